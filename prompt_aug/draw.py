@@ -1,0 +1,89 @@
+"""Which template a rollout gets: a pure function, without any random-number object.
+
+    x = BLAKE2b-64(seed, epoch, uid[, rollout]) / 2^64  in [0, 1)
+    template = the first k with  w_1 + ... + w_k > x (w_1 + ... + w_n)
+
+A draw depends on nothing but its arguments, so it is the same under any number of workers, on
+every node, and after any resume. One template per question and epoch, shared by its whole group,
+is what arXiv 2602.03190 does (there: unseeded, uniform over 13).
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Literal, get_args
+
+Mode = Literal["per_question", "per_rollout", "fixed"]
+MODES: tuple[str, ...] = get_args(Mode)
+
+
+def draw(
+    *,
+    seed: int,
+    epoch: int,
+    uid: str,
+    rollout: int = 0,
+    names: Sequence[str],
+    weights: Sequence[float] | None = None,
+    mode: Mode = "per_question",
+) -> str:
+    """The name of the template of one rollout.
+
+    `uid` identifies the question; `rollout` counts within its group and matters in the mode
+    "per_rollout" only. `weights` go with `names`, need not sum to 1, and are uniform if None; a
+    name of weight 0 is never drawn. "fixed" wants exactly one name.
+    Raises ValueError for no names, repeated names, impossible weights or an unknown mode.
+    """
+    _check(names, weights, mode)
+    if mode == "fixed":
+        return names[0]
+    key = [int(seed), int(epoch), str(uid)]
+    if mode == "per_rollout":
+        key.append(int(rollout))
+    digest = hashlib.blake2b(json.dumps(["template", *key]).encode(), digest_size=8).digest()
+    number = int.from_bytes(digest)
+    if weights is None:
+        return names[number * len(names) >> 64]
+    sums = list(accumulate(weights))
+    point = number / 2**64 * sums[-1]
+    drawn = [name for name, weight in zip(names, weights, strict=True) if weight > 0]
+    reached = [total for total, weight in zip(sums, weights, strict=True) if weight > 0]
+    for name, total in zip(drawn, reached, strict=True):
+        if point < total:
+            return name
+    return drawn[-1]  # point rounded up to the sum of all weights
+
+
+def hold_out(names: Sequence[str], held_out: Sequence[str]) -> tuple[str, ...]:
+    """`names` without those kept back from training, in order.
+
+    Raises ValueError if one of `held_out` is not among `names` or nothing is left to train with.
+    """
+    unknown = [name for name in held_out if name not in names]
+    if unknown:
+        raise ValueError(
+            f"held-out templates {unknown} are not among the templates: {', '.join(names)}"
+        )
+    left = tuple(name for name in names if name not in set(held_out))
+    if not left:
+        raise ValueError("every template is held out: none is left to train with")
+    return left
+
+
+def _check(names: Sequence[str], weights: Sequence[float] | None, mode: str) -> None:
+    if mode not in MODES:
+        raise ValueError(f"unknown draw mode {mode!r}: known are {', '.join(MODES)}")
+    if isinstance(names, str) or not names:
+        raise ValueError("names must be a non-empty list of template names")
+    if len(set(names)) != len(names):
+        raise ValueError(f"a template is named twice in {list(names)}: use weights instead")
+    if mode == "fixed" and len(names) != 1:
+        raise ValueError(f"mode 'fixed' wants exactly one template, got {len(names)}")
+    if weights is None:
+        return
+    if len(weights) != len(names):
+        raise ValueError(f"{len(weights)} weights for {len(names)} templates: give one for each")
+    if not all(math.isfinite(w) and w >= 0 for w in weights) or not sum(weights) > 0:
+        raise ValueError(f"weights must be finite, not negative, and not all 0: {list(weights)}")

@@ -1,0 +1,207 @@
+"""Questions: one record, its content hash, and verl-style parquet files of them.
+
+    uid = first 16 hex digits of SHA-256(JSON [normalised text, normalised answers])
+
+Normalised is NFC with every run of white space made one space. The uid does not depend on the
+row, the file, the source or the split, so the same question has the same draws everywhere.
+"""
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+UID_LENGTH = 16
+SHOWN_ERRORS = 10
+_TEXTS = pa.list_(pa.string())
+SCHEMA = pa.schema(
+    [
+        ("data_source", pa.string()),
+        ("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        ("ability", pa.string()),
+        ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
+        (
+            "extra_info",
+            pa.struct(
+                [
+                    ("uid", pa.string()),
+                    ("split", pa.string()),
+                    ("index", pa.int64()),
+                    ("level", pa.int64()),
+                    ("answers", _TEXTS),
+                    ("neighbours", _TEXTS),
+                ]
+            ),
+        ),
+    ]
+)
+
+
+class QuestionError(ValueError):
+    """A file or row that cannot be read as questions; the message says which and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """A question; any of `answers` is right. `neighbours` are rephrasings with the same answers."""
+
+    uid: str
+    text: str
+    answers: tuple[str, ...]
+    source: str
+    split: str = "train"
+    level: int | None = None
+    neighbours: tuple[str, ...] = ()
+
+
+def normalise(text: str) -> str:
+    """NFC, with every run of white space one space and none at the ends."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def make_question(
+    *,
+    text: str,
+    answers: Sequence[str],
+    source: str,
+    split: str = "train",
+    level: int | None = None,
+    neighbours: Sequence[str] = (),
+) -> Question:
+    """A question with its uid; text and answers are trimmed.
+
+    Raises QuestionError for an empty text, no answer, or an empty answer.
+    """
+    if isinstance(answers, str):
+        raise QuestionError(f"answers must be a list of strings, got the string {answers!r}")
+    text, golds = text.strip(), tuple(dict.fromkeys(answer.strip() for answer in answers))
+    if not text:
+        raise QuestionError("the question text is empty")
+    if not golds or not all(golds):
+        raise QuestionError(f"no answer, or an empty one, for the question {text[:60]!r}")
+    content = json.dumps([normalise(text), [normalise(answer) for answer in golds]])
+    return Question(
+        uid=hashlib.sha256(content.encode()).hexdigest()[:UID_LENGTH],
+        text=text,
+        answers=golds,
+        source=source,
+        split=split,
+        level=level,
+        neighbours=tuple(neighbours),
+    )
+
+
+def to_row(question: Question, index: int = 0) -> dict[str, Any]:
+    """The verl-style row; training and validation files have the same columns."""
+    return {
+        "data_source": question.source,
+        "prompt": [{"role": "user", "content": question.text}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": question.answers[0]},
+        "extra_info": {
+            "uid": question.uid,
+            "split": question.split,
+            "index": index,
+            "level": question.level,
+            "answers": list(question.answers),
+            "neighbours": list(question.neighbours),
+        },
+    }
+
+
+def from_row(row: Mapping[str, Any]) -> Question:
+    """The question of a verl-style row, of this project or foreign (without our `extra_info`).
+
+    A foreign row gives the last user message and ``reward_model.ground_truth``, a string or a
+    list. Raises QuestionError if there is no question or no answer.
+    """
+    extra = row.get("extra_info") or {}
+    reward_model = row.get("reward_model") or {}
+    gold = extra.get("answers")
+    if gold is None or len(gold) == 0:
+        gold = reward_model.get("ground_truth")
+    level = extra.get("level")
+    return make_question(
+        text=_user_text(row.get("prompt")),
+        answers=_texts(gold),
+        source=str(row.get("data_source") or "unknown"),
+        split=str(extra.get("split") or "train"),
+        level=int(level) if isinstance(level, int | float) and level == level else None,
+        neighbours=_texts(extra.get("neighbours")),
+    )
+
+
+def read_parquet(path: str | Path) -> list[Question]:
+    """The questions of a verl-style parquet file, in row order.
+
+    Raises QuestionError for a missing, unreadable or empty file, and for rows without a question
+    or an answer, whose numbers (from 0) it names.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise QuestionError(f"{path}: no such file; `python -m prompt_aug.prepare` makes one")
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise QuestionError(f"{path} is not a readable parquet file: {error}") from error
+    missing = {"prompt", "reward_model"} - set(table.column_names)
+    if missing:
+        raise QuestionError(
+            f"{path} lacks the columns {sorted(missing)} of a verl-style file (it has "
+            f"{table.column_names}): convert it with `python -m prompt_aug.prepare`"
+        )
+    if table.num_rows == 0:
+        raise QuestionError(f"{path} has no rows")
+    questions, errors = [], []
+    for number, row in enumerate(table.to_pylist()):
+        try:
+            questions.append(from_row(row))
+        except QuestionError as error:
+            errors.append(f"row {number}: {error}")
+    if errors:
+        more = f"\n  and {len(errors) - SHOWN_ERRORS} more" if len(errors) > SHOWN_ERRORS else ""
+        listed = "\n  ".join(errors[:SHOWN_ERRORS])
+        raise QuestionError(
+            f"{path}: {len(errors)} of {table.num_rows} rows cannot be used; "
+            f"`python -m prompt_aug.prepare` drops such rows and says so:\n  {listed}{more}"
+        )
+    return questions
+
+
+def write_parquet(questions: Sequence[Question], path: str | Path) -> None:
+    """Write the questions, atomically: the file is the old or the new one, never a part.
+
+    Raises QuestionError if there are none.
+    """
+    if not questions:
+        raise QuestionError(f"no questions to write to {path}")
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [to_row(question, index) for index, question in enumerate(questions)]
+    temporary = path.with_name(path.name + ".tmp")
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary)
+    temporary.replace(path)
+
+
+def _user_text(prompt: Any) -> str:
+    """The last user message of a chat, or the prompt itself where it is a plain string."""
+    if isinstance(prompt, str):
+        return prompt
+    users = [m["content"] for m in prompt or () if m.get("role") == "user" and m.get("content")]
+    if not users:
+        raise QuestionError("the column 'prompt' has no user message")
+    return str(users[-1])
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str | int | float):
+        return (str(value),)
+    return tuple(str(item) for item in value)
