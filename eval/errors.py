@@ -1,0 +1,5 @@
+"""The one exception that the commands of `eval` turn into a message and exit code 1."""
+
+
+class EvaluationError(Exception):
+    """What is wrong, why, and what to do about it; no traceback is wanted."""

@@ -1,0 +1,227 @@
+"""What the report says, read from a run folder: scores by step, training curves, the summary.
+
+Nothing here is drawn or formatted. What a run lacks becomes a note, never a zero.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from eval import metrics
+from eval.errors import EvaluationError
+from eval.files import read_json, read_lines
+from eval.settings import differences
+
+Series = tuple[list[float], list[float]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointRow:
+    """One evaluated checkpoint: `total` over all questions, `gain` over the start, paired."""
+
+    step: int
+    benchmarks: Mapping[str, Mapping[str, Any]]
+    total: metrics.Estimate
+    gain: metrics.Estimate | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunData:
+    """All that a report needs. `metrics` has one record per training step, in order."""
+
+    name: str
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Any]]
+    rows: Sequence[CheckpointRow]
+    eval_settings: Mapping[str, Any]
+    timing: Mapping[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+    def series(self, key: str) -> Series:
+        """(steps, values) where `key` is there and finite."""
+        points = [
+            (float(line["step"]), float(line[key]))
+            for line in self.metrics
+            if isinstance(line.get(key), int | float) and math.isfinite(line[key])
+        ]
+        return [step for step, _ in points], [value for _, value in points]
+
+    def last(self, key: str) -> float | None:
+        """The latest value of `key`, None where it was never written."""
+        values = self.series(key)[1]
+        return values[-1] if values else None
+
+    def keys(self, prefix: str) -> list[str]:
+        """The metric keys that start with `prefix`, sorted."""
+        return sorted({key for line in self.metrics for key in line if key.startswith(prefix)})
+
+
+def collect(run: Path) -> RunData:
+    """Read a run folder. Scores or metrics that are missing become notes; both: an error."""
+    if not run.is_dir():
+        raise EvaluationError(f"run folder {run} does not exist")
+    notes: list[str] = []
+    config = yaml.safe_load(_optional_text(run / "config.yaml", notes)) or {}
+    environment = _optional_json(run / "environment.json", notes)
+    timing = _optional_json(run / "timing.json", [])
+    lines = _metric_lines(run / "metrics.jsonl")
+    if not lines:
+        notes.append("metrics.jsonl has no training step: there are no training curves")
+    scores = _scores(run / "eval")
+    if not scores:
+        notes.append(f"no checkpoint is evaluated yet: run `python -m eval.sweep {run}`")
+    if not scores and not lines:
+        raise EvaluationError(
+            f"{run} has neither metrics.jsonl nor eval/step_N/scores.json: nothing to report; "
+            "train first, then `python -m eval.sweep`"
+        )
+    return RunData(
+        name=run.resolve().name,
+        config=config,
+        environment=environment,
+        metrics=lines,
+        rows=checkpoint_rows(scores, notes),
+        eval_settings=scores[max(scores)]["settings"] if scores else {},
+        timing=timing,
+        notes=notes,
+    )
+
+
+def checkpoint_rows(
+    scores: Mapping[int, Mapping[str, Any]], notes: list[str]
+) -> list[CheckpointRow]:
+    """One row per step, over the benchmarks that every step has, so that rows compare."""
+    if not scores:
+        return []
+    names = _common_benchmarks(scores, notes)
+    _note_differing_settings(scores, notes)
+    first = min(scores)
+    if first != 0:
+        notes.append("the start model (step 0) is not evaluated: there is no gain over it")
+    rows = []
+    for step in sorted(scores):
+        benchmarks = {name: scores[step]["benchmarks"][name] for name in names}
+        gain = None
+        if first == 0 and step > 0:
+            gain = _gain(scores[0]["benchmarks"], benchmarks, notes)
+        parts = [np.array(entry["question_means"])[:, None] for entry in benchmarks.values()]
+        total = metrics.mean_over_questions(parts)
+        rows.append(CheckpointRow(step=step, benchmarks=benchmarks, total=total, gain=gain))
+    return rows
+
+
+def summary(data: RunData) -> dict[str, Any]:
+    """The numbers of summary.json; null where the run does not say.
+
+    accuracy is the mean over all questions of all benchmarks; standard_error is clustered by
+    question; gain is over the start model, paired by question.
+    """
+    start = next((row for row in data.rows if row.step == 0), None)
+    seed = (data.config.get("recipe") or {}).get("seed")
+    optimizer_steps = data.last("train/optimizer_steps")
+    return {
+        "start_accuracy": start.total.accuracy if start else None,
+        "start_standard_error": start.total.standard_error if start else None,
+        "checkpoints": [_summary_row(row) for row in data.rows if row.step > 0],
+        "optimizer_steps": None if optimizer_steps is None else int(optimizer_steps),
+        "training_steps": int(data.metrics[-1]["step"]) if data.metrics else None,
+        "seed": seed,
+        "wall_seconds": data.timing.get("wall_seconds", data.last("train/wall_seconds")),
+        "evaluation": dict(data.eval_settings),
+        "notes": list(data.notes),
+    }
+
+
+def _summary_row(row: CheckpointRow) -> dict[str, Any]:
+    return {
+        "step": row.step,
+        "accuracy": row.total.accuracy,
+        "standard_error": row.total.standard_error,
+        "questions": row.total.questions,
+        "gain": row.gain.accuracy if row.gain else None,
+        "gain_standard_error": row.gain.standard_error if row.gain else None,
+        "benchmarks": {
+            name: {key: entry[key] for key in ("accuracy", "standard_error", "questions")}
+            for name, entry in row.benchmarks.items()
+        },
+    }
+
+
+def _gain(
+    start: Mapping[str, Any], now: Mapping[str, Any], notes: list[str]
+) -> metrics.Estimate | None:
+    for name, entry in now.items():
+        if differences(start[name]["settings"], entry["settings"]):
+            _note_once(notes, f"{name} was asked differently of the start model: no gain is given")
+            return None
+    before, after = (
+        {
+            f"{name} {index}": mean
+            for name in now
+            for index, mean in enumerate(side[name]["question_means"])
+        }
+        for side in (start, now)
+    )
+    return metrics.paired_difference(before, after)
+
+
+def _common_benchmarks(scores: Mapping[int, Mapping[str, Any]], notes: list[str]) -> list[str]:
+    sets = [set(record["benchmarks"]) for record in scores.values()]
+    common = set.intersection(*sets)
+    partial = sorted(set.union(*sets) - common)
+    if partial:
+        notes.append(f"left out, because not every checkpoint has them: {', '.join(partial)}")
+    if not common:
+        raise EvaluationError("the checkpoints have no benchmark in common: evaluate them again")
+    latest = scores[max(scores)]["benchmarks"]
+    return [name for name in latest if name in common]
+
+
+def _note_differing_settings(scores: Mapping[int, Mapping[str, Any]], notes: list[str]) -> None:
+    def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in record["settings"].items() if key != "model"}
+
+    reference = comparable(scores[max(scores)])
+    for step in sorted(scores):
+        changed = differences(reference, comparable(scores[step]))
+        if changed:
+            notes.append(f"step {step} was evaluated with other settings: {'; '.join(changed)}")
+
+
+def _scores(folder: Path) -> dict[int, dict[str, Any]]:
+    found = {}
+    for path in folder.glob("step_*/scores.json"):
+        number = path.parent.name.removeprefix("step_")
+        if number.isdigit():
+            found[int(number)] = read_json(path)
+    return found
+
+
+def _metric_lines(path: Path) -> list[dict[str, Any]]:
+    by_step = {line["step"]: line for line in read_lines(path) if "step" in line}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _optional_text(path: Path, notes: list[str]) -> str:
+    if not path.exists():
+        notes.append(f"{path.name} is missing")
+        return ""
+    return path.read_text(encoding="utf-8")
+
+
+def _optional_json(path: Path, notes: list[str]) -> dict[str, Any]:
+    if not path.exists():
+        notes.append(f"{path.name} is missing")
+        return {}
+    return dict(read_json(path))
+
+
+def _note_once(notes: list[str], note: str) -> None:
+    if note not in notes:
+        notes.append(note)

@@ -1,0 +1,140 @@
+"""The settings of an evaluation: from the run's own configuration, overridden by flags.
+
+They are stored with every score, and a score made with other settings is never taken for done.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from eval.benchmarks import BenchmarkRequest, LoadedBenchmark
+from eval.errors import EvaluationError
+
+DTYPES = ("float32", "bfloat16", "float16", "auto")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """One evaluation. Lengths are tokens; `max_model_len` None means as long as needed.
+
+    `gpu_memory_utilization` and `tensor_parallel` say how to run, not what is measured: they are
+    recorded, never compared.
+    """
+
+    template: str = "qwen-math"
+    bank: str | None = None
+    benchmarks: tuple[BenchmarkRequest, ...] = ()
+    temperature: float = 0.0
+    top_p: float = 1.0
+    max_tokens: int = 3000
+    seed: int = 0
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_questions: int | None = None
+    gpu_memory_utilization: float = 0.8
+    tensor_parallel: int = 1
+
+    def __post_init__(self) -> None:
+        problems = [
+            (self.temperature < 0, "temperature must be >= 0"),
+            (not 0 < self.top_p <= 1, "top_p must be in (0, 1]"),
+            (self.max_tokens < 1, "max_tokens must be >= 1"),
+            (self.dtype not in DTYPES, f"dtype must be one of {', '.join(DTYPES)}"),
+            (self.max_questions is not None and self.max_questions < 1, "max_questions >= 1"),
+            (self.max_model_len is not None and self.max_model_len < 2, "max_model_len >= 2"),
+            (not 0 < self.gpu_memory_utilization <= 1, "gpu_memory_utilization in (0, 1]"),
+        ]
+        for wrong, message in problems:
+            if wrong:
+                raise EvaluationError(f"evaluation settings: {message}; they are {self}")
+
+    @property
+    def greedy(self) -> bool:
+        """True where decoding takes the most likely token each time."""
+        return self.temperature == 0.0
+
+
+def from_run(run: Path) -> Settings:
+    """The section `eval` of RUN/config.yaml; an unknown key is an error."""
+    path = run / "config.yaml"
+    if not path.exists():
+        raise EvaluationError(
+            f"{path} is missing: {run} is no run folder (use --model for a model)"
+        )
+    config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    section = dict(config.get("eval") or {})
+    augment = (config.get("recipe") or {}).get("augment") or {}
+    section.setdefault("bank", augment.get("bank"))
+    names = {field.name for field in dataclasses.fields(Settings)}
+    unknown = sorted(set(section) - names)
+    if unknown:
+        raise EvaluationError(f"{path}: unknown keys in eval: {unknown}; known: {sorted(names)}")
+    listed = section.pop("benchmarks", None) or []
+    requests = tuple(_request(entry, path) for entry in listed)
+    given = {key: value for key, value in section.items() if value is not None}
+    try:
+        return Settings(benchmarks=requests, **given)
+    except TypeError as error:
+        raise EvaluationError(
+            f"{path}, section eval: a value has the wrong type: {error}"
+        ) from error
+
+
+def _request(entry: Any, path: Path) -> BenchmarkRequest:
+    if not isinstance(entry, Mapping) or "name" not in entry:
+        raise EvaluationError(f"{path}: eval.benchmarks wants {{name, path, samples}}, got {entry}")
+    unknown = sorted(set(entry) - {"name", "path", "samples"})
+    if unknown:
+        raise EvaluationError(f"{path}: unknown keys {unknown} in eval.benchmarks entry {entry}")
+    return BenchmarkRequest(
+        name=str(entry["name"]), path=entry.get("path"), samples=entry.get("samples")
+    )
+
+
+def shared_identity(
+    settings: Settings, template: object, model: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What all scores of one model must agree on: everything that can change a response."""
+    return {
+        "template": settings.template,
+        "template_sha256": hashlib.sha256(_stable(template).encode()).hexdigest(),
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "max_tokens": settings.max_tokens,
+        "seed": settings.seed,
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_model_len,
+        "model": dict(model),
+    }
+
+
+def benchmark_identity(benchmark: LoadedBenchmark) -> dict[str, Any]:
+    """What a benchmark's scores must agree on; the path is not part of it, its content is."""
+    return {
+        "sha256": benchmark.sha256,
+        "questions": len(benchmark.questions),
+        "of": benchmark.size,
+        "samples": benchmark.samples,
+    }
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Readable lines, ``key: old -> new``, for each key on which the two disagree."""
+    keys = sorted(set(old) | set(new))
+    return [
+        f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
+        for key in keys
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _stable(value: object) -> str:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return json.dumps(value, sort_keys=True, default=_stable)
