@@ -1,0 +1,95 @@
+"""One rollout under prompt augmentation: draw a template, render, generate, hand its name on.
+
+Which template a rollout gets is a pure function of (seed, epoch, question uid, rollout index):
+the same with any number of workers, on every node, after any resume (`prompt_aug.draw`). A row
+that is not of the split "train" is rendered with the fixed validation template.
+"""
+
+from typing import Any
+from uuid import uuid4
+
+from omegaconf import DictConfig
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
+from verl.utils.profiler import simple_timer
+
+from prompt_aug.draw import draw
+from prompt_aug.templates import Bank, Rendered, load_bank, render
+
+EPOCH = "recipe_epoch"  # the column in which the trainer tells the epoch of a row
+
+
+def choose_template(augment: DictConfig, bank: Bank, seed: int, row: dict[str, Any]) -> str:
+    """The name of the template of one rollout.
+
+    `augment` is the section ``recipe.augment``; `row` holds the columns of the dataset and
+    ``session_id``, the index of the rollout in its group.
+    """
+    extra = row["extra_info"]
+    if extra["split"] != "train":
+        return augment.validation_template
+    return draw(
+        seed=seed,
+        epoch=int(row.get(EPOCH, 0)),
+        uid=extra["uid"],
+        rollout=int(row["session_id"]),
+        names=list(augment.templates or bank.names),
+        weights=list(augment.weights) if augment.weights else None,
+        mode=augment.mode,
+    )
+
+
+@register("prompt_augmentation")
+class PromptAugmentationAgentLoop(AgentLoopBase):
+    """Single turn: the question in the drawn template, its prefill in the assistant's turn."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.recipe = self.config.recipe
+        self.bank = load_bank(self.recipe.augment.bank)
+        self.prompt_length = int(self.rollout_config.prompt_length)
+        self.response_length = int(self.rollout_config.response_length)
+
+    def prompt(self, row: dict[str, Any]) -> tuple[str, Rendered, list[int]]:
+        """(template name, rendered prompt, its token ids); ValueError where it is too long."""
+        name = choose_template(self.recipe.augment, self.bank, self.recipe.seed, row)
+        rendered = render(self.bank[name], row["raw_prompt"][-1]["content"], self.tokenizer)
+        ids = self.tokenizer.encode(rendered.text, add_special_tokens=False)
+        if len(ids) > self.prompt_length:
+            raise ValueError(
+                f"question {row['extra_info']['uid']} has {len(ids)} tokens under template {name}, "
+                f"more than data.max_prompt_length={self.prompt_length}; nothing is cut in silence: "
+                "raise the limit, or drop the question (recipe.train does, before it starts)"
+            )
+        return name, rendered, ids
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        name, rendered, prompt_ids = self.prompt(kwargs)
+        params = dict(sampling_params)
+        if rendered.stop:
+            params.update(stop=list(rendered.stop), include_stop_str_in_output=True)
+        else:
+            params["detokenize"] = False  # only stop strings need text while generating
+        metrics: dict[str, Any] = {}
+        with simple_timer("generate_sequences", metrics):
+            output = await self.server_manager.generate(
+                request_id=kwargs.get("uid") or uuid4().hex,  # one server per group: shared prefix
+                prompt_ids=prompt_ids,
+                sampling_params=params,
+            )
+        ids = list(output.token_ids)[: self.response_length]
+        logprobs = list(output.log_probs)[: self.response_length] if output.log_probs else None
+        metrics["num_preempted"] = -1 if output.num_preempted is None else output.num_preempted
+        return AgentLoopOutput(
+            prompt_ids=prompt_ids,
+            response_ids=ids,
+            response_mask=[1] * len(ids),
+            response_logprobs=logprobs,
+            num_turns=2,
+            metrics=metrics,
+            extra_fields={
+                **output.extra_fields,
+                "template": name,
+                "prefill": rendered.prefill,
+                "truncated": len(ids) >= self.response_length,
+            },
+        )

@@ -1,0 +1,1 @@
+"""Hydra configuration: defaults on top of verl's own `ppo_trainer`."""

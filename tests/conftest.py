@@ -1,0 +1,18 @@
+"""Fixtures that every test may use."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data beside the checkout; skips without it, fails without it under CI."""
+    if SHARED_DATA.is_dir():
+        return SHARED_DATA
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"CI=true, but the real-data folder {SHARED_DATA} is missing")
+    pytest.skip("needs the real-data folder ../shared/data, which is not here")
