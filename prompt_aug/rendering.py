@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 SLOT = "{question}"
 Style = Literal["auto", "chat", "raw"]
 Messages = tuple[tuple[str, str], ...]
+# Llama 3.2 and later write today's date into the system message; the same run tomorrow must have
+# the same prompts. This is the date that Llama 3.1 writes; other chat templates do not read it.
+DATE = "26 Jul 2024"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +124,9 @@ def _chat_text(messages: Messages, tokenizer: Any) -> tuple[str, Messages]:
     for attempt in dict.fromkeys((messages, folded)):
         chat = [{"role": role, "content": content} for role, content in attempt]
         try:
-            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            text = tokenizer.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=True, date_string=DATE
+            )
         except TemplateError:
             if attempt == folded:
                 raise

@@ -1,0 +1,105 @@
+"""Likeness of questions: overlap with benchmarks and near duplicates, by normalised n-grams.
+
+A question is its lower-case words, numbers and operators, without layout, drawings ([asy]) and
+punctuation. With G(q) the set of its n-grams (all its words as one, if it has fewer than n):
+
+    overlap(q, b) = |G(q) & G(b)| / min(|G(q)|, |G(b)|)        n = 8
+    likeness(q, r) = |G(q) & G(r)| / |G(q) | G(r)|             n = 3
+
+The minimum finds a question that was made longer or shorter; the union asks for the whole.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tqdm import tqdm
+
+OVERLAP_N, OVERLAP_LIMIT = 8, 0.5
+LIKENESS_N, LIKENESS_LIMIT = 3, 0.8
+
+Gram = tuple[str, ...]
+_DRAWING = re.compile(r"\[asy\].*?(\[/asy\]|\Z)", re.DOTALL)
+_LAYOUT = re.compile(r"\\(left|right|text|textbf|mathrm|mathbf|displaystyle|quad|qquad|,|;|!| )")
+_FRACTION = re.compile(r"\\[dt]frac")
+_WORD = re.compile(r"[^\W\d_]+|\d+(?:\.\d+)?|[-+*/=<>^|%!]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Match:
+    """Question `index` of `of` is like the one asked about, with this `score` in (0, 1]."""
+
+    of: str
+    index: int
+    score: float
+
+
+def words(text: str) -> list[str]:
+    """The words of a question that say what is asked, in order."""
+    text = _FRACTION.sub(r"\\frac", _DRAWING.sub(" ", text))
+    return _WORD.findall(_LAYOUT.sub(" ", text).lower().replace("\\", " "))
+
+
+def grams(text: str, n: int) -> frozenset[Gram]:
+    """The n-grams of `words`; all words as one gram if there are fewer; empty without words."""
+    found = words(text)
+    if not found:
+        return frozenset()
+    return frozenset(tuple(found[i : i + n]) for i in range(max(1, len(found) - n + 1)))
+
+
+class OverlapIndex:
+    """The n-grams of benchmarks, to ask whether a question is among them."""
+
+    def __init__(self, benchmarks: Mapping[str, Sequence[str]], n: int = OVERLAP_N) -> None:
+        self.n = n
+        self.sizes: list[tuple[str, int, int]] = []
+        self.places: dict[Gram, list[int]] = defaultdict(list)
+        for name, texts in benchmarks.items():
+            for index, text in enumerate(texts):
+                found = grams(text, n)
+                for gram in found:
+                    self.places[gram].append(len(self.sizes))
+                self.sizes.append((name, index, len(found)))
+
+    def best(self, text: str) -> Match | None:
+        """The benchmark question with the largest overlap, None if no n-gram is shared."""
+        own = grams(text, self.n)
+        shared = Counter(place for gram in own for place in self.places.get(gram, ()))
+        best: Match | None = None
+        for place, count in shared.items():
+            name, index, size = self.sizes[place]
+            score = count / min(len(own), size)
+            if best is None or score > best.score:
+                best = Match(of=name, index=index, score=score)
+        return best
+
+
+def near_duplicates(
+    texts: Sequence[str], limit: float = LIKENESS_LIMIT, n: int = LIKENESS_N
+) -> Iterator[tuple[int, int, float]]:
+    """All (i, j, likeness) with i < j and likeness >= `limit`, exactly, without all pairs.
+
+    Sets whose likeness is at least t share one of their first |G| - ceil(t |G|) + 1 grams in any
+    common order; with the rarest first, few questions do (prefix filter: Bayardo et al.,
+    "Scaling up all pairs similarity search", WWW 2007).
+    """
+    sets = [grams(text, n) for text in texts]
+    frequency = Counter(gram for own in sets for gram in own)
+    seen: dict[Gram, list[int]] = defaultdict(list)
+    for j, own in enumerate(tqdm(sets, desc="near duplicates", disable=None)):
+        rare = sorted(own, key=lambda gram: (frequency[gram], gram))
+        prefix = rare[: len(own) - _ceil(limit * len(own)) + 1]
+        for i in sorted({i for gram in prefix for i in seen[gram]}):
+            shared = len(own & sets[i])
+            likeness = shared / (len(own) + len(sets[i]) - shared)
+            if likeness >= limit:
+                yield i, j, likeness
+        for gram in prefix:
+            seen[gram].append(j)
+
+
+def _ceil(value: float) -> int:
+    """Smallest integer not below `value`, forgiving float noise just above an integer."""
+    return -int(-(value - 1e-9) // 1)
