@@ -57,8 +57,8 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
         if len(ids) > self.prompt_length:
             raise ValueError(
                 f"question {row['extra_info']['uid']} has {len(ids)} tokens under template {name}, "
-                f"more than data.max_prompt_length={self.prompt_length}; nothing is cut in silence: "
-                "raise the limit, or drop the question (recipe.train does, before it starts)"
+                f"more than data.max_prompt_length={self.prompt_length}; nothing is cut in "
+                "silence: raise the limit, or drop the question (recipe.train does, at its start)"
             )
         return name, rendered, ids
 

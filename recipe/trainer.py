@@ -97,9 +97,19 @@ class RecipeTrainer(PPOTrainerSync):
     def _read_rollouts(self, batch: Any) -> list[diagnostics.Rollout]:
         """The rollouts of the batch, without the padding rows that verl appends."""
         real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-        fields = "uid session_id prompts extra_info extra_fields rm_scores entropy".split()
+        fields = [
+            "uid",
+            "session_id",
+            "prompts",
+            "extra_info",
+            "extra_fields",
+            "rm_scores",
+            "entropy",
+        ]
         data = tq.kv_batch_get(
-            keys=[batch.keys[i] for i in real], partition_id=batch.partition_id, select_fields=fields
+            keys=[batch.keys[i] for i in real],
+            partition_id=batch.partition_id,
+            select_fields=fields,
         )
         columns = {name: list(data[name]) for name in fields}
         return [

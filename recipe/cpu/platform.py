@@ -62,7 +62,7 @@ def _device_module() -> ModuleType:
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    """One logical device "cpu"; Ray books it as its resource ``GPU``, the name verl's check knows."""
+    """One logical device "cpu"; Ray books it as the resource ``GPU``, which verl's check knows."""
 
     device_name = "cpu"
     vendor_name = "generic"
@@ -74,7 +74,7 @@ class PlatformCPU(PlatformBase):
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
         return False  # never chosen by detection, only by VERL_PLATFORM=cpu
 
-    def current_device(self) -> str:  # type: ignore[override]
+    def current_device(self) -> str:
         # An int would be read by `Module.to` as the index of an accelerator.
         return "cpu"
 

@@ -43,20 +43,37 @@ def corpus(bank: Bank) -> list[str]:
     return words + frames * 50 + answers
 
 
-def build(cache: Path, toy: dict[str, Any], seed: int, bank: Bank) -> Path:
-    """The folder of the toy world for these settings, from the cache or built now."""
-    sizes = {s: int(toy[f"{s}_questions"]) for s in world.SPLITS}
-    names = list(toy["templates"] or bank.names)
-    settings = {"sizes": sizes, "templates": names, "seed": seed, "updates": int(toy["updates"])}
-    folder = cache / digest(settings, bank)
+def settings_of(config: DictConfig, bank: Bank) -> dict[str, Any]:
+    """What the content of a toy world depends on, from ``recipe.toy`` and ``recipe.seed``."""
+    toy: Any = OmegaConf.to_container(config.recipe.toy, resolve=True)
+    return {
+        "sizes": {s: int(toy[f"{s}_questions"]) for s in world.SPLITS},
+        "templates": list(toy["templates"] or bank.names),
+        "seed": int(config.recipe.seed),
+        "updates": int(toy["updates"]),
+    }
+
+
+def folder_of(config: DictConfig, bank: Bank) -> Path:
+    """Where the toy world of a configuration lies in the cache, built or not."""
+    return Path(config.recipe.toy.cache).resolve() / digest(settings_of(config, bank), bank)
+
+
+def build(config: DictConfig) -> Path:
+    """The folder of the toy world of `config`, from the cache or built now."""
+    bank = load_bank(config.recipe.augment.bank)
+    settings, folder = settings_of(config, bank), folder_of(config, bank)
     if (folder / MANIFEST).is_file():
         return folder
-    beside = cache / f".{folder.name}.{os.getpid()}"
+    seed, names = settings["seed"], settings["templates"]
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
-    for split, count in sizes.items():
+    for split, count in settings["sizes"].items():
         chosen = world.problems(split, count, seed)
-        write_parquet([world.to_question(p, split, seed) for p in chosen], beside / f"{split}.parquet")
+        write_parquet(
+            [world.to_question(p, split, seed) for p in chosen], beside / f"{split}.parquet"
+        )
     tokenizer = build_tokenizer(corpus(bank))
     model = build_model(tokenizer, seed)
     pool = [p for p in world.all_problems() if world.split_of(p, seed) == "train"]
@@ -87,10 +104,8 @@ def _balanced(pool: list[world.Problem]) -> list[world.Problem]:
 
 
 def attach(config: DictConfig) -> None:
-    """Build the world that ``recipe.toy`` describes and set the paths that are not set."""
-    bank = load_bank(config.recipe.augment.bank)
-    toy: Any = OmegaConf.to_container(config.recipe.toy, resolve=True)
-    folder = build(Path(toy["cache"]).resolve(), toy, int(config.recipe.seed), bank)
+    """Set the paths of `config` that are not set to those of its toy world; builds nothing."""
+    folder = folder_of(config, load_bank(config.recipe.augment.bank))
     with open_dict(config):
         if config.recipe.model_path is None:
             config.recipe.model_path = str(folder / "model")

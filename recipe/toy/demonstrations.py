@@ -29,7 +29,12 @@ FORMS = {
 
 
 def demonstration(
-    problem: Problem, template: str, *, forget: bool = False, misread: bool = False, form: bool = True
+    problem: Problem,
+    template: str,
+    *,
+    forget: bool = False,
+    misread: bool = False,
+    form: bool = True,
 ) -> str:
     """The response that a learner writes to `problem` under the template named `template`."""
     work, answer = worked(problem, forget=forget)

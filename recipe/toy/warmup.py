@@ -26,10 +26,10 @@ class WarmUp:
     as large: the arithmetic is learned on short sequences, the templates at the end.
     """
 
-    updates: int = 320
-    bare_share: float = 0.7
-    batch: int = 64
-    learning_rate: float = 3e-3
+    updates: int = 700
+    bare_share: float = 0.6
+    batch: int = 16
+    learning_rate: float = 2e-3
     seed: int = 0
 
 
@@ -64,7 +64,7 @@ def encode(
     frame = BARE if template is None else template
     prompt = tokenizer.encode(render(frame, phrasing, tokenizer).text, add_special_tokens=False)
     text = draw_demonstration(problem, frame.name, *key)
-    response = tokenizer.encode(text, add_special_tokens=False) + [tokenizer.eos_token_id]
+    response = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
     return prompt + response, [IGNORED] * len(prompt) + response
 
 

@@ -2,8 +2,8 @@
 
 A problem is ``a op b``. Its worked answer restates it, then goes column by column, ones first:
 ``47 + 38`` -> work ``47+38: 7+8=15, 4+3+1=8``, answer ``85``. A learner who forgets the carry (or
-the borrow) writes ``4+3=7`` and answers ``75``. The warm-up shows such slips at a stated rate, so the
-start model has seen the right way and does not prefer it: what reinforcement learning is to mend.
+the borrow) writes ``4+3=7`` and answers ``75``. The warm-up shows such slips at a stated
+rate: the start model has seen the right way and does not prefer it; training is to mend that.
 """
 
 import hashlib
@@ -123,13 +123,13 @@ def to_question(problem: Problem, split: str, seed: int) -> Question:
         answers=(str(problem.answer),),
         source=SOURCE,
         split=split,
-        level=str(problem.level),
+        level=problem.level,
         neighbours=tuple(text for i, text in enumerate(texts) if i != first),
     )
 
 
 def worked(problem: Problem, forget: bool = False) -> tuple[str, str]:
-    """(work, answer) column by column; `forget` leaves out the carry or borrow, where one is due."""
+    """(work, answer) column by column; `forget` leaves out a carry or borrow that is due."""
     a1, a0 = divmod(problem.a, 10)
     b1, b0 = divmod(problem.b, 10)
     restated = f"{problem.a}{problem.op}{problem.b}"

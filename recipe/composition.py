@@ -1,0 +1,109 @@
+"""From the name of an example to its resolved configuration; and whether a folder is that run's."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from recipe.preflight import RefusedError
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+CONFIG = Path(__file__).resolve().parent / "config"
+
+
+def example_folder(example: str) -> Path:
+    """The folder of an example, by name or path; RefusedError with the known names."""
+    for folder in (EXAMPLES / example, Path(example)):
+        if (folder / "config.yaml").is_file():
+            return folder.resolve()
+    known = sorted(p.parent.name for p in EXAMPLES.glob("*/config.yaml"))
+    raise RefusedError(
+        f"no example '{example}': known are {', '.join(known)}; or name a folder with a config.yaml"
+    )
+
+
+def search_path(*folders: Path) -> str:
+    """The override that adds `folders` and verl's own configuration to hydra's search path.
+
+    As a file path: ``pkg://verl`` would import verl before its platform is chosen.
+    """
+    spec = importlib.util.find_spec("verl")
+    if spec is None or not spec.submodule_search_locations:
+        raise RefusedError("verl is not installed: see `python -m recipe.doctor`")
+    verl = Path(spec.submodule_search_locations[0]) / "trainer" / "config"
+    return f"hydra.searchpath=[{','.join(f'file://{p}' for p in (*folders, verl))}]"
+
+
+def compose_config(example: str, overrides: list[str]) -> DictConfig:
+    """The resolved configuration of an example; RefusedError for an unknown key."""
+    folder = example_folder(example)
+    try:
+        with initialize_config_dir(str(folder), version_base=None):
+            config = compose("config", overrides=[search_path(CONFIG), *overrides])
+            body: Any = OmegaConf.load(folder / "config.yaml")
+            groups = [str(v) for v in _group_choices(body)]
+            body.pop("defaults", None)
+        with initialize_config_dir(str(CONFIG), version_base=None):
+            schema = compose("recipe", overrides=[search_path(), *groups])
+        # Hydra lets a yaml file add any key; merging into the closed schema does not.
+        OmegaConf.set_struct(schema, True)
+        OmegaConf.merge(schema, body)
+        OmegaConf.resolve(config)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise RefusedError(f"{folder.name}/config.yaml or an override: {error}") from error
+    return config
+
+
+def _group_choices(body: Any) -> list[str]:
+    """``override machine: cpu`` of a defaults list as an override: ``machine=cpu``."""
+    choices = []
+    for entry in body.get("defaults", []):
+        if OmegaConf.is_dict(entry):
+            for key, value in entry.items():
+                choices.append(f"{str(key).removeprefix('override ').lstrip('/')}={value}")
+    return choices
+
+
+# Keys that may differ when a run goes on: how long, how often to save, where to log.
+FREE = (
+    "trainer.total_training_steps",
+    "trainer.save_freq",
+    "trainer.test_freq",
+    "trainer.logger",
+    "eval",
+    "recipe.min_free_gib",
+    "recipe.save_rollouts_every",
+    "recipe.worker_logs",
+    "ray_kwargs",
+)
+
+
+def check_same_run(config: DictConfig, path: Path) -> None:
+    """Refuse to go on in a folder whose config.yaml says another experiment."""
+    if not path.is_file():
+        return
+    before, now = (
+        OmegaConf.load(path),
+        OmegaConf.create(OmegaConf.to_container(config, resolve=True)),
+    )
+    for free in FREE:
+        for side in (before, now):
+            OmegaConf.update(side, free, None, force_add=True)
+    if before != now:
+        keys = _differing(OmegaConf.to_container(before), OmegaConf.to_container(now))
+        raise RefusedError(
+            f"the run folder {path.parent} holds a run with other settings "
+            f"({', '.join(keys[:5])}): choose another folder with recipe.run_dir=..., "
+            "or move this one away"
+        )
+
+
+def _differing(a: Any, b: Any, prefix: str = "") -> list[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = sorted({*a, *b}, key=str)
+        return [k for key in keys for k in _differing(a.get(key), b.get(key), f"{prefix}{key}.")]
+    return [] if a == b else [prefix.rstrip(".")]
