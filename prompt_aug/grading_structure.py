@@ -1,0 +1,217 @@
+r"""What kind of answer a text is: a leaf, a list, a tuple or interval, a union, a matrix.
+
+Works on canonical LaTeX (`grading_normal`). Nothing is evaluated here; a text whose structure is
+not understood is a leaf.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+MAX_DEPTH = 12
+
+_OPEN, _CLOSE = "([{", ")]}"
+_RELATION = re.compile(
+    r"\\(?:le|ge|ne|lt|gt|equiv|sim|in|notin|subset|mapsto|to)(?![a-zA-Z])|[=<>]"
+)
+_NAME = r"(?:[A-Za-z]|\\[a-zA-Z]+|\\text\{[^{}=]*\}|\\angle\s*[A-Z]{1,3}|[A-Za-z]{2,20})"
+_LABEL = re.compile(
+    rf"\s*((?:{_NAME})'*\s*(?:_\s*(?:\{{[^{{}}=]*\}}|\w))?\s*(?:\([^()=]{{1,20}}\))?)\s*=\s*(?=\S)"
+)
+_MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in\s*(?![a-zA-Z])")
+_NOT_A_LABEL = re.compile(r"\\(?:frac|sqrt|pi|sin|cos|tan|log|ln|pm|infty|begin)")
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_SPACED_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+_MIXED = re.compile(r"([-+]?\d+) (\d+)/(\d+)")
+_MATRIX = re.compile(
+    r"\\begin\s*\{([pbvBV]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\s*\{\1\}", re.DOTALL
+)
+_LIST_WORD = re.compile(r"\s*,?\s*(?<![\\a-zA-Z])(?:and|or)(?![a-zA-Z])\s*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A part of an answer.
+
+    kind:    leaf | list (bare, or what `\\pm` means) | set | tuple | union | matrix |
+             either (the items are different readings of one text)
+    text:    canonical LaTeX of this part, without its label
+    label:   what stood before "=" ("x", "f(x)"), or ""
+    bounds:  the brackets of a tuple or interval, "(]" for example
+    """
+
+    kind: str
+    text: str
+    items: tuple["Node", ...] = ()
+    label: str = ""
+    bounds: str = ""
+    relation: bool = False
+
+
+def build(text: str, *, is_gold: bool, depth: int = 0) -> Node:
+    """The structure of canonical LaTeX."""
+    text = _MEMBER.sub("", _peel(text))
+    if depth >= MAX_DEPTH:
+        return Node(kind="leaf", text=text)
+    if (label := _label(text)) is not None:
+        node = build(text[label.end() :], is_gold=is_gold, depth=depth + 1)
+        if not node.relation and node.kind != "list":
+            return replace(node, label="".join(label.group(1).split()))
+    if (number := _number(text, is_gold=is_gold, depth=depth)) is not None:
+        return number
+    for kind, parts in (("union", split_top(text, r"\cup")), ("list", split_list(text))):
+        if len(parts) > 1:
+            return _group(kind, parts, text, is_gold=is_gold, depth=depth)
+    return _bracketed(text, is_gold=is_gold, depth=depth) or _leaf(text, is_gold, depth)
+
+
+def _group(kind: str, parts: list[str], text: str, *, is_gold: bool, depth: int) -> Node:
+    if kind == "list" and len(rows := split_top(text, ";")) > 1 and "," in text:
+        parts = [f"({row})" for row in rows if row]  # a, b; c, d lists the pairs (a, b), (c, d)
+    items = tuple(build(part, is_gold=is_gold, depth=depth + 1) for part in parts)
+    if kind == "list" and any(item.kind == "list" for item in items):
+        nested = (item.items if item.kind == "list" else (item,) for item in items)
+        items = tuple(leaf for group in nested for leaf in group)
+    return Node(kind=kind, text=text, items=items, relation=any(item.relation for item in items))
+
+
+def _label(text: str) -> re.Match[str] | None:
+    match = _LABEL.match(text)
+    return match if match and not _NOT_A_LABEL.search(match.group(1)) else None
+
+
+def _number(text: str, *, is_gold: bool, depth: int) -> Node | None:
+    """Readings of a number with separators; None where it has none."""
+    if _SPACED_THOUSANDS.fullmatch(text):
+        return Node(kind="leaf", text=text.replace(" ", ""))
+    if mixed := _MIXED.fullmatch(text):
+        whole, top, bottom = mixed.groups()
+        return Node(kind="leaf", text=rf"{whole}\frac{{{top}}}{{{bottom}}}")
+    body, tail = _split_number(text)
+    readings = []
+    if _THOUSANDS.fullmatch(body):
+        readings.append(Node(kind="leaf", text=body.replace(",", "") + tail))
+    elif _DECIMAL_COMMA.fullmatch(body) and not is_gold:
+        readings.append(Node(kind="leaf", text=body.replace(",", ".") + tail))
+    if not readings:
+        return None
+    if not tail:
+        parts = body.split(",")
+        readings.append(_group("list", parts, text, is_gold=is_gold, depth=depth))
+    return Node(kind="either", text=text, items=tuple(readings))
+
+
+def _split_number(text: str) -> tuple[str, str]:
+    """The leading run of digits, commas and points, and the rest if that holds no comma."""
+    match = re.match(r"[-+]?\d[\d,]*(?:\.\d+)?", text)
+    if match is None or "," in text[match.end() :]:
+        return "", text
+    return match.group(), text[match.end() :]
+
+
+def _bracketed(text: str, *, is_gold: bool, depth: int) -> Node | None:
+    if matrix := _MATRIX.fullmatch(text):
+        rows = [split_top(row, "&") for row in split_top(matrix.group(2), r"\\") if row.strip()]
+        items = tuple(
+            Node(
+                kind="tuple",
+                text=" & ".join(row),
+                items=tuple(build(cell, is_gold=is_gold, depth=depth + 1) for cell in row),
+            )
+            for row in rows
+        )
+        return Node(kind="matrix", text=text, items=items)
+    if text.startswith(r"\{") and text.endswith(r"\}") and len(text) >= 4:
+        inside = text[2:-2]
+        if "|" in inside or ":" in inside or _matching(text, 1) != len(text) - 1:
+            return None
+        return _group("set", split_list(inside), text, is_gold=is_gold, depth=depth)
+    text = re.sub(r"^\\langle\s*(.*)\\rangle$", r"(\1)", text)
+    if text[:1] in ("(", "[") and text[-1:] in (")", "]") and _matching(text, 0) == len(text) - 1:
+        parts = split_top(text[1:-1], ",", ";")
+        if len(parts) > 1:
+            node = _group("tuple", parts, text, is_gold=is_gold, depth=depth)
+            return replace(node, bounds=text[0] + text[-1])
+        if text[0] == "(" and text[-1] == ")" and not _RELATION.search(text):
+            return build(text[1:-1], is_gold=is_gold, depth=depth + 1)
+    return None
+
+
+def _leaf(text: str, is_gold: bool, depth: int) -> Node:
+    if r"\pm" in text or r"\mp" in text:
+        plus = text.replace(r"\pm", "+").replace(r"\mp", "-")
+        minus = text.replace(r"\pm", "-").replace(r"\mp", "+")
+        parts = [re.sub(r"^\s*\+\s*", "", plus), minus]
+        return _group("list", parts, text, is_gold=is_gold, depth=depth)
+    approximate = re.split(r"\\approx(?![a-zA-Z])", text)
+    if len(approximate) > 1 and approximate[0].strip():
+        short = _NAME_ONLY.fullmatch(approximate[0])
+        return build(approximate[1 if short else 0], is_gold=is_gold, depth=depth + 1)
+    sides = split_top(text, "=")
+    if len(sides) == 2 and _NAME_ONLY.fullmatch(sides[1]) and re.search(r"\d", sides[0]):
+        return build(sides[0], is_gold=is_gold, depth=depth + 1)
+    return Node(kind="leaf", text=text, relation=bool(_RELATION.search(text)))
+
+
+_NAME_ONLY = re.compile(rf"\s*{_NAME}\s*")
+
+
+def _peel(text: str) -> str:
+    """Without the braces that enclose the whole text."""
+    text = text.strip()
+    while text.startswith("{") and _matching(text, 0) == len(text) - 1:
+        text = text[1:-1].strip()
+    return text
+
+
+def _matching(text: str, start: int) -> int:
+    """Where the bracket at `start` closes, whatever bracket closes it; -1 where it does not."""
+    level = 0
+    for position in range(start, len(text)):
+        if text[position] in _OPEN:
+            level += 1
+        elif text[position] in _CLOSE:
+            level -= 1
+            if level == 0:
+                return position
+    return -1
+
+
+def split_list(text: str) -> list[str]:
+    """The parts of a bare list: at commas, semicolons, "and" and "or" outside brackets."""
+    parts = [
+        part for piece in split_top(text, ",", ";") for part in _split_words(piece) if part.strip()
+    ]
+    return parts or [text]
+
+
+def _split_words(text: str) -> list[str]:
+    if "and" not in text and "or" not in text:
+        return [text]
+    pieces, start = [], 0
+    for match in _LIST_WORD.finditer(text):
+        before = text[: match.start()]
+        if sum(before.count(c) for c in _OPEN) == sum(before.count(c) for c in _CLOSE):
+            pieces.append(text[start : match.start()])
+            start = match.end()
+    return [*pieces, text[start:]]
+
+
+def split_top(text: str, *separators: str) -> list[str]:
+    """The parts of `text` between separators that stand outside every bracket."""
+    parts, start, level, position = [], 0, 0, 0
+    while position < len(text):
+        char = text[position]
+        if char in _OPEN:
+            level += 1
+        elif char in _CLOSE:
+            level -= 1
+        elif level == 0:
+            found = next((s for s in separators if text.startswith(s, position)), None)
+            if found is not None:
+                parts.append(text[start:position].strip())
+                position += len(found)
+                start = position
+                continue
+        position += 2 if char == "\\" and text[position + 1 : position + 2] == "\\" else 1
+    return [*parts, text[start:].strip()]
