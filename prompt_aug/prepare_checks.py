@@ -8,6 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from prompt_aug.grading import grade_answer, grade_many
 from prompt_aug.prepare_overlap import OVERLAP_LIMIT, OverlapIndex, near_duplicates
 from prompt_aug.prepare_sources import Columns, kept_levels, to_question
 from prompt_aug.questions import Question, QuestionError, normalise
@@ -44,8 +45,6 @@ def refuse_repeats(
     questions: Numbered,
 ) -> tuple[Numbered, dict[int, list[int]], list[Refused]]:
     """(kept, rows that repeat a kept row, rows of questions with contradicting answers)."""
-    from prompt_aug.grading import grade_answer
-
     groups: dict[str, Numbered] = {}
     for number, question in questions:
         groups.setdefault(normalise(question.text), []).append((number, question))
@@ -84,8 +83,6 @@ def refuse_overlap(
 
 def refuse_ungradable(questions: Numbered) -> tuple[Numbered, list[Refused]]:
     """Refuse questions with an answer that, put into a box, is not graded right against itself."""
-    from prompt_aug.grading import grade_many
-
     kept, refused = [], []
     golds = [
         (number, question, gold) for number, question in questions for gold in question.answers

@@ -1,5 +1,6 @@
 """The bank: its 13 records against the published table, bad banks, published renderings."""
 
+import doctest
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from jinja2 import Environment
 
+import prompt_aug
 from prompt_aug.rendering import render
 from prompt_aug.templates import (
     Bank,
@@ -238,3 +240,10 @@ def test_a_bank_refuses_equal_names_and_nothing() -> None:
         Bank([template, template])
     with pytest.raises(BankError, match="at least one"):
         Bank([])
+
+
+def test_the_readme_runs() -> None:
+    readme = Path(prompt_aug.__file__).with_name("README.md")
+    result = doctest.testfile(str(readme), module_relative=False)
+    assert result.attempted >= 9
+    assert result.failed == 0

@@ -1,0 +1,342 @@
+"""The command prepare: sources and presets on small local files, refusals, manifest, real data."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from prompt_aug import prepare, prepare_sources
+from prompt_aug.prepare_sources import Columns, SourceError, load_presets, load_rows, to_question
+from prompt_aug.questions import QuestionError, read_parquet
+
+ROWS = [
+    {"problem": "What is the sum of 1 and 2?", "answer": "3"},
+    {"problem": " Add 2 to 2. ", "answer": " 4 "},
+    {"problem": "", "answer": "5"},
+    {"problem": "What is 3 + 3?", "answer": ""},
+    {"problem": "Add  2 to 2.", "answer": "4.0"},
+    {"problem": "What is one half of one?", "answer": "\\frac{1}{2}"},
+    {"problem": "What is two squared?", "answer": "4"},
+    {"problem": "What is two squared?", "answer": "5"},
+    {
+        "problem": "Find the number of pears that Ann has if Bob has nine and she has two more.",
+        "answer": "11",
+    },
+]
+BENCHMARK = [
+    {"question": "FIND the number of pears that Ann has, if Bob has nine and she has 2 more!"},
+    {"question": "Something else altogether, of no concern to anybody here."},
+]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def run(tmp_path: Path, *options: str, rows: list[dict[str, Any]] | None = None) -> int:
+    source = jsonl(tmp_path / "source.jsonl", ROWS if rows is None else rows)
+    against = jsonl(tmp_path / "bench.jsonl", BENCHMARK)
+    out = tmp_path / "out" / "train.parquet"
+    checks = [] if "--no-benchmarks" in options else ["--against", f"pears={against}"]
+    return prepare.main([str(source), str(out), *checks, *options])
+
+
+def test_rows_are_refused_by_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path) == 0
+    out = tmp_path / "out" / "train.parquet"
+    questions = read_parquet(out)
+    assert [(q.text, q.answers) for q in questions] == [
+        ("What is the sum of 1 and 2?", ("3",)),
+        ("Add 2 to 2.", ("4",)),
+        ("What is one half of one?", ("\\frac{1}{2}",)),
+    ]
+    manifest = json.loads((tmp_path / "out" / "train.parquet.manifest.json").read_text())
+    assert manifest["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
+    assert (manifest["rows"], manifest["kept"]) == (9, 3)
+    assert [(r["row"], r["reason"]) for r in manifest["refused_rows"]] == [
+        (2, "empty"),
+        (3, "empty"),
+        (6, "contradiction"),
+        (7, "contradiction"),
+        (8, "benchmark_overlap"),
+    ]
+    assert manifest["duplicates_of_row"] == {"1": [4]}
+    assert sum(manifest["refused"].values()) + manifest["kept"] == manifest["rows"]
+    assert manifest["benchmarks"] == {"pears": 2}
+    assert "of question 0 of pears" in manifest["refused_rows"][4]["detail"]
+    shown = capsys.readouterr().out
+    assert "row 8: 0.80 of question 0 of pears" in shown  # 17 words, 10 8-grams, 2 with "two"
+    assert "rows [4] repeat row 1" in shown
+
+
+def test_without_benchmarks_it_must_be_said(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as error:
+        prepare.main([str(jsonl(tmp_path / "s.jsonl", ROWS)), str(tmp_path / "o.parquet")])
+    assert error.value.code == 2
+    assert run(tmp_path, "--no-benchmarks") == 0
+    assert len(read_parquet(tmp_path / "out" / "train.parquet")) == 4
+
+
+def test_strict_writes_nothing(tmp_path: Path) -> None:
+    assert run(tmp_path, "--strict") == 1
+    assert not (tmp_path / "out").exists()
+    assert run(tmp_path, "--strict", rows=ROWS[:2]) == 0
+
+
+def test_an_answer_that_the_grader_does_not_know_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prompt_aug import grading, prepare_checks
+
+    def stubborn(pairs: list[tuple[str, Any]], *rest: Any, **options: Any) -> list[Any]:
+        pairs = [("nothing", gold) if gold == "4" else (text, gold) for text, gold in pairs]
+        return grading.grade_many(pairs)
+
+    monkeypatch.setattr(prepare_checks, "grade_many", stubborn)
+    assert run(tmp_path) == 0
+    manifest = json.loads((tmp_path / "out" / "train.parquet.manifest.json").read_text())
+    assert manifest["refused"]["ungradable"] == 1
+    assert {"row": 1, "reason": "ungradable", "detail": "'4' graded no_answer against itself"} in (
+        manifest["refused_rows"]
+    )
+
+
+def test_it_can_be_run_again_and_gives_the_same_bytes(tmp_path: Path) -> None:
+    digests = set()
+    for _ in range(2):
+        assert run(tmp_path) == 0
+        files = sorted((tmp_path / "out").iterdir())
+        assert [f.name for f in files] == ["train.parquet", "train.parquet.manifest.json"]
+        digests.add(hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest())
+    assert len(digests) == 1
+
+
+def test_killed_between_data_and_manifest_leaves_no_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(tmp_path) == 0
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare, "write_parquet", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
+    assert [f.name for f in (tmp_path / "out").iterdir()] == ["train.parquet"]
+    monkeypatch.undo()
+    assert run(tmp_path) == 0
+    assert (tmp_path / "out" / "train.parquet.manifest.json").is_file()
+
+
+def test_near_duplicates_are_reported_and_kept(tmp_path: Path) -> None:
+    long = "A train leaves the station at noon and meets another one after {} hours. How far is it?"
+    rows = [{"problem": long.format(n), "answer": "1"} for n in ("two", "2")]
+    assert run(tmp_path, rows=[*rows, ROWS[0]]) == 0
+    manifest = json.loads((tmp_path / "out" / "train.parquet.manifest.json").read_text())
+    # 15 3-grams each, 3 of which have the changed word: 12 / 18 is below 0.8
+    assert manifest["near_duplicates"] == []
+    rows[1]["problem"] = rows[0]["problem"].replace("How far is it?", "How far is that?")
+    assert run(tmp_path, rows=[*rows, ROWS[0]]) == 0
+    manifest = json.loads((tmp_path / "out" / "train.parquet.manifest.json").read_text())
+    assert [pair["rows"] for pair in manifest["near_duplicates"]] == [[0, 1]]
+    assert manifest["kept"] == 3
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "json", "disk", "dict", "folder", "arrow"])
+def test_sources(tmp_path: Path, kind: str) -> None:
+    table = datasets.Dataset.from_list(ROWS[:2])
+    path = tmp_path / f"data.{kind}"
+    if kind == "parquet":
+        table.to_parquet(path)
+    elif kind in ("jsonl", "json"):
+        table.to_json(path)
+    elif kind == "disk":
+        table.save_to_disk(path)
+    elif kind == "dict":
+        datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(path)
+    elif kind == "folder":
+        path.mkdir()
+        pq.write_table(pa.Table.from_pylist(ROWS[:1]), path / "a.parquet")
+        pq.write_table(pa.Table.from_pylist(ROWS[1:2]), path / "b.parquet")
+    else:
+        table.save_to_disk(tmp_path / "saved")
+        path = next((tmp_path / "saved").glob("*.arrow"))
+    assert list(load_rows(str(path))) == ROWS[:2]
+    if kind == "dict":
+        assert list(load_rows(str(path), split="test")) == ROWS[:1]
+        with pytest.raises(SourceError, match=r"no split 'validation'.*'train', 'test'"):
+            load_rows(str(path), split="validation")
+
+
+def test_the_hub_is_asked_for_the_presets_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def hub(name: str, config: str | None, *, split: str) -> datasets.Dataset:
+        asked.append((name, config, split))
+        return datasets.Dataset.from_list([{"question": "1 + 1?", "answer": "So.\n#### 2"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", hub)
+    out = tmp_path / "gsm8k.parquet"
+    assert prepare.main(["gsm8k", str(out), "--no-benchmarks"]) == 0
+    assert asked == [("openai/gsm8k", "main", "train")]
+    (question,) = read_parquet(out)
+    assert (question.text, question.answers, question.source) == ("1 + 1?", ("2",), "gsm8k")
+
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    assert prepare.main(["some/where", str(out), "--no-benchmarks"]) == 1
+    assert "some/where: hub data set cannot be loaded (is the id right" in capsys.readouterr().err
+
+
+DAPO = (
+    "Solve it. The last line should be of the form Answer: $Answer where it "
+    "is the answer to the problem.\n\nHow many?\nIn all?\n\nRemember to put your answer last."
+)
+PRESET_ROWS: dict[str, tuple[dict[str, Any], str, str, int | None]] = {
+    "math-level3to5": (
+        {"question": "Q?", "reward_model": {"ground_truth": "118", "style": "rule"}},
+        "Q?",
+        "118",
+        None,
+    ),
+    "math-train": (
+        {
+            "problem": "Q?",
+            "level": "Level 5",
+            "solution": "\\boxed{1}, no, $\\boxed{\\frac{1}{2}}$",
+        },
+        "Q?",
+        "\\frac{1}{2}",
+        5,
+    ),
+    "gsm8k": ({"question": "Q?", "answer": "6 #### 3\n#### 1,000"}, "Q?", "1,000", None),
+    "dapo-math-17k": (
+        {
+            "prompt": [{"role": "user", "content": DAPO}],
+            "reward_model": {"ground_truth": "34", "style": "rule"},
+        },
+        "How many?\nIn all?",
+        "34",
+        None,
+    ),
+    "open-rs": ({"problem": "Q?", "solution": "so", "answer": "7"}, "Q?", "7", None),
+    "openr1-math": ({"problem": "Q?", "solution": "so", "answer": "7"}, "Q?", "7", None),
+}
+
+
+def test_presets() -> None:
+    presets = load_presets()
+    assert set(presets) == set(PRESET_ROWS)
+    for name, (row, text, answer, level) in PRESET_ROWS.items():
+        made = to_question(row, presets[name].columns, name, "train")
+        assert (made.text, made.answers, made.level, made.source) == (text, (answer,), level, name)
+
+
+def test_rows_that_a_preset_does_not_fit() -> None:
+    presets = load_presets()
+    for name, row, message in (
+        ("math-train", {"problem": "Q?", "solution": "7"}, "no .*boxed"),
+        ("gsm8k", {"question": "Q?", "answer": "7"}, "no '####'"),
+        ("dapo-math-17k", {"prompt": [{"role": "user", "content": "Q?"}]}, "does not stand before"),
+    ):
+        with pytest.raises(QuestionError, match=message):
+            to_question(row, presets[name].columns, name, "train")
+
+
+def test_columns_levels_and_lists(tmp_path: Path) -> None:
+    rows = [
+        {"q": {"text": f"{n}?"}, "gold": gold, "hard": f"Level {n}"}
+        for n, gold in ((1, "1"), (3, "['3', 'three']"), (4, "[0, 1]"))
+    ]
+    options = ["--text-column", "q.text", "--answer-column", "gold", "--no-benchmarks"]
+    levels = ["--level-column", "hard", "--levels", "3", "4", "--as-split", "test", "--name", "n"]
+    assert run(tmp_path, *options, *levels, rows=rows) == 0
+    made = read_parquet(tmp_path / "out" / "train.parquet")
+    assert [(q.text, q.answers, q.level, q.split, q.source) for q in made] == [
+        ("3?", ("3", "three"), 3, "test", "n"),
+        ("4?", ("[0, 1]",), 4, "test", "n"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--text-column", "nope"], "no column nope for the text (it has answer, problem)"),
+        (["--answer-column", "nope"], "name one with --answer-column"),
+        (["--preset", "nope"], "unknown preset 'nope': known are math-level3to5"),
+        (["--levels", "3"], "--levels needs --level-column"),
+        (["--overlap", "0"], "--overlap 0.0 must lie in (0, 1]"),
+    ],
+)
+def test_wrong_options(
+    tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, *options) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("no", None, "neither a file, nor a folder, nor an id"),
+        ("a.txt", "x", "known are files ending in .parquet"),
+        ("a.jsonl", "{", "local data cannot be loaded"),
+        ("a.parquet", "x", "local data cannot be loaded"),
+    ],
+)
+def test_unreadable_sources(tmp_path: Path, name: str, content: str | None, message: str) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SourceError, match=message):
+        load_rows(str(path))
+
+
+def test_an_empty_folder_and_equal_benchmarks(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no file ending in"):
+        load_rows(str(tmp_path))
+    path = jsonl(tmp_path / "b.jsonl", BENCHMARK)
+    with pytest.raises(SourceError, match="two benchmarks are called b"):
+        prepare.load_benchmarks([str(path), f"b={path}"])
+
+
+def test_hostile_answer_lists_are_texts() -> None:
+    for text in ("[" * 100_000 + "]", "[__import__('os')]", "[1, 2]", "[]"):
+        row = {"t": "Q?", "a": text}
+        made = to_question(row, Columns(text="t", answer="a"), "s", "train")
+        assert made.answers == (text,)
+
+
+def test_read_level() -> None:
+    values = {3: 3, 4.0: 4, "3.0": 3, "Level 5": 5, "Level ?": None, None: None}
+    assert {value: prepare_sources.read_level(value) for value in values} == values
+
+
+def test_real_rows_and_the_real_suite(shared_data: Path, tmp_path: Path) -> None:
+    """All real evaluation questions; the head of the training rows (the whole takes a minute)."""
+    suite = prepare.load_benchmarks([str(shared_data / "evaluation_suite")])
+    counts = {name.split("/")[1]: len(texts) for name, texts in suite.items()}
+    assert counts == {"aime": 30, "amc": 83, "math": 500, "minerva": 272, "olympiad_bench": 675}
+    file = shared_data / "math_level3to5" / "SimpleRL-simplelr_qwen_level3to5.train.parquet"
+    rows = load_rows(str(file)).select(range(200))
+    columns = load_presets()["math-level3to5"].columns
+    questions, report = prepare.prepare(rows, columns=columns, source="m", benchmarks=suite)
+    assert report["rows"] == 200
+    assert [(r["row"], r["reason"]) for r in report["refused_rows"]] == [(170, "benchmark_overlap")]
+    assert len(questions) == 199

@@ -1,0 +1,187 @@
+"""Questions: the uid by hand, files there and back, foreign files, refusals with row numbers."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prompt_aug.questions import (
+    SCHEMA,
+    Question,
+    QuestionError,
+    from_row,
+    make_question,
+    read_parquet,
+    to_row,
+    write_parquet,
+)
+
+
+def ask(text: str = "What is 1 + 1?", answer: str = "2", **values: Any) -> Question:
+    return make_question(text=text, answers=[answer], source="test", **values)
+
+
+def test_uid_by_hand() -> None:
+    content = b'["What is 1 + 1?", ["2", "two"]]'
+    made = make_question(text=" What is\n1 +  1? ", answers=["2 ", "two"], source="a")
+    assert made.uid == hashlib.sha256(content).hexdigest()[:16]
+    assert made.text == "What is\n1 +  1?"
+    assert made.answers == ("2", "two")
+
+
+def test_uid_is_of_the_content_alone() -> None:
+    assert ask().uid == ask(split="test", level=3, neighbours=["1 + 1 = ?"]).uid
+    assert ask().uid == make_question(text="What is 1 + 1?", answers=["2"], source="x").uid
+    assert len({ask().uid, ask(answer="3").uid, ask(text="What is 1 + 2?").uid}) == 3
+    # NFC: an e with an accent is the same written in one code point or two
+    assert ask(text="caf\u00e9").uid == ask(text="cafe\u0301").uid
+
+
+def test_row_by_hand() -> None:
+    made = ask(split="test", level=4, neighbours=["1 + 1 = ?"])
+    assert to_row(made, 7) == {
+        "data_source": "test",
+        "prompt": [{"role": "user", "content": "What is 1 + 1?"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {
+            "uid": made.uid,
+            "split": "test",
+            "index": 7,
+            "level": 4,
+            "answers": ["2"],
+            "neighbours": ["1 + 1 = ?"],
+        },
+    }
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda t: t.strip())
+
+
+@given(TEXTS, st.lists(TEXTS, min_size=1, max_size=3), st.none() | st.integers(1, 5))
+def test_there_and_back(text: str, answers: list[str], level: int | None) -> None:
+    made = make_question(
+        text=text, answers=answers, source="s", split="test", level=level, neighbours=answers
+    )
+    assert from_row(to_row(made, 3)) == made
+
+
+def test_file_there_and_back_and_one_schema(tmp_path: Path) -> None:
+    train = [ask(), make_question(text="x?", answers=["1", "2"], source="s", level=5)]
+    test = [ask(text=f"{i}?", split="test", neighbours=["y"]) for i in range(3)]
+    write_parquet(train, tmp_path / "new" / "train.parquet")
+    write_parquet(test, tmp_path / "test.parquet")
+    assert read_parquet(tmp_path / "new" / "train.parquet") == train
+    assert read_parquet(str(tmp_path / "test.parquet")) == test
+    for name in ("new/train.parquet", "test.parquet"):
+        assert pq.read_schema(tmp_path / name).equals(SCHEMA)
+    assert pq.read_table(tmp_path / "test.parquet").to_pylist()[2]["extra_info"]["index"] == 2
+
+
+def test_writing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "q.parquet"
+    write_parquet([ask()], path)
+    before = path.read_bytes()
+
+    def killed(table: pa.Table, where: Path) -> None:
+        where.write_bytes(b"half a file")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pq, "write_table", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_parquet([ask(text="other?")], path)
+    assert path.read_bytes() == before
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def foreign(content: str, gold: Any) -> dict[str, Any]:
+    return {
+        "data_source": "theirs",
+        "prompt": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": content},
+        ],
+        "reward_model": {"style": "rule", "ground_truth": gold},
+    }
+
+
+def test_foreign_rows(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "f.parquet", [foreign("Q? ", "7"), foreign("R?", "8")])
+    assert read_parquet(path) == [
+        make_question(text="Q?", answers=["7"], source="theirs"),
+        make_question(text="R?", answers=["8"], source="theirs"),
+    ]
+    listed = write_rows(tmp_path / "l.parquet", [foreign("Q?", ["7", "seven"])])
+    assert read_parquet(listed)[0].answers == ("7", "seven")
+    number = write_rows(tmp_path / "n.parquet", [foreign("Q?", 34)])
+    assert read_parquet(number)[0].answers == ("34",)
+
+
+def test_rows_without_an_answer_are_named(tmp_path: Path) -> None:
+    rows = [foreign(f"{i}?", "" if i in (1, 3) else "1") for i in range(5)]
+    rows[4]["prompt"] = rows[4]["prompt"][:1]
+    with pytest.raises(QuestionError) as error:
+        read_parquet(write_rows(tmp_path / "bad.parquet", rows))
+    message = str(error.value)
+    assert "3 of 5 rows" in message
+    assert "row 1: no answer" in message
+    assert "row 3: no answer" in message
+    assert "row 4: the column 'prompt' has no user message" in message
+    assert "row 0" not in message
+
+
+def test_many_bad_rows_are_counted(tmp_path: Path) -> None:
+    rows = [foreign(f"{i}?", " ") for i in range(25)]
+    with pytest.raises(QuestionError, match="and 15 more"):
+        read_parquet(write_rows(tmp_path / "bad.parquet", rows))
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(QuestionError, match="no such file"):
+        read_parquet(tmp_path / "none.parquet")
+    (tmp_path / "text.parquet").write_text("not parquet")
+    with pytest.raises(QuestionError, match="not a readable parquet file"):
+        read_parquet(tmp_path / "text.parquet")
+    pq.write_table(SCHEMA.empty_table(), tmp_path / "empty.parquet")
+    with pytest.raises(QuestionError, match="has no rows"):
+        read_parquet(tmp_path / "empty.parquet")
+    with pytest.raises(QuestionError, match=r"lacks the columns \['prompt', 'reward_model'\]"):
+        read_parquet(write_rows(tmp_path / "other.parquet", [{"problem": "x", "answer": "1"}]))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"text": " ", "answers": ["1"]}, "text is empty"),
+        ({"text": "q", "answers": []}, "no answer"),
+        ({"text": "q", "answers": ["1", " "]}, "no answer"),
+        ({"text": "q", "answers": "12"}, "must be a list"),
+    ],
+)
+def test_impossible_questions(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(QuestionError, match=message):
+        make_question(source="s", **values)
+
+
+def test_nothing_to_write(tmp_path: Path) -> None:
+    with pytest.raises(QuestionError, match="no questions"):
+        write_parquet([], tmp_path / "none.parquet")
+    assert not (tmp_path / "none.parquet").exists()
+
+
+def test_real_file(shared_data: Path) -> None:
+    folder = shared_data / "math_level3to5"
+    questions = read_parquet(folder / "SimpleRL-simplelr_qwen_level3to5.test.parquet")
+    assert len(questions) == len({q.uid for q in questions}) == 500
+    assert all(q.text == q.text.strip() and q.answers for q in questions)
+    with pytest.raises(QuestionError, match=r"2 of 8523 rows.*\n.*row 5054.*\n.*row 5158"):
+        read_parquet(folder / "SimpleRL-simplelr_qwen_level3to5.train.parquet")
