@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
 
-class Mismatch(Exception):
+class MismatchError(Exception):
     """Shards that cannot be read, do not belong together, or differ from the merged model."""
 
 
@@ -26,10 +26,10 @@ def load_shards(source: Path, world_size: int) -> list[dict[str, torch.Tensor]]:
         try:
             shards.append(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
         except FileNotFoundError:
-            raise Mismatch(f"{path} is missing: the checkpoint is not whole") from None
+            raise MismatchError(f"{path} is missing: the checkpoint is not whole") from None
         except Exception as error:  # torch raises half a dozen types for a damaged file
             first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise Mismatch(f"{path} cannot be read, it is damaged: {first}") from error
+            raise MismatchError(f"{path} cannot be read, it is damaged: {first}") from error
     return shards
 
 
@@ -49,7 +49,7 @@ def region(
         if type(placement) is Replicate:
             continue
         if type(placement) is not Shard:
-            raise Mismatch(f"placement {placement} is not one that FSDP writes")
+            raise MismatchError(f"placement {placement} is not one that FSDP writes")
         d = placement.dim
         piece = -(-length[d] // size)
         first = min(index * piece, length[d])
@@ -63,7 +63,9 @@ def _coordinate(tensor: DTensor, rank: int) -> tuple[int, ...]:
     places = (tensor.device_mesh.mesh == rank).nonzero()
     own = tensor.device_mesh.get_coordinate()
     if len(places) != 1 or own is None or list(own) != places[0].tolist():
-        raise Mismatch(f"the shard of rank {rank} was written by another rank (mesh place {own})")
+        raise MismatchError(
+            f"the shard of rank {rank} was written by another rank (mesh place {own})"
+        )
     return tuple(places[0].tolist())
 
 
@@ -73,7 +75,7 @@ def _pieces(
     """(place, local values) of each rank's part of one entry; refuses parts that do not fit."""
     for rank, part in enumerate(parts):
         if part.shape != parts[0].shape or part.dtype != parts[0].dtype:
-            raise Mismatch(f"{name}: rank {rank} has another shape or dtype than rank 0")
+            raise MismatchError(f"{name}: rank {rank} has another shape or dtype than rank 0")
         if not isinstance(part, DTensor):
             yield tuple(slice(0, n) for n in part.shape), part
             continue
@@ -81,7 +83,7 @@ def _pieces(
         place = region(tuple(part.shape), mesh, _coordinate(part, rank), part.placements)
         local = part._local_tensor
         if tuple(local.shape) != tuple(s.stop - s.start for s in place):
-            raise Mismatch(
+            raise MismatchError(
                 f"{name}: rank {rank} holds {tuple(local.shape)}, which is not its part of "
                 f"{tuple(part.shape)}"
             )
@@ -98,13 +100,13 @@ def compare(
     """Check that `model` equals `shards` cast to `dtype`, bit for bit; return its elements.
 
     Names, shapes, dtype and every value of every rank are compared, and each tensor must be
-    covered by its pieces. Raises Mismatch, naming the entry. Weights that are not finite are
+    covered by its pieces. Raises MismatchError, naming the entry. Weights that are not finite are
     refused: such a model answers nothing.
     """
     for rank, shard in enumerate(shards):
         if set(shard) != set(model):
             odd = sorted(set(shard) ^ set(model))
-            raise Mismatch(
+            raise MismatchError(
                 f"rank {rank} and the merged model differ in {len(odd)} names: {', '.join(odd[:3])}"
             )
     elements = 0
@@ -112,19 +114,21 @@ def compare(
         parts = [shard[name] for shard in shards]
         wanted = dtype if parts[0].is_floating_point() else parts[0].dtype
         if whole.shape != parts[0].shape or whole.dtype != wanted:
-            raise Mismatch(
+            raise MismatchError(
                 f"{name}: merged {whole.dtype} {tuple(whole.shape)}, "
                 f"shards {wanted} {tuple(parts[0].shape)}"
             )
         covered = torch.zeros(whole.shape, dtype=torch.bool)
         for place, local in _pieces(name, parts):
             if not bool(torch.isfinite(local).all()):
-                raise Mismatch(f"{name} holds values that are not finite: the training diverged")
+                raise MismatchError(
+                    f"{name} holds values that are not finite: the training diverged"
+                )
             if not torch.equal(_bits(whole[place]), _bits(local.to(wanted))):
-                raise Mismatch(f"{name}: the merged values differ from the shards")
+                raise MismatchError(f"{name}: the merged values differ from the shards")
             covered[place] = True
         if not bool(covered.all()):
-            raise Mismatch(f"{name}: the shards do not cover the whole tensor")
+            raise MismatchError(f"{name}: the shards do not cover the whole tensor")
         elements += whole.numel()
     return elements
 
@@ -141,7 +145,9 @@ def verify(source: Path, target: Path, dtype: torch.dtype, world_size: int, load
     model, info = loader.from_pretrained(target, dtype=dtype, output_loading_info=True)
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info.get(problem):
-            raise Mismatch(f"the merged model loads with {problem}: {sorted(info[problem])[:3]}")
+            raise MismatchError(
+                f"the merged model loads with {problem}: {sorted(info[problem])[:3]}"
+            )
     compare(shards, model.state_dict(), dtype)
     before = AutoTokenizer.from_pretrained(source / "huggingface")
     after = AutoTokenizer.from_pretrained(target)
@@ -151,5 +157,5 @@ def verify(source: Path, target: Path, dtype: torch.dtype, world_size: int, load
         or before(probe)["input_ids"] != after(probe)["input_ids"]
         or before.chat_template != after.chat_template
     ):
-        raise Mismatch("the exported tokenizer is not the checkpoint's")
+        raise MismatchError("the exported tokenizer is not the checkpoint's")
     return sum(parameter.numel() for parameter in model.parameters())
