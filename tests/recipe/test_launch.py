@@ -1,0 +1,237 @@
+"""What `recipe.train` refuses before Ray starts, and how it composes."""
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf, open_dict
+
+from prompt_aug.questions import make_question, write_parquet
+from prompt_aug.templates import load_bank
+from recipe import preflight, train
+from recipe.composition import check_same_run, compose_config
+from recipe.preflight import RefusedError
+
+
+@pytest.fixture(scope="module")
+def toy_config() -> Any:
+    return compose_config("toy", [])
+
+
+@pytest.fixture
+def config(toy_config: Any, tmp_path: Path) -> Any:
+    copied = copy.deepcopy(toy_config)
+    with open_dict(copied):
+        copied.recipe.run_dir = str(tmp_path / "run")
+    return copied
+
+
+def questions(path: Path, count: int, text: str = "What is {i} + 1?") -> str:
+    write_parquet(
+        [
+            make_question(text=text.format(i=i), answers=(str(i + 1),), source="t")
+            for i in range(count)
+        ],
+        path,
+    )
+    return str(path)
+
+
+class Characters:
+    """A tokenizer whose tokens are characters."""
+
+    chat_template = None
+    all_special_tokens: tuple[str, ...] = ()
+    bos_token = None
+
+    def __call__(self, texts: list[str], add_special_tokens: bool) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[1] * len(t) for t in texts]}
+
+
+def test_examples_compose_over_the_real_schema(config: Any) -> None:
+    assert config.trainer.v1.trainer_mode == "recipe_sync"
+    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == "vanilla"
+    assert config.trainer.device == "cpu"
+    assert config.data.seed == config.actor_rollout_ref.rollout.seed == config.recipe.seed == 0
+    other = compose_config("toy", ["recipe.seed=7", "machine=gpu"])  # the command line wins
+    assert other.actor_rollout_ref.rollout.seed == 7
+    assert other.trainer.device == "cuda"
+
+
+@pytest.mark.parametrize("override", ["trainer.nope=1", "recipe.augment.modes=x", "machine=tpu"])
+def test_unknown_keys_on_the_command_line_are_refused(override: str) -> None:
+    with pytest.raises(RefusedError, match="override"):
+        compose_config("toy", [override])
+
+
+def test_unknown_keys_in_an_example_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        "defaults: [recipe, {override machine: cpu}, _self_]\n"
+        "recipe: {name: x}\ntrainer: {total_training_steps: 1}\ndata: {train_batch_sise: 3}\n"
+    )
+    with pytest.raises(RefusedError, match="train_batch_sise"):
+        compose_config(str(tmp_path), [])
+
+
+def test_unknown_example_names_the_known() -> None:
+    with pytest.raises(RefusedError, match=r"known are .*toy"):
+        compose_config("nothing", [])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": {"train_batch_size": 30}}, "not a multiple of actor.ppo_mini_batch_size=16"),
+        (
+            {"actor_rollout_ref": {"actor": {"ppo_micro_batch_size_per_gpu": 48}}},
+            "does not divide the 128 rows",
+        ),
+        (
+            {"actor_rollout_ref": {"rollout": {"log_prob_micro_batch_size_per_gpu": 100}}},
+            "does not divide the 256 rows",
+        ),
+        ({"trainer": {"n_gpus_per_node": 3}}, "does not divide over 3 data-parallel ranks"),
+    ],
+)
+def test_batches_that_do_not_divide_are_refused(config: Any, change: dict, message: str) -> None:
+    preflight.check_batches(config)  # as it stands it is fine
+    with pytest.raises(RefusedError, match=message):
+        preflight.check_batches(OmegaConf.merge(config, change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"augment": {"mode": "sometimes"}}, "known are per_question"),
+        ({"augment": {"mode": "fixed"}}, "wants one name"),
+        ({"augment": {"weights": [1.0]}}, "1 values for 4 templates"),
+        ({"reward": {"overlong": {"enable": True, "buffer": 500}}}, "between 1 and"),
+    ],
+)
+def test_impossible_recipe_settings_are_refused(config: Any, change: dict, message: str) -> None:
+    preflight.check_recipe(config)
+    with pytest.raises(RefusedError, match=message):
+        preflight.check_recipe(OmegaConf.merge(config, {"recipe": change}))
+
+
+def test_unknown_templates_are_refused_with_the_known(config: Any) -> None:
+    for key in ("templates", "validation_template"):
+        value = ["openr1"] if key == "templates" else "openr1"
+        with pytest.raises(KeyError, match="open-r1"):
+            preflight.check_recipe(OmegaConf.merge(config, {"recipe": {"augment": {key: value}}}))
+
+
+def test_keys_that_verl_ignores_are_refused(config: Any) -> None:
+    preflight.check_verl(config)
+    changed = OmegaConf.merge(config, {"custom_reward_function": {"path": "x.py"}})
+    with pytest.raises(RefusedError, match="no effect"):
+        preflight.check_verl(changed)
+
+
+def test_data_is_checked_and_long_questions_are_named(config: Any, tmp_path: Path) -> None:
+    short, bank = questions(tmp_path / "a.parquet", 40), load_bank()
+    long = make_question(text="x" * 5000, answers=("1",), source="t")
+    write_parquet([long], tmp_path / "b.parquet")
+    with open_dict(config):
+        config.data.train_files = [short, str(tmp_path / "b.parquet")]
+        config.data.val_files = [short]
+        config.data.max_prompt_length = 1000
+    report = preflight.prepare_data(config, bank, Characters())
+    assert report["train"]["questions"] == 40
+    assert [d["uid"] for d in report["train"]["dropped"]] == [long.uid]
+    assert report["train"]["dropped"][0]["length"] > 5000
+    assert report["test"]["dropped"] == []
+
+
+@pytest.mark.parametrize("case", ["missing", "unset", "few", "all_long", "no_answer", "empty"])
+def test_bad_data_is_refused(config: Any, tmp_path: Path, case: str) -> None:
+    import pandas
+
+    good = questions(tmp_path / "good.parquet", 40)
+    bad, limit = str(tmp_path / "bad.parquet"), 2000
+    if case == "few":
+        questions(tmp_path / "bad.parquet", 3)
+    elif case == "all_long":
+        questions(tmp_path / "bad.parquet", 40)
+        limit = 10
+    elif case == "empty":
+        pandas.read_parquet(good).iloc[:0].to_parquet(bad)
+    elif case == "no_answer":
+        table = pandas.read_parquet(good)
+        table.at[2, "reward_model"] = {"style": "rule", "ground_truth": ""}
+        table.at[2, "extra_info"] = {**table.at[2, "extra_info"], "answers": []}
+        table.to_parquet(bad)
+    with open_dict(config):
+        config.data.train_files = None if case == "unset" else [bad]
+        config.data.val_files, config.data.max_prompt_length = [good], limit
+    messages = {
+        "missing": "no such file",
+        "unset": "data.train_files is not set",
+        "few": "3 training questions are fewer",
+        "all_long": "all 40 questions are longer",
+        "no_answer": "row 2",
+        "empty": "no rows",
+    }
+    with pytest.raises((RefusedError, ValueError), match=messages[case]):
+        preflight.prepare_data(config, load_bank(), Characters())
+
+
+def test_room_and_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    preflight.check_room(tmp_path, 0.0)
+    with pytest.raises(RefusedError, match="min_free_gib"):
+        preflight.check_room(tmp_path, 1e9)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RefusedError, match="cannot write"):
+        preflight.check_room(tmp_path / "file" / "run", 0.0)
+    preflight.check_port()
+
+    def refuse(*_: Any) -> None:
+        raise OSError(98, "Address already in use")
+
+    monkeypatch.setattr("socket.socket.bind", refuse)
+    with pytest.raises(RefusedError, match="no free TCP port"):
+        preflight.check_port()
+
+
+def test_a_folder_of_another_experiment_is_refused(config: Any, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    check_same_run(config, path)
+    path.write_text(OmegaConf.to_yaml(config, resolve=True))
+    check_same_run(config, path)
+    longer = OmegaConf.merge(config, {"trainer": {"total_training_steps": 99}})
+    check_same_run(longer, path)  # going on for longer is the same experiment
+    changed = OmegaConf.merge(config, {"actor_rollout_ref": {"actor": {"optim": {"lr": 1.0}}}})
+    with pytest.raises(RefusedError, match=r"actor_rollout_ref\.actor\.optim\.lr"):
+        check_same_run(changed, path)
+
+
+def test_a_finished_run_is_left_alone(config: Any, tmp_path: Path) -> None:
+    with open_dict(config):
+        config.trainer.default_local_dir = str(tmp_path)
+    tracker = tmp_path / "latest_checkpointed_iteration.txt"
+    assert not train.finished(config)
+    tracker.write_text(str(config.trainer.total_training_steps - 1))
+    assert not train.finished(config)
+    tracker.write_text(str(config.trainer.total_training_steps))
+    assert train.finished(config)
+
+
+def test_a_refused_command_says_one_thing_and_starts_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "recipe.train", "toy", f"recipe.run_dir={tmp_path}/r"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY")}
+    done = subprocess.run(
+        [*command, "recipe.augment.templates=[nope]"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "unknown template 'nope'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "r" / "config.yaml").exists()

@@ -1,0 +1,179 @@
+"""The main job on the CPU, small: real trainer, real engine, a kill, a resume, export, evaluation."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from prompt_aug.draw import draw
+from recipe import processes, run_folder
+
+pytestmark = pytest.mark.e2e
+NAMES = ["qwen-math", "deepseek-r1", "lm_eval_prompt4", "reflective_prompt"]
+STEPS = 4
+
+
+def command(run: Path, cache: Path, *more: str) -> list[str]:
+    return [
+        sys.executable,
+        *("-m", "recipe.train", "toy"),
+        *(f"recipe.run_dir={run}", f"recipe.toy.cache={cache}"),
+        *("recipe.toy.updates=60", "recipe.toy.test_questions=20"),
+        *("recipe.toy.train_questions=40", "recipe.toy.validation_questions=20"),
+        *("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4"),
+        *(
+            "actor_rollout_ref.rollout.n=4",
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+        ),
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16",
+        *(f"trainer.total_training_steps={STEPS}", "trainer.save_freq=2", "trainer.test_freq=2"),
+        *more,
+    ]
+
+
+def call(*arguments: Any, timeout: float = 600) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [str(a) for a in arguments], capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def wait_for(condition: Any, process: subprocess.Popen, seconds: float = 400) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, "the run ended before it was killed"
+        assert time.monotonic() < end, "the run did not get there in time"
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """A run killed after its first checkpoint, started again, and finished."""
+    base = tmp_path_factory.mktemp("pipeline")
+    run, cache = base / "run", base / "cache"
+    seen: dict[str, Any] = {"run": run, "cache": cache}
+    with (base / "first.log").open("w") as log:
+        first = subprocess.Popen(command(run, cache), stdout=log, stderr=log)
+        tracker = run / "checkpoints" / "latest_checkpointed_iteration.txt"
+        wait_for(tracker.exists, first)
+        seen["second_start"] = call(*command(run, cache))
+        seen["processes_before"] = len(processes.marked(str(run)))
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+    end = time.monotonic() + 60
+    while processes.marked(str(run)) and time.monotonic() < end:
+        time.sleep(0.5)
+    seen["processes_after"] = [p.cmdline() for p in processes.marked(str(run))]
+    seen["done_at_kill"] = int(tracker.read_text())
+    seen["resumed"] = call(*command(run, cache))
+    seen["again"] = call(*command(run, cache))
+    yield seen
+    processes.end(str(run))
+
+
+def test_a_running_folder_is_refused(finished: dict[str, Any]) -> None:
+    assert finished["second_start"].returncode == 1
+    assert "in use by process" in finished["second_start"].stderr
+
+
+def test_a_killed_run_leaves_no_process(finished: dict[str, Any]) -> None:
+    assert finished["processes_before"] > 3  # Ray and vLLM were there
+    assert finished["processes_after"] == []
+
+
+def test_the_run_goes_on_and_every_step_is_there_once(finished: dict[str, Any]) -> None:
+    assert finished["done_at_kill"] < STEPS
+    assert finished["resumed"].returncode == 0, finished["resumed"].stderr[-3000:]
+    lines = run_folder.read_metrics(finished["run"])
+    assert [m["step"] for m in lines] == list(range(1, STEPS + 1))
+    assert [m["train/optimizer_steps"] for m in lines] == [2, 4, 6, 8]
+    seconds = [m["train/wall_seconds"] for m in lines]
+    assert seconds == sorted(seconds)
+
+
+def test_a_finished_run_starts_nothing(finished: dict[str, Any]) -> None:
+    assert finished["again"].returncode == 0
+    assert "done already" in finished["again"].stdout
+    assert "starting Ray" not in finished["again"].stdout + finished["again"].stderr
+
+
+def rollouts(run: Path, step: int) -> list[dict[str, Any]]:
+    path = run / "rollouts" / f"step_{step}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_templates_are_the_draws_of_seed_epoch_and_question(finished: dict[str, Any]) -> None:
+    used = set()
+    for step in range(1, STEPS + 1):
+        rows = rollouts(finished["run"], step)
+        assert len(rows) == 8 * 4
+        for row in rows:
+            # 40 questions, 8 a step: all four steps lie in epoch 0, also those after the resume
+            assert row["template"] == draw(seed=0, epoch=0, uid=row["uid"], names=NAMES)
+            used.add(row["template"])
+    assert used == set(NAMES)
+    uids = [r["uid"] for s in range(1, STEPS + 1) for r in rollouts(finished["run"], s)]
+    assert len(set(uids)) == 8 * STEPS  # no question twice within the epoch
+
+
+def test_rewards_are_accuracy_plus_format_and_metrics_are_their_means(
+    finished: dict[str, Any],
+) -> None:
+    for m in run_folder.read_metrics(finished["run"]):
+        rows = rollouts(finished["run"], m["step"])
+        assert all(r["reward"] == r["accuracy"] + r["format"] for r in rows)
+        mean = sum(r["reward"] for r in rows) / len(rows)
+        assert m["critic/score/mean"] == pytest.approx(mean, abs=1e-6)
+        assert m["train/accuracy"] == pytest.approx(sum(r["accuracy"] for r in rows) / len(rows))
+
+
+def test_engine_and_actor_agree_after_every_update(finished: dict[str, Any]) -> None:
+    # The engine's weights follow the actor's: their log-probs of the same tokens are equal.
+    for m in run_folder.read_metrics(finished["run"]):
+        assert m["training/rollout_actor_probs_pearson_corr"] > 0.999
+        assert m["training/rollout_probs_diff_max"] < 1e-3
+
+
+def test_validation_uses_the_fixed_template(finished: dict[str, Any]) -> None:
+    lines = run_folder.read_metrics(finished["run"])
+    assert lines[1]["val/toy_arithmetic/questions"] >= 18
+    assert "val/toy_arithmetic/accuracy" not in lines[0]
+
+
+def test_export_evaluation_and_report(finished: dict[str, Any]) -> None:
+    run = finished["run"]
+    done = call(sys.executable, "-m", "recipe.export", run)
+    assert done.returncode == 0, done.stderr[-3000:]
+    manifest = run_folder.read_json(run / "hf" / "step_4" / "manifest.json")
+    assert manifest["step"] == 4
+    trained = AutoModelForCausalLM.from_pretrained(run / "hf" / "step_4").state_dict()
+    start_path = run_folder.read_json(run / "hf" / "step_0" / "manifest.json")["model_path"]
+    start = AutoModelForCausalLM.from_pretrained(start_path).state_dict()
+    assert any(not torch.equal(trained[name], start[name]) for name in start)
+    done = call(sys.executable, "-m", "eval.sweep", run)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for step in (0, 2, 4):
+        scores = run_folder.read_json(run / "eval" / f"step_{step}" / "scores.json")
+        assert "toy_test" in json.dumps(scores)
+    done = call(sys.executable, "-m", "eval.report", run)
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = run_folder.read_json(run / "report" / "summary.json")
+    assert [c["step"] for c in summary["checkpoints"]] == [2, 4]
+    assert summary["optimizer_steps"] == 8
+    assert summary["seed"] == 0
+    assert (run / "report" / "index.html").stat().st_size > 10_000
+
+
+def test_nothing_is_left_behind(finished: dict[str, Any]) -> None:
+    names = [p.name() for p in psutil.process_iter() if "VLLM" in p.name()]
+    assert processes.marked(str(finished["run"])) == []
+    assert not [n for n in names if str(finished["run"]) in n]
