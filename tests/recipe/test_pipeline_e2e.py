@@ -1,4 +1,4 @@
-"""The main job on the CPU, small: real trainer, real engine, a kill, a resume, export, evaluation."""
+"""The main job on the CPU, small: real trainer and engine, a kill, a resume, export, evaluation."""
 
 import json
 import os

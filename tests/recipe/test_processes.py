@@ -11,8 +11,7 @@ import psutil
 from recipe import processes
 
 SLEEPER = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)
-"
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     "print(flush=True); time.sleep(120)"
 )
 
