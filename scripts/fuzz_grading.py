@@ -1,0 +1,152 @@
+r"""Coverage-guided fuzzing of the grader: mutates answers, keeps those that reach new lines.
+
+    python scripts/fuzz_grading.py [--minutes 10] [--seed 0] [--trace-every 4]
+
+Laws that every input must keep:
+ 1. grading returns a `Grade` with a known status and never raises;
+ 2. an answer is equal to itself: `grade_answer(x, x)` is correct, and so is `\boxed{x}` where the
+    braces of x are balanced;
+ 3. `correct` is exactly status "correct";
+ 4. no grade takes longer than `MAX_SECONDS` (CPU limit, several golds, a busy machine);
+ 5. the same pair gets the same grade again.
+Prints one JSON line; exits 1 and prints the inputs when a law is broken.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter
+from types import FrameType
+from typing import Any
+
+from tqdm import tqdm
+
+from prompt_aug.grading import STATUSES, Extraction, grade, grade_answer
+from prompt_aug.grading_extract import extract
+
+MAX_SECONDS = 40.0
+SEEDS = (
+    r"\frac{1}{2} 3\sqrt{5} x=5 \pm (1,2] \{1,2\} 50\% 1,234 52_8 \text{(C)} 90^\circ x^2-1 2i \pi"
+    r" \begin{pmatrix}1\\2\end{pmatrix} (-\infty,1)\cup(3,\infty) 7\frac{3}{4} \log_{2}8 x\le3"
+    r" 1,\!234 2.5e3 |x| \binom{5}{2} 5! \$3.50 80\text{cents} \emptyset y=2x+1 x\in[1,2) \sin^2x"
+).split()
+PIECES = (
+    *r"\frac \sqrt \text{ \left( \right] \{ \} { } ( ) [ ] ^ _ = , ; : . - + * / ! % & \\".split(),
+    *r"\cup \pm \mp \infty \approx \in \le < > | \circ ^{ } \begin{pmatrix} \end{pmatrix}".split(),
+    *r"\boxed{ </answer> <answer> <|im_end|> \times10^{ \sum_{k=1}^{ \int_0^1 \prod \$ $".split(),
+    *("\x00", "\ud800", "\u202e", "\u00bd", "\u221a", "\u03c0", "\u2212", "\u00b2", "\u0663"),
+    *("9" * 50, "{" * 60, "(" * 60, "!" * 9, "^9" * 9, "x" * 300, "1," * 200, r"\\" * 80, "1e999"),
+    *(r"__import__('os').system('x')", "eval(1)", "lambda:0", "nan", "inf", "None", "0/0"),
+    *(" and ", " or ", " ", "\n", "\t", "\U0001f642", r"\lim_{x\to0}"),
+)
+
+
+def mutated(rng: random.Random, corpus: list[str]) -> str:
+    """A new input from one or two old ones."""
+    text = rng.choice(corpus)
+    for _ in range(rng.choice((1, 1, 2, 3, 6))):
+        at = rng.randrange(len(text) + 1)
+        to = min(len(text), at + rng.randrange(1, 8))
+        action = rng.randrange(6)
+        if action <= 1:
+            text = text[:at] + rng.choice(PIECES) + text[at:]
+        elif action == 2:
+            text = text[:at] + text[to:]
+        elif action == 3:
+            text = text[:at] + rng.choice(corpus) + text[to:]
+        elif action == 4:
+            text = text[:at] + text[at:to] * rng.randrange(2, 6) + text[to:]
+        else:
+            text = text[:at] + str(rng.choice((0, 1, -1, 7, 10, 1000, 10**9))) + text[to:]
+    return text[: rng.choice((40, 200, 200, 1500))]
+
+
+class Lines:
+    """The lines of the grader that have run so far, in this thread."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[str, int]] = set()
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if "grading" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            self.seen.add((frame.f_code.co_filename, frame.f_lineno))
+        return self._trace
+
+    def grew(self, prediction: str, gold: str) -> bool:
+        """Grades once under trace; whether new lines ran."""
+        before = len(self.seen)
+        sys.settrace(self._trace)
+        try:
+            grade_answer(prediction, gold)
+        finally:
+            sys.settrace(None)
+        return len(self.seen) > before
+
+
+def broken_laws(text: str, gold: str) -> list[str]:
+    """The names of the laws that this pair breaks."""
+    broken = []
+    first = grade_answer(text, gold)
+    if first.status not in STATUSES or first.correct != (first.status == "correct"):
+        broken.append(f"status {first}")
+    if first.seconds > MAX_SECONDS:
+        broken.append(f"slow {first.seconds:.1f} s")
+    again = grade_answer(text, gold)
+    if again.status != first.status and "error" not in (first.status, again.status):
+        broken.append(f"unstable {first.status} {again.status}")
+    if text.strip():
+        if not grade_answer(text, text).correct:
+            broken.append("not equal to itself")
+        boxed = rf"So \boxed{{{text}}}."
+        if extract(boxed, Extraction()) == text.strip() and not grade(boxed, text).correct:
+            broken.append("not equal to itself in a box")
+    return broken
+
+
+def main() -> None:
+    """Fuzzes for the given time."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--trace-every", type=int, default=4)
+    options = parser.parse_args()
+    rng, corpus, lines = random.Random(options.seed), list(SEEDS), Lines()
+    statuses: Counter[str] = Counter()
+    failures: dict[str, list[str]] = {}
+    inputs, start, slowest = 0, time.monotonic(), 0.0
+    progress = tqdm(total=round(options.minutes * 60), unit="s")
+    while (elapsed := time.monotonic() - start) < options.minutes * 60:
+        text, gold = mutated(rng, corpus), rng.choice(corpus)
+        inputs += 1
+        try:
+            if problems := broken_laws(text, gold):
+                failures[text] = [gold, *problems]
+            result = grade_answer(text, gold)
+            statuses[result.status] += 1
+            slowest = max(slowest, result.seconds)
+            if inputs % options.trace_every == 0 and lines.grew(text, gold):
+                corpus.append(text)
+        except Exception as error:
+            failures[text] = [gold, f"raised {type(error).__name__}: {error}"]
+        progress.update(round(elapsed) - progress.n)
+    report = {
+        "minutes": options.minutes,
+        "inputs": inputs,
+        "lines reached": len(lines.seen),
+        "kept": len(corpus),
+        "statuses": dict(statuses.most_common()),
+        "slowest cached grade, s": round(slowest, 2),
+        "failures": len(failures),
+    }
+    print(json.dumps(report))
+    for text, (gold, *problems) in list(failures.items())[:20]:
+        print(json.dumps({"input": text, "gold": gold, "problems": problems}))
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()
