@@ -27,6 +27,7 @@ COMMON_ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
 ONE_THREAD_BYTES = 64 * 2**20
 # Seen on 2 cores with a 0.3M-parameter model: 128 sequences at once give 16,000 tokens/s.
 CPU_SEQUENCES = 128
+CPU_BATCHED_TOKENS = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +93,14 @@ class VllmEngine:
 
         options: dict[str, Any] = {"tensor_parallel_size": self._settings.tensor_parallel}
         if on_cpu:
-            options |= {"enforce_eager": True, "max_num_seqs": CPU_SEQUENCES}
+            # Whole prompts only: where a prompt is split, vLLM 0.28 winds the generator of a
+            # seeded request back, which a CPU generator cannot ("does not use offset").
+            options |= {
+                "enforce_eager": True,
+                "max_num_seqs": CPU_SEQUENCES,
+                "enable_chunked_prefill": False,
+                "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, self._max_model_len),
+            }
         else:
             options |= {"gpu_memory_utilization": self._settings.gpu_memory_utilization}
         self._llm = LLM(

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import multiprocessing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from eval.benchmarks import LoadedBenchmark
 from eval.checkpoints import Checkpoint, from_model
 from eval.errors import EvaluationError
 from eval.evaluate import evaluate
-from eval.files import exclusive, read_lines
-from eval.generate import Completion, Request, request_seed
-from eval.score import regrade
+from eval.files import read_lines
+from eval.generate import Completion, Request
 from eval.settings import Settings
 from prompt_aug.templates import load_bank
 
@@ -152,6 +150,30 @@ def test_a_kill_before_grading_leaves_nothing_to_generate(
     assert engine.starts == 1
 
 
+@pytest.mark.parametrize(("force", "asked"), [(False, 0), (True, 6)])
+def test_a_kill_after_scoring_leaves_no_part_that_a_forced_redo_takes_up(
+    tmp_path: Path,
+    checkpoint: Checkpoint,
+    make_benchmark: MakeBenchmark,
+    monkeypatch: pytest.MonkeyPatch,
+    force: bool,
+    asked: int,
+) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    folder, benchmark = tmp_path / "e", make_benchmark()
+    with monkeypatch.context() as patch:
+        patch.setattr("eval.evaluate._remove_parts", die)
+        with pytest.raises(KeyboardInterrupt):
+            run(folder, checkpoint, FakeEngine(right), benchmark)
+    assert (folder / "scores.json").exists() and (folder / "toy.jsonl.part").exists()
+    engine = FakeEngine(right)
+    run(folder, checkpoint, engine, benchmark, force=force)
+    assert len(engine.asked) == asked
+    assert not (folder / "toy.jsonl.part").exists()
+
+
 def test_samples_of_other_settings_are_not_continued(
     tmp_path: Path, checkpoint: Checkpoint, make_benchmark: MakeBenchmark
 ) -> None:
@@ -273,58 +295,3 @@ def test_an_engine_that_loses_a_completion_is_an_error(
 
     with pytest.raises(EvaluationError, match="6 prompts gave 5"):
         run(tmp_path / "e", checkpoint, Lossy(right), make_benchmark())
-
-
-def test_regrading_uses_the_responses_on_disk(
-    tmp_path: Path, checkpoint: Checkpoint, make_benchmark: MakeBenchmark
-) -> None:
-    folder = tmp_path / "e"
-    before = run(folder, checkpoint, FakeEngine(right_if_even), make_benchmark())
-    assert regrade(folder)["benchmarks"] == before["benchmarks"]
-    lines = read_lines(folder / "toy.jsonl")
-    lines[1]["response"] = r"\boxed{2}"
-    (folder / "toy.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert regrade(folder)["benchmarks"]["toy"]["accuracy"] == 4 / 6
-
-
-def test_a_lost_line_is_an_error_and_not_a_wrong_answer(
-    tmp_path: Path, checkpoint: Checkpoint, make_benchmark: MakeBenchmark
-) -> None:
-    folder = tmp_path / "e"
-    run(folder, checkpoint, FakeEngine(right), make_benchmark())
-    lines = (folder / "toy.jsonl").read_text().splitlines(keepends=True)
-    for damaged in (lines[:-1], lines[1:], [*lines, lines[0]]):
-        (folder / "toy.jsonl").write_text("".join(damaged))
-        with pytest.raises(EvaluationError):
-            regrade(folder)
-
-
-def hold(folder: Path, held: Any, release: Any) -> None:
-    with exclusive(folder):
-        held.set()
-        release.wait(20)
-
-
-def test_two_processes_do_not_evaluate_the_same_checkpoint(
-    tmp_path: Path, checkpoint: Checkpoint, make_benchmark: MakeBenchmark
-) -> None:
-    folder = tmp_path / "e"
-    context = multiprocessing.get_context("fork")
-    held, release = context.Event(), context.Event()
-    process = context.Process(target=hold, args=(folder, held, release))
-    process.start()
-    try:
-        assert held.wait(20)
-        with pytest.raises(EvaluationError, match="another process"):
-            run(folder, checkpoint, FakeEngine(right), make_benchmark())
-    finally:
-        release.set()
-        process.join()
-    assert run(folder, checkpoint, FakeEngine(right), make_benchmark())["step"] == 20
-
-
-def test_a_seed_is_a_pure_function_of_question_and_sample() -> None:
-    # First 4 bytes of sha256("7\0u1\03"), halved; computed with sha256sum.
-    assert request_seed(7, "u1", 3) == int("78a96226", 16) >> 1
-    seeds = {request_seed(s, u, n) for s in (0, 1) for u in ("a", "b") for n in range(8)}
-    assert len(seeds) == 32
