@@ -6,8 +6,8 @@ the carry or borrow is forgotten, or the template's format is (the plain form is
 
 from recipe.toy.world import Problem, unit, worked
 
-FORGET_RATE = 0.65  # of the problems with a carry or a borrow
-MISREAD_RATE = 0.10  # of all problems: the boxed answer is one too large
+FORGET_RATE = 0.60  # of the problems with a carry or a borrow
+MISREAD_RATE = 0.05  # of all problems: the boxed answer is one too large
 FORMAT_SLIP_RATE = 0.30  # of the templates that have a format
 
 PLAIN = "{work}. {box}"

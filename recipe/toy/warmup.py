@@ -26,10 +26,10 @@ class WarmUp:
     as large: the arithmetic is learned on short sequences, the templates at the end.
     """
 
-    updates: int = 700
-    bare_share: float = 0.6
+    updates: int = 1100
+    bare_share: float = 0.65
     batch: int = 16
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     seed: int = 0
 
 

@@ -82,6 +82,6 @@ def test_slips_come_at_their_rates() -> None:
     texts = [draw_demonstration(problem, "deepseek-r1", i) for i in range(2000)]
     forgot = sum("4+3=7" in t for t in texts) / len(texts)
     plain = sum("<think>" not in t for t in texts) / len(texts)
-    assert abs(forgot - 0.65) < 0.04  # four standard errors of a share of 2000
+    assert abs(forgot - 0.60) < 0.044  # four standard errors of a share of 2000
     assert abs(plain - 0.30) < 0.04
     assert texts[7] == draw_demonstration(problem, "deepseek-r1", 7)
