@@ -1,8 +1,9 @@
 """Doctor: ``python -m recipe.doctor``: could a training run start here, and if not, why not.
 
 Prints versions, platform, devices, plug-ins, room and ports, and a remedy for each problem. Exit
-code 1 if a run could not start. It imports nothing that may be broken: verl, vLLM and Ray are
-imported in processes of their own, side by side, and a failure is shown with its own traceback.
+code 1 if a run could not start. It imports nothing that may be broken: verl, vLLM, Ray and the
+launcher are imported in processes of their own, side by side, and a failure is shown with its own
+traceback.
 """
 
 import argparse
@@ -16,34 +17,21 @@ from recipe import doctor_probes as probes
 from recipe.doctor_checks import Check
 
 
-def launcher_environment(cpu: bool) -> tuple[dict[str, str], list[Check]]:
-    """The variables that `recipe.train` sets for its processes, and whether it can be imported."""
-    wanted = {"VERL_PLATFORM": "cpu"} if cpu else {}
-    try:
-        from recipe import train
-    except Exception as error:  # any broken dependency; the doctor must go on
-        detail = f"recipe.train cannot be imported: {type(error).__name__}: {error}"
-        return wanted, [Check.problem("launcher", detail, checks.INSTALL)]
-    wanted = {**train.ENVIRONMENT, **(train.CPU_ENVIRONMENT if cpu else {})}
-    return wanted, []
-
-
 def examine(run_root: Path, environment: Mapping[str, str]) -> list[Check]:
     """Every check, the slow imports running while the quick ones are made."""
     devices = checks.devices(checks.gpu_names())
-    platform = environment.get("VERL_PLATFORM", "").lower()
+    platform = environment.get("VERL_PLATFORM", "").strip().lower()
     cpu = platform == "cpu" or (not platform and devices.detail == checks.NO_GPU)
-    wanted, launcher = launcher_environment(cpu)
-    started = probes.start({**wanted, **environment}, cpu)
+    started = probes.start({**environment, **({"VERL_PLATFORM": "cpu"} if cpu else {})}, cpu)
     quick = [
         checks.python(sys.version_info[:3]),
         checks.system(),
         checks.memory(),
         devices,
+        checks.chosen_platform(platform),
         *checks.requirements(cpu),
         checks.pins(checks.lock_file()) if cpu else None,
         checks.companions(),
-        *launcher,
         *checks.entry_points(),
         checks.writable("run folders", run_root, 1.0),
         checks.writable("temporary files", checks.temporary_folder(), 1.0),

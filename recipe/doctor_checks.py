@@ -97,6 +97,15 @@ def devices(names: list[str] | None) -> Check:
     return Check.fine("devices", "; ".join(names) if names else NO_GPU)
 
 
+def chosen_platform(value: str) -> Check:
+    """What VERL_PLATFORM says; verl knows nvidia, huawei and amd, this project adds cpu."""
+    known = ("cpu", "nvidia", "huawei", "amd")
+    if value.strip().lower() in ("", *known):
+        return Check.fine("VERL_PLATFORM", value or "not set: cpu where the example says so")
+    remedy = f"unset VERL_PLATFORM, or set it to one of {', '.join(known)}"
+    return Check.problem("VERL_PLATFORM", f"{value} is no platform of verl", remedy)
+
+
 def _installed(name: str, version: Version) -> str | None:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return version(name)

@@ -1,4 +1,4 @@
-"""The slow checks of the doctor: verl, vLLM and Ray imported in processes of their own.
+"""The slow checks of the doctor: verl, vLLM, Ray and the launcher, each in a process of its own.
 
 verl and vLLM swallow an exception of a plug-in; here each plug-in is loaded by itself, and what it
 raises is shown.
@@ -43,6 +43,10 @@ _RAY = """
 import ray
 answer = {"version": ray.__version__}
 """
+_LAUNCHER = """
+import recipe.train
+answer = {"can be": "imported"}
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +80,7 @@ def probes(cpu: bool) -> list[Probe]:
         Probe(name="import verl and its plug-in", program=_VERL, wanted=verl),
         Probe(name="import vllm and its plug-in", program=_VLLM, wanted=vllm),
         Probe(name="import ray", program=_RAY, wanted={}),
+        Probe(name="the launcher recipe.train", program=_LAUNCHER, wanted={}),
     ]
 
 
