@@ -108,9 +108,9 @@ def test_a_second_run_starts_no_engine(
 ) -> None:
     engine, benchmark = FakeEngine(right), make_benchmark()
     first = run(tmp_path / "e", checkpoint, engine, benchmark)
+    assert not list((tmp_path / "e").glob("*.part"))
     assert run(tmp_path / "e", checkpoint, engine, benchmark) == first
     assert engine.starts == engine.stops == 1
-    assert not list((tmp_path / "e").glob("*.part"))
 
 
 def test_a_killed_evaluation_asks_only_for_what_is_missing(
