@@ -93,8 +93,7 @@ def grade_answer(prediction: str, gold: str | Sequence[str]) -> Grade:
     r"""Grades an answer that is already extracted; a `\boxed{...}` in it is opened."""
     golds = _golds(gold)
     start = time.perf_counter()
-    boxed = last_boxed(prediction) if "box" in prediction else None
-    return _grade_extracted(prediction if boxed is None else boxed, golds, start)
+    return _grade_extracted(_open_box(prediction), golds, start)
 
 
 def grade_many(
@@ -127,7 +126,12 @@ def _golds(gold: str | Sequence[str]) -> list[str]:
         raise TypeError(f"gold must be text or a list of texts, got {gold!r}; convert it with str")
     if not any(text.strip() for text in golds):
         raise ValueError("gold is empty, so no answer could be right; drop this question")
-    return [text for text in golds if text.strip()]
+    return [_open_box(text) for text in golds if text.strip()]
+
+
+def _open_box(text: str) -> str:
+    boxed = last_boxed(text) if "box" in text else None
+    return boxed if boxed and boxed.strip() else text
 
 
 def _since(start: float) -> float:
@@ -149,7 +153,12 @@ def _grade_extracted(answer: str, golds: list[str], start: float) -> Grade:
             detail=detail,
             seconds=_since(start),
         )
-    status, detail, waited = _judge(answer, golds)
+    try:
+        status, detail, waited = _judge(answer, golds)
+    except GraderError:
+        raise  # the installation is at fault, and every grade would be wrong
+    except Exception as error:  # one answer must not end a training run; the rate shows it
+        status, detail, waited = "error", f"internal: {type(error).__name__}: {error}", 0.0
     return Grade(
         correct=status == "correct",
         extracted=answer,

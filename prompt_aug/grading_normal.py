@@ -143,6 +143,12 @@ _UNITS = {
     "gal": "gal gallon gallons",
     "unit": "unit units",
     "rad": "rad radian radians",
+    "Hz": "hz hertz",
+    "eV": "ev",
+    "MeV": "mev",
+    "nm": "nm",
+    "J": "joule joules",
+    "mol": "mol moles",
 }
 _UNIT_OF = {name: unit for unit, names in _UNITS.items() for name in names.split()}
 # Only words of these lengths can be a unit without \text: "2 xy" and "3 RC" are products.

@@ -35,7 +35,7 @@ class PoolSettings:
 
     workers: int
     cpu_seconds: float = 2.0
-    wall_seconds: float = 60.0
+    wall_seconds: float = 180.0
     memory_bytes: int = 1 << 30
 
     @classmethod

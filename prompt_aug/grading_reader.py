@@ -218,9 +218,14 @@ class Reader:
                 base = self._script()
         if exponent == -1 or (base is not None and name != r"\log"):
             raise Unsupported("inverse function")
-        value = FUNCTIONS[name](to_double(self._function_argument()))
-        if base is not None:
-            value /= cmath.log(to_double(base))
+        argument = to_double(self._function_argument())
+        try:
+            value = FUNCTIONS[name](argument)
+            value = value / cmath.log(to_double(base)) if base is not None else value
+        except (ValueError, ZeroDivisionError):
+            raise Unsupported(f"{name} outside its domain") from None
+        except OverflowError:
+            raise TooBig(name) from None
         return power(self._keep(value), exponent)
 
     def _function_argument(self) -> Number:

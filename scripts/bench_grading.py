@@ -18,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from pyarrow import parquet
 from tqdm import tqdm
 
 from prompt_aug.grading import grade
@@ -42,9 +43,7 @@ def golds() -> list[str]:
     if not files:
         made = [rf"\frac{{{n}}}{{{n + 1}}}" for n in range(1, 400)]
         return made + [str(n) for n in range(400)] + [rf"{n}\sqrt{{3}}" for n in range(2, 90)]
-    import pandas as pd
-
-    rewards = pd.read_parquet(files[0], columns=["reward_model"])["reward_model"]
+    rewards = parquet.read_table(files[0], columns=["reward_model"])["reward_model"].to_pylist()
     return [row["ground_truth"] for row in rewards if row["ground_truth"].strip()]
 
 

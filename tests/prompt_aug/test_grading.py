@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from prompt_aug import grading_pool, grading_referee
+from prompt_aug import grading, grading_pool, grading_referee
 from prompt_aug.grading import STATUSES, Extraction, Grade, grade, grade_answer, grade_many
 from prompt_aug.grading_compare import compare
 from prompt_aug.grading_normal import canonical
@@ -67,6 +67,17 @@ def test_a_failing_worker_is_an_error_and_not_a_wrong_answer(
     assert (result.status, result.detail) == ("error", "memory limit")
 
 
+def test_a_fault_of_the_grader_itself_is_an_error_with_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(_text: str) -> str:
+        raise IndexError("a bug")
+
+    monkeypatch.setattr(grading, "canonical", broken)
+    result = grade_answer("5", "6")
+    assert (result.status, result.detail) == ("error", "internal: IndexError: a bug")
+
+
 def test_a_timeout_on_one_gold_does_not_hide_the_next() -> None:
     slow = r"\prod_{k=1}^{9998} k^{k}"
     assert grade_answer(NEEDS_ALGEBRA[0], [slow, NEEDS_ALGEBRA[1]]).correct
@@ -75,6 +86,13 @@ def test_a_timeout_on_one_gold_does_not_hide_the_next() -> None:
 def test_any_gold_may_match_and_blank_ones_are_ignored() -> None:
     assert grade_answer("7", ["6", " ", "7\n"]).correct
     assert not grade_answer("8", ["6", "7"]).correct
+
+
+@pytest.mark.parametrize(
+    "text", [r"\boxed{5}", r"y=2\boxed{x90\c}", r"\boxed{}", "5", r"\log_{2}0"]
+)
+def test_an_answer_or_gold_may_carry_its_box(text: str) -> None:
+    assert grade_answer(text, text).correct
 
 
 @pytest.mark.parametrize("gold", ["", "  ", [], ["", "\n"]])

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from pyarrow import ipc, parquet
 
 from prompt_aug.grading import grade, grade_many
 from prompt_aug.grading_compare import compare
@@ -14,16 +15,14 @@ from prompt_aug.grading_structure import build
 
 def read_golds(folder: Path) -> list[list[str]]:
     """All golds of MATH level 3-5 (the two empty ones dropped) and of the five benchmarks."""
-    import datasets
-    import pandas as pd
-
     file = next((folder / "math_level3to5").glob("*train.parquet"))
-    rewards = pd.read_parquet(file, columns=["reward_model"])["reward_model"]
+    rewards = parquet.read_table(file, columns=["reward_model"])["reward_model"].to_pylist()
     golds = [[row["ground_truth"]] for row in rewards if row["ground_truth"].strip()]
     assert len(golds) == 8521
-    for benchmark in datasets.load_from_disk(str(folder / "evaluation_suite")).values():
-        for answer in benchmark["answer"]:
-            golds.append(list(answer) if isinstance(answer, list) else [str(answer)])
+    for arrow in sorted((folder / "evaluation_suite").glob("*/*.arrow")):
+        with ipc.open_stream(arrow) as stream:
+            answers = stream.read_all()["answer"].to_pylist()
+        golds += [list(a) if isinstance(a, list) else [str(a)] for a in answers]
     assert len(golds) == 8521 + 1560
     return golds
 

@@ -68,6 +68,8 @@ def test_approximate_values(text: str, value: complex) -> None:
         "0^0",
         "2^3^4",
         r"\sin^{-1} x",
+        r"\log_{2}0",
+        r"\cot 0",
         "x!",
     ],
 )
