@@ -104,6 +104,8 @@ import torch, torch.distributed
 import verl
 from verl.plugin.platform import get_platform
 seen = {"device": get_platform().device_name}
+patches = (torch.distributed.init_process_group, importlib.metadata.version)
+seen["patched"] = [hasattr(function, "recipe_cpu") for function in patches]
 
 import verl.utils.distributed as distributed
 adapted = torch.distributed.init_process_group
@@ -155,6 +157,8 @@ seen["merged"] = f"{merged['w'].dtype} {merged['w'].item()}"
 print(json.dumps(seen))
 """
 
+DEVICE = "get_platform().device_name"
+
 # A 64 x 32 linear layer of vLLM, loaded as vLLM loads one; then its weight is changed in place.
 VLLM = """
 import json, sys
@@ -192,7 +196,7 @@ def look(program: str, *arguments: str, **variables: str) -> dict[str, Any]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -255,15 +259,11 @@ def test_vllm_still_throws_linear_weights_away() -> None:
 
 
 @pytest.mark.e2e
-def test_without_being_asked_nothing_is_changed() -> None:
-    program = VERL.split("import verl.utils.distributed")[0].replace(
-        "get_platform().device_name", "0"
-    )
-    program += (
-        "seen['group'] = hasattr(torch.distributed.init_process_group, 'recipe_cpu')\n"
-        "seen['version'] = hasattr(importlib.metadata.version, 'recipe_cpu')\n"
-        "print(json.dumps(seen))"
-    )
-    asked, unasked = look(program), look(program, VERL_PLATFORM="nvidia")
-    assert asked == {"device": 0, "group": True, "version": True}
-    assert unasked == {"device": 0, "group": False, "version": False}
+def test_without_being_asked_nothing_is_changed(
+    bare: dict[str, Any], adapted: dict[str, Any]
+) -> None:
+    assert adapted["patched"] == [True, True]
+    assert bare["patched"] == [False, False]
+    program = VERL.split("import verl.utils.distributed")[0].replace(DEVICE, "'any'")
+    unasked = look(f"{program}\nprint(json.dumps(seen))", VERL_PLATFORM="nvidia")
+    assert unasked["patched"] == [False, False]

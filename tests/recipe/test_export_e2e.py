@@ -83,7 +83,7 @@ def save_checkpoint(run: Path, step: int, tied: str) -> None:
         env=environment,
         check=True,
         capture_output=True,
-        timeout=300,
+        timeout=600,
     )
 
 
@@ -111,7 +111,7 @@ def command(run: Path, *options: str) -> list[str]:
 
 def export(run: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(run, *options), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        command(run, *options), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
 
 
