@@ -45,8 +45,10 @@ class RecipeRewardManager(RewardManagerBase):
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         item = data[0]
-        length = int(item.batch["attention_mask"].sum())
-        text = self.tokenizer.decode(item.batch["responses"][:length], skip_special_tokens=True)
+        responses = item.batch["responses"]
+        # verl's own workers put the prompt's mask before the response's, ours hand on the latter.
+        length = int(item.batch["attention_mask"][-len(responses) :].sum())
+        text = self.tokenizer.decode(responses[:length], skip_special_tokens=True)
         row = item.non_tensor_batch
         drawn = row["tool_extra_fields"]
         template = self.bank[drawn["template"]]

@@ -26,6 +26,8 @@ CPU_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "WARNING",
+    # Without this vLLM turns the executor "uni" (see config/machine/cpu.yaml) back into "mp".
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "GLOO_SOCKET_IFNAME": "lo",
 }
 ENVIRONMENT = {
@@ -42,11 +44,12 @@ def set_environment(config: DictConfig) -> None:
     wanted = dict(ENVIRONMENT)
     if config.trainer.device == "cpu":
         wanted.update(CPU_ENVIRONMENT)
-        threads = str(max(1, (os.cpu_count() or 1)))
-        wanted["OMP_NUM_THREADS"] = threads
+        wanted["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
+    run_dir = str(Path(config.recipe.run_dir).resolve())
+    wanted.update(TENSORBOARD_DIR=f"{run_dir}/tensorboard", WANDB_DIR=run_dir)
     for key, value in wanted.items():
         os.environ.setdefault(key, value)
-    os.environ[processes.MARK] = str(Path(config.recipe.run_dir).resolve())
+    os.environ[processes.MARK] = run_dir
 
 
 def prepare(config: DictConfig) -> None:
@@ -117,7 +120,8 @@ def forward_environment(config: DictConfig) -> None:
 
     And quiet Ray, unless ``recipe.worker_logs`` wants to see every worker's output.
     """
-    names = [*ENVIRONMENT, *CPU_ENVIRONMENT, processes.MARK, "OMP_NUM_THREADS"]
+    loggers = ["TENSORBOARD_DIR", "WANDB_DIR", "WANDB_MODE"]
+    names = [*ENVIRONMENT, *CPU_ENVIRONMENT, *loggers, processes.MARK, "OMP_NUM_THREADS"]
     values = {name: os.environ[name] for name in names if name in os.environ}
     with open_dict(config):
         OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", values, force_add=True)

@@ -85,14 +85,14 @@ def test_unknown_example_names_the_known() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data": {"train_batch_size": 30}}, "not a multiple of actor.ppo_mini_batch_size=16"),
+        ({"data": {"train_batch_size": 30}}, "not a multiple of actor.ppo_mini_batch_size=8"),
         (
             {"actor_rollout_ref": {"actor": {"ppo_micro_batch_size_per_gpu": 48}}},
-            "does not divide the 128 rows",
+            "does not divide the 64 rows",
         ),
         (
             {"actor_rollout_ref": {"rollout": {"log_prob_micro_batch_size_per_gpu": 100}}},
-            "does not divide the 256 rows",
+            "does not divide the 128 rows",
         ),
         ({"trainer": {"n_gpus_per_node": 3}}, "does not divide over 3 data-parallel ranks"),
     ],

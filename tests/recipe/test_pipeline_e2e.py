@@ -36,6 +36,7 @@ def command(run: Path, cache: Path, *more: str) -> list[str]:
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
         ),
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16",
+        "trainer.logger=[tensorboard,wandb]",
         *(f"trainer.total_training_steps={STEPS}", "trainer.save_freq=2", "trainer.test_freq=2"),
         *more,
     ]
@@ -43,7 +44,12 @@ def command(run: Path, cache: Path, *more: str) -> list[str]:
 
 def call(*arguments: Any, timeout: float = 600) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [str(a) for a in arguments], capture_output=True, text=True, timeout=timeout, check=False
+        [str(a) for a in arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, "WANDB_MODE": "offline"},
     )
 
 
@@ -62,7 +68,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any
     run, cache = base / "run", base / "cache"
     seen: dict[str, Any] = {"run": run, "cache": cache}
     with (base / "first.log").open("w") as log:
-        first = subprocess.Popen(command(run, cache), stdout=log, stderr=log)
+        environment = {**os.environ, "WANDB_MODE": "offline"}
+        first = subprocess.Popen(command(run, cache), stdout=log, stderr=log, env=environment)
         tracker = run / "checkpoints" / "latest_checkpointed_iteration.txt"
         wait_for(tracker.exists, first)
         seen["second_start"] = call(*command(run, cache))
@@ -171,6 +178,11 @@ def test_export_evaluation_and_report(finished: dict[str, Any]) -> None:
     assert summary["optimizer_steps"] == 8
     assert summary["seed"] == 0
     assert (run / "report" / "index.html").stat().st_size > 10_000
+
+
+def test_the_other_loggers_write_into_the_run_folder(finished: dict[str, Any]) -> None:
+    assert list((finished["run"] / "tensorboard").rglob("events.out.tfevents.*"))
+    assert list((finished["run"] / "wandb").glob("offline-run-*"))
 
 
 def test_nothing_is_left_behind(finished: dict[str, Any]) -> None:
