@@ -184,6 +184,8 @@ def test_nesting() -> None:
     assert not well_nested("<a><a></a></a>", ["a"])
     assert not well_nested("</a><a>", ["a"])
     assert not well_nested("<a>", ["a"])
+    assert not well_nested("<a></a><a>", ["a"])
+    assert not well_nested("<a><b></b>", ["a", "b"])
     assert not well_nested("text", ["a"])
 
 

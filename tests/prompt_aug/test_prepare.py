@@ -1,4 +1,4 @@
-"""The command prepare: sources and presets on small local files, refusals, manifest, real data."""
+"""The command prepare: refusals by row, manifest, options, killed and run again, real data."""
 
 import hashlib
 import json
@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from prompt_aug import prepare, prepare_sources
-from prompt_aug.prepare_sources import Columns, SourceError, load_presets, load_rows, to_question
-from prompt_aug.questions import QuestionError, read_parquet
+from prompt_aug import prepare
+from prompt_aug.prepare_sources import load_presets, load_rows
+from prompt_aug.questions import read_parquet
 
 ROWS = [
     {"problem": "What is the sum of 1 and 2?", "answer": "3"},
@@ -153,32 +151,6 @@ def test_near_duplicates_are_reported_and_kept(tmp_path: Path) -> None:
     assert manifest["kept"] == 3
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl", "json", "disk", "dict", "folder", "arrow"])
-def test_sources(tmp_path: Path, kind: str) -> None:
-    table = datasets.Dataset.from_list(ROWS[:2])
-    path = tmp_path / f"data.{kind}"
-    if kind == "parquet":
-        table.to_parquet(path)
-    elif kind in ("jsonl", "json"):
-        table.to_json(path)
-    elif kind == "disk":
-        table.save_to_disk(path)
-    elif kind == "dict":
-        datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(path)
-    elif kind == "folder":
-        path.mkdir()
-        pq.write_table(pa.Table.from_pylist(ROWS[:1]), path / "a.parquet")
-        pq.write_table(pa.Table.from_pylist(ROWS[1:2]), path / "b.parquet")
-    else:
-        table.save_to_disk(tmp_path / "saved")
-        path = next((tmp_path / "saved").glob("*.arrow"))
-    assert list(load_rows(str(path))) == ROWS[:2]
-    if kind == "dict":
-        assert list(load_rows(str(path), split="test")) == ROWS[:1]
-        with pytest.raises(SourceError, match=r"no split 'validation'.*'train', 'test'"):
-            load_rows(str(path), split="validation")
-
-
 def test_the_hub_is_asked_for_the_presets_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,61 +173,6 @@ def test_the_hub_is_asked_for_the_presets_id(
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     assert prepare.main(["some/where", str(out), "--no-benchmarks"]) == 1
     assert "some/where: hub data set cannot be loaded (is the id right" in capsys.readouterr().err
-
-
-DAPO = (
-    "Solve it. The last line should be of the form Answer: $Answer where it "
-    "is the answer to the problem.\n\nHow many?\nIn all?\n\nRemember to put your answer last."
-)
-PRESET_ROWS: dict[str, tuple[dict[str, Any], str, str, int | None]] = {
-    "math-level3to5": (
-        {"question": "Q?", "reward_model": {"ground_truth": "118", "style": "rule"}},
-        "Q?",
-        "118",
-        None,
-    ),
-    "math-train": (
-        {
-            "problem": "Q?",
-            "level": "Level 5",
-            "solution": "\\boxed{1}, no, $\\boxed{\\frac{1}{2}}$",
-        },
-        "Q?",
-        "\\frac{1}{2}",
-        5,
-    ),
-    "gsm8k": ({"question": "Q?", "answer": "6 #### 3\n#### 1,000"}, "Q?", "1,000", None),
-    "dapo-math-17k": (
-        {
-            "prompt": [{"role": "user", "content": DAPO}],
-            "reward_model": {"ground_truth": "34", "style": "rule"},
-        },
-        "How many?\nIn all?",
-        "34",
-        None,
-    ),
-    "open-rs": ({"problem": "Q?", "solution": "so", "answer": "7"}, "Q?", "7", None),
-    "openr1-math": ({"problem": "Q?", "solution": "so", "answer": "7"}, "Q?", "7", None),
-}
-
-
-def test_presets() -> None:
-    presets = load_presets()
-    assert set(presets) == set(PRESET_ROWS)
-    for name, (row, text, answer, level) in PRESET_ROWS.items():
-        made = to_question(row, presets[name].columns, name, "train")
-        assert (made.text, made.answers, made.level, made.source) == (text, (answer,), level, name)
-
-
-def test_rows_that_a_preset_does_not_fit() -> None:
-    presets = load_presets()
-    for name, row, message in (
-        ("math-train", {"problem": "Q?", "solution": "7"}, "no .*boxed"),
-        ("gsm8k", {"question": "Q?", "answer": "7"}, "no '####'"),
-        ("dapo-math-17k", {"prompt": [{"role": "user", "content": "Q?"}]}, "does not stand before"),
-    ):
-        with pytest.raises(QuestionError, match=message):
-            to_question(row, presets[name].columns, name, "train")
 
 
 def test_columns_levels_and_lists(tmp_path: Path) -> None:
@@ -289,43 +206,6 @@ def test_wrong_options(
     assert run(tmp_path, *options) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("no", None, "neither a file, nor a folder, nor an id"),
-        ("a.txt", "x", "known are files ending in .parquet"),
-        ("a.jsonl", "{", "local data cannot be loaded"),
-        ("a.parquet", "x", "local data cannot be loaded"),
-    ],
-)
-def test_unreadable_sources(tmp_path: Path, name: str, content: str | None, message: str) -> None:
-    path = tmp_path / name
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(SourceError, match=message):
-        load_rows(str(path))
-
-
-def test_an_empty_folder_and_equal_benchmarks(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="no file ending in"):
-        load_rows(str(tmp_path))
-    path = jsonl(tmp_path / "b.jsonl", BENCHMARK)
-    with pytest.raises(SourceError, match="two benchmarks are called b"):
-        prepare.load_benchmarks([str(path), f"b={path}"])
-
-
-def test_hostile_answer_lists_are_texts() -> None:
-    for text in ("[" * 100_000 + "]", "[__import__('os')]", "[1, 2]", "[]"):
-        row = {"t": "Q?", "a": text}
-        made = to_question(row, Columns(text="t", answer="a"), "s", "train")
-        assert made.answers == (text,)
-
-
-def test_read_level() -> None:
-    values = {3: 3, 4.0: 4, "3.0": 3, "Level 5": 5, "Level ?": None, None: None}
-    assert {value: prepare_sources.read_level(value) for value in values} == values
 
 
 def test_real_rows_and_the_real_suite(shared_data: Path, tmp_path: Path) -> None:
