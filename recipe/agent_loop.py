@@ -45,14 +45,15 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.recipe = self.config.recipe
-        self.bank = load_bank(self.recipe.augment.bank)
+        self.bank = load_bank(self.recipe.augment.bank, self.recipe.augment.format)
         self.prompt_length = int(self.rollout_config.prompt_length)
         self.response_length = int(self.rollout_config.response_length)
 
     def prompt(self, row: dict[str, Any]) -> tuple[str, Rendered, list[int]]:
         """(template name, rendered prompt, its token ids); ValueError where it is too long."""
         name = choose_template(self.recipe.augment, self.bank, self.recipe.seed, row)
-        rendered = render(self.bank[name], row["raw_prompt"][-1]["content"], self.tokenizer)
+        text, style = row["raw_prompt"][-1]["content"], self.recipe.augment.style
+        rendered = render(self.bank[name], text, self.tokenizer, style)
         ids = self.tokenizer.encode(rendered.text, add_special_tokens=False)
         if len(ids) > self.prompt_length:
             raise ValueError(

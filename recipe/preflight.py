@@ -57,7 +57,7 @@ def check_batches(config: DictConfig) -> None:
 def check_recipe(config: DictConfig) -> Bank:
     """Refuse unknown templates and impossible settings of the section `recipe`; return the bank."""
     augment, reward = config.recipe.augment, config.recipe.reward
-    bank = load_bank(augment.bank)  # raises for a missing or malformed bank
+    bank = load_bank(augment.bank, augment.format)  # raises for a missing or malformed bank
     names = list(augment.templates or bank.names)
     for name in (*names, augment.validation_template):
         bank[name]  # raises KeyError with the known names
@@ -65,6 +65,9 @@ def check_recipe(config: DictConfig) -> Bank:
         raise RefusedError(
             f"recipe.augment.mode={augment.mode}: known are per_question, per_rollout, fixed"
         )
+    for key, known in (("format", ("strict", "published")), ("style", ("auto", "chat", "raw"))):
+        if augment[key] not in known:
+            raise RefusedError(f"recipe.augment.{key}={augment[key]}: known are {', '.join(known)}")
     if augment.mode == "fixed" and len(names) != 1:
         raise RefusedError("recipe.augment.mode=fixed wants one name in recipe.augment.templates")
     if augment.weights and len(augment.weights) != len(names):
@@ -154,7 +157,8 @@ def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, An
     ):
         questions = read_questions(config.data[key], f"data.{key}")
         limit = int(config.data.max_prompt_length)
-        dropped = overlong(questions, [bank[n] for n in drawn], tokenizer, limit=limit)
+        templates = [bank[n] for n in drawn]
+        dropped = overlong(questions, templates, tokenizer, limit=limit, style=augment.style)
         gone = {d.uid for d in dropped}
         kept = [dataclasses.replace(q, split=split) for q in questions if q.uid not in gone]
         if not kept:

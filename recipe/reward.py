@@ -41,7 +41,7 @@ class RecipeRewardManager(RewardManagerBase):
         super().__init__(config, tokenizer, compute_score)
         self.settings = config.recipe.reward
         self.limit = int(config.data.max_response_length)
-        self.bank = load_bank(config.recipe.augment.bank)
+        self.bank = load_bank(config.recipe.augment.bank, config.recipe.augment.format)
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         item = data[0]

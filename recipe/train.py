@@ -14,7 +14,6 @@ import traceback
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
-from transformers import AutoTokenizer
 
 from recipe import preflight, processes, progress, run_folder
 from recipe.composition import check_same_run, compose_config
@@ -76,6 +75,8 @@ def prepare(config: DictConfig) -> None:
     if config.recipe.toy.enable:
         toy.build(config)
     shown = OmegaConf.to_yaml(config, resolve=True)  # with the user's own data files
+    from transformers import AutoTokenizer  # seconds; a refusal above comes without them
+
     tokenizer = AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path)
     report = preflight.prepare_data(config, bank, tokenizer)
     run_folder.write_json(run_dir / "data" / "manifest.json", report)

@@ -1,4 +1,4 @@
-"""verl and vLLM on a CPU: the platform, three gaps of verl, one of vLLM.
+"""verl and vLLM on a CPU: the platform, and what closes the gaps of both.
 
 Active only where the environment says ``VERL_PLATFORM=cpu``; see `recipe.cpu.gaps` for each gap,
 its reason, and the test that fails when it closes upstream.

@@ -61,7 +61,7 @@ def score(texts: list[str], length: int, template: str, answers: list[str], over
         {
             "data": {"max_response_length": 4},
             "recipe": {
-                "augment": {"bank": None},
+                "augment": {"bank": None, "format": "strict"},
                 "reward": {
                     "format_weight": 1.0,
                     "format_gated": False,

@@ -1,0 +1,123 @@
+"""One rollout: which template, which tokens go to the engine, what is handed on."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from prompt_aug.draw import draw
+from prompt_aug.templates import load_bank, render
+from recipe.agent_loop import EPOCH, PromptAugmentationAgentLoop, choose_template
+from recipe.toy import build
+from recipe.toy.tokenizer import build_tokenizer
+
+NAMES = ["open-r1-teacher", "formal", "lm_eval_prompt4"]
+
+
+def augment(**changes: Any) -> Any:
+    values = {
+        "bank": None,
+        "templates": NAMES,
+        "weights": None,
+        "mode": "per_question",
+        "format": "strict",
+        "style": "auto",
+        "validation_template": "qwen-math",
+    }
+    return OmegaConf.create({**values, **changes})
+
+
+def row(split: str = "train", session: int = 0, epoch: int = 0, uid: str = "u") -> dict[str, Any]:
+    return {
+        "extra_info": {"split": split, "uid": uid},
+        "session_id": session,
+        EPOCH: epoch,
+        "raw_prompt": [{"role": "user", "content": "What is 47 + 38?"}],
+    }
+
+
+def test_a_question_keeps_its_template_within_an_epoch_and_draws_anew_in_the_next() -> None:
+    bank = load_bank()
+    uids = [f"u{i}" for i in range(200)]
+    first = [choose_template(augment(), bank, 7, row(uid=u)) for u in uids]
+    assert first == [choose_template(augment(), bank, 7, row(uid=u, session=5)) for u in uids]
+    second = [choose_template(augment(), bank, 7, row(uid=u, epoch=1)) for u in uids]
+    assert first != second
+    assert first == [draw(seed=7, epoch=0, uid=u, names=NAMES) for u in uids]
+    assert set(first) == set(NAMES)
+
+
+def test_per_rollout_mode_varies_within_the_group_and_validation_never_does() -> None:
+    bank = load_bank()
+    drawn = {
+        choose_template(augment(mode="per_rollout"), bank, 7, row(session=i)) for i in range(40)
+    }
+    assert drawn == set(NAMES)
+    fixed = {choose_template(augment(), bank, 7, row("test", i, i, f"u{i}")) for i in range(40)}
+    assert fixed == {"qwen-math"}
+
+
+def test_all_of_the_bank_is_drawn_where_no_templates_are_named() -> None:
+    bank = load_bank()
+    drawn = {choose_template(augment(templates=None), bank, 1, row(uid=str(i))) for i in range(400)}
+    assert drawn == set(bank.names)
+
+
+class Engine:
+    """Stands in for the engine's client: records the request, answers with given tokens."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids, self.requests = ids, []
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict):
+        self.requests.append((request_id, prompt_ids, sampling_params))
+        return SimpleNamespace(
+            token_ids=self.ids,
+            log_probs=[-0.5] * len(self.ids),
+            num_preempted=None,
+            extra_fields={"min_global_steps": 3, "max_global_steps": 3},
+        )
+
+
+def loop(engine: Engine, prompt_length: int = 200, response_length: int = 6) -> Any:
+    made = object.__new__(PromptAugmentationAgentLoop)  # verl's __init__ wants a whole config
+    made.recipe = OmegaConf.create({"augment": augment(templates=NAMES[:1]), "seed": 7})
+    made.bank, made.server_manager = load_bank(), engine
+    made.tokenizer = build_tokenizer(build.corpus(load_bank()))
+    made.prompt_length, made.response_length = prompt_length, response_length
+    return made
+
+
+def test_prefill_is_prompt_and_the_draw_is_handed_on() -> None:
+    engine = Engine([5, 6, 7])
+    made = loop(engine)
+    out = asyncio.run(made.run({"temperature": 1.0}, uid="group", **row()))
+    expected = render(made.bank["open-r1-teacher"], "What is 47 + 38?", made.tokenizer).text
+    assert expected.endswith("<think>\n")
+    (request_id, prompt_ids, params), *_ = engine.requests
+    assert made.tokenizer.decode(prompt_ids) == expected
+    assert out.prompt_ids == prompt_ids
+    assert request_id == "group"
+    assert params == {"temperature": 1.0, "detokenize": False}
+    assert (out.response_ids, out.response_mask) == ([5, 6, 7], [1, 1, 1])
+    assert out.response_logprobs == [-0.5] * 3
+    assert out.extra_fields["template"] == "open-r1-teacher"
+    assert out.extra_fields["prefill"] == "<think>\n"
+    assert out.extra_fields["min_global_steps"] == 3
+    assert out.extra_fields["truncated"] is False
+
+
+def test_a_response_at_the_limit_is_marked_and_cut() -> None:
+    out = asyncio.run(loop(Engine(list(range(9)))).run({}, uid="g", **row()))
+    assert out.response_ids == [0, 1, 2, 3, 4, 5]
+    assert len(out.response_mask) == len(out.response_logprobs) == 6
+    assert out.extra_fields["truncated"] is True
+
+
+def test_a_prompt_that_is_too_long_is_refused_not_cut() -> None:
+    engine = Engine([1])
+    with pytest.raises(ValueError, match="under template open-r1-teacher"):
+        asyncio.run(loop(engine, prompt_length=20).run({}, uid="g", **row()))
+    assert engine.requests == []

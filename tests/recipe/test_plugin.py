@@ -1,0 +1,30 @@
+"""A plug-in that cannot load stops a process of a run with its own traceback."""
+
+import os
+import subprocess
+import sys
+
+BREAK = "import sys; sys.modules['recipe.cpu.platform'] = None; import verl; print('went on')"
+
+
+def start(**environment: str) -> subprocess.CompletedProcess:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("VERL_", "RAY_"))}
+    return subprocess.run(
+        [sys.executable, "-c", BREAK],
+        env={**kept, "VERL_PLATFORM": "cpu", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_what_verl_swallows_in_an_entry_point_stops_a_run_here() -> None:
+    # The gap: as an entry point alone the failure is silent. When verl mends this, drop the
+    # VERL_USE_EXTERNAL_MODULES of recipe.train.
+    assert "went on" in start().stdout
+    stopped = start(VERL_USE_EXTERNAL_MODULES="recipe.plugin")
+    assert stopped.returncode != 0
+    assert "went on" not in stopped.stdout
+    assert "recipe.cpu.platform" in stopped.stderr
+    assert "Traceback" in stopped.stderr
