@@ -40,6 +40,7 @@ STYLE: Any = {  # Any: matplotlib types each key of its own
     "figure.dpi": 144,
 }
 # The parts of a trainer step that follow one another; what is left of the step is "other".
+# Validation and saving come every few steps and lie outside verl's timer of the step.
 STEP_PARTS = (
     "gen",
     "reward",
@@ -50,8 +51,6 @@ STEP_PARTS = (
     "update_critic",
     "update_actor",
     "update_weights",
-    "testing",
-    "save_checkpoint",
 )
 
 
@@ -86,6 +85,8 @@ def accuracy(data: RunData) -> bytes | None:
         errors = [100 * (row.total.standard_error or 0.0) for row in data.rows]
         _error_line(axes, steps, means, errors, ("all questions", "#000000", "X"), width=2.6)
     axes.set_ylabel("per cent right, ±1 standard error")
+    if len(steps) <= 12:
+        axes.set_xticks(steps)
     low, high = axes.get_ylim()
     axes.set_ylim(max(-3.0, low), min(103.0, high))
     if len(names) > 1:
@@ -94,8 +95,9 @@ def accuracy(data: RunData) -> bytes | None:
 
 
 def grades(data: RunData) -> bytes | None:
-    """The share of training rollouts by grading status."""
-    keys = {key: key.removeprefix("grade/") for key in data.keys("grade/")}
+    """The share of training rollouts by grading status, without those that never occurred."""
+    occurred = [key for key in data.keys("grade/") if any(data.series(key)[1])]
+    keys = {key: key.removeprefix("grade/") for key in occurred}
     return lines(data, "Grading status in training", "share of rollouts", keys)
 
 

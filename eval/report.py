@@ -90,7 +90,7 @@ CHARTS: tuple[tuple[str, str, str, Draw], ...] = (
         "shares of all training rollouts",
         charts.grades,
     ),
-    ("step_time", "Step time", "the parts follow one another", charts.step_time),
+    ("step_time", "Step time", "without validation and saving", charts.step_time),
 )
 
 
