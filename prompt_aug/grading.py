@@ -126,7 +126,8 @@ def _golds(gold: str | Sequence[str]) -> list[str]:
         raise TypeError(f"gold must be text or a list of texts, got {gold!r}; convert it with str")
     if not any(text.strip() for text in golds):
         raise ValueError("gold is empty, so no answer could be right; drop this question")
-    return [_open_box(text) for text in golds if text.strip()]
+    both = ((text, _open_box(text)) for text in golds if text.strip())
+    return list(dict.fromkeys(text for pair in both for text in pair))
 
 
 def _open_box(text: str) -> str:

@@ -95,6 +95,10 @@ def test_an_answer_or_gold_may_carry_its_box(text: str) -> None:
     assert grade_answer(text, text).correct
 
 
+def test_a_box_in_a_box_is_equal_to_itself() -> None:
+    assert grade(r"\boxed{a\boxed{1i1}105.5}", r"a\boxed{1i1}105.5").correct
+
+
 @pytest.mark.parametrize("gold", ["", "  ", [], ["", "\n"]])
 def test_an_empty_gold_is_refused(gold: str | list[str]) -> None:
     with pytest.raises(ValueError, match="gold is empty"):

@@ -98,6 +98,8 @@ worker._confine(worker.Limits(cpu_seconds=5, wall_seconds=5, memory_bytes=1 << 2
 attempts = [
     lambda: eval("1 + 1"),
     lambda: exec("x = 1"),
+    lambda: exec("def monomial_mul(A, B):\\n    return A.append(B)"),
+    lambda: exec("def monomial_mul(A, B):\\n    return exit(B)"),
     lambda: compile("1", "<string>", "eval"),
     lambda: open("leak", "w"),
     lambda: os.open("leak", os.O_CREAT | os.O_WRONLY),
