@@ -142,9 +142,15 @@ class Bank(Mapping[str, Template]):
 def load_bank(path: str | Path | None = None, format_setting: FormatSetting = "strict") -> Bank:
     """The bank of a yaml file; None means the project's own 13 templates.
 
+    A .json file is one of published renderings (`prompt_aug.templates_published`).
+
     Raises BankError for a missing or malformed file, unknown or repeated keys, and bad templates.
     """
     path = OWN_BANK if path is None else Path(path)
+    if path.suffix == ".json":
+        from prompt_aug.templates_published import load_published  # which loads our own bank
+
+        return load_published(path, format_setting=format_setting)
     if not path.is_file():
         raise BankError(f"template bank {path}: no such file")
     try:

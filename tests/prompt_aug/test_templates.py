@@ -247,3 +247,11 @@ def test_the_readme_runs() -> None:
     result = doctest.testfile(str(readme), module_relative=False)
     assert result.attempted >= 9
     assert result.failed == 0
+
+
+def test_published_renderings_are_a_bank_by_path(shared_data: Path) -> None:
+    bank = load_bank(shared_data / "published_templates.json", "published")
+    assert len(bank) == 13
+    assert bank["open-r1"].source.endswith("published_templates.json")
+    assert bank["open-r1"].system != load_bank()["open-r1"].system
+    assert bank["abel"].format_reward("") == 1.0  # constant, as published
