@@ -29,6 +29,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,12 +46,10 @@ _REFUSED_EVENTS = (
 
 # Parsed once in the warden: fills ANTLR's prediction tables, which every fork then shares.
 _WARM_UP = (
-    (r"\frac{1}{2}+\sqrt{3}", r"\sqrt{3}+0.5"),
-    (r"2\pi x^{2}-x_{1}", r"-x_{1}+2x^{2}\pi"),
+    (r"\frac{1}{2}+2\pi x^{2}-x_{1}\sqrt{3}", r"0.5-\sqrt{3}x_{1}+2x^{2}\pi"),
     (r"y=2x+1", r"2x-y+1=0"),
     (r"\begin{pmatrix}1 & 2\\3 & 4\end{pmatrix}", r"\begin{pmatrix}1 & 2\\3 & 5\end{pmatrix}"),
     (r"\sin(x)+\cos^2 x-\log_{2} 8", r"\tan x+\ln x+e^{-x}"),
-    (r"1\leq x<3", r"[1,3)"),
 )
 
 
@@ -119,10 +118,10 @@ def _deadline(limits: Limits) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _exact_number(_self: object, text: str) -> Any:
+def _exact_number(_reader: object, text: str) -> Any:
     """A number token as an exact rational: 0.5 is 1/2, and 0.333333 is not 1/3.
 
-    Replaces a method of latex2sympy that calls `sympy.Number(text)`, that is exec and eval.
+    Replaces `sympy.Number(text)` in both places of latex2sympy: that one is exec and eval.
     """
     from fractions import Fraction
 
@@ -283,6 +282,7 @@ def main() -> None:
         import latex2sympy2_extended.latex2sympy2 as reader
 
         reader._Latex2Sympy.parse_number = _exact_number
+        reader.Number = partial(_exact_number, None)
         warm = [judge([[gold]], [pred])["status"] for gold, pred in _WARM_UP]
     except Exception as error:
         warm = [f"{type(error).__name__}: {error}"]
