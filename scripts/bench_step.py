@@ -4,11 +4,12 @@
 
 Each variant is a real run of examples/toy on the same start model, one after the other on an
 otherwise idle machine. The table holds the median seconds of the steps after the first, and the
-ratio to the last variant, which is the default.
+ratio to the last variant, which is the default. Variants that are done are not run again.
 """
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -27,17 +28,25 @@ VARIANTS = {
     "verl as it comes": STOCK_WORKER + STOCK_POLL + STOCK_EXECUTOR,
     "+ short poll": STOCK_WORKER + STOCK_EXECUTOR,
     "+ engine in its core process": STOCK_WORKER,
-    "+ questions, not rollouts (default)": [],
+    "+ questions, not rollouts": [],
 }
+
+
+def read(run: Path) -> list[dict[str, float]]:
+    """The lines of metrics.jsonl, none where there is no such file."""
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def measure(name: str, overrides: list[str], steps: int, out: Path) -> dict[str, float]:
     """The median seconds of each part of a step."""
-    run = out / name.replace(" ", "_").replace(",", "").replace("+_", "")
+    run = out / re.sub(r"\W+", "_", name).strip("_")
     command = [sys.executable, "-m", "recipe.train", "toy", f"recipe.run_dir={run}"]
     settings = [f"trainer.total_training_steps={steps}", "trainer.save_freq=-1"]
-    subprocess.run([*command, *settings, "trainer.test_freq=-1", *overrides], check=True)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = read(run)
+    if len(lines) < steps:
+        subprocess.run([*command, *settings, "trainer.test_freq=-1", *overrides], check=True)
+        lines = read(run)
     return {p: statistics.median(m[f"timing_s/{p}"] for m in lines[1:]) for p in PARTS}
 
 

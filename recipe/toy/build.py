@@ -2,8 +2,8 @@
 
     <cache>/<digest>/{train,validation,test}.parquet  model/  manifest.json (last)
 
-The digest is that of everything the content depends on: settings, templates and this package's
-source. A folder without a manifest is a build that was cut: it is built again.
+The digest is that of everything the content depends on: settings, templates, and the source of the
+modules that make it. A folder without a manifest is a build that was cut: it is built again.
 """
 
 import hashlib
@@ -18,23 +18,21 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from prompt_aug.questions import write_parquet
 from prompt_aug.templates import Bank, load_bank, render
 from recipe.toy import world
-from recipe.toy.tokenizer import build_tokenizer
-from recipe.toy.warmup import WarmUp, build_model, train
+from recipe.toy.demonstrations import demonstration
 
 MANIFEST = "manifest.json"
+CONTENT = ("world", "demonstrations", "tokenizer", "warmup")  # modules that decide the content
 
 
 def digest(settings: dict[str, Any], bank: Bank) -> str:
-    """16 hex digits over the settings, the bank and the source of this package."""
-    source = "".join(p.read_text() for p in sorted(Path(__file__).parent.glob("*.py")))
+    """16 hex digits over the settings, the bank and the source of `CONTENT`."""
+    source = "".join(Path(__file__).with_name(f"{name}.py").read_text() for name in CONTENT)
     content = json.dumps(settings, sort_keys=True) + repr([bank[n] for n in bank.names]) + source
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def corpus(bank: Bank) -> list[str]:
     """The texts that the tokenizer's merges are learned from: prompts and answers of the world."""
-    from recipe.toy.demonstrations import demonstration
-
     samples = world.problems("train", 400, seed=0)
     texts = [world.to_question(p, "train", 0) for p in samples]
     words = [text for q in texts for text in (q.text, *q.neighbours)]
@@ -65,6 +63,10 @@ def build(config: DictConfig) -> Path:
     settings, folder = settings_of(config, bank), folder_of(config, bank)
     if (folder / MANIFEST).is_file():
         return folder
+    # Seconds of imports, which a refused or finished run does without.
+    from recipe.toy.tokenizer import build_tokenizer
+    from recipe.toy.warmup import WarmUp, build_model, train
+
     seed, names = settings["seed"], settings["templates"]
     beside = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(beside, ignore_errors=True)
