@@ -103,7 +103,7 @@ def run(config: DictConfig) -> None:
             use_reference_policy=need_reference_policy(config),
             use_critic=need_critic(config),
         )
-        forward_environment(config)
+        set_ray(config)
         try:
             with progress.follow(config):
                 run_ppo(config, task_runner_class=ray.remote(RecipeTaskRunner))
@@ -116,16 +116,19 @@ def run(config: DictConfig) -> None:
         reaper.wait()
 
 
-def forward_environment(config: DictConfig) -> None:
-    """Hand the variables set here to actors on other nodes too, through Ray's runtime_env.
+def set_ray(config: DictConfig) -> None:
+    """What Ray is told: our variables for actors on other nodes, whose cluster, how loud.
 
-    And quiet Ray, unless ``recipe.worker_logs`` wants to see every worker's output.
+    Without RAY_ADDRESS a run starts its own Ray: by itself Ray would join any that it finds on
+    the machine, another run's for instance.
     """
     loggers = ["TENSORBOARD_DIR", "WANDB_DIR", "WANDB_MODE"]
     names = [*ENVIRONMENT, *CPU_ENVIRONMENT, *loggers, processes.MARK, "OMP_NUM_THREADS"]
     values = {name: os.environ[name] for name in names if name in os.environ}
     with open_dict(config):
         OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", values, force_add=True)
+        if "RAY_ADDRESS" not in os.environ and not config.ray_kwargs.ray_init.get("address"):
+            OmegaConf.update(config, "ray_kwargs.ray_init.address", "local", force_add=True)
         shown = bool(config.recipe.worker_logs)
         OmegaConf.update(config, "ray_kwargs.ray_init.log_to_driver", shown, force_add=True)
 

@@ -235,3 +235,18 @@ def test_a_refused_command_says_one_thing_and_starts_nothing(tmp_path: Path) -> 
     assert "unknown template 'nope'" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "r" / "config.yaml").exists()
+
+
+def test_a_run_starts_its_own_ray_unless_told_where_one_is(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    own = copy.deepcopy(config)
+    train.set_ray(own)
+    assert own.ray_kwargs.ray_init.address == "local"
+    assert own.ray_kwargs.ray_init.log_to_driver is False
+    assert own.ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM == "cpu"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    train.set_ray(config)
+    assert config.ray_kwargs.ray_init.get("address") is None
