@@ -83,8 +83,8 @@ FREE = (
 
 
 def check_same_run(config: DictConfig, path: Path) -> None:
-    """Refuse to go on in a folder whose config.yaml says another experiment."""
-    if not path.is_file():
+    """Refuse to go on in a folder where another experiment, by its config.yaml, has done a step."""
+    if not path.is_file() or not (path.parent / "metrics.jsonl").exists():
         return
     before, now = (
         OmegaConf.load(path),

@@ -202,9 +202,11 @@ def test_a_folder_of_another_experiment_is_refused(config: Any, tmp_path: Path) 
     check_same_run(config, path)
     path.write_text(OmegaConf.to_yaml(config, resolve=True))
     check_same_run(config, path)
+    changed = OmegaConf.merge(config, {"actor_rollout_ref": {"actor": {"optim": {"lr": 1.0}}}})
+    check_same_run(changed, path)  # no step was done: nothing is mixed up
+    (tmp_path / "metrics.jsonl").write_text("")
     longer = OmegaConf.merge(config, {"trainer": {"total_training_steps": 99}})
     check_same_run(longer, path)  # going on for longer is the same experiment
-    changed = OmegaConf.merge(config, {"actor_rollout_ref": {"actor": {"optim": {"lr": 1.0}}}})
     with pytest.raises(RefusedError, match=r"actor_rollout_ref\.actor\.optim\.lr"):
         check_same_run(changed, path)
 
