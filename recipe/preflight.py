@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from prompt_aug.questions import Question, read_parquet, write_parquet
-from prompt_aug.templates import Bank, load_bank, overlong
+from prompt_aug.templates import Bank, Overlong, Template, load_bank, overlong
 
 
 class RefusedError(Exception):
@@ -136,7 +136,7 @@ def check_port() -> None:
 
 def read_questions(files: Any, key: str) -> list[Question]:
     """The questions of a file or list of files named by the setting `key`."""
-    paths = [files] if isinstance(files, str) else list(files or [])
+    paths = _paths(files)
     if not paths:
         raise RefusedError(f"{key} is not set: name a parquet file of questions")
     return [question for path in paths for question in read_parquet(path)]
@@ -149,34 +149,19 @@ def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, An
     be drawn: draws change with the epoch. A validation question is measured under its own fixed
     template. Returns the record of data/manifest.json, which names every question dropped.
     """
-    folder = Path(config.recipe.run_dir) / "data"
     augment, report = config.recipe.augment, {}
-    for split, key, drawn in (
-        ("train", "train_files", list(augment.templates or bank.names)),
-        ("test", "val_files", [augment.validation_template]),
-    ):
+    drawn = {
+        ("train", "train_files"): list(augment.templates or bank.names),
+        ("test", "val_files"): [augment.validation_template],
+    }
+    for (split, key), names in drawn.items():
         questions = read_questions(config.data[key], f"data.{key}")
-        limit = int(config.data.max_prompt_length)
-        templates = [bank[n] for n in drawn]
-        dropped = overlong(questions, templates, tokenizer, limit=limit, style=augment.style)
-        gone = {d.uid for d in dropped}
-        kept = [dataclasses.replace(q, split=split) for q in questions if q.uid not in gone]
-        if not kept:
-            raise RefusedError(
-                f"data.{key}: all {len(questions)} questions are longer than "
-                f"data.max_prompt_length={limit} tokens under the templates drawn: raise it"
-            )
-        if dropped:
-            worst = max(dropped, key=lambda d: d.length)
-            print(
-                f"data.{key}: dropped {len(gone)} of {len(questions)} questions longer than "
-                f"{limit} tokens (question {worst.uid}: {worst.length} under {worst.template})"
-            )
-        path = folder / f"{split}.parquet"
-        write_parquet(kept, path)
+        kept, dropped = fitting(questions, [bank[n] for n in names], tokenizer, config, key)
+        path = Path(config.recipe.run_dir) / "data" / f"{split}.parquet"
+        write_parquet([dataclasses.replace(q, split=split) for q in kept], path)
         report[split] = {
             "questions": len(kept),
-            "max_prompt_length": limit,
+            "max_prompt_length": int(config.data.max_prompt_length),
             "dropped": [dataclasses.asdict(d) for d in dropped],
         }
         with open_dict(config):
@@ -187,3 +172,40 @@ def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, An
             f"data.train_batch_size={config.data.train_batch_size}"
         )
     return report
+
+
+def fitting(
+    questions: list[Question], templates: list[Template], tokenizer: Any, config: Any, key: str
+) -> tuple[list[Question], list[Overlong]]:
+    """(questions that fit the prompt limit under all `templates`, those that do not)."""
+    limit, style = int(config.data.max_prompt_length), config.recipe.augment.style
+    dropped = overlong(questions, templates, tokenizer, limit=limit, style=style)
+    gone = {d.uid for d in dropped}
+    kept = [q for q in questions if q.uid not in gone]
+    if not kept:
+        raise RefusedError(
+            f"data.{key}: all {len(questions)} questions are longer than "
+            f"data.max_prompt_length={limit} tokens under the templates drawn: raise it"
+        )
+    if dropped:
+        worst = max(dropped, key=lambda d: d.length)
+        print(
+            f"data.{key}: dropped {len(gone)} of {len(questions)} questions longer than "
+            f"{limit} tokens (question {worst.uid}: {worst.length} under {worst.template})"
+        )
+    return kept, dropped
+
+
+def check_files(config: DictConfig, built: Path | None) -> None:
+    """Refuse data files that are not there, before the toy world in the folder `built` is made."""
+    for key in ("train_files", "val_files"):
+        for path in _paths(config.data[key]):
+            mine = built is not None and Path(path).is_relative_to(built)
+            if not mine and not Path(path).exists():
+                raise RefusedError(
+                    f"data.{key}: {path}: no such file; `python -m prompt_aug.prepare` makes one"
+                )
+
+
+def _paths(files: Any) -> list[str]:
+    return [files] if isinstance(files, str) else list(files or [])

@@ -65,8 +65,8 @@ def prepare(config: DictConfig) -> None:
     bank = preflight.check_recipe(config)
     preflight.check_room(run_dir, config.recipe.min_free_gib)
     preflight.check_port()
-    if config.recipe.toy.enable:
-        toy.attach(config)
+    built = toy.attach(config) if config.recipe.toy.enable else None
+    preflight.check_files(config, built)
     if not config.actor_rollout_ref.model.path:
         raise preflight.RefusedError(
             "recipe.model_path is not set: name a model folder or a hub id"

@@ -2,7 +2,7 @@
 
 import contextlib
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -11,51 +11,55 @@ import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
-def _device_module() -> ModuleType:
-    """``torch.cpu`` with what verl calls on ``torch.cuda`` and ``torch.cpu`` does not have.
+def _resident(*_: Any) -> int:
+    return psutil.Process().memory_info().rss
 
-    Memory figures are those of the process (resident set, bytes) and of the machine.
-    """
+
+def _peak_resident(*_: Any) -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _memory(*_: Any) -> tuple[int, int]:
+    machine = psutil.virtual_memory()
+    return machine.available, machine.total
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+# What verl calls on torch.cuda and torch.cpu lacks or answers otherwise. Memory figures are bytes,
+# those of the process (resident set) and of the machine.
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "current_device": lambda: "cpu",
+    "device_count": lambda: 1,
+    "empty_cache": _nothing,
+    "get_device_name": lambda *_: "cpu",
+    "get_rng_state": lambda *_: torch.get_rng_state(),
+    "ipc_collect": _nothing,
+    "is_available": lambda: True,
+    "manual_seed": torch.manual_seed,
+    "manual_seed_all": torch.manual_seed,
+    "max_memory_allocated": _peak_resident,
+    "max_memory_reserved": _peak_resident,
+    "mem_get_info": _memory,
+    "memory_allocated": _resident,
+    "memory_reserved": _resident,
+    "reset_peak_memory_stats": _nothing,
+    "set_device": _nothing,
+    "set_per_process_memory_fraction": _nothing,
+    "set_rng_state": lambda state, *_: torch.set_rng_state(state),
+    "synchronize": _nothing,
+}
+
+
+def _device_module() -> ModuleType:
+    """``torch.cpu`` with the functions above: what verl takes for its device's torch module."""
     module = ModuleType("recipe.cpu.torch_cpu")
     for name in dir(torch.cpu):
         if not name.startswith("__"):
             setattr(module, name, getattr(torch.cpu, name))
-
-    def resident(*_: Any) -> int:
-        return psutil.Process().memory_info().rss
-
-    def peak_resident(*_: Any) -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-    def memory(*_: Any) -> tuple[int, int]:
-        machine = psutil.virtual_memory()
-        return machine.available, machine.total
-
-    def nothing(*_: Any) -> None:
-        return None
-
-    functions = {
-        "current_device": lambda: "cpu",
-        "device_count": lambda: 1,
-        "get_device_name": lambda *_: "cpu",
-        "get_rng_state": lambda *_: torch.get_rng_state(),
-        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
-        "is_available": lambda: True,
-        "manual_seed": torch.manual_seed,
-        "manual_seed_all": torch.manual_seed,
-        "max_memory_allocated": peak_resident,
-        "max_memory_reserved": peak_resident,
-        "mem_get_info": memory,
-        "memory_allocated": resident,
-        "memory_reserved": resident,
-    }
-    unused = (
-        "empty_cache ipc_collect reset_peak_memory_stats set_device "
-        "set_per_process_memory_fraction synchronize"
-    )
-    for name in unused.split():
-        functions[name] = nothing
-    for name, function in functions.items():
+    for name, function in _FUNCTIONS.items():
         setattr(module, name, function)
     return module
 

@@ -105,8 +105,11 @@ def _balanced(pool: list[world.Problem]) -> list[world.Problem]:
     return balanced
 
 
-def attach(config: DictConfig) -> None:
-    """Set the paths of `config` that are not set to those of its toy world; builds nothing."""
+def attach(config: DictConfig) -> Path:
+    """Set the paths of `config` that are not set to those of its toy world; builds nothing.
+
+    Returns the folder in which `build` will make it.
+    """
     folder = folder_of(config, load_bank(config.recipe.augment.bank))
     with open_dict(config):
         if config.recipe.model_path is None:
@@ -117,3 +120,4 @@ def attach(config: DictConfig) -> None:
         if not config.eval.benchmarks:
             path = str(folder / "test.parquet")
             config.eval.benchmarks = [{"name": "toy_test", "path": path, "samples": 1}]
+    return folder

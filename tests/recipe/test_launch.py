@@ -252,3 +252,17 @@ def test_a_run_starts_its_own_ray_unless_told_where_one_is(
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     train.set_ray(config)
     assert config.ray_kwargs.ray_init.get("address") is None
+
+
+def test_a_missing_data_file_is_refused_before_the_toy_world_is_built(
+    config: Any, tmp_path: Path
+) -> None:
+    built = tmp_path / "toy"
+    with open_dict(config):
+        config.data.train_files = [str(built / "train.parquet")]  # will be made: fine
+        config.data.val_files = None
+    preflight.check_files(config, built)
+    with open_dict(config):
+        config.data.val_files = str(tmp_path / "none.parquet")
+    with pytest.raises(RefusedError, match=r"val_files: .*none\.parquet: no such file"):
+        preflight.check_files(config, built)

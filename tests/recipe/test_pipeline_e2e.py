@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 from prompt_aug.draw import draw
 from recipe import processes, run_folder
 
-pytestmark = pytest.mark.e2e
+# A busy machine takes several times longer than an idle one.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 NAMES = ["qwen-math", "deepseek-r1", "lm_eval_prompt4", "reflective_prompt"]
 STEPS = 4
 
