@@ -90,6 +90,22 @@ def truncate_metrics(run_dir: Path, last_step: int) -> None:
         write_lines(run_dir / "metrics.jsonl", (m for m in lines if m["step"] <= last_step))
 
 
+def repair_tracker(checkpoints: Path) -> None:
+    """Mend verl's latest_checkpointed_iteration.txt where a full disk or a kill left it empty.
+
+    verl overwrites it in place; its new value is the last step whose data.pt, which verl writes
+    after the shards, is there. Without such a step the file goes, and training starts anew.
+    """
+    tracker = checkpoints / "latest_checkpointed_iteration.txt"
+    if not tracker.exists() or tracker.read_text().strip().isdecimal():
+        return
+    whole = [int(p.parent.name.split("_")[-1]) for p in checkpoints.glob("global_step_*/data.pt")]
+    if whole:
+        write_text(tracker, str(max(whole)))
+    else:
+        tracker.unlink()
+
+
 def lock(run_dir: Path) -> IO[str]:
     """Take the run folder for this process until the returned file is closed.
 

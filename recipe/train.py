@@ -8,6 +8,7 @@ from the last checkpoint of the run folder.
 import argparse
 import errno
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -18,6 +19,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from recipe import preflight, processes, progress, run_folder
 from recipe.composition import check_same_run, compose_config
 from recipe.toy import build as toy
+
+FULL = 2**26  # bytes free under which a failed write is put down to the full disk
 
 # What the CPU run wants of its libraries; a value that is already set wins.
 CPU_ENVIRONMENT = {
@@ -63,6 +66,7 @@ def prepare(config: DictConfig) -> None:
     preflight.check_verl(config)
     preflight.check_batches(config)
     bank = preflight.check_recipe(config)
+    run_folder.repair_tracker(Path(config.trainer.default_local_dir))
     preflight.check_room(run_dir, config.recipe.min_free_gib)
     preflight.check_port()
     built = toy.attach(config) if config.recipe.toy.enable else None
@@ -133,9 +137,13 @@ def set_ray(config: DictConfig) -> None:
         OmegaConf.update(config, "ray_kwargs.ray_init.log_to_driver", shown, force_add=True)
 
 
-def explain(error: BaseException) -> str:
-    """What to do about an error of a run, as far as its chain of causes tells."""
-    if os.strerror(errno.ENOSPC) in "".join(traceback.format_exception(error)):
+def explain(error: BaseException, run_dir: Path) -> str:
+    """What to do about an error of a run, as far as its chain of causes and the disk tell.
+
+    torch reports a full disk as a wrong position in its file, so the room left is looked at too.
+    """
+    full = shutil.disk_usage(run_dir).free < FULL
+    if full or os.strerror(errno.ENOSPC) in "".join(traceback.format_exception(error)):
         return (
             "the disk is full; what was written stays: free some room and start the same command "
             "again, it goes on from the last checkpoint"
@@ -173,7 +181,8 @@ def start(example: str, overrides: list[str]) -> int:
             run(config)
         except Exception as error:  # the boundary of the command: told, then the exit code
             traceback.print_exc()
-            print(f"recipe.train: {explain(error)}", file=sys.stderr)
+            message = explain(error, Path(config.recipe.run_dir))
+            print(f"recipe.train: {message}", file=sys.stderr)
             return 1
     print(f"recipe.train: done, run folder {config.recipe.run_dir}")
     return 0

@@ -266,3 +266,17 @@ def test_a_missing_data_file_is_refused_before_the_toy_world_is_built(
         config.data.val_files = str(tmp_path / "none.parquet")
     with pytest.raises(RefusedError, match=r"val_files: .*none\.parquet: no such file"):
         preflight.check_files(config, built)
+
+
+def test_a_full_disk_is_named_by_its_error_or_by_the_room_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = train.explain(RuntimeError("boom"), tmp_path)
+    assert "the disk is full" not in other
+    wrapped = RuntimeError("worker died")
+    wrapped.__cause__ = OSError(28, os.strerror(28))
+    assert "the disk is full" in train.explain(wrapped, tmp_path)
+    room = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: room)
+    torchs = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+    assert "the disk is full" in train.explain(torchs, tmp_path)
