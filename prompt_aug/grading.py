@@ -13,6 +13,7 @@ undecided pair blocks while a worker computes: in a coroutine use `await asyncio
 response, gold)`, or `grade_many`, which uses every worker.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from prompt_aug.grading_compare import compare
 from prompt_aug.grading_extract import Extraction, extract, last_boxed
 from prompt_aug.grading_normal import canonical, squeeze
 from prompt_aug.grading_pool import GraderError, default_pool
+from prompt_aug.grading_prose import after_phrase
 from prompt_aug.grading_referee import Status, judge_with_workers
 from prompt_aug.grading_structure import build
 
@@ -43,6 +45,7 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 
 MAX_ANSWER = 1000  # characters; the longest of 10081 real golds has 204
 MAX_NESTING = 40
+_OPEN_BOX = re.compile(r"\\boxed\{(\s*[^\s{}][^\n]*)$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,8 +129,17 @@ def _golds(gold: str | Sequence[str]) -> list[str]:
         raise TypeError(f"gold must be text or a list of texts, got {gold!r}; convert it with str")
     if not any(text.strip() for text in golds):
         raise ValueError("gold is empty, so no answer could be right; drop this question")
-    both = ((text, _open_box(text)) for text in golds if text.strip())
+    both = ((text, _stated(text)) for text in golds if text.strip())
     return list(dict.fromkeys(text for pair in both for text in pair))
+
+
+def _stated(gold: str) -> str:
+    """What a gold in a box, or one that is a whole worked solution, comes to."""
+    if (opened := _open_box(gold)) is not gold:
+        return opened
+    if cut := _OPEN_BOX.search(gold):
+        return cut[1]
+    return after_phrase(gold) or gold if "nswer" in gold or "####" in gold else gold
 
 
 def _open_box(text: str) -> str:
@@ -183,9 +195,9 @@ def _nesting(text: str) -> int:
 def _judge(answer: str, golds: list[str]) -> tuple[Status, str, float]:
     """(status, detail, seconds spent waiting for a worker)."""
     written = canonical(answer)
-    pred = build(written, is_gold=False)
+    pred = build(written)
     pairs = [(canonical(gold), gold) for gold in golds]
-    nodes = [(build(text, is_gold=True), raw) for text, raw in pairs]
+    nodes = [(build(text), raw) for text, raw in pairs]
     try:
         if any(squeeze(text) == squeeze(written) for text, _ in pairs):
             return "correct", "", 0.0

@@ -12,7 +12,7 @@ from fractions import Fraction
 from prompt_aug.grading_arithmetic import TooBig, Unsupported
 from prompt_aug.grading_normal import split_unit, squeeze, units_contradict
 from prompt_aug.grading_structure import Node, build, split_top
-from prompt_aug.grading_value import Value, evaluate, surely_different
+from prompt_aug.grading_value import Value, evaluate, rounds_to, surely_different
 
 Oracle = Callable[[str, str], bool]
 
@@ -80,7 +80,14 @@ def _ask(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
 def _readings(gold: Node, pred: Node) -> list[tuple[Node, Node]]:
     golds = gold.items if gold.kind == "either" else (gold,)
     preds = pred.items if pred.kind == "either" else (pred,)
-    return [(g, p) for g in golds for p in preds if (g.kind == "leaf") == (p.kind == "leaf")]
+    pairs = [(g, p) for g in golds for p in preds if (g.kind == "leaf") == (p.kind == "leaf")]
+    point = "." in pred.text
+    return [(g, p) for g, p in pairs if point or not _is_decimal_comma(gold, g)]
+
+
+def _is_decimal_comma(gold: Node, reading: Node) -> bool:
+    """1,2 read as 1.2: only where the prediction has a decimal point, else the gold is a list."""
+    return "." in reading.text and "." not in gold.text
 
 
 def _unwrapped(node: Node) -> Node:
@@ -95,9 +102,7 @@ def _unwrapped(node: Node) -> Node:
 def _mixed(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     """A leaf against a structure: only algebra can make them equal (an inequality, a formula)."""
     leaf, other = (gold, pred) if gold.kind == "leaf" else (pred, gold)
-    if other.kind in ("list", "set", "matrix") and not leaf.relation and _is_plain(leaf):
-        return False
-    if other.kind == "tuple" and not leaf.relation and _is_plain(leaf):
+    if other.kind in ("list", "set", "matrix", "tuple") and not leaf.relation and _is_plain(leaf):
         return False
     return _ask(gold, pred, oracle)
 
@@ -210,7 +215,7 @@ def _last_side(pred: Node) -> Node:
     sides = split_top(pred.text, "=")
     if len(sides) < 2 or not sides[-1] or re.search(r"\\(?:le|ge|ne|in)(?![a-z])|[<>]", pred.text):
         return pred
-    last = build(sides[-1], is_gold=False)
+    last = build(sides[-1])
     return last if last.kind == "leaf" else pred
 
 
@@ -279,8 +284,11 @@ def _compare_numbers(gold: str, pred: str, oracle: Oracle | None) -> bool | None
         return _ask_text(gold_number, pred_number, oracle)
     if gold_value.exact is not None and pred_value.exact is not None:
         return any(gold_value.exact == pred_value.exact * scale for scale in scales)
-    if len(scales) == 1 and surely_different(gold_value, pred_value):
-        return False
+    if len(scales) == 1:
+        if rounds_to(pred_value, gold_number):
+            return True
+        if surely_different(gold_value, pred_value):
+            return False
     return _ask_text(gold_number, pred_number, oracle)
 
 

@@ -2,19 +2,22 @@ r"""Where in a response the answer is.
 
 The response ends at the first end marker. Within it, in this order:
 
-1. the last closed `\boxed{...}` (or `\fbox`); boxes joined only by ",", "and" or "or" are one list;
+1. the last closed `\boxed{...}` (or `\fbox`); boxes joined only by ",", "and" or "or" are one
+   list; a later "final answer is $...$" replaces it;
 2. the content of the last `<answer>` tag;
-3. what follows the last "answer is", "answer:", "answer =" or "####".
+3. what follows the last answer phrase, and
+4. a value as the whole response or as its conclusion (both in `grading_prose`).
 
-`Extraction.strict` stops after 1. A bare number somewhere in the text is not an answer unless
+`Extraction.strict` stops after boxes. A bare number somewhere in the text is not an answer unless
 `last_number=True` allows it: it would reward a response that never commits itself.
 An unclosed box is not an answer either: such a response was cut while it was being written.
 All searches are linear in the length of the response.
 """
 
 import re
-from collections import deque
 from dataclasses import dataclass
+
+from prompt_aug.grading_prose import after_phrase, conclusion, final_formula, unwrap
 
 END_MARKERS = (
     "</s>",
@@ -23,24 +26,19 @@ END_MARKERS = (
     "<|eot_id|>",
     "<|end_of_text|>",
     "[END]",
+    "<|im_start|>user",
+    "<|start_header_id|>user",
 )
 _BOX = re.compile(r"\\f?box(?:ed)?\b[ \t]*")
 _BRACE = re.compile(r"\\[\\{}]|[{}]")
 _BARE_BOX = re.compile(r"-?\d[\d.,]{0,40}(?<![.,])|[A-Za-z]\b")
+# What may stand between two boxes of one list: $\boxed{1}$ for part (a) and $y = \boxed{2}$.
 _JOIN = re.compile(
-    r"(?:[\s$]|\\q?quad)*(?:\\text\{)?\s*(?:,|,?\s*and|,?\s*or)\s*\}?(?:[\s$]|\\q?quad)*"
+    r"(?:[\s$]|\\q?quad|\\[()\[\]])*(?:\\text\{)?\s*"
+    r"(?:(?:for|in)\s+(?:part\s+|case\s+)?\(?\w\)?\s*)?(?:,|,?\s*and\b|,?\s*or\b)\s*\}?"
+    r"(?:[\s$]|\\q?quad|\\[()\[\]])*(?:[A-Za-z](?:_\{?\w\}?)?\s*=\s*)?|"
 )
 _MAX_JOIN = 48
-_MAX_PHRASE = 300
-_PHRASE = re.compile(
-    r"answer(?:\*\*)?[ \t]{0,4}(?:is|:|=)[ \t]{0,4}(?:\*\*)?[ \t]{0,4}[:=]?|####", re.IGNORECASE
-)
-_MATH = re.compile(
-    r"\s{0,9}(?:\$\$(?P<display>[^$]{1,300})\$\$|\$(?P<inline>[^$\n]{1,300})\$(?!\s{0,3},)"
-    r"|\\\((?P<round>.{1,300}?)\\\)|\\\[(?P<square>.{1,300}?)\\\])",
-    re.DOTALL,
-)
-_SENTENCE_END = re.compile(r"\n|[.;!?](?=\s|$)")
 _NUMBER = re.compile(r"-?\d[\d,]{0,40}(?:\.\d{1,40})?")
 
 
@@ -63,15 +61,17 @@ def cut_at_end_marker(response: str, answer_tag: str = "answer") -> str:
 def extract(response: str, settings: Extraction) -> str | None:
     """The answer as the model wrote it, or None."""
     text = cut_at_end_marker(response, settings.answer_tag)
-    if (boxed := last_boxed(text)) is not None:
-        return boxed
+    boxes = closed_boxes(text)
+    if boxes:
+        later = None if settings.strict else final_formula(text, boxes[-1][1])
+        return joined(text, boxes) if later is None else later
     if settings.strict:
         return None
     _, tag, inside = text.rpartition(f"<{settings.answer_tag}>")
     if tag:
-        return _unwrap(inside) or None
-    if (phrase := _after_phrase(text)) is not None:
-        return phrase
+        return unwrap(inside) or None
+    if (stated := after_phrase(text) or conclusion(text)) is not None:
+        return stated
     if settings.last_number and (numbers := _NUMBER.findall(text)):
         return str(numbers[-1]).rstrip(",")
     return None
@@ -79,19 +79,21 @@ def extract(response: str, settings: Extraction) -> str | None:
 
 def last_boxed(text: str) -> str | None:
     """The content of the last closed box, with the boxes that a comma or "and" joins to it."""
-    boxes = _closed_boxes(text)
-    if not boxes:
-        return None
+    boxes = closed_boxes(text)
+    return joined(text, boxes) if boxes else None
+
+
+def joined(text: str, boxes: list[tuple[int, int, str]]) -> str:
+    """The content of the last of `boxes` and of those joined to it."""
     contents = [boxes[-1][2]]
     for (_, end, content), (start, _, _) in zip(boxes[-2::-1], boxes[:0:-1], strict=True):
-        between = text[end:start] if start - end <= _MAX_JOIN else ""
-        if not _JOIN.fullmatch(between):
+        if start - end > _MAX_JOIN or not _JOIN.fullmatch(text[end:start]):
             break
         contents.append(content)
     return ", ".join(reversed(contents)).strip()
 
 
-def _closed_boxes(text: str) -> list[tuple[int, int, str]]:
+def closed_boxes(text: str) -> list[tuple[int, int, str]]:
     """(start, end, content) of every outermost box that closes, in order; one pass over braces."""
     starts = {match.end(): match.start() for match in _BOX.finditer(text)}
     if not starts:
@@ -115,19 +117,3 @@ def _closed_boxes(text: str) -> list[tuple[int, int, str]]:
         if not outermost or box[0] >= outermost[-1][1]:
             outermost.append(box)
     return outermost
-
-
-def _after_phrase(text: str) -> str | None:
-    last = deque(_PHRASE.finditer(text), maxlen=1)
-    if not last:
-        return None
-    tail = text[last[0].end() : last[0].end() + _MAX_PHRASE]
-    if math := _MATH.match(tail):
-        return (math["display"] or math["inline"] or math["round"] or math["square"]).strip()
-    tail = tail.lstrip()
-    end = _SENTENCE_END.search(tail)
-    return _unwrap(tail[: end.start()] if end else tail) or None
-
-
-def _unwrap(text: str) -> str:
-    return text.strip().strip("*").strip()

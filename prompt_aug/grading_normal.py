@@ -67,13 +67,17 @@ _SIGNS = {
     },
 }
 _SIGN_TABLE = str.maketrans(_SIGNS)
+_SQUARE_METRES = re.compile(r"(?<=\d)\s?([ckm]?m)(?=[²³])")  # nobody writes a variable so
 
 _FONT = r"text|textbf|textit|textrm|textnormal|textsf|mathrm|mathbf|mathit|mathsf|mbox|hbox"
 _TEXT = re.compile(rf"\\(?:{_FONT}|operatorname\*?)\s*\{{([^{{}}]*)\}}")
+_ESCAPED_TWICE = "boxed|text|d?frac|sqrt|left|right|leq?|geq?|pi|cdot|infty|cup"  # by an export
 _OLD_FONT = re.compile(r"\\(?:rm|bf|it|displaystyle|textstyle|limits|boldsymbol|bm)(?![a-zA-Z])")
 _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        (rf"(?<!\\)\\(\\(?:{_ESCAPED_TWICE})(?![a-zA-Z]))", r"\1"),
+        (r"(?<=\d)or(?=[A-Za-z](?:\([a-z]\))?\s*=)", " or "),
         (r"\\\\(?:\[[^\]]*\])?", r"\\\\ "),  # a row of a matrix keeps its mark: see below
         (r"\\[dtc]frac(?![a-z])", r"\\frac"),
         (r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![a-zA-Z])\.?", ""),
@@ -161,7 +165,8 @@ _TEXT_TAIL = re.compile(r"\s*\\text\{([^{}]*)\}\s*(\^\{?-?\d\}?)?\s*$")
 
 def canonical(text: str) -> str:
     r"""Canonical LaTeX; text stays marked as `\text{...}`, everything else loses its font."""
-    text = unicodedata.normalize("NFC", text).translate(_SIGN_TABLE)
+    text = _SQUARE_METRES.sub(r"\\text{ \1}", unicodedata.normalize("NFC", text))
+    text = text.translate(_SIGN_TABLE)
     text = "".join(_fullwidth(char) for char in text)
     text = text.strip().strip("*").replace("\\$", " ")
     text = _OLD_FONT.sub(" ", text)

@@ -19,12 +19,12 @@ _LABEL = re.compile(
 )
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in\s*(?![a-zA-Z])")
 _NOT_A_LABEL = re.compile(r"\\(?:frac|sqrt|pi|sin|cos|tan|log|ln|pm|infty|begin)")
-_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 _SPACED_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _MIXED = re.compile(r"([-+]?\d+) (\d+)/(\d+)")
 _MATRIX = re.compile(
-    r"\\begin\s*\{([pbvBV]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\s*\{\1\}", re.DOTALL
+    r"\\begin\s*\{([pbvBV]?matrix|array)\}(?:\{[^{}]*\})?((?:(?!\\end).)*)\\end\s*\{\1\}", re.DOTALL
 )
 _LIST_WORD = re.compile(r"\s*,?\s*(?<![\\a-zA-Z])(?:and|or)(?![a-zA-Z])\s*")
 
@@ -48,27 +48,27 @@ class Node:
     relation: bool = False
 
 
-def build(text: str, *, is_gold: bool, depth: int = 0) -> Node:
+def build(text: str, *, depth: int = 0) -> Node:
     """The structure of canonical LaTeX."""
     text = _MEMBER.sub("", _peel(text))
     if depth >= MAX_DEPTH:
         return Node(kind="leaf", text=text)
     if (label := _label(text)) is not None:
-        node = build(text[label.end() :], is_gold=is_gold, depth=depth + 1)
+        node = build(text[label.end() :], depth=depth + 1)
         if not node.relation and node.kind != "list":
             return replace(node, label="".join(label.group(1).split()))
-    if (number := _number(text, is_gold=is_gold, depth=depth)) is not None:
+    if (number := _number(text, depth=depth)) is not None:
         return number
     for kind, parts in (("union", split_top(text, r"\cup")), ("list", split_list(text))):
         if len(parts) > 1:
-            return _group(kind, parts, text, is_gold=is_gold, depth=depth)
-    return _bracketed(text, is_gold=is_gold, depth=depth) or _leaf(text, is_gold, depth)
+            return _group(kind, parts, text, depth=depth)
+    return _bracketed(text, depth=depth) or _leaf(text, depth)
 
 
-def _group(kind: str, parts: list[str], text: str, *, is_gold: bool, depth: int) -> Node:
+def _group(kind: str, parts: list[str], text: str, *, depth: int) -> Node:
     if kind == "list" and len(rows := split_top(text, ";")) > 1 and "," in text:
         parts = [f"({row})" for row in rows if row]  # a, b; c, d lists the pairs (a, b), (c, d)
-    items = tuple(build(part, is_gold=is_gold, depth=depth + 1) for part in parts)
+    items = tuple(build(part, depth=depth + 1) for part in parts)
     if kind == "list" and any(item.kind == "list" for item in items):
         nested = (item.items if item.kind == "list" else (item,) for item in items)
         items = tuple(leaf for group in nested for leaf in group)
@@ -80,7 +80,7 @@ def _label(text: str) -> re.Match[str] | None:
     return match if match and not _NOT_A_LABEL.search(match.group(1)) else None
 
 
-def _number(text: str, *, is_gold: bool, depth: int) -> Node | None:
+def _number(text: str, *, depth: int) -> Node | None:
     """Readings of a number with separators; None where it has none."""
     if _SPACED_THOUSANDS.fullmatch(text):
         return Node(kind="leaf", text=text.replace(" ", ""))
@@ -91,13 +91,13 @@ def _number(text: str, *, is_gold: bool, depth: int) -> Node | None:
     readings = []
     if _THOUSANDS.fullmatch(body):
         readings.append(Node(kind="leaf", text=body.replace(",", "") + tail))
-    elif _DECIMAL_COMMA.fullmatch(body) and not is_gold:
+    elif _DECIMAL_COMMA.fullmatch(body) and not _LIST_WORD.search(tail):
         readings.append(Node(kind="leaf", text=body.replace(",", ".") + tail))
     if not readings:
         return None
     if not tail:
         parts = body.split(",")
-        readings.append(_group("list", parts, text, is_gold=is_gold, depth=depth))
+        readings.append(_group("list", parts, text, depth=depth))
     return Node(kind="either", text=text, items=tuple(readings))
 
 
@@ -109,14 +109,14 @@ def _split_number(text: str) -> tuple[str, str]:
     return match.group(), text[match.end() :]
 
 
-def _bracketed(text: str, *, is_gold: bool, depth: int) -> Node | None:
+def _bracketed(text: str, *, depth: int) -> Node | None:
     if matrix := _MATRIX.fullmatch(text):
         rows = [split_top(row, "&") for row in split_top(matrix.group(2), r"\\") if row.strip()]
         items = tuple(
             Node(
                 kind="tuple",
                 text=" & ".join(row),
-                items=tuple(build(cell, is_gold=is_gold, depth=depth + 1) for cell in row),
+                items=tuple(build(cell, depth=depth + 1) for cell in row),
             )
             for row in rows
         )
@@ -125,31 +125,31 @@ def _bracketed(text: str, *, is_gold: bool, depth: int) -> Node | None:
         inside = text[2:-2]
         if "|" in inside or ":" in inside or _matching(text, 1) != len(text) - 1:
             return None
-        return _group("set", split_list(inside), text, is_gold=is_gold, depth=depth)
+        return _group("set", split_list(inside), text, depth=depth)
     text = re.sub(r"^\\langle\s*(.*)\\rangle$", r"(\1)", text)
     if text[:1] in ("(", "[") and text[-1:] in (")", "]") and _matching(text, 0) == len(text) - 1:
         parts = split_top(text[1:-1], ",", ";")
         if len(parts) > 1:
-            node = _group("tuple", parts, text, is_gold=is_gold, depth=depth)
+            node = _group("tuple", parts, text, depth=depth)
             return replace(node, bounds=text[0] + text[-1])
         if text[0] == "(" and text[-1] == ")" and not _RELATION.search(text):
-            return build(text[1:-1], is_gold=is_gold, depth=depth + 1)
+            return build(text[1:-1], depth=depth + 1)
     return None
 
 
-def _leaf(text: str, is_gold: bool, depth: int) -> Node:
+def _leaf(text: str, depth: int) -> Node:
     if r"\pm" in text or r"\mp" in text:
         plus = text.replace(r"\pm", "+").replace(r"\mp", "-")
         minus = text.replace(r"\pm", "-").replace(r"\mp", "+")
         parts = [re.sub(r"^\s*\+\s*", "", plus), minus]
-        return _group("list", parts, text, is_gold=is_gold, depth=depth)
+        return _group("list", parts, text, depth=depth)
     approximate = re.split(r"\\approx(?![a-zA-Z])", text)
     if len(approximate) > 1 and approximate[0].strip():
         short = _NAME_ONLY.fullmatch(approximate[0])
-        return build(approximate[1 if short else 0], is_gold=is_gold, depth=depth + 1)
+        return build(approximate[1 if short else 0], depth=depth + 1)
     sides = split_top(text, "=")
     if len(sides) == 2 and _NAME_ONLY.fullmatch(sides[1]) and re.search(r"\d", sides[0]):
-        return build(sides[0], is_gold=is_gold, depth=depth + 1)
+        return build(sides[0], depth=depth + 1)
     return Node(kind="leaf", text=text, relation=bool(_RELATION.search(text)))
 
 

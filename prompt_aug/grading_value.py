@@ -9,6 +9,7 @@ two formulas with different values at one point are different formulas: "not equ
 
 import cmath
 import math
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -18,6 +19,7 @@ from prompt_aug.grading_reader import Reader
 from prompt_aug.grading_tokens import tokens_of
 
 POINTS = 2
+_LONG_DECIMAL = re.compile(r"-?\d{1,9}\.(\d{6,30})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +62,17 @@ def surely_different(a: Value, b: Value) -> bool:
         cmath.isinf(x) or cmath.isinf(y) or abs(x - y) > 1e-9 * max(abs(x), abs(y)) + error
         for x, y in pairs
     )
+
+
+def rounds_to(value: Value, decimal: str) -> bool:
+    r"""True where an irrational number has the shown decimals, six or more: \sqrt{17} and 4.123106.
+
+    Never for a rational: a decimal is compared with a fraction exactly.
+    """
+    shown = _LONG_DECIMAL.fullmatch(decimal)
+    if shown is None or value.exact is not None or len(value.approximate) > 1:
+        return False
+    return abs(value.at(0) - float(decimal)) <= 0.5 / 10 ** len(shown[1]) + 1e-15 * value.scale
 
 
 def _rounded(value: Fraction) -> complex:

@@ -169,8 +169,8 @@ def test_negative_control_an_oracle_that_ignores_the_pair_gets_pairs_wrong(verdi
     pairs = [((*NEEDS_ALGEBRA,), True), ((r"x \ge 3", "x > 3"), False)]
     answers = [
         compare(
-            build(canonical(gold), is_gold=True),
-            build(canonical(prediction), is_gold=False),
+            build(canonical(gold)),
+            build(canonical(prediction)),
             lambda _gold, _prediction: verdict,
         )
         for (prediction, gold), _ in pairs

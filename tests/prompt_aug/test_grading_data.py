@@ -67,8 +67,8 @@ def test_a_respelled_gold_is_right_on_the_exact_path(golds: list[list[str]]) -> 
         gold[0]
         for gold in sample
         if not compare(
-            build(canonical(gold[0]), is_gold=True),
-            build(canonical(respelled(gold[0])), is_gold=False),
+            build(canonical(gold[0])),
+            build(canonical(respelled(gold[0]))),
             None,
         )
     ]
