@@ -31,6 +31,10 @@ PACKAGES = [
 ]
 
 
+class InUseError(RuntimeError):
+    """Another live process works in the run folder."""
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically, making its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +113,7 @@ def repair_tracker(checkpoints: Path) -> None:
 def lock(run_dir: Path) -> IO[str]:
     """Take the run folder for this process until the returned file is closed.
 
-    Raises RuntimeError where another live process holds it. The lock dies with its process.
+    Raises InUseError where another live process holds it. The lock dies with its process.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     file = (run_dir / ".lock").open("a+", encoding="utf-8")
@@ -119,7 +123,7 @@ def lock(run_dir: Path) -> IO[str]:
         file.seek(0)
         holder = file.read().strip() or "unknown"
         file.close()
-        raise RuntimeError(
+        raise InUseError(
             f"the run folder {run_dir} is in use by process {holder}; wait for it, stop it, or "
             "choose another folder with recipe.run_dir=..."
         ) from None
@@ -149,6 +153,18 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()
+
+
+def record_environment(run_dir: Path) -> None:
+    """Write environment.json when training starts; when it goes on, add to its list ``resumed``.
+
+    What trained the first steps stays on record, whatever version goes on or looks in later.
+    """
+    path, now = run_dir / "environment.json", environment()
+    if path.exists():
+        first = read_json(path)
+        now = {**first, "resumed": [*first.get("resumed", []), now]}
+    write_json(path, now)
 
 
 def environment() -> dict[str, Any]:

@@ -67,7 +67,6 @@ def prepare(config: DictConfig) -> None:
     preflight.check_batches(config)
     bank = preflight.check_recipe(config)
     run_folder.repair_tracker(Path(config.trainer.default_local_dir))
-    preflight.check_room(run_dir, config.recipe.min_free_gib)
     preflight.check_port()
     built = toy.attach(config) if config.recipe.toy.enable else None
     preflight.check_files(config, built)
@@ -85,7 +84,6 @@ def prepare(config: DictConfig) -> None:
     report = preflight.prepare_data(config, bank, tokenizer)
     run_folder.write_json(run_dir / "data" / "manifest.json", report)
     run_folder.write_text(run_dir / "config.yaml", shown)
-    run_folder.write_json(run_dir / "environment.json", run_folder.environment())
 
 
 def run(config: DictConfig) -> None:
@@ -168,9 +166,10 @@ def start(example: str, overrides: list[str]) -> int:
     try:
         config = compose_config(example, overrides)
         set_environment(config)
+        preflight.check_room(Path(config.recipe.run_dir), config.recipe.min_free_gib)
         held = run_folder.lock(Path(config.recipe.run_dir))
         prepare(config)
-    except (preflight.RefusedError, ValueError, KeyError, OSError) as error:
+    except (preflight.RefusedError, run_folder.InUseError, ValueError, KeyError, OSError) as error:
         print(f"recipe.train: {error}", file=sys.stderr)
         return 1
     with held:
@@ -178,6 +177,7 @@ def start(example: str, overrides: list[str]) -> int:
             print(f"recipe.train: all steps of {config.recipe.run_dir} are done already")
             return 0
         try:
+            run_folder.record_environment(Path(config.recipe.run_dir))
             run(config)
         except Exception as error:  # the boundary of the command: told, then the exit code
             traceback.print_exc()

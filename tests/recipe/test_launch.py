@@ -12,7 +12,7 @@ from omegaconf import OmegaConf, open_dict
 
 from prompt_aug.questions import make_question, write_parquet
 from prompt_aug.templates import load_bank
-from recipe import preflight, train
+from recipe import preflight, run_folder, train
 from recipe.composition import check_same_run, compose_config
 from recipe.preflight import RefusedError
 
@@ -280,3 +280,20 @@ def test_a_full_disk_is_named_by_its_error_or_by_the_room_left(
     monkeypatch.setattr("shutil.disk_usage", lambda path: room)
     torchs = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
     assert "the disk is full" in train.explain(torchs, tmp_path)
+
+
+@pytest.mark.parametrize("place", ["file/run", "in_use"])
+def test_a_folder_that_cannot_be_had_is_one_clear_line(
+    place: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(train, "set_environment", lambda config: None)
+    (tmp_path / "file").write_text("")
+    held = run_folder.lock(tmp_path / "in_use")
+    with held:
+        assert train.start("toy", [f"recipe.run_dir={tmp_path / place}"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert ("cannot write" if place == "file/run" else "in use by process") in said

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from prompt_aug.draw import draw
+from prompt_aug.templates import load_bank
 from recipe import processes, run_folder
 
 # A busy machine takes several times longer than an idle one.
@@ -38,6 +38,7 @@ def command(run: Path, cache: Path, *more: str) -> list[str]:
         ),
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16",
         "trainer.logger=[tensorboard,wandb]",
+        f"trainer.validation_data_dir={run}/validation",
         *(f"trainer.total_training_steps={STEPS}", "trainer.save_freq=2", "trainer.test_freq=2"),
         *more,
     ]
@@ -91,6 +92,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any
 def test_a_running_folder_is_refused(finished: dict[str, Any]) -> None:
     assert finished["second_start"].returncode == 1
     assert "in use by process" in finished["second_start"].stderr
+    assert "Traceback" not in finished["second_start"].stderr
 
 
 def test_a_killed_run_leaves_no_process(finished: dict[str, Any]) -> None:
@@ -110,6 +112,8 @@ def test_the_run_goes_on_and_every_step_is_there_once(finished: dict[str, Any]) 
 
 def test_a_finished_run_starts_nothing(finished: dict[str, Any]) -> None:
     assert finished["again"].returncode == 0
+    environment = run_folder.read_json(finished["run"] / "environment.json")
+    assert len(environment["resumed"]) == 1  # the call that only looked in is not on record
     assert "done already" in finished["again"].stdout
     assert "starting Ray" not in finished["again"].stdout + finished["again"].stderr
 
@@ -154,6 +158,11 @@ def test_engine_and_actor_agree_after_every_update(finished: dict[str, Any]) -> 
 def test_validation_uses_the_fixed_template(finished: dict[str, Any]) -> None:
     lines = run_folder.read_metrics(finished["run"])
     assert lines[1]["val/toy_arithmetic/questions"] >= 18
+    fixed = load_bank()["qwen-math"].system
+    for step in (2, 4):
+        dumped = (finished["run"] / "validation" / f"{step}.jsonl").read_text().splitlines()
+        assert len(dumped) >= 18
+        assert all(fixed in json.loads(line)["input"] for line in dumped)
     assert "val/toy_arithmetic/accuracy" not in lines[0]
 
 
@@ -187,6 +196,4 @@ def test_the_other_loggers_write_into_the_run_folder(finished: dict[str, Any]) -
 
 
 def test_nothing_is_left_behind(finished: dict[str, Any]) -> None:
-    names = [p.name() for p in psutil.process_iter() if "VLLM" in p.name()]
     assert processes.marked(str(finished["run"])) == []
-    assert not [n for n in names if str(finished["run"]) in n]

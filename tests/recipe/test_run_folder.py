@@ -44,11 +44,21 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
     )
     assert other.stdout is not None
     assert other.stdout.readline().strip() == "held"
-    with pytest.raises(RuntimeError, match=f"in use by process {other.pid}"):
+    with pytest.raises(run_folder.InUseError, match=f"in use by process {other.pid}"):
         run_folder.lock(tmp_path)
     other.kill()
     other.wait()
     run_folder.lock(tmp_path).close()
+
+
+def test_the_environment_of_the_first_steps_stays_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for commit in ("a", "b", "c"):
+        monkeypatch.setattr(run_folder, "environment", lambda c=commit: {"commit": c})
+        run_folder.record_environment(tmp_path)
+    record = run_folder.read_json(tmp_path / "environment.json")
+    assert record == {"commit": "a", "resumed": [{"commit": "b"}, {"commit": "c"}]}
 
 
 def test_environment_names_versions_and_commit() -> None:
