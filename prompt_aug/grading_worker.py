@@ -155,6 +155,7 @@ def judge(golds: list[list[str]], preds: list[str]) -> dict[str, str]:
     targets = _parse(preds)
     if not targets:
         return {"status": "unparsable", "detail": "prediction"}
+    failed = ""
     known = [parsed for gold in golds if (parsed := _parse(gold))]
     for gold, target in ((g, t) for parsed in known for g in parsed for t in targets):
         try:
@@ -164,9 +165,9 @@ def judge(golds: list[list[str]], preds: list[str]) -> dict[str, str]:
                 return {"status": "correct", "detail": ""}
         except (MemoryError, RecursionError, RefusedOperation):
             raise  # not an answer of the algebra but a limit of the sandbox
-        except Exception:
-            continue  # sympy cannot compare these two, which is no proof that they are equal
-    return {"status": "wrong", "detail": "" if known else "gold is not symbolic"}
+        except Exception as error:
+            failed = f"not comparable: {type(error).__name__}"  # sympy raises anything
+    return {"status": "wrong", "detail": failed if known else "gold is not symbolic"}
 
 
 def _answer(line: bytes, limits: Limits) -> dict[str, str]:
