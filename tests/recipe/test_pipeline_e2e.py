@@ -73,9 +73,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any
         environment = {**os.environ, "WANDB_MODE": "offline"}
         first = subprocess.Popen(command(run, cache), stdout=log, stderr=log, env=environment)
         tracker = run / "checkpoints" / "latest_checkpointed_iteration.txt"
+        wait_for((run / "config.yaml").exists, first)
+        seen["second_start"] = call(*command(run, cache))
         # The line of a step is written after its checkpoint and validation.
         wait_for(lambda: len(run_folder.read_metrics(run)) >= 2, first)
-        seen["second_start"] = call(*command(run, cache))
         seen["processes_before"] = len(processes.marked(str(run)))
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
