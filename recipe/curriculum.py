@@ -1,0 +1,64 @@
+"""A prompt curriculum: prefer questions that the model answers about half of the time.
+
+After Prompt Curriculum Learning (PCL, arXiv 2510.01135), which takes from k times as many
+candidates the questions whose predicted pass rate is nearest to a target of 0.5: there the
+gradient is largest. Departure: PCL predicts the rate with a value model trained along. That model
+is left out here; the estimate is the question's running pass rate in this very run, which costs
+nothing, lags behind the policy, and knows nothing of questions that were not visited yet.
+"""
+
+from collections.abc import Mapping, Sequence
+
+# Distances are compared to this many digits. |0.3 - 0.5| and |0.7 - 0.5| differ in their last bit,
+# which would prefer the easier of two questions that are equally far from the target.
+DIGITS = 12
+
+
+class PassRates:
+    """The running pass rate p of every question of a run, between 0 and 1.
+
+    `target` is the pass rate to look for, `decay` the weight of the newest visit.
+    ValueError unless 0 <= target <= 1 and 0 < decay <= 1.
+    """
+
+    def __init__(self, *, target: float, decay: float) -> None:
+        if not 0 <= target <= 1:
+            raise ValueError(f"target={target}: a pass rate lies in [0, 1]")
+        if not 0 < decay <= 1:
+            raise ValueError(f"decay={decay}: the weight of the newest visit lies in (0, 1]")
+        self.target, self.decay = target, decay
+        self._rates: dict[str, float] = {}
+
+    def rate(self, uid: str) -> float:
+        """p of the question; of one that was never visited the target, so that it comes first."""
+        return self._rates.get(uid, self.target)
+
+    def update(self, uid: str, accuracy: float) -> None:
+        """p <- (1 - decay) p + decay accuracy; the first visit sets p.
+
+        `accuracy` is the share of correct responses among those of one visit. ValueError outside
+        [0, 1], NaN included: it would otherwise stay in p for the rest of the run.
+        """
+        if not 0 <= accuracy <= 1:
+            raise ValueError(f"accuracy={accuracy} of question {uid}: a share lies in [0, 1]")
+        rate = self._rates.get(uid, accuracy)
+        self._rates[uid] = rate + self.decay * (accuracy - rate)
+
+    def choose(self, uids: Sequence[str], count: int) -> list[int]:
+        """Indices, ascending, of the `count` candidates with the smallest |p - target|.
+
+        Among equals the earlier candidate wins: nothing is drawn, so the same rates and
+        candidates give the same choice. ValueError if there are fewer candidates than `count`.
+        """
+        if not 0 <= count <= len(uids):
+            raise ValueError(f"{count} questions wanted of {len(uids)} candidates")
+        distances = [round(abs(self.rate(uid) - self.target), DIGITS) for uid in uids]
+        return sorted(sorted(range(len(uids)), key=distances.__getitem__)[:count])
+
+    def state(self) -> dict[str, float]:
+        """A copy of the rates, for the checkpoint: JSON keeps floats exactly."""
+        return dict(self._rates)
+
+    def load(self, state: Mapping[str, float]) -> None:
+        """Forget everything, and remember what `state` returned."""
+        self._rates = dict(state)
