@@ -20,7 +20,7 @@ def example_folder(example: str) -> Path:
     for folder in (EXAMPLES / example, Path(example)):
         if (folder / "config.yaml").is_file():
             return folder.resolve()
-    known = sorted(p.parent.name for p in EXAMPLES.glob("*/config.yaml"))
+    known = sorted(str(p.parent.relative_to(EXAMPLES)) for p in EXAMPLES.rglob("config.yaml"))
     raise RefusedError(
         f"no example '{example}': known are {', '.join(known)}; or name a folder with a config.yaml"
     )
@@ -64,7 +64,8 @@ def _group_choices(body: Any) -> list[str]:
     for entry in body.get("defaults", []):
         if OmegaConf.is_dict(entry):
             for key, value in entry.items():
-                choices.append(f"{str(key).removeprefix('override ').lstrip('/')}={value}")
+                if value is not None:  # hydra takes null in a file, not as an override
+                    choices.append(f"{str(key).removeprefix('override ').lstrip('/')}={value}")
     return choices
 
 
