@@ -94,7 +94,7 @@ def grouped(rewards_B: Numbers, group_B: Numbers) -> Grouped:
 def zero_if_equal(advantages_B: torch.Tensor, groups: Grouped) -> torch.Tensor:
     """Exactly 0 in groups of equal rewards.
 
-    The mean of eight equal numbers is not always that number: R - mean may be 1e-16, and dividing
-    by a standard deviation as small makes a signal of it.
+    The mean of equal numbers is not always that number: R - mean may be 1e-16, and divided by a
+    standard deviation as small that is a signal (in float64 only the epsilon keeps it down).
     """
     return torch.where(groups.equal_B, 0.0, advantages_B)

@@ -13,7 +13,7 @@ def grpo(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
     `rewards_B` in any unit, `group_B` integer ids; the advantages, float64 of shape B, have none.
     std divides by n - 1, as verl's does; the paper does not say which. A group whose rewards are
     all equal, a group of one included, has A = 0 exactly. verl departs from that twice: a group of
-    one keeps its raw reward, and in float32 eight rewards of 1.1 get +-0.1.
+    one keeps its raw reward, and in float32 eight rewards of 4/3 get +-0.1.
     ValueError for different lengths, rewards that are not finite and ids that are not integers.
     """
     groups = grouped(rewards_B, group_B)
