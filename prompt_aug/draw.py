@@ -1,4 +1,4 @@
-"""Which template a rollout gets: a pure function, without any random-number object.
+"""Which template and which phrasing a rollout gets: pure functions, no random-number object.
 
     x = BLAKE2b-64(seed, epoch, uid[, rollout]) / 2^64  in [0, 1)
     template = the first k with  w_1 + ... + w_k > x (w_1 + ... + w_n)
@@ -54,6 +54,24 @@ def draw(
         if point < total:
             return name
     return drawn[-1]  # point rounded up to the sum of all weights
+
+
+def phrasing(*, rollout: int, per_text: int, available: int) -> int:
+    """Index n of the text that a rollout answers: 0 is the question, n its n-th neighbour.
+
+        n = (rollout // per_text) mod (available + 1)
+
+    `rollout` counts within the group, `per_text` is G, the responses to each text, and `available`
+    the number of neighbours in use. With N neighbours and a group of (N + 1) G (arXiv 2601.22478)
+    every text gets exactly G. A question with fewer neighbours keeps the size of its group: its
+    texts are gone through again, and without any all responses are to the question itself.
+    Raises ValueError for counts that make no sense.
+    """
+    if rollout < 0 or per_text < 1 or available < 0:
+        raise ValueError(
+            f"impossible: rollout={rollout}, per_text={per_text}, available={available}"
+        )
+    return rollout // per_text % (available + 1)
 
 
 def hold_out(names: Sequence[str], held_out: Sequence[str]) -> tuple[str, ...]:

@@ -1,8 +1,13 @@
-"""One rollout under prompt augmentation: draw a template, render, generate, hand its name on.
+"""One rollout: draw a template and a phrasing, render, generate, hand on what it is trained under.
 
 Which template a rollout gets is a pure function of (seed, epoch, question uid, rollout index):
 the same with any number of workers, on every node, after any resume (`prompt_aug.draw`). A row
 that is not of the split "train" is rendered with the fixed validation template.
+
+TA-GRPO (arXiv 2601.22478, Eq. 4): a response to the neighbour q^n is generated under q^n and handed
+on with the prompt of q^0, in the same template. verl computes the old and the new log-probabilities
+from that prompt, so the numerator and the denominator of the ratio are both under q^0. The engine's
+own log-probabilities stay those under q^n: a diagnostic, never part of a ratio.
 """
 
 from typing import Any
@@ -12,7 +17,7 @@ from omegaconf import DictConfig
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 from verl.utils.profiler import simple_timer
 
-from prompt_aug.draw import draw
+from prompt_aug.draw import draw, phrasing
 from prompt_aug.templates import Bank, Rendered, load_bank, render
 
 EPOCH = "recipe_epoch"  # the column in which the trainer tells the epoch of a row
@@ -38,9 +43,27 @@ def choose_template(augment: DictConfig, bank: Bank, seed: int, row: dict[str, A
     )
 
 
+def choose_text(recipe: DictConfig, group_size: int, row: dict[str, Any]) -> tuple[int, str]:
+    """(n, text of q^n) for one rollout; n = 0, the question, outside training.
+
+    `group_size` is ``rollout.n`` = (N + 1) G with N = ``recipe.neighbours.count``.
+    """
+    question, extra = str(row["raw_prompt"][-1]["content"]), row["extra_info"]
+    count = int(recipe.neighbours.count)
+    if count == 0 or extra["split"] != "train":
+        return 0, question
+    texts = [question, *list(extra.get("neighbours") or ())[:count]]
+    n = phrasing(
+        rollout=int(row["session_id"]),
+        per_text=group_size // (count + 1),
+        available=len(texts) - 1,
+    )
+    return n, texts[n]
+
+
 @register("prompt_augmentation")
 class PromptAugmentationAgentLoop(AgentLoopBase):
-    """Single turn: the question in the drawn template, its prefill in the assistant's turn."""
+    """Single turn: a phrasing in the drawn template, its prefill in the assistant's turn."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -49,11 +72,10 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
         self.prompt_length = int(self.rollout_config.prompt_length)
         self.response_length = int(self.rollout_config.response_length)
 
-    def prompt(self, row: dict[str, Any]) -> tuple[str, Rendered, list[int]]:
+    def prompt(self, row: dict[str, Any], text: str) -> tuple[str, Rendered, list[int]]:
         """(template name, rendered prompt, its token ids); ValueError where it is too long."""
         name = choose_template(self.recipe.augment, self.bank, self.recipe.seed, row)
-        text, style = row["raw_prompt"][-1]["content"], self.recipe.augment.style
-        rendered = render(self.bank[name], text, self.tokenizer, style)
+        rendered = render(self.bank[name], text, self.tokenizer, self.recipe.augment.style)
         ids = self.tokenizer.encode(rendered.text, add_special_tokens=False)
         if len(ids) > self.prompt_length:
             raise ValueError(
@@ -64,7 +86,11 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
         return name, rendered, ids
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        name, rendered, prompt_ids = self.prompt(kwargs)
+        n, text = choose_text(self.recipe, int(self.rollout_config.n), kwargs)
+        name, rendered, generated_under = self.prompt(kwargs, text)
+        trained_under = generated_under
+        if n > 0 and self.recipe.neighbours.ratio == "anchored":
+            _, _, trained_under = self.prompt(kwargs, kwargs["raw_prompt"][-1]["content"])
         params = dict(sampling_params)
         if rendered.stop:
             params.update(stop=list(rendered.stop), include_stop_str_in_output=True)
@@ -74,14 +100,14 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
         with simple_timer("generate_sequences", metrics):
             output = await self.server_manager.generate(
                 request_id=kwargs.get("uid") or uuid4().hex,  # one server per group: shared prefix
-                prompt_ids=prompt_ids,
+                prompt_ids=generated_under,
                 sampling_params=params,
             )
         ids = list(output.token_ids)[: self.response_length]
         logprobs = list(output.log_probs)[: self.response_length] if output.log_probs else None
         metrics["num_preempted"] = -1 if output.num_preempted is None else output.num_preempted
         return AgentLoopOutput(
-            prompt_ids=prompt_ids,
+            prompt_ids=trained_under,
             response_ids=ids,
             response_mask=[1] * len(ids),
             response_logprobs=logprobs,
@@ -92,5 +118,7 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
                 "template": name,
                 "prefill": rendered.prefill,
                 "truncated": len(ids) >= self.response_length,
+                "neighbour": n,
+                "generated_under": None if trained_under is generated_under else generated_under,
             },
         )

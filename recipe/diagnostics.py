@@ -20,13 +20,15 @@ class Rollout:
     uid: str  # content hash of the question
     rollout: int
     template: str
+    neighbour: int  # n of the phrasing q^n that it answers; 0 is the question itself
     prompt_ids: Any
     response: str
     gold: tuple[str, ...]
-    reward: float
+    reward: float  # what the advantage was made of
     accuracy: float
     format: float
     entropy: float
+    logprob_gap: float | None  # mean of log pi(o | prompt trained under) - the engine's own, nats
     length: int
     truncated: bool
     status: str
@@ -38,6 +40,7 @@ class Rollout:
             "uid": self.uid,
             "rollout": self.rollout,
             "template": self.template,
+            "neighbour": self.neighbour,
             "prompt": tokenizer.decode(self.prompt_ids),
             "response": self.response,
             "gold": list(self.gold),
@@ -50,22 +53,27 @@ class Rollout:
         }
 
 
-def from_row(row: dict[str, Any]) -> Rollout:
-    """A rollout from its columns in TransferQueue."""
+def from_row(row: dict[str, Any], reward: float) -> Rollout:
+    """A rollout from its columns in TransferQueue and its reward."""
     extra = row["extra_fields"]
     graded = extra["reward_extra_info"]
+    gap = None
+    if "rollout_log_probs" in row:
+        gap = float((row["old_log_probs"].double() - row["rollout_log_probs"].double()).mean())
     return Rollout(
         group=str(row["uid"]),
         uid=row["extra_info"]["uid"],
         rollout=int(row["session_id"]),
         template=extra["template"],
+        neighbour=int(extra["neighbour"]),
         prompt_ids=row["prompts"],
         response=graded["response"],
         gold=tuple(row["extra_info"]["answers"]),
-        reward=float(row["rm_scores"].sum()),
+        reward=reward,
         accuracy=float(graded["acc"]),
         format=float(graded["format"]),
-        entropy=float(row["entropy"].double().mean()),
+        entropy=float(row["entropy"].double().mean()) if "entropy" in row else math.nan,
+        logprob_gap=gap,
         length=int(row["rm_scores"].numel()),
         truncated=bool(extra["truncated"]),
         status=graded["status"],
@@ -107,6 +115,35 @@ def group_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         metrics[f"template/{name}/length"] = mean(r.length for r in rows)
         metrics[f"template/{name}/entropy"] = mean(r.entropy for r in rows)
         metrics[f"template/{name}/share"] = len(rows) / len(rollouts)
+    return metrics
+
+
+def neighbour_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """What the phrasings of TA-GRPO (arXiv 2601.22478, section 5.2) do; {} without neighbours.
+
+    neighbour/<n>/accuracy and /entropy, n = 0 the question itself; entropy is that under the prompt
+    trained under. neighbour/<n>/logprob_gap: mean over responses of the mean over tokens of
+    log pi(o_t | q^0) - log pi(o_t | q^n), in nats, with the second term from the engine (for n = 0,
+    or with the own ratio, it is the difference of two computations of the same number).
+    train/no_signal_original, train/no_signal_neighbours: share of the questions whose G responses
+    to q^0, and whose responses to all neighbours, all have the same reward.
+    """
+    if not any(r.neighbour for r in rollouts):
+        return {}
+    metrics = {}
+    for n in sorted({r.neighbour for r in rollouts}):
+        rows = [r for r in rollouts if r.neighbour == n]
+        metrics[f"neighbour/{n}/accuracy"] = mean(r.accuracy for r in rows)
+        metrics[f"neighbour/{n}/entropy"] = mean(r.entropy for r in rows)
+        gaps = [r.logprob_gap for r in rows if r.logprob_gap is not None]
+        if gaps:
+            metrics[f"neighbour/{n}/logprob_gap"] = mean(gaps)
+    for name, of_question in (("original", True), ("neighbours", False)):
+        groups: dict[str, set[float]] = defaultdict(set)
+        for r in rollouts:
+            if (r.neighbour == 0) == of_question:
+                groups[r.group].add(r.reward)
+        metrics[f"train/no_signal_{name}"] = mean(len(g) == 1 for g in groups.values())
     return metrics
 
 

@@ -156,17 +156,23 @@ def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, An
     }
     for (split, key), names in drawn.items():
         questions = read_questions(config.data[key], f"data.{key}")
-        kept, dropped = fitting(questions, [bank[n] for n in names], tokenizer, config, key)
+        templates = [bank[n] for n in names]
+        kept, dropped = fitting(questions, templates, tokenizer, config, key)
+        counts: dict[str, Any] = {"questions": len(kept)}
+        if split == "train":
+            kept, neighbours = fit_neighbours(kept, templates, tokenizer, config)
+            kept = only_question(kept, config)
+            counts.update(neighbours)
         path = Path(config.recipe.run_dir) / "data" / f"{split}.parquet"
         write_parquet([dataclasses.replace(q, split=split) for q in kept], path)
-        report[split] = {
-            "questions": len(kept),
+        report[split] = counts | {
             "max_prompt_length": int(config.data.max_prompt_length),
             "dropped": [dataclasses.asdict(d) for d in dropped],
         }
         with open_dict(config):
             config.data[key] = [str(path)]
-    if report["train"]["questions"] < config.data.train_batch_size:
+    few = report["train"]["questions"] < config.data.train_batch_size
+    if few and config.recipe.one_question is None:
         raise RefusedError(
             f"{report['train']['questions']} training questions are fewer than "
             f"data.train_batch_size={config.data.train_batch_size}"
@@ -194,6 +200,53 @@ def fitting(
             f"{limit} tokens (question {worst.uid}: {worst.length} under {worst.template})"
         )
     return kept, dropped
+
+
+def fit_neighbours(
+    questions: list[Question], templates: list[Template], tokenizer: Any, config: Any
+) -> tuple[list[Question], dict[str, int]]:
+    """(questions with the neighbours in use, those that fit the prompt limit; their counts)."""
+    count = int(config.recipe.neighbours.count)
+    if not count:
+        return questions, {}
+    limit, style = int(config.data.max_prompt_length), config.recipe.augment.style
+    listed = [(q, text) for q in questions for text in q.neighbours[:count]]
+    texts = [dataclasses.replace(q, text=text, uid=str(i)) for i, (q, text) in enumerate(listed)]
+    long = {int(d.uid) for d in overlong(texts, templates, tokenizer, limit=limit, style=style)}
+    fitting: dict[str, list[str]] = {q.uid: [] for q in questions}
+    for i, (question, text) in enumerate(listed):
+        if i not in long:
+            fitting[question.uid].append(text)
+    used = sum(map(len, fitting.values()))
+    if not used:
+        raise RefusedError(
+            f"recipe.neighbours.count={count}, but no question of data.train_files has a neighbour "
+            f"of at most data.max_prompt_length={limit} tokens: add rephrasings to the data, or "
+            "set recipe.neighbours.count=0"
+        )
+    kept = [dataclasses.replace(q, neighbours=tuple(fitting[q.uid])) for q in questions]
+    missing = sum(len(q.neighbours) < count for q in kept)
+    if missing:
+        print(f"{missing} of {len(kept)} questions have fewer than {count} neighbours in use")
+    counts = {"neighbours": used, "neighbours_too_long": len(long), "with_fewer": missing}
+    return kept, counts
+
+
+def only_question(questions: list[Question], config: Any) -> list[Question]:
+    """For 1-shot RLVR: the one question, as often as a batch is long; else all questions.
+
+    ``recipe.one_question`` is its uid, or its row number from 0 among those that fit.
+    """
+    wanted = config.recipe.one_question
+    if wanted is None:
+        return questions
+    for i, question in enumerate(questions):
+        if question.uid == wanted or (isinstance(wanted, int) and i == wanted):
+            return [question] * int(config.data.train_batch_size)
+    raise RefusedError(
+        f"recipe.one_question={wanted}: no such question; give the uid or the row number of one of "
+        f"the {len(questions)} in data.train_files"
+    )
 
 
 def check_files(config: DictConfig, built: Path | None) -> None:

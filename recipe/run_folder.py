@@ -49,6 +49,18 @@ def write_text(path: Path, text: str) -> None:
         beside.unlink(missing_ok=True)
 
 
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write `arrays` as a compressed .npz file, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.stem}.{os.getpid()}.tmp.npz")
+    try:
+        with beside.open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe import preflight, processes, progress, run_folder
 from recipe.composition import check_same_run, compose_config
+from recipe.preflight_algorithm import check_algorithm
 from recipe.toy import build as toy
 
 FULL = 2**26  # bytes free under which a failed write is put down to the full disk
@@ -66,6 +67,7 @@ def prepare(config: DictConfig) -> None:
     preflight.check_verl(config)
     preflight.check_batches(config)
     bank = preflight.check_recipe(config)
+    check_algorithm(config)
     run_folder.repair_tracker(Path(config.trainer.default_local_dir))
     preflight.check_port()
     built = toy.attach(config) if config.recipe.toy.enable else None
@@ -140,6 +142,11 @@ def explain(error: BaseException, run_dir: Path) -> str:
 
     torch reports a full disk as a wrong position in its file, so the room left is looked at too.
     """
+    if "ExhaustedError" in str(error):
+        return (
+            "dynamic sampling found too few questions with a signal (the message is above); the "
+            "last finished step is saved, and the same command goes on from it"
+        )
     full = shutil.disk_usage(run_dir).free < FULL
     if full or os.strerror(errno.ENOSPC) in "".join(traceback.format_exception(error)):
         return (

@@ -1,10 +1,11 @@
-"""The trainer: verl's synchronous V1 trainer with our epochs, run folder and diagnostics.
+"""The trainer: verl's synchronous V1 trainer with our advantages, epochs and run folder.
 
 What is overridden, and why:
-  _build_replay_buffer    verl looks for finished groups every 2 s; a CPU step is about that long
-  _fetch_one_gen_batch    tells every row its epoch, which the draw of the template depends on
-  _save/_load_checkpoint  the count of batches fetched travels with the checkpoint
-  _compute_advantage      adds the group statistics of the whole batch, on the driver
+  _build_replay_buffer    a bound on dynamic sampling; and verl looks for finished groups every 2 s
+  _fetch_one_gen_batch    tells every row its epoch, which draws depend on; the curriculum chooses
+  _save/_load_checkpoint  counts and what is remembered of questions travel with the checkpoint
+  step                    keeps the work where dynamic sampling ends a run
+  _compute_advantage      advantages, weights and statistics of whole groups, on the driver
   _compute_metrics        writes metrics.jsonl and rollouts/ into the run folder
   _val_metrics_update     mean and standard error; verl's bootstrap is slow and biased as pass@k
 """
@@ -15,13 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
 
+from recipe import batch as batches
 from recipe import diagnostics, run_folder
 from recipe.agent_loop import EPOCH
+from recipe.dynamic_sampling import BoundedReplayBuffer, ExhaustedError
+from recipe.memory import Memory
+from recipe.signal import learning_signal
 
 STATE = "recipe_state.json"
 
@@ -34,6 +39,7 @@ class RecipeTrainer(PPOTrainerSync):
         with open_dict(config):
             # verl branches on this name: any other than "sync" means an asynchronous trainer.
             config.trainer.v1.trainer_mode = "sync"
+        self.memory = Memory(config.recipe)  # verl's __init__ builds the buffer that tells it
         super().__init__(config)
         self.run_dir = Path(config.recipe.run_dir)
         self.batches_fetched = 0
@@ -44,14 +50,29 @@ class RecipeTrainer(PPOTrainerSync):
 
     def _build_replay_buffer(self) -> Any:
         buffer = super()._build_replay_buffer()
-        buffer.poll_interval = float(self.config.recipe.rollout.poll_seconds)
-        return buffer
+        bounded = BoundedReplayBuffer.of(
+            buffer,
+            settings=self.config.recipe.dynamic_sampling,
+            on_evicted=self.memory.see_visit,
+        )
+        bounded.poll_interval = float(self.config.recipe.rollout.poll_seconds)
+        return bounded
 
     def _fetch_one_gen_batch(self) -> Any:
-        epoch = self.batches_fetched // len(self.train_dataloader)
-        batch = super()._fetch_one_gen_batch()
-        batch[EPOCH] = torch.full((len(batch),), epoch)
-        self.batches_fetched += 1
+        """The next questions, each with its epoch; with a curriculum the fittest of several."""
+        chunks = []
+        for _ in range(self.memory.candidates):
+            epoch = self.batches_fetched // len(self.train_dataloader)
+            chunk = super()._fetch_one_gen_batch()
+            chunk[EPOCH] = torch.full((len(chunk),), epoch)
+            self.batches_fetched += 1
+            chunks.append(chunk)
+        batch = chunks[0]
+        if len(chunks) > 1:
+            batch = tu.concat_tensordict(chunks)
+            chosen = self.memory.choose([e["uid"] for e in batch["extra_info"]], len(chunks[0]))
+            batch = tu.index_select_tensor_dict(batch, chosen)
+        self.memory.fetch(list(batch["uid"]), [e["uid"] for e in batch["extra_info"]])
         return batch
 
     # ---------------------------------------------------------------- resume
@@ -72,6 +93,7 @@ class RecipeTrainer(PPOTrainerSync):
                 "batches_fetched": self.batches_fetched,
                 "optimizer_steps": self.optimizer_steps,
                 "wall_seconds": self.wall_seconds,
+                "memory": self.memory.state(),
             },
         )
         super()._save_checkpoint()
@@ -83,39 +105,45 @@ class RecipeTrainer(PPOTrainerSync):
             self.batches_fetched = state["batches_fetched"]
             self.optimizer_steps = state["optimizer_steps"]
             self.earlier_seconds = state["wall_seconds"]
+            self.memory.load(state.get("memory", {}))
         # Steps after the checkpoint are trained again: their lines would stand twice.
         run_folder.truncate_metrics(self.run_dir, last_step=self.global_steps)
+
+    def step(self, metrics: dict, timing_raw: dict) -> Any:
+        try:
+            return super().step(metrics, timing_raw)
+        except ExhaustedError:
+            # The weights are those of the step before; without this its work could be lost.
+            self.global_steps -= 1
+            if self.global_steps and not self._checkpoint_dir().exists():
+                self.on_sample_end()  # the engine gives its memory back, as before any update
+                self._save_checkpoint()
+            raise
 
     # ---------------------------------------------------------------- statistics
 
     def _compute_advantage(self, batch: Any, metrics: dict) -> Any:
         batch = super()._compute_advantage(batch, metrics)
-        self.rollouts = self._read_rollouts(batch)
-        metrics.update(diagnostics.group_metrics(self.rollouts))
-        return batch
-
-    def _read_rollouts(self, batch: Any) -> list[diagnostics.Rollout]:
-        """The rollouts of the batch, without the padding rows that verl appends."""
-        real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-        fields = [
-            "uid",
-            "session_id",
-            "prompts",
-            "extra_info",
-            "extra_fields",
-            "rm_scores",
-            "entropy",
-        ]
-        data = tq.kv_batch_get(
-            keys=[batch.keys[i] for i in real],
-            partition_id=batch.partition_id,
-            select_fields=fields,
+        recipe = self.config.recipe
+        rows = batches.read(batch)
+        rewards, shaped = self.memory.shape(rows)
+        left_out = [bool(recipe.overlong_filter and cut) for cut in rows.truncated()]
+        advantages_BT, signal = learning_signal(
+            batches.responses(rows, rewards, left_out),
+            recipe.advantage,
+            recipe.weights,
+            seed=int(recipe.seed) * 1_000_003 + self.global_steps,
         )
-        columns = {name: list(data[name]) for name in fields}
-        return [
-            diagnostics.from_row({name: values[i] for name, values in columns.items()})
-            for i in range(len(real))
-        ]
+        batches.write_advantages(rows, advantages_BT, left_out)
+        self.rollouts = [diagnostics.from_row(rows[i], r) for i, r in enumerate(rewards)]
+        metrics.update(diagnostics.group_metrics(self.rollouts))
+        metrics.update(diagnostics.neighbour_metrics(self.rollouts))
+        metrics.update({**shaped, **signal, **self.memory.see_step(rows)})
+        every = recipe.save_tensors_every
+        if every and self.global_steps % every == 0:
+            path = self.run_dir / "tensors" / f"step_{self.global_steps}.npz"
+            batches.save_tensors(path, rows, advantages_BT)
+        return batch
 
     def _update_actor(self, batch: Any, metrics: dict) -> Any:
         actor = self.config.actor_rollout_ref.actor
@@ -126,6 +154,8 @@ class RecipeTrainer(PPOTrainerSync):
     def _compute_metrics(self, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         metrics["train/optimizer_steps"] = self.optimizer_steps
+        # verl divides steps by steps per epoch, which dynamic sampling and a curriculum make wrong.
+        metrics["training/epoch"] = self.batches_fetched / len(self.train_dataloader)
         metrics["train/wall_seconds"] = self.wall_seconds
         run_folder.append_metrics(self.run_dir, self.global_steps, metrics)
         every = self.config.recipe.save_rollouts_every

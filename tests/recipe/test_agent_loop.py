@@ -81,9 +81,22 @@ class Engine:
         )
 
 
-def loop(engine: Engine, prompt_length: int = 200, response_length: int = 6) -> Any:
+def loop(
+    engine: Engine,
+    prompt_length: int = 200,
+    response_length: int = 6,
+    count: int = 0,
+    ratio: str = "anchored",
+) -> Any:
     made = object.__new__(PromptAugmentationAgentLoop)  # verl's __init__ wants a whole config
-    made.recipe = OmegaConf.create({"augment": augment(templates=NAMES[:1]), "seed": 7})
+    made.recipe = OmegaConf.create(
+        {
+            "augment": augment(templates=NAMES[:1]),
+            "seed": 7,
+            "neighbours": {"count": count, "ratio": ratio},
+        }
+    )
+    made.rollout_config = SimpleNamespace(n=8)
     made.bank, made.server_manager = load_bank(), engine
     made.tokenizer = build_tokenizer(build.corpus(load_bank()))
     made.prompt_length, made.response_length = prompt_length, response_length
@@ -121,3 +134,59 @@ def test_a_prompt_that_is_too_long_is_refused_not_cut() -> None:
     with pytest.raises(ValueError, match="under template open-r1-teacher"):
         asyncio.run(loop(engine, prompt_length=20).run({}, uid="g", **row()))
     assert engine.requests == []
+
+
+NEIGHBOURS = ["Add 47 and 38.", "Find the sum of 47 and 38.", "38 more than 47?"]
+
+
+def rollouts(count: int, ratio: str, neighbours: list[str], split: str = "train") -> list[Any]:
+    """(text the engine saw, text trained under, n) of the eight rollouts of one question."""
+    engine = Engine([1])
+    made = loop(engine, count=count, ratio=ratio)
+    seen = []
+    for session in range(8):
+        columns = row(split, session)
+        columns["extra_info"]["neighbours"] = neighbours
+        out = asyncio.run(made.run({}, uid="g", **columns))
+        given = engine.requests[-1][1]
+        recorded = out.extra_fields["generated_under"]
+        assert (recorded if recorded is not None else out.prompt_ids) == given
+        seen.append(
+            (
+                made.tokenizer.decode(given),
+                made.tokenizer.decode(out.prompt_ids),
+                out.extra_fields["neighbour"],
+            )
+        )
+    return seen
+
+
+def test_ta_grpo_generates_under_the_neighbour_and_trains_under_the_question() -> None:
+    question = "What is 47 + 38?"
+    seen = rollouts(3, "anchored", NEIGHBOURS)
+    assert [n for _, _, n in seen] == [0, 0, 1, 1, 2, 2, 3, 3]
+    for given, trained, n in seen:
+        assert [question, *NEIGHBOURS][n] in given
+        assert question in trained
+        assert not any(text in trained for text in NEIGHBOURS)
+        # Only the text differs: the same template, and so the same format check, for the group.
+        assert given.replace([question, *NEIGHBOURS][n], question) == trained
+
+
+def test_the_own_ratio_trains_under_what_it_generated_from() -> None:
+    seen = rollouts(3, "own", NEIGHBOURS)
+    assert all(given == trained for given, trained, _ in seen)
+    assert len({given for given, _, _ in seen}) == 4
+
+
+def test_questions_with_fewer_neighbours_keep_the_size_of_their_group() -> None:
+    assert [n for *_, n in rollouts(3, "anchored", NEIGHBOURS[:1])] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert [n for *_, n in rollouts(3, "anchored", [])] == [0] * 8
+    assert [n for *_, n in rollouts(1, "anchored", NEIGHBOURS)] == [0] * 4 + [1] * 4
+
+
+def test_validation_and_runs_without_neighbours_see_the_question_alone() -> None:
+    for count, split in ((3, "test"), (0, "train")):
+        seen = rollouts(count, "anchored", NEIGHBOURS, split)
+        assert {n for *_, n in seen} == {0}
+        assert len({given for given, _, _ in seen}) == 1

@@ -9,6 +9,8 @@ def rollout(group: str, reward: float, accuracy: float, template: str = "a", **m
     values = {
         "uid": "q",
         "rollout": 0,
+        "neighbour": 0,
+        "logprob_gap": None,
         "prompt_ids": [],
         "response": "",
         "gold": ("1",),

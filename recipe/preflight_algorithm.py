@@ -1,0 +1,197 @@
+"""Which algorithms go together: refused at launch, with the reason and what to set instead.
+
+Any advantage goes with any weight, clip, aggregation, sampling and augmentation, except where a
+setting would be ignored in silence, or where the sum would not be what its parts are called.
+"""
+
+import math
+from typing import Any
+
+from omegaconf import DictConfig
+
+from recipe.advantages import ADVANTAGES
+from recipe.preflight import RefusedError
+from recipe.signal import group_of
+from recipe.weights import WEIGHTS
+from recipe.weights.gaussian_covariance import resolve
+
+# Losses that are positively homogeneous in a token's advantage: a weight on it weights the loss.
+HOMOGENEOUS = ("vanilla", "gspo", "sapo", "cispo", "gpg")
+PER_MICRO_BATCH = ("clip_cov", "kl_cov")
+GEOMETRIC = ("geo_mean", "gmpo")
+LOSSES = (*HOMOGENEOUS, *PER_MICRO_BATCH, *GEOMETRIC, "dppo_tv", "dppo_kl", "dro")
+GMPO_TARGET = "recipe.losses.GMPOLossConfig"
+
+
+def check_algorithm(config: DictConfig) -> None:
+    """Refuse, before anything starts, what is unknown, ignored by verl, or contradicts itself."""
+    check_advantage(config)
+    check_neighbours(config)
+    check_weights(config)
+    check_loss(config)
+    check_sampling(config)
+
+
+def refuse_unknown(key: str, value: Any, known: Any) -> None:
+    """Raise RefusedError unless `value` is among `known`."""
+    if value not in known:
+        raise RefusedError(f"{key}={value}: known are {', '.join(map(str, known))}")
+
+
+def check_advantage(config: DictConfig) -> None:
+    """`recipe.advantage`, and verl's keys that it takes the place of."""
+    section, algorithm = config.recipe.advantage, config.algorithm
+    refuse_unknown("recipe.advantage.name", section.name, ADVANTAGES)
+    if section.group is not None:
+        refuse_unknown("recipe.advantage.group", section.group, ("question", "text"))
+    wanted = {"ta_grpo": "question", "ta_grpo_star": "text"}.get(section.name)
+    if wanted and group_of(section) != wanted:
+        raise RefusedError(
+            f"recipe.advantage.name={section.name} is normalised per {wanted}: leave "
+            "recipe.advantage.group null, or take name=grpo with the group you want"
+        )
+    if algorithm.adv_estimator != "grpo" or not algorithm.get("norm_adv_by_std_in_grpo", True):
+        raise RefusedError(
+            "advantages are computed by this project, not by algorithm.adv_estimator or "
+            "algorithm.norm_adv_by_std_in_grpo: leave those alone and set recipe.advantage.name "
+            f"({', '.join(ADVANTAGES)})"
+        )
+    count, rows = int(config.recipe.neighbours.count), int(config.actor_rollout_ref.rollout.n)
+    size = rows // (count + 1) if group_of(section) == "text" else rows
+    if size < 2 and section.name != "none":
+        raise RefusedError(
+            f"a group of {size} response has no baseline, so every advantage would be 0: raise "
+            "actor_rollout_ref.rollout.n"
+        )
+
+
+def check_neighbours(config: DictConfig) -> None:
+    """`recipe.neighbours`; and nothing may use log-probabilities under q^n in a ratio under q^0."""
+    section, rollout = config.recipe.neighbours, config.actor_rollout_ref.rollout
+    refuse_unknown("recipe.neighbours.ratio", section.ratio, ("anchored", "own"))
+    if section.count < 0:
+        raise RefusedError(f"recipe.neighbours.count={section.count} must be 0 or more")
+    if section.count == 0:
+        if config.recipe.advantage.name in ("ta_grpo", "ta_grpo_star"):
+            raise RefusedError(
+                f"recipe.advantage.name={config.recipe.advantage.name} without neighbours is GRPO: "
+                "set recipe.neighbours.count, or recipe.advantage.name=grpo"
+            )
+        return
+    if rollout.n % (section.count + 1):
+        raise RefusedError(
+            f"actor_rollout_ref.rollout.n={rollout.n} must be a multiple of "
+            f"recipe.neighbours.count + 1 = {section.count + 1}: the same number of responses to "
+            "the question and to each neighbour"
+        )
+    correction = config.algorithm.rollout_correction
+    used = [k for k in ("bypass_mode", "rollout_is", "rollout_rs") if correction.get(k)]
+    if used and section.ratio == "anchored":
+        raise RefusedError(
+            f"algorithm.rollout_correction.{used[0]} uses the engine's log-probabilities, which "
+            "TA-GRPO has under the neighbour q^n, in a ratio that is under q^0: unset it, or set "
+            "recipe.neighbours.ratio=own"
+        )
+
+
+def check_weights(config: DictConfig) -> None:
+    """`recipe.weights`, and the losses in which a token's weight would not weight its loss."""
+    section, mode = config.recipe.weights, config.actor_rollout_ref.actor.policy_loss.loss_mode
+    refuse_unknown("recipe.weights.name", section.name, ("none", *WEIGHTS))
+    if section.name == "none":
+        return
+    try:
+        resolve(section.gaussian_covariance)
+    except ValueError as error:
+        raise RefusedError(f"recipe.weights.gaussian_covariance: {error}") from error
+    clip = section.clip_cov
+    if not 0 < clip.ratio <= 1 or not clip.lower < clip.upper:
+        raise RefusedError("recipe.weights.clip_cov wants 0 < ratio <= 1 and lower < upper")
+    if mode not in HOMOGENEOUS:
+        reason = {
+            "clip_cov": "computes its own covariance, of the weighted advantages",
+            "kl_cov": "computes its own covariance, of the weighted advantages",
+            "geo_mean": "averages the advantages of a response, so the weights would be lost",
+            "gmpo": "averages the advantages of a response, so the weights would be lost",
+        }.get(mode, "is not proportional to the advantage")
+        raise RefusedError(
+            f"recipe.weights.name={section.name} does not go with policy_loss.loss_mode={mode}, "
+            f"which {reason}: use one of {', '.join(HOMOGENEOUS)}, or weights.name=none"
+        )
+
+
+def check_loss(config: DictConfig) -> None:
+    """verl's losses, refused where they silently do nothing or something else."""
+    actor = config.actor_rollout_ref.actor
+    mode, mean = actor.policy_loss.loss_mode, actor.loss_agg_mode
+    refuse_unknown("actor.policy_loss.loss_mode", mode, LOSSES)
+    if mode in PER_MICRO_BATCH and (actor.use_dynamic_bsz or _micro_batch(actor) < 2):
+        raise RefusedError(
+            f"policy_loss.loss_mode={mode} takes its covariance within a micro-batch: with one "
+            "response in it all covariances are 0 and it is plain PPO. Set use_dynamic_bsz=false "
+            "and ppo_micro_batch_size_per_gpu >= 2 (the same in all runs compared), or use "
+            "recipe.weights.name=clip_cov, which does not depend on micro-batches"
+        )
+    on_policy = config.data.train_batch_size == actor.ppo_mini_batch_size and actor.ppo_epochs == 1
+    if mode == "kl_cov" and on_policy:
+        raise RefusedError(
+            "policy_loss.loss_mode=kl_cov with one optimizer step per batch penalises |log ratio| "
+            "where it is 0: no effect but rounding noise. Set ppo_mini_batch_size below "
+            "data.train_batch_size"
+        )
+    if mode == "geo_mean" and (actor.use_dynamic_bsz or _micro_batch(actor) != _rows(config)):
+        raise RefusedError(
+            "policy_loss.loss_mode=geo_mean is multiplied by the number of micro-batches in verl "
+            f"0.9.1: use loss_mode=gmpo with policy_loss._target_={GMPO_TARGET} (method=gmpo)"
+        )
+    if mode == "gmpo" and actor.policy_loss.get("_target_") != GMPO_TARGET:
+        raise RefusedError(f"loss_mode=gmpo wants actor.policy_loss._target_={GMPO_TARGET}")
+    if mode in ("sapo", *GEOMETRIC) and mean != "seq-mean-token-mean":
+        raise RefusedError(
+            f"policy_loss.loss_mode={mode} ignores actor.loss_agg_mode={mean} and takes the mean "
+            "over responses: set loss_agg_mode=seq-mean-token-mean"
+        )
+    if mean == "seq-mean-token-sum-norm" and not actor.loss_scale_factor:
+        raise RefusedError(
+            "loss_agg_mode=seq-mean-token-sum-norm without actor.loss_scale_factor divides by the "
+            "longest response of each micro-batch: set it to data.max_response_length"
+        )
+    if config.algorithm.rollout_correction.get("bypass_mode") and mode != "vanilla":
+        raise RefusedError(
+            "rollout_correction.bypass_mode replaces the loss: leave loss_mode alone"
+        )
+
+
+def _rows(config: DictConfig) -> int:
+    """Responses of a mini-batch on one data-parallel rank."""
+    actor = config.actor_rollout_ref.actor
+    devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    ranks = devices // actor.ulysses_sequence_parallel_size
+    return actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n // ranks
+
+
+def _micro_batch(actor: DictConfig) -> int:
+    return int(actor.ppo_micro_batch_size_per_gpu or 0)
+
+
+def check_sampling(config: DictConfig) -> None:
+    """Dynamic sampling, history and curriculum."""
+    recipe, groups = config.recipe, config.algorithm.filter_groups
+    refuse_unknown(
+        "recipe.dynamic_sampling.on_exhausted",
+        recipe.dynamic_sampling.on_exhausted,
+        ("train", "stop"),
+    )
+    if groups.enable:
+        refuse_unknown(
+            "algorithm.filter_groups.metric", groups.metric, ("acc", "reward", "format", "overlong")
+        )
+        if recipe.dynamic_sampling.max_gen_batches < 1:
+            raise RefusedError("recipe.dynamic_sampling.max_gen_batches must be 1 or more")
+    if not -1 <= recipe.history.floor <= 0 or not math.isfinite(recipe.history.weight):
+        raise RefusedError("recipe.history wants -1 <= floor <= 0 and a finite weight")
+    curriculum = recipe.curriculum
+    if not 0 <= curriculum.target <= 1 or not 0 < curriculum.decay <= 1:
+        raise RefusedError("recipe.curriculum wants 0 <= target <= 1 and 0 < decay <= 1")
+    if curriculum.candidates < 1:
+        raise RefusedError("recipe.curriculum.candidates must be 1 or more")
