@@ -1,0 +1,80 @@
+"""scripts/bench_driver.py runs, and its table says what its numbers say."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    path = ROOT / "scripts" / "bench_driver.py"
+    spec = importlib.util.spec_from_file_location("bench_driver", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def cells(table: list[str]) -> list[list[str]]:
+    """The lines below the head of a markdown table, cut into cells."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
+
+
+def test_it_runs_and_prints_every_line(
+    bench: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.main(["--rows", "16", "--tokens", "8", "--repeats", "1"])
+    head, _, *table = capsys.readouterr().out.splitlines()
+    assert head.startswith("16 x 8, ")
+    rows = cells(table)
+    names = [bench.VERL, *bench.CW_GRPO[:4], "clip_cov", "A w"]
+    assert [row[0] for row in rows] == [*names, f"CW-GRPO step: {' + '.join(bench.CW_GRPO)}"]
+    assert all(float(cell) >= 0 for row in rows for cell in row[1:])
+    assert float(rows[0][2]) == 1.0
+
+
+def test_the_table_by_hand(bench: ModuleType) -> None:
+    parts = {"grpo": 0.25, "token_covariance": 0.25, "covariance_metrics": 0.5}
+    parts |= {"gaussian_covariance": 1.0, "clip_cov": 8.0, "A w": 1.0}
+    rows = cells(bench.table({bench.VERL: 0.5, **parts}))
+    assert rows[0][1:] == ["0.5000", "1.00", "1.667"]
+    assert rows[4] == ["gaussian_covariance", "1.0000", "2.00", "3.333"]
+    assert rows[-1][1:] == ["3.0000", "6.00", "10.000"]  # without clip_cov's 8 seconds
+
+
+def test_the_median_leaves_out_the_first_round(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0, 10, 11, 20, 25, 30, 32])  # the first round reads it once: its start
+    monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    calls: list[int] = []
+    assert bench.measure({"a": lambda: calls.append(1)}, 3) == {"a": 2}
+    assert len(calls) == 4
+
+
+def test_the_batch_is_whole_and_repeats(bench: ModuleType) -> None:
+    batch, again, other = (bench.made_up(20, 48, seed) for seed in (0, 0, 1))
+    assert torch.equal(batch.logprobs_BT, again.logprobs_BT)
+    assert not torch.equal(batch.logprobs_BT, other.logprobs_BT)
+    lengths = batch.mask_BT.sum(1)
+    assert lengths.min() >= 4 and lengths.max() <= 48 and lengths.unique().numel() > 5
+    assert batch.group_B.bincount().tolist() == [8, 8, 4]
+    assert set(batch.rewards_B.tolist()) == {0.0, 1.0}
+    real = batch.mask_BT.bool()
+    assert (batch.logprobs_BT[real] < 0).all() and (batch.logprobs_BT[~real] == 0).all()
+
+
+def test_both_sides_get_the_same_rewards(bench: ModuleType) -> None:
+    """verl's advantages and ours agree, so the two are timed at the same work."""
+    batch = bench.made_up(64, 24, 0)
+    functions = bench.lines(batch)
+    theirs_BT, _ = functions[bench.VERL]()
+    ours_BT = functions["grpo"]()[:, None] * batch.mask_BT
+    assert ours_BT.abs().max() > 0.5
+    # float32 against float64
+    torch.testing.assert_close(theirs_BT.double(), ours_BT, atol=1e-5, rtol=0)
