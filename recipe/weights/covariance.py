@@ -14,7 +14,7 @@ from recipe.weights.tokens import Tokens, checked
 
 CENTRES = ("group", "sequence", "batch")
 ADVANTAGE_CENTRES = ("tokens", "responses", "batch")
-# The key's spelling, and the percentile in units of 0.01 %: whole numbers, so ranks are exact.
+# The key's spelling, and the share in units of 0.01 %: whole numbers, so that ranks are exact.
 PERCENTILES = {"p0.01": 1, "p1": 100, "p20": 2000, "p40": 4000, "p100": 10000}
 
 
