@@ -1,0 +1,245 @@
+"""Every method, two steps with the real trainer and engine; TA-GRPO's log-probabilities again in
+plain transformers; the driver's statistics under other micro-batches and on two FSDP ranks.
+
+All runs share one toy world with a start model of a few updates. They run two at a time, one
+thread each, which on two cores takes about half the time of one after the other.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM
+
+from recipe import run_folder
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
+ROOT = Path(__file__).resolve().parents[2]
+METHODS = sorted(p.parents[1].name for p in (ROOT / "examples").glob("*/toy/config.yaml"))
+ACTOR = "actor_rollout_ref.actor"
+ONE_UPDATE = [f"{ACTOR}.ppo_mini_batch_size=4", "recipe.save_tensors_every=1"]
+
+# Everything at once that may go together: see also test_preflight_algorithm.py.
+TOGETHER = [
+    *("recipe.augment.mode=per_rollout", "recipe.augment.templates=null"),
+    *("recipe.reward.format_weight=1.0", "recipe.reward.overlong.enable=true"),
+    *("recipe.reward.overlong.buffer=40", "recipe.overlong_filter=true"),
+    *("recipe.weights.name=gaussian_covariance", "recipe.weights.gaussian_covariance.sigma=batch"),
+    *("recipe.history.enable=true", "recipe.curriculum.enable=true"),
+    *("algorithm.filter_groups.enable=true", "recipe.dynamic_sampling.max_gen_batches=3"),
+    *("algorithm.use_kl_in_reward=true", f"{ACTOR}.use_kl_loss=true"),
+    *(f"{ACTOR}.entropy_coeff=0.001", f"{ACTOR}.policy_loss.loss_mode=gspo"),
+]
+CORRECTED = ["algorithm.rollout_correction.rollout_is=token", "recipe.advantage.name=rloo"]
+NO_SIGNAL = [  # eight tokens are too few for any answer: no group ever has a signal
+    *("data.max_response_length=8", "algorithm.filter_groups.enable=true"),
+    *("recipe.reward.overlong.buffer=4", "recipe.dynamic_sampling.max_gen_batches=2"),
+]
+
+
+class Runner:
+    """Starts runs in a pool; the first wait for a run is the wait for its result."""
+
+    def __init__(self, base: Path) -> None:
+        self.base, self.pool = base, ThreadPoolExecutor(2)
+        self.futures: dict[str, Future[subprocess.CompletedProcess]] = {}
+
+    def start(self, name: str, example: str, *overrides: str, steps: int = 2) -> None:
+        small = ["recipe.toy.updates=60", "recipe.toy.train_questions=80"]
+        small += ["recipe.toy.validation_questions=20", "recipe.toy.test_questions=20"]
+        command = [sys.executable, "-m", "recipe.train", f"{example}/toy", *small]
+        command += [f"recipe.run_dir={self.base / name}", f"recipe.toy.cache={self.base / 'cache'}"]
+        command += [f"trainer.total_training_steps={steps}", *overrides]
+        self.futures[name] = self.pool.submit(self._call, command)
+
+    @staticmethod
+    def _call(command: list[str]) -> subprocess.CompletedProcess:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=1200, check=False, env=environment
+        )
+
+    def finish(self, name: str, code: int = 0) -> list[dict[str, Any]]:
+        """The metrics of a run that ended with `code`."""
+        done = self.futures[name].result()
+        assert done.returncode == code, done.stdout[-3000:] + done.stderr[-6000:]
+        return run_folder.read_metrics(self.base / name)
+
+    def text(self, name: str) -> str:
+        done = self.futures[name].result()
+        return done.stdout + done.stderr
+
+    def arrays(self, name: str, step: int = 1) -> Any:
+        return np.load(self.base / name / "tensors" / f"step_{step}.npz")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    runner = Runner(tmp_path_factory.mktemp("methods"))
+    # The first builds the toy world that the others find in the cache.
+    runner.start("anchored", "ta_grpo", *ONE_UPDATE, steps=1)
+    runner.futures["anchored"].result()
+    replay = [f"skip.rollout_tq.dump_dir={runner.base / 'dump'}", "skip.rollout_tq.steps=[1]"]
+    replay += ["skip.rollout_tq.enable=true", "trainer.experiment_name=replayed", *ONE_UPDATE]
+    runner.start("whole", "cw_grpo", *replay, steps=1)
+    runner.futures["whole"].result()
+    runner.start(
+        "split",
+        "cw_grpo",
+        *replay,
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu=8",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+        steps=1,
+    )
+    ranks = ["trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2"]
+    runner.start("ranks", "cw_grpo", *replay, *ranks, steps=1)
+    runner.start("together", "ta_grpo", *TOGETHER, "trainer.save_freq=1", steps=1)
+    runner.start("corrected", "cw_grpo", *CORRECTED)
+    runner.start("stop", "grpo", *NO_SIGNAL, "recipe.dynamic_sampling.on_exhausted=stop")
+    runner.start("fill", "grpo", *NO_SIGNAL)
+    for method in METHODS:
+        runner.start(method, method)
+    return runner
+
+
+def finite(metrics: list[dict[str, Any]]) -> bool:
+    keys = ("actor/loss", "actor/grad_norm", "actor/entropy", "train/accuracy")
+    return all(np.isfinite(line[key]) for line in metrics for key in keys)
+
+
+MARKS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "ta_grpo": lambda m: "neighbour/3/logprob_gap" in m,
+    "ta_grpo_star": lambda m: "neighbour/3/accuracy" in m,
+    "cw_grpo": lambda m: 0 < m["weights/effective_tokens"] < 1,
+    "clip_cov_global": lambda m: "weights/zero" in m,
+    "dapo": lambda m: m["dynamic_sampling/generated"] >= 4,
+    "grpo_ds": lambda m: m["dynamic_sampling/kept"] + m["dynamic_sampling/filled"] == 4,
+    "hapo": lambda m: "history/reward" in m,
+    "curriculum": lambda m: m["curriculum/questions_seen"] >= 4,
+    "entropy_only": lambda m: m["critic/advantages/max"] == m["critic/advantages/min"] == 0,
+    "one_shot": lambda m: m["actor/entropy_loss"] > 0,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_steps(runs: Runner, method: str) -> None:
+    metrics = runs.finish(method)
+    assert [m["step"] for m in metrics] == [1, 2]
+    assert finite(metrics)
+    assert metrics[-1]["train/optimizer_steps"] == 4
+    assert MARKS.get(method, lambda m: "weights/zero" not in m and "neighbour/1/accuracy" not in m)(
+        metrics[-1]
+    )
+
+
+def logprobs(model: Any, prompts: np.ndarray, arrays: Any) -> torch.Tensor:
+    """Sum over the tokens of log pi(response | prompt) for every row, one row at a time."""
+    sums = []
+    for prompt, response, length in zip(
+        prompts, arrays["responses"], arrays["lengths"], strict=True
+    ):
+        ids = torch.tensor([*prompt[prompt >= 0], *response[:length]])[None]
+        with torch.no_grad():
+            scores = model(ids).logits[0, -length - 1 : -1].log_softmax(-1)
+        sums.append(scores.gather(1, ids[0, -length:, None]).sum())
+    return torch.stack(sums).double()
+
+
+def test_ta_grpo_takes_old_and_new_logprobs_under_the_question(runs: Runner) -> None:
+    (metrics,) = runs.finish("anchored")
+    arrays = runs.arrays("anchored")
+    config = yaml.safe_load((runs.base / "anchored" / "config.yaml").read_text())
+    model = AutoModelForCausalLM.from_pretrained(config["recipe"]["model_path"]).eval()
+    under_question = logprobs(model, arrays["prompts"], arrays)
+    under_own = logprobs(model, arrays["generated_under"], arrays)
+    old = torch.tensor(arrays["old_log_probs"].sum(1))
+    engine = torch.tensor(arrays["rollout_log_probs"].sum(1))
+    neighbours = torch.tensor(arrays["neighbour"] > 0)
+    assert neighbours.double().mean() == 0.75
+    torch.testing.assert_close(old, under_question, atol=1e-3, rtol=0)
+    torch.testing.assert_close(engine, under_own, atol=1e-3, rtol=0)
+    # The two prompts do tell: with the neighbour's, the comparison above would fail.
+    assert (old - under_own)[neighbours].abs().median() > 1e-2
+    # One optimizer step, so the new policy is the old one: a ratio of 1 means the same prompt.
+    assert abs(metrics["actor/ppo_kl"]) < 1e-6
+    assert metrics["actor/pg_clipfrac"] == 0
+    gaps = [metrics[f"neighbour/{n}/logprob_gap"] for n in range(4)]
+    assert abs(gaps[0]) < 1e-5 < min(map(abs, gaps[1:]))
+
+
+def test_weights_do_not_depend_on_micro_batches_or_ranks(runs: Runner) -> None:
+    """The same rollouts, replayed: in two micro-batches, in eight, and on two gloo ranks."""
+    (whole,) = runs.finish("whole")
+    expected = runs.arrays("whole")
+    assert 0.1 < whole["weights/effective_tokens"] < 1  # there are weights to compare
+    for name in ("split", "ranks"):
+        (metrics,) = runs.finish(name)
+        seen = runs.arrays(name)
+        order, same = (sort_rows(a) for a in (expected, seen))
+        np.testing.assert_array_equal(expected["responses"][order], seen["responses"][same])
+        # float32 log-probabilities of differently padded batches: 1e-5, times weights of order 1
+        np.testing.assert_allclose(
+            expected["advantages"][order], seen["advantages"][same], atol=1e-4
+        )
+        assert metrics["actor/grad_norm"] == pytest.approx(whole["actor/grad_norm"], rel=1e-3)
+
+
+def sort_rows(arrays: Any) -> np.ndarray:
+    """An order of rows that does not depend on the visits' ids, which differ from run to run."""
+    return np.lexsort([*arrays["responses"].T, arrays["uid"]])
+
+
+def test_everything_together_and_resumed(runs: Runner) -> None:
+    (first,) = runs.finish("together")
+    runs.start("together", "ta_grpo", *TOGETHER, "trainer.save_freq=1", steps=2)
+    _, second = runs.finish("together")
+    assert finite([first, second])
+    generated = [m["dynamic_sampling/generated"] for m in (first, second)]
+    for m, count in zip((first, second), generated, strict=True):
+        accounted = ("kept", "evicted", "discarded")
+        assert sum(m[f"dynamic_sampling/{k}"] for k in accounted) == count
+        assert m["dynamic_sampling/kept"] + m["dynamic_sampling/filled"] == 4 <= count <= 12
+    # Four candidates for every question generated, all of them visited: counts survive a resume.
+    assert second["training/epoch"] == pytest.approx(4 * sum(generated) / questions(runs))
+    assert second["curriculum/questions_seen"] > first["curriculum/questions_seen"]
+    state = run_folder.read_json(
+        runs.base / "together" / "checkpoints" / "global_step_2" / "recipe_state.json"
+    )
+    assert len(state["memory"]["pass_rates"]) == second["curriculum/questions_seen"]
+    assert state["batches_fetched"] == 4 * sum(generated)
+
+
+def questions(runs: Runner) -> int:
+    return run_folder.read_json(runs.base / "together" / "data" / "manifest.json")["train"][
+        "questions"
+    ]
+
+
+def test_rollout_correction_goes_with_weights(runs: Runner) -> None:
+    metrics = runs.finish("corrected")
+    assert finite(metrics)
+    assert "weights/effective_tokens" in metrics[-1]
+
+
+def test_dynamic_sampling_without_any_signal_fills_up_and_goes_on(runs: Runner) -> None:
+    metrics = runs.finish("fill")
+    assert [m["dynamic_sampling/filled"] for m in metrics] == [4, 4]
+    assert [m["dynamic_sampling/generated"] for m in metrics] == [8, 8]
+    assert [m["dynamic_sampling/evicted_all_wrong"] for m in metrics] == [8, 8]
+    assert [m["critic/advantages/max"] for m in metrics] == [0, 0]
+
+
+def test_dynamic_sampling_stops_with_the_reason(runs: Runner) -> None:
+    assert runs.finish("stop", code=1) == []
+    assert "generated 8 questions in one step and 0 of the 4 wanted have a signal" in runs.text(
+        "stop"
+    )
+    assert "found too few questions with a signal" in runs.text("stop")
