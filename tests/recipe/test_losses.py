@@ -1,0 +1,66 @@
+"""GMPO: verl's loss with a scale that does not depend on micro-batches."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+
+from recipe import losses
+
+ROWS, TOKENS = 6, 5
+
+
+def inputs() -> dict[str, torch.Tensor]:
+    made = torch.Generator().manual_seed(3)
+    old = -torch.rand(ROWS, TOKENS, generator=made, dtype=torch.float64)
+    mask = torch.ones(ROWS, TOKENS)
+    mask[1, 3:] = mask[4, 1:] = 0
+    return {
+        "old_log_prob": old,
+        "log_prob": old + 0.3 * torch.randn(ROWS, TOKENS, generator=made, dtype=torch.float64),
+        "advantages": torch.randn(ROWS, 1, generator=made, dtype=torch.float64) * mask,
+        "response_mask": mask,
+    }
+
+
+def config(size: int | None, ranks: int = 1) -> Any:
+    return SimpleNamespace(
+        clip_ratio=0.4,
+        clip_ratio_low=0.4,
+        clip_ratio_high=0.4,
+        global_batch_info={"global_batch_size": size, "dp_size": ranks},
+    )
+
+
+def loss(name: str, rows: slice, settings: Any) -> float:
+    given = {key: value[rows] for key, value in inputs().items()}
+    value, _ = get_policy_loss_fn(name)(**given, loss_agg_mode="x", config=settings)
+    return value.item()
+
+
+@pytest.mark.parametrize("cuts", [[6], [3, 6], [1, 2, 3, 4, 5, 6], [2, 6]])
+def test_micro_batches_add_up_to_the_mini_batch(cuts: list[int]) -> None:
+    whole = loss("geo_mean", slice(0, ROWS), config(None))
+    starts = [0, *cuts[:-1]]
+    parts = [loss("gmpo", slice(a, b), config(ROWS)) for a, b in zip(starts, cuts, strict=True)]
+    assert sum(parts) == pytest.approx(whole)
+
+
+def test_ranks_average_to_the_mini_batch() -> None:
+    whole = loss("geo_mean", slice(0, ROWS), config(None))
+    ranks = [loss("gmpo", slice(i, i + 3), config(ROWS, ranks=2)) for i in (0, 3)]
+    assert sum(ranks) / 2 == pytest.approx(whole)  # FSDP averages over ranks
+
+
+def test_verls_own_is_too_large_by_the_number_of_micro_batches() -> None:
+    """Why this exists; fails when verl scales `geo_mean` by the mini-batch, and it can go."""
+    parts = [loss("geo_mean", slice(i, i + 3), config(ROWS)) for i in (0, 3)]
+    assert sum(parts) == pytest.approx(2 * loss("geo_mean", slice(0, ROWS), config(None)))
+
+
+def test_without_sizes_it_is_verls_value() -> None:
+    rows = slice(0, ROWS)
+    assert loss("gmpo", rows, config(None)) == loss("geo_mean", rows, config(None))
+    assert losses.GMPOLossConfig().loss_mode == "vanilla"
