@@ -10,43 +10,37 @@ round measures all lines one after the other, so that a slow moment of the machi
 
 The table holds the median seconds, their ratio to those of verl's GRPO advantage, and their share
 of a step of 30 s: the published steps of prompt augmentation (arXiv 2602.03190) take tens of
-seconds. The last line is the sum of the medians of what a CW-GRPO step (arXiv 2605.11538) does; it
-leaves out fetching the columns from TransferQueue and writing them back, which verl's has as well.
+seconds. The last line is the sum of what a CW-GRPO step (arXiv 2605.11538) does, the line before it
+the function that does it all, with its metrics of the weights. Both leave out fetching the columns
+from TransferQueue and writing them back, which verl's trainer does as well.
 """
 
 import argparse
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from recipe.advantages import ADVANTAGES
+from recipe.signal import Responses, learning_signal
 from recipe.weights import WEIGHTS
 from recipe.weights.covariance import covariance_metrics, token_covariance
 
+SETTINGS = Path(__file__).resolve().parents[1] / "recipe" / "config" / "recipe.yaml"
 GROUP = 8
 STEP_SECONDS = 30.0
 VERL = "verl: compute_grpo_outcome_advantage"
+WHOLE = "recipe.signal.learning_signal, CW-GRPO"
 CW_GRPO = ("grpo", "token_covariance", "covariance_metrics", "gaussian_covariance", "A w")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
-    """B responses of up to T tokens; padding holds zeros."""
-
-    rewards_B: Tensor  # 0 or 1
-    group_B: Tensor
-    logprobs_BT: Tensor  # nats
-    mask_BT: Tensor
-
-
-def made_up(rows: int, tokens: int, seed: int) -> Batch:
-    """`rows` responses in groups of 8, all float64; the same for the same seed."""
+def made_up(rows: int, tokens: int, seed: int) -> Responses:
+    """`rows` responses in groups of 8, float64, 0 at padding; the same for the same seed."""
     random = torch.Generator().manual_seed(seed)
     lengths_B = torch.randint(max(1, tokens // 12), tokens + 1, (rows,), generator=random)
     mask_BT = (torch.arange(tokens) < lengths_B[:, None]).double()
@@ -54,17 +48,20 @@ def made_up(rows: int, tokens: int, seed: int) -> Batch:
     rates_P = torch.rand(-(-rows // GROUP), generator=random)
     rewards_B = torch.rand(rows, generator=random) < rates_P[group_B]
     surprise_BT = torch.empty_like(mask_BT).exponential_(2.0, generator=random)
-    return Batch(
+    return Responses(
         rewards_B=rewards_B.double(),
-        group_B=group_B,
+        question_B=group_B,
+        text_B=group_B,
         logprobs_BT=-surprise_BT * mask_BT,
         mask_BT=mask_BT,
     )
 
 
-def lines(batch: Batch) -> dict[str, Callable[[], object]]:
+def lines(batch: Responses) -> dict[str, Callable[[], object]]:
     """What is measured, by name; the inputs of each are ready before."""
-    mask_BT, group_B = batch.mask_BT, batch.group_B
+    settings = OmegaConf.load(SETTINGS).recipe
+    settings.weights.name = "gaussian_covariance"
+    mask_BT, group_B = batch.mask_BT, batch.question_B
     uids = np.array([f"question-{group}" for group in group_B.tolist()], dtype=object)
     last_BT = torch.arange(mask_BT.shape[1]) == mask_BT.sum(1, keepdim=True) - 1
     token_rewards_BT = (batch.rewards_B[:, None] * last_BT).float()
@@ -87,6 +84,7 @@ def lines(batch: Batch) -> dict[str, Callable[[], object]]:
         "gaussian_covariance": lambda: WEIGHTS["gaussian_covariance"](*inputs),
         "clip_cov": lambda: WEIGHTS["clip_cov"](*inputs),
         "A w": lambda: advantages_B[:, None] * mask_BT * weights_BT,
+        WHOLE: lambda: learning_signal(batch, settings.advantage, settings.weights),
     }
 
 

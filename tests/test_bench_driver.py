@@ -32,7 +32,7 @@ def test_it_runs_and_prints_every_line(
     head, _, *table = capsys.readouterr().out.splitlines()
     assert head.startswith("16 x 8, ")
     rows = cells(table)
-    names = [bench.VERL, *bench.CW_GRPO[:4], "clip_cov", "A w"]
+    names = [bench.VERL, *bench.CW_GRPO[:4], "clip_cov", "A w", bench.WHOLE]
     assert [row[0] for row in rows] == [*names, f"CW-GRPO step: {' + '.join(bench.CW_GRPO)}"]
     assert all(float(cell) >= 0 for row in rows for cell in row[1:])
     assert float(rows[0][2]) == 1.0
@@ -40,11 +40,15 @@ def test_it_runs_and_prints_every_line(
 
 def test_the_table_by_hand(bench: ModuleType) -> None:
     parts = {"grpo": 0.25, "token_covariance": 0.25, "covariance_metrics": 0.5}
-    parts |= {"gaussian_covariance": 1.0, "clip_cov": 8.0, "A w": 1.0}
+    parts |= {"gaussian_covariance": 1.0, "clip_cov": 8.0, "A w": 1.0, bench.WHOLE: 4.0}
     rows = cells(bench.table({bench.VERL: 0.5, **parts}))
     assert rows[0][1:] == ["0.5000", "1.00", "1.667"]
     assert rows[4] == ["gaussian_covariance", "1.0000", "2.00", "3.333"]
-    assert rows[-1][1:] == ["3.0000", "6.00", "10.000"]  # without clip_cov's 8 seconds
+    assert rows[-1][1:] == [
+        "3.0000",
+        "6.00",
+        "10.000",
+    ]  # neither clip_cov's 8 nor the whole's 4
 
 
 def test_the_median_leaves_out_the_first_round(
@@ -63,10 +67,19 @@ def test_the_batch_is_whole_and_repeats(bench: ModuleType) -> None:
     assert not torch.equal(batch.logprobs_BT, other.logprobs_BT)
     lengths = batch.mask_BT.sum(1)
     assert lengths.min() >= 4 and lengths.max() <= 48 and lengths.unique().numel() > 5
-    assert batch.group_B.bincount().tolist() == [8, 8, 4]
+    assert batch.question_B.bincount().tolist() == [8, 8, 4]
     assert set(batch.rewards_B.tolist()) == {0.0, 1.0}
     real = batch.mask_BT.bool()
     assert (batch.logprobs_BT[real] < 0).all() and (batch.logprobs_BT[~real] == 0).all()
+
+
+def test_the_parts_of_the_sum_are_those_of_the_whole(bench: ModuleType) -> None:
+    batch = bench.made_up(64, 24, 0)
+    functions = bench.lines(batch)
+    signal_BT, metrics = functions[bench.WHOLE]()
+    assert torch.equal(signal_BT, functions["A w"]())
+    assert functions["covariance_metrics"]().items() <= metrics.items()
+    assert metrics["weights/min"] < 0.5 < metrics["weights/effective_tokens"] < 1
 
 
 def test_both_sides_get_the_same_rewards(bench: ModuleType) -> None:
