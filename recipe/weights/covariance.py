@@ -77,7 +77,7 @@ def covariance_metrics(c_BT: Numbers, mask_BT: Numbers) -> dict[str, float]:
     """The distribution of c over real tokens, as in Table 1 of arXiv 2605.11538.
 
     ``covariance/positive/p20``: 20 per cent of the n positive values reach or exceed it, that is
-    the k-th largest with k = max(1, ceil(0.2 n)); ``negative`` likewise from the most negative up.
+    the k-th largest with k = ceil(0.2 n); ``negative`` likewise from the most negative up.
     ``.../p100`` is thus the value nearest to 0. ``covariance/positive/mean`` is over the positive
     values, ``covariance/mean`` and ``covariance/std`` (population) over all; 0.0 over nothing.
     The table's row for 100 % (0.06 and -0.04) is not the mean over all positives: that is at least
@@ -102,10 +102,10 @@ def covariance_metrics(c_BT: Numbers, mask_BT: Numbers) -> dict[str, float]:
 
 
 def _percentiles(values: np.ndarray) -> dict[str, float]:
-    """For each percentile the k-th largest of n values, k = max(1, ceil(p n)); 0.0 of nothing."""
+    """For each percentile the k-th largest of n values, k = ceil(p n) >= 1; 0.0 of nothing."""
     n = values.size
     if n == 0:
         return dict.fromkeys(PERCENTILES, 0.0)
-    places = {key: n - max(1, -(-n * share // 10000)) for key, share in PERCENTILES.items()}
+    places = {key: n + (-n * share // 10000) for key, share in PERCENTILES.items()}
     ordered = np.partition(values, sorted(set(places.values())))
     return {key: float(ordered[place]) for key, place in places.items()}

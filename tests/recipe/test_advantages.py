@@ -202,7 +202,9 @@ def test_tensors_arrays_and_lists_give_the_same_float64_tensor(name: str) -> Non
     assert wanted_B.dtype == torch.float64
     assert torch.equal(ADVANTAGES[name](rewards_B.tolist(), group_B.tolist()), wanted_B)
     assert torch.equal(ADVANTAGES[name](rewards_B.float().numpy(), group_B.int().numpy()), wanted_B)
-    assert torch.equal(ADVANTAGES[name](rewards_B.clone().requires_grad_(), group_B), wanted_B)
+    found_B = ADVANTAGES[name](rewards_B.clone().requires_grad_(), group_B)
+    assert torch.equal(found_B, wanted_B)
+    assert not found_B.requires_grad
     assert ADVANTAGES[name]([], []).tolist() == []
 
 
@@ -216,6 +218,7 @@ def test_tensors_arrays_and_lists_give_the_same_float64_tensor(name: str) -> Non
         ([1.0, math.nan, 0.0], [0, 0, 0], "not finite, in 1 rows, first in row 1"),
         ([math.inf, 0.0], [0, 0], "not finite"),
         ([1.0, 0.0], [0.0, 1.0], "integers"),
+        ([1.0, 0.0], [True, False], "integers"),
     ],
 )
 def test_wrong_inputs_are_refused(name: str, rewards_B, group_B, message: str) -> None:

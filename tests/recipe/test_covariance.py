@@ -66,11 +66,12 @@ def test_covariance_by_hand(centre: str, advantage_centre: str, wanted: list) ->
 
 
 def test_responses_without_tokens_do_not_count() -> None:
-    arguments = ([*LOGPROBS, [X, X]], [*ADVANTAGES, [X, X]], [*MASK, [0, 0]], [*GROUP, 4])
+    advantages_BT = [[3.0, 3.0], [-1.0, X], [0.5, 0.5]]  # of group 4: means not 0
+    arguments = ([*LOGPROBS, [X, X]], [*advantages_BT, [X, X]], [*MASK, [0, 0]], [*GROUP, 4])
     for advantage_centre in ("tokens", "responses", "batch"):
         c_BT = token_covariance(*arguments, advantage_centre=advantage_centre)
         wanted_BT = token_covariance(
-            LOGPROBS, ADVANTAGES, MASK, GROUP, advantage_centre=advantage_centre
+            LOGPROBS, advantages_BT, MASK, GROUP, advantage_centre=advantage_centre
         )
         close(c_BT[:3], wanted_BT)
         close(c_BT[3], [0, 0])
@@ -87,7 +88,8 @@ def test_the_mean_over_a_group_is_the_covariance_over_its_tokens() -> None:
 
 def test_no_signal_is_exactly_zero() -> None:
     logprobs_BT, _, mask_BT, group_B = example(size=7)
-    for value in (1.1, 4 / 3, 0.1):  # whose mean over seven is not themselves
+    mask_BT[:, 0] = 0  # responses need not begin with a real token, nor have one
+    for value in (1.1, 4 / 3, 0.1):  # of which means by plain summing are off
         equal_BT = torch.full_like(logprobs_BT, value)
         c_BT = token_covariance(logprobs_BT, equal_BT, mask_BT, group_B)
         assert not c_BT.any()
@@ -128,7 +130,7 @@ def test_clip_cov_by_hand() -> None:
     # c over the batch: 0.72 -0.48 | 3.92 | 0.12 0.12 (see above); max(int(0.5 x 5), 1) = 2 drawn
     arguments = (LOGPROBS, ADVANTAGES, MASK, GROUP)
     close(clip_cov(*arguments, ratio=0.5, lower=0.5), [[0, 1], [0, 0], [1, 1]])
-    close(clip_cov(*arguments, ratio=0.5), [[1, 1], [0, 0], [1, 1]])  # one qualifies
+    close(clip_cov(*arguments, ratio=0.5, lower=0.73), [[1, 1], [0, 0], [1, 1]])  # one qualifies
     close(clip_cov(*arguments, ratio=0.5, upper=3.0), [[1, 1], [1, 0], [1, 1]])  # none does
     close(clip_cov(*arguments, ratio=1.0, lower=-1.0), [[0, 0], [0, 0], [0, 0]])
     assert WEIGHTS["clip_cov"] is clip_cov

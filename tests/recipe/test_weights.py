@@ -85,11 +85,20 @@ def test_without_signal_the_weight_is_one() -> None:
         assert torch.equal(
             gaussian_covariance(logprobs_BT, equal_BT, mask_BT, group_B), mask_BT.double()
         )
-    # sigma = 0 although c is 1 everywhere; and nearly so, where every kernel is below 1e-300
+    # sigma = 0 although c is 1 everywhere; 0 but for rounding; small, every kernel below 1e-300
     opposite = ([[-1.0], [-3.0]], [[1.0], [-1.0]], [[1], [1]], [0, 0])
     close(gaussian_covariance(*opposite), [[1], [1]])
+    opposite = ([[-0.1], [-2.3]] * 3, [[0.7], [-0.7]] * 3, [[1]] * 6, [0] * 6)
+    close(gaussian_covariance(*opposite), [[1]] * 6)
     opposite = ([[-1.0], [-3.0 - 1e-3], [-1.0], [-3.0]], [[1.0], [-1.0]] * 2, [[1]] * 4, [0] * 4)
     assert float(gaussian_covariance(*opposite).mean()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_a_group_without_real_tokens_has_no_weight(preset: str) -> None:
+    arguments = ([*LOGPROBS, [X, X]], [*ADVANTAGES, [X, X]], [*MASK, [0, 0]], [*GROUP, 5])
+    wanted_BT = gaussian_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP, **PRESETS[preset])
+    close(gaussian_covariance(*arguments, **PRESETS[preset]), [*wanted_BT.tolist(), [0, 0]])
 
 
 def padded_to(width: int, value: float, *matrices: torch.Tensor) -> list[torch.Tensor]:
