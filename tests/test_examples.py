@@ -12,6 +12,9 @@ from recipe import preflight
 from recipe.composition import CONFIG, EXAMPLES, compose_config
 from recipe.preflight_algorithm import check_algorithm
 
+# Composing all of them twice through hydra takes a minute; they are read, none is trained.
+pytestmark = pytest.mark.e2e
+
 NAMES = sorted(str(p.parent.relative_to(EXAMPLES)) for p in EXAMPLES.rglob("config.yaml"))
 METHODS = sorted(p.stem for p in (CONFIG / "method").glob("*.yaml"))
 GPU = [name for name in NAMES if name in METHODS]
