@@ -39,14 +39,15 @@ def check_batches(config: DictConfig) -> None:
         )
     if actor.use_dynamic_bsz:
         return
-    for name, rows_per_rank, micro in (
-        ("actor.ppo_micro_batch_size_per_gpu", rows // ranks, actor.ppo_micro_batch_size_per_gpu),
-        (
-            "rollout.log_prob_micro_batch_size_per_gpu",
-            batch * rollout.n // ranks,
-            rollout.log_prob_micro_batch_size_per_gpu,
-        ),
-    ):
+    whole = batch * rollout.n // ranks
+    sizes = {
+        "actor.ppo_micro_batch_size_per_gpu": rows // ranks,
+        "rollout.log_prob_micro_batch_size_per_gpu": whole,
+    }
+    if actor.use_kl_loss or config.algorithm.use_kl_in_reward:
+        sizes["ref.log_prob_micro_batch_size_per_gpu"] = whole
+    for name, rows_per_rank in sizes.items():
+        micro = OmegaConf.select(config.actor_rollout_ref, name)
         if not micro or rows_per_rank % micro:
             raise RefusedError(
                 f"actor_rollout_ref.{name}={micro} does not divide the {rows_per_rank} rows of a "

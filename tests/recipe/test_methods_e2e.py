@@ -8,7 +8,7 @@ thread each, which on two cores takes about half the time of one after the other
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ class Runner:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     runner = Runner(tmp_path_factory.mktemp("methods"))
     # The first builds the toy world that the others find in the cache.
     runner.start("anchored", "ta_grpo", *ONE_UPDATE, steps=1)
@@ -108,7 +108,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     runner.start("fill", "grpo", *NO_SIGNAL)
     for method in METHODS:
         runner.start(method, method)
-    return runner
+    yield runner
+    runner.pool.shutdown(cancel_futures=True)  # after a failure: what has not begun never does
 
 
 def finite(metrics: list[dict[str, Any]]) -> bool:
