@@ -5,6 +5,7 @@ mini-batch are left out here, and the rest are sorted by question, visit and rol
 computed from them does not depend on the order in which rollouts arrived.
 """
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,21 @@ def responses(rows: Rows, rewards: Sequence[float], left_out: Sequence[bool]) ->
         text_B=torch.tensor(text_B),
         logprobs_BT=padded(rows.columns["old_log_probs"]),
         mask_BT=padded(masks),
+        key_B=torch.tensor(row_keys(rows)),
     )
+
+
+def row_keys(rows: Rows) -> list[int]:
+    """A 64-bit hash of (question, which of its visits in this batch, rollout) for every row."""
+    visits: dict[str, dict[str, int]] = {}
+    keys = []
+    named = zip(rows.questions(), rows.columns["uid"], rows.columns["session_id"], strict=True)
+    for question, visit, session in named:
+        known = visits.setdefault(question, {})
+        place = f"{question}/{known.setdefault(str(visit), len(known))}/{int(session)}"
+        digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
+        keys.append(int.from_bytes(digest, "big", signed=True))
+    return keys
 
 
 def padded(values: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -104,18 +119,24 @@ def padded(values: Iterable[torch.Tensor]) -> torch.Tensor:
     return pad_sequence([v.detach().cpu().double() for v in values], batch_first=True)
 
 
-def write_advantages(rows: Rows, advantages_BT: torch.Tensor, left_out: Sequence[bool]) -> None:
+def write_advantages(
+    rows: Rows, advantages_BT: torch.Tensor, left_out: Sequence[bool], *, by_token: bool
+) -> None:
     """Put the advantages of the real rows where the actor reads them, and leave rows out.
 
-    A row that is left out keeps its first token in the masks, with advantage 0: a mini-batch whose
-    responses were all cut would otherwise divide its loss by zero tokens.
+    A row that is left out has zero masks: no policy, KL or entropy term. Where the loss is a mean
+    over tokens (`by_token`) it keeps its first token, with advantage 0: a mini-batch whose
+    responses were all cut would otherwise divide by zero tokens. Means over responses divide by
+    their number, the left-out ones included. (A whole batch of cut responses keeps first tokens in
+    any case: verl takes the largest advantage of those that count.)
     """
     lengths = rows.lengths()
     fields = {"advantages": [a[:n].float() for a, n in zip(advantages_BT, lengths, strict=True)]}
     if any(left_out):
+        keep = 1 if by_token or all(left_out) else 0
         for name in ("response_mask", "loss_mask"):
             fields[name] = [
-                _only_first(mask) if out else mask
+                _only_first(mask, keep) if out else mask
                 for mask, out in zip(rows.columns[name], left_out, strict=True)
             ]
     nested = {
@@ -129,9 +150,9 @@ def write_advantages(rows: Rows, advantages_BT: torch.Tensor, left_out: Sequence
     )
 
 
-def _only_first(mask: torch.Tensor) -> torch.Tensor:
+def _only_first(mask: torch.Tensor, count: int) -> torch.Tensor:
     kept = torch.zeros_like(mask)
-    kept[:1] = mask[:1]
+    kept[:count] = 1
     return kept
 
 

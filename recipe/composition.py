@@ -79,6 +79,8 @@ FREE = (
     "recipe.min_free_gib",
     "recipe.save_rollouts_every",
     "recipe.worker_logs",
+    "recipe.save_tensors_every",
+    "recipe.dynamic_sampling",  # what a run that ended for want of a signal asks to change
     "ray_kwargs",
 )
 

@@ -27,7 +27,7 @@ class Rollout:
     reward: float  # what the advantage was made of
     accuracy: float
     format: float
-    entropy: float
+    entropy: float | None  # verl computes none in bypass mode
     logprob_gap: float | None  # mean of log pi(o | prompt trained under) - the engine's own, nats
     length: int
     truncated: bool
@@ -72,7 +72,7 @@ def from_row(row: dict[str, Any], reward: float) -> Rollout:
         reward=reward,
         accuracy=float(graded["acc"]),
         format=float(graded["format"]),
-        entropy=float(row["entropy"].double().mean()) if "entropy" in row else math.nan,
+        entropy=float(row["entropy"].double().mean()) if "entropy" in row else None,
         logprob_gap=gap,
         length=int(row["rm_scores"].numel()),
         truncated=bool(extra["truncated"]),
@@ -86,17 +86,19 @@ def mean(values: Iterable[float]) -> float:
     return math.fsum(listed) / len(listed) if listed else 0.0
 
 
-def group_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+def group_metrics(rollouts: Sequence[Rollout], by_text: bool = False) -> dict[str, float]:
     """Accuracy, format, shares of groups without signal, and the same for every template.
 
-    train/no_signal_groups: share of groups whose rewards are all equal (advantage exactly 0);
+    A group is what advantages are normalised over: a question's visit, or with `by_text` one of
+    its phrasings. train/no_signal_groups: share of groups whose rewards are all equal (advantage
+    exactly 0);
     train/all_right_groups, train/all_wrong_groups: by accuracy; grade/<status>: share of rollouts.
     A template's share is its share of the rollouts.
     """
-    groups: dict[str, list[Rollout]] = defaultdict(list)
+    groups: dict[tuple[str, int], list[Rollout]] = defaultdict(list)
     templates: dict[str, list[Rollout]] = defaultdict(list)
     for r in rollouts:
-        groups[r.group].append(r)
+        groups[r.group, r.neighbour if by_text else 0].append(r)
         templates[r.template].append(r)
     statuses = Counter(r.status for r in rollouts)
     metrics = {
@@ -113,7 +115,8 @@ def group_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         metrics[f"template/{name}/accuracy"] = mean(r.accuracy for r in rows)
         metrics[f"template/{name}/format"] = mean(r.format for r in rows)
         metrics[f"template/{name}/length"] = mean(r.length for r in rows)
-        metrics[f"template/{name}/entropy"] = mean(r.entropy for r in rows)
+        if entropies := [r.entropy for r in rows if r.entropy is not None]:
+            metrics[f"template/{name}/entropy"] = mean(entropies)
         metrics[f"template/{name}/share"] = len(rows) / len(rollouts)
     return metrics
 
@@ -134,7 +137,8 @@ def neighbour_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     for n in sorted({r.neighbour for r in rollouts}):
         rows = [r for r in rollouts if r.neighbour == n]
         metrics[f"neighbour/{n}/accuracy"] = mean(r.accuracy for r in rows)
-        metrics[f"neighbour/{n}/entropy"] = mean(r.entropy for r in rows)
+        if entropies := [r.entropy for r in rows if r.entropy is not None]:
+            metrics[f"neighbour/{n}/entropy"] = mean(entropies)
         gaps = [r.logprob_gap for r in rows if r.logprob_gap is not None]
         if gaps:
             metrics[f"neighbour/{n}/logprob_gap"] = mean(gaps)

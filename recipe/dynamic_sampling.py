@@ -108,14 +108,14 @@ class BoundedReplayBuffer(ReplayBuffer):
         missing = int(self.train_batch_size) - len(usable)
         if missing <= 0 or under_way or self.generated < self.budget:
             return usable
-        if self.settings.on_exhausted == "stop":
+        filling = self.reserve[-missing:]
+        if self.settings.on_exhausted == "stop" or len(filling) < missing:
             raise ExhaustedError(
                 f"dynamic sampling generated {self.generated} questions in one step and "
                 f"{len(usable)} of the {self.train_batch_size} wanted have a signal: the questions "
                 "are too easy or too hard for this model. Change the data, raise "
                 "recipe.dynamic_sampling.max_gen_batches, or set on_exhausted=train"
             )
-        filling = self.reserve[-missing:]
         self.filled = len(filling)
         return usable | set(filling)
 

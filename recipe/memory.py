@@ -37,9 +37,10 @@ class Memory:
         self.question_of.update(zip(visits, questions, strict=True))
 
     def see_visit(self, visit: str, accuracy: float) -> None:
-        """A visit's pass rate; dynamic sampling tells those that never reach the trainer."""
-        if self.curriculum.enable:
-            self.rates.update(self.question_of[visit], accuracy)
+        """A visit's pass rate, once; dynamic sampling tells those that may never be trained on."""
+        question = self.question_of.pop(visit, None)
+        if self.curriculum.enable and question is not None:
+            self.rates.update(question, accuracy)
 
     def shape(self, rows: Rows) -> tuple[list[float], dict[str, float]]:
         """(rewards with HAPO's length reward, its metrics), by the history before this step."""

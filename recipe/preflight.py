@@ -89,6 +89,10 @@ def check_verl(config: DictConfig) -> None:
         "custom_reward_function.path": None,
         "reward_model.reward_manager": None,
         "algorithm.filter_groups.max_num_gen_batches": 0,
+        "algorithm.use_pf_ppo": False,
+        "actor_rollout_ref.rollout.val_kwargs.do_sample": False,
+        "trainer.v1.sampler.custom_sampler.path": None,
+        "critic.enable": None,
     }
     for key, default in defaults.items():
         value = OmegaConf.select(config, key)

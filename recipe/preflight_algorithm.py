@@ -29,6 +29,8 @@ def check_algorithm(config: DictConfig) -> None:
     check_neighbours(config)
     check_weights(config)
     check_loss(config)
+    check_aggregation(config)
+    check_correction(config)
     check_sampling(config)
 
 
@@ -69,6 +71,8 @@ def check_neighbours(config: DictConfig) -> None:
     """`recipe.neighbours`; and nothing may use log-probabilities under q^n in a ratio under q^0."""
     section, rollout = config.recipe.neighbours, config.actor_rollout_ref.rollout
     refuse_unknown("recipe.neighbours.ratio", section.ratio, ("anchored", "own"))
+    if section.ratio == "own" and section.count == 0:
+        raise RefusedError("recipe.neighbours.ratio=own without recipe.neighbours.count has no use")
     if section.count < 0:
         raise RefusedError(f"recipe.neighbours.count={section.count} must be 0 or more")
     if section.count == 0:
@@ -123,7 +127,7 @@ def check_weights(config: DictConfig) -> None:
 def check_loss(config: DictConfig) -> None:
     """verl's losses, refused where they silently do nothing or something else."""
     actor = config.actor_rollout_ref.actor
-    mode, mean = actor.policy_loss.loss_mode, actor.loss_agg_mode
+    mode = actor.policy_loss.loss_mode
     refuse_unknown("actor.policy_loss.loss_mode", mode, LOSSES)
     if mode in PER_MICRO_BATCH and (actor.use_dynamic_bsz or _micro_batch(actor) < 2):
         raise RefusedError(
@@ -146,6 +150,14 @@ def check_loss(config: DictConfig) -> None:
         )
     if mode == "gmpo" and actor.policy_loss.get("_target_") != GMPO_TARGET:
         raise RefusedError(f"loss_mode=gmpo wants actor.policy_loss._target_={GMPO_TARGET}")
+    if mode == "dro" and not (actor.policy_loss.dro_beta or 0) > 0:
+        raise RefusedError("policy_loss.loss_mode=dro wants a positive policy_loss.dro_beta")
+
+
+def check_aggregation(config: DictConfig) -> None:
+    """How losses of tokens become one number, and whether there is any loss."""
+    actor = config.actor_rollout_ref.actor
+    mode, mean = actor.policy_loss.loss_mode, actor.loss_agg_mode
     if mode in ("sapo", *GEOMETRIC) and mean != "seq-mean-token-mean":
         raise RefusedError(
             f"policy_loss.loss_mode={mode} ignores actor.loss_agg_mode={mean} and takes the mean "
@@ -156,10 +168,25 @@ def check_loss(config: DictConfig) -> None:
             "loss_agg_mode=seq-mean-token-sum-norm without actor.loss_scale_factor divides by the "
             "longest response of each micro-batch: set it to data.max_response_length"
         )
-    if config.algorithm.rollout_correction.get("bypass_mode") and mode != "vanilla":
+    if config.recipe.advantage.name == "none" and not (actor.entropy_coeff or actor.use_kl_loss):
         raise RefusedError(
-            "rollout_correction.bypass_mode replaces the loss: leave loss_mode alone"
+            "recipe.advantage.name=none trains nothing by itself: set actor.entropy_coeff (entropy "
+            "loss alone) or actor.use_kl_loss"
         )
+
+
+def check_correction(config: DictConfig) -> None:
+    """Rollout correction: what verl's V1 trainer ignores in bypass mode."""
+    correction = config.algorithm.rollout_correction
+    if correction.get("bypass_mode"):
+        ignored = [k for k in ("rollout_is", "rollout_rs") if correction.get(k)]
+        ignored += ["loss_type"] * (correction.get("loss_type", "ppo_clip") != "ppo_clip")
+        if ignored:
+            raise RefusedError(
+                "algorithm.rollout_correction.bypass_mode=true takes the engine's log-probs as the "
+                f"old ones, and verl 0.9.1's V1 trainer then ignores {', '.join(ignored)}: "
+                "unset one or the other"
+            )
 
 
 def _rows(config: DictConfig) -> int:
@@ -188,6 +215,16 @@ def check_sampling(config: DictConfig) -> None:
         )
         if recipe.dynamic_sampling.max_gen_batches < 1:
             raise RefusedError("recipe.dynamic_sampling.max_gen_batches must be 1 or more")
+        if recipe.curriculum.enable and groups.metric != "acc":
+            raise RefusedError(
+                "recipe.curriculum learns pass rates from the groups that dynamic sampling evicts: "
+                "set algorithm.filter_groups.metric=acc"
+            )
+        if recipe.history.enable:
+            raise RefusedError(
+                "recipe.history (HAPO) finds its signal in groups that are all right, which "
+                "algorithm.filter_groups throws away: enable one of them"
+            )
     if not -1 <= recipe.history.floor <= 0 or not math.isfinite(recipe.history.weight):
         raise RefusedError("recipe.history wants -1 <= floor <= 0 and a finite weight")
     curriculum = recipe.curriculum

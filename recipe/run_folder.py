@@ -49,6 +49,14 @@ def write_text(path: Path, text: str) -> None:
         beside.unlink(missing_ok=True)
 
 
+def latest_step(checkpoints: Path) -> int:
+    """The step of the last whole checkpoint, by verl's tracker; 0 without any."""
+    try:
+        return int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write `arrays` as a compressed .npz file, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,7 @@ class Responses:
     text_B: Tensor
     logprobs_BT: Tensor
     mask_BT: Tensor
+    key_B: Tensor  # int64, a hash of what the response answers and of its number in the group
 
 
 def group_of(settings: DictConfig) -> str:
@@ -64,7 +65,9 @@ def learning_signal(
     if weights.name == "gaussian_covariance":
         weights_BT = WEIGHTS["gaussian_covariance"](*inputs, **resolve(weights.gaussian_covariance))
     else:
-        weights_BT = WEIGHTS["clip_cov"](*inputs, **weights.clip_cov, seed=seed)
+        weights_BT = WEIGHTS["clip_cov"](
+            *inputs, **weights.clip_cov, seed=seed, key_B=responses.key_B
+        )
     real = weights_BT[mask_BT.bool()]
     if real.numel():
         metrics["weights/min"], metrics["weights/max"] = real.min().item(), real.max().item()

@@ -145,7 +145,8 @@ def explain(error: BaseException, run_dir: Path) -> str:
     if "ExhaustedError" in str(error):
         return (
             "dynamic sampling found too few questions with a signal (the message is above); the "
-            "last finished step is saved, and the same command goes on from it"
+            "last finished step is saved. The command goes on from it, with "
+            "recipe.dynamic_sampling.on_exhausted=train or a larger max_gen_batches"
         )
     full = shutil.disk_usage(run_dir).free < FULL
     if full or os.strerror(errno.ENOSPC) in "".join(traceback.format_exception(error)):
@@ -161,11 +162,8 @@ def explain(error: BaseException, run_dir: Path) -> str:
 
 def finished(config: DictConfig) -> bool:
     """True where the run folder has the checkpoint of the last step."""
-    tracker = Path(config.trainer.default_local_dir) / "latest_checkpointed_iteration.txt"
-    try:
-        return int(tracker.read_text()) >= config.trainer.total_training_steps
-    except (FileNotFoundError, ValueError):
-        return False
+    done = run_folder.latest_step(Path(config.trainer.default_local_dir))
+    return bool(done and done >= config.trainer.total_training_steps)
 
 
 def start(example: str, overrides: list[str]) -> int:

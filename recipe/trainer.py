@@ -26,7 +26,7 @@ from recipe import diagnostics, run_folder
 from recipe.agent_loop import EPOCH
 from recipe.dynamic_sampling import BoundedReplayBuffer, ExhaustedError
 from recipe.memory import Memory
-from recipe.signal import learning_signal
+from recipe.signal import group_of, learning_signal
 
 STATE = "recipe_state.json"
 
@@ -115,7 +115,8 @@ class RecipeTrainer(PPOTrainerSync):
         except ExhaustedError:
             # The weights are those of the step before; without this its work could be lost.
             self.global_steps -= 1
-            if self.global_steps and not self._checkpoint_dir().exists():
+            saved = run_folder.latest_step(Path(self.config.trainer.default_local_dir))
+            if self.global_steps > saved:
                 self.on_sample_end()  # the engine gives its memory back, as before any update
                 self._save_checkpoint()
             raise
@@ -134,9 +135,11 @@ class RecipeTrainer(PPOTrainerSync):
             recipe.weights,
             seed=int(recipe.seed) * 1_000_003 + self.global_steps,
         )
-        batches.write_advantages(rows, advantages_BT, left_out)
+        mean = self.config.actor_rollout_ref.actor.loss_agg_mode
+        batches.write_advantages(rows, advantages_BT, left_out, by_token=mean == "token-mean")
         self.rollouts = [diagnostics.from_row(rows[i], r) for i, r in enumerate(rewards)]
-        metrics.update(diagnostics.group_metrics(self.rollouts))
+        by_text = group_of(recipe.advantage) == "text"
+        metrics.update(diagnostics.group_metrics(self.rollouts, by_text))
         metrics.update(diagnostics.neighbour_metrics(self.rollouts))
         metrics.update({**shaped, **signal, **self.memory.see_step(rows)})
         every = recipe.save_tensors_every

@@ -88,6 +88,19 @@ PUBLISHED = {
     **{(name, "grpo"): TOY[name] | {KL} for name in (*LIKE_GRPO, "hapo", "curriculum")},
 }
 PUBLISHED["prompt_aug", "grpo"] |= {"recipe.toy.templates"}
+# Baselines that are no example but a command in a README: "NAME override ...".
+DAPO_LOSS = (
+    "prompt_aug recipe.augment.mode=fixed recipe.augment.templates=[qwen-math] "
+    "recipe.reward.format_weight=0"
+)
+PUBLISHED |= {
+    ("ta_grpo", "ta_grpo method=grpo"): {ADVANTAGE, COUNT},
+    ("cw_grpo", "cw_grpo method=grpo"): {WEIGHTS},
+    ("grpo_ds", "grpo_ds method=grpo"): {FILTER},
+    ("ta_grpo method=grpo", "grpo_ds method=grpo"): set(),  # one baseline serves both
+    ("prompt_aug", DAPO_LOSS): {*AUGMENT, "recipe.toy.templates"},
+    ("dapo", DAPO_LOSS): {f"{ACTOR}.clip_ratio_c", FILTER, f"{OVERLONG}.enable"},
+}
 
 # (train_batch_size, mini-batch, rollout.n, prompt, response, steps), from the papers' own tables.
 SIZES = {
@@ -199,7 +212,8 @@ def test_the_check_of_groups_sees_an_unknown_key() -> None:
 
 @pytest.mark.parametrize(("pair", "keys"), [*TWINS.items(), *PUBLISHED.items()], ids=str)
 def test_compared_runs_differ_in_the_studied_keys(pair: tuple[str, str], keys: set[str]) -> None:
-    assert differing(*map(composed, pair)) == keys
+    one, other = (composed(*command.split()) for command in pair)
+    assert differing(one, other) == keys
 
 
 def test_the_comparison_sees_one_more_key_and_one_less() -> None:

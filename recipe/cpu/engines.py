@@ -3,3 +3,4 @@
 from recipe.cpu import gaps
 
 gaps.register_engines()
+gaps.adapt_offload()

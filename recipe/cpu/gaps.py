@@ -1,4 +1,4 @@
-"""Three gaps of verl 0.9.1 on a CPU, each a small adapter with its reason.
+"""Four gaps of verl 0.9.1 on a CPU, each a small adapter with its reason.
 
 tests/recipe/test_cpu_gaps.py holds one test per gap that fails when verl closes it: then the
 adapter here is to be deleted.
@@ -68,3 +68,21 @@ def register_engines() -> None:
             devices = backends.get(backend, {})
             if "cuda" in devices:
                 devices.setdefault("cpu", devices["cuda"])
+
+
+def adapt_offload() -> None:
+    """Gap 4: the reference model's parameters lie in pinned memory, which wants an accelerator.
+
+    verl builds a forward-only engine with ``CPUOffloadPolicy(pin_memory=True)``; on a CPU the
+    parameters are where they are used anyway, so here the memory is not pinned.
+    """
+    from verl.workers.engine.fsdp import transformer_impl
+
+    original = transformer_impl.CPUOffloadPolicy
+    if not getattr(original, "recipe_cpu", False):
+
+        def policy(pin_memory: bool = True) -> Any:
+            return original(pin_memory=False)
+
+        policy.recipe_cpu = True  # type: ignore[attr-defined]
+        transformer_impl.CPUOffloadPolicy = policy

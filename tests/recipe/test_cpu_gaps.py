@@ -144,6 +144,12 @@ try:
 except Exception as error:
     seen["engine"] = type(error).__name__
 
+import inspect
+implementation = verl.workers.engine.fsdp.transformer_impl
+asked = inspect.getsource(implementation.FSDPEngine._build_fsdp_module)
+seen["asks for pinned memory"] = "CPUOffloadPolicy(pin_memory=True)" in asked
+seen["pinned"] = implementation.CPUOffloadPolicy(pin_memory=True).pin_memory
+
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 folder = Path(tempfile.mkdtemp())
 torch.save({"w": torch.tensor([0.1])}, folder / "model_world_size_1_rank_0.pt")
@@ -239,6 +245,14 @@ def test_verl_still_has_no_fsdp_engine_for_the_cpu(
     assert bare["engine"] != "FSDPEngineWithLMHead", CLOSED
     assert "language_model fsdp2 True" in adapted["engines"]
     assert adapted["engine"] == "FSDPEngineWithLMHead"
+
+
+@pytest.mark.e2e
+def test_verl_still_pins_the_reference_models_memory(
+    bare: dict[str, Any], adapted: dict[str, Any]
+) -> None:
+    assert bare["asks for pinned memory"] and bare["pinned"], CLOSED
+    assert not adapted["pinned"]
 
 
 @pytest.mark.e2e

@@ -32,12 +32,16 @@ TOGETHER = [
     *("recipe.augment.mode=per_rollout", "recipe.augment.templates=null"),
     *("recipe.reward.format_weight=1.0", "recipe.overlong_filter=true"),
     *("recipe.weights.name=gaussian_covariance", "recipe.weights.gaussian_covariance.sigma=batch"),
-    *("recipe.history.enable=true", "recipe.curriculum.enable=true"),
+    *("recipe.curriculum.enable=true", "actor_rollout_ref.actor.loss_agg_mode=token-mean"),
     *("algorithm.filter_groups.enable=true", "recipe.dynamic_sampling.max_gen_batches=3"),
     *("algorithm.use_kl_in_reward=true", f"{ACTOR}.use_kl_loss=true"),
     *(f"{ACTOR}.entropy_coeff=0.001", f"{ACTOR}.policy_loss.loss_mode=gspo"),
 ]
-CORRECTED = ["algorithm.rollout_correction.rollout_is=token", "recipe.advantage.name=rloo"]
+CORRECTED = [  # engine and actor agree to 1e-6 here, so these bounds reject a part of the tokens
+    *("algorithm.rollout_correction.rollout_is=token", "recipe.advantage.name=rloo"),
+    *("algorithm.rollout_correction.rollout_rs=token_k2", "recipe.history.enable=true"),
+    "algorithm.rollout_correction.rollout_rs_threshold=1e-14",
+]
 NO_SIGNAL = [  # eight tokens are too few for any answer: no group ever has a signal
     *("data.max_response_length=8", "algorithm.filter_groups.enable=true"),
     *("recipe.reward.overlong.buffer=8", "recipe.dynamic_sampling.max_gen_batches=2"),
@@ -101,11 +105,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
         steps=1,
     )
     ranks = ["trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2"]
+    ranks += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16"]
     runner.start("ranks", "cw_grpo", *replay, *ranks, steps=1)
     runner.start("together", "ta_grpo", *TOGETHER, "trainer.save_freq=1", steps=1)
     runner.start("corrected", "cw_grpo", *CORRECTED)
-    runner.start("stop", "grpo", *NO_SIGNAL, "recipe.dynamic_sampling.on_exhausted=stop")
-    runner.start("fill", "grpo", *NO_SIGNAL)
+    runner.start("exhausted", "grpo", *NO_SIGNAL, "trainer.save_freq=1", steps=1)
     for method in METHODS:
         runner.start(method, method)
     yield runner
@@ -229,19 +233,20 @@ def test_rollout_correction_goes_with_weights(runs: Runner) -> None:
     metrics = runs.finish("corrected")
     assert finite(metrics)
     assert "weights/effective_tokens" in metrics[-1]
+    rejected = [m["rollout_corr/rollout_rs_masked_fraction"] for m in metrics]
+    assert all(0 < share < 1 for share in rejected)
 
 
-def test_dynamic_sampling_without_any_signal_fills_up_and_goes_on(runs: Runner) -> None:
-    metrics = runs.finish("fill")
-    assert [m["dynamic_sampling/filled"] for m in metrics] == [4, 4]
-    assert [m["dynamic_sampling/generated"] for m in metrics] == [8, 8]
-    assert [m["dynamic_sampling/evicted_all_wrong"] for m in metrics] == [8, 8]
-    assert [m["train/groups"] for m in metrics] == [4, 4]
-
-
-def test_dynamic_sampling_stops_with_the_reason(runs: Runner) -> None:
-    assert runs.finish("stop", code=1) == []
-    assert "generated 8 questions in one step and 0 of the 4 wanted have a signal" in runs.text(
-        "stop"
-    )
-    assert "found too few questions with a signal" in runs.text("stop")
+def test_dynamic_sampling_without_any_signal_ends_as_asked_and_goes_on(runs: Runner) -> None:
+    (first,) = runs.finish("exhausted")
+    assert first["dynamic_sampling/filled"] == first["train/groups"] == 4
+    assert first["dynamic_sampling/generated"] == first["dynamic_sampling/evicted_all_wrong"] == 8
+    stop = "recipe.dynamic_sampling.on_exhausted=stop"
+    runs.start("exhausted", "grpo", *NO_SIGNAL, "trainer.save_freq=1", stop)
+    assert len(runs.finish("exhausted", code=1)) == 1
+    told = runs.text("exhausted")
+    assert "generated 8 questions in one step and 0 of the 4 wanted have a signal" in told
+    assert "The command goes on from it, with recipe.dynamic_sampling.on_exhausted=train" in told
+    runs.start("exhausted", "grpo", *NO_SIGNAL, "trainer.save_freq=1")
+    _, second = runs.finish("exhausted")
+    assert second["dynamic_sampling/filled"] == 4

@@ -19,6 +19,7 @@ MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
 NAME, COUNT, N = "recipe.advantage.name", "recipe.neighbours.count", "actor_rollout_ref.rollout.n"
 CORRECTION = "algorithm.rollout_correction"
 WEIGHTS = "recipe.weights.name"
+ENTROPY = "actor_rollout_ref.actor.entropy_coeff"
 SEQUENCE = "seq-mean-token-mean"
 
 
@@ -77,7 +78,29 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({LOSS: "sapo"}, "ignores actor.loss_agg_mode=token-mean"),
     ({LOSS: "gmpo", TARGET: GMPO_TARGET}, "ignores actor.loss_agg_mode=token-mean"),
     ({MEAN: "seq-mean-token-sum-norm"}, "loss_scale_factor"),
-    ({LOSS: "gspo", f"{CORRECTION}.bypass_mode": True}, "replaces the loss"),
+    (
+        {f"{CORRECTION}.bypass_mode": True, f"{CORRECTION}.rollout_is": "token"},
+        "then ignores rollout_is",
+    ),
+    (
+        {f"{CORRECTION}.bypass_mode": True, f"{CORRECTION}.loss_type": "reinforce"},
+        "then ignores loss_type",
+    ),
+    ({LOSS: "dro"}, "positive policy_loss.dro_beta"),
+    ({NAME: "none"}, "trains nothing"),
+    ({"recipe.neighbours.ratio": "own"}, "has no use"),
+    (
+        {
+            "algorithm.filter_groups.enable": True,
+            "algorithm.filter_groups.metric": "reward",
+            "recipe.curriculum.enable": True,
+        },
+        "metric=acc",
+    ),
+    (
+        {"algorithm.filter_groups.enable": True, "recipe.history.enable": True},
+        "throws away",
+    ),
     ({"recipe.dynamic_sampling.on_exhausted": "wait"}, "known are train, stop"),
     (
         {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "score"},
@@ -105,7 +128,11 @@ def test_refused_with_the_reason(base: Any, changes: dict[str, Any], reason: str
 
 ALLOWED: list[dict[str, Any]] = [
     {},
-    *({NAME: name} for name in ("dr_grpo", "rloo", "maxrl", "none")),
+    *({NAME: name} for name in ("dr_grpo", "rloo", "maxrl")),
+    {NAME: "none", ENTROPY: 0.001},
+    {NAME: "none", "actor_rollout_ref.actor.use_kl_loss": True},
+    {LOSS: "dro", "actor_rollout_ref.actor.policy_loss.dro_beta": 0.1},
+    {LOSS: "gspo", f"{CORRECTION}.bypass_mode": True},
     TA,
     {NAME: "ta_grpo_star", COUNT: 3, "recipe.neighbours.ratio": "own"},
     {NAME: "ta_grpo_star", COUNT: 3},  # the corner: anchored ratio, normalised per text
@@ -122,7 +149,7 @@ ALLOWED: list[dict[str, Any]] = [
     {LOSS: "gmpo", MEAN: SEQUENCE, TARGET: GMPO_TARGET, DYNAMIC: True},
     {MEAN: "seq-mean-token-sum-norm", "actor_rollout_ref.actor.loss_scale_factor": 80},
     {"algorithm.filter_groups.enable": True, "recipe.dynamic_sampling.on_exhausted": "stop"},
-    {N: 1, NAME: "none"},
+    {N: 1, NAME: "none", ENTROPY: 0.001},
 ]
 
 

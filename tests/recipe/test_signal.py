@@ -1,5 +1,6 @@
 """From rewards to token advantages: groups, weights, what is left out, what is remembered."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ def responses(mask: Any = None) -> Responses:
         text_B=torch.tensor([0, 0, 1, 1]),
         logprobs_BT=torch.tensor([[-1.0, -2.0], [-0.5, -0.1], [-3.0, 0.0], [-1.0, -4.0]]).double(),
         mask_BT=torch.tensor(mask or [[1, 1], [1, 1], [1, 0], [1, 1]]).double(),
+        key_B=torch.arange(4),
     )
 
 
@@ -119,17 +121,60 @@ def test_rows_become_groups_and_cut_responses_leave_the_loss(
     written: dict[str, Any] = {}
     monkeypatch.setattr(batches.tq, "kv_batch_put", lambda **given: written.update(given))
     advantages_BT, _ = learning_signal(made, *settings())
-    batches.write_advantages(batch, advantages_BT, left_out)
+    batches.write_advantages(batch, advantages_BT, left_out, by_token=False)
     assert written["keys"] == batch.keys
-    masks = [m.tolist() for m in written["fields"]["response_mask"].unbind()]
+    assert masks(written) == [[1, 1], [0, 0, 0, 0], [1, 1, 1], [1]]
+    batches.write_advantages(batch, advantages_BT, left_out, by_token=True)
     # its first token stays in the masks, so that no mini-batch has zero tokens; advantage 0
-    assert masks == [[1, 1], [1, 0, 0, 0], [1, 1, 1], [1]]
+    assert masks(written) == [[1, 1], [1, 0, 0, 0], [1, 1, 1], [1]]
+    batches.write_advantages(batch, advantages_BT, [True] * 4, by_token=False)
+    assert [sum(m) for m in masks(written)] == [1, 1, 1, 1]
     advantages = [a.tolist() for a in written["fields"]["advantages"].unbind()]
     assert [len(a) for a in advantages] == [2, 4, 3, 1]
     assert advantages[1] == [0, 0, 0, 0]
     assert advantages[0] == pytest.approx([0.57735] * 2, abs=1e-4)
-    batches.write_advantages(batch, advantages_BT, [False] * 4)
+    batches.write_advantages(batch, advantages_BT, [False] * 4, by_token=True)
     assert list(written["fields"].keys()) == ["advantages"]
+
+
+def masks(written: dict[str, Any]) -> list[list[int]]:
+    pairs = (written["fields"][name].unbind() for name in ("response_mask", "loss_mask"))
+    response, loss = ([m.tolist() for m in field] for field in pairs)
+    assert response == loss
+    return response
+
+
+def test_padding_rows_are_left_out_and_the_order_of_arrival_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """verl appends copies of the first row, marked by a tag, to fill the last mini-batch."""
+    arrived = {
+        "v_2_0": row(2, True, 3),
+        "w_0_0": row(0, True, 1, "w"),
+        "pad_0_0": row(2, True, 3, "pad"),
+        "v_0_0": row(0, True, 2),
+    }
+    keys = list(arrived)
+
+    def get(keys: list[str], select_fields: list[str], **_: Any) -> dict[str, list]:
+        return {
+            name: [arrived[key][name] for key in keys]
+            for name in select_fields
+            if name in arrived["v_2_0"]
+        }
+
+    monkeypatch.setattr(batches.tq, "kv_batch_get", get)
+    tags = [{"is_padding": key.startswith("pad")} for key in keys]
+    meta = SimpleNamespace(keys=keys, tags=tags, partition_id="train")
+    read = batches.read(meta)
+    assert read.keys == ["v_0_0", "v_2_0", "w_0_0"]
+    assert read.lengths() == [2, 3, 1]
+    assert read.rewards() == [1.0, 1.0, 1.0]
+    assert "entropy" not in read.columns  # not there in bypass mode
+    row_keys = batches.row_keys(read)
+    assert len(set(row_keys)) == 3
+    meta = SimpleNamespace(keys=keys[::-1], tags=tags[::-1], partition_id="train")
+    assert batches.row_keys(batches.read(meta)) == row_keys
 
 
 def memory(**changes: Any) -> Memory:
@@ -161,6 +206,7 @@ def test_what_is_remembered_survives_a_checkpoint() -> None:
     before.see_step(rows(row(0, True, 2), row(1, False, 4)))
     before.fetch(["w"], ["other"])
     before.see_visit("w", 1.0)
+    before.see_visit("w", 0.0)  # evicted first, then filled in: one visit counts once
     after.load(before.state())
     assert (
         after.state()

@@ -1,0 +1,175 @@
+"""Every training command that a README shows composes, and passes the checks of the launch."""
+
+import re
+import shlex
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from recipe import preflight
+from recipe.composition import EXAMPLES, check_same_run, compose_config
+from recipe.preflight import RefusedError
+from recipe.preflight_algorithm import check_algorithm
+
+# Composing all of them through hydra takes a minute; they are read, none is trained.
+pytestmark = pytest.mark.e2e
+
+READMES = [EXAMPLES.parent / "README.md", *sorted(EXAMPLES.rglob("README.md"))]
+FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TRAINS = re.compile(r"\brecipe\.train\b|\bEXAMPLE=")  # what a line of a training command has
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What `recipe.train` is called with."""
+
+    example: str
+    overrides: tuple[str, ...] = ()
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of all fenced blocks of a README, continued ones joined."""
+    return "".join(FENCED.findall(text)).replace("\\\n", " ").splitlines()
+
+
+def command_of(line: str) -> Command:
+    """The command of a line, with what the sbatch file adds; ValueError for another form."""
+    words = shlex.split(line, comments=True)
+    if words[:3] == ["python", "-m", "recipe.train"] and len(words) > 3:
+        return Command(example=words[3], overrides=tuple(words[4:]))
+    match words:
+        case [example, run, "sbatch", "scripts/train.sbatch", *rest]:
+            nodes: list[str] = []
+        case [example, run, "sbatch", nodes_option, "scripts/multi_node.sbatch", *rest]:
+            nodes = [
+                "trainer.nnodes=" + nodes_option.removeprefix("--nodes="),
+                "trainer.n_gpus_per_node=8",
+                "ray_kwargs.ray_init.num_cpus=null",
+            ]
+        case _:
+            raise ValueError(f"no form that this test knows: {line}")
+    if not (example.startswith("EXAMPLE=") and run.startswith("RUN=")):
+        raise ValueError(f"EXAMPLE=, then RUN=: {line}")
+    return Command(
+        example=example.removeprefix("EXAMPLE="),
+        overrides=(f"recipe.run_dir={run.removeprefix('RUN=')}", *nodes, *rest),
+    )
+
+
+def commands_of(text: str) -> list[Command]:
+    """The training commands of a README."""
+    return [command_of(line) for line in lines_of(text) if TRAINS.search(line)]
+
+
+@cache
+def launched(command: Command) -> DictConfig:
+    """The configuration that the command starts with; RefusedError where it would not start."""
+    config = compose_config(command.example, list(command.overrides))
+    preflight.check_verl(config)
+    preflight.check_batches(config)
+    preflight.check_recipe(config)
+    check_algorithm(config)
+    return config
+
+
+# One entry for each distinct command, in the order of the READMEs.
+COMMANDS = list(dict.fromkeys(c for p in READMES for c in commands_of(p.read_text("utf-8"))))
+
+
+def named(command: Command) -> str:
+    return " ".join((command.example, *command.overrides))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=named)
+def test_a_command_of_a_readme_would_start(command: Command) -> None:
+    config = launched(command)
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    assert config.actor_rollout_ref.rollout.max_model_len >= longest
+
+
+def test_commands_that_share_a_run_folder_are_one_run(tmp_path: Path) -> None:
+    """Otherwise the second would be refused, in the folder of the first."""
+    by_folder = defaultdict(list)
+    for command in COMMANDS:
+        config = launched(command)
+        by_folder[config.recipe.run_dir].append(config)
+    assert any(len(configs) > 1 for configs in by_folder.values())
+    (tmp_path / "metrics.jsonl").touch()
+    for first, *others in by_folder.values():
+        OmegaConf.save(first, tmp_path / "config.yaml")
+        for other in others:
+            check_same_run(other, tmp_path / "config.yaml")
+
+
+README = """
+Text with `python -m recipe.train IGNORED` in a line.
+
+```bash
+python -m recipe.train toy   # EXAMPLE=none
+RUN=runs/x sbatch scripts/sweep.sbatch
+```
+
+```
+EXAMPLE=dapo RUN=runs/d sbatch scripts/train.sbatch a.b=1 \\
+    'a.c=[x, y]' \\
+    d=2
+EXAMPLE=grpo RUN=runs/g sbatch --nodes=3 scripts/multi_node.sbatch e=3
+```
+"""
+
+
+def test_commands_are_read_as_the_shell_does() -> None:
+    nodes = ("trainer.nnodes=3", "trainer.n_gpus_per_node=8", "ray_kwargs.ray_init.num_cpus=null")
+    assert commands_of(README) == [
+        Command(example="toy"),
+        Command(example="dapo", overrides=("recipe.run_dir=runs/d", "a.b=1", "a.c=[x, y]", "d=2")),
+        Command(example="grpo", overrides=("recipe.run_dir=runs/g", *nodes, "e=3")),
+    ]
+
+
+def test_no_readme_is_passed_over() -> None:
+    for path in READMES[1:]:
+        found = commands_of(path.read_text("utf-8"))
+        table = path.parent == EXAMPLES  # the index of the examples shows no command
+        demo = path.parent.name == "toy"  # scripts/demo.sh, which has its own test
+        assert bool(found) != (table or demo), path
+    assert {"prompt_aug", "toy_bank", "math_smoke"} <= {c.example for c in COMMANDS}
+    assert any("trainer.nnodes=2" in c.overrides for c in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "EXAMPLE=grpo sbatch scripts/train.sbatch",
+        "RUN=runs/x EXAMPLE=grpo sbatch scripts/train.sbatch",
+        "EXAMPLE=grpo RUN=runs/x bash scripts/train.sbatch",
+        "EXAMPLE=grpo RUN=runs/x sbatch scripts/trian.sbatch",
+        "python -m recipe.train",
+    ],
+)
+def test_a_training_command_of_an_unknown_form_is_not_passed_over(line: str) -> None:
+    with pytest.raises(ValueError, match="EXAMPLE=|no form"):
+        commands_of(f"```bash\n{line}\n```\n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("recipe.augment.mode", "recipe.augment.mdoe", "mdoe"),  # a misspelt key
+        ("EXAMPLE=prompt_aug", "EXAMPLE=prompt_agu", "no example 'prompt_agu'"),
+        ("[qwen-math]", "[qwen-math, abel]", "wants one name"),  # check_recipe
+        ("format_weight=0", "format_weight=0 actor_rollout_ref.rollout.n=3", "divide"),
+        ("format_weight=0", "format_weight=0 method=gropo", "gropo"),
+        ("format_weight=0", "format_weight=0 method=ta_grpo actor_rollout_ref.rollout.n=6", "mult"),
+    ],
+)
+def test_a_command_that_rots_fails(old: str, new: str, said: str) -> None:
+    text = (EXAMPLES / "dapo" / "README.md").read_text("utf-8")
+    *_, last = lines_of(text)
+    assert old in last
+    with pytest.raises(RefusedError, match=said):
+        launched(command_of(last.replace(old, new)))
