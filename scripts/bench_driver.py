@@ -10,9 +10,10 @@ round measures all lines one after the other, so that a slow moment of the machi
 
 The table holds the median seconds, their ratio to those of verl's GRPO advantage, and their share
 of a step of 30 s: the published steps of prompt augmentation (arXiv 2602.03190) take tens of
-seconds. The last line is the sum of what a CW-GRPO step (arXiv 2605.11538) does, the line before it
-the function that does it all, with its metrics of the weights. Both leave out fetching the columns
-from TransferQueue and writing them back, which verl's trainer does as well.
+seconds. The last line is the sum of what a CW-GRPO step (arXiv 2605.11538) adds: the whole of
+recipe.signal (advantages, weights, their metrics), the columns made matrices and back, and the
+group statistics. Left out is TransferQueue itself: our second fetch and write of the columns, after
+verl's own, is in the paired steps of scripts/bench_trainer.py.
 """
 
 import argparse
@@ -27,6 +28,8 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from recipe.advantages import ADVANTAGES
+from recipe.batch import padded
+from recipe.diagnostics import Rollout, group_metrics
 from recipe.signal import Responses, learning_signal
 from recipe.weights import WEIGHTS
 from recipe.weights.covariance import covariance_metrics, token_covariance
@@ -36,7 +39,8 @@ GROUP = 8
 STEP_SECONDS = 30.0
 VERL = "verl: compute_grpo_outcome_advantage"
 WHOLE = "recipe.signal.learning_signal, CW-GRPO"
-CW_GRPO = ("grpo", "token_covariance", "covariance_metrics", "gaussian_covariance", "A w")
+LAYOUT = "columns to matrices and back"
+CW_GRPO = (WHOLE, LAYOUT, "group_metrics")
 
 
 def made_up(rows: int, tokens: int, seed: int) -> Responses:
@@ -54,7 +58,39 @@ def made_up(rows: int, tokens: int, seed: int) -> Responses:
         text_B=group_B,
         logprobs_BT=-surprise_BT * mask_BT,
         mask_BT=mask_BT,
+        key_B=torch.arange(rows),
     )
+
+
+def rollouts(batch: Responses) -> list[Rollout]:
+    """The same responses as the diagnostics see them."""
+    return [
+        Rollout(
+            **{"group": str(group), "uid": str(group), "rollout": i % GROUP, "template": "t"},
+            **{"neighbour": 0, "prompt_ids": (), "response": "", "gold": (), "reward": reward},
+            **{"accuracy": reward, "format": 1.0, "entropy": 0.5, "logprob_gap": 0.0},
+            **{"length": 1, "truncated": False, "status": "correct" if reward else "wrong"},
+        )
+        for i, (group, reward) in enumerate(
+            zip(batch.question_B.tolist(), batch.rewards_B.tolist(), strict=True)
+        )
+    ]
+
+
+def there_and_back(batch: Responses) -> Callable[[], object]:
+    """Two columns of single rows made matrices, and the advantages cut into rows again."""
+    lengths = batch.mask_BT.sum(1).long().tolist()
+    columns = [
+        [row[:n].float() for row, n in zip(matrix, lengths, strict=True)]
+        for matrix in (batch.logprobs_BT, batch.mask_BT)
+    ]
+
+    def work() -> object:
+        logprobs_BT, _ = (padded(column) for column in columns)
+        cut = [row[:n].float() for row, n in zip(logprobs_BT, lengths, strict=True)]
+        return torch.nested.as_nested_tensor(cut, layout=torch.jagged)
+
+    return work
 
 
 def lines(batch: Responses) -> dict[str, Callable[[], object]]:
@@ -71,6 +107,7 @@ def lines(batch: Responses) -> dict[str, Callable[[], object]]:
     inputs = (batch.logprobs_BT, advantages_BT, mask_BT, group_B)
     c_BT = token_covariance(*inputs)
     weights_BT = WEIGHTS["gaussian_covariance"](*inputs)
+    rows = rollouts(batch)
     return {
         VERL: lambda: compute_grpo_outcome_advantage(
             token_level_rewards=token_rewards_BT,
@@ -84,6 +121,8 @@ def lines(batch: Responses) -> dict[str, Callable[[], object]]:
         "gaussian_covariance": lambda: WEIGHTS["gaussian_covariance"](*inputs),
         "clip_cov": lambda: WEIGHTS["clip_cov"](*inputs),
         "A w": lambda: advantages_B[:, None] * mask_BT * weights_BT,
+        LAYOUT: there_and_back(batch),
+        "group_metrics": lambda: group_metrics(rows),
         WHOLE: lambda: learning_signal(batch, settings.advantage, settings.weights),
     }
 

@@ -32,7 +32,8 @@ def test_it_runs_and_prints_every_line(
     head, _, *table = capsys.readouterr().out.splitlines()
     assert head.startswith("16 x 8, ")
     rows = cells(table)
-    names = [bench.VERL, *bench.CW_GRPO[:4], "clip_cov", "A w", bench.WHOLE]
+    names = [bench.VERL, "grpo", "token_covariance", "covariance_metrics"]
+    names += ["gaussian_covariance", "clip_cov", "A w", bench.LAYOUT, "group_metrics", bench.WHOLE]
     assert [row[0] for row in rows] == [*names, f"CW-GRPO step: {' + '.join(bench.CW_GRPO)}"]
     assert all(float(cell) >= 0 for row in rows for cell in row[1:])
     assert float(rows[0][2]) == 1.0
@@ -40,7 +41,8 @@ def test_it_runs_and_prints_every_line(
 
 def test_the_table_by_hand(bench: ModuleType) -> None:
     parts = {"grpo": 0.25, "token_covariance": 0.25, "covariance_metrics": 0.5}
-    parts |= {"gaussian_covariance": 1.0, "clip_cov": 8.0, "A w": 1.0, bench.WHOLE: 4.0}
+    parts |= {"gaussian_covariance": 1.0, "clip_cov": 8.0, "A w": 1.0}
+    parts |= {bench.LAYOUT: 0.25, "group_metrics": 0.25, bench.WHOLE: 2.5}
     rows = cells(bench.table({bench.VERL: 0.5, **parts}))
     assert rows[0][1:] == ["0.5000", "1.00", "1.667"]
     assert rows[4] == ["gaussian_covariance", "1.0000", "2.00", "3.333"]
@@ -48,7 +50,7 @@ def test_the_table_by_hand(bench: ModuleType) -> None:
         "3.0000",
         "6.00",
         "10.000",
-    ]  # neither clip_cov's 8 nor the whole's 4
+    ]  # without clip_cov's 8, and the parts of the whole count once
 
 
 def test_the_median_leaves_out_the_first_round(
@@ -73,7 +75,7 @@ def test_the_batch_is_whole_and_repeats(bench: ModuleType) -> None:
     assert (batch.logprobs_BT[real] < 0).all() and (batch.logprobs_BT[~real] == 0).all()
 
 
-def test_the_parts_of_the_sum_are_those_of_the_whole(bench: ModuleType) -> None:
+def test_the_whole_does_what_the_parts_do(bench: ModuleType) -> None:
     batch = bench.made_up(64, 24, 0)
     functions = bench.lines(batch)
     signal_BT, metrics = functions[bench.WHOLE]()
