@@ -9,7 +9,8 @@ run again, a run that was cut goes on or starts anew, so the command can be call
 is full. With --jobs 2 each run has one thread.
 
 Columns, mean over seeds +- their standard deviation: accuracy and reward of the training rollouts
-and entropy (nats per token) over the last ten steps; no signal: share of the generated groups
+and entropy (nats per token) over the last ten steps; held out: greedy accuracy on the validation
+questions after the last step, under the template qwen-math for all; no signal: share of the generated groups
 whose rewards are all equal (dynamic sampling: whose accuracies are), over all steps; generated:
 responses generated for one trained on; accuracy of the first five steps, as the level they start
 from.
@@ -26,7 +27,10 @@ from pathlib import Path
 from recipe.run_folder import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
-HEADER = ("method", "seeds", "accuracy, first 5", "accuracy", "reward", "entropy", "no signal")
+HEADER = (
+    *("method", "seeds", "accuracy, first 5", "accuracy", "held out"),
+    *("reward", "entropy", "no signal"),
+)
 
 
 def methods() -> list[str]:
@@ -41,7 +45,7 @@ def run(method: str, seed: int, steps: int, out: Path, threads: int) -> str:
         return f"{method} seed {seed}: done before"
     command = [sys.executable, "-m", "recipe.train", f"{method}/toy", f"recipe.run_dir={folder}"]
     command += [f"data.seed={seed}", f"actor_rollout_ref.rollout.seed={seed}"]
-    command += [f"trainer.total_training_steps={steps}"]
+    command += [f"trainer.total_training_steps={steps}", f"trainer.test_freq={steps}"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     out.mkdir(parents=True, exist_ok=True)
     with (out / f"{method}-{seed}.log").open("w") as log:
@@ -67,6 +71,7 @@ def figures(lines: list[dict]) -> dict[str, float]:
     return {
         "accuracy, first 5": statistics.fmean(m["train/accuracy"] for m in lines[:5]),
         "accuracy": last("train/accuracy"),
+        "held out": lines[-1]["val/toy_arithmetic/accuracy"],
         "reward": last("critic/score/mean"),
         "entropy": last("actor/entropy"),
         "no signal": statistics.fmean(silent),

@@ -152,7 +152,7 @@ def test_no_readme_is_passed_over() -> None:
     ],
 )
 def test_a_training_command_of_an_unknown_form_is_not_passed_over(line: str) -> None:
-    with pytest.raises(ValueError, match="EXAMPLE=|no form"):
+    with pytest.raises(ValueError, match=r"EXAMPLE=|no form"):
         commands_of(f"```bash\n{line}\n```\n")
 
 
@@ -161,10 +161,12 @@ def test_a_training_command_of_an_unknown_form_is_not_passed_over(line: str) -> 
     [
         ("recipe.augment.mode", "recipe.augment.mdoe", "mdoe"),  # a misspelt key
         ("EXAMPLE=prompt_aug", "EXAMPLE=prompt_agu", "no example 'prompt_agu'"),
-        ("[qwen-math]", "[qwen-math, abel]", "wants one name"),  # check_recipe
-        ("format_weight=0", "format_weight=0 actor_rollout_ref.rollout.n=3", "divide"),
         ("format_weight=0", "format_weight=0 method=gropo", "gropo"),
-        ("format_weight=0", "format_weight=0 method=ta_grpo actor_rollout_ref.rollout.n=6", "mult"),
+        # and one for each check of the launch
+        ("format_weight=0", "format_weight=0 trainer.v1.trainer_mode=sync", "recipe_sync"),
+        ("format_weight=0", "format_weight=0 data.train_batch_size=100", "not a multiple"),
+        ("[qwen-math]", "[qwen-math, abel]", "wants one name"),
+        ("format_weight=0", "format_weight=0 recipe.neighbours.count=4", "must be a multiple"),
     ],
 )
 def test_a_command_that_rots_fails(old: str, new: str, said: str) -> None:
