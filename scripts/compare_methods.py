@@ -10,10 +10,10 @@ is full. With --jobs 2 each run has one thread.
 
 Columns, mean over seeds +- their standard deviation: accuracy and reward of the training rollouts
 and entropy (nats per token) over the last ten steps; held out: greedy accuracy on the validation
-questions after the last step, under the template qwen-math for all; no signal: share of the generated groups
-whose rewards are all equal (dynamic sampling: whose accuracies are), over all steps; generated:
-responses generated for one trained on; accuracy of the first five steps, as the level they start
-from.
+questions after the last step, under the template qwen-math for all; no signal: share of the
+generated groups whose rewards are all equal (dynamic sampling: whose accuracies are), over all
+steps; generated: responses generated for one trained on; accuracy of the first five steps, as the
+level they start from.
 """
 
 import argparse
