@@ -24,6 +24,12 @@ from recipe import run_folder
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = sorted(p.parents[1].name for p in (ROOT / "examples").glob("*/toy/config.yaml"))
+# These change the agent loop, the rewards or the sampling, and have a run each; the rest share one.
+RUN_ALONE = {
+    **{"ta_grpo": "anchored", "grpo_ds": "exhausted"},
+    **{name: name for name in ("ta_grpo_star", "dapo", "prompt_aug", "one_shot")},
+}
+ON_TOUR = [name for name in METHODS if name not in RUN_ALONE]
 ACTOR = "actor_rollout_ref.actor"
 ONE_UPDATE = [f"{ACTOR}.ppo_mini_batch_size=4", "recipe.save_tensors_every=1"]
 
@@ -55,15 +61,26 @@ class Runner:
         self.base, self.pool = base, ThreadPoolExecutor(2)
         self.futures: dict[str, Future[subprocess.CompletedProcess]] = {}
 
+    @property
+    def small(self) -> list[str]:
+        """A toy world that is made in seconds."""
+        return [
+            *("recipe.toy.updates=60", "recipe.toy.train_questions=80"),
+            *("recipe.toy.validation_questions=20", "recipe.toy.test_questions=20"),
+            # So young a model is never right: it is paid for being short, so there is a signal.
+            *("recipe.reward.overlong.enable=true", "recipe.reward.overlong.buffer=80"),
+            f"recipe.toy.cache={self.base / 'cache'}",
+        ]
+
     def start(self, name: str, example: str, *overrides: str, steps: int = 2) -> None:
-        small = ["recipe.toy.updates=60", "recipe.toy.train_questions=80"]
-        small += ["recipe.toy.validation_questions=20", "recipe.toy.test_questions=20"]
-        # So young a model is never right: it is paid for being short, and every group has a signal.
-        small += ["recipe.reward.overlong.enable=true", "recipe.reward.overlong.buffer=80"]
-        command = [sys.executable, "-m", "recipe.train", f"{example}/toy", *small]
-        command += [f"recipe.run_dir={self.base / name}", f"recipe.toy.cache={self.base / 'cache'}"]
-        command += [f"trainer.total_training_steps={steps}", *overrides]
-        self.futures[name] = self.pool.submit(self._call, command)
+        command = [sys.executable, "-m", "recipe.train", f"{example}/toy", *self.small]
+        command += [f"recipe.run_dir={self.base / name}", f"trainer.total_training_steps={steps}"]
+        self.futures[name] = self.pool.submit(self._call, [*command, *overrides])
+
+    def start_tour(self, methods: list[str]) -> None:
+        script = Path(__file__).with_name("touring_trainer.py")
+        command = [sys.executable, str(script), str(self.base / "tour"), *methods, "--"]
+        self.futures["tour"] = self.pool.submit(self._call, [*command, *self.small])
 
     @staticmethod
     def _call(command: list[str]) -> subprocess.CompletedProcess:
@@ -90,7 +107,7 @@ class Runner:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     runner = Runner(tmp_path_factory.mktemp("methods"))
     # The first builds the toy world that the others find in the cache.
-    runner.start("anchored", "ta_grpo", *ONE_UPDATE, steps=1)
+    runner.start("anchored", "ta_grpo", *ONE_UPDATE)
     runner.futures["anchored"].result()
     replay = [f"skip.rollout_tq.dump_dir={runner.base / 'dump'}", "skip.rollout_tq.steps=[1]"]
     replay += ["skip.rollout_tq.enable=true", "trainer.experiment_name=replayed", *ONE_UPDATE]
@@ -109,9 +126,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     runner.start("ranks", "cw_grpo", *replay, *ranks, steps=1)
     runner.start("together", "ta_grpo", *TOGETHER, "trainer.save_freq=1", steps=1)
     runner.start("corrected", "cw_grpo", *CORRECTED)
-    runner.start("exhausted", "grpo", *NO_SIGNAL, "trainer.save_freq=1", steps=1)
-    for method in METHODS:
-        runner.start(method, method)
+    runner.start("exhausted", "grpo_ds", *NO_SIGNAL, "trainer.save_freq=1", steps=1)
+    for method, name in RUN_ALONE.items():
+        if method == name:
+            runner.start(method, method)
+    runner.start_tour(ON_TOUR)
     yield runner
     runner.pool.shutdown(cancel_futures=True)  # after a failure: what has not begun never does
 
@@ -121,13 +140,16 @@ def finite(metrics: list[dict[str, Any]]) -> bool:
     return all(np.isfinite(line[key]) for line in metrics for key in keys)
 
 
+def unmarked(metrics: dict[str, Any]) -> bool:
+    return "weights/zero" not in metrics and "neighbour/1/accuracy" not in metrics
+
+
 MARKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "ta_grpo": lambda m: "neighbour/3/logprob_gap" in m,
     "ta_grpo_star": lambda m: "neighbour/3/accuracy" in m,
     "cw_grpo": lambda m: 0 < m["weights/effective_tokens"] < 1,
     "clip_cov_global": lambda m: "weights/zero" in m,
     "dapo": lambda m: m["dynamic_sampling/generated"] >= 4,
-    "grpo_ds": lambda m: m["dynamic_sampling/kept"] + m["dynamic_sampling/filled"] == 4,
     "hapo": lambda m: "history/reward" in m,
     "curriculum": lambda m: m["curriculum/questions_seen"] >= 4,
     "entropy_only": lambda m: m["critic/advantages/max"] == m["critic/advantages/min"] == 0,
@@ -135,15 +157,21 @@ MARKS: dict[str, Callable[[dict[str, Any]], bool]] = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_two_steps(runs: Runner, method: str) -> None:
-    metrics = runs.finish(method)
+@pytest.mark.parametrize("method", [m for m in RUN_ALONE if m != "grpo_ds"])
+def test_two_steps_of_a_method_with_a_run_of_its_own(runs: Runner, method: str) -> None:
+    metrics = runs.finish(RUN_ALONE[method])
     assert [m["step"] for m in metrics] == [1, 2]
     assert finite(metrics)
-    assert metrics[-1]["train/optimizer_steps"] == 4
-    assert MARKS.get(method, lambda m: "weights/zero" not in m and "neighbour/1/accuracy" not in m)(
-        metrics[-1]
-    )
+    assert MARKS.get(method, unmarked)(metrics[-1])
+
+
+@pytest.mark.parametrize("method", ON_TOUR)
+def test_two_steps_of_a_method_on_tour(runs: Runner, method: str) -> None:
+    place = ON_TOUR.index(method)
+    metrics = [m for m in runs.finish("tour") if m["tour/method"] == place]
+    assert len(metrics) == 2
+    assert finite(metrics)
+    assert MARKS.get(method, unmarked)(metrics[-1])
 
 
 def logprobs(model: Any, prompts: np.ndarray, arrays: Any) -> torch.Tensor:
@@ -160,7 +188,7 @@ def logprobs(model: Any, prompts: np.ndarray, arrays: Any) -> torch.Tensor:
 
 
 def test_ta_grpo_takes_old_and_new_logprobs_under_the_question(runs: Runner) -> None:
-    (metrics,) = runs.finish("anchored")
+    metrics, _ = runs.finish("anchored")
     arrays = runs.arrays("anchored")
     config = yaml.safe_load((runs.base / "anchored" / "config.yaml").read_text())
     model = AutoModelForCausalLM.from_pretrained(config["recipe"]["model_path"]).eval()
@@ -242,11 +270,11 @@ def test_dynamic_sampling_without_any_signal_ends_as_asked_and_goes_on(runs: Run
     assert first["dynamic_sampling/filled"] == first["train/groups"] == 4
     assert first["dynamic_sampling/generated"] == first["dynamic_sampling/evicted_all_wrong"] == 8
     stop = "recipe.dynamic_sampling.on_exhausted=stop"
-    runs.start("exhausted", "grpo", *NO_SIGNAL, "trainer.save_freq=1", stop)
+    runs.start("exhausted", "grpo_ds", *NO_SIGNAL, "trainer.save_freq=1", stop)
     assert len(runs.finish("exhausted", code=1)) == 1
     told = runs.text("exhausted")
     assert "generated 8 questions in one step and 0 of the 4 wanted have a signal" in told
     assert "The command goes on from it, with recipe.dynamic_sampling.on_exhausted=train" in told
-    runs.start("exhausted", "grpo", *NO_SIGNAL, "trainer.save_freq=1")
+    runs.start("exhausted", "grpo_ds", *NO_SIGNAL, "trainer.save_freq=1")
     _, second = runs.finish("exhausted")
     assert second["dynamic_sampling/filled"] == 4

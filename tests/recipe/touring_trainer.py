@@ -1,0 +1,74 @@
+"""Many methods in one run, for test_methods_e2e.py: two steps of each, with the real trainer.
+
+    python touring_trainer.py RUN_DIR METHOD... -- overrides
+
+A start of Ray, actor and engine takes a minute, a step seconds. Methods that differ in what the
+driver and the actor's loss do need no start of their own: before its two steps each gets the
+sections of its toy twin, the actor its loss. (Methods that change the agent loop, the rewards or
+the sampling have runs of their own.) verl loads this file in every process of the run.
+"""
+
+import functools
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+STEPS = 2
+TOUR = "RECIPE_TOUR"  # the methods and overrides, for the process in which the trainer lives
+
+
+def register() -> None:
+    from omegaconf import open_dict
+    from verl.trainer.ppo.v1.trainer_base import register_trainer
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.utils.losses import ppo_loss
+
+    from recipe.composition import compose_config
+    from recipe.memory import Memory
+    from recipe.trainer import RecipeTrainer
+
+    @register_trainer("tour")
+    class TouringTrainer(RecipeTrainer):
+        def step(self, metrics: dict, timing_raw: dict) -> Any:
+            tour = json.loads(os.environ[TOUR])
+            place, again = divmod(self.global_steps - 1, STEPS)
+            if not again:
+                config = compose_config(f"{tour['methods'][place]}/toy", tour["overrides"])
+                with open_dict(self.config):
+                    self.config.recipe = config.recipe
+                    self.config.actor_rollout_ref.actor = config.actor_rollout_ref.actor
+                self.memory = Memory(config.recipe)
+                actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+                self.actor_rollout_wg.set_loss_fn(functools.partial(ppo_loss, config=actor))
+            metrics["tour/method"] = place
+            return super().step(metrics, timing_raw)
+
+
+def main(run_dir: str, arguments: list[str]) -> None:
+    from recipe import preflight_algorithm, train
+    from recipe.composition import compose_config
+
+    split = arguments.index("--")
+    methods, overrides = arguments[:split], [*arguments[split + 1 :], f"recipe.run_dir={run_dir}"]
+    here = Path(__file__).resolve()
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")])
+    os.environ["VERL_USE_EXTERNAL_MODULES"] = f"recipe.plugin,{here.stem}"
+    os.environ[TOUR] = json.dumps({"methods": methods, "overrides": overrides})
+    sys.path.insert(0, str(here.parent))
+    for method in methods:
+        preflight_algorithm.check_algorithm(compose_config(f"{method}/toy", overrides))
+    steps = f"trainer.total_training_steps={STEPS * len(methods)}"
+    config = compose_config(f"{methods[0]}/toy", [*overrides, steps])
+    train.set_environment(config)
+    train.prepare(config)
+    config.trainer.v1.trainer_mode = "tour"
+    train.ENVIRONMENT[TOUR] = os.environ[TOUR]  # the names that are handed to Ray's actors
+    train.run(config)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
+elif "VERL_USE_EXTERNAL_MODULES" in os.environ:
+    register()
