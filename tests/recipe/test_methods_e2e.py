@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 METHODS = sorted(p.parents[1].name for p in (ROOT / "examples").glob("*/toy/config.yaml"))
 # These change the agent loop, the rewards or the sampling, and have a run each; the rest share one.
 RUN_ALONE = {
-    **{"ta_grpo": "anchored", "grpo_ds": "exhausted"},
+    **{"ta_grpo": "anchored", "grpo_ds": "exhausted, on"},
     **{name: name for name in ("ta_grpo_star", "dapo", "prompt_aug", "one_shot")},
 }
 ON_TOUR = [name for name in METHODS if name not in RUN_ALONE]
@@ -59,7 +59,7 @@ class Runner:
 
     def __init__(self, base: Path) -> None:
         self.base, self.pool = base, ThreadPoolExecutor(2)
-        self.futures: dict[str, Future[subprocess.CompletedProcess]] = {}
+        self.futures: dict[str, Future[tuple[Any, list[dict[str, Any]]]]] = {}
 
     @property
     def small(self) -> list[str]:
@@ -72,31 +72,40 @@ class Runner:
             f"recipe.toy.cache={self.base / 'cache'}",
         ]
 
-    def start(self, name: str, example: str, *overrides: str, steps: int = 2) -> None:
+    def start(
+        self, name: str, example: str, *overrides: str, steps: int = 2, after: str = ""
+    ) -> None:
+        """Queue a run, or with `after` the same folder once more when that one has ended."""
+        folder = self.base / name.partition(",")[0]
         command = [sys.executable, "-m", "recipe.train", f"{example}/toy", *self.small]
-        command += [f"recipe.run_dir={self.base / name}", f"trainer.total_training_steps={steps}"]
-        self.futures[name] = self.pool.submit(self._call, [*command, *overrides])
+        command += [f"recipe.run_dir={folder}", f"trainer.total_training_steps={steps}"]
+        earlier = self.futures.get(after)
+        self.futures[name] = self.pool.submit(self._call, [*command, *overrides], earlier)
 
     def start_tour(self, methods: list[str]) -> None:
         script = Path(__file__).with_name("touring_trainer.py")
-        command = [sys.executable, str(script), str(self.base / "tour"), *methods, "--"]
-        self.futures["tour"] = self.pool.submit(self._call, [*command, *self.small])
+        command = [sys.executable, str(script), *methods, "--", *self.small]
+        command += [f"recipe.run_dir={self.base / 'tour'}"]
+        self.futures["tour"] = self.pool.submit(self._call, command)
 
-    @staticmethod
-    def _call(command: list[str]) -> subprocess.CompletedProcess:
+    def _call(self, command: list[str], earlier: Any = None) -> tuple[Any, list[dict[str, Any]]]:
+        if earlier is not None:
+            earlier.result()
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.run(
+        done = subprocess.run(
             command, capture_output=True, text=True, timeout=1200, check=False, env=environment
         )
+        folder = next(Path(a.partition("=")[2]) for a in command if a.startswith("recipe.run_dir"))
+        return done, run_folder.read_metrics(folder)
 
     def finish(self, name: str, code: int = 0) -> list[dict[str, Any]]:
-        """The metrics of a run that ended with `code`."""
-        done = self.futures[name].result()
+        """The metrics of a run that ended with `code`, as they were then."""
+        done, metrics = self.futures[name].result()
         assert done.returncode == code, done.stdout[-3000:] + done.stderr[-6000:]
-        return run_folder.read_metrics(self.base / name)
+        return metrics
 
     def text(self, name: str) -> str:
-        done = self.futures[name].result()
+        done, _ = self.futures[name].result()
         return done.stdout + done.stderr
 
     def arrays(self, name: str, step: int = 1) -> Any:
@@ -109,6 +118,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     # The first builds the toy world that the others find in the cache.
     runner.start("anchored", "ta_grpo", *ONE_UPDATE)
     runner.futures["anchored"].result()
+    runner.start_tour(ON_TOUR)
     replay = [f"skip.rollout_tq.dump_dir={runner.base / 'dump'}", "skip.rollout_tq.steps=[1]"]
     replay += ["skip.rollout_tq.enable=true", "trainer.experiment_name=replayed", *ONE_UPDATE]
     runner.start("whole", "cw_grpo", *replay, steps=1)
@@ -124,13 +134,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     ranks = ["trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2"]
     ranks += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16"]
     runner.start("ranks", "cw_grpo", *replay, *ranks, steps=1)
-    runner.start("together", "ta_grpo", *TOGETHER, "trainer.save_freq=1", steps=1)
+    saved = "trainer.save_freq=1"
+    runner.start("together", "ta_grpo", *TOGETHER, saved, steps=1)
+    runner.start("exhausted", "grpo_ds", *NO_SIGNAL, saved, steps=1)
+    runner.start("together, on", "ta_grpo", *TOGETHER, saved, after="together")
+    stop = "recipe.dynamic_sampling.on_exhausted=stop"
+    runner.start("exhausted, stop", "grpo_ds", *NO_SIGNAL, saved, stop, after="exhausted")
     runner.start("corrected", "cw_grpo", *CORRECTED)
-    runner.start("exhausted", "grpo_ds", *NO_SIGNAL, "trainer.save_freq=1", steps=1)
+    runner.start("exhausted, on", "grpo_ds", *NO_SIGNAL, saved, after="exhausted, stop")
     for method, name in RUN_ALONE.items():
         if method == name:
             runner.start(method, method)
-    runner.start_tour(ON_TOUR)
     yield runner
     runner.pool.shutdown(cancel_futures=True)  # after a failure: what has not begun never does
 
@@ -157,7 +171,7 @@ MARKS: dict[str, Callable[[dict[str, Any]], bool]] = {
 }
 
 
-@pytest.mark.parametrize("method", [m for m in RUN_ALONE if m != "grpo_ds"])
+@pytest.mark.parametrize("method", RUN_ALONE)
 def test_two_steps_of_a_method_with_a_run_of_its_own(runs: Runner, method: str) -> None:
     metrics = runs.finish(RUN_ALONE[method])
     assert [m["step"] for m in metrics] == [1, 2]
@@ -233,8 +247,7 @@ def sort_rows(arrays: Any) -> np.ndarray:
 
 def test_everything_together_and_resumed(runs: Runner) -> None:
     (first,) = runs.finish("together")
-    runs.start("together", "ta_grpo", *TOGETHER, "trainer.save_freq=1", steps=2)
-    _, second = runs.finish("together")
+    _, second = runs.finish("together, on")
     assert finite([first, second])
     generated = [m["dynamic_sampling/generated"] for m in (first, second)]
     for m, count in zip((first, second), generated, strict=True):
@@ -269,12 +282,9 @@ def test_dynamic_sampling_without_any_signal_ends_as_asked_and_goes_on(runs: Run
     (first,) = runs.finish("exhausted")
     assert first["dynamic_sampling/filled"] == first["train/groups"] == 4
     assert first["dynamic_sampling/generated"] == first["dynamic_sampling/evicted_all_wrong"] == 8
-    stop = "recipe.dynamic_sampling.on_exhausted=stop"
-    runs.start("exhausted", "grpo_ds", *NO_SIGNAL, "trainer.save_freq=1", stop)
-    assert len(runs.finish("exhausted", code=1)) == 1
-    told = runs.text("exhausted")
+    assert len(runs.finish("exhausted, stop", code=1)) == 1
+    told = runs.text("exhausted, stop")
     assert "generated 8 questions in one step and 0 of the 4 wanted have a signal" in told
     assert "The command goes on from it, with recipe.dynamic_sampling.on_exhausted=train" in told
-    runs.start("exhausted", "grpo_ds", *NO_SIGNAL, "trainer.save_freq=1")
-    _, second = runs.finish("exhausted")
+    _, second = runs.finish("exhausted, on")
     assert second["dynamic_sampling/filled"] == 4

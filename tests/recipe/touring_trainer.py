@@ -1,6 +1,6 @@
 """Many methods in one run, for test_methods_e2e.py: two steps of each, with the real trainer.
 
-    python touring_trainer.py RUN_DIR METHOD... -- overrides
+    python touring_trainer.py METHOD... -- OVERRIDE...
 
 A start of Ray, actor and engine takes a minute, a step seconds. Methods that differ in what the
 driver and the actor's loss do need no start of their own: before its two steps each gets the
@@ -46,12 +46,12 @@ def register() -> None:
             return super().step(metrics, timing_raw)
 
 
-def main(run_dir: str, arguments: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     from recipe import preflight_algorithm, train
     from recipe.composition import compose_config
 
     split = arguments.index("--")
-    methods, overrides = arguments[:split], [*arguments[split + 1 :], f"recipe.run_dir={run_dir}"]
+    methods, overrides = arguments[:split], arguments[split + 1 :]
     here = Path(__file__).resolve()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")])
     os.environ["VERL_USE_EXTERNAL_MODULES"] = f"recipe.plugin,{here.stem}"
@@ -69,6 +69,6 @@ def main(run_dir: str, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1:])
 elif "VERL_USE_EXTERNAL_MODULES" in os.environ:
     register()
