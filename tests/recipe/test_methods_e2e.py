@@ -48,9 +48,9 @@ CORRECTED = [  # engine and actor agree to 1e-6 here, so these bounds reject a p
     *("algorithm.rollout_correction.rollout_rs=token_k2", "recipe.history.enable=true"),
     "algorithm.rollout_correction.rollout_rs_threshold=1e-14",
 ]
-NO_SIGNAL = [  # eight tokens are too few for any answer: no group ever has a signal
-    *("data.max_response_length=8", "algorithm.filter_groups.enable=true"),
-    *("recipe.reward.overlong.buffer=8", "recipe.dynamic_sampling.max_gen_batches=2"),
+NO_SIGNAL = [  # two tokens are too few for any box: no group ever has a signal
+    *("data.max_response_length=2", "algorithm.filter_groups.enable=true"),
+    *("recipe.reward.overlong.buffer=2", "recipe.dynamic_sampling.max_gen_batches=2"),
 ]
 
 
