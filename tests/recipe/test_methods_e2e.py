@@ -48,9 +48,9 @@ CORRECTED = [  # engine and actor agree to 1e-6 here, so these bounds reject a p
     *("algorithm.rollout_correction.rollout_rs=token_k2", "recipe.history.enable=true"),
     "algorithm.rollout_correction.rollout_rs_threshold=1e-14",
 ]
-NO_SIGNAL = [  # this template pays every format alike: no group ever has a signal
-    *("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=format"),
-    "recipe.dynamic_sampling.max_gen_batches=2",
+NO_SIGNAL = [  # a punishment that is off is 0 for all: no group ever has a signal
+    *("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=overlong"),
+    *("recipe.reward.overlong.enable=false", "recipe.dynamic_sampling.max_gen_batches=2"),
 ]
 
 
@@ -281,7 +281,7 @@ def test_rollout_correction_goes_with_weights(runs: Runner) -> None:
 def test_dynamic_sampling_without_any_signal_ends_as_asked_and_goes_on(runs: Runner) -> None:
     (first,) = runs.finish("exhausted")
     assert first["dynamic_sampling/filled"] == first["train/groups"] == 4
-    assert first["dynamic_sampling/generated"] == first["dynamic_sampling/evicted_all_right"] == 8
+    assert first["dynamic_sampling/generated"] == first["dynamic_sampling/evicted_all_wrong"] == 8
     assert len(runs.finish("exhausted, stop", code=1)) == 1
     told = runs.text("exhausted, stop")
     assert "generated 8 questions in one step and 0 of the 4 wanted have a signal" in told
