@@ -75,6 +75,7 @@ def test_a_respelled_gold_is_right_on_the_exact_path(golds: list[list[str]]) -> 
     assert len(failed) <= 0.005 * len(sample), failed
 
 
+@pytest.mark.e2e
 def test_mutants_of_a_sample_are_rejected(golds: list[list[str]]) -> None:
     total, wrong = rejected(random.Random(1).sample(golds, 300))
     assert total > 250

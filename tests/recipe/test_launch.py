@@ -222,6 +222,7 @@ def test_a_finished_run_is_left_alone(config: Any, tmp_path: Path) -> None:
     assert train.finished(config)
 
 
+@pytest.mark.e2e
 def test_a_refused_command_says_one_thing_and_starts_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "recipe.train", "toy", f"recipe.run_dir={tmp_path}/r"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY")}
@@ -282,6 +283,7 @@ def test_a_full_disk_is_named_by_its_error_or_by_the_room_left(
     assert "the disk is full" in train.explain(torchs, tmp_path)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("place", ["file/run", "in_use"])
 def test_a_folder_that_cannot_be_had_is_one_clear_line(
     place: str,

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from recipe import processes
 
@@ -47,6 +48,7 @@ def test_end_kills_the_marked_and_only_those(tmp_path: Path) -> None:
             process.wait()
 
 
+@pytest.mark.e2e
 def test_reaper_cleans_up_after_a_sigkill(tmp_path: Path) -> None:
     mark = str(tmp_path / "run")
     program = (
