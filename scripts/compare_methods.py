@@ -1,12 +1,13 @@
 """The toy twins side by side: every method, several seeds, one start model; prints a table.
 
     python scripts/compare_methods.py [--methods grpo ta_grpo ...] [--seeds 0 1 2] [--steps 60]
-                                      [--jobs 1] [--out runs/methods]
+                                      [--jobs 1] [--out runs/methods] [--record FILE]
 
 Each run is `python -m recipe.train METHOD/toy` with 64 responses a step; a seed changes the data
-order and the engine's sampling, not the toy world nor its start model. Runs that are done are not
-run again, a run that was cut goes on or starts anew, so the command can be called until the table
-is full. With --jobs 2 each run has one thread.
+order and the engine's sampling, not the toy world nor its start model. The figures of every run are
+appended to the record, examples/methods.jsonl, with the commit they come from; what is there is not
+run again, so the command can be called until the table is full. With --jobs 2 each run has one
+thread.
 
 Columns, mean over seeds +- their standard deviation: accuracy and reward of the training rollouts
 and entropy (nats per token) over the last ten steps; held out: greedy accuracy on the validation
@@ -17,6 +18,7 @@ level they start from.
 """
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -38,21 +40,29 @@ def methods() -> list[str]:
     return sorted(p.parents[1].name for p in (ROOT / "examples").glob("*/toy/config.yaml"))
 
 
-def run(method: str, seed: int, steps: int, out: Path, threads: int) -> str:
-    """Train one twin unless that is done; returns a line for the console."""
+def run(method: str, seed: int, steps: int, out: Path, threads: int) -> dict | None:
+    """Train one twin unless that is done; its line of the record, None where it failed."""
     folder = out / f"{method}-{seed}"
-    if len(read_metrics(folder)) >= steps:
-        return f"{method} seed {seed}: done before"
+    if len(read_metrics(folder)) < steps:
+        train(method, seed, steps, out, threads)
+    lines = read_metrics(folder)
+    if len(lines) < steps:
+        return None
+    commit = json.loads((folder / "environment.json").read_text())["commit"]
+    place = {"method": method, "seed": seed, "steps": steps, "commit": commit}
+    return {**place, "figures": {k: round(v, 6) for k, v in figures(lines[:steps]).items()}}
+
+
+def train(method: str, seed: int, steps: int, out: Path, threads: int) -> None:
+    """The run itself; its output goes beside its folder."""
+    folder = out / f"{method}-{seed}"
     command = [sys.executable, "-m", "recipe.train", f"{method}/toy", f"recipe.run_dir={folder}"]
     command += [f"data.seed={seed}", f"actor_rollout_ref.rollout.seed={seed}"]
     command += [f"trainer.total_training_steps={steps}", f"trainer.test_freq={steps}"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     out.mkdir(parents=True, exist_ok=True)
     with (out / f"{method}-{seed}.log").open("w") as log:
-        code = subprocess.run(
-            command, stdout=log, stderr=log, env=environment, check=False
-        ).returncode
-    return f"{method} seed {seed}: " + ("done" if code == 0 else f"failed ({code}), see its log")
+        subprocess.run(command, stdout=log, stderr=log, env=environment, check=False)
 
 
 def figures(lines: list[dict]) -> dict[str, float]:
@@ -90,14 +100,19 @@ def row(method: str, runs: list[dict[str, float]]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def table(names: list[str], seeds: list[int], steps: int, out: Path) -> str:
-    """The table in markdown, of the runs that are done."""
+def read_record(path: Path, steps: int) -> dict[tuple[str, int], dict]:
+    """The lines of the record with so many steps, by method and seed."""
+    lines = [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
+    return {(x["method"], x["seed"]): x for x in lines if x["steps"] == steps}
+
+
+def table(names: list[str], seeds: list[int], done: dict[tuple[str, int], dict]) -> str:
+    """The table in markdown, of the runs on record."""
     lines = ["| " + " | ".join((*HEADER, "generated")) + " |", "|---" * (len(HEADER) + 1) + "|"]
     for name in names:
-        found = [read_metrics(out / f"{name}-{seed}") for seed in seeds]
-        done = [figures(lines[:steps]) for lines in found if len(lines) >= steps]
-        if done:
-            lines.append(row(name, done))
+        found = [done[name, seed]["figures"] for seed in seeds if (name, seed) in done]
+        if found:
+            lines.append(row(name, found))
     return "\n".join(lines)
 
 
@@ -108,17 +123,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/methods"))
+    parser.add_argument("--record", type=Path, default=ROOT / "examples" / "methods.jsonl")
     given = parser.parse_args()
     threads = max(1, (os.cpu_count() or 1) // given.jobs)
+    done = read_record(given.record, given.steps)
     with ThreadPoolExecutor(given.jobs) as pool:
-        tasks = [
-            pool.submit(run, method, seed, given.steps, given.out, threads)
+        tasks = {
+            (method, seed): pool.submit(run, method, seed, given.steps, given.out, threads)
             for seed in given.seeds
             for method in given.methods
-        ]
-        for task in tasks:
-            print(task.result(), flush=True)
-    print(table(given.methods, given.seeds, given.steps, given.out))
+            if (method, seed) not in done
+        }
+        for (method, seed), task in tasks.items():
+            line = task.result()
+            print(f"{method} seed {seed}:", "done" if line else "failed, see its log", flush=True)
+            if line:
+                with given.record.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+    print(table(given.methods, given.seeds, read_record(given.record, given.steps)))
 
 
 if __name__ == "__main__":
