@@ -136,7 +136,7 @@ def write_advantages(
         keep = 1 if by_token or all(left_out) else 0
         for name in ("response_mask", "loss_mask"):
             fields[name] = [
-                _only_first(mask, keep) if out else mask
+                _first_tokens(mask, keep) if out else mask
                 for mask, out in zip(rows.columns[name], left_out, strict=True)
             ]
     nested = {
@@ -150,14 +150,14 @@ def write_advantages(
     )
 
 
-def _only_first(mask: torch.Tensor, count: int) -> torch.Tensor:
+def _first_tokens(mask: torch.Tensor, count: int) -> torch.Tensor:
     kept = torch.zeros_like(mask)
     kept[:count] = 1
     return kept
 
 
 def save_tensors(path: Path, rows: Rows, advantages_BT: torch.Tensor) -> None:
-    """An .npz file, without pickles, of what a step was computed from; see examples/ta_grpo.
+    """An .npz file, without pickles, of what a step was computed from; see recipe/README.md.
 
     Matrices have a row for every response, padded with -1 (ids) or 0; `prompts` is what a response
     was trained under, `generated_under` what the engine was given, `lengths` are of responses.

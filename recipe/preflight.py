@@ -20,11 +20,16 @@ class RefusedError(Exception):
     """A run that cannot start, or would not do what it says; the message is for the user."""
 
 
+def data_parallel_ranks(config: DictConfig) -> int:
+    """Over how many ranks a mini-batch is divided."""
+    devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    return devices // config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
+
+
 def check_batches(config: DictConfig) -> None:
     """Refuse batch sizes that do not divide; verl finds out minutes later, at the first step."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    ranks = devices // actor.ulysses_sequence_parallel_size
+    ranks = data_parallel_ranks(config)
     batch, mini = config.data.train_batch_size, actor.ppo_mini_batch_size
     if batch % mini:
         raise RefusedError(

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipe.advantages import ADVANTAGES
-from recipe.preflight import RefusedError
+from recipe.preflight import RefusedError, data_parallel_ranks
 from recipe.signal import group_of
 from recipe.weights import WEIGHTS
 from recipe.weights.gaussian_covariance import resolve
@@ -191,10 +191,8 @@ def check_correction(config: DictConfig) -> None:
 
 def _rows(config: DictConfig) -> int:
     """Responses of a mini-batch on one data-parallel rank."""
-    actor = config.actor_rollout_ref.actor
-    devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    ranks = devices // actor.ulysses_sequence_parallel_size
-    return actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n // ranks
+    rows = config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
+    return rows // data_parallel_ranks(config)
 
 
 def _micro_batch(actor: DictConfig) -> int:

@@ -1,23 +1,15 @@
 """scripts/bench_driver.py runs, and its table says what its numbers say."""
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-
-ROOT = Path(__file__).resolve().parents[1]
+from load_script import load_script
 
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    path = ROOT / "scripts" / "bench_driver.py"
-    spec = importlib.util.spec_from_file_location("bench_driver", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("bench_driver")
 
 
 def cells(table: list[str]) -> list[list[str]]:

@@ -1,6 +1,5 @@
 """scripts/compare_methods.py: its figures by hand, and a record that is not made twice."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -8,18 +7,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
+from load_script import load_script
 
 
 @pytest.fixture(scope="module")
 def compare() -> ModuleType:
-    path = ROOT / "scripts" / "compare_methods.py"
-    spec = importlib.util.spec_from_file_location("compare_methods", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("compare_methods")
 
 
 def step(number: int, accuracy: float, **more: float) -> dict[str, Any]:

@@ -6,40 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from covariance_cases import ADVANTAGES, GROUP, LOGPROBS, MASK, X, close, example
 
 from recipe.weights import WEIGHTS, clip_cov
 from recipe.weights.covariance import covariance_metrics, token_covariance
-
-X = math.nan  # what stands at padding must never matter
-
-# Two groups. The first: responses of 2 and 1 tokens; the second: one response.
-LOGPROBS = [[-1.0, -3.0], [-5.0, X], [-1.0, -1.0]]
-ADVANTAGES = [[1.0, 1.0], [-1.0, X], [0.5, 0.5]]
-MASK = [[1, 1], [1, 0], [1, 1]]
-GROUP = [4, 4, 9]
-
-
-def close(found: torch.Tensor, wanted: object, tolerance: float = 1e-12) -> None:
-    torch.testing.assert_close(
-        found, torch.as_tensor(wanted, dtype=torch.float64), rtol=tolerance, atol=tolerance
-    )
-
-
-def example(groups: int = 3, size: int = 4, width: int = 6) -> tuple[torch.Tensor, ...]:
-    """Random log-probabilities, one advantage per response, every length from 1 to the width."""
-    generator = torch.Generator().manual_seed(0)
-    rows = groups * size
-    logprobs_BT = -torch.rand(rows, width, generator=generator, dtype=torch.float64) * 4
-    advantage_B = torch.randn(rows, generator=generator, dtype=torch.float64)
-    lengths_B = torch.arange(rows) % width + 1
-    mask_BT = (torch.arange(width)[None] < lengths_B[:, None]).long()
-    return (
-        logprobs_BT,
-        advantage_B[:, None].expand(rows, width),
-        mask_BT,
-        torch.arange(rows) // size,
-    )
-
 
 # --- the covariance ---------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Every method, two steps with the real trainer and engine; TA-GRPO's log-probabilities again in
 plain transformers; the driver's statistics under other micro-batches and on two FSDP ranks.
 
-All runs share one toy world with a start model of a few updates. They run two at a time, one
-thread each, which on two cores takes about half the time of one after the other.
+All runs share one toy world with a start model of a few updates. They run two at a time where the
+memory allows, one thread each.
 """
 
 import os
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import yaml
@@ -58,7 +59,8 @@ class Runner:
     """Starts runs in a pool; the first wait for a run is the wait for its result."""
 
     def __init__(self, base: Path) -> None:
-        self.base, self.pool = base, ThreadPoolExecutor(2)
+        room = psutil.virtual_memory().available > 16 * 2**30  # a run takes up to 7 GiB
+        self.base, self.pool = base, ThreadPoolExecutor(2 if room else 1)
         self.futures: dict[str, Future[tuple[Any, list[dict[str, Any]]]]] = {}
 
     @property
