@@ -3,31 +3,12 @@
 import contextlib
 import fcntl
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from eval.errors import EvaluationError
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write beside `path`, flush to disk, rename: `path` is never half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of UTF-8; text of a model may hold lone surrogates, which become ``?``."""
-    write_bytes(path, text.encode("utf-8", errors="replace"))
+from prompt_aug.files import write_text
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from eval import charts
 from eval.errors import EvaluationError
-from eval.files import write_bytes, write_json, write_text
+from eval.files import write_json
 from eval.report_data import RunData, collect, summary
 from eval.report_page import Picture, checkpoint_table, render_html, render_markdown, text_table
 from eval.report_samples import evaluated_samples, rollout_samples
+from prompt_aug.files import replacing, write_text
 
 Draw = Callable[[RunData], bytes | None]
 REWARD_PARTS = {
@@ -118,7 +119,8 @@ def build(run: Path) -> RunData:
     evaluated = evaluated_samples(run, data.rows[-1]) if data.rows else []
     folder = run / "report"
     for picture in pictures:
-        write_bytes(folder / picture.file, picture.png)
+        with replacing(folder / picture.file) as file:
+            file.write(picture.png)
     write_text(folder / "report.md", render_markdown(data, numbers, pictures))
     write_text(folder / "index.html", render_html(data, numbers, pictures, rollouts, evaluated))
     write_json(folder / "summary.json", numbers)

@@ -15,6 +15,7 @@ from eval.benchmarks import LoadedBenchmark
 from eval.errors import EvaluationError
 from eval.files import dump_lines, read_lines
 from eval.generate import Completion, Engine, Request
+from prompt_aug.files import write_text
 from prompt_aug.templates import Rendered, Template, render
 
 TOO_LONG = "prompt_too_long"
@@ -47,9 +48,7 @@ class PartFile:
             os.fsync(file.fileno())
 
     def _rewrite(self, lines: Sequence[dict[str, Any]]) -> None:
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(dump_lines(lines), encoding="utf-8")
-        temporary.replace(self.path)
+        write_text(self.path, dump_lines(lines))
 
 
 class Work:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from prompt_aug.files import write_text
 from prompt_aug.prepare_checks import Numbered, prepare
 from prompt_aug.prepare_overlap import LIKENESS_LIMIT, LIKENESS_N, OVERLAP_LIMIT, OVERLAP_N
 from prompt_aug.prepare_sources import (
@@ -73,9 +74,7 @@ def write(
         "sha256": hashlib.sha256(out.read_bytes()).hexdigest(),
         **report,
     }
-    temporary = manifest.with_name(manifest.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
-    temporary.replace(manifest)
+    write_text(manifest, json.dumps(content, indent=1, ensure_ascii=False))
     return manifest
 
 

@@ -17,6 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prompt_aug.files import replacing
+
 UID_LENGTH = 16
 SHOWN_ERRORS = 10
 _TEXTS = pa.list_(pa.string())
@@ -181,12 +183,9 @@ def write_parquet(questions: Sequence[Question], path: str | Path) -> None:
     """
     if not questions:
         raise QuestionError(f"no questions to write to {path}")
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     rows = [to_row(question, index) for index, question in enumerate(questions)]
-    temporary = path.with_name(path.name + ".tmp")
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary)
-    temporary.replace(path)
+    with replacing(Path(path)) as file:
+        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), file)
 
 
 def _user_text(prompt: Any) -> str:

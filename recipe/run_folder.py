@@ -2,7 +2,7 @@
 
     config.yaml  environment.json  metrics.jsonl  rollouts/  checkpoints/  hf/  eval/  report/
 
-A file appears whole or not at all: it is written beside its place and renamed.
+A file appears whole or not at all (prompt_aug/files.py); metrics.jsonl grows by lines.
 """
 
 import fcntl
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+
+from prompt_aug.files import replacing, write_text
 
 PACKAGES = [
     "verl",
@@ -35,20 +37,6 @@ class InUseError(RuntimeError):
     """Another live process works in the run folder."""
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` atomically, making its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
 def latest_step(checkpoints: Path) -> int:
     """The step of the last whole checkpoint, by verl's tracker; 0 without any."""
     try:
@@ -59,14 +47,8 @@ def latest_step(checkpoints: Path) -> int:
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write `arrays` as a compressed .npz file, atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.stem}.{os.getpid()}.tmp.npz")
-    try:
-        with beside.open("wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replacing(path) as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def write_json(path: Path, value: Any) -> None:

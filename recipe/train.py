@@ -16,6 +16,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from prompt_aug.files import write_text
 from recipe import preflight, processes, progress, run_folder
 from recipe.composition import check_same_run, compose_config
 from recipe.preflight_algorithm import check_algorithm
@@ -85,7 +86,7 @@ def prepare(config: DictConfig) -> None:
     tokenizer = AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path)
     report = preflight.prepare_data(config, bank, tokenizer)
     run_folder.write_json(run_dir / "data" / "manifest.json", report)
-    run_folder.write_text(run_dir / "config.yaml", shown)
+    write_text(run_dir / "config.yaml", shown)
 
 
 def run(config: DictConfig) -> None:

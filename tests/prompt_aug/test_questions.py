@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -88,8 +88,8 @@ def test_writing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     write_parquet([ask()], path)
     before = path.read_bytes()
 
-    def killed(table: pa.Table, where: Path) -> None:
-        where.write_bytes(b"half a file")
+    def killed(table: pa.Table, where: IO[bytes]) -> None:
+        where.write(b"half a file")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pq, "write_table", killed)
