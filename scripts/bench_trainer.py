@@ -1,12 +1,17 @@
 """What our trainer adds to a step: verl's own methods and ours in turns, within one run.
 
-    python scripts/bench_trainer.py [--steps 60] [--example cw_grpo/toy] [--out runs/bench_trainer]
+    python scripts/bench_trainer.py [--steps 132] [--example cw_grpo/toy] [--out runs/bench_trainer]
 
-One real run whose odd steps use the methods of verl's synchronous trainer and whose even steps
-use ours: advantages, weights, group statistics, metrics.jsonl, rollouts/. Engine, agent loop,
-reward and data are the same for both, so a pair of neighbouring steps differs in the trainer
-alone. Seconds are from the start of a step to the end of its records; the first two pairs warm
-up. Prints the medians, the median ratio of the pairs, and the interval of their middle half.
+One real run. The first eleven steps generate, with the methods of verl's synchronous trainer; the
+eleventh's rollouts are kept (verl's skip.rollout_tq), and every step after it replays them at a
+learning rate of 0, so that all of those do the same work. They come in pairs, one with verl's
+methods and one with ours (advantages, weights, group statistics, metrics.jsonl, rollouts/), the
+order within a pair changing from pair to pair. Engine, agent loop, reward and data are the same.
+
+Seconds are from the start of a step to the end of its records. Prints the medians; the ratio of
+the pairs, whose steps do not generate (an upper bound of what a whole step feels); and the ratio
+for a whole step: one that generates, and with what the pairs differ by. The intervals hold the
+median with 95 % confidence (order statistics of the pairs). The first two pairs warm up.
 
 verl loads this file in every process of the run (VERL_USE_EXTERNAL_MODULES), which is how the
 trainer "paired" becomes known where verl looks it up.
@@ -14,6 +19,7 @@ trainer "paired" becomes known where verl looks it up.
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -21,11 +27,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+GENERATING = 11
 WARM_UP = 2
 
 
+def is_ours(step: int) -> bool:
+    """Who does this step: verl up to GENERATING, then verl, ours, ours, verl, verl, ours, ..."""
+    return step > GENERATING and (step - GENERATING - 1) % 4 in (1, 2)
+
+
 def register() -> None:
-    """Register the trainer "paired": ours, with verl's own methods in odd steps."""
+    """Register the trainer "paired": ours, with verl's own methods in some of the steps."""
     from verl.trainer.ppo.v1.trainer_base import register_trainer
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
@@ -34,7 +46,7 @@ def register() -> None:
     @register_trainer("paired")
     class PairedTrainer(RecipeTrainer):
         def owner(self) -> Any:
-            return PPOTrainerSync if self.global_steps % 2 else RecipeTrainer
+            return RecipeTrainer if is_ours(self.global_steps) else PPOTrainerSync
 
         def on_step_begin(self) -> None:
             self.began = time.perf_counter()
@@ -54,7 +66,7 @@ def register() -> None:
 
 
 def measure(example: str, steps: int, out: Path) -> list[float]:
-    """Seconds of every step, stock and ours in turns."""
+    """Seconds of every step."""
     from recipe import train
     from recipe.composition import compose_config
 
@@ -65,6 +77,9 @@ def measure(example: str, steps: int, out: Path) -> list[float]:
     sys.path.insert(0, str(here.parent))
     settings = [f"recipe.run_dir={out}", f"trainer.total_training_steps={steps}"]
     settings += ["trainer.save_freq=-1", "trainer.test_freq=-1"]
+    settings += ["actor_rollout_ref.actor.optim.lr=0", f"skip.rollout_tq.dump_dir={out / 'dump'}"]
+    settings += ["skip.rollout_tq.enable=true", "skip.rollout_tq.action=repeat"]
+    settings += [f"skip.rollout_tq.steps={list(range(GENERATING, steps + 1))}".replace(" ", "")]
     config = compose_config(example, settings)
     train.set_environment(config)
     train.prepare(config)
@@ -74,21 +89,39 @@ def measure(example: str, steps: int, out: Path) -> list[float]:
     return [line["seconds"] for line in lines]
 
 
+def interval(values: list[float]) -> tuple[float, float]:
+    """Two of the values that hold their median with 95 % confidence (binomial order statistics)."""
+    n = len(values)
+    below = [sum(math.comb(n, i) for i in range(k + 1)) / 2**n for k in range(n)]
+    k = max(0, sum(p <= 0.025 for p in below) - 1)
+    return sorted(values)[k], sorted(values)[n - 1 - k]
+
+
 def report(seconds: list[float]) -> str:
     """The figures of the pairs after the warm-up."""
-    pairs = list(zip(seconds[::2], seconds[1::2], strict=False))[WARM_UP:]
-    ratios = [ours / stock for stock, ours in pairs]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    stock, ours = (statistics.median(side) for side in zip(*pairs, strict=True))
+    whole = statistics.median(seconds[2 : GENERATING - 1])
+    numbered = list(enumerate(seconds, start=1))[GENERATING:]
+    pairs = [
+        {is_ours(step): value for step, value in two}
+        for two in zip(numbered[::2], numbered[1::2], strict=False)
+    ][WARM_UP:]
+    stock, ours = ([pair[side] for pair in pairs] for side in (False, True))
+    extra = [o - s for s, o in zip(stock, ours, strict=True)]
+    ratios = [o / s for s, o in zip(stock, ours, strict=True)]
+    low, high = interval(ratios)
+    less, more = (1 + seconds / whole for seconds in interval(extra))
     return (
-        f"{len(pairs)} pairs of steps: verl {stock:.3f} s, ours {ours:.3f} s (medians), "
-        f"ratio {middle:.3f} (middle half {low:.3f} to {high:.3f})"
+        f"{len(pairs)} pairs of replayed steps: verl {statistics.median(stock):.3f} s, ours "
+        f"{statistics.median(ours):.3f} s, ratio {statistics.median(ratios):.3f} "
+        f"({low:.3f} to {high:.3f})\n"
+        f"of a step that generates, {whole:.3f} s: {statistics.median(extra):.3f} s more, ratio "
+        f"{1 + statistics.median(extra) / whole:.3f} ({less:.3f} to {more:.3f})"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=132)
     parser.add_argument("--example", default="cw_grpo/toy")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_trainer"))
     given = parser.parse_args()
