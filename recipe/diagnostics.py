@@ -105,6 +105,7 @@ def group_metrics(rollouts: Sequence[Rollout], by_text: bool = False) -> dict[st
         "train/accuracy": mean(r.accuracy for r in rollouts),
         "train/format": mean(r.format for r in rollouts),
         "train/truncated": mean(r.truncated for r in rollouts),
+        "train/responses": float(len(rollouts)),
         "train/groups": float(len(groups)),
         "train/no_signal_groups": mean(len({r.reward for r in g}) == 1 for g in groups.values()),
         "train/all_right_groups": mean(all(r.accuracy == 1 for r in g) for g in groups.values()),

@@ -38,6 +38,7 @@ def test_group_metrics_by_hand() -> None:
     assert metrics["train/no_signal_groups"] == pytest.approx(1 / 3)
     assert metrics["train/all_right_groups"] == pytest.approx(1 / 3)
     assert metrics["train/all_wrong_groups"] == pytest.approx(1 / 3)
+    assert (metrics["train/responses"], metrics["train/groups"]) == (6, 3)
     assert metrics["train/truncated"] == pytest.approx(1 / 6)
     assert metrics["grade/timeout"] == pytest.approx(1 / 6)
     assert metrics["grade/no_answer"] == 0.0
