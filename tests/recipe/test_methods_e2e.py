@@ -1,23 +1,18 @@
 """Every method, two steps with the real trainer and engine; TA-GRPO's log-probabilities again in
 plain transformers; the driver's statistics under other micro-batches and on two FSDP ranks.
 
-All runs share one toy world with a start model of a few updates. They run two at a time where the
-memory allows, one thread each.
+All runs share one toy world with a start model of a few updates (tests/helpers/method_runs.py).
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 import yaml
+from method_runs import Runner
 from transformers import AutoModelForCausalLM
 
 from recipe import run_folder
@@ -53,65 +48,6 @@ NO_SIGNAL = [  # a punishment that is off is 0 for all: no group ever has a sign
     *("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=overlong"),
     *("recipe.reward.overlong.enable=false", "recipe.dynamic_sampling.max_gen_batches=2"),
 ]
-
-
-class Runner:
-    """Starts runs in a pool; the first wait for a run is the wait for its result."""
-
-    def __init__(self, base: Path) -> None:
-        room = psutil.virtual_memory().available > 16 * 2**30  # a run takes up to 7 GiB
-        self.base, self.pool = base, ThreadPoolExecutor(2 if room else 1)
-        self.futures: dict[str, Future[tuple[Any, list[dict[str, Any]]]]] = {}
-
-    @property
-    def small(self) -> list[str]:
-        """A toy world that is made in seconds."""
-        return [
-            *("recipe.toy.updates=60", "recipe.toy.train_questions=80"),
-            *("recipe.toy.validation_questions=20", "recipe.toy.test_questions=20"),
-            # So young a model is never right: it is paid for being short, so there is a signal.
-            *("recipe.reward.overlong.enable=true", "recipe.reward.overlong.buffer=80"),
-            f"recipe.toy.cache={self.base / 'cache'}",
-        ]
-
-    def start(
-        self, name: str, example: str, *overrides: str, steps: int = 2, after: str = ""
-    ) -> None:
-        """Queue a run, or with `after` the same folder once more when that one has ended."""
-        folder = self.base / name.partition(",")[0]
-        command = [sys.executable, "-m", "recipe.train", f"{example}/toy", *self.small]
-        command += [f"recipe.run_dir={folder}", f"trainer.total_training_steps={steps}"]
-        earlier = self.futures.get(after)
-        self.futures[name] = self.pool.submit(self._call, [*command, *overrides], earlier)
-
-    def start_tour(self, methods: list[str]) -> None:
-        script = Path(__file__).with_name("touring_trainer.py")
-        command = [sys.executable, str(script), *methods, "--", *self.small]
-        command += [f"recipe.run_dir={self.base / 'tour'}"]
-        self.futures["tour"] = self.pool.submit(self._call, command)
-
-    def _call(self, command: list[str], earlier: Any = None) -> tuple[Any, list[dict[str, Any]]]:
-        if earlier is not None:
-            earlier.result()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=1200, check=False, env=environment
-        )
-        folder = next(Path(a.partition("=")[2]) for a in command if a.startswith("recipe.run_dir"))
-        return done, run_folder.read_metrics(folder)
-
-    def finish(self, name: str, code: int = 0) -> list[dict[str, Any]]:
-        """The metrics of a run that ended with `code`, as they were then."""
-        done, metrics = self.futures[name].result()
-        assert done.returncode == code, done.stdout[-3000:] + done.stderr[-6000:]
-        return metrics
-
-    def text(self, name: str) -> str:
-        done, _ = self.futures[name].result()
-        return done.stdout + done.stderr
-
-    def arrays(self, name: str, step: int = 1) -> Any:
-        return np.load(self.base / name / "tensors" / f"step_{step}.npz")
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +124,22 @@ def test_two_steps_of_a_method_on_tour(runs: Runner, method: str) -> None:
     assert len(metrics) == 2
     assert finite(metrics)
     assert MARKS.get(method, unmarked)(metrics[-1])
+
+
+def test_groups_are_normalised_over_the_rollouts_that_did_not_fail(runs: Runner) -> None:
+    """15 of 16 are left (touring_trainer.LOST), and verl's 4 padding rows must not count."""
+    whole, fewer, *_ = runs.finish("tour")
+    assert (whole["train/responses"], fewer["train/responses"]) == (64, 60)
+    arrays = runs.arrays("tour", step=2)
+    assert 3 not in arrays["rollout"]
+    first_token_B = arrays["advantages"][:, 0]  # the same for all tokens: ON_TOUR[0] has no weights
+    signal = 0.0
+    for visit in np.unique(arrays["visit"]):
+        group = first_token_B[arrays["visit"] == visit]
+        assert len(group) == 15
+        assert abs(group.sum()) < 1e-6
+        signal += abs(group).sum()
+    assert signal > 0
 
 
 def logprobs(model: Any, prompts: np.ndarray, arrays: Any) -> torch.Tensor:

@@ -5,7 +5,8 @@
 A start of Ray, actor and engine takes a minute, a step seconds. Methods that differ in what the
 driver and the actor's loss do need no start of their own: before its two steps each gets the
 sections of its toy twin, the actor its loss. (Methods that change the agent loop, the rewards or
-the sampling have runs of their own.) verl loads this file in every process of the run.
+the sampling have runs of their own.) In the second step one rollout of every question fails, and
+verl fills the mini-batches with padding rows. verl loads this file in every process of the run.
 """
 
 import functools
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 STEPS = 2
+LOSS = 2  # the step in which rollouts are lost
+LOST = 3  # which of them
 TOUR = "RECIPE_TOUR"  # the methods and overrides, for the process in which the trainer lives
 
 
@@ -46,6 +49,19 @@ def register() -> None:
             return super().step(metrics, timing_raw)
 
 
+def lose_rollouts() -> None:
+    from recipe.agent_loop import PromptAugmentationAgentLoop
+
+    run = PromptAugmentationAgentLoop.run
+
+    async def losing(self: Any, sampling_params: dict[str, Any], **row: Any) -> Any:
+        if row["global_steps"] == LOSS and row["session_id"] == LOST:
+            raise RuntimeError("a rollout that the test loses")
+        return await run(self, sampling_params, **row)
+
+    PromptAugmentationAgentLoop.run = losing  # type: ignore[method-assign]
+
+
 def main(arguments: list[str]) -> None:
     from recipe import preflight_algorithm, train
     from recipe.composition import compose_config
@@ -72,3 +88,4 @@ if __name__ == "__main__":
     main(sys.argv[1:])
 elif "VERL_USE_EXTERNAL_MODULES" in os.environ:
     register()
+    lose_rollouts()
