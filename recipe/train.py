@@ -8,6 +8,7 @@ from the last checkpoint of the run folder.
 import argparse
 import errno
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from prompt_aug.files import write_text
-from recipe import preflight, processes, progress, run_folder
+from recipe import isolation, preflight, processes, progress, run_folder
 from recipe.composition import check_same_run, compose_config
 from recipe.preflight_algorithm import check_algorithm
 from recipe.toy import build as toy
@@ -54,6 +55,7 @@ def set_environment(config: DictConfig) -> None:
     for key, value in wanted.items():
         os.environ.setdefault(key, value)
     os.environ[processes.MARK] = run_dir
+    os.environ[isolation.RUN_ID] = secrets.token_hex(6)
 
 
 def prepare(config: DictConfig) -> None:
@@ -128,7 +130,8 @@ def set_ray(config: DictConfig) -> None:
     the machine, another run's for instance.
     """
     loggers = ["TENSORBOARD_DIR", "WANDB_DIR", "WANDB_MODE"]
-    names = [*ENVIRONMENT, *CPU_ENVIRONMENT, *loggers, processes.MARK, "OMP_NUM_THREADS"]
+    names = [*ENVIRONMENT, *CPU_ENVIRONMENT, *loggers, "OMP_NUM_THREADS"]
+    names += [processes.MARK, isolation.RUN_ID]
     values = {name: os.environ[name] for name in names if name in os.environ}
     with open_dict(config):
         OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", values, force_add=True)
