@@ -65,7 +65,7 @@ TOY = {
 }
 TWINS = {(f"{name}/toy", "grpo/toy"): keys for name, keys in TOY.items()}
 TWINS["dapo/toy", "grpo/toy"] = TOY["dapo"] | {f"{OVERLONG}.buffer"}  # of a shorter response
-LIKE_GRPO = ("dapo", "prompt_aug", "dr_grpo", "rloo", "maxrl", "gspo", "gmpo", "cispo", "sapo")
+LIKE_GRPO = ("dr_grpo", "rloo", "maxrl", "gspo", "gmpo", "cispo", "sapo", "kl_cov")
 PUBLISHED = {
     ("ta_grpo", "ta_grpo_star"): {ADVANTAGE, RATIO},
     ("ta_grpo", "grpo_ds"): {ADVANTAGE, COUNT, FILTER},
@@ -84,10 +84,19 @@ PUBLISHED = {
         f"{ACTOR}.optim.weight_decay",
         "trainer.total_training_steps",
     },
-    # Of these runs only the baseline of arXiv 2602.03190 has a KL term.
-    **{(name, "grpo"): TOY[name] | {KL} for name in (*LIKE_GRPO, "hapo", "curriculum")},
+    ("clip_cov", "clip_cov_global"): {MODE, WEIGHTS},
+    # The baseline of arXiv 2602.03190 has a KL term, and the mean over tokens as they do.
+    ("dapo", "grpo"): TOY["dapo"] - {MEAN} | {KL},
+    ("prompt_aug", "grpo"): TOY["prompt_aug"] - {MEAN} | {KL, "recipe.toy.templates"},
+    ("one_shot", "grpo"): {
+        *TOY["one_shot"],
+        *("data.train_files", f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.entropy_checkpointing"),
+        f"{ACTOR}.fsdp_config.entropy_checkpointing",  # verl copies it
+        *("actor_rollout_ref.rollout.temperature", "trainer.total_training_steps"),
+    },
+    # The rest are compared with GRPO as its own paper has it.
+    **{(n, f"{n} method=grpo"): TOY[n] for n in (*LIKE_GRPO, "hapo", "curriculum")},
 }
-PUBLISHED["prompt_aug", "grpo"] |= {"recipe.toy.templates"}
 # Baselines that are no example but a command in a README: "NAME override ...".
 DAPO_LOSS = (
     "prompt_aug recipe.augment.mode=fixed recipe.augment.templates=[qwen-math] "
@@ -106,7 +115,7 @@ PUBLISHED |= {
 SIZES = {
     "prompt_aug": (128, 32, 8, 1024, 3072, 2720),  # arXiv 2602.03190
     "ta_grpo": (256, 128, 32, 512, 3072, 2 * (7498 // 256)),  # 2601.22478, Table 2; 4 x 8
-    "cw_grpo": (16, 16, 12, 512, 4096, 100),  # 2605.11538, Table 5: 12 x 4 GPUs x 4 / 12
+    "cw_grpo": (12, 12, 12, 512, 4096, 100),  # 2605.11538, Table 5: 12 x 3 GPUs x 4 / 12
     "one_shot": (128, 128 // 8, 8, 1024, 3072, 2000),  # 2504.20571: 8 updates a step
 }
 
@@ -160,6 +169,10 @@ def test_an_example_would_start(name: str) -> None:
 @pytest.mark.parametrize("name", GPU)
 def test_an_example_would_start_on_two_nodes(name: str) -> None:
     config = OmegaConf.merge(composed(name), {"trainer": {"nnodes": 2}})
+    if config.data.train_batch_size == 12:  # 9 rows a GPU: scale/open_rs is for one node
+        with pytest.raises(preflight.RefusedError, match="does not divide the 9 rows"):
+            preflight.check_batches(config)
+        return
     preflight.check_batches(config)
     actor = config.actor_rollout_ref.actor
     if actor.use_dynamic_bsz:  # verl splits by tokens: the longest response must fit
