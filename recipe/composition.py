@@ -69,7 +69,7 @@ def _group_choices(body: Any) -> list[str]:
     return choices
 
 
-# Keys that may differ when a run goes on: how long, how often to save, where to log.
+# Keys that may differ when a run goes on: how long, how often to save, where to log, memory.
 FREE = (
     "trainer.total_training_steps",
     "trainer.save_freq",
@@ -82,6 +82,13 @@ FREE = (
     "recipe.save_tensors_every",
     "recipe.dynamic_sampling",  # what a run that ended for want of a signal asks to change
     "ray_kwargs",
+    # Memory: what a run that ran out of it has to lower; results change by rounding alone.
+    "actor_rollout_ref.rollout.gpu_memory_utilization",
+    "actor_rollout_ref.rollout.max_num_seqs",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
+    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
+    "trainer.max_actor_ckpt_to_keep",
 )
 
 

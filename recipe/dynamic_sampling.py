@@ -6,12 +6,15 @@ questions generated in a step are at most ``max_gen_batches`` x ``data.train_bat
 they are spent and the batch is not full:
 
     on_exhausted = train   it is filled up with the latest groups without signal, which are kept in
-                           reserve for that: the batch keeps its size, their advantage is 0
+                           reserve for that: the batch keeps its size, and the trainer sets their
+                           advantage to 0 (the format or length part of a reward may differ in them)
     on_exhausted = stop    the run saves a checkpoint of the last finished step and ends
 
-Every step logs how many groups were generated, kept, evicted, discarded and filled in.
+A group of which a rollout failed is judged by the responses it has, and thrown away with fewer than
+two. Every step logs how many groups were generated, kept, evicted, discarded, failed and filled in.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +47,7 @@ class BoundedReplayBuffer(ReplayBuffer):
         self.unbounded_refill: Any = kwargs["refill_fn"]
         if self.filter_groups_metric is not None:
             self.refill_fn = self._refill
+        self.filled_visits: set[str] = set()  # of the last batch: they must not train anything
         self._start_step()
 
     @classmethod
@@ -60,7 +64,8 @@ class BoundedReplayBuffer(ReplayBuffer):
     def _start_step(self) -> None:
         self.generated = int(self.train_batch_size or 0)  # the trainer submits the first batch
         self.reserve: list[str] = []  # evicted in this step, oldest first
-        self.filled = 0
+        self.filling: set[str] = set()
+        self.failed = 0
 
     @property
     def budget(self) -> int:
@@ -72,6 +77,29 @@ class BoundedReplayBuffer(ReplayBuffer):
         if allowed > 0:
             self.generated += allowed
             self.unbounded_refill(allowed)
+
+    def _responses(self, partition_id: str) -> Counter[str]:
+        """How many responses each visit has in the snapshot."""
+        return Counter(key.split("_")[0] for key in self.partitions[partition_id])
+
+    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
+        """As in verl, which looks at finished groups alone; here also at those with a failure."""
+        finished, count = self.finished_keys[partition_id], self._responses(partition_id)
+        partial = {uid for uid in self.failure_keys[partition_id] if count[uid] > 1}
+        self.finished_keys[partition_id] = finished | partial
+        try:
+            return super()._dapo_filtered_keys(partition_id)
+        finally:
+            self.finished_keys[partition_id] = finished
+
+    def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
+        stale, silent, failed, counts = super()._terminal_eviction_reasons(
+            global_steps, partition_id
+        )
+        if partition_id != "val" and self.filter_groups_metric is not None:
+            count = self._responses(partition_id)
+            failed = {uid for uid in self.failure_keys[partition_id] if count[uid] < 2}
+        return stale, silent, failed, counts
 
     def _evict_terminal_groups(
         self, global_steps: int, partition_id: str, eviction_reasons: Any
@@ -86,7 +114,7 @@ class BoundedReplayBuffer(ReplayBuffer):
         for uid in new:
             value = float(values[uid])
             self.on_evicted(uid, value)
-            key = {0.0: "evicted_all_wrong", 1.0: "evicted_all_right"}.get(value, "evicted_equal")
+            key = self._reason(value)
             metrics[PREFIX + key] = metrics.get(PREFIX + key, 0) + 1
         self.reserve += new
         over = max(0, len(self.reserve) - int(self.train_batch_size))
@@ -94,9 +122,17 @@ class BoundedReplayBuffer(ReplayBuffer):
         self._clear_groups(partition_id, set(cleared) | failed | stale)
         if new:
             metrics[PREFIX + "evicted"] = len(new)
-        if failed:
-            metrics["training/rollout_failure/evicted_samples"] = len(failed)
+        self.failed += len(failed)
         return set(new) | failed | stale, len(stale), len(new), metrics
+
+    def _reason(self, value: float) -> str:
+        """The count for an evicted group, all of whose responses have this value of the metric."""
+        named = {0.0: "evicted_all_wrong", 1.0: "evicted_all_right"}
+        return (
+            named.get(value, "evicted_equal")
+            if self.filter_groups_metric == "acc"
+            else ("evicted_equal")
+        )
 
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> set[str]:
         """Groups to train on; with the budget spent and nothing under way, the reserve fills up."""
@@ -113,10 +149,11 @@ class BoundedReplayBuffer(ReplayBuffer):
             raise ExhaustedError(
                 f"dynamic sampling generated {self.generated} questions in one step and "
                 f"{len(usable)} of the {self.train_batch_size} wanted have a signal: the questions "
-                "are too easy or too hard for this model. Change the data, raise "
-                "recipe.dynamic_sampling.max_gen_batches, or set on_exhausted=train"
+                "are too easy or too hard for this model, or their rollouts fail "
+                f"({self.failed} did). Change the data, raise recipe.dynamic_sampling."
+                "max_gen_batches, or set on_exhausted=train where it is stop"
             )
-        self.filled = len(filling)
+        self.filling = set(filling)
         return usable | set(filling)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
@@ -129,13 +166,15 @@ class BoundedReplayBuffer(ReplayBuffer):
         discarded = metrics.pop("training/filter_groups/discarded_surplus_samples", 0)
         counts = {
             "generated": self.generated,
-            "kept": batch_size - self.filled,
-            "filled": self.filled,
+            "kept": batch_size - len(self.filling),
+            "filled": len(self.filling),
             "discarded": discarded,
-            "exhausted": float(self.filled > 0),
+            "failed": self.failed,
+            "exhausted": float(bool(self.filling)),
         }
         metrics.update({PREFIX + name: float(value) for name, value in counts.items()})
         for key in ("evicted", "evicted_all_right", "evicted_all_wrong"):
             metrics.setdefault(PREFIX + key, 0)
+        self.filled_visits = self.filling
         self._start_step()
         return batch, metrics

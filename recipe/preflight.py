@@ -1,4 +1,4 @@
-"""What is checked before Ray starts: settings, data, prompts, disk and ports.
+"""What is checked before Ray starts: the recipe's settings, data, prompts, disk and ports.
 
 Each refusal says what is wrong, why it matters, and what to do. Nothing is written but the
 checked questions of the run, and nothing is started.
@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 from prompt_aug.questions import Question, read_parquet, write_parquet
 from prompt_aug.templates import Bank, Overlong, Template, load_bank, overlong
@@ -18,46 +18,6 @@ from prompt_aug.templates import Bank, Overlong, Template, load_bank, overlong
 
 class RefusedError(Exception):
     """A run that cannot start, or would not do what it says; the message is for the user."""
-
-
-def data_parallel_ranks(config: DictConfig) -> int:
-    """Over how many ranks a mini-batch is divided."""
-    devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    return devices // config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
-
-
-def check_batches(config: DictConfig) -> None:
-    """Refuse batch sizes that do not divide; verl finds out minutes later, at the first step."""
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    ranks = data_parallel_ranks(config)
-    batch, mini = config.data.train_batch_size, actor.ppo_mini_batch_size
-    if batch % mini:
-        raise RefusedError(
-            f"data.train_batch_size={batch} is not a multiple of actor.ppo_mini_batch_size={mini} "
-            "(both in questions): choose a mini-batch that divides it"
-        )
-    rows = mini * rollout.n
-    if rows % ranks:
-        raise RefusedError(
-            f"a mini-batch of {mini} questions x {rollout.n} rollouts = {rows} rows does not "
-            f"divide over {ranks} data-parallel ranks"
-        )
-    if actor.use_dynamic_bsz:
-        return
-    whole = batch * rollout.n // ranks
-    sizes = {
-        "actor.ppo_micro_batch_size_per_gpu": rows // ranks,
-        "rollout.log_prob_micro_batch_size_per_gpu": whole,
-    }
-    if actor.use_kl_loss or config.algorithm.use_kl_in_reward:
-        sizes["ref.log_prob_micro_batch_size_per_gpu"] = whole
-    for name, rows_per_rank in sizes.items():
-        micro = OmegaConf.select(config.actor_rollout_ref, name)
-        if not micro or rows_per_rank % micro:
-            raise RefusedError(
-                f"actor_rollout_ref.{name}={micro} does not divide the {rows_per_rank} rows of a "
-                "rank: choose a divisor, or set actor.use_dynamic_bsz=true"
-            )
 
 
 def check_recipe(config: DictConfig) -> Bank:
@@ -86,30 +46,6 @@ def check_recipe(config: DictConfig) -> Bank:
             f"data.max_response_length={config.data.max_response_length}"
         )
     return bank
-
-
-def check_verl(config: DictConfig) -> None:
-    """Refuse settings that verl 0.9.1 accepts and then ignores."""
-    defaults = {
-        "custom_reward_function.path": None,
-        "reward_model.reward_manager": None,
-        "algorithm.filter_groups.max_num_gen_batches": 0,
-        "algorithm.use_pf_ppo": False,
-        "actor_rollout_ref.rollout.val_kwargs.do_sample": False,
-        "trainer.v1.sampler.custom_sampler.path": None,
-        "critic.enable": None,
-    }
-    for key, default in defaults.items():
-        value = OmegaConf.select(config, key)
-        if value not in (default, None, "naive"):
-            raise RefusedError(
-                f"{key}={value} has no effect in verl 0.9.1's V1 trainer; see the keys under "
-                "recipe.reward and reward.* instead"
-            )
-    if config.trainer.v1.trainer_mode != "recipe_sync":
-        raise RefusedError(
-            "trainer.v1.trainer_mode must be recipe_sync: what this project attaches to"
-        )
 
 
 def check_room(run_dir: Path, gib: float) -> None:

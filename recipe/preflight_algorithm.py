@@ -10,7 +10,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipe.advantages import ADVANTAGES
-from recipe.preflight import RefusedError, data_parallel_ranks
+from recipe.preflight import RefusedError
+from recipe.preflight_verl import data_parallel_ranks
 from recipe.signal import group_of
 from recipe.weights import WEIGHTS
 from recipe.weights.gaussian_covariance import resolve
@@ -176,8 +177,14 @@ def check_aggregation(config: DictConfig) -> None:
 
 
 def check_correction(config: DictConfig) -> None:
-    """Rollout correction: what verl's V1 trainer ignores in bypass mode."""
+    """Rollout correction: what verl's V1 trainer ignores, and the log-probs that it needs."""
     correction = config.algorithm.rollout_correction
+    used = [k for k in ("bypass_mode", "rollout_is", "rollout_rs") if correction.get(k)]
+    if used and not config.actor_rollout_ref.rollout.calculate_log_probs:
+        raise RefusedError(
+            f"algorithm.rollout_correction.{used[0]} wants the engine's log-probabilities: set "
+            "actor_rollout_ref.rollout.calculate_log_probs=true, or nothing is corrected"
+        )
     if correction.get("bypass_mode"):
         ignored = [k for k in ("rollout_is", "rollout_rs") if correction.get(k)]
         ignored += ["loss_type"] * (correction.get("loss_type", "ppo_clip") != "ppo_clip")

@@ -90,9 +90,14 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def truncate_metrics(run_dir: Path, last_step: int) -> None:
-    """Keep the lines of metrics.jsonl up to `last_step`, before training goes on from there."""
+    """Keep the lines of metrics.jsonl up to `last_step`, before training goes on from there.
+
+    A run that starts anew, because nothing was saved, leaves them in metrics.before.jsonl.
+    """
     lines = read_metrics(run_dir)
-    if lines:
+    if lines and last_step == 0:
+        (run_dir / "metrics.jsonl").replace(run_dir / "metrics.before.jsonl")
+    elif lines:
         write_lines(run_dir / "metrics.jsonl", (m for m in lines if m["step"] <= last_step))
 
 

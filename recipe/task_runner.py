@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import ray
 from omegaconf import DictConfig
 from verl.trainer.main_ppo import TaskRunnerV1
 
@@ -15,4 +16,21 @@ class RecipeTaskRunner(_Runner):
     def run(self, config: DictConfig) -> None:
         import recipe.trainer  # noqa: F401
 
+        refuse_shared_queue()
         super().run(config)
+
+
+def refuse_shared_queue() -> None:
+    """RuntimeError where another run of this Ray cluster holds TransferQueue.
+
+    It is one named actor per cluster, and a second run would train on the rollouts of the first.
+    """
+    try:
+        ray.get_actor("TransferQueueController", namespace="transfer_queue")
+    except ValueError:  # none there
+        return
+    raise RuntimeError(
+        "another verl run holds this Ray cluster's TransferQueue, and the two would train on each "
+        "other's rollouts: wait for its end, or unset RAY_ADDRESS so that this run starts its own "
+        "Ray (one Ray cluster per run)"
+    )

@@ -18,7 +18,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from prompt_aug.files import write_text
-from recipe import isolation, preflight, processes, progress, run_folder
+from recipe import isolation, preflight, preflight_verl, processes, progress, run_folder
 from recipe.composition import check_same_run, compose_config
 from recipe.preflight_algorithm import check_algorithm
 from recipe.toy import build as toy
@@ -67,8 +67,9 @@ def prepare(config: DictConfig) -> None:
     with open_dict(config):
         config.trainer.default_local_dir = str(Path(config.trainer.default_local_dir).resolve())
         config.recipe.run_dir = str(run_dir)
-    preflight.check_verl(config)
-    preflight.check_batches(config)
+    preflight_verl.check_verl(config)
+    preflight_verl.check_batches(config)
+    preflight_verl.check_lengths(config)
     bank = preflight.check_recipe(config)
     check_algorithm(config)
     run_folder.repair_tracker(Path(config.trainer.default_local_dir))
@@ -165,8 +166,11 @@ def explain(error: BaseException, run_dir: Path) -> str:
 
 
 def finished(config: DictConfig) -> bool:
-    """True where the run folder has the checkpoint of the last step."""
+    """True where the last step is there: its checkpoint, or its line where none are saved."""
     done = run_folder.latest_step(Path(config.trainer.default_local_dir))
+    if config.trainer.save_freq <= 0:
+        lines = run_folder.read_metrics(Path(config.recipe.run_dir))
+        done = max([done, *(line["step"] for line in lines)])
     return bool(done and done >= config.trainer.total_training_steps)
 
 

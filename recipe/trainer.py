@@ -135,6 +135,8 @@ class RecipeTrainer(PPOTrainerSync):
             recipe.weights,
             seed=int(recipe.seed) * 1_000_003 + self.global_steps,
         )
+        filled = [str(uid) in self.replay_buffer.filled_visits for uid in rows.columns["uid"]]
+        advantages_BT[torch.tensor(filled)] = 0.0
         mean = self.config.actor_rollout_ref.actor.loss_agg_mode
         batches.write_advantages(rows, advantages_BT, left_out, by_token=mean == "token-mean")
         self.rollouts = [diagnostics.from_row(rows[i], r) for i, r in enumerate(rewards)]

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError
 
-from recipe import preflight
+from recipe import preflight, preflight_verl
 from recipe.composition import CONFIG, EXAMPLES, compose_config
 from recipe.preflight_algorithm import check_algorithm
 
@@ -157,12 +157,11 @@ def test_every_method_has_an_example_a_readme_and_a_toy_twin() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_would_start(name: str) -> None:
     config = composed(name)
-    preflight.check_verl(config)
-    preflight.check_batches(config)
+    preflight_verl.check_verl(config)
+    preflight_verl.check_batches(config)
     preflight.check_recipe(config)
+    preflight_verl.check_lengths(config)
     check_algorithm(config)
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    assert config.actor_rollout_ref.rollout.max_model_len >= longest
     assert config.trainer.device == ("cuda" if name in GPU else "cpu")
 
 
@@ -171,13 +170,9 @@ def test_an_example_would_start_on_two_nodes(name: str) -> None:
     config = OmegaConf.merge(composed(name), {"trainer": {"nnodes": 2}})
     if config.data.train_batch_size == 12:  # 9 rows a GPU: scale/open_rs is for one node
         with pytest.raises(preflight.RefusedError, match="does not divide the 9 rows"):
-            preflight.check_batches(config)
+            preflight_verl.check_batches(config)
         return
-    preflight.check_batches(config)
-    actor = config.actor_rollout_ref.actor
-    if actor.use_dynamic_bsz:  # verl splits by tokens: the longest response must fit
-        longest = config.data.max_prompt_length + config.data.max_response_length
-        assert actor.ppo_max_token_len_per_gpu >= longest
+    preflight_verl.check_batches(config)
 
 
 def test_verl_converts_every_example() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from recipe import preflight
+from recipe import preflight, preflight_verl
 from recipe.composition import EXAMPLES, check_same_run, compose_config
 from recipe.preflight import RefusedError
 from recipe.preflight_algorithm import check_algorithm
@@ -69,8 +69,9 @@ def commands_of(text: str) -> list[Command]:
 def launched(command: Command) -> DictConfig:
     """The configuration that the command starts with; RefusedError where it would not start."""
     config = compose_config(command.example, list(command.overrides))
-    preflight.check_verl(config)
-    preflight.check_batches(config)
+    preflight_verl.check_verl(config)
+    preflight_verl.check_batches(config)
+    preflight_verl.check_lengths(config)
     preflight.check_recipe(config)
     check_algorithm(config)
     return config
@@ -86,9 +87,7 @@ def named(command: Command) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=named)
 def test_a_command_of_a_readme_would_start(command: Command) -> None:
-    config = launched(command)
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    assert config.actor_rollout_ref.rollout.max_model_len >= longest
+    assert launched(command).trainer.total_training_steps > 0
 
 
 def test_commands_that_share_a_run_folder_are_one_run(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Bounded dynamic sampling: verl's own sampling loop over a queue in memory.
 
-The queue finishes a group as soon as it is asked for, with the accuracies that the test scripts;
-the real queue, trainer and engine are in test_methods_e2e.py.
+The queue finishes a group some looks after it is asked for, with the accuracies that the test
+scripts, None for a rollout that failed; the real queue, trainer and engine are in
+test_methods_e2e.py.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,14 +14,17 @@ from verl.trainer.ppo.v1 import replay_buffer
 
 from recipe.dynamic_sampling import BoundedReplayBuffer, ExhaustedError
 
+Group = tuple[float | None, ...]
 WRONG, RIGHT, MIXED = (0.0, 0.0), (1.0, 1.0), (0.0, 1.0)
 
 
 class Queue:
     """Stands in for TransferQueue: keys with tags, and the accuracy of every rollout."""
 
-    def __init__(self, script: Iterable[tuple[float, ...]]) -> None:
-        self.script: Iterator[tuple[float, ...]] = iter(script)
+    def __init__(self, script: Iterable[Group], looks: int = 0) -> None:
+        self.script: Iterator[Group] = iter(script)
+        self.looks = looks  # at which a group is still running
+        self.running: dict[str, tuple[int, Group]] = {}
         self.tags: dict[str, dict[str, Any]] = {}
         self.accuracy: dict[str, float] = {}
         self.count = 0
@@ -29,16 +33,27 @@ class Queue:
         for _ in range(prompts):
             uid = f"u{self.count:03d}"
             self.count += 1
-            self.tags[uid] = {"is_prompt": True, "status": "finished", "global_steps": 1}
-            for i, accuracy in enumerate(next(self.script)):
+            self.tags[uid] = {"is_prompt": True, "status": "running", "global_steps": 1}
+            self.running[uid] = (self.looks, next(self.script))
+
+    def finish(self, uid: str, group: Group) -> None:
+        self.tags[uid]["status"] = "failure" if None in group else "finished"
+        for i, accuracy in enumerate(group):
+            if accuracy is not None:
                 self.tags[f"{uid}_{i}_0"] = {"status": "success"}
                 self.accuracy[f"{uid}_{i}_0"] = accuracy
 
     def kv_list(self) -> dict[str, dict]:
+        for uid, (looks, group) in list(self.running.items()):
+            if looks:
+                self.running[uid] = (looks - 1, group)
+            else:
+                self.finish(uid, self.running.pop(uid)[1])
         return {"train": dict(self.tags)}
 
     def kv_batch_get(self, keys: list[str], **_: Any) -> dict[str, list]:
-        infos = [{"reward_extra_info": {"acc": self.accuracy[key]}} for key in keys]
+        values = [self.accuracy[key] for key in keys]
+        infos = [{"reward_extra_info": {"acc": v, "format": v}} for v in values]
         return {"extra_fields": infos}
 
     def kv_clear(self, keys: list[str], **_: Any) -> None:
@@ -48,15 +63,16 @@ class Queue:
 
 def sample(
     monkeypatch: pytest.MonkeyPatch,
-    script: Iterable[tuple[float, ...]],
+    script: Iterable[Group],
     *,
     batch: int = 2,
     max_gen_batches: int = 3,
     on_exhausted: str = "train",
     metric: str | None = "acc",
+    looks: int = 0,
 ) -> tuple[list[str], dict[str, float], Queue, list[tuple[str, float]]]:
     """(visits in the batch, counts, queue, what `on_evicted` was told) of one step."""
-    queue, told = Queue(script), []
+    queue, told = Queue(script, looks), []
     monkeypatch.setattr(replay_buffer, "tq", queue)
     buffer = BoundedReplayBuffer(
         trainer_mode="sync",
@@ -87,7 +103,7 @@ def test_groups_without_signal_are_replaced_and_counted(monkeypatch: pytest.Monk
     visits, counts, _, told = sample(monkeypatch, [WRONG, MIXED, RIGHT, MIXED])
     assert visits == ["u001", "u003"]
     assert counts == {
-        **{"generated": 4, "kept": 2, "filled": 0, "exhausted": 0, "discarded": 0},
+        **{"generated": 4, "kept": 2, "filled": 0, "exhausted": 0, "discarded": 0, "failed": 0},
         **{"evicted": 2, "evicted_all_wrong": 1, "evicted_all_right": 1},
     }
     assert told == [("u000", 0.0), ("u002", 1.0)]
@@ -126,6 +142,32 @@ def test_no_signal_at_all_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stop_says_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ExhaustedError, match=r"6 questions in one step and 1 of the 2 wanted"):
         sample(monkeypatch, [MIXED] + [WRONG] * 5, on_exhausted="stop")
+
+
+def test_the_end_waits_for_groups_that_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both asked for at once; while they run the budget is spent, and they have the signal."""
+    script = [WRONG, WRONG, MIXED, MIXED]
+    visits, counts, _, _ = sample(
+        monkeypatch, script, max_gen_batches=2, on_exhausted="stop", looks=2
+    )
+    assert visits == ["u002", "u003"]
+    assert (counts["kept"], counts["filled"], counts["evicted"]) == (2, 0, 2)
+
+
+def test_groups_with_failures_are_judged_by_what_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """u000 is all wrong as far as it goes, u001 has one response, u002 none; u003 has a signal."""
+    script = [(0.0, 0.0, None), (1.0, None, None), (None,) * 3, (0.0, 1.0, None), *[MIXED] * 8]
+    visits, counts, queue, told = sample(monkeypatch, script, batch=4, max_gen_batches=3)
+    assert "u003" in visits and not {"u000", "u001", "u002"} & set(visits)
+    assert (counts["failed"], counts["evicted"], counts["kept"]) == (2, 1, 4)
+    assert counts["generated"] == queue.count == 4 + 1 + 2 + counts["discarded"]
+    assert told == [("u000", 0.0)]
+
+
+def test_another_metric_is_not_called_right_or_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, counts, _, _ = sample(monkeypatch, [WRONG, MIXED, RIGHT, MIXED], metric="format")
+    assert (counts["evicted"], counts["evicted_equal"]) == (2, 2)
+    assert (counts["evicted_all_wrong"], counts["evicted_all_right"]) == (0, 0)
 
 
 def test_nothing_is_left_in_the_queue_but_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,27 +85,6 @@ def test_unknown_example_names_the_known() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data": {"train_batch_size": 30}}, "not a multiple of actor.ppo_mini_batch_size=8"),
-        (
-            {"actor_rollout_ref": {"actor": {"ppo_micro_batch_size_per_gpu": 48}}},
-            "does not divide the 64 rows",
-        ),
-        (
-            {"actor_rollout_ref": {"rollout": {"log_prob_micro_batch_size_per_gpu": 100}}},
-            "does not divide the 128 rows",
-        ),
-        ({"trainer": {"n_gpus_per_node": 3}}, "does not divide over 3 data-parallel ranks"),
-    ],
-)
-def test_batches_that_do_not_divide_are_refused(config: Any, change: dict, message: str) -> None:
-    preflight.check_batches(config)  # as it stands it is fine
-    with pytest.raises(RefusedError, match=message):
-        preflight.check_batches(OmegaConf.merge(config, change))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
         ({"augment": {"mode": "sometimes"}}, "known are per_question"),
         ({"augment": {"mode": "fixed"}}, "wants one name"),
         ({"augment": {"weights": [1.0]}}, "1 values for 4 templates"),
@@ -123,13 +102,6 @@ def test_unknown_templates_are_refused_with_the_known(config: Any) -> None:
         value = ["openr1"] if key == "templates" else "openr1"
         with pytest.raises(KeyError, match="open-r1"):
             preflight.check_recipe(OmegaConf.merge(config, {"recipe": {"augment": {key: value}}}))
-
-
-def test_keys_that_verl_ignores_are_refused(config: Any) -> None:
-    preflight.check_verl(config)
-    changed = OmegaConf.merge(config, {"custom_reward_function": {"path": "x.py"}})
-    with pytest.raises(RefusedError, match="no effect"):
-        preflight.check_verl(changed)
 
 
 def test_data_is_checked_and_long_questions_are_named(config: Any, tmp_path: Path) -> None:
@@ -207,6 +179,8 @@ def test_a_folder_of_another_experiment_is_refused(config: Any, tmp_path: Path) 
     (tmp_path / "metrics.jsonl").write_text("")
     longer = OmegaConf.merge(config, {"trainer": {"total_training_steps": 99}})
     check_same_run(longer, path)  # going on for longer is the same experiment
+    less = {"rollout": {"gpu_memory_utilization": 0.3}, "actor": {"ppo_max_token_len_per_gpu": 512}}
+    check_same_run(OmegaConf.merge(config, {"actor_rollout_ref": less}), path)
     with pytest.raises(RefusedError, match=r"actor_rollout_ref\.actor\.optim\.lr"):
         check_same_run(changed, path)
 
@@ -219,6 +193,19 @@ def test_a_finished_run_is_left_alone(config: Any, tmp_path: Path) -> None:
     tracker.write_text(str(config.trainer.total_training_steps - 1))
     assert not train.finished(config)
     tracker.write_text(str(config.trainer.total_training_steps))
+    assert train.finished(config)
+
+
+def test_a_finished_run_without_checkpoints_is_left_alone(config: Any, tmp_path: Path) -> None:
+    with open_dict(config):
+        config.trainer.default_local_dir = str(tmp_path / "checkpoints")
+        config.recipe.run_dir = str(tmp_path)
+        config.trainer.total_training_steps = 2
+    for step in (1, 2):
+        assert not train.finished(config)
+        run_folder.append_metrics(tmp_path, step, {})
+    assert not train.finished(config)  # its last checkpoint is still to come
+    config.trainer.save_freq = -1
     assert train.finished(config)
 
 

@@ -86,6 +86,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {f"{CORRECTION}.bypass_mode": True, f"{CORRECTION}.loss_type": "reinforce"},
         "then ignores loss_type",
     ),
+    (
+        {
+            f"{CORRECTION}.rollout_is": "token",
+            "actor_rollout_ref.rollout.calculate_log_probs": False,
+        },
+        "nothing is corrected",
+    ),
     ({LOSS: "dro"}, "positive policy_loss.dro_beta"),
     ({NAME: "none"}, "trains nothing"),
     ({"recipe.neighbours.ratio": "own"}, "has no use"),
