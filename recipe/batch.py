@@ -119,6 +119,12 @@ def padded(values: Iterable[torch.Tensor]) -> torch.Tensor:
     return pad_sequence([v.detach().cpu().double() for v in values], batch_first=True)
 
 
+def without_visits(rows: Rows, advantages_BT: torch.Tensor, visits: set[str]) -> torch.Tensor:
+    """The advantages, 0 for the responses to these visits: groups that only fill up a batch."""
+    trained_B = torch.tensor([str(uid) not in visits for uid in rows.columns["uid"]])
+    return torch.where(trained_B[:, None], advantages_BT, 0.0)
+
+
 def write_advantages(
     rows: Rows, advantages_BT: torch.Tensor, left_out: Sequence[bool], *, by_token: bool
 ) -> None:
@@ -156,7 +162,9 @@ def _first_tokens(mask: torch.Tensor, count: int) -> torch.Tensor:
     return kept
 
 
-def save_tensors(path: Path, rows: Rows, advantages_BT: torch.Tensor) -> None:
+def save_tensors(
+    path: Path, rows: Rows, rewards: Sequence[float], advantages_BT: torch.Tensor
+) -> None:
     """An .npz file, without pickles, of what a step was computed from; see recipe/README.md.
 
     Matrices have a row for every response, padded with -1 (ids) or 0; `prompts` is what a response
@@ -180,6 +188,7 @@ def save_tensors(path: Path, rows: Rows, advantages_BT: torch.Tensor) -> None:
         "responses": _ids(rows.columns["responses"]),
         "response_mask": padded(rows.columns["response_mask"]).numpy(),
         "old_log_probs": padded(rows.columns["old_log_probs"]).numpy(),
+        "rewards": np.array(rewards),
         "advantages": advantages_BT.numpy(),
     }
     if "rollout_log_probs" in rows.columns:

@@ -127,12 +127,9 @@ class BoundedReplayBuffer(ReplayBuffer):
 
     def _reason(self, value: float) -> str:
         """The count for an evicted group, all of whose responses have this value of the metric."""
-        named = {0.0: "evicted_all_wrong", 1.0: "evicted_all_right"}
-        return (
-            named.get(value, "evicted_equal")
-            if self.filter_groups_metric == "acc"
-            else ("evicted_equal")
-        )
+        if self.filter_groups_metric != "acc":
+            return "evicted_equal"
+        return {0.0: "evicted_all_wrong", 1.0: "evicted_all_right"}.get(value, "evicted_equal")
 
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> set[str]:
         """Groups to train on; with the budget spent and nothing under way, the reserve fills up."""

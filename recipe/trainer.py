@@ -135,8 +135,8 @@ class RecipeTrainer(PPOTrainerSync):
             recipe.weights,
             seed=int(recipe.seed) * 1_000_003 + self.global_steps,
         )
-        filled = [str(uid) in self.replay_buffer.filled_visits for uid in rows.columns["uid"]]
-        advantages_BT[torch.tensor(filled)] = 0.0
+        filled = self.replay_buffer.filled_visits
+        advantages_BT = batches.without_visits(rows, advantages_BT, filled)
         mean = self.config.actor_rollout_ref.actor.loss_agg_mode
         batches.write_advantages(rows, advantages_BT, left_out, by_token=mean == "token-mean")
         self.rollouts = [diagnostics.from_row(rows[i], r) for i, r in enumerate(rewards)]
@@ -147,7 +147,7 @@ class RecipeTrainer(PPOTrainerSync):
         every = recipe.save_tensors_every
         if every and self.global_steps % every == 0:
             path = self.run_dir / "tensors" / f"step_{self.global_steps}.npz"
-            batches.save_tensors(path, rows, advantages_BT)
+            batches.save_tensors(path, rows, rewards, advantages_BT)
         return batch
 
     def _update_actor(self, batch: Any, metrics: dict) -> Any:

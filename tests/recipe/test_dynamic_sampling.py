@@ -156,12 +156,14 @@ def test_the_end_waits_for_groups_that_are_under_way(monkeypatch: pytest.MonkeyP
 
 def test_groups_with_failures_are_judged_by_what_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """u000 is all wrong as far as it goes, u001 has one response, u002 none; u003 has a signal."""
-    script = [(0.0, 0.0, None), (1.0, None, None), (None,) * 3, (0.0, 1.0, None), *[MIXED] * 8]
-    visits, counts, queue, told = sample(monkeypatch, script, batch=4, max_gen_batches=3)
-    assert "u003" in visits and not {"u000", "u001", "u002"} & set(visits)
-    assert (counts["failed"], counts["evicted"], counts["kept"]) == (2, 1, 4)
-    assert counts["generated"] == queue.count == 4 + 1 + 2 + counts["discarded"]
-    assert told == [("u000", 0.0)]
+    failures = [(0.0, 0.0, None), (1.0, None, None), (None,) * 3, (0.0, 1.0, None)]
+    visits, counts, queue, told = sample(
+        monkeypatch, [*failures, RIGHT, MIXED, MIXED, MIXED], batch=4
+    )
+    assert visits == ["u003", "u005", "u006", "u007"]
+    assert (counts["failed"], counts["evicted"], counts["kept"]) == (2, 2, 4)
+    assert counts["generated"] == queue.count == 8
+    assert told == [("u000", 0.0), ("u004", 1.0)]
 
 
 def test_another_metric_is_not_called_right_or_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from method_runs import Runner
 from transformers import AutoModelForCausalLM
 
 from recipe import run_folder
+from recipe.advantages import ADVANTAGES
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +26,7 @@ RUN_ALONE = {
     **{"ta_grpo": "anchored", "grpo_ds": "exhausted, on"},
     **{name: name for name in ("ta_grpo_star", "dapo", "prompt_aug", "one_shot")},
 }
+LOSSES_RUN = ("clip_cov", "kl_cov", "gspo", "cispo", "sapo", "gmpo")  # the rest: vanilla
 ON_TOUR = [name for name in METHODS if name not in RUN_ALONE]
 ACTOR = "actor_rollout_ref.actor"
 ONE_UPDATE = [f"{ACTOR}.ppo_mini_batch_size=4", "recipe.save_tensors_every=1"]
@@ -124,6 +126,15 @@ def test_two_steps_of_a_method_on_tour(runs: Runner, method: str) -> None:
     assert len(metrics) == 2
     assert finite(metrics)
     assert MARKS.get(method, unmarked)(metrics[-1])
+    ran = {key for key in metrics[-1] if key.startswith("actor/ran_")}
+    assert ran == {f"actor/ran_{method if method in LOSSES_RUN else 'vanilla'}"}
+    if "weights/min" not in metrics[-1]:
+        arrays = runs.arrays("tour", step=metrics[-1]["step"])
+        name = {"entropy_only": "none"}.get(method, method if method in ADVANTAGES else "grpo")
+        _, visit_B = np.unique(arrays["visit"], return_inverse=True)
+        expected_B = ADVANTAGES[name](arrays["rewards"], visit_B)
+        np.testing.assert_allclose(arrays["advantages"][:, 0], expected_B, atol=1e-9)
+        assert name == "none" or expected_B.abs().sum() > 0
 
 
 def test_groups_are_normalised_over_the_rollouts_that_did_not_fail(runs: Runner) -> None:
@@ -235,7 +246,7 @@ def test_rollout_correction_goes_with_weights(runs: Runner) -> None:
 def test_dynamic_sampling_without_any_signal_ends_as_asked_and_goes_on(runs: Runner) -> None:
     (first,) = runs.finish("exhausted")
     assert first["dynamic_sampling/filled"] == first["train/groups"] == 4
-    assert first["dynamic_sampling/generated"] == first["dynamic_sampling/evicted_all_wrong"] == 8
+    assert first["dynamic_sampling/generated"] == first["dynamic_sampling/evicted_equal"] == 8
     assert len(runs.finish("exhausted, stop", code=1)) == 1
     told = runs.text("exhausted, stop")
     assert "generated 8 questions in one step and 0 of the 4 wanted have a signal" in told

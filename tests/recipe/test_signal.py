@@ -121,6 +121,8 @@ def test_rows_become_groups_and_cut_responses_leave_the_loss(
     written: dict[str, Any] = {}
     monkeypatch.setattr(batches.tq, "kv_batch_put", lambda **given: written.update(given))
     advantages_BT, _ = learning_signal(made, *settings())
+    filled = batches.without_visits(batch, torch.ones(4, 2), {"w"})
+    assert filled.tolist() == [[1, 1], [1, 1], [1, 1], [0, 0]]
     batches.write_advantages(batch, advantages_BT, left_out, by_token=False)
     assert written["keys"] == batch.keys
     assert masks(written) == [[1, 1], [0, 0, 0, 0], [1, 1, 1], [1]]
@@ -238,10 +240,11 @@ def test_saved_tensors_read_back_without_pickle(tmp_path: Any) -> None:
         r["extra_fields"] |= {"template": "t", "generated_under": None}
     listed[1]["extra_fields"]["generated_under"] = [9]
     path = tmp_path / "tensors" / "step_1.npz"
-    batches.save_tensors(path, rows(*listed), torch.zeros(2, 3))
+    batches.save_tensors(path, rows(*listed), [1.0, 0.5], torch.zeros(2, 3))
     read = np.load(path, allow_pickle=False)
     assert read["responses"].tolist() == [[0, 1, -1], [0, 1, 2]]
     assert read["generated_under"].tolist() == [[7, 8], [9, -1]]
     assert read["prompts"].tolist() == [[7, 8], [7, 8]]
     assert read["lengths"].tolist() == [2, 3]
+    assert read["rewards"].tolist() == [1.0, 0.5]
     assert [p.name for p in path.parent.iterdir()] == ["step_1.npz"]

@@ -49,6 +49,22 @@ def register() -> None:
             return super().step(metrics, timing_raw)
 
 
+def name_losses() -> None:
+    """Every policy loss says its name in its metrics: actor/ran_<name>."""
+    import verl.workers.utils.losses as losses
+
+    original = losses.get_policy_loss_fn
+
+    def named(name: str) -> Any:
+        def loss(**arguments: Any) -> Any:
+            value, metrics = original(name)(**arguments)
+            return value, {**metrics, f"actor/ran_{name}": 1.0}
+
+        return loss
+
+    losses.get_policy_loss_fn = named
+
+
 def lose_rollouts() -> None:
     from recipe.agent_loop import PromptAugmentationAgentLoop
 
@@ -88,4 +104,5 @@ if __name__ == "__main__":
     main(sys.argv[1:])
 elif "VERL_USE_EXTERNAL_MODULES" in os.environ:
     register()
+    name_losses()
     lose_rollouts()
