@@ -117,13 +117,24 @@ def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, An
         }
         with open_dict(config):
             config.data[key] = [str(path)]
-    few = report["train"]["questions"] < config.data.train_batch_size
-    if few and config.recipe.one_question is None:
-        raise RefusedError(
-            f"{report['train']['questions']} training questions are fewer than "
-            f"data.train_batch_size={config.data.train_batch_size}"
-        )
+    if config.recipe.one_question is None:
+        check_enough(report["train"]["questions"], config)
     return report
+
+
+def check_enough(questions: int, config: DictConfig) -> None:
+    """Refuse fewer training questions than a step looks at."""
+    batch, curriculum = config.data.train_batch_size, config.recipe.curriculum
+    if questions < batch:
+        raise RefusedError(
+            f"{questions} training questions are fewer than data.train_batch_size={batch}"
+        )
+    if curriculum.enable and questions < batch * curriculum.candidates:
+        raise RefusedError(
+            f"{questions} training questions are fewer than the {batch * curriculum.candidates} "
+            "that the curriculum looks at in a step (data.train_batch_size x "
+            "recipe.curriculum.candidates): it would take the same ones several times"
+        )
 
 
 def fitting(

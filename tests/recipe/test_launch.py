@@ -152,6 +152,15 @@ def test_bad_data_is_refused(config: Any, tmp_path: Path, case: str) -> None:
         preflight.prepare_data(config, load_bank(), Characters())
 
 
+def test_a_curriculum_wants_as_many_questions_as_it_looks_at(config: Any) -> None:
+    preflight.check_enough(16, config)  # a batch
+    with open_dict(config):
+        config.recipe.curriculum.enable = True
+    with pytest.raises(RefusedError, match="63 training questions are fewer than the 64"):
+        preflight.check_enough(63, config)
+    preflight.check_enough(64, config)
+
+
 def test_room_and_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     preflight.check_room(tmp_path, 0.0)
     with pytest.raises(RefusedError, match="min_free_gib"):

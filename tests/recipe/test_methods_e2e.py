@@ -134,7 +134,8 @@ def test_two_steps_of_a_method_on_tour(runs: Runner, method: str) -> None:
         _, visit_B = np.unique(arrays["visit"], return_inverse=True)
         expected_B = ADVANTAGES[name](arrays["rewards"], visit_B)
         np.testing.assert_allclose(arrays["advantages"][:, 0], expected_B, atol=1e-9)
-        assert name == "none" or expected_B.abs().sum() > 0
+        # maxrl: so young a model is paid for shortness alone, which is never above 0
+        assert name in ("none", "maxrl") or expected_B.abs().sum() > 0
 
 
 def test_groups_are_normalised_over_the_rollouts_that_did_not_fail(runs: Runner) -> None:
