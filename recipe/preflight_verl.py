@@ -18,7 +18,6 @@ IGNORED = {
     "trainer.esi_redundant_time": 0,
     "trainer.v1.sampler.custom_sampler.path": None,
     "critic.enable": None,
-    "distillation.enabled": False,
 }
 
 
@@ -31,6 +30,11 @@ def check_verl(config: DictConfig) -> None:
                 f"{key}={value} has no effect in verl 0.9.1's V1 trainer with this project's "
                 "agent loop and rewards; see the keys under recipe instead"
             )
+    if OmegaConf.select(config, "distillation.enabled"):
+        raise RefusedError(
+            "distillation.enabled=true: this project's agent loop asks no teacher for its "
+            "log-probs, without which verl's distillation loss has nothing to train on"
+        )
     if config.trainer.v1.trainer_mode != "recipe_sync":
         raise RefusedError(
             "trainer.v1.trainer_mode must be recipe_sync: what this project attaches to"

@@ -80,9 +80,9 @@ def append_metrics(run_dir: Path, step: int, metrics: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+def read_metrics(run_dir: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; a last line cut by a kill is left out."""
-    path = run_dir / "metrics.jsonl"
+    path = run_dir / name
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
@@ -92,11 +92,13 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 def truncate_metrics(run_dir: Path, last_step: int) -> None:
     """Keep the lines of metrics.jsonl up to `last_step`, before training goes on from there.
 
-    A run that starts anew, because nothing was saved, leaves them in metrics.before.jsonl.
+    A run that starts anew, because nothing was saved, adds them to metrics.before.jsonl.
     """
     lines = read_metrics(run_dir)
     if lines and last_step == 0:
-        (run_dir / "metrics.jsonl").replace(run_dir / "metrics.before.jsonl")
+        before = "metrics.before.jsonl"
+        write_lines(run_dir / before, [*read_metrics(run_dir, before), *lines])
+        (run_dir / "metrics.jsonl").unlink()
     elif lines:
         write_lines(run_dir / "metrics.jsonl", (m for m in lines if m["step"] <= last_step))
 

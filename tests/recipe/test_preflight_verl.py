@@ -63,7 +63,7 @@ def test_sequence_parallelism_by_either_key_leaves_fewer_ranks(config: Any, key:
         ("custom_reward_function__path", "x.py", "no effect"),
         ("reward__custom_reward_function__path", "x.py", "no effect"),
         ("trainer__balance_batch", "false", "no effect"),
-        ("distillation__enabled", "true", "no effect"),
+        ("distillation__enabled", "true", "asks no teacher"),
         ("trainer__resume_mode", "disable", "another folder"),
         ("trainer__resume_mode", "resume_path", "recipe.model_path"),
         (f"{ACTOR}__checkpoint__async_save", "true", "from its first step"),

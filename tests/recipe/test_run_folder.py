@@ -34,6 +34,17 @@ def test_metrics_lines_survive_a_cut_and_a_resume(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in text.splitlines()] == [1, 2]
 
 
+def test_a_run_that_starts_anew_keeps_the_lines_of_its_tries(tmp_path: Path) -> None:
+    for steps in ((1, 2), (1,)):  # killed twice before the first checkpoint
+        for step in steps:
+            run_folder.append_metrics(tmp_path, step, {})
+        run_folder.truncate_metrics(tmp_path, last_step=0)
+        assert run_folder.read_metrics(tmp_path) == []
+        run_folder.truncate_metrics(tmp_path, last_step=0)  # nothing to keep: nothing is lost
+    before = (tmp_path / "metrics.before.jsonl").read_text()
+    assert [json.loads(line)["step"] for line in before.splitlines()] == [1, 2, 1]
+
+
 def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from recipe import run_folder\n"
