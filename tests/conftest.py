@@ -2,14 +2,26 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from recipe.composition import compose_config
 
 # Several processes of a test run at once: more threads than cores make each wait for the others.
 torch.set_num_threads(1)
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def toy_config() -> Any:
+    """The configuration of examples/toy, for all tests: copy it before a change.
+
+    16 questions x 8 responses, mini-batches of 8, micro-batches of 32 responses, one rank.
+    """
+    return compose_config("toy", [])
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,8 @@ import pytest
 
 from prompt_aug.grading_pool import GraderError, PoolSettings, WorkerPool
 
+pytestmark = pytest.mark.e2e  # each starts, loses or kills worker processes
+
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "SOME_TOKEN_OF_THE_CALLER"
 HOG = r"9^{9^{9^9}}"  # one C call that no Python signal handler interrupts

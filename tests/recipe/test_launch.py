@@ -17,11 +17,6 @@ from recipe.composition import check_same_run, compose_config
 from recipe.preflight import RefusedError
 
 
-@pytest.fixture(scope="module")
-def toy_config() -> Any:
-    return compose_config("toy", [])
-
-
 @pytest.fixture
 def config(toy_config: Any, tmp_path: Path) -> Any:
     copied = copy.deepcopy(toy_config)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf, open_dict
 
-from recipe.composition import compose_config
 from recipe.preflight import RefusedError
 from recipe.preflight_algorithm import GMPO_TARGET, HOMOGENEOUS, check_algorithm
 
@@ -23,14 +22,8 @@ ENTROPY = "actor_rollout_ref.actor.entropy_coeff"
 SEQUENCE = "seq-mean-token-mean"
 
 
-@pytest.fixture(scope="module")
-def base() -> Any:
-    """16 questions x 8 responses, mini-batches of 8, micro-batches of 32 responses, one rank."""
-    return compose_config("toy", [])
-
-
-def check(base: Any, changes: dict[str, Any]) -> None:
-    config = copy.deepcopy(base)
+def check(toy_config: Any, changes: dict[str, Any]) -> None:
+    config = copy.deepcopy(toy_config)
     with open_dict(config):
         for key, value in changes.items():
             OmegaConf.update(config, key, value, force_add=True)
@@ -128,9 +121,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "reason"), REFUSED, ids=lambda v: str(v)[:60])
-def test_refused_with_the_reason(base: Any, changes: dict[str, Any], reason: str) -> None:
+def test_refused_with_the_reason(toy_config: Any, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(RefusedError, match=reason):
-        check(base, changes)
+        check(toy_config, changes)
 
 
 ALLOWED: list[dict[str, Any]] = [
@@ -161,5 +154,5 @@ ALLOWED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", ALLOWED, ids=lambda v: str(v)[:60])
-def test_what_makes_sense_together_is_let_through(base: Any, changes: dict[str, Any]) -> None:
-    check(base, changes)
+def test_what_makes_sense_together_is_let_through(toy_config: Any, changes: dict[str, Any]) -> None:
+    check(toy_config, changes)

@@ -9,13 +9,12 @@ import transfer_queue.interface
 from omegaconf import OmegaConf
 
 from recipe import preflight_verl, task_runner
-from recipe.composition import compose_config
 from recipe.preflight import RefusedError
 
 
-@pytest.fixture(scope="module")
-def config() -> Any:
-    return compose_config("toy", [])
+@pytest.fixture
+def config(toy_config: Any) -> Any:
+    return toy_config
 
 
 def changed(config: Any, **settings: Any) -> Any:
