@@ -71,7 +71,7 @@ def _group_choices(body: Any) -> list[str]:
 
 # Keys that may differ when a run goes on: how long, how often to save, where to log, memory.
 FREE = (
-    "trainer.total_training_steps",
+    "trainer.total_training_steps",  # the first: not where the learning rate depends on it
     "trainer.save_freq",
     "trainer.test_freq",
     "trainer.logger",
@@ -100,7 +100,7 @@ def check_same_run(config: DictConfig, path: Path) -> None:
         OmegaConf.load(path),
         OmegaConf.create(OmegaConf.to_container(config, resolve=True)),
     )
-    for free in FREE:
+    for free in FREE if _steps_are_free(config) else FREE[1:]:
         for side in (before, now):
             OmegaConf.update(side, free, None, force_add=True)
     if before != now:
@@ -110,6 +110,13 @@ def check_same_run(config: DictConfig, path: Path) -> None:
             f"({', '.join(keys[:5])}): choose another folder with recipe.run_dir=..., "
             "or move this one away"
         )
+
+
+def _steps_are_free(config: DictConfig) -> bool:
+    """Whether the learning rate of a step is the same however many steps a run has."""
+    optim = config.actor_rollout_ref.actor.optim
+    by_share = optim.lr_warmup_steps <= 0 and optim.lr_warmup_steps_ratio > 0
+    return optim.lr_scheduler_type == "constant" and not by_share
 
 
 def _differing(a: Any, b: Any, prefix: str = "") -> list[str]:

@@ -11,7 +11,9 @@ they are spent and the batch is not full:
     on_exhausted = stop    the run saves a checkpoint of the last finished step and ends
 
 A group of which a rollout failed is judged by the responses it has, and thrown away with fewer than
-two. Every step logs how many groups were generated, kept, evicted, discarded, failed and filled in.
+two. Those are replaced beyond the bound, as often again at most: after more failures the run stops
+as with ``stop``, for then it is the engine or the grader that is broken. Every step logs how many
+groups were generated, kept, evicted, discarded, failed and filled in.
 """
 
 from collections import Counter
@@ -22,6 +24,11 @@ from omegaconf import DictConfig
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 PREFIX = "dynamic_sampling/"
+ADVICE = {
+    "stop": "The questions are too easy or too hard for this model: change the data, raise "
+    "recipe.dynamic_sampling.max_gen_batches, or set recipe.dynamic_sampling.on_exhausted=train",
+    "train": "Look for why in the messages of the workers above, or with recipe.worker_logs=true",
+}
 
 
 class ExhaustedError(RuntimeError):
@@ -69,8 +76,9 @@ class BoundedReplayBuffer(ReplayBuffer):
 
     @property
     def budget(self) -> int:
-        """Questions that a step may generate."""
-        return int(self.settings.max_gen_batches) * int(self.train_batch_size)
+        """Questions that a step may generate: the bound, and as many again in place of failures."""
+        bound = int(self.settings.max_gen_batches) * int(self.train_batch_size)
+        return bound + min(self.failed, bound)
 
     def _refill(self, wanted: int) -> None:
         allowed = min(wanted, self.budget - self.generated)
@@ -144,11 +152,9 @@ class BoundedReplayBuffer(ReplayBuffer):
         filling = self.reserve[-missing:]
         if self.settings.on_exhausted == "stop" or len(filling) < missing:
             raise ExhaustedError(
-                f"dynamic sampling generated {self.generated} questions in one step and "
-                f"{len(usable)} of the {self.train_batch_size} wanted have a signal: the questions "
-                "are too easy or too hard for this model, or their rollouts fail "
-                f"({self.failed} did). Change the data, raise recipe.dynamic_sampling."
-                "max_gen_batches, or set on_exhausted=train where it is stop"
+                f"dynamic sampling generated {self.generated} questions in one step: "
+                f"{len(usable)} of the {self.train_batch_size} wanted have a signal, the rollouts "
+                f"of {self.failed} failed. " + ADVICE[self.settings.on_exhausted]
             )
         self.filling = set(filling)
         return usable | set(filling)

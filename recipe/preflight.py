@@ -45,6 +45,10 @@ def check_recipe(config: DictConfig) -> Bank:
             f"recipe.reward.overlong.buffer={reward.overlong.buffer} must lie between 1 and "
             f"data.max_response_length={config.data.max_response_length}"
         )
+    if config.recipe.one_question == "?":
+        raise RefusedError(
+            "recipe.one_question: the method is about one question; give its uid or its row number"
+        )
     return bank
 
 
@@ -124,16 +128,22 @@ def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, An
 
 def check_enough(questions: int, config: DictConfig) -> None:
     """Refuse fewer training questions than a step looks at."""
-    batch, curriculum = config.data.train_batch_size, config.recipe.curriculum
+    batch, recipe = config.data.train_batch_size, config.recipe
+    most = config.data.get("train_max_samples", -1)
+    if 0 <= most < questions:
+        questions = most  # data.train_max_samples
     if questions < batch:
         raise RefusedError(
             f"{questions} training questions are fewer than data.train_batch_size={batch}"
         )
-    if curriculum.enable and questions < batch * curriculum.candidates:
+    refills = recipe.dynamic_sampling.max_gen_batches
+    seen = batch * recipe.curriculum.candidates
+    seen *= refills if config.algorithm.filter_groups.enable else 1
+    if recipe.curriculum.enable and questions < seen:
         raise RefusedError(
-            f"{questions} training questions are fewer than the {batch * curriculum.candidates} "
-            "that the curriculum looks at in a step (data.train_batch_size x "
-            "recipe.curriculum.candidates): it would take the same ones several times"
+            f"{questions} training questions are fewer than the {seen} that the curriculum looks "
+            "at in a step (data.train_batch_size x recipe.curriculum.candidates, with dynamic "
+            "sampling x max_gen_batches): it would take the same ones several times"
         )
 
 

@@ -17,10 +17,11 @@ from recipe.weights import WEIGHTS
 from recipe.weights.gaussian_covariance import resolve
 
 # Losses that are positively homogeneous in a token's advantage: a weight on it weights the loss.
-HOMOGENEOUS = ("vanilla", "gspo", "sapo", "cispo", "gpg")
+HOMOGENEOUS = ("vanilla", "gspo", "sapo", "cispo", "gpg", "dppo_tv", "dppo_kl")
+DIVERGENCE = ("dppo_tv", "dppo_kl")  # the only ones that read actor.clip_ratio: their threshold
 PER_MICRO_BATCH = ("clip_cov", "kl_cov")
 GEOMETRIC = ("geo_mean", "gmpo")
-LOSSES = (*HOMOGENEOUS, *PER_MICRO_BATCH, *GEOMETRIC, "dppo_tv", "dppo_kl", "dro")
+LOSSES = (*HOMOGENEOUS, *PER_MICRO_BATCH, *GEOMETRIC, "dro")
 GMPO_TARGET = "recipe.losses.GMPOLossConfig"
 
 
@@ -66,14 +67,50 @@ def check_advantage(config: DictConfig) -> None:
             f"a group of {size} response has no baseline, so every advantage would be 0: raise "
             "actor_rollout_ref.rollout.n"
         )
+    check_rewards(config)
+
+
+def check_rewards(config: DictConfig) -> None:
+    """Advantages that want rewards of a kind, and what has no use without any advantage."""
+    name, recipe = config.recipe.advantage.name, config.recipe
+    below_zero = {
+        "algorithm.use_kl_in_reward": config.algorithm.use_kl_in_reward,
+        "recipe.reward.overlong.enable": recipe.reward.overlong.enable,
+        "recipe.history.enable": recipe.history.enable,
+    }
+    useless = {
+        f"recipe.weights.name={recipe.weights.name}": recipe.weights.name != "none",
+        "recipe.history.enable": recipe.history.enable,
+        "algorithm.filter_groups.enable": config.algorithm.filter_groups.enable,
+    }
+    if name == "maxrl" and any(below_zero.values()):
+        raise RefusedError(
+            "recipe.advantage.name=maxrl divides by the mean reward of a group, and with "
+            f"{_first(below_zero)} rewards can be negative and that mean near 0: unset it, or use "
+            "another advantage"
+        )
+    if name == "none" and any(useless.values()):
+        raise RefusedError(
+            f"recipe.advantage.name=none uses no reward, and {_first(useless)} then has no effect: "
+            "unset it"
+        )
+
+
+def _first(flags: dict[str, Any]) -> str:
+    return next(key for key, on in flags.items() if on)
 
 
 def check_neighbours(config: DictConfig) -> None:
     """`recipe.neighbours`; and nothing may use log-probabilities under q^n in a ratio under q^0."""
     section, rollout = config.recipe.neighbours, config.actor_rollout_ref.rollout
     refuse_unknown("recipe.neighbours.ratio", section.ratio, ("anchored", "own"))
-    if section.ratio == "own" and section.count == 0:
-        raise RefusedError("recipe.neighbours.ratio=own without recipe.neighbours.count has no use")
+    by_text = config.recipe.advantage.group == "text"
+    for key, on in (
+        ("neighbours.ratio=own", section.ratio == "own"),
+        ("advantage.group=text", by_text),
+    ):
+        if on and section.count == 0:
+            raise RefusedError(f"recipe.{key} without recipe.neighbours.count has no use")
     if section.count < 0:
         raise RefusedError(f"recipe.neighbours.count={section.count} must be 0 or more")
     if section.count == 0:
@@ -151,6 +188,13 @@ def check_loss(config: DictConfig) -> None:
         )
     if mode == "gmpo" and actor.policy_loss.get("_target_") != GMPO_TARGET:
         raise RefusedError(f"loss_mode=gmpo wants actor.policy_loss._target_={GMPO_TARGET}")
+    narrow, wide = actor.clip_ratio_low, actor.clip_ratio_high
+    unread = None not in (narrow, wide) and mode not in DIVERGENCE
+    if unread and actor.clip_ratio not in (0.2, narrow, wide):
+        raise RefusedError(
+            f"actor.clip_ratio={actor.clip_ratio} has no effect beside actor.clip_ratio_low="
+            f"{narrow} and actor.clip_ratio_high={wide}, which verl sets: set those two"
+        )
     if mode == "dro" and not (actor.policy_loss.dro_beta or 0) > 0:
         raise RefusedError("policy_loss.loss_mode=dro wants a positive policy_loss.dro_beta")
 
@@ -235,5 +279,9 @@ def check_sampling(config: DictConfig) -> None:
     curriculum = recipe.curriculum
     if not 0 <= curriculum.target <= 1 or not 0 < curriculum.decay <= 1:
         raise RefusedError("recipe.curriculum wants 0 <= target <= 1 and 0 < decay <= 1")
+    if curriculum.enable and recipe.one_question is not None:
+        raise RefusedError(
+            "recipe.curriculum has nothing to choose from with recipe.one_question: unset one"
+        )
     if curriculum.candidates < 1:
         raise RefusedError("recipe.curriculum.candidates must be 1 or more")

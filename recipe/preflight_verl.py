@@ -30,6 +30,11 @@ def check_verl(config: DictConfig) -> None:
                 f"{key}={value} has no effect in verl 0.9.1's V1 trainer with this project's "
                 "agent loop and rewards; see the keys under recipe instead"
             )
+    if OmegaConf.select(config, "reward.reward_model.enable"):
+        raise RefusedError(
+            "reward.reward_model.enable=true: rewards come from this project's grader, which a "
+            "reward model would take the place of, and every rollout would fail. Unset it"
+        )
     if OmegaConf.select(config, "distillation.enabled"):
         raise RefusedError(
             "distillation.enabled=true: this project's agent loop asks no teacher for its "

@@ -149,9 +149,8 @@ def explain(error: BaseException, run_dir: Path) -> str:
     """
     if "ExhaustedError" in str(error):
         return (
-            "dynamic sampling found too few questions with a signal (the message is above); the "
-            "last finished step is saved. The command goes on from it, with "
-            "recipe.dynamic_sampling.on_exhausted=train or a larger max_gen_batches"
+            "dynamic sampling found too few questions with a signal; the last finished step is "
+            "saved, and the command goes on from it. What to change is in the message above"
         )
     full = shutil.disk_usage(run_dir).free < FULL
     if full or os.strerror(errno.ENOSPC) in "".join(traceback.format_exception(error)):

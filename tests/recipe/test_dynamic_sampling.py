@@ -140,7 +140,7 @@ def test_no_signal_at_all_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stop_says_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ExhaustedError, match=r"6 questions in one step and 1 of the 2 wanted"):
+    with pytest.raises(ExhaustedError, match=r"6 questions in one step: 1 of the 2 wanted.*=train"):
         sample(monkeypatch, [MIXED] + [WRONG] * 5, on_exhausted="stop")
 
 
@@ -164,6 +164,24 @@ def test_groups_with_failures_are_judged_by_what_they_have(monkeypatch: pytest.M
     assert (counts["failed"], counts["evicted"], counts["kept"]) == (2, 2, 4)
     assert counts["generated"] == queue.count == 8
     assert told == [("u000", 0.0), ("u004", 1.0)]
+
+
+def test_failed_groups_are_replaced_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One batch is the bound; without the replacement nothing could fill it up."""
+    script = [(None, None), MIXED, WRONG]
+    visits, counts, queue, _ = sample(monkeypatch, script, max_gen_batches=1)
+    assert visits == ["u001", "u002"]
+    assert (counts["failed"], counts["kept"], counts["filled"], queue.count) == (1, 1, 1, 3)
+
+
+@pytest.mark.parametrize("on_exhausted", ["train", "stop"])
+def test_rollouts_that_go_on_failing_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, on_exhausted: str
+) -> None:
+    """Twice the bound of one batch, not for ever; a reserve of nothing can fill up nothing."""
+    advice = {"train": "recipe.worker_logs=true", "stop": "on_exhausted=train"}[on_exhausted]
+    with pytest.raises(ExhaustedError, match=f"generated 4 questions.*of 4 failed.*{advice}"):
+        sample(monkeypatch, [(None, None)] * 50, max_gen_batches=1, on_exhausted=on_exhausted)
 
 
 def test_another_metric_is_not_called_right_or_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

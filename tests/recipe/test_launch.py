@@ -154,6 +154,50 @@ def test_a_curriculum_wants_as_many_questions_as_it_looks_at(config: Any) -> Non
     with pytest.raises(RefusedError, match="63 training questions are fewer than the 64"):
         preflight.check_enough(63, config)
     preflight.check_enough(64, config)
+    with open_dict(config):  # every batch that is asked for again is chosen from four
+        config.algorithm.filter_groups.enable = True
+        config.recipe.dynamic_sampling.max_gen_batches = 3
+    with pytest.raises(RefusedError, match="191 training questions are fewer than the 192"):
+        preflight.check_enough(191, config)
+    preflight.check_enough(192, config)
+
+
+def test_a_limit_on_the_samples_counts(config: Any) -> None:
+    with open_dict(config):
+        config.data.train_max_samples = 15
+    with pytest.raises(RefusedError, match="15 training questions are fewer"):
+        preflight.check_enough(40, config)
+    config.data.train_max_samples = 16
+    preflight.check_enough(40, config)
+
+
+def test_a_method_that_wants_a_value_says_which() -> None:
+    with pytest.raises(RefusedError, match=r"recipe\.one_question: the method is about one"):
+        preflight.check_recipe(compose_config("toy", ["method=one_shot"]))
+    preflight.check_recipe(compose_config("toy", ["method=one_shot", "recipe.one_question=3"]))
+
+
+@pytest.mark.parametrize(
+    ("optim", "free"),
+    [
+        ({"lr_warmup_steps_ratio": 0.0}, True),
+        ({"lr_warmup_steps": 10, "lr_warmup_steps_ratio": 0.1}, True),  # verl takes the steps
+        ({"lr_warmup_steps_ratio": 0.1}, False),
+        ({"lr_scheduler_type": "cosine"}, False),
+    ],
+)
+def test_a_run_goes_on_for_longer_unless_its_learning_rate_would_jump(
+    config: Any, tmp_path: Path, optim: dict[str, Any], free: bool
+) -> None:
+    before = OmegaConf.merge(config, {"actor_rollout_ref": {"actor": {"optim": optim}}})
+    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(before, resolve=True))
+    (tmp_path / "metrics.jsonl").write_text("")
+    longer = OmegaConf.merge(before, {"trainer": {"total_training_steps": 99}})
+    if free:
+        check_same_run(longer, tmp_path / "config.yaml")
+    else:
+        with pytest.raises(RefusedError, match=r"trainer\.total_training_steps"):
+            check_same_run(longer, tmp_path / "config.yaml")
 
 
 def test_room_and_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

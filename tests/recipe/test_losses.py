@@ -1,4 +1,4 @@
-"""GMPO: verl's loss with a scale that does not depend on micro-batches."""
+"""GMPO with a scale that does not depend on micro-batches; which losses token weights go with."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +8,7 @@ import torch
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
 from recipe import losses
+from recipe.preflight_algorithm import HOMOGENEOUS
 
 ROWS, TOKENS = 6, 5
 
@@ -64,3 +65,40 @@ def test_without_sizes_it_is_verls_value() -> None:
     rows = slice(0, ROWS)
     assert loss("gmpo", rows, config(None)) == loss("geo_mean", rows, config(None))
     assert losses.GMPOLossConfig().loss_mode == "vanilla"
+
+
+def gradient(name: str, weights_BT: torch.Tensor) -> torch.Tensor:
+    """Of verl's loss `name` of advantages times weights, in the log-probability of every token."""
+    from verl.workers.config.actor import ActorConfig, PolicyLossConfig
+
+    settings = ActorConfig(
+        **{"strategy": "fsdp", "rollout_n": 2, "ppo_micro_batch_size_per_gpu": ROWS},
+        policy_loss=PolicyLossConfig(loss_mode=name, dro_beta=0.1),
+    )
+    given = inputs()
+    given["log_prob"].requires_grad_()
+    given["advantages"] = given["advantages"] * weights_BT
+    # Means over tokens or responses are linear, and SAPO and GMPO know only the latter.
+    value, _ = get_policy_loss_fn(name)(
+        **given, loss_agg_mode="seq-mean-token-mean", config=settings
+    )
+    value.backward()
+    return given["log_prob"].grad
+
+
+WEIGHTS_BT = 3 * torch.rand(ROWS, TOKENS, generator=torch.Generator().manual_seed(5)).double()
+
+
+@pytest.mark.parametrize("name", HOMOGENEOUS)
+def test_a_weight_on_the_advantage_is_a_weight_on_the_tokens_gradient(name: str) -> None:
+    """What lets `recipe.weights` go with a loss of verl's: sign, clip and dual clip stay."""
+    plain = gradient(name, torch.ones(ROWS, TOKENS))
+    assert (plain != 0).sum() > 10
+    torch.testing.assert_close(gradient(name, WEIGHTS_BT), WEIGHTS_BT * plain, atol=1e-9, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["dro", "geo_mean"])
+def test_other_losses_are_not_so(name: str) -> None:
+    """Negative control, and why these are refused with weights."""
+    plain = gradient(name, torch.ones(ROWS, TOKENS))
+    assert not torch.allclose(gradient(name, WEIGHTS_BT), WEIGHTS_BT * plain, atol=1e-4)

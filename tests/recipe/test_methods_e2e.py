@@ -250,7 +250,8 @@ def test_dynamic_sampling_without_any_signal_ends_as_asked_and_goes_on(runs: Run
     assert first["dynamic_sampling/generated"] == first["dynamic_sampling/evicted_equal"] == 8
     assert len(runs.finish("exhausted, stop", code=1)) == 1
     told = runs.text("exhausted, stop")
-    assert "generated 8 questions in one step and 0 of the 4 wanted have a signal" in told
-    assert "The command goes on from it, with recipe.dynamic_sampling.on_exhausted=train" in told
+    assert "generated 8 questions in one step: 0 of the 4 wanted have a signal" in told
+    assert "set recipe.dynamic_sampling.on_exhausted=train" in told
+    assert "saved, and the command goes on from it" in told
     _, second = runs.finish("exhausted, on")
     assert second["dynamic_sampling/filled"] == 4

@@ -20,6 +20,8 @@ CORRECTION = "algorithm.rollout_correction"
 WEIGHTS = "recipe.weights.name"
 ENTROPY = "actor_rollout_ref.actor.entropy_coeff"
 SEQUENCE = "seq-mean-token-mean"
+FILTER = "algorithm.filter_groups.enable"
+CLIP = "actor_rollout_ref.actor.clip_ratio"
 
 
 def check(toy_config: Any, changes: dict[str, Any]) -> None:
@@ -89,6 +91,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({LOSS: "dro"}, "positive policy_loss.dro_beta"),
     ({NAME: "none"}, "trains nothing"),
     ({"recipe.neighbours.ratio": "own"}, "has no use"),
+    ({"recipe.advantage.group": "text"}, "advantage.group=text without .* has no use"),
+    ({NAME: "maxrl", "algorithm.use_kl_in_reward": True}, "algorithm.use_kl_in_reward rewards"),
+    ({NAME: "maxrl", "recipe.reward.overlong.enable": True}, "overlong.enable rewards can be"),
+    ({NAME: "maxrl", "recipe.history.enable": True}, "history.enable rewards can be negative"),
+    ({NAME: "none", ENTROPY: 0.1, WEIGHTS: "clip_cov"}, "weights.name=clip_cov then has no effect"),
+    ({NAME: "none", ENTROPY: 0.1, "recipe.history.enable": True}, "history.enable then has no"),
+    ({NAME: "none", ENTROPY: 0.1, FILTER: True}, "filter_groups.enable then has no effect"),
+    ({CLIP: 0.3}, "clip_ratio=0.3 has no effect"),
+    ({"recipe.one_question": 0, "recipe.curriculum.enable": True}, "nothing to choose from"),
     (
         {
             "algorithm.filter_groups.enable": True,
@@ -133,6 +144,8 @@ ALLOWED: list[dict[str, Any]] = [
     {NAME: "none", "actor_rollout_ref.actor.use_kl_loss": True},
     {LOSS: "dro", "actor_rollout_ref.actor.policy_loss.dro_beta": 0.1},
     {LOSS: "gspo", f"{CORRECTION}.bypass_mode": True},
+    {LOSS: "dppo_tv", CLIP: 0.3},  # which reads it
+    {CLIP: 0.3, f"{CLIP}_low": None, f"{CLIP}_high": None},
     TA,
     {NAME: "ta_grpo_star", COUNT: 3, "recipe.neighbours.ratio": "own"},
     {NAME: "ta_grpo_star", COUNT: 3},  # the corner: anchored ratio, normalised per text

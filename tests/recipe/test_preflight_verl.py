@@ -62,6 +62,7 @@ def test_sequence_parallelism_by_either_key_leaves_fewer_ranks(config: Any, key:
         ("custom_reward_function__path", "x.py", "no effect"),
         ("reward__custom_reward_function__path", "x.py", "no effect"),
         ("trainer__balance_batch", "false", "no effect"),
+        ("reward__reward_model__enable", "true", "this project's grader"),
         ("distillation__enabled", "true", "asks no teacher"),
         ("trainer__resume_mode", "disable", "another folder"),
         ("trainer__resume_mode", "resume_path", "recipe.model_path"),
