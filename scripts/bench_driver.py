@@ -12,8 +12,8 @@ The table holds the median seconds, their ratio to those of verl's GRPO advantag
 of a step of 30 s: the published steps of prompt augmentation (arXiv 2602.03190) take tens of
 seconds. The last line is the sum of what a CW-GRPO step (arXiv 2605.11538) adds: the whole of
 recipe.signal (advantages, weights, their metrics), the columns made matrices and back, and the
-group statistics. Left out is TransferQueue itself: our second fetch and write of the columns, after
-verl's own, is in the paired steps of scripts/bench_trainer.py.
+statistics of rows, groups and phrasings. Left out is TransferQueue itself: our second fetch and
+write of the columns, after verl's own, is in the paired steps of scripts/bench_trainer.py.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from recipe.advantages import ADVANTAGES
 from recipe.batch import padded
-from recipe.diagnostics import Rollout, group_metrics
+from recipe.diagnostics import from_row, group_metrics, neighbour_metrics
 from recipe.signal import Responses, learning_signal
 from recipe.weights import WEIGHTS
 from recipe.weights.covariance import covariance_metrics, token_covariance
@@ -40,7 +41,9 @@ STEP_SECONDS = 30.0
 VERL = "verl: compute_grpo_outcome_advantage"
 WHOLE = "recipe.signal.learning_signal, CW-GRPO"
 LAYOUT = "columns to matrices and back"
-CW_GRPO = (WHOLE, LAYOUT, "group_metrics")
+ROLLOUTS = "rows to rollouts"
+CW_GRPO = (WHOLE, LAYOUT, ROLLOUTS, "group_metrics", "neighbour_metrics")
+STATUS = {1.0: "correct", 0.0: "wrong"}
 
 
 def made_up(rows: int, tokens: int, seed: int) -> Responses:
@@ -62,19 +65,25 @@ def made_up(rows: int, tokens: int, seed: int) -> Responses:
     )
 
 
-def rollouts(batch: Responses) -> list[Rollout]:
-    """The same responses as the diagnostics see them."""
-    return [
-        Rollout(
-            **{"group": str(group), "uid": str(group), "rollout": i % GROUP, "template": "t"},
-            **{"neighbour": 0, "prompt_ids": (), "response": "", "gold": (), "reward": reward},
-            **{"accuracy": reward, "format": 1.0, "entropy": 0.5, "logprob_gap": 0.0},
-            **{"length": 1, "truncated": False, "status": "correct" if reward else "wrong"},
+def columns(batch: Responses) -> list[dict[str, Any]]:
+    """The same responses as rows of TransferQueue, two to each of four phrasings."""
+    lengths = batch.mask_BT.sum(1).long().tolist()
+    groups, rewards = batch.question_B.tolist(), batch.rewards_B.tolist()
+    logprobs = [row[:n].float() for row, n in zip(batch.logprobs_BT, lengths, strict=True)]
+    made = []
+    for i, (group, reward) in enumerate(zip(groups, rewards, strict=True)):
+        graded = {"acc": reward, "format": 1.0, "response": "", "status": STATUS[reward]}
+        place = {"template": "t", "neighbour": i % GROUP // 2, "truncated": False}
+        made.append(
+            {
+                **{"uid": str(group), "session_id": i % GROUP, "prompts": ()},
+                "extra_info": {"uid": str(group), "answers": ["1"]},
+                "extra_fields": {**place, "reward_extra_info": graded},
+                **dict.fromkeys(("old_log_probs", "rollout_log_probs", "entropy"), logprobs[i]),
+                "rm_scores": logprobs[i],
+            }
         )
-        for i, (group, reward) in enumerate(
-            zip(batch.question_B.tolist(), batch.rewards_B.tolist(), strict=True)
-        )
-    ]
+    return made
 
 
 def there_and_back(batch: Responses) -> Callable[[], object]:
@@ -107,7 +116,8 @@ def lines(batch: Responses) -> dict[str, Callable[[], object]]:
     inputs = (batch.logprobs_BT, advantages_BT, mask_BT, group_B)
     c_BT = token_covariance(*inputs)
     weights_BT = WEIGHTS["gaussian_covariance"](*inputs)
-    rows = rollouts(batch)
+    listed = list(zip(columns(batch), batch.rewards_B.tolist(), strict=True))
+    rows = [from_row(row, reward) for row, reward in listed]
     return {
         VERL: lambda: compute_grpo_outcome_advantage(
             token_level_rewards=token_rewards_BT,
@@ -122,7 +132,9 @@ def lines(batch: Responses) -> dict[str, Callable[[], object]]:
         "clip_cov": lambda: WEIGHTS["clip_cov"](*inputs),
         "A w": lambda: advantages_B[:, None] * mask_BT * weights_BT,
         LAYOUT: there_and_back(batch),
+        ROLLOUTS: lambda: [from_row(row, reward) for row, reward in listed],
         "group_metrics": lambda: group_metrics(rows),
+        "neighbour_metrics": lambda: neighbour_metrics(rows),
         WHOLE: lambda: learning_signal(batch, settings.advantage, settings.weights),
     }
 

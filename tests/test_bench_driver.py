@@ -25,7 +25,8 @@ def test_it_runs_and_prints_every_line(
     assert head.startswith("16 x 8, ")
     rows = cells(table)
     names = [bench.VERL, "grpo", "token_covariance", "covariance_metrics"]
-    names += ["gaussian_covariance", "clip_cov", "A w", bench.LAYOUT, "group_metrics", bench.WHOLE]
+    names += ["gaussian_covariance", "clip_cov", "A w", bench.LAYOUT, bench.ROLLOUTS]
+    names += ["group_metrics", "neighbour_metrics", bench.WHOLE]
     assert [row[0] for row in rows] == [*names, f"CW-GRPO step: {' + '.join(bench.CW_GRPO)}"]
     assert all(float(cell) >= 0 for row in rows for cell in row[1:])
     assert float(rows[0][2]) == 1.0
@@ -34,7 +35,8 @@ def test_it_runs_and_prints_every_line(
 def test_the_table_by_hand(bench: ModuleType) -> None:
     parts = {"grpo": 0.25, "token_covariance": 0.25, "covariance_metrics": 0.5}
     parts |= {"gaussian_covariance": 1.0, "clip_cov": 8.0, "A w": 1.0}
-    parts |= {bench.LAYOUT: 0.25, "group_metrics": 0.25, bench.WHOLE: 2.5}
+    parts |= {bench.LAYOUT: 0.125, "group_metrics": 0.25, bench.WHOLE: 2.5}
+    parts |= {bench.ROLLOUTS: 0.0625, "neighbour_metrics": 0.0625}
     rows = cells(bench.table({bench.VERL: 0.5, **parts}))
     assert rows[0][1:] == ["0.5000", "1.00", "1.667"]
     assert rows[4] == ["gaussian_covariance", "1.0000", "2.00", "3.333"]

@@ -13,9 +13,9 @@ is a key, `PRESETS` has both answers:
 - ``normaliser``: mean weight 1 over the real tokens of the group | of the batch; ``padded``, as in
   the code, lets N count padding as well: rows x longest response of the group.
 
-Whether the gradient flows through w, as it does in the authors' code, is moot here. The weights are
-made once per step from the log-probabilities of the policy that sampled, which are the current
-policy's at the first optimizer step, and are constants afterwards.
+Whether w is detached is moot here: it is made once per step on the driver, from the
+log-probabilities of the policy that sampled, and is a constant. The authors' code differentiates
+through w, which adds A dw/dtheta to the gradient of every step; no key brings that back.
 
 Multiplying the advantage is enough: min, max and dual clip of verl's loss are positively
 homogeneous in A, so that the clipped loss of w A is w times the clipped loss of A.

@@ -1,90 +1,30 @@
 """Every method, two steps with the real trainer and engine; TA-GRPO's log-probabilities again in
 plain transformers; the driver's statistics under other micro-batches and on two FSDP ranks.
 
-All runs share one toy world with a start model of a few updates (tests/helpers/method_runs.py).
+They share two toy worlds, with start models of a few updates (tests/helpers/method_runs.py).
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from method_runs import Runner
+from method_runs import LOSSES_RUN, ON_TOUR, RUN_ALONE, Runner, start_all
 from transformers import AutoModelForCausalLM
 
+from prompt_aug.questions import read_parquet
 from recipe import run_folder
 from recipe.advantages import ADVANTAGES
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
-ROOT = Path(__file__).resolve().parents[2]
-METHODS = sorted(p.parents[1].name for p in (ROOT / "examples").glob("*/toy/config.yaml"))
-# These change the agent loop, the rewards or the sampling, and have a run each; the rest share one.
-RUN_ALONE = {
-    **{"ta_grpo": "anchored", "grpo_ds": "exhausted, on"},
-    **{name: name for name in ("ta_grpo_star", "dapo", "prompt_aug", "one_shot")},
-}
-LOSSES_RUN = ("clip_cov", "kl_cov", "gspo", "cispo", "sapo", "gmpo")  # the rest: vanilla
-ON_TOUR = [name for name in METHODS if name not in RUN_ALONE]
-ACTOR = "actor_rollout_ref.actor"
-ONE_UPDATE = [f"{ACTOR}.ppo_mini_batch_size=4", "recipe.save_tensors_every=1"]
-
-# Everything at once that may go together: see also test_preflight_algorithm.py.
-TOGETHER = [
-    *("recipe.augment.mode=per_rollout", "recipe.augment.templates=null"),
-    *("recipe.reward.format_weight=1.0", "recipe.overlong_filter=true"),
-    *("recipe.weights.name=gaussian_covariance", "recipe.weights.gaussian_covariance.sigma=batch"),
-    *("recipe.curriculum.enable=true", "actor_rollout_ref.actor.loss_agg_mode=token-mean"),
-    *("algorithm.filter_groups.enable=true", "recipe.dynamic_sampling.max_gen_batches=3"),
-    *("algorithm.use_kl_in_reward=true", f"{ACTOR}.use_kl_loss=true"),
-    *(f"{ACTOR}.entropy_coeff=0.001", f"{ACTOR}.policy_loss.loss_mode=gspo"),
-]
-CORRECTED = [  # engine and actor agree to 1e-6 here, so these bounds reject a part of the tokens
-    *("algorithm.rollout_correction.rollout_is=token", "recipe.advantage.name=rloo"),
-    *("algorithm.rollout_correction.rollout_rs=token_k2", "recipe.history.enable=true"),
-    "algorithm.rollout_correction.rollout_rs_threshold=1e-14",
-]
-NO_SIGNAL = [  # a punishment that is off is 0 for all: no group ever has a signal
-    *("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=overlong"),
-    *("recipe.reward.overlong.enable=false", "recipe.dynamic_sampling.max_gen_batches=2"),
-]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     runner = Runner(tmp_path_factory.mktemp("methods"))
-    # The first builds the toy world that the others find in the cache.
-    runner.start("anchored", "ta_grpo", *ONE_UPDATE)
-    runner.futures["anchored"].result()
-    runner.start_tour(ON_TOUR)
-    replay = [f"skip.rollout_tq.dump_dir={runner.base / 'dump'}", "skip.rollout_tq.steps=[1]"]
-    replay += ["skip.rollout_tq.enable=true", "trainer.experiment_name=replayed", *ONE_UPDATE]
-    runner.start("whole", "cw_grpo", *replay, steps=1)
-    runner.futures["whole"].result()
-    runner.start(
-        "split",
-        "cw_grpo",
-        *replay,
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu=8",
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
-        steps=1,
-    )
-    ranks = ["trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2"]
-    ranks += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16"]
-    runner.start("ranks", "cw_grpo", *replay, *ranks, steps=1)
-    saved = "trainer.save_freq=1"
-    runner.start("together", "ta_grpo", *TOGETHER, saved, steps=1)
-    runner.start("exhausted", "grpo_ds", *NO_SIGNAL, saved, steps=1)
-    runner.start("together, on", "ta_grpo", *TOGETHER, saved, after="together")
-    stop = "recipe.dynamic_sampling.on_exhausted=stop"
-    runner.start("exhausted, stop", "grpo_ds", *NO_SIGNAL, saved, stop, after="exhausted")
-    runner.start("corrected", "cw_grpo", *CORRECTED)
-    runner.start("exhausted, on", "grpo_ds", *NO_SIGNAL, saved, after="exhausted, stop")
-    for method, name in RUN_ALONE.items():
-        if method == name:
-            runner.start(method, method)
+    start_all(runner)
     yield runner
     runner.pool.shutdown(cancel_futures=True)  # after a failure: what has not begun never does
 
@@ -100,11 +40,11 @@ def unmarked(metrics: dict[str, Any]) -> bool:
 
 MARKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "ta_grpo": lambda m: "neighbour/3/logprob_gap" in m,
-    "ta_grpo_star": lambda m: "neighbour/3/accuracy" in m,
+    "ta_grpo_star": lambda m: "neighbour/1/accuracy" in m,
     "cw_grpo": lambda m: 0 < m["weights/effective_tokens"] < 1,
     "clip_cov_global": lambda m: "weights/zero" in m,
-    "dapo": lambda m: m["dynamic_sampling/generated"] >= 4,
-    "hapo": lambda m: "history/reward" in m,
+    "dapo": lambda m: m["dynamic_sampling/kept"] > 0,
+    "hapo": lambda m: m["history/known"] > 0 and m["history/reward"] != 0,
     "curriculum": lambda m: m["curriculum/questions_seen"] >= 4,
     "entropy_only": lambda m: m["critic/advantages/max"] == m["critic/advantages/min"] == 0,
     "one_shot": lambda m: m["actor/entropy_loss"] > 0,
@@ -134,8 +74,7 @@ def test_two_steps_of_a_method_on_tour(runs: Runner, method: str) -> None:
         _, visit_B = np.unique(arrays["visit"], return_inverse=True)
         expected_B = ADVANTAGES[name](arrays["rewards"], visit_B)
         np.testing.assert_allclose(arrays["advantages"][:, 0], expected_B, atol=1e-9)
-        # maxrl: so young a model is paid for shortness alone, which is never above 0
-        assert name in ("none", "maxrl") or expected_B.abs().sum() > 0
+        assert name == "none" or expected_B.abs().sum() > 0
 
 
 def test_groups_are_normalised_over_the_rollouts_that_did_not_fail(runs: Runner) -> None:
@@ -152,6 +91,47 @@ def test_groups_are_normalised_over_the_rollouts_that_did_not_fail(runs: Runner)
         assert abs(group.sum()) < 1e-6
         signal += abs(group).sum()
     assert signal > 0
+
+
+def test_dynamic_sampling_trains_on_groups_with_a_signal(runs: Runner) -> None:
+    """In the accuracies, which are the rewards but for the punishment of length."""
+    for m in runs.finish("dapo"):
+        arrays = runs.arrays("dapo", step=m["step"])
+        visits = [arrays["visit"] == visit for visit in np.unique(arrays["visit"])]
+        right = [len(set(arrays["rewards"][v] > 0)) == 2 for v in visits]
+        trained = [bool((arrays["advantages"][v] != 0).any()) for v in visits]
+        assert right == trained
+        assert sum(trained) == m["dynamic_sampling/kept"]
+        assert len(visits) == 4
+
+
+def test_hapo_goes_on_with_its_history(runs: Runner) -> None:
+    (first,) = runs.finish("hapo")
+    assert (first["history/known"], first["history/reward"]) == (0, 0)
+    assert first["train/accuracy"] > 0
+    saved = runs.base / "hapo" / "checkpoints" / "global_step_1" / "recipe_state.json"
+    shortest = run_folder.read_json(saved)["memory"]["shortest"]
+    _, second = runs.finish("hapo, on")
+    assert second["history/known"] == len(shortest) / 4
+
+
+def test_questions_with_fewer_neighbours_train(runs: Runner) -> None:
+    metrics = runs.finish("ta_grpo_star")
+    known = {q.uid: len(q.neighbours) for q in read_parquet(runs.base / "fewer.parquet")}
+    seen = set()
+    for m in metrics:
+        arrays = runs.arrays("ta_grpo_star", step=m["step"])
+        for visit in np.unique(arrays["visit"]):
+            of_visit = arrays["visit"] == visit
+            count = known[str(arrays["uid"][of_visit][0])]
+            texts = arrays["neighbour"][of_visit]
+            seen.add(count)
+            assert sorted(set(texts)) == list(range(count + 1))
+            assert len(texts) == 16
+            expected_B = ADVANTAGES["ta_grpo_star"](arrays["rewards"][of_visit], texts)
+            first_B = arrays["advantages"][of_visit][:, 0]
+            np.testing.assert_allclose(first_B, expected_B, atol=1e-9)
+    assert len(seen) > 1
 
 
 def logprobs(model: Any, prompts: np.ndarray, arrays: Any) -> torch.Tensor:
@@ -240,6 +220,17 @@ def test_rollout_correction_goes_with_weights(runs: Runner) -> None:
     metrics = runs.finish("corrected")
     assert finite(metrics)
     assert "weights/effective_tokens" in metrics[-1]
+    # KL in the reward, at the first step 0 since the policy is still the start model
+    first, second = metrics
+    assert first["critic/rewards/mean"] == pytest.approx(first["critic/score/mean"], abs=1e-6)
+    assert second["critic/rewards/mean"] != pytest.approx(second["critic/score/mean"], abs=1e-6)
+    arrays = runs.arrays("corrected", step=2)
+    assert arrays["rewards"].mean() == pytest.approx(second["critic/rewards/mean"], abs=1e-5)
+    # the overlong filter: cut at 20 tokens, no gradient
+    cut_B, signal_B = arrays["lengths"] >= 20, (arrays["advantages"] != 0).any(1)
+    assert 0 < cut_B.sum() < len(cut_B)
+    assert not signal_B[cut_B].any()
+    assert signal_B[~cut_B].any()
     rejected = [m["rollout_corr/rollout_rs_masked_fraction"] for m in metrics]
     assert all(0 < share < 1 for share in rejected)
 

@@ -139,6 +139,13 @@ def test_rows_become_groups_and_cut_responses_leave_the_loss(
     assert list(written["fields"].keys()) == ["advantages"]
 
 
+def test_kl_in_the_reward_is_part_of_it() -> None:
+    batch = rows({**row(0, True, 3), "token_level_rewards": torch.tensor([-0.25, -0.5, 1.0])})
+    assert batch.rewards() == [0.25]
+    del batch.columns["token_level_rewards"]
+    assert batch.rewards() == [1.0]
+
+
 def masks(written: dict[str, Any]) -> list[list[int]]:
     pairs = (written["fields"][name].unbind() for name in ("response_mask", "loss_mask"))
     response, loss = ([m.tolist() for m in field] for field in pairs)
