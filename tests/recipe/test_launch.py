@@ -57,6 +57,14 @@ def test_examples_compose_over_the_real_schema(config: Any) -> None:
     assert other.trainer.device == "cuda"
 
 
+@pytest.mark.parametrize("machine", ["cpu", "gpu"])
+def test_actor_and_reference_compute_in_the_same_precision(machine: str) -> None:
+    """Else the KL term compares number formats: verl's default for the reference is bfloat16."""
+    roles = compose_config("toy", [f"machine={machine}"]).actor_rollout_ref
+    for key in ("dtype", "model_dtype", "mixed_precision"):
+        assert roles.actor.fsdp_config.get(key) == roles.ref.fsdp_config.get(key)
+
+
 @pytest.mark.parametrize("override", ["trainer.nope=1", "recipe.augment.modes=x", "machine=tpu"])
 def test_unknown_keys_on_the_command_line_are_refused(override: str) -> None:
     with pytest.raises(RefusedError, match="override"):

@@ -222,8 +222,8 @@ def test_rollout_correction_goes_with_weights(runs: Runner) -> None:
     assert "weights/effective_tokens" in metrics[-1]
     # KL in the reward, at the first step 0 since the policy is still the start model
     first, second = metrics
-    assert first["critic/rewards/mean"] == pytest.approx(first["critic/score/mean"], abs=1e-6)
-    assert second["critic/rewards/mean"] != pytest.approx(second["critic/score/mean"], abs=1e-6)
+    assert first["critic/rewards/mean"] == pytest.approx(first["critic/score/mean"], abs=1e-3)
+    assert second["critic/rewards/mean"] != pytest.approx(second["critic/score/mean"], abs=1e-3)
     arrays = runs.arrays("corrected", step=2)
     assert arrays["rewards"].mean() == pytest.approx(second["critic/rewards/mean"], abs=1e-5)
     # the overlong filter: cut at 20 tokens, no gradient
