@@ -1,5 +1,6 @@
 """From the name of an example to its resolved configuration; and whether a folder is that run's."""
 
+import functools
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -45,17 +46,23 @@ def compose_config(example: str, overrides: list[str]) -> DictConfig:
         with initialize_config_dir(str(folder), version_base=None):
             config = compose("config", overrides=[search_path(CONFIG), *overrides])
             body: Any = OmegaConf.load(folder / "config.yaml")
-            groups = [str(v) for v in _group_choices(body)]
+            groups = tuple(str(v) for v in _group_choices(body))
             body.pop("defaults", None)
-        with initialize_config_dir(str(CONFIG), version_base=None):
-            schema = compose("recipe", overrides=[search_path(), *groups])
         # Hydra lets a yaml file add any key; merging into the closed schema does not.
-        OmegaConf.set_struct(schema, True)
-        OmegaConf.merge(schema, body)
+        OmegaConf.merge(_schema(groups), body)
         OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise RefusedError(f"{folder.name}/config.yaml or an override: {error}") from error
     return config
+
+
+@functools.cache
+def _schema(groups: tuple[str, ...]) -> DictConfig:
+    """All keys that there are with these groups; merge it, do not change it."""
+    with initialize_config_dir(str(CONFIG), version_base=None):
+        schema = compose("recipe", overrides=[search_path(), *groups])
+    OmegaConf.set_struct(schema, True)
+    return schema
 
 
 def _group_choices(body: Any) -> list[str]:

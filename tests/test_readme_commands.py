@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -90,18 +91,30 @@ def test_a_command_of_a_readme_would_start(command: Command) -> None:
     assert launched(command).trainer.total_training_steps > 0
 
 
-def test_commands_that_share_a_run_folder_are_one_run(tmp_path: Path) -> None:
-    """Otherwise the second would be refused, in the folder of the first."""
+def check_folders(commands: Iterable[Command], scratch: Path) -> None:
+    """RefusedError where the second command of a run folder would be refused there."""
     by_folder = defaultdict(list)
-    for command in COMMANDS:
+    for command in commands:
         config = launched(command)
         by_folder[config.recipe.run_dir].append(config)
-    assert any(len(configs) > 1 for configs in by_folder.values())
-    (tmp_path / "metrics.jsonl").touch()
+    (scratch / "metrics.jsonl").touch()
     for first, *others in by_folder.values():
-        OmegaConf.save(first, tmp_path / "config.yaml")
+        OmegaConf.save(first, scratch / "config.yaml")
         for other in others:
-            check_same_run(other, tmp_path / "config.yaml")
+            check_same_run(other, scratch / "config.yaml")
+
+
+def test_commands_that_share_a_run_folder_are_one_run(tmp_path: Path) -> None:
+    check_folders(COMMANDS, tmp_path)
+
+
+def test_two_runs_in_one_folder_are_found(tmp_path: Path) -> None:
+    """Negative control: Open-RS warms up for a tenth of its steps; with more it is another run."""
+    first = Command(example="cw_grpo", overrides=("recipe.run_dir=runs/x",))
+    more = ("recipe.run_dir=runs/x", "trainer.total_training_steps=200")
+    with pytest.raises(RefusedError, match=r"trainer\.total_training_steps"):
+        check_folders([first, Command(example="cw_grpo", overrides=more)], tmp_path)
+    check_folders([first, first], tmp_path)
 
 
 README = """
