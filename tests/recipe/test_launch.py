@@ -57,6 +57,7 @@ def test_examples_compose_over_the_real_schema(config: Any) -> None:
     assert other.trainer.device == "cuda"
 
 
+@pytest.mark.e2e  # whole configurations through hydra: a second each
 @pytest.mark.parametrize("machine", ["cpu", "gpu"])
 def test_actor_and_reference_compute_in_the_same_precision(machine: str) -> None:
     """Else the KL term compares number formats: verl's default for the reference is bfloat16."""
@@ -179,6 +180,7 @@ def test_a_limit_on_the_samples_counts(config: Any) -> None:
     preflight.check_enough(40, config)
 
 
+@pytest.mark.e2e
 def test_a_method_that_wants_a_value_says_which() -> None:
     with pytest.raises(RefusedError, match=r"recipe\.one_question: the method is about one"):
         preflight.check_recipe(compose_config("toy", ["method=one_shot"]))
