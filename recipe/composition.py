@@ -76,9 +76,10 @@ def _group_choices(body: Any) -> list[str]:
     return choices
 
 
-# Keys that may differ when a run goes on: how long, how often to save, where to log, memory.
+STEPS = "trainer.total_training_steps"
+# Keys that may differ when a run goes on: how often to save, where to log, memory; and STEPS where
+# the learning rate does not depend on it.
 FREE = (
-    "trainer.total_training_steps",  # the first: not where the learning rate depends on it
     "trainer.save_freq",
     "trainer.test_freq",
     "trainer.logger",
@@ -107,7 +108,7 @@ def check_same_run(config: DictConfig, path: Path) -> None:
         OmegaConf.load(path),
         OmegaConf.create(OmegaConf.to_container(config, resolve=True)),
     )
-    for free in FREE if _steps_are_free(config) else FREE[1:]:
+    for free in (*FREE, STEPS) if _steps_are_free(config) else FREE:
         for side in (before, now):
             OmegaConf.update(side, free, None, force_add=True)
     if before != now:

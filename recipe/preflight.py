@@ -112,6 +112,7 @@ def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, An
         if split == "train":
             kept, neighbours = fit_neighbours(kept, templates, tokenizer, config)
             kept = only_question(kept, config)
+            check_enough(len(kept), config)
             counts.update(neighbours)
         path = Path(config.recipe.run_dir) / "data" / f"{split}.parquet"
         write_parquet([dataclasses.replace(q, split=split) for q in kept], path)
@@ -121,8 +122,6 @@ def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, An
         }
         with open_dict(config):
             config.data[key] = [str(path)]
-    if config.recipe.one_question is None:
-        check_enough(report["train"]["questions"], config)
     return report
 
 

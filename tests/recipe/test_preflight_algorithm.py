@@ -1,5 +1,6 @@
 """What `recipe.train` refuses about algorithms, one reason at a time, and what it lets through."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -23,16 +24,21 @@ FILTER = "algorithm.filter_groups.enable"
 CLIP = "actor_rollout_ref.actor.clip_ratio"
 
 
-def check(toy_config: Any, changes: dict[str, Any]) -> None:
-    """With `changes`, which are taken back: a copy of so large a configuration is slow."""
-    before = {key: OmegaConf.select(toy_config, key) for key in changes}
+@pytest.fixture(scope="module")
+def base(toy_config: Any) -> Any:
+    return copy.deepcopy(toy_config)
+
+
+def check(base: Any, changes: dict[str, Any]) -> None:
+    """With `changes`, which are taken back: a copy for each of so large a configuration is slow."""
+    before = {key: OmegaConf.select(base, key) for key in changes}
     try:
         for key, value in changes.items():
-            OmegaConf.update(toy_config, key, value, force_add=True)
-        check_algorithm(toy_config)
+            OmegaConf.update(base, key, value, force_add=True)
+        check_algorithm(base)
     finally:
         for key, value in before.items():
-            OmegaConf.update(toy_config, key, value, force_add=True)
+            OmegaConf.update(base, key, value, force_add=True)
 
 
 TA = {NAME: "ta_grpo", COUNT: 3}
@@ -135,9 +141,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "reason"), REFUSED, ids=lambda v: str(v)[:60])
-def test_refused_with_the_reason(toy_config: Any, changes: dict[str, Any], reason: str) -> None:
+def test_refused_with_the_reason(base: Any, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(RefusedError, match=reason):
-        check(toy_config, changes)
+        check(base, changes)
 
 
 ALLOWED: list[dict[str, Any]] = [
@@ -170,5 +176,5 @@ ALLOWED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", ALLOWED, ids=lambda v: str(v)[:60])
-def test_what_makes_sense_together_is_let_through(toy_config: Any, changes: dict[str, Any]) -> None:
-    check(toy_config, changes)
+def test_what_makes_sense_together_is_let_through(base: Any, changes: dict[str, Any]) -> None:
+    check(base, changes)
