@@ -17,6 +17,8 @@ from eval.report_page import checkpoint_table, markdown_table, share, text_table
 from eval.report_samples import visible
 from eval.score import write_scores
 
+pytestmark = pytest.mark.e2e  # whole reports with their pictures: half a second each
+
 ATTACK = (
     "<script>alert(1)</script><img src=x onerror=alert(1)></pre></details>"
     "<iframe src='https://evil.example/'></iframe>{{ 7*7 }}{% raw %} &lt;b&gt; \u202e\x00\ud800"

@@ -66,12 +66,14 @@ def test_actor_and_reference_compute_in_the_same_precision(machine: str) -> None
         assert roles.actor.fsdp_config.get(key) == roles.ref.fsdp_config.get(key)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("override", ["trainer.nope=1", "recipe.augment.modes=x", "machine=tpu"])
 def test_unknown_keys_on_the_command_line_are_refused(override: str) -> None:
     with pytest.raises(RefusedError, match="override"):
         compose_config("toy", [override])
 
 
+@pytest.mark.e2e
 def test_unknown_keys_in_an_example_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(
         "defaults: [recipe, {override machine: cpu}, _self_]\n"
