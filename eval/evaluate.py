@@ -13,10 +13,10 @@ from typing import Any
 
 from eval.benchmarks import LoadedBenchmark
 from eval.checkpoints import Checkpoint
+from eval.engine import Engine, VllmEngine
 from eval.errors import EvaluationError
 from eval.files import exclusive, read_json
-from eval.generate import Engine, VllmEngine
-from eval.responses import PartFile, Work
+from eval.samples import PartFile, Work
 from eval.score import grade_lines, write_graded, write_scores
 from eval.settings import Settings, benchmark_identity, differences, shared_identity
 from prompt_aug.templates import Template

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from eval import metrics
 from eval.errors import EvaluationError
 from eval.files import dump_lines, read_json, read_lines, write_json
-from eval.responses import TOO_LONG
+from eval.samples import TOO_LONG
 from prompt_aug.files import write_text
 from prompt_aug.grading import grade_many
 from prompt_aug.templates import Template, load_bank

@@ -14,9 +14,9 @@ from typing import Any
 from eval import settings as settings_module
 from eval.benchmarks import load, parse_request, suite_requests
 from eval.checkpoints import Checkpoint, find, from_model
+from eval.engine import prepare_environment
 from eval.errors import EvaluationError
 from eval.evaluate import CHUNK, evaluate, plan
-from eval.generate import prepare_environment
 from eval.settings import Settings, shared_identity
 from prompt_aug.questions import QuestionError
 from prompt_aug.templates import BankError, UnknownTemplateError, load_bank

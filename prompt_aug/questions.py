@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prompt_aug.errors import UserError
 from prompt_aug.files import replacing
 
 UID_LENGTH = 16
@@ -45,7 +46,7 @@ SCHEMA = pa.schema(
 )
 
 
-class QuestionError(ValueError):
+class QuestionError(UserError, ValueError):
     """A file or row that cannot be read as questions; the message says which and what to do."""
 
 

@@ -6,11 +6,12 @@ of an entry point, so `recipe.train` also names this module in ``VERL_USE_EXTERN
 an exception stops the process with its own traceback, and `recipe.doctor` imports it by itself.
 """
 
-from recipe import cpu, isolation  # noqa: F401  (hooks into verl when imported)
+from recipe.patches import cpu
+from recipe.patches import weight_socket as isolation  # noqa: F401  (hooks into verl when imported)
 
 if cpu.requested():
-    import recipe.cpu.platform  # noqa: F401  (registers the platform "cpu")
-    from recipe.cpu import gaps
+    import recipe.patches.cpu.cpu_platform  # noqa: F401  (registers the platform "cpu")
+    from recipe.patches.cpu import adapters as gaps
 
     gaps.adapt_process_group()
     gaps.adapt_vllm_version()

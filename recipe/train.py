@@ -17,10 +17,16 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from prompt_aug.errors import UserError
 from prompt_aug.files import write_text
-from recipe import isolation, preflight, preflight_verl, processes, progress, run_folder
-from recipe.composition import check_same_run, compose_config
-from recipe.preflight_algorithm import check_algorithm
+from recipe.checks import data as preflight
+from recipe.checks import verl as preflight_verl
+from recipe.checks.algorithm import check_algorithm
+from recipe.config.compose import check_same_run, compose_config
+from recipe.errors import ConfigError
+from recipe.patches import weight_socket as isolation
+from recipe.run import folder as run_folder
+from recipe.run import processes, progress
 from recipe.toy import build as toy
 
 FULL = 2**26  # bytes free under which a failed write is put down to the full disk
@@ -77,9 +83,7 @@ def prepare(config: DictConfig) -> None:
     built = toy.attach(config) if config.recipe.toy.enable else None
     preflight.check_files(config, built)
     if not config.actor_rollout_ref.model.path:
-        raise preflight.RefusedError(
-            "recipe.model_path is not set: name a model folder or a hub id"
-        )
+        raise ConfigError("recipe.model_path is not set: name a model folder or a hub id")
     check_same_run(config, run_dir / "config.yaml")
     if config.recipe.toy.enable:
         toy.build(config)
@@ -104,7 +108,7 @@ def run(config: DictConfig) -> None:
         from verl.utils.config import validate_config
 
         import recipe.plugin  # noqa: F401  (its own traceback, should it fail)
-        from recipe.task_runner import RecipeTaskRunner
+        from recipe.trainer.task_runner import RecipeTaskRunner
 
         validate_config(
             config=config,
@@ -181,7 +185,7 @@ def start(example: str, overrides: list[str]) -> int:
         preflight.check_room(Path(config.recipe.run_dir), config.recipe.min_free_gib)
         held = run_folder.lock(Path(config.recipe.run_dir))
         prepare(config)
-    except (preflight.RefusedError, run_folder.InUseError, ValueError, KeyError, OSError) as error:
+    except (UserError, ValueError, KeyError, OSError) as error:
         print(f"recipe.train: {error}", file=sys.stderr)
         return 1
     with held:

@@ -28,18 +28,17 @@ import torch
 from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
-from recipe.advantages import ADVANTAGES
-from recipe.batch import padded
-from recipe.diagnostics import from_row, group_metrics, neighbour_metrics
-from recipe.signal import Responses, learning_signal
-from recipe.weights import WEIGHTS
-from recipe.weights.covariance import covariance_metrics, token_covariance
+from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
+from recipe.algorithms.compute import Responses, compute_advantages
+from recipe.algorithms.covariance import covariance_metrics, token_covariance
+from recipe.trainer.batch import padded
+from recipe.trainer.metrics import from_row, group_metrics, neighbour_metrics
 
 SETTINGS = Path(__file__).resolve().parents[1] / "recipe" / "config" / "recipe.yaml"
 GROUP = 8
 STEP_SECONDS = 30.0
 VERL = "verl: compute_grpo_outcome_advantage"
-WHOLE = "recipe.signal.learning_signal, CW-GRPO"
+WHOLE = "recipe.algorithms.compute.compute_advantages, CW-GRPO"
 LAYOUT = "columns to matrices and back"
 ROLLOUTS = "rows to rollouts"
 CW_GRPO = (WHOLE, LAYOUT, ROLLOUTS, "group_metrics", "neighbour_metrics")
@@ -115,7 +114,7 @@ def lines(batch: Responses) -> dict[str, Callable[[], object]]:
     advantages_BT = advantages_B[:, None] * mask_BT
     inputs = (batch.logprobs_BT, advantages_BT, mask_BT, group_B)
     c_BT = token_covariance(*inputs)
-    weights_BT = WEIGHTS["gaussian_covariance"](*inputs)
+    weights_BT = TOKEN_WEIGHTS["gaussian_covariance"](*inputs)
     listed = list(zip(columns(batch), batch.rewards_B.tolist(), strict=True))
     rows = [from_row(row, reward) for row, reward in listed]
     return {
@@ -128,14 +127,14 @@ def lines(batch: Responses) -> dict[str, Callable[[], object]]:
         "grpo": lambda: ADVANTAGES["grpo"](batch.rewards_B, group_B),
         "token_covariance": lambda: token_covariance(*inputs),
         "covariance_metrics": lambda: covariance_metrics(c_BT, mask_BT),
-        "gaussian_covariance": lambda: WEIGHTS["gaussian_covariance"](*inputs),
-        "clip_cov": lambda: WEIGHTS["clip_cov"](*inputs),
+        "gaussian_covariance": lambda: TOKEN_WEIGHTS["gaussian_covariance"](*inputs),
+        "clip_cov": lambda: TOKEN_WEIGHTS["clip_cov"](*inputs),
         "A w": lambda: advantages_B[:, None] * mask_BT * weights_BT,
         LAYOUT: there_and_back(batch),
         ROLLOUTS: lambda: [from_row(row, reward) for row, reward in listed],
         "group_metrics": lambda: group_metrics(rows),
         "neighbour_metrics": lambda: neighbour_metrics(rows),
-        WHOLE: lambda: learning_signal(batch, settings.advantage, settings.weights),
+        WHOLE: lambda: compute_advantages(batch, settings.advantage, settings.weights),
     }
 
 

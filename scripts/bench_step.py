@@ -18,7 +18,7 @@ from pathlib import Path
 PARTS = ("step", "gen", "old_log_prob", "adv", "update_actor", "update_weights")
 STOCK_WORKER = [
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class=null",
-    "actor_rollout_ref.model.external_lib=[recipe.cpu.engines,recipe.agent_loop]",
+    "actor_rollout_ref.model.external_lib=[recipe.patches.cpu.engines,recipe.rollout.agent_loop]",
 ]
 STOCK_POLL = ["recipe.rollout.poll_seconds=2.0"]
 STOCK_EXECUTOR = [

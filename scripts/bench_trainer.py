@@ -41,7 +41,7 @@ def register() -> None:
     from verl.trainer.ppo.v1.trainer_base import register_trainer
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-    from recipe.trainer import RecipeTrainer
+    from recipe.trainer.trainer import RecipeTrainer
 
     @register_trainer("paired")
     class PairedTrainer(RecipeTrainer):
@@ -68,7 +68,7 @@ def register() -> None:
 def measure(example: str, steps: int, out: Path) -> list[float]:
     """Seconds of every step."""
     from recipe import train
-    from recipe.composition import compose_config
+    from recipe.config.compose import compose_config
 
     here = Path(__file__).resolve()
     paths = [str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -26,7 +26,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from recipe.run_folder import read_metrics
+from recipe.run.folder import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = (

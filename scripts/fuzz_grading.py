@@ -24,7 +24,7 @@ from typing import Any
 from tqdm import tqdm
 
 from prompt_aug.grading import STATUSES, Extraction, grade, grade_answer
-from prompt_aug.grading_extract import extract
+from prompt_aug.grading.extract import extract
 
 MAX_SECONDS = 240.0
 SEEDS = (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from recipe.composition import compose_config
+from recipe.config.compose import compose_config
 
 # Several processes of a test run at once: more threads than cores make each wait for the others.
 torch.set_num_threads(1)

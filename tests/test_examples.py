@@ -8,9 +8,11 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError
 
-from recipe import preflight, preflight_verl
-from recipe.composition import CONFIG, EXAMPLES, compose_config
-from recipe.preflight_algorithm import check_algorithm
+from recipe.checks import data as preflight
+from recipe.checks import verl as preflight_verl
+from recipe.checks.algorithm import check_algorithm
+from recipe.config.compose import CONFIG, EXAMPLES, compose_config
+from recipe.errors import ConfigError
 
 # Composing all of them twice through hydra takes a minute; they are read, none is trained.
 pytestmark = pytest.mark.e2e
@@ -169,7 +171,7 @@ def test_an_example_would_start(name: str) -> None:
 def test_an_example_would_start_on_two_nodes(name: str) -> None:
     config = OmegaConf.merge(composed(name), {"trainer": {"nnodes": 2}})
     if config.data.train_batch_size == 12:  # 9 rows a GPU: scale/open_rs is for one node
-        with pytest.raises(preflight.RefusedError, match="does not divide the 9 rows"):
+        with pytest.raises(ConfigError, match="does not divide the 9 rows"):
             preflight_verl.check_batches(config)
         return
     preflight_verl.check_batches(config)

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from recipe import preflight, preflight_verl
-from recipe.composition import EXAMPLES, check_same_run, compose_config
-from recipe.preflight import RefusedError
-from recipe.preflight_algorithm import check_algorithm
+from recipe.checks import data as preflight
+from recipe.checks import verl as preflight_verl
+from recipe.checks.algorithm import check_algorithm
+from recipe.config.compose import EXAMPLES, check_same_run, compose_config
+from recipe.errors import ConfigError
 
 # Composing all of them through hydra takes a minute; they are read, none is trained.
 pytestmark = pytest.mark.e2e
@@ -68,7 +69,7 @@ def commands_of(text: str) -> list[Command]:
 
 @cache
 def launched(command: Command) -> DictConfig:
-    """The configuration that the command starts with; RefusedError where it would not start."""
+    """The configuration that the command starts with; ConfigError where it would not start."""
     config = compose_config(command.example, list(command.overrides))
     preflight_verl.check_verl(config)
     preflight_verl.check_batches(config)
@@ -92,7 +93,7 @@ def test_a_command_of_a_readme_would_start(command: Command) -> None:
 
 
 def check_folders(commands: Iterable[Command], scratch: Path) -> None:
-    """RefusedError where the second command of a run folder would be refused there."""
+    """ConfigError where the second command of a run folder would be refused there."""
     by_folder = defaultdict(list)
     for command in commands:
         config = launched(command)
@@ -112,7 +113,7 @@ def test_two_runs_in_one_folder_are_found(tmp_path: Path) -> None:
     """Negative control: Open-RS warms up for a tenth of its steps; with more it is another run."""
     first = Command(example="cw_grpo", overrides=("recipe.run_dir=runs/x",))
     more = ("recipe.run_dir=runs/x", "trainer.total_training_steps=200")
-    with pytest.raises(RefusedError, match=r"trainer\.total_training_steps"):
+    with pytest.raises(ConfigError, match=r"trainer\.total_training_steps"):
         check_folders([first, Command(example="cw_grpo", overrides=more)], tmp_path)
     check_folders([first, first], tmp_path)
 
@@ -185,5 +186,5 @@ def test_a_command_that_rots_fails(old: str, new: str, said: str) -> None:
     text = (EXAMPLES / "dapo" / "README.md").read_text("utf-8")
     *_, last = lines_of(text)
     assert old in last
-    with pytest.raises(RefusedError, match=said):
+    with pytest.raises(ConfigError, match=said):
         launched(command_of(last.replace(old, new)))

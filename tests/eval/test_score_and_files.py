@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from eval.engine import prepare_environment, request_seed
 from eval.errors import EvaluationError
 from eval.files import dump_lines, exclusive, read_lines, write_json
-from eval.generate import prepare_environment, request_seed
-from eval.responses import TOO_LONG
+from eval.samples import TOO_LONG
 from eval.score import main, regrade, write_scores
 
 

@@ -13,7 +13,7 @@ import psutil
 import yaml
 
 from prompt_aug.questions import read_parquet, write_parquet
-from recipe import run_folder
+from recipe.run import folder as run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = sorted(p.parents[1].name for p in (ROOT / "examples").glob("*/toy/config.yaml"))

@@ -12,9 +12,11 @@ from omegaconf import OmegaConf, open_dict
 
 from prompt_aug.questions import make_question, write_parquet
 from prompt_aug.templates import load_bank
-from recipe import preflight, run_folder, train
-from recipe.composition import check_same_run, compose_config
-from recipe.preflight import RefusedError
+from recipe import train
+from recipe.checks import data as preflight
+from recipe.config.compose import check_same_run, compose_config
+from recipe.errors import ConfigError
+from recipe.run import folder as run_folder
 
 
 @pytest.fixture
@@ -69,7 +71,7 @@ def test_actor_and_reference_compute_in_the_same_precision(machine: str) -> None
 @pytest.mark.e2e
 @pytest.mark.parametrize("override", ["trainer.nope=1", "recipe.augment.modes=x", "machine=tpu"])
 def test_unknown_keys_on_the_command_line_are_refused(override: str) -> None:
-    with pytest.raises(RefusedError, match="override"):
+    with pytest.raises(ConfigError, match="override"):
         compose_config("toy", [override])
 
 
@@ -79,12 +81,12 @@ def test_unknown_keys_in_an_example_are_refused(tmp_path: Path) -> None:
         "defaults: [recipe, {override machine: cpu}, _self_]\n"
         "recipe: {name: x}\ntrainer: {total_training_steps: 1}\ndata: {train_batch_sise: 3}\n"
     )
-    with pytest.raises(RefusedError, match="train_batch_sise"):
+    with pytest.raises(ConfigError, match="train_batch_sise"):
         compose_config(str(tmp_path), [])
 
 
 def test_unknown_example_names_the_known() -> None:
-    with pytest.raises(RefusedError, match=r"known are .*toy"):
+    with pytest.raises(ConfigError, match=r"known are .*toy"):
         compose_config("nothing", [])
 
 
@@ -99,7 +101,7 @@ def test_unknown_example_names_the_known() -> None:
 )
 def test_impossible_recipe_settings_are_refused(config: Any, change: dict, message: str) -> None:
     preflight.check_recipe(config)
-    with pytest.raises(RefusedError, match=message):
+    with pytest.raises(ConfigError, match=message):
         preflight.check_recipe(OmegaConf.merge(config, {"recipe": change}))
 
 
@@ -154,7 +156,7 @@ def test_bad_data_is_refused(config: Any, tmp_path: Path, case: str) -> None:
         "no_answer": "row 2",
         "empty": "no rows",
     }
-    with pytest.raises((RefusedError, ValueError), match=messages[case]):
+    with pytest.raises((ConfigError, ValueError), match=messages[case]):
         preflight.prepare_data(config, load_bank(), Characters())
 
 
@@ -162,13 +164,13 @@ def test_a_curriculum_wants_as_many_questions_as_it_looks_at(config: Any) -> Non
     preflight.check_enough(16, config)  # a batch
     with open_dict(config):
         config.recipe.curriculum.enable = True
-    with pytest.raises(RefusedError, match="63 training questions are fewer than the 64"):
+    with pytest.raises(ConfigError, match="63 training questions are fewer than the 64"):
         preflight.check_enough(63, config)
     preflight.check_enough(64, config)
     with open_dict(config):  # every batch that is asked for again is chosen from four
         config.algorithm.filter_groups.enable = True
         config.recipe.dynamic_sampling.max_gen_batches = 3
-    with pytest.raises(RefusedError, match="191 training questions are fewer than the 192"):
+    with pytest.raises(ConfigError, match="191 training questions are fewer than the 192"):
         preflight.check_enough(191, config)
     preflight.check_enough(192, config)
 
@@ -176,7 +178,7 @@ def test_a_curriculum_wants_as_many_questions_as_it_looks_at(config: Any) -> Non
 def test_a_limit_on_the_samples_counts(config: Any) -> None:
     with open_dict(config):
         config.data.train_max_samples = 15
-    with pytest.raises(RefusedError, match="15 training questions are fewer"):
+    with pytest.raises(ConfigError, match="15 training questions are fewer"):
         preflight.check_enough(40, config)
     config.data.train_max_samples = 16
     preflight.check_enough(40, config)
@@ -184,7 +186,7 @@ def test_a_limit_on_the_samples_counts(config: Any) -> None:
 
 @pytest.mark.e2e
 def test_a_method_that_wants_a_value_says_which() -> None:
-    with pytest.raises(RefusedError, match=r"recipe\.one_question: the method is about one"):
+    with pytest.raises(ConfigError, match=r"recipe\.one_question: the method is about one"):
         preflight.check_recipe(compose_config("toy", ["method=one_shot"]))
     preflight.check_recipe(compose_config("toy", ["method=one_shot", "recipe.one_question=3"]))
 
@@ -208,16 +210,16 @@ def test_a_run_goes_on_for_longer_unless_its_learning_rate_would_jump(
     if free:
         check_same_run(longer, tmp_path / "config.yaml")
     else:
-        with pytest.raises(RefusedError, match=r"trainer\.total_training_steps"):
+        with pytest.raises(ConfigError, match=r"trainer\.total_training_steps"):
             check_same_run(longer, tmp_path / "config.yaml")
 
 
 def test_room_and_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     preflight.check_room(tmp_path, 0.0)
-    with pytest.raises(RefusedError, match="min_free_gib"):
+    with pytest.raises(ConfigError, match="min_free_gib"):
         preflight.check_room(tmp_path, 1e9)
     (tmp_path / "file").write_text("")
-    with pytest.raises(RefusedError, match="cannot write"):
+    with pytest.raises(ConfigError, match="cannot write"):
         preflight.check_room(tmp_path / "file" / "run", 0.0)
     preflight.check_port()
 
@@ -225,7 +227,7 @@ def test_room_and_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError(98, "Address already in use")
 
     monkeypatch.setattr("socket.socket.bind", refuse)
-    with pytest.raises(RefusedError, match="no free TCP port"):
+    with pytest.raises(ConfigError, match="no free TCP port"):
         preflight.check_port()
 
 
@@ -241,7 +243,7 @@ def test_a_folder_of_another_experiment_is_refused(config: Any, tmp_path: Path) 
     check_same_run(longer, path)  # going on for longer is the same experiment
     less = {"rollout": {"gpu_memory_utilization": 0.3}, "actor": {"ppo_max_token_len_per_gpu": 512}}
     check_same_run(OmegaConf.merge(config, {"actor_rollout_ref": less}), path)
-    with pytest.raises(RefusedError, match=r"actor_rollout_ref\.actor\.optim\.lr"):
+    with pytest.raises(ConfigError, match=r"actor_rollout_ref\.actor\.optim\.lr"):
         check_same_run(changed, path)
 
 
@@ -312,7 +314,7 @@ def test_a_missing_data_file_is_refused_before_the_toy_world_is_built(
     preflight.check_files(config, built)
     with open_dict(config):
         config.data.val_files = str(tmp_path / "none.parquet")
-    with pytest.raises(RefusedError, match=r"val_files: .*none\.parquet: no such file"):
+    with pytest.raises(ConfigError, match=r"val_files: .*none\.parquet: no such file"):
         preflight.check_files(config, built)
 
 

@@ -15,8 +15,8 @@ from method_runs import LOSSES_RUN, ON_TOUR, RUN_ALONE, Runner, start_all
 from transformers import AutoModelForCausalLM
 
 from prompt_aug.questions import read_parquet
-from recipe import run_folder
-from recipe.advantages import ADVANTAGES
+from recipe.algorithms import ADVANTAGES
+from recipe.run import folder as run_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
 

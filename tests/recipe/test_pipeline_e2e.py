@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from prompt_aug.draw import draw
 from prompt_aug.templates import load_bank
-from recipe import processes, run_folder
+from recipe.run import folder as run_folder
+from recipe.run import processes
 
 # A busy machine takes several times longer than an idle one.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-BREAK = "import sys; sys.modules['recipe.cpu.platform'] = None; import verl; print('went on')"
+PLATFORM = "recipe.patches.cpu.cpu_platform"
+BREAK = f"import sys; sys.modules['{PLATFORM}'] = None; import verl; print('went on')"
 
 
 def start(**environment: str) -> subprocess.CompletedProcess:
@@ -29,5 +30,5 @@ def test_what_verl_swallows_in_an_entry_point_stops_a_run_here() -> None:
     stopped = start(VERL_USE_EXTERNAL_MODULES="recipe.plugin")
     assert stopped.returncode != 0
     assert "went on" not in stopped.stdout
-    assert "recipe.cpu.platform" in stopped.stderr
+    assert "recipe.patches.cpu.cpu_platform" in stopped.stderr
     assert "Traceback" in stopped.stderr

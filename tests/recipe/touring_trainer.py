@@ -28,9 +28,9 @@ def register() -> None:
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.utils.losses import ppo_loss
 
-    from recipe.composition import compose_config
-    from recipe.memory import Memory
-    from recipe.trainer import RecipeTrainer
+    from recipe.config.compose import compose_config
+    from recipe.trainer.question_stats import QuestionStats
+    from recipe.trainer.trainer import RecipeTrainer
 
     @register_trainer("tour")
     class TouringTrainer(RecipeTrainer):
@@ -42,7 +42,7 @@ def register() -> None:
                 with open_dict(self.config):
                     self.config.recipe = config.recipe
                     self.config.actor_rollout_ref.actor = config.actor_rollout_ref.actor
-                self.memory = Memory(config.recipe)
+                self.memory = QuestionStats(config.recipe)
                 actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
                 self.actor_rollout_wg.set_loss_fn(functools.partial(ppo_loss, config=actor))
             metrics["tour/method"] = place
@@ -66,7 +66,7 @@ def name_losses() -> None:
 
 
 def lose_rollouts() -> None:
-    from recipe.agent_loop import PromptAugmentationAgentLoop
+    from recipe.rollout.agent_loop import PromptAugmentationAgentLoop
 
     run = PromptAugmentationAgentLoop.run
 
@@ -79,8 +79,9 @@ def lose_rollouts() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    from recipe import preflight_algorithm, train
-    from recipe.composition import compose_config
+    from recipe import train
+    from recipe.checks import algorithm as preflight_algorithm
+    from recipe.config.compose import compose_config
 
     split = arguments.index("--")
     methods, overrides = arguments[:split], arguments[split + 1 :]

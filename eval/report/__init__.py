@@ -1,0 +1,1 @@
+"""The report of a run: ``python -m eval.report RUN``."""

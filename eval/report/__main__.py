@@ -1,0 +1,148 @@
+"""Writes the report of a run: RUN/report/{index.html, report.md, *.png, summary.json}.
+
+index.html stands alone: pictures inside, no script, no network. summary.json is written last.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from eval.files import write_json
+from eval.report import charts
+from eval.report.data import RunData, collect, summary
+from eval.report.page import Picture, checkpoint_table, render_html, render_markdown, text_table
+from eval.report.samples import evaluated_samples, rollout_samples
+from prompt_aug.errors import UserError
+from prompt_aug.files import replacing, write_text
+
+Draw = Callable[[RunData], bytes | None]
+REWARD_PARTS = {
+    "critic/score/mean": "reward",
+    "train/accuracy": "accuracy",
+    "train/format": "format",
+}
+LENGTHS = {
+    "response_length/mean": ("Response length", "tokens"),
+    "response_length/clip_ratio": ("Cut at the limit", "share of responses"),
+}
+UPDATES = {
+    "actor/grad_norm": ("Gradient norm", "L2 norm"),
+    "actor/ppo_kl": ("KL to the sampling policy", "nats per token"),
+    "actor/pg_clipfrac": ("Clipped tokens", "share"),
+}
+
+
+def _lines(title: str, unit: str, keys: dict[str, str]) -> Draw:
+    return lambda data: charts.lines(data, title, unit, keys)
+
+
+# File name, title, caption, and how it is drawn; in the order of the page.
+CHARTS: tuple[tuple[str, str, str, Draw], ...] = (
+    (
+        "accuracy",
+        "Accuracy by checkpoint",
+        "bars are one standard error, clustered by question",
+        charts.accuracy,
+    ),
+    (
+        "reward",
+        "Reward",
+        "mean over the rollouts of a step; accuracy and format are its parts",
+        _lines("Reward, accuracy and format in training", "mean per rollout", REWARD_PARTS),
+    ),
+    (
+        "templates",
+        "Templates",
+        "accuracy and format reward of the training rollouts drawn with each template",
+        charts.templates,
+    ),
+    (
+        "no_signal",
+        "Groups without signal",
+        "all rollouts of the question got the same reward, so it teaches nothing",
+        _lines(
+            "Share of groups without signal",
+            "share of groups",
+            {"train/no_signal_groups": "no signal"},
+        ),
+    ),
+    (
+        "entropy",
+        "Entropy",
+        "mean over response tokens, in nats",
+        _lines("Policy entropy", "nats per token", {"actor/entropy": "entropy"}),
+    ),
+    (
+        "response_length",
+        "Response length",
+        "mean over the rollouts of a step, and the share of them cut at the limit",
+        lambda data: charts.panels(data, LENGTHS),
+    ),
+    (
+        "optimisation",
+        "Optimisation",
+        "means over the mini-batches of a step",
+        lambda data: charts.panels(data, UPDATES),
+    ),
+    (
+        "grades",
+        "What the grader said",
+        "shares of all training rollouts",
+        charts.grades,
+    ),
+    ("step_time", "Step time", "without validation and saving", charts.step_time),
+)
+
+
+def draw(data: RunData) -> tuple[list[Picture], list[str]]:
+    """Every picture that the run has data for, and a note for each that it has not."""
+    pictures, absent = [], []
+    for name, title, caption, chart in CHARTS:
+        png = chart(data)
+        if png is None:
+            absent.append(f"no picture of {title!r}: the run has no data for it")
+        else:
+            pictures.append(Picture(file=f"{name}.png", title=title, caption=caption, png=png))
+    return pictures, absent
+
+
+def build(run: Path) -> RunData:
+    """Write the whole report of `run`; returns what it was made from."""
+    data = collect(run)
+    numbers = summary(data)
+    pictures, absent = draw(data)
+    rollouts = rollout_samples(run)
+    if not rollouts:
+        absent.append("no sample rollouts: rollouts/step_N.jsonl is missing")
+    data.notes.extend(absent)
+    evaluated = evaluated_samples(run, data.rows[-1]) if data.rows else []
+    folder = run / "report"
+    for picture in pictures:
+        with replacing(folder / picture.file) as file:
+            file.write(picture.png)
+    write_text(folder / "report.md", render_markdown(data, numbers, pictures))
+    write_text(folder / "index.html", render_html(data, numbers, pictures, rollouts, evaluated))
+    write_json(folder / "summary.json", numbers)
+    return data
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m eval.report", description=__doc__)
+    parser.add_argument("run", type=Path, help="run folder")
+    options = parser.parse_args(arguments)
+    try:
+        data = build(options.run)
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(text_table(checkpoint_table(data)))
+    for note in data.notes:
+        print(f"note: {note}")
+    print(f"report: {options.run / 'report' / 'index.html'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

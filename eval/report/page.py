@@ -1,0 +1,236 @@
+"""The pages of a report: HTML with everything escaped, Markdown, and the table for a terminal."""
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import jinja2
+import yaml
+
+from eval.metrics import Estimate
+from eval.report.data import RunData
+from eval.report.samples import Sample
+
+# The keys of config.yaml worth showing at a glance; the whole file is folded below them.
+CONFIG_SECTIONS = ("recipe", "eval", "algorithm", "trainer", "data")
+SECRET = re.compile(r"token|secret|passw|api_?key|credential", re.IGNORECASE)
+Table = list[list[str]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """A PNG of the report."""
+
+    file: str
+    title: str
+    caption: str
+    png: bytes
+
+    @property
+    def inline(self) -> str:
+        """A data URL, so that the page needs no other file."""
+        return "data:image/png;base64," + base64.b64encode(self.png).decode("ascii")
+
+
+def share(value: Estimate | Mapping[str, Any] | None, *, signed: bool = False) -> str:
+    """An accuracy in per cent with its standard error: ``41.2 ±2.1``."""
+    if value is None:
+        return "-"
+    if isinstance(value, Estimate):
+        mean, error = value.accuracy, value.standard_error
+    else:
+        mean, error = value["accuracy"], value["standard_error"]
+    spread = "" if error is None else f" ±{100 * error:.1f}"
+    return f"{100 * mean:{'+' if signed else ''}.1f}{spread}"
+
+
+def checkpoint_table(data: RunData) -> Table:
+    """A row per checkpoint, first row the headings. Per cent, ± one standard error."""
+    if not data.rows:
+        return [["checkpoint"], ["none evaluated"]]
+    names = list(data.rows[-1].benchmarks)
+    several = len(names) > 1
+    head = ["checkpoint", *(f"{name} ({_asked(data, name)})" for name in names)]
+    head += ["all questions"] if several else []
+    head += ["gain over start", "no answer", "cut at limit", "tokens"]
+    table = [head]
+    for row in data.rows:
+        entries = list(row.benchmarks.values())
+        cells = ["start (step 0)" if row.step == 0 else f"step {row.step}"]
+        cells += [share(entry) for entry in entries]
+        cells += [share(row.total)] if several else []
+        cells.append(share(row.gain, signed=True))
+        total = sum(entry["samples"] for entry in entries)
+
+        def rate(key: str, entries: list[Any] = entries, total: int = total) -> float:
+            return sum(_value(entry, key) * entry["samples"] for entry in entries) / total
+
+        cells.append(f"{100 * rate('no_answer'):.1f}")
+        cells.append(f"{100 * rate('truncation_rate'):.1f}")
+        cells.append(f"{rate('mean_tokens'):.0f}")
+        table.append(cells)
+    return table
+
+
+def pass_at_k_table(data: RunData) -> Table:
+    """pass@k by checkpoint and benchmark, where more than one sample was drawn."""
+    entries = [
+        (row.step, name, entry["pass_at_k"])
+        for row in data.rows
+        for name, entry in row.benchmarks.items()
+        if len(entry["pass_at_k"]) > 1
+    ]
+    if not entries:
+        return []
+    ks = sorted({int(k) for _, _, values in entries for k in values})
+    table = [["checkpoint", "benchmark", *(f"pass@{k}" for k in ks)]]
+    for step, name, values in entries:
+        cells = [f"{100 * values[str(k)]:.1f}" if str(k) in values else "-" for k in ks]
+        table.append([f"step {step}", name, *cells])
+    return table
+
+
+def text_table(table: Table) -> str:
+    """Aligned columns for a terminal."""
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def markdown_table(table: Table) -> str:
+    """A table in Markdown; the bar of a cell is escaped."""
+    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
+    rows.insert(1, "|" + "---|" * len(table[0]))
+    return "\n".join(rows)
+
+
+def settings_table(data: RunData) -> Table:
+    """The evaluation's settings, name and value."""
+    return [[name, str(value)] for name, value in data.eval_settings.items()]
+
+
+def environment_table(data: RunData) -> Table:
+    """environment.json, flattened one level."""
+    table = []
+    for name, value in data.environment.items():
+        if isinstance(value, Mapping):
+            table += [[f"{name} {key}", str(inner)] for key, inner in value.items()]
+        else:
+            table.append([name, str(value)])
+    return table
+
+
+def configuration(data: RunData) -> str:
+    """The sections of config.yaml that make the run, with anything like a secret blanked."""
+    sections = {name: data.config[name] for name in CONFIG_SECTIONS if name in data.config}
+    return yaml.safe_dump(_without_secrets(sections), sort_keys=False, allow_unicode=True)
+
+
+def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The few numbers at the top. The last checkpoint stands there, not the best one."""
+    first, last = (data.rows[0], data.rows[-1]) if data.rows else (None, None)
+    facts = []
+    if first is not None and last is not None:
+        facts.append((_step_name(first.step), share(first.total) + " %"))
+        if last.step != first.step:
+            facts.append((_step_name(last.step), share(last.total) + " %"))
+        if last.gain is not None:
+            facts.append(("gain, paired", share(last.gain, signed=True) + " points"))
+        facts.append(("questions", str(last.total.questions)))
+    if numbers["optimizer_steps"] is not None:
+        facts.append(("optimizer steps", str(numbers["optimizer_steps"])))
+    if numbers["wall_seconds"] is not None:
+        facts.append(("wall time", duration(numbers["wall_seconds"])))
+    if numbers["seed"] is not None:
+        facts.append(("seed", str(numbers["seed"])))
+    return facts
+
+
+def duration(seconds: float) -> str:
+    """``7 min 05 s`` or ``3 h 12 min``."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def render_html(
+    data: RunData,
+    numbers: Mapping[str, Any],
+    pictures: Sequence[Picture],
+    rollouts: Sequence[Sample],
+    evaluated: Sequence[Sample],
+) -> str:
+    """The page. Every value is escaped by the template engine, the model's text included."""
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    source = resources.files("eval").joinpath("report.html.j2").read_text(encoding="utf-8")
+    return environment.from_string(source).render(
+        name=data.name,
+        headline=headline(data, numbers),
+        checkpoints=checkpoint_table(data),
+        pass_at_k=pass_at_k_table(data),
+        pictures=pictures,
+        rollouts=rollouts,
+        evaluated=evaluated,
+        settings=settings_table(data),
+        environment=environment_table(data),
+        configuration=configuration(data),
+        notes=data.notes,
+    )
+
+
+def render_markdown(data: RunData, numbers: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
+    """The report without the model's texts, which are in index.html."""
+    parts = [
+        f"# {data.name}",
+        ", ".join(f"{name} {value}" for name, value in headline(data, numbers)),
+    ]
+    parts += ["Per cent of samples right, ± one standard error clustered by question."]
+    parts.append(markdown_table(checkpoint_table(data)))
+    if pass_at_k := pass_at_k_table(data):
+        parts.append(markdown_table(pass_at_k))
+    parts += [f"## {p.title}\n\n{p.caption}\n\n![{p.title}]({p.file})" for p in pictures]
+    for title, table in (
+        ("Evaluation settings", settings_table(data)),
+        ("Environment", environment_table(data)),
+    ):
+        if table:
+            parts.append(f"## {title}\n\n" + markdown_table([["name", "value"], *table]))
+    if data.notes:
+        parts.append("## Notes\n\n" + "\n".join(f"- {note}" for note in data.notes))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _asked(data: RunData, name: str) -> str:
+    settings = data.rows[-1].benchmarks[name]["settings"]
+    size = str(settings["questions"])
+    if settings["questions"] != settings["of"]:
+        size += f" of {settings['of']}"
+    return size if settings["samples"] == 1 else f"{size} x {settings['samples']}"
+
+
+def _value(entry: Mapping[str, Any], key: str) -> float:
+    return entry["status_rates"].get(key, 0.0) if key == "no_answer" else entry[key]
+
+
+def _step_name(step: int) -> str:
+    return "start model" if step == 0 else f"after step {step}"
+
+
+def _without_secrets(value: Any, key: str = "") -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_secrets(inner, str(name)) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(inner, key) for inner in value]
+    # "max_tokens" is a number, a token that opens a door is a text.
+    return "(left out)" if isinstance(value, str) and SECRET.search(key) else value

@@ -1,0 +1,118 @@
+"""A few rollouts and evaluated answers to read. The texts come from a model and are hostile.
+
+They are shortened and made visible here, and escaped where the page is made.
+"""
+
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eval.files import iter_lines
+from eval.report.data import CheckpointRow
+
+TEXT_LIMIT = 4000
+PER_TEMPLATE = 1
+MOST = 26
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One answer. `facts` are short name-value pairs, in the order to show them."""
+
+    step: int
+    heading: str
+    prompt: str
+    response: str
+    correct: bool
+    facts: tuple[tuple[str, str], ...]
+
+
+def visible(text: object, limit: int = TEXT_LIMIT) -> str:
+    r"""`text` with control and direction-changing characters spelled out (``\u202e``), shortened.
+
+    A response must not be able to reorder, hide or blow up the page around it.
+    """
+    raw = text if isinstance(text, str) else repr(text)
+    cut = len(raw) - limit
+    shown = "".join(_visible_character(character) for character in raw[:limit])
+    return f"{shown}\n... and {cut} more characters" if cut > 0 else shown
+
+
+def _visible_character(character: str) -> str:
+    if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co"):
+        return character
+    return f"\\u{ord(character):04x}"
+
+
+def rollout_samples(run: Path) -> list[Sample]:
+    """From the first and the last recorded step: a right and a wrong one per template."""
+    steps = {
+        int(path.stem.removeprefix("step_")): path
+        for path in (run / "rollouts").glob("step_*.jsonl")
+        if path.stem.removeprefix("step_").isdigit()
+    }
+    if not steps:
+        return []
+    samples = []
+    for step in dict.fromkeys((min(steps), max(steps))):
+        samples += _pick(_rollout(step, line) for line in iter_lines(steps[step]))
+    return samples
+
+
+def evaluated_samples(run: Path, row: CheckpointRow) -> list[Sample]:
+    """From the given checkpoint: right and wrong answers of each benchmark."""
+    samples = []
+    for name in row.benchmarks:
+        lines = iter_lines(run / "eval" / f"step_{row.step}" / f"{name}.jsonl")
+        samples += _pick((_evaluated(row.step, name, line) for line in lines), most=6, each=3)
+    return samples
+
+
+def _pick(samples: Iterable[Sample], most: int = MOST, each: int = PER_TEMPLATE) -> list[Sample]:
+    """The first `each` right and `each` wrong samples under every heading, `most` in all."""
+    picked: list[Sample] = []
+    counts: dict[tuple[str, bool], int] = {}
+    for sample in samples:
+        key = (sample.heading, sample.correct)
+        if counts.get(key, 0) < each:
+            counts[key] = counts.get(key, 0) + 1
+            picked.append(sample)
+        if len(picked) == most:
+            break
+    return sorted(picked, key=lambda sample: sample.heading)
+
+
+def _rollout(step: int, line: Mapping[str, Any]) -> Sample:
+    return Sample(
+        step=step,
+        heading=visible(line.get("template", "no template"), 80),
+        prompt=visible(line.get("prompt", "")),
+        response=visible(line.get("response", "")),
+        correct=bool(line.get("accuracy")),
+        facts=_facts(line, ("gold", "status", "reward", "format", "length", "truncated", "uid")),
+    )
+
+
+def _evaluated(step: int, benchmark: str, line: Mapping[str, Any]) -> Sample:
+    return Sample(
+        step=step,
+        heading=benchmark,
+        prompt=visible(line["prompt"]),
+        response=visible(line["response"]),
+        correct=bool(line["correct"]),
+        facts=_facts(line, ("gold", "extracted", "status", "finish_reason", "tokens", "uid")),
+    )
+
+
+def _facts(line: Mapping[str, Any], names: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, _fact(line[name])) for name in names if line.get(name) is not None)
+
+
+def _fact(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list):
+        return visible(" | ".join(str(item) for item in value), 300)
+    return visible(str(value), 300)

@@ -1,0 +1,296 @@
+"""Equality of two answers in three values: True and False are proven here, None needs algebra.
+
+`compare` walks the two structures; at leaves it compares spelling, words, labels, units and
+values (`grading_value`). Where that proves nothing it asks `oracle(gold, prediction)`, if there is
+one; without it the answer is None. See GRADING.md for the policy that this code carries out.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+
+from prompt_aug.grading.arithmetic import TooBig, Unsupported
+from prompt_aug.grading.normalize import split_unit, squeeze, units_contradict
+from prompt_aug.grading.structure import Node, build, split_top
+from prompt_aug.grading.value import Value, evaluate, rounds_to, surely_different
+
+Oracle = Callable[[str, str], bool]
+
+MAX_ITEMS = 64
+_BASED = re.compile(r"(-?\d+(?:\.\d+)?)\s*_\s*\{?\s*(\d+)\s*\}?")
+_DIGITS = re.compile(r"-?\d+(?:\.\d+)?")
+_CHOICE_GOLD = re.compile(r"(?:\\text\{)?\s*\(?\s*([A-J])\s*\)?\s*\}?\)?")
+_CHOICE_MARKED = re.compile(r".*(?:\\text|\().*")
+_CHOICE_PRED = re.compile(
+    r"(?:(?:option|choice|answer)\s*)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])\s*[).:]|([A-Ja-j])$).*"
+)
+_WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.\-]{2,}")
+_EMPTY = frozenset(("none", "no solution", "no solutions", "no real solution", "no real solutions"))
+_EMPTY_SIGN = re.compile(r"\\emptyset|\\\{\s*\\\}")
+_SIMPLE_LABEL = re.compile(r"[A-Za-z]|\\[a-z]+|[A-Za-z]_\{?\w\}?")
+
+
+def compare(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
+    """Whether `pred` answers `gold`."""
+    if squeeze(gold.text) == squeeze(pred.text) and not _labels_contradict(gold, pred):
+        return True
+    if "either" in (gold.kind, pred.kind):
+        return _any(compare(g, p, oracle) for g, p in _readings(gold, pred))
+    if gold.kind == "leaf" == pred.kind:
+        return _compare_leaves(gold, pred, oracle)
+    gold, pred = _unwrapped(gold), _unwrapped(pred)
+    if "leaf" in (gold.kind, pred.kind):
+        return (
+            _compare_leaves(gold, pred, oracle)
+            if gold.kind == pred.kind
+            else _mixed(gold, pred, oracle)
+        )
+    if "union" in (gold.kind, pred.kind):
+        same = _unordered(gold, pred, None) if gold.kind == pred.kind else None
+        return True if same else _ask(gold, pred, oracle)
+    if gold.kind == "matrix" or pred.kind == "matrix":
+        return _compare_matrices(gold, pred, oracle)
+    if gold.kind == "tuple" or pred.kind == "tuple":
+        return _compare_tuples(gold, pred, oracle)
+    return _unordered(gold, pred, oracle)
+
+
+def _any(results: Iterable[bool | None]) -> bool | None:
+    found: bool | None = False
+    for result in results:
+        if result:
+            return True
+        found = None if result is None else found
+    return found
+
+
+def _all(results: Iterable[bool | None]) -> bool | None:
+    found: bool | None = True
+    for result in results:
+        if result is False:
+            return False
+        found = None if result is None else found
+    return found
+
+
+def _ask(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
+    return None if oracle is None else oracle(gold.text, pred.text)
+
+
+def _readings(gold: Node, pred: Node) -> list[tuple[Node, Node]]:
+    golds = gold.items if gold.kind == "either" else (gold,)
+    preds = pred.items if pred.kind == "either" else (pred,)
+    pairs = [(g, p) for g in golds for p in preds if (g.kind == "leaf") == (p.kind == "leaf")]
+    point = "." in pred.text
+    return [(g, p) for g, p in pairs if point or not _is_decimal_comma(gold, g)]
+
+
+def _is_decimal_comma(gold: Node, reading: Node) -> bool:
+    """1,2 read as 1.2: only where the prediction has a decimal point, else the gold is a list."""
+    return "." in reading.text and "." not in gold.text
+
+
+def _unwrapped(node: Node) -> Node:
+    r"""`\{5\}` and a list whose members are all the same are their one member."""
+    if node.kind in ("list", "set") and node.items:
+        first = node.items[0]
+        if all(squeeze(item.text) == squeeze(first.text) for item in node.items[1:]):
+            return first
+    return node
+
+
+def _mixed(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
+    """A leaf against a structure: only algebra can make them equal (an inequality, a formula)."""
+    leaf, other = (gold, pred) if gold.kind == "leaf" else (pred, gold)
+    if other.kind in ("list", "set", "matrix", "tuple") and not leaf.relation and _is_plain(leaf):
+        return False
+    return _ask(gold, pred, oracle)
+
+
+def _is_plain(leaf: Node) -> bool:
+    """A single value or word: never equal to a structure of several."""
+    return _is_number(leaf.text.replace("%", "")) or bool(_words(leaf.text))
+
+
+def _unordered(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
+    golds, preds = _distinct(gold.items), _distinct(pred.items)
+    if len(golds) != len(preds):
+        return False
+    if len(golds) > MAX_ITEMS:
+        return _ask(gold, pred, oracle)
+    undecided = False
+    for item in golds:
+        results = [compare(item, other, None) for other in preds]
+        if True in results:
+            preds.pop(results.index(True))
+            continue
+        open_ones = [other for other, result in zip(preds, results, strict=True) if result is None]
+        if not open_ones:
+            return False
+        if oracle is None:
+            undecided = True
+            continue
+        match = next((other for other in open_ones if compare(item, other, oracle)), None)
+        if match is None:
+            return False
+        preds.remove(match)
+    return None if undecided else True
+
+
+def _distinct(items: tuple[Node, ...]) -> list[Node]:
+    return list({item.label + "=" + squeeze(item.text): item for item in items}.values())
+
+
+def _compare_tuples(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
+    if "set" in (gold.kind, pred.kind) or len(gold.items) != len(pred.items):
+        return False
+    if gold.bounds and pred.bounds and gold.bounds != pred.bounds and len(gold.items) == 2:
+        return False
+    return _all(compare(g, p, oracle) for g, p in zip(gold.items, pred.items, strict=True))
+
+
+def _compare_matrices(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
+    flat_gold, flat_pred = _vector(gold), _vector(pred)
+    if gold.kind != pred.kind:
+        if flat_gold is None or flat_pred is None or len(flat_gold) != len(flat_pred):
+            return False
+        return _all(compare(g, p, oracle) for g, p in zip(flat_gold, flat_pred, strict=True))
+    if [len(row.items) for row in gold.items] != [len(row.items) for row in pred.items]:
+        return False
+    return _all(
+        compare(g, p, oracle)
+        for gold_row, pred_row in zip(gold.items, pred.items, strict=True)
+        for g, p in zip(gold_row.items, pred_row.items, strict=True)
+    )
+
+
+def _vector(node: Node) -> tuple[Node, ...] | None:
+    """The entries of a tuple or of a matrix with one row or one column."""
+    if node.kind != "matrix":
+        return node.items if node.kind == "tuple" and node.bounds in ("()", "[]") else None
+    if len(node.items) == 1:
+        return node.items[0].items
+    if all(len(row.items) == 1 for row in node.items):
+        return tuple(row.items[0] for row in node.items)
+    return None
+
+
+def _compare_leaves(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
+    if pred.relation and not gold.relation:
+        last = _last_side(pred)
+        if not gold.label:
+            pred = last
+        elif last is not pred and _compare_leaves(gold, last, None):
+            return True
+    if _labels_contradict(gold, pred):
+        return False
+    if gold.relation or pred.relation:
+        return _ask(_with_label(gold), _with_label(pred), oracle)
+    if (verdict := _compare_words(gold.text, pred.text)) is not None:
+        return verdict
+    gold_text, gold_unit = split_unit(gold.text)
+    pred_text, pred_unit = split_unit(pred.text)
+    percents = (gold_text.endswith("%"), pred_text.endswith("%"))
+    if units_contradict(gold_unit, pred_unit) or (
+        (percents == (True, False) and pred_unit) or (percents == (False, True) and gold_unit)
+    ):
+        return False
+    if squeeze(gold_text) == squeeze(pred_text):
+        return True
+    return _compare_numbers(gold_text, pred_text, oracle)
+
+
+def _labels_contradict(gold: Node, pred: Node) -> bool:
+    """x = 3 against y = 3; f(x) = 3 or "the answer = 3" against y = 3 is no contradiction."""
+    simple = [_SIMPLE_LABEL.fullmatch(node.label) for node in (gold, pred)]
+    return all(simple) and squeeze(gold.label) != squeeze(pred.label)
+
+
+def _with_label(node: Node) -> Node:
+    return Node(kind="leaf", text=f"{node.label}={node.text}" if node.label else node.text)
+
+
+def _last_side(pred: Node) -> Node:
+    """a = b = c answers with c."""
+    sides = split_top(pred.text, "=")
+    if len(sides) < 2 or not sides[-1] or re.search(r"\\(?:le|ge|ne|in)(?![a-z])|[<>]", pred.text):
+        return pred
+    last = build(sides[-1])
+    return last if last.kind == "leaf" else pred
+
+
+def _compare_words(gold: str, pred: str) -> bool | None:
+    """Choice letters, numbers in a base and plain text; None where neither applies."""
+    if choice := _CHOICE_GOLD.fullmatch(gold):
+        chosen = _CHOICE_PRED.fullmatch(_flat(pred))
+        letter = next((group for group in chosen.groups() if group), "") if chosen else ""
+        if letter and (_CHOICE_MARKED.fullmatch(gold) or letter.isupper()):
+            return letter.upper() == choice.group(1)
+    based = [_BASED.fullmatch(text) for text in (gold, pred)]
+    if any(based):
+        digits = [m.group(1) if m else t.strip() for m, t in zip(based, (gold, pred), strict=True)]
+        bases = {match.group(2) for match in based if match}
+        return (
+            (digits[0] == digits[1] and len(bases) == 1) if _DIGITS.fullmatch(digits[1]) else None
+        )
+    if _is_empty(gold) and _is_empty(pred):
+        return True
+    words = [_words(text) for text in (gold, pred)]
+    if all(words):
+        return words[0] == words[1]
+    return False if any(words) and _is_number(pred if words[0] else gold) else None
+
+
+def _is_empty(text: str) -> bool:
+    return bool(_EMPTY_SIGN.fullmatch(text)) or _flat(text).strip(" .").lower() in _EMPTY
+
+
+def _flat(text: str) -> str:
+    return " ".join(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).split())
+
+
+def _words(text: str) -> str:
+    """The words of an answer that is nothing but words, in one spelling; "" otherwise."""
+    if not _WORDS.fullmatch(flat := _flat(text)):
+        return ""
+    return " ".join(re.findall(r"[a-z]+", flat.lower()))
+
+
+def _value(text: str) -> Value | None:
+    try:
+        return evaluate(text)
+    except Unsupported:
+        return None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return _value(text) is not None
+    except TooBig:
+        return True
+
+
+def _compare_numbers(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
+    gold_number, pred_number = gold.rstrip(" %"), pred.rstrip(" %")
+    scales = [Fraction(1)]
+    if gold.endswith("%") != pred.endswith("%"):
+        scales.append(Fraction(1, 100) if pred.endswith("%") else Fraction(100))
+    try:
+        gold_value = _value(gold_number)
+    except TooBig:
+        return _ask_text(gold_number, pred_number, oracle)
+    pred_value = _value(pred_number)
+    if gold_value is None or pred_value is None:
+        return _ask_text(gold_number, pred_number, oracle)
+    if gold_value.exact is not None and pred_value.exact is not None:
+        return any(gold_value.exact == pred_value.exact * scale for scale in scales)
+    if len(scales) == 1:
+        if rounds_to(pred_value, gold_number):
+            return True
+        if surely_different(gold_value, pred_value):
+            return False
+    return _ask_text(gold_number, pred_number, oracle)
+
+
+def _ask_text(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
+    return None if oracle is None else oracle(gold, pred)

@@ -1,0 +1,230 @@
+"""A pool of killable math-verify processes, safe to call from any thread, actor or fork.
+
+A worker is a subprocess with pipes (no `multiprocessing`: nothing re-imports `__main__`, nothing
+forks a threaded trainer). Workers start when first needed and only as many as are busy at once.
+A caller waits for a free worker, and only then does its time limit start: queue time is not
+grading time.
+"""
+
+import atexit
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_WORKER = Path(__file__).with_name("worker.py")
+_START_SECONDS = 120.0  # an import of sympy on a machine busy with training
+_SLACK_SECONDS = 10.0  # the kernel ends a request first; this is for a worker that is itself stuck
+_KEPT_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
+
+
+class GraderError(RuntimeError):
+    """The grader itself cannot work here; never raised because of an answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolSettings:
+    """Size and limits. CPU seconds decide; wall seconds only end a process that sleeps."""
+
+    workers: int
+    cpu_seconds: float = 2.0
+    wall_seconds: float = 180.0
+    memory_bytes: int = 1 << 30
+
+    @classmethod
+    def from_environment(cls) -> "PoolSettings":
+        """`PROMPT_AUG_GRADING_WORKERS`, by default the usable cores, at most 8."""
+        name = "PROMPT_AUG_GRADING_WORKERS"
+        text = os.environ.get(name) or str(min(8, len(os.sched_getaffinity(0))))
+        if not text.isdecimal() or int(text) < 1:
+            raise GraderError(f"{name}={text!r} is not a positive number; set it to 1 or more")
+        return cls(workers=int(text))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """A worker's word on one pair. `final` is False where load, not the pair, may be the cause."""
+
+    status: str
+    detail: str
+    seconds: float
+    final: bool
+
+
+class _Worker:
+    def __init__(self, settings: PoolSettings) -> None:
+        self._settings = settings
+        limits = (settings.cpu_seconds, settings.wall_seconds, settings.memory_bytes)
+        environment = {k: os.environ[k] for k in _KEPT_ENVIRONMENT if k in os.environ}
+        # A fixed hash seed makes sympy's orderings, hence its verdicts, the same in every run.
+        environment["PYTHONHASHSEED"] = "0"
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_WORKER), *map(str, limits)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
+        self._buffer = b""
+        self._check_ready()
+
+    def _check_ready(self) -> None:
+        line = self._read_line(_START_SECONDS)
+        warm = json.loads(line)["ready"] if line else ["it did not start"]
+        if "correct" not in warm:
+            self.kill()
+            raise GraderError(
+                f"the grading worker cannot use math-verify: {warm[0]}. Check it with "
+                f"`{sys.executable} -c 'import math_verify'`, then install math-verify==0.9.0"
+            )
+
+    def _read_line(self, seconds: float) -> bytes | None:
+        """One line, or None when the worker is gone or the time is over."""
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        poll = select.poll()  # select() fails on descriptors of 1024 and more
+        poll.register(descriptor, select.POLLIN)
+        end = time.monotonic() + seconds
+        while b"\n" not in self._buffer:
+            if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+                return None
+            chunk = os.read(descriptor, 1 << 16)
+            if not chunk:
+                return None
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def ask(self, golds: list[list[str]], preds: list[str]) -> Verdict | None:
+        """The verdict, or None when this worker is lost."""
+        assert self._process.stdin is not None
+        start = time.perf_counter()
+        try:
+            self._process.stdin.write(json.dumps({"golds": golds, "preds": preds}).encode() + b"\n")
+            self._process.stdin.flush()
+            line = self._read_line(self._settings.wall_seconds + _SLACK_SECONDS)
+        except OSError:
+            line = None
+        if line is None:
+            return None
+        reply = json.loads(line)
+        return Verdict(
+            status=reply["status"],
+            detail=reply["detail"],
+            seconds=time.perf_counter() - start,
+            final=reply["status"] != "error" and reply["detail"] != "wall",
+        )
+
+    def kill(self) -> None:
+        """Ends the worker and the process that it forked."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        self._process.wait()
+
+
+class WorkerPool:
+    """At most `settings.workers` processes; `verify` blocks until one is free and has answered."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self.settings = settings
+        self._owner = os.getpid()
+        self._changed = threading.Condition()
+        self._idle: list[_Worker] = []
+        self._count = 0
+        self._closed = False
+
+    def _acquire(self) -> _Worker:
+        with self._changed:
+            while not self._idle and self._count >= self.settings.workers and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                raise GraderError("the grading pool is closed; make a new one")
+            if self._idle:
+                return self._idle.pop()
+            self._count += 1
+        try:
+            return _Worker(self.settings)
+        except BaseException:
+            self._release(None)
+            raise
+
+    def _release(self, worker: _Worker | None) -> None:
+        with self._changed:
+            if worker is None:
+                self._count -= 1
+            elif self._closed:
+                worker.kill()
+            else:
+                self._idle.append(worker)
+            self._changed.notify()
+
+    def verify(self, golds: list[list[str]], preds: list[str]) -> Verdict:
+        """Compares in a worker. A lost worker is replaced and the pair is tried once more."""
+        for _ in range(2):
+            worker: _Worker | None = self._acquire()
+            try:
+                assert worker is not None
+                verdict = worker.ask(golds, preds)
+                if verdict is None:
+                    worker.kill()
+                    worker = None
+            except BaseException:
+                if worker is not None:
+                    worker.kill()
+                worker = None
+                raise
+            finally:
+                self._release(worker)
+            if verdict is not None:
+                return verdict
+        return Verdict(status="error", detail="two workers were lost", seconds=0.0, final=False)
+
+    def close(self) -> None:
+        """Ends every idle worker now and every busy one when it has answered."""
+        with self._changed:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            self._changed.notify_all()
+        if os.getpid() == self._owner:
+            for worker in idle:
+                worker.kill()
+
+    @property
+    def owner(self) -> int:
+        """The process that made the pool; a fork must not use its pipes."""
+        return self._owner
+
+
+_pool: WorkerPool | None = None
+_pool_lock = threading.Lock()
+
+
+def default_pool() -> WorkerPool:
+    """The pool of this process, made on first use and again after a fork."""
+    global _pool
+    with _pool_lock:
+        if _pool is None or _pool.owner != os.getpid():
+            _pool = WorkerPool(PoolSettings.from_environment())
+            atexit.register(_pool.close)
+        return _pool
+
+
+def _after_fork_in_child() -> None:
+    global _pool, _pool_lock
+    _pool, _pool_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

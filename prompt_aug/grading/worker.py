@@ -1,0 +1,300 @@
+"""The sandboxed process in which math-verify sees model text: `python worker.py`.
+
+Two processes, so that killing one costs milliseconds and not an import of sympy:
+
+    caller --JSON line--> warden (imports and warms math-verify, never parses a request)
+                             `--fork--> inmate (parses and compares, may be killed at any time)
+
+The kernel ends an inmate that runs too long, even inside one big C call: SIGPROF after
+`cpu_seconds` of its own CPU time (so a busy machine changes no grade), SIGALRM after
+`wall_seconds`. RLIMIT_AS bounds its memory. An audit hook refuses to compile text, open for
+writing, start processes or open sockets, so that a hole in a parser has nothing to reach.
+
+Request:  {"golds": [[reading, ...], ...], "preds": [reading, ...]}, readings being LaTeX
+          without delimiters, the best first.
+Reply:    {"status": "correct" | "wrong" | "unparsable" | "timeout" | "error", "detail": str}
+It imports nothing of this project.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import random
+import re
+import resource
+import select
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+REQUESTS_PER_INMATE = 2000  # sympy's caches grow
+ORPHAN_CHECK_SECONDS = 5.0
+MAX_RECURSION = 3000
+_PR_SET_PDEATHSIG = 1
+_WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_REFUSED_EVENTS = (
+    *("subprocess.", "socket.", "shutil.", "pty.", "ctypes.dlopen"),
+    *("os.exec", "os.fork", "os.posix_spawn", "os.system", "os.kill", "os.chmod", "os.truncate"),
+    *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink"),
+)
+
+# Parsed once in the warden: fills ANTLR's prediction tables, which every fork then shares.
+_WARM_UP = (
+    (r"\frac{1}{2}+2\pi x^{2}-x_{1}\sqrt{3}", r"0.5-\sqrt{3}x_{1}+2x^{2}\pi"),
+    (r"y=2x+1", r"2x-y+1=0"),
+    (r"\begin{pmatrix}1 & 2\\3 & 4\end{pmatrix}", r"\begin{pmatrix}1 & 2\\3 & 5\end{pmatrix}"),
+    (r"\sin(x)+\cos^2 x-\log_{2} 8", r"\tan x+\ln x+e^{-x}"),
+)
+
+
+class RefusedOperation(RuntimeError):  # noqa: N818
+    """Something inside the sandbox tried what no grading needs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Limits of one request; `memory_bytes` on top of what the warmed process has."""
+
+    cpu_seconds: float
+    wall_seconds: float
+    memory_bytes: int
+
+
+# sympy's polynomials compile sums of exponents, made from the number of letters alone: no calls.
+_MONOMIALS = re.compile(
+    r"def monomial_[a-z]+\([ABk, ]+\):\n"
+    r"(?:\b(?:[abr]\d+|[ABk]|return|if|else|None)\b|[\s()+*,=<>0:-])*"
+)
+_refused: list[str] = []  # what the current request tried; sympy may swallow the exception
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if event == "compile":
+        # Lazy imports compile files (named by path); eval, exec and lambdify compile "<...>".
+        source = args[0].decode() if isinstance(args[0], bytes) else str(args[0])
+        named = isinstance(args[1], str) and not args[1].startswith("<")
+        if not named and not _MONOMIALS.fullmatch(source):
+            _refuse("compiling text")
+    elif event == "open":
+        mode, flags = args[1], args[2]
+        if (isinstance(flags, int) and flags & _WRITE_FLAGS) or (mode and set(mode) & set("wax+")):
+            _refuse("opening a file for writing")
+    elif event.startswith(_REFUSED_EVENTS):
+        _refuse(event)
+
+
+def _refuse(what: str) -> None:
+    _refused.append(what)
+    raise RefusedOperation(what)
+
+
+def _confine(limits: Limits) -> None:
+    """Gives up, for good, what grading does not need."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    ceiling = used + limits.memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (ceiling, ceiling))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    sys.addaudithook(_audit)
+
+
+@contextmanager
+def _deadline(limits: Limits) -> Iterator[None]:
+    signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
+    signal.setitimer(signal.ITIMER_REAL, limits.wall_seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _exact_number(_reader: object, text: str) -> Any:
+    """A number token as an exact rational: 0.5 is 1/2, and 0.333333 is not 1/3.
+
+    Replaces `sympy.Number(text)` in both places of latex2sympy: that one is exec and eval.
+    """
+    from fractions import Fraction
+
+    from sympy import Rational
+
+    return Rational(*Fraction(text.replace(",", "")).as_integer_ratio())
+
+
+def _parse(readings: list[str]) -> list[Any]:
+    """The parsed readings that parse; only the LaTeX reader: the other one calls `parse_expr`.
+
+    math-verify's removal of units is off: it takes the t of (1/m)t for one. The caller did it.
+    """
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse
+
+    normal = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="all")
+    config = (LatexExtractionConfig(boxed_match_priority=0, normalization_config=normal),)
+    boxes = ["\\boxed{" + reading + "}" for reading in readings]
+    tries = [parse(b, config, fallback_mode="no_fallback", parsing_timeout=0) for b in boxes]
+    return [formula for found in tries for formula in found]
+
+
+def judge(golds: list[list[str]], preds: list[str]) -> dict[str, str]:
+    """Whether any reading of the prediction equals any of a gold; own time-outs are off, because
+    handlers of `signal.alarm` cannot interrupt a C call and would overwrite the deadline.
+    """
+    from math_verify import verify
+
+    random.seed(0)  # sympy draws random points; the same pair must always get the same grade
+    targets = _parse(preds)
+    if not targets:
+        return {"status": "unparsable", "detail": "prediction"}
+    failed = ""
+    known = [parsed for gold in golds if (parsed := _parse(gold))]
+    for gold, target in ((g, t) for parsed in known for g in parsed for t in targets):
+        try:
+            if verify(
+                gold, target, timeout_seconds=0, allow_set_relation_comp=True, raise_on_error=True
+            ):
+                return {"status": "correct", "detail": ""}
+        except (MemoryError, RecursionError, RefusedOperation):
+            raise  # not an answer of the algebra but a limit of the sandbox
+        except Exception as error:
+            failed = f"not comparable: {type(error).__name__}"  # sympy raises anything
+    return {"status": "wrong", "detail": failed if known else "gold is not symbolic"}
+
+
+def _answer(line: bytes, limits: Limits) -> dict[str, str]:
+    request = json.loads(line)
+    _refused.clear()
+    try:
+        with _deadline(limits):
+            verdict = judge(request["golds"], request["preds"])
+        if _refused and verdict["status"] != "correct":
+            return {"status": "error", "detail": f"refused: {_refused[0]}"}
+        return verdict
+    except RecursionError:
+        return {"status": "unparsable", "detail": "nested too deep"}
+    except MemoryError:
+        return {"status": "error", "detail": "memory limit"}
+    except Exception as error:
+        return {"status": "error", "detail": f"{type(error).__name__}: {error}"[:200]}
+
+
+def _inmate(requests: BinaryIO, replies: BinaryIO, limits: Limits) -> None:
+    _confine(limits)
+    for _ in range(REQUESTS_PER_INMATE):
+        line = requests.readline()
+        if not line:
+            return
+        replies.write(json.dumps(_answer(line, limits)).encode() + b"\n")
+        replies.flush()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Child:
+    pid: int
+    requests: BinaryIO
+    replies: BinaryIO
+
+
+def _fork(limits: Limits) -> _Child:
+    request_read, request_write = os.pipe()
+    reply_read, reply_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            for descriptor in (request_write, reply_read, 0, 1):  # 0 and 1 are the warden's
+                os.close(descriptor)
+            with os.fdopen(request_read, "rb") as requests, os.fdopen(reply_write, "wb") as replies:
+                _inmate(requests, replies, limits)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(request_read)
+    os.close(reply_write)
+    return _Child(
+        pid=pid, requests=os.fdopen(request_write, "wb"), replies=os.fdopen(reply_read, "rb")
+    )
+
+
+def _cause_of_death(child: _Child) -> dict[str, str]:
+    child.replies.close()
+    with suppress(BrokenPipeError):
+        child.requests.close()
+    _, status = os.waitpid(child.pid, 0)
+    if os.WIFSIGNALED(status):
+        name = signal.Signals(os.WTERMSIG(status)).name
+        if limit := {"SIGPROF": "cpu", "SIGALRM": "wall"}.get(name):
+            return {"status": "timeout", "detail": limit}
+        return {"status": "error", "detail": f"killed by {name}"}
+    return {"status": "error", "detail": f"exit code {os.WEXITSTATUS(status)}"}
+
+
+def _ask(child: _Child | None, line: bytes, limits: Limits) -> tuple[_Child | None, bytes]:
+    """Asks the inmate; one that has retired before it read the request is replaced."""
+    for fresh in (False, True):
+        child = child if child and not fresh else _fork(limits)
+        try:
+            child.requests.write(line)
+            child.requests.flush()
+            if reply := child.replies.readline():
+                return child, reply
+        except BrokenPipeError:
+            pass
+        cause = _cause_of_death(child)
+        child = None
+        if cause["detail"] != "exit code 0":
+            return None, json.dumps(cause).encode() + b"\n"
+    return None, b'{"status": "error", "detail": "no process could be kept"}\n'
+
+
+def _lines(parent: int) -> Iterator[bytes]:
+    """Request lines until the caller closes the pipe or is gone (another process may hold it)."""
+    buffer = b""
+    while True:
+        ready, _, _ = select.select([0], [], [], ORPHAN_CHECK_SECONDS)
+        if not ready:
+            if os.getppid() != parent:
+                return
+            continue
+        chunk = os.read(0, 1 << 16)
+        if not chunk:
+            return
+        buffer += chunk
+        *lines, buffer = buffer.split(b"\n")
+        yield from (line + b"\n" for line in lines)
+
+
+def main() -> None:
+    """Serves requests from stdin until it closes; argv: cpu_seconds wall_seconds memory_bytes."""
+    parent = os.getppid()
+    cpu, wall, memory = sys.argv[1:]
+    limits = Limits(cpu_seconds=float(cpu), wall_seconds=float(wall), memory_bytes=int(memory))
+    sys.setrecursionlimit(MAX_RECURSION)
+    try:
+        import latex2sympy2_extended.latex2sympy2 as reader
+
+        reader._Latex2Sympy.parse_number = _exact_number
+        reader.Number = partial(_exact_number, None)
+        warm = [judge([[gold]], [pred])["status"] for gold, pred in _WARM_UP]
+    except Exception as error:
+        warm = [f"{type(error).__name__}: {error}"]
+    os.write(1, json.dumps({"ready": warm}).encode() + b"\n")
+    gc.collect()
+    gc.freeze()  # keeps the warmed heap out of the forks' garbage collection, so pages stay shared
+    child: _Child | None = None
+    for line in _lines(parent):
+        child, reply = _ask(child, line, limits)
+        os.write(1, reply)
+
+
+if __name__ == "__main__":
+    main()

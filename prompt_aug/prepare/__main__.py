@@ -1,0 +1,200 @@
+"""Make a verl-style parquet file of questions from a data set, with every refused row named.
+
+    python -m prompt_aug.prepare SOURCE OUT.parquet --against BENCHMARK [--against ...]
+
+SOURCE is a local file or folder, a hub id, or the name of a preset. A row is refused if it has no
+question or no answer, repeats an earlier one, contradicts another row (same question, other
+answer), overlaps a benchmark question, or has an answer that the grader does not grade right
+against itself. OUT.parquet.manifest.json, written last, has the counts, the refused rows with
+their numbers (from 0), the near duplicates and the SHA-256 of the data.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prompt_aug.errors import UserError
+from prompt_aug.files import write_text
+from prompt_aug.prepare.filters import Numbered, prepare
+from prompt_aug.prepare.overlap import LIKENESS_LIMIT, LIKENESS_N, OVERLAP_LIMIT, OVERLAP_N
+from prompt_aug.prepare.sources import (
+    Columns,
+    SourceError,
+    complete,
+    load_presets,
+    load_rows,
+    question_text,
+)
+from prompt_aug.questions import write_parquet
+
+SHOWN = 10
+
+
+def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
+    """Question texts by benchmark name, from ``[NAME=]SOURCE[@SPLIT]``.
+
+    SOURCE is a file, a folder (one that holds several data sets gives each) or a hub id, of which
+    SPLIT is "test" if not named. Raises SourceError.
+    """
+    benchmarks: dict[str, list[str]] = {}
+    for specification in specifications:
+        name, _, rest = specification.rpartition("=")
+        source, _, split = rest.partition("@")
+        name = name or Path(source).stem
+        listed = Path(source) / "dataset_dict.json"
+        parts = {name: split or "test"}
+        if listed.is_file() and not split:
+            splits = json.loads(listed.read_text(encoding="utf-8"))["splits"]
+            parts = {f"{name}/{part}": part for part in splits}
+        for part, part_split in parts.items():
+            rows = load_rows(source, split=part_split)
+            columns = complete(Columns(), rows.column_names, source, answer=False)
+            if part in benchmarks:
+                raise SourceError(f"two benchmarks are called {part}: write NAME={source}")
+            benchmarks[part] = [question_text(row, columns) for row in rows]
+    return benchmarks
+
+
+def write(
+    questions: Numbered, out: Path, report: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Path:
+    """Write the parquet file, then its manifest; returns the manifest's path.
+
+    An old manifest goes first, so that a manifest always describes the file beside it.
+    """
+    manifest = out.with_name(out.name + ".manifest.json")
+    manifest.unlink(missing_ok=True)
+    write_parquet([question for _, question in questions], out)
+    content = {
+        **settings,
+        "sha256": hashlib.sha256(out.read_bytes()).hexdigest(),
+        **report,
+    }
+    write_text(manifest, json.dumps(content, indent=1, ensure_ascii=False))
+    return manifest
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line; a column option wins over the preset."""
+    parser = argparse.ArgumentParser(
+        prog="python -m prompt_aug.prepare", description=(__doc__ or "").split("\n\n")[0]
+    )
+    presets = ", ".join(load_presets())
+    parser.add_argument("source", help=f"file, folder, hub id, or a preset: {presets}")
+    parser.add_argument("out", type=Path, help="the parquet file to write")
+    parser.add_argument("--preset", help="column map of a local copy of a known data set")
+    parser.add_argument("--config", help="configuration of a hub data set")
+    parser.add_argument("--split", help="split to load (default: the preset's, or train)")
+    parser.add_argument("--as-split", default="train", help="split to write into the rows")
+    parser.add_argument("--name", help="data_source to write into the rows")
+    parser.add_argument("--text-column", dest="text", help="a.b goes into a record")
+    parser.add_argument("--answer-column", dest="answer")
+    parser.add_argument("--level-column", dest="level")
+    parser.add_argument("--levels", type=int, nargs="+", help="keep only these levels")
+    parser.add_argument("--answer-from", help="'boxed', or the string before the answer")
+    checks = parser.add_mutually_exclusive_group(required=True)
+    checks.add_argument(
+        "--against",
+        action="append",
+        metavar="[NAME=]SOURCE[@SPLIT]",
+        help="keep out these questions",
+    )
+    checks.add_argument(
+        "--no-benchmarks", action="store_true", help="do not look for benchmark questions"
+    )
+    parser.add_argument("--overlap", type=float, default=OVERLAP_LIMIT, help="in (0, 1]")
+    parser.add_argument(
+        "--strict", action="store_true", help="write nothing and fail if any row is refused"
+    )
+    return parser
+
+
+def choose(options: argparse.Namespace) -> tuple[str, str | None, str, Columns, str]:
+    """(source, config, split, columns, data_source) from the options and the preset."""
+    presets = load_presets()
+    name = options.preset or (options.source if options.source in presets else None)
+    if name is not None and name not in presets:
+        raise SourceError(f"unknown preset {name!r}: known are {', '.join(presets)}")
+    preset = presets.get(name) if name else None
+    columns = preset.columns if preset else Columns()
+    given = {
+        key: getattr(options, key)
+        for key in ("text", "answer", "level", "answer_from")
+        if getattr(options, key) is not None
+    }
+    if options.levels:
+        given["levels"] = tuple(options.levels)
+    columns = dataclasses.replace(columns, **given)
+    if columns.levels and columns.level is None:
+        raise SourceError("--levels needs --level-column")
+    source = preset.hub if preset and options.source == name else options.source
+    split = options.split or (preset.split if preset else "train")
+    config = options.config or (preset.config if preset else None)
+    return source, config, split, columns, options.name or name or Path(source).stem
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prepare as the options say; the exit status."""
+    if not 0 < options.overlap <= 1:
+        raise SourceError(f"--overlap {options.overlap} must lie in (0, 1]")
+    source, config, split, columns, name = choose(options)
+    benchmarks = load_benchmarks(options.against or [])
+    rows = load_rows(source, config, split)
+    columns = complete(columns, rows.column_names, source)
+    questions, report = prepare(
+        rows,
+        columns=columns,
+        source=name,
+        split=options.as_split,
+        benchmarks=benchmarks,
+        overlap_limit=options.overlap,
+    )
+    print_report(report)
+    if not questions or (options.strict and report["kept"] < report["rows_of_wanted_levels"]):
+        print("error: nothing written: " + ("rows were refused" if questions else "no row is left"))
+        return 1
+    settings = {
+        "source": source,
+        "config": config,
+        "split": split,
+        "columns": dataclasses.asdict(columns),
+        "benchmarks": {key: len(texts) for key, texts in benchmarks.items()},
+        "overlap": {"n": OVERLAP_N, "limit": options.overlap},
+        "likeness": {"n": LIKENESS_N, "limit": LIKENESS_LIMIT},
+    }
+    manifest = write(questions, options.out, report, settings)
+    print(f"wrote {options.out} ({len(questions)} questions) and {manifest.name}")
+    return 0
+
+
+def print_report(report: Mapping[str, Any]) -> None:
+    """What was kept and refused, with the first rows of each reason."""
+    print(f"{report['rows_of_wanted_levels']} rows read, {report['kept']} kept")
+    for reason, count in report["refused"].items():
+        shown = [r for r in report["refused_rows"] if r["reason"] == reason][:SHOWN]
+        print(f"  refused, {reason}: {count}")
+        for entry in shown:
+            print(f"    row {entry['row']}: {entry['detail']}")
+    for first, rows in list(report["duplicates_of_row"].items())[:SHOWN]:
+        print(f"    rows {rows[:SHOWN]} repeat row {first}")
+    near = report["near_duplicates"]
+    print(f"  near duplicates, kept: {len(near)} pairs {[pair['rows'] for pair in near[:SHOWN]]}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; 0 done, 1 could not (with one line that says why), 2 wrong usage."""
+    options = build_parser().parse_args(arguments)
+    try:
+        return run(options)
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

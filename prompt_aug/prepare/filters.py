@@ -1,0 +1,136 @@
+"""The checks of `prompt_aug.prepare`: which rows of a data set are refused, and why."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+
+from prompt_aug.grading import grade_answer, grade_many
+from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex, near_duplicates
+from prompt_aug.prepare.sources import Columns, kept_levels, to_question
+from prompt_aug.questions import Question, QuestionError, normalise
+
+GRADED_AT_ONCE = 512
+REASONS = ("empty", "duplicate", "contradiction", "benchmark_overlap", "ungradable")
+Numbered = list[tuple[int, Question]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """Row `row` of the source is not in the output, because of `reason`; `detail` says more."""
+
+    row: int
+    reason: str
+    detail: str
+
+
+def read_rows(
+    rows: Any, columns: Columns, source: str, split: str
+) -> tuple[Numbered, list[Refused]]:
+    """The questions of all rows of a wanted level, and the rows that have none or no answer."""
+    questions: Numbered = []
+    refused = []
+    for number, row in tqdm(kept_levels(rows, columns), "read", total=len(rows), disable=None):
+        try:
+            questions.append((number, to_question(row, columns, source, split)))
+        except QuestionError as error:
+            refused.append(Refused(row=number, reason="empty", detail=str(error)))
+    return questions, refused
+
+
+def refuse_repeats(
+    questions: Numbered,
+) -> tuple[Numbered, dict[int, list[int]], list[Refused]]:
+    """(kept, rows that repeat a kept row, rows of questions with contradicting answers)."""
+    groups: dict[str, Numbered] = {}
+    for number, question in questions:
+        groups.setdefault(normalise(question.text), []).append((number, question))
+    kept, duplicates, refused = [], {}, []
+    for (first, question), *others in groups.values():
+        golds = list(question.answers)
+        if all(
+            other.uid == question.uid
+            or any(grade_answer(answer, golds).correct for answer in other.answers)
+            for _, other in others
+        ):
+            kept.append((first, question))
+            if others:
+                duplicates[first] = [number for number, _ in others]
+            continue
+        rows = [first, *(number for number, _ in others)]
+        detail = f"rows {rows} ask the same question with different answers"
+        refused += [Refused(row=row, reason="contradiction", detail=detail) for row in rows]
+    return kept, duplicates, refused
+
+
+def refuse_overlap(
+    questions: Numbered, index: OverlapIndex, limit: float
+) -> tuple[Numbered, list[Refused]]:
+    """Refuse questions whose overlap with a benchmark question is at least `limit`."""
+    kept, refused = [], []
+    for number, question in tqdm(questions, "benchmark overlap", disable=None):
+        match = index.best(question.text)
+        if match is None or match.score < limit:
+            kept.append((number, question))
+            continue
+        detail = f"{match.score:.2f} of question {match.index} of {match.of}"
+        refused.append(Refused(row=number, reason="benchmark_overlap", detail=detail))
+    return kept, refused
+
+
+def refuse_ungradable(questions: Numbered) -> tuple[Numbered, list[Refused]]:
+    """Refuse questions with an answer that, put into a box, is not graded right against itself."""
+    kept, refused = [], []
+    golds = [
+        (number, question, gold) for number, question in questions for gold in question.answers
+    ]
+    bad: dict[int, str] = {}
+    for start in tqdm(range(0, len(golds), GRADED_AT_ONCE), "grade the answers", disable=None):
+        part = golds[start : start + GRADED_AT_ONCE]
+        grades = grade_many([("\\boxed{" + gold + "}", gold) for _, _, gold in part])
+        for (number, _, gold), grade in zip(part, grades, strict=True):
+            if not grade.correct:
+                bad.setdefault(number, f"{gold[:80]!r} graded {grade.status!s} against itself")
+    for number, question in questions:
+        if number in bad:
+            refused.append(Refused(row=number, reason="ungradable", detail=bad[number]))
+        else:
+            kept.append((number, question))
+    return kept, refused
+
+
+def prepare(
+    rows: Any,
+    *,
+    columns: Columns,
+    source: str,
+    split: str = "train",
+    benchmarks: Mapping[str, Sequence[str]],
+    overlap_limit: float = OVERLAP_LIMIT,
+) -> tuple[Numbered, dict[str, Any]]:
+    """The questions kept, each with its row number, and the report that the manifest holds."""
+    questions, refused = read_rows(rows, columns, source, split)
+    read = len(questions) + len(refused)
+    questions, duplicates, contradictions = refuse_repeats(questions)
+    questions, overlaps = refuse_overlap(questions, OverlapIndex(benchmarks), overlap_limit)
+    questions, ungradable = refuse_ungradable(questions)
+    refused += [*contradictions, *overlaps, *ungradable]
+    near = [
+        {"rows": [questions[i][0], questions[j][0]], "likeness": round(score, 3)}
+        for i, j, score in near_duplicates([question.text for _, question in questions])
+    ]
+    counts = Counter(entry.reason for entry in refused)
+    counts["duplicate"] = sum(map(len, duplicates.values()))
+    report = {
+        "rows": len(rows),
+        "rows_of_wanted_levels": read,
+        "kept": len(questions),
+        "refused": {reason: counts[reason] for reason in REASONS},
+        "refused_rows": [dataclasses.asdict(r) for r in sorted(refused, key=lambda r: r.row)],
+        "duplicates_of_row": duplicates,
+        "near_duplicates": near,
+    }
+    return questions, report

@@ -1,0 +1,230 @@
+"""Rows of a local file, a local folder or a hub data set, and the column maps that read them."""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from prompt_aug.errors import UserError
+from prompt_aug.questions import Question, QuestionError, make_question
+from prompt_aug.templates.format_checks import boxes
+
+PRESETS_FILE = Path(__file__).with_name("presets.yaml")
+BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".arrow": "arrow"}
+TEXT_COLUMNS = ("question", "problem", "prompt", "text")
+ANSWER_COLUMNS = ("answer", "reward_model.ground_truth", "ground_truth", "final_answer")
+
+
+class SourceError(UserError, ValueError):
+    """A source that cannot be read; the message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """Where a data set keeps what; see presets.yaml for the keys. None: found by usual names."""
+
+    text: str | None = None
+    answer: str | None = None
+    level: str | None = None
+    answer_from: str | None = None
+    text_after: str | None = None
+    text_before: str | None = None
+    levels: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preset:
+    """A known data set: its place on the hub and its columns."""
+
+    name: str
+    hub: str
+    config: str | None
+    split: str
+    columns: Columns
+
+
+def load_presets(path: Path = PRESETS_FILE) -> dict[str, Preset]:
+    """The presets by name."""
+    presets = {}
+    keys = {field.name for field in fields(Columns)}
+    for name, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+        columns = {key: entry.pop(key) for key in list(entry) if key in keys}
+        columns["levels"] = tuple(columns.get("levels", ()))
+        entry.setdefault("config", None)
+        presets[name] = Preset(name=name, columns=Columns(**columns), **entry)
+    return presets
+
+
+def load_rows(source: str, config: str | None = None, split: str = "train") -> Any:
+    """The rows of `source`, an indexable ``datasets.Dataset``.
+
+    `source` is a parquet, jsonl, json or arrow file, a folder that ``save_to_disk`` wrote (of one
+    data set, or of several with `split` naming one), a folder of parquet or jsonl files, or the id
+    of a data set on the hub. Raises SourceError.
+    """
+    import datasets
+
+    path = Path(source)
+    try:
+        if path.is_file():
+            return _from_files(datasets, [path])
+        if path.is_dir():
+            return _from_folder(datasets, path, split)
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not source.startswith("."):
+            return datasets.load_dataset(source, config, split=split)
+    except SourceError:
+        raise
+    except Exception as error:  # datasets raises many kinds; each must end as one readable line
+        kind = "local data" if path.exists() else "hub data set"
+        hint = "" if path.exists() else " (is the id right, and is the hub reachable?)"
+        raise SourceError(
+            f"{source}: {kind} cannot be loaded{hint}: {type(error).__name__}: {error}"
+        ) from error
+    raise SourceError(f"{source}: neither a file, nor a folder, nor an id like owner/name")
+
+
+def _from_files(datasets: Any, paths: list[Path]) -> Any:
+    kinds = {path.suffix for path in paths}
+    if len(kinds) != 1 or not kinds <= set(BUILDERS):
+        raise SourceError(f"{paths[0]}: known are files ending in {', '.join(BUILDERS)}")
+    builder = BUILDERS[kinds.pop()]
+    files = [str(path) for path in paths]
+    return datasets.load_dataset(builder, data_files=files, split="train")
+
+
+def _from_folder(datasets: Any, path: Path, split: str) -> Any:
+    if (path / "dataset_dict.json").is_file():
+        splits = datasets.load_from_disk(str(path))
+        if split not in splits:
+            raise SourceError(f"{path} has no split {split!r}: choose one of {list(splits)}")
+        return splits[split]
+    if (path / "state.json").is_file():
+        return datasets.load_from_disk(str(path))
+    for suffix in BUILDERS:
+        if files := sorted(path.rglob(f"*{suffix}")):
+            return _from_files(datasets, files)
+    raise SourceError(f"{path}: no file ending in {', '.join(BUILDERS)} in this folder")
+
+
+def complete(
+    columns: Columns, names: Iterable[str], source: str, *, answer: bool = True
+) -> Columns:
+    """`columns` with missing ones found among the usual names; SourceError if there is none.
+
+    Without `answer` only the text is looked for.
+    """
+    present = set(names)
+
+    def find(given: str | None, usual: tuple[str, ...], what: str) -> str:
+        candidates = usual if given is None else (given,)
+        for candidate in candidates:
+            if candidate.split(".")[0] in present:
+                return candidate
+        raise SourceError(
+            f"{source} has no column {' or '.join(candidates)} for the {what} (it has "
+            f"{', '.join(sorted(present))}): name one with --{what}-column"
+        )
+
+    values = {field.name: getattr(columns, field.name) for field in fields(Columns)}
+    values["text"] = find(columns.text, TEXT_COLUMNS, "text")
+    if answer:
+        values["answer"] = find(columns.answer, ANSWER_COLUMNS, "answer")
+    return Columns(**values)
+
+
+def read_level(value: Any) -> int | None:
+    """3 for 3, 3.0, "3", "3.0" and "Level 3"; None where there is no number."""
+    match = re.search(r"\d+", str(value)) if value is not None else None
+    return int(match.group()) if match else None
+
+
+def to_question(row: Mapping[str, Any], columns: Columns, source: str, split: str) -> Question:
+    """The question of one row; QuestionError if it has none, or no answer."""
+    text = question_text(row, columns)
+    answers = [_answer(value, columns.answer_from) for value in _golds(row, columns)]
+    level = read_level(_get(row, columns.level)) if columns.level else None
+    return make_question(text=text, answers=answers, source=source, split=split, level=level)
+
+
+def question_text(row: Mapping[str, Any], columns: Columns) -> str:
+    """The text of one row without the frame that the data set puts around it."""
+    text = _last_user(_get(row, columns.text or ""))
+    return _between(text, columns.text_after, columns.text_before)
+
+
+def kept_levels(rows: Any, columns: Columns) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """(row number, row) of the rows whose level is wanted."""
+    for number, row in enumerate(rows):
+        if columns.levels and read_level(_get(row, columns.level or "")) not in columns.levels:
+            continue
+        yield number, row
+
+
+def _get(row: Mapping[str, Any], dotted: str) -> Any:
+    value: Any = row
+    for key in dotted.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _golds(row: Mapping[str, Any], columns: Columns) -> list[str]:
+    value = _get(row, columns.answer or "")
+    if value is None:
+        return []
+    if isinstance(value, list | tuple):
+        return [str(item) for item in value]
+    text = str(value)
+    if text.startswith("[") and text.endswith("]"):
+        return _listed(text)
+    return [text]
+
+
+def _listed(text: str) -> list[str]:
+    """The strings of a list written as text, ``['9.6\\n']``; an interval ``[0, 1]`` stays."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return [text]
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return value
+    return [text]
+
+
+def _answer(text: str, answer_from: str | None) -> str:
+    if answer_from is None:
+        return text
+    if answer_from == "boxed":
+        found = boxes(text)
+        if not found:
+            raise QuestionError("no \\boxed{...} in the solution to take the answer from")
+        start, end = found[-1]
+        return text[text.index("{", start) + 1 : end - 1]
+    _, marker, answer = text.rpartition(answer_from)
+    if not marker:
+        raise QuestionError(f"no {answer_from!r} in the column to take the answer from")
+    return answer
+
+
+def _last_user(value: Any) -> str:
+    if isinstance(value, list):
+        users = [m.get("content") for m in value if m.get("role") == "user" and m.get("content")]
+        if not users:
+            raise QuestionError("the chat has no user message")
+        return str(users[-1])
+    return "" if value is None else str(value)
+
+
+def _between(text: str, after: str | None, before: str | None) -> str:
+    if after is not None:
+        _, found, text = text.partition(after)
+        if not found:
+            raise QuestionError(f"the frame {after!r} does not stand before the question")
+    if before is not None:
+        text, found, _ = text.rpartition(before)
+        if not found:
+            raise QuestionError(f"the frame {before!r} does not stand after the question")
+    return text

@@ -1,0 +1,40 @@
+"""Templates: one record each, a bank of them in a yaml file, and their rendering.
+
+A template is system and user text, the start of the assistant's turn (prefill: prompt tokens,
+outside the loss and outside what the format check sees), stop strings and a format check.
+`python -m prompt_aug.templates check BANK` validates a bank and shows every template rendered.
+"""
+
+from prompt_aug.templates.rendering import (
+    Overlong,
+    Rendered,
+    Style,
+    overlong,
+    prompt_length,
+    render,
+)
+from prompt_aug.templates.template import (
+    FORMAT_SETTINGS,
+    Bank,
+    BankError,
+    FormatSetting,
+    Template,
+    UnknownTemplateError,
+    load_bank,
+)
+
+__all__ = [
+    "FORMAT_SETTINGS",
+    "Bank",
+    "BankError",
+    "FormatSetting",
+    "Overlong",
+    "Rendered",
+    "Style",
+    "Template",
+    "UnknownTemplateError",
+    "load_bank",
+    "overlong",
+    "prompt_length",
+    "render",
+]

@@ -1,0 +1,98 @@
+"""The command `python -m prompt_aug.templates check [BANK]`: validate a bank and show it.
+
+Every template is rendered for a sample question, as plain text or with the chat template of a
+tokenizer, and its format reward is shown for an empty response, which must be paid nothing.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from prompt_aug.errors import UserError
+from prompt_aug.templates import FORMAT_SETTINGS, Bank, Template, load_bank
+from prompt_aug.templates.rendering import prompt_length, render
+
+SAMPLE = "What is $1 + 1$?"
+
+
+def problems(template: Template) -> list[str]:
+    """What a valid template should still not do."""
+    found = []
+    if template.format and template.format_reward("") > 0:
+        found.append("an empty response gets a format reward")
+    if template.prefill != template.prefill.rstrip(" \t"):
+        found.append("the prefill ends in spaces, which most tokenizers merge with the next word")
+    if "boxed" not in (template.system or "") + template.user:
+        found.append("neither system nor user asks for a \\boxed answer")
+    tag = template.answer_tag
+    if tag and f"<{tag}>" not in (template.system or "") + template.user:
+        found.append(f"answer_tag is {tag}, but neither system nor user shows <{tag}>")
+    return found
+
+
+def show(template: Template, question: str, tokenizer: Any) -> str:
+    """A few lines for reading: name, size, the rendered prompt, the format checks."""
+    prompt = render(template, question, tokenizer).text
+    size = f"{len(prompt)} characters"
+    if tokenizer is not None:
+        size += f", {prompt_length(template, question, tokenizer)} tokens"
+    rules = [f"  {rule.weight:g}: {describe(rule)}" for rule in template.format]
+    return "\n".join(
+        [
+            f"=== {template.name} ({template.category}; {size}; {template.source or 'no source'})",
+            prompt + "|",
+            f"--- format ({template.format_setting}):",
+            *(rules or ["  constant 1"]),
+            *(f"  note: {problem}" for problem in problems(template)),
+        ]
+    )
+
+
+def describe(rule: Any) -> str:
+    """The checks of a rule as ``name value, name value``."""
+    keys = ("once", "absent", "order", "nested", "boxed", "boxed_in", "boxed_after")
+    checks = ((key, getattr(rule, key)) for key in keys)
+    return ", ".join(
+        f"{key} {list(value) if isinstance(value, tuple) else value!r}"
+        for key, value in checks
+        if value
+    )
+
+
+def load_tokenizer(path: str | None) -> Any:
+    """The tokenizer of a local folder or hub id; None for none."""
+    if path is None:
+        return None
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m prompt_aug.templates")
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check", help="validate a bank and show every template rendered")
+    check.add_argument("bank", nargs="?", help="yaml file (default: the project's own)")
+    check.add_argument("--question", default=SAMPLE)
+    check.add_argument("--tokenizer", help="folder or hub id, to render with its chat template")
+    check.add_argument("--format", choices=FORMAT_SETTINGS, default="strict")
+    check.add_argument("--strict", action="store_true", help="exit with 1 if there is any note")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; 0 valid, 1 not valid (the reason on stderr), 2 wrong usage."""
+    options = build_parser().parse_args(arguments)
+    try:
+        bank: Bank = load_bank(options.bank, options.format)
+        tokenizer = load_tokenizer(options.tokenizer)
+        for template in bank.values():
+            print(show(template, options.question, tokenizer), end="\n\n")
+    except (UserError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    notes = sum(len(problems(template)) for template in bank.values())
+    print(f"{len(bank)} templates, valid, {notes} notes")
+    return 1 if notes and options.strict else 0

@@ -1,0 +1,64 @@
+"""Clip-Cov (arXiv 2505.22617), made independent of how the batch is cut into micro-batches.
+
+Symbols: B responses, T token positions, N real tokens of the batch, c covariance of a token.
+"""
+
+import numpy as np
+import torch
+
+from recipe.algorithms.covariance import covariance_of
+from recipe.algorithms.groups import Numbers
+from recipe.algorithms.tokens import checked
+
+
+def clip_cov(
+    logprobs_BT: Numbers,
+    advantages_BT: Numbers,
+    mask_BT: Numbers,
+    group_B: Numbers,
+    *,
+    ratio: float = 0.0002,
+    lower: float = 1.0,
+    upper: float = 5.0,
+    seed: int = 0,
+    key_B: Numbers | None = None,
+) -> torch.Tensor:
+    """w_BT in {0, 1}: 0 for max(int(ratio N), 1) random tokens with lower < c < upper.
+
+    c is centred over the batch's real tokens. Fewer lose their gradient where fewer qualify. Drawn
+    are those with the smallest hash of (`seed`, the row's integer in `key_B`, token position): the
+    order of rows does not matter, nor does one candidate more change the place of another. Without
+    `key_B` a row's key is its number. float64, 0 where the mask is 0.
+    verl's ``clip_cov`` differs: its statistics are a micro-batch's, its log-probabilities the
+    current policy's (ours: the sampling policy's), and what the PPO clip stops is no candidate.
+    ValueError for a ratio outside (0, 1], lower >= upper, and what `tokens.checked` refuses.
+    """
+    if not 0 < ratio <= 1:
+        raise ValueError(f"ratio={ratio}: a share of the tokens, above 0 and at most 1")
+    if not lower < upper:
+        raise ValueError(f"lower={lower}, upper={upper}: no covariance lies between them")
+    tokens = checked(logprobs_BT, advantages_BT, mask_BT, group_B)
+    c_BT = covariance_of(tokens, centre="batch", advantage_centre="batch")
+    candidates = ((c_BT > lower) & (c_BT < upper) & tokens.mask_BT).nonzero()
+    count = max(int(ratio * int(tokens.mask_BT.sum())), 1)
+    keys = np.arange(len(tokens.mask_BT)) if key_B is None else np.asarray(key_B)
+    places = token_hash(seed, keys[candidates[:, 0].numpy()], candidates[:, 1].numpy())
+    drawn = candidates[torch.from_numpy(np.argsort(places)[:count])]
+    weights_BT = tokens.mask_BT.double()
+    weights_BT[drawn[:, 0], drawn[:, 1]] = 0.0
+    return weights_BT
+
+
+def token_hash(seed: int, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """A uint64 for every token: SplitMix64's finaliser over seed, row key and position."""
+    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is what is wanted
+        x = np.full(len(keys), seed % 2**64, np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        for part in (keys, positions):
+            x = _mixed(x + part.astype(np.int64).view(np.uint64) * np.uint64(0xD1342543DE82EF95))
+    return x
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

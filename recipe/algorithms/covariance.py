@@ -1,0 +1,111 @@
+"""The covariance of a token: how much it adds to Cov(log pi, A), which drives the entropy.
+
+Used by the Gaussian weights (arXiv 2605.11538) and by Clip-Cov (arXiv 2505.22617). Symbols: B
+responses, T token positions, c the covariance of a token, in nats x units of the advantage.
+"""
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from recipe.algorithms.groups import Numbers, float64
+from recipe.algorithms.tokens import Tokens, checked
+
+CENTRES = ("group", "sequence", "batch")
+ADVANTAGE_CENTRES = ("tokens", "responses", "batch")
+# The key's spelling, and the share in units of 0.01 %: whole numbers, so that ranks are exact.
+PERCENTILES = {"p0.01": 1, "p1": 100, "p20": 2000, "p40": 4000, "p100": 10000}
+
+
+def token_covariance(
+    logprobs_BT: Numbers,
+    advantages_BT: Numbers,
+    mask_BT: Numbers,
+    group_B: Numbers,
+    *,
+    centre: str = "group",
+    advantage_centre: str = "tokens",
+) -> torch.Tensor:
+    """c_BT = (logp - mean logp) (A - mean A) at real tokens, 0 where the mask is 0; float64.
+
+    `centre`, the tokens log-probabilities are averaged over: ``group`` (all real tokens of the
+    group's responses), ``sequence`` (those of each response), ``batch``.
+    `advantage_centre`: ``tokens`` (over the group's real tokens: then, with ``group``, the mean of
+    c is the covariance over tokens), ``responses`` (each response of the group once, a response
+    without real tokens not at all), ``batch`` (all real tokens of the batch).
+    A scope of equal advantages, or of equal log-probabilities, has c = 0 exactly.
+    ValueError for an unknown scope and for what `tokens.checked` refuses.
+    """
+    known("centre", centre, CENTRES)
+    known("advantage_centre", advantage_centre, ADVANTAGE_CENTRES)
+    tokens = checked(logprobs_BT, advantages_BT, mask_BT, group_B)
+    return covariance_of(tokens, centre=centre, advantage_centre=advantage_centre)
+
+
+def covariance_of(tokens: Tokens, *, centre: str, advantage_centre: str) -> torch.Tensor:
+    """`token_covariance` of inputs that were checked before."""
+    logp_B = tokens.mean(tokens.logprobs_BT, centre)
+    if advantage_centre == "responses":
+        mean_B = _mean_over_responses(tokens)
+    else:
+        scope = "group" if advantage_centre == "tokens" else "batch"
+        mean_B = tokens.mean(tokens.advantages_BT, scope)
+    c_BT = tokens.logprobs_BT - logp_B[:, None]
+    return c_BT.mul_(tokens.advantages_BT - mean_B[:, None]).mul_(tokens.mask_BT)
+
+
+def _mean_over_responses(tokens: Tokens) -> torch.Tensor:
+    """The group's mean of its responses' advantages, shape B; every response counts once."""
+    # Responses become rows of one token: the mean of those is over responses.
+    responses = dataclasses.replace(
+        tokens,
+        mask_BT=tokens.mask_BT.any(1, keepdim=True),
+        lengths_B=tokens.lengths_B.clamp(max=1),
+        first_B=torch.zeros_like(tokens.first_B),
+    )
+    return responses.mean(tokens.mean(tokens.advantages_BT, "sequence")[:, None], "group")
+
+
+def known(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """ValueError naming the choices unless `value` is one of them."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(choices)}")
+
+
+def covariance_metrics(c_BT: Numbers, mask_BT: Numbers) -> dict[str, float]:
+    """The distribution of c over real tokens, as in Table 1 of arXiv 2605.11538.
+
+    ``covariance/positive/p20``: 20 per cent of the n positive values reach or exceed it, that is
+    the k-th largest with k = ceil(0.2 n); ``negative`` likewise from the most negative up.
+    ``.../p100`` is thus the value nearest to 0. ``covariance/positive/mean`` is over the positive
+    values, ``covariance/mean`` and ``covariance/std`` (population) over all; 0.0 over nothing.
+    The table's row for 100 % (0.06 and -0.04) is not the mean over all positives: that is at least
+    0.4 x 0.33 = 0.13 given its 40 % row. What it is instead the paper does not say.
+    ValueError for different shapes.
+    """
+    c, mask = float64(c_BT), torch.as_tensor(mask_BT, device="cpu") != 0
+    if c.shape != mask.shape:
+        raise ValueError(f"c of shape {tuple(c.shape)} with a mask of shape {tuple(mask.shape)}")
+    values = c[mask].numpy()
+    metrics = {
+        "covariance/mean": float(values.mean()) if values.size else 0.0,
+        "covariance/std": float(values.std()) if values.size else 0.0,
+    }
+    for name, sign in (("positive", 1.0), ("negative", -1.0)):
+        side = sign * values[sign * values > 0]
+        mean = float(side.mean()) if side.size else 0.0
+        metrics[f"covariance/{name}/mean"] = sign * mean if mean else 0.0
+        for key, value in _percentiles(side).items():
+            metrics[f"covariance/{name}/{key}"] = sign * value if value else 0.0
+    return metrics
+
+
+def _percentiles(values: np.ndarray) -> dict[str, float]:
+    """For each percentile the k-th largest of n values, k = ceil(p n) >= 1; 0.0 of nothing."""
+    n = values.size
+    if n == 0:
+        return dict.fromkeys(PERCENTILES, 0.0)
+    places = {key: n + (-n * share // 10000) for key, share in PERCENTILES.items()}
+    ordered = np.partition(values, sorted(set(places.values())))
+    return {key: float(ordered[place]) for key, place in places.items()}

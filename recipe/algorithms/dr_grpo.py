@@ -1,0 +1,18 @@
+"""Dr. GRPO (arXiv 2503.20783): GRPO without the division by the standard deviation."""
+
+import torch
+
+from recipe.algorithms.groups import Numbers, grouped, zero_if_equal
+
+
+def dr_grpo(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
+    """A = R - mean, the mean over the rewards of the group.
+
+    `rewards_B` and the advantages (float64, shape B) in the same unit. Equal rewards and groups of
+    one: exactly 0. ValueError as in `grpo`.
+    This is half of the method. The other half, a loss that divides by no response's length, is
+    verl's ``loss_agg_mode=seq-mean-token-sum-norm`` with a constant ``loss_scale_factor`` (without
+    one verl divides by the width of the padded batch, which differs from step to step).
+    """
+    groups = grouped(rewards_B, group_B)
+    return zero_if_equal(groups.rewards_B - groups.mean_B, groups)

@@ -1,0 +1,49 @@
+"""GMPO with the right scale: verl's own loss, made independent of the micro-batch size.
+
+verl 0.9.1's ``geo_mean`` takes a plain mean over the sequences of a micro-batch, and its engine
+adds the losses of the micro-batches up: with k of them the policy term is k times too large (and
+gradient clipping and the KL term weigh differently). All other losses of verl divide by the
+mini-batch. Here, with n sequences in the micro-batch, B in the mini-batch, D data-parallel ranks:
+
+    gmpo = geo_mean * n D / B
+
+so that the sum over micro-batches, averaged over ranks by FSDP, is the mean over the mini-batch.
+
+Configurations reach this module, in every actor process, through
+``actor.policy_loss._target_=recipe.algorithms.gmpo.GMPOLossConfig``.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from verl.trainer.ppo.core_algos import get_policy_loss_fn, register_policy_loss
+from verl.workers.config import PolicyLossConfig
+
+
+@dataclass
+class GMPOLossConfig(PolicyLossConfig):
+    """verl's settings of a policy loss; naming this class registers ``gmpo``."""
+
+
+@register_policy_loss("gmpo")
+def gmpo(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Geometric-mean policy optimisation, arXiv 2507.20673; arguments as verl passes them.
+
+    Without the sizes of the mini-batch in ``config.global_batch_info`` it is verl's own value.
+    """
+    loss, metrics = get_policy_loss_fn("geo_mean")(
+        old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights
+    )
+    sizes = config.global_batch_info
+    if sizes.get("global_batch_size"):
+        loss = loss * len(log_prob) * sizes.get("dp_size", 1) / sizes["global_batch_size"]
+    return loss, metrics

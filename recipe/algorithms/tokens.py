@@ -1,0 +1,95 @@
+"""What every token weight shares: checked inputs, and statistics over a scope of real tokens.
+
+Symbols: B responses, T token positions, S scopes. A scope is a set of whole responses (one
+response, a group, the batch); its statistics are over its real tokens (mask not 0), added up
+response by response. Nothing here depends on the order of rows or on how far rows are padded.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from recipe.algorithms.groups import Numbers, float64, group_index, group_sum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokens:
+    """Checked inputs: numbers in float64, 0 where there is no real token."""
+
+    logprobs_BT: torch.Tensor  # nats, of the sampled token under the policy that sampled it
+    advantages_BT: torch.Tensor
+    mask_BT: torch.Tensor  # bool: a real token
+    lengths_B: torch.Tensor  # real tokens, float64
+    first_B: torch.Tensor  # position of the first real token; 0 without any
+    group_B: torch.Tensor  # groups numbered from 0
+    groups: int
+
+    def scope(self, name: str) -> tuple[torch.Tensor, int]:
+        """The scope of every row and the number of scopes: ``sequence``, ``group`` or ``batch``."""
+        rows = self.mask_BT.shape[0]
+        if name == "sequence":
+            return torch.arange(rows), rows
+        if name == "batch":
+            return torch.zeros(rows, dtype=torch.int64), 1
+        return self.group_B, self.groups
+
+    def total(self, values_B: torch.Tensor, scope: str) -> torch.Tensor:
+        """For every row the sum over its scope of one value per row, shape B."""
+        index_B, scopes = self.scope(scope)
+        return group_sum(values_B, index_B, scopes)[index_B]
+
+    def mean(self, values_BT: torch.Tensor, scope: str) -> torch.Tensor:
+        """The mean over the real tokens of every row's scope, shape B; 0 of nothing.
+
+        Taken as v + mean(value - v) with v one of the values, because the mean of equal numbers
+        then is that number. By plain summing, a group without signal would have deviations of
+        1e-17 with a sign, and what is made of their signs would look like a signal.
+        """
+        index_B, scopes = self.scope(scope)
+        real_B = self.lengths_B > 0
+        one_S = torch.zeros(scopes, dtype=torch.float64)
+        one_S[index_B[real_B]] = values_BT.gather(1, self.first_B[:, None])[real_B, 0]
+        one_B = one_S[index_B]
+        rest_BT = (values_BT - one_B[:, None]).mul_(self.mask_BT)
+        count_B = self.total(self.lengths_B, scope).clamp(min=1)
+        return one_B + self.total(rest_BT.sum(1), scope) / count_B
+
+
+def checked(
+    logprobs_BT: Numbers, advantages_BT: Numbers, mask_BT: Numbers, group_B: Numbers
+) -> Tokens:
+    """The inputs of a weight, checked; what stands at padding is ignored, be it NaN.
+
+    ValueError unless the three matrices have one shape with at least one column, B integer ids
+    come with them, and every real token has a finite log-probability and advantage.
+    """
+    mask = torch.as_tensor(mask_BT, device="cpu") != 0
+    if mask.dim() != 2 or mask.shape[1] == 0:
+        raise ValueError(f"a mask of shape {tuple(mask.shape)}: responses x token positions")
+    index_B, groups = group_index(group_B, mask.shape[0])
+    return Tokens(
+        logprobs_BT=_real("log-probabilities", logprobs_BT, mask),
+        advantages_BT=_real("advantages", advantages_BT, mask),
+        mask_BT=mask,
+        lengths_B=mask.sum(1).double(),
+        first_B=mask.byte().argmax(1),
+        group_B=index_B,
+        groups=groups,
+    )
+
+
+def _real(name: str, values_BT: Numbers, mask_BT: torch.Tensor) -> torch.Tensor:
+    """The values in float64 with 0 at padding; ValueError for a wrong shape or a NaN."""
+    values = float64(values_BT)
+    if values.shape != mask_BT.shape:
+        raise ValueError(
+            f"{name} of shape {tuple(values.shape)} with a mask of shape {tuple(mask_BT.shape)}"
+        )
+    values = torch.where(mask_BT, values, 0.0)
+    # A sum is finite exactly if all its terms are, and reads the matrix once.
+    bad = (~torch.isfinite(values.sum(1))).nonzero().flatten().tolist()
+    if bad:
+        raise ValueError(
+            f"{name} that are not finite at real tokens, in {len(bad)} rows, first in row {bad[0]}"
+        )
+    return values

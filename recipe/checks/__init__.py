@@ -1,0 +1,1 @@
+"""What is refused before Ray starts: what would be something else, or fail late."""

@@ -1,0 +1,286 @@
+"""Which algorithms go together: refused at launch, with the reason and what to set instead.
+
+Any advantage goes with any weight, clip, aggregation, sampling and augmentation, except where a
+setting would be ignored in silence, or where the sum would not be what its parts are called.
+"""
+
+import math
+from typing import Any
+
+from omegaconf import DictConfig
+
+from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
+from recipe.algorithms.compute import group_of
+from recipe.algorithms.cw_grpo import resolve
+from recipe.checks.verl import data_parallel_ranks
+from recipe.errors import ConfigError
+
+# Losses that are positively homogeneous in a token's advantage: a weight on it weights the loss.
+HOMOGENEOUS = ("vanilla", "gspo", "sapo", "cispo", "gpg", "dppo_tv", "dppo_kl")
+DIVERGENCE = ("dppo_tv", "dppo_kl")  # the only ones that read actor.clip_ratio: their threshold
+PER_MICRO_BATCH = ("clip_cov", "kl_cov")
+GEOMETRIC = ("geo_mean", "gmpo")
+LOSSES = (*HOMOGENEOUS, *PER_MICRO_BATCH, *GEOMETRIC, "dro")
+GMPO_TARGET = "recipe.algorithms.gmpo.GMPOLossConfig"
+
+
+def check_algorithm(config: DictConfig) -> None:
+    """Refuse, before anything starts, what is unknown, ignored by verl, or contradicts itself."""
+    check_advantage(config)
+    check_neighbours(config)
+    check_weights(config)
+    check_loss(config)
+    check_aggregation(config)
+    check_correction(config)
+    check_sampling(config)
+
+
+def refuse_unknown(key: str, value: Any, known: Any) -> None:
+    """Raise ConfigError unless `value` is among `known`."""
+    if value not in known:
+        raise ConfigError(f"{key}={value}: known are {', '.join(map(str, known))}")
+
+
+def check_advantage(config: DictConfig) -> None:
+    """`recipe.advantage`, and verl's keys that it takes the place of."""
+    section, algorithm = config.recipe.advantage, config.algorithm
+    refuse_unknown("recipe.advantage.name", section.name, ADVANTAGES)
+    if section.group is not None:
+        refuse_unknown("recipe.advantage.group", section.group, ("question", "text"))
+    wanted = {"ta_grpo": "question", "ta_grpo_star": "text"}.get(section.name)
+    if wanted and group_of(section) != wanted:
+        raise ConfigError(
+            f"recipe.advantage.name={section.name} is normalised per {wanted}: leave "
+            "recipe.advantage.group null, or take name=grpo with the group you want"
+        )
+    if algorithm.adv_estimator != "grpo" or not algorithm.get("norm_adv_by_std_in_grpo", True):
+        raise ConfigError(
+            "advantages are computed by this project, not by algorithm.adv_estimator or "
+            "algorithm.norm_adv_by_std_in_grpo: leave those alone and set recipe.advantage.name "
+            f"({', '.join(ADVANTAGES)})"
+        )
+    count, rows = int(config.recipe.neighbours.count), int(config.actor_rollout_ref.rollout.n)
+    size = rows // (count + 1) if group_of(section) == "text" else rows
+    if size < 2 and section.name != "none":
+        raise ConfigError(
+            f"a group of {size} response has no baseline, so every advantage would be 0: raise "
+            "actor_rollout_ref.rollout.n"
+        )
+    check_rewards(config)
+
+
+def check_rewards(config: DictConfig) -> None:
+    """Advantages that want rewards of a kind, and what has no use without any advantage."""
+    name, recipe = config.recipe.advantage.name, config.recipe
+    below_zero = {
+        "algorithm.use_kl_in_reward": config.algorithm.use_kl_in_reward,
+        "recipe.reward.overlong.enable": recipe.reward.overlong.enable,
+        "recipe.history.enable": recipe.history.enable,
+    }
+    useless = {
+        f"recipe.weights.name={recipe.weights.name}": recipe.weights.name != "none",
+        "recipe.history.enable": recipe.history.enable,
+        "algorithm.filter_groups.enable": config.algorithm.filter_groups.enable,
+    }
+    if name == "maxrl" and any(below_zero.values()):
+        raise ConfigError(
+            "recipe.advantage.name=maxrl divides by the mean reward of a group, and with "
+            f"{_first(below_zero)} rewards can be negative and that mean near 0: unset it, or use "
+            "another advantage"
+        )
+    if name == "none" and any(useless.values()):
+        raise ConfigError(
+            f"recipe.advantage.name=none uses no reward, and {_first(useless)} then has no effect: "
+            "unset it"
+        )
+
+
+def _first(flags: dict[str, Any]) -> str:
+    return next(key for key, on in flags.items() if on)
+
+
+def check_neighbours(config: DictConfig) -> None:
+    """`recipe.neighbours`; and nothing may use log-probabilities under q^n in a ratio under q^0."""
+    section, rollout = config.recipe.neighbours, config.actor_rollout_ref.rollout
+    refuse_unknown("recipe.neighbours.ratio", section.ratio, ("anchored", "own"))
+    by_text = config.recipe.advantage.group == "text"
+    for key, on in (
+        ("neighbours.ratio=own", section.ratio == "own"),
+        ("advantage.group=text", by_text),
+    ):
+        if on and section.count == 0:
+            raise ConfigError(f"recipe.{key} without recipe.neighbours.count has no use")
+    if section.count < 0:
+        raise ConfigError(f"recipe.neighbours.count={section.count} must be 0 or more")
+    if section.count == 0:
+        if config.recipe.advantage.name in ("ta_grpo", "ta_grpo_star"):
+            raise ConfigError(
+                f"recipe.advantage.name={config.recipe.advantage.name} without neighbours is GRPO: "
+                "set recipe.neighbours.count, or recipe.advantage.name=grpo"
+            )
+        return
+    if rollout.n % (section.count + 1):
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.n={rollout.n} must be a multiple of "
+            f"recipe.neighbours.count + 1 = {section.count + 1}: the same number of responses to "
+            "the question and to each neighbour"
+        )
+    correction = config.algorithm.rollout_correction
+    used = [k for k in ("bypass_mode", "rollout_is", "rollout_rs") if correction.get(k)]
+    if used and section.ratio == "anchored":
+        raise ConfigError(
+            f"algorithm.rollout_correction.{used[0]} uses the engine's log-probabilities, which "
+            "TA-GRPO has under the neighbour q^n, in a ratio that is under q^0: unset it, or set "
+            "recipe.neighbours.ratio=own"
+        )
+
+
+def check_weights(config: DictConfig) -> None:
+    """`recipe.weights`, and the losses in which a token's weight would not weight its loss."""
+    section, mode = config.recipe.weights, config.actor_rollout_ref.actor.policy_loss.loss_mode
+    refuse_unknown("recipe.weights.name", section.name, ("none", *TOKEN_WEIGHTS))
+    if section.name == "none":
+        return
+    try:
+        resolve(section.gaussian_covariance)
+    except ValueError as error:
+        raise ConfigError(f"recipe.weights.gaussian_covariance: {error}") from error
+    clip = section.clip_cov
+    if not 0 < clip.ratio <= 1 or not clip.lower < clip.upper:
+        raise ConfigError("recipe.weights.clip_cov wants 0 < ratio <= 1 and lower < upper")
+    if mode not in HOMOGENEOUS:
+        reason = {
+            "clip_cov": "computes its own covariance, of the weighted advantages",
+            "kl_cov": "computes its own covariance, of the weighted advantages",
+            "geo_mean": "averages the advantages of a response, so the weights would be lost",
+            "gmpo": "averages the advantages of a response, so the weights would be lost",
+        }.get(mode, "is not proportional to the advantage")
+        raise ConfigError(
+            f"recipe.weights.name={section.name} does not go with policy_loss.loss_mode={mode}, "
+            f"which {reason}: use one of {', '.join(HOMOGENEOUS)}, or weights.name=none"
+        )
+
+
+def check_loss(config: DictConfig) -> None:
+    """verl's losses, refused where they silently do nothing or something else."""
+    actor = config.actor_rollout_ref.actor
+    mode = actor.policy_loss.loss_mode
+    refuse_unknown("actor.policy_loss.loss_mode", mode, LOSSES)
+    if mode in PER_MICRO_BATCH and (actor.use_dynamic_bsz or _micro_batch(actor) < 2):
+        raise ConfigError(
+            f"policy_loss.loss_mode={mode} takes its covariance within a micro-batch: with one "
+            "response in it all covariances are 0 and it is plain PPO. Set use_dynamic_bsz=false "
+            "and ppo_micro_batch_size_per_gpu >= 2 (the same in all runs compared), or use "
+            "recipe.weights.name=clip_cov, which does not depend on micro-batches"
+        )
+    on_policy = config.data.train_batch_size == actor.ppo_mini_batch_size and actor.ppo_epochs == 1
+    if mode == "kl_cov" and on_policy:
+        raise ConfigError(
+            "policy_loss.loss_mode=kl_cov with one optimizer step per batch penalises |log ratio| "
+            "where it is 0: no effect but rounding noise. Set ppo_mini_batch_size below "
+            "data.train_batch_size"
+        )
+    if mode == "geo_mean" and (actor.use_dynamic_bsz or _micro_batch(actor) != _rows(config)):
+        raise ConfigError(
+            "policy_loss.loss_mode=geo_mean is multiplied by the number of micro-batches in verl "
+            f"0.9.1: use loss_mode=gmpo with policy_loss._target_={GMPO_TARGET} (method=gmpo)"
+        )
+    if mode == "gmpo" and actor.policy_loss.get("_target_") != GMPO_TARGET:
+        raise ConfigError(f"loss_mode=gmpo wants actor.policy_loss._target_={GMPO_TARGET}")
+    narrow, wide = actor.clip_ratio_low, actor.clip_ratio_high
+    unread = None not in (narrow, wide) and mode not in DIVERGENCE
+    if unread and actor.clip_ratio not in (0.2, narrow, wide):
+        raise ConfigError(
+            f"actor.clip_ratio={actor.clip_ratio} has no effect beside actor.clip_ratio_low="
+            f"{narrow} and actor.clip_ratio_high={wide}, which verl sets: set those two"
+        )
+    if mode == "dro" and not (actor.policy_loss.dro_beta or 0) > 0:
+        raise ConfigError("policy_loss.loss_mode=dro wants a positive policy_loss.dro_beta")
+
+
+def check_aggregation(config: DictConfig) -> None:
+    """How losses of tokens become one number, and whether there is any loss."""
+    actor = config.actor_rollout_ref.actor
+    mode, mean = actor.policy_loss.loss_mode, actor.loss_agg_mode
+    if mode in ("sapo", *GEOMETRIC) and mean != "seq-mean-token-mean":
+        raise ConfigError(
+            f"policy_loss.loss_mode={mode} ignores actor.loss_agg_mode={mean} and takes the mean "
+            "over responses: set loss_agg_mode=seq-mean-token-mean"
+        )
+    if mean == "seq-mean-token-sum-norm" and not actor.loss_scale_factor:
+        raise ConfigError(
+            "loss_agg_mode=seq-mean-token-sum-norm without actor.loss_scale_factor divides by the "
+            "longest response of each micro-batch: set it to data.max_response_length"
+        )
+    if config.recipe.advantage.name == "none" and not (actor.entropy_coeff or actor.use_kl_loss):
+        raise ConfigError(
+            "recipe.advantage.name=none trains nothing by itself: set actor.entropy_coeff (entropy "
+            "loss alone) or actor.use_kl_loss"
+        )
+
+
+def check_correction(config: DictConfig) -> None:
+    """Rollout correction: what verl's V1 trainer ignores, and the log-probs that it needs."""
+    correction = config.algorithm.rollout_correction
+    used = [k for k in ("bypass_mode", "rollout_is", "rollout_rs") if correction.get(k)]
+    if used and not config.actor_rollout_ref.rollout.calculate_log_probs:
+        raise ConfigError(
+            f"algorithm.rollout_correction.{used[0]} wants the engine's log-probabilities: set "
+            "actor_rollout_ref.rollout.calculate_log_probs=true, or nothing is corrected"
+        )
+    if correction.get("bypass_mode"):
+        ignored = [k for k in ("rollout_is", "rollout_rs") if correction.get(k)]
+        ignored += ["loss_type"] * (correction.get("loss_type", "ppo_clip") != "ppo_clip")
+        if ignored:
+            raise ConfigError(
+                "algorithm.rollout_correction.bypass_mode=true takes the engine's log-probs as the "
+                f"old ones, and verl 0.9.1's V1 trainer then ignores {', '.join(ignored)}: "
+                "unset one or the other"
+            )
+
+
+def _rows(config: DictConfig) -> int:
+    """Responses of a mini-batch on one data-parallel rank."""
+    rows = config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
+    return rows // data_parallel_ranks(config)
+
+
+def _micro_batch(actor: DictConfig) -> int:
+    return int(actor.ppo_micro_batch_size_per_gpu or 0)
+
+
+def check_sampling(config: DictConfig) -> None:
+    """Dynamic sampling, history and curriculum."""
+    recipe, groups = config.recipe, config.algorithm.filter_groups
+    refuse_unknown(
+        "recipe.dynamic_sampling.on_exhausted",
+        recipe.dynamic_sampling.on_exhausted,
+        ("train", "stop"),
+    )
+    if groups.enable:
+        refuse_unknown(
+            "algorithm.filter_groups.metric", groups.metric, ("acc", "reward", "format", "overlong")
+        )
+        if recipe.dynamic_sampling.max_gen_batches < 1:
+            raise ConfigError("recipe.dynamic_sampling.max_gen_batches must be 1 or more")
+        if recipe.curriculum.enable and groups.metric != "acc":
+            raise ConfigError(
+                "recipe.curriculum learns pass rates from the groups that dynamic sampling evicts: "
+                "set algorithm.filter_groups.metric=acc"
+            )
+        if recipe.history.enable:
+            raise ConfigError(
+                "recipe.history (HAPO) finds its signal in groups that are all right, which "
+                "algorithm.filter_groups throws away: enable one of them"
+            )
+    if not -1 <= recipe.history.floor <= 0 or not math.isfinite(recipe.history.weight):
+        raise ConfigError("recipe.history wants -1 <= floor <= 0 and a finite weight")
+    curriculum = recipe.curriculum
+    if not 0 <= curriculum.target <= 1 or not 0 < curriculum.decay <= 1:
+        raise ConfigError("recipe.curriculum wants 0 <= target <= 1 and 0 < decay <= 1")
+    if curriculum.enable and recipe.one_question is not None:
+        raise ConfigError(
+            "recipe.curriculum has nothing to choose from with recipe.one_question: unset one"
+        )
+    if curriculum.candidates < 1:
+        raise ConfigError("recipe.curriculum.candidates must be 1 or more")

@@ -1,0 +1,139 @@
+"""What verl accepts and then ignores, or finds out after minutes or hours: refused at launch."""
+
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.errors import ConfigError
+
+# Key: the only value with which verl's V1 trainer, or ours, does what the key says.
+IGNORED = {
+    "custom_reward_function.path": None,
+    "reward.custom_reward_function.path": None,
+    "reward_model.reward_manager": None,
+    "algorithm.filter_groups.max_num_gen_batches": 0,
+    "algorithm.use_pf_ppo": False,
+    "actor_rollout_ref.rollout.val_kwargs.do_sample": False,
+    "actor_rollout_ref.rollout.do_sample": True,
+    "actor_rollout_ref.rollout.over_sample_rate": 0,
+    "trainer.balance_batch": True,
+    "trainer.esi_redundant_time": 0,
+    "trainer.v1.sampler.custom_sampler.path": None,
+    "critic.enable": None,
+}
+
+
+def check_verl(config: DictConfig) -> None:
+    """Refuse settings that would be ignored, and those that break what a run promises."""
+    for key, default in IGNORED.items():
+        value = OmegaConf.select(config, key)
+        if value not in (default, None, "naive"):
+            raise ConfigError(
+                f"{key}={value} has no effect in verl 0.9.1's V1 trainer with this project's "
+                "agent loop and rewards; see the keys under recipe instead"
+            )
+    if OmegaConf.select(config, "reward.reward_model.enable"):
+        raise ConfigError(
+            "reward.reward_model.enable=true: rewards come from this project's grader, which a "
+            "reward model would take the place of, and every rollout would fail. Unset it"
+        )
+    if OmegaConf.select(config, "distillation.enabled"):
+        raise ConfigError(
+            "distillation.enabled=true: this project's agent loop asks no teacher for its "
+            "log-probs, without which verl's distillation loss has nothing to train on"
+        )
+    if config.trainer.v1.trainer_mode != "recipe_sync":
+        raise ConfigError(
+            "trainer.v1.trainer_mode must be recipe_sync: what this project attaches to"
+        )
+    if config.actor_rollout_ref.rollout.get("full_determinism"):
+        raise ConfigError(
+            "rollout.full_determinism=true gives all requests of an engine the same seed, so all "
+            "responses to a question would be the same and no group would have a signal"
+        )
+    check_resume(config)
+
+
+def check_resume(config: DictConfig) -> None:
+    """Refuse what would keep the same command from going on where a run stopped."""
+    if config.trainer.resume_mode != "auto":
+        raise ConfigError(
+            f"trainer.resume_mode={config.trainer.resume_mode}: a run goes on from its own last "
+            "checkpoint. To start anew choose another folder with recipe.run_dir=...; to start "
+            "from another run's weights export them and set recipe.model_path"
+        )
+    if OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.async_save"):
+        raise ConfigError(
+            "actor.checkpoint.async_save=true: verl 0.9.1 then never writes which checkpoint is "
+            "the last, and a run that was stopped would start from its first step"
+        )
+
+
+def check_lengths(config: DictConfig) -> None:
+    """Refuse an engine or a micro-batch into which the longest prompt and response do not fit."""
+    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    longest, what = prompt + response, f"a prompt of {prompt} and a response of {response} tokens"
+    rollout = config.actor_rollout_ref.rollout
+    if (rollout.max_model_len or 0) < longest:
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.max_model_len={rollout.max_model_len} is less than {what}: "
+            "verl would cut responses earlier than data.max_response_length, in silence. Set it "
+            f"to {longest} or more, or shorten data.max_response_length"
+        )
+    keys = ["actor.ppo_max_token_len_per_gpu"] * bool(
+        config.actor_rollout_ref.actor.use_dynamic_bsz
+    )
+    for role in ("rollout", "ref"):
+        if config.actor_rollout_ref[role].log_prob_use_dynamic_bsz:
+            keys.append(f"{role}.log_prob_max_token_len_per_gpu")
+    for key in keys:
+        tokens = OmegaConf.select(config.actor_rollout_ref, key) * sequence_ranks(config)
+        if tokens < longest:
+            raise ConfigError(
+                f"actor_rollout_ref.{key} holds {tokens} tokens, less than {what}: verl would stop "
+                f"at the first sequence that does not fit. Set it to {longest} or more"
+            )
+
+
+def data_parallel_ranks(config: DictConfig) -> int:
+    """Over how many ranks a mini-batch is divided."""
+    return config.trainer.nnodes * config.trainer.n_gpus_per_node // sequence_ranks(config)
+
+
+def sequence_ranks(config: DictConfig) -> int:
+    """Over how many ranks a sequence is divided: verl has an old key for it and a new one."""
+    actor = config.actor_rollout_ref.actor
+    new = OmegaConf.select(actor, "fsdp_config.ulysses_sequence_parallel_size") or 1
+    return max(int(actor.ulysses_sequence_parallel_size), int(new))
+
+
+def check_batches(config: DictConfig) -> None:
+    """Refuse batch sizes that do not divide; verl finds out minutes later, at the first step."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    ranks = data_parallel_ranks(config)
+    batch, mini = config.data.train_batch_size, actor.ppo_mini_batch_size
+    if batch % mini:
+        raise ConfigError(
+            f"data.train_batch_size={batch} is not a multiple of actor.ppo_mini_batch_size={mini} "
+            "(both in questions): choose a mini-batch that divides it"
+        )
+    rows = mini * rollout.n
+    if rows % ranks:
+        raise ConfigError(
+            f"a mini-batch of {mini} questions x {rollout.n} rollouts = {rows} rows does not "
+            f"divide over {ranks} data-parallel ranks"
+        )
+    if actor.use_dynamic_bsz:
+        return
+    whole = batch * rollout.n // ranks
+    sizes = {
+        "actor.ppo_micro_batch_size_per_gpu": rows // ranks,
+        "rollout.log_prob_micro_batch_size_per_gpu": whole,
+    }
+    if actor.use_kl_loss or config.algorithm.use_kl_in_reward:
+        sizes["ref.log_prob_micro_batch_size_per_gpu"] = whole
+    for name, rows_per_rank in sizes.items():
+        micro = OmegaConf.select(config.actor_rollout_ref, name)
+        if not micro or rows_per_rank % micro:
+            raise ConfigError(
+                f"actor_rollout_ref.{name}={micro} does not divide the {rows_per_rank} rows of a "
+                "rank: choose a divisor, or set actor.use_dynamic_bsz=true"
+            )

@@ -1,6 +1,0 @@
-"""Imported by verl through ``actor_rollout_ref.model.external_lib``: FSDP engines on the CPU."""
-
-from recipe.cpu import gaps
-
-gaps.register_engines()
-gaps.adapt_offload()

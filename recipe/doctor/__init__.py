@@ -1,0 +1,1 @@
+"""Whether a run could start here: ``python -m recipe.doctor``."""

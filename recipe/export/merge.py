@@ -1,0 +1,85 @@
+"""verl's own merger of FSDP shards, at a dtype that the user states.
+
+Imports verl: the caller has set the environment that chooses its platform (`recipe.export`).
+"""
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from verl.model_merger.base_model_merger import ModelMergerConfig
+from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
+
+from recipe.run import folder as run_folder
+
+
+class StatedDtypeMerger(FSDPModelMerger):
+    """`FSDPModelMerger` without its cast: verl 0.9.1 makes every tensor bfloat16, always.
+
+    The shards are float32 master weights; a run whose engine computes in float32 would be
+    evaluated with other weights than it trained. tests/recipe/test_cpu_gaps.py fails when verl
+    lets the dtype be stated. Shards are read with ``weights_only=True``: they run no code.
+    """
+
+    def __init__(self, config: ModelMergerConfig, dtype: torch.dtype) -> None:
+        super().__init__(config)
+        self.dtype = dtype
+
+    def _load_shard(self, world_size: int, rank: int) -> dict[str, Any]:
+        path = Path(self.config.local_dir) / f"model_world_size_{world_size}_rank_{rank}.pt"
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+    def _load_rank_zero_state_dict(self, world_size: int) -> dict[str, Any]:
+        return self._load_shard(world_size, 0)
+
+    def _load_and_merge_state_dicts(
+        self,
+        world_size: int,
+        total_shards: int,
+        mesh_shape: tuple[int, ...],
+        mesh_dim_names: tuple[str, ...],
+    ) -> dict[str, torch.Tensor]:
+        shards = [self._load_shard(world_size, rank) for rank in range(total_shards)]
+        merged = {}
+        for name in sorted(shards[0]):
+            parts = [shard.pop(name) for shard in shards]
+            if isinstance(parts[0], DTensor):
+                # The last dimension of the mesh shards; a first one ("ddp") only replicates.
+                placement = parts[0].placements[-1]
+                whole = self._merge_by_placement([p._local_tensor for p in parts], placement)
+            else:
+                whole = merge_non_dtensor_shards(name, parts)
+            merged[name] = whole.to(self.dtype) if whole.is_floating_point() else whole
+        return merged
+
+
+def merge(source: Path, target: Path, dtype: torch.dtype) -> type:
+    """Merge the shards of the folder `source` (…/actor) into a Hugging Face model in `target`.
+
+    Returns the transformers class that loads it. verl's progress lines are not shown.
+    """
+    config = ModelMergerConfig(
+        operation="merge",
+        backend="fsdp",
+        local_dir=str(source),
+        target_dir=str(target),
+        hf_model_config_path=str(source / "huggingface"),
+    )
+    merger = StatedDtypeMerger(config, dtype)
+    with contextlib.redirect_stdout(io.StringIO()):
+        merger.merge_and_save()
+        merger.cleanup()
+    _state_dtype(target / "config.json", dtype)
+    return merger.get_transformers_auto_model_class()
+
+
+def _state_dtype(path: Path, dtype: torch.dtype) -> None:
+    """Say the dtype in config.json: verl's merger writes bfloat16 there, whatever the weights."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config.pop("torch_dtype", None)
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    run_folder.write_json(path, config)

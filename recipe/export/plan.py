@@ -1,0 +1,139 @@
+"""What there is to export in a run, at which dtype, and what is done already. No torch, no verl."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from prompt_aug.errors import UserError
+from recipe.run import folder as run_folder
+
+DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of an element
+ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16"}
+LATEST = "latest_checkpointed_iteration.txt"
+
+
+class ExportError(UserError):
+    """What stops an export of a run or of one step; the message is for the user."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One step to export: `source` holds its shards, None for the start model."""
+
+    step: int
+    source: Path | None
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """The run's resolved config.yaml; ExportError where the folder is no run folder."""
+    path = run / "config.yaml"
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ExportError(f"{run} is no run folder: it has no config.yaml") from None
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise ExportError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ExportError(f"{path} is not a mapping of settings")
+    return config
+
+
+def select(config: Any, key: str) -> Any:
+    """The value at the dotted `key`, None where there is none."""
+    for name in key.split("."):
+        config = config.get(name) if isinstance(config, dict) else None
+    return config
+
+
+def find(run: Path) -> tuple[list[Job], list[str]]:
+    """The whole checkpoints of a run by step, and a note for each folder that is not whole.
+
+    verl writes the number of the last whole checkpoint after the checkpoint itself, so a higher
+    number is one that was cut short or is being written.
+    """
+    folder = run / "checkpoints"
+    try:
+        latest = int((folder / LATEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        latest = -1  # no checkpoint was finished
+    jobs, notes = [], []
+    for path in sorted(folder.glob("global_step_*")):
+        number = path.name.removeprefix("global_step_")
+        if not number.isdigit():
+            notes.append(f"{path} is ignored: its name is no step")
+        elif int(number) > latest:
+            notes.append(f"{path} is ignored: {LATEST} does not reach it ({latest}), so not whole")
+        elif not (path / "actor" / "fsdp_config.json").is_file():
+            notes.append(f"{path} is ignored: actor/fsdp_config.json is missing, so not whole")
+        else:
+            jobs.append(Job(step=int(number), source=path / "actor"))
+    return sorted(jobs, key=lambda job: job.step), notes
+
+
+def choose(run: Path, jobs: Sequence[Job], steps: Sequence[int] | None) -> list[Job]:
+    """The jobs asked for, step 0 first; None: all. A step that is neither here nor done: error."""
+    known = {0: Job(step=0, source=None), **{job.step: job for job in jobs if job.step}}
+    if steps is None:
+        return list(known.values())
+    missing = [s for s in sorted(set(steps) - set(known)) if not manifest_path(run, s).is_file()]
+    if missing:
+        raise ExportError(f"{run} has no whole checkpoint of the steps {missing}: {list(known)}")
+    return [known[step] for step in sorted(set(steps)) if step in known]
+
+
+def choose_dtype(config: dict[str, Any], job: Job, asked: str | None) -> str:
+    """`asked`, else the dtype of the run's rollouts, else that of the checkpoint's config.json."""
+    value = asked or select(config, "actor_rollout_ref.rollout.dtype")
+    if value in (None, "auto") and job.source:
+        path = job.source / "huggingface" / "config.json"
+        model = run_folder.read_json(path) if path.is_file() else {}
+        value = model.get("dtype") or model.get("torch_dtype")
+    value = ALIASES.get(str(value), str(value))
+    if value not in DTYPES:
+        raise ExportError(f"dtype {value} is not one of {', '.join(DTYPES)}: state it with --dtype")
+    return value
+
+
+def manifest_path(run: Path, step: int) -> Path:
+    return run / "hf" / f"step_{step}" / "manifest.json"
+
+
+def digests(paths: Sequence[Path], root: Path) -> dict[str, str]:
+    """sha256 of each file by its name under `root`; what was read is also safe on the disk."""
+    result = {}
+    for path in sorted(paths):
+        with path.open("rb") as file:
+            result[str(path.relative_to(root))] = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+    return result
+
+
+def is_done(run: Path, job: Job, dtype: str | None) -> bool:
+    """True where the manifest is there and still belongs to these shards.
+
+    A training that went on from an earlier step may have written the same step anew: shards newer
+    than the manifest count as the same only by their sha256. ExportError where it is there at
+    another dtype than the one asked for.
+    """
+    path = manifest_path(run, job.step)
+    if not path.is_file():
+        return False
+    try:
+        manifest = run_folder.read_json(path)
+    except ValueError:
+        return False
+    if job.source is None:
+        return True
+    if dtype and manifest.get("dtype") != dtype:
+        raise ExportError(
+            f"{path.parent} is done as {manifest.get('dtype')}: delete it to have it as {dtype}"
+        )
+    shards = sorted(job.source.glob("model_world_size_*_rank_*.pt"))
+    if all(shard.stat().st_mtime <= path.stat().st_mtime for shard in shards):
+        return True
+    return bool(manifest.get("shards") == digests(shards, job.source))

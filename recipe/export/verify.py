@@ -1,0 +1,163 @@
+"""Whether a merged model says what its shards say: an independent reading, without verl.
+
+The merger concatenates the pieces of a tensor. Here each piece of each rank is looked up in the
+merged tensor instead, at the place that its rank and its placements give it, and all pieces of one
+replica must cover the tensor.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
+
+from prompt_aug.errors import UserError
+
+
+class MismatchError(UserError):
+    """Shards that cannot be read, do not belong together, or differ from the merged model."""
+
+
+def load_shards(source: Path, world_size: int) -> list[dict[str, torch.Tensor]]:
+    """The state dict of each rank, memory-mapped; only tensors are read, no code is run."""
+    shards = []
+    for rank in range(world_size):
+        path = source / f"model_world_size_{world_size}_rank_{rank}.pt"
+        try:
+            shards.append(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+        except FileNotFoundError:
+            raise MismatchError(f"{path} is missing: the checkpoint is not whole") from None
+        except Exception as error:  # torch raises half a dozen types for a damaged file
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise MismatchError(f"{path} cannot be read, it is damaged: {first}") from error
+    return shards
+
+
+def region(
+    shape: tuple[int, ...],
+    mesh_shape: tuple[int, ...],
+    coordinate: tuple[int, ...],
+    placements: tuple[Placement, ...],
+) -> tuple[slice, ...]:
+    r"""Where the piece at `coordinate` of the mesh lies in a tensor of `shape`.
+
+    Shard(d) over a mesh dimension of size :math:`m` cuts the :math:`n` rows of dimension d into
+    pieces of :math:`\lceil n/m \rceil`; the last ones may be shorter or empty (`torch.chunk`).
+    """
+    start, length = [0] * len(shape), list(shape)
+    for size, index, placement in zip(mesh_shape, coordinate, placements, strict=True):
+        if type(placement) is Replicate:
+            continue
+        if type(placement) is not Shard:
+            raise MismatchError(f"placement {placement} is not one that FSDP writes")
+        d = placement.dim
+        piece = -(-length[d] // size)
+        first = min(index * piece, length[d])
+        start[d] += first
+        length[d] = min(piece, length[d] - first)
+    return tuple(slice(s, s + n) for s, n in zip(start, length, strict=True))
+
+
+def _coordinate(tensor: DTensor, rank: int) -> tuple[int, ...]:
+    """The place of `rank` in the mesh; it must be the one that the writer of the shard had."""
+    places = (tensor.device_mesh.mesh == rank).nonzero()
+    own = tensor.device_mesh.get_coordinate()
+    if len(places) != 1 or own is None or list(own) != places[0].tolist():
+        raise MismatchError(
+            f"the shard of rank {rank} was written by another rank (mesh place {own})"
+        )
+    return tuple(places[0].tolist())
+
+
+def _pieces(
+    name: str, parts: list[torch.Tensor]
+) -> Iterator[tuple[tuple[slice, ...], torch.Tensor]]:
+    """(place, local values) of each rank's part of one entry; refuses parts that do not fit."""
+    for rank, part in enumerate(parts):
+        if part.shape != parts[0].shape or part.dtype != parts[0].dtype:
+            raise MismatchError(f"{name}: rank {rank} has another shape or dtype than rank 0")
+        if not isinstance(part, DTensor):
+            yield tuple(slice(0, n) for n in part.shape), part
+            continue
+        mesh = tuple(part.device_mesh.mesh.shape)
+        place = region(tuple(part.shape), mesh, _coordinate(part, rank), part.placements)
+        local = part._local_tensor
+        if tuple(local.shape) != tuple(s.stop - s.start for s in place):
+            raise MismatchError(
+                f"{name}: rank {rank} holds {tuple(local.shape)}, which is not its part of "
+                f"{tuple(part.shape)}"
+            )
+        yield place, local
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def compare(
+    shards: list[dict[str, torch.Tensor]], model: dict[str, torch.Tensor], dtype: torch.dtype
+) -> int:
+    """Check that `model` equals `shards` cast to `dtype`, bit for bit; return its elements.
+
+    Names, shapes, dtype and every value of every rank are compared, and each tensor must be
+    covered by its pieces. Raises MismatchError, naming the entry. Weights that are not finite are
+    refused: such a model answers nothing.
+    """
+    for rank, shard in enumerate(shards):
+        if set(shard) != set(model):
+            odd = sorted(set(shard) ^ set(model))
+            raise MismatchError(
+                f"rank {rank} and the merged model differ in {len(odd)} names: {', '.join(odd[:3])}"
+            )
+    elements = 0
+    for name, whole in model.items():
+        parts = [shard[name] for shard in shards]
+        wanted = dtype if parts[0].is_floating_point() else parts[0].dtype
+        if whole.shape != parts[0].shape or whole.dtype != wanted:
+            raise MismatchError(
+                f"{name}: merged {whole.dtype} {tuple(whole.shape)}, "
+                f"shards {wanted} {tuple(parts[0].shape)}"
+            )
+        covered = torch.zeros(whole.shape, dtype=torch.bool)
+        for place, local in _pieces(name, parts):
+            if not bool(torch.isfinite(local).all()):
+                raise MismatchError(
+                    f"{name} holds values that are not finite: the training diverged"
+                )
+            if not torch.equal(_bits(whole[place]), _bits(local.to(wanted))):
+                raise MismatchError(f"{name}: the merged values differ from the shards")
+            covered[place] = True
+        if not bool(covered.all()):
+            raise MismatchError(f"{name}: the shards do not cover the whole tensor")
+        elements += whole.numel()
+    return elements
+
+
+def verify(source: Path, target: Path, dtype: torch.dtype, world_size: int, loader: Any) -> int:
+    """Load the model and tokenizer in `target` and compare them with the shards in `source`.
+
+    `loader` is the transformers class of the model. Returns the number of parameters, tied ones
+    counted once.
+    """
+    from transformers import AutoTokenizer
+
+    shards = load_shards(source, world_size)
+    model, info = loader.from_pretrained(target, dtype=dtype, output_loading_info=True)
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info.get(problem):
+            raise MismatchError(
+                f"the merged model loads with {problem}: {sorted(info[problem])[:3]}"
+            )
+    compare(shards, model.state_dict(), dtype)
+    before = AutoTokenizer.from_pretrained(source / "huggingface")
+    after = AutoTokenizer.from_pretrained(target)
+    probe = "What is $\\frac{1}{2} + 3$?\nThe answer is \\boxed{3.5}. é 数"
+    if (
+        before.get_vocab() != after.get_vocab()
+        or before(probe)["input_ids"] != after(probe)["input_ids"]
+        or before.chat_template != after.chat_template
+    ):
+        raise MismatchError("the exported tokenizer is not the checkpoint's")
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,1 @@
+"""Everything that changes foreign code at run time, with the reason beside each change."""

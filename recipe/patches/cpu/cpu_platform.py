@@ -1,0 +1,135 @@
+"""verl's platform interface over a CPU: one device, gloo, weights through shared memory."""
+
+import contextlib
+import resource
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import psutil
+import torch
+from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+
+def _resident(*_: Any) -> int:
+    return psutil.Process().memory_info().rss
+
+
+def _peak_resident(*_: Any) -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _memory(*_: Any) -> tuple[int, int]:
+    machine = psutil.virtual_memory()
+    return machine.available, machine.total
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+# What verl calls on torch.cuda and torch.cpu lacks or answers otherwise. Memory figures are bytes,
+# those of the process (resident set) and of the machine.
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "current_device": lambda: "cpu",
+    "device_count": lambda: 1,
+    "empty_cache": _nothing,
+    "get_device_name": lambda *_: "cpu",
+    "get_rng_state": lambda *_: torch.get_rng_state(),
+    "ipc_collect": _nothing,
+    "is_available": lambda: True,
+    "manual_seed": torch.manual_seed,
+    "manual_seed_all": torch.manual_seed,
+    "max_memory_allocated": _peak_resident,
+    "max_memory_reserved": _peak_resident,
+    "mem_get_info": _memory,
+    "memory_allocated": _resident,
+    "memory_reserved": _resident,
+    "reset_peak_memory_stats": _nothing,
+    "set_device": _nothing,
+    "set_per_process_memory_fraction": _nothing,
+    "set_rng_state": lambda state, *_: torch.set_rng_state(state),
+    "synchronize": _nothing,
+}
+
+
+def _device_module() -> ModuleType:
+    """``torch.cpu`` with the functions above: what verl takes for its device's torch module."""
+    module = ModuleType("recipe.patches.cpu.torch_cpu")
+    for name in dir(torch.cpu):
+        if not name.startswith("__"):
+            setattr(module, name, getattr(torch.cpu, name))
+    for name, function in _FUNCTIONS.items():
+        setattr(module, name, function)
+    return module
+
+
+@PlatformRegistry.register(platform="cpu")
+class PlatformCPU(PlatformBase):
+    """One logical device "cpu"; Ray books it as the resource ``GPU``, which verl's check knows."""
+
+    device_name = "cpu"
+    vendor_name = "generic"
+    device_module = _device_module()
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        return False  # never chosen by detection, only by VERL_PLATFORM=cpu
+
+    def current_device(self) -> str:
+        # An int would be read by `Module.to` as the index of an accelerator.
+        return "cpu"
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        return None
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        return None
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        return None
+
+    def empty_cache(self) -> None:
+        return None
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "VERL_CPU_VISIBLE_DEVICES"
+
+    @contextlib.contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    def profiler_start(self) -> None:
+        return None
+
+    def profiler_stop(self) -> None:
+        return None
+
+    def ray_resource_name(self) -> str:
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> Any:
+        return None

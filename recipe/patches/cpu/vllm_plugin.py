@@ -1,0 +1,23 @@
+"""vLLM's CPU gap: it must keep the weights that verl updates after every step."""
+
+from typing import Any
+
+from recipe.patches import cpu
+
+
+def register() -> None:
+    """Entry point of ``vllm.general_plugins``; does nothing unless ``VERL_PLATFORM=cpu``.
+
+    Gap 4: vLLM on a CPU packs each linear weight for oneDNN and throws the original away, so a
+    live weight update fails with "Parameter has no attribute weight_loader". Here every linear
+    layer multiplies by its own, unpacked weight.
+    """
+    if not cpu.requested():
+        return
+    import torch
+    from vllm.model_executor.layers import utils
+
+    def keep_weight(layer: Any, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    utils.dispatch_cpu_unquantized_gemm = keep_weight

@@ -1,0 +1,186 @@
+"""verl's rollout workers, one question at a time instead of one rollout at a time.
+
+verl 0.9.1 makes, for every single rollout: a new agent loop through hydra, a call to a reward
+actor, and a write to TransferQueue. All rollouts of a question are known together, so here they
+share one agent loop, one reward call and one write; what is stored is the same. Attached through
+verl's own key ``actor_rollout_ref.rollout.agent.agent_loop_manager_class``; the gain is measured
+by scripts/bench_step.py.
+"""
+
+import asyncio
+import logging
+import random
+from typing import Any
+
+import hydra
+import numpy as np
+import ray
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from torch.nn.utils.rnn import pad_sequence
+from verl import DataProto
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopBase,
+    AgentLoopOutput,
+    DictConfigWrap,
+    _agent_loop_registry,
+)
+from verl.trainer.ppo.v1.agent_loop_tq import (
+    AgentLoopManagerTQ,
+    AgentLoopWorkerTQ,
+    apply_greedy_sampling_params,
+)
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+import recipe.rollout.agent_loop  # noqa: F401  (registers the agent loop in the worker's process)
+
+logger = logging.getLogger(__name__)
+
+# A class under @ray.remote cannot be subclassed; this is the class it was made from.
+_Worker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+
+
+def to_dataproto(outputs: list[AgentLoopOutput], row: dict[str, Any]) -> DataProto:
+    """The rollouts of one question as verl's reward managers want them, padded on the right."""
+    responses = [torch.tensor(o.response_ids, dtype=torch.int64) for o in outputs]
+    masks = [torch.ones_like(r) for r in responses]
+    count = len(outputs)
+
+    def column(values: list[Any]) -> np.ndarray:
+        array = np.empty(count, dtype=object)
+        array[:] = values
+        return array
+
+    return DataProto(
+        batch=TensorDict(
+            {
+                "responses": pad_sequence(responses, batch_first=True),
+                "attention_mask": pad_sequence(masks, batch_first=True),
+            },
+            batch_size=count,
+        ),
+        non_tensor_batch={
+            **{key: column([value] * count) for key, value in row.items()},
+            "tool_extra_fields": column([o.extra_fields for o in outputs]),
+        },
+    )
+
+
+def to_rows(
+    outputs: dict[int, AgentLoopOutput], row: dict[str, Any]
+) -> tuple[list[str], list[dict[str, Any]], list[dict[str, Any]]]:
+    """(keys, fields, tags) of the rollouts of one question, as verl stores them.
+
+    A key is ``{uid}_{session_id}_0``. The fields are verl's; of the dataset's columns all are
+    kept, since verl's validation and padding read some of them.
+    """
+    keys, fields, tags = [], [], []
+    for session, output in outputs.items():
+        prompt = torch.tensor(output.prompt_ids, dtype=torch.int64)
+        field = output.as_dict()
+        field.pop("multi_modal_data", None)
+        ids = torch.cat([prompt, field["responses"]])
+        field.update(row, session_id=session)
+        field.update(
+            loss_mask=field["response_mask"],
+            input_ids=ids,
+            position_ids=torch.arange(len(ids)),
+            multi_modal_inputs={},
+        )
+        keys.append(f"{row['uid']}_{session}_0")
+        fields.append(field)
+        tags.append(
+            {
+                "status": "success",
+                "prompt_len": len(output.prompt_ids),
+                "response_len": len(output.response_ids),
+                "seq_len": len(ids),
+                "global_steps": row["global_steps"],
+                "min_global_steps": output.extra_fields.get("min_global_steps"),
+                "max_global_steps": output.extra_fields.get("max_global_steps"),
+            }
+        )
+    return keys, fields, tags
+
+
+class GroupedAgentLoopWorker(_Worker):
+    """Runs, grades and stores the rollouts of a question together."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._agent_loops: dict[str, AgentLoopBase] = {}
+
+    def _agent_loop(self, name: str) -> AgentLoopBase:
+        """The agent loop registered under `name`, made once; ours keep no state between calls."""
+        if name not in self._agent_loops:
+            self._agent_loops[name] = hydra.utils.instantiate(
+                config=_agent_loop_registry[name],
+                trainer_config=DictConfigWrap(config=self.config),
+                server_manager=self.llm_client,
+                tokenizer=self.tokenizer,
+                processor=self.processor,
+                hf_model_type=self.hf_model_type,
+                dataset_cls=self.dataset_cls,
+                data_config=DictConfigWrap(self.config.data),
+            )
+        return self._agent_loops[name]
+
+    async def _run_prompt(
+        self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False
+    ) -> None:
+        """All rollouts of one question; its group ends as "finished", or as "failure".
+
+        As in verl, the rollouts that succeeded are stored also where a sibling failed.
+        """
+        partition = "val" if trajectory["validate"] else "train"
+        status = "failure"
+        try:
+            failed = await self._run_group(prompt, dict(sampling_params), partition)
+            status = "failure" if failed else "finished"
+        except Exception:
+            # One boundary: a group must end in some status, or the trainer waits for ever.
+            logger.exception("question %s failed", prompt["uid"])
+        await tq.async_kv_put(key=prompt["uid"], partition_id=partition, tag={"status": status})
+
+    async def _run_group(self, prompt: dict, params: dict, partition: str) -> int:
+        """Generate, grade, store; returns how many rollouts failed."""
+        rollout = self.config.actor_rollout_ref.rollout
+        default = rollout.val_kwargs.n if partition == "val" else rollout.n
+        count = int(prompt.pop("__rollout_n__", default))
+        if not prompt.pop("__do_sample__", True) and partition == "train":
+            apply_greedy_sampling_params(params)
+        loop = self._agent_loop(prompt.pop("agent_name"))
+        results = await asyncio.gather(
+            *(loop.run(params, session_id=i, **prompt) for i in range(count)),
+            return_exceptions=True,
+        )
+        done = {i: r for i, r in enumerate(results) if isinstance(r, AgentLoopOutput)}
+        for error in (r for r in results if isinstance(r, BaseException)):
+            logger.error("rollout of question %s failed", prompt["uid"], exc_info=error)
+        if done:
+            await self._score(list(done.values()), prompt)
+            keys, fields, tags = to_rows(done, prompt)
+            await tq.async_kv_batch_put(
+                keys=keys,
+                fields=list_of_dict_to_tensordict(fields),
+                tags=tags,
+                partition_id=partition,
+            )
+        return count - len(done)
+
+    async def _score(self, outputs: list[AgentLoopOutput], prompt: dict) -> None:
+        """One call to a reward worker for the whole group."""
+        worker = random.choice(self.reward_loop_worker_handles)
+        results = await worker.compute_score_batch.remote(to_dataproto(outputs, prompt))
+        for output, result in zip(outputs, results, strict=True):
+            output.reward_score = result["reward_score"]
+            output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
+
+
+class GroupedAgentLoopManager(AgentLoopManagerTQ):
+    """verl's manager with our worker class."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(GroupedAgentLoopWorker)

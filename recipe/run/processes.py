@@ -1,0 +1,75 @@
+"""No process outlives its run: Ray's and vLLM's children are found by a mark in their environment.
+
+A run starts Ray, Ray starts workers, a worker starts vLLM engines; a killed run leaves them behind,
+gigabytes each. Every descendant inherits the variable `MARK`, so they can be found whatever their
+parents are. A small reaper process waits for the end of its input, which is the end of the run in
+any way, SIGKILL too, and then ends all that carry the mark.
+
+    python -m recipe.run.processes MARK_VALUE      # the reaper
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+
+MARK = "RECIPE_RUN_DIR"
+
+
+def marked(value: str) -> list[psutil.Process]:
+    """The live processes, without this one, whose environment has ``MARK=value``."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(MARK) == value:
+                found.append(process)
+        except psutil.Error:  # gone meanwhile, or another user's
+            continue
+    return found
+
+
+def end(value: str, patience: float = 5.0) -> int:
+    """End every process with the mark: SIGTERM, then after `patience` seconds SIGKILL.
+
+    Returns how many there were.
+    """
+    processes = marked(value)
+    for process in processes:
+        try:
+            process.terminate()
+        except psutil.Error:
+            continue
+    _, alive = psutil.wait_procs(processes, timeout=patience)
+    for process in alive:
+        try:
+            process.kill()
+        except psutil.Error:
+            continue
+    psutil.wait_procs(alive, timeout=patience)
+    return len(processes)
+
+
+def start_reaper(value: str) -> subprocess.Popen:
+    """Start the reaper; it lives until this process ends or closes the returned ``stdin``."""
+    environment = {k: v for k, v in os.environ.items() if k != MARK}
+    return subprocess.Popen(
+        [sys.executable, "-m", "recipe.run.processes", value],
+        stdin=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    time.sleep(0.5)  # a run that ended by itself has ended its children in this time
+    end(sys.argv[1])
+
+
+if __name__ == "__main__":
+    main()

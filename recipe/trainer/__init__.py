@@ -1,0 +1,1 @@
+"""The trainer on verl's driver: batches, advantages, checkpoints, metrics."""

@@ -1,0 +1,185 @@
+"""DAPO's dynamic sampling (arXiv 2503.14476) with an end: verl's filter and a bound on its work.
+
+verl 0.9.1 throws away every group whose accuracies are all equal and asks for two new questions in
+its place, for as long as it takes: where no group ever has a signal, the step never ends. Here the
+questions generated in a step are at most ``max_gen_batches`` x ``data.train_batch_size``. When
+they are spent and the batch is not full:
+
+    on_exhausted = train   it is filled up with the latest groups without signal, which are kept in
+                           reserve for that: the batch keeps its size, and the trainer sets their
+                           advantage to 0 (the format or length part of a reward may differ in them)
+    on_exhausted = stop    the run saves a checkpoint of the last finished step and ends
+
+A group of which a rollout failed is judged by the responses it has, and thrown away with fewer than
+two. Those are replaced beyond the bound, as often again at most: after more failures the run stops
+as with ``stop``, for then it is the engine or the grader that is broken. Every step logs how many
+groups were generated, kept, evicted, discarded, failed and filled in.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from omegaconf import DictConfig
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+from prompt_aug.errors import UserError
+
+PREFIX = "dynamic_sampling/"
+ADVICE = {
+    "stop": "The questions are too easy or too hard for this model: change the data, raise "
+    "recipe.dynamic_sampling.max_gen_batches, or set recipe.dynamic_sampling.on_exhausted=train",
+    "train": "Look for why in the messages of the workers above, or with recipe.worker_logs=true",
+}
+
+
+class ExhaustedError(UserError, RuntimeError):
+    """The questions that a step may generate are spent, and the batch is not full."""
+
+
+class BoundedReplayBuffer(ReplayBuffer):
+    """verl's synchronous buffer; evicted groups wait in reserve until the step is complete.
+
+    `settings` is the section ``recipe.dynamic_sampling``; `on_evicted` is told the trainer's uid
+    of a group without signal and the accuracy that all its responses share.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        settings: DictConfig,
+        on_evicted: Callable[[str, float], None],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.settings, self.on_evicted = settings, on_evicted
+        self.unbounded_refill: Any = kwargs["refill_fn"]
+        if self.filter_groups_metric is not None:
+            self.refill_fn = self._refill
+        self.filled_visits: set[str] = set()  # of the last batch: they must not train anything
+        self._start_step()
+
+    @classmethod
+    def of(cls, built: ReplayBuffer, **own: Any) -> "BoundedReplayBuffer":
+        """This buffer with the settings of the one that verl's trainer has built."""
+        names = [
+            *("trainer_mode", "trainer_config", "max_off_policy_threshold"),
+            *("max_off_policy_strategy", "sampler_kwargs", "poll_interval", "refill_fn"),
+            *("filter_groups_metric", "train_batch_size", "gen_batch_size"),
+            *("max_inflight_gen_batches", "sync_refill_failed_groups"),
+        ]
+        return cls(**{name: getattr(built, name) for name in names}, **own)
+
+    def _start_step(self) -> None:
+        self.generated = int(self.train_batch_size or 0)  # the trainer submits the first batch
+        self.reserve: list[str] = []  # evicted in this step, oldest first
+        self.filling: set[str] = set()
+        self.failed = 0
+
+    @property
+    def budget(self) -> int:
+        """Questions that a step may generate: the bound, and as many again in place of failures."""
+        bound = int(self.settings.max_gen_batches) * int(self.train_batch_size)
+        return bound + min(self.failed, bound)
+
+    def _refill(self, wanted: int) -> None:
+        allowed = min(wanted, self.budget - self.generated)
+        if allowed > 0:
+            self.generated += allowed
+            self.unbounded_refill(allowed)
+
+    def _responses(self, partition_id: str) -> Counter[str]:
+        """How many responses each visit has in the snapshot."""
+        return Counter(key.split("_")[0] for key in self.partitions[partition_id])
+
+    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
+        """As in verl, which looks at finished groups alone; here also at those with a failure."""
+        finished, count = self.finished_keys[partition_id], self._responses(partition_id)
+        partial = {uid for uid in self.failure_keys[partition_id] if count[uid] > 1}
+        self.finished_keys[partition_id] = finished | partial
+        try:
+            return super()._dapo_filtered_keys(partition_id)
+        finally:
+            self.finished_keys[partition_id] = finished
+
+    def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
+        stale, silent, failed, counts = super()._terminal_eviction_reasons(
+            global_steps, partition_id
+        )
+        if partition_id != "val" and self.filter_groups_metric is not None:
+            count = self._responses(partition_id)
+            failed = {uid for uid in self.failure_keys[partition_id] if count[uid] < 2}
+        return stale, silent, failed, counts
+
+    def _evict_terminal_groups(
+        self, global_steps: int, partition_id: str, eviction_reasons: Any
+    ) -> tuple[set[str], int, int, dict]:
+        """As in verl, but a group without signal goes into the reserve; the oldest are cleared."""
+        stale, silent, failed, _ = eviction_reasons
+        if partition_id == "val" or self.filter_groups_metric is None:
+            return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
+        values = self._dapo_classification_cache[partition_id]
+        new = sorted(silent - set(self.reserve))
+        metrics: dict[str, float] = {}
+        for uid in new:
+            value = float(values[uid])
+            self.on_evicted(uid, value)
+            key = self._reason(value)
+            metrics[PREFIX + key] = metrics.get(PREFIX + key, 0) + 1
+        self.reserve += new
+        over = max(0, len(self.reserve) - int(self.train_batch_size))
+        cleared, self.reserve = self.reserve[:over], self.reserve[over:]
+        self._clear_groups(partition_id, set(cleared) | failed | stale)
+        if new:
+            metrics[PREFIX + "evicted"] = len(new)
+        self.failed += len(failed)
+        return set(new) | failed | stale, len(stale), len(new), metrics
+
+    def _reason(self, value: float) -> str:
+        """The count for an evicted group, all of whose responses have this value of the metric."""
+        if self.filter_groups_metric != "acc":
+            return "evicted_equal"
+        return {0.0: "evicted_all_wrong", 1.0: "evicted_all_right"}.get(value, "evicted_equal")
+
+    def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> set[str]:
+        """Groups to train on; with the budget spent and nothing under way, the reserve fills up."""
+        usable = super()._sampleable_terminal_keys(partition_id, eviction_reasons)
+        if partition_id == "val" or self.filter_groups_metric is None:
+            return usable
+        usable -= set(self.reserve)
+        under_way = self.pending_keys[partition_id] or self.running_keys[partition_id]
+        missing = int(self.train_batch_size) - len(usable)
+        if missing <= 0 or under_way or self.generated < self.budget:
+            return usable
+        filling = self.reserve[-missing:]
+        if self.settings.on_exhausted == "stop" or len(filling) < missing:
+            raise ExhaustedError(
+                f"dynamic sampling generated {self.generated} questions in one step: "
+                f"{len(usable)} of the {self.train_batch_size} wanted have a signal, the rollouts "
+                f"of {self.failed} failed. " + ADVICE[self.settings.on_exhausted]
+            )
+        self.filling = set(filling)
+        return usable | set(filling)
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
+        """verl's sampling, then the end of the reserve and the counts of the step."""
+        batch, metrics = super().sample(global_steps, partition_id, batch_size)
+        if partition_id == "val" or self.filter_groups_metric is None:
+            return batch, metrics
+        chosen = {key.split("_")[0] for key in batch.keys}
+        self._clear_groups(partition_id, set(self.reserve) - chosen)
+        discarded = metrics.pop("training/filter_groups/discarded_surplus_samples", 0)
+        counts = {
+            "generated": self.generated,
+            "kept": batch_size - len(self.filling),
+            "filled": len(self.filling),
+            "discarded": discarded,
+            "failed": self.failed,
+            "exhausted": float(bool(self.filling)),
+        }
+        metrics.update({PREFIX + name: float(value) for name, value in counts.items()})
+        for key in ("evicted", "evicted_all_right", "evicted_all_wrong"):
+            metrics.setdefault(PREFIX + key, 0)
+        self.filled_visits = self.filling
+        self._start_step()
+        return batch, metrics

@@ -1,0 +1,184 @@
+"""The trainer: verl's synchronous V1 trainer with our advantages, epochs and run folder.
+
+What is overridden, and why:
+  _build_replay_buffer    a bound on dynamic sampling; and verl looks for finished groups every 2 s
+  _fetch_one_gen_batch    tells every row its epoch, which draws depend on; the curriculum chooses
+  _save/_load_checkpoint  counts and what is remembered of questions travel with the checkpoint
+  step                    keeps the work where dynamic sampling ends a run
+  _compute_advantage      advantages, weights and statistics of whole groups, on the driver
+  _compute_metrics        writes metrics.jsonl and rollouts/ into the run folder
+  _val_metrics_update     mean and standard error; verl's bootstrap is slow and biased as pass@k
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, open_dict
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+
+from recipe.algorithms.compute import compute_advantages, group_of
+from recipe.rollout.agent_loop import EPOCH
+from recipe.run import folder as run_folder
+from recipe.trainer import batch as batches
+from recipe.trainer import metrics as diagnostics
+from recipe.trainer.question_stats import QuestionStats
+from recipe.trainer.replay_buffer import BoundedReplayBuffer, ExhaustedError
+
+STATE = "recipe_state.json"
+
+
+@register_trainer("recipe_sync")
+class RecipeTrainer(PPOTrainerSync):
+    """``trainer.v1.trainer_mode=recipe_sync``."""
+
+    def __init__(self, config: DictConfig) -> None:
+        with open_dict(config):
+            # verl branches on this name: any other than "sync" means an asynchronous trainer.
+            config.trainer.v1.trainer_mode = "sync"
+        # Before verl's __init__, which builds the buffer that tells it of evicted groups.
+        self.memory = QuestionStats(config.recipe)
+        super().__init__(config)
+        self.run_dir = Path(config.recipe.run_dir)
+        self.batches_fetched = 0
+        self.optimizer_steps = 0
+        self.earlier_seconds = 0.0
+        self.started = time.monotonic()
+        self.rollouts: list[diagnostics.Rollout] = []
+
+    def _build_replay_buffer(self) -> Any:
+        buffer = super()._build_replay_buffer()
+        bounded = BoundedReplayBuffer.of(
+            buffer,
+            settings=self.config.recipe.dynamic_sampling,
+            on_evicted=self.memory.see_visit,
+        )
+        bounded.poll_interval = float(self.config.recipe.rollout.poll_seconds)
+        return bounded
+
+    def _fetch_one_gen_batch(self) -> Any:
+        """The next questions, each with its epoch; with a curriculum the fittest of several."""
+        chunks = []
+        for _ in range(self.memory.candidates):
+            epoch = self.batches_fetched // len(self.train_dataloader)
+            chunk = super()._fetch_one_gen_batch()
+            chunk[EPOCH] = torch.full((len(chunk),), epoch)
+            self.batches_fetched += 1
+            chunks.append(chunk)
+        batch = chunks[0]
+        if len(chunks) > 1:
+            batch = tu.concat_tensordict(chunks)
+            chosen = self.memory.choose([e["uid"] for e in batch["extra_info"]], len(chunks[0]))
+            batch = tu.index_select_tensor_dict(batch, chosen)
+        self.memory.fetch(list(batch["uid"]), [e["uid"] for e in batch["extra_info"]])
+        return batch
+
+    # ---------------------------------------------------------------- resume
+
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds of training up to now, those before a resume included."""
+        return self.earlier_seconds + time.monotonic() - self.started
+
+    def _checkpoint_dir(self) -> Path:
+        return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+
+    def _save_checkpoint(self) -> None:
+        # Before verl's own files: its tracker, written last, says that the checkpoint is whole.
+        run_folder.write_json(
+            self._checkpoint_dir() / STATE,
+            {
+                "batches_fetched": self.batches_fetched,
+                "optimizer_steps": self.optimizer_steps,
+                "wall_seconds": self.wall_seconds,
+                "memory": self.memory.state(),
+            },
+        )
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if self.global_steps:
+            state = run_folder.read_json(self._checkpoint_dir() / STATE)
+            self.batches_fetched = state["batches_fetched"]
+            self.optimizer_steps = state["optimizer_steps"]
+            self.earlier_seconds = state["wall_seconds"]
+            self.memory.load(state.get("memory", {}))
+        # Steps after the checkpoint are trained again: their lines would stand twice.
+        run_folder.truncate_metrics(self.run_dir, last_step=self.global_steps)
+
+    def step(self, metrics: dict, timing_raw: dict) -> Any:
+        try:
+            return super().step(metrics, timing_raw)
+        except ExhaustedError:
+            # The weights are those of the step before; without this its work could be lost.
+            self.global_steps -= 1
+            saved = run_folder.latest_step(Path(self.config.trainer.default_local_dir))
+            if self.global_steps > saved:
+                self.on_sample_end()  # the engine gives its memory back, as before any update
+                self._save_checkpoint()
+            raise
+
+    # ---------------------------------------------------------------- statistics
+
+    def _compute_advantage(self, batch: Any, metrics: dict) -> Any:
+        batch = super()._compute_advantage(batch, metrics)
+        recipe = self.config.recipe
+        rows = batches.read(batch)
+        rewards, shaped = self.memory.shape(rows)
+        left_out = [bool(recipe.overlong_filter and cut) for cut in rows.truncated()]
+        advantages_BT, signal = compute_advantages(
+            batches.responses(rows, rewards, left_out),
+            recipe.advantage,
+            recipe.weights,
+            seed=int(recipe.seed) * 1_000_003 + self.global_steps,
+        )
+        filled = self.replay_buffer.filled_visits
+        advantages_BT = batches.without_visits(rows, advantages_BT, filled)
+        mean = self.config.actor_rollout_ref.actor.loss_agg_mode
+        batches.write_advantages(rows, advantages_BT, left_out, by_token=mean == "token-mean")
+        self.rollouts = [diagnostics.from_row(rows[i], r) for i, r in enumerate(rewards)]
+        by_text = group_of(recipe.advantage) == "text"
+        metrics.update(diagnostics.group_metrics(self.rollouts, by_text))
+        metrics.update(diagnostics.neighbour_metrics(self.rollouts))
+        metrics.update({**shaped, **signal, **self.memory.see_step(rows)})
+        every = recipe.save_tensors_every
+        if every and self.global_steps % every == 0:
+            path = self.run_dir / "tensors" / f"step_{self.global_steps}.npz"
+            batches.save_tensors(path, rows, rewards, advantages_BT)
+        return batch
+
+    def _update_actor(self, batch: Any, metrics: dict) -> Any:
+        actor = self.config.actor_rollout_ref.actor
+        mini_batch = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
+        self.optimizer_steps += actor.ppo_epochs * (len(batch) // mini_batch)
+        return super()._update_actor(batch, metrics)
+
+    def _compute_metrics(self, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> None:
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        metrics["train/optimizer_steps"] = self.optimizer_steps
+        # verl divides steps by steps per epoch, which dynamic sampling and a curriculum make wrong.
+        metrics["training/epoch"] = self.batches_fetched / len(self.train_dataloader)
+        metrics["train/wall_seconds"] = self.wall_seconds
+        run_folder.append_metrics(self.run_dir, self.global_steps, metrics)
+        every = self.config.recipe.save_rollouts_every
+        if every and self.global_steps % every == 0:
+            lines = (r.as_line(self.global_steps, self.tokenizer) for r in self.rollouts)
+            path = self.run_dir / "rollouts" / f"step_{self.global_steps}.jsonl"
+            run_folder.write_lines(path, lines)
+
+    def _val_metrics_update(
+        self,
+        data_sources: Sequence[str],
+        sample_uids: Sequence[str],
+        reward_extra_infos_dict: dict[str, list],
+        sample_turns: Sequence[int],
+        expected_acc_counts: dict[tuple[str, str], int] | None = None,
+    ) -> dict[str, float]:
+        return diagnostics.validation_metrics(
+            data_sources, sample_uids, reward_extra_infos_dict, expected_acc_counts or {}
+        )

@@ -1,0 +1,297 @@
+"""The report of a run written by hand: its numbers, its pictures, and text that attacks it."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.files import dump_lines
+from eval.report import charts
+from eval.report.__main__ import build, main
+from eval.report.data import RunData, collect, summary
+from eval.report.page import checkpoint_table, markdown_table, share, text_table
+from eval.report.samples import visible
+from eval.score import write_scores
+
+pytestmark = pytest.mark.e2e  # whole reports with their pictures: half a second each
+
+ATTACK = (
+    "<script>alert(1)</script><img src=x onerror=alert(1)></pre></details>"
+    "<iframe src='https://evil.example/'></iframe>{{ 7*7 }}{% raw %} &lt;b&gt; \u202e\x00\ud800"
+)
+SETTINGS = {"template": "qwen-math", "temperature": 0.0, "model": {"files": "x"}}
+
+
+def write_eval(
+    run: Path, step: int, benchmarks: Mapping[str, Sequence[Sequence[int]]], **settings: Any
+) -> None:
+    """scores.json and lines of given 0/1 outcomes, one row of samples per question."""
+    folder = run / "eval" / f"step_{step}"
+    folder.mkdir(parents=True)
+    entries = {}
+    for name, outcomes in benchmarks.items():
+        lines = [
+            {
+                "uid": f"{name}-{q}",
+                "question": q,
+                "sample": s,
+                "template": "qwen-math",
+                "prompt": f"question {q}\n",
+                "response": ATTACK,
+                "gold": [ATTACK],
+                "tokens": 10,
+                "finish_reason": "length" if not correct else "stop",
+                "correct": bool(correct),
+                "extracted": ATTACK,
+                "status": "correct" if correct else "no_answer",
+            }
+            for q, samples in enumerate(outcomes)
+            for s, correct in enumerate(samples)
+        ]
+        (folder / f"{name}.jsonl").write_text(dump_lines(lines))
+        size = len(outcomes)
+        identity = {"sha256": name, "questions": size, "of": size, "samples": len(outcomes[0])}
+        entries[name] = {"settings": identity, "path": "p"}
+    record = {
+        "step": step,
+        "model": "m",
+        "settings": {**SETTINGS, **settings},
+        "how": {},
+        "benchmarks": entries,
+    }
+    write_scores(folder, record)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "my <run>"
+    (folder / "rollouts").mkdir(parents=True)
+    (folder / "config.yaml").write_text(
+        "recipe: {seed: 7}\ntrainer: {api_key: hunter2}\ndata: {max_tokens: 5}\n"
+    )
+    (folder / "environment.json").write_text(json.dumps({"packages": {"verl": "0.9.1"}}))
+    lines = [
+        {
+            "step": step,
+            "critic/score/mean": step / 20,
+            "actor/entropy": float("nan") if step == 3 else 1.0,
+            "template/open-r1/accuracy": 0.5,
+            "template/open-r1/format": 0.75,
+            "timing_s/step": 5.0,
+            "timing_s/gen": 3.0,
+            "timing_s/update_actor": 1.0,
+            "grade/correct": 0.5,
+            "train/optimizer_steps": 2 * step,
+            "train/wall_seconds": 6.5 * step,
+        }
+        for step in range(1, 21)
+    ]
+    (folder / "metrics.jsonl").write_text(dump_lines(lines) + '{"step": 21, "crit')
+    rollout = {"template": "open-r1", "prompt": ATTACK, "response": ATTACK, "gold": ATTACK}
+    for step in (1, 20):
+        rollouts = [{**rollout, "accuracy": float(a), "reward": 1.75} for a in (0, 1, 1)]
+        (folder / "rollouts" / f"step_{step}.jsonl").write_text(dump_lines(rollouts))
+    write_eval(folder, 0, {"toy": [[0], [0], [1], [0]]})
+    write_eval(folder, 20, {"toy": [[1], [0], [1], [1]]})
+    return folder
+
+
+class Page(HTMLParser):
+    """Collects what a browser would see as elements, attributes and text."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text = ""
+        self.feed(source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def dangers(source: str) -> list[str]:
+    """What in a page runs, loads or leads elsewhere."""
+    page = Page(source)
+    found = [tag for tag in page.tags if tag in ("script", "iframe", "object", "link", "a", "base")]
+    for name, value in page.attributes:
+        if name.startswith("on") or (
+            name in ("src", "href", "srcset") and not value.startswith("data:image/png;base64,")
+        ):
+            found.append(f"{name}={value[:40]}")
+    return found
+
+
+def test_summary_by_hand(run: Path) -> None:
+    build(run)
+    numbers = json.loads((run / "report" / "summary.json").read_text())
+    assert numbers["start_accuracy"] == 0.25
+    (checkpoint,) = numbers["checkpoints"]
+    assert (checkpoint["step"], checkpoint["accuracy"], checkpoint["questions"]) == (20, 0.75, 4)
+    assert checkpoint["standard_error"] == pytest.approx(0.25)  # std 1/2 of (1, 0, 1, 1), over 2
+    assert checkpoint["gain"] == 0.5
+    # Differences (1, 0, 0, 1): std with n - 1 is 1/sqrt(3), over 2.
+    assert checkpoint["gain_standard_error"] == pytest.approx(1 / math.sqrt(12))
+    assert (numbers["optimizer_steps"], numbers["training_steps"]) == (40, 20)
+    assert (numbers["seed"], numbers["wall_seconds"]) == (7, 130.0)
+
+
+def test_wall_seconds_of_the_whole_command_win(run: Path) -> None:
+    (run / "timing.json").write_text('{"wall_seconds": 412.5}')
+    assert summary(collect(run))["wall_seconds"] == 412.5
+
+
+def test_the_page_stands_alone_and_the_models_text_stays_text(run: Path) -> None:
+    build(run)
+    source = (run / "report" / "index.html").read_text()
+    assert dangers(source) == []
+    page = Page(source)
+    assert page.tags.count("img") == source.count("data:image/png;base64,") > 4
+    assert "<script>alert(1)</script><img src=x onerror=alert(1)>" in page.text
+    assert "{{ 7*7 }}" in page.text
+    assert "\\u202e\\u0000\\ud800" in page.text
+    assert not {"\u202e", "\x00", "\ud800"} & set(source)
+    # Negative control: the same text unescaped is found out.
+    assert len(dangers(source.replace("</main>", ATTACK + "</main>"))) >= 4
+
+
+def test_secrets_of_the_configuration_are_left_out(run: Path) -> None:
+    build(run)
+    for name in ("index.html", "report.md"):
+        assert "hunter2" not in (run / "report" / name).read_text()
+    assert "max_tokens: 5" in (run / "report" / "index.html").read_text()
+
+
+def test_markdown_has_the_table_and_every_picture(run: Path) -> None:
+    build(run)
+    text = (run / "report" / "report.md").read_text()
+    assert "| step 20 | 75.0 ±25.0 | +50.0 ±28.9 | 25.0 | 25.0 | 10 |" in text
+    pictures = {path.name for path in (run / "report").glob("*.png")}
+    assert {name for name in pictures if f"({name})" in text} == pictures
+    assert {"accuracy.png", "reward.png", "templates.png", "step_time.png"} <= pictures
+    assert ATTACK[:20] not in text
+
+
+def test_the_command_prints_the_table_and_the_path(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run)]) == 0
+    out = capsys.readouterr().out
+    assert "start (step 0)  25.0 ±25.0" in out
+    assert f"report: {run / 'report' / 'index.html'}" in out
+
+
+def test_what_a_run_lacks_is_named(run: Path) -> None:
+    notes = "\n".join(build(run).notes)
+    for title in ("Groups without signal", "Response length", "Optimisation"):
+        assert f"no picture of {title!r}" in notes
+    assert "'Reward'" not in notes
+
+
+def test_a_run_without_scores_or_without_metrics_has_a_report(run: Path, tmp_path: Path) -> None:
+    (run / "eval").rename(tmp_path / "gone")
+    assert any("python -m eval.sweep" in note for note in build(run).notes)
+    assert summary(collect(run))["checkpoints"] == []
+    (tmp_path / "gone").rename(run / "eval")
+    for name in ("metrics.jsonl", "environment.json", "config.yaml"):
+        (run / name).unlink()
+    assert any("no training curves" in note for note in build(run).notes)
+    assert summary(collect(run))["optimizer_steps"] is None
+    assert dangers((run / "report" / "index.html").read_text()) == []
+
+
+def test_nothing_at_all_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 1
+    assert main([str(tmp_path / "none")]) == 1
+    assert "nothing to report" in capsys.readouterr().err
+
+
+def test_averages_cover_what_every_checkpoint_has(run: Path) -> None:
+    write_eval(run, 30, {"toy": [[1], [1], [1], [1]], "extra": [[0], [0]]})
+    data = collect(run)
+    assert [row.total.accuracy for row in data.rows] == [0.25, 0.75, 1.0]
+    assert any("extra" in note for note in data.notes)
+
+
+def test_two_benchmarks_share_the_average_by_questions(run: Path) -> None:
+    for path in (run / "eval").glob("*/*"):
+        path.unlink()
+    for path in (run / "eval").glob("*"):
+        path.rmdir()
+    write_eval(run, 0, {"a": [[1, 0], [1, 1]], "b": [[0], [0]]})
+    data = collect(run)
+    assert data.rows[0].total.accuracy == pytest.approx(1.5 / 4)
+    table = checkpoint_table(data)
+    assert table[0][1:4] == ["a (2 x 2)", "b (2)", "all questions"]
+    assert table[1][1:4] == ["75.0 ±25.0", "0.0 ±0.0", "37.5 ±23.9"]
+
+
+def test_steps_of_other_settings_are_pointed_out_and_get_no_gain(run: Path) -> None:
+    write_eval(run, 30, {"toy": [[1], [1], [1]]}, temperature=1.0)
+    data = collect(run)
+    assert any("step 0 " in note and "temperature" in note for note in data.notes)
+    gains = {row.step: row.gain for row in data.rows}
+    assert gains[20] is not None and gains[30] is None
+
+
+def test_a_repeated_step_counts_once_with_its_last_line(run: Path) -> None:
+    lines = (run / "metrics.jsonl").read_text().rsplit("\n", 1)[0]
+    again = json.dumps({"step": 5, "critic/score/mean": 9.0})
+    (run / "metrics.jsonl").write_text(f"{lines}\n{again}\n")
+    steps, values = collect(run).series("critic/score/mean")
+    assert steps == list(range(1, 21)) and values[4] == 9.0
+
+
+def test_series_leave_out_what_is_not_finite(run: Path) -> None:
+    steps, _ = collect(run).series("actor/entropy")
+    assert 3.0 not in steps and len(steps) == 19
+
+
+def test_pictures_are_the_same_bytes_twice_and_follow_the_data(run: Path) -> None:
+    data = collect(run)
+    assert charts.accuracy(data) == charts.accuracy(data)
+    write_eval(run, 30, {"toy": [[1], [1], [1], [1]]})
+    assert charts.accuracy(collect(run)) != charts.accuracy(data)
+
+
+def test_parts_longer_than_the_step_are_not_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def data(gen: float) -> RunData:
+        lines = [{"step": s, "timing_s/step": 5.0, "timing_s/gen": gen} for s in (1, 2)]
+        return RunData(
+            name="r", config={}, environment={}, metrics=lines, rows=[], eval_settings={}, timing={}
+        )
+
+    stacked = []
+    original = charts.Axes.stackplot
+    monkeypatch.setattr(
+        charts.Axes, "stackplot", lambda *a, **k: stacked.append(1) or original(*a, **k)
+    )
+    charts.step_time(data(4.0))
+    assert stacked == [1]
+    charts.step_time(data(6.0))
+    assert stacked == [1]
+
+
+def test_running_mean_by_hand() -> None:
+    assert charts.running_mean([1.0, 2.0, 6.0, 3.0], 3).tolist() == [1.5, 3.0, 11 / 3, 4.5]
+
+
+def test_tables() -> None:
+    table = [["name", "x|y"], ["long name", "1"]]
+    assert text_table(table) == "name       x|y\n---------  ---\nlong name    1"
+    assert markdown_table(table) == "| name | x\\|y |\n|---|---|\n| long name | 1 |"
+    assert share(None) == "-"
+    assert share({"accuracy": 0.5, "standard_error": None}) == "50.0"
+
+
+def test_long_text_is_cut_and_says_by_how_much() -> None:
+    assert visible("a" * 10, limit=4) == "aaaa\n... and 6 more characters"
+    assert visible("\x1b[31mred\u2066\n") == "\\u001b[31mred\\u2066\n"

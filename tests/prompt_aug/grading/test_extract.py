@@ -1,0 +1,111 @@
+"""Answers in running text: which sentences commit to a value, and which must not."""
+
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet
+
+from prompt_aug.grading import Extraction, grade
+from prompt_aug.grading.extract import extract
+from prompt_aug.grading.prose import conclusion, is_value
+
+LONG = "We add the parts one after the other, and nothing is lost on the way. " * 12
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("7", "-2.5", "1,234", "3/4", r"\frac{1}{2}", "x = 5", "(1, 2]", "12 cm", "5 apples", "C"),
+        *("40%", "$x$ and $y$", r"\[ \text{all of them} \]", "AB = 3", "2 or 3", "sin x", r"\pi"),
+    ],
+)
+def test_a_value_is_a_value(text: str) -> None:
+    assert is_value(text)
+    assert conclusion(text) is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "no idea", "we get 5", "yes", "5 is wrong", "2. Next we add", "two", "9" * 200, "."],
+)
+def test_other_text_is_no_value(text: str) -> None:
+    assert not is_value(text)
+    assert conclusion(text) is None
+
+
+@pytest.mark.parametrize(
+    ("ending", "answer"),
+    [
+        ("Hence the area equals 24.", "24"),
+        ("So, the point $(x, y)$ that we want is $(2, -1)$.", "$(2, -1)$"),
+        ("Thus, we have\n\\[ x = 3 \\]", "x = 3"),
+        ("Therefore:\n\n$$x = 3.$$", "x = 3."),
+        ("**Therefore, there are 15 ways.** I hope it is correct.", "15 ways"),
+        ("Therefore, the price falls by 30%.", "30%"),
+        ("Then $y = 4$ So, the value of $y$ is 4.", "4"),
+        ("Therefore, 3 of 5 balls are red.", None),
+        ("Therefore, $x = 1$ and $y = 2$", None),
+        ("Therefore, the price falls by 3", None),
+        ("Therefore, is it 3?", None),
+        ("The price falls by 30%.", None),
+        ("So the next term is 30, and so on.", None),
+    ],
+)
+def test_the_end_of_a_long_response(ending: str, answer: str | None) -> None:
+    assert conclusion(LONG + ending) == answer
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("### Final Answer\n\nThe sides are 3, 4 and 5.", "3, 4 and 5"),
+        (r"Answer \(2 + 2\)", "2 + 2"),
+        ("Answer: Room 12", "Room 12"),
+        (r"The answer is $\text{no}$ indeed", r"\text{no}"),
+        (r"The answer is 12 because $5 + 7 = 12$.", "12 because $5 + 7 = 12$"),
+        (r"\boxed{4}, so the final answer is $\boxed{5}$", "5"),
+        (r"\boxed{4}. I am sure that the final answer is correct.", "4"),
+        ("So $2 = 2$.<|im_start|>user\nThe answer is 5", None),
+    ],
+)
+def test_answer_phrases(response: str, answer: str | None) -> None:
+    assert extract(response, Extraction()) == answer
+
+
+def test_strict_reads_no_prose() -> None:
+    for response in ("5", "Therefore, it is 5.", r"\boxed{4} The final answer is $5$."):
+        assert extract(response, Extraction(strict=True)) in (None, "4")
+
+
+@pytest.mark.parametrize(
+    ("response", "gold"),
+    [
+        (r"\boxed{72}", "48 / 2 = 24, 48 + 24 = 72\n#### 72"),
+        (r"\boxed{72}", "We add. The final answer is $72$. I hope it is correct."),
+        (r"\boxed{1, 2}", r"$\boxed{1}\boxed{2}$"),
+        (r"\boxed{1, 2}", r"\\boxed{1 \\text{ and } 2"),
+    ],
+)
+def test_a_gold_may_be_a_worked_solution(response: str, gold: str) -> None:
+    assert grade(response, gold).correct
+    assert not grade(r"\boxed{24}", gold).correct
+
+
+@pytest.mark.parametrize("piece", ["$", r"\(", r"\[", "is ", "answer ", "Therefore ", "1, ", "= "])
+def test_a_million_characters_cost_milliseconds(piece: str) -> None:
+    assert len(extract(piece * (10**6 // len(piece)), Extraction()) or "") <= 400
+
+
+@pytest.mark.e2e
+def test_repeating_the_question_is_never_right(shared_data: Path) -> None:
+    """Of 8521 real questions, none answers itself; cut anywhere, nearly none."""
+    file = next((shared_data / "math_level3to5").glob("*train.parquet"))
+    rows = parquet.read_table(file, columns=["question", "reward_model"]).to_pylist()
+    pairs = [(row["question"], row["reward_model"]["ground_truth"]) for row in rows]
+    pairs = [(question, gold) for question, gold in pairs if gold.strip()]
+    assert len(pairs) == 8521
+    assert [question for question, gold in pairs if grade(question, gold).correct] == []
+    cuts = [(q[: (37 * i) % len(q) + 1], gold) for i, (q, gold) in enumerate(pairs)]
+    assert sum(grade(cut, gold).correct for cut, gold in cuts) <= 8  # one in a thousand
+    last = Extraction(last_number=True)  # a control: any last number would be paid for
+    assert sum(grade(cut, gold, extraction=last).correct for cut, gold in cuts[::2]) > 8

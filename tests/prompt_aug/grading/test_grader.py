@@ -1,0 +1,182 @@
+"""The public grader: statuses, golds, templates, threads, forks."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+from prompt_aug.grading import STATUSES, Extraction, Grade, grade, grade_answer, grade_many
+from prompt_aug.grading import grader as grading
+from prompt_aug.grading import pool as grading_pool
+from prompt_aug.grading import referee as grading_referee
+from prompt_aug.grading.equality import compare
+from prompt_aug.grading.normalize import canonical
+from prompt_aug.grading.pool import PoolSettings, Verdict, WorkerPool
+from prompt_aug.grading.structure import build
+
+NEEDS_ALGEBRA = (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_pool() -> Iterator[None]:
+    """One worker that gives up early: the time-outs below are endless at any limit."""
+    before = grading_pool._pool
+    grading_pool._pool = WorkerPool(PoolSettings(workers=1, cpu_seconds=0.4))
+    yield
+    grading_pool._pool.close()
+    grading_pool._pool = before
+
+
+@pytest.mark.parametrize(
+    ("response", "gold", "status"),
+    [
+        (r"so \boxed{5}", "5", "correct"),
+        (r"so \boxed{6}", "5", "wrong"),
+        (r"\boxed{x^2-1}", "(x+1)(x-1)", "correct"),
+        (r"\boxed{x^2+1}", "(x+1)(x-1)", "wrong"),
+        ("no idea", "5", "no_answer"),
+        (r"\boxed{}", "5", "no_answer"),
+        (r"\boxed{\frac{}{}}", "5", "unparsable"),
+        (r"\boxed{" + "1" * 1001 + "}", "5", "too_long"),
+        (r"\boxed{" + "{" * 41 + "5" + "}" * 41 + "}", "5", "too_long"),
+        (r"\boxed{9^{9^{9^9}}}", "5", "too_long"),
+        (r"\boxed{((9!)!)!}", "5", "too_long"),
+        (r"\boxed{\prod_{k=1}^{9999} k^{k}}", "5", "timeout"),
+    ],
+)
+def test_statuses(response: str, gold: str, status: str) -> None:
+    result = grade(response, gold)
+    assert result.status == status
+    assert result.correct == (status == "correct")
+
+
+def test_every_status_is_a_known_one() -> None:
+    assert set(STATUSES) == {
+        *("correct", "wrong", "no_answer", "unparsable", "timeout", "too_long", "error")
+    }
+
+
+def test_a_failing_worker_is_an_error_and_not_a_wrong_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost = Verdict(status="error", detail="memory limit", seconds=0.0, final=False)
+    pool = SimpleNamespace(verify=lambda golds, preds: lost)
+    monkeypatch.setattr(grading_referee, "default_pool", lambda: pool)
+    result = grade_answer(r"\frac{\sqrt{7}}{7}", r"\frac{1}{\sqrt{7}}")
+    assert (result.status, result.detail) == ("error", "memory limit")
+
+
+def test_a_fault_of_the_grader_itself_is_an_error_with_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(_text: str) -> str:
+        raise IndexError("a bug")
+
+    monkeypatch.setattr(grading, "canonical", broken)
+    result = grade_answer("5", "6")
+    assert (result.status, result.detail) == ("error", "internal: IndexError: a bug")
+
+
+def test_a_timeout_on_one_gold_does_not_hide_the_next() -> None:
+    slow = r"\prod_{k=1}^{9998} k^{k}"
+    assert grade_answer(NEEDS_ALGEBRA[0], [slow, NEEDS_ALGEBRA[1]]).correct
+
+
+def test_any_gold_may_match_and_blank_ones_are_ignored() -> None:
+    assert grade_answer("7", ["6", " ", "7\n"]).correct
+    assert not grade_answer("8", ["6", "7"]).correct
+
+
+@pytest.mark.parametrize(
+    "text", [r"\boxed{5}", r"y=2\boxed{x90\c}", r"\boxed{}", "5", r"\log_{2}0"]
+)
+def test_an_answer_or_gold_may_carry_its_box(text: str) -> None:
+    assert grade_answer(text, text).correct
+
+
+def test_a_box_in_a_box_is_equal_to_itself() -> None:
+    assert grade(r"\boxed{a\boxed{1i1}105.5}", r"a\boxed{1i1}105.5").correct
+
+
+@pytest.mark.parametrize("gold", ["", "  ", [], ["", "\n"]])
+def test_an_empty_gold_is_refused(gold: str | list[str]) -> None:
+    with pytest.raises(ValueError, match="gold is empty"):
+        grade_answer("5", gold)
+
+
+def test_a_gold_that_is_no_text_is_refused() -> None:
+    with pytest.raises(TypeError, match="gold must be text"):
+        grade_answer("5", [5])  # type: ignore[list-item]
+
+
+def test_the_answer_tag_comes_from_the_template() -> None:
+    response = "<result>5</result> <answer>6</answer>"
+    assert grade(response, "5", SimpleNamespace(answer_tag="result")).correct
+    assert grade("<answer>6</answer>", "6").extracted == "6"
+
+
+def test_strict_wants_a_box_and_last_number_is_opt_in() -> None:
+    assert grade("The answer is 5.", "5").correct
+    assert grade("The answer is 5.", "5", extraction=Extraction(strict=True)).status == "no_answer"
+    assert grade("we get 5", "5").status == "no_answer"
+    assert grade("we get 5", "5", extraction=Extraction(last_number=True)).correct
+
+
+def test_grade_many_keeps_the_order_and_reports_progress() -> None:
+    seen: list[Grade] = []
+    pairs = [(rf"\boxed{{{n}}}", str(n if n % 2 else n + 1)) for n in range(50)]
+    results = grade_many(
+        [*pairs, (rf"\boxed{{{NEEDS_ALGEBRA[0]}}}", NEEDS_ALGEBRA[1])], on_grade=seen.append
+    )
+    assert [result.correct for result in results] == [*(n % 2 == 1 for n in range(50)), True]
+    assert len(seen) == 51
+
+
+def test_many_threads_and_coroutines_at_once() -> None:
+    pairs = [
+        (rf"\frac{{{n}\sqrt{{3}}}}{{3}}", rf"\frac{{{n}}}{{\sqrt{{3}}}}") for n in range(2, 14)
+    ]
+    with ThreadPoolExecutor(24) as threads:
+        assert all(r.correct for r in threads.map(lambda pair: grade_answer(*pair), pairs))
+
+    async def together() -> list[Grade]:
+        return await asyncio.gather(*(asyncio.to_thread(grade_answer, *pair) for pair in pairs))
+
+    assert all(result.correct for result in asyncio.run(together()))
+
+
+@pytest.mark.e2e  # starts worker processes
+def test_a_fork_grades_with_workers_of_its_own() -> None:
+    assert grade_answer(*NEEDS_ALGEBRA).correct
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        outcome = b"0"
+        try:
+            outcome = (
+                b"1" if grade_answer(r"\frac{\sqrt{5}}{5}", r"\frac{1}{\sqrt{5}}").correct else b"0"
+            )
+        finally:
+            os.write(write, outcome)
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(read, 1) == b"1"
+    assert grade_answer(r"\frac{\sqrt{6}}{6}", r"\frac{1}{\sqrt{6}}").correct
+
+
+@pytest.mark.parametrize("verdict", [True, False])
+def test_negative_control_an_oracle_that_ignores_the_pair_gets_pairs_wrong(verdict: bool) -> None:
+    pairs = [((*NEEDS_ALGEBRA,), True), ((r"x \ge 3", "x > 3"), False)]
+    answers = [
+        compare(
+            build(canonical(gold)),
+            build(canonical(prediction)),
+            lambda _gold, _prediction: verdict,
+        )
+        for (prediction, gold), _ in pairs
+    ]
+    assert answers != [truth for _, truth in pairs]
+    assert [grade_answer(*pair).correct for pair, _ in pairs] == [truth for _, truth in pairs]

@@ -1,0 +1,174 @@
+"""The worker processes: limits, replacement, the sandbox, no orphans."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from prompt_aug.grading.pool import GraderError, PoolSettings, WorkerPool
+
+pytestmark = pytest.mark.e2e  # each starts, loses or kills worker processes
+
+ROOT = Path(__file__).resolve().parents[3]
+SECRET = "SOME_TOKEN_OF_THE_CALLER"
+HOG = r"9^{9^{9^9}}"  # one C call that no Python signal handler interrupts
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    os.environ[SECRET] = "hidden"
+    made = WorkerPool(PoolSettings(workers=1, cpu_seconds=0.3))
+    yield made
+    made.close()
+    del os.environ[SECRET]
+
+
+def ask(pool: WorkerPool, gold: str, pred: str) -> str:
+    return pool.verify([[gold]], [pred]).status
+
+
+def test_verdicts(pool: WorkerPool) -> None:
+    assert ask(pool, r"\frac{1}{2}", "0.5") == "correct"
+    assert ask(pool, r"\frac{1}{2}", "0.6") == "wrong"
+    assert ask(pool, "5", r"\frac{}{}") == "unparsable"
+    assert (
+        ask(pool, r"\frac{1}{3}", "0.333333333") == "wrong"
+    )  # exact, unlike math-verify's 6 digits
+
+
+def test_a_hog_is_killed_and_the_next_pair_is_served(pool: WorkerPool) -> None:
+    assert ask(pool, "5", HOG) == "timeout"
+    assert ask(pool, "x+1", "1+x") == "correct"
+
+
+def test_waiting_for_a_worker_is_not_grading_time(pool: WorkerPool) -> None:
+    pairs = [("5", HOG)] * 6 + [("x+1", "1+x")] * 6
+    with ThreadPoolExecutor(12) as threads:
+        verdicts = list(threads.map(lambda pair: pool.verify([[pair[0]]], [pair[1]]), pairs))
+    assert [verdict.status for verdict in verdicts] == ["timeout"] * 6 + ["correct"] * 6
+
+
+def test_a_lost_worker_is_replaced(pool: WorkerPool) -> None:
+    assert ask(pool, "x", "x") == "correct"
+    os.killpg(pool._idle[0]._process.pid, signal.SIGKILL)
+    assert ask(pool, "x+2", "2+x") == "correct"
+
+
+def test_a_worker_without_math_verify_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "math_verify.py"
+    broken.write_text("raise ImportError('not here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(GraderError, match=r"not here.*install math-verify"):
+        WorkerPool(PoolSettings(workers=1)).verify([["1"]], ["1"])
+
+
+def test_a_closed_pool_refuses() -> None:
+    closed = WorkerPool(PoolSettings(workers=1))
+    closed.close()
+    with pytest.raises(GraderError, match="closed"):
+        closed.verify([["1"]], ["1"])
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many"])
+def test_a_senseless_worker_count_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROMPT_AUG_GRADING_WORKERS", text)
+    with pytest.raises(GraderError, match="PROMPT_AUG_GRADING_WORKERS"):
+        PoolSettings.from_environment()
+
+
+def test_workers_get_no_secrets(pool: WorkerPool) -> None:
+    assert ask(pool, "x", "x") == "correct"
+    environment = Path(f"/proc/{pool._idle[0]._process.pid}/environ").read_bytes()
+    assert b"PYTHONHASHSEED" in environment
+    assert SECRET.encode() not in environment
+
+
+SANDBOX = """
+import sys
+sys.path.insert(0, {root!r})
+from prompt_aug import grading_worker as worker
+import os, socket, subprocess
+worker._confine(worker.Limits(cpu_seconds=5, wall_seconds=5, memory_bytes=1 << 28))
+attempts = [
+    lambda: eval("1 + 1"),
+    lambda: exec("x = 1"),
+    lambda: exec("def monomial_mul(A, B):\\n    return A.append(B)"),
+    lambda: exec("def monomial_mul(A, B):\\n    return exit(B)"),
+    lambda: compile("1", "<string>", "eval"),
+    lambda: open("leak", "w"),
+    lambda: os.open("leak", os.O_CREAT | os.O_WRONLY),
+    lambda: os.system("true"),
+    lambda: os.fork(),
+    lambda: subprocess.run(["true"]),
+    lambda: socket.create_connection(("127.0.0.1", 9)),
+    lambda: os.remove("x"),
+    lambda: bytearray(1 << 29),
+]
+for number, attempt in enumerate(attempts):
+    try:
+        attempt()
+        print("got through:", number)
+    except (worker.RefusedOperation, MemoryError):
+        pass
+print("end", int("2") + 2)
+"""
+
+
+def test_the_sandbox_refuses_what_grading_does_not_need(tmp_path: Path) -> None:
+    code = SANDBOX.format(root=str(ROOT))
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
+    assert run.stdout == "end 4\n", run.stdout + run.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_negative_control_without_the_sandbox_all_of_it_works(tmp_path: Path) -> None:
+    lines = [line for line in SANDBOX.splitlines() if not line.startswith("worker._confine")]
+    code = "\n".join(lines).format(root=str(ROOT)).replace("os.fork()", "os.getpid()")
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
+    assert "got through: 0" in run.stdout
+    assert (tmp_path / "leak").exists()
+
+
+ORPHAN = """
+import sys, time
+sys.path.insert(0, {root!r})
+from prompt_aug.grading_pool import default_pool
+pool = default_pool()
+pool.verify([["x"]], ["x"])
+print(pool._idle[0]._process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_workers_die_with_a_killed_parent() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ORPHAN.format(root=str(ROOT))], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    group = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and _alive(group):
+        time.sleep(0.05)
+    assert not _alive(group)
+
+
+def _alive(pid: int) -> bool:
+    """Whether the process runs (a zombie that nobody reaps does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,138 @@
+"""The bounded reader of formulas: golden values, laws on random formulas, refusals."""
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prompt_aug.grading.arithmetic import TooBig, Unsupported
+from prompt_aug.grading.value import evaluate, surely_different
+
+Formula = tuple[str, Fraction]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r"11 \frac{2}{3}", Fraction(35, 3)),
+        (r"-1\frac{1}{2}", Fraction(-3, 2)),
+        (r"\frac12", Fraction(1, 2)),
+        (r"\frac{270}7", Fraction(270, 7)),
+        (r"2\frac{4}{3}", Fraction(8, 3)),  # no proper fraction: a product
+        ("-2^2", Fraction(-4)),
+        ("2^{-3}", Fraction(1, 8)),
+        (r"\sqrt{\frac{9}{4}}", Fraction(3, 2)),
+        (".5", Fraction(1, 2)),
+        ("5!", Fraction(120)),
+        (r"\binom{5}{2}", Fraction(10)),
+        ("2(3+4)", Fraction(14)),
+        ("2^10", Fraction(1024)),
+        ("10^{100}", Fraction(10**100)),
+    ],
+)
+def test_exact_values(text: str, value: Fraction) -> None:
+    assert evaluate(text).exact == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r"3\sqrt{5}", 3 * math.sqrt(5)),
+        (r"\sqrt[3]{8}", 2.0),
+        (r"\frac{\pi}{2}", math.pi / 2),
+        ("3+2i", 3 + 2j),
+        ("e^2", math.e**2),
+        (r"\log_{2} 8", 3.0),
+        (r"\sin^2(1)", math.sin(1) ** 2),
+        (r"\sqrt{-4}", 2j),
+    ],
+)
+def test_approximate_values(text: str, value: complex) -> None:
+    assert evaluate(text).exact is None
+    assert abs(evaluate(text).approximate[0] - value) < 1e-12  # doubles, a few operations
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "((1",
+        "1/0",
+        "1/2x",
+        "1100_4",
+        r"\foo",
+        "a=b",
+        "1,2",
+        "0^0",
+        "2^3^4",
+        r"\sin^{-1} x",
+        r"\log_{2}0",
+        r"\cot 0",
+        "x!",
+    ],
+)
+def test_what_it_cannot_read_it_refuses(text: str) -> None:
+    with pytest.raises(Unsupported):
+        evaluate(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["9^{9^{9^9}}", "10000!", "((9!)!)!", "2^{99999}", "9" * 20_000, "e^{e^{e^{e^e}}}"]
+)
+def test_what_would_be_huge_it_refuses_before_computing_it(text: str) -> None:
+    with pytest.raises(TooBig):
+        evaluate(text)
+
+
+def test_nesting_is_bounded() -> None:
+    with pytest.raises(Unsupported, match="deep"):
+        evaluate("(" * 500 + "1" + ")" * 500)
+
+
+def _join(pair: tuple[Formula, Formula], sign: str) -> Formula:
+    (left, x), (right, y) = pair
+    texts = {
+        "+": (f"({left})+({right})", x + y),
+        "-": (f"{{{left}}}-{{{right}}}", x - y),
+        "*": (rf"({left})\cdot({right})", x * y),
+        "/": (rf"\dfrac{{{left}}}{{{right}}}".replace("dfrac", "frac"), x / y if y else x),
+    }
+    return texts[sign] if sign != "/" or y else (left, x)
+
+
+numbers = st.integers(0, 99).map(lambda n: (str(n), Fraction(n))) | st.builds(
+    lambda n, digits: (f"{n}.{digits:02d}", Fraction(100 * n + digits, 100)),
+    st.integers(0, 9),
+    st.integers(0, 99),
+)
+formulas = st.recursive(
+    numbers,
+    lambda inner: st.builds(_join, st.tuples(inner, inner), st.sampled_from("+-*/")),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(formulas)
+def test_random_formulas_have_their_value(formula: Formula) -> None:
+    text, value = formula
+    assert evaluate(text).exact == value
+
+
+@settings(max_examples=80, deadline=None)
+@given(formulas, formulas)
+def test_difference_is_exactly_difference(one: Formula, other: Formula) -> None:
+    assert surely_different(evaluate(one[0]), evaluate(other[0])) == (one[1] != other[1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(-9, 9), st.integers(-9, 9), st.integers(1, 9))
+def test_equal_formulas_are_never_surely_different(a: int, b: int, c: int) -> None:
+    left = rf"\frac{{(x+{c})({a}x-{b})}}{{\sqrt{{{c}}}}}".replace("--", "+")
+    right = rf"\frac{{\sqrt{{{c}}}({a}x^2-{b}x+{a * c}x-{b * c})}}{{{c}}}".replace(
+        "--", "+"
+    ).replace("+-", "-")
+    assert not surely_different(evaluate(left), evaluate(right))
+    assert surely_different(evaluate(left), evaluate(right + "+1"))

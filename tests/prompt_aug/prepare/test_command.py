@@ -1,0 +1,223 @@
+"""The command prepare: refusals by row, manifest, options, killed and run again, real data."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from prompt_aug.prepare import __main__ as prepare
+from prompt_aug.prepare.sources import load_presets, load_rows
+from prompt_aug.questions import read_parquet
+
+ROWS = [
+    {"problem": "What is the sum of 1 and 2?", "answer": "3"},
+    {"problem": " Add 2 to 2. ", "answer": " 4 "},
+    {"problem": "", "answer": "5"},
+    {"problem": "What is 3 + 3?", "answer": ""},
+    {"problem": "Add  2 to 2.", "answer": "4.0"},
+    {"problem": "What is one half of one?", "answer": "\\frac{1}{2}"},
+    {"problem": "What is two squared?", "answer": "4"},
+    {"problem": "What is two squared?", "answer": "5"},
+    {
+        "problem": "Find the number of pears that Ann has if Bob has nine and she has two more.",
+        "answer": "11",
+    },
+]
+BENCHMARK = [
+    {"question": "FIND the number of pears that Ann has, if Bob has nine and she has 2 more!"},
+    {"question": "Something else altogether, of no concern to anybody here."},
+]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def run(tmp_path: Path, *options: str, rows: list[dict[str, Any]] | None = None) -> int:
+    source = jsonl(tmp_path / "source.jsonl", ROWS if rows is None else rows)
+    against = jsonl(tmp_path / "bench.jsonl", BENCHMARK)
+    out = tmp_path / "out" / "train.parquet"
+    checks = [] if "--no-benchmarks" in options else ["--against", f"pears={against}"]
+    return prepare.main([str(source), str(out), *checks, *options])
+
+
+def test_rows_are_refused_by_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path) == 0
+    out = tmp_path / "out" / "train.parquet"
+    questions = read_parquet(out)
+    assert [(q.text, q.answers) for q in questions] == [
+        ("What is the sum of 1 and 2?", ("3",)),
+        ("Add 2 to 2.", ("4",)),
+        ("What is one half of one?", ("\\frac{1}{2}",)),
+    ]
+    manifest = json.loads((tmp_path / "out" / "train.parquet.manifest.json").read_text())
+    assert manifest["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
+    assert (manifest["rows"], manifest["kept"]) == (9, 3)
+    assert [(r["row"], r["reason"]) for r in manifest["refused_rows"]] == [
+        (2, "empty"),
+        (3, "empty"),
+        (6, "contradiction"),
+        (7, "contradiction"),
+        (8, "benchmark_overlap"),
+    ]
+    assert manifest["duplicates_of_row"] == {"1": [4]}
+    assert sum(manifest["refused"].values()) + manifest["kept"] == manifest["rows"]
+    assert manifest["benchmarks"] == {"pears": 2}
+    assert "of question 0 of pears" in manifest["refused_rows"][4]["detail"]
+    shown = capsys.readouterr().out
+    assert "row 8: 0.80 of question 0 of pears" in shown  # 17 words, 10 8-grams, 2 with "two"
+    assert "rows [4] repeat row 1" in shown
+
+
+def test_without_benchmarks_it_must_be_said(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as error:
+        prepare.main([str(jsonl(tmp_path / "s.jsonl", ROWS)), str(tmp_path / "o.parquet")])
+    assert error.value.code == 2
+    assert run(tmp_path, "--no-benchmarks") == 0
+    assert len(read_parquet(tmp_path / "out" / "train.parquet")) == 4
+
+
+def test_strict_writes_nothing(tmp_path: Path) -> None:
+    assert run(tmp_path, "--strict") == 1
+    assert not (tmp_path / "out").exists()
+    assert run(tmp_path, "--strict", rows=ROWS[:2]) == 0
+
+
+def test_an_answer_that_the_grader_does_not_know_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prompt_aug.grading import grader as grading
+    from prompt_aug.prepare import filters as prepare_checks
+
+    def stubborn(pairs: list[tuple[str, Any]], *rest: Any, **options: Any) -> list[Any]:
+        pairs = [("nothing", gold) if gold == "4" else (text, gold) for text, gold in pairs]
+        return grading.grade_many(pairs)
+
+    monkeypatch.setattr(prepare_checks, "grade_many", stubborn)
+    assert run(tmp_path) == 0
+    manifest = json.loads((tmp_path / "out" / "train.parquet.manifest.json").read_text())
+    assert manifest["refused"]["ungradable"] == 1
+    assert {"row": 1, "reason": "ungradable", "detail": "'4' graded no_answer against itself"} in (
+        manifest["refused_rows"]
+    )
+
+
+def test_it_can_be_run_again_and_gives_the_same_bytes(tmp_path: Path) -> None:
+    digests = set()
+    for _ in range(2):
+        assert run(tmp_path) == 0
+        files = sorted((tmp_path / "out").iterdir())
+        assert [f.name for f in files] == ["train.parquet", "train.parquet.manifest.json"]
+        digests.add(hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest())
+    assert len(digests) == 1
+
+
+def test_killed_between_data_and_manifest_leaves_no_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(tmp_path) == 0
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare, "write_parquet", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
+    assert [f.name for f in (tmp_path / "out").iterdir()] == ["train.parquet"]
+    monkeypatch.undo()
+    assert run(tmp_path) == 0
+    assert (tmp_path / "out" / "train.parquet.manifest.json").is_file()
+
+
+def test_near_duplicates_are_reported_and_kept(tmp_path: Path) -> None:
+    long = "A train leaves the station at noon and meets another one after {} hours. How far is it?"
+    rows = [{"problem": long.format(n), "answer": "1"} for n in ("two", "2")]
+    assert run(tmp_path, rows=[*rows, ROWS[0]]) == 0
+    manifest = json.loads((tmp_path / "out" / "train.parquet.manifest.json").read_text())
+    # 15 3-grams each, 3 of which have the changed word: 12 / 18 is below 0.8
+    assert manifest["near_duplicates"] == []
+    rows[1]["problem"] = rows[0]["problem"].replace("How far is it?", "How far is that?")
+    assert run(tmp_path, rows=[*rows, ROWS[0]]) == 0
+    manifest = json.loads((tmp_path / "out" / "train.parquet.manifest.json").read_text())
+    assert [pair["rows"] for pair in manifest["near_duplicates"]] == [[0, 1]]
+    assert manifest["kept"] == 3
+
+
+def test_the_hub_is_asked_for_the_presets_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def hub(name: str, config: str | None, *, split: str) -> datasets.Dataset:
+        asked.append((name, config, split))
+        return datasets.Dataset.from_list([{"question": "1 + 1?", "answer": "So.\n#### 2"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", hub)
+    out = tmp_path / "gsm8k.parquet"
+    assert prepare.main(["gsm8k", str(out), "--no-benchmarks"]) == 0
+    assert asked == [("openai/gsm8k", "main", "train")]
+    (question,) = read_parquet(out)
+    assert (question.text, question.answers, question.source) == ("1 + 1?", ("2",), "gsm8k")
+
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    assert prepare.main(["some/where", str(out), "--no-benchmarks"]) == 1
+    assert "some/where: hub data set cannot be loaded (is the id right" in capsys.readouterr().err
+
+
+def test_columns_levels_and_lists(tmp_path: Path) -> None:
+    rows = [
+        {"q": {"text": f"{n}?"}, "gold": gold, "hard": f"Level {n}"}
+        for n, gold in ((1, "1"), (3, "['3', 'three']"), (4, "[0, 1]"))
+    ]
+    options = ["--text-column", "q.text", "--answer-column", "gold", "--no-benchmarks"]
+    levels = ["--level-column", "hard", "--levels", "3", "4", "--as-split", "test", "--name", "n"]
+    assert run(tmp_path, *options, *levels, rows=rows) == 0
+    made = read_parquet(tmp_path / "out" / "train.parquet")
+    assert [(q.text, q.answers, q.level, q.split, q.source) for q in made] == [
+        ("3?", ("3", "three"), 3, "test", "n"),
+        ("4?", ("[0, 1]",), 4, "test", "n"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--text-column", "nope"], "no column nope for the text (it has answer, problem)"),
+        (["--answer-column", "nope"], "name one with --answer-column"),
+        (["--preset", "nope"], "unknown preset 'nope': known are math-level3to5"),
+        (["--levels", "3"], "--levels needs --level-column"),
+        (["--overlap", "0"], "--overlap 0.0 must lie in (0, 1]"),
+    ],
+)
+def test_wrong_options(
+    tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, *options) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_real_rows_and_the_real_suite(shared_data: Path, tmp_path: Path) -> None:
+    """All real evaluation questions; the head of the training rows (the whole takes a minute)."""
+    suite = prepare.load_benchmarks([str(shared_data / "evaluation_suite")])
+    counts = {name.split("/")[1]: len(texts) for name, texts in suite.items()}
+    assert counts == {"aime": 30, "amc": 83, "math": 500, "minerva": 272, "olympiad_bench": 675}
+    file = shared_data / "math_level3to5" / "SimpleRL-simplelr_qwen_level3to5.train.parquet"
+    rows = load_rows(str(file)).select(range(200))
+    columns = load_presets()["math-level3to5"].columns
+    questions, report = prepare.prepare(rows, columns=columns, source="m", benchmarks=suite)
+    assert report["rows"] == 200
+    assert [(r["row"], r["reason"]) for r in report["refused_rows"]] == [(170, "benchmark_overlap")]
+    assert len(questions) == 199

@@ -1,0 +1,150 @@
+"""Sources and column maps: every kind of local data, the presets, and what cannot be read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from prompt_aug.prepare import __main__ as prepare
+from prompt_aug.prepare.sources import (
+    Columns,
+    SourceError,
+    load_presets,
+    load_rows,
+    read_level,
+    to_question,
+)
+from prompt_aug.questions import QuestionError
+
+ROWS = [
+    {"problem": "What is the sum of 1 and 2?", "answer": "3"},
+    {"problem": " Add 2 to 2. ", "answer": " 4 "},
+]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "json", "disk", "dict", "folder", "arrow"])
+def test_sources(tmp_path: Path, kind: str) -> None:
+    table = datasets.Dataset.from_list(ROWS)
+    path = tmp_path / f"data.{kind}"
+    if kind == "parquet":
+        table.to_parquet(path)
+    elif kind in ("jsonl", "json"):
+        table.to_json(path)
+    elif kind == "disk":
+        table.save_to_disk(path)
+    elif kind == "dict":
+        datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(path)
+    elif kind == "folder":
+        path.mkdir()
+        pq.write_table(pa.Table.from_pylist(ROWS[:1]), path / "a.parquet")
+        pq.write_table(pa.Table.from_pylist(ROWS[1:2]), path / "b.parquet")
+    else:
+        table.save_to_disk(tmp_path / "saved")
+        path = next((tmp_path / "saved").glob("*.arrow"))
+    assert list(load_rows(str(path))) == ROWS
+    if kind == "dict":
+        assert list(load_rows(str(path), split="test")) == ROWS[:1]
+        with pytest.raises(SourceError, match=r"no split 'validation'.*'train', 'test'"):
+            load_rows(str(path), split="validation")
+
+
+DAPO = (
+    "Solve it. The last line should be of the form Answer: $Answer where it "
+    "is the answer to the problem.\n\nHow many?\nIn all?\n\nRemember to put your answer last."
+)
+PRESET_ROWS: dict[str, tuple[dict[str, Any], str, str, int | None]] = {
+    "math-level3to5": (
+        {"question": "Q?", "reward_model": {"ground_truth": "118", "style": "rule"}},
+        "Q?",
+        "118",
+        None,
+    ),
+    "math-train": (
+        {
+            "problem": "Q?",
+            "level": "Level 5",
+            "solution": "\\boxed{1}, no, $\\boxed{\\frac{1}{2}}$",
+        },
+        "Q?",
+        "\\frac{1}{2}",
+        5,
+    ),
+    "gsm8k": ({"question": "Q?", "answer": "6 #### 3\n#### 1,000"}, "Q?", "1,000", None),
+    "dapo-math-17k": (
+        {
+            "prompt": [{"role": "user", "content": DAPO}],
+            "reward_model": {"ground_truth": "34", "style": "rule"},
+        },
+        "How many?\nIn all?",
+        "34",
+        None,
+    ),
+    "open-rs": ({"problem": "Q?", "solution": "so", "answer": "7"}, "Q?", "7", None),
+    "openr1-math": ({"problem": "Q?", "solution": "so", "answer": "7"}, "Q?", "7", None),
+}
+
+
+def test_presets() -> None:
+    presets = load_presets()
+    assert set(presets) == set(PRESET_ROWS)
+    for name, (row, text, answer, level) in PRESET_ROWS.items():
+        made = to_question(row, presets[name].columns, name, "train")
+        assert (made.text, made.answers, made.level, made.source) == (text, (answer,), level, name)
+
+
+def test_rows_that_a_preset_does_not_fit() -> None:
+    presets = load_presets()
+    for name, row, message in (
+        ("math-train", {"problem": "Q?", "solution": "7"}, "no .*boxed"),
+        ("gsm8k", {"question": "Q?", "answer": "7"}, "no '####'"),
+        ("dapo-math-17k", {"prompt": [{"role": "user", "content": "Q?"}]}, "does not stand before"),
+    ):
+        with pytest.raises(QuestionError, match=message):
+            to_question(row, presets[name].columns, name, "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("no", None, "neither a file, nor a folder, nor an id"),
+        ("a.txt", "x", "known are files ending in .parquet"),
+        ("a.jsonl", "{", "local data cannot be loaded"),
+        ("a.parquet", "x", "local data cannot be loaded"),
+    ],
+)
+def test_unreadable_sources(tmp_path: Path, name: str, content: str | None, message: str) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SourceError, match=message):
+        load_rows(str(path))
+
+
+def test_an_empty_folder_and_equal_benchmarks(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no file ending in"):
+        load_rows(str(tmp_path))
+    path = tmp_path / "b.jsonl"
+    path.write_text(json.dumps({"question": "Q?"}) + "\n")
+    with pytest.raises(SourceError, match="two benchmarks are called b"):
+        prepare.load_benchmarks([str(path), f"b={path}"])
+
+
+def test_hostile_answer_lists_are_texts() -> None:
+    for text in ("[" * 100_000 + "]", "[__import__('os')]", "[1, 2]", "[]"):
+        row = {"t": "Q?", "a": text}
+        made = to_question(row, Columns(text="t", answer="a"), "s", "train")
+        assert made.answers == (text,)
+
+
+def test_read_level() -> None:
+    values = {3: 3, 4.0: 4, "3.0": 3, "Level 5": 5, "Level ?": None, None: None}
+    assert {value: read_level(value) for value in values} == values

@@ -1,0 +1,234 @@
+"""Format checks: values by hand, laws, hostile text, and the published check as a control."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prompt_aug.templates import load_bank
+from prompt_aug.templates.format_checks import (
+    Rule,
+    boxed_after,
+    boxed_in,
+    boxes,
+    check_rules,
+    format_reward,
+    in_order,
+    published_reward,
+    well_nested,
+)
+
+BANK = load_bank()
+PUBLISHED = load_bank(format_setting="published")
+BOX = "\\boxed{7}"
+LINES = f"work\n</think>\n<answer>\n{BOX}\n</answer>"
+BARE = f"work</think> <answer>{BOX}</answer>"
+CHECKED = f"work\n</solution>\n<check>\nLet's verify step by step: yes\n</check>\n{BOX}"
+GOOD = {
+    "open-r1": "<think>\n" + LINES,
+    "open-r1-teacher": LINES,
+    "deepseek-r1": "<think>" + BARE,
+    "deepseek-r1-teacher": BARE,
+    "lm_eval_prompt1": f". Work. The final answer is: {BOX}",
+    "lm_eval_prompt4": f"Work. The final answer is: {BOX}",
+    "reflective_prompt": "<solution>\n" + CHECKED,
+    "reflective_prompt-teacher": CHECKED,
+}
+CONSTANT = ("abel", "simplerl", "qwen-math", "formal", "lm_eval_prompt8")
+
+
+@pytest.mark.parametrize("name", BANK.names)
+def test_a_response_in_format_earns_one_and_an_empty_one_nothing(name: str) -> None:
+    good = GOOD.get(name, f"Work, so {BOX}.")
+    assert BANK[name].format_reward(good) == 1.0
+    assert BANK[name].format_reward("") == 0.0
+    assert PUBLISHED[name].format_reward(good) == 1.0
+    assert PUBLISHED[name].format_reward("") == (1.0 if name in CONSTANT else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "response", "value"),
+    [
+        # three of four markers: 3/8 for the markers; no order, no closed answer tag to be boxed in
+        ("open-r1", f"<think>\nwork\n</think>\n<answer>\n{BOX}", 0.375),
+        # all four markers, answer before think: 4/8 + 0 for the order + 2/8 for the box inside
+        ("deepseek-r1", f"<answer>{BOX}</answer><think>work</think>", 0.75),
+        # the box stands outside the answer tag: 4/8 + 2/8
+        ("deepseek-r1", f"<think>{BOX}</think><answer>7</answer>", 0.75),
+        # nested the wrong way: 4/8, and the box is inside the pair
+        ("deepseek-r1", f"<think><answer></think>{BOX}</answer>", 0.75),
+        # the prefilled tag is written again: the two rules with `absent` pay nothing
+        ("deepseek-r1-teacher", "<think>" + BARE, 0.5),
+        # `open-r1-teacher` the same: 1/8 + 1/8 + box 1/4
+        ("open-r1-teacher", "<think>\n" + LINES, 0.5),
+        # the whole answer twice: think once 2/8, box 2/8; answer tags and order fail
+        ("deepseek-r1-teacher", BARE + f"<answer>{BOX}</answer>", 0.5),
+        # tags not on lines of their own: only the box inside the answer tag
+        ("open-r1", "<think>" + BARE, 0.25),
+        # the phrase without a box after it
+        ("lm_eval_prompt4", f"{BOX}. The final answer is: 7", 0.5),
+        ("lm_eval_prompt4", f"The final answer is: {BOX}. The final answer is: {BOX}", 0.0),
+        # the box stands before the end of the check
+        ("reflective_prompt-teacher", CHECKED.replace(f"\n{BOX}", "").replace("yes", BOX), 0.75),
+        # the check does not begin as it must: 2/8 + 1/8 + box
+        ("reflective_prompt-teacher", CHECKED.replace("Let's verify", "I verify"), 0.625),
+        ("abel", "the answer is 7", 0.0),
+        ("abel", "the answer is \\boxed{}", 0.0),
+    ],
+)
+def test_by_hand(name: str, response: str, value: float) -> None:
+    assert BANK[name].format_reward(response) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "response"),
+    [
+        ("deepseek-r1", f"<answer>{BOX}</answer><think>work</think>"),  # order
+        ("deepseek-r1", f"<think><answer></think>{BOX}</answer>"),  # nesting
+        ("deepseek-r1-teacher", "<think>" + BARE),  # repeated prefill
+        ("deepseek-r1", f"<think>{BOX}</think><answer>7</answer>"),  # box outside
+    ],
+)
+def test_the_published_check_does_not_see_what_ours_does(name: str, response: str) -> None:
+    """The control: counting markers alone pays all of these in full."""
+    assert PUBLISHED[name].format_reward(response) == 1.0
+    assert BANK[name].format_reward(response) < 1.0
+
+
+def test_published_by_hand() -> None:
+    markers = ("</think>", "<answer>", "</answer>")
+    assert published_reward(markers, "a</think>b") == 341 / 1024  # 1/3 = 341.33 / 1024
+    assert published_reward(markers, "a</think><answer>b") == 683 / 1024  # 2/3 = 682.67 / 1024
+    assert published_reward(markers, "a</think></think><answer>") == 341 / 1024
+    assert published_reward(markers, BARE) == 1.0
+
+
+def test_a_repeated_tag_is_punished_under_every_teacher_template() -> None:
+    for name in ("open-r1-teacher", "deepseek-r1-teacher", "reflective_prompt-teacher"):
+        template, good = BANK[name], GOOD[name]
+        assert template.format_reward(template.prefill + good) <= 0.5 < template.format_reward(good)
+
+
+@given(st.text(alphabet="ab{}\\ \n", max_size=30), st.integers(0, 12))
+def test_rewards_are_dyadic_and_in_range(noise: str, which: int) -> None:
+    name = BANK.names[which]
+    good = GOOD.get(name, BOX)
+    for bank in (BANK, PUBLISHED):
+        for response in (noise, noise + good, good[: len(noise)] + noise):
+            reward = bank[name].format_reward(response)
+            assert 0.0 <= reward <= 1.0
+            assert (reward * 1024).is_integer()
+
+
+def test_sums_of_eight_equal_rewards_are_exact_in_float32() -> None:
+    """The law behind 'dyadic'; thirds, as published, break it."""
+    import numpy as np
+
+    def advantage(reward: float) -> float:
+        rewards = np.full(8, 1 + reward, dtype=np.float32)
+        total = np.float32(0)
+        for value in rewards:
+            total += value
+        return float(np.abs(rewards - total / np.float32(8)).max())
+
+    third = float(np.float32(1) / np.float32(3))
+    assert advantage(third) > 0  # the control: the published third
+    every = {k / 8 for k in range(9)} | {341 / 1024, 683 / 1024}
+    assert all(advantage(value) == 0 for value in every)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("\\boxed{7}", ["\\boxed{7}"]),
+        ("\\boxed {7}", ["\\boxed {7}"]),
+        ("\\boxed{\\frac{1}{2}}", ["\\boxed{\\frac{1}{2}}"]),
+        ("\\boxed{a\\}b}", ["\\boxed{a\\}b}"]),
+        ("\\boxed{1} \\boxed{2}", ["\\boxed{1}", "\\boxed{2}"]),
+        ("\\boxed{x\\boxed{2}}", ["\\boxed{2}", "\\boxed{x\\boxed{2}}"]),
+        ("\\boxed{}", []),
+        ("\\boxed{ }", []),
+        ("\\boxed{7", []),
+        ("}\\boxed{7}", ["\\boxed{7}"]),
+        ("boxed{7}", []),
+        ("\\\\boxed{7}", []),  # an escaped backslash, then the word
+    ],
+)
+def test_boxes(text: str, expected: list[str]) -> None:
+    assert [text[a:b] for a, b in boxes(text)] == expected
+
+
+@given(st.lists(st.sampled_from(["\\boxed{", "{", "}", "1", " ", "\\{", "\\}"]), max_size=12))
+def test_boxes_against_a_slow_one(parts: list[str]) -> None:
+    """Every start tried on its own, matching braces by counting."""
+    text = "".join(parts)
+    slow = []
+    for start in range(len(text)):
+        if not text.startswith("\\boxed{", start):
+            continue
+        depth, place = 1, start + 7
+        while place < len(text) and depth:
+            if text[place] == "\\":
+                place += 2
+                continue
+            depth += {"{": 1, "}": -1}.get(text[place], 0)
+            place += 1
+        if depth == 0 and text[start + 7 : place - 1].strip():
+            slow.append((start, place))
+    assert sorted(boxes(text)) == slow
+
+
+def test_nesting() -> None:
+    assert well_nested("<a>x</a><b>y</b>", ["a", "b"])
+    assert well_nested("<a><b></b></a>", ["a", "b"])
+    assert not well_nested("<a><b></a></b>", ["a", "b"])
+    assert not well_nested("<a><a></a></a>", ["a"])
+    assert not well_nested("</a><a>", ["a"])
+    assert not well_nested("<a>", ["a"])
+    assert not well_nested("<a></a><a>", ["a"])
+    assert not well_nested("<a><b></b>", ["a", "b"])
+    assert not well_nested("text", ["a"])
+
+
+def test_order_counts_each_marker_once() -> None:
+    assert in_order("a b c", ["a", "b", "c"])
+    assert not in_order("a b a", ["a", "b"])
+    assert not in_order("b a", ["a", "b"])
+    assert not in_order("a", ["a", "b"])
+    assert in_order("x\n</t>\n<a>\ny", ["\n</t>\n", "\n<a>\n"])  # the newline is shared
+
+
+def test_boxed_in_and_after() -> None:
+    assert boxed_in("<answer>\\boxed{1}</answer>", "answer")
+    assert not boxed_in("\\boxed{1}<answer></answer>", "answer")
+    assert not boxed_in("<answer>\\boxed{1}", "answer")
+    assert not boxed_in("</answer>\\boxed{1}<answer>", "answer")
+    assert boxed_after("is: \\boxed{1}", "is:")
+    assert not boxed_after("\\boxed{1} is:", "is:")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Rule(weight=1 / 3, boxed=True), "dyadic"),
+        (lambda: Rule(weight=0.0, boxed=True), "dyadic"),
+        (lambda: Rule(weight=0.5), "empty response would be paid"),
+        (lambda: Rule(weight=0.5, absent=("<think>",)), "empty response would be paid"),
+        (lambda: Rule(weight=0.5, once=("",)), "empty string"),
+        (lambda: check_rules([Rule(weight=0.5, boxed=True)]), "sum to 0.5"),
+    ],
+)
+def test_bad_rules_are_refused(make: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_no_rules_are_a_constant() -> None:
+    assert format_reward((), "anything") == 1.0
+
+
+@pytest.mark.parametrize("piece", ["\\boxed{", "<think>", "\\boxed{{", "{", "\\", "\n</think>\n"])
+def test_hostile_text_of_a_million_characters_ends(piece: str) -> None:
+    """Quadratic scans of this take hours: the test would not end."""
+    text = piece * (1_000_000 // len(piece))
+    for template in {template.format: template for template in BANK.values()}.values():
+        assert template.format_reward(text) <= 0.5

@@ -1,0 +1,257 @@
+"""The bank: its 13 records against the published table, bad banks, published renderings."""
+
+import doctest
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from jinja2 import Environment
+
+import prompt_aug
+from prompt_aug.templates import (
+    Bank,
+    BankError,
+    Template,
+    UnknownTemplateError,
+    load_bank,
+)
+from prompt_aug.templates.__main__ import main
+from prompt_aug.templates.published import load_published
+from prompt_aug.templates.rendering import render
+
+# name: (category, prefill, published markers); the table of arXiv 2602.03190's code
+STEP = "Let's think step by step"
+OPEN = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+CHECK = ("<solution>\n", "\n</solution>\n", "\n<check>\nLet's verify step by step", "\n</check>")
+PHRASE = ("The final answer is:",)
+TABLE = {
+    "abel": ("explicit CoT", STEP + ".\n", ()),
+    "simplerl": ("free form", "", ()),
+    "qwen-math": ("free form", "", ()),
+    "open-r1": ("DeepSeek", "", OPEN),
+    "open-r1-teacher": ("DeepSeek", "<think>\n", OPEN[1:]),
+    "deepseek-r1": ("DeepSeek", "", TAGS),
+    "deepseek-r1-teacher": ("DeepSeek", "<think>", TAGS[1:]),
+    "formal": ("explicit CoT", "", ()),
+    "lm_eval_prompt1": ("explicit CoT", STEP, PHRASE),
+    "lm_eval_prompt4": ("explicit CoT", "", PHRASE),
+    "lm_eval_prompt8": ("explicit CoT", STEP, ()),
+    "reflective_prompt": ("reflection", "", CHECK),
+    "reflective_prompt-teacher": ("reflection", "<solution>\n", CHECK[1:]),
+}
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def chatml_tokenizer() -> SimpleNamespace:
+    """The two attributes of a tokenizer that rendering needs, with plain ChatML."""
+    template = Environment().from_string(CHATML)
+
+    def apply(messages: list[dict[str, str]], *, tokenize: bool, **values: object) -> str:
+        assert tokenize is False
+        return template.render(messages=messages, **values)
+
+    return SimpleNamespace(chat_template=CHATML, apply_chat_template=apply, all_special_tokens=[])
+
+
+def test_the_bank_has_the_table() -> None:
+    bank = load_bank()
+    assert bank.names == tuple(TABLE)
+    for name, (category, prefill, published) in TABLE.items():
+        template = bank[name]
+        assert (template.category, template.prefill, template.published) == (
+            category,
+            prefill,
+            published,
+        ), name
+        shown = (template.system or "") + template.user
+        assert all(marker.strip("\n") in prefill + shown for marker in published), name
+        assert "\\boxed" in shown, name
+        assert len(shown) <= 200, name
+
+
+def test_a_teacher_is_its_base_with_a_prefill() -> None:
+    bank = load_bank()
+    for name in ("open-r1", "deepseek-r1", "reflective_prompt"):
+        base, teacher = bank[name], bank[f"{name}-teacher"]
+        assert (base.system, base.user, base.category) == (
+            teacher.system,
+            teacher.user,
+            teacher.category,
+        )
+        assert (base.prefill, teacher.prefill) == ("", base.published[0])
+
+
+def test_nine_instruction_texts() -> None:
+    """As published: three teachers share their base's text, and abel that of qwen-math."""
+    bank = load_bank()
+    assert len({(t.system, t.user) for t in bank.values()}) == 9
+    assert (bank["abel"].system, bank["abel"].user) == (
+        bank["qwen-math"].system,
+        bank["qwen-math"].user,
+    )
+
+
+def test_own_wording_is_not_the_published_one(shared_data: Path) -> None:
+    published = load_published(shared_data / "published_templates.json")
+    for name, template in load_bank().items():
+        assert (template.system, template.user) != (published[name].system, published[name].user)
+
+
+@pytest.mark.parametrize("spaces", [True, False])
+def test_published_renderings_are_reproduced_byte_for_byte(shared_data: Path, spaces: bool) -> None:
+    file = shared_data / "published_templates.json"
+    renderings = json.loads(file.read_text(encoding="utf-8"))
+    bank = load_published(file, accidental_spaces=spaces)
+    assert bank.names == tuple(renderings) == tuple(TABLE)
+    question = "Is {question} {0} 100%\\n? $\\frac{1}{2}$"
+    changed = 0
+    for name, rendering in renderings.items():
+        expected = rendering.replace("QUESTION", question)
+        if not spaces and expected.endswith("    "):
+            expected, changed = expected[:-4], changed + 1
+        got = render(bank[name], question, chatml_tokenizer())
+        assert got.text.encode() == expected.encode(), name
+        assert got.prefill == bank[name].prefill
+    assert changed == (0 if spaces else 3)
+    # the project's own bank must not pass the same comparison
+    own = load_bank()
+    assert all(
+        render(own[name], question, chatml_tokenizer()).text != text.replace("QUESTION", question)
+        for name, text in renderings.items()
+    )
+
+
+def test_published_bank_has_the_published_checks(shared_data: Path) -> None:
+    bank = load_published(shared_data / "published_templates.json")
+    assert bank["deepseek-r1-teacher"].format_reward("</think><answer>") == 683 / 1024
+    assert {name: template.published for name, template in bank.items()} == {
+        name: markers for name, (_, _, markers) in TABLE.items()
+    }
+
+
+def test_published_file_errors(tmp_path: Path) -> None:
+    with pytest.raises(BankError, match="no such file"):
+        load_published(tmp_path / "none.json")
+    (tmp_path / "bad.json").write_text('{"abel": "no chat"}')
+    with pytest.raises(BankError, match="abel is not ChatML"):
+        load_published(tmp_path / "bad.json")
+
+
+def test_unknown_name_lists_the_known_and_the_closest() -> None:
+    bank = load_bank()
+    with pytest.raises(UnknownTemplateError) as error:
+        bank["open-r1-techer"]
+    assert isinstance(error.value, KeyError)
+    assert "Did you mean 'open-r1-teacher'?" in str(error.value)
+    assert "simplerl, qwen-math" in str(error.value)
+    assert "open-r1-techer" not in bank
+    assert bank.get("open-r1-techer") is None
+
+
+BAD_BANKS = {
+    "": "section 'templates:'",
+    "templates: [1]": "section 'templates:'",
+    "templates: {}": "section 'templates:'",
+    "templates: {a: 1}": "not a record",
+    "templates: {a: {}}": "category is missing",
+    "templates: {a: {category: c, usr: x}}": "unknown keys \\['usr'\\]",
+    "templates: {a: {category: c, user: no slot}}": "exactly once",
+    "templates: {a: {category: c, user: '{question} {question}'}}": "exactly once",
+    "templates: {a: {category: c, system: '{question}'}}": "belongs into user",
+    "templates: {a: {category: c, prefill: 7}}": "must be a text",
+    "templates: {a: {category: c, stop: 7}}": "list of texts",
+    "templates: {a: {category: c, stop: ['']}}": "empty string",
+    "templates: {a: {category: c, format_setting: lax}}": "format_setting",
+    "templates: {a: {category: c, format: [{boxed: true}]}}": "needs a weight",
+    "templates: {a: {category: c, format: [{weight: 1, box: true}]}}": "unknown format checks",
+    "templates: {a: {category: c, format: [{weight: x, boxed: true}]}}": "template a",
+    "templates: {a: {category: c, format: [{weight: 0.3, boxed: true}]}}": "dyadic",
+    "templates: {a: {category: c, format: [{weight: 0.5, boxed: true}]}}": "sum to 0.5",
+    "templates: {a: {category: c}, a: {category: d}}": "'a' stands twice",
+    "templates: {a: {category: c, category: d}}": "'category' stands twice",
+    "templates: [": "not valid yaml",
+    "templates: {a: !!python/object:os.system {}}": "not valid yaml",
+}
+
+
+@pytest.mark.parametrize("text", BAD_BANKS)
+def test_bad_banks_are_refused(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bank.yaml"
+    path.write_text(text)
+    with pytest.raises(BankError, match=BAD_BANKS[text]) as error:
+        load_bank(path)
+    assert "bank.yaml" in str(error.value)
+    assert main(["check", str(path)]) == 1
+    assert "error: template bank" in capsys.readouterr().err
+
+
+def test_a_users_bank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bank.yaml"
+    path.write_text(
+        "templates:\n"
+        "  mine:\n"
+        "    category: free form\n"
+        "    user: 'Q: {question}'\n"
+        "    prefill: 'A: '\n"
+        "    stop: ['Q:']\n"
+        "    format: [{weight: 0.5, once: Therefore}, {weight: 0.5, boxed: true}]\n"
+    )
+    bank = load_bank(path)
+    assert list(bank) == ["mine"]
+    assert bank["mine"] == Template(
+        name="mine",
+        category="free form",
+        user="Q: {question}",
+        prefill="A: ",
+        stop=("Q:",),
+        format=bank["mine"].format,
+    )
+    assert bank["mine"].format_reward("Therefore 7") == 0.5
+    assert main(["check", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "Q: What is $1 + 1$?" in shown
+    assert "1 templates, valid, 2 notes" in shown  # trailing space in the prefill, no \boxed
+    assert main(["check", str(path), "--strict"]) == 1
+
+
+def test_check_shows_the_own_bank(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--strict", "--question", "Why?"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("Why?") == 13
+    assert "13 templates, valid, 0 notes" in shown
+
+
+def test_check_without_a_command_is_wrong_usage() -> None:
+    with pytest.raises(SystemExit) as error:
+        main([])
+    assert error.value.code == 2
+
+
+def test_a_bank_refuses_equal_names_and_nothing() -> None:
+    template = Template(name="a", category="c")
+    with pytest.raises(BankError, match="twice"):
+        Bank([template, template])
+    with pytest.raises(BankError, match="at least one"):
+        Bank([])
+
+
+def test_the_readme_runs() -> None:
+    readme = Path(prompt_aug.__file__).with_name("README.md")
+    result = doctest.testfile(str(readme), module_relative=False)
+    assert result.attempted >= 9
+    assert result.failed == 0
+
+
+def test_published_renderings_are_a_bank_by_path(shared_data: Path) -> None:
+    bank = load_bank(shared_data / "published_templates.json", "published")
+    assert len(bank) == 13
+    assert bank["open-r1"].source.endswith("published_templates.json")
+    assert bank["open-r1"].system != load_bank()["open-r1"].system
+    assert bank["abel"].format_reward("") == 1.0  # constant, as published

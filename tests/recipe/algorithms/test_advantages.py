@@ -1,0 +1,286 @@
+"""Advantages: values by hand, laws of every one of them, verl's functions, and broken copies."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from recipe.algorithms import ADVANTAGES, Advantage
+
+NAMES = sorted(ADVANTAGES)
+CENTRED = [name for name in NAMES if name not in ("maxrl", "none")]
+E = 1e-6  # the epsilon beside the standard deviation
+
+
+def close(found: torch.Tensor, wanted: object, tolerance: float = 1e-12) -> None:
+    torch.testing.assert_close(
+        found, torch.as_tensor(wanted, dtype=torch.float64), rtol=tolerance, atol=tolerance
+    )
+
+
+def example(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Five groups of 4 to 8 in mixed order, dyadic rewards between 0 and 2, none all equal."""
+    generator = torch.Generator().manual_seed(seed)
+    group_B = torch.repeat_interleave(torch.arange(5), torch.arange(4, 9))
+    rewards_B = torch.randint(0, 9, (30,), generator=generator).double() / 4
+    order = torch.randperm(30, generator=generator)
+    return rewards_B[order], group_B[order]
+
+
+# --- values by hand ---------------------------------------------------------------------------
+
+
+def test_values_by_hand_of_two_groups_in_mixed_order() -> None:
+    rewards_B, group_B = [1.0, 2.0, 0.0, 0.0, 0.0, 0.0], [7, -2, 7, 7, -2, 7]
+    # group 7: 1 0 0 0, mean 1/4, squares 9/16 + 3/16 = 3/4, std = sqrt(3/4 / 3) = 1/2
+    # group -2: 2 0, mean 1, squares 1 + 1, std = sqrt(2 / 1)
+    a, b, c = 0.75 / (0.5 + E), -0.25 / (0.5 + E), 1 / (math.sqrt(2) + E)
+    close(ADVANTAGES["grpo"](rewards_B, group_B), [a, c, b, b, -c, b])
+    close(ADVANTAGES["dr_grpo"](rewards_B, group_B), [0.75, 1, -0.25, -0.25, -1, -0.25])
+    # mean of the others: group 7: 0 for the 1, 1/3 for each 0; group -2: 0 and 2
+    close(ADVANTAGES["rloo"](rewards_B, group_B), [1, 2, -1 / 3, -1 / 3, -2, -1 / 3])
+    # over the mean: (3/4) / (1/4) = 3 and -1; 1 / 1 and -1
+    close(ADVANTAGES["maxrl"](rewards_B, group_B), [3, 1, -1, -1, -1, -1])
+    close(ADVANTAGES["none"](rewards_B, group_B), [0, 0, 0, 0, 0, 0])
+
+
+def test_ta_grpo_pools_the_phrasings_and_its_ablation_does_not() -> None:
+    # One question, G = 2: its own text got 1 1, a rephrasing 0 1.
+    rewards_B, question_B, text_B = [1.0, 1.0, 0.0, 1.0], [0, 0, 0, 0], [0, 0, 1, 1]
+    # joint: mean 3/4, squares 3/16 + 9/16 = 3/4, std = sqrt(3/4 / 3) = 1/2
+    a, b = 0.25 / (0.5 + E), -0.75 / (0.5 + E)
+    close(ADVANTAGES["ta_grpo"](rewards_B, question_B), [a, a, b, a])
+    # per text: 1 1 has no signal; 0 1 has mean 1/2, std = sqrt(1/2)
+    c = 0.5 / (math.sqrt(0.5) + E)
+    close(ADVANTAGES["ta_grpo_star"](rewards_B, text_B), [0, 0, -c, c])
+
+
+def test_maxrl_weighs_a_question_by_one_over_its_pass_rate() -> None:
+    rewards_B = torch.tensor([1, 0, 0, 0, 1, 1, 1, 0])
+    group_B = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    plain_B = ADVANTAGES["dr_grpo"](rewards_B, group_B)
+    weight_B = torch.tensor([4.0] * 4 + [4 / 3] * 4, dtype=torch.float64)
+    close(ADVANTAGES["maxrl"](rewards_B, group_B), plain_B * weight_B)
+
+
+def test_maxrl_of_a_mean_that_is_not_positive_is_zero() -> None:
+    close(ADVANTAGES["maxrl"]([-1.0, 1.0, -3.0, 1.0], [0, 0, 1, 1]), [0, 0, 0, 0])
+
+
+# --- laws, each with copies that break it -----------------------------------------------------
+
+
+def check_shift(fn: Advantage, name: str) -> None:
+    """A reward more for every response of a group changes nothing."""
+    rewards_B, group_B = example()
+    close(fn(rewards_B + 4.0 * (group_B + 1), group_B), fn(rewards_B, group_B), 1e-12)
+
+
+def check_scale(fn: Advantage, name: str) -> None:
+    """Standard scores and ratios have no unit; differences have the reward's."""
+    rewards_B, group_B = example()
+    factor = 8.0 if name in ("dr_grpo", "rloo") else 1.0
+    # 1e-5: the epsilon of 1e-6 is no multiple of the reward
+    close(fn(8.0 * rewards_B, group_B), factor * fn(rewards_B, group_B), 1e-5)
+
+
+def check_order_and_names(fn: Advantage, name: str) -> None:
+    """Neither the order of rows nor the ids of groups matter."""
+    rewards_B, group_B = example()
+    wanted_B = fn(rewards_B, group_B)
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(1))
+    close(fn(rewards_B[order], group_B[order]), wanted_B[order])
+    ids = torch.tensor([5, -(2**40), 0, 2**40, 4])
+    close(fn(rewards_B, ids[group_B]), wanted_B)
+
+
+def check_others(fn: Advantage, name: str) -> None:
+    """What another group is paid is no concern of this one; nor whether it is there."""
+    rewards_B, group_B = example()
+    wanted_B, mine_B = fn(rewards_B, group_B), group_B == 3
+    changed_B = torch.where(mine_B, rewards_B, rewards_B**2 + 1)
+    close(fn(changed_B, group_B)[mine_B], wanted_B[mine_B])
+    close(fn(rewards_B[mine_B], group_B[mine_B]), wanted_B[mine_B])
+
+
+def check_sign(fn: Advantage, name: str) -> None:
+    """Above the group's mean up, below it down; and a group adds up to 0."""
+    rewards_B, group_B = example()
+    advantages_B = fn(rewards_B, group_B)
+    for group in range(5):
+        mine_B = group_B == group
+        deviation_B = rewards_B[mine_B] - rewards_B[mine_B].mean()
+        assert torch.equal(advantages_B[mine_B].sign(), deviation_B.sign())
+        assert abs(float(advantages_B[mine_B].sum())) < 1e-12
+
+
+def check_equal(fn: Advantage, name: str) -> None:
+    """Groups of equal rewards, groups of one included, have exactly 0, whatever the number."""
+    values = [4 / 3, 1.1, 0.1, 1.0, 0.0, -1.1, 1e9 / 7]
+    for size in (1, 3, 6, 7, 8, 12, 32):
+        rewards_B, group_B = np.repeat(values, size), np.repeat(np.arange(len(values)), size)
+        for kind in (np.float64, np.float32):
+            advantages_B = fn(rewards_B.astype(kind), group_B)
+            assert torch.equal(advantages_B, torch.zeros(len(rewards_B), dtype=torch.float64))
+
+
+Check = Callable[[Advantage, str], None]
+LAWS: dict[Check, list[str]] = {
+    check_shift: CENTRED,
+    check_scale: NAMES,
+    check_order_and_names: NAMES,
+    check_others: NAMES,
+    check_sign: [name for name in NAMES if name != "none"],
+    check_equal: NAMES,
+}
+
+
+@pytest.mark.parametrize(
+    ("law", "name"), [(law, name) for law, names in LAWS.items() for name in names]
+)
+def test_law(law: Check, name: str) -> None:
+    law(ADVANTAGES[name], name)
+
+
+def ungrouped(rewards_B, group_B) -> torch.Tensor:
+    return ADVANTAGES["grpo"](rewards_B, torch.zeros(len(rewards_B), dtype=torch.int64))
+
+
+def neighbours(rewards_B, group_B) -> torch.Tensor:
+    """Groups by position, as if the rows of a group always lay side by side."""
+    return ADVANTAGES["grpo"](rewards_B, torch.arange(len(rewards_B)) // 6)
+
+
+def plain_scores(rewards_B, group_B, epsilon: float) -> torch.Tensor:
+    """GRPO as it is usually written, without a look at groups of equal rewards."""
+    group_B, rewards_B = torch.as_tensor(group_B), torch.as_tensor(rewards_B).double()
+    out_B = torch.zeros(len(rewards_B), dtype=torch.float64)
+    for group in group_B.unique():
+        score = rewards_B[group_B == group]
+        if len(score) > 1:
+            out_B[group_B == group] = (score - score.mean()) / (score.std() + epsilon)
+    return out_B
+
+
+def no_epsilon(rewards_B, group_B) -> torch.Tensor:
+    return plain_scores(rewards_B, group_B, 0.0)
+
+
+def no_exact_zero(rewards_B, group_B) -> torch.Tensor:
+    return plain_scores(rewards_B, group_B, E)
+
+
+BROKEN: list[tuple[Check, Advantage, str]] = [
+    (check_shift, lambda r, g: ADVANTAGES["grpo"](r**2, g), "grpo"),
+    (check_shift, ADVANTAGES["maxrl"], "maxrl"),
+    (check_scale, ADVANTAGES["dr_grpo"], "grpo"),
+    (check_scale, ADVANTAGES["grpo"], "dr_grpo"),
+    (check_order_and_names, neighbours, "grpo"),
+    (check_others, ungrouped, "grpo"),
+    (check_sign, lambda r, g: -ADVANTAGES["grpo"](r, g), "grpo"),
+    (check_sign, lambda r, g: ADVANTAGES["grpo"](r, g) + 1e-9, "grpo"),
+    (check_equal, no_epsilon, "grpo"),
+    (check_equal, no_exact_zero, "grpo"),
+]
+
+
+@pytest.mark.parametrize(("law", "broken", "name"), BROKEN)
+def test_a_law_fails_on_a_function_that_breaks_it(law: Check, broken: Advantage, name: str) -> None:
+    with pytest.raises(AssertionError):
+        law(broken, name)
+
+
+# --- inputs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensors_arrays_and_lists_give_the_same_float64_tensor(name: str) -> None:
+    rewards_B, group_B = example()
+    wanted_B = ADVANTAGES[name](rewards_B, group_B)
+    assert wanted_B.dtype == torch.float64
+    assert torch.equal(ADVANTAGES[name](rewards_B.tolist(), group_B.tolist()), wanted_B)
+    assert torch.equal(ADVANTAGES[name](rewards_B.float().numpy(), group_B.int().numpy()), wanted_B)
+    found_B = ADVANTAGES[name](rewards_B.clone().requires_grad_(), group_B)
+    assert torch.equal(found_B, wanted_B)
+    assert not found_B.requires_grad
+    assert ADVANTAGES[name]([], []).tolist() == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("rewards_B", "group_B", "message"),
+    [
+        ([1.0, 0.0], [0], "one id per response"),
+        ([1.0], [[0]], "one id per response"),
+        ([[1.0, 0.0]], [0], "one number per response"),
+        ([1.0, math.nan, 0.0], [0, 0, 0], "not finite, in 1 rows, first in row 1"),
+        ([math.inf, 0.0], [0, 0], "not finite"),
+        ([1.0, 0.0], [0.0, 1.0], "integers"),
+        ([1.0, 0.0], [True, False], "integers"),
+    ],
+)
+def test_wrong_inputs_are_refused(name: str, rewards_B, group_B, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ADVANTAGES[name](rewards_B, group_B)
+
+
+# --- verl's own functions ---------------------------------------------------------------------
+
+
+def verl_advantages(name: str, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    """verl's estimator on responses of three tokens, the reward at the last: one number each."""
+    from verl.trainer.ppo import core_algos
+
+    scores_BT = torch.zeros(len(rewards_B), 3)
+    scores_BT[:, -1] = rewards_B
+    arguments = {"response_mask": torch.ones(len(rewards_B), 3), "index": group_B.numpy()}
+    if name == "rloo":
+        return core_algos.compute_rloo_outcome_advantage(scores_BT, **arguments)[0][:, 0].double()
+    norm = name == "grpo"
+    return core_algos.compute_grpo_outcome_advantage(
+        scores_BT, norm_adv_by_std_in_grpo=norm, **arguments
+    )[0][:, 0].double()
+
+
+def check_verl(fn: Advantage, name: str) -> None:
+    """1e-5: verl computes in float32. The small group makes the epsilon visible."""
+    rewards_B, group_B = example()
+    rewards_B = torch.cat([rewards_B, torch.tensor([0.0, 0.001, 0.0, 0.001])])
+    group_B = torch.cat([group_B, torch.full((4,), 9)])
+    close(fn(rewards_B, group_B), verl_advantages(name, rewards_B, group_B), 1e-5)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+def test_equal_to_verl_where_groups_have_a_signal(name: str) -> None:
+    check_verl(ADVANTAGES[name], name)
+
+
+def population(rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    n_B = torch.bincount(group_B)[group_B].double()
+    return ADVANTAGES["grpo"](rewards_B, group_B) * (n_B / (n_B - 1)).sqrt()
+
+
+@pytest.mark.parametrize(
+    ("broken", "name"),
+    [
+        (lambda r, g: -ADVANTAGES["grpo"](r, g), "grpo"),
+        (no_epsilon, "grpo"),
+        (population, "grpo"),
+        (ungrouped, "grpo"),
+        (ADVANTAGES["rloo"], "dr_grpo"),
+        (ADVANTAGES["dr_grpo"], "rloo"),
+    ],
+)
+def test_the_comparison_with_verl_sees_a_difference(broken: Advantage, name: str) -> None:
+    with pytest.raises(AssertionError):
+        check_verl(broken, name)
+
+
+def test_where_we_depart_from_verl() -> None:
+    """Fails when verl closes the gap, and then the docstring of grpo must change."""
+    equal_B, one_B = torch.full((8,), 4 / 3), torch.tensor([0.75])
+    assert verl_advantages("grpo", equal_B, torch.zeros(8, dtype=torch.int64)).abs().min() > 0.1
+    close(verl_advantages("grpo", one_B, torch.tensor([0])), [0.75], 1e-5)
+    close(verl_advantages("rloo", one_B, torch.tensor([0])), [0.75], 1e-5)

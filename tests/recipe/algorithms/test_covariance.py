@@ -1,0 +1,208 @@
+"""The covariance of tokens and its distribution, Clip-Cov: by hand, laws, verl's own loss."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from covariance_cases import ADVANTAGES, GROUP, LOGPROBS, MASK, X, close, example
+
+from recipe.algorithms import TOKEN_WEIGHTS, clip_cov
+from recipe.algorithms.covariance import covariance_metrics, token_covariance
+
+# --- the covariance ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("centre", "advantage_centre", "wanted"),
+    [
+        # log-probs of group 4: mean -3, so 2 0 -2; advantages: mean 1/3, so 2/3 2/3 -4/3
+        ("group", "tokens", [[4 / 3, 0], [8 / 3, 0], [0, 0]]),
+        # the responses' advantages 1 and -1: mean 0
+        ("group", "responses", [[2, 0], [2, 0], [0, 0]]),
+        # each response by itself: 1 -1, then 0
+        ("sequence", "tokens", [[2 / 3, -2 / 3], [0, 0], [0, 0]]),
+        ("sequence", "responses", [[1, -1], [0, 0], [0, 0]]),
+        # all five tokens: mean log-prob -11/5, mean advantage 2/5
+        ("batch", "batch", [[1.2 * 0.6, -0.8 * 0.6], [2.8 * 1.4, 0], [1.2 * 0.1, 1.2 * 0.1]]),
+        ("group", "batch", [[1.2, 0], [2.8, 0], [0, 0]]),
+        ("batch", "tokens", [[0.8, -1.6 / 3], [2.8 * 4 / 3, 0], [0, 0]]),
+    ],
+)
+def test_covariance_by_hand(centre: str, advantage_centre: str, wanted: list) -> None:
+    scopes = {"centre": centre, "advantage_centre": advantage_centre}
+    close(token_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP, **scopes), wanted)
+
+
+def test_responses_without_tokens_do_not_count() -> None:
+    advantages_BT = [[3.0, 3.0], [-1.0, X], [0.5, 0.5]]  # of group 4: means not 0
+    arguments = ([*LOGPROBS, [X, X]], [*advantages_BT, [X, X]], [*MASK, [0, 0]], [*GROUP, 4])
+    for advantage_centre in ("tokens", "responses", "batch"):
+        c_BT = token_covariance(*arguments, advantage_centre=advantage_centre)
+        wanted_BT = token_covariance(
+            LOGPROBS, advantages_BT, MASK, GROUP, advantage_centre=advantage_centre
+        )
+        close(c_BT[:3], wanted_BT)
+        close(c_BT[3], [0, 0])
+
+
+def test_the_mean_over_a_group_is_the_covariance_over_its_tokens() -> None:
+    logprobs_BT, advantages_BT, mask_BT, group_B = example()
+    c_BT = token_covariance(logprobs_BT, advantages_BT, mask_BT, group_B)
+    for group in range(3):
+        real = (mask_BT == 1) & (group_B == group)[:, None]
+        pairs = np.cov(logprobs_BT[real].numpy(), advantages_BT[real].numpy(), bias=True)
+        assert float(c_BT[real].mean()) == pytest.approx(pairs[0, 1], abs=1e-12)
+
+
+def test_no_signal_is_exactly_zero() -> None:
+    logprobs_BT, _, mask_BT, group_B = example(size=7)
+    mask_BT[:, 0] = 0  # responses need not begin with a real token, nor have one
+    for value in (1.1, 4 / 3, 0.1):  # of which means by plain summing are off
+        equal_BT = torch.full_like(logprobs_BT, value)
+        c_BT = token_covariance(logprobs_BT, equal_BT, mask_BT, group_B)
+        assert not c_BT.any()
+        assert not token_covariance(equal_BT, logprobs_BT, mask_BT, group_B).any()
+        assert set(covariance_metrics(c_BT, mask_BT).values()) == {0.0}
+
+
+# --- its distribution -------------------------------------------------------------------------
+
+
+def test_percentiles_by_hand() -> None:
+    # positive 1 .. 5, negative -10 .. -1, one 0, and padding that must not count
+    values = [*range(1, 6), *range(-10, 0), 0]
+    metrics = covariance_metrics([[*values, 99.0]], [[1] * 16 + [0]])
+    positive = {key: metrics[f"covariance/positive/{key}"] for key in ("p1", "p20", "p40", "p100")}
+    negative = {key: metrics[f"covariance/negative/{key}"] for key in ("p1", "p20", "p40", "p100")}
+    assert positive == {"p1": 5.0, "p20": 5.0, "p40": 4.0, "p100": 1.0}  # k = 1 1 2 5
+    assert negative == {"p1": -10.0, "p20": -9.0, "p40": -7.0, "p100": -1.0}  # k = 1 2 4 10
+    assert metrics["covariance/positive/p0.01"] == 5.0
+    assert metrics["covariance/positive/mean"] == 3.0
+    assert metrics["covariance/negative/mean"] == -5.5
+    assert metrics["covariance/mean"] == pytest.approx((15 - 55) / 16)
+    # squares 55 + 385 = 440; population: 440 / 16 - 2.5^2
+    assert metrics["covariance/std"] == pytest.approx(math.sqrt(27.5 - 6.25))
+
+
+@pytest.mark.parametrize(("n", "key", "k"), [(700, "p1", 7), (701, "p1", 8), (20001, "p0.01", 3)])
+def test_ranks_round_up(n: int, key: str, k: int) -> None:
+    values = np.random.default_rng(0).permutation(np.arange(1.0, n + 1))
+    metrics = covariance_metrics(values[None], np.ones((1, n)))
+    assert metrics[f"covariance/positive/{key}"] == n + 1 - k
+
+
+# --- Clip-Cov ---------------------------------------------------------------------------------
+
+
+def test_clip_cov_by_hand() -> None:
+    # c over the batch: 0.72 -0.48 | 3.92 | 0.12 0.12 (see above); max(int(0.5 x 5), 1) = 2 drawn
+    arguments = (LOGPROBS, ADVANTAGES, MASK, GROUP)
+    close(clip_cov(*arguments, ratio=0.5, lower=0.5), [[0, 1], [0, 0], [1, 1]])
+    close(clip_cov(*arguments, ratio=0.5, lower=0.73), [[1, 1], [0, 0], [1, 1]])  # one qualifies
+    close(clip_cov(*arguments, ratio=0.5, upper=3.0), [[1, 1], [1, 0], [1, 1]])  # none does
+    close(clip_cov(*arguments, ratio=1.0, lower=-1.0), [[0, 0], [0, 0], [0, 0]])
+    assert TOKEN_WEIGHTS["clip_cov"] is clip_cov
+
+
+def test_clip_cov_bounds_are_open() -> None:
+    # log-probs 0 -2, advantages 1 -1, both of mean 0 (after centring): c is 1 at both tokens
+    arguments = ([[0.0], [-2.0]], [[1.0], [-1.0]], [[1], [1]], [0, 0])
+    close(clip_cov(*arguments, ratio=1.0, lower=1.0, upper=5.0), [[1], [1]])
+    close(clip_cov(*arguments, ratio=1.0, lower=0.0, upper=1.0), [[1], [1]])
+    close(clip_cov(*arguments, ratio=1.0, lower=0.999, upper=1.001), [[0], [0]])
+
+
+@pytest.mark.parametrize(("ratio", "count"), [(0.0001, 1), (0.05, 2), (0.1, 4), (1.0, 24)])
+def test_clip_cov_draws_as_many_as_it_says(ratio: float, count: int) -> None:
+    *matrices, group_B = example()
+    real, bounds = matrices[2] == 1, {"lower": 0.0, "upper": 9.0}  # of N = 42 tokens, 24 above 0
+    c_BT = token_covariance(*matrices, group_B, centre="batch", advantage_centre="batch")
+    assert (int(real.sum()), int((c_BT[real] > 0).sum())) == (42, 24)
+    weights_BT = clip_cov(*matrices, group_B, ratio=ratio, **bounds)
+    dropped = real & (weights_BT == 0)
+    assert int(dropped.sum()) == count
+    assert bool((c_BT[dropped] > 0).all())
+    assert set(weights_BT[real].tolist()) <= {0.0, 1.0}
+    assert not weights_BT[~real].any()
+
+
+def test_clip_cov_draws_by_its_seed_alone() -> None:
+    """A draw of 4 of 24; what stands at padding, its width and other generators do not matter."""
+    *matrices, group_B = example()
+    settings = {"ratio": 0.1, "lower": 0.0, "upper": 9.0}
+    wanted_BT = clip_cov(*matrices, group_B, seed=3, **settings)
+    torch.manual_seed(99)
+    fill = (7.0, X, 0)
+    wide = [F.pad(m, (0, 2), value=v) for m, v in zip(matrices, fill, strict=True)]
+    found_BT = clip_cov(*wide, group_B, seed=3, **settings)
+    assert torch.equal(found_BT, F.pad(wanted_BT, (0, 2)))
+    draws = {
+        tuple(clip_cov(*matrices, group_B, seed=seed, **settings).flatten().tolist())
+        for seed in range(20)
+    }
+    assert len(draws) > 15
+
+
+def verl_gradient_is_zero(*batch: torch.Tensor, lower: float, upper: float) -> torch.Tensor:
+    """Which tokens verl's clip_cov loss stops, told to stop every candidate, at old == current."""
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.workers.config.actor import ActorConfig, PolicyLossConfig
+
+    logprobs_BT, advantages_BT, mask_BT, _ = batch
+    config = ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        policy_loss=PolicyLossConfig(
+            loss_mode="clip_cov", clip_cov_ratio=1.0, clip_cov_lb=lower, clip_cov_ub=upper
+        ),
+    )
+    current_BT = logprobs_BT.clone().requires_grad_()
+    loss, _ = get_policy_loss_fn("clip_cov")(
+        logprobs_BT, current_BT, advantages_BT.clone(), mask_BT, "token-mean", config
+    )
+    loss.backward()
+    return current_BT.grad == 0
+
+
+def check_verl(fn) -> None:
+    *matrices, group_B = example()
+    mask_BT, bounds = matrices[2], {"lower": 0.1, "upper": 1.0}
+    stopped_BT = verl_gradient_is_zero(*matrices, group_B, **bounds)
+    assert 0 < int((stopped_BT & (mask_BT == 1)).sum()) < 24
+    assert torch.equal(fn(*matrices, group_B, ratio=1.0, **bounds) == 0, stopped_BT)
+
+
+def test_clip_cov_stops_the_tokens_that_verl_stops() -> None:
+    check_verl(clip_cov)
+
+
+def per_response(*batch: torch.Tensor, **settings: float) -> torch.Tensor:
+    """Statistics of micro-batches of one response: there is no candidate at all."""
+    return torch.cat([clip_cov(*(p[i : i + 1] for p in batch), **settings) for i in range(12)])
+
+
+def negated(logprobs_BT, advantages_BT, mask_BT, group_B, **settings: float) -> torch.Tensor:
+    return clip_cov(logprobs_BT, -advantages_BT, mask_BT, group_B, **settings)
+
+
+def unmasked(logprobs_BT, advantages_BT, mask_BT, group_B, **settings: float) -> torch.Tensor:
+    everything_BT = torch.ones_like(mask_BT)
+    return clip_cov(logprobs_BT, advantages_BT, everything_BT, group_B, **settings) * mask_BT
+
+
+@pytest.mark.parametrize("broken", [per_response, negated, unmasked])
+def test_the_comparison_with_verl_sees_a_difference(broken) -> None:
+    with pytest.raises(AssertionError):
+        check_verl(broken)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"ratio": 0.0}, "ratio=0.0"), ({"ratio": 1.5}, "ratio=1.5"), ({"lower": 5.0}, "lower=5.0")],
+)
+def test_clip_cov_refuses(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        clip_cov(LOGPROBS, ADVANTAGES, MASK, GROUP, **settings)

@@ -1,0 +1,134 @@
+"""HAPO's length reward and the history it is read from (arXiv 2505.11225)."""
+
+import json
+import math
+
+import pytest
+
+from recipe.algorithms.hapo import ShortestCorrect, length_reward
+
+H = 60  # tokens of the shortest correct response so far
+
+
+@pytest.mark.parametrize(
+    ("length", "right", "wrong"),
+    [
+        (0, 1.0, 0.0),
+        (20, math.sqrt(3) / 2, 0.0),  # cos 30 degrees
+        (30, math.sqrt(2) / 2, 0.0),  # cos 45 degrees
+        (40, 0.5, 0.0),  # cos 60 degrees
+        (80, -0.5, -0.5),  # cos 120 degrees
+        (90, -0.7, -math.sqrt(2) / 2),  # cos 135 degrees is -0.7071, below the floor
+        (100, -0.7, -math.sqrt(3) / 2),
+        (120, -0.7, -1.0),  # cos 180 degrees
+        (180, -0.7, -1.0),  # held there: cos 270 degrees would be 0 again, and 360 be 1
+        (240, -0.7, -1.0),
+    ],
+)
+def test_by_hand(length: int, right: float, wrong: float) -> None:
+    assert length_reward(length, H, True) == pytest.approx(right, abs=1e-15)
+    assert length_reward(length, H, False) == pytest.approx(wrong, abs=1e-15)
+
+
+@pytest.mark.parametrize("length", [1, 3, 7, 49, 3071, 10**6])
+def test_as_long_as_the_history_is_exactly_zero(length: int) -> None:
+    assert math.cos(math.pi / 2) != 0.0  # what makes the test one
+    assert length_reward(length, length, True) == 0.0
+    assert length_reward(length, length, False) == 0.0
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_without_history_there_is_no_reward(correct: bool) -> None:
+    assert [length_reward(length, None, correct) for length in (0, 1, 5000)] == [0.0, 0.0, 0.0]
+
+
+def test_the_floor_is_a_key_of_right_answers_only() -> None:
+    assert length_reward(120, H, True, floor=-0.25) == -0.25
+    assert length_reward(120, H, True, floor=0.0) == 0.0
+    assert length_reward(120, H, True, floor=-1.0) == -1.0
+    assert length_reward(120, H, False, floor=-0.25) == -1.0
+
+
+def test_laws() -> None:
+    """Longer is never better, right never worse than wrong, only l / h counts, signs at h."""
+    lengths = range(3 * H)
+    right = [length_reward(length, H, True) for length in lengths]
+    wrong = [length_reward(length, H, False) for length in lengths]
+    assert right == sorted(right, reverse=True) and wrong == sorted(wrong, reverse=True)
+    assert all(r >= w for r, w in zip(right, wrong, strict=True))
+    assert right == [length_reward(7 * length, 7 * H, True) for length in lengths]
+    assert all(r > 0 for r in right[:H]) and all(r < 0 for r in right[H + 1 :])
+    assert all(w == 0 for w in wrong[: H + 1]) and all(w < 0 for w in wrong[H + 1 :])
+    assert len(set(right)) > H  # a constant would pass the first line
+
+
+@pytest.mark.parametrize(("length", "shortest"), [(-1, 5), (-1, None), (5, 0), (5, -5)])
+def test_tokens_that_make_no_sense_are_refused(length: int, shortest: int | None) -> None:
+    with pytest.raises(ValueError, match=f"length={length}, shortest={shortest}"):
+        length_reward(length, shortest, True)
+
+
+@pytest.mark.parametrize("floor", [0.1, -1.5, math.nan])
+def test_a_floor_that_makes_no_sense_is_refused(floor: float) -> None:
+    with pytest.raises(ValueError, match=f"floor={floor}"):
+        length_reward(5, 5, True, floor)
+
+
+def test_the_shortest_correct_response_by_hand() -> None:
+    history = ShortestCorrect()
+    assert history.shortest("a") is None
+    history.update(["a", "a", "b", "a", "b"], [30, 20, 9, 10, 8], [True, True, False, False, False])
+    assert history.shortest("a") == 20  # the 10 was wrong
+    assert history.shortest("b") is None  # never right
+    history.update(["b", "a"], [50, 25], [True, True])
+    assert history.shortest("a") == 20  # it never grows
+    assert history.shortest("b") == 50
+    history.update(["a"], [19], [True])
+    assert history.shortest("a") == 19
+
+
+def test_the_order_of_rows_and_of_steps_does_not_matter() -> None:
+    rows = [("a", 30, True), ("b", 7, True), ("a", 12, True), ("a", 3, False), ("b", 9, True)]
+    forward, backward = ShortestCorrect(), ShortestCorrect()
+    forward.update(*zip(*rows, strict=True))
+    for row in reversed(rows):
+        backward.update(*([value] for value in row))
+    assert forward.state() == backward.state() == {"a": 12, "b": 7}
+
+
+def test_a_step_that_is_read_before_its_update_does_not_see_itself() -> None:
+    """Negative control for the order of the two calls: updated first, no answer can gain."""
+    history, lengths, correct = ShortestCorrect(), [40, 20], [True, True]
+    history.update(["a"], [40], [True])
+
+    def rewards() -> list[float]:
+        return [length_reward(n, history.shortest("a"), True) for n in lengths]
+
+    before = rewards()
+    history.update(["a", "a"], lengths, correct)
+    assert before == pytest.approx([0.0, math.sqrt(2) / 2], abs=1e-15)
+    assert rewards() == [-0.7, 0.0]
+
+
+def test_the_state_survives_a_checkpoint_and_replaces_what_was_known() -> None:
+    history, resumed = ShortestCorrect(), ShortestCorrect()
+    history.update(["a", "b"], [30, 20], [True, True])
+    resumed.update(["b", "c"], [1, 1], [True, True])
+    state = json.loads(json.dumps(history.state()))
+    resumed.load(state)
+    assert resumed.state() == {"a": 30, "b": 20} and resumed.shortest("c") is None
+    resumed.update(["a"], [5], [True])
+    assert state == history.state() == {"a": 30, "b": 20}  # nothing is shared
+    history.state()["a"] = 1
+    assert history.shortest("a") == 30
+
+
+def test_a_bad_step_is_refused_and_changes_nothing() -> None:
+    history = ShortestCorrect()
+    with pytest.raises(ValueError, match="no tokens, to question b"):
+        history.update(["a", "b"], [5, 0], [True, True])
+    with pytest.raises(ValueError, match="zip"):
+        history.update(["a", "b"], [5], [True, True])
+    assert history.state() == {}
+    history.update(["b"], [0], [False])  # an empty answer that is wrong is no history
+    assert history.state() == {}

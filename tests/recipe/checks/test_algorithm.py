@@ -1,0 +1,180 @@
+"""What `recipe.train` refuses about algorithms, one reason at a time, and what it lets through."""
+
+import copy
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from recipe.checks.algorithm import GMPO_TARGET, HOMOGENEOUS, check_algorithm
+from recipe.errors import ConfigError
+
+LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
+TARGET = "actor_rollout_ref.actor.policy_loss._target_"
+MEAN = "actor_rollout_ref.actor.loss_agg_mode"
+MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
+DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz"
+MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
+NAME, COUNT, N = "recipe.advantage.name", "recipe.neighbours.count", "actor_rollout_ref.rollout.n"
+CORRECTION = "algorithm.rollout_correction"
+WEIGHTS = "recipe.weights.name"
+ENTROPY = "actor_rollout_ref.actor.entropy_coeff"
+SEQUENCE = "seq-mean-token-mean"
+FILTER = "algorithm.filter_groups.enable"
+CLIP = "actor_rollout_ref.actor.clip_ratio"
+
+
+@pytest.fixture(scope="module")
+def base(toy_config: Any) -> Any:
+    return copy.deepcopy(toy_config)
+
+
+def check(base: Any, changes: dict[str, Any]) -> None:
+    """With `changes`, which are taken back: a copy for each of so large a configuration is slow."""
+    before = {key: OmegaConf.select(base, key) for key in changes}
+    try:
+        for key, value in changes.items():
+            OmegaConf.update(base, key, value, force_add=True)
+        check_algorithm(base)
+    finally:
+        for key, value in before.items():
+            OmegaConf.update(base, key, value, force_add=True)
+
+
+TA = {NAME: "ta_grpo", COUNT: 3}
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({NAME: "gae"}, "known are grpo"),
+    ({"recipe.advantage.group": "row"}, "known are question, text"),
+    ({**TA, "recipe.advantage.group": "text"}, "normalised per question"),
+    (
+        {NAME: "ta_grpo_star", COUNT: 3, "recipe.advantage.group": "question"},
+        "normalised per text",
+    ),
+    ({"algorithm.adv_estimator": "rloo"}, "set recipe.advantage.name"),
+    ({"algorithm.norm_adv_by_std_in_grpo": False}, "set recipe.advantage.name"),
+    ({N: 1}, "no baseline"),
+    ({NAME: "ta_grpo_star", COUNT: 7}, "a group of 1"),
+    ({"recipe.neighbours.ratio": "both"}, "known are anchored, own"),
+    ({COUNT: -1}, "0 or more"),
+    ({NAME: "ta_grpo"}, "without neighbours is GRPO"),
+    ({COUNT: 2}, "multiple of"),
+    ({**TA, f"{CORRECTION}.bypass_mode": True}, "bypass_mode uses the engine"),
+    ({**TA, f"{CORRECTION}.rollout_is": "token"}, "rollout_is uses the engine"),
+    ({**TA, f"{CORRECTION}.rollout_rs": "token_k1"}, "rollout_rs uses the engine"),
+    ({WEIGHTS: "cosine"}, "known are none"),
+    (
+        {WEIGHTS: "gaussian_covariance", "recipe.weights.gaussian_covariance.sigma": "x"},
+        "gaussian_covariance",
+    ),
+    ({WEIGHTS: "clip_cov", "recipe.weights.clip_cov.ratio": 0}, "0 < ratio"),
+    ({WEIGHTS: "clip_cov", "recipe.weights.clip_cov.lower": 9}, "lower < upper"),
+    ({WEIGHTS: "gaussian_covariance", LOSS: "kl_cov"}, "its own covariance"),
+    ({WEIGHTS: "clip_cov", LOSS: "geo_mean"}, "weights would be lost"),
+    ({WEIGHTS: "clip_cov", LOSS: "dro"}, "not proportional"),
+    ({LOSS: "clipcov"}, "known are vanilla"),
+    ({LOSS: "clip_cov", MICRO: 1}, "within a micro-batch"),
+    ({LOSS: "kl_cov", MICRO: 1}, "within a micro-batch"),
+    ({LOSS: "clip_cov", DYNAMIC: True}, "within a micro-batch"),
+    ({LOSS: "kl_cov", MINI: 16}, "rounding noise"),
+    ({LOSS: "geo_mean", MEAN: SEQUENCE}, "number of micro-batches"),
+    ({LOSS: "gmpo", MEAN: SEQUENCE}, "wants actor.policy_loss._target_"),
+    ({LOSS: "sapo"}, "ignores actor.loss_agg_mode=token-mean"),
+    ({LOSS: "gmpo", TARGET: GMPO_TARGET}, "ignores actor.loss_agg_mode=token-mean"),
+    ({MEAN: "seq-mean-token-sum-norm"}, "loss_scale_factor"),
+    (
+        {f"{CORRECTION}.bypass_mode": True, f"{CORRECTION}.rollout_is": "token"},
+        "then ignores rollout_is",
+    ),
+    (
+        {f"{CORRECTION}.bypass_mode": True, f"{CORRECTION}.loss_type": "reinforce"},
+        "then ignores loss_type",
+    ),
+    (
+        {
+            f"{CORRECTION}.rollout_is": "token",
+            "actor_rollout_ref.rollout.calculate_log_probs": False,
+        },
+        "nothing is corrected",
+    ),
+    ({LOSS: "dro"}, "positive policy_loss.dro_beta"),
+    ({NAME: "none"}, "trains nothing"),
+    ({"recipe.neighbours.ratio": "own"}, "has no use"),
+    ({"recipe.advantage.group": "text"}, "advantage.group=text without .* has no use"),
+    ({NAME: "maxrl", "algorithm.use_kl_in_reward": True}, "algorithm.use_kl_in_reward rewards"),
+    ({NAME: "maxrl", "recipe.reward.overlong.enable": True}, "overlong.enable rewards can be"),
+    ({NAME: "maxrl", "recipe.history.enable": True}, "history.enable rewards can be negative"),
+    ({NAME: "none", ENTROPY: 0.1, WEIGHTS: "clip_cov"}, "weights.name=clip_cov then has no effect"),
+    ({NAME: "none", ENTROPY: 0.1, "recipe.history.enable": True}, "history.enable then has no"),
+    ({NAME: "none", ENTROPY: 0.1, FILTER: True}, "filter_groups.enable then has no effect"),
+    ({CLIP: 0.3}, "clip_ratio=0.3 has no effect"),
+    ({"recipe.one_question": 0, "recipe.curriculum.enable": True}, "nothing to choose from"),
+    (
+        {
+            "algorithm.filter_groups.enable": True,
+            "algorithm.filter_groups.metric": "reward",
+            "recipe.curriculum.enable": True,
+        },
+        "metric=acc",
+    ),
+    (
+        {"algorithm.filter_groups.enable": True, "recipe.history.enable": True},
+        "throws away",
+    ),
+    ({"recipe.dynamic_sampling.on_exhausted": "wait"}, "known are train, stop"),
+    (
+        {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "score"},
+        "known are acc",
+    ),
+    (
+        {
+            "algorithm.filter_groups.enable": True,
+            "recipe.dynamic_sampling.max_gen_batches": 0,
+        },
+        "1 or more",
+    ),
+    ({"recipe.history.floor": 0.5}, "floor"),
+    ({"recipe.curriculum.decay": 0}, "decay"),
+    ({"recipe.curriculum.target": 2}, "target"),
+    ({"recipe.curriculum.candidates": 0}, "candidates"),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason"), REFUSED, ids=lambda v: str(v)[:60])
+def test_refused_with_the_reason(base: Any, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        check(base, changes)
+
+
+ALLOWED: list[dict[str, Any]] = [
+    {},
+    *({NAME: name} for name in ("dr_grpo", "rloo", "maxrl")),
+    {NAME: "none", ENTROPY: 0.001},
+    {NAME: "none", "actor_rollout_ref.actor.use_kl_loss": True},
+    {LOSS: "dro", "actor_rollout_ref.actor.policy_loss.dro_beta": 0.1},
+    {LOSS: "gspo", f"{CORRECTION}.bypass_mode": True},
+    {LOSS: "dppo_tv", CLIP: 0.3},  # which reads it
+    {CLIP: 0.3, f"{CLIP}_low": None, f"{CLIP}_high": None},
+    TA,
+    {NAME: "ta_grpo_star", COUNT: 3, "recipe.neighbours.ratio": "own"},
+    {NAME: "ta_grpo_star", COUNT: 3},  # the corner: anchored ratio, normalised per text
+    {**TA, "recipe.neighbours.ratio": "own", f"{CORRECTION}.rollout_is": "token"},
+    {NAME: "rloo", COUNT: 3, "recipe.advantage.group": "text"},
+    *(
+        {**TA, WEIGHTS: weights, LOSS: loss, MEAN: SEQUENCE}
+        for weights in ("gaussian_covariance", "clip_cov")
+        for loss in HOMOGENEOUS
+    ),
+    {LOSS: "clip_cov"},
+    {LOSS: "kl_cov"},
+    {LOSS: "geo_mean", MEAN: SEQUENCE, MICRO: 64},
+    {LOSS: "gmpo", MEAN: SEQUENCE, TARGET: GMPO_TARGET, DYNAMIC: True},
+    {MEAN: "seq-mean-token-sum-norm", "actor_rollout_ref.actor.loss_scale_factor": 80},
+    {"algorithm.filter_groups.enable": True, "recipe.dynamic_sampling.on_exhausted": "stop"},
+    {N: 1, NAME: "none", ENTROPY: 0.001},
+]
+
+
+@pytest.mark.parametrize("changes", ALLOWED, ids=lambda v: str(v)[:60])
+def test_what_makes_sense_together_is_let_through(base: Any, changes: dict[str, Any]) -> None:
+    check(base, changes)

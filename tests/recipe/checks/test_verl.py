@@ -1,0 +1,118 @@
+"""What verl would ignore or find out late is refused before Ray starts."""
+
+import inspect
+from typing import Any
+
+import pytest
+import ray
+import transfer_queue.interface
+from omegaconf import OmegaConf
+
+from recipe.checks import verl as preflight_verl
+from recipe.errors import ConfigError
+from recipe.trainer import task_runner
+
+
+@pytest.fixture
+def config(toy_config: Any) -> Any:
+    return toy_config
+
+
+def changed(config: Any, **settings: Any) -> Any:
+    """`config` with ``a__b=value`` as the value of the key a.b."""
+    dotted = [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
+    return OmegaConf.merge(config, OmegaConf.from_dotlist(dotted))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": {"train_batch_size": 30}}, "not a multiple of actor.ppo_mini_batch_size=8"),
+        (
+            {"actor_rollout_ref": {"actor": {"ppo_micro_batch_size_per_gpu": 48}}},
+            "does not divide the 64 rows",
+        ),
+        (
+            {"actor_rollout_ref": {"rollout": {"log_prob_micro_batch_size_per_gpu": 100}}},
+            "does not divide the 128 rows",
+        ),
+        ({"trainer": {"n_gpus_per_node": 3}}, "does not divide over 3 data-parallel ranks"),
+    ],
+)
+def test_batches_that_do_not_divide_are_refused(config: Any, change: dict, message: str) -> None:
+    preflight_verl.check_batches(config)  # as it stands it is fine
+    with pytest.raises(ConfigError, match=message):
+        preflight_verl.check_batches(OmegaConf.merge(config, change))
+
+
+ACTOR, ROLLOUT = "actor_rollout_ref__actor", "actor_rollout_ref__rollout"
+
+
+@pytest.mark.parametrize(
+    "key", ["ulysses_sequence_parallel_size", "fsdp_config__ulysses_sequence_parallel_size"]
+)
+def test_sequence_parallelism_by_either_key_leaves_fewer_ranks(config: Any, key: str) -> None:
+    eight = changed(config, trainer__n_gpus_per_node=8)
+    assert preflight_verl.data_parallel_ranks(eight) == 8
+    assert preflight_verl.data_parallel_ranks(changed(eight, **{f"{ACTOR}__{key}": 2})) == 4
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("custom_reward_function__path", "x.py", "no effect"),
+        ("reward__custom_reward_function__path", "x.py", "no effect"),
+        ("trainer__balance_batch", "false", "no effect"),
+        ("reward__reward_model__enable", "true", "this project's grader"),
+        ("distillation__enabled", "true", "asks no teacher"),
+        ("trainer__resume_mode", "disable", "another folder"),
+        ("trainer__resume_mode", "resume_path", "recipe.model_path"),
+        (f"{ACTOR}__checkpoint__async_save", "true", "from its first step"),
+        (f"{ROLLOUT}__full_determinism", "true", "would be the same"),
+        ("trainer__v1__trainer_mode", "separate_async", "must be recipe_sync"),
+    ],
+)
+def test_what_would_be_ignored_or_break_a_promise_is_refused(
+    config: Any, key: str, value: str, message: str
+) -> None:
+    preflight_verl.check_verl(config)
+    with pytest.raises(ConfigError, match=message):
+        preflight_verl.check_verl(changed(config, **{key: value}))
+
+
+def test_the_longest_prompt_and_response_must_fit(config: Any) -> None:
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    fits = changed(config, **{f"{ROLLOUT}__max_model_len": longest})
+    preflight_verl.check_lengths(fits)
+    for value in (longest - 1, "null"):
+        with pytest.raises(ConfigError, match="cut responses earlier"):
+            preflight_verl.check_lengths(changed(fits, **{f"{ROLLOUT}__max_model_len": value}))
+    for key, dynamic in (
+        (f"{ACTOR}__ppo_max_token_len_per_gpu", f"{ACTOR}__use_dynamic_bsz"),
+        (f"{ROLLOUT}__log_prob_max_token_len_per_gpu", f"{ROLLOUT}__log_prob_use_dynamic_bsz"),
+    ):
+        short = changed(fits, **{key: longest - 1})
+        preflight_verl.check_lengths(changed(short, **{dynamic: "false"}))
+        with pytest.raises(ConfigError, match=f"{longest} or more"):
+            preflight_verl.check_lengths(changed(short, **{dynamic: "true"}))
+        halves = {key: (longest + 1) // 2, f"{ACTOR}__ulysses_sequence_parallel_size": 2}
+        preflight_verl.check_lengths(changed(fits, **{dynamic: "true", **halves}))
+
+
+def test_a_second_run_in_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def get_actor(name: str, namespace: str) -> str:
+        asked.append((name, namespace))
+        if len(asked) == 1:
+            raise ValueError("no such actor")
+        return "the controller of another run"
+
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    task_runner.refuse_shared_queue()
+    with pytest.raises(RuntimeError, match="one Ray cluster per run"):
+        task_runner.refuse_shared_queue()
+    # The names that TransferQueue itself uses: a look-up under others would never refuse.
+    source = inspect.getsource(transfer_queue.interface)
+    assert 'ray.get_actor("TransferQueueController", namespace="transfer_queue")' in source
+    assert asked == [("TransferQueueController", "transfer_queue")] * 2

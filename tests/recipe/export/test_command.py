@@ -1,0 +1,305 @@
+"""Which steps are exported, what "done" means, and that a kill at any moment ends right.
+
+The conversion itself is replaced by one that copies a text, so that no test here needs verl;
+tests/recipe/test_export_e2e.py runs the real one.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipe.export import __main__ as export
+from recipe.export import plan as export_plan
+from recipe.run import folder as run_folder
+
+
+def make_run(folder: Path, steps: tuple[int, ...] = (2, 4), latest: int = 4) -> Path:
+    """A run folder whose shards are short texts."""
+    model = folder / "start"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    run = folder / "run"
+    run.mkdir()
+    settings = {"model": {"path": str(model)}, "rollout": {"dtype": "float32"}}
+    (run / "config.yaml").write_text(yaml.safe_dump({"actor_rollout_ref": settings}))
+    for step in steps:
+        actor = run / "checkpoints" / f"global_step_{step}" / "actor"
+        (actor / "huggingface").mkdir(parents=True)
+        (actor / "huggingface" / "config.json").write_text('{"dtype": "bfloat16"}')
+        (actor / "model_world_size_1_rank_0.pt").write_text(f"weights of {step}")
+        (actor / "fsdp_config.json").write_text('{"FSDP_version": 2, "world_size": 1}')
+    (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(latest))
+    return run
+
+
+def copy_weights(source: Path, target: Path, dtype: str, world_size: int) -> int:
+    """The stand-in for merging and verifying: refuses a shard that says "damaged"."""
+    text = (source / "model_world_size_1_rank_0.pt").read_text()
+    (target / "model.safetensors").write_text(f"{text} as {dtype}")
+    if text == "damaged":
+        raise export.ExportError("the shard is damaged")
+    return 7
+
+
+@pytest.fixture
+def converted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Replaces the conversion; the list grows by the step of each one that really ran."""
+    steps: list[int] = []
+
+    def convert(source: Path, target: Path, dtype: str, world_size: int) -> int:
+        steps.append(int(source.parent.name.removeprefix("global_step_")))
+        return copy_weights(source, target, dtype, world_size)
+
+    monkeypatch.setattr(export, "convert", convert)
+    return steps
+
+
+def weights(run: Path, step: int) -> str:
+    return (run / "hf" / f"step_{step}" / "model.safetensors").read_text()
+
+
+def manifest(run: Path, step: int) -> dict[str, object]:
+    return json.loads((run / "hf" / f"step_{step}" / "manifest.json").read_text())
+
+
+def test_all_steps_and_the_start_model(tmp_path: Path, converted: list[int]) -> None:
+    run = make_run(tmp_path)
+    assert export.main([str(run)]) == 0
+    assert converted == [2, 4]
+    assert weights(run, 4) == "weights of 4 as float32"
+    record = manifest(run, 4)
+    # sha256 of the text above, by `printf 'weights of 4 as float32' | sha256sum`
+    assert record["files"] == {"model.safetensors": SHA_OF_STEP_4}
+    assert (record["step"], record["dtype"], record["parameters"]) == (4, "float32", 7)
+    assert record["source"] == "checkpoints/global_step_4/actor"
+    start = manifest(run, 0)
+    assert (start["step"], start["model_path"]) == (0, str(tmp_path / "start"))
+    assert [path.name for path in (run / "hf" / "step_0").iterdir()] == ["manifest.json"]
+
+
+SHA_OF_STEP_4 = "0ce7015515a19907ef5c2da5ed74b07a55ac521344b807406e6906ff3aa02288"
+
+
+def test_a_done_step_is_not_done_twice(tmp_path: Path, converted: list[int]) -> None:
+    run = make_run(tmp_path)
+    assert export.main([str(run), "--steps", "2"]) == 0
+    assert export.main([str(run)]) == 0
+    assert converted == [2, 4]
+
+
+def test_a_folder_without_manifest_is_done_again(tmp_path: Path, converted: list[int]) -> None:
+    run = make_run(tmp_path)
+    export.main([str(run)])
+    (run / "hf" / "step_2" / "manifest.json").unlink()
+    (run / "hf" / "step_2" / "model.safetensors").write_text("half")
+    assert export.main([str(run)]) == 0
+    assert converted == [2, 4, 2]
+    assert weights(run, 2) == "weights of 2 as float32"
+
+
+def test_shards_written_anew_are_exported_anew(tmp_path: Path, converted: list[int]) -> None:
+    run = make_run(tmp_path)
+    export.main([str(run)])
+    shard = run / "checkpoints" / "global_step_4" / "actor" / "model_world_size_1_rank_0.pt"
+    later = (run / "hf" / "step_4" / "manifest.json").stat().st_mtime + 10
+    os.utime(shard, (later, later))  # a newer file of the same content: nothing to do
+    export.main([str(run)])
+    assert converted == [2, 4]
+    shard.write_text("other weights of 4")
+    os.utime(shard, (later, later))
+    export.main([str(run)])
+    assert converted == [2, 4, 4]
+    assert weights(run, 4) == "other weights of 4 as float32"
+
+
+def test_checkpoints_that_are_not_whole_are_ignored_with_a_note(
+    tmp_path: Path, converted: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path, steps=(2, 4, 6), latest=4)
+    (run / "checkpoints" / "global_step_4" / "actor" / "fsdp_config.json").unlink()
+    assert export.main([str(run)]) == 0
+    assert converted == [2]
+    notes = capsys.readouterr().err
+    assert "global_step_6 is ignored" in notes
+    assert "global_step_4 is ignored: actor/fsdp_config.json is missing" in notes
+
+
+def test_a_damaged_checkpoint_leaves_the_others_done(
+    tmp_path: Path, converted: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    shard = run / "checkpoints" / "global_step_2" / "actor" / "model_world_size_1_rank_0.pt"
+    shard.write_text("damaged")
+    assert export.main([str(run)]) == 1
+    assert "step 2: the shard is damaged" in capsys.readouterr().err
+    assert weights(run, 4) == "weights of 4 as float32"
+    assert sorted(p.name for p in (run / "hf").iterdir()) == [".lock", "step_0", "step_4"]
+
+
+def test_an_unforeseen_error_of_one_step_leaves_the_others_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path)
+
+    def convert(source: Path, *others: object) -> int:
+        assert "global_step_2" not in str(source), "as the merger's own checks do"
+        return copy_weights(source, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(export, "convert", convert)
+    assert export.main([str(run)]) == 1
+    assert weights(run, 4) == "weights of 4 as float32"
+
+
+def test_the_dtype_is_the_stated_one_else_that_of_the_rollouts(tmp_path: Path) -> None:
+    job = export_plan.find(make_run(tmp_path))[0][0]
+    rollouts = {"actor_rollout_ref": {"rollout": {"dtype": "float32"}}}
+    automatic = {"actor_rollout_ref": {"rollout": {"dtype": "auto"}}}
+    assert export_plan.choose_dtype(rollouts, job, "bfloat16") == "bfloat16"
+    assert export_plan.choose_dtype(rollouts, job, None) == "float32"
+    assert export_plan.choose_dtype(automatic, job, None) == "bfloat16"  # of config.json
+    half = {"actor_rollout_ref": {"rollout": {"dtype": "float16"}}}
+    with pytest.raises(export.ExportError, match="float16 is not one of"):
+        export_plan.choose_dtype(half, job, None)
+
+
+def test_another_dtype_than_the_exported_one_is_refused(
+    tmp_path: Path, converted: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    export.main([str(run)])
+    assert export.main([str(run), "--steps", "4", "--dtype", "bfloat16"]) == 1
+    assert "is done as float32: delete it" in capsys.readouterr().err
+    assert converted == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("fsdp_config.json", "{}", "says no world size"),
+        ("fsdp_config.json", '{"world_size": 2}', "model_world_size_2_rank_0.pt is missing"),
+        ("lora_train_meta.json", "{}", "is a LoRA checkpoint"),
+    ],
+)
+def test_what_cannot_be_merged_is_refused_before_the_conversion(
+    tmp_path: Path,
+    converted: list[int],
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    text: str,
+    message: str,
+) -> None:
+    run = make_run(tmp_path)
+    (run / "checkpoints" / "global_step_2" / "actor" / file).write_text(text)
+    assert export.main([str(run)]) == 1
+    assert message in capsys.readouterr().err
+    assert converted == [4]
+
+
+def test_steps_that_are_not_there_and_folders_that_are_no_run(
+    tmp_path: Path, converted: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    assert export.main([str(run), "--steps", "2,3"]) == 1
+    assert "no whole checkpoint of the steps [3]: [0, 2, 4]" in capsys.readouterr().err
+    assert export.main([str(tmp_path)]) == 1
+    assert "is no run folder" in capsys.readouterr().err
+    assert converted == []
+    with pytest.raises(SystemExit):
+        export.main([str(run), "--steps", "two"])
+
+
+def test_a_hub_id_stays_and_a_missing_folder_is_an_error(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    export.export_start(run, {"actor_rollout_ref": {"model": {"path": "Qwen/Qwen2.5-Math-1.5B"}}})
+    assert manifest(run, 0)["model_path"] == "Qwen/Qwen2.5-Math-1.5B"
+    with pytest.raises(export.ExportError, match="the start model /nowhere/model is not there"):
+        export.export_start(run, {"actor_rollout_ref": {"model": {"path": "/nowhere/model"}}})
+
+
+def test_two_exports_of_one_run_exclude_each_other_but_not_the_training(
+    tmp_path: Path, converted: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    with run_folder.lock(run):  # a live training
+        assert export.main([str(run), "--steps", "2"]) == 0
+    with run_folder.lock(run / "hf"):  # another export
+        assert export.main([str(run)]) == 1
+    assert "another export" in capsys.readouterr().err
+    assert converted == [2]
+
+
+def test_a_full_disk_is_refused(
+    tmp_path: Path, converted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path)
+    full = (0, 0, 3)  # total, used, free; the shard has 12 bytes
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": full[2]})())
+    assert export.main([str(run), "--steps", "2"]) == 1
+    assert converted == []
+
+
+# A process that kills itself, with SIGKILL, at the moment named by argv[2].
+KILLED = """
+import os, pathlib, shutil, signal, sys
+from recipe.export import __main__ as export
+from recipe.run import folder as run_folder
+from tests_export import copy_weights
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+moment, name = sys.argv[2], "step_4"
+export.convert = copy_weights
+if moment == "in the conversion":
+    def convert(source, target, *others):
+        copy_weights(source, target, *others)
+        die() if "global_step_4" in str(source) else None
+        return 7
+    export.convert = convert
+rename, write = pathlib.Path.rename, run_folder.write_json
+if moment == "before the rename":
+    pathlib.Path.rename = lambda path, to: die() if to.name == name else rename(path, to)
+if moment == "after the rename":
+    pathlib.Path.rename = lambda path, to: (rename(path, to), to.name == name and die())
+if moment == "in the manifest":
+    # The bytes are written beside; the rename that makes them the manifest does not come.
+    replace = pathlib.Path.replace
+    pathlib.Path.replace = lambda p, to: die() if to.parent.name == name else replace(p, to)
+if moment == "in the start model":
+    replace = pathlib.Path.replace
+    pathlib.Path.replace = lambda p, to: die()
+sys.exit(export.main([sys.argv[1]]))
+"""
+MOMENTS = [
+    "in the start model",
+    "in the conversion",
+    "before the rename",
+    "after the rename",
+    "in the manifest",
+]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_at_any_moment_and_run_again_it_ends_right(
+    tmp_path: Path, converted: list[int], moment: str
+) -> None:
+    run = make_run(tmp_path)
+    (tmp_path / "tests_export.py").write_text(Path(__file__).read_text())
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"}
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(run), moment], env=environment, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert not (run / "hf" / "step_4" / "manifest.json").exists()  # a half folder is not "done"
+    assert export.main([str(run)]) == 0
+    assert converted == ([2, 4] if moment == "in the start model" else [4])
+    for step in (2, 4):
+        assert weights(run, step) == f"weights of {step} as float32"
+    assert [p.name for p in (run / "hf").glob(".step*")] == []
+    assert manifest(run, 4)["files"] == {"model.safetensors": SHA_OF_STEP_4}

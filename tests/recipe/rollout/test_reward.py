@@ -1,0 +1,95 @@
+"""The reward: values by hand, the manager over real verl records, the paper's ungated sum."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+
+from recipe.rollout.reward import RecipeRewardManager, combine, overlong_penalty
+
+SETTINGS = OmegaConf.create({"format_weight": 1.0, "format_gated": False})
+
+
+@pytest.mark.parametrize(
+    ("length", "penalty"),
+    [(10, 0.0), (48, 0.0), (52, 0.25), (56, 0.5), (64, 1.0), (80, 1.0)],
+)
+def test_overlong_by_hand(length: int, penalty: float) -> None:
+    # limit 64, buffer 16: the penalty grows from 0 at 48 tokens to 1 at 64
+    assert overlong_penalty(length, limit=64, buffer=16, factor=1.0) == penalty
+
+
+def test_combine_by_hand() -> None:
+    assert combine(1.0, 0.75, 0.0, SETTINGS) == 1.75
+    assert combine(0.0, 0.75, 0.5, SETTINGS) == 0.25  # the paper pays format for wrong answers
+    gated = OmegaConf.create({"format_weight": 0.5, "format_gated": True})
+    assert combine(0.0, 0.75, 0.0, gated) == 0.0
+    assert combine(1.0, 0.5, 0.0, gated) == 1.25
+
+
+class Words:
+    """A stand-in tokenizer whose ids are indices into a list of texts."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.texts = texts
+
+    def decode(self, ids: torch.Tensor, skip_special_tokens: bool) -> str:
+        return "".join(self.texts[i] for i in ids.tolist())
+
+
+def record(length: int, width: int, answers: list[str], template: str):
+    from verl import DataProto
+
+    mask = torch.tensor([[1] * length + [0] * (width - length)])
+    columns = {
+        "extra_info": {"answers": answers},
+        "tool_extra_fields": {"template": template},
+    }
+    arrays = {}
+    for key, value in columns.items():
+        arrays[key] = np.empty(1, dtype=object)
+        arrays[key][0] = value
+    batch = TensorDict({"responses": torch.arange(width)[None], "attention_mask": mask}, [1])
+    return DataProto(batch=batch, non_tensor_batch=arrays)
+
+
+def score(texts: list[str], length: int, template: str, answers: list[str], overlong: bool = False):
+    config = OmegaConf.create(
+        {
+            "data": {"max_response_length": 4},
+            "recipe": {
+                "augment": {"bank": None, "format": "strict"},
+                "reward": {
+                    "format_weight": 1.0,
+                    "format_gated": False,
+                    "overlong": {"enable": overlong, "buffer": 2, "factor": 1.0},
+                },
+            },
+        }
+    )
+    manager = RecipeRewardManager(config, Words(texts), None)
+    return asyncio.run(manager.run_single(record(length, len(texts), answers, template)))
+
+
+def test_manager_grades_and_adds_the_drawn_templates_format() -> None:
+    good = ["<think>2+2=4</think> ", "<answer>\\boxed{4}</answer>", " junk", " junk"]
+    result = score(good, 2, "deepseek-r1", ["4"])
+    assert result["reward_score"] == 2.0
+    assert result["reward_extra_info"]["acc"] == 1.0
+    assert result["reward_extra_info"]["status"] == "correct"
+    assert result["reward_extra_info"]["response"] == good[0] + good[1]  # padding is not text
+    # the same text under a template with other markers: right answer, less format
+    assert score(good, 2, "reflective_prompt", ["4"])["reward_score"] < 2.0
+    wrong = score(good, 2, "deepseek-r1", ["5"])
+    assert wrong["reward_score"] == 1.0
+    assert wrong["reward_extra_info"]["status"] == "wrong"
+
+
+def test_manager_takes_any_of_several_answers_and_punishes_length() -> None:
+    texts = ["\\boxed{4}", "", "", ""]
+    assert score(texts, 1, "qwen-math", ["7", "4"])["reward_extra_info"]["acc"] == 1.0
+    assert score(texts, 3, "qwen-math", ["4"], overlong=True)["reward_score"] == 1.5
+    assert score(texts, 4, "qwen-math", ["4"], overlong=True)["reward_score"] == 1.0

@@ -1,0 +1,70 @@
+"""Processes of a run are found by their mark and ended, also when the run was killed."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from recipe.run import processes
+
+SLEEPER = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "print(flush=True); time.sleep(120)"
+)
+
+
+def sleeper(mark: str) -> subprocess.Popen:
+    environment = {**os.environ, processes.MARK: mark}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER], env=environment, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # it ignores SIGTERM from here on
+    return process
+
+
+def wait_gone(pid: int, seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_end_kills_the_marked_and_only_those(tmp_path: Path) -> None:
+    mine, other = sleeper(str(tmp_path / "a")), sleeper(str(tmp_path / "b"))
+    try:
+        assert processes.end(str(tmp_path / "a"), patience=0.5) == 1
+        assert mine.poll() is not None
+        assert other.poll() is None
+    finally:
+        for process in (mine, other):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.e2e
+def test_reaper_cleans_up_after_a_sigkill(tmp_path: Path) -> None:
+    mark = str(tmp_path / "run")
+    program = (
+        "import subprocess, sys, time; from recipe.run import processes\n"
+        "reaper = processes.start_reaper(sys.argv[1])\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {SLEEPER!r}])\n"
+        "print(child.pid, flush=True); time.sleep(120)"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-c", program, mark],
+        env={**os.environ, processes.MARK: mark},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout is not None
+    orphan = int(run.stdout.readline())
+    run.kill()
+    run.wait()
+    assert wait_gone(orphan)
