@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from eval.errors import EvaluationError
-from eval.files import read_json
+from prompt_aug.files import digests, read_json
 
 MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
 
@@ -89,13 +87,7 @@ def from_model(model: str) -> Checkpoint:
 def file_digests(folder: Path) -> dict[str, str]:
     """sha256 of each file that makes the model what it is, by name."""
     paths = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
-    digests = {}
-    for path in tqdm(
-        paths, desc=f"digest of {folder.name}", unit="file", disable=None, leave=False
-    ):
-        with path.open("rb") as file:
-            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return digests
+    return digests(paths, folder, progress=f"digest of {folder.name}")
 
 
 def _digest(files: dict[str, str]) -> str:

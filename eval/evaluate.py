@@ -15,10 +15,10 @@ from eval.benchmarks import LoadedBenchmark
 from eval.checkpoints import Checkpoint
 from eval.engine import Engine, VllmEngine
 from eval.errors import EvaluationError
-from eval.files import exclusive, read_json
 from eval.samples import PartFile, Work
 from eval.score import grade_lines, write_graded, write_scores
 from eval.settings import Settings, benchmark_identity, differences, shared_identity
+from prompt_aug.files import lock, read_json
 from prompt_aug.templates import Template
 
 OpenEngine = Callable[[str, Settings, int], AbstractContextManager[Engine]]
@@ -89,7 +89,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluate one checkpoint into `folder` and return its scores."""
     shared = shared_identity(settings, template, checkpoint.identity)
-    with exclusive(folder):
+    with lock(folder):
         agreed = plan(folder, shared, benchmarks, force=force)
         if not agreed.todo:
             _remove_parts(folder, benchmarks)

@@ -4,7 +4,6 @@
 sample. It is removed only after scores.json stands.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ from tqdm import tqdm
 from eval.benchmarks import LoadedBenchmark
 from eval.engine import Completion, Engine, Request
 from eval.errors import EvaluationError
-from eval.files import dump_lines, read_lines
-from prompt_aug.files import write_text
+from prompt_aug.files import append_lines, read_lines, write_lines
 from prompt_aug.templates import Rendered, Template, render
 
 TOO_LONG = "prompt_too_long"
@@ -32,23 +30,15 @@ class PartFile:
         """Samples by (question, sample). Those of other settings are dropped, with a note."""
         lines = read_lines(self.path)
         if lines and lines[0] == self.identity:
-            samples = {(line["question"], line["sample"]): line for line in lines[1:]}
-            self._rewrite(lines)  # without an unfinished last line, before anything is appended
-            return samples
+            return {(line["question"], line["sample"]): line for line in lines[1:]}
         if lines:
             print(f"note: {self.path} was made with other settings; its samples are dropped")
-        self._rewrite([self.identity])
+        write_lines(self.path, [self.identity])
         return {}
 
     def append(self, samples: Sequence[dict[str, Any]]) -> None:
         """Add samples; on return they are on the disk."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(dump_lines(samples))
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _rewrite(self, lines: Sequence[dict[str, Any]]) -> None:
-        write_text(self.path, dump_lines(lines))
+        append_lines(self.path, samples, sync=True)
 
 
 class Work:

@@ -18,9 +18,9 @@ from tqdm import tqdm
 
 from eval import metrics
 from eval.errors import EvaluationError
-from eval.files import dump_lines, read_json, read_lines, write_json
 from eval.samples import TOO_LONG
-from prompt_aug.files import write_text
+from prompt_aug.errors import UserError
+from prompt_aug.files import read_json, read_lines, write_json, write_lines
 from prompt_aug.grading import grade_many
 from prompt_aug.templates import Template, load_bank
 
@@ -109,7 +109,7 @@ def averages(parts: Mapping[str, metrics.FloatArray]) -> dict[str, Any]:
 
 def write_graded(folder: Path, name: str, lines: Lines) -> None:
     """Write ``<name>.jsonl`` whole."""
-    write_text(folder / f"{name}.jsonl", dump_lines(lines))
+    write_lines(folder / f"{name}.jsonl", lines)
 
 
 def write_scores(folder: Path, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in found:
             average = regrade(path.parent)["average"]["per_question"]
             print(f"{path.parent}: accuracy {average['accuracy']:.4f}")
-    except EvaluationError as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -18,10 +18,10 @@ from eval.engine import prepare_environment
 from eval.errors import EvaluationError
 from eval.evaluate import CHUNK, evaluate, plan
 from eval.settings import Settings, shared_identity
-from prompt_aug.questions import QuestionError
-from prompt_aug.templates import BankError, UnknownTemplateError, load_bank
+from prompt_aug.errors import UserError
+from prompt_aug.templates import load_bank
 
-REFUSALS = (EvaluationError, QuestionError, BankError, UnknownTemplateError, OSError)
+REFUSALS = (UserError, OSError)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,7 +7,7 @@ class UserError(Exception):
     Every command catches this class, prints the message and exits with 1. Its subclasses are the
     only errors of the project that are not defects: ``QuestionError`` and ``BankError`` (data),
     ``ConfigError`` (settings), ``InUseError`` (a folder another process works in),
-    ``ExhaustedError`` (no signal left), ``EvaluationError``.
+    ``FileError`` (a damaged file), ``ExhaustedError`` (no signal left), ``EvaluationError``.
     """
 
     def __str__(self) -> str:

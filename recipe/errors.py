@@ -5,7 +5,3 @@ from prompt_aug.errors import UserError
 
 class ConfigError(UserError):
     """A run that cannot start, or would not do what its configuration says."""
-
-
-class InUseError(UserError):
-    """Another live process works in the folder."""

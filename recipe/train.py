@@ -18,7 +18,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from prompt_aug.errors import UserError
-from prompt_aug.files import write_text
+from prompt_aug.files import lock, write_json, write_text
 from recipe.checks import data as preflight
 from recipe.checks import verl as preflight_verl
 from recipe.checks.algorithm import check_algorithm
@@ -92,7 +92,7 @@ def prepare(config: DictConfig) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path)
     report = preflight.prepare_data(config, bank, tokenizer)
-    run_folder.write_json(run_dir / "data" / "manifest.json", report)
+    write_json(run_dir / "data" / "manifest.json", report)
     write_text(run_dir / "config.yaml", shown)
 
 
@@ -183,7 +183,7 @@ def start(example: str, overrides: list[str]) -> int:
         config = compose_config(example, overrides)
         set_environment(config)
         preflight.check_room(Path(config.recipe.run_dir), config.recipe.min_free_gib)
-        held = run_folder.lock(Path(config.recipe.run_dir))
+        held = lock(Path(config.recipe.run_dir))
         prepare(config)
     except (UserError, ValueError, KeyError, OSError) as error:
         print(f"recipe.train: {error}", file=sys.stderr)

@@ -8,13 +8,12 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from eval.files import write_json
 from eval.report import charts
 from eval.report.data import RunData, collect, summary
 from eval.report.page import Picture, checkpoint_table, render_html, render_markdown, text_table
 from eval.report.samples import evaluated_samples, rollout_samples
 from prompt_aug.errors import UserError
-from prompt_aug.files import replacing, write_text
+from prompt_aug.files import replacing, write_json, write_text
 
 Draw = Callable[[RunData], bytes | None]
 REWARD_PARTS = {

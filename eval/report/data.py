@@ -14,8 +14,8 @@ import yaml
 
 from eval import metrics
 from eval.errors import EvaluationError
-from eval.files import read_json, read_lines
 from eval.settings import differences
+from prompt_aug.files import read_json, read_lines
 
 Series = tuple[list[float], list[float]]
 
@@ -204,7 +204,8 @@ def _scores(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def _metric_lines(path: Path) -> list[dict[str, Any]]:
-    by_step = {line["step"]: line for line in read_lines(path) if "step" in line}
+    lines = ({k: math.nan if v is None else v for k, v in x.items()} for x in read_lines(path))
+    by_step = {line["step"]: line for line in lines if "step" in line}
     return [by_step[step] for step in sorted(by_step)]
 
 

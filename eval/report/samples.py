@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.files import iter_lines
 from eval.report.data import CheckpointRow
+from prompt_aug.files import iter_lines
 
 TEXT_LIMIT = 4000
 PER_TEMPLATE = 1

@@ -18,21 +18,19 @@ from typing import Any
 from tqdm import tqdm
 
 from prompt_aug.errors import UserError
-from recipe.errors import InUseError
+from prompt_aug.files import InUseError, digests, lock, read_json, sync, write_json
 from recipe.export.plan import (
     DTYPES,
     ExportError,
     Job,
     choose,
     choose_dtype,
-    digests,
     find,
     is_done,
     manifest_path,
     read_config,
     select,
 )
-from recipe.run import folder as run_folder
 
 
 def _discard(folder: Path) -> None:
@@ -59,13 +57,13 @@ def export_start(run: Path, config: dict[str, Any]) -> None:
     else:
         manifest["model_path"] = name
     _discard(manifest_path(run, 0).parent)
-    run_folder.write_json(manifest_path(run, 0), manifest)
+    write_json(manifest_path(run, 0), manifest)
 
 
 def check_source(source: Path, run: Path, dtype: str) -> int:
     """Refuse, before verl is imported, shards that cannot be merged; return the world size."""
     try:
-        world_size = int(run_folder.read_json(source / "fsdp_config.json")["world_size"])
+        world_size = int(read_json(source / "fsdp_config.json")["world_size"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ExportError(f"{source}/fsdp_config.json says no world size: {error!r}") from error
     if (source / "lora_train_meta.json").exists():
@@ -91,20 +89,22 @@ def export_step(run: Path, job: Job, dtype: str) -> None:
     beside.mkdir(parents=True)
     try:
         parameters = convert(job.source, beside, dtype, world_size)
+        written = [path for path in beside.rglob("*") if path.is_file()]
+        sync(written)  # a manifest must not outlive the files that it vouches for
         manifest = {
             "step": job.step,
             "dtype": dtype,
             "source": str(job.source.relative_to(run)),
             "parameters": parameters,
             "world_size": world_size,
-            "files": digests([p for p in beside.rglob("*") if p.is_file()], beside),
+            "files": digests(written, beside),
             "shards": digests(list(job.source.glob("model_world_size_*_rank_*.pt")), job.source),
         }
         _discard(target)
         beside.rename(target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    run_folder.write_json(target / "manifest.json", manifest)
+    write_json(target / "manifest.json", manifest)
 
 
 def convert(source: Path, target: Path, dtype: str, world_size: int) -> int:
@@ -149,10 +149,10 @@ def export(run: Path, steps: Sequence[int] | None, dtype: str | None) -> Iterato
     for note in notes:
         tqdm.write(f"recipe.export: {note}", file=sys.stderr)
     try:
-        lock = run_folder.lock(run / "hf")
+        held = lock(run / "hf")
     except InUseError:
         raise ExportError(f"another export of {run} is at work: wait for it or stop it") from None
-    with lock, tqdm(jobs, desc="export", unit="step") as bar:
+    with held, tqdm(jobs, desc="export", unit="step") as bar:
         for leftover in (run / "hf").glob(".step_*.tmp"):  # of a killed export
             shutil.rmtree(leftover)
         for job in bar:

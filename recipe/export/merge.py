@@ -5,7 +5,6 @@ Imports verl: the caller has set the environment that chooses its platform (`rec
 
 import contextlib
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
-from recipe.run import folder as run_folder
+from prompt_aug.files import read_json, write_json
 
 
 class StatedDtypeMerger(FSDPModelMerger):
@@ -79,7 +78,7 @@ def merge(source: Path, target: Path, dtype: torch.dtype) -> type:
 
 def _state_dtype(path: Path, dtype: torch.dtype) -> None:
     """Say the dtype in config.json: verl's merger writes bfloat16 there, whatever the weights."""
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_json(path)
     config.pop("torch_dtype", None)
     config["dtype"] = str(dtype).removeprefix("torch.")
-    run_folder.write_json(path, config)
+    write_json(path, config)

@@ -1,7 +1,5 @@
 """What there is to export in a run, at which dtype, and what is done already. No torch, no verl."""
 
-import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import yaml
 
 from prompt_aug.errors import UserError
-from recipe.run import folder as run_folder
+from prompt_aug.files import FileError, digests, read_json
 
 DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of an element
 ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16"}
@@ -91,7 +89,7 @@ def choose_dtype(config: dict[str, Any], job: Job, asked: str | None) -> str:
     value = asked or select(config, "actor_rollout_ref.rollout.dtype")
     if value in (None, "auto") and job.source:
         path = job.source / "huggingface" / "config.json"
-        model = run_folder.read_json(path) if path.is_file() else {}
+        model = read_json(path) if path.is_file() else {}
         value = model.get("dtype") or model.get("torch_dtype")
     value = ALIASES.get(str(value), str(value))
     if value not in DTYPES:
@@ -101,16 +99,6 @@ def choose_dtype(config: dict[str, Any], job: Job, asked: str | None) -> str:
 
 def manifest_path(run: Path, step: int) -> Path:
     return run / "hf" / f"step_{step}" / "manifest.json"
-
-
-def digests(paths: Sequence[Path], root: Path) -> dict[str, str]:
-    """sha256 of each file by its name under `root`; what was read is also safe on the disk."""
-    result = {}
-    for path in sorted(paths):
-        with path.open("rb") as file:
-            result[str(path.relative_to(root))] = hashlib.file_digest(file, "sha256").hexdigest()
-            os.fsync(file.fileno())
-    return result
 
 
 def is_done(run: Path, job: Job, dtype: str | None) -> bool:
@@ -124,8 +112,8 @@ def is_done(run: Path, job: Job, dtype: str | None) -> bool:
     if not path.is_file():
         return False
     try:
-        manifest = run_folder.read_json(path)
-    except ValueError:
+        manifest = read_json(path)
+    except FileError:
         return False
     if job.source is None:
         return True

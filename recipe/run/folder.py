@@ -5,21 +5,26 @@
 A file appears whole or not at all (prompt_aug/files.py); metrics.jsonl grows by lines.
 """
 
-import fcntl
 import importlib.metadata
-import json
+import math
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from prompt_aug.files import replacing, write_text
-from recipe.errors import InUseError
+from prompt_aug.files import (
+    append_lines,
+    read_json,
+    read_lines,
+    replacing,
+    write_json,
+    write_lines,
+    write_text,
+)
 
 PACKAGES = [
     "verl",
@@ -48,42 +53,33 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, atomically."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def read_json(path: Path) -> Any:
-    """The JSON value in `path`; FileNotFoundError where it is missing."""
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    """Write one JSON object per line, atomically."""
-    write_text(path, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
-
-
 def _number(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     return value if isinstance(value, int | float | str | bool) else None
 
 
+def _finite(line: dict[str, Any]) -> dict[str, Any]:
+    def finite(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {key: finite(value) for key, value in line.items()}
+
+
 def append_metrics(run_dir: Path, step: int, metrics: dict[str, Any]) -> None:
-    """Append one JSON object for `step` to metrics.jsonl; what is no number or text is left out."""
+    """Append one JSON object for `step` to metrics.jsonl; what is no number or text is left out.
+
+    NaN and infinity, which JSON does not have, are written as null and read back as NaN.
+    """
     flat = {k: _number(v) for k, v in sorted(metrics.items())}
     line = {"step": step, **{k: v for k, v in flat.items() if v is not None}}
-    with (run_dir / "metrics.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    append_lines(run_dir / "metrics.jsonl", [_finite(line)])
 
 
-def read_metrics(run_dir: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; a last line cut by a kill is left out."""
-    path = run_dir / name
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    lines = read_lines(run_dir / "metrics.jsonl")
+    return [{k: math.nan if v is None else v for k, v in line.items()} for line in lines]
 
 
 def truncate_metrics(run_dir: Path, last_step: int) -> None:
@@ -91,10 +87,10 @@ def truncate_metrics(run_dir: Path, last_step: int) -> None:
 
     A run that starts anew, because nothing was saved, adds them to metrics.before.jsonl.
     """
-    lines = read_metrics(run_dir)
+    lines = [_finite(line) for line in read_lines(run_dir / "metrics.jsonl")]
     if lines and last_step == 0:
         before = "metrics.before.jsonl"
-        write_lines(run_dir / before, [*read_metrics(run_dir, before), *lines])
+        write_lines(run_dir / before, [*read_lines(run_dir / before), *lines])
         (run_dir / "metrics.jsonl").unlink()
     elif lines:
         write_lines(run_dir / "metrics.jsonl", (m for m in lines if m["step"] <= last_step))
@@ -114,29 +110,6 @@ def repair_tracker(checkpoints: Path) -> None:
         write_text(tracker, str(max(whole)))
     else:
         tracker.unlink()
-
-
-def lock(run_dir: Path) -> IO[str]:
-    """Take the run folder for this process until the returned file is closed.
-
-    Raises InUseError where another live process holds it. The lock dies with its process.
-    """
-    run_dir.mkdir(parents=True, exist_ok=True)
-    file = (run_dir / ".lock").open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
-        file.close()
-        raise InUseError(
-            f"the run folder {run_dir} is in use by process {holder}; wait for it, stop it, or "
-            "choose another folder with recipe.run_dir=..."
-        ) from None
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
-    return file
 
 
 def _version(package: str) -> str | None:

@@ -21,6 +21,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
+from prompt_aug.files import read_json, write_json, write_lines
 from recipe.algorithms.compute import compute_advantages, group_of
 from recipe.rollout.agent_loop import EPOCH
 from recipe.run import folder as run_folder
@@ -89,7 +90,7 @@ class RecipeTrainer(PPOTrainerSync):
 
     def _save_checkpoint(self) -> None:
         # Before verl's own files: its tracker, written last, says that the checkpoint is whole.
-        run_folder.write_json(
+        write_json(
             self._checkpoint_dir() / STATE,
             {
                 "batches_fetched": self.batches_fetched,
@@ -103,7 +104,7 @@ class RecipeTrainer(PPOTrainerSync):
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         if self.global_steps:
-            state = run_folder.read_json(self._checkpoint_dir() / STATE)
+            state = read_json(self._checkpoint_dir() / STATE)
             self.batches_fetched = state["batches_fetched"]
             self.optimizer_steps = state["optimizer_steps"]
             self.earlier_seconds = state["wall_seconds"]
@@ -169,7 +170,7 @@ class RecipeTrainer(PPOTrainerSync):
         if every and self.global_steps % every == 0:
             lines = (r.as_line(self.global_steps, self.tokenizer) for r in self.rollouts)
             path = self.run_dir / "rollouts" / f"step_{self.global_steps}.jsonl"
-            run_folder.write_lines(path, lines)
+            write_lines(path, lines)
 
     def _val_metrics_update(
         self,

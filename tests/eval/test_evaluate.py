@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eval.files import read_lines
 
 from eval.benchmarks import LoadedBenchmark
 from eval.checkpoints import Checkpoint, from_model
 from eval.engine import Completion, Request
 from eval.errors import EvaluationError
 from eval.evaluate import evaluate
-from eval.files import read_lines
 from eval.settings import Settings
 from prompt_aug.templates import load_bank
 

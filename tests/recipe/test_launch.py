@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf, open_dict
 
+from prompt_aug.files import lock
 from prompt_aug.questions import make_question, write_parquet
 from prompt_aug.templates import load_bank
 from recipe import train
@@ -342,7 +343,7 @@ def test_a_folder_that_cannot_be_had_is_one_clear_line(
 ) -> None:
     monkeypatch.setattr(train, "set_environment", lambda config: None)
     (tmp_path / "file").write_text("")
-    held = run_folder.lock(tmp_path / "in_use")
+    held = lock(tmp_path / "in_use")
     with held:
         assert train.start("toy", [f"recipe.run_dir={tmp_path / place}"]) == 1
     said = capsys.readouterr().err

@@ -14,9 +14,9 @@ import yaml
 from method_runs import LOSSES_RUN, ON_TOUR, RUN_ALONE, Runner, start_all
 from transformers import AutoModelForCausalLM
 
+from prompt_aug.files import read_json
 from prompt_aug.questions import read_parquet
 from recipe.algorithms import ADVANTAGES
-from recipe.run import folder as run_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
 
@@ -110,7 +110,7 @@ def test_hapo_goes_on_with_its_history(runs: Runner) -> None:
     assert (first["history/known"], first["history/reward"]) == (0, 0)
     assert first["train/accuracy"] > 0
     saved = runs.base / "hapo" / "checkpoints" / "global_step_1" / "recipe_state.json"
-    shortest = run_folder.read_json(saved)["memory"]["shortest"]
+    shortest = read_json(saved)["memory"]["shortest"]
     _, second = runs.finish("hapo, on")
     assert second["history/known"] == len(shortest) / 4
 
@@ -203,7 +203,7 @@ def test_everything_together_and_resumed(runs: Runner) -> None:
     # Four candidates for every question generated, all of them visited: counts survive a resume.
     assert second["training/epoch"] == pytest.approx(4 * sum(generated) / questions(runs))
     assert second["curriculum/questions_seen"] > first["curriculum/questions_seen"]
-    state = run_folder.read_json(
+    state = read_json(
         runs.base / "together" / "checkpoints" / "global_step_2" / "recipe_state.json"
     )
     assert len(state["memory"]["pass_rates"]) == second["curriculum/questions_seen"]
@@ -211,9 +211,7 @@ def test_everything_together_and_resumed(runs: Runner) -> None:
 
 
 def questions(runs: Runner) -> int:
-    return run_folder.read_json(runs.base / "together" / "data" / "manifest.json")["train"][
-        "questions"
-    ]
+    return read_json(runs.base / "together" / "data" / "manifest.json")["train"]["questions"]
 
 
 def test_rollout_correction_goes_with_weights(runs: Runner) -> None:

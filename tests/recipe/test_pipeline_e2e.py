@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from prompt_aug.draw import draw
+from prompt_aug.files import read_json
 from prompt_aug.templates import load_bank
 from recipe.run import folder as run_folder
 from recipe.run import processes
@@ -115,7 +116,7 @@ def test_the_run_goes_on_and_every_step_is_there_once(finished: dict[str, Any]) 
 
 def test_a_finished_run_starts_nothing(finished: dict[str, Any]) -> None:
     assert finished["again"].returncode == 0
-    environment = run_folder.read_json(finished["run"] / "environment.json")
+    environment = read_json(finished["run"] / "environment.json")
     assert len(environment["resumed"]) == 1  # the call that only looked in is not on record
     assert "done already" in finished["again"].stdout
     assert "starting Ray" not in finished["again"].stdout + finished["again"].stderr
@@ -172,20 +173,20 @@ def test_export_evaluation_and_report(finished: dict[str, Any]) -> None:
     run = finished["run"]
     done = call(sys.executable, "-m", "recipe.export", run)
     assert done.returncode == 0, done.stderr[-3000:]
-    manifest = run_folder.read_json(run / "hf" / "step_4" / "manifest.json")
+    manifest = read_json(run / "hf" / "step_4" / "manifest.json")
     assert manifest["step"] == 4
     trained = AutoModelForCausalLM.from_pretrained(run / "hf" / "step_4").state_dict()
-    start_path = run_folder.read_json(run / "hf" / "step_0" / "manifest.json")["model_path"]
+    start_path = read_json(run / "hf" / "step_0" / "manifest.json")["model_path"]
     start = AutoModelForCausalLM.from_pretrained(start_path).state_dict()
     assert any(not torch.equal(trained[name], start[name]) for name in start)
     done = call(sys.executable, "-m", "eval.sweep", run)
     assert done.returncode == 0, done.stderr[-3000:]
     for step in (0, 2, 4):
-        scores = run_folder.read_json(run / "eval" / f"step_{step}" / "scores.json")
+        scores = read_json(run / "eval" / f"step_{step}" / "scores.json")
         assert "toy_test" in json.dumps(scores)
     done = call(sys.executable, "-m", "eval.report", run)
     assert done.returncode == 0, done.stderr[-3000:]
-    summary = run_folder.read_json(run / "report" / "summary.json")
+    summary = read_json(run / "report" / "summary.json")
     assert [c["step"] for c in summary["checkpoints"]] == [2, 4]
     assert summary["optimizer_steps"] == 8
     assert summary["seed"] == 0

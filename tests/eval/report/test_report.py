@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from eval.files import dump_lines
+
 from eval.report import charts
 from eval.report.__main__ import build, main
 from eval.report.data import RunData, collect, summary

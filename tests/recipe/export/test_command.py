@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from prompt_aug.files import lock
 from recipe.export import __main__ as export
 from recipe.export import plan as export_plan
-from recipe.run import folder as run_folder
 
 
 def make_run(folder: Path, steps: tuple[int, ...] = (2, 4), latest: int = 4) -> Path:
@@ -226,9 +226,9 @@ def test_two_exports_of_one_run_exclude_each_other_but_not_the_training(
     tmp_path: Path, converted: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(tmp_path)
-    with run_folder.lock(run):  # a live training
+    with lock(run):  # a live training
         assert export.main([str(run), "--steps", "2"]) == 0
-    with run_folder.lock(run / "hf"):  # another export
+    with lock(run / "hf"):  # another export
         assert export.main([str(run)]) == 1
     assert "another export" in capsys.readouterr().err
     assert converted == [2]
@@ -248,7 +248,6 @@ def test_a_full_disk_is_refused(
 KILLED = """
 import os, pathlib, shutil, signal, sys
 from recipe.export import __main__ as export
-from recipe.run import folder as run_folder
 from tests_export import copy_weights
 
 def die(*_):
@@ -262,7 +261,7 @@ if moment == "in the conversion":
         die() if "global_step_4" in str(source) else None
         return 7
     export.convert = convert
-rename, write = pathlib.Path.rename, run_folder.write_json
+rename = pathlib.Path.rename
 if moment == "before the rename":
     pathlib.Path.rename = lambda path, to: die() if to.name == name else rename(path, to)
 if moment == "after the rename":

@@ -1,24 +1,14 @@
-"""Atomic files, metrics after a kill, the lock of a run folder."""
+"""Metrics after a kill, the record of the environment, the tracker of checkpoints."""
 
 import json
-import subprocess
-import sys
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from recipe.errors import InUseError
+from prompt_aug.files import read_json
 from recipe.run import folder as run_folder
-
-
-def test_write_is_all_or_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "sub" / "a.json"
-    run_folder.write_json(path, {"x": 1})
-    with pytest.raises(TypeError):
-        run_folder.write_json(path, {"x": object()})
-    assert run_folder.read_json(path) == {"x": 1}
-    assert [p.name for p in path.parent.iterdir()] == ["a.json"]
 
 
 def test_metrics_lines_survive_a_cut_and_a_resume(tmp_path: Path) -> None:
@@ -35,6 +25,19 @@ def test_metrics_lines_survive_a_cut_and_a_resume(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in text.splitlines()] == [1, 2]
 
 
+def test_a_metric_that_is_no_number_stays_on_record_in_standard_json(tmp_path: Path) -> None:
+    values = {"a": float("nan"), "b": np.float32("inf"), "c": 1.5}
+    run_folder.append_metrics(tmp_path, 1, values)
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert text == '{"step": 1, "a": null, "b": null, "c": 1.5}\n'
+    (line,) = run_folder.read_metrics(tmp_path)
+    assert math.isnan(line["a"])
+    assert math.isnan(line["b"])
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": NaN}\n')  # as it was written once
+    run_folder.truncate_metrics(tmp_path, last_step=1)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "a": null}\n'
+
+
 def test_a_run_that_starts_anew_keeps_the_lines_of_its_tries(tmp_path: Path) -> None:
     for steps in ((1, 2), (1,)):  # killed twice before the first checkpoint
         for step in steps:
@@ -46,30 +49,13 @@ def test_a_run_that_starts_anew_keeps_the_lines_of_its_tries(tmp_path: Path) -> 
     assert [json.loads(line)["step"] for line in before.splitlines()] == [1, 2, 1]
 
 
-def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
-    program = (
-        "import sys, time; from pathlib import Path; from recipe.run import folder as run_folder\n"
-        "held = run_folder.lock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
-    )
-    other = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    assert other.stdout is not None
-    assert other.stdout.readline().strip() == "held"
-    with pytest.raises(InUseError, match=f"in use by process {other.pid}"):
-        run_folder.lock(tmp_path)
-    other.kill()
-    other.wait()
-    run_folder.lock(tmp_path).close()
-
-
 def test_the_environment_of_the_first_steps_stays_on_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for commit in ("a", "b", "c"):
         monkeypatch.setattr(run_folder, "environment", lambda c=commit: {"commit": c})
         run_folder.record_environment(tmp_path)
-    record = run_folder.read_json(tmp_path / "environment.json")
+    record = read_json(tmp_path / "environment.json")
     assert record == {"commit": "a", "resumed": [{"commit": "b"}, {"commit": "c"}]}
 
 

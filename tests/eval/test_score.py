@@ -1,18 +1,16 @@
-"""Grading again, damaged lines, locks and seeds: what needs no engine."""
+"""Grading again and seeds: what needs no engine."""
 
 import json
-import multiprocessing
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from eval.engine import prepare_environment, request_seed
 from eval.errors import EvaluationError
-from eval.files import dump_lines, exclusive, read_lines, write_json
 from eval.samples import TOO_LONG
 from eval.score import main, regrade, write_scores
+from prompt_aug.files import dump_lines, read_lines
 
 
 @pytest.fixture
@@ -76,50 +74,6 @@ def test_a_lost_or_doubled_line_is_an_error_and_not_a_wrong_answer(scored: Path)
         (scored / "toy.jsonl").write_text("".join(damaged))
         with pytest.raises(EvaluationError, match="--force"):
             regrade(scored)
-
-
-def test_a_broken_line_in_the_middle_is_damage_a_torn_last_one_is_a_kill(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"a": 1}\n{"a": 2}\n{"a"')
-    assert read_lines(path) == [{"a": 1}, {"a": 2}]
-    path.write_text('{"a": 1}\n{"a"\n{"a": 2}\n')
-    with pytest.raises(EvaluationError, match="line 2"):
-        read_lines(path)
-
-
-def test_separators_that_unicode_calls_line_ends_do_not_end_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    records = [{"response": "a\u2028b\x85c\x0b\r\n"}, {"response": "d"}]
-    path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
-    assert read_lines(path) == records
-
-
-def test_what_is_not_a_number_never_reaches_a_json_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError):
-        write_json(tmp_path / "x.json", {"accuracy": float("nan")})
-    assert not list(tmp_path.iterdir())
-
-
-def hold(folder: Path, held: Any, release: Any) -> None:
-    with exclusive(folder):
-        held.set()
-        release.wait(60)
-
-
-def test_a_folder_has_one_holder_and_a_dead_one_frees_it(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    held, release = context.Event(), context.Event()
-    process = context.Process(target=hold, args=(tmp_path, held, release))
-    process.start()
-    try:
-        assert held.wait(60)
-        with pytest.raises(EvaluationError, match="another process"), exclusive(tmp_path):
-            pass
-    finally:
-        process.kill()
-        process.join()
-    with exclusive(tmp_path):
-        pass
 
 
 def test_a_seed_is_a_pure_function_of_question_and_sample() -> None:
