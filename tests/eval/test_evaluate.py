@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eval.files import read_lines
 
 from eval.benchmarks import LoadedBenchmark
 from eval.checkpoints import Checkpoint, from_model
@@ -15,6 +14,7 @@ from eval.engine import Completion, Request
 from eval.errors import EvaluationError
 from eval.evaluate import evaluate
 from eval.settings import Settings
+from prompt_aug.files import read_lines
 from prompt_aug.templates import load_bank
 
 SETTINGS = Settings(max_tokens=64, dtype="float32")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eval.files import dump_lines
 
 from eval.report import charts
 from eval.report.__main__ import build, main
@@ -16,6 +15,7 @@ from eval.report.data import RunData, collect, summary
 from eval.report.page import checkpoint_table, markdown_table, share, text_table
 from eval.report.samples import visible
 from eval.score import write_scores
+from prompt_aug.files import dump_lines
 
 pytestmark = pytest.mark.e2e  # whole reports with their pictures: half a second each
 
