@@ -1,15 +1,17 @@
-"""Build the toy world once, keep it in a cache, and point a configuration at it.
+"""Build a toy world once, keep it in a cache, and point a configuration at it.
 
     <cache>/<digest>/{train,validation,test}.parquet  model/  manifest.json (last)
 
-The digest is that of everything the content depends on: settings, templates, and the source of the
-modules that make it. A folder without a manifest is a build that was cut: it is built again.
+The digest is that of everything the content depends on: world, seed, templates, and the source of
+the modules that make it. A folder without a manifest is a build that was cut: it is built again.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +19,70 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from prompt_aug.questions import write_parquet
 from prompt_aug.templates import Bank, load_bank, render
-from recipe.toy import world
 from recipe.toy.demonstrations import demonstration
+from recipe.toy.problems import (
+    SPLITS,
+    Problem,
+    all_problems,
+    phrase,
+    problems,
+    split_of,
+    to_question,
+    wordings,
+)
+from recipe.toy.world import World, load_world
 
 MANIFEST = "manifest.json"
-CONTENT = ("world", "demonstrations", "tokenizer", "warmup")  # modules that decide the content
+# The modules that decide the content.
+CONTENT = ("world", "problems", "work", "demonstrations", "tokenizer", "warmup")
 
 
-def digest(settings: dict[str, Any], bank: Bank) -> str:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What the content of a built world depends on, beside its source and the bank."""
+
+    world: World
+    templates: tuple[str, ...]  # those that the start model is taught
+    seed: int
+
+    def record(self) -> dict[str, Any]:
+        """As a digest and a manifest hold it."""
+        return {
+            "world": {"name": self.world.name, **self.world.record()},
+            "templates": list(self.templates),
+            "seed": self.seed,
+        }
+
+
+def digest(settings: Settings, bank: Bank) -> str:
     """16 hex digits over the settings, the bank and the source of `CONTENT`."""
     source = "".join(Path(__file__).with_name(f"{name}.py").read_text() for name in CONTENT)
-    content = json.dumps(settings, sort_keys=True) + repr([bank[n] for n in bank.names]) + source
+    known = repr([bank[n] for n in bank.names])
+    content = json.dumps(settings.record(), sort_keys=True) + known + source
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def corpus(bank: Bank) -> list[str]:
+def corpus(world: World, bank: Bank) -> list[str]:
     """The texts that the tokenizer's merges are learned from: prompts and answers of the world."""
-    samples = world.problems("train", 400, seed=0)
-    texts = [world.to_question(p, "train", 0) for p in samples]
-    words = [text for q in texts for text in (q.text, *q.neighbours)]
+    samples = problems(world, "train", 400, seed=0)
+    words = [phrase(p, i) for p in samples for i in wordings(p, 0)]
     frames = [render(bank[name], words[0], None).text for name in bank.names]
     answers = [demonstration(p, name) for p in samples[:40] for name in bank.names]
     return words + frames * 50 + answers
 
 
-def settings_of(config: DictConfig, bank: Bank) -> dict[str, Any]:
-    """What the content of a toy world depends on, from ``recipe.toy`` and ``recipe.seed``."""
+def settings_of(config: DictConfig, bank: Bank) -> Settings:
+    """The settings of ``recipe.toy`` and ``recipe.seed``; a key that is set overrides the world."""
     toy: Any = OmegaConf.to_container(config.recipe.toy, resolve=True)
-    return {
-        "sizes": {s: int(toy[f"{s}_questions"]) for s in world.SPLITS},
-        "templates": list(toy["templates"] or bank.names),
-        "seed": int(config.recipe.seed),
-        "updates": int(toy["updates"]),
-    }
+    world = load_world(toy["world"])
+    sizes = {s: int(toy[f"{s}_questions"]) for s in SPLITS if toy[f"{s}_questions"] is not None}
+    updates = world.updates if toy["updates"] is None else int(toy["updates"])
+    questions = dataclasses.replace(world.questions, **sizes)
+    return Settings(
+        world=dataclasses.replace(world, questions=questions, updates=updates),
+        templates=tuple(toy["templates"] or bank.names),
+        seed=int(config.recipe.seed),
+    )
 
 
 def folder_of(config: DictConfig, bank: Bank) -> Path:
@@ -60,47 +93,47 @@ def folder_of(config: DictConfig, bank: Bank) -> Path:
 def build(config: DictConfig) -> Path:
     """The folder of the toy world of `config`, from the cache or built now."""
     bank = load_bank(config.recipe.augment.bank)
-    settings, folder = settings_of(config, bank), folder_of(config, bank)
+    return make(settings_of(config, bank), bank, Path(config.recipe.toy.cache))
+
+
+def make(settings: Settings, bank: Bank, cache: Path) -> Path:
+    """The folder of a world in `cache`, built unless it is there."""
+    folder = cache.resolve() / digest(settings, bank)
     if (folder / MANIFEST).is_file():
         return folder
     # Seconds of imports, which a refused or finished run does without.
     from recipe.toy.tokenizer import build_tokenizer
     from recipe.toy.warmup import WarmUp, build_model, train
 
-    seed, names = settings["seed"], settings["templates"]
+    world, seed = settings.world, settings.seed
     beside = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
-    for split, count in settings["sizes"].items():
-        chosen = world.problems(split, count, seed)
-        write_parquet(
-            [world.to_question(p, split, seed) for p in chosen], beside / f"{split}.parquet"
-        )
-    tokenizer = build_tokenizer(corpus(bank))
+    for split, count in dataclasses.asdict(world.questions).items():
+        chosen = problems(world, split, count, seed)
+        asked = [to_question(world, p, split, seed) for p in chosen]
+        write_parquet(asked, beside / f"{split}.parquet")
+    tokenizer = build_tokenizer(corpus(world, bank))
     model = build_model(tokenizer, seed)
-    pool = [p for p in world.all_problems() if world.split_of(p, seed) == "train"]
-    loss = train(
-        model,
-        tokenizer,
-        _balanced(pool),
-        [bank[name] for name in names],
-        WarmUp(updates=settings["updates"], seed=seed),
-    )
+    frames = [bank[name] for name in settings.templates]
+    warm_up = WarmUp(updates=world.updates, seed=seed)
+    loss = train(model, tokenizer, world, demonstrated(world, seed), frames, warm_up)
     model.save_pretrained(beside / "model")
     tokenizer.save_pretrained(beside / "model")
-    record = {**settings, "parameters": model.num_parameters(), "warmup_loss": loss}
+    record = {**settings.record(), "parameters": model.num_parameters(), "warmup_loss": loss}
     (beside / MANIFEST).write_text(json.dumps(record, indent=2))
     shutil.rmtree(folder, ignore_errors=True)
     beside.replace(folder)
     return folder
 
 
-def _balanced(pool: list[world.Problem]) -> list[world.Problem]:
-    """The problems repeated so that each level has its share of `world.LEVELS`."""
-    balanced: list[world.Problem] = []
-    for level, (_, share) in world.LEVELS.items():
-        of_level = [p for p in pool if p.level == level]
-        wanted = round(10_000 * share)
+def demonstrated(world: World, seed: int) -> list[Problem]:
+    """The problems of the split "train", repeated so that each level has its share."""
+    balanced: list[Problem] = []
+    pool = [p for p in all_problems(world) if split_of(p, seed) == "train"]
+    for number, level in enumerate(world.levels, start=1):
+        of_level = [p for p in pool if p.level == number]
+        wanted = round(10_000 * level.share)
         balanced += (of_level * (wanted // len(of_level) + 1))[:wanted]
     return balanced
 

@@ -1,14 +1,12 @@
-"""What the start model has read: worked answers in every template's format, slips included.
+"""What the start model has read: worked answers in every template's format, mistakes included.
 
-Two kinds of slip, each at a stated rate, drawn by a hash (so the text is a function of the seed):
-the carry or borrow is forgotten, or the template's format is (the plain form is written instead).
+The mistakes come at the rates of a world, each drawn by a hash of its own, so that the text is a
+function of the key and one mistake says nothing about another.
 """
 
-from recipe.toy.world import Problem, unit, worked
-
-FORGET_RATE = 0.60  # of the problems with a carry or a borrow
-MISREAD_RATE = 0.05  # of all problems: the boxed answer is one too large
-FORMAT_SLIP_RATE = 0.30  # of the templates that have a format
+from recipe.toy.problems import Problem, unit
+from recipe.toy.work import NONE, Mistakes, columns_of, worked
+from recipe.toy.world import World
 
 PLAIN = "{work}. {box}"
 _PHRASE = "{work}. The final answer is: {box}"
@@ -29,28 +27,45 @@ FORMS = {
 
 
 def demonstration(
-    problem: Problem,
-    template: str,
-    *,
-    forget: bool = False,
-    misread: bool = False,
-    form: bool = True,
+    problem: Problem, template: str, mistakes: Mistakes = NONE, *, form: bool = True
 ) -> str:
-    """The response that a learner writes to `problem` under the template named `template`."""
-    work, answer = worked(problem, forget=forget)
-    shown = str(int(answer) + 1) if misread else answer
+    """The response that a learner writes to `problem` under the template named `template`.
+
+    Without its `form` it is written plainly: work and box.
+    """
+    work, answer = worked(problem.a, problem.op, problem.b, mistakes)
     text = FORMS.get(template, PLAIN) if form else PLAIN
-    box = "\\boxed{" + shown + "}"
-    return text.replace("{work}", work).replace("{box}", box).replace("{answer}", shown)
+    box = "\\boxed{" + answer + "}"
+    return text.replace("{work}", work).replace("{box}", box).replace("{answer}", answer)
 
 
-def draw_demonstration(problem: Problem, template: str, *key: object) -> str:
-    """A demonstration whose slips are a pure function of `key`."""
+def draw_mistakes(world: World, problem: Problem, wording: int, *key: object) -> Mistakes:
+    """The mistakes of one demonstration, a pure function of `key` and of the world's rates."""
+    columns = range(columns_of(problem.a, problem.b))
+    adds = problem.op == "+"
+    if world.adds is not None:
+        adds = unit("operation", *key) < world.adds[wording]
+    forgotten = world.slips.carry if adds else world.slips.borrow
+    # The first column that a carry can reach has no number in its key: two digits have only that.
+    forget = {c: unit("forget", *key, *([c] if c > 1 else [])) < forgotten for c in columns if c}
+    fact = {c: unit("fact", *key, c) < world.slips.fact for c in columns}
+    return Mistakes(
+        operation=adds != (problem.op == "+"),
+        forget=frozenset(c for c, made in forget.items() if made),
+        fact=frozenset(c for c, made in fact.items() if made),
+        place=unit("place", *key) < world.slips.place,
+        copy=unit("misread", *key) < world.slips.copy,
+    )
+
+
+def draw_demonstration(
+    world: World, problem: Problem, template: str, wording: int, *key: object
+) -> str:
+    """A demonstration whose mistakes are a pure function of `key`, template and problem."""
     place = (*key, template, problem.a, problem.op, problem.b)
     return demonstration(
         problem,
         template,
-        forget=unit("forget", *place) < FORGET_RATE,
-        misread=unit("misread", *place) < MISREAD_RATE,
-        form=unit("format", *place) >= FORMAT_SLIP_RATE,
+        draw_mistakes(world, problem, wording, *place),
+        form=unit("format", *place) >= world.slips.format,
     )

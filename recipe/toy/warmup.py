@@ -12,7 +12,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from prompt_aug.templates import Template, render
 from recipe.toy.demonstrations import draw_demonstration
-from recipe.toy.world import Problem, to_question
+from recipe.toy.problems import Problem, phrase, wordings
+from recipe.toy.world import World
 
 BARE = Template(name="bare", category="free form", system=None, user="{question}")
 IGNORED = -100  # torch's label of a token that is not in the loss
@@ -53,17 +54,22 @@ def build_model(tokenizer: Any, seed: int) -> Qwen2ForCausalLM:
 
 
 def encode(
-    tokenizer: Any, template: Template | None, problem: Problem, key: tuple[object, ...], seed: int
+    tokenizer: Any,
+    world: World,
+    template: Template | None,
+    problem: Problem,
+    key: tuple[object, ...],
+    seed: int,
 ) -> tuple[list[int], list[int]]:
     """(token ids, labels): the rendered prompt outside the loss, the demonstration inside it.
 
     Without a template the prompt is the question alone.
     """
-    question = to_question(problem, "train", seed)
-    phrasing = random.Random(repr(key)).choice((question.text, *question.neighbours))
+    wording = random.Random(repr(key)).choice(wordings(problem, seed))
     frame = BARE if template is None else template
-    prompt = tokenizer.encode(render(frame, phrasing, tokenizer).text, add_special_tokens=False)
-    text = draw_demonstration(problem, frame.name, *key)
+    asked = render(frame, phrase(problem, wording), tokenizer).text
+    prompt = tokenizer.encode(asked, add_special_tokens=False)
+    text = draw_demonstration(world, problem, frame.name, wording, *key)
     response = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
     return prompt + response, [IGNORED] * len(prompt) + response
 
@@ -82,6 +88,7 @@ def collate(
 def train(
     model: Qwen2ForCausalLM,
     tokenizer: Any,
+    world: World,
     problems: Sequence[Problem],
     templates: Sequence[Template],
     settings: WarmUp,
@@ -96,14 +103,13 @@ def train(
     )
     loss = torch.zeros(())
     for update in tqdm(range(settings.updates), desc="warm-up", mininterval=5):
-        rise = min(1.0, (update + 1) / (0.1 * settings.updates))
-        fall = 1.0 - 0.9 * update / settings.updates
         for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * min(rise, fall)
+            group["lr"] = _rate(settings, update)
         bare = update < settings.bare_share * settings.updates
         rows = [
             encode(
                 tokenizer,
+                world,
                 None if bare else rng.choice(templates),
                 rng.choice(problems),
                 (settings.seed, update, i),
@@ -119,3 +125,9 @@ def train(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     return float(loss.detach())
+
+
+def _rate(settings: WarmUp, update: int) -> float:
+    rise = min(1.0, (update + 1) / (0.1 * settings.updates))
+    fall = 1.0 - 0.9 * update / settings.updates
+    return settings.learning_rate * min(rise, fall)

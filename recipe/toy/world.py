@@ -1,147 +1,175 @@
-"""Arithmetic questions of five levels, natural rephrasings, worked answers and a learner's slips.
+"""A world: which questions there are, and which mistakes the start model has been shown how often.
 
-A problem is ``a op b``. Its worked answer restates it, then goes column by column, ones first:
-``47 + 38`` -> work ``47+38: 7+8=15, 4+3+1=8``, answer ``85``. A learner who forgets the carry (or
-the borrow) writes ``4+3=7`` and answers ``75``. The warm-up shows such slips at a stated
-rate: the start model has seen the right way and does not prefer it; training is to mend that.
+A world is a short yaml, ``recipe/toy/worlds/NAME.yaml``, read into one typed record. Everything
+that is drawn from it is a pure function of the record and a seed. Its knobs:
+
+  levels       kinds of problems with their shares: how long the work is, how many carries are due
+  slips        rates of the learner's mistakes, each drawn by itself: a problem combines several
+  adds         for each wording the probability that the learner adds, whatever is asked: of sums
+               and differences one fails under it. 0.5 everywhere: the wording says nothing
+  label_noise  share of the training questions whose gold answer is a learner's mistake
+  questions    sizes of the splits; updates: supervised updates of the start model
 """
 
-import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
 
-from prompt_aug.questions import Question, make_question
+import yaml
 
-SOURCE = "toy_arithmetic"
-SPLITS = {"train": 0.8, "validation": 0.05, "test": 0.15}
+from recipe.errors import ConfigError
 
-# level -> (what it asks, share of the questions)
-LEVELS = {
-    1: ("one-digit addition", 0.10),
-    2: ("two-digit addition without a carry", 0.15),
-    3: ("two-digit addition with a carry", 0.35),
-    4: ("two-digit subtraction without a borrow", 0.10),
-    5: ("two-digit subtraction with a borrow", 0.30),
-}
+WORLDS = Path(__file__).with_name("worlds")
+WORDINGS = 4  # phrasings of every question
+OPERATIONS = ("+", "-")
 
-PHRASES = {
-    "+": (
-        "What is {a} + {b}?",
-        "Add {a} and {b}.",
-        "Find the sum of {a} and {b}.",
-        "Tom has {a} apples and gets {b} more. How many apples has he now?",
-    ),
-    "-": (
-        "What is {a} - {b}?",
-        "Subtract {b} from {a}.",
-        "By how much is {a} larger than {b}?",
-        "Ann has {a} coins and spends {b}. How many coins are left?",
-    ),
-}
+
+class WorldError(ConfigError):
+    """A world that is not there, malformed, or too small for what is asked of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
-    """``a op b`` of one level."""
+class Level:
+    """Problems ``a op b`` of `digits` digits each with exactly `carries` carries or borrows."""
 
-    a: int
     op: str
-    b: int
-    level: int
+    digits: int
+    share: float
+    carries: int | None = None  # None: any number
 
     @property
-    def answer(self) -> int:
-        return self.a + self.b if self.op == "+" else self.a - self.b
+    def name(self) -> str:
+        due = {None: "", 0: " without a carry", 1: " with a carry"}
+        if self.op == "-":
+            due = {None: "", 0: " without a borrow", 1: " with a borrow"}
+        noun = "borrows" if self.op == "-" else "carries"
+        kind = "addition" if self.op == "+" else "subtraction"
+        return f"{self.digits}-digit {kind}" + due.get(self.carries, f" with {self.carries} {noun}")
 
 
-def unit(*key: object) -> float:
-    """A number in [0, 1) that is a pure function of `key` (BLAKE2b, 64 bits)."""
-    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slips:
+    """Rates in [0, 1] at which the demonstrations make each mistake; see `Mistakes`."""
+
+    carry: float = 0.0  # of the carries that are due, each by itself
+    borrow: float = 0.0  # of the borrows that are due
+    fact: float = 0.0  # of the columns
+    place: float = 0.0  # of the answers whose last two digits differ
+    copy: float = 0.0  # of all answers
+    format: float = 0.0  # of the templates that have a format
 
 
-def level_of(a: int, op: str, b: int) -> int:
-    """The level of ``a op b``; 0 where it belongs to none."""
-    if op == "+" and a < 10 and b < 10:
-        return 1
-    if a < 10 or b < 10 or (op == "-" and a // 10 <= b // 10):
-        return 0
-    if op == "+":
-        return 3 if a % 10 + b % 10 > 9 else 2
-    return 5 if a % 10 < b % 10 else 4
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Questions:
+    """How many questions a split has."""
+
+    train: int = 4096
+    validation: int = 64
+    test: int = 512
 
 
-def all_problems() -> Iterator[Problem]:
-    """Every problem of every level, in a fixed order."""
-    for op in ("+", "-"):
-        for a in range(100):
-            for b in range(100):
-                level = level_of(a, op, b)
-                if level:
-                    yield Problem(a=a, op=op, b=b, level=level)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """The record of a yaml file; what its fields mean is said at the head of this module."""
+
+    name: str
+    about: str
+    levels: tuple[Level, ...]
+    slips: Slips = field(default_factory=Slips)
+    adds: tuple[float, ...] | None = None
+    label_noise: float = 0.0
+    questions: Questions = field(default_factory=Questions)
+    updates: int = 1100
+
+    def record(self) -> dict[str, Any]:
+        """What a digest and a manifest hold; the words of `about` decide nothing."""
+        return {key: value for key, value in asdict(self).items() if key != "about"}
 
 
-def split_of(problem: Problem, seed: int) -> str:
-    """The split of a problem, by a hash of its operands: disjoint whatever the sizes."""
-    place, edge = unit(seed, "split", problem.a, problem.op, problem.b), 0.0
-    for split, share in SPLITS.items():
-        edge += share
-        if place < edge:
-            return split
-    return "test"
+def names() -> list[str]:
+    """The worlds that come with the project."""
+    return sorted(path.stem for path in WORLDS.glob("*.yaml"))
 
 
-def problems(split: str, count: int, seed: int) -> list[Problem]:
-    """`count` problems of `split`, the levels in the shares of `LEVELS`, each problem once.
-
-    Raises ValueError where a level has too few problems for its share.
-    """
-    chosen: list[Problem] = []
-    pool = [p for p in all_problems() if split_of(p, seed) == split]
-    for level, (name, share) in LEVELS.items():
-        ranked = sorted(
-            (p for p in pool if p.level == level),
-            key=lambda p: unit(seed, "rank", p.a, p.op, p.b),
+def load_world(name: str) -> World:
+    """The world called `name`, or that of a yaml file; WorldError says what is wrong with it."""
+    path = Path(name) if name.endswith(".yaml") else WORLDS / f"{name}.yaml"
+    if not path.is_file():
+        raise WorldError(
+            f"recipe.toy.world={name}: there is no {path.name}; known are {', '.join(names())}, or "
+            "give the path of a .yaml file"
         )
-        wanted = round(count * share)
-        if level == 1:  # only 100 of these exist: take what the split has
-            wanted = min(wanted, len(ranked))
-        if wanted > len(ranked):
-            raise ValueError(
-                f"{split}: level {level} ({name}) has {len(ranked)} problems, {wanted} wanted"
-            )
-        chosen += ranked[:wanted]
-    return sorted(chosen, key=lambda p: unit(seed, "order", p.a, p.op, p.b))
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise WorldError(f"{path} is no readable yaml: {error}") from error
+    return world_of(found, path)
 
 
-def to_question(problem: Problem, split: str, seed: int) -> Question:
-    """The problem in one of its phrasings (by a hash), the other three as its neighbours."""
-    texts = [phrase.format(a=problem.a, b=problem.b) for phrase in PHRASES[problem.op]]
-    first = int(unit(seed, "phrase", problem.a, problem.op, problem.b) * len(texts))
-    return make_question(
-        text=texts[first],
-        answers=(str(problem.answer),),
-        source=SOURCE,
-        split=split,
-        level=problem.level,
-        neighbours=tuple(text for i, text in enumerate(texts) if i != first),
-    )
+def world_of(found: Any, path: Path) -> World:
+    """The record of a yaml's content, checked key by key."""
+    body = _mapping(found, World, path, "")
+    if "levels" not in body or "about" not in body:
+        raise WorldError(f"{path}: `about` and `levels` must be there")
+    levels = body["levels"]
+    if not isinstance(levels, list) or not levels:
+        raise WorldError(f"{path}: levels must be a list with one entry at least")
+    body["levels"] = tuple(_level(entry, path, i) for i, entry in enumerate(levels, start=1))
+    total = sum(level.share for level in body["levels"])
+    if abs(total - 1) > 1e-9:
+        raise WorldError(f"{path}: the shares of the levels sum to {total:g}, not to 1")
+    for key, record in (("slips", Slips), ("questions", Questions)):
+        body[key] = record(**_mapping(body.get(key) or {}, record, path, f"{key}."))
+    for name in (f.name for f in fields(Slips)):
+        _rate(getattr(body["slips"], name), path, f"slips.{name}")
+    for name in (f.name for f in fields(Questions)):
+        _whole(getattr(body["questions"], name), path, f"questions.{name}", 1)
+    _rate(body.setdefault("label_noise", 0.0), path, "label_noise")
+    _whole(body.setdefault("updates", 1100), path, "updates", 1)
+    if body.get("adds") is not None:
+        adds = body["adds"]
+        if not isinstance(adds, list) or len(adds) != WORDINGS:
+            raise WorldError(f"{path}: adds={adds!r} must list {WORDINGS} numbers, one a wording")
+        body["adds"] = tuple(_rate(p, path, "adds") for p in adds)
+    body["name"] = path.stem
+    return World(**body)
 
 
-def worked(problem: Problem, forget: bool = False) -> tuple[str, str]:
-    """(work, answer) column by column; `forget` leaves out a carry or borrow that is due."""
-    a1, a0 = divmod(problem.a, 10)
-    b1, b0 = divmod(problem.b, 10)
-    restated = f"{problem.a}{problem.op}{problem.b}"
-    if problem.level == 1:
-        return f"{restated}={a0 + b0}", str(a0 + b0)
-    if problem.op == "+":
-        ones, carry = a0 + b0, a0 + b0 > 9
-        note, tens = ("+1", a1 + b1 + 1) if carry and not forget else ("", a1 + b1)
-        work = f"{restated}: {a0}+{b0}={ones}, {a1}+{b1}{note}={tens}"
-        return work, str(10 * tens + ones % 10)
-    borrow = a0 < b0
-    note, tens = ("-1", a1 - b1 - 1) if borrow and not forget else ("", a1 - b1)
-    top = a0 + 10 if borrow else a0
-    work = f"{restated}: {top}-{b0}={top - b0}, {a1}-{b1}{note}={tens}"
-    return work, str(10 * tens + top - b0)
+def _level(entry: Any, path: Path, number: int) -> Level:
+    place = f"levels, entry {number}: "
+    body = _mapping(entry, Level, path, place)
+    missing = {"op", "digits", "share"} - set(body)
+    if missing:
+        raise WorldError(f"{path}: {place}{', '.join(sorted(missing))} must be there")
+    if body["op"] not in OPERATIONS:
+        raise WorldError(f"{path}: {place}op={body['op']!r} must be one of {OPERATIONS}")
+    _whole(body["digits"], path, f"{place}digits", 1, 6)
+    _rate(body["share"], path, f"{place}share")
+    if body.get("carries") is not None:
+        _whole(body["carries"], path, f"{place}carries", 0, body["digits"] - 1)
+    return Level(**body)
+
+
+def _mapping(found: Any, record: type, path: Path, place: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise WorldError(f"{path}: {place or 'the file '}must be keys and values, not {found!r}")
+    known = {f.name for f in fields(record)} - ({"name"} if record is World else set())
+    unknown = sorted(set(map(str, found)) - known)
+    if unknown:
+        raise WorldError(
+            f"{path}: {place}{unknown[0]} is no key; known are {', '.join(sorted(known))}"
+        )
+    return dict(found)
+
+
+def _rate(value: Any, path: Path, key: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise WorldError(f"{path}: {key}={value!r} must be a number from 0 to 1")
+    return float(value)
+
+
+def _whole(value: Any, path: Path, key: str, least: int, most: int | None = None) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):
+        upper = "" if most is None else f" to {most}"
+        raise WorldError(f"{path}: {key}={value!r} must be a whole number from {least}{upper}")

@@ -12,6 +12,7 @@ from prompt_aug.templates import load_bank, render
 from recipe.rollout.agent_loop import EPOCH, PromptAugmentationAgentLoop, choose_template
 from recipe.toy import build
 from recipe.toy.tokenizer import build_tokenizer
+from recipe.toy.world import load_world
 
 NAMES = ["open-r1-teacher", "formal", "lm_eval_prompt4"]
 
@@ -98,7 +99,7 @@ def loop(
     )
     made.rollout_config = SimpleNamespace(n=8)
     made.bank, made.server_manager = load_bank(), engine
-    made.tokenizer = build_tokenizer(build.corpus(load_bank()))
+    made.tokenizer = build_tokenizer(build.corpus(load_world("sums"), load_bank()))
     made.prompt_length, made.response_length = prompt_length, response_length
     return made
 

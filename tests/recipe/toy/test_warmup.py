@@ -5,12 +5,15 @@ import torch
 
 from prompt_aug.templates import load_bank, render
 from recipe.toy import build, warmup
+from recipe.toy.problems import Problem
 from recipe.toy.tokenizer import build_tokenizer
-from recipe.toy.world import Problem
+from recipe.toy.world import load_world
+
+SUMS = load_world("sums")
 
 
 def tokenizer():
-    return build_tokenizer(build.corpus(load_bank()))
+    return build_tokenizer(build.corpus(SUMS, load_bank()))
 
 
 def test_tokenizer_round_trips_any_text_and_is_deterministic() -> None:
@@ -25,7 +28,8 @@ def test_tokenizer_round_trips_any_text_and_is_deterministic() -> None:
 
 def test_only_the_demonstration_is_in_the_loss() -> None:
     tok, template = tokenizer(), load_bank()["deepseek-r1-teacher"]
-    ids, labels = warmup.encode(tok, template, Problem(a=7, op="+", b=8, level=1), ("k",), 0)
+    problem = Problem(a=7, op="+", b=8, level=1)
+    ids, labels = warmup.encode(tok, SUMS, template, problem, ("k",), 0)
     start = next(i for i, label in enumerate(labels) if label != warmup.IGNORED)
     assert tok.decode(ids[:start]).endswith("<|im_start|>assistant\n<think>")
     assert labels[start:] == ids[start:]
@@ -51,7 +55,7 @@ def test_model_is_about_a_million_parameters_and_learns() -> None:
     problems = [Problem(a=7, op="+", b=8, level=1)]
     prompt = render(bank["qwen-math"], "What is 7 + 8?", tok).text
     before = next_token_loss(model, tok, prompt, "7+8=15")
-    warmup.train(model, tok, problems, [bank["qwen-math"]], settings)
+    warmup.train(model, tok, SUMS, problems, [bank["qwen-math"]], settings)
     assert next_token_loss(model, tok, prompt, "7+8=15") < before - 1.0
 
 

@@ -1,0 +1,126 @@
+"""Sample a model on questions of its world, and what the samples say about it, without an engine.
+
+Symbols: n samples of a question, c of them right; k draws of pass@k; G the size of a group.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from prompt_aug.grading import grade
+from prompt_aug.templates import Template, render
+
+ROWS = 256  # sampled side by side
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One response: its text, whether its answer is right, and its mean entropy per token, nats."""
+
+    text: str
+    right: bool
+    tokens: int
+    entropy: float
+
+
+def pass_at_k(right: Sequence[int], samples: int, k: int) -> float:
+    """Unbiased pass@k, the mean over questions of 1 - C(n-c, k) / C(n, k); `right` holds c."""
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} wants at least {k} samples of a question, there are {samples}")
+    missed = [math.comb(samples - c, k) / math.comb(samples, k) for c in right]
+    return 1.0 - math.fsum(missed) / len(missed)
+
+
+def no_signal(right: Sequence[int], samples: int, group: int) -> float:
+    """Unbiased share of groups of G whose answers are all right or all wrong.
+
+    The mean over questions of (C(c, G) + C(n-c, G)) / C(n, G): the share of the subsets of size G
+    of the n samples that are all one or all the other.
+    """
+    if not 1 <= group <= samples:
+        raise ValueError(f"groups of {group} want as many samples of a question, not {samples}")
+    ways = math.comb(samples, group)
+    equal = [(math.comb(c, group) + math.comb(samples - c, group)) / ways for c in right]
+    return math.fsum(equal) / len(equal)
+
+
+class Sampler:
+    """A model and its tokenizer, on the CPU in float32."""
+
+    def __init__(self, folder: Path, *, max_tokens: int, seed: int) -> None:
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.max_tokens, self.seed = max_tokens, seed
+
+    def sample(
+        self,
+        texts: Sequence[str],
+        golds: Sequence[Sequence[str]],
+        template: Template,
+        *,
+        samples: int,
+        temperature: float = 1.0,
+    ) -> list[list[Sample]]:
+        """`samples` graded responses to each text; temperature 0 is greedy and wants one."""
+        step = max(1, ROWS // samples)
+        found: list[list[Sample]] = []
+        for start in range(0, len(texts), step):
+            torch.manual_seed(self.seed * 1_000_003 + start)
+            part = slice(start, start + step)
+            found += self._batch(texts[part], golds[part], template, samples, temperature)
+        return found
+
+    @torch.inference_mode()
+    def _batch(
+        self,
+        texts: Sequence[str],
+        golds: Sequence[Sequence[str]],
+        template: Template,
+        samples: int,
+        temperature: float,
+    ) -> list[list[Sample]]:
+        prompts = [render(template, text, self.tokenizer).text for text in texts]
+        inputs = self.tokenizer(
+            prompts,
+            add_special_tokens=False,
+            padding=True,
+            padding_side="left",
+            return_tensors="pt",
+            return_token_type_ids=False,
+        )
+        how = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+        made = self.model.generate(
+            **inputs,
+            **how,
+            num_return_sequences=samples,
+            max_new_tokens=self.max_tokens,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        rows = made.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+        # At temperature 1 whatever it was sampled at; one row for every token of the responses.
+        logp = [logits.float().log_softmax(-1) for logits in made.logits]
+        entropy_BT = torch.stack([-(p.exp() * p).sum(-1) for p in logp], dim=1)
+        graded = [
+            self._graded(ids, entropy_BT[i], golds[i // samples], template)
+            for i, ids in enumerate(rows)
+        ]
+        return [graded[i : i + samples] for i in range(0, len(graded), samples)]
+
+    def _graded(
+        self, ids: list[int], entropy: torch.Tensor, gold: Sequence[str], template: Template
+    ) -> Sample:
+        end = self.tokenizer.eos_token_id
+        length = ids.index(end) + 1 if end in ids else len(ids)
+        text = self.tokenizer.decode(ids[:length], skip_special_tokens=True)
+        return Sample(
+            text=text,
+            right=grade(text, list(gold), template).correct,
+            tokens=length,
+            entropy=float(entropy[:length].mean()),
+        )

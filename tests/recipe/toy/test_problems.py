@@ -1,0 +1,113 @@
+"""Questions of a world: disjoint splits, shares, wordings, label noise; `sums` unchanged."""
+
+import dataclasses
+import hashlib
+import json
+
+import pytest
+
+from prompt_aug.questions import to_row
+from recipe.toy import problems as made
+from recipe.toy.problems import Problem, noisy_answer, problems, to_question, wordings
+from recipe.toy.world import Level, World, WorldError, load_world, names
+
+SUMS = load_world("sums")
+
+
+def test_sums_has_the_questions_that_the_published_numbers_are_of() -> None:
+    """A change of this hash wants all runs of examples/methods.jsonl and the demo anew."""
+    rows = []
+    for seed in (0, 3):
+        for split, count in (("train", 4096), ("validation", 64), ("test", 512)):
+            for p in problems(SUMS, split, count, seed):
+                rows.append(json.dumps(to_row(to_question(SUMS, p, split, seed))))
+    assert hashlib.sha256("".join(rows).encode()).hexdigest()[:16] == "bc2a1a4f0b6e5017"
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_world_has_as_many_questions_as_it_says(name: str) -> None:
+    world = load_world(name)
+    for split, count in dataclasses.asdict(world.questions).items():
+        found = problems(world, split, count, 0)
+        short = sum(level.share * count for level in world.levels if level.digits == 1)
+        assert count - short - len(world.levels) <= len(found) <= count + len(world.levels)
+
+
+@pytest.mark.parametrize("name", ["sums", "staircase"])
+def test_splits_are_disjoint_and_a_function_of_the_seed(name: str) -> None:
+    world = load_world(name)
+    of = {s: {(p.a, p.op, p.b) for p in problems(world, s, 60, 0)} for s in made.SPLITS}
+    assert not of["train"] & of["test"]
+    assert not of["validation"] & (of["train"] | of["test"])
+    again = {(p.a, p.op, p.b) for p in problems(world, "test", 60, 0)}
+    other = {(p.a, p.op, p.b) for p in problems(world, "test", 60, 1)}
+    assert again == of["test"] != other
+
+
+def test_a_smaller_set_is_a_part_of_a_larger_one() -> None:
+    world = load_world("staircase")
+    small, large = (set(problems(world, "train", count, 0)) for count in (64, 640))
+    assert len(small) == 64
+    assert small < large
+
+
+def test_levels_have_their_shares_and_their_carries() -> None:
+    world = World(
+        name="w",
+        about="",
+        levels=(
+            Level(op="+", digits=3, carries=2, share=0.75),
+            Level(op="-", digits=3, carries=0, share=0.25),
+        ),
+    )
+    found = problems(world, "train", 40, 0)
+    assert [sum(p.level == n for p in found) for n in (1, 2)] == [30, 10]
+    for p in found:
+        if p.level == 1:
+            assert p.op == "+"
+            assert p.a % 10 + p.b % 10 > 9
+            assert p.a % 100 + p.b % 100 > 99
+        else:
+            assert p.op == "-"
+            assert all(int(x) >= int(y) for x, y in zip(str(p.a), str(p.b), strict=True))
+
+
+def test_too_many_questions_are_refused() -> None:
+    with pytest.raises(WorldError, match=r"level 2 \(2-digit addition without a carry\).* 600 wan"):
+        problems(SUMS, "validation", 4000, 0)
+
+
+def test_question_has_three_other_wordings() -> None:
+    problem = Problem(a=47, op="+", b=38, level=3)
+    question = to_question(SUMS, problem, "train", 0)
+    assert question.answers == ("85",)
+    assert len({question.text, *question.neighbours}) == 4
+    assert all("47" in text and "38" in text for text in (question.text, *question.neighbours))
+    assert sorted(wordings(problem, 0)) == [0, 1, 2, 3]
+    firsts = {wordings(Problem(a=a, op="+", b=38, level=3), 0)[0] for a in range(40)}
+    assert firsts == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("problem", "noise"),
+    [
+        (Problem(a=47, op="+", b=38, level=3), "75"),  # both carries forgotten
+        (Problem(a=347, op="+", b=285, level=1), "522"),
+        (Problem(a=21, op="+", b=34, level=2), "56"),  # none to forget: one too large
+    ],
+)
+def test_a_noisy_label_by_hand(problem: Problem, noise: str) -> None:
+    assert noisy_answer(problem) == noise
+
+
+def test_noise_is_in_training_questions_only_and_at_its_rate() -> None:
+    noisy = dataclasses.replace(SUMS, label_noise=0.25)
+
+    def wrong(world: World, split: str, count: int) -> int:
+        found = problems(world, split, count, 0)
+        asked = [(p, to_question(world, p, split, 0)) for p in found]
+        return sum(q.answers != (str(p.answer),) for p, q in asked)
+
+    assert abs(wrong(noisy, "train", 2000) / 2000 - 0.25) < 0.04  # four standard errors
+    assert wrong(noisy, "test", 400) == wrong(noisy, "validation", 60) == 0
+    assert wrong(SUMS, "train", 2000) == 0
