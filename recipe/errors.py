@@ -5,3 +5,7 @@ from prompt_aug.errors import UserError
 
 class ConfigError(UserError):
     """A run that cannot start, or would not do what its configuration says."""
+
+
+class ExhaustedError(UserError, RuntimeError):
+    """Dynamic sampling: the questions a step may generate are spent, and the batch is not full."""

@@ -23,7 +23,7 @@ from recipe.checks import data as preflight
 from recipe.checks import verl as preflight_verl
 from recipe.checks.algorithm import check_algorithm
 from recipe.config.compose import check_same_run, compose_config
-from recipe.errors import ConfigError
+from recipe.errors import ConfigError, ExhaustedError
 from recipe.patches import weight_socket as isolation
 from recipe.run import folder as run_folder
 from recipe.run import processes, progress
@@ -151,10 +151,12 @@ def explain(error: BaseException, run_dir: Path) -> str:
 
     torch reports a full disk as a wrong position in its file, so the room left is looked at too.
     """
-    if "ExhaustedError" in str(error):
+    # Ray raises what an actor raised as a subclass of that error's class, and keeps it as `cause`.
+    if isinstance(error, ExhaustedError):
         return (
+            f"{getattr(error, 'cause', error)}\n"
             "dynamic sampling found too few questions with a signal; the last finished step is "
-            "saved, and the command goes on from it. What to change is in the message above"
+            "saved, and the command goes on from it"
         )
     full = shutil.disk_usage(run_dir).free < FULL
     if full or os.strerror(errno.ENOSPC) in "".join(traceback.format_exception(error)):

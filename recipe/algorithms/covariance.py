@@ -25,15 +25,15 @@ def token_covariance(
     group_B: Numbers,
     *,
     centre: str = "group",
-    advantage_centre: str = "tokens",
+    advantage_centre: str = "responses",
 ) -> torch.Tensor:
     """c_BT = (logp - mean logp) (A - mean A) at real tokens, 0 where the mask is 0; float64.
 
     `centre`, the tokens log-probabilities are averaged over: ``group`` (all real tokens of the
     group's responses), ``sequence`` (those of each response), ``batch``.
-    `advantage_centre`: ``tokens`` (over the group's real tokens: then, with ``group``, the mean of
-    c is the covariance over tokens), ``responses`` (each response of the group once, a response
-    without real tokens not at all), ``batch`` (all real tokens of the batch).
+    `advantage_centre`: ``responses`` (each response of the group once, a response without real
+    tokens not at all: arXiv 2605.11538), ``tokens`` (over the group's real tokens: then, with
+    ``group``, the mean of c is the covariance over tokens), ``batch`` (all tokens of the batch).
     A scope of equal advantages, or of equal log-probabilities, has c = 0 exactly.
     ValueError for an unknown scope and for what `tokens.checked` refuses.
     """

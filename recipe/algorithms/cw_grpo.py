@@ -7,7 +7,8 @@ The paper leaves four things open, and the authors' public code answers them in 
 is a key, `PRESETS` has both answers:
 
 - ``centre``: over which tokens is "mean log pi"? All of the group | each response by itself.
-- ``advantage_centre``: is "mean A" over tokens, where long responses weigh more, or over responses?
+- ``advantage_centre``: "mean A" is over responses in the paper's text ("means ... computed over
+  responses") and in the code; ``tokens``, where long responses weigh more, is there to compare.
 - ``sigma``: over the group | over the batch. (The code: over a micro-batch, which in the authors'
   run was one group of 12. Ours never is a micro-batch: the weights do not depend on its size.)
 - ``normaliser``: mean weight 1 over the real tokens of the group | of the batch; ``padded``, as in
@@ -39,7 +40,7 @@ CHOICES = {
 PRESETS = {
     "paper": {
         "centre": "group",
-        "advantage_centre": "tokens",
+        "advantage_centre": "responses",
         "sigma": "group",
         "normaliser": "group",
     },
@@ -61,7 +62,7 @@ def gaussian_covariance(
     group_B: Numbers,
     *,
     centre: str = "group",
-    advantage_centre: str = "tokens",
+    advantage_centre: str = "responses",
     sigma: str = "group",
     normaliser: str = "group",
 ) -> torch.Tensor:

@@ -23,7 +23,7 @@ from typing import Any
 from omegaconf import DictConfig
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from prompt_aug.errors import UserError
+from recipe.errors import ExhaustedError
 
 PREFIX = "dynamic_sampling/"
 ADVICE = {
@@ -31,10 +31,6 @@ ADVICE = {
     "recipe.dynamic_sampling.max_gen_batches, or set recipe.dynamic_sampling.on_exhausted=train",
     "train": "Look for why in the messages of the workers above, or with recipe.worker_logs=true",
 }
-
-
-class ExhaustedError(UserError, RuntimeError):
-    """The questions that a step may generate are spent, and the batch is not full."""
 
 
 class BoundedReplayBuffer(ReplayBuffer):
@@ -160,6 +156,12 @@ class BoundedReplayBuffer(ReplayBuffer):
             )
         self.filling = set(filling)
         return usable | set(filling)
+
+    def _select_prompt_uids(
+        self, partition_id: str, sampleable_keys: set[str], batch_size: int
+    ) -> Any:
+        """As in verl, which takes any of those of one step; here the first in the data order."""
+        return super()._select_prompt_uids(partition_id, sorted(sampleable_keys), batch_size)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
         """verl's sampling, then the end of the reserve and the counts of the step."""

@@ -5,6 +5,7 @@ What is overridden, and why:
   _fetch_one_gen_batch    tells every row its epoch, which draws depend on; the curriculum chooses
   _save/_load_checkpoint  counts and what is remembered of questions travel with the checkpoint
   step                    keeps the work where dynamic sampling ends a run
+  _balance_batch          mini-batches that do not depend on which rollout finished first
   _compute_advantage      advantages, weights and statistics of whole groups, on the driver
   _compute_metrics        writes metrics.jsonl and rollouts/ into the run folder
   _val_metrics_update     mean and standard error; verl's bootstrap is slow and biased as pass@k
@@ -20,15 +21,18 @@ from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
+from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
 from prompt_aug.files import read_json, write_json, write_lines
 from recipe.algorithms.compute import compute_advantages, group_of
+from recipe.errors import ExhaustedError
 from recipe.rollout.agent_loop import EPOCH
 from recipe.run import folder as run_folder
 from recipe.trainer import batch as batches
 from recipe.trainer import metrics as diagnostics
+from recipe.trainer.order import deal, training_order
 from recipe.trainer.question_stats import QuestionStats
-from recipe.trainer.replay_buffer import BoundedReplayBuffer, ExhaustedError
+from recipe.trainer.replay_buffer import BoundedReplayBuffer
 
 STATE = "recipe_state.json"
 
@@ -68,6 +72,11 @@ class RecipeTrainer(PPOTrainerSync):
             epoch = self.batches_fetched // len(self.train_dataloader)
             chunk = super()._fetch_one_gen_batch()
             chunk[EPOCH] = torch.full((len(chunk),), epoch)
+            # verl's id of a group is random; ours is its place in the data order and its question,
+            # so that what is drawn or sorted by it is the same in every run with the same seed.
+            first = self.batches_fetched * len(chunk)
+            names = [f"{first + i:09d}-{e['uid']}" for i, e in enumerate(chunk["extra_info"])]
+            tu.assign_non_tensor_stack(chunk, "uid", names)
             self.batches_fetched += 1
             chunks.append(chunk)
         batch = chunks[0]
@@ -76,6 +85,25 @@ class RecipeTrainer(PPOTrainerSync):
             chosen = self.memory.choose([e["uid"] for e in batch["extra_info"]], len(chunks[0]))
             batch = tu.index_select_tensor_dict(batch, chosen)
         self.memory.fetch(list(batch["uid"]), [e["uid"] for e in batch["extra_info"]])
+        return batch
+
+    def _balance_batch(self, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> Any:
+        """verl's padding rows, then our order (`recipe.trainer.order`) in place of verl's."""
+        batch = super()._balance_batch(batch, metrics, *args, **kwargs)
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        size = int(self.config.actor_rollout_ref.rollout.n)
+        order = training_order(
+            batch.keys,
+            [bool(tag.get("is_padding", False)) for tag in batch.tags],
+            size=size,
+            seed=int(self.config.recipe.seed),
+            step=self.global_steps,
+        )
+        lengths = [int(tag["seq_len"]) for tag in batch.tags]
+        mini_batch = int(self.config.actor_rollout_ref.actor.ppo_mini_batch_size) * size
+        dealt = deal(order, lengths, mini_batch=mini_batch, ranks=ranks)
+        metrics.update(log_seqlen_unbalance(lengths, dealt, prefix="global_seqlen"))
+        batch.reorder([i for rows in dealt for i in rows])
         return batch
 
     # ---------------------------------------------------------------- resume

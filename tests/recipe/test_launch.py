@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf, open_dict
+from ray.exceptions import RayTaskError
 
 from prompt_aug.files import lock
 from prompt_aug.questions import make_question, write_parquet
@@ -16,7 +17,7 @@ from prompt_aug.templates import load_bank
 from recipe import train
 from recipe.checks import data as preflight
 from recipe.config.compose import check_same_run, compose_config
-from recipe.errors import ConfigError
+from recipe.errors import ConfigError, ExhaustedError
 from recipe.run import folder as run_folder
 
 
@@ -331,6 +332,15 @@ def test_a_full_disk_is_named_by_its_error_or_by_the_room_left(
     monkeypatch.setattr("shutil.disk_usage", lambda path: room)
     torchs = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
     assert "the disk is full" in train.explain(torchs, tmp_path)
+
+
+def test_want_of_a_signal_is_known_by_its_class_through_ray(tmp_path: Path) -> None:
+    raised = RayTaskError("run", "a traceback", ExhaustedError("6 questions in one step"))
+    told = train.explain(raised.as_instanceof_cause(), tmp_path)
+    assert told.startswith("6 questions in one step\ndynamic sampling found too few questions")
+    # a text that holds the name of the class is not the error
+    other = RayTaskError("run", "ExhaustedError", RuntimeError("ExhaustedError: no"))
+    assert "dynamic sampling" not in train.explain(other.as_instanceof_cause(), tmp_path)
 
 
 @pytest.mark.e2e

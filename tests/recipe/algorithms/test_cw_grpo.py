@@ -16,17 +16,27 @@ Weight = Callable[..., torch.Tensor]
 
 
 def test_gaussian_weights_by_hand() -> None:
-    # c = 4/3 0 8/3: mean 4/3, variance (0 + 16/9 + 16/9) / 3 = 32/27, so c^2 / (2 var) is
-    # 16/9 x 27/64 = 3/4, 0 and 64/9 x 27/64 = 3. The group of one response has no signal.
-    a, b = math.exp(-0.75), math.exp(-3)
-    scale = 3 / (a + 1 + b)
-    wanted = [[a * scale, scale], [b * scale, 0], [1, 1]]
+    # log pi: mean -3 over three tokens; A: mean 0 over two responses. c = 2 0 2: mean 4/3, variance
+    # 8/3 - 16/9 = 8/9, so c^2 / (2 var) is 9/4, 0 and 9/4. The group of one has no signal.
+    a = math.exp(-9 / 4)
+    scale = 3 / (2 * a + 1)
+    wanted = [[a * scale, scale], [a * scale, 0], [1, 1]]
     close(gaussian_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP), wanted)
     close(gaussian_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP, **PRESETS["paper"]), wanted)
     # mean 1 over the five tokens of the batch instead
-    scale = 5 / (a + 1 + b + 2)
-    wanted = [[a * scale, scale], [b * scale, 0], [scale, scale]]
+    scale = 5 / (2 * a + 1 + 2)
+    wanted = [[a * scale, scale], [a * scale, 0], [scale, scale]]
     close(gaussian_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP, normaliser="batch"), wanted)
+
+
+def test_gaussian_weights_with_advantages_centred_over_tokens_by_hand() -> None:
+    # A: mean 1/3 over three tokens. c = 4/3 0 8/3: mean 4/3, variance (0 + 16/9 + 16/9) / 3 =
+    # 32/27, so c^2 / (2 var) is 16/9 x 27/64 = 3/4, 0 and 64/9 x 27/64 = 3.
+    a, b = math.exp(-0.75), math.exp(-3)
+    scale = 3 / (a + 1 + b)
+    wanted = [[a * scale, scale], [b * scale, 0], [1, 1]]
+    found = gaussian_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP, advantage_centre="tokens")
+    close(found, wanted)
 
 
 def test_gaussian_weights_of_the_official_code_by_hand() -> None:
@@ -41,11 +51,11 @@ def test_gaussian_weights_of_the_official_code_by_hand() -> None:
 
 
 def test_sigma_of_the_batch_by_hand() -> None:
-    # c = 4/3 0 8/3 0 0: mean 4/5, squares 80/9, variance 80/45 - 16/25 = 16/9 - 16/25 = 256/225
-    a, b = math.exp(-(16 / 9) / (512 / 225)), math.exp(-(64 / 9) / (512 / 225))
-    scale = 3 / (a + 1 + b)
+    # c = 2 0 2 0 0: mean 4/5, variance 8/5 - 16/25 = 24/25, so c^2 / (2 var) is 25/12
+    a = math.exp(-25 / 12)
+    scale = 3 / (2 * a + 1)
     found = gaussian_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP, sigma="batch")
-    close(found, [[a * scale, scale], [b * scale, 0], [1, 1]])
+    close(found, [[a * scale, scale], [a * scale, 0], [1, 1]])
 
 
 def test_without_signal_the_weight_is_one() -> None:

@@ -100,7 +100,7 @@ def paper_weights(texts: Sequence[int], advantages: list[float]) -> list[list[fl
     for question in set(QUESTION):
         rows = [i for i in range(len(LENGTH)) if QUESTION[i] == question]
         mean_logp = statistics.mean(logp for i in rows for logp in logps[i])
-        mean_a = statistics.mean(advantages[i] for i in rows for _ in logps[i])
+        mean_a = statistics.mean(advantages[i] for i in rows)
         c = {i: [(logp - mean_logp) * (advantages[i] - mean_a) for logp in logps[i]] for i in rows}
         sigma = statistics.pstdev(value for i in rows for value in c[i])
         for i in rows:

@@ -12,7 +12,8 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import replay_buffer
 
-from recipe.trainer.replay_buffer import BoundedReplayBuffer, ExhaustedError
+from recipe.errors import ExhaustedError
+from recipe.trainer.replay_buffer import BoundedReplayBuffer
 
 Group = tuple[float | None, ...]
 WRONG, RIGHT, MIXED = (0.0, 0.0), (1.0, 1.0), (0.0, 1.0)

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from recipe.trainer.replay_buffer import ExhaustedError
+from recipe.errors import ExhaustedError
 from recipe.trainer.trainer import RecipeTrainer
 
 

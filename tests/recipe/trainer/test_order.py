@@ -1,0 +1,137 @@
+"""The order of a batch: through verl's own balancing, dispatch and mini-batch iterator."""
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import trainer_base
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.tensordict_utils import make_iterator
+
+from recipe.trainer.order import deal, group_id, training_order
+from recipe.trainer.trainer import RecipeTrainer
+
+QUESTIONS, ROLLOUTS, MINI = 128, 8, 32
+
+
+def lognormal() -> dict[str, int]:
+    """The rows of a batch in the order in which groups finish, with their lengths in tokens."""
+    draw = random.Random(0)
+    groups = {
+        f"{q:09d}-question{q % 100}": [int(draw.lognormvariate(6.3, 0.7)) for _ in range(ROLLOUTS)]
+        for q in range(QUESTIONS)
+    }
+    finished = sorted(groups, key=lambda group: max(groups[group]))
+    return {f"{g}_{i}_0": n for g in finished for i, n in enumerate(groups[g])}
+
+
+def mini_batches(
+    lengths: dict[str, int], owner: Any = RecipeTrainer, ranks: int = 1, step: int = 1
+) -> list[list[str]]:
+    """The keys of every mini-batch of a step as verl's actors get them, all ranks together."""
+    trainer: Any = object.__new__(RecipeTrainer)  # verl's __init__ starts half a cluster
+    trainer.global_steps, trainer.use_critic = step, False
+    trainer.tokenizer = SimpleNamespace(eos_token_id=0)
+    trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
+    trainer.config = OmegaConf.create(
+        {
+            "recipe": {"seed": 42},
+            "trainer": {"critic_warmup": 0},
+            "actor_rollout_ref": {
+                "actor": {"ppo_mini_batch_size": MINI},
+                "rollout": {"n": ROLLOUTS},
+            },
+        }
+    )
+    tags = [{"seq_len": n} for n in lengths.values()]
+    batch = KVBatchMeta(keys=list(lengths), tags=tags, partition_id="train")
+    batch = owner._balance_batch(trainer, batch, {})
+    cut: list[list[str]] = [[] for _ in range(QUESTIONS // MINI)]
+    for part in batch.chunk(ranks):
+        rows = TensorDict({"row": torch.arange(len(part))}, batch_size=len(part))
+        slices = make_iterator(rows, MINI * ROLLOUTS // ranks, 1, 7, {"shuffle": False})
+        for keys, indices in zip(cut, slices, strict=True):
+            keys += [part.keys[i] for i in indices["row"].tolist()]
+    return cut
+
+
+def means(cut: list[list[str]], lengths: dict[str, int]) -> list[float]:
+    return [sum(lengths[key] for key in keys) / len(keys) for keys in cut]
+
+
+def test_mini_batches_are_not_sorted_by_length() -> None:
+    lengths = lognormal()
+    theirs = means(mini_batches(lengths, PPOTrainerSync), lengths)
+    assert theirs == sorted(theirs) and theirs[-1] > 1.5 * theirs[0]  # verl has not closed the gap
+    for step in range(1, 6):
+        ours = means(mini_batches(lengths, step=step), lengths)
+        assert max(ours) < 1.25 * min(ours)
+    assert len({tuple(mini_batches(lengths, step=step)[0]) for step in range(1, 6)}) == 5
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_arrival_does_not_matter(seed: int) -> None:
+    lengths = lognormal()
+    arrived = list(lengths)
+    random.Random(seed).shuffle(arrived)
+    permuted = {key: lengths[key] for key in arrived}
+    assert mini_batches(permuted) == mini_batches(lengths)
+    # negative control: by verl's order it does matter
+    assert mini_batches(permuted, PPOTrainerSync) != mini_batches(lengths, PPOTrainerSync)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_mini_batch_holds_the_same_whole_questions_with_any_number_of_ranks(ranks: int) -> None:
+    lengths = lognormal()
+    alone, many = mini_batches(lengths), mini_batches(lengths, ranks=ranks)
+    assert [set(keys) for keys in many] == [set(keys) for keys in alone]
+    for keys in alone:
+        assert len(keys) == MINI * ROLLOUTS and len({group_id(key) for key in keys}) == MINI
+    theirs = mini_batches(lengths, PPOTrainerSync, ranks=ranks)
+    assert len({group_id(key) for key in theirs[0]}) > MINI  # negative control
+
+
+def test_the_work_of_every_mini_batch_is_dealt_out_evenly() -> None:
+    lengths = [int(n) for n in torch.randint(100, 3000, (64,), generator=torch.Generator())]
+    dealt = deal(range(64), lengths, mini_batch=16, ranks=2)
+    for start in range(0, 32, 8):
+        work = [sum(lengths[i] for i in rows[start : start + 8]) for rows in dealt]
+        assert max(work) < 1.1 * min(work)
+    assert sorted(i for rows in dealt for i in rows) == list(range(64))
+
+
+def test_padding_takes_the_place_of_rollouts_that_failed() -> None:
+    """Groups a and b of 3: a lost one rollout, b two; of verl's four rows one is left over."""
+    keys = ["b_1_0", "pad_3_0", "a_2_0", "pad_0_0", "a_0_0", "pad_1_0", "pad_2_0"]
+    padding = [key.startswith("pad") for key in keys]
+    order = [keys[i] for i in training_order(keys, padding, size=3, seed=0, step=1)]
+    first = order[0][0]
+    of = {"a": ["a_0_0", "a_2_0"], "b": ["b_1_0"]}
+    spare = iter(["pad_0_0", "pad_1_0", "pad_2_0", "pad_3_0"])
+    wanted = []
+    for group in (first, "b" if first == "a" else "a"):
+        wanted += of[group] + [next(spare) for _ in range(3 - len(of[group]))]
+    assert order == [*wanted, next(spare)]
+
+
+def test_failed_rollouts_leave_mini_batches_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a run: verl appends its rows by itself, under a random id."""
+    lengths = lognormal()
+    lost = [key for key in lengths if "7_3_0" in key]
+    kept = {key: n for key, n in lengths.items() if key not in lost}
+
+    def upsample(batch: KVBatchMeta, multiple: int, _: int) -> KVBatchMeta:
+        keys = [f"pad{random.random()}_{i}_0" for i in range(-len(batch) % multiple)]
+        tags = [{"seq_len": 3, "is_padding": True}] * len(keys)
+        return KVBatchMeta([*batch.keys, *keys], [*batch.tags, *tags], batch.partition_id)
+
+    monkeypatch.setattr(trainer_base, "upsample_batch_to_divisible_size", upsample)
+    whole, cut = mini_batches(lengths), mini_batches(kept)
+    assert len(lost) == 13
+    for before, after in zip(whole, cut, strict=True):
+        assert [k for k in after if not k.startswith("pad")] == [k for k in before if k in kept]
