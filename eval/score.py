@@ -37,7 +37,7 @@ def grade_lines(lines: Sequence[Mapping[str, Any]], template: Template, name: st
     with tqdm(total=len(asked), desc=f"grade {name}", unit="sample") as bar:
         grades = iter(
             grade_many(
-                [(line["response"], line["gold"]) for line in asked],
+                [(line["response"], line["gold"], line.get("prompt")) for line in asked],
                 template,
                 on_grade=lambda _: bar.update(),
             )

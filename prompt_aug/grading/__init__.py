@@ -1,4 +1,12 @@
-"""The one grader of training, validation, evaluation and data checks; its policy: GRADING.md."""
+"""The one grader of training, validation, evaluation and data checks; its policy: GRADING.md.
+
+`VERSION` is a digest of the grader's sources and of the versions of what compares for it: two
+verdicts are comparable where it is the same.
+"""
+
+import hashlib
+from importlib.metadata import version
+from pathlib import Path
 
 from prompt_aug.grading.extract import Extraction
 from prompt_aug.grading.grader import (
@@ -9,11 +17,11 @@ from prompt_aug.grading.grader import (
     grade,
     grade_answer,
     grade_many,
-    shutdown,
 )
 
 __all__ = [
     "STATUSES",
+    "VERSION",
     "Extraction",
     "Grade",
     "GraderError",
@@ -21,5 +29,17 @@ __all__ = [
     "grade",
     "grade_answer",
     "grade_many",
-    "shutdown",
 ]
+
+_COMPARED_BY = ("math-verify", "latex2sympy2-extended", "sympy", "mpmath")
+
+
+def _version() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(f"{path.name}\0{path.read_text(encoding='utf-8')}\0".encode())
+    digest.update(" ".join(f"{name} {version(name)}" for name in _COMPARED_BY).encode())
+    return digest.hexdigest()[:16]
+
+
+VERSION = _version()

@@ -1,7 +1,7 @@
 """Equality of two answers in three values: True and False are proven here, None needs algebra.
 
 `compare` walks the two structures; at leaves it compares spelling, words, labels, units and
-values (`grading_value`). Where that proves nothing it asks `oracle(gold, prediction)`, if there is
+values (`evaluate`). Where that proves nothing it asks `oracle(gold, prediction)`, if there is
 one; without it the answer is None. See GRADING.md for the policy that this code carries out.
 """
 
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 from prompt_aug.grading.arithmetic import TooBig, Unsupported
+from prompt_aug.grading.evaluate import Value, evaluate, rounds_to, surely_different
 from prompt_aug.grading.normalize import split_unit, squeeze, units_contradict
 from prompt_aug.grading.structure import Node, build, split_top
-from prompt_aug.grading.value import Value, evaluate, rounds_to, surely_different
 
 Oracle = Callable[[str, str], bool]
 

@@ -6,7 +6,14 @@ The response ends at the first end marker. Within it, in this order:
    list; a later "final answer is $...$" replaces it;
 2. the content of the last `<answer>` tag;
 3. what follows the last answer phrase, and
-4. a value as the whole response or as its conclusion (both in `grading_prose`).
+4. a value as the whole response or as its conclusion.
+
+A value is a number (with its unit), one formula, or several joined by commas, "and" or "or".
+Running text gives a value only where it commits to it: "the answer is V", "V is the answer"; a
+response that is nothing but V, or one sentence that ends in V after "is", "=" and the like; a
+last sentence that begins with "Therefore", "Thus", "Hence", "So," and is closed by its full stop
+or its `$`, so that a response cut while it was being written does not count. Only ends and
+bounded pieces of a response are searched, with patterns that never backtrack far.
 
 `Extraction.strict` stops after boxes. A bare number somewhere in the text is not an answer unless
 `last_number=True` allows it: it would reward a response that never commits itself.
@@ -15,9 +22,155 @@ All searches are linear in the length of the response.
 """
 
 import re
+from collections import deque
 from dataclasses import dataclass
 
-from prompt_aug.grading.prose import after_phrase, conclusion, final_formula, unwrap
+from prompt_aug.grading.normalize import canonical, split_unit
+
+_MAX_PHRASE = 300
+_MAX_TAIL = 700
+_MAX_SENTENCE = 240
+_MAX_VALUE = 160
+_MIN_CLAUSE_WORDS = 4
+_MAX_UNIT_WORDS = 3
+
+_ROUND = r"\\\((?:\\[^()\n]|[^\\\n]){1,300}\\\)"
+_SQUARE = r"\\\[(?:\\[^\[\]]|[^\\]){1,300}\\\]"
+_SPAN = (
+    rf"(?:\$\$(?:\\[^\n]|[^$\\]){{1,300}}\$\$|\$(?:\\[^\n]|[^$\\\n]){{1,300}}\$|{_ROUND}|{_SQUARE})"
+)
+_JOINED = r"\s{0,3}(?:,|,?\s{0,3}\b(?:and|or)\b)\s{0,3}"
+_ANY_SPAN = re.compile(_SPAN)
+_SPANS = re.compile(rf"{_SPAN}(?:{_JOINED}{_SPAN}){{0,20}}")
+_FIRST_SPAN = re.compile(rf"\s{{0,9}}({_SPAN})(?!{_JOINED})")
+_LAST_SPAN = re.compile(rf"({_SPAN})[\s.*]*$")
+_PHRASE = re.compile(
+    r"answer(?:\*\*)?[ \t]{0,4}(?:is|:|=)[ \t]{0,4}(?:\*\*)?[ \t]{0,4}[:=]?|####"
+    r"|^[ \t>#*]{0,8}(?:final )?answer[ \t*]{0,4}(?:(?=\$\$|\\\[|\$[^$\n]+\$|\\\([^\n]+\\\))|\n)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_FINAL = re.compile(rf"final answer is:?[ \t]{{0,4}}({_SPAN})", re.IGNORECASE)
+_IS_THE_ANSWER = re.compile(
+    rf"({_SPAN})\s+(?:is|are)\s+(?:the|our)\s+(?:\w+\s+)?(?:answer|solution)s?[\s.!*]*$",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"\n|[.;!?](?=\s|$)")
+_BREAK = re.compile(
+    r"[.;!?](?:\*\*)?\s+|\n\s*|(?<=[$)\]])\s+(?=(?:So,|Therefore|Thus|Hence)(?![a-z]))"
+)
+_COURTESY = re.compile(r"\s*I hope (?:it|this) (?:is correct|helps)[.!]?\s*$")
+_CONCLUSION = re.compile(
+    r"\W{0,4}(?:(?:and|so)\s+)?(?:therefore|thus|hence|consequently|in conclusion|so,)",
+    re.IGNORECASE,
+)
+# A response that repeats the question has not answered it.
+_ASKS = re.compile(
+    r"^\W{0,4}(?:\w+ly\s+)?(?:find|evaluate|compute|calculate|simplify|solve|factor|expand"
+    r"|determine|express|write|rationalize|convert|round|add|subtract|multiply|divide"
+    r"|what|which|how|who|let|if|given|suppose|assume|consider|for|enter|prove|show"
+    r"|the (?:equation|function|graph|expression))\b|\?\W*$",
+    re.IGNORECASE,
+)
+_FINDS = re.compile(r"(?::|\b(?:that|get|gets|gives?|obtain|have|yields?))$")
+_LIST_OPEN = re.compile(r"(?:,|\band|\bor)$")
+_COPULA = re.compile(r"(?:\b(?:is|are|equals?|equal to|be)|'s)\b:?\s+|=\s*")
+_NUMBER = re.compile(r"(?<![\w.,/$])-?\d[\d,]{0,40}(?:\.\d{1,40})?(?:/\d{1,20})?(?:\s?\\?%)?(?!\w)")
+_COMMAND = re.compile(r"\\text\{[^{}]*\}|\\[a-zA-Z]+")
+_LETTERS = re.compile(r"[A-Za-z]+")
+_KNOWN = frozenset("and or sin cos tan log ln exp".split())
+
+
+def is_value(text: str) -> bool:
+    """Whether the text is nothing but a value."""
+    text = text.strip().strip("*").strip()
+    if not text or len(text) > _MAX_VALUE:
+        return False
+    if _SPANS.fullmatch(text):
+        return True
+    plain = canonical(text)
+    if "\n" in text or not re.search(r"\d|\\(?!text)[a-z]|^\W*[A-Za-z]\W*$", plain):
+        return False
+    number, unit = split_unit(plain)
+    tail = plain[len(number) :] if unit is not None else ""
+    if len(tail.split()) > _MAX_UNIT_WORDS or number.endswith((".", ":")):
+        return False
+    words = _LETTERS.findall(_COMMAND.sub(" ", number))
+    return all(w in _KNOWN or len(w) == 1 or (w.isupper() and len(w) <= 3) for w in words)
+
+
+def after_phrase(text: str) -> str | None:
+    """What follows the last "answer is", "Answer:", "####" and the like."""
+    last = deque(_PHRASE.finditer(text), maxlen=1)
+    if not last:
+        return None
+    tail = text[last[0].end() : last[0].end() + _MAX_PHRASE]
+    if math := _FIRST_SPAN.match(tail):
+        return inside(math[1])
+    tail = tail.lstrip()
+    end = _SENTENCE_END.search(tail)
+    sentence = unwrap(tail[: end.start()] if end else tail)
+    if sentence[:1].isalpha() and not is_value(sentence):
+        return _after_copula(sentence) or _only_value(sentence) or sentence
+    return sentence or None
+
+
+def final_formula(text: str, start: int) -> str | None:
+    """The formula of a "final answer is $...$" after `start` that holds no box."""
+    last = deque(_FINAL.finditer(text, start), maxlen=1)
+    return inside(last[0][1]) if last and "box" not in last[0][1] else None
+
+
+def conclusion(text: str) -> str | None:
+    """The value that a whole short response, or the last sentence of a long one, comes to."""
+    whole = len(text) <= _MAX_SENTENCE + _MAX_VALUE
+    text = _COURTESY.sub("", text[-_MAX_TAIL:]).strip()
+    if whole and is_value(text):
+        return text if not _ANY_SPAN.fullmatch(text) else inside(text)
+    if reverse := _IS_THE_ANSWER.search(text):
+        return inside(reverse[1])
+    span = _LAST_SPAN.search(text)
+    lead = text[: span.start()].rstrip() if span else text.rstrip(" .!*\n")
+    breaks = deque(_BREAK.finditer(lead), maxlen=1)
+    start = breaks[0].end() if breaks else 0
+    concludes = bool(_CONCLUSION.match(lead[start:]))
+    closed = span is not None or text.endswith((".", "!", ".**"))
+    if not (concludes and closed) and (not whole or breaks or _ASKS.search(text)):
+        return None
+    sentence = text[start:].rstrip(" .!*\n")
+    if value := _after_copula(sentence):
+        return value
+    listed = _LIST_OPEN.search(lead) and re.search(r"[$\d\\]", lead[start:])
+    if span and not listed and (concludes or _FINDS.search(lead)):
+        return inside(span[1])
+    return _only_value(sentence) if concludes else None
+
+
+def inside(span: str) -> str:
+    """A formula without its delimiters."""
+    width = 1 if span.startswith("$") and not span.startswith("$$") else 2
+    return span[width:-width].strip()
+
+
+def unwrap(text: str) -> str:
+    """Without blanks and asterisks around it."""
+    return text.strip().strip("*").strip()
+
+
+def _after_copula(sentence: str) -> str | None:
+    """The value that ends a sentence; the longest, because "is 3 or 4" is not 4."""
+    masked = _ANY_SPAN.sub(lambda span: "#" * len(span[0]), sentence)
+    ends = (unwrap(sentence[match.end() :]) for match in _COPULA.finditer(masked))
+    return next((end for end in ends if is_value(end)), None)
+
+
+def _only_value(sentence: str) -> str | None:
+    """The one formula or number of a clause."""
+    if len(sentence.split()) < _MIN_CLAUSE_WORDS:
+        return None
+    found = [inside(span) for span in _ANY_SPAN.findall(sentence)]
+    found += _NUMBER.findall(_ANY_SPAN.sub(" ", sentence))
+    return found[0] if len(found) == 1 else None
+
 
 END_MARKERS = (
     "</s>",
@@ -39,7 +192,7 @@ _JOIN = re.compile(
     r"(?:[\s$]|\\q?quad|\\[()\[\]])*(?:[A-Za-z](?:_\{?\w\}?)?\s*=\s*)?|"
 )
 _MAX_JOIN = 48
-_NUMBER = re.compile(r"-?\d[\d,]{0,40}(?:\.\d{1,40})?")
+_LAST_NUMBER = re.compile(r"-?\d[\d,]{0,40}(?:\.\d{1,40})?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +225,7 @@ def extract(response: str, settings: Extraction) -> str | None:
         return unwrap(inside) or None
     if (stated := after_phrase(text) or conclusion(text)) is not None:
         return stated
-    if settings.last_number and (numbers := _NUMBER.findall(text)):
+    if settings.last_number and (numbers := _LAST_NUMBER.findall(text)):
         return str(numbers[-1]).rstrip(",")
     return None
 

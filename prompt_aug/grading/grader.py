@@ -1,6 +1,7 @@
 r"""The one grader: training, validation, evaluation and data checks all call this module.
 
-    response --extract--> answer --exact path (here)--> correct | wrong
+    response --extract--> answer --spelling of the question--> echo
+                                 --exact path (here)--> correct | wrong
                                    `--undecided--> math-verify in a killable process
 
 The exact path decides by spelling, structure, exact rationals and by values that differ; only two
@@ -14,32 +15,112 @@ response, gold)`, or `grade_many`, which uses every worker.
 """
 
 import re
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from prompt_aug.grading.arithmetic import TooBig
+from prompt_aug.grading.echo import is_copied, is_unsolved
 from prompt_aug.grading.equality import compare
-from prompt_aug.grading.extract import Extraction, extract, last_boxed
+from prompt_aug.grading.extract import Extraction, after_phrase, extract, last_boxed
 from prompt_aug.grading.normalize import canonical, squeeze
-from prompt_aug.grading.pool import GraderError, default_pool
-from prompt_aug.grading.prose import after_phrase
-from prompt_aug.grading.referee import Status, judge_with_workers
-from prompt_aug.grading.structure import build
+from prompt_aug.grading.pool import GraderError, Verdict, WorkerPool, default_pool
+from prompt_aug.grading.structure import Node, build
 
-__all__ = [
-    "STATUSES",
-    "Extraction",
-    "Grade",
-    "GraderError",
-    "Status",
-    "grade",
-    "grade_answer",
-    "grade_many",
-    "shutdown",
+Status = Literal[
+    "correct", "wrong", "echo", "no_answer", "unparsable", "timeout", "too_long", "error"
 ]
+MAX_WORKER_CALLS = 12  # a list of n formulas can need n * n of them
+_CACHED = 1 << 14
+
+
+class _Stop(Exception):  # noqa: N818  carries a verdict out of a comparison
+    def __init__(self, status: Status, detail: str) -> None:
+        super().__init__(status)
+        self.status, self.detail = status, detail
+
+
+_TOWER = re.compile(
+    r"\d\s*\}?\s*\^\s*[{(]*\s*-?\d+\s*\^\s*[{(]*\s*\d|\^\s*[{(]*\s*-?\d{5,}|\d{4,}\s*\)?\s*!|!\s*\)?\s*!"
+)
+_cache: "OrderedDict[tuple[str, ...], Verdict]" = OrderedDict()
+_cache_lock = threading.Lock()
+
+
+class _Referee:
+    """Asks workers about one prediction; remembers what they said and how long the queue was."""
+
+    def __init__(self, pool: WorkerPool, raw: tuple[str, str], whole: tuple[str, str]) -> None:
+        self._pool, self._raw, self._whole = pool, raw, whole
+        self._calls = 0
+        self.waited = 0.0
+        self.unreadable = ""
+
+    def __call__(self, gold: str, pred: str) -> bool:
+        if _TOWER.search(pred) and not _TOWER.search(gold):
+            raise TooBig("a tower of powers or factorials")
+        readings = [[_latex(gold)], [_latex(pred)]]
+        if (gold, pred) == self._whole:
+            readings = [
+                list(dict.fromkeys([ours, raw]))
+                for (ours,), raw in zip(readings, self._raw, strict=True)
+            ]
+        verdict = self._verdict(readings[0], readings[1])
+        if verdict.status in ("timeout", "error"):
+            status: Status = "timeout" if verdict.status == "timeout" else "error"
+            raise _Stop(status, verdict.detail)
+        if verdict.status == "unparsable":
+            self.unreadable = verdict.detail
+        return verdict.status == "correct"
+
+    def _verdict(self, golds: list[str], preds: list[str]) -> Verdict:
+        key = (*golds, "\0", *preds)
+        with _cache_lock:
+            if (known := _cache.get(key)) is not None:
+                _cache.move_to_end(key)
+                return known
+        self._calls += 1
+        if self._calls > MAX_WORKER_CALLS:
+            raise _Stop("timeout", "too many formulas to compare")
+        start = time.perf_counter()
+        verdict = self._pool.verify([golds], preds)
+        self.waited += time.perf_counter() - start - verdict.seconds
+        if verdict.final:
+            with _cache_lock:
+                _cache[key] = verdict
+                while len(_cache) > _CACHED:
+                    _cache.popitem(last=False)
+        return verdict
+
+
+def _latex(text: str) -> str:
+    return text.replace("\\degree", "^{\\circ}").strip()
+
+
+def judge_with_workers(
+    answer: str, pred: Node, undecided: list[tuple[Node, str]]
+) -> tuple[Status, str, float]:
+    """(status, detail, seconds spent waiting for a worker) of what the exact path left open."""
+    failed: tuple[Status, str] = ("wrong", "")
+    waited = 0.0
+    for gold, raw in undecided:
+        referee = _Referee(default_pool(), (raw.strip(), answer), (gold.text, pred.text))
+        try:
+            if compare(gold, pred, referee):
+                return "correct", "", waited + referee.waited
+            if referee.unreadable and failed[0] == "wrong":
+                failed = ("unparsable", referee.unreadable)
+        except _Stop as stop:
+            failed = (stop.status, stop.detail)
+        except TooBig as error:
+            failed = ("too_long", f"a number too large to write down ({error})")
+        waited += referee.waited
+    return *failed, waited
+
 
 STATUSES: tuple[Status, ...] = get_args(Status)
 
@@ -48,16 +129,22 @@ MAX_NESTING = 40
 _OPEN_BOX = re.compile(r"\\boxed\{(\s*[^\s{}][^\n]*)$")
 
 
+Gold = str | Sequence[str]
+Pair = tuple[str, Gold] | tuple[str, Gold, str | None]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grade:
     """What the grader found.
 
     correct:    the prediction equals a gold
     extracted:  the answer found in the response, None where there is none; untrusted text
-    status:     correct | wrong | no_answer: nothing answered | unparsable: math-verify cannot
-                read the prediction | timeout: comparing took too much CPU | too_long: over
-                `MAX_ANSWER` characters, nested too deep, or a number too large to write down |
-                error: a worker failed, for example at its memory limit (see `detail`)
+    status:     correct | wrong | echo: it repeats a formula of the question or leaves undone what
+                the question asks (only where the question is given) | no_answer: nothing
+                answered | unparsable: math-verify cannot read the prediction | timeout: comparing
+                took too much CPU | too_long: over `MAX_ANSWER` characters, nested too deep, or a
+                number too large to write down | error: a worker failed, for example at its memory
+                limit (see `detail`)
     detail:     more on the status, for people
     seconds:    time spent on grading; waiting for a free worker is not part of it
     """
@@ -71,14 +158,16 @@ class Grade:
 
 def grade(
     response: str,
-    gold: str | Sequence[str],
+    gold: Gold,
     template: Any = None,
     *,
+    question: str | None = None,
     extraction: Extraction | None = None,
 ) -> Grade:
     """Grades a whole response; any of several golds may match.
 
-    `template` may carry an `answer_tag` other than "answer". Raises `TypeError` or `ValueError`
+    `template` may carry an `answer_tag` other than "answer". With `question`, an answer that only
+    repeats it is `echo`. Raises `TypeError` or `ValueError`
     for an unusable gold: that is a fault of the data, not of the response.
     """
     golds = _golds(gold)
@@ -89,27 +178,31 @@ def grade(
     answer = extract(response, settings)
     if answer is None:
         return Grade(correct=False, extracted=None, status="no_answer", seconds=_since(start))
-    return _grade_extracted(answer, golds, start)
+    return _grade_extracted(answer, golds, question, start)
 
 
-def grade_answer(prediction: str, gold: str | Sequence[str]) -> Grade:
+def grade_answer(prediction: str, gold: Gold, *, question: str | None = None) -> Grade:
     r"""Grades an answer that is already extracted; a `\boxed{...}` in it is opened."""
     golds = _golds(gold)
     start = time.perf_counter()
-    return _grade_extracted(_open_box(prediction), golds, start)
+    return _grade_extracted(_open_box(prediction), golds, question, start)
 
 
 def grade_many(
-    pairs: Iterable[tuple[str, str | Sequence[str]]],
+    pairs: Iterable[Pair],
     template: Any = None,
     *,
     extraction: Extraction | None = None,
     on_grade: Callable[[Grade], object] | None = None,
 ) -> list[Grade]:
-    """Grades (response, gold) pairs on every worker, in order; `on_grade` serves progress bars."""
+    """Grades (response, gold) or (response, gold, question) on every worker, in order.
 
-    def one(pair: tuple[str, str | Sequence[str]]) -> Grade:
-        result = grade(pair[0], pair[1], template, extraction=extraction)
+    `on_grade` serves progress bars.
+    """
+
+    def one(pair: Pair) -> Grade:
+        response, gold, question = pair if len(pair) == 3 else (*pair, None)
+        result = grade(response, gold, template, question=question, extraction=extraction)
         if on_grade is not None:
             on_grade(result)
         return result
@@ -118,12 +211,7 @@ def grade_many(
         return list(threads.map(one, pairs))
 
 
-def shutdown() -> None:
-    """Ends the workers of this process now; the next undecided pair starts new ones."""
-    default_pool().close()
-
-
-def _golds(gold: str | Sequence[str]) -> list[str]:
+def _golds(gold: Gold) -> list[str]:
     golds = [gold] if isinstance(gold, str) else list(gold)
     if not all(isinstance(text, str) for text in golds):
         raise TypeError(f"gold must be text or a list of texts, got {gold!r}; convert it with str")
@@ -151,7 +239,7 @@ def _since(start: float) -> float:
     return time.perf_counter() - start
 
 
-def _grade_extracted(answer: str, golds: list[str], start: float) -> Grade:
+def _grade_extracted(answer: str, golds: list[str], question: str | None, start: float) -> Grade:
     answer = answer.strip()
     if any(answer == gold.strip() for gold in golds):
         return Grade(correct=True, extracted=answer, status="correct", seconds=_since(start))
@@ -167,7 +255,7 @@ def _grade_extracted(answer: str, golds: list[str], start: float) -> Grade:
             seconds=_since(start),
         )
     try:
-        status, detail, waited = _judge(answer, golds)
+        status, detail, waited = _judge(answer, golds, question)
     except GraderError:
         raise  # the installation is at fault, and every grade would be wrong
     except Exception as error:  # one answer must not end a training run; the rate shows it
@@ -192,8 +280,17 @@ def _nesting(text: str) -> int:
     return deepest
 
 
-def _judge(answer: str, golds: list[str]) -> tuple[Status, str, float]:
+def _judge(answer: str, golds: list[str], question: str | None) -> tuple[Status, str, float]:
     """(status, detail, seconds spent waiting for a worker)."""
+    if question and is_copied(answer, golds, question):
+        return "echo", "the question's own formula, or one still to be worked out", 0.0
+    status, detail, waited = _compare(answer, golds)
+    if question and status == "correct" and is_unsolved(answer, golds):
+        return "echo", "a relation still to be solved", waited
+    return status, detail, waited
+
+
+def _compare(answer: str, golds: list[str]) -> tuple[Status, str, float]:
     written = canonical(answer)
     pred = build(written)
     pairs = [(canonical(gold), gold) for gold in golds]

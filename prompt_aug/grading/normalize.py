@@ -2,7 +2,7 @@ r"""One spelling for what means the same: from the answer as written to canonica
 
 Only spelling changes here (fonts, spacing, delimiters, Unicode signs, `\dfrac`, words for
 symbols), never value. What a word after a number means is `split_unit`'s business, what a comma
-means is `grading_structure`'s. Every step is a linear pass over a string of bounded length.
+means is `structure`'s. Every step is a linear pass over a string of bounded length.
 """
 
 import re

@@ -22,7 +22,10 @@ from pathlib import Path
 _WORKER = Path(__file__).with_name("worker.py")
 _START_SECONDS = 120.0  # an import of sympy on a machine busy with training
 _SLACK_SECONDS = 10.0  # the kernel ends a request first; this is for a worker that is itself stuck
-_KEPT_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
+_KEPT_ENVIRONMENT = (
+    *("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL"),
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONPYCACHEPREFIX"),
+)
 
 
 class GraderError(RuntimeError):
@@ -124,10 +127,15 @@ class _Worker:
             final=reply["status"] != "error" and reply["detail"] != "wall",
         )
 
+    @property
+    def group(self) -> int:
+        """The process group, which is the id of the parent process."""
+        return self._process.pid
+
     def kill(self) -> None:
         """Ends the worker and the process that it forked."""
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.group, signal.SIGKILL)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with suppress(OSError):
@@ -202,6 +210,11 @@ class WorkerPool:
             for worker in idle:
                 worker.kill()
 
+    def process_groups(self) -> list[int]:
+        """The process groups of the idle workers: each is a parent and its child."""
+        with self._changed:
+            return [worker.group for worker in self._idle]
+
     @property
     def owner(self) -> int:
         """The process that made the pool; a fork must not use its pipes."""
@@ -220,6 +233,14 @@ def default_pool() -> WorkerPool:
             _pool = WorkerPool(PoolSettings.from_environment())
             atexit.register(_pool.close)
         return _pool
+
+
+def use(pool: WorkerPool | None) -> WorkerPool | None:
+    """Makes `pool` the one of this process (None: a new one on first use); returns the former."""
+    global _pool
+    with _pool_lock:
+        former, _pool = _pool, pool
+        return former
 
 
 def _after_fork_in_child() -> None:

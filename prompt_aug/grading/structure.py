@@ -1,6 +1,6 @@
 r"""What kind of answer a text is: a leaf, a list, a tuple or interval, a union, a matrix.
 
-Works on canonical LaTeX (`grading_normal`). Nothing is evaluated here; a text whose structure is
+Works on canonical LaTeX (`normalize`). Nothing is evaluated here; a text whose structure is
 not understood is a leaf.
 """
 

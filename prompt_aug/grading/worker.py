@@ -2,10 +2,10 @@
 
 Two processes, so that killing one costs milliseconds and not an import of sympy:
 
-    caller --JSON line--> warden (imports and warms math-verify, never parses a request)
-                             `--fork--> inmate (parses and compares, may be killed at any time)
+    caller --JSON line--> parent (imports and warms math-verify, never parses a request)
+                             `--fork--> child (parses and compares, may be killed at any time)
 
-The kernel ends an inmate that runs too long, even inside one big C call: SIGPROF after
+The kernel ends a child that runs too long, even inside one big C call: SIGPROF after
 `cpu_seconds` of its own CPU time (so a busy machine changes no grade), SIGALRM after
 `wall_seconds`. RLIMIT_AS bounds its memory. An audit hook refuses to compile text, open for
 writing, start processes or open sockets, so that a hole in a parser has nothing to reach.
@@ -18,8 +18,10 @@ It imports nothing of this project.
 
 import ctypes
 import gc
+import importlib
 import json
 import os
+import pkgutil
 import random
 import re
 import resource
@@ -33,7 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-REQUESTS_PER_INMATE = 2000  # sympy's caches grow
+REQUESTS_PER_CHILD = 2000  # sympy's caches grow
 ORPHAN_CHECK_SECONDS = 5.0
 MAX_RECURSION = 3000
 _PR_SET_PDEATHSIG = 1
@@ -44,12 +46,19 @@ _REFUSED_EVENTS = (
     *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink"),
 )
 
-# Parsed once in the warden: fills ANTLR's prediction tables, which every fork then shares.
+# Parsed once in the parent: fills ANTLR's prediction tables, which every fork then shares.
 _WARM_UP = (
     (r"\frac{1}{2}+2\pi x^{2}-x_{1}\sqrt{3}", r"0.5-\sqrt{3}x_{1}+2x^{2}\pi"),
     (r"y=2x+1", r"2x-y+1=0"),
     (r"\begin{pmatrix}1 & 2\\3 & 4\end{pmatrix}", r"\begin{pmatrix}1 & 2\\3 & 5\end{pmatrix}"),
     (r"\sin(x)+\cos^2 x-\log_{2} 8", r"\tan x+\ln x+e^{-x}"),
+    (r"(-\infty,1)\cup(3,\infty)", r"x^{2}-4x+3>0"),
+)
+# Whose modules sympy imports only when it first needs them. In a child such an import would count
+# as the answer's CPU time, and where no .pyc lies beside the module it would write one.
+_LAZY_PACKAGES = (
+    *("assumptions", "calculus", "concrete", "functions", "integrals", "logic"),
+    *("matrices", "polys", "sets", "series", "simplify", "solvers"),
 )
 
 
@@ -104,6 +113,7 @@ def _confine(limits: Limits) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    sys.dont_write_bytecode = True  # an import that `_import_all` missed must not try to write
     sys.addaudithook(_audit)
 
 
@@ -187,9 +197,9 @@ def _answer(line: bytes, limits: Limits) -> dict[str, str]:
         return {"status": "error", "detail": f"{type(error).__name__}: {error}"[:200]}
 
 
-def _inmate(requests: BinaryIO, replies: BinaryIO, limits: Limits) -> None:
+def _serve(requests: BinaryIO, replies: BinaryIO, limits: Limits) -> None:
     _confine(limits)
-    for _ in range(REQUESTS_PER_INMATE):
+    for _ in range(REQUESTS_PER_CHILD):
         line = requests.readline()
         if not line:
             return
@@ -211,10 +221,10 @@ def _fork(limits: Limits) -> _Child:
     if pid == 0:
         status = 1
         try:
-            for descriptor in (request_write, reply_read, 0, 1):  # 0 and 1 are the warden's
+            for descriptor in (request_write, reply_read, 0, 1):  # 0 and 1 are the parent's
                 os.close(descriptor)
             with os.fdopen(request_read, "rb") as requests, os.fdopen(reply_write, "wb") as replies:
-                _inmate(requests, replies, limits)
+                _serve(requests, replies, limits)
             status = 0
         finally:
             os._exit(status)
@@ -239,7 +249,7 @@ def _cause_of_death(child: _Child) -> dict[str, str]:
 
 
 def _ask(child: _Child | None, line: bytes, limits: Limits) -> tuple[_Child | None, bytes]:
-    """Asks the inmate; one that has retired before it read the request is replaced."""
+    """Asks the child; one that has retired before it read the request is replaced."""
     for fresh in (False, True):
         child = child if child and not fresh else _fork(limits)
         try:
@@ -273,6 +283,15 @@ def _lines(parent: int) -> Iterator[bytes]:
         yield from (line + b"\n" for line in lines)
 
 
+def _import_all() -> None:
+    """Imports the modules that sympy would import while it answers."""
+    for name in _LAZY_PACKAGES:
+        package = importlib.import_module(f"sympy.{name}")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not {"tests", "benchmarks"} & set(module.name.split(".")):
+                importlib.import_module(module.name)
+
+
 def main() -> None:
     """Serves requests from stdin until it closes; argv: cpu_seconds wall_seconds memory_bytes."""
     parent = os.getppid()
@@ -284,6 +303,7 @@ def main() -> None:
 
         reader._Latex2Sympy.parse_number = _exact_number
         reader.Number = partial(_exact_number, None)
+        _import_all()
         warm = [judge([[gold]], [pred])["status"] for gold, pred in _WARM_UP]
     except Exception as error:
         warm = [f"{type(error).__name__}: {error}"]

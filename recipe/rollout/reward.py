@@ -2,9 +2,10 @@
 
     reward = accuracy + format_weight * format * [accuracy = 1 or not format_gated] - overlong
 
-accuracy is 0 or 1, from `prompt_aug.grading`; format is the drawn template's own, in [0, 1] and
-dyadic, of the text after the prefill (arXiv 2602.03190 pays it for wrong answers too: the
-default). `overlong` is DAPO's soft punishment (arXiv 2503.14476, eq. 13), with L the response
+accuracy is 0 or 1, from `prompt_aug.grading`, which is told the question: an answer that only
+repeats a formula of it earns nothing (status "echo"); format is the drawn template's own, in
+[0, 1] and dyadic, of the text after the prefill (arXiv 2602.03190 pays it for wrong answers too:
+the default). `overlong` is DAPO's soft punishment (arXiv 2503.14476, eq. 13), with L the response
 length, L_max its limit, and C the buffer, all in tokens:
 
     overlong = factor * clip((L - (L_max - C)) / C, 0, 1)
@@ -13,6 +14,7 @@ Departure: 2503.14476 has factor 1 and punishes a response cut at the limit with
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig
@@ -34,6 +36,14 @@ def combine(accuracy: float, format_reward: float, overlong: float, settings: Di
     return accuracy + settings.format_weight * paid - overlong
 
 
+def _phrasings(row: Mapping[str, Any]) -> str:
+    """The question and its rephrasings, any of which may have been asked: none may be copied."""
+    neighbours = row["extra_info"].get("neighbours")
+    return "\n".join(
+        [str(row["raw_prompt"][-1]["content"]), *(neighbours if neighbours is not None else ())]
+    )
+
+
 class RecipeRewardManager(RewardManagerBase):
     """verl's reward manager of this project, named by ``reward.reward_manager``."""
 
@@ -53,7 +63,13 @@ class RecipeRewardManager(RewardManagerBase):
         drawn = row["tool_extra_fields"]
         template = self.bank[drawn["template"]]
         # In a thread: a hard answer waits for a worker process, others go on meanwhile.
-        graded = await asyncio.to_thread(grade, text, list(row["extra_info"]["answers"]), template)
+        graded = await asyncio.to_thread(
+            grade,
+            text,
+            list(row["extra_info"]["answers"]),
+            template,
+            question=_phrasings(row),
+        )
         accuracy = float(graded.correct)
         format_reward = template.format_reward(text)
         overlong = 0.0

@@ -6,8 +6,7 @@ import pytest
 from pyarrow import parquet
 
 from prompt_aug.grading import Extraction, grade
-from prompt_aug.grading.extract import extract
-from prompt_aug.grading.prose import conclusion, is_value
+from prompt_aug.grading.extract import conclusion, extract, is_value
 
 LONG = "We add the parts one after the other, and nothing is lost on the way. " * 12
 

@@ -8,10 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from prompt_aug.grading import STATUSES, Extraction, Grade, grade, grade_answer, grade_many
-from prompt_aug.grading import grader as grading
-from prompt_aug.grading import pool as grading_pool
-from prompt_aug.grading import referee as grading_referee
+from prompt_aug.grading import (
+    STATUSES,
+    Extraction,
+    Grade,
+    grade,
+    grade_answer,
+    grade_many,
+    grader,
+    pool,
+)
 from prompt_aug.grading.equality import compare
 from prompt_aug.grading.normalize import canonical
 from prompt_aug.grading.pool import PoolSettings, Verdict, WorkerPool
@@ -23,11 +29,11 @@ NEEDS_ALGEBRA = (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}")
 @pytest.fixture(autouse=True, scope="module")
 def quick_pool() -> Iterator[None]:
     """One worker that gives up early: the time-outs below are endless at any limit."""
-    before = grading_pool._pool
-    grading_pool._pool = WorkerPool(PoolSettings(workers=1, cpu_seconds=0.4))
+    quick = WorkerPool(PoolSettings(workers=1, cpu_seconds=0.4))
+    before = pool.use(quick)
     yield
-    grading_pool._pool.close()
-    grading_pool._pool = before
+    pool.use(before)
+    quick.close()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +61,7 @@ def test_statuses(response: str, gold: str, status: str) -> None:
 
 def test_every_status_is_a_known_one() -> None:
     assert set(STATUSES) == {
-        *("correct", "wrong", "no_answer", "unparsable", "timeout", "too_long", "error")
+        *("correct", "wrong", "echo", "no_answer", "unparsable", "timeout", "too_long", "error")
     }
 
 
@@ -63,8 +69,8 @@ def test_a_failing_worker_is_an_error_and_not_a_wrong_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lost = Verdict(status="error", detail="memory limit", seconds=0.0, final=False)
-    pool = SimpleNamespace(verify=lambda golds, preds: lost)
-    monkeypatch.setattr(grading_referee, "default_pool", lambda: pool)
+    failing = SimpleNamespace(verify=lambda golds, preds: lost)
+    monkeypatch.setattr(grader, "default_pool", lambda: failing)
     result = grade_answer(r"\frac{\sqrt{7}}{7}", r"\frac{1}{\sqrt{7}}")
     assert (result.status, result.detail) == ("error", "memory limit")
 
@@ -75,7 +81,7 @@ def test_a_fault_of_the_grader_itself_is_an_error_with_its_name(
     def broken(_text: str) -> str:
         raise IndexError("a bug")
 
-    monkeypatch.setattr(grading, "canonical", broken)
+    monkeypatch.setattr(grader, "canonical", broken)
     result = grade_answer("5", "6")
     assert (result.status, result.detail) == ("error", "internal: IndexError: a bug")
 

@@ -27,11 +27,13 @@ def rows(*columns: str) -> list[list[str]]:
 
 EXTRACTION = rows("response", "answer")
 EQUALITY = rows("prediction", "gold", "verdict")
+ECHO = rows("prediction", "gold", "question", "verdict")
 
 
 def test_the_tables_are_found() -> None:
     assert len(EXTRACTION) >= 9
     assert len(EQUALITY) >= 60
+    assert len(ECHO) >= 8
 
 
 @pytest.mark.parametrize(("response", "answer", "_why"), EXTRACTION)
@@ -42,3 +44,8 @@ def test_extraction_row(response: str, answer: str, _why: str) -> None:
 @pytest.mark.parametrize(("prediction", "gold", "verdict", "_why"), EQUALITY)
 def test_equality_row(prediction: str, gold: str, verdict: str, _why: str) -> None:
     assert grade_answer(prediction, gold).status == verdict
+
+
+@pytest.mark.parametrize(("prediction", "gold", "question", "verdict", "_why"), ECHO)
+def test_echo_row(prediction: str, gold: str, question: str, verdict: str, _why: str) -> None:
+    assert grade_answer(prediction, gold, question=question).status == verdict

@@ -56,7 +56,8 @@ def test_waiting_for_a_worker_is_not_grading_time(pool: WorkerPool) -> None:
 
 def test_a_lost_worker_is_replaced(pool: WorkerPool) -> None:
     assert ask(pool, "x", "x") == "correct"
-    os.killpg(pool._idle[0]._process.pid, signal.SIGKILL)
+    (group,) = pool.process_groups()
+    os.killpg(group, signal.SIGKILL)
     assert ask(pool, "x+2", "2+x") == "correct"
 
 
@@ -68,6 +69,23 @@ def test_a_worker_without_math_verify_says_what_to_do(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(GraderError, match=r"not here.*install math-verify"):
         WorkerPool(PoolSettings(workers=1)).verify([["1"]], ["1"])
+
+
+def test_a_worker_needs_no_bytecode_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where no .pyc lies beside a module, an import inside the sandbox would try to write one."""
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
+    fresh = WorkerPool(PoolSettings(workers=1, cpu_seconds=10.0))
+    try:
+        for gold, pred in (
+            (r"[1,3]", r"|x-2|\le1"),
+            (r"(2,\infty)", "x>2"),
+            ("1", r"\int_0^1 2x dx"),
+            ("6", r"\prod_{k=1}^3 k"),
+        ):
+            verdict = fresh.verify([[gold]], [pred])
+            assert (verdict.status, verdict.detail) == ("correct", ""), pred
+    finally:
+        fresh.close()
 
 
 def test_a_closed_pool_refuses() -> None:
@@ -86,7 +104,8 @@ def test_a_senseless_worker_count_is_refused(text: str, monkeypatch: pytest.Monk
 
 def test_workers_get_no_secrets(pool: WorkerPool) -> None:
     assert ask(pool, "x", "x") == "correct"
-    environment = Path(f"/proc/{pool._idle[0]._process.pid}/environ").read_bytes()
+    (group,) = pool.process_groups()
+    environment = Path(f"/proc/{group}/environ").read_bytes()
     assert b"PYTHONHASHSEED" in environment
     assert SECRET.encode() not in environment
 
@@ -94,7 +113,7 @@ def test_workers_get_no_secrets(pool: WorkerPool) -> None:
 SANDBOX = """
 import sys
 sys.path.insert(0, {root!r})
-from prompt_aug import grading_worker as worker
+from prompt_aug.grading import worker
 import os, socket, subprocess
 worker._confine(worker.Limits(cpu_seconds=5, wall_seconds=5, memory_bytes=1 << 28))
 attempts = [
@@ -144,10 +163,10 @@ def test_negative_control_without_the_sandbox_all_of_it_works(tmp_path: Path) ->
 ORPHAN = """
 import sys, time
 sys.path.insert(0, {root!r})
-from prompt_aug.grading_pool import default_pool
+from prompt_aug.grading.pool import default_pool
 pool = default_pool()
 pool.verify([["x"]], ["x"])
-print(pool._idle[0]._process.pid, flush=True)
+print(*pool.process_groups(), flush=True)
 time.sleep(60)
 """
 

@@ -45,7 +45,8 @@ def record(length: int, width: int, answers: list[str], template: str):
 
     mask = torch.tensor([[1] * length + [0] * (width - length)])
     columns = {
-        "extra_info": {"answers": answers},
+        "extra_info": {"answers": answers, "neighbours": ["Work out $1+3$."]},
+        "raw_prompt": [{"role": "user", "content": "What is $2+2$?"}],
         "tool_extra_fields": {"template": template},
     }
     arrays = {}
@@ -86,6 +87,13 @@ def test_manager_grades_and_adds_the_drawn_templates_format() -> None:
     wrong = score(good, 2, "deepseek-r1", ["5"])
     assert wrong["reward_score"] == 1.0
     assert wrong["reward_extra_info"]["status"] == "wrong"
+
+
+@pytest.mark.parametrize("copied", ["2+2", "1+3"])
+def test_manager_pays_nothing_for_a_formula_of_the_question(copied: str) -> None:
+    texts = [f"\\boxed{{{copied}}}", "", "", ""]
+    info = score(texts, 1, "qwen-math", ["4"])["reward_extra_info"]
+    assert (info["acc"], info["status"]) == (0.0, "echo")
 
 
 def test_manager_takes_any_of_several_answers_and_punishes_length() -> None:

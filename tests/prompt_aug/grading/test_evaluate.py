@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_aug.grading.arithmetic import TooBig, Unsupported
-from prompt_aug.grading.value import evaluate, surely_different
+from prompt_aug.grading.evaluate import evaluate, surely_different
 
 Formula = tuple[str, Fraction]
 

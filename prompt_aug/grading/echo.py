@@ -1,0 +1,136 @@
+r"""Predictions that repeat the question: right in value, and no answer.
+
+A response that boxes `\log_2 32` for the question "What is $\log_2 32$?" has solved nothing; the
+algebra of the grader would do its work. Two tests, both blind to values:
+
+* the prediction has the tokens of a formula of the question (or of a side of it) in any order, and
+  not those of a gold;
+* the golds have no letters (numbers, intervals, sets of numbers), and the prediction leaves undone
+  what the question asks: a sum, integral, limit, gcd or logarithm that stands in the question, or
+  an equation or inequality that is not solved for its letter.
+
+Labels, units, brackets, fonts and thousands separators do not count as tokens, so `x = 5` is
+spelled like the gold `5`. Plain integers, words and letters are no formulas.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from prompt_aug.grading.normalize import canonical, split_unit
+from prompt_aug.grading.structure import split_top
+
+MAX_QUESTION = 20_000  # characters; the longest of 10081 real questions has 4309
+
+_MATH = re.compile(
+    r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]"
+    r"|\\begin\{(?:align|equation|gather)\*?\}(.+?)\\end\{",
+    re.DOTALL,
+)
+# A formula in running text: numbers, single letters and signs, at least one sign between two.
+_BARE = re.compile(r"(?<![\w\\])(?:[\d.]+|[a-zA-Z](?![a-zA-Z])|[-+*/^(){}=<>!|]|\s(?=\S))+")
+_TOKEN = re.compile(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|\.\d+|[^\s\\]")
+_IDLE = frozenset(
+    (*"{}()[],;:.$&*!?", r"\cdot", r"\times", r"\text", r"\displaystyle", r"\quad", r"\degree")
+)
+_PLAIN = re.compile(r"[\s(]*-?(?:\d+|[A-Za-z]+|\\text\{[^{}]*\})[\s).%]*")
+_RELATION = re.compile(r"\\(?:le|ge|ne|lt|gt|in|equiv)(?![a-zA-Z])|[<>=]")
+_SOLVED = re.compile(r"\s*(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*")
+_PARTS = re.compile(r"\\text\{[^{}]*\}|\\cup(?![a-z])|\b(?:and|or)\b|[,;]")
+_LETTER = re.compile(r"(?<![\\a-zA-Z])(?![ei](?![a-zA-Z]))[a-zA-Z]+(?![a-zA-Z])")
+_GREEK = re.compile(
+    r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|tau|phi|omega)(?![a-z])"
+)
+_UNDONE = {
+    name: re.compile(rf"\\(?:{spelled})(?![a-zA-Z])|(?<![\\a-zA-Z])(?:{spelled})(?=[\s(_])")
+    for name, spelled in {
+        "sum": "sum|Sigma",
+        "prod": "prod",
+        "int": "i*int",
+        "lim": "lim",
+        "gcd": "gcd|GCD",
+        "lcm": "lcm|LCM",
+        "log": "log|ln|lg",
+        "mod": "p?mod|bmod",
+        "floor": "lfloor|lceil|floor|ceil",
+    }.items()
+}
+
+
+def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
+    """Whether `prediction` is a formula of the question, or leaves undone what it asks."""
+    written, known = canonical(prediction), [canonical(gold) for gold in golds]
+    tokens = _tokens(written)
+    if any(tokens == _tokens(gold) for gold in known):
+        return False
+    if _is_formula(written) and tokens in _formulas(question[:MAX_QUESTION]):
+        return True
+    return not any(map(_has_letters, known)) and _left_undone(written, known, question)
+
+
+def is_unsolved(prediction: str, golds: Sequence[str]) -> bool:
+    """Whether `prediction` is a relation still to be solved, where no gold has a letter."""
+    known = [canonical(gold) for gold in golds]
+    return not any(map(_has_letters, known)) and _has_unsolved(canonical(prediction))
+
+
+@lru_cache(maxsize=512)
+def _formulas(question: str) -> frozenset[tuple[str, ...]]:
+    """The sorted tokens of every formula of the question and of the sides and items of each."""
+    found: set[tuple[str, ...]] = set()
+    spans = [next(group for group in match.groups() if group) for match in _MATH.finditer(question)]
+    for span in (*spans, *_BARE.findall(_MATH.sub(" ; ", question))):
+        text = canonical(span)
+        pieces = [text, *_RELATION.split(text), *split_top(text, ",", ";", r"\\")]
+        for piece in pieces:
+            found.add(_tokens(piece))
+            found.update(_tokens(side) for side in _RELATION.split(piece))
+    return frozenset(found)
+
+
+def _tokens(text: str) -> tuple[str, ...]:
+    """The tokens that carry meaning, sorted; without label and unit."""
+    label = re.match(r"\s*[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z, ]{1,9}\))?\s*=(?!.*[=<>])", text)
+    text = split_unit(text[label.end() :] if label else text)[0].rstrip("% ")
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    found = [token for token in _TOKEN.findall(text) if token not in _IDLE]
+    return tuple(sorted(part for token in found for part in _parts(token)))
+
+
+def _parts(token: str) -> Sequence[str]:
+    r"""A number is its digits, because `\log_2 32` and `\frac12` may be written without a gap."""
+    if not token[-1].isdigit():
+        return [token]
+    return token.rstrip("0").rstrip(".") if "." in token else token
+
+
+def _is_formula(text: str) -> bool:
+    """More than an integer, a letter or a word."""
+    return not _PLAIN.fullmatch(text)
+
+
+def _has_letters(gold: str) -> bool:
+    value = re.sub(r"^\s*[A-Za-z](?:_\{?\w+\}?)?\s*(?:=|\\in)(?![a-z])", "", split_unit(gold)[0])
+    plain = re.sub(r"\\text\{[^{}]*\}|\b(?:and|or)\b", " ", value)
+    return bool(_LETTER.search(plain) or _GREEK.search(plain))
+
+
+def _left_undone(written: str, golds: Sequence[str], question: str) -> bool:
+    return any(
+        pattern.search(written)
+        and pattern.search(question)
+        and not any(pattern.search(gold) for gold in golds)
+        for pattern in _UNDONE.values()
+    )
+
+
+def _has_unsolved(written: str) -> bool:
+    r"""Whether a relation in it is not of the form `x < 3` or `1 \le x < 3`."""
+    for part in _PARTS.split(written):
+        sides = _RELATION.split(part)
+        if len(sides) == 1:
+            continue
+        letters = [side for side in sides if _LETTER.search(side) or _GREEK.search(side)]
+        if len(letters) != 1 or not _SOLVED.fullmatch(letters[0]):
+            return len(letters) > 0
+    return False
