@@ -8,6 +8,7 @@ from typing import Any
 
 from eval.errors import EvaluationError
 from prompt_aug.files import digests, read_json
+from recipe.run.folder import MANIFEST, RunFolder, numbered
 
 MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
 
@@ -32,16 +33,15 @@ def find(run: Path, steps: Sequence[int] | None = None) -> tuple[list[Checkpoint
     A folder is done when it holds manifest.json. `steps` None means all; a step that is asked for
     and not there is an error.
     """
-    found, notes = [], []
-    for folder in sorted((run / "hf").glob("step_*"), key=lambda path: path.name):
-        number = folder.name.removeprefix("step_")
-        if not number.isdigit():
-            notes.append(f"{folder} is ignored: its name is no step")
-        elif not (folder / "manifest.json").exists():
-            notes.append(f"{folder} is ignored: it has no manifest.json, so its export is not done")
+    exports, found, notes = RunFolder(run).exports, [], []
+    named = numbered(exports, "step_")
+    for folder in sorted(set(exports.glob("step_*")) - set(named.values())):
+        notes.append(f"{folder} is ignored: its name is no step")
+    for step, folder in named.items():
+        if not (folder / MANIFEST).exists():
+            notes.append(f"{folder} is ignored: it has no {MANIFEST}, so its export is not done")
         else:
-            found.append(_from_manifest(folder, int(number)))
-    found.sort(key=lambda checkpoint: checkpoint.step or 0)
+            found.append(_from_manifest(folder, step))
     if steps is not None:
         there = [checkpoint.step for checkpoint in found]
         missing = sorted(set(steps) - set(there))
@@ -59,7 +59,7 @@ def find(run: Path, steps: Sequence[int] | None = None) -> tuple[list[Checkpoint
 
 
 def _from_manifest(folder: Path, step: int) -> Checkpoint:
-    manifest = read_json(folder / "manifest.json")
+    manifest = read_json(folder / MANIFEST)
     if manifest.get("step", step) != step:
         raise EvaluationError(f"{folder}/manifest.json says step {manifest['step']}")
     elsewhere = manifest.get("model_path")

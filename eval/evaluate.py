@@ -15,11 +15,11 @@ from eval.benchmarks import LoadedBenchmark
 from eval.checkpoints import Checkpoint
 from eval.engine import Engine, VllmEngine
 from eval.errors import EvaluationError
-from eval.samples import PartFile, Work
+from eval.samples import PartFile, PendingSamples
 from eval.score import grade_lines, write_graded, write_scores
 from eval.settings import Settings, benchmark_identity, differences, shared_identity
 from prompt_aug.files import lock, read_json
-from prompt_aug.templates import Template
+from prompt_aug.prompts import Prompts
 
 OpenEngine = Callable[[str, Settings, int], AbstractContextManager[Engine]]
 CHUNK = 1024
@@ -80,7 +80,7 @@ def evaluate(
     checkpoint: Checkpoint,
     folder: Path,
     settings: Settings,
-    template: Template,
+    prompts: Prompts,
     benchmarks: Sequence[LoadedBenchmark],
     *,
     open_engine: OpenEngine = VllmEngine,
@@ -88,6 +88,7 @@ def evaluate(
     chunk: int = CHUNK,
 ) -> dict[str, Any]:
     """Evaluate one checkpoint into `folder` and return its scores."""
+    template = prompts.bank[settings.template]
     shared = shared_identity(settings, template, checkpoint.identity)
     with lock(folder):
         agreed = plan(folder, shared, benchmarks, force=force)
@@ -97,7 +98,7 @@ def evaluate(
         if agreed.replaced:
             _forget(folder, agreed)
         started = time.monotonic()
-        work = _prepare(folder, agreed, checkpoint, template)
+        work = _prepare(folder, agreed, checkpoint, prompts)
         _generate(work, checkpoint, settings, open_engine, chunk)
         for item in work:
             name = item.benchmark.name
@@ -151,7 +152,9 @@ def _how(settings: Settings, seconds: float) -> dict[str, Any]:
     }
 
 
-def _prepare(folder: Path, agreed: Plan, checkpoint: Checkpoint, template: Template) -> list[Work]:
+def _prepare(
+    folder: Path, agreed: Plan, checkpoint: Checkpoint, prompts: Prompts
+) -> list[PendingSamples]:
     from transformers import AutoTokenizer  # deferred: refusals come before its slow import
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.model)
@@ -159,12 +162,12 @@ def _prepare(folder: Path, agreed: Plan, checkpoint: Checkpoint, template: Templ
     for benchmark in agreed.todo:
         identity = {"shared": agreed.shared, "benchmark": benchmark_identity(benchmark)}
         part = PartFile(_part_path(folder, benchmark), identity)
-        work.append(Work(benchmark, template, tokenizer, part))
+        work.append(PendingSamples(benchmark, prompts, tokenizer, part))
     return work
 
 
 def _generate(
-    work: Sequence[Work],
+    work: Sequence[PendingSamples],
     checkpoint: Checkpoint,
     settings: Settings,
     open_engine: OpenEngine,
@@ -180,7 +183,7 @@ def _generate(
             item.complete(engine, requests, chunk)
 
 
-def _context(work: Sequence[Work], checkpoint: Checkpoint, settings: Settings) -> int:
+def _context(work: Sequence[PendingSamples], checkpoint: Checkpoint, settings: Settings) -> int:
     """The engine's context in tokens: as long as the prompts need, within what the model has."""
     from transformers import AutoConfig
 
@@ -197,7 +200,7 @@ def _context(work: Sequence[Work], checkpoint: Checkpoint, settings: Settings) -
     return settings.max_model_len
 
 
-def _warn_too_long(work: Sequence[Work], context: int) -> None:
+def _warn_too_long(work: Sequence[PendingSamples], context: int) -> None:
     for item in work:
         lengths = [len(ids) for ids in item.token_ids]
         unasked = sum(length >= context for length in lengths)

@@ -14,7 +14,8 @@ from eval.benchmarks import LoadedBenchmark
 from eval.engine import Completion, Engine, Request
 from eval.errors import EvaluationError
 from prompt_aug.files import append_lines, read_lines, write_lines
-from prompt_aug.templates import Rendered, Template, render
+from prompt_aug.prompts import Prompts
+from prompt_aug.templates import Rendered
 
 TOO_LONG = "prompt_too_long"
 SampleKey = tuple[int, int]
@@ -41,7 +42,7 @@ class PartFile:
         append_lines(self.path, samples, sync=True)
 
 
-class Work:
+class PendingSamples:
     """One benchmark under one template and tokenizer: its prompts, and the samples still to make.
 
     Lengths are tokens. A prompt that leaves no room for a single token of response within the
@@ -50,21 +51,21 @@ class Work:
     """
 
     def __init__(
-        self, benchmark: LoadedBenchmark, template: Template, tokenizer: Any, part: PartFile
+        self, benchmark: LoadedBenchmark, prompts: Prompts, tokenizer: Any, part: PartFile
     ) -> None:
-        self.benchmark, self.template, self.part = benchmark, template, part
+        self.benchmark, self.part = benchmark, part
+        self.template = prompts.validation_template
         self.rendered: list[Rendered] = []
         self.token_ids: list[tuple[int, ...]] = []
         for question in benchmark.questions:
             try:
-                rendered = render(template, question.text, tokenizer)
+                prompt = prompts.render(self.template, question.text, tokenizer)
             except ValueError as error:
                 raise EvaluationError(
                     f"{benchmark.name}: question {question.uid} cannot be rendered: {error}"
                 ) from error
-            self.rendered.append(rendered)
-            ids = tokenizer(rendered.text, add_special_tokens=False)["input_ids"]
-            self.token_ids.append(tuple(ids))
+            self.rendered.append(prompt.rendered)
+            self.token_ids.append(prompt.ids)
         self.samples = part.load()
 
     @property
@@ -120,7 +121,7 @@ class Work:
             "uid": question.uid,
             "question": index,
             "sample": sample,
-            "template": self.template.name,
+            "template": self.template,
             "prompt": rendered.text,
             "response": completion.text,
             "gold": list(question.answers),

@@ -9,14 +9,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
 from eval.benchmarks import BenchmarkRequest, LoadedBenchmark
 from eval.errors import EvaluationError
+from prompt_aug.prompts import Prompts
+from prompt_aug.templates import Style, load_bank
+from recipe.run.folder import RunFolder
 
 DTYPES = ("float32", "bfloat16", "float16", "auto")
+STYLES = get_args(Style)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +33,7 @@ class Settings:
 
     template: str = "qwen-math"
     bank: str | None = None
+    style: Style = "auto"
     benchmarks: tuple[BenchmarkRequest, ...] = ()
     temperature: float = 0.0
     top_p: float = 1.0
@@ -46,6 +51,7 @@ class Settings:
             (not 0 < self.top_p <= 1, "top_p must be in (0, 1]"),
             (self.max_tokens < 1, "max_tokens must be >= 1"),
             (self.dtype not in DTYPES, f"dtype must be one of {', '.join(DTYPES)}"),
+            (self.style not in STYLES, f"style must be one of {', '.join(STYLES)}"),
             (self.max_questions is not None and self.max_questions < 1, "max_questions >= 1"),
             (self.max_model_len is not None and self.max_model_len < 2, "max_model_len >= 2"),
             (not 0 < self.gpu_memory_utilization <= 1, "gpu_memory_utilization in (0, 1]"),
@@ -54,6 +60,18 @@ class Settings:
             if wrong:
                 raise EvaluationError(f"evaluation settings: {message}; they are {self}")
 
+    def prompts(self) -> Prompts:
+        """The renderer of these settings; raises for an unknown bank or template."""
+        bank = load_bank(self.bank)
+        bank[self.template]
+        return Prompts(
+            bank=bank,
+            source=self.bank,
+            format="strict",
+            style=self.style,
+            validation_template=self.template,
+        )
+
     @property
     def greedy(self) -> bool:
         """True where decoding takes the most likely token each time."""
@@ -61,8 +79,12 @@ class Settings:
 
 
 def from_run(run: Path) -> Settings:
-    """The section `eval` of RUN/config.yaml; an unknown key is an error."""
-    path = run / "config.yaml"
+    """The section `eval` of RUN/config.yaml; an unknown key is an error.
+
+    Templates and style are those of RUN/prompts.yaml, which the training rendered from too. A run
+    of before that file was written has them in its section ``recipe.augment``.
+    """
+    path, prompts = RunFolder(run).config, RunFolder(run).prompts
     if not path.exists():
         raise EvaluationError(
             f"{path} is missing: {run} is no run folder (use --model for a model)"
@@ -70,7 +92,10 @@ def from_run(run: Path) -> Settings:
     config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     section = dict(config.get("eval") or {})
     augment = (config.get("recipe") or {}).get("augment") or {}
+    if prompts.exists():
+        augment = {"bank": str(prompts), "style": Prompts.read(prompts).style}
     section.setdefault("bank", augment.get("bank"))
+    section.setdefault("style", augment.get("style", "auto"))
     names = {field.name for field in dataclasses.fields(Settings)}
     unknown = sorted(set(section) - names)
     if unknown:
@@ -103,6 +128,7 @@ def shared_identity(
     """What all scores of one model must agree on: everything that can change a response."""
     return {
         "template": settings.template,
+        "style": settings.style,
         "template_sha256": hashlib.sha256(_stable(template).encode()).hexdigest(),
         "temperature": settings.temperature,
         "top_p": settings.top_p,

@@ -19,9 +19,7 @@ from eval.errors import EvaluationError
 from eval.evaluate import CHUNK, evaluate, plan
 from eval.settings import Settings, shared_identity
 from prompt_aug.errors import UserError
-from prompt_aug.templates import load_bank
-
-REFUSALS = (UserError, OSError)
+from recipe.run.folder import RunFolder
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -34,7 +32,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--suite", type=Path, help="folder of the five published benchmarks (Arrow folders)")
     add("--steps", type=int, nargs="+", help="these steps only (default: every exported one)")
     add("--template", help="the template that every question is asked with")
-    add("--bank", help="template bank file (default: the project's)")
+    add("--bank", help="template bank file (default: the run's own, or the project's)")
+    add("--style", choices=settings_module.STYLES, help="default: the run's own, or auto")
     add("--temperature", type=float, help="0 is greedy")
     add("--top-p", type=float)
     add("--max-tokens", type=int, help="limit of a response")
@@ -75,7 +74,7 @@ def _targets(options: argparse.Namespace) -> list[tuple[Checkpoint, Path]]:
     checkpoints, notes = find(options.run, options.steps)
     for note in notes:
         print(f"note: {note}")
-    out = options.out or options.run / "eval"
+    out = options.out or RunFolder(options.run).evaluation
     return [(checkpoint, out / checkpoint.name) for checkpoint in checkpoints]
 
 
@@ -84,7 +83,8 @@ def sweep(options: argparse.Namespace) -> None:
     if (options.run is None) == (options.model is None):
         raise EvaluationError("give either a run folder or --model HF_FOLDER")
     settings = _settings(options)
-    template = load_bank(settings.bank)[settings.template]
+    prompts = settings.prompts()
+    template = prompts.bank[settings.template]
     targets = _targets(options)
     prepare_environment(targets[0][0].model)
     benchmarks = [
@@ -100,7 +100,7 @@ def sweep(options: argparse.Namespace) -> None:
             checkpoint,
             folder,
             settings,
-            template,
+            prompts,
             benchmarks,
             force=options.force,
             chunk=options.chunk,
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         sweep(options)
-    except REFUSALS as error:
+    except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

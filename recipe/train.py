@@ -22,6 +22,7 @@ from prompt_aug.files import lock, write_json, write_text
 from recipe.checks import data as preflight
 from recipe.checks import verl as preflight_verl
 from recipe.checks.algorithm import check_algorithm
+from recipe.checks.prompts import check_same_prompts
 from recipe.config.compose import check_same_run, compose_config
 from recipe.errors import ConfigError, ExhaustedError
 from recipe.patches import weight_socket as isolation
@@ -84,7 +85,9 @@ def prepare(config: DictConfig) -> None:
     preflight.check_files(config, built)
     if not config.actor_rollout_ref.model.path:
         raise ConfigError("recipe.model_path is not set: name a model folder or a hub id")
-    check_same_run(config, run_dir / "config.yaml")
+    folder = run_folder.RunFolder(run_dir)
+    check_same_run(config, folder.config)
+    prompts = check_same_prompts(config, folder)
     if config.recipe.toy.enable:
         toy.build(config)
     shown = OmegaConf.to_yaml(config, resolve=True)  # with the user's own data files
@@ -92,8 +95,9 @@ def prepare(config: DictConfig) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path)
     report = preflight.prepare_data(config, bank, tokenizer)
-    write_json(run_dir / "data" / "manifest.json", report)
-    write_text(run_dir / "config.yaml", shown)
+    write_json(folder.data_manifest, report)
+    prompts.write(folder.prompts)
+    write_text(folder.config, shown)
 
 
 def run(config: DictConfig) -> None:

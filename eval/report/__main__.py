@@ -14,6 +14,7 @@ from eval.report.page import Picture, checkpoint_table, render_html, render_mark
 from eval.report.samples import evaluated_samples, rollout_samples
 from prompt_aug.errors import UserError
 from prompt_aug.files import replacing, write_json, write_text
+from recipe.run.folder import RunFolder
 
 Draw = Callable[[RunData], bytes | None]
 REWARD_PARTS = {
@@ -23,7 +24,8 @@ REWARD_PARTS = {
 }
 LENGTHS = {
     "response_length/mean": ("Response length", "tokens"),
-    "response_length/clip_ratio": ("Cut at the limit", "share of responses"),
+    # Not verl's response_length/clip_ratio: that is the share as long as the longest of the step.
+    "train/truncated": ("Cut at the limit", "share of responses"),
 }
 UPDATES = {
     "actor/grad_norm": ("Gradient norm", "L2 norm"),
@@ -70,7 +72,8 @@ CHARTS: tuple[tuple[str, str, str, Draw], ...] = (
         "entropy",
         "Entropy",
         "mean over response tokens, in nats",
-        _lines("Policy entropy", "nats per token", {"actor/entropy": "entropy"}),
+        # Not verl's actor/entropy: that is aggregated as the loss is, so its unit is the method's.
+        _lines("Policy entropy", "nats per token", {"train/entropy": "entropy"}),
     ),
     (
         "response_length",
@@ -116,7 +119,7 @@ def build(run: Path) -> RunData:
         absent.append("no sample rollouts: rollouts/step_N.jsonl is missing")
     data.notes.extend(absent)
     evaluated = evaluated_samples(run, data.rows[-1]) if data.rows else []
-    folder = run / "report"
+    folder = RunFolder(run).report
     for picture in pictures:
         with replacing(folder / picture.file) as file:
             file.write(picture.png)
@@ -139,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(text_table(checkpoint_table(data)))
     for note in data.notes:
         print(f"note: {note}")
-    print(f"report: {options.run / 'report' / 'index.html'}")
+    print(f"report: {RunFolder(options.run).report / 'index.html'}")
     return 0
 
 

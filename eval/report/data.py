@@ -16,6 +16,7 @@ from eval import metrics
 from eval.errors import EvaluationError
 from eval.settings import differences
 from prompt_aug.files import read_json, read_lines
+from recipe.run.folder import RunFolder, numbered
 
 Series = tuple[list[float], list[float]]
 
@@ -67,13 +68,14 @@ def collect(run: Path) -> RunData:
     if not run.is_dir():
         raise EvaluationError(f"run folder {run} does not exist")
     notes: list[str] = []
-    config = yaml.safe_load(_optional_text(run / "config.yaml", notes)) or {}
-    environment = _optional_json(run / "environment.json", notes)
-    timing = _optional_json(run / "timing.json", [])
-    lines = _metric_lines(run / "metrics.jsonl")
+    folder = RunFolder(run)
+    config = yaml.safe_load(_optional_text(folder.config, notes)) or {}
+    environment = _optional_json(folder.environment, notes)
+    timing = _optional_json(folder.timing, [])
+    lines = _metric_lines(folder.metrics)
     if not lines:
         notes.append("metrics.jsonl has no training step: there are no training curves")
-    scores = _scores(run / "eval")
+    scores = _scores(folder.evaluation)
     if not scores:
         notes.append(f"no checkpoint is evaluated yet: run `python -m eval.sweep {run}`")
     if not scores and not lines:
@@ -195,12 +197,8 @@ def _note_differing_settings(scores: Mapping[int, Mapping[str, Any]], notes: lis
 
 
 def _scores(folder: Path) -> dict[int, dict[str, Any]]:
-    found = {}
-    for path in folder.glob("step_*/scores.json"):
-        number = path.parent.name.removeprefix("step_")
-        if number.isdigit():
-            found[int(number)] = read_json(path)
-    return found
+    paths = {step: path / "scores.json" for step, path in numbered(folder, "step_").items()}
+    return {step: read_json(path) for step, path in paths.items() if path.exists()}
 
 
 def _metric_lines(path: Path) -> list[dict[str, Any]]:

@@ -173,7 +173,7 @@ def render_html(
 ) -> str:
     """The page. Every value is escaped by the template engine, the model's text included."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    source = resources.files("eval").joinpath("report.html.j2").read_text(encoding="utf-8")
+    source = resources.files("eval.report").joinpath("report.html.j2").read_text(encoding="utf-8")
     return environment.from_string(source).render(
         name=data.name,
         headline=headline(data, numbers),

@@ -11,6 +11,7 @@ from typing import Any
 
 from eval.report.data import CheckpointRow
 from prompt_aug.files import iter_lines
+from recipe.run.folder import RunFolder
 
 TEXT_LIMIT = 4000
 PER_TEMPLATE = 1
@@ -48,11 +49,7 @@ def _visible_character(character: str) -> str:
 
 def rollout_samples(run: Path) -> list[Sample]:
     """From the first and the last recorded step: a right and a wrong one per template."""
-    steps = {
-        int(path.stem.removeprefix("step_")): path
-        for path in (run / "rollouts").glob("step_*.jsonl")
-        if path.stem.removeprefix("step_").isdigit()
-    }
+    steps = RunFolder(run).rollout_steps()
     if not steps:
         return []
     samples = []
@@ -65,7 +62,7 @@ def evaluated_samples(run: Path, row: CheckpointRow) -> list[Sample]:
     """From the given checkpoint: right and wrong answers of each benchmark."""
     samples = []
     for name in row.benchmarks:
-        lines = iter_lines(run / "eval" / f"step_{row.step}" / f"{name}.jsonl")
+        lines = iter_lines(RunFolder(run).evaluation / f"step_{row.step}" / f"{name}.jsonl")
         samples += _pick((_evaluated(row.step, name, line) for line in lines), most=6, each=3)
     return samples
 

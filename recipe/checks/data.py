@@ -15,6 +15,7 @@ from omegaconf import DictConfig, open_dict
 from prompt_aug.questions import Question, read_parquet, write_parquet
 from prompt_aug.templates import Bank, Overlong, Template, load_bank, overlong
 from recipe.errors import ConfigError
+from recipe.run.folder import RunFolder
 
 
 def check_recipe(config: DictConfig) -> Bank:
@@ -111,7 +112,7 @@ def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, An
             kept = only_question(kept, config)
             check_enough(len(kept), config)
             counts.update(neighbours)
-        path = Path(config.recipe.run_dir) / "data" / f"{split}.parquet"
+        path = RunFolder(Path(config.recipe.run_dir)).data(split)
         write_parquet([dataclasses.replace(q, split=split) for q in kept], path)
         report[split] = counts | {
             "max_prompt_length": int(config.data.max_prompt_length),

@@ -9,6 +9,7 @@ import yaml
 
 from prompt_aug.errors import UserError
 from prompt_aug.files import FileError, digests, read_json
+from recipe.run.folder import RunFolder
 
 DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of an element
 ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16"}
@@ -29,7 +30,7 @@ class Job:
 
 def read_config(run: Path) -> dict[str, Any]:
     """The run's resolved config.yaml; ExportError where the folder is no run folder."""
-    path = run / "config.yaml"
+    path = RunFolder(run).config
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -54,7 +55,7 @@ def find(run: Path) -> tuple[list[Job], list[str]]:
     verl writes the number of the last whole checkpoint after the checkpoint itself, so a higher
     number is one that was cut short or is being written.
     """
-    folder = run / "checkpoints"
+    folder = RunFolder(run).checkpoints
     try:
         latest = int((folder / LATEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -98,7 +99,7 @@ def choose_dtype(config: dict[str, Any], job: Job, asked: str | None) -> str:
 
 
 def manifest_path(run: Path, step: int) -> Path:
-    return run / "hf" / f"step_{step}" / "manifest.json"
+    return RunFolder(run).manifest(step)
 
 
 def is_done(run: Path, job: Job, dtype: str | None) -> bool:

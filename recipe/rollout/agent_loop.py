@@ -18,7 +18,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 from verl.utils.profiler import simple_timer
 
 from prompt_aug.draw import draw, phrasing
-from prompt_aug.templates import Bank, Rendered, load_bank, render
+from prompt_aug.prompts import Prompts
+from prompt_aug.templates import Bank, Rendered
 
 EPOCH = "recipe_epoch"  # the column in which the trainer tells the epoch of a row
 
@@ -68,15 +69,15 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.recipe = self.config.recipe
-        self.bank = load_bank(self.recipe.augment.bank, self.recipe.augment.format)
+        self.prompts = Prompts.from_section(self.recipe.augment)  # evaluation has the same record
         self.prompt_length = int(self.rollout_config.prompt_length)
         self.response_length = int(self.rollout_config.response_length)
 
     def prompt(self, row: dict[str, Any], text: str) -> tuple[str, Rendered, list[int]]:
         """(template name, rendered prompt, its token ids); ValueError where it is too long."""
-        name = choose_template(self.recipe.augment, self.bank, self.recipe.seed, row)
-        rendered = render(self.bank[name], text, self.tokenizer, self.recipe.augment.style)
-        ids = self.tokenizer.encode(rendered.text, add_special_tokens=False)
+        name = choose_template(self.recipe.augment, self.prompts.bank, self.recipe.seed, row)
+        prompt = self.prompts.render(name, text, self.tokenizer)
+        rendered, ids = prompt.rendered, list(prompt.ids)
         if len(ids) > self.prompt_length:
             raise ValueError(
                 f"question {row['extra_info']['uid']} has {len(ids)} tokens under template {name}, "

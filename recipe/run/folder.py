@@ -1,8 +1,8 @@
-"""The run folder, the contract between the stages: what is written where, and how.
+"""The run folder, the contract between the stages: every path in it, and how it is written.
 
-    config.yaml  environment.json  metrics.jsonl  rollouts/  checkpoints/  hf/  eval/  report/
-
-A file appears whole or not at all (prompt_aug/files.py); metrics.jsonl grows by lines.
+`RunFolder` is the only place that spells a name of the run folder; training, export, evaluation
+and report ask it. A file appears whole or not at all (prompt_aug/files.py); metrics.jsonl grows
+by lines. Imports neither torch nor ray: a command that only reads a run starts at once.
 """
 
 import importlib.metadata
@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,106 @@ PACKAGES = [
     "tensordict",
     "math-verify",
 ]
+
+MANIFEST = "manifest.json"  # written last: its presence is the only "done" of a folder
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The paths of a run. Nothing is created; `N` is a training step, 0 the start model.
+
+    config.yaml         the resolved configuration
+    prompts.yaml        templates, style and format setting: one record for all prompts of the run
+    environment.json    versions, platform, commit
+    metrics.jsonl       a line per training step
+    data/               {train,test}.parquet and manifest.json, which names the dropped questions
+    rollouts/           step_N.jsonl, a line per rollout
+    tensors/            step_N.npz
+    checkpoints/        global_step_N, as verl writes them
+    hf/                 step_N, exported for Hugging Face, each with a manifest.json
+    eval/               samples, grades and scores of the exported steps
+    report/             index.html, report.md, summary.json, pictures
+    timing.json         {"wall_seconds": s} of scripts/demo.sh
+    """
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def prompts(self) -> Path:
+        return self.root / "prompts.yaml"
+
+    @property
+    def environment(self) -> Path:
+        return self.root / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def data_manifest(self) -> Path:
+        return self.root / "data" / MANIFEST
+
+    def data(self, split: str) -> Path:
+        """The checked questions of a split, "train" or "test"."""
+        return self.root / "data" / f"{split}.parquet"
+
+    def rollouts(self, step: int) -> Path:
+        return self.root / "rollouts" / f"step_{step}.jsonl"
+
+    def rollout_steps(self) -> dict[int, Path]:
+        """The recorded steps, in order."""
+        return numbered(self.root / "rollouts", "step_", ".jsonl")
+
+    def tensors(self, step: int) -> Path:
+        return self.root / "tensors" / f"step_{step}.npz"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"global_step_{step}"
+
+    @property
+    def exports(self) -> Path:
+        return self.root / "hf"
+
+    def exported(self, step: int) -> Path:
+        """The Hugging Face folder of a step; done when its manifest.json stands."""
+        return self.exports / f"step_{step}"
+
+    def manifest(self, step: int) -> Path:
+        return self.exported(step) / MANIFEST
+
+    @property
+    def evaluation(self) -> Path:
+        return self.root / "eval"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report"
+
+    @property
+    def timing(self) -> Path:
+        return self.root / "timing.json"
+
+
+def numbered(folder: Path, before: str, after: str = "") -> dict[int, Path]:
+    """The entries of `folder` named ``<before>N<after>`` by N, in order; other names are left out.
+
+    N is plain digits: ``step_007`` would be written back as ``step_7``, so it is another name.
+    """
+    found = {}
+    for path in folder.glob(f"{before}*{after}"):
+        number = path.name[len(before) : len(path.name) - len(after)]
+        if number.isascii() and number.isdecimal() and str(int(number)) == number:
+            found[int(number)] = path
+    return dict(sorted(found.items()))
 
 
 def latest_step(checkpoints: Path) -> int:
@@ -73,12 +174,12 @@ def append_metrics(run_dir: Path, step: int, metrics: dict[str, Any]) -> None:
     """
     flat = {k: _number(v) for k, v in sorted(metrics.items())}
     line = {"step": step, **{k: v for k, v in flat.items() if v is not None}}
-    append_lines(run_dir / "metrics.jsonl", [_finite(line)])
+    append_lines(RunFolder(run_dir).metrics, [_finite(line)])
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; a last line cut by a kill is left out."""
-    lines = read_lines(run_dir / "metrics.jsonl")
+    lines = read_lines(RunFolder(run_dir).metrics)
     return [{k: math.nan if v is None else v for k, v in line.items()} for line in lines]
 
 
@@ -87,13 +188,13 @@ def truncate_metrics(run_dir: Path, last_step: int) -> None:
 
     A run that starts anew, because nothing was saved, adds them to metrics.before.jsonl.
     """
-    lines = [_finite(line) for line in read_lines(run_dir / "metrics.jsonl")]
+    lines = [_finite(line) for line in read_lines(RunFolder(run_dir).metrics)]
     if lines and last_step == 0:
         before = "metrics.before.jsonl"
         write_lines(run_dir / before, [*read_lines(run_dir / before), *lines])
-        (run_dir / "metrics.jsonl").unlink()
+        RunFolder(run_dir).metrics.unlink()
     elif lines:
-        write_lines(run_dir / "metrics.jsonl", (m for m in lines if m["step"] <= last_step))
+        write_lines(RunFolder(run_dir).metrics, (m for m in lines if m["step"] <= last_step))
 
 
 def repair_tracker(checkpoints: Path) -> None:
@@ -139,7 +240,7 @@ def record_environment(run_dir: Path) -> None:
 
     What trained the first steps stays on record, whatever version goes on or looks in later.
     """
-    path, now = run_dir / "environment.json", environment()
+    path, now = RunFolder(run_dir).environment, environment()
     if path.exists():
         first = read_json(path)
         now = {**first, "resumed": [*first.get("resumed", []), now]}

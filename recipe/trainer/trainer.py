@@ -177,7 +177,7 @@ class RecipeTrainer(PPOTrainerSync):
         metrics.update({**shaped, **signal, **self.memory.see_step(rows)})
         every = recipe.save_tensors_every
         if every and self.global_steps % every == 0:
-            path = self.run_dir / "tensors" / f"step_{self.global_steps}.npz"
+            path = run_folder.RunFolder(self.run_dir).tensors(self.global_steps)
             batches.save_tensors(path, rows, rewards, advantages_BT)
         return batch
 
@@ -197,7 +197,7 @@ class RecipeTrainer(PPOTrainerSync):
         every = self.config.recipe.save_rollouts_every
         if every and self.global_steps % every == 0:
             lines = (r.as_line(self.global_steps, self.tokenizer) for r in self.rollouts)
-            path = self.run_dir / "rollouts" / f"step_{self.global_steps}.jsonl"
+            path = run_folder.RunFolder(self.run_dir).rollouts(self.global_steps)
             write_lines(path, lines)
 
     def _val_metrics_update(

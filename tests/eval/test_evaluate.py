@@ -15,7 +15,6 @@ from eval.errors import EvaluationError
 from eval.evaluate import evaluate
 from eval.settings import Settings
 from prompt_aug.files import read_lines
-from prompt_aug.templates import load_bank
 
 SETTINGS = Settings(max_tokens=64, dtype="float32")
 MakeBenchmark = Callable[..., LoadedBenchmark]
@@ -70,10 +69,10 @@ def run(
     settings: Settings = SETTINGS,
     **options: Any,
 ) -> dict[str, Any]:
-    template = load_bank()[settings.template]
     return evaluate(
-        checkpoint, folder, settings, template, benchmarks, open_engine=engine.open, **options
-    )
+        checkpoint, folder, settings, settings.prompts(), benchmarks,
+        open_engine=engine.open, **options,
+    )  # fmt: skip
 
 
 def test_scores_by_hand(

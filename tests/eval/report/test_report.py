@@ -78,7 +78,7 @@ def run(tmp_path: Path) -> Path:
         {
             "step": step,
             "critic/score/mean": step / 20,
-            "actor/entropy": float("nan") if step == 3 else 1.0,
+            "train/entropy": float("nan") if step == 3 else 1.0,
             "template/open-r1/accuracy": 0.5,
             "template/open-r1/format": 0.75,
             "timing_s/step": 5.0,
@@ -251,7 +251,7 @@ def test_a_repeated_step_counts_once_with_its_last_line(run: Path) -> None:
 
 
 def test_series_leave_out_what_is_not_finite(run: Path) -> None:
-    steps, _ = collect(run).series("actor/entropy")
+    steps, _ = collect(run).series("train/entropy")
     assert 3.0 not in steps and len(steps) == 19
 
 

@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from prompt_aug.draw import draw
+from prompt_aug.prompts import Prompts
 from prompt_aug.templates import load_bank, render
 from recipe.rollout.agent_loop import EPOCH, PromptAugmentationAgentLoop, choose_template
 from recipe.toy import build
@@ -98,7 +99,7 @@ def loop(
         }
     )
     made.rollout_config = SimpleNamespace(n=8)
-    made.bank, made.server_manager = load_bank(), engine
+    made.prompts, made.server_manager = Prompts.from_section(made.recipe.augment), engine
     made.tokenizer = build_tokenizer(build.corpus(load_world("sums"), load_bank()))
     made.prompt_length, made.response_length = prompt_length, response_length
     return made
@@ -108,7 +109,7 @@ def test_prefill_is_prompt_and_the_draw_is_handed_on() -> None:
     engine = Engine([5, 6, 7])
     made = loop(engine)
     out = asyncio.run(made.run({"temperature": 1.0}, uid="group", **row()))
-    expected = render(made.bank["open-r1-teacher"], "What is 47 + 38?", made.tokenizer).text
+    expected = render(made.prompts.bank["open-r1-teacher"], "What is 47 + 38?", made.tokenizer).text
     assert expected.endswith("<think>\n")
     (request_id, prompt_ids, params), *_ = engine.requests
     assert made.tokenizer.decode(prompt_ids) == expected

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -84,3 +86,42 @@ def test_a_tracker_that_a_full_disk_left_empty_is_mended(tmp_path: Path) -> None
     tracker.write_text("")
     run_folder.repair_tracker(tmp_path)
     assert not tracker.exists()
+
+
+def test_every_path_of_a_run_by_hand(tmp_path: Path) -> None:
+    folder = run_folder.RunFolder(tmp_path)
+    assert {
+        str(path.relative_to(tmp_path))
+        for path in (
+            folder.config, folder.prompts, folder.environment, folder.metrics, folder.timing,
+            folder.data("train"), folder.data_manifest, folder.rollouts(3), folder.tensors(3),
+            folder.checkpoint(3), folder.exported(3), folder.manifest(3), folder.evaluation,
+            folder.report,
+        )
+    } == {
+        "config.yaml", "prompts.yaml", "environment.json", "metrics.jsonl", "timing.json",
+        "data/train.parquet", "data/manifest.json", "rollouts/step_3.jsonl", "tensors/step_3.npz",
+        "checkpoints/global_step_3", "hf/step_3", "hf/step_3/manifest.json", "eval", "report",
+    }  # fmt: skip
+
+
+def test_numbered_entries_come_by_number_and_others_do_not(tmp_path: Path) -> None:
+    for name in ("step_10", "step_9", "step_007", "step_", "step_1.tmp", "step_x", "step_²", "a9"):
+        (tmp_path / name).touch()
+    found = run_folder.numbered(tmp_path, "step_")
+    assert list(found) == [9, 10]
+    assert found[9] == tmp_path / "step_9"
+    (tmp_path / "rollouts").mkdir()
+    for step in (10, 2):
+        run_folder.RunFolder(tmp_path).rollouts(step).touch()
+    assert list(run_folder.RunFolder(tmp_path).rollout_steps()) == [2, 10]
+    assert run_folder.numbered(tmp_path / "none", "step_") == {}
+
+
+def test_reading_a_run_imports_no_torch_and_no_ray() -> None:
+    program = (
+        "import sys, recipe.run.folder\n"
+        "print(sorted({'torch', 'ray', 'verl', 'vllm', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,102 @@
+"""The prompts of one run: one record that training, validation and evaluation all render from.
+
+A run writes it to its folder (``prompts.yaml``: a template bank with the style, the format setting
+and the validation template beside it), so that a model is asked months later exactly as it was
+trained, whatever has become of the bank's own file. A chat template may open a ``<think>`` tag by
+itself, for instance: a model trained with style "raw" and evaluated with "auto" answers another
+prompt, and nothing but its score tells.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+
+from prompt_aug.files import write_text
+from prompt_aug.templates import Bank, BankError, Rendered, Style, load_bank, render
+
+HEAD = ("source", "format", "style", "validation_template")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """A rendered prompt and its token ids, the prefill included."""
+
+    rendered: Rendered
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """How a run's questions become prompts.
+
+    `source` is the file that the bank came from, None the project's own; it is told, never read
+    again. `bank` carries the format setting "strict" or "published" in its templates.
+    """
+
+    bank: Bank
+    source: str | None
+    format: str
+    style: Style
+    validation_template: str
+
+    @classmethod
+    def from_section(cls, augment: Mapping[str, Any]) -> "Prompts":
+        """From the section ``recipe.augment`` of a configuration; its other keys are not read."""
+        source, setting = augment.get("bank"), augment.get("format", "strict")
+        return cls._checked(load_bank(source, setting), source and str(source), augment)
+
+    @classmethod
+    def read(cls, path: Path) -> "Prompts":
+        """From a file that `write` wrote; BankError where it is missing or no such file."""
+        if not path.is_file():
+            raise BankError(f"{path}: no such file")
+        try:
+            head = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise BankError(f"{path} is not valid yaml: {error}") from error
+        missing = [key for key in HEAD if not isinstance(head, dict) or key not in head]
+        if missing:
+            raise BankError(f"{path} lacks {', '.join(missing)}: not written by a training run")
+        return cls._checked(load_bank(path, head["format"]), head["source"], head)
+
+    @classmethod
+    def _checked(cls, bank: Bank, source: str | None, section: Mapping[str, Any]) -> "Prompts":
+        style = section.get("style", "auto")
+        if style not in get_args(Style):
+            raise BankError(f"style {style!r}: known are {', '.join(get_args(Style))}")
+        name = str(section.get("validation_template", "qwen-math"))
+        bank[name]  # raises UnknownTemplateError
+        setting = str(section.get("format", "strict"))
+        return cls(bank=bank, source=source, format=setting, style=style, validation_template=name)
+
+    def to_yaml(self) -> str:
+        """The file's text: the same record gives the same bytes."""
+        templates = {}
+        for name, template in self.bank.items():
+            entry = _plain(dataclasses.asdict(template))
+            templates[name] = {k: v for k, v in entry.items() if k != "name" and v is not None}
+        record = {key: getattr(self, key) for key in HEAD} | {"templates": templates}
+        return yaml.safe_dump(record, sort_keys=False, allow_unicode=True, width=10_000)
+
+    def write(self, path: Path) -> None:
+        """Write `path`, which `read` and `load_bank` understand."""
+        write_text(path, self.to_yaml())
+
+    def render(self, template: str, question: str, tokenizer: Any) -> Prompt:
+        """The prompt of `question` under the template of that name.
+
+        Raises UnknownTemplateError, or ValueError where the question cannot be rendered.
+        """
+        rendered = render(self.bank[template], question, tokenizer, self.style)
+        ids = tokenizer.encode(rendered.text, add_special_tokens=False)
+        return Prompt(rendered=rendered, ids=tuple(ids))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items() if inner is not None}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
