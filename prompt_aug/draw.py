@@ -56,38 +56,23 @@ def draw(
     return drawn[-1]  # point rounded up to the sum of all weights
 
 
-def phrasing(*, rollout: int, per_text: int, available: int) -> int:
-    """Index n of the text that a rollout answers: 0 is the question, n its n-th neighbour.
+def phrasing(*, rollout: int, per_phrasing: int, available: int) -> int:
+    """Index n of the phrasing that a rollout answers: 0 is the question, n its n-th neighbour.
 
-        n = (rollout // per_text) mod (available + 1)
+        n = (rollout // per_phrasing) mod (available + 1)
 
-    `rollout` counts within the group, `per_text` is G, the responses to each text, and `available`
-    the number of neighbours in use. With N neighbours and a group of (N + 1) G (arXiv 2601.22478)
-    every text gets exactly G. A question with fewer neighbours keeps the size of its group: its
-    texts are gone through again, and without any all responses are to the question itself.
+    `rollout` counts within the group, `per_phrasing` is G, the responses to each phrasing, and
+    `available` the number of neighbours in use. With N neighbours and a group of (N + 1) G (arXiv
+    2601.22478) every phrasing gets exactly G. A question with fewer neighbours keeps the size of
+    its group: its phrasings are gone through again, and without any all responses are to the
+    question itself.
     Raises ValueError for counts that make no sense.
     """
-    if rollout < 0 or per_text < 1 or available < 0:
+    if rollout < 0 or per_phrasing < 1 or available < 0:
         raise ValueError(
-            f"impossible: rollout={rollout}, per_text={per_text}, available={available}"
+            f"impossible: rollout={rollout}, per_phrasing={per_phrasing}, available={available}"
         )
-    return rollout // per_text % (available + 1)
-
-
-def hold_out(names: Sequence[str], held_out: Sequence[str]) -> tuple[str, ...]:
-    """`names` without those kept back from training, in order.
-
-    Raises ValueError if one of `held_out` is not among `names` or nothing is left to train with.
-    """
-    unknown = [name for name in held_out if name not in names]
-    if unknown:
-        raise ValueError(
-            f"held-out templates {unknown} are not among the templates: {', '.join(names)}"
-        )
-    left = tuple(name for name in names if name not in set(held_out))
-    if not left:
-        raise ValueError("every template is held out: none is left to train with")
-    return left
+    return rollout // per_phrasing % (available + 1)
 
 
 def _check(names: Sequence[str], weights: Sequence[float] | None, mode: str) -> None:

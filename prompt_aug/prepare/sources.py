@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from prompt_aug.errors import UserError
+from prompt_aug.grading.extract import closed_boxes
 from prompt_aug.questions import Question, QuestionError, make_question
-from prompt_aug.templates.format_checks import boxes
 
 PRESETS_FILE = Path(__file__).with_name("presets.yaml")
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".arrow": "arrow"}
@@ -198,11 +198,10 @@ def _answer(text: str, answer_from: str | None) -> str:
     if answer_from is None:
         return text
     if answer_from == "boxed":
-        found = boxes(text)
+        found = closed_boxes(text)
         if not found:
             raise QuestionError("no \\boxed{...} in the solution to take the answer from")
-        start, end = found[-1]
-        return text[text.index("{", start) + 1 : end - 1]
+        return found[-1][2]
     _, marker, answer = text.rpartition(answer_from)
     if not marker:
         raise QuestionError(f"no {answer_from!r} in the column to take the answer from")

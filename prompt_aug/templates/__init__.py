@@ -5,6 +5,7 @@ outside the loss and outside what the format check sees), stop strings and a for
 `python -m prompt_aug.templates check BANK` validates a bank and shows every template rendered.
 """
 
+from prompt_aug.templates.bank import load_bank
 from prompt_aug.templates.rendering import (
     Overlong,
     Rendered,
@@ -20,7 +21,6 @@ from prompt_aug.templates.template import (
     FormatSetting,
     Template,
     UnknownTemplateError,
-    load_bank,
 )
 
 __all__ = [

@@ -9,9 +9,16 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from prompt_aug.errors import UserError
-from prompt_aug.templates import FORMAT_SETTINGS, Bank, Template, load_bank
-from prompt_aug.templates.rendering import prompt_length, render
+from prompt_aug.commands import make_parser, run
+from prompt_aug.templates import (
+    FORMAT_SETTINGS,
+    BankError,
+    Template,
+    load_bank,
+    prompt_length,
+    render,
+)
+from prompt_aug.templates.format_checks import RULE_KEYS
 
 SAMPLE = "What is $1 + 1$?"
 
@@ -51,8 +58,7 @@ def show(template: Template, question: str, tokenizer: Any) -> str:
 
 def describe(rule: Any) -> str:
     """The checks of a rule as ``name value, name value``."""
-    keys = ("once", "absent", "order", "nested", "boxed", "boxed_in", "boxed_after")
-    checks = ((key, getattr(rule, key)) for key in keys)
+    checks = ((key, getattr(rule, key)) for key in RULE_KEYS if key != "weight")
     return ", ".join(
         f"{key} {list(value) if isinstance(value, tuple) else value!r}"
         for key, value in checks
@@ -64,35 +70,51 @@ def load_tokenizer(path: str | None) -> Any:
     """The tokenizer of a local folder or hub id; None for none."""
     if path is None:
         return None
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer  # deferred: it takes seconds, and most checks need none
 
-    return AutoTokenizer.from_pretrained(path)
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except Exception as error:  # the loaders raise many kinds; each means the same here
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BankError(f"cannot load the tokenizer {path!r}: {first}") from error
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m prompt_aug.templates")
-    commands = parser.add_subparsers(dest="command", required=True)
-    check = commands.add_parser("check", help="validate a bank and show every template rendered")
-    check.add_argument("bank", nargs="?", help="yaml file (default: the project's own)")
-    check.add_argument("--question", default=SAMPLE)
-    check.add_argument("--tokenizer", help="folder or hub id, to render with its chat template")
-    check.add_argument("--format", choices=FORMAT_SETTINGS, default="strict")
-    check.add_argument("--strict", action="store_true", help="exit with 1 if there is any note")
+    parser = make_parser(
+        "python -m prompt_aug.templates",
+        __doc__,
+        example="python -m prompt_aug.templates check my_bank.yaml --strict",
+    )
+    parser.add_argument("command", choices=["check"], help="validate and show")
+    parser.add_argument("bank", nargs="?", help="yaml or json file (default: the project's own)")
+    parser.add_argument("--question", default=SAMPLE, help="the question to render")
+    parser.add_argument("--tokenizer", help="folder or hub id, to render with its chat template")
+    parser.add_argument("--format", choices=FORMAT_SETTINGS, default="strict", help="which checks")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if there is any note")
     return parser
+
+
+def check(options: argparse.Namespace) -> int:
+    """Validate the bank and show its templates; 1 for notes with ``--strict``."""
+    if options.bank == "" or options.tokenizer == "":
+        raise BankError("BANK and --tokenizer must not be empty (an unset shell variable?)")
+    if not options.question.strip():
+        raise BankError("--question must not be empty")
+    bank = load_bank(options.bank, options.format)
+    tokenizer = load_tokenizer(options.tokenizer)
+    for template in bank.values():
+        print(show(template, options.question, tokenizer), end="\n\n")
+    notes = sum(len(problems(template)) for template in bank.values())
+    print(f"{len(bank)} templates, valid, {notes} notes")
+    return 1 if notes and options.strict else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; 0 valid, 1 not valid (the reason on stderr), 2 wrong usage."""
     options = build_parser().parse_args(arguments)
-    try:
-        bank: Bank = load_bank(options.bank, options.format)
-        tokenizer = load_tokenizer(options.tokenizer)
-        for template in bank.values():
-            print(show(template, options.question, tokenizer), end="\n\n")
-    except (UserError, ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    notes = sum(len(problems(template)) for template in bank.values())
-    print(f"{len(bank)} templates, valid, {notes} notes")
-    return 1 if notes and options.strict else 0
+    return run(lambda: check(options), interrupted="nothing was written")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

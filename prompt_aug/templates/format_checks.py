@@ -8,12 +8,23 @@ A response is the generated text after the prefill. Every check is linear in its
 """
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
+from prompt_aug.grading.extract import closed_boxes
+
 UNIT = 1024  # rewards are multiples of 1 / UNIT
-_BOX_TOKEN = re.compile(r"\\boxed\s{0,8}\{|\\.|[{}]", re.DOTALL)
+# Commands that print nothing or only set what they hold; their names are no content of a box.
+_LAYOUT = re.compile(
+    r"\\(?:q?quad|[hv]space|h?phantom|smash|left|right|displaystyle|hline"
+    r"|f?box(?:ed)?|mbox|(?:text|math)(?:rm|bf|it|tt|sf|normal)?)(?![A-Za-z])"
+)
+
+
+# The checks that want something to be there; `absent` alone would pay an empty response.
+WANTING = ("once", "order", "nested", "filled", "last", "boxed", "boxed_in", "boxed_after")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +37,10 @@ class Rule:
                   share a newline)
     nested        the tags of these names open and close like brackets, none inside itself; tags
                   that the prefill opened are open; at least one pair must be there
-    boxed         a complete \\boxed{...} that is not empty occurs
+    filled        between the two strings of each of these pairs something is said: a letter, a
+                  digit or a mathematical sign; the prefill counts
+    last          nothing but white space follows the last occurrence of this string
+    boxed         a complete \\boxed{...} that says something occurs, not ``{}`` or ``{.}``
     boxed_in      such a box lies inside the tag pair of this name, before its first closing tag
     boxed_after   such a box begins after the last occurrence of this string
     """
@@ -36,6 +50,8 @@ class Rule:
     absent: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
     nested: tuple[str, ...] = ()
+    filled: tuple[tuple[str, ...], ...] = ()
+    last: str | None = None
     boxed: bool = False
     boxed_in: str | None = None
     boxed_after: str | None = None
@@ -46,18 +62,20 @@ class Rule:
                 f"format weight {self.weight} is not a multiple of 1/{UNIT} in (0, 1]: rewards are "
                 "dyadic, use 0.5, 0.25, 0.125, ..."
             )
-        if not (self.once or self.order or self.nested or self.boxed_any):
+        if not any(getattr(self, key) for key in WANTING):
             raise ValueError(
-                "a format rule needs one of once, order, nested, boxed, boxed_in, boxed_after: "
-                "without it an empty response would be paid"
+                f"a format rule needs one of {', '.join(WANTING)}: without it an empty response "
+                "would be paid"
             )
-        for marker in (*self.once, *self.absent, *self.order, *self.nested):
-            if not marker:
-                raise ValueError("a format rule has an empty string as marker")
-
-    @property
-    def boxed_any(self) -> bool:
-        return self.boxed or self.boxed_in is not None or self.boxed_after is not None
+        if any(len(pair) != 2 for pair in self.filled):
+            raise ValueError(f"filled must be pairs (opening, closing): {self.filled}")
+        single = (m for m in (self.last, self.boxed_in, self.boxed_after) if m is not None)
+        pairs = (marker for pair in self.filled for marker in pair)
+        markers = (*self.once, *self.absent, *self.order, *self.nested, *pairs, *single)
+        if not all(isinstance(marker, str) and marker.strip() for marker in markers):
+            raise ValueError("a format rule has a marker that is empty or no text")
+        if not isinstance(self.boxed, bool):
+            raise ValueError(f"boxed must be true or false, got {self.boxed!r}")
 
     def holds(self, response: str, prefill: str = "") -> bool:
         """Whether all checks of the rule hold for `response`, generated after `prefill`."""
@@ -66,7 +84,9 @@ class Rule:
             and not any(marker in response for marker in self.absent)
             and (not self.order or in_order(response, self.order))
             and (not self.nested or well_nested(prefill + response, self.nested))
-            and (not self.boxed or bool(boxes(response)))
+            and all(filled_between(prefill + response, *pair) for pair in self.filled)
+            and (self.last is None or ends_with(response, self.last))
+            and (not self.boxed or boxed(response))
             and (self.boxed_in is None or boxed_in(prefill + response, self.boxed_in))
             and (self.boxed_after is None or boxed_after(response, self.boxed_after))
         )
@@ -126,21 +146,29 @@ def well_nested(text: str, names: Sequence[str]) -> bool:
     return not stack and closed > 0
 
 
-def boxes(text: str) -> list[tuple[int, int]]:
-    """(start, end) of each complete, non-empty \\boxed{...}, in the order in which they close."""
-    stack: list[tuple[int, int] | None] = []
-    found = []
-    for match in _BOX_TOKEN.finditer(text):
-        token = match.group()
-        if token == "}":
-            opened = stack.pop() if stack else None
-            if opened and text[opened[1] : match.start()].strip():
-                found.append((opened[0], match.end()))
-        elif token == "{":
-            stack.append(None)
-        elif token.startswith("\\boxed"):
-            stack.append((match.start(), match.end()))
-    return found
+def filled(text: str) -> bool:
+    """Whether `text` says anything: a letter, a digit, a mathematical sign or set braces."""
+    return r"\{" in text or any(
+        character.isalnum() or (unicodedata.category(character) == "Sm" and character not in "|~")
+        for character in _LAYOUT.sub(" ", text)
+    )
+
+
+def filled_between(text: str, opening: str, closing: str) -> bool:
+    """Whether something is said between the first `opening` and the first `closing` after it."""
+    _, found, rest = text.partition(opening)
+    inside, closed, _ = rest.partition(closing)
+    return bool(found and closed) and filled(inside)
+
+
+def ends_with(text: str, marker: str) -> bool:
+    """Whether nothing but white space follows the last occurrence of `marker`, which is there."""
+    return text.rstrip().endswith(marker.rstrip()) and marker in text
+
+
+def boxed(text: str) -> bool:
+    """Whether a complete box that says something is there."""
+    return any(filled(content) for _, _, content in closed_boxes(text))
 
 
 def boxed_in(text: str, tag: str) -> bool:
@@ -149,10 +177,10 @@ def boxed_in(text: str, tag: str) -> bool:
     closed = text.find(f"</{tag}>")
     if opened < 0 or closed < opened:
         return False
-    return bool(boxes(text[opened:closed]))
+    return boxed(text[opened:closed])
 
 
 def boxed_after(text: str, marker: str) -> bool:
     """Whether a box begins after the last occurrence of `marker`."""
     place = text.rfind(marker)
-    return place >= 0 and bool(boxes(text[place + len(marker) :]))
+    return place >= 0 and boxed(text[place + len(marker) :])

@@ -4,18 +4,16 @@
 the model wants, the BOS included, is already in it as text.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from jinja2.exceptions import TemplateError
 from tqdm import tqdm
 
-if TYPE_CHECKING:
-    from prompt_aug.questions import Question
-    from prompt_aug.templates import Template
+from prompt_aug.questions import Question
+from prompt_aug.templates.template import SLOT, Template
 
-SLOT = "{question}"
 Style = Literal["auto", "chat", "raw"]
 Messages = tuple[tuple[str, str], ...]
 # Llama 3.2 and later write today's date into the system message; the same run tomorrow must have
@@ -43,7 +41,7 @@ class Overlong:
 
 
 def render(
-    template: "Template", question_text: str, tokenizer: Any = None, style: Style = "auto"
+    template: Template, question_text: str, tokenizer: Any = None, style: Style = "auto"
 ) -> Rendered:
     """The prompt of `question_text` under `template`.
 
@@ -77,36 +75,32 @@ def render(
     )
 
 
-def prompt_length(template: "Template", text: str, tokenizer: Any, style: Style = "auto") -> int:
+def prompt_length(template: Template, text: str, tokenizer: Any, style: Style = "auto") -> int:
     """Tokens of the whole prompt of the question `text` under `template`, prefill included."""
     prompt = render(template, text, tokenizer, style).text
     return len(tokenizer.encode(prompt, add_special_tokens=False))
 
 
 def overlong(
-    questions: Sequence["Question"],
-    templates: Sequence["Template"],
+    questions: Sequence[Question],
+    templates: Sequence[Template],
     tokenizer: Any,
     *,
     limit: int,
-    drawn: Callable[["Question"], str] | None = None,
     style: Style = "auto",
     batch: int = 512,
 ) -> list[Overlong]:
-    """The questions whose prompt has more than `limit` tokens, each with its length.
+    """The questions whose prompt has more than `limit` tokens under any of `templates`.
 
-    With `drawn` (question -> template name) a question is measured under the template really
-    drawn for it, which settles one epoch. Without it under each of `templates`, of which the
-    longest is reported: what may be met in any epoch.
+    Any of them may be drawn in some epoch. Each question is told once, with its longest prompt.
     """
-    by_name = {template.name: template for template in templates}
     found: list[Overlong] = []
     for start in tqdm(range(0, len(questions), batch), desc="prompt lengths", disable=None):
         part = questions[start : start + batch]
         pairs = [
             (question.uid, template.name, render(template, question.text, tokenizer, style).text)
             for question in part
-            for template in ([by_name[drawn(question)]] if drawn else templates)
+            for template in templates
         ]
         ids = tokenizer([text for _, _, text in pairs], add_special_tokens=False)["input_ids"]
         longest: dict[str, Overlong] = {}

@@ -56,7 +56,7 @@ def choose_text(recipe: DictConfig, group_size: int, row: dict[str, Any]) -> tup
     texts = [question, *list(extra.get("neighbours") or ())[:count]]
     n = phrasing(
         rollout=int(row["session_id"]),
-        per_text=group_size // (count + 1),
+        per_phrasing=group_size // (count + 1),
         available=len(texts) - 1,
     )
     return n, texts[n]

@@ -1,5 +1,8 @@
 """Format checks: values by hand, laws, hostile text, and the published check as a control."""
 
+from pathlib import Path
+
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +12,10 @@ from prompt_aug.templates.format_checks import (
     Rule,
     boxed_after,
     boxed_in,
-    boxes,
     check_rules,
+    ends_with,
+    filled,
+    filled_between,
     format_reward,
     in_order,
     published_reward,
@@ -48,31 +53,55 @@ def test_a_response_in_format_earns_one_and_an_empty_one_nothing(name: str) -> N
 @pytest.mark.parametrize(
     ("name", "response", "value"),
     [
-        # three of four markers: 3/8 for the markers; no order, no closed answer tag to be boxed in
-        ("open-r1", f"<think>\nwork\n</think>\n<answer>\n{BOX}", 0.375),
-        # all four markers, answer before think: 4/8 + 0 for the order + 2/8 for the box inside
+        # three of four markers 3/8, thoughts 1/8; no order, no closed answer tag to be boxed in
+        ("open-r1", f"<think>\nwork\n</think>\n<answer>\n{BOX}", 0.5),
+        # all four markers, answer before think: 4/8 + thoughts 1/8 + box 1/8; the answer not last
         ("deepseek-r1", f"<answer>{BOX}</answer><think>work</think>", 0.75),
-        # the box stands outside the answer tag: 4/8 + 2/8
-        ("deepseek-r1", f"<think>{BOX}</think><answer>7</answer>", 0.75),
-        # nested the wrong way: 4/8, and the box is inside the pair
-        ("deepseek-r1", f"<think><answer></think>{BOX}</answer>", 0.75),
+        # the box stands outside the answer tag: 4/8 + order, thoughts, last 3/8
+        ("deepseek-r1", f"<think>{BOX}</think><answer>7</answer>", 0.875),
+        # nested the wrong way: 4/8 + box 1/8 + last 1/8; the "thought" is the opening answer tag
+        ("deepseek-r1", f"<think><answer></think>{BOX}</answer>", 0.875),
         # the prefilled tag is written again: the two rules with `absent` pay nothing
-        ("deepseek-r1-teacher", "<think>" + BARE, 0.5),
-        # `open-r1-teacher` the same: 1/8 + 1/8 + box 1/4
-        ("open-r1-teacher", "<think>\n" + LINES, 0.5),
-        # the whole answer twice: think once 2/8, box 2/8; answer tags and order fail
-        ("deepseek-r1-teacher", BARE + f"<answer>{BOX}</answer>", 0.5),
-        # tags not on lines of their own: only the box inside the answer tag
-        ("open-r1", "<think>" + BARE, 0.25),
+        ("deepseek-r1-teacher", "<think>" + BARE, 0.625),
+        # `open-r1-teacher` the same, by nesting: answer tags 2/8 + thoughts, box, last 3/8
+        ("open-r1-teacher", "<think>\n" + LINES, 0.625),
+        # the whole answer twice: think 2/8 + thoughts, box, last 3/8; answer tags and order fail
+        ("deepseek-r1-teacher", BARE + f"<answer>{BOX}</answer>", 0.625),
+        # tags not on lines of their own: thoughts, box and last
+        ("open-r1", "<think>" + BARE, 0.375),
+        # no thoughts: all but 1/8
+        ("deepseek-r1", f"<think></think> <answer>{BOX}</answer>", 0.875),
+        ("deepseek-r1", f"<think> ... </think> <answer>{BOX}</answer>", 0.875),
+        ("deepseek-r1-teacher", f"\n</think> <answer>{BOX}</answer>", 0.875),
+        (
+            "open-r1",
+            f"<think>\n</think>\n<answer>\n{BOX}\n</answer>",
+            0.875,
+        ),
+        # a box that says nothing: all but 1/8
+        ("deepseek-r1", r"<think>work</think> <answer>\boxed{.}</answer>", 0.875),
+        # text after the last tag: all but 1/8; white space is none
+        ("deepseek-r1", f"<think>{BARE} and so on" + 250 * " and so on", 0.875),
+        ("deepseek-r1", f"<think>{BARE} \n\n", 1.0),
+        ("open-r1", f"<think>\n{LINES}.", 0.875),
+        # nothing of it: markers 4/8 and their order 1/8
+        ("deepseek-r1", r"<think></think><answer>\boxed{}</answer> the end", 0.625),
         # the phrase without a box after it
         ("lm_eval_prompt4", f"{BOX}. The final answer is: 7", 0.5),
+        ("lm_eval_prompt4", r"The final answer is: \boxed{?}", 0.5),
         ("lm_eval_prompt4", f"The final answer is: {BOX}. The final answer is: {BOX}", 0.0),
         # the box stands before the end of the check
         ("reflective_prompt-teacher", CHECKED.replace(f"\n{BOX}", "").replace("yes", BOX), 0.75),
-        # the check does not begin as it must: 2/8 + 1/8 + box
+        # the check does not begin as it must: 2/8 + 1/8 + box; nothing is between its marks
         ("reflective_prompt-teacher", CHECKED.replace("Let's verify", "I verify"), 0.625),
+        # a check that says nothing, a solution that says nothing: all but 1/8
+        ("reflective_prompt", "<solution>\n" + CHECKED.replace(": yes", " ..."), 0.875),
+        ("reflective_prompt-teacher", CHECKED.replace("work", "-"), 0.875),
         ("abel", "the answer is 7", 0.0),
         ("abel", "the answer is \\boxed{}", 0.0),
+        ("abel", "the answer is \\boxed{.}", 0.0),
+        ("abel", r"the answer is \boxed{\text{ } \quad}", 0.0),
+        ("abel", r"the answer is \boxed{\emptyset}", 1.0),
     ],
 )
 def test_by_hand(name: str, response: str, value: float) -> None:
@@ -105,7 +134,9 @@ def test_published_by_hand() -> None:
 def test_a_repeated_tag_is_punished_under_every_teacher_template() -> None:
     for name in ("open-r1-teacher", "deepseek-r1-teacher", "reflective_prompt-teacher"):
         template, good = BANK[name], GOOD[name]
-        assert template.format_reward(template.prefill + good) <= 0.5 < template.format_reward(good)
+        assert (
+            template.format_reward(template.prefill + good) <= 0.625 < template.format_reward(good)
+        )
 
 
 @given(st.text(alphabet="ab{}\\ \n", max_size=30), st.integers(0, 12))
@@ -137,44 +168,38 @@ def test_sums_of_eight_equal_rewards_are_exact_in_float32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("\\boxed{7}", ["\\boxed{7}"]),
-        ("\\boxed {7}", ["\\boxed {7}"]),
-        ("\\boxed{\\frac{1}{2}}", ["\\boxed{\\frac{1}{2}}"]),
-        ("\\boxed{a\\}b}", ["\\boxed{a\\}b}"]),
-        ("\\boxed{1} \\boxed{2}", ["\\boxed{1}", "\\boxed{2}"]),
-        ("\\boxed{x\\boxed{2}}", ["\\boxed{2}", "\\boxed{x\\boxed{2}}"]),
-        ("\\boxed{}", []),
-        ("\\boxed{ }", []),
-        ("\\boxed{7", []),
-        ("}\\boxed{7}", ["\\boxed{7}"]),
-        ("boxed{7}", []),
-        ("\\\\boxed{7}", []),  # an escaped backslash, then the word
-    ],
+    "text", ["7", "A", "π", r"\pi", r"\infty", r"\{\}", "∅", "<", r"\text{no}"]
 )
-def test_boxes(text: str, expected: list[str]) -> None:
-    assert [text[a:b] for a, b in boxes(text)] == expected
+def test_what_says_something(text: str) -> None:
+    assert filled(text)
 
 
-@given(st.lists(st.sampled_from(["\\boxed{", "{", "}", "1", " ", "\\{", "\\}"]), max_size=12))
-def test_boxes_against_a_slow_one(parts: list[str]) -> None:
-    """Every start tried on its own, matching braces by counting."""
-    text = "".join(parts)
-    slow = []
-    for start in range(len(text)):
-        if not text.startswith("\\boxed{", start):
-            continue
-        depth, place = 1, start + 7
-        while place < len(text) and depth:
-            if text[place] == "\\":
-                place += 2
-                continue
-            depth += {"{": 1, "}": -1}.get(text[place], 0)
-            place += 1
-        if depth == 0 and text[start + 7 : place - 1].strip():
-            slow.append((start, place))
-    assert sorted(boxes(text)) == slow
+@pytest.mark.parametrize(
+    "text", ["", " ", ".", "?", "...", "$$", "{}", r"\,", r"\quad", r"\text{}"]
+)
+def test_what_says_nothing(text: str) -> None:
+    assert not filled(text)
+
+
+def test_every_real_answer_says_something(shared_data: Path) -> None:
+    """The control of `filled`: of all golds of the real data it must refuse none."""
+    golds = {
+        str(row["reward_model"]["ground_truth"])
+        for path in shared_data.rglob("*.parquet")
+        for row in pq.read_table(path, columns=["reward_model"]).to_pylist()
+    }
+    assert len(golds) > 1000
+    assert [gold for gold in golds if gold and not filled(gold)] == []
+
+
+def test_between_and_last() -> None:
+    assert filled_between("<a> 1 </a>", "<a>", "</a>")
+    assert not filled_between("<a> . </a> 1 <a> 1 </a>", "<a>", "</a>")  # the first pair counts
+    assert not filled_between("<a> 1", "<a>", "</a>")
+    assert not filled_between("1 </a>", "<a>", "</a>")
+    assert ends_with("x </a>\n", "</a>")
+    assert not ends_with("x </a>\n.", "</a>")
+    assert not ends_with("", "</a>")
 
 
 def test_nesting() -> None:
@@ -213,7 +238,8 @@ def test_boxed_in_and_after() -> None:
         (lambda: Rule(weight=0.0, boxed=True), "dyadic"),
         (lambda: Rule(weight=0.5), "empty response would be paid"),
         (lambda: Rule(weight=0.5, absent=("<think>",)), "empty response would be paid"),
-        (lambda: Rule(weight=0.5, once=("",)), "empty string"),
+        (lambda: Rule(weight=0.5, once=("",)), "empty or no text"),
+        (lambda: Rule(weight=0.5, filled=(("a",),)), "pairs"),
         (lambda: check_rules([Rule(weight=0.5, boxed=True)]), "sum to 0.5"),
     ],
 )

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from prompt_aug.draw import draw
 from prompt_aug.questions import make_question
 from prompt_aug.templates import Template, load_bank, overlong, prompt_length, render
 
@@ -233,21 +232,3 @@ def test_overlong_under_the_longest_template() -> None:
     ]
     found = overlong(questions, [SHORT, LONG], made, limit=limit - 1, batch=2)
     assert [o.uid for o in found] == [q.uid for q in questions[1:]]
-
-
-def test_overlong_under_the_template_really_drawn() -> None:
-    """The published filter measured another template than the one drawn."""
-    made, names = qwen(), ("short", "long")
-    questions = [question(f"{i} " + "a" * 50) for i in range(40)]
-
-    def drawn(asked: Any) -> str:
-        return draw(seed=0, epoch=0, uid=asked.uid, names=names)
-
-    limit = prompt_length(LONG, questions[10].text, made) - 1
-    found = {o.uid for o in overlong(questions, [SHORT, LONG], made, limit=limit, drawn=drawn)}
-    expected = {
-        q.uid for q in questions if drawn(q) == "long" and prompt_length(LONG, q.text, made) > limit
-    }
-    assert found == expected
-    assert 0 < len(found) < len(questions)
-    assert overlong(questions, [SHORT], made, limit=limit) == []

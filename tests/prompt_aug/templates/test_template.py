@@ -15,10 +15,9 @@ from prompt_aug.templates import (
     Template,
     UnknownTemplateError,
     load_bank,
+    render,
 )
 from prompt_aug.templates.__main__ import main
-from prompt_aug.templates.published import load_published
-from prompt_aug.templates.rendering import render
 
 # name: (category, prefill, published markers); the table of arXiv 2602.03190's code
 STEP = "Let's think step by step"
@@ -97,27 +96,23 @@ def test_nine_instruction_texts() -> None:
 
 
 def test_own_wording_is_not_the_published_one(shared_data: Path) -> None:
-    published = load_published(shared_data / "published_templates.json")
+    published = load_bank(shared_data / "published_templates.json", "published")
     for name, template in load_bank().items():
         assert (template.system, template.user) != (published[name].system, published[name].user)
 
 
-@pytest.mark.parametrize("spaces", [True, False])
-def test_published_renderings_are_reproduced_byte_for_byte(shared_data: Path, spaces: bool) -> None:
+def test_published_renderings_are_reproduced_byte_for_byte(shared_data: Path) -> None:
     file = shared_data / "published_templates.json"
     renderings = json.loads(file.read_text(encoding="utf-8"))
-    bank = load_published(file, accidental_spaces=spaces)
+    bank = load_bank(file, "published")
     assert bank.names == tuple(renderings) == tuple(TABLE)
     question = "Is {question} {0} 100%\\n? $\\frac{1}{2}$"
-    changed = 0
     for name, rendering in renderings.items():
         expected = rendering.replace("QUESTION", question)
-        if not spaces and expected.endswith("    "):
-            expected, changed = expected[:-4], changed + 1
         got = render(bank[name], question, chatml_tokenizer())
         assert got.text.encode() == expected.encode(), name
         assert got.prefill == bank[name].prefill
-    assert changed == (0 if spaces else 3)
+    assert sum(text.endswith("    ") for text in renderings.values()) == 3  # as they were published
     # the project's own bank must not pass the same comparison
     own = load_bank()
     assert all(
@@ -127,19 +122,29 @@ def test_published_renderings_are_reproduced_byte_for_byte(shared_data: Path, sp
 
 
 def test_published_bank_has_the_published_checks(shared_data: Path) -> None:
-    bank = load_published(shared_data / "published_templates.json")
+    bank = load_bank(shared_data / "published_templates.json", "published")
     assert bank["deepseek-r1-teacher"].format_reward("</think><answer>") == 683 / 1024
     assert {name: template.published for name, template in bank.items()} == {
         name: markers for name, (_, _, markers) in TABLE.items()
     }
 
 
-def test_published_file_errors(tmp_path: Path) -> None:
-    with pytest.raises(BankError, match="no such file"):
-        load_published(tmp_path / "none.json")
-    (tmp_path / "bad.json").write_text('{"abel": "no chat"}')
-    with pytest.raises(BankError, match="abel is not ChatML"):
-        load_published(tmp_path / "bad.json")
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is missing"),
+        (b'{"abel": "no chat"}', "abel is not ChatML"),
+        (b'["abel"]', "one ChatML string by template name"),
+        (b'{"abel": ', "not valid JSON"),
+        (b'"\xff"', "not UTF-8"),
+    ],
+)
+def test_published_file_errors(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "bank.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BankError, match=message):
+        load_bank(path)
 
 
 def test_unknown_name_lists_the_known_and_the_closest() -> None:
@@ -174,6 +179,14 @@ BAD_BANKS = {
     "templates: {a: {category: c, format: [{weight: 0.5, boxed: true}]}}": "sum to 0.5",
     "templates: {a: {category: c}, a: {category: d}}": "'a' stands twice",
     "templates: {a: {category: c, category: d}}": "'category' stands twice",
+    "templates: {a: {category: c, format: 7}}": "format must be a list of rules",
+    "templates: {a: {category: c, format: [{weight: 1, boxed: yep}]}}": "boxed must be true or",
+    "templates: {a: {category: c, format: [{weight: 1, filled: [[x]]}]}}": "pairs",
+    "templates: {a: {category: c, format: [{weight: 1, filled: 7}]}}": "list of pairs",
+    "templates: {a: {category: c, format: [{weight: 1, last: 7}]}}": "empty or no text",
+    "templates: {a: {category: c, 7: x}}": "unknown keys \\['7'\\]",
+    "templates: {a: {category: 2024-13-45}}": "not valid yaml",
+    "templates: {[a]: b}": "not valid yaml",
     "templates: [": "not valid yaml",
     "templates: {a: !!python/object:os.system {}}": "not valid yaml",
 }

@@ -1,0 +1,55 @@
+"""What every command of the project shares: its help, ``--version``, and errors in one line."""
+
+import argparse
+import importlib.metadata
+import sys
+from collections.abc import Callable
+
+from prompt_aug.errors import UserError
+
+DISTRIBUTION = "rlvr-recipes"
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Text as it was written, and the default behind each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        shown = action.default not in (None, False, argparse.SUPPRESS)
+        told = "%(default)" in (action.help or "")
+        return f"{action.help or ''} (default: %(default)s)" if shown and not told else action.help
+
+
+def make_parser(prog: str, description: str | None, *, example: str) -> argparse.ArgumentParser:
+    """A parser with ``--version`` and an example, that does not take abbreviated options.
+
+    An abbreviation would change its meaning in silence with the next option that begins like it.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        epilog=f"example:\n  {example}",
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+    )
+    try:
+        version = importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        version = "not installed"
+    parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {version}")
+    return parser
+
+
+def run(command: Callable[[], int], *, interrupted: str) -> int:
+    """The exit code of `command`; what a user can mend is told in one line on stderr, code 1.
+
+    `interrupted` says after Ctrl-C what is kept and how to go on.
+    """
+    try:
+        return command()
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"interrupted: {interrupted}", file=sys.stderr)
+        return INTERRUPTED

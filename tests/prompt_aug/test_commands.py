@@ -1,0 +1,63 @@
+"""The parts that all commands share: exit codes, one line on stderr, a complete help."""
+
+import argparse
+
+import pytest
+
+from prompt_aug.commands import make_parser, run
+from prompt_aug.errors import UserError
+
+
+def fail(error: BaseException) -> int:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("no such key"), 1, "error: no such key\n"),
+        (OSError("disk full"), 1, "error: disk full\n"),
+        (KeyboardInterrupt(), 130, "interrupted: nothing is lost\n"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(lambda: fail(error), interrupted="nothing is lost") == code
+    assert capsys.readouterr().err == line
+
+
+def test_a_defect_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run(lambda: 1 // 0, interrupted="")
+    assert run(lambda: 3, interrupted="") == 3
+
+
+@pytest.fixture
+def parser() -> argparse.ArgumentParser:
+    parser = make_parser("python -m x", "What it does.\n\n  kept as written", example="x --seed 1")
+    parser.add_argument("--seed", type=int, default=7, help="of the draw")
+    parser.add_argument("--quiet", action="store_true", help="say less")
+    return parser
+
+
+def test_help_has_defaults_and_an_example(parser: argparse.ArgumentParser) -> None:
+    text = parser.format_help()
+    assert "What it does.\n\n  kept as written" in text
+    assert "of the draw (default: 7)" in text
+    assert "say less\n" in text
+    assert text.endswith("example:\n  x --seed 1\n")
+
+
+def test_an_abbreviation_is_refused(parser: argparse.ArgumentParser) -> None:
+    with pytest.raises(SystemExit) as error:
+        parser.parse_args(["--see", "3"])
+    assert error.value.code == 2
+    assert parser.parse_args(["--seed", "3"]).seed == 3
+
+
+def test_version(parser: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        parser.parse_args(["--version"])
+    assert error.value.code == 0
+    assert capsys.readouterr().out.startswith("rlvr-recipes ")
