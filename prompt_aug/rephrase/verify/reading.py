@@ -1,0 +1,148 @@
+r"""A question taken apart: prose, formulas in one spelling, drawings.
+
+A dollar sign opens a formula in MATH and an amount in word problems. It is an amount where no
+second sign follows, or where what stands between the two reads as prose. A formula that is only a
+number (``$2010$``, ``$20,\!000$``, ``$6\%$``, ``$60^\circ$``) is prose, so that `$5$` and `5` and
+"five" are one thing.
+"""
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prompt_aug.grading.normalize import canonical, squeeze
+
+DRAWING = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
+FORMULA = "\ue000"  # stands for a formula in `Reading.prose`; of the private use area
+AMOUNT = "\ue001"  # a dollar sign that is money
+
+_DISPLAY = re.compile(
+    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)"
+    r"|\\begin\{(?:align|equation|gather|eqnarray)\*?\}(.+?)"
+    r"\\end\{(?:align|equation|gather|eqnarray)\*?\}",
+    re.DOTALL,
+)
+_MARKED_TEXT = re.compile(r"\\(?:text|textbf|textit|mbox|mathrm|operatorname)\s*\{[^{}]*\}")
+_PROSE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+_FUNCTIONS = frozenset("sin cos tan cot sec csc log gcd lcm mod max min det abs exp arcsin".split())
+_NUMBER = re.compile(
+    r"\\?\$?\s*-?\d+(?:\.\d+)?(?:\s*(?:\\?%|\\degree|\s*/\s*\d+|\s*\\text\{[^{}]*\}))*"
+    r"|-?\d*\\frac\{\d+\}\{\d+\}|-?\d*\\frac\d\d|\d+\\text\{(?:st|nd|rd|th)\}"
+    r"|\d+\^(?:\{?\\text\{(?:st|nd|rd|th)\}\}?|\{(?:st|nd|rd|th)\})"
+)
+_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\s*\\!|,)\s*(?=\d{3}(?!\d))")
+_ARRAY = re.compile(r"\\begin\{(?:tabular|array)\}\{[^{}]*\}|\\end\{(?:tabular|array)\}|\\\\(?=\s)")
+_BARE = re.compile(
+    r"(?<![\w\\])(?:(?:[A-Za-z]\([a-z]\)|\d*[a-zA-Z](?:\^\{?\d+\}?)?|\d+(?:\.\d+)?)\s*"
+    r"(?:[-+*/=<>≤≥−]|<=|>=)\s*)+(?:\d+(?:\.\d+)?[a-zA-Z]?(?:\^\{?\d+\}?)?|[a-zA-Z](?:\^\{?\d+\}?)?)"
+    r"(?![\w\\])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a text is made of.
+
+    prose:     the words, with `FORMULA` where a formula stood and no drawings
+    formulas:  the formulas in order, each in the grader's canonical spelling without spaces
+    drawings:  the ``[asy]`` blocks, as they stand
+    """
+
+    prose: str
+    formulas: tuple[str, ...]
+    drawings: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def read(text: str) -> Reading:
+    """The parts of `text`; linear in its length."""
+    drawings = tuple(DRAWING.findall(text))
+    text = _ARRAY.sub(" ", DRAWING.sub(" ", text)).replace("\\$", AMOUNT)
+    prose: list[str] = []
+    formulas: list[str] = []
+    for piece, is_formula in _pieces(text):
+        if not is_formula:
+            prose.append(_bare(piece, formulas))
+            continue
+        number = _as_number(piece)
+        if number is not None:
+            prose.append(f" {number} ")
+        elif spelled := _spelled(piece.replace(AMOUNT, " ")):
+            formulas.append(spelled)
+            prose.append(f" {FORMULA} ")
+    return Reading(prose="".join(prose), formulas=tuple(formulas), drawings=drawings)
+
+
+def _pieces(text: str) -> Iterator[tuple[str, bool]]:
+    """The text in order, as (piece, is it a formula)."""
+    start = 0
+    for match in _DISPLAY.finditer(text):
+        yield from _inline(text[start : match.start()])
+        yield next(group for group in match.groups() if group is not None), True
+        start = match.end()
+    yield from _inline(text[start:])
+
+
+def _inline(text: str) -> Iterator[tuple[str, bool]]:
+    parts = text.split("$")
+    yield parts[0], False
+    index = 1
+    while index < len(parts):
+        inside = parts[index]
+        if index + 1 < len(parts) and not _is_money(inside, parts[index + 1]):
+            yield inside, True
+            yield parts[index + 1], False
+            index += 2
+        else:
+            yield AMOUNT + inside, False
+            index += 1
+
+
+def _is_money(inside: str, after: str) -> bool:
+    """Whether the sign before `inside` is an amount's: what follows reads as prose."""
+    words = [
+        word
+        for word in _PROSE_WORD.findall(_MARKED_TEXT.sub(" ", inside))
+        if word.lower() not in _FUNCTIONS and not word.isupper()
+    ]
+    if not re.match(r"\s?\d", inside):
+        return len(words) > 5  # an unclosed formula runs into a sentence
+    return bool(words) or (inside[-1:].isspace() and after[:1].isdigit())
+
+
+def _as_number(formula: str) -> str | None:
+    """A formula that is one number, as prose; None for any other."""
+    plain = _THOUSANDS.sub("", formula.replace(AMOUNT, r"\$").strip().rstrip(".,;:?"))
+    plain = re.sub(r"\\[,;!: ]", " ", plain).strip()
+    plain = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"\\degree", plain).replace(r"\dfrac", r"\frac")
+    if not _NUMBER.fullmatch(plain):
+        return None
+    plain = plain.replace("\\$", AMOUNT).replace("\\degree", " degrees").replace("\\%", "%")
+    plain = re.sub(r"\\text\{([^{}]*)\}", r" \1", plain)
+    plain = re.sub(r"\\frac\{(\d+)\}\{(\d+)\}|\\frac(\d)(\d)", _plain_fraction, plain)
+    return re.sub(r"(\d)\^?\{?\s*(st|nd|rd|th)\}?", r"\1\2", plain)
+
+
+def _spelled(formula: str) -> str:
+    """The grader's canonical spelling without spaces, fonts and braces around one character."""
+    spelled = re.sub(r"\\(?:text|overline|mathrm)(?![a-zA-Z])", "", squeeze(canonical(formula)))
+    return re.sub(r"\{([A-Za-z0-9])\}", r"\1", spelled)
+
+
+def _plain_fraction(match: re.Match[str]) -> str:
+    top, bottom = (group for group in match.groups() if group is not None)
+    return f" {top}/{bottom}"
+
+
+def _bare(prose: str, formulas: list[str]) -> str:
+    """Formulas that stand in the prose without dollar signs are formulas too: ``x^2 + 1 = y``."""
+
+    def taken(match: re.Match[str]) -> str:
+        found = match.group()
+        if not re.search(r"[A-Za-z]", found) or not re.search(r"[=<>^+*/−]", found):
+            return found
+        formulas.append(_spelled(found))
+        return f" {FORMULA} "
+
+    return _BARE.sub(taken, prose)

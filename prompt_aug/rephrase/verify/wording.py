@@ -1,0 +1,143 @@
+"""The words of a question and what they mean: contrasts, synonyms, words that say nothing.
+
+The tables are `vocabulary.yaml`. A word is compared by a crude stem; two words of one list of
+synonyms have one meaning, the list's first word.
+"""
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from prompt_aug.rephrase.verify.reading import AMOUNT, FORMULA, Reading
+from prompt_aug.rephrase.verify.values import in_words, words
+
+_SUFFIXES = ("ingly", "edly", "ing", "ies", "ied", "es", "ed", "ly", "s", "e", "y")
+NEGATIONS = frozenset(
+    "not no never neither nor cannot without none fail fails unable except".split()
+)
+_NEGATED = re.compile(r"\b(\w+)n['’]t\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """`contrasts`: group -> meaning -> phrases (as stems); `strict` groups; synonyms; neutral."""
+
+    contrasts: dict[str, dict[str, tuple[tuple[str, ...], ...]]]
+    strict: frozenset[str]
+    meaning: dict[str, str]
+    neutral: frozenset[str]
+
+
+@functools.cache
+def stem(word: str) -> str:
+    """`word` without one English ending: apples, appl(e); crude, and the same on both sides."""
+    for suffix in _SUFFIXES:
+        if word.endswith(suffix) and len(word) - len(suffix) >= 3:
+            word = word[: -len(suffix)]
+            break
+    return word[:-1] if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "sl" else word
+
+
+@functools.cache
+def vocabulary() -> Vocabulary:
+    """`vocabulary.yaml`, read once."""
+    file = Path(__file__).with_name("vocabulary.yaml")
+    raw: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    contrasts = {
+        group: {
+            name: tuple(tuple(phrase.lower().replace("-", " ").split()) for phrase in phrases)
+            for name, phrases in poles.items()
+            if name != "strict"
+        }
+        for group, poles in raw["contrasts"].items()
+    }
+    strict = frozenset(group for group, poles in raw["contrasts"].items() if poles["strict"])
+    meaning: dict[str, str] = {}
+    for listed in raw["synonyms"]:
+        for word in listed:
+            meaning.setdefault(stem(word), stem(listed[0]))
+    neutral = frozenset(raw["neutral"].split()) - NEGATIONS
+    return Vocabulary(contrasts=contrasts, strict=strict, meaning=meaning, neutral=neutral)
+
+
+@functools.lru_cache(maxsize=256)
+def tokens(reading: Reading) -> tuple[str, ...]:
+    """The text as comparable tokens in order: stems, ``#value``, formulas, "not".
+
+    A formula of one letter is ``$letter``, which no word is.
+    """
+    prose = _NEGATED.sub(r"\1 not", reading.prose.lower())
+    prose = re.sub(r"[’']s?\b", "", prose).replace("cann not", "can not")
+    formulas = iter(reading.formulas)
+    found: list[str] = []
+    for piece in re.split(f"({FORMULA})", prose):
+        if piece == FORMULA:
+            formula = next(formulas, "")
+            found.append(f"${formula}" if len(formula) == 1 else formula)
+        else:
+            found += _prose_tokens(piece)
+    return tuple(found)
+
+
+def _prose_tokens(prose: str) -> list[str]:
+    """The stems of a prose without formulas, its numbers as ``#value``."""
+    listed = words(prose)
+    at = {number.start: number for number in in_words(listed)}
+    found, place = [], 0
+    while place < len(listed):
+        number = at.get(place)
+        if number is not None:
+            found.append(f"#{number.value}{'%' if number.percent else ''}")
+            place = number.end
+            continue
+        word = listed[place]
+        place += 1
+        if word in NEGATIONS:
+            found.append("not")
+        elif word not in (AMOUNT, "%"):
+            found.append(word if word in vocabulary().neutral else stem(word))
+    return found
+
+
+def content(found: Sequence[str]) -> list[str]:
+    """The tokens that say something, each as the first of its synonyms."""
+    known = vocabulary()
+    return [
+        known.meaning.get(token, token)
+        for token in found
+        if token not in known.neutral and len(token) > 1
+    ]
+
+
+@functools.lru_cache(maxsize=256)
+def meanings(reading: Reading) -> dict[str, Counter[str]]:
+    """group -> meanings of it that the prose has, with how often."""
+    listed = re.findall(r"[a-z]+", reading.prose.lower())
+    joined = " " + "  ".join(listed) + " "  # two spaces: neighbouring phrases share none
+    exact, stems = Counter(listed), Counter(map(stem, listed))
+    found: dict[str, Counter[str]] = {}
+    for group, poles in vocabulary().contrasts.items():
+        found[group] = +Counter(
+            {
+                name: sum(_occurrences(joined, exact, stems, phrase) for phrase in phrases)
+                for name, phrases in poles.items()
+            }
+        )
+    denied = sum(exact[word] for word in NEGATIONS) + len(_NEGATED.findall(reading.prose.lower()))
+    found["negation"] = +Counter({"not": denied})
+    return found
+
+
+def _occurrences(
+    joined: str, exact: Counter[str], stems: Counter[str], phrase: tuple[str, ...]
+) -> int:
+    """How often the words of `phrase` stand in a row; a long single word counts by its stem."""
+    if len(phrase) > 1:
+        return joined.count(" " + "  ".join(phrase) + " ")
+    return exact[phrase[0]] if len(phrase[0]) <= 4 else stems[stem(phrase[0])]

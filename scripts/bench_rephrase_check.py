@@ -1,0 +1,67 @@
+"""Precision and recall of `prompt_aug.rephrase.check`, of the whole and of each filter.
+
+    python scripts/bench_rephrase_check.py [PAIRS.jsonl] [--half tune|report|all]
+
+Each line of PAIRS has a question, a candidate, a kind ("good" or the name of a fault) and a
+number; questions with an even number were looked at while the filters were written ("tune").
+"""
+
+import argparse
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from prompt_aug.rephrase import Check, check
+
+PAIRS = Path(__file__).parents[1] / "tests" / "prompt_aug" / "rephrase" / "pairs.jsonl"
+HALVES = {"tune": (0,), "report": (1,), "all": (0, 1)}
+
+
+def load(path: Path, half: str) -> list[dict[str, Any]]:
+    """The pairs of one half."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [pair for pair in map(json.loads, lines) if pair["number"] % 2 in HALVES[half]]
+
+
+def by_kind(results: list[tuple[dict[str, Any], Check]]) -> str:
+    """A row for each kind: how many of each verdict."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for pair, result in results:
+        counts[f"{pair['set']}, {pair['kind']}"][result.verdict] += 1
+    rows = ["| kind | pairs | accept | doubtful | reject |", "|---|---|---|---|---|"]
+    for kind, found in sorted(counts.items()):
+        shown = " | ".join(str(found[v]) for v in ("accept", "doubtful", "reject"))
+        rows.append(f"| {kind} | {found.total()} | {shown} |")
+    return "\n".join(rows)
+
+
+def by_filter(results: list[tuple[dict[str, Any], Check]]) -> str:
+    """A row for each filter: of the pairs that it names, how many are faulty, and the reverse."""
+    faulty = sum(pair["kind"] != "good" for pair, _ in results)
+    named: dict[str, Counter[bool]] = defaultdict(Counter)
+    for pair, result in results:
+        for name in {reason.filter for reason in result.reasons}:
+            named[name][pair["kind"] != "good"] += 1
+        named["any"][pair["kind"] != "good"] += result.verdict != "accept"
+    rows = ["| filter | faulty named | good named | precision | recall |", "|---|---|---|---|---|"]
+    for name, found in sorted(named.items(), key=lambda item: -item[1][True]):
+        total = found[True] + found[False]
+        precision = f"{found[True] / total:.3f}" if total else "-"
+        recall = f"{found[True] / faulty:.3f}"
+        rows.append(f"| {name} | {found[True]} | {found[False]} | {precision} | {recall} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("pairs", type=Path, nargs="?", default=PAIRS)
+    parser.add_argument("--half", choices=HALVES, default="all")
+    options = parser.parse_args()
+    pairs = load(options.pairs, options.half)
+    results = [(pair, check(pair["question"], pair["candidate"])) for pair in pairs]
+    print(by_kind(results), by_filter(results), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()
