@@ -2,7 +2,8 @@
 
 EXAMPLE is the name of a folder in examples/, or the path of a folder that holds a config.yaml.
 Everything that can be refused is refused before Ray starts. The same command after a kill goes on
-from the last checkpoint of the run folder.
+from the last checkpoint of the run folder. A SIGTERM saves the last finished step and ends the run;
+exit code 75 says that the same command goes on (recipe/run/stop.py).
 """
 
 import argparse
@@ -22,12 +23,13 @@ from prompt_aug.files import lock, write_json, write_text
 from recipe.checks import data as preflight
 from recipe.checks import verl as preflight_verl
 from recipe.checks.algorithm import check_algorithm
+from recipe.checks.checkpoints import check_checkpoints
 from recipe.checks.prompts import check_same_prompts
 from recipe.config.compose import check_same_run, compose_config
 from recipe.errors import ConfigError, ExhaustedError
 from recipe.patches import weight_socket as isolation
+from recipe.run import checkpoints, processes, progress, stop
 from recipe.run import folder as run_folder
-from recipe.run import processes, progress
 from recipe.toy import build as toy
 
 FULL = 2**26  # bytes free under which a failed write is put down to the full disk
@@ -79,7 +81,8 @@ def prepare(config: DictConfig) -> None:
     preflight_verl.check_lengths(config)
     bank = preflight.check_recipe(config)
     check_algorithm(config)
-    run_folder.repair_tracker(Path(config.trainer.default_local_dir))
+    for told in check_checkpoints(config):
+        print(f"recipe.train: {told}", file=sys.stderr)
     preflight.check_port()
     built = toy.attach(config) if config.recipe.toy.enable else None
     preflight.check_files(config, built)
@@ -105,6 +108,8 @@ def run(config: DictConfig) -> None:
     run_dir = str(config.recipe.run_dir)
     processes.end(run_dir)  # what a killed run may have left
     reaper = processes.start_reaper(run_dir)
+    signals = stop.Signals(Path(run_dir))
+    signals.listen()
     try:
         import ray
         from verl.trainer.main_ppo import run_ppo
@@ -122,7 +127,8 @@ def run(config: DictConfig) -> None:
         set_ray(config)
         try:
             with progress.follow(config):
-                run_ppo(config, task_runner_class=ray.remote(RecipeTaskRunner))
+                runner = signals.once_ray_runs(ray.remote(RecipeTaskRunner))
+                run_ppo(config, task_runner_class=runner)
         finally:
             ray.shutdown()
     finally:
@@ -140,7 +146,7 @@ def set_ray(config: DictConfig) -> None:
     """
     loggers = ["TENSORBOARD_DIR", "WANDB_DIR", "WANDB_MODE"]
     names = [*ENVIRONMENT, *CPU_ENVIRONMENT, *loggers, "OMP_NUM_THREADS"]
-    names += [processes.MARK, isolation.RUN_ID]
+    names += [processes.MARK, isolation.RUN_ID, stop.DEADLINE]
     values = {name: os.environ[name] for name in names if name in os.environ}
     with open_dict(config):
         OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", values, force_add=True)
@@ -176,7 +182,7 @@ def explain(error: BaseException, run_dir: Path) -> str:
 
 def finished(config: DictConfig) -> bool:
     """True where the last step is there: its checkpoint, or its line where none are saved."""
-    done = run_folder.latest_step(Path(config.trainer.default_local_dir))
+    done = checkpoints.tracked_step(Path(config.trainer.default_local_dir)) or 0
     if config.trainer.save_freq <= 0:
         lines = run_folder.read_metrics(Path(config.recipe.run_dir))
         done = max([done, *(line["step"] for line in lines)])
@@ -201,6 +207,10 @@ def start(example: str, overrides: list[str]) -> int:
         try:
             run_folder.record_environment(Path(config.recipe.run_dir))
             run(config)
+        except stop.StoppedError as error:
+            told = f"ended early, the same command goes on: {error.__cause__ or error}"
+            print(f"recipe.train: {told}", file=sys.stderr)
+            return stop.AGAIN
         except Exception as error:  # the boundary of the command: told, then the exit code
             traceback.print_exc()
             message = explain(error, Path(config.recipe.run_dir))

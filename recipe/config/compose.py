@@ -87,6 +87,9 @@ FREE = (
     "recipe.min_free_gib",
     "recipe.save_rollouts_every",
     "recipe.worker_logs",
+    "recipe.keep_every",
+    "recipe.keep_best",
+    "trainer.max_actor_ckpt_to_keep",
     "recipe.save_tensors_every",
     "recipe.dynamic_sampling",  # what a run that ended for want of a signal asks to change
     "ray_kwargs",

@@ -24,7 +24,6 @@ from prompt_aug.files import (
     replacing,
     write_json,
     write_lines,
-    write_text,
 )
 
 PACKAGES = [
@@ -140,14 +139,6 @@ def numbered(folder: Path, before: str, after: str = "") -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def latest_step(checkpoints: Path) -> int:
-    """The step of the last whole checkpoint, by verl's tracker; 0 without any."""
-    try:
-        return int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
-    except (FileNotFoundError, ValueError):
-        return 0
-
-
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write `arrays` as a compressed .npz file, atomically."""
     with replacing(path) as file:
@@ -167,14 +158,19 @@ def _finite(line: dict[str, Any]) -> dict[str, Any]:
     return {key: finite(value) for key, value in line.items()}
 
 
-def append_metrics(run_dir: Path, step: int, metrics: dict[str, Any]) -> None:
-    """Append one JSON object for `step` to metrics.jsonl; what is no number or text is left out.
+def metrics_line(step: int, metrics: dict[str, Any]) -> dict[str, Any]:
+    """The JSON object of `step` for metrics.jsonl; what is no number or text is left out.
 
-    NaN and infinity, which JSON does not have, are written as null and read back as NaN.
+    NaN and infinity, which JSON does not have, become null, and are read back as NaN.
     """
     flat = {k: _number(v) for k, v in sorted(metrics.items())}
-    line = {"step": step, **{k: v for k, v in flat.items() if v is not None}}
-    append_lines(RunFolder(run_dir).metrics, [_finite(line)])
+    known = {k: v for k, v in flat.items() if v is not None and k != "step"}
+    return _finite({"step": step, **known})
+
+
+def append_metrics(run_dir: Path, step: int, metrics: dict[str, Any]) -> None:
+    """Append `metrics_line` to metrics.jsonl."""
+    append_lines(RunFolder(run_dir).metrics, [metrics_line(step, metrics)])
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -195,22 +191,6 @@ def truncate_metrics(run_dir: Path, last_step: int) -> None:
         RunFolder(run_dir).metrics.unlink()
     elif lines:
         write_lines(RunFolder(run_dir).metrics, (m for m in lines if m["step"] <= last_step))
-
-
-def repair_tracker(checkpoints: Path) -> None:
-    """Mend verl's latest_checkpointed_iteration.txt where a full disk or a kill left it empty.
-
-    verl overwrites it in place; its new value is the last step whose data.pt, which verl writes
-    after the shards, is there. Without such a step the file goes, and training starts anew.
-    """
-    tracker = checkpoints / "latest_checkpointed_iteration.txt"
-    if not tracker.exists() or tracker.read_text().strip().isdecimal():
-        return
-    whole = [int(p.parent.name.split("_")[-1]) for p in checkpoints.glob("global_step_*/data.pt")]
-    if whole:
-        write_text(tracker, str(max(whole)))
-    else:
-        tracker.unlink()
 
 
 def _version(package: str) -> str | None:

@@ -53,6 +53,7 @@ class BoundedReplayBuffer(ReplayBuffer):
         if self.filter_groups_metric is not None:
             self.refill_fn = self._refill
         self.filled_visits: set[str] = set()  # of the last batch: they must not train anything
+        self.on_poll: Callable[[], None] = lambda: None  # may raise, to give the step up
         self._start_step()
 
     @classmethod
@@ -77,6 +78,11 @@ class BoundedReplayBuffer(ReplayBuffer):
         """Questions that a step may generate: the bound, and as many again in place of failures."""
         bound = int(self.settings.max_gen_batches) * int(self.train_batch_size)
         return bound + min(self.failed, bound)
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        if partition_id != "val":
+            self.on_poll()
+        return super()._wait_for_next_poll(partition_id, last_debug_time)
 
     def _refill(self, wanted: int) -> None:
         allowed = min(wanted, self.budget - self.generated)

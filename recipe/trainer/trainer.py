@@ -3,29 +3,27 @@
 What is overridden, and why:
   _build_replay_buffer    a bound on dynamic sampling; and verl looks for finished groups every 2 s
   _fetch_one_gen_batch    tells every row its epoch, which draws depend on; the curriculum chooses
-  _save/_load_checkpoint  counts and what is remembered of questions travel with the checkpoint
-  step                    keeps the work where dynamic sampling ends a run
+  own_state               counts and what is remembered of questions travel with the checkpoint
   _balance_batch          mini-batches that do not depend on which rollout finished first
   _compute_advantage      advantages, weights and statistics of whole groups, on the driver
   _compute_metrics        writes metrics.jsonl and rollouts/ into the run folder
   _val_metrics_update     mean and standard error; verl's bootstrap is slow and biased as pass@k
+When it saves and how it ends early: saving.py.
 """
 
+import copy
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.v1.trainer_base import register_trainer
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
-from prompt_aug.files import read_json, write_json, write_lines
+from prompt_aug.files import write_lines
 from recipe.algorithms.compute import compute_advantages, group_of
-from recipe.errors import ExhaustedError
 from recipe.rollout.agent_loop import EPOCH
 from recipe.run import folder as run_folder
 from recipe.trainer import batch as batches
@@ -33,12 +31,11 @@ from recipe.trainer import metrics as diagnostics
 from recipe.trainer.order import deal, training_order
 from recipe.trainer.question_stats import QuestionStats
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
-
-STATE = "recipe_state.json"
+from recipe.trainer.saving import SavingTrainer
 
 
 @register_trainer("recipe_sync")
-class RecipeTrainer(PPOTrainerSync):
+class RecipeTrainer(SavingTrainer):
     """``trainer.v1.trainer_mode=recipe_sync``."""
 
     def __init__(self, config: DictConfig) -> None:
@@ -48,7 +45,6 @@ class RecipeTrainer(PPOTrainerSync):
         # Before verl's __init__, which builds the buffer that tells it of evicted groups.
         self.memory = QuestionStats(config.recipe)
         super().__init__(config)
-        self.run_dir = Path(config.recipe.run_dir)
         self.batches_fetched = 0
         self.optimizer_steps = 0
         self.earlier_seconds = 0.0
@@ -62,6 +58,7 @@ class RecipeTrainer(PPOTrainerSync):
             settings=self.config.recipe.dynamic_sampling,
             on_evicted=self.memory.see_visit,
         )
+        bounded.on_poll = self.check_stop
         bounded.poll_interval = float(self.config.recipe.rollout.poll_seconds)
         return bounded
 
@@ -113,44 +110,19 @@ class RecipeTrainer(PPOTrainerSync):
         """Seconds of training up to now, those before a resume included."""
         return self.earlier_seconds + time.monotonic() - self.started
 
-    def _checkpoint_dir(self) -> Path:
-        return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+    def own_state(self) -> dict[str, Any]:
+        return {
+            "batches_fetched": self.batches_fetched,
+            "optimizer_steps": self.optimizer_steps,
+            "wall_seconds": self.wall_seconds,
+            "memory": copy.deepcopy(self.memory.state()),
+        }
 
-    def _save_checkpoint(self) -> None:
-        # Before verl's own files: its tracker, written last, says that the checkpoint is whole.
-        write_json(
-            self._checkpoint_dir() / STATE,
-            {
-                "batches_fetched": self.batches_fetched,
-                "optimizer_steps": self.optimizer_steps,
-                "wall_seconds": self.wall_seconds,
-                "memory": self.memory.state(),
-            },
-        )
-        super()._save_checkpoint()
-
-    def _load_checkpoint(self) -> None:
-        super()._load_checkpoint()
-        if self.global_steps:
-            state = read_json(self._checkpoint_dir() / STATE)
-            self.batches_fetched = state["batches_fetched"]
-            self.optimizer_steps = state["optimizer_steps"]
-            self.earlier_seconds = state["wall_seconds"]
-            self.memory.load(state.get("memory", {}))
-        # Steps after the checkpoint are trained again: their lines would stand twice.
-        run_folder.truncate_metrics(self.run_dir, last_step=self.global_steps)
-
-    def step(self, metrics: dict, timing_raw: dict) -> Any:
-        try:
-            return super().step(metrics, timing_raw)
-        except ExhaustedError:
-            # The weights are those of the step before; without this its work could be lost.
-            self.global_steps -= 1
-            saved = run_folder.latest_step(Path(self.config.trainer.default_local_dir))
-            if self.global_steps > saved:
-                self.on_sample_end()  # the engine gives its memory back, as before any update
-                self._save_checkpoint()
-            raise
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        self.batches_fetched = state["batches_fetched"]
+        self.optimizer_steps = state["optimizer_steps"]
+        self.earlier_seconds = state["wall_seconds"]
+        self.memory.load(state.get("memory", {}))
 
     # ---------------------------------------------------------------- statistics
 

@@ -67,27 +67,6 @@ def test_environment_names_versions_and_commit() -> None:
     assert environment["packages"]["torch"].startswith("2.")
 
 
-def test_a_tracker_that_a_full_disk_left_empty_is_mended(tmp_path: Path) -> None:
-    tracker = tmp_path / "latest_checkpointed_iteration.txt"
-    run_folder.repair_tracker(tmp_path)
-    assert not tracker.exists()
-    for step, whole in ((2, True), (10, True), (12, False)):
-        (tmp_path / f"global_step_{step}").mkdir()
-        if whole:
-            (tmp_path / f"global_step_{step}" / "data.pt").touch()
-    tracker.write_text("2")
-    run_folder.repair_tracker(tmp_path)
-    assert tracker.read_text() == "2"  # a good one is left alone
-    tracker.write_text("")
-    run_folder.repair_tracker(tmp_path)
-    assert tracker.read_text() == "10"  # by number, not by name; 12 is not whole
-    for step in (2, 10):
-        (tmp_path / f"global_step_{step}" / "data.pt").unlink()
-    tracker.write_text("")
-    run_folder.repair_tracker(tmp_path)
-    assert not tracker.exists()
-
-
 def test_every_path_of_a_run_by_hand(tmp_path: Path) -> None:
     folder = run_folder.RunFolder(tmp_path)
     assert {

@@ -1,0 +1,145 @@
+"""The end of a run before its last step: by a signal, or because the next step would not fit.
+
+    driver (recipe.train)                          trainer (a Ray actor, perhaps on another node)
+    SIGTERM -> writes RUN/.stop                    looks for RUN/.stop while it waits for
+    (a second SIGTERM, or one before the first       rollouts and after every step
+     step has begun: ends at once)                 saves, raises StoppedError
+    exit code 75: the same command goes on         <-
+
+A job's script also tells when the job will be killed: RECIPE_DEADLINE, in seconds since the epoch.
+Then the trainer ends after the last step that fits, by the step times it has measured, and needs no
+signal. A file and not a message, because it must reach a busy actor on any node.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prompt_aug.errors import UserError
+from prompt_aug.files import write_text
+
+REQUEST = ".stop"  # in the run folder: somebody wants the run to end
+STEPPING = ".stepping"  # in the run folder: training steps have begun, there is work to save
+DEADLINE = "RECIPE_DEADLINE"
+AGAIN = 75  # exit code, EX_TEMPFAIL of sysexits.h: ended early, the same command goes on
+KILLED = 143
+SAME = 5.0  # seconds in which a second signal is taken for an echo of the first
+SPARE = 1.2  # the next step and its checkpoint may take this times the longest one seen
+
+
+class StoppedError(UserError, RuntimeError):
+    """The run was asked to end, or its time is over; its last finished step is saved."""
+
+
+class Limit:
+    """When the trainer must end. `clock` gives seconds since the epoch."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        deadline: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.request, self.deadline, self.clock = run_dir / REQUEST, deadline, clock
+        self.steps: deque[float] = deque(maxlen=10)  # seconds of the latest steps
+        self.save = 0.0  # seconds of the longest save
+        self.began = clock()
+
+    @classmethod
+    def of(cls, run_dir: Path) -> "Limit":
+        told = os.environ.get(DEADLINE, "")
+        return cls(run_dir, float(told) if told else None)
+
+    def begin_step(self) -> None:
+        self.began = self.clock()
+
+    def end_step(self) -> None:
+        self.steps.append(self.clock() - self.began)
+
+    def saved(self, seconds: float) -> None:
+        self.save = max(self.save, seconds)
+
+    def _needed(self) -> float:
+        """Seconds for one more step and its checkpoint."""
+        return SPARE * (max(self.steps, default=0.0) + self.save)
+
+    def after_step(self) -> str | None:
+        """Why no further step may begin; None: go on."""
+        if self.request.exists():
+            return "a signal asked the run to end"
+        if self.deadline is None:
+            return None
+        left = self.deadline - self.clock()
+        if self._needed() <= left:
+            return None
+        return (
+            f"{left:.0f} s are left of the job's time, and a step with its checkpoint may take "
+            f"{self._needed():.0f} s"
+        )
+
+    def while_waiting(self) -> str | None:
+        """Why the step under way must be given up; None: go on with it.
+
+        A signal without a deadline is a preemption, or a user who waits: nobody knows how long.
+        With a deadline the step is given up only where it would not be finished in time.
+        """
+        if not self.request.exists():
+            return None
+        if self.deadline is not None:
+            end = self.began + self._needed()
+            if self.steps and end <= self.deadline:
+                return None
+        return "a signal asked the run to end, and the step under way would take too long"
+
+
+class Signals:
+    """What the launching process does at SIGTERM; `run_dir` belongs to it alone (its lock)."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.first: float | None = None
+        for name in (REQUEST, STEPPING):
+            (run_dir / name).unlink(missing_ok=True)
+
+    def listen(self) -> None:
+        """Take SIGTERM; again after everything that takes it away, as ray.init does."""
+        signal.signal(signal.SIGTERM, self._handle)
+
+    def _handle(self, *_: Any) -> None:
+        now = time.monotonic()
+        if self.first is None:
+            self.first = now
+            if not (self.run_dir / STEPPING).exists():
+                sys.exit(AGAIN)  # nothing to save
+            write_text(self.run_dir / REQUEST, str(os.getpid()))
+            print("recipe.train: SIGTERM: saving, then the end", file=sys.stderr, flush=True)
+        elif now - self.first > SAME:
+            sys.exit(KILLED)
+
+    def once_ray_runs(self, task_runner: Any) -> "_AfterRay":
+        """`task_runner` for verl's run_ppo, which makes the actor right after its ray.init."""
+        return _AfterRay(task_runner, self.listen)
+
+
+class _AfterRay:
+    """A Ray actor class that calls `then` before an actor is made of it."""
+
+    def __init__(self, actor_class: Any, then: Callable[[], None]) -> None:
+        self.actor_class, self.then = actor_class, then
+
+    def options(self, **keywords: Any) -> "_AfterRay":
+        return _AfterRay(self.actor_class.options(**keywords), self.then)
+
+    def remote(self, *arguments: Any, **keywords: Any) -> Any:
+        self.then()
+        return self.actor_class.remote(*arguments, **keywords)
+
+
+def steps_begin(run_dir: Path) -> None:
+    """From now on a signal lets the trainer save before the end."""
+    write_text(run_dir / STEPPING, "")

@@ -1,0 +1,152 @@
+"""When the trainer saves, what travels with a checkpoint, and how it ends before its last step.
+
+A step that has been trained is not lost to a time limit, a preemption or a signal: the trainer
+saves at the next boundary of a step, or, where the step under way would not be finished in time,
+gives its rollouts up and saves the step before, with the data loader as it was at its beginning
+(recipe/run/stop.py decides which).
+"""
+
+import errno
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, open_dict
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from prompt_aug.files import read_json, write_json
+from recipe.errors import ExhaustedError
+from recipe.run import checkpoints
+from recipe.run import folder as run_folder
+from recipe.run.stop import Limit, StoppedError, steps_begin
+
+
+class SavingTrainer(PPOTrainerSync):
+    """verl's synchronous trainer with whole checkpoints, retention, and an end in time.
+
+    A subclass says with `own_state` and `load_own_state` what JSON of its own goes along.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        self.keep_last = config.trainer.get("max_actor_ckpt_to_keep")
+        with open_dict(config):
+            # verl deletes the shards that its tracker names before it writes the next tracker.
+            config.trainer.max_actor_ckpt_to_keep = None
+        self.run_dir = Path(config.recipe.run_dir)
+        self.saves = Path(config.trainer.default_local_dir)
+        self.limit = Limit.of(self.run_dir)
+        self.line: dict[str, Any] = {}  # what is known of the step that may be saved now
+        super().__init__(config)
+
+    def own_state(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        steps_begin(self.run_dir)
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def _save_checkpoint(self, state: dict[str, Any] | None = None) -> None:
+        """As in verl, with `state` beside it; then the older ones that nobody asked to keep go."""
+        began = time.monotonic()
+        lacking = checkpoints.missing_room(self.saves)
+        if lacking:
+            what = f"{os.strerror(errno.ENOSPC)}: {lacking} bytes too few for one more checkpoint"
+            raise OSError(errno.ENOSPC, what, str(self.saves))
+        folder = checkpoints.step_folder(self.saves, self.global_steps)
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoints.begin(folder)
+        # Before verl's own files: its tracker, written last, says that the checkpoint is whole.
+        whole = {**(state or self.own_state()), "line": self.line}
+        write_json(folder / checkpoints.STATE, whole)
+        super()._save_checkpoint()
+        self._delete_surplus()
+        self.limit.saved(time.monotonic() - began)
+
+    def _delete_surplus(self) -> None:
+        steps = checkpoints.saved_steps(self.saves)
+        tracked = checkpoints.tracked_step(self.saves)
+        gone = checkpoints.surplus(
+            steps, tracked, self.keep_last, self.config.recipe.keep_every, self._best(steps)
+        )
+        checkpoints.delete(self.saves, gone)
+
+    def _best(self, steps: list[int]) -> int | None:
+        """The saved step with the highest ``recipe.keep_best``; the first among equals."""
+        key = self.config.recipe.keep_best
+        lines = run_folder.read_metrics(self.run_dir) if key else []
+        scores = {m["step"]: float(m[key]) for m in lines if key in m and m["step"] in steps}
+        return max(scores, key=lambda step: scores[step], default=None)
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        state: dict[str, Any] = {}
+        if self.global_steps:
+            folder = checkpoints.step_folder(self.saves, self.global_steps)
+            if self.config.trainer.resume_mode == "resume_path":
+                folder = Path(self.config.trainer.resume_from_path)
+            state = read_json(folder / checkpoints.STATE)
+            self.load_own_state(state)
+        # Steps after the checkpoint are trained again: their lines would stand twice.
+        run_folder.truncate_metrics(self.run_dir, last_step=self.global_steps)
+        # verl saves before the line is written: a kill between the two loses it.
+        lines = run_folder.read_metrics(self.run_dir)
+        if state.get("line") and (not lines or lines[-1]["step"] < self.global_steps):
+            line = {**state["line"], "restored": True}
+            run_folder.append_metrics(self.run_dir, self.global_steps, line)
+
+    # ---------------------------------------------------------------- the end before the last step
+
+    def check_stop(self) -> None:
+        """Called while the trainer waits for rollouts."""
+        reason = self.limit.while_waiting()
+        if reason:
+            raise StoppedError(reason)
+
+    def step(self, metrics: dict, timing_raw: dict) -> Any:
+        """verl's step; the run ends before it, in it or after it where `limit` says so."""
+        if reason := self.limit.after_step():  # asked during the validation of the step before
+            self._save_step_before()
+            raise StoppedError(reason)
+        self.limit.begin_step()
+        state, data = self.own_state(), self.train_dataloader.state_dict()
+        try:
+            batch = super().step(metrics, timing_raw)
+        except ExhaustedError:
+            # The weights are those of the step before; without this its work could be lost.
+            self._save_step_before()
+            raise
+        except StoppedError:
+            # Its questions were fetched already; those after a resume are these once more.
+            self.checkpoint_manager.abort_replicas(reject_request=True)
+            self.train_dataloader.state_dict = lambda: data
+            self._save_step_before(state)
+            raise
+        self.limit.end_step()
+        self.line = run_folder.metrics_line(self.global_steps, metrics)
+        reason = self.limit.after_step()
+        if reason and self.global_steps < self.total_training_steps:
+            self._end_after(batch, metrics, timing_raw)
+            raise StoppedError(reason)
+        return batch
+
+    def _save_step_before(self, state: dict[str, Any] | None = None) -> None:
+        self.global_steps -= 1
+        if self.global_steps > (checkpoints.tracked_step(self.saves) or 0):
+            self.on_sample_end()  # the engine gives its memory back, as before any update
+            self._save_checkpoint(state)
+
+    def _end_after(self, batch: Any, metrics: dict, timing_raw: dict) -> None:
+        """What verl's fit does after a step, without the next weights of the engine."""
+        self._save_checkpoint()
+        timing_raw["step"] = self.limit.steps[-1]
+        epoch = (self.global_steps - 1) // self.steps_per_epoch
+        self._compute_metrics(
+            batch, metrics, timing_raw, global_steps=self.global_steps, epoch=epoch
+        )
+        self.logger.log(data=metrics, step=self.global_steps)

@@ -1,0 +1,176 @@
+"""Whole and damaged checkpoints, from which one a run goes on, and which ones are deleted."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from recipe.errors import ConfigError
+from recipe.run import checkpoints
+
+
+def save(folder: Path, step: int, ranks: int = 2) -> Path:
+    """A checkpoint as verl's FSDP engine writes it, of tiny tensors."""
+    made = folder / f"global_step_{step}"
+    (made / "actor").mkdir(parents=True)
+    for rank in range(ranks):
+        for kind in ("model", "optim", "extra_state"):
+            path = made / "actor" / f"{kind}_world_size_{ranks}_rank_{rank}.pt"
+            torch.save({"w": torch.full((100,), float(step))}, path)
+    (made / "actor" / "fsdp_config.json").write_text(
+        json.dumps({"FSDP_version": 2, "world_size": ranks})
+    )
+    torch.save({}, made / "data.pt")
+    (made / "recipe_state.json").write_text("{}")
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Checkpoints of the steps 2, 10 and 12, the last one tracked."""
+    for step in (2, 10, 12):
+        save(tmp_path, step)
+    (tmp_path / checkpoints.TRACKER).write_text("12")
+    return tmp_path
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+HARM = {
+    "a shard cut": lambda p: cut(p / "actor/model_world_size_2_rank_1.pt"),
+    "an empty shard": lambda p: (p / "actor/optim_world_size_2_rank_0.pt").write_bytes(b""),
+    "no shard of a rank": lambda p: (p / "actor/extra_state_world_size_2_rank_1.pt").unlink(),
+    "no data loader": lambda p: (p / "data.pt").unlink(),
+    "a data loader cut": lambda p: cut(p / "data.pt"),
+    "no state": lambda p: (p / "recipe_state.json").unlink(),
+    "a state cut": lambda p: (p / "recipe_state.json").write_text('{"memory": {'),
+    "no description": lambda p: (p / "actor/fsdp_config.json").unlink(),
+    "a description cut": lambda p: (p / "actor/fsdp_config.json").write_text('{"FSDP_'),
+    "gone": lambda p: p.rename(p.with_name("elsewhere")),
+}
+
+
+def test_whole_checkpoints_are_left_alone(folder: Path) -> None:
+    assert [checkpoints.damage(folder / f"global_step_{n}") for n in (2, 10, 12)] == [None] * 3
+    for tracked in ("12", "2"):  # a user who goes back by hand is believed
+        (folder / checkpoints.TRACKER).write_text(tracked)
+        assert checkpoints.repair(folder) == []
+        assert (folder / checkpoints.TRACKER).read_text() == tracked
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_damaged_last_checkpoint_falls_back_to_the_whole_one_before(
+    folder: Path, harm: str
+) -> None:
+    HARM[harm](folder / "global_step_12")
+    told = checkpoints.repair(folder)
+    assert len(told) == 1 and "step 12 is not whole" in told[0] and "from step 10" in told[0]
+    assert (folder / checkpoints.TRACKER).read_text() == "10"  # by number: "2" is later by name
+    assert checkpoints.repair(folder) == []
+
+
+def test_contents_that_were_not_saved_are_not_missed(folder: Path) -> None:
+    for path in (folder / "global_step_12" / "actor").glob("optim_*"):
+        path.unlink()
+    assert "optim" in str(checkpoints.damage(folder / "global_step_12"))
+    assert checkpoints.repair(folder, ["model", "extra", "hf_model"]) == []
+
+
+@pytest.mark.parametrize("tracker", [None, "", "1x"])
+def test_an_illegible_tracker_is_mended(folder: Path, tracker: str | None) -> None:
+    (folder / checkpoints.TRACKER).unlink()
+    if tracker is not None:
+        (folder / checkpoints.TRACKER).write_text(tracker)
+    (folder / "global_step_12" / "data.pt").unlink()  # a kill in the middle of saving
+    assert "going on from step 10" in checkpoints.repair(folder)[0]
+    assert (folder / checkpoints.TRACKER).read_text() == "10"
+
+
+def test_a_step_before_the_tracked_one_is_preferred_to_one_of_an_abandoned_branch(
+    folder: Path,
+) -> None:
+    (folder / checkpoints.TRACKER).write_text("10")
+    HARM["a shard cut"](folder / "global_step_10")
+    assert "going on from step 2" in checkpoints.repair(folder)[0]
+    HARM["a shard cut"](folder / "global_step_2")
+    assert "going on from step 12" in checkpoints.repair(folder)[0]  # better than nothing
+
+
+def test_with_nothing_whole_a_run_never_starts_anew_by_itself(folder: Path) -> None:
+    for step in (2, 10, 12):
+        HARM["no data loader"](folder / f"global_step_{step}")
+    with pytest.raises(ConfigError, match=r"names step 12, but no whole .*step 2: data.pt is miss"):
+        checkpoints.repair(folder)
+    (folder / checkpoints.TRACKER).write_text("")
+    with pytest.raises(ConfigError, match="is there, but no whole checkpoint is left"):
+        checkpoints.repair(folder)
+    assert (folder / checkpoints.TRACKER).exists()
+
+
+def test_a_first_checkpoint_that_a_kill_cut_is_no_reason_not_to_start(tmp_path: Path) -> None:
+    assert checkpoints.repair(tmp_path / "none") == []
+    (save(tmp_path, 5) / "data.pt").unlink()
+    assert "step 5 is not whole" in checkpoints.repair(tmp_path)[0]
+    assert not (tmp_path / checkpoints.TRACKER).exists()
+
+
+def test_another_number_of_ranks_is_refused(folder: Path) -> None:
+    checkpoints.check_ranks(folder, 2)
+    with pytest.raises(ConfigError, match="step 12 was saved by 2 ranks"):
+        checkpoints.check_ranks(folder, 4)
+    (folder / checkpoints.TRACKER).unlink()
+    checkpoints.check_ranks(folder, 4)
+
+
+def test_saving_over_an_old_try_is_never_taken_for_whole(folder: Path) -> None:
+    checkpoints.begin(folder / "global_step_12")
+    assert checkpoints.damage(folder / "global_step_12") == "data.pt is missing"
+    checkpoints.begin(folder / "global_step_14")
+
+
+@pytest.mark.parametrize(
+    ("last", "every", "best", "gone"),
+    [
+        (None, None, None, []),
+        (1, None, None, [10, 20, 30, 40]),
+        (2, None, None, [10, 20, 30]),
+        (2, 20, None, [10, 30]),
+        (2, 20, 10, [30]),
+        (9, None, None, []),
+    ],
+)
+def test_retention(last: int | None, every: int | None, best: int | None, gone: list[int]) -> None:
+    # 60 is being written, or of a branch that was left: it is not touched.
+    assert checkpoints.surplus([30, 10, 50, 40, 20, 60], 50, last, every, best) == gone
+
+
+def test_the_tracked_checkpoint_is_never_deleted() -> None:
+    for tracked in (10, 20, 30, 40):
+        assert tracked not in checkpoints.surplus([10, 20, 30, 40], tracked, 1, None, None)
+    assert checkpoints.surplus([10, 20], None, 1, None, None) == []
+
+
+def test_a_deletion_that_a_kill_cut_leaves_no_half_checkpoint(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda *a, **k: None)  # killed right after the renaming
+        checkpoints.delete(folder, [2])
+    assert checkpoints.saved_steps(folder) == [10, 12]
+    assert len(list(folder.glob(".deleted_*"))) == 1
+    checkpoints.repair(folder)
+    assert not list(folder.glob(".deleted_*"))
+
+
+def test_the_room_for_one_more_is_that_of_the_last(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sum(p.stat().st_size for p in (folder / "global_step_12").rglob("*") if p.is_file())
+    assert checkpoints.size(folder / "global_step_12") == size > 0
+    for free, lacking in ((size, 0), (size - 7, 7)):
+        usage = type("Usage", (), {"free": free})
+        monkeypatch.setattr("shutil.disk_usage", lambda path, usage=usage: usage)
+        assert checkpoints.missing_room(folder) == lacking

@@ -1,0 +1,151 @@
+"""When a run ends before its last step, by a signal or by the clock."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from recipe.run import stop
+from recipe.run.stop import Limit
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def limit(folder: Path, deadline: float | None, steps: list[float], save: float) -> Limit:
+    """A limit that has seen `steps`, each with seconds, and one save."""
+    clock = Clock()
+    made = Limit(folder, deadline, clock)
+    for seconds in steps:
+        made.begin_step()
+        clock.now += seconds
+        made.end_step()
+    made.saved(save)
+    made.begin_step()
+    return made
+
+
+def test_without_a_signal_and_a_deadline_a_run_never_stops(tmp_path: Path) -> None:
+    made = limit(tmp_path, None, [1e9], 1e9)
+    assert made.after_step() is None and made.while_waiting() is None
+
+
+# Steps of 100 and 50 s, a save of 20 s: the next may take 1.2 x (100 + 20) = 144 s from 1150.
+@pytest.mark.parametrize(("deadline", "stops"), [(1150 + 144, False), (1150 + 143, True)])
+def test_a_step_that_would_not_fit_is_not_begun(
+    tmp_path: Path, deadline: float, stops: bool
+) -> None:
+    made = limit(tmp_path, deadline, [100, 50], 20)
+    reason = made.after_step()
+    assert bool(reason) == stops
+    assert made.while_waiting() is None  # nothing under way is given up without a signal
+    if reason:
+        assert "143 s are left" in reason and "may take 144 s" in reason
+
+
+def test_only_the_latest_steps_count(tmp_path: Path) -> None:
+    slow_once = limit(tmp_path, 1000 + 500 + 10 * 10 + 15, [500] + [10] * 10, 0)
+    assert slow_once.after_step() is None
+    assert limit(tmp_path, 1000 + 500 + 9 * 10 + 15, [500] + [10] * 9, 0).after_step()
+
+
+def test_before_any_step_is_measured_one_is_tried(tmp_path: Path) -> None:
+    assert limit(tmp_path, 1001, [], 0).after_step() is None
+
+
+def test_a_signal_ends_at_the_boundary_and_gives_up_only_what_would_be_too_late(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / stop.REQUEST).write_text("")
+    for deadline, given_up in ((None, True), (1294, False), (1293, True)):
+        made = limit(tmp_path, deadline, [100, 50], 20)
+        assert made.after_step() == "a signal asked the run to end"
+        assert bool(made.while_waiting()) == given_up
+    assert limit(tmp_path, 9999, [], 0).while_waiting()  # the first step: unknown, so at once
+
+
+def test_the_deadline_comes_from_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(stop.DEADLINE, raising=False)
+    assert Limit.of(tmp_path).deadline is None
+    monkeypatch.setenv(stop.DEADLINE, "1234.5")
+    assert Limit.of(tmp_path).deadline == 1234.5
+
+
+PROGRAM = """
+import signal, sys, time
+from pathlib import Path
+from recipe.run import stop
+folder = Path(sys.argv[1])
+stop.SAME = 0.5
+signals = stop.Signals(folder)
+signals.listen()
+
+class TaskRunner:
+    options_seen = None
+    @classmethod
+    def options(cls, **keywords):
+        cls.options_seen = keywords
+        return cls
+    @classmethod
+    def remote(cls):
+        return cls.options_seen
+
+runner = signals.once_ray_runs(TaskRunner)
+if "ray" in sys.argv[2]:  # what ray.init does
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+    if "ours" in sys.argv[2]:
+        assert runner.options(a=1).remote() == {"a": 1}
+if "step" in sys.argv[2]:
+    stop.steps_begin(folder)
+print("ready", flush=True)
+time.sleep(30)
+"""
+
+
+def launched(folder: Path, what: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), str(folder), what],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("what", "code"), [("", 75), ("ray, ours again", 75), ("ray", 15)], ids=str
+)
+def test_before_the_first_step_a_signal_ends_at_once(tmp_path: Path, what: str, code: int) -> None:
+    process = launched(tmp_path, what)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == code  # 15: what Ray's own handler would do, the negative control
+    assert not (tmp_path / stop.REQUEST).exists()
+
+
+def test_a_signal_among_steps_is_left_to_the_trainer_and_a_second_one_is_not(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / stop.REQUEST).write_text("of the run before")
+    process = launched(tmp_path, "step")
+    assert not (tmp_path / stop.REQUEST).exists()
+    process.send_signal(signal.SIGTERM)
+    end = time.monotonic() + 20
+    while not (tmp_path / stop.REQUEST).exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGTERM)  # SLURM tells every process, and the script tells it too
+    time.sleep(0.7)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 143
