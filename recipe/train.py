@@ -48,6 +48,8 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
     "HYDRA_FULL_ERROR": "1",
+    # FlashInfer's sampler is compiled at its first use, with nvcc; a seed needs vLLM's own anyway.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
     # An import error of our plug-in stops a process here; verl swallows it in an entry point.
     "VERL_USE_EXTERNAL_MODULES": "recipe.plugin",
 }
@@ -63,6 +65,8 @@ def set_environment(config: DictConfig) -> None:
     wanted.update(TENSORBOARD_DIR=f"{run_dir}/tensorboard", WANDB_DIR=run_dir)
     for key, value in wanted.items():
         os.environ.setdefault(key, value)
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):  # SLURM's GRES sets both, and verl refuses to choose
+        os.environ.pop("ROCR_VISIBLE_DEVICES", None)
     os.environ[processes.MARK] = run_dir
     os.environ[isolation.RUN_ID] = secrets.token_hex(6)
 
@@ -152,6 +156,9 @@ def set_ray(config: DictConfig) -> None:
         OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", values, force_add=True)
         if "RAY_ADDRESS" not in os.environ and not config.ray_kwargs.ray_init.get("address"):
             OmegaConf.update(config, "ray_kwargs.ray_init.address", "local", force_add=True)
+        if "RAY_ADDRESS" in os.environ:  # attached to a cluster, Ray refuses to be told its size
+            for size in ("num_cpus", "num_gpus"):
+                OmegaConf.update(config, f"ray_kwargs.ray_init.{size}", None, force_add=True)
         shown = bool(config.recipe.worker_logs)
         OmegaConf.update(config, "ray_kwargs.ray_init.log_to_driver", shown, force_add=True)
 

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import textwrap
 import tomllib
 from pathlib import Path
 
@@ -73,7 +72,8 @@ def test_a_script_is_valid_and_strict(path: Path) -> None:
     subprocess.run(["bash", "-n", str(path)], check=True)
     assert "set -euo pipefail" in path.read_text() or path.name in (
         "test.sh",  # goes on after a failed stage
-        "until_limit.sh",  # sourced
+        "job.sh",  # sourced
+        "ray_nodes.sh",
     )
 
 
@@ -187,40 +187,167 @@ def test_test_sh_fast_leaves_out_the_end_to_end_tests(checkout: Path) -> None:
     assert [c for c in calls(checkout) if "pytest" in c] == ["-m pytest -m not e2e -x"]
 
 
-def test_a_job_is_queued_again_at_its_time_limit(checkout: Path) -> None:
-    """TERM reaches the training, whose end is awaited; then scontrol is asked to requeue."""
+# Stands for SLURM's commands: a job in the state $STATE that ends in $LEFT seconds.
+SCONTROL = """\
+#!/usr/bin/env bash
+if [[ $1 == show ]]; then
+    echo "JobId=17 JobState=$STATE EndTime=$(date -d "+$LEFT seconds" +%Y-%m-%dT%H:%M:%S) X=1"
+else
+    echo "scontrol $*" >>"$CALLS"
+fi
+"""
+# Stands for a training: SIGNAL comes to the job's script, a TERM of the script ends it with $CODE.
+TRAINING = """\
+#!/usr/bin/env bash
+trap 'sleep 0.3; echo ended >>"$CALLS"; exit $CODE' TERM
+echo "$*" >>"$CALLS"
+echo "ROCR ${ROCR_VISIBLE_DEVICES:-unset}, offline ${TRANSFORMERS_OFFLINE:-no}" >>"$CALLS"
+[[ -n $SIGNAL ]] && kill -"$SIGNAL" $PPID
+[[ -z $SIGNAL ]] && exit "$CODE"
+while :; do sleep 0.1; done
+"""
+TRAIN = "-m recipe.train toy recipe.run_dir=runs/x trainer.nnodes=1 trainer.save_freq=5"
+
+
+def job(
+    checkout: Path, *arguments: str, script: str = "train.sbatch", **variables: str
+) -> tuple[int, str, list[str]]:
+    """(exit code, output, calls) of a sbatch file as a job of a SLURM that is not there."""
     tools = checkout / "tools"
-    tools.mkdir()
-    (tools / "scontrol").write_text('#!/bin/sh\necho "scontrol $*" >>"$CALLS"\n')
+    tools.mkdir(exist_ok=True)
+    (tools / "scontrol").write_text(SCONTROL)
     (tools / "scontrol").chmod(0o755)
-    python = checkout / ".venv" / "bin" / "python"
-    python.write_text(
-        textwrap.dedent("""\
-        #!/usr/bin/env bash
-        trap 'sleep 0.3; echo ended >>"$CALLS"; exit 143' TERM
-        echo "$*" >>"$CALLS"
-        kill -TERM $PPID
-        while :; do sleep 0.1; done
-        """)
+    if script == "train.sbatch":
+        (checkout / ".venv" / "bin" / "python").write_text(TRAINING)
+    of_slurm = {
+        "SLURM_SUBMIT_DIR": str(checkout),
+        "SLURM_JOB_ID": "17",
+        "PATH": f"{tools}:{os.environ['PATH']}",
+    }
+    usual = {"STATE": "RUNNING", "LEFT": "86400", "SIGNAL": "", "CODE": "0", "RUN": "runs/x"}
+    code, output = run(checkout, script, *arguments, **{**usual, **of_slurm, **variables})
+    return code, output, calls(checkout)
+
+
+@pytest.mark.parametrize(
+    ("signal", "state", "code", "again"),
+    [
+        ("USR1", "RUNNING", 75, True),  # before the time limit
+        ("USR1", "RUNNING", 1, True),  # before Python listened, or Ray died of the signal too
+        ("TERM", "RUNNING", 75, True),  # a preemption
+        ("TERM", "COMPLETING", 75, False),  # scancel: SLURM has taken the job off already
+        ("USR1", "CANCELLED", 75, False),
+        ("", "RUNNING", 75, True),  # ended by itself, because the next step would not fit
+        ("", "RUNNING", 1, False),  # a failure
+        ("", "RUNNING", 143, False),  # ended by a user's second TERM
+    ],
+)
+def test_which_ends_of_a_job_are_queued_again(
+    checkout: Path, signal: str, state: str, code: int, again: bool
+) -> None:
+    """A signal reaches the training, whose end is awaited; then scontrol is asked to requeue."""
+    found, output, called = job(
+        checkout, "toy", "trainer.save_freq=5", SIGNAL=signal, STATE=state, CODE=str(code)
     )
-    code, output = run(
-        checkout, "train.sbatch", "trainer.save_freq=5", EXAMPLE="toy", RUN="runs/x",
-        SLURM_SUBMIT_DIR=str(checkout), SLURM_JOB_ID="17", PATH=f"{tools}:{os.environ['PATH']}",
-    )  # fmt: skip
-    assert code == 143 and "queued again" in output
-    assert calls(checkout) == [
-        "-m recipe.train toy recipe.run_dir=runs/x trainer.save_freq=5",
-        "ended",
-        "scontrol requeue 17",
+    assert found == code, output
+    assert called[0] == TRAIN
+    assert ("ended" in called) == bool(signal)
+    assert (called[-1] == "scontrol requeue 17") == again
+    assert ("queued again" in output) == again
+
+
+def test_a_finished_job_is_over_also_where_a_signal_came_last(checkout: Path) -> None:
+    code, output, called = job(checkout, "toy", SIGNAL="USR1", CODE="0")
+    assert code == 0 and "queued again" not in output and called[-1] == "ended"
+
+
+def test_starts_that_get_nowhere_come_to_an_end(checkout: Path) -> None:
+    """A step that does not fit into the limit would else be begun for ever."""
+    tracker = checkout / "runs/x/checkpoints/latest_checkpointed_iteration.txt"
+
+    def starts() -> int:
+        for number in range(1, 9):
+            before = len(calls(checkout))
+            _, output, called = job(checkout, "toy", CODE="75", MOST_REQUEUES="2")
+            if called[before:][-1] != "scontrol requeue 17":
+                assert "queued again 2 times without progress" in output
+                return number
+        raise AssertionError("for ever")
+
+    assert starts() == 3  # two are queued again, the third finds it out
+    tracker.parent.mkdir(parents=True)
+    for step in ("10", "20", "30", "40"):
+        tracker.write_text(step)
+        assert job(checkout, "toy", CODE="75", MOST_REQUEUES="2")[2][-1] == "scontrol requeue 17"
+
+
+@pytest.mark.parametrize(("left", "refused"), [("500", True), ("700", False)])
+def test_a_job_shorter_than_its_own_warning_does_not_start(
+    checkout: Path, left: str, refused: bool
+) -> None:
+    code, output, called = job(checkout, "toy", LEFT=left)
+    assert (code, called == []) == ((1, True) if refused else (0, False))
+    assert ("give it at least 600 s" in output) == refused
+
+
+def test_the_site_is_described_in_one_file(checkout: Path) -> None:
+    (checkout / "scripts" / "cluster.env").write_text(
+        "HF_HUB_OFFLINE=1\nRUNS=/shared/runs\nSBATCH_PARTITION=gpu\n"
+    )
+    called = job(checkout, "toy", "a=1", RUN="", CUDA_VISIBLE_DEVICES="0", ROCR_VISIBLE_DEVICES="0")
+    assert "recipe.run_dir=/shared/runs/toy" in called[2][0]
+    assert called[2][1] == "ROCR unset, offline 1"
+
+
+def test_everything_is_logged_in_the_run_folder_over_all_starts(checkout: Path) -> None:
+    for start in ("0", "1"):
+        job(checkout, "toy", "recipe.run_dir=runs/y", CODE="75", SLURM_RESTART_COUNT=start)
+    log = (checkout / "runs" / "y" / "slurm-17.log").read_text()
+    assert log.count("== job 17 on") == 2 and log.count("queued again") == 2
+
+
+def test_a_dry_run_shows_the_jobs_commands_and_starts_nothing(checkout: Path) -> None:
+    nodes = ["--nodes=2", "--gpus-per-node=4"]
+    code, output = run(checkout, "submit.sh", "--dry-run", *nodes, "train", "toy", "a=1")
+    assert code == 0 and calls(checkout) == []
+    assert output.splitlines() == [
+        "sbatch --nodes=2 --gpus-per-node=4 scripts/train.sbatch toy a=1 ",
+        "start_ray 4 ",
+        ".venv/bin/python -m recipe.train toy recipe.run_dir=runs/toy trainer.nnodes=2 "
+        "trainer.n_gpus_per_node=4 a=1 ",
+    ]
+    code, output = run(checkout, "submit.sh", "--dry-run", "sweep", "runs/x", "--benchmark", "amc")
+    assert [line.split()[2] for line in output.splitlines()[1:]] == [
+        "recipe.export", "eval.sweep", "eval.report",
+    ]  # fmt: skip
+    code, output = run(checkout, "submit.sh", "sweeep", "runs/x")
+    assert code == 1 and "sweep train" in output
+
+
+def test_one_failed_export_does_not_keep_the_rest_from_being_evaluated(checkout: Path) -> None:
+    code, _, called = job(checkout, "--max-questions", "3", script="sweep.sbatch", FAIL="export")
+    assert code == 7
+    assert called == [
+        "-m recipe.export runs/x",
+        "-m eval.sweep runs/x --max-questions 3",
+        "-m eval.report runs/x",
     ]
 
 
-def test_a_failed_job_is_not_queued_again(checkout: Path) -> None:
-    code, output = run(
-        checkout, "train.sbatch", EXAMPLE="toy", RUN="runs/x", FAIL="recipe.train",
-        SLURM_SUBMIT_DIR=str(checkout), SLURM_JOB_ID="17",
-    )  # fmt: skip
-    assert code == 7 and "queued again" not in output
+def test_the_jobs_of_an_array_share_the_checkpoints(checkout: Path) -> None:
+    for step in (5, 10, 15, 20, 100):
+        (checkout / "runs" / "x" / "checkpoints" / f"global_step_{step}").mkdir(parents=True)
+    seen = []
+    for number in range(3, 9):  # --array=3-8: more jobs than checkpoints
+        before = len(calls(checkout))
+        of_array = {"SLURM_ARRAY_TASK_COUNT": "6", "SLURM_ARRAY_TASK_MIN": "3"}
+        code, output, called = job(
+            checkout, script="sweep.sbatch", **of_array, SLURM_ARRAY_TASK_ID=str(number)
+        )
+        assert code == 0
+        seen += [call.split("--steps ")[1] for call in called[before:] if "eval.sweep" in call]
+    assert seen == ["5", "10", "15", "20", "100"]
+    assert "no checkpoint for this job" in output
 
 
 def test_the_lock_has_every_direct_need() -> None:

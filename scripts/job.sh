@@ -1,0 +1,134 @@
+# shellcheck shell=bash
+# Sourced by the sbatch files: the site's settings, and a command until the job's time is over.
+#
+# A job is queued again, by `scontrol requeue`, when its command ended early because of the time
+# limit (USR1 comes 300 s before it), a preemption (TERM while the job runs) or a lost node, and
+# at most MOST_REQUEUES times in a row without progress. `scancel` ends it for good.
+
+LEAD=${SIGNAL_LEAD:-300}   # seconds; as in the lines --signal=B:USR1@300 of the sbatch files
+SPARE=${DEADLINE_SPARE:-60} # seconds between the end that the training plans with and the job's
+
+# Sets `python`, `bin` and `runner` for the caller.
+# shellcheck disable=SC2034
+site_settings() {
+    set -a
+    # shellcheck source=/dev/null
+    if [[ -f scripts/cluster.env ]]; then source scripts/cluster.env; fi
+    set +a
+    # Workers inherit this of the process that starts Ray on their node, not of the driver.
+    export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false RAY_USAGE_STATS_ENABLED=0
+    export VERL_USE_EXTERNAL_MODULES=recipe.plugin
+    if [[ -n ${NETWORK_INTERFACE:-} ]]; then
+        export NCCL_SOCKET_IFNAME=$NETWORK_INTERFACE GLOO_SOCKET_IFNAME=$NETWORK_INTERFACE
+    fi
+    if [[ ${HF_HUB_OFFLINE:-0} != 0 ]]; then
+        export HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1
+    fi
+    # With GRES, SLURM sets it beside CUDA_VISIBLE_DEVICES, and verl refuses to choose.
+    if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then unset ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; fi
+    # Ray wants thousands of files, RDMA wants locked memory; what the site allows is taken.
+    ulimit -n "$(ulimit -Hn)" 2>/dev/null || true
+    ulimit -l unlimited 2>/dev/null || true
+    read -ra runner <<<"${RECIPE_RUNNER:-}"
+    bin=${RECIPE_VENV:-.venv}/bin
+    python=(${runner[@]+"${runner[@]}"} "$bin/python")
+}
+
+# as_job COMMAND...: what a sbatch file does; under --dry-run only shown.
+as_job() {
+    if [[ -n ${DRY_RUN:-} ]]; then
+        printf '%q ' "$@"
+        echo
+    else
+        "$@"
+    fi
+}
+
+# log_to FOLDER: from here on everything goes to FOLDER/slurm-JOB.log too (requeues append).
+log_to() {
+    if [[ -n ${DRY_RUN:-} || -z ${SLURM_JOB_ID:-} ]]; then return; fi
+    mkdir -p "$1"
+    exec > >(trap '' TERM USR1 INT; exec tee -a "$1/slurm-$SLURM_JOB_ID.log") 2>&1
+    echo "== job $SLURM_JOB_ID on ${SLURM_JOB_NODELIST:-?}, start ${SLURM_RESTART_COUNT:-0}, $(date)"
+}
+
+job_field() { # NAME: of this job, by the controller; empty where that does not answer
+    scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | tr ' ' '\n' | sed -n "s/^$1=//p" | head -1
+}
+
+# Sets RECIPE_DEADLINE; a job too short for its own warning would be queued again for ever.
+check_time() {
+    local end left
+    end=$(job_field EndTime)
+    end=$(date -d "${end:-none}" +%s 2>/dev/null) || return 0 # without a limit: Unknown
+    left=$((end - $(date +%s)))
+    if ((left < 2 * LEAD)); then
+        echo "the job has $left s, and is warned $LEAD s before its end: give it at least" \
+            "$((2 * LEAD)) s with sbatch --time=..." >&2
+        exit 1
+    fi
+    export RECIPE_DEADLINE=$((end - SPARE))
+}
+
+# may_requeue: the end of this job was not asked for, and the last starts got somewhere. The caller
+# has set `run_folder`, and `progress` to a command whose output changes when the work gets on.
+# shellcheck disable=SC2154
+may_requeue() {
+    local state now before='' count=0 note=$run_folder/.requeues
+    state=$(job_field JobState)
+    if [[ $state != RUNNING && $state != PREEMPTED && $state != SUSPENDED ]]; then
+        echo "the job is ${state:-gone}: it ends for good"
+        return 1
+    fi
+    now=$(progress)
+    if [[ -f $note ]]; then
+        read -r count before <"$note" || true
+        if [[ $now == "$before" ]]; then count=$((count + 1)); else count=0; fi
+    fi
+    if ((count >= ${MOST_REQUEUES:-3})); then
+        echo "queued again $count times without progress (it stands at ${now:-nothing}): the job" \
+            "ends; look at the log above, and whether a step fits into the time limit" >&2
+        rm -f "$note"
+        return 1
+    fi
+    mkdir -p "$run_folder"
+    echo "$count $now" >"$note"
+}
+
+warned='' # why the job's command was told to end
+
+# watched COMMAND...: runs it and passes SLURM's signals on; its status.
+watched() {
+    local child status=0
+    if [[ -n ${DRY_RUN:-} ]]; then
+        as_job "$@"
+        return
+    fi
+    if [[ -n $warned ]]; then return 143; fi
+    "$@" &
+    child=$!
+    trap 'warned="time limit"; kill -TERM "$child" 2>/dev/null || true' USR1
+    trap 'warned=${warned:-preemption}; kill -TERM "$child" 2>/dev/null || true' TERM
+    # wait returns at once when a trap has run: wait again for the command to end its processes.
+    wait "$child" || status=$?
+    while kill -0 "$child" 2>/dev/null; do
+        status=0
+        wait "$child" || status=$?
+    done
+    return "$status"
+}
+
+# finish STATUS: the end of the job; it is queued again where its end was not its own.
+finish() {
+    local status=$1
+    if ((status == 75)); then warned=${warned:-time limit}; fi # it has ended in time by itself
+    if ((status != 0)) && [[ -z $warned ]] && lost_node; then warned='a node was lost'; fi
+    if ((status != 0)) && [[ -n $warned ]] && may_requeue; then
+        echo "$warned: queued again, to go on from what is saved (SLURM calls it CANCELLED ..." \
+            "DUE TO JOB REQUEUE)"
+        scontrol requeue "$SLURM_JOB_ID"
+    fi
+    exit "$status"
+}
+
+lost_node() { return 1; }

@@ -1,0 +1,56 @@
+# shellcheck shell=bash
+# Sourced by train.sbatch: one Ray cluster over the nodes of the job, before the driver starts.
+
+# start_ray [GPUS]: Ray on every node (without a number it counts them itself); sets RAY_ADDRESS.
+# Its `srun`s end with the job. `python`, `bin` and `runner` are those of site_settings.
+# shellcheck disable=SC2154
+start_ray() {
+    local gpus=${1:-} head head_ip port=${RAY_PORT:-6379}
+    # One token for all nodes of this job: another user's job cannot join or command its cluster.
+    RAY_AUTH_TOKEN=${RAY_AUTH_TOKEN:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
+    export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
+    mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    head=${hosts[0]}
+    head_ip=${HEAD_IP:-$(address_of "$head")}
+    ray_nodes=()
+    on_nodes "$head" -- start --head --node-ip-address="$head_ip" --port="$port" \
+        ${gpus:+--num-gpus="$gpus"} ${RAY_NUM_CPUS:+--num-cpus="$RAY_NUM_CPUS"} --include-dashboard=false
+    on_nodes "${hosts[@]:1}" -- start --address="$head_ip:$port" ${gpus:+--num-gpus="$gpus"} \
+        ${RAY_NUM_CPUS:+--num-cpus="$RAY_NUM_CPUS"}
+    export RAY_ADDRESS=$head_ip:$port
+    echo "Ray: first node $head ($RAY_ADDRESS), ${#hosts[@]} nodes, ${gpus:-all} GPUs each"
+    "${python[@]}" -m recipe.run.ray_ready "${#hosts[@]}" "${READY_SECONDS:-300}"
+}
+
+# The first node's address, by NETWORK_INTERFACE where that is set. Not ray's own guess: on many
+# systems that is the loopback, which no other node reaches.
+address_of() {
+    local ask='hostname -I'
+    if [[ -n ${NETWORK_INTERFACE:-} ]]; then
+        ask="ip -4 -o addr show dev $NETWORK_INTERFACE | awk '{print \$4}' | cut -d/ -f1"
+    fi
+    srun --nodes=1 --ntasks=1 --nodelist="$1" --overlap bash -c "$ask" | awk '{print $1; exit}'
+}
+
+# shellcheck disable=SC2154
+on_nodes() { # NODES... -- ARGUMENTS: one long-lived `ray` on each
+    local nodes=()
+    while [[ $1 != -- ]]; do
+        nodes+=("$1")
+        shift
+    done
+    shift
+    srun --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" --ntasks-per-node=1 --overlap \
+        --export=ALL --kill-on-bad-exit=1 --nodelist="$(IFS=,; echo "${nodes[*]}")" \
+        ${runner[@]+"${runner[@]}"} "$bin/ray" "$@" --block &
+    ray_nodes+=("$!")
+}
+
+# lost_node: Ray has ended on some node, which it does only when the node or its Ray died.
+lost_node() {
+    local pid
+    for pid in ${ray_nodes[@]+"${ray_nodes[@]}"}; do
+        kill -0 "$pid" 2>/dev/null || return 0
+    done
+    return 1
+}

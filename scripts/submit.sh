@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Submit a job, with the site's settings of scripts/cluster.env.
+#
+#   bash scripts/submit.sh [--dry-run] [sbatch options] train EXAMPLE [hydra overrides]
+#   bash scripts/submit.sh [--dry-run] [sbatch options] sweep RUN_FOLDER [options of eval.sweep]
+#
+# --dry-run shows the sbatch line and the commands that the job would run, and starts nothing.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+options=()
+dry=false
+while [[ ${1:-} == -* ]]; do
+    if [[ $1 == --dry-run ]]; then dry=true; else options+=("$1"); fi
+    shift
+done
+job=${1:-}
+if [[ -z $job || ! -f scripts/$job.sbatch ]]; then
+    echo "name a job: $(cd scripts && echo *.sbatch | sed 's/\.sbatch//g'); options before it" \
+        "take the form --name=value" >&2
+    exit 1
+fi
+shift
+
+source scripts/job.sh
+site_settings
+line=(sbatch ${options[@]+"${options[@]}"} "scripts/$job.sbatch" "$@")
+if $dry; then
+    printf '%q ' "${line[@]}"
+    echo
+    for option in ${options[@]+"${options[@]}"}; do
+        case $option in
+            --nodes=*) export SLURM_JOB_NUM_NODES=${option#*=} ;;
+            --gpus-per-node=*) export GPUS_PER_NODE=${option#*=} ;;
+        esac
+    done
+    DRY_RUN=1 SLURM_SUBMIT_DIR=$PWD bash "scripts/$job.sbatch" "$@"
+else
+    command -v sbatch >/dev/null || {
+        echo "no sbatch here: this is not a SLURM login node" >&2
+        exit 1
+    }
+    "${line[@]}"
+fi

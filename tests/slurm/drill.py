@@ -1,0 +1,189 @@
+"""Jobs on the SLURM of cluster.sh, and what became of them: outside CI, needs root.
+
+    tests/slurm/cluster.sh up && python tests/slurm/drill.py [NAME ...]     # all without a name
+
+Most drills put stand_in.py in place of the training, so that they take a minute or two. Each says
+what it did and what happened, and fails where that is not what scripts/job.sh promises.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CLUSTER = Path("/tmp/recipe-slurm")
+SHORT = {"SIGNAL_LEAD": "30", "DEADLINE_SPARE": "10"}
+
+
+def slurm(*command: str, **more: str) -> str:
+    environment = {**os.environ, "SLURM_CONF": str(CLUSTER / "slurm.conf"), **more}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{command}: {done.stderr}")
+    return done.stdout
+
+
+def submit(run: Path, *options: str, job: str = "train", arguments: tuple = (), **more: str) -> str:
+    """Submit with a stand-in for Python; returns the job's number."""
+    stand_in = run.parent / "venv" / "bin"
+    if not stand_in.exists():
+        stand_in.mkdir(parents=True)
+        shutil.copy(HERE / "stand_in.py", stand_in / "python")
+        (stand_in / "python").chmod(0o755)
+    given = {"RECIPE_VENV": str(stand_in.parent), "RUN": str(run), **SHORT, **more}
+    usual = ["--exclusive=user", "--mem=100", "--gpus-per-node=1", "--signal=B:USR1@30"]
+    where = [f"--output={run.parent}/slurm-%j.out"]
+    script = f"scripts/{job}.sbatch"
+    return slurm(
+        "sbatch", "--parsable", *usual, *where, *options, script, *arguments, **given
+    ).strip()
+
+
+def field(job: str, name: str) -> str:
+    found = re.search(rf"\b{name}=(\S*)", slurm("scontrol", "show", "job", "-o", job))
+    return found.group(1) if found else ""
+
+
+def wait(what: str, condition: Callable[[], bool], seconds: float = 240) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds:.0f} s: {what}\n{slurm('squeue', '-l')}")
+        time.sleep(1)
+
+
+def steps(run: Path) -> list[str]:
+    path = run / "steps.txt"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    wait(f"step {step}", lambda: str(step) in steps(run))
+
+
+def once(run: Path) -> None:
+    """Every step was done once, in order."""
+    done = [int(line) for line in steps(run) if line.isdecimal()]
+    assert done == list(range(1, len(done) + 1)), done
+
+
+def limit(run: Path) -> str:
+    job = submit(run, "--time=2", arguments=("toy",))
+    wait("the end", lambda: field(job, "JobState") == "COMPLETED", 420)
+    starts = [line for line in steps(run) if line.startswith("start")]
+    assert len(starts) >= 2 and len(starts) - 1 == int(field(job, "Restarts"))
+    once(run)
+    assert "None" not in starts[0].split("until")[1]
+    return f"{len(starts)} starts, 150 steps, each once; exit code 0"
+
+
+def scancel(run: Path) -> str:
+    job = submit(run, "--time=10", arguments=("toy",))
+    wait_for_step(run, 3)
+    slurm("scancel", job)
+    wait("the end", lambda: field(job, "JobState") == "CANCELLED", 60)
+    time.sleep(12)
+    assert field(job, "JobState") == "CANCELLED" and field(job, "Restarts") == "0"
+    return "CANCELLED, and it stays so"
+
+
+def preemption(run: Path) -> str:
+    job = submit(run, "--time=10", "--partition=low", arguments=("toy",))
+    wait_for_step(run, 5)
+    both = ["--partition=high", "--nodes=2", "--exclusive", "--mem=100", "--time=2"]
+    other = slurm("sbatch", "--parsable", *both, "--output=/dev/null", "--wrap=sleep 15").strip()
+    wait("the other's end", lambda: field(other, "JobState") == "COMPLETED", 200)
+    wait_for_step(run, 12)
+    restarts = field(job, "Restarts")
+    slurm("scancel", job)
+    saved = [line for line in steps(run) if line.startswith("saved")]
+    assert restarts == "1" and saved, steps(run)
+    once(run)
+    return f"requeued once, {saved[0]}, no step twice"
+
+
+def stuck(run: Path) -> str:
+    job = submit(run, "--time=2", arguments=("toy",), STAND_IN="stuck", MOST_REQUEUES="1")
+    wait("the end", lambda: field(job, "JobState") == "FAILED", 420)
+    log = "".join(p.read_text() for p in run.parent.glob("slurm-*.out"))
+    assert "without progress" in log and field(job, "Restarts") == "1"
+    return "queued again once (MOST_REQUEUES=1), then FAILED with the reason"
+
+
+def too_short(run: Path) -> str:
+    job = submit(run, "--time=1", arguments=("toy",), SIGNAL_LEAD="40")
+    wait("the end", lambda: field(job, "JobState") == "FAILED", 60)
+    log = "".join(p.read_text() for p in run.parent.glob("slurm-*.out"))
+    assert "give it at least 80 s" in log
+    return "refused at the start: " + log.strip().splitlines()[-1]
+
+
+def failure(run: Path) -> str:
+    (run.parent / "run").mkdir()
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("no number")
+    job = submit(run, "--time=10", arguments=("toy",))
+    wait("the end", lambda: field(job, "JobState") == "FAILED", 60)
+    assert field(job, "Restarts") == "0"
+    return "FAILED, not queued again"
+
+
+def gres(run: Path) -> str:
+    raw = run.parent / "raw.txt"
+    wrap = ["--gpus-per-node=1", "--mem=100", f"--output={raw}", "--wrap=env"]
+    job = slurm("sbatch", "--parsable", *wrap).strip()
+    wait("env", lambda: field(job, "JobState") == "COMPLETED", 60)
+    assert "ROCR_VISIBLE_DEVICES=0" in raw.read_text(), "this SLURM does not set it: no test"
+    job = submit(run, "--time=10", arguments=("toy",))
+    wait_for_step(run, 1)
+    slurm("scancel", job)
+    assert "'CUDA_VISIBLE_DEVICES': '0', 'ROCR_VISIBLE_DEVICES': None" in steps(run)[0]
+    return "SLURM sets CUDA_ and ROCR_VISIBLE_DEVICES; the training sees the first alone"
+
+
+def node_loss(run: Path) -> str:
+    job = submit(run, "--time=10", "--nodelist=n2", arguments=("toy",))
+    wait_for_step(run, 55)
+    subprocess.run([str(HERE / "cluster.sh"), "kill", "n2"], check=True)
+    wait("the job on n1", lambda: field(job, "Restarts") == "1", 120)
+    slurm("scontrol", "update", f"JobId={job}", "ReqNodeList=n1")
+    wait("its second start", lambda: len([s for s in steps(run) if "start" in s]) == 2, 120)
+    again = [line for line in steps(run) if line.startswith("start")][1]
+    slurm("scancel", job)
+    return (
+        f"SLURM queued it again; {again.split(' with')[0]} (its last checkpoint), on another node"
+    )
+
+
+DRILLS = [gres, too_short, failure, scancel, limit, preemption, stuck, node_loss]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help=", ".join(d.__name__ for d in DRILLS))
+    wanted = parser.parse_args().names
+    failed = 0
+    for drill in DRILLS:
+        if wanted and drill.__name__ not in wanted:
+            continue
+        folder = Path(tempfile.mkdtemp(prefix=f"drill-{drill.__name__}-"))
+        began = time.monotonic()
+        try:
+            happened = drill(folder / "run")
+        except (AssertionError, RuntimeError) as error:
+            failed += 1
+            happened = f"FAILED, see {folder}: {error}"
+        print(f"{drill.__name__:12} {time.monotonic() - began:4.0f} s  {happened}", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
