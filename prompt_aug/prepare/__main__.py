@@ -11,15 +11,13 @@ their numbers (from 0), the near duplicates and the SHA-256 of the data.
 
 import argparse
 import dataclasses
-import hashlib
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.errors import UserError
-from prompt_aug.files import write_text
+from prompt_aug.commands import make_parser, run
+from prompt_aug.files import read_json, sha256, write_json
 from prompt_aug.prepare.filters import Numbered, prepare
 from prompt_aug.prepare.overlap import LIKENESS_LIMIT, LIKENESS_N, OVERLAP_LIMIT, OVERLAP_N
 from prompt_aug.prepare.sources import (
@@ -49,8 +47,10 @@ def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
         listed = Path(source) / "dataset_dict.json"
         parts = {name: split or "test"}
         if listed.is_file() and not split:
-            splits = json.loads(listed.read_text(encoding="utf-8"))["splits"]
-            parts = {f"{name}/{part}": part for part in splits}
+            splits = read_json(listed)
+            if not isinstance(splits, dict) or "splits" not in splits:
+                raise SourceError(f"{listed} does not list its splits")
+            parts = {f"{name}/{part}": part for part in splits["splits"]}
         for part, part_split in parts.items():
             rows = load_rows(source, split=part_split)
             columns = complete(Columns(), rows.column_names, source, answer=False)
@@ -70,48 +70,62 @@ def write(
     manifest = out.with_name(out.name + ".manifest.json")
     manifest.unlink(missing_ok=True)
     write_parquet([question for _, question in questions], out)
-    content = {
-        **settings,
-        "sha256": hashlib.sha256(out.read_bytes()).hexdigest(),
-        **report,
-    }
-    write_text(manifest, json.dumps(content, indent=1, ensure_ascii=False))
+    write_json(manifest, {**settings, "sha256": sha256(out), **report})
     return manifest
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line; a column option wins over the preset."""
-    parser = argparse.ArgumentParser(
-        prog="python -m prompt_aug.prepare", description=(__doc__ or "").split("\n\n")[0]
+    parser = make_parser(
+        "python -m prompt_aug.prepare",
+        __doc__,
+        example="python -m prompt_aug.prepare gsm8k data/train.parquet --against math=m500.jsonl",
     )
+    add = parser.add_argument
     presets = ", ".join(load_presets())
-    parser.add_argument("source", help=f"file, folder, hub id, or a preset: {presets}")
-    parser.add_argument("out", type=Path, help="the parquet file to write")
-    parser.add_argument("--preset", help="column map of a local copy of a known data set")
-    parser.add_argument("--config", help="configuration of a hub data set")
-    parser.add_argument("--split", help="split to load (default: the preset's, or train)")
-    parser.add_argument("--as-split", default="train", help="split to write into the rows")
-    parser.add_argument("--name", help="data_source to write into the rows")
-    parser.add_argument("--text-column", dest="text", help="a.b goes into a record")
-    parser.add_argument("--answer-column", dest="answer")
-    parser.add_argument("--level-column", dest="level")
-    parser.add_argument("--levels", type=int, nargs="+", help="keep only these levels")
-    parser.add_argument("--answer-from", help="'boxed', or the string before the answer")
+    add("source", metavar="SOURCE", help=f"file, folder, hub id, or a preset: {presets}")
+    add("out", metavar="OUT", type=Path, help="the .parquet file to write")
+    add("--preset", metavar="NAME", help="use its column map for SOURCE, a local copy of it")
+    add("--config", help="configuration of a hub data set")
+    add("--split", help="split to load (default: the preset's, or train)")
+    add("--as-split", default="train", help="split to write into the rows")
+    add("--name", help="data_source to write into the rows (default: the preset, or the file)")
+    add("--text-column", dest="text", metavar="COLUMN", help="the question; a.b goes into a record")
+    add("--answer-column", dest="answer", metavar="COLUMN", help="the answer, or a list of them")
+    add("--level-column", dest="level", metavar="COLUMN", help="the level; 'Level 5' is 5")
+    add("--levels", type=int, nargs="+", metavar="N", help="keep only these levels")
+    add("--answer-from", metavar="MARK", help="'boxed', or the text before the answer")
     checks = parser.add_mutually_exclusive_group(required=True)
     checks.add_argument(
         "--against",
         action="append",
         metavar="[NAME=]SOURCE[@SPLIT]",
-        help="keep out these questions",
+        help="keep out the questions of this benchmark; may be given again (SPLIT: test)",
     )
     checks.add_argument(
         "--no-benchmarks", action="store_true", help="do not look for benchmark questions"
     )
-    parser.add_argument("--overlap", type=float, default=OVERLAP_LIMIT, help="in (0, 1]")
-    parser.add_argument(
-        "--strict", action="store_true", help="write nothing and fail if any row is refused"
-    )
+    add("--overlap", type=float, default=OVERLAP_LIMIT, help="share of 8-grams, in (0, 1]")
+    add("--strict", action="store_true", help="write nothing and fail if any row is refused")
     return parser
+
+
+def check_paths(options: argparse.Namespace) -> None:
+    """Refuse empty options, and an output that would overwrite what is read. Raises SourceError."""
+    for key, value in vars(options).items():
+        for item in value if isinstance(value, list) else [value]:
+            if item == "" or (key == "out" and item == Path()):
+                name = {"source": "SOURCE", "out": "OUT"}.get(key, f"--{key.replace('_', '-')}")
+                raise SourceError(f"{name} is empty (an unset shell variable?)")
+    out = options.out.resolve()
+    if out.suffix != ".parquet":
+        raise SourceError(f"OUT is a parquet file: {options.out} must end in .parquet")
+    if out.is_dir():
+        raise SourceError(f"OUT {options.out} is a folder: name a file")
+    for text in (options.source, *(options.against or [])):
+        read = Path(text.rpartition("=")[2].partition("@")[0])
+        if read.exists() and (read.resolve() == out or read.resolve() in out.parents):
+            raise SourceError(f"OUT {options.out} would change {read}, which is read")
 
 
 def choose(options: argparse.Namespace) -> tuple[str, str | None, str, Columns, str]:
@@ -138,8 +152,9 @@ def choose(options: argparse.Namespace) -> tuple[str, str | None, str, Columns, 
     return source, config, split, columns, options.name or name or Path(source).stem
 
 
-def run(options: argparse.Namespace) -> int:
+def prepare_as(options: argparse.Namespace) -> int:
     """Prepare as the options say; the exit status."""
+    check_paths(options)
     if not 0 < options.overlap <= 1:
         raise SourceError(f"--overlap {options.overlap} must lie in (0, 1]")
     source, config, split, columns, name = choose(options)
@@ -156,8 +171,9 @@ def run(options: argparse.Namespace) -> int:
     )
     print_report(report)
     if not questions or (options.strict and report["kept"] < report["rows_of_wanted_levels"]):
-        print("error: nothing written: " + ("rows were refused" if questions else "no row is left"))
-        return 1
+        raise SourceError(
+            "nothing written: " + ("rows were refused" if questions else "no row is left")
+        )
     settings = {
         "source": source,
         "config": config,
@@ -189,11 +205,9 @@ def print_report(report: Mapping[str, Any]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; 0 done, 1 could not (with one line that says why), 2 wrong usage."""
     options = build_parser().parse_args(arguments)
-    try:
-        return run(options)
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return run(
+        lambda: prepare_as(options), interrupted="no manifest was written; run the command again"
+    )
 
 
 if __name__ == "__main__":

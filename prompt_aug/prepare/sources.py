@@ -2,6 +2,9 @@
 
 import ast
 import re
+import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,6 +18,7 @@ from prompt_aug.questions import Question, QuestionError, make_question
 
 PRESETS_FILE = Path(__file__).with_name("presets.yaml")
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".arrow": "arrow"}
+HUB_SECONDS = 3.0  # what the hub has to answer in before it counts as unreachable
 TEXT_COLUMNS = ("question", "problem", "prompt", "text")
 ANSWER_COLUMNS = ("answer", "reward_model.ground_truth", "ground_truth", "final_answer")
 
@@ -59,32 +63,83 @@ def load_presets(path: Path = PRESETS_FILE) -> dict[str, Preset]:
     return presets
 
 
-def load_rows(source: str, config: str | None = None, split: str = "train") -> Any:
+def load_rows(
+    source: str, config: str | None = None, split: str = "train", *, revision: str | None = None
+) -> Any:
     """The rows of `source`, an indexable ``datasets.Dataset``.
 
     `source` is a parquet, jsonl, json or arrow file, a folder that ``save_to_disk`` wrote (of one
     data set, or of several with `split` naming one), a folder of parquet or jsonl files, or the id
-    of a data set on the hub. Raises SourceError.
+    of a data set on the hub (at `revision`). Raises SourceError; where the hub does not answer and
+    the data set is not in the cache, within seconds.
     """
-    import datasets
+    import datasets  # deferred: it takes a second
 
     path = Path(source)
     try:
-        if path.is_file():
+        if source and path.is_file():
             return _from_files(datasets, [path])
-        if path.is_dir():
+        if source and path.is_dir():
             return _from_folder(datasets, path, split)
-        if re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not source.startswith("."):
-            return datasets.load_dataset(source, config, split=split)
     except SourceError:
         raise
     except Exception as error:  # datasets raises many kinds; each must end as one readable line
-        kind = "local data" if path.exists() else "hub data set"
-        hint = "" if path.exists() else " (is the id right, and is the hub reachable?)"
         raise SourceError(
-            f"{source}: {kind} cannot be loaded{hint}: {type(error).__name__}: {error}"
+            f"{source}: local data cannot be loaded: {_first_cause(error)}"
         ) from error
-    raise SourceError(f"{source}: neither a file, nor a folder, nor an id like owner/name")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not source.startswith("."):
+        return _from_hub(datasets, source, config, split, revision)
+    raise SourceError(f"{source!r}: neither a file, nor a folder, nor an id like owner/name")
+
+
+def hub_answers(endpoint: str, seconds: float = HUB_SECONDS) -> bool:
+    """Whether anything answers at `endpoint` (through a proxy, if one is set) within `seconds`."""
+    answered = threading.Event()
+
+    def ask() -> None:
+        request = urllib.request.Request(endpoint, method="HEAD")
+        try:
+            with urllib.request.urlopen(request, timeout=seconds):
+                answered.set()
+        except urllib.error.HTTPError:  # an answer too, such as "not allowed"
+            answered.set()
+        except (OSError, ValueError):
+            pass
+
+    # In a thread: looking up a name has no time limit of its own.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(seconds)
+    return answered.is_set()
+
+
+def _from_hub(
+    datasets: Any, source: str, config: str | None, split: str, revision: str | None
+) -> Any:
+    from huggingface_hub import constants
+
+    offline = bool(constants.HF_HUB_OFFLINE)
+    if not offline and not hub_answers(constants.ENDPOINT):
+        # The clients would try again for up to a minute before they look into their cache.
+        offline = constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        return datasets.load_dataset(source, config, split=split, revision=revision)
+    except Exception as error:  # a gated, a renamed or a misspelt data set, a wrong split, ...
+        why = (
+            f"the hub at {constants.ENDPOINT} does not answer, or HF_HUB_OFFLINE is set, and the "
+            "data set is not in the cache: give a local copy"
+            if offline
+            else f"is the id right, and are you allowed to read it? {_first_cause(error)}"
+        )
+        raise SourceError(f"{source}: hub data set cannot be loaded: {why}") from error
+
+
+def _first_cause(error: BaseException) -> str:
+    """The first line of the error at the head of the chain: what went wrong, not what followed."""
+    while cause := error.__cause__ or error.__context__:
+        error = cause
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
 def _from_files(datasets: Any, paths: list[Path]) -> Any:
@@ -92,8 +147,20 @@ def _from_files(datasets: Any, paths: list[Path]) -> Any:
     if len(kinds) != 1 or not kinds <= set(BUILDERS):
         raise SourceError(f"{paths[0]}: known are files ending in {', '.join(BUILDERS)}")
     builder = BUILDERS[kinds.pop()]
+    if builder == "json":  # datasets would put other characters in the place of broken ones
+        for path in paths:
+            _require_utf8(path)
     files = [str(path) for path in paths]
     return datasets.load_dataset(builder, data_files=files, split="train")
+
+
+def _require_utf8(path: Path) -> None:
+    with path.open(encoding="utf-8") as file:
+        try:
+            for _ in file:
+                pass
+        except UnicodeDecodeError as error:
+            raise SourceError(f"{path} is not UTF-8 text ({error}): convert it") from None
 
 
 def _from_folder(datasets: Any, path: Path, split: str) -> Any:
@@ -131,6 +198,8 @@ def complete(
 
     values = {field.name: getattr(columns, field.name) for field in fields(Columns)}
     values["text"] = find(columns.text, TEXT_COLUMNS, "text")
+    if columns.level is not None:
+        find(columns.level, (), "level")
     if answer:
         values["answer"] = find(columns.answer, ANSWER_COLUMNS, "answer")
     return Columns(**values)

@@ -7,8 +7,10 @@ from typing import Any
 
 import datasets
 import pytest
+from huggingface_hub import constants
 
 from prompt_aug.prepare import __main__ as prepare
+from prompt_aug.prepare import sources
 from prompt_aug.prepare.sources import load_presets, load_rows
 from prompt_aug.questions import read_parquet
 
@@ -122,7 +124,7 @@ def test_it_can_be_run_again_and_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_killed_between_data_and_manifest_leaves_no_manifest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(tmp_path) == 0
 
@@ -130,8 +132,8 @@ def test_killed_between_data_and_manifest_leaves_no_manifest(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(prepare, "write_parquet", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path)
+    assert run(tmp_path) == 130
+    assert "interrupted: no manifest was written" in capsys.readouterr().err
     assert [f.name for f in (tmp_path / "out").iterdir()] == ["train.parquet"]
     monkeypatch.undo()
     assert run(tmp_path) == 0
@@ -157,23 +159,44 @@ def test_the_hub_is_asked_for_the_presets_id(
 ) -> None:
     asked = []
 
-    def hub(name: str, config: str | None, *, split: str) -> datasets.Dataset:
-        asked.append((name, config, split))
+    def hub(name: str, config: str | None, *, split: str, revision: str | None) -> datasets.Dataset:
+        asked.append((name, config, split, revision))
         return datasets.Dataset.from_list([{"question": "1 + 1?", "answer": "So.\n#### 2"}])
 
     monkeypatch.setattr(datasets, "load_dataset", hub)
+    monkeypatch.setattr(sources, "hub_answers", lambda _: True)
     out = tmp_path / "gsm8k.parquet"
     assert prepare.main(["gsm8k", str(out), "--no-benchmarks"]) == 0
-    assert asked == [("openai/gsm8k", "main", "train")]
+    assert asked == [("openai/gsm8k", "main", "train", None)]
     (question,) = read_parquet(out)
     assert (question.text, question.answers, question.source) == ("1 + 1?", ("2",), "gsm8k")
 
-    def unreachable(*_: Any, **__: Any) -> None:
-        raise ConnectionError("no route")
+    def unknown(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no such repository\nand more")
 
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    monkeypatch.setattr(datasets, "load_dataset", unknown)
     assert prepare.main(["some/where", str(out), "--no-benchmarks"]) == 1
-    assert "some/where: hub data set cannot be loaded (is the id right" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "some/where: hub data set cannot be loaded: is the id right" in told
+    assert told.endswith("ConnectionError: no such repository\n")
+
+
+def test_without_a_hub_it_looks_into_the_cache_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offline = []
+
+    def load(*_: Any, **__: Any) -> None:
+        offline.append((constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE))
+        raise ConnectionError("not in the cache")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert prepare.main(["some/where", str(tmp_path / "o.parquet"), "--no-benchmarks"]) == 1
+    assert "the hub at http://127.0.0.1:9 does not answer" in capsys.readouterr().err
+    assert offline == [(True, True)]
 
 
 def test_columns_levels_and_lists(tmp_path: Path) -> None:
@@ -199,6 +222,12 @@ def test_columns_levels_and_lists(tmp_path: Path) -> None:
         (["--preset", "nope"], "unknown preset 'nope': known are math-level3to5"),
         (["--levels", "3"], "--levels needs --level-column"),
         (["--overlap", "0"], "--overlap 0.0 must lie in (0, 1]"),
+        (["--overlap", "nan"], "--overlap nan must lie in (0, 1]"),
+        (["--level-column", "nope"], "no column nope for the level"),
+        (["--against", ""], "--against is empty (an unset shell variable?)"),
+        (["--against", "name="], "'': neither a file, nor a folder"),
+        (["--name", ""], "--name is empty"),
+        (["--text-column", ""], "--text is empty"),
     ],
 )
 def test_wrong_options(
@@ -207,6 +236,42 @@ def test_wrong_options(
     assert run(tmp_path, *options) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "out", "message"),
+    [
+        ("a.parquet", "a.parquet", "would change a.parquet, which is read"),
+        ("a.parquet", "folder/../a.parquet", "which is read"),
+        ("folder", "folder/new.parquet", "would change folder, which is read"),
+        ("a.parquet", "b.parquet", "would change b.parquet, which is read"),  # the benchmark
+        ("a.parquet", "folder.parquet", "is a folder"),
+        ("a.parquet", "out.json", "must end in .parquet"),
+        ("a.parquet", "", "OUT is empty"),
+        ("", "out.parquet", "SOURCE is empty"),
+    ],
+)
+def test_nothing_that_is_read_is_overwritten(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    source: str,
+    out: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.parquet", "b.parquet", "folder/c.parquet"):
+        Path(name).parent.mkdir(exist_ok=True)
+        datasets.Dataset.from_list(ROWS[:2]).to_parquet(name)
+    Path("folder.parquet").mkdir()
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert prepare.main([source, out, "--against", "b.parquet"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert message in told
+    assert told.count("\n") == 1
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
 
 def test_real_rows_and_the_real_suite(shared_data: Path, tmp_path: Path) -> None:

@@ -117,16 +117,18 @@ def test_rows_that_a_preset_does_not_fit() -> None:
     [
         ("no", None, "neither a file, nor a folder, nor an id"),
         ("a.txt", "x", "known are files ending in .parquet"),
-        ("a.jsonl", "{", "local data cannot be loaded"),
+        ("a.jsonl", '{"problem": "1"', "local data cannot be loaded: ValueError: Unexpected"),
+        ("b.jsonl", '{"problem": "\udcff"}\n', "is not UTF-8 text"),
         ("a.parquet", "x", "local data cannot be loaded"),
     ],
 )
 def test_unreadable_sources(tmp_path: Path, name: str, content: str | None, message: str) -> None:
     path = tmp_path / name
     if content is not None:
-        path.write_text(content)
-    with pytest.raises(SourceError, match=message):
+        path.write_text(content, errors="surrogateescape")
+    with pytest.raises(SourceError, match=message) as caught:
         load_rows(str(path))
+    assert "\n" not in str(caught.value)
 
 
 def test_an_empty_folder_and_equal_benchmarks(tmp_path: Path) -> None:
