@@ -1,12 +1,13 @@
 """What our trainer adds to a step: verl's own methods and ours in turns, within one run.
 
-    python scripts/bench_trainer.py [--steps 132] [--example cw_grpo/toy] [--out runs/bench_trainer]
+    python scripts/bench_trainer.py [--steps 132] [--method cw_grpo] [--out runs/bench_trainer]
 
 One real run. The first eleven steps generate, with the methods of verl's synchronous trainer; the
 eleventh's rollouts are kept (verl's skip.rollout_tq), and every step after it replays them at a
-learning rate of 0, so that all of those do the same work. They come in pairs, one with verl's
-methods and one with ours (advantages, weights, group statistics, metrics.jsonl, rollouts/), the
-order within a pair changing from pair to pair. Engine, agent loop, reward and data are the same.
+learning rate of 1e-30, which changes no weight, so that all of those do the same work. They come
+in pairs, one with verl's methods and one with ours (advantages, weights, group statistics,
+metrics.jsonl, rollouts/), the order within a pair changing from pair to pair. Engine, agent loop,
+reward and data are the same.
 
 Seconds are from the start of a step to the end of its records. Prints the medians; the ratio of
 the pairs, whose steps do not generate (an upper bound of what a whole step feels); and the ratio
@@ -65,10 +66,11 @@ def register() -> None:
                 file.write(json.dumps(line) + "\n")
 
 
-def measure(example: str, steps: int, out: Path) -> list[float]:
+def measure(method: str, steps: int, out: Path) -> list[float]:
     """Seconds of every step."""
     from recipe import train
     from recipe.config.compose import compose_config
+    from recipe.run import launch
 
     here = Path(__file__).resolve()
     paths = [str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -77,14 +79,17 @@ def measure(example: str, steps: int, out: Path) -> list[float]:
     sys.path.insert(0, str(here.parent))
     settings = [f"recipe.run_dir={out}", f"trainer.total_training_steps={steps}"]
     settings += ["trainer.save_freq=-1", "trainer.test_freq=-1"]
-    settings += ["actor_rollout_ref.actor.optim.lr=0", f"skip.rollout_tq.dump_dir={out / 'dump'}"]
+    settings += [
+        "actor_rollout_ref.actor.optim.lr=1e-30",
+        f"skip.rollout_tq.dump_dir={out / 'dump'}",
+    ]
     settings += ["skip.rollout_tq.enable=true", "skip.rollout_tq.action=repeat"]
     settings += [f"skip.rollout_tq.steps={list(range(GENERATING, steps + 1))}".replace(" ", "")]
-    config = compose_config(example, settings)
-    train.set_environment(config)
-    train.prepare(config)
+    config = compose_config("toy_methods", [f"method={method}", *settings])
+    launch.set_environment(config)
+    train.prepare(config, train.check(config))
     config.trainer.v1.trainer_mode = "paired"
-    train.run(config)
+    launch.run(config)
     lines = [json.loads(line) for line in (out / "paired.jsonl").read_text().splitlines()]
     return [line["seconds"] for line in lines]
 
@@ -122,12 +127,12 @@ def report(seconds: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=132)
-    parser.add_argument("--example", default="cw_grpo/toy")
+    parser.add_argument("--method", default="cw_grpo")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_trainer"))
     given = parser.parse_args()
     if (given.out / "paired.jsonl").exists():
         parser.error(f"{given.out} holds an earlier run: move it away, or choose another --out")
-    print(report(measure(given.example, given.steps, given.out.resolve())))
+    print(report(measure(given.method, given.steps, given.out.resolve())))
 
 
 if __name__ == "__main__":

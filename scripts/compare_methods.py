@@ -1,13 +1,13 @@
-"""The toy twins side by side: every method, several seeds, one start model; prints a table.
+"""Every method on the toy task, several seeds, one start model; prints a table.
 
     python scripts/compare_methods.py [--methods grpo ta_grpo ...] [--seeds 0 1 2] [--steps 60]
                                       [--jobs 1] [--out runs/methods] [--record FILE]
 
-Each run is `python -m recipe.train METHOD/toy` with 64 responses a step; a seed changes the data
-order and the engine's sampling, not the toy world nor its start model. The figures of every run are
-appended to the record, examples/methods.jsonl, with the commit they come from; what is there is not
-run again, so the command can be called until the table is full. With --jobs 2 each run has one
-thread.
+Each run is `python -m recipe.train toy_methods method=METHOD` with 64 responses a step; a seed
+changes the data order and the engine's sampling, not the toy world nor its start model. The figures
+of every run are appended to the record, examples/methods.jsonl, with the commit they come from;
+what is there is not run again, so the command can be called until the table is full. With --jobs 2
+each run has one thread.
 
 Columns, mean over seeds +- their standard deviation: accuracy and reward of the training rollouts
 and entropy (nats per token) over the last ten steps; held out: greedy accuracy on the validation
@@ -26,9 +26,13 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from recipe.config.compose import group_names
 from recipe.run.folder import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
+# What a method cannot do without: for 1-shot RLVR the row of its question, a sum with a carry under
+# the seeds 0, 1 and 2.
+NEEDED = {"one_shot": ["recipe.one_question=5"]}
 HEADER = (
     *("method", "seeds", "accuracy, first 5", "accuracy", "held out"),
     *("reward", "entropy", "no signal"),
@@ -36,12 +40,17 @@ HEADER = (
 
 
 def methods() -> list[str]:
-    """The examples that have a toy twin."""
-    return sorted(p.parents[1].name for p in (ROOT / "examples").glob("*/toy/config.yaml"))
+    """The methods, as recipe/config/method/ has them."""
+    return group_names("method")
+
+
+def arguments(method: str) -> list[str]:
+    """What `recipe.train` is called with for a method on the toy task."""
+    return ["toy_methods", f"method={method}", *NEEDED.get(method, [])]
 
 
 def run(method: str, seed: int, steps: int, out: Path, threads: int) -> dict | None:
-    """Train one twin unless that is done; its line of the record, None where it failed."""
+    """Train one method unless that is done; its line of the record, None where it failed."""
     folder = out / f"{method}-{seed}"
     if len(read_metrics(folder)) < steps:
         train(method, seed, steps, out, threads)
@@ -56,8 +65,12 @@ def run(method: str, seed: int, steps: int, out: Path, threads: int) -> dict | N
 def train(method: str, seed: int, steps: int, out: Path, threads: int) -> None:
     """The run itself; its output goes beside its folder."""
     folder = out / f"{method}-{seed}"
-    command = [sys.executable, "-m", "recipe.train", f"{method}/toy", f"recipe.run_dir={folder}"]
-    command += [f"data.seed={seed}", f"actor_rollout_ref.rollout.seed={seed}"]
+    command = [sys.executable, "-m", "recipe.train", *arguments(method)]
+    command += [
+        f"recipe.run_dir={folder}",
+        f"data.seed={seed}",
+        f"actor_rollout_ref.rollout.seed={seed}",
+    ]
     command += [f"trainer.total_training_steps={steps}", f"trainer.test_freq={steps}"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     out.mkdir(parents=True, exist_ok=True)

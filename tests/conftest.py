@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from recipe.config.compose import compose_config
+from composed import composed
 
 # Several processes of a test run at once: more threads than cores make each wait for the others.
 torch.set_num_threads(1)
@@ -21,7 +20,7 @@ def toy_config() -> Any:
 
     16 questions x 8 responses, mini-batches of 8, micro-batches of 32 responses, one rank.
     """
-    return compose_config("toy", [])
+    return composed("toy")
 
 
 @pytest.fixture(scope="session")

@@ -1,26 +1,23 @@
 """Every example composes over the real schema, starts, and differs from its baseline as it says."""
 
-import functools
-from pathlib import Path
 from typing import Any
 
 import pytest
+from composed import composed
+from load_script import load_script
 from omegaconf import OmegaConf
-from omegaconf.errors import ConfigKeyError
 
-from recipe.checks import data as preflight
-from recipe.checks import verl as preflight_verl
-from recipe.checks.algorithm import check_algorithm
-from recipe.config.compose import CONFIG, EXAMPLES, compose_config
+from recipe.checks import validate
+from recipe.checks.verl import check_batches
+from recipe.config.compose import EXAMPLES, example_names, group_names
 from recipe.errors import ConfigError
 
-# Composing all of them twice through hydra takes a minute; they are read, none is trained.
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.config
 
-NAMES = sorted(str(p.parent.relative_to(EXAMPLES)) for p in EXAMPLES.rglob("config.yaml"))
-METHODS = sorted(p.stem for p in (CONFIG / "method").glob("*.yaml"))
+NAMES = example_names()
+METHODS = group_names("method")
 GPU = [name for name in NAMES if name in METHODS]
-GROUPS = sorted(p for name in ("scale", "method") for p in (CONFIG / name).glob("*.yaml"))
+compare_methods = load_script("compare_methods")
 
 ACTOR = "actor_rollout_ref.actor"
 LOSS, MEAN = f"{ACTOR}.policy_loss", f"{ACTOR}.loss_agg_mode"
@@ -42,7 +39,7 @@ IDENTITY = {
 # Sections of workers that no run here has; verl copies settings of the actor into them.
 IDLE = ("critic.", "distillation.")
 
-# What the toy twin of a method changes in that of GRPO, and nothing else.
+# What a method changes in GRPO on the toy task, and nothing else.
 TOY = {
     "dapo": {f"{ACTOR}.clip_ratio_c", HIGH, MEAN, FILTER, f"{OVERLONG}.enable"},
     "prompt_aug": {HIGH, MEAN, *AUGMENT},
@@ -65,8 +62,8 @@ TOY = {
     "hapo": {"recipe.history.enable"},
     "curriculum": {"recipe.curriculum.enable"},
 }
-TWINS = {(f"{name}/toy", "grpo/toy"): keys for name, keys in TOY.items()}
-TWINS["dapo/toy", "grpo/toy"] = TOY["dapo"] | {f"{OVERLONG}.buffer"}  # of a shorter response
+BASELINE = "toy_methods method=grpo"
+ON_TOY = {(" ".join(compare_methods.arguments(name)), BASELINE): keys for name, keys in TOY.items()}
 LIKE_GRPO = ("dr_grpo", "rloo", "maxrl", "gspo", "gmpo", "cispo", "sapo", "kl_cov")
 PUBLISHED = {
     ("ta_grpo", "ta_grpo_star"): {ADVANTAGE, RATIO},
@@ -122,12 +119,6 @@ SIZES = {
 }
 
 
-@functools.cache
-def composed(name: str, *overrides: str) -> Any:
-    """The resolved configuration of an example; shared, so nobody may change it."""
-    return compose_config(name, list(overrides))
-
-
 def flat(node: Any, prefix: str = "") -> dict[str, Any]:
     """A nested mapping as {dotted key: value}."""
     if not isinstance(node, dict) or not node:
@@ -143,27 +134,23 @@ def differing(one: Any, other: Any) -> set[str]:
     return {k for k in keys - IDENTITY if not k.startswith(IDLE)}
 
 
-def test_every_method_has_an_example_a_readme_and_a_toy_twin() -> None:
+def test_every_method_has_an_example_and_a_readme_with_its_commands() -> None:
     assert METHODS
-    others = {"toy", "toy_bank", "math_smoke"}
-    assert set(NAMES) == {*METHODS, *(f"{name}/toy" for name in METHODS)} | others
+    assert set(NAMES) == {*METHODS, "toy", "toy_bank", "toy_methods", "math_smoke"}
     assert set(TOY) == set(METHODS) - {"grpo"}
     for name in METHODS:
         text = (EXAMPLES / name / "README.md").read_text(encoding="utf-8")
-        for command in (f"EXAMPLE={name} RUN=", f"-m recipe.train {name}/toy"):
+        toy = " ".join(compare_methods.arguments(name))
+        for command in (f"EXAMPLE={name} RUN=", f"-m recipe.train {toy}"):
             assert command in text, f"{name}/README.md does not have '{command}'"
         assert composed(name).recipe.name == name
-        assert composed(f"{name}/toy").recipe.name == f"{name}_toy"
+        assert composed(*compare_methods.arguments(name)).recipe.name == f"toy_{name}"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_would_start(name: str) -> None:
     config = composed(name)
-    preflight_verl.check_verl(config)
-    preflight_verl.check_batches(config)
-    preflight.check_recipe(config)
-    preflight_verl.check_lengths(config)
-    check_algorithm(config)
+    validate(config)
     assert config.trainer.device == ("cuda" if name in GPU else "cpu")
 
 
@@ -172,9 +159,9 @@ def test_an_example_would_start_on_two_nodes(name: str) -> None:
     config = OmegaConf.merge(composed(name), {"trainer": {"nnodes": 2}})
     if config.data.train_batch_size == 12:  # 9 rows a GPU: scale/open_rs is for one node
         with pytest.raises(ConfigError, match="does not divide the 9 rows"):
-            preflight_verl.check_batches(config)
+            check_batches(config)
         return
-    preflight_verl.check_batches(config)
+    check_batches(config)
 
 
 def test_verl_converts_every_example() -> None:
@@ -197,40 +184,18 @@ def test_verl_converts_every_example() -> None:
         get_policy_loss_fn("nope")
 
 
-def without_unknown_keys(body: Any) -> None:
-    """Raise ConfigKeyError where a group file has a key that verl and the recipe do not know.
-
-    Hydra lets a group add keys, and then the example that chooses it has them in its schema too.
-    """
-    schema = OmegaConf.create(OmegaConf.to_container(composed("toy")))
-    OmegaConf.set_struct(schema, True)
-    body.pop("defaults", None)
-    OmegaConf.merge(schema, body)
-
-
-@pytest.mark.parametrize("path", GROUPS, ids=lambda p: f"{p.parent.name}/{p.stem}")
-def test_a_group_has_no_unknown_key(path: Path) -> None:
-    without_unknown_keys(OmegaConf.load(path))
-
-
-def test_the_check_of_groups_sees_an_unknown_key() -> None:
-    with pytest.raises(ConfigKeyError, match="clip_ratio_hihg"):
-        without_unknown_keys(
-            OmegaConf.create({"actor_rollout_ref": {"actor": {"clip_ratio_hihg": 0.28}}})
-        )
-
-
-@pytest.mark.parametrize(("pair", "keys"), [*TWINS.items(), *PUBLISHED.items()], ids=str)
+@pytest.mark.parametrize(("pair", "keys"), [*ON_TOY.items(), *PUBLISHED.items()], ids=str)
 def test_compared_runs_differ_in_the_studied_keys(pair: tuple[str, str], keys: set[str]) -> None:
     one, other = (composed(*command.split()) for command in pair)
     assert differing(one, other) == keys
 
 
 def test_the_comparison_sees_one_more_key_and_one_less() -> None:
-    baseline, keys = composed("grpo/toy"), TWINS["ta_grpo/toy", "grpo/toy"]
-    more = composed("ta_grpo/toy", "actor_rollout_ref.rollout.temperature=0.9")
+    ta_grpo = ("toy_methods", "method=ta_grpo")
+    baseline, keys = composed(*BASELINE.split()), ON_TOY[" ".join(ta_grpo), BASELINE]
+    more = composed(*ta_grpo, "actor_rollout_ref.rollout.temperature=0.9")
     assert differing(more, baseline) == keys | {"actor_rollout_ref.rollout.temperature"}
-    less = composed("ta_grpo/toy", "recipe.advantage.name=grpo")
+    less = composed(*ta_grpo, "recipe.advantage.name=grpo")
     assert differing(less, baseline) == keys - {ADVANTAGE}
 
 
@@ -257,7 +222,7 @@ def test_settings_of_the_papers_beside_the_sizes() -> None:
         assert config.actor_rollout_ref.actor.kl_loss_coef == 0.001
         assert config.actor_rollout_ref.rollout.temperature == 1.0
     assert prompt_aug.recipe.augment.templates is None  # all 13
-    assert len(preflight.check_recipe(prompt_aug).names) == 13
+    assert len(validate(prompt_aug).names) == 13
     cw_grpo, one_shot = composed("cw_grpo"), composed("one_shot")
     assert cw_grpo.actor_rollout_ref.rollout.temperature == 0.7
     assert cw_grpo.actor_rollout_ref.actor.optim.lr_warmup_steps_ratio == 0.1
@@ -268,7 +233,7 @@ def test_settings_of_the_papers_beside_the_sizes() -> None:
     assert factor == composed("dr_grpo").data.max_response_length == 3072
 
 
-def test_toy_twins_have_equal_numbers_of_responses() -> None:
+def test_methods_on_the_toy_task_have_equal_numbers_of_responses() -> None:
     for name in METHODS:
-        config = composed(f"{name}/toy")
+        config = composed(*compare_methods.arguments(name))
         assert config.data.train_batch_size * config.actor_rollout_ref.rollout.n == 64

@@ -5,20 +5,18 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import pytest
+from composed import composed
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.checks import data as preflight
-from recipe.checks import verl as preflight_verl
-from recipe.checks.algorithm import check_algorithm
-from recipe.config.compose import EXAMPLES, check_same_run, compose_config
+from recipe.checks import validate
+from recipe.checks.same_run import check_same_run
+from recipe.config.compose import EXAMPLES
 from recipe.errors import ConfigError
 
-# Composing all of them through hydra takes a minute; they are read, none is trained.
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.config
 
 READMES = [EXAMPLES.parent / "README.md", *sorted(EXAMPLES.rglob("README.md"))]
 FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -67,15 +65,10 @@ def commands_of(text: str) -> list[Command]:
     return [command_of(line) for line in lines_of(text) if TRAINS.search(line)]
 
 
-@cache
 def launched(command: Command) -> DictConfig:
     """The configuration that the command starts with; ConfigError where it would not start."""
-    config = compose_config(command.example, list(command.overrides))
-    preflight_verl.check_verl(config)
-    preflight_verl.check_batches(config)
-    preflight_verl.check_lengths(config)
-    preflight.check_recipe(config)
-    check_algorithm(config)
+    config = composed(command.example, *command.overrides)
+    validate(config)
     return config
 
 

@@ -4,7 +4,6 @@ Any advantage goes with any weight, clip, aggregation, sampling and augmentation
 setting would be ignored in silence, or where the sum would not be what its parts are called.
 """
 
-import math
 from typing import Any
 
 from omegaconf import DictConfig
@@ -21,6 +20,7 @@ DIVERGENCE = ("dppo_tv", "dppo_kl")  # the only ones that read actor.clip_ratio:
 PER_MICRO_BATCH = ("clip_cov", "kl_cov")
 GEOMETRIC = ("geo_mean", "gmpo")
 LOSSES = (*HOMOGENEOUS, *PER_MICRO_BATCH, *GEOMETRIC, "dro")
+ACTOR, LOSS_MODE = "actor_rollout_ref.actor", "actor_rollout_ref.actor.policy_loss.loss_mode"
 GMPO_TARGET = "recipe.algorithms.gmpo.GMPOLossConfig"
 
 
@@ -35,7 +35,7 @@ def check_algorithm(config: DictConfig) -> None:
     check_sampling(config)
 
 
-def refuse_unknown(key: str, value: Any, known: Any) -> None:
+def require_one_of(key: str, value: Any, known: Any) -> None:
     """Raise ConfigError unless `value` is among `known`."""
     if value not in known:
         raise ConfigError(f"{key}={value}: known are {', '.join(map(str, known))}")
@@ -44,9 +44,9 @@ def refuse_unknown(key: str, value: Any, known: Any) -> None:
 def check_advantage(config: DictConfig) -> None:
     """`recipe.advantage`, and verl's keys that it takes the place of."""
     section, algorithm = config.recipe.advantage, config.algorithm
-    refuse_unknown("recipe.advantage.name", section.name, ADVANTAGES)
+    require_one_of("recipe.advantage.name", section.name, ADVANTAGES)
     if section.group is not None:
-        refuse_unknown("recipe.advantage.group", section.group, ("question", "text"))
+        require_one_of("recipe.advantage.group", section.group, ("question", "text"))
     wanted = {"ta_grpo": "question", "ta_grpo_star": "text"}.get(section.name)
     if wanted and group_of(section) != wanted:
         raise ConfigError(
@@ -102,7 +102,6 @@ def _first(flags: dict[str, Any]) -> str:
 def check_neighbours(config: DictConfig) -> None:
     """`recipe.neighbours`; and nothing may use log-probabilities under q^n in a ratio under q^0."""
     section, rollout = config.recipe.neighbours, config.actor_rollout_ref.rollout
-    refuse_unknown("recipe.neighbours.ratio", section.ratio, ("anchored", "own"))
     by_text = config.recipe.advantage.group == "text"
     for key, on in (
         ("neighbours.ratio=own", section.ratio == "own"),
@@ -110,8 +109,6 @@ def check_neighbours(config: DictConfig) -> None:
     ):
         if on and section.count == 0:
             raise ConfigError(f"recipe.{key} without recipe.neighbours.count has no use")
-    if section.count < 0:
-        raise ConfigError(f"recipe.neighbours.count={section.count} must be 0 or more")
     if section.count == 0:
         if config.recipe.advantage.name in ("ta_grpo", "ta_grpo_star"):
             raise ConfigError(
@@ -138,7 +135,7 @@ def check_neighbours(config: DictConfig) -> None:
 def check_weights(config: DictConfig) -> None:
     """`recipe.weights`, and the losses in which a token's weight would not weight its loss."""
     section, mode = config.recipe.weights, config.actor_rollout_ref.actor.policy_loss.loss_mode
-    refuse_unknown("recipe.weights.name", section.name, ("none", *TOKEN_WEIGHTS))
+    require_one_of("recipe.weights.name", section.name, ("none", *TOKEN_WEIGHTS))
     if section.name == "none":
         return
     try:
@@ -146,8 +143,12 @@ def check_weights(config: DictConfig) -> None:
     except ValueError as error:
         raise ConfigError(f"recipe.weights.gaussian_covariance: {error}") from error
     clip = section.clip_cov
-    if not 0 < clip.ratio <= 1 or not clip.lower < clip.upper:
-        raise ConfigError("recipe.weights.clip_cov wants 0 < ratio <= 1 and lower < upper")
+    if not clip.lower < clip.upper:
+        raise ConfigError(
+            f"recipe.weights.clip_cov.lower={clip.lower} is not below "
+            f"recipe.weights.clip_cov.upper={clip.upper}, so no token would ever be "
+            "drawn: raise the upper or lower the lower bound"
+        )
     if mode not in HOMOGENEOUS:
         reason = {
             "clip_cov": "computes its own covariance, of the weighted advantages",
@@ -156,8 +157,8 @@ def check_weights(config: DictConfig) -> None:
             "gmpo": "averages the advantages of a response, so the weights would be lost",
         }.get(mode, "is not proportional to the advantage")
         raise ConfigError(
-            f"recipe.weights.name={section.name} does not go with policy_loss.loss_mode={mode}, "
-            f"which {reason}: use one of {', '.join(HOMOGENEOUS)}, or weights.name=none"
+            f"recipe.weights.name={section.name} does not go with {LOSS_MODE}={mode}, "
+            f"which {reason}: use one of {', '.join(HOMOGENEOUS)}, or recipe.weights.name=none"
         )
 
 
@@ -165,37 +166,42 @@ def check_loss(config: DictConfig) -> None:
     """verl's losses, refused where they silently do nothing or something else."""
     actor = config.actor_rollout_ref.actor
     mode = actor.policy_loss.loss_mode
-    refuse_unknown("actor.policy_loss.loss_mode", mode, LOSSES)
+    require_one_of(LOSS_MODE, mode, LOSSES)
     if mode in PER_MICRO_BATCH and (actor.use_dynamic_bsz or _micro_batch(actor) < 2):
         raise ConfigError(
-            f"policy_loss.loss_mode={mode} takes its covariance within a micro-batch: with one "
-            "response in it all covariances are 0 and it is plain PPO. Set use_dynamic_bsz=false "
-            "and ppo_micro_batch_size_per_gpu >= 2 (the same in all runs compared), or use "
-            "recipe.weights.name=clip_cov, which does not depend on micro-batches"
+            f"{LOSS_MODE}={mode} takes its covariance within a micro-batch: with one response in "
+            f"it all covariances are 0 and it is plain PPO. Set {ACTOR}.use_dynamic_bsz=false and "
+            f"{ACTOR}.ppo_micro_batch_size_per_gpu to 2 or more (the same in all runs compared), "
+            "or use recipe.weights.name=clip_cov, which does not depend on micro-batches"
         )
     on_policy = config.data.train_batch_size == actor.ppo_mini_batch_size and actor.ppo_epochs == 1
     if mode == "kl_cov" and on_policy:
         raise ConfigError(
-            "policy_loss.loss_mode=kl_cov with one optimizer step per batch penalises |log ratio| "
-            "where it is 0: no effect but rounding noise. Set ppo_mini_batch_size below "
+            f"{LOSS_MODE}=kl_cov with one optimizer step per batch penalises |log ratio| where it "
+            f"is 0: no effect but rounding noise. Set {ACTOR}.ppo_mini_batch_size below "
             "data.train_batch_size"
         )
     if mode == "geo_mean" and (actor.use_dynamic_bsz or _micro_batch(actor) != _rows(config)):
         raise ConfigError(
-            "policy_loss.loss_mode=geo_mean is multiplied by the number of micro-batches in verl "
-            f"0.9.1: use loss_mode=gmpo with policy_loss._target_={GMPO_TARGET} (method=gmpo)"
+            f"{LOSS_MODE}=geo_mean is multiplied by the number of micro-batches in verl 0.9.1: use "
+            "method=gmpo, the same loss with the right scale"
         )
     if mode == "gmpo" and actor.policy_loss.get("_target_") != GMPO_TARGET:
-        raise ConfigError(f"loss_mode=gmpo wants actor.policy_loss._target_={GMPO_TARGET}")
+        raise ConfigError(
+            f"{LOSS_MODE}=gmpo wants {ACTOR}.policy_loss._target_={GMPO_TARGET}: use method=gmpo"
+        )
     narrow, wide = actor.clip_ratio_low, actor.clip_ratio_high
     unread = None not in (narrow, wide) and mode not in DIVERGENCE
     if unread and actor.clip_ratio not in (0.2, narrow, wide):
         raise ConfigError(
-            f"actor.clip_ratio={actor.clip_ratio} has no effect beside actor.clip_ratio_low="
-            f"{narrow} and actor.clip_ratio_high={wide}, which verl sets: set those two"
+            f"{ACTOR}.clip_ratio={actor.clip_ratio} has no effect beside {ACTOR}.clip_ratio_low="
+            f"{narrow} and {ACTOR}.clip_ratio_high={wide}, which verl sets: set those two"
         )
     if mode == "dro" and not (actor.policy_loss.dro_beta or 0) > 0:
-        raise ConfigError("policy_loss.loss_mode=dro wants a positive policy_loss.dro_beta")
+        raise ConfigError(
+            f"{LOSS_MODE}=dro wants {ACTOR}.policy_loss.dro_beta above 0, the strength of its "
+            "quadratic penalty"
+        )
 
 
 def check_aggregation(config: DictConfig) -> None:
@@ -204,18 +210,19 @@ def check_aggregation(config: DictConfig) -> None:
     mode, mean = actor.policy_loss.loss_mode, actor.loss_agg_mode
     if mode in ("sapo", *GEOMETRIC) and mean != "seq-mean-token-mean":
         raise ConfigError(
-            f"policy_loss.loss_mode={mode} ignores actor.loss_agg_mode={mean} and takes the mean "
-            "over responses: set loss_agg_mode=seq-mean-token-mean"
+            f"{LOSS_MODE}={mode} ignores {ACTOR}.loss_agg_mode={mean} and takes the mean over "
+            f"responses: set {ACTOR}.loss_agg_mode=seq-mean-token-mean"
         )
     if mean == "seq-mean-token-sum-norm" and not actor.loss_scale_factor:
         raise ConfigError(
-            "loss_agg_mode=seq-mean-token-sum-norm without actor.loss_scale_factor divides by the "
-            "longest response of each micro-batch: set it to data.max_response_length"
+            f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm without {ACTOR}.loss_scale_factor "
+            "divides by the longest response of each micro-batch: set it to "
+            "data.max_response_length"
         )
     if config.recipe.advantage.name == "none" and not (actor.entropy_coeff or actor.use_kl_loss):
         raise ConfigError(
-            "recipe.advantage.name=none trains nothing by itself: set actor.entropy_coeff (entropy "
-            "loss alone) or actor.use_kl_loss"
+            f"recipe.advantage.name=none trains nothing by itself: set {ACTOR}.entropy_coeff "
+            f"(entropy loss alone) or {ACTOR}.use_kl_loss"
         )
 
 
@@ -252,17 +259,10 @@ def _micro_batch(actor: DictConfig) -> int:
 def check_sampling(config: DictConfig) -> None:
     """Dynamic sampling, history and curriculum."""
     recipe, groups = config.recipe, config.algorithm.filter_groups
-    refuse_unknown(
-        "recipe.dynamic_sampling.on_exhausted",
-        recipe.dynamic_sampling.on_exhausted,
-        ("train", "stop"),
-    )
     if groups.enable:
-        refuse_unknown(
+        require_one_of(
             "algorithm.filter_groups.metric", groups.metric, ("acc", "reward", "format", "overlong")
         )
-        if recipe.dynamic_sampling.max_gen_batches < 1:
-            raise ConfigError("recipe.dynamic_sampling.max_gen_batches must be 1 or more")
         if recipe.curriculum.enable and groups.metric != "acc":
             raise ConfigError(
                 "recipe.curriculum learns pass rates from the groups that dynamic sampling evicts: "
@@ -273,14 +273,7 @@ def check_sampling(config: DictConfig) -> None:
                 "recipe.history (HAPO) finds its signal in groups that are all right, which "
                 "algorithm.filter_groups throws away: enable one of them"
             )
-    if not -1 <= recipe.history.floor <= 0 or not math.isfinite(recipe.history.weight):
-        raise ConfigError("recipe.history wants -1 <= floor <= 0 and a finite weight")
-    curriculum = recipe.curriculum
-    if not 0 <= curriculum.target <= 1 or not 0 < curriculum.decay <= 1:
-        raise ConfigError("recipe.curriculum wants 0 <= target <= 1 and 0 < decay <= 1")
-    if curriculum.enable and recipe.one_question is not None:
+    if recipe.curriculum.enable and recipe.one_question is not None:
         raise ConfigError(
             "recipe.curriculum has nothing to choose from with recipe.one_question: unset one"
         )
-    if curriculum.candidates < 1:
-        raise ConfigError("recipe.curriculum.candidates must be 1 or more")

@@ -1,12 +1,9 @@
-"""What is checked before Ray starts: the recipe's settings, data, prompts, disk and ports.
+"""The templates and the questions of a run, checked before Ray starts.
 
-Each refusal says what is wrong, why it matters, and what to do. Nothing is written but the
-checked questions of the run, and nothing is started.
+Nothing is written but the checked questions of the run.
 """
 
 import dataclasses
-import shutil
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +15,36 @@ from recipe.errors import ConfigError
 from recipe.run.folder import RunFolder
 
 
-def check_recipe(config: DictConfig) -> Bank:
-    """Refuse unknown templates and impossible settings of the section `recipe`; return the bank."""
+def check_templates(config: DictConfig) -> Bank:
+    """Refuse unknown templates and settings of `recipe.augment` that contradict; the bank."""
     augment, reward = config.recipe.augment, config.recipe.reward
-    bank = load_bank(augment.bank, augment.format)  # raises for a missing or malformed bank
+    bank = load_bank(augment.bank, augment.format)  # BankError for a missing or malformed bank
     names = list(augment.templates or bank.names)
-    for name in (*names, augment.validation_template):
-        bank[name]  # raises KeyError with the known names
-    if augment.mode not in ("per_question", "per_rollout", "fixed"):
-        raise ConfigError(
-            f"recipe.augment.mode={augment.mode}: known are per_question, per_rollout, fixed"
-        )
-    for key, known in (("format", ("strict", "published")), ("style", ("auto", "chat", "raw"))):
-        if augment[key] not in known:
-            raise ConfigError(f"recipe.augment.{key}={augment[key]}: known are {', '.join(known)}")
+    for key, listed in (
+        ("templates", names),
+        ("validation_template", [augment.validation_template]),
+    ):
+        for name in listed:
+            if name not in bank.names:
+                raise ConfigError(
+                    f"recipe.augment.{key}: no template '{name}' in the bank: known are "
+                    f"{', '.join(bank.names)}"
+                )
     if augment.mode == "fixed" and len(names) != 1:
-        raise ConfigError("recipe.augment.mode=fixed wants one name in recipe.augment.templates")
+        raise ConfigError(
+            f"recipe.augment.mode=fixed wants one name in recipe.augment.templates, not "
+            f"{len(names)}"
+        )
     if augment.weights and len(augment.weights) != len(names):
         raise ConfigError(
-            f"recipe.augment.weights has {len(augment.weights)} values for {len(names)} templates"
+            f"recipe.augment.weights has {len(augment.weights)} values for {len(names)} templates: "
+            "give one for each, or null for equal ones"
         )
-    if reward.overlong.enable and not 0 < reward.overlong.buffer <= config.data.max_response_length:
+    limit = config.data.max_response_length
+    if reward.overlong.enable and reward.overlong.buffer > limit:
         raise ConfigError(
-            f"recipe.reward.overlong.buffer={reward.overlong.buffer} must lie between 1 and "
-            f"data.max_response_length={config.data.max_response_length}"
+            f"recipe.reward.overlong.buffer={reward.overlong.buffer} is more than "
+            f"data.max_response_length={limit}: every response would be punished; set it lower"
         )
     if config.recipe.one_question == "?":
         raise ConfigError(
@@ -50,44 +53,29 @@ def check_recipe(config: DictConfig) -> Bank:
     return bank
 
 
-def check_room(run_dir: Path, gib: float) -> None:
-    """Refuse an unwritable folder or a nearly full disk."""
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        probe = run_dir / ".probe"
-        probe.write_bytes(b"x" * 4096)
-        probe.unlink()
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write in the run folder {run_dir}: {error.strerror}; free some room or choose "
-            "another folder with recipe.run_dir=..."
-        ) from error
-    free = shutil.disk_usage(run_dir).free / 2**30
-    if free < gib:
-        raise ConfigError(
-            f"{free:.2f} GiB free for the run folder {run_dir}, {gib} wanted "
-            "(recipe.min_free_gib): free some room or choose another folder with recipe.run_dir=..."
-        )
-
-
-def check_port() -> None:
-    """Refuse a machine where no TCP port can be had: Ray, gloo and vLLM each want some."""
-    try:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-    except OSError as error:
-        raise ConfigError(
-            f"no free TCP port on 127.0.0.1 ({error.strerror}); Ray, gloo and vLLM need some: "
-            "stop what holds them, or widen net.ipv4.ip_local_port_range"
-        ) from error
-
-
 def read_questions(files: Any, key: str) -> list[Question]:
     """The questions of a file or list of files named by the setting `key`."""
     paths = _paths(files)
     if not paths:
         raise ConfigError(f"{key} is not set: name a parquet file of questions")
     return [question for path in paths for question in read_parquet(path)]
+
+
+def load_tokenizer(config: DictConfig) -> Any:
+    """The tokenizer of the start model; ConfigError where the model cannot be had."""
+    path = config.actor_rollout_ref.model.path
+    if not path:
+        raise ConfigError("recipe.model_path is not set: name a model folder or a hub id")
+    from transformers import AutoTokenizer  # seconds; a refusal above comes without them
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"recipe.model_path={path}: no tokenizer can be loaded from it ({why}); name a model "
+            "folder, or a hub id that is in the cache or can be downloaded"
+        ) from error
 
 
 def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, Any]:

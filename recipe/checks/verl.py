@@ -46,8 +46,9 @@ def check_verl(config: DictConfig) -> None:
         )
     if config.actor_rollout_ref.rollout.get("full_determinism"):
         raise ConfigError(
-            "rollout.full_determinism=true gives all requests of an engine the same seed, so all "
-            "responses to a question would be the same and no group would have a signal"
+            "actor_rollout_ref.rollout.full_determinism=true gives all requests of an engine the "
+            "same seed, so all responses to a question would be the same and no group would have a "
+            "signal"
         )
     check_resume(config)
 
@@ -62,8 +63,8 @@ def check_resume(config: DictConfig) -> None:
         )
     if OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.async_save"):
         raise ConfigError(
-            "actor.checkpoint.async_save=true: verl 0.9.1 then never writes which checkpoint is "
-            "the last, and a run that was stopped would start from its first step"
+            "actor_rollout_ref.actor.checkpoint.async_save=true: verl 0.9.1 then never writes "
+            "which checkpoint is the last, and a stopped run would start from its first step"
         )
 
 
@@ -112,8 +113,9 @@ def check_batches(config: DictConfig) -> None:
     batch, mini = config.data.train_batch_size, actor.ppo_mini_batch_size
     if batch % mini:
         raise ConfigError(
-            f"data.train_batch_size={batch} is not a multiple of actor.ppo_mini_batch_size={mini} "
-            "(both in questions): choose a mini-batch that divides it"
+            f"data.train_batch_size={batch} is not a multiple of "
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} (both in questions): choose a "
+            "mini-batch that divides it"
         )
     rows = mini * rollout.n
     if rows % ranks:
@@ -135,5 +137,5 @@ def check_batches(config: DictConfig) -> None:
         if not micro or rows_per_rank % micro:
             raise ConfigError(
                 f"actor_rollout_ref.{name}={micro} does not divide the {rows_per_rank} rows of a "
-                "rank: choose a divisor, or set actor.use_dynamic_bsz=true"
+                "rank: choose a divisor, or set actor_rollout_ref.actor.use_dynamic_bsz=true"
             )

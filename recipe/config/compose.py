@@ -1,30 +1,104 @@
-"""From the name of an example to its resolved configuration; and whether a folder is that run's."""
+"""From the name of an example to its resolved configuration, with every key and value checked.
 
+Hydra composes verl's own configuration, recipe.yaml, the groups that the example chooses, the
+example's config.yaml and the overrides of the command line, the last one wins. A key that none of
+verl and recipe.yaml has is refused wherever it comes from: hydra lets a file add any key, and an
+override with ``+``, and nothing would ever read it.
+"""
+
+import difflib
 import functools
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from recipe.config.schema import check_types
 from recipe.errors import ConfigError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CONFIG = Path(__file__).resolve().parent
+# Sections that verl hands on as keyword arguments of other libraries: any key may be added there.
+OPEN = (
+    "ray_kwargs",
+    "actor_rollout_ref.model.override_config",
+    "actor_rollout_ref.rollout.engine_kwargs",
+    "actor_rollout_ref.actor.optim.override_optimizer_config",
+    "eval",
+)
+# What hydra raises for a file or a choice it cannot use; it has no error class for a torn file.
+COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError)
+
+
+def example_names() -> list[str]:
+    """The examples of this project: folders in examples/ with a config.yaml."""
+    return sorted(str(p.parent.relative_to(EXAMPLES)) for p in EXAMPLES.rglob("config.yaml"))
+
+
+def group_names(group: str) -> list[str]:
+    """The files of a group: machine, scale or method."""
+    return sorted(path.stem for path in (CONFIG / group).glob("*.yaml"))
 
 
 def example_folder(example: str) -> Path:
     """The folder of an example, by name or path; ConfigError with the known names."""
     for folder in (EXAMPLES / example, Path(example)):
-        if (folder / "config.yaml").is_file():
+        if example.strip() and (folder / "config.yaml").is_file():
             return folder.resolve()
-    known = sorted(str(p.parent.relative_to(EXAMPLES)) for p in EXAMPLES.rglob("config.yaml"))
+    near = _closest(example, example_names()) or f": known are {', '.join(example_names())}"
     raise ConfigError(
-        f"no example '{example}': known are {', '.join(known)}; or name a folder with a config.yaml"
+        f"no example '{example}'{near}; or name a folder of your own that holds a config.yaml"
     )
+
+
+def compose_config(example: str, overrides: list[str]) -> DictConfig:
+    """The resolved configuration of an example.
+
+    ConfigError, in one line, for a file that cannot be read, an unknown key, group or choice, and
+    for values that `recipe.config.schema` refuses.
+    """
+    folder = example_folder(example)
+    config = compose_unresolved(folder, overrides)
+    try:
+        OmegaConf.resolve(config)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{folder.name}/config.yaml or an override: {one_line(error)}") from error
+    check_types(config)
+    return config
+
+
+def compose_unresolved(folder: Path, overrides: list[str]) -> DictConfig:
+    """What hydra composes, interpolations as they stand; all its keys are known ones."""
+    _check_overrides(folder, overrides)
+    try:
+        with initialize_config_dir(str(folder), version_base=None):
+            config = compose(
+                "config", overrides=[search_path(CONFIG), *overrides], return_hydra_config=True
+            )
+        # So that a file can say ${hydra:runtime.choices.method}: the name of the chosen method.
+        HydraConfig.instance().set_config(config)
+        with open_dict(config):
+            del config["hydra"]
+        _refuse_unknown(config, folder)
+    except COMPOSING as error:
+        raise ConfigError(f"{folder.name}/config.yaml or an override: {one_line(error)}") from error
+    return config
+
+
+def verl_config() -> Path:
+    """The folder of verl's own configuration, found without importing verl."""
+    spec = importlib.util.find_spec("verl")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError("verl is not installed: see `python -m recipe.doctor`")
+    return Path(spec.submodule_search_locations[0]) / "trainer" / "config"
 
 
 def search_path(*folders: Path) -> str:
@@ -32,106 +106,106 @@ def search_path(*folders: Path) -> str:
 
     As a file path: ``pkg://verl`` would import verl before its platform is chosen.
     """
-    spec = importlib.util.find_spec("verl")
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError("verl is not installed: see `python -m recipe.doctor`")
-    verl = Path(spec.submodule_search_locations[0]) / "trainer" / "config"
-    return f"hydra.searchpath=[{','.join(f'file://{p}' for p in (*folders, verl))}]"
-
-
-def compose_config(example: str, overrides: list[str]) -> DictConfig:
-    """The resolved configuration of an example; ConfigError for an unknown key."""
-    folder = example_folder(example)
-    try:
-        with initialize_config_dir(str(folder), version_base=None):
-            config = compose("config", overrides=[search_path(CONFIG), *overrides])
-            body: Any = OmegaConf.load(folder / "config.yaml")
-            groups = tuple(str(v) for v in _group_choices(body))
-            body.pop("defaults", None)
-        # Hydra lets a yaml file add any key; merging into the closed schema does not.
-        OmegaConf.merge(_schema(groups), body)
-        OmegaConf.resolve(config)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"{folder.name}/config.yaml or an override: {error}") from error
-    return config
+    return f"hydra.searchpath=[{','.join(f'file://{p}' for p in (*folders, verl_config()))}]"
 
 
 @functools.cache
-def _schema(groups: tuple[str, ...]) -> DictConfig:
-    """All keys that there are with these groups; merge it, do not change it."""
+def base() -> dict[str, Any]:
+    """recipe.yaml over verl's configuration, without groups: all keys that there are."""
     with initialize_config_dir(str(CONFIG), version_base=None):
-        schema = compose("recipe", overrides=[search_path(), *groups])
-    OmegaConf.set_struct(schema, True)
-    return schema
+        config = compose("recipe", overrides=[search_path(), "~machine"])
+    content: Any = OmegaConf.to_container(config, resolve=False)
+    return content
 
 
-def _group_choices(body: Any) -> list[str]:
-    """``override machine: cpu`` of a defaults list as an override: ``machine=cpu``."""
-    choices = []
-    for entry in body.get("defaults", []):
-        if OmegaConf.is_dict(entry):
-            for key, value in entry.items():
-                if value is not None:  # hydra takes null in a file, not as an override
-                    choices.append(f"{str(key).removeprefix('override ').lstrip('/')}={value}")
-    return choices
+@functools.cache
+def known_keys() -> frozenset[str]:
+    """The full name of every key and section of `base`."""
+
+    def walk(node: Any, prefix: str) -> Iterator[str]:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                yield f"{prefix}{key}"
+                yield from walk(value, f"{prefix}{key}.")
+
+    return frozenset(walk(base(), ""))
 
 
-STEPS = "trainer.total_training_steps"
-# Keys that may differ when a run goes on: how often to save, where to log, memory; and STEPS where
-# the learning rate does not depend on it.
-FREE = (
-    "trainer.save_freq",
-    "trainer.test_freq",
-    "trainer.logger",
-    "eval",
-    "recipe.min_free_gib",
-    "recipe.save_rollouts_every",
-    "recipe.worker_logs",
-    "recipe.keep_every",
-    "recipe.keep_best",
-    "trainer.max_actor_ckpt_to_keep",
-    "recipe.save_tensors_every",
-    "recipe.dynamic_sampling",  # what a run that ended for want of a signal asks to change
-    "ray_kwargs",
-    # QuestionStats: what a run that ran out of it has to lower; results change by rounding alone.
-    "actor_rollout_ref.rollout.gpu_memory_utilization",
-    "actor_rollout_ref.rollout.max_num_seqs",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
-    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
-    "trainer.max_actor_ckpt_to_keep",
-)
+def is_open(key: str) -> bool:
+    """Whether keys may be added at `key`."""
+    return any(key == section or key.startswith(f"{section}.") for section in OPEN)
 
 
-def check_same_run(config: DictConfig, path: Path) -> None:
-    """Refuse to go on in a folder where another experiment, by its config.yaml, has done a step."""
-    if not path.is_file() or not (path.parent / "metrics.jsonl").exists():
-        return
-    before, now = (
-        OmegaConf.load(path),
-        OmegaConf.create(OmegaConf.to_container(config, resolve=True)),
-    )
-    for free in (*FREE, STEPS) if _steps_are_free(config) else FREE:
-        for side in (before, now):
-            OmegaConf.update(side, free, None, force_add=True)
-    if before != now:
-        keys = _differing(OmegaConf.to_container(before), OmegaConf.to_container(now))
-        raise ConfigError(
-            f"the run folder {path.parent} holds a run with other settings "
-            f"({', '.join(keys[:5])}): choose another folder with recipe.run_dir=..., "
-            "or move this one away"
+def one_line(error: Exception) -> str:
+    """The message of a library's error without its line breaks, search paths and repetitions."""
+    text = str(error).partition("Config search path")[0]
+    lines = [line.strip() for line in text.splitlines()]
+    told = [line for line in lines if line and not line.startswith(("full_key:", "object_type="))]
+    return " ".join(told) or type(error).__name__
+
+
+def _check_overrides(folder: Path, overrides: list[str]) -> None:
+    """Refuse what hydra would refuse at length, or, with a ``+``, take without any effect."""
+    for text in overrides:
+        try:
+            override = OverridesParser.create().parse_override(text)
+        except HydraException as error:
+            raise ConfigError(
+                f"'{text}' is no override of the form key=value: {one_line(error)}"
+            ) from error
+        key = override.key_or_group
+        if override.is_delete():
+            raise ConfigError(f"'{text}' deletes a key, which verl would miss: set {key}=null")
+        if override.is_sweep_override():
+            raise ConfigError(
+                f"'{text}' is a sweep over several values, and one run has one: quote text that "
+                f"holds a comma, or write a list as '{key}=[a, b]'"
+            )
+        a_group = override.package is not None or any(
+            (place / key).is_dir() for place in (folder, CONFIG)
         )
+        if isinstance(base().get(key), dict) and not isinstance(override.value(), dict):
+            raise ConfigError(f"{text}: {key} is a section of keys, not a value")
+        if not (a_group or key in known_keys() or is_open(key) or key.startswith("hydra.")):
+            raise ConfigError(unknown_key(key))
 
 
-def _steps_are_free(config: DictConfig) -> bool:
-    """Whether the learning rate of a step is the same however many steps a run has."""
-    optim = config.actor_rollout_ref.actor.optim
-    by_share = optim.lr_warmup_steps <= 0 and optim.lr_warmup_steps_ratio > 0
-    return optim.lr_scheduler_type == "constant" and not by_share
+def _refuse_unknown(config: DictConfig, folder: Path) -> None:
+    """Refuse keys that `base` does not have, and a value where it has a section."""
+    where = f"{folder.name}/config.yaml or one of its groups: "
+
+    def walk(node: Any, known: Any, prefix: str) -> None:
+        # Another class than verl's own has other keys, and itself refuses those it does not have.
+        other_class = node.get("_target_") != known.get("_target_")
+        for key, value in node.items():
+            name = f"{prefix}{key}"
+            if is_open(name) or (other_class and key not in known):
+                continue
+            if key not in known:
+                raise ConfigError(where + unknown_key(name))
+            if isinstance(known[key], dict) and known[key]:
+                if not isinstance(value, dict):
+                    raise ConfigError(f"{name}={value}: this is a section of keys, not a value")
+                walk(value, known[key], f"{name}.")
+
+    walk(OmegaConf.to_container(config, resolve=False), base(), "")
+    if "recipe" not in config:
+        raise ConfigError(f"{where}no section recipe: `defaults` has to begin with `- recipe`")
 
 
-def _differing(a: Any, b: Any, prefix: str = "") -> list[str]:
-    if isinstance(a, dict) and isinstance(b, dict):
-        keys = sorted({*a, *b}, key=str)
-        return [k for key in keys for k in _differing(a.get(key), b.get(key), f"{prefix}{key}.")]
-    return [] if a == b else [prefix.rstrip(".")]
+def unknown_key(key: str) -> str:
+    """The message about a key that does not exist, with what may have been meant."""
+    full = sorted(k for k in known_keys() if k.endswith(f".{key}"))
+    if full:
+        return f"no key '{key}': keys are given in full, as {' or '.join(full[:3])}"
+    near = _closest(key, sorted(known_keys()))
+    return f"no key '{key}'{near or ': `python -m recipe.train EXAMPLE --cfg` lists all'}"
+
+
+def _closest(name: str, known: list[str]) -> str:
+    """``, did you mean X?`` or nothing."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    if not near:  # the right name under a wrong section
+        last = name.rpartition(".")[2]
+        near = [k for k in known if k.rpartition(".")[2] == last][:1] if "." in name else []
+    return f", did you mean {near[0]}" if near else ""

@@ -8,7 +8,6 @@ its manifest names it and copies nothing. Exporting beside a live training is al
 
 import argparse
 import logging
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,6 +30,7 @@ from recipe.export.plan import (
     read_config,
     select,
 )
+from recipe.run import environment
 
 
 def _discard(folder: Path) -> None:
@@ -109,7 +109,7 @@ def export_step(run: Path, job: Job, dtype: str) -> None:
 
 def convert(source: Path, target: Path, dtype: str, world_size: int) -> int:
     """Merge `source` into `target` and verify it; returns the number of parameters."""
-    set_environment()
+    environment.set_defaults(cpu=not environment.has_gpu())  # before verl is imported
     import torch
     import transformers
 
@@ -124,17 +124,6 @@ def convert(source: Path, target: Path, dtype: str, world_size: int) -> int:
     export_verify.load_shards(source, world_size)  # a damaged file is named before the merger runs
     loader = export_merge.merge(source, target, precision)
     return export_verify.verify(source, target, precision, world_size, loader)
-
-
-def set_environment() -> None:
-    """Choose verl's platform as the launcher does, before verl is imported."""
-    import torch
-
-    from recipe.train import CPU_ENVIRONMENT, ENVIRONMENT
-
-    wanted = ENVIRONMENT if torch.cuda.is_available() else {**ENVIRONMENT, **CPU_ENVIRONMENT}
-    for key, value in wanted.items():
-        os.environ.setdefault(key, value)
 
 
 def export(run: Path, steps: Sequence[int] | None, dtype: str | None) -> Iterator[str]:

@@ -17,7 +17,8 @@ from typing import Any
 
 import wrapt
 
-RUN_ID = "RECIPE_RUN_ID"  # the environment variable that all processes of a run share
+from recipe.run.environment import RUN_ID
+
 MODULE = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
 NAME = "/rl-colocate-zmq-"
 

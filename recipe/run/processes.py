@@ -16,7 +16,7 @@ import time
 
 import psutil
 
-MARK = "RECIPE_RUN_DIR"
+from recipe.run.environment import RUN_DIR as MARK
 
 
 def marked(value: str) -> list[psutil.Process]:

@@ -22,10 +22,10 @@ from typing import Any
 
 from prompt_aug.errors import UserError
 from prompt_aug.files import write_text
+from recipe.run.environment import DEADLINE
 
 REQUEST = ".stop"  # in the run folder: somebody wants the run to end
 STEPPING = ".stepping"  # in the run folder: training steps have begun, there is work to save
-DEADLINE = "RECIPE_DEADLINE"
 AGAIN = 75  # exit code, EX_TEMPFAIL of sysexits.h: ended early, the same command goes on
 KILLED = 143
 SAME = 5.0  # seconds in which a second signal is taken for an echo of the first

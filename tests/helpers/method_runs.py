@@ -1,4 +1,4 @@
-"""Real trainings of the toy twins, two at a time where the memory allows, for end-to-end tests."""
+"""Trainings of the methods on the toy task for end-to-end tests, two at a time if memory allows."""
 
 import dataclasses
 import os
@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import psutil
 import yaml
+from load_script import load_script
 
 from prompt_aug.questions import read_parquet, write_parquet
 from recipe.run import folder as run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-METHODS = sorted(p.parents[1].name for p in (ROOT / "examples").glob("*/toy/config.yaml"))
+compare_methods = load_script("compare_methods")
+METHODS = compare_methods.methods()
 # These change the agent loop, the rewards or the sampling, and have a run each; the rest share one.
 RUN_ALONE = {
     **{"ta_grpo": "anchored", "grpo_ds": "exhausted, on", "hapo": "hapo, on"},
@@ -84,7 +86,7 @@ class Runner:
     def start(
         self,
         name: str,
-        example: str,
+        method: str,
         *overrides: str,
         steps: int = 2,
         after: str = "",
@@ -93,7 +95,7 @@ class Runner:
         """Queue a run, or with `after` the same folder once more when that one has ended."""
         folder = self.base / name.partition(",")[0]
         world = self.taught if taught else self.young
-        command = [sys.executable, "-m", "recipe.train", f"{example}/toy", *world]
+        command = [sys.executable, "-m", "recipe.train", *compare_methods.arguments(method), *world]
         command += [f"recipe.run_dir={folder}", f"trainer.total_training_steps={steps}"]
         earlier = self.futures.get(after)
         self.futures[name] = self.pool.submit(self._call, [*command, *overrides], earlier)

@@ -4,9 +4,9 @@
 
 A start of Ray, actor and engine takes a minute, a step seconds. Methods that differ in what the
 driver and the actor's loss do need no start of their own: before its two steps each gets the
-sections of its toy twin, the actor its loss. (Methods that change the agent loop, the rewards or
-the sampling have runs of their own.) In the second step one rollout of every question fails, and
-verl fills the mini-batches with padding rows. verl loads this file in every process of the run.
+sections of its run on the toy task, the actor its loss. (Methods that change the agent loop, the
+rewards or the sampling have runs of their own.) In the second step one rollout of every question
+fails, and verl fills the mini-batches with padding rows. verl loads this file in every process.
 """
 
 import functools
@@ -38,7 +38,9 @@ def register() -> None:
             tour = json.loads(os.environ[TOUR])
             place, again = divmod(self.global_steps - 1, STEPS)
             if not again:
-                config = compose_config(f"{tour['methods'][place]}/toy", tour["overrides"])
+                config = compose_config(
+                    "toy_methods", [f"method={tour['methods'][place]}", *tour["overrides"]]
+                )
                 with open_dict(self.config):
                     self.config.recipe = config.recipe
                     self.config.actor_rollout_ref.actor = config.actor_rollout_ref.actor
@@ -80,8 +82,9 @@ def lose_rollouts() -> None:
 
 def main(arguments: list[str]) -> None:
     from recipe import train
-    from recipe.checks import algorithm as preflight_algorithm
+    from recipe.checks import validate
     from recipe.config.compose import compose_config
+    from recipe.run import environment, launch
 
     split = arguments.index("--")
     methods, overrides = arguments[:split], arguments[split + 1 :]
@@ -91,14 +94,14 @@ def main(arguments: list[str]) -> None:
     os.environ[TOUR] = json.dumps({"methods": methods, "overrides": overrides})
     sys.path.insert(0, str(here.parent))
     for method in methods:
-        preflight_algorithm.check_algorithm(compose_config(f"{method}/toy", overrides))
+        validate(compose_config("toy_methods", [f"method={method}", *overrides]))
     steps = f"trainer.total_training_steps={STEPS * len(methods)}"
-    config = compose_config(f"{methods[0]}/toy", [*overrides, steps])
-    train.set_environment(config)
-    train.prepare(config)
+    config = compose_config("toy_methods", [f"method={methods[0]}", *overrides, steps])
+    launch.set_environment(config)
+    train.prepare(config, train.check(config))
     config.trainer.v1.trainer_mode = "tour"
-    train.ENVIRONMENT[TOUR] = os.environ[TOUR]  # the names that are handed to Ray's actors
-    train.run(config)
+    environment.COMMON[TOUR] = os.environ[TOUR]  # the names that are handed to Ray's actors
+    launch.run(config)
 
 
 if __name__ == "__main__":

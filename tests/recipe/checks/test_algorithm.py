@@ -55,8 +55,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm.norm_adv_by_std_in_grpo": False}, "set recipe.advantage.name"),
     ({N: 1}, "no baseline"),
     ({NAME: "ta_grpo_star", COUNT: 7}, "a group of 1"),
-    ({"recipe.neighbours.ratio": "both"}, "known are anchored, own"),
-    ({COUNT: -1}, "0 or more"),
     ({NAME: "ta_grpo"}, "without neighbours is GRPO"),
     ({COUNT: 2}, "multiple of"),
     ({**TA, f"{CORRECTION}.bypass_mode": True}, "bypass_mode uses the engine"),
@@ -67,8 +65,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {WEIGHTS: "gaussian_covariance", "recipe.weights.gaussian_covariance.sigma": "x"},
         "gaussian_covariance",
     ),
-    ({WEIGHTS: "clip_cov", "recipe.weights.clip_cov.ratio": 0}, "0 < ratio"),
-    ({WEIGHTS: "clip_cov", "recipe.weights.clip_cov.lower": 9}, "lower < upper"),
+    ({WEIGHTS: "clip_cov", "recipe.weights.clip_cov.lower": 9}, "not below"),
     ({WEIGHTS: "gaussian_covariance", LOSS: "kl_cov"}, "its own covariance"),
     ({WEIGHTS: "clip_cov", LOSS: "geo_mean"}, "weights would be lost"),
     ({WEIGHTS: "clip_cov", LOSS: "dro"}, "not proportional"),
@@ -78,9 +75,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({LOSS: "clip_cov", DYNAMIC: True}, "within a micro-batch"),
     ({LOSS: "kl_cov", MINI: 16}, "rounding noise"),
     ({LOSS: "geo_mean", MEAN: SEQUENCE}, "number of micro-batches"),
-    ({LOSS: "gmpo", MEAN: SEQUENCE}, "wants actor.policy_loss._target_"),
-    ({LOSS: "sapo"}, "ignores actor.loss_agg_mode=token-mean"),
-    ({LOSS: "gmpo", TARGET: GMPO_TARGET}, "ignores actor.loss_agg_mode=token-mean"),
+    ({LOSS: "gmpo", MEAN: SEQUENCE}, "wants .*actor.policy_loss._target_"),
+    ({LOSS: "sapo"}, "ignores .*actor.loss_agg_mode=token-mean"),
+    ({LOSS: "gmpo", TARGET: GMPO_TARGET}, "ignores .*actor.loss_agg_mode=token-mean"),
     ({MEAN: "seq-mean-token-sum-norm"}, "loss_scale_factor"),
     (
         {f"{CORRECTION}.bypass_mode": True, f"{CORRECTION}.rollout_is": "token"},
@@ -97,7 +94,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "nothing is corrected",
     ),
-    ({LOSS: "dro"}, "positive policy_loss.dro_beta"),
+    ({LOSS: "dro"}, "policy_loss.dro_beta above 0"),
     ({NAME: "none"}, "trains nothing"),
     ({"recipe.neighbours.ratio": "own"}, "has no use"),
     ({"recipe.advantage.group": "text"}, "advantage.group=text without .* has no use"),
@@ -121,22 +118,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"algorithm.filter_groups.enable": True, "recipe.history.enable": True},
         "throws away",
     ),
-    ({"recipe.dynamic_sampling.on_exhausted": "wait"}, "known are train, stop"),
     (
         {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "score"},
         "known are acc",
     ),
-    (
-        {
-            "algorithm.filter_groups.enable": True,
-            "recipe.dynamic_sampling.max_gen_batches": 0,
-        },
-        "1 or more",
-    ),
-    ({"recipe.history.floor": 0.5}, "floor"),
-    ({"recipe.curriculum.decay": 0}, "decay"),
-    ({"recipe.curriculum.target": 2}, "target"),
-    ({"recipe.curriculum.candidates": 0}, "candidates"),
 ]
 
 

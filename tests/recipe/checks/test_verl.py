@@ -27,7 +27,10 @@ def changed(config: Any, **settings: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data": {"train_batch_size": 30}}, "not a multiple of actor.ppo_mini_batch_size=8"),
+        (
+            {"data": {"train_batch_size": 30}},
+            "not a multiple of actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        ),
         (
             {"actor_rollout_ref": {"actor": {"ppo_micro_batch_size_per_gpu": 48}}},
             "does not divide the 64 rows",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from prompt_aug.files import read_json
+from recipe.run import environment
 from recipe.run import folder as run_folder
 
 
@@ -55,16 +56,16 @@ def test_the_environment_of_the_first_steps_stays_on_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for commit in ("a", "b", "c"):
-        monkeypatch.setattr(run_folder, "environment", lambda c=commit: {"commit": c})
+        monkeypatch.setattr(environment, "describe", lambda c=commit: {"commit": c})
         run_folder.record_environment(tmp_path)
     record = read_json(tmp_path / "environment.json")
     assert record == {"commit": "a", "resumed": [{"commit": "b"}, {"commit": "c"}]}
 
 
 def test_environment_names_versions_and_commit() -> None:
-    environment = run_folder.environment()
-    assert environment["packages"]["verl"] == "0.9.1"
-    assert environment["packages"]["torch"].startswith("2.")
+    recorded = environment.describe()
+    assert recorded["packages"]["verl"] == "0.9.1"
+    assert recorded["packages"]["torch"].startswith("2.")
 
 
 def test_every_path_of_a_run_by_hand(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""What the machine must have before Ray starts: room on the disk, a port, a GPU, a logger's key."""
+
+import netrc
+import os
+import shutil
+import socket
+from pathlib import Path
+from urllib.parse import urlparse
+
+from omegaconf import DictConfig
+
+from recipe.errors import ConfigError
+from recipe.run.environment import gpu_count
+
+WANDB = "api.wandb.ai"
+
+
+def check_machine(config: DictConfig) -> None:
+    """Refuse a machine on which the run would fail after minutes; writes nothing."""
+    check_room(Path(config.recipe.run_dir), config.recipe.min_free_gib)
+    check_port()
+    check_gpus(config)
+    check_loggers(config)
+
+
+def check_room(run_dir: Path, gib: float) -> None:
+    """Refuse a run folder that cannot be made or written, or on a nearly full disk."""
+    there = run_dir.resolve()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        reason = "no permission" if there.is_dir() else f"{there} is a file"
+        raise ConfigError(
+            f"recipe.run_dir={run_dir}: cannot write there ({reason}): choose another folder with "
+            "recipe.run_dir=..."
+        )
+    free = shutil.disk_usage(there).free / 2**30
+    if free < gib:
+        raise ConfigError(
+            f"{free:.2f} GiB free for the run folder {run_dir}, {gib} wanted "
+            "(recipe.min_free_gib): free some room or choose another folder with recipe.run_dir=..."
+        )
+
+
+def check_port() -> None:
+    """Refuse a machine where no TCP port can be had: Ray, gloo and vLLM each want some."""
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+    except OSError as error:
+        raise ConfigError(
+            f"no free TCP port on 127.0.0.1 ({error.strerror}); Ray, gloo and vLLM need some: "
+            "stop what holds them, or widen net.ipv4.ip_local_port_range"
+        ) from error
+
+
+def check_gpus(config: DictConfig) -> None:
+    """Refuse a GPU run without its GPUs: Ray waits for ever for resources that no node has.
+
+    With RAY_ADDRESS the GPUs are those of another cluster, which this machine cannot count.
+    """
+    if config.trainer.device != "cuda" or "RAY_ADDRESS" in os.environ:
+        return
+    wanted, found = config.trainer.n_gpus_per_node, gpu_count()
+    if found == 0:
+        raise ConfigError(
+            "trainer.device=cuda, but this machine has no GPU that CUDA can use: machine=cpu runs "
+            "on its cores (with a small model: the examples toy and toy_methods)"
+        )
+    if wanted > found:
+        raise ConfigError(
+            f"trainer.n_gpus_per_node={wanted}, but this machine has {found}: set it to {found}"
+        )
+
+
+def check_loggers(config: DictConfig) -> None:
+    """Refuse wandb without a key: it asks for one on a terminal that its process does not have."""
+    logger = config.trainer.logger
+    offline = os.environ.get("WANDB_MODE", "").lower() in ("offline", "disabled", "dryrun")
+    if "wandb" not in ([logger] if isinstance(logger, str) else logger) or offline:
+        return
+    if not os.environ.get("WANDB_API_KEY") and not _in_netrc(WANDB):
+        raise ConfigError(
+            "trainer.logger has wandb, but there is no key for it: run `wandb login`, set "
+            "WANDB_API_KEY, or WANDB_MODE=offline to send the run later"
+        )
+
+
+def _in_netrc(default_host: str) -> bool:
+    """Whether the user's netrc file, where `wandb login` writes, names wandb's server."""
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "")).hostname or default_host
+    path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+    try:
+        return netrc.netrc(str(path)).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

@@ -1,0 +1,119 @@
+"""What `recipe.train` shows without training: the examples, and where every value comes from."""
+
+import importlib.metadata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+from recipe.config.compose import (
+    CONFIG,
+    EXAMPLES,
+    compose_config,
+    example_folder,
+    example_names,
+    group_names,
+    search_path,
+    verl_config,
+)
+from recipe.config.schema import shown
+
+
+def version() -> str:
+    """The project's and verl's version, for ``--version``."""
+    names = ("rlvr-recipes", "verl")
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+
+
+def examples_and_methods() -> str:
+    """The examples, methods, scales and machines, a line each: the first comment of their file."""
+    lines = ["Examples: python -m recipe.train NAME"]
+    lines += [
+        f"  {name:<18} {_headline(EXAMPLES / name / 'config.yaml')}" for name in example_names()
+    ]
+    for group in ("method", "scale", "machine"):
+        lines += ["", f"{group.capitalize()}s: {group}=NAME with any example"]
+        files = [CONFIG / group / f"{name}.yaml" for name in group_names(group)]
+        lines += [f"  {path.stem:<18} {_headline(path)}" for path in files]
+    return "\n".join(lines)
+
+
+def with_sources(example: str, overrides: list[str]) -> str:
+    """Every key of the composed configuration, ``key=value  # where it was set``."""
+    config: Any = OmegaConf.to_container(compose_config(example, overrides), resolve=True)
+    origin: dict[str, str] = {}
+    for source, content in _layers(example, overrides):
+        for key, raw in _flat(content):
+            origin[key] = f"{source}: {raw}" if "${" in str(raw) else source
+    lines = []
+    for key, value in _flat(config):
+        lines.append((f"{key}={shown(value)}", _origin(key, origin)))
+    width = min(80, max(len(text) for text, _ in lines))
+    return "\n".join(f"{text:<{width}}  # {source}" for text, source in lines)
+
+
+def _headline(path: Path) -> str:
+    """The first comment of a yaml file."""
+    comments = [x for x in path.read_text(encoding="utf-8").splitlines() if x.startswith("# ")]
+    return next((x[2:] for x in comments if not x.startswith("# @package")), "")
+
+
+def _layers(example: str, overrides: list[str]) -> Iterator[tuple[str, Any]]:
+    """(file or "command line", its content), in the order in which hydra merges them."""
+    folder = example_folder(example)
+    with initialize_config_dir(str(folder), version_base=None):
+        loader = GlobalHydra.instance().config_loader()
+        found = loader.compute_defaults_list(
+            "config", [search_path(CONFIG), *overrides], RunMode.RUN
+        )
+        for default in found.defaults:
+            if default.config_path is None or default.config_path.startswith("hydra"):
+                continue
+            path = _find(default.config_path, folder)
+            content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+            content.pop("defaults", None)
+            for part in reversed([p for p in (default.package or "").split(".") if p]):
+                content = {part: content}
+            yield _place(path, folder), content
+    for text in overrides:
+        override = OverridesParser.create().parse_override(text)
+        nested: Any = override.value()
+        for part in reversed(override.key_or_group.split(".")):
+            nested = {part: nested}
+        yield "command line", nested
+
+
+def _find(name: str, folder: Path) -> Path:
+    """The file of a configuration's name: the first on hydra's search path."""
+    places = (folder, CONFIG, verl_config())
+    found = (place / f"{name}.yaml" for place in places)
+    return next(path for path in found if path.is_file()).resolve()
+
+
+def _place(path: Path, folder: Path) -> str:
+    """A short name of a file: the example's, this project's, or verl's."""
+    for place, short in ((folder, folder.name), (CONFIG, "recipe/config"), (verl_config(), "verl")):
+        if path.is_relative_to(place):
+            return f"{short}/{path.relative_to(place)}"
+    return str(path)
+
+
+def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of a nested mapping; an empty section is a value."""
+    if isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from _flat(value, f"{prefix}{key}.")
+    else:
+        yield prefix.rstrip("."), node
+
+
+def _origin(key: str, origin: dict[str, str]) -> str:
+    """Where `key` was set, or the section that holds it."""
+    while key and key not in origin:
+        key = key.rpartition(".")[0]
+    return origin.get(key, "verl")

