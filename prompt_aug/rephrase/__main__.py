@@ -1,0 +1,240 @@
+"""Rephrase questions: generate candidates, check that they are the same problem, choose neighbours.
+
+    python -m prompt_aug.rephrase QUESTIONS.parquet OUT.parquet --model MODEL --n 3
+
+Raw answers are kept in --work by request hash and sample, so that a run that was cut, a changed
+filter or a further candidate asks for nothing twice. Exit status: 0 done; 1 could not, with one
+line that says why; 2 wrong usage; 3 a budget is reached; 4 some requests failed (run it again).
+"""
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from prompt_aug.errors import UserError
+from prompt_aug.files import iter_lines, lock
+from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex
+from prompt_aug.questions import Question, read_parquet
+from prompt_aug.rephrase import options as cli
+from prompt_aug.rephrase.candidates import Candidate, check_answers, usable
+from prompt_aug.rephrase.choose import Rate, choose
+from prompt_aug.rephrase.generate.budget import Budget, BudgetError, Spending, estimate
+from prompt_aug.rephrase.generate.client import Endpoint, Generation
+from prompt_aug.rephrase.generate.prompts import RephraseError, load_prompt
+from prompt_aug.rephrase.generate.store import Request, Store, make_request
+from prompt_aug.rephrase.results import write_results
+
+DONE, FAILED, BUDGET_REACHED, INCOMPLETE = 0, 1, 3, 4
+
+
+class StoppedError(RephraseError):
+    """A signal asked for the end; what is answered is kept."""
+
+
+class IncompleteError(RephraseError):
+    """Some requests failed in a way that may pass."""
+
+
+def make_requests(questions: Sequence[Question], options: Namespace) -> list[Request]:
+    """A request for the candidates of each question."""
+    prompt = load_prompt(options.prompt)
+    return [
+        make_request(
+            question.uid,
+            question.text,
+            prompt=prompt,
+            sampling=cli.sampling(options),
+            samples=options.candidates,
+        )
+        for question in questions
+    ]
+
+
+def dry_run(requests: Sequence[Request], store: Store, options: Namespace) -> None:
+    """Print what is left to ask for, at most."""
+    total = Spending()
+    for request in requests:
+        missing = len(store.missing(request))
+        for start in range(0, missing, options.per_request):
+            count = min(options.per_request, missing - start)
+            total += estimate(request.messages, count, request.sampling.max_tokens)
+    budget = cli.budget(options, Spending())
+    cost = budget.cost(total)
+    print(
+        f"requests: {total.requests} (and what fails is tried up to {options.retries} times more)"
+    )
+    print(f"tokens of prompts: about {total.tokens_in}; of answers: at most {total.tokens_out}")
+    print(f"cost: {'unknown price' if cost is None else f'at most ${cost:.2f}'}")
+
+
+def generate(
+    requests: Sequence[Request], store: Store, endpoint: Endpoint, budget: Budget, title: str
+) -> None:
+    """Ask for all that is missing, with progress; SIGINT and SIGTERM end it cleanly."""
+    open_requests = [request for request in requests if store.missing(request)]
+    total = sum(request.samples for request in requests)
+    done = total - sum(len(store.missing(request)) for request in open_requests)
+
+    async def run(bar: Any) -> None:
+        generation = Generation(store, endpoint, budget)
+
+        def report(answers: int) -> None:
+            bar.update(answers)
+            cost = budget.cost(budget.spent)
+            bar.set_postfix_str("" if cost is None else f"${cost:.3f}", refresh=False)
+
+        generation.report = report
+        loop = asyncio.get_running_loop()
+        stop = StoppedError("stopped by a signal; what is answered is kept: run it again to go on")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.add_signal_handler(number, generation.stop, stop)
+        await generation.run(open_requests)
+
+    if open_requests:
+        with tqdm(total=total, initial=done, desc=title, unit="answer", mininterval=1.0) as bar:
+            asyncio.run(run(bar))
+    print(f"{title}: {budget.summary()}")
+
+
+def read_rates(path: Path | None) -> dict[tuple[str, str], Rate]:
+    """(uid, text) -> (right, responses) of a file of JSON lines. Raises RephraseError."""
+    if path is None:
+        return {}
+    if not path.is_file():
+        raise RephraseError(f"--pass-rates {path}: no such file")
+    rates = {}
+    for number, line in enumerate(iter_lines(path), start=1):
+        try:
+            right, responses = int(line["right"]), int(line["responses"])
+            rates[str(line["uid"]), str(line["text"])] = (right, responses)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RephraseError(
+                f"{path}, line {number}: wants uid, text, right, responses"
+            ) from error
+        if not 0 <= right <= responses:
+            raise RephraseError(f"{path}, line {number}: {right} right of {responses}")
+    return rates
+
+
+def benchmarks_of(options: Namespace) -> OverlapIndex | None:
+    """The questions that no candidate may be."""
+    if not options.against:
+        return None
+    from prompt_aug.prepare.__main__ import load_benchmarks
+
+    return OverlapIndex(load_benchmarks(options.against))
+
+
+def finish(
+    questions: Sequence[Question],
+    candidates: dict[str, list[Candidate]],
+    rates: dict[tuple[str, str], Rate],
+    options: Namespace,
+) -> None:
+    """Choose, write, report."""
+    take = ("accept", "doubtful") if options.take_doubtful else ("accept",)
+    fit = {uid: usable(listed, take) for uid, listed in candidates.items()}
+    choices = {}
+    for question in questions:
+        texts = [candidate.text for candidate in fit[question.uid]]
+        known = {
+            t: rates[place]
+            for t in (question.text, *texts)
+            if (place := (question.uid, t)) in rates
+        }
+        choices[question.uid] = choose(
+            question.text, texts, options.n, rates=known, per_text=options.per_text
+        )
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
+    settings["prompt_sha256"] = load_prompt(options.prompt).sha256
+    report = write_results(
+        options.out,
+        questions,
+        candidates,
+        choices,
+        {uid: [fit[uid][place] for place in choice.ranked] for uid, choice in choices.items()},
+        rates=rates,
+        settings=settings,
+    )
+    shown = {key: report[key] for key in ("candidates", "verdicts", "filters", "neighbours")}
+    print(json.dumps(shown, indent=1))
+    signal_ = report["expected_groups_with_signal"]
+    if signal_["questions_with_pass_rates"]:
+        print(
+            f"expected groups with signal: {signal_['chosen']:.1f} of "
+            f"{signal_['questions_with_pass_rates']}, {signal_['chosen_at_random']:.1f} at random"
+        )
+    else:
+        print("chosen by distance alone: no pass rates (--solve or --pass-rates)")
+    print(f"wrote {options.out}")
+
+
+@contextlib.contextmanager
+def _results_of_a_part(options: Namespace) -> Iterator[list[UserError]]:
+    """With --partial, a stop while generating is kept for the end; without, it ends the run."""
+    stops: list[UserError] = []
+    try:
+        yield stops
+    except (BudgetError, StoppedError) as error:
+        if not options.partial:
+            raise
+        stops.append(error)
+
+
+def run(options: Namespace) -> int:
+    """The whole of it; the exit status."""
+    cli.validate(options)
+    questions = read_parquet(options.questions)[: options.limit]
+    rates = read_rates(options.pass_rates)
+    benchmarks = benchmarks_of(options)
+    with lock(options.work):
+        store = Store(options.work)
+        requests = make_requests(questions, options)
+        if options.dry_run:
+            dry_run(requests, store, options)
+            return DONE
+        budget = cli.budget(options, store.spent)
+        with _results_of_a_part(options) as stops:
+            generate(requests, store, cli.endpoint(options), budget, "candidates")
+        failed = sum(len(store.missing(request)) for request in requests)
+        if failed and not stops and not options.partial:
+            raise IncompleteError(f"{failed} candidates failed; run it again, or with --partial")
+        candidates = {
+            question.uid: check_answers(question, store.texts(request), benchmarks, OVERLAP_LIMIT)
+            for question, request in zip(
+                questions, tqdm(requests, desc="checks", disable=None), strict=True
+            )
+        }
+        finish(questions, candidates, rates, options)
+        if stops:
+            raise stops[0]
+    return INCOMPLETE if failed else DONE
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; what the exit statuses mean is said above."""
+    options = cli.build_parser((__doc__ or "").split("\n\n")[0]).parse_args(arguments)
+    try:
+        return run(options)
+    except BudgetError as error:
+        print(f"stopped: {error}", file=sys.stderr)
+        return BUDGET_REACHED
+    except IncompleteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return INCOMPLETE
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

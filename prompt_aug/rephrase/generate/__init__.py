@@ -1,0 +1,1 @@
+"""Candidates from an OpenAI-compatible endpoint, kept by request hash."""

@@ -1,0 +1,117 @@
+"""Raw answers in an append-only file, found again by request hash and sample index.
+
+    key = first 32 hex digits of SHA-256(JSON [model, messages, parameters])
+
+The key has what decides the answer and nothing else: no row, no file name, no number of samples.
+So a question that moves in its file, a further candidate or a changed filter asks for nothing
+again, and a changed prompt or temperature asks for all. Records, one JSON object a line:
+
+    {"key", "sample", "status": "answer", "text", "finish", ...}
+    {"key", "sample", "status": "failed", "error", "final", ...}
+
+A failure is never an empty text. One that is `final` (the server refuses the request) is not tried
+again; any other is, by the next run.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from prompt_aug.files import append_lines, iter_lines
+from prompt_aug.rephrase.generate.budget import Spending
+from prompt_aug.rephrase.generate.prompts import Prompt
+
+ANSWERS = "answers.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How a model is asked: what goes into the key."""
+
+    model: str
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What is to be asked for one text: `samples` answers to `messages`."""
+
+    key: str
+    uid: str
+    prompt: str
+    messages: list[dict[str, str]]
+    sampling: Sampling
+    samples: int
+
+
+def key_of(sampling: Sampling, messages: list[dict[str, str]]) -> str:
+    """The hash by which the answers are found again."""
+    parameters = {k: v for k, v in asdict(sampling).items() if k != "model"}
+    content = json.dumps([sampling.model, messages, parameters], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def make_request(
+    uid: str, text: str, *, prompt: Prompt, sampling: Sampling, samples: int
+) -> Request:
+    """The request for `samples` answers to `prompt` with `text` in it."""
+    messages = prompt.messages(text)
+    return Request(
+        key=key_of(sampling, messages),
+        uid=uid,
+        prompt=prompt.sha256,
+        messages=messages,
+        sampling=sampling,
+        samples=samples,
+    )
+
+
+class Store:
+    """The answers of a folder; one process writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / ANSWERS
+        self.answers: dict[tuple[str, int], dict[str, Any]] = {}
+        self.failures: dict[tuple[str, int], dict[str, Any]] = {}
+        self.spent = Spending()
+        for record in iter_lines(self.path):
+            self._take(record)
+
+    def _take(self, record: dict[str, Any]) -> None:
+        place = (str(record["key"]), int(record["sample"]))
+        if record["status"] == "answer":
+            self.answers.setdefault(place, record)
+            self.failures.pop(place, None)
+        elif place not in self.answers:
+            self.failures[place] = record
+        self.spent += Spending(*record.get("used", (0, 0, 0)))
+
+    def add(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append the records; a sample that is there already is not written again."""
+        new = [
+            dict(record)
+            for record in records
+            if (record["key"], record["sample"]) not in self.answers
+        ]
+        append_lines(self.path, new)
+        for record in new:
+            self._take(record)
+
+    def missing(self, request: Request) -> list[int]:
+        """The samples of `request` that are to be asked for: no answer, no final failure."""
+        return [
+            sample
+            for sample in range(request.samples)
+            if (request.key, sample) not in self.answers
+            and not self.failures.get((request.key, sample), {}).get("final")
+        ]
+
+    def texts(self, request: Request) -> list[dict[str, Any]]:
+        """The answers of `request` that are there, in the order of their samples."""
+        places = ((request.key, sample) for sample in range(request.samples))
+        return [self.answers[place] for place in places if place in self.answers]

@@ -1,0 +1,141 @@
+"""The command line of `python -m prompt_aug.rephrase` and what it says, checked."""
+
+import argparse
+import os
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+from prompt_aug.rephrase.generate.budget import Budget, Price, Spending, price_of
+from prompt_aug.rephrase.generate.client import KEY_VARIABLE, Endpoint
+from prompt_aug.rephrase.generate.prompts import RephraseError
+from prompt_aug.rephrase.generate.store import Sampling
+
+
+def build_parser(description: str) -> argparse.ArgumentParser:
+    """All options; `validate` says what goes with what."""
+    parser = argparse.ArgumentParser(prog="python -m prompt_aug.rephrase", description=description)
+    parser.add_argument("questions", type=Path, help="a parquet file of prompt_aug.prepare")
+    parser.add_argument("out", type=Path, help="the parquet file to write")
+    parser.add_argument("--n", type=int, default=3, help="neighbours wanted for each question")
+    parser.add_argument("--candidates", type=int, help="candidates asked for (default: 2 n)")
+    parser.add_argument("--limit", type=int, help="only the first so many questions")
+    parser.add_argument("--work", type=Path, help="folder of raw answers (default: OUT.work)")
+    _add_model(parser.add_argument_group("model"))
+    _add_budget(parser.add_argument_group("budget, over all runs in the same --work"))
+    _add_checks(parser.add_argument_group("checks and selection"))
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--dry-run", action="store_true", help="print requests, tokens and cost")
+    mode.add_argument(
+        "--batch", choices=("submit", "collect"), help="the endpoint's batch files, at half price"
+    )
+    mode.add_argument(
+        "--offline", action="store_true", help="rules in place of a model: a rehearsal"
+    )
+    parser.add_argument(
+        "--partial", action="store_true", help="write results of what there is, also after a stop"
+    )
+    return parser
+
+
+def _add_model(group: Any) -> None:
+    group.add_argument("--model", help="as the endpoint names it")
+    group.add_argument("--base-url", help=f"default: OpenAI's; the key is read from {KEY_VARIABLE}")
+    group.add_argument("--prompt", default="default", help="default, paper, or a file")
+    group.add_argument("--temperature", type=float, default=1.0)
+    group.add_argument("--top-p", type=float, default=1.0)
+    group.add_argument("--answer-tokens", type=int, default=1024, help="at most, of one candidate")
+    group.add_argument("--per-request", type=int, default=8, help="candidates of one request (n)")
+    group.add_argument("--concurrency", type=int, default=16, help="requests in flight")
+    group.add_argument("--retries", type=int, default=6, help="of one request, by the client")
+    group.add_argument("--timeout", type=float, default=300.0, help="seconds for one attempt")
+
+
+def _add_budget(group: Any) -> None:
+    group.add_argument("--max-requests", type=int, help="attempts, retries included")
+    group.add_argument("--max-tokens", type=int, help="of prompts and answers")
+    group.add_argument("--max-cost", help="dollars")
+    group.add_argument("--price", nargs=2, metavar=("IN", "OUT"), help="dollars per million tokens")
+
+
+def _add_checks(group: Any) -> None:
+    group.add_argument(
+        "--against", action="append", default=[], help="[NAME=]SOURCE[@SPLIT]: refuse its questions"
+    )
+    group.add_argument("--take-doubtful", action="store_true", help="use doubtful ones, too")
+    group.add_argument("--decisions", type=Path, help="what a reviewer saved from the review page")
+    group.add_argument("--solve", type=int, default=0, help="answers of --solver to every text")
+    group.add_argument("--solver", help="model of --solve (default: --model)")
+    group.add_argument("--solver-url", help="its endpoint (default: --base-url)")
+    group.add_argument("--solver-tokens", type=int, default=2048)
+    group.add_argument("--pass-rates", type=Path, help="json lines of uid, text, right, responses")
+    group.add_argument("--per-text", type=int, default=8, help="G, the responses to each text")
+
+
+def validate(options: argparse.Namespace) -> None:
+    """Raises RephraseError for what cannot be done, before anything is read or sent."""
+    options.candidates = options.candidates or 2 * options.n
+    options.work = options.work or options.out.with_name(options.out.name + ".work")
+    for name in ("n", "candidates", "per_request", "concurrency", "answer_tokens", "per_text"):
+        if getattr(options, name) < 1:
+            raise RephraseError(f"--{name.replace('_', '-')} must be 1 or more")
+    for name in ("solve", "retries"):
+        if getattr(options, name) < 0:
+            raise RephraseError(f"--{name} must be 0 or more")
+    if options.candidates < options.n:
+        raise RephraseError(f"--candidates {options.candidates} is fewer than --n {options.n}")
+    if not options.offline and not options.model:
+        raise RephraseError("name a --model, or rehearse with --offline")
+    if options.solve and not (options.solver or options.model):
+        raise RephraseError("--solve needs a --solver")
+    if options.out.resolve() == options.questions.resolve():
+        raise RephraseError("OUT is the file of the questions: name another")
+
+
+def sampling(options: argparse.Namespace) -> Sampling:
+    return Sampling(
+        model=options.model,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        max_tokens=options.answer_tokens,
+    )
+
+
+def endpoint(options: argparse.Namespace) -> Endpoint:
+    return Endpoint(
+        base_url=options.base_url or os.environ.get("OPENAI_BASE_URL"),
+        concurrency=options.concurrency,
+        retries=options.retries,
+        timeout=options.timeout,
+        per_request=options.per_request,
+    )
+
+
+def price(options: argparse.Namespace) -> Price | None:
+    """What --price says, or the table of a kept library."""
+    if options.price:
+        try:
+            values = [Decimal(text) / 10**6 for text in options.price]
+        except InvalidOperation:
+            raise RephraseError(
+                f"--price {options.price}: two numbers, dollars per million"
+            ) from None
+        if min(values) < 0:
+            raise RephraseError(f"--price {options.price}: no negative numbers")
+        return Price(*values)
+    return price_of(options.model, endpoint(options).base_url, batch=bool(options.batch))
+
+
+def budget(options: argparse.Namespace, spent: Spending) -> Budget:
+    """The limits, with what is spent already. Raises RephraseError."""
+    try:
+        cost = None if options.max_cost is None else Decimal(options.max_cost)
+    except InvalidOperation:
+        raise RephraseError(f"--max-cost {options.max_cost}: a number of dollars") from None
+    return Budget(
+        max_requests=options.max_requests,
+        max_tokens=options.max_tokens,
+        max_cost=cost,
+        price=price(options),
+        spent=spent,
+    )

@@ -1,0 +1,147 @@
+"""What the pipeline leaves: questions with neighbours, provenance, manifest, dataset card.
+
+OUT.parquet                  what `recipe.train` reads: extra_info.neighbours, by rank
+OUT.parquet.candidates.jsonl every candidate: verdict, reasons, source, pass rates, reviewer, rank
+OUT.parquet.README.md        a dataset card with the hub's metadata block
+OUT.parquet.manifest.json    counts, settings, digests; written last
+"""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prompt_aug.files import sha256, write_json, write_lines, write_text
+from prompt_aug.questions import Question, write_parquet
+from prompt_aug.rephrase.candidates import Candidate
+from prompt_aug.rephrase.choose import Choice, Rate
+
+
+def beside(out: Path, ending: str) -> Path:
+    """The file of the results with this ending."""
+    return out.with_name(out.name + ending)
+
+
+def write_results(
+    out: Path,
+    questions: Sequence[Question],
+    candidates: Mapping[str, Sequence[Candidate]],
+    choices: Mapping[str, Choice],
+    chosen: Mapping[str, Sequence[Candidate]],
+    *,
+    rates: Mapping[tuple[str, str], Rate],
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write all four files, the manifest last; the manifest's content."""
+    manifest = beside(out, ".manifest.json")
+    manifest.unlink(missing_ok=True)
+    written = [
+        dataclasses.replace(q, neighbours=tuple(c.text for c in chosen[q.uid])) for q in questions
+    ]
+    ranks = {id(c): rank for listed in chosen.values() for rank, c in enumerate(listed)}
+    write_parquet(written, out)
+    write_lines(
+        beside(out, ".candidates.jsonl"),
+        (
+            record(candidate, ranks.get(id(candidate)), rates)
+            for listed in candidates.values()
+            for candidate in listed
+        ),
+    )
+    report = summary(written, candidates, choices) | {"settings": dict(settings)}
+    write_text(beside(out, ".README.md"), card(out, report))
+    names = (out, beside(out, ".candidates.jsonl"), beside(out, ".README.md"))
+    report["sha256"] = {path.name: sha256(path) for path in names}
+    write_json(manifest, report)
+    return report
+
+
+def record(
+    candidate: Candidate, rank: int | None, rates: Mapping[tuple[str, str], Rate]
+) -> dict[str, Any]:
+    """The line of one candidate."""
+    rate = rates.get((candidate.uid, candidate.text))
+    return {
+        "uid": candidate.uid,
+        "text": candidate.text,
+        "verdict": candidate.verdict,
+        "reasons": [dataclasses.asdict(reason) for reason in candidate.reasons],
+        "rank": rank,
+        "pass_rate": None if rate is None else {"right": rate[0], "responses": rate[1]},
+        "reviewer": candidate.reviewer,
+        "source": candidate.source,
+    }
+
+
+def summary(
+    questions: Sequence[Question],
+    candidates: Mapping[str, Sequence[Candidate]],
+    choices: Mapping[str, Choice],
+) -> dict[str, Any]:
+    """Counts of verdicts, of each filter, of neighbours; expected groups with signal."""
+    listed = [candidate for group in candidates.values() for candidate in group]
+    filters: Counter[str] = Counter()
+    for candidate in listed:
+        filters.update({f"{r.filter}: {r.verdict}" for r in candidate.reasons})
+    known = [c for c in choices.values() if c.mixed is not None and c.random is not None]
+    return {
+        "questions": len(questions),
+        "candidates": len(listed),
+        "verdicts": dict(sorted(Counter(c.verdict for c in listed).items())),
+        "filters": dict(filters.most_common()),
+        "neighbours": {
+            str(count): number
+            for count, number in sorted(Counter(len(q.neighbours) for q in questions).items())
+        },
+        "chosen_by": "pass rates, then distance" if known else "distance alone (no pass rates)",
+        "expected_groups_with_signal": {
+            "questions_with_pass_rates": len(known),
+            "chosen": sum(c.mixed or 0.0 for c in known),
+            "chosen_at_random": sum(c.random or 0.0 for c in known),
+        },
+    }
+
+
+def card(out: Path, report: Mapping[str, Any]) -> str:
+    """README.md of a dataset on the hub: the metadata block, what it is, how it was made."""
+    settings = json.dumps(report["settings"], indent=2, default=str)
+    verdicts = ", ".join(f"{n} {name}" for name, n in report["verdicts"].items()) or "none"
+    rows = "\n".join(f"| {name} | {count} |" for name, count in report["filters"].items())
+    neighbours = ", ".join(f"{q} questions with {n}" for n, q in report["neighbours"].items())
+    return f"""---
+pretty_name: {out.stem}, rephrased
+task_categories:
+- question-answering
+language:
+- en
+tags:
+- mathematics
+- rephrased
+- synthetic
+configs:
+- config_name: default
+  data_files: {out.name}
+---
+
+# {out.stem}: questions with rephrasings
+
+{report["questions"]} questions, each with rephrasings in `extra_info.neighbours`, by rank
+({neighbours}). Made with `python -m prompt_aug.rephrase`, after TA-GRPO (arXiv 2601.22478).
+
+Of {report["candidates"]} candidates: {verdicts}. A candidate is accepted where no filter sees a
+difference in meaning; that is no proof. Chosen by {report["chosen_by"]}.
+`{out.name}.candidates.jsonl` has every candidate with its reasons and where it is from.
+
+| filter: verdict | candidates |
+|---|---|
+{rows}
+
+The questions keep the licence of their source; a model's provider may restrict the use of what its
+model wrote.
+
+```json
+{settings}
+```
+"""

@@ -1,0 +1,120 @@
+"""A chat endpoint on raw sockets that answers, delays, breaks off or dies as a script says."""
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Reply:
+    """One answer: a status and a body, sent after `delay` seconds, cut after `cut` bytes."""
+
+    body: Any = None
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    delay: float = 0.0
+    cut: int | None = None
+    hang_up: bool = False  # close the connection without any answer
+
+
+def chat(
+    texts: list[str], model: str = "scripted", usage: tuple[int, int] = (100, 20)
+) -> dict[str, Any]:
+    """The body of a chat completion with these choices."""
+    return {
+        "id": "x",
+        "object": "chat.completion",
+        "created": 0,
+        "model": model,
+        "choices": [
+            {
+                "index": i,
+                "finish_reason": "stop",
+                "message": {"role": "assistant", "content": text},
+            }
+            for i, text in enumerate(texts)
+        ],
+        "usage": {
+            "prompt_tokens": usage[0],
+            "completion_tokens": usage[1],
+            "total_tokens": sum(usage),
+        },
+    }
+
+
+class ScriptedEndpoint:
+    """Serves `script(number of the request, its body)` in a thread; keeps bodies and headers."""
+
+    def __init__(self, script: Callable[[int, dict[str, Any]], Reply]) -> None:
+        self.script, self.bodies, self.headers = script, [], []  # type: ignore[var-annotated]
+        self.in_flight = self.most_in_flight = 0
+        self.finished: list[dict[str, Any]] = []
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    async def _serve(self) -> None:
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        await self._end.wait()
+        server.close()
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await self._exchange(reader, writer):
+                pass
+        writer.close()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        headers = dict(
+            line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if ": " in line
+        )
+        raw = await reader.readexactly(int(headers.get("content-length", 0)))
+        body = json.loads(raw) if raw else {}
+        number = len(self.bodies)
+        self.bodies.append(body)
+        self.headers.append(headers)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        reply = self.script(number, body)
+        await asyncio.sleep(reply.delay)
+        self.in_flight -= 1
+        if reply.hang_up:
+            return False
+        content = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
+        lines = {
+            "content-type": "application/json",
+            "content-length": str(len(content)),
+            **reply.headers,
+        }
+        top = f"HTTP/1.1 {reply.status} X\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items())
+        writer.write(top.encode() + b"\r\n" + content[: reply.cut])
+        await writer.drain()
+        if reply.cut is None and reply.status == 200:
+            self.finished.append(body)
+        return reply.cut is None
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(10)
+
+
+@contextlib.contextmanager
+def serving(script: Callable[[int, dict[str, Any]], Reply]) -> Iterator[ScriptedEndpoint]:
+    endpoint = ScriptedEndpoint(script)
+    try:
+        yield endpoint
+    finally:
+        endpoint.close()

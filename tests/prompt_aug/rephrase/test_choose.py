@@ -1,0 +1,92 @@
+"""Which candidates become neighbours: hand-computed probabilities, the order, the distance."""
+
+import itertools
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prompt_aug.rephrase.choose import Choice, choose, distance, expected_power, mixed
+
+QUESTION = "alpha beta gamma delta"
+
+
+@pytest.mark.parametrize(
+    ("right", "responses", "power", "expected"),
+    [
+        (0, 0, 1, Fraction(1, 2)),
+        (0, 0, 2, Fraction(1, 3)),
+        (1, 1, 1, Fraction(2, 3)),
+        (3, 3, 2, Fraction(4 * 5, 5 * 6)),
+        (1, 4, 3, Fraction(2 * 3 * 4, 6 * 7 * 8)),
+        (5, 9, 0, Fraction(1)),
+    ],
+)
+def test_the_mean_power_of_a_beta(
+    right: int, responses: int, power: int, expected: Fraction
+) -> None:
+    assert expected_power(right, responses, power) == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rates", "per_text", "expected"),
+    [
+        ([(0, 0)], 1, 0.0),  # one response is never mixed
+        ([(0, 0)], 2, 1 - 2 / 3),
+        ([(0, 0), (0, 0)], 1, 0.5),
+        ([(1, 1), (0, 0)], 1, 1 - 2 / 6 - 1 / 6),
+        ([(1, 1), (0, 1)], 1, 1 - 2 / 9 - 2 / 9),
+    ],
+)
+def test_the_probability_of_mixed_rewards(
+    rates: list[tuple[int, int]], per_text: int, expected: float
+) -> None:
+    assert mixed(rates, per_text) == pytest.approx(expected, rel=1e-12)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 8), st.integers(0, 8)).map(lambda t: (min(t), max(t))),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(1, 8),
+)
+def test_one_more_text_never_lowers_it_and_right_and_wrong_are_symmetric(
+    rates: list[tuple[int, int]], per_text: int
+) -> None:
+    turned = [(k - c, k) for c, k in rates]
+    assert mixed(rates, per_text) == pytest.approx(mixed(turned, per_text), abs=1e-12)
+    assert mixed([*rates, (1, 3)], per_text) >= mixed(rates, per_text) - 1e-12
+
+
+def test_the_distance_is_that_of_the_longest_common_subsequence() -> None:
+    assert distance("apple pear", "apple pear") == 0
+    assert distance("apple pear plum fig", "apple melon plum grape") == 1 - 2 * 2 / 8
+
+
+def test_without_pass_rates_the_farthest_comes_first() -> None:
+    near, middle, far = "alpha beta gamma epsilon", "alpha beta zeta eta", "theta iota kappa mu"
+    assert choose(QUESTION, [near, middle, far], 2) == Choice((2, 1))
+    assert choose(QUESTION, [near], 3) == Choice((0,))
+    assert choose(QUESTION, [], 3) == Choice(())
+
+
+def test_with_pass_rates_the_likeliest_signal_comes_first_and_the_list_is_a_rank() -> None:
+    """The question is always right: a candidate that is mostly wrong mixes best."""
+    texts = ["always right one", "half right two", "always wrong three"]
+    rates = {QUESTION: (8, 8), texts[0]: (8, 8), texts[1]: (4, 8), texts[2]: (0, 8)}
+    choice = choose(QUESTION, texts, 2, rates=rates, per_text=8)
+    assert choice.ranked[0] == 2
+    assert choice.ranked == (*choose(QUESTION, texts, 1, rates=rates).ranked, choice.ranked[1])
+    assert choice.mixed is not None
+    pairs = [mixed([rates[t] for t in (QUESTION, *p)], 8) for p in itertools.combinations(texts, 2)]
+    assert choice.mixed == pytest.approx(max(pairs))
+    assert choice.random == pytest.approx(sum(pairs) / 3)
+
+
+def test_equal_rates_are_told_apart_by_distance() -> None:
+    near, far = "alpha beta gamma epsilon", "theta iota kappa mu"
+    rates = dict.fromkeys([QUESTION, near, far], (2, 4))
+    assert choose(QUESTION, [near, far], 1, rates=rates).ranked == (1,)

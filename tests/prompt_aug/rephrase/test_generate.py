@@ -1,0 +1,307 @@
+"""Asking an endpoint: real HTTP, with all that goes wrong on it."""
+
+import asyncio
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest_httpserver import HTTPServer
+from scripted_endpoint import Reply, chat, serving
+from werkzeug import Request as HttpRequest
+from werkzeug import Response
+
+from prompt_aug.rephrase.generate.budget import Budget, BudgetError, Price, Spending, price_of
+from prompt_aug.rephrase.generate.client import Endpoint, Generation, RefusedError
+from prompt_aug.rephrase.generate.prompts import Prompt, RephraseError, load_prompt
+from prompt_aug.rephrase.generate.store import Request, Sampling, Store, make_request
+
+PROMPT = Prompt("short", "own", "Rephrase: {question}")
+SAMPLING = Sampling(model="scripted", max_tokens=50)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's backoff starts at half a second; a Retry-After of the server stays."""
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.02)
+    monkeypatch.setenv("OPENAI_API_KEY", "a-secret-key")
+
+
+def requests(count: int, samples: int = 1) -> list[Request]:
+    return [
+        make_request(f"u{i}", f"question {i}", prompt=PROMPT, sampling=SAMPLING, samples=samples)
+        for i in range(count)
+    ]
+
+
+def ask(
+    folder: Path, url: str, wanted: list[Request], budget: Budget | None = None, **settings: Any
+) -> Store:
+    store = Store(folder)
+    settings = {"concurrency": 4, "retries": 2, "timeout": 5.0} | settings
+    endpoint = Endpoint(base_url=url, **settings)
+    asyncio.run(Generation(store, endpoint, budget or Budget()).run(wanted))
+    return store
+
+
+def answer(number: int, body: dict[str, Any]) -> Reply:
+    asked = body["messages"][0]["content"]
+    return Reply(chat([f"{asked} / {number}.{i}" for i in range(body.get("n") or 1)]))
+
+
+def test_answers_are_kept_with_where_they_are_from_and_asked_once(tmp_path: Path) -> None:
+    with serving(answer) as endpoint:
+        store = ask(tmp_path, endpoint.url, requests(5, samples=3))
+        assert len(endpoint.bodies) == 5
+        assert {body["n"] for body in endpoint.bodies} == {3}
+        assert endpoint.headers[0]["authorization"] == "bearer a-secret-key"
+        again = ask(tmp_path, endpoint.url, requests(5, samples=3))
+        assert len(endpoint.bodies) == 5, "a second run asks for nothing"
+        more = ask(tmp_path, endpoint.url, requests(6, samples=5))
+        asked = sorted(body["n"] for body in endpoint.bodies[5:])
+        assert asked == [2, 2, 2, 2, 2, 5], "only what is missing"
+    assert len(store.answers) == len(again.answers) == 15
+    assert len(more.answers) == 30
+    record = next(iter(store.answers.values()))
+    assert record["text"].startswith("Rephrase: question")
+    assert {"model", "temperature", "max_tokens", "prompt", "time", "uid", "key"} <= record.keys()
+    assert sum(r.get("used", [0, 0, 0])[1] for r in store.answers.values()) == 500
+    assert "a-secret-key" not in (tmp_path / "answers.jsonl").read_text()
+
+
+def test_the_order_of_rows_and_their_number_do_not_matter(tmp_path: Path) -> None:
+    with serving(answer) as endpoint:
+        ask(tmp_path, endpoint.url, requests(6))
+        ask(tmp_path, endpoint.url, requests(6)[::-1][:3])
+        assert len(endpoint.bodies) == 6
+
+
+def test_another_prompt_temperature_or_model_is_another_request() -> None:
+    base = requests(1)[0].key
+    changed = [
+        make_request("u0", "question 0", prompt=prompt, sampling=sampling, samples=1).key
+        for prompt, sampling in (
+            (Prompt("b", "own", "Say anew: {question}"), SAMPLING),
+            (PROMPT, Sampling(model="scripted", max_tokens=50, temperature=0.5)),
+            (PROMPT, Sampling(model="other", max_tokens=50)),
+        )
+    ]
+    assert len({base, *changed}) == 4
+    assert requests(1, samples=9)[0].key == base
+
+
+def test_at_most_the_allowed_number_is_in_flight(tmp_path: Path) -> None:
+    with serving(lambda n, b: Reply(chat(["x"]), delay=0.02)) as endpoint:
+        ask(tmp_path, endpoint.url, requests(12), concurrency=3)
+        assert endpoint.most_in_flight == 3
+
+
+def test_a_full_server_is_asked_again_after_the_time_it_names(
+    httpserver: HTTPServer, tmp_path: Path
+) -> None:
+    """429 with and without Retry-After, then 500 and 503: one layer of retries, the client's."""
+    trouble = [
+        Response("{}", status=429, headers={"retry-after-ms": "30"}),
+        Response("{}", status=429),
+        Response("{}", status=500),
+        Response("{}", status=503),
+    ]
+
+    def handle(_: HttpRequest) -> Response:
+        if trouble:
+            return trouble.pop(0)
+        return Response(json.dumps(chat(["x"])), content_type="application/json")
+
+    httpserver.expect_request("/v1/chat/completions").respond_with_handler(handle)
+    budget = Budget()
+    store = ask(tmp_path, httpserver.url_for("/v1"), requests(1), budget, retries=4, concurrency=1)
+    assert len(store.answers) == 1
+    assert len(httpserver.log) == 5
+    assert budget.spent == Spending(5, 100, 20), "every attempt counts, refused ones no tokens"
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (Reply({}, status=500), "InternalServerError"),
+        (Reply({}, status=429), "RateLimitError"),
+        (Reply(hang_up=True), "APIConnectionError"),
+        (Reply(chat(["x" * 500]), cut=100), "APIConnectionError"),
+        (Reply(chat(["x"]), delay=1.0), "APITimeoutError"),
+        (Reply(b"{broken"), ""),
+        (Reply({"choices": []}), "no choices"),
+        (Reply({"error": "none"}), "no choices"),
+        (Reply([1]), ""),
+    ],
+)
+def test_an_exhausted_request_is_a_recorded_failure_and_tried_by_the_next_run(
+    reply: Reply, error: str, tmp_path: Path
+) -> None:
+    broken = True
+
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        return reply if broken else answer(number, body)
+
+    with serving(script) as endpoint:
+        store = ask(tmp_path, endpoint.url, requests(2), timeout=0.2, retries=1)
+        assert not store.answers
+        assert len(store.failures) == 2
+        assert all(error in record["error"] for record in store.failures.values())
+        assert all("text" not in record for record in store.failures.values())
+        broken = False
+        assert len(ask(tmp_path, endpoint.url, requests(2), timeout=0.2).answers) == 2
+    assert not Store(tmp_path).failures
+
+
+def test_a_refused_request_or_an_empty_text_is_final(tmp_path: Path) -> None:
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        if "question 0" in body["messages"][0]["content"]:
+            return Reply({"error": {"message": "too long"}}, status=400)
+        return Reply(chat(["  "])) if "question 1" in str(body) else answer(number, body)
+
+    with serving(script) as endpoint:
+        store = ask(tmp_path, endpoint.url, requests(3))
+        assert (len(store.answers), len(store.failures)) == (1, 2)
+        asked = len(endpoint.bodies)
+        ask(tmp_path, endpoint.url, requests(3))
+        assert len(endpoint.bodies) == asked, "final failures are not tried again"
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_an_endpoint_that_gives_one_answer_at_a_time(refuses: bool, tmp_path: Path) -> None:
+    """Some refuse n, some ignore it; either way every sample is there and none twice."""
+
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        if refuses and body["n"] > 1:
+            return Reply({"error": {"message": "n must be 1"}}, status=400)
+        return Reply(chat([f"answer {number}"]))
+
+    with serving(script) as endpoint:
+        store = ask(tmp_path, endpoint.url, requests(2, samples=3), concurrency=1)
+        assert len(store.answers) == 6
+        assert len({record["text"] for record in store.answers.values()}) == 6
+        assert len(endpoint.bodies) == 6 + refuses
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        (Reply({}, status=401), "OPENAI_API_KEY"),
+        (Reply({}, status=403), "OPENAI_API_KEY"),
+        (Reply({"error": {"code": "insufficient_quota"}}, status=429), "quota"),
+        (Reply({"error": {"type": "insufficient_quota"}}, status=429), "quota"),
+        (Reply({"error": {"message": "no model scripted"}}, status=404), "no model scripted"),
+    ],
+)
+def test_what_no_retry_mends_ends_the_work_at_once(reply: Reply, told: str, tmp_path: Path) -> None:
+    with serving(lambda n, b: reply if n >= 3 else answer(n, b)) as endpoint:
+        with pytest.raises(RefusedError, match=told) as caught:
+            ask(tmp_path, endpoint.url, requests(50), concurrency=2)
+        assert len(endpoint.bodies) <= 3 + 2, "at most what was in flight"
+    assert "secret" not in str(caught.value)
+    assert len(Store(tmp_path).answers) == 3, "what was answered is kept"
+    assert not Store(tmp_path).failures
+
+
+@pytest.mark.parametrize(
+    ("limits", "allowed"),
+    [({"max_requests": 7}, 7), ({"max_tokens": 400}, 3), ({"max_cost": Decimal("0.06")}, 3)],
+)
+@pytest.mark.parametrize("concurrency", [1, 5])
+def test_a_budget_holds(
+    limits: dict[str, Any], allowed: int, concurrency: int, tmp_path: Path
+) -> None:
+    """120 tokens and 2 cents an answer: of 400 tokens 3 are sure, as the 4th might need 56 + 20."""
+    price = Price(Decimal("0.0001"), Decimal("0.0005"))
+    with serving(lambda n, b: Reply(chat(["x"]))) as endpoint:
+        with pytest.raises(BudgetError, match="max-"):
+            ask(
+                tmp_path,
+                endpoint.url,
+                requests(20),
+                Budget(price=price, **limits),
+                concurrency=concurrency,
+            )
+        sent = len(endpoint.bodies)
+    assert allowed - 1 <= sent <= allowed + concurrency - 1
+    store = Store(tmp_path)
+    assert len(store.answers) == sent
+    assert store.spent == Spending(sent, 100 * sent, 20 * sent)
+    with pytest.raises(BudgetError), serving(answer) as endpoint:
+        ask(tmp_path, endpoint.url, requests(20), Budget(price=price, spent=store.spent, **limits))
+
+
+def test_an_attempt_without_an_answer_is_charged_in_full(tmp_path: Path) -> None:
+    budget = Budget()
+    with serving(lambda n, b: Reply(hang_up=True)) as endpoint:
+        ask(tmp_path, endpoint.url, requests(1), budget, retries=2)
+    assert budget.spent.requests == 3
+    assert budget.spent.tokens_out == 3 * SAMPLING.max_tokens
+    assert budget.reserved == Spending()
+    assert Store(tmp_path).spent == budget.spent, "the next run knows of it"
+
+
+def test_retries_count_against_the_budget(tmp_path: Path) -> None:
+    with serving(lambda n, b: Reply({}, status=500)) as endpoint:
+        with pytest.raises(BudgetError):
+            ask(tmp_path, endpoint.url, requests(4), Budget(max_requests=5), retries=10)
+        assert len(endpoint.bodies) == 5
+
+
+def test_a_limit_in_money_needs_a_price() -> None:
+    assert price_of("no-such-model", None) is None
+    with pytest.raises(RephraseError, match="--price"):
+        Budget(max_cost=Decimal(1))
+    known, half = price_of("gpt-4o", None), price_of("gpt-4o", None, batch=True)
+    assert known is not None
+    assert half is not None
+    assert known.of(10**6, 0) == 2 * half.of(10**6, 0) > 0
+
+
+def test_a_dying_server_loses_no_answer(tmp_path: Path) -> None:
+    with serving(lambda n, b: Reply(hang_up=True) if n >= 5 else answer(n, b)) as endpoint:
+        store = ask(tmp_path, endpoint.url, requests(12), retries=0, concurrency=1)
+        assert len(store.answers) == 5
+    with serving(answer) as endpoint:
+        assert len(ask(tmp_path, endpoint.url, requests(12)).answers) == 12
+        assert len(endpoint.bodies) == 7
+
+
+def test_a_torn_last_line_is_no_answer_and_a_broken_line_before_it_is_an_error(
+    tmp_path: Path,
+) -> None:
+    with serving(answer) as endpoint:
+        ask(tmp_path, endpoint.url, requests(3))
+        file = tmp_path / "answers.jsonl"
+        file.write_bytes(file.read_bytes()[:-20])
+        store = ask(tmp_path, endpoint.url, requests(3))
+        assert len(endpoint.bodies) == 4
+    assert len(store.answers) == len(Store(tmp_path).answers) == 3
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0][:-9], *lines[1:]]) + "\n")
+    with pytest.raises(ValueError, match="line 1"):
+        Store(tmp_path)
+
+
+def test_the_prompts_are_data_with_a_source() -> None:
+    paper, default = load_prompt("paper"), load_prompt("default")
+    assert "arXiv 2601.22478v5, Box 1" in paper.source
+    assert "Apache-2.0" in paper.source
+    assert paper.text.count("Rephrasing it:") == 9
+    assert default.text.count("Rephrased:") == 8
+    assert paper.sha256 != default.sha256
+    content = paper.messages("What is {question}?")[0]["content"]
+    assert content.endswith("Question: What is {question}?\nRephrasing it:")
+
+
+def test_a_prompt_of_the_user(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("Say it anew.\n{question}")
+    assert load_prompt(str(file)).messages("Why?")[0]["content"] == "Say it anew.\nWhy?"
+    file.write_text("no place")
+    with pytest.raises(RephraseError, match="0 times"):
+        load_prompt(str(file))
+    with pytest.raises(RephraseError, match="paper"):
+        load_prompt("papr")

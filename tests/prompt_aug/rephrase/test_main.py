@@ -1,0 +1,236 @@
+"""The command from questions to neighbours, against a scripted endpoint."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_endpoint import Reply, ScriptedEndpoint, chat, serving
+
+from prompt_aug.questions import make_question, read_parquet, write_parquet
+from prompt_aug.rephrase.__main__ import main
+from prompt_aug.rephrase.candidates import clean
+
+NAMES = "Ada Ben Cleo Dora Emil Fred Gina Hugo Ines Jack".split()
+GOOD = [
+    "{b} apples are bought by {name}, who already has {a}. Afterwards, how many apples are there?",
+    "At first there are {a} apples in the basket of {name}; then {b} are added. Find the total.",
+    "How many apples will {name} own after buying {b}, with {a} at the start?",
+]
+BAD = [
+    "{name} has {c} apples and then buys {b} more. How many apples does {name} have now?",
+    "The answer is {s}.",
+]
+
+
+def text(i: int) -> str:
+    return (
+        f"{NAMES[i % 10]} has {10 + i} apples and buys {30 + 2 * i} more. How many are there now?"
+    )
+
+
+def write_questions(path: Path, count: int) -> Path:
+    questions = [
+        make_question(text=text(i), answers=[str(40 + 3 * i)], source="own") for i in range(count)
+    ]
+    write_parquet(questions, path)
+    return path
+
+
+def rephrase(_: int, body: dict[str, Any]) -> Reply:
+    """The same five candidates for a question, whatever the order of the requests."""
+    asked = body["messages"][0]["content"].rpartition("Question: ")[2].split("\n")[0]
+    i = next(i for i in range(200) if text(i) == asked)
+    words = {"name": NAMES[i % 10], "a": 10 + i, "b": 30 + 2 * i, "c": 11 + i, "s": 40 + 3 * i}
+    texts = [form.format(**words) for form in (GOOD + BAD)]
+    return Reply(chat(texts[: body["n"]]))
+
+
+def command(questions: Path, out: Path, url: str, *more: str) -> list[str]:
+    return [
+        *(str(questions), str(out), "--base-url", url, "--model", "scripted"),
+        *("--candidates", "5", "--per-request", "5", *more),
+    ]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_from_questions_to_neighbours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    questions, out = write_questions(tmp_path / "q.parquet", 4), tmp_path / "out.parquet"
+    with serving(rephrase) as endpoint:
+        assert main(command(questions, out, endpoint.url, "--n", "2")) == 0
+        assert main(command(questions, out, endpoint.url, "--n", "3", "--take-doubtful")) == 0
+        assert len(endpoint.bodies) == 4, "another choice asks for nothing"
+        assert main(command(questions, out, endpoint.url, "--n", "2")) == 0
+    assert "distance alone" in capsys.readouterr().out
+    before, after = read_parquet(questions), read_parquet(out)
+    assert [(q.uid, q.answers) for q in after] == [(q.uid, q.answers) for q in before]
+    assert {len(q.neighbours) for q in after} == {2}
+    words = {"name": "Ada", "a": 10, "b": 30}
+    assert set(after[0].neighbours) <= {form.format(**words) for form in GOOD}
+    candidates = lines(out.with_name("out.parquet.candidates.jsonl"))
+    assert len(candidates) == 20
+    for candidate in candidates:
+        assert {"key", "sample", "model", "prompt"} <= candidate["source"].keys()
+        assert (candidate["verdict"] == "accept") == (not candidate["reasons"])
+    ranked = sorted((c for c in candidates if c["rank"] is not None), key=lambda c: c["rank"])
+    assert tuple(c["text"] for c in ranked if c["uid"] == after[0].uid) == after[0].neighbours
+    manifest = json.loads(out.with_name("out.parquet.manifest.json").read_text())
+    assert manifest["verdicts"]["accept"] + manifest["verdicts"]["reject"] == 20
+    assert manifest["filters"]["numbers: reject"] == 4
+    card = out.with_name("out.parquet.README.md").read_text()
+    assert card.startswith("---\n")
+    assert "data_files: out.parquet" in card
+
+
+def test_pass_rates_decide_the_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    questions, out = write_questions(tmp_path / "q.parquet", 1), tmp_path / "out.parquet"
+    question = read_parquet(questions)[0]
+    texts = [form.format(name="Ada", a=10, b=30) for form in GOOD]
+    rights = dict(zip([question.text, *texts], [8, 8, 8, 0], strict=True))
+    rates = [
+        {"uid": question.uid, "text": t, "right": c, "responses": 8} for t, c in rights.items()
+    ]
+    (tmp_path / "rates.jsonl").write_text("\n".join(map(json.dumps, rates)))
+    with serving(rephrase) as endpoint:
+        more = ["--n", "1", "--pass-rates", str(tmp_path / "rates.jsonl")]
+        assert main(command(questions, out, endpoint.url, *more)) == 0
+    assert read_parquet(out)[0].neighbours == (texts[2],)
+    assert "expected groups with signal" in capsys.readouterr().out
+
+
+def test_what_is_left_to_do_is_said_before_it_is_paid_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions, out = write_questions(tmp_path / "q.parquet", 6), tmp_path / "out.parquet"
+    more = ["--dry-run", "--price", "2", "10", "--answer-tokens", "100"]
+    assert main(command(questions, out, "http://127.0.0.1:1", *more)) == 0
+    said = capsys.readouterr().out
+    assert "requests: 6 " in said
+    assert "answers: at most 3000" in said
+    assert "at most $0.0" in said
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("limit", "status", "told"),
+    [
+        (["--max-requests", "2"], 3, "--max-requests 2 is reached"),
+        (["--max-cost", "1"], 1, "--price"),
+        (["--max-cost", "x", "--price", "1", "1"], 1, "a number of dollars"),
+        (["--n", "9"], 1, "fewer than --n"),
+        (["--prompt", "nowhere.txt"], 1, "neither one of"),
+        (["--pass-rates", "nowhere.jsonl"], 1, "no such file"),
+    ],
+)
+def test_exit_statuses(
+    limit: list[str],
+    status: int,
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    questions, out = write_questions(tmp_path / "q.parquet", 8), tmp_path / "out.parquet"
+    with serving(rephrase) as endpoint:
+        more = ["--concurrency", "1", *limit]
+        assert main(command(questions, out, endpoint.url, *more)) == status
+    assert told in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_part_is_written_where_that_is_asked_for(tmp_path: Path) -> None:
+    questions, out = write_questions(tmp_path / "q.parquet", 8), tmp_path / "out.parquet"
+    with serving(rephrase) as endpoint:
+        more = ["--concurrency", "1", "--max-requests", "2", "--partial"]
+        assert main(command(questions, out, endpoint.url, *more)) == 3
+    assert sum(bool(q.neighbours) for q in read_parquet(out)) == 2
+
+
+def test_failed_requests_have_a_status_of_their_own(tmp_path: Path) -> None:
+    questions, out = write_questions(tmp_path / "q.parquet", 3), tmp_path / "out.parquet"
+    script = lambda n, b: Reply({}, status=500) if n == 1 else rephrase(n, b)  # noqa: E731
+    with serving(script) as endpoint:
+        more = ["--concurrency", "1", "--retries", "0"]
+        assert main(command(questions, out, endpoint.url, *more)) == 4
+        assert not out.exists()
+        assert main(command(questions, out, endpoint.url, *more)) == 0
+
+
+def test_a_candidate_that_is_a_benchmark_question_is_refused(tmp_path: Path) -> None:
+    questions, out = write_questions(tmp_path / "q.parquet", 1), tmp_path / "out.parquet"
+    bench = tmp_path / "bench.jsonl"
+    bench.write_text(json.dumps({"question": GOOD[0].format(name="Ada", a=10, b=30)}) + "\n")
+    with serving(rephrase) as endpoint:
+        assert main(command(questions, out, endpoint.url, "--against", f"b={bench}")) == 0
+    listed = lines(out.with_name("out.parquet.candidates.jsonl"))
+    assert [c["verdict"] for c in listed][:3] == ["reject", "accept", "accept"]
+    assert listed[0]["reasons"][0]["filter"] == "overlap"
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        ("How many?", "How many?"),
+        ("Rephrased: How many?", "How many?"),
+        ("**Rephrased question:** How many?", "How many?"),
+        ('"How many?"', "How many?"),
+        ("<think>I could say it so.</think>\n\nHow many?", "How many?"),
+        ("How many?\n\nQuestion: What else?\nRephrased: x", "How many?"),
+        ("Find $f(x)$: the function.", "Find $f(x)$: the function."),
+    ],
+)
+def test_an_answer_is_cleaned_of_what_is_no_question(raw: str, text: str) -> None:
+    assert clean(raw) == text
+
+
+def start(arguments: list[str]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "prompt_aug.rephrase", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def killed_runs(
+    folder: Path, endpoint: ScriptedEndpoint, kills: int, questions: Path, concurrency: int
+) -> Path:
+    """Kill the command `kills` times at random moments after its first request, then let it end."""
+    out, rng = folder / "killed.parquet", random.Random(0)
+    arguments = command(questions, out, endpoint.url, "--concurrency", str(concurrency))
+    for _ in range(kills):
+        before, process = len(endpoint.bodies), start(arguments)
+        while len(endpoint.bodies) == before and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0, 0.15))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    process = start(arguments)
+    assert process.communicate()[1] is not None
+    assert process.returncode == 0
+    return out
+
+
+@pytest.mark.config
+def test_kills_repeat_nothing_that_was_finished_and_end_in_the_same_file(tmp_path: Path) -> None:
+    """The long form, 50 kills: scripts/bench_rephrase.py --kills 50."""
+    count, concurrency, kills = 120, 4, 4
+    questions = write_questions(tmp_path / "q.parquet", count)
+
+    def slowly(number: int, body: dict[str, Any]) -> Reply:
+        reply = rephrase(number, body)
+        reply.delay = 0.02
+        return reply
+
+    with serving(slowly) as endpoint:
+        killed = killed_runs(tmp_path, endpoint, kills, questions, concurrency)
+        assert count < len(endpoint.bodies) <= count + kills * concurrency
+        plain = tmp_path / "plain.parquet"
+        assert main(command(questions, plain, endpoint.url)) == 0
+    assert plain.read_bytes() == killed.read_bytes()
