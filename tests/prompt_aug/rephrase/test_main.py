@@ -84,7 +84,7 @@ def test_from_questions_to_neighbours(tmp_path: Path, capsys: pytest.CaptureFixt
     assert tuple(c["text"] for c in ranked if c["uid"] == after[0].uid) == after[0].neighbours
     manifest = json.loads(out.with_name("out.parquet.manifest.json").read_text())
     assert manifest["verdicts"]["accept"] + manifest["verdicts"]["reject"] == 20
-    assert manifest["filters"]["numbers: reject"] == 4
+    assert manifest["filters"]["numbers: reject"] == 8, "the edit and the bare answer"
     card = out.with_name("out.parquet.README.md").read_text()
     assert card.startswith("---\n")
     assert "data_files: out.parquet" in card
@@ -220,7 +220,7 @@ def killed_runs(
 @pytest.mark.config
 def test_kills_repeat_nothing_that_was_finished_and_end_in_the_same_file(tmp_path: Path) -> None:
     """The long form, 50 kills: scripts/bench_rephrase.py --kills 50."""
-    count, concurrency, kills = 120, 4, 4
+    count, concurrency, kills = 120, 4, 2
     questions = write_questions(tmp_path / "q.parquet", count)
 
     def slowly(number: int, body: dict[str, Any]) -> Reply:
