@@ -30,7 +30,7 @@ from prompt_aug.rephrase.generate.budget import Budget, BudgetError, Spending, e
 from prompt_aug.rephrase.generate.client import Endpoint, Generation
 from prompt_aug.rephrase.generate.prompts import RephraseError, load_prompt
 from prompt_aug.rephrase.generate.store import Request, Store, make_request
-from prompt_aug.rephrase.results import write_results
+from prompt_aug.rephrase.results import Outcome, write_results
 
 DONE, FAILED, BUDGET_REACHED, INCOMPLETE = 0, 1, 3, 4
 
@@ -142,40 +142,33 @@ def finish(
 ) -> None:
     """Choose, write, report."""
     take = ("accept", "doubtful") if options.take_doubtful else ("accept",)
-    fit = {uid: usable(listed, take) for uid, listed in candidates.items()}
-    choices = {}
+    choices, chosen = {}, {}
     for question in questions:
-        texts = [candidate.text for candidate in fit[question.uid]]
-        known = {
-            t: rates[place]
-            for t in (question.text, *texts)
-            if (place := (question.uid, t)) in rates
-        }
-        choices[question.uid] = choose(
-            question.text, texts, options.n, rates=known, per_text=options.per_text
-        )
+        fit = usable(candidates[question.uid], take)
+        texts = [question.text, *(candidate.text for candidate in fit)]
+        known = {t: rates[question.uid, t] for t in texts if (question.uid, t) in rates}
+        choice = choose(question.text, texts[1:], options.n, rates=known, per_text=options.per_text)
+        choices[question.uid] = choice
+        chosen[question.uid] = [fit[place] for place in choice.ranked]
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
     settings["prompt_sha256"] = load_prompt(options.prompt).sha256
-    report = write_results(
-        options.out,
-        questions,
-        candidates,
-        choices,
-        {uid: [fit[uid][place] for place in choice.ranked] for uid, choice in choices.items()},
-        rates=rates,
-        settings=settings,
-    )
+    outcome = Outcome(questions, candidates, choices, chosen, rates)
+    say(write_results(options.out, outcome, settings), options.out)
+
+
+def say(report: dict[str, Any], out: Path) -> None:
+    """Print the counts of a manifest."""
     shown = {key: report[key] for key in ("candidates", "verdicts", "filters", "neighbours")}
     print(json.dumps(shown, indent=1))
-    signal_ = report["expected_groups_with_signal"]
-    if signal_["questions_with_pass_rates"]:
+    expected = report["expected_groups_with_signal"]
+    if expected["questions_with_pass_rates"]:
         print(
-            f"expected groups with signal: {signal_['chosen']:.1f} of "
-            f"{signal_['questions_with_pass_rates']}, {signal_['chosen_at_random']:.1f} at random"
+            f"expected groups with signal: {expected['chosen']:.1f} of "
+            f"{expected['questions_with_pass_rates']}, {expected['chosen_at_random']:.1f} at random"
         )
     else:
         print("chosen by distance alone: no pass rates (--solve or --pass-rates)")
-    print(f"wrote {options.out}")
+    print(f"wrote {out}")
 
 
 @contextlib.contextmanager

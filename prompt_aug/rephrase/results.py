@@ -9,7 +9,8 @@ OUT.parquet.manifest.json    counts, settings, digests; written last
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +25,39 @@ def beside(out: Path, ending: str) -> Path:
     return out.with_name(out.name + ending)
 
 
-def write_results(
-    out: Path,
-    questions: Sequence[Question],
-    candidates: Mapping[str, Sequence[Candidate]],
-    choices: Mapping[str, Choice],
-    chosen: Mapping[str, Sequence[Candidate]],
-    *,
-    rates: Mapping[tuple[str, str], Rate],
-    settings: Mapping[str, Any],
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All that is written, by uid: candidates, choices, and the chosen candidates by rank."""
+
+    questions: Sequence[Question]
+    candidates: Mapping[str, Sequence[Candidate]]
+    choices: Mapping[str, Choice]
+    chosen: Mapping[str, Sequence[Candidate]]
+    rates: Mapping[tuple[str, str], Rate]
+
+    def rephrased(self) -> list[Question]:
+        """The questions with the chosen texts as neighbours."""
+        return [
+            dataclasses.replace(q, neighbours=tuple(c.text for c in self.chosen[q.uid]))
+            for q in self.questions
+        ]
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """The line of every candidate."""
+        ranks = {id(c): rank for listed in self.chosen.values() for rank, c in enumerate(listed)}
+        for listed in self.candidates.values():
+            for candidate in listed:
+                yield record(candidate, ranks.get(id(candidate)), self.rates)
+
+
+def write_results(out: Path, outcome: Outcome, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Write all four files, the manifest last; the manifest's content."""
     manifest = beside(out, ".manifest.json")
     manifest.unlink(missing_ok=True)
-    written = [
-        dataclasses.replace(q, neighbours=tuple(c.text for c in chosen[q.uid])) for q in questions
-    ]
-    ranks = {id(c): rank for listed in chosen.values() for rank, c in enumerate(listed)}
+    written = outcome.rephrased()
     write_parquet(written, out)
-    write_lines(
-        beside(out, ".candidates.jsonl"),
-        (
-            record(candidate, ranks.get(id(candidate)), rates)
-            for listed in candidates.values()
-            for candidate in listed
-        ),
-    )
-    report = summary(written, candidates, choices) | {"settings": dict(settings)}
+    write_lines(beside(out, ".candidates.jsonl"), outcome.records())
+    report = summary(written, outcome.candidates, outcome.choices) | {"settings": dict(settings)}
     write_text(beside(out, ".README.md"), card(out, report))
     names = (out, beside(out, ".candidates.jsonl"), beside(out, ".README.md"))
     report["sha256"] = {path.name: sha256(path) for path in names}
@@ -124,8 +131,6 @@ configs:
 - config_name: default
   data_files: {out.name}
 ---
-
-# {out.stem}: questions with rephrasings
 
 {report["questions"]} questions, each with rephrasings in `extra_info.neighbours`, by rank
 ({neighbours}). Made with `python -m prompt_aug.rephrase`, after TA-GRPO (arXiv 2601.22478).
