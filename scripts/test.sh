@@ -1,7 +1,11 @@
 #!/usr/bin/env bash
-# Every check of the project: lint, format, types, unit tests, end-to-end tests.
+# Every check of the project: lint, format, types; unit, config and end-to-end tests.
 #
-#   bash scripts/test.sh [--fast] [pytest options]      --fast leaves out the end-to-end tests
+#   bash scripts/test.sh [--fast] [pytest options]      --fast leaves out the last two
+#
+# unit      neither composes a configuration nor starts a process: under a minute
+# config    composes configurations, starts short processes, no Ray and no engine
+# e2e       starts Ray or an engine: real trainings, evaluations, exports
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
@@ -12,24 +16,32 @@ if [[ ${1:-} == --fast ]]; then
 fi
 bash scripts/setup.sh || exit 1
 bin=${RECIPE_VENV:-.venv}/bin
-failed=()
+failed=() took=()
 
 # All stages run even after a failure, so that one call shows everything there is to mend.
 stage() {
-    local name=$1
+    local name=$1 began=$SECONDS
     shift
     printf '\n== %s\n' "$name"
     "$@" || failed+=("$name")
+    took+=("$name $((SECONDS - began)) s")
 }
 
 stage "lint" "$bin/python" -m ruff check .
 stage "format" "$bin/python" -m ruff format --check .
 stage "types" "$bin/python" -m mypy
-stage "unit tests" "$bin/python" -m pytest -m "not e2e" "$@"
-$fast || stage "end-to-end tests" "$bin/python" -m pytest -m e2e "$@"
+two=(-n 2 --dist loadfile) # by file, so that what the tests of one share is made once
+stage "unit tests" "$bin/python" -m pytest "${two[@]}" -m "not config and not e2e" "$@"
+if ! $fast; then
+    stage "config tests" "$bin/python" -m pytest "${two[@]}" -m config "$@"
+    stage "end-to-end tests" "$bin/python" -m pytest -m e2e "$@"
+fi
 
+printf '\ntook:'
+printf ' [%s]' "${took[@]}"
+printf '\n'
 if ((${#failed[@]})); then
-    printf '\nfailed:'
+    printf 'failed:'
     printf ' [%s]' "${failed[@]}"
     printf '\n'
     exit 1

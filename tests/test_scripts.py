@@ -177,14 +177,15 @@ def test_test_sh_runs_every_stage_and_fails_for_one(checkout: Path) -> None:
     code, output = run(checkout, "test.sh", FAIL="mypy")
     assert code == 1 and "failed: [types]" in output
     assert [" ".join(call.split()[1:3]) for call in calls(checkout)] == [
-        "ruff check", "ruff format", "mypy", "pytest -m", "pytest -m",
+        "ruff check", "ruff format", "mypy", "pytest -n", "pytest -n", "pytest -m",
     ]  # fmt: skip
 
 
-def test_test_sh_fast_leaves_out_the_end_to_end_tests(checkout: Path) -> None:
+def test_test_sh_fast_runs_the_unit_tests_only(checkout: Path) -> None:
     code, _ = run(checkout, "test.sh", "--fast", "-x")
     assert code == 0
-    assert [c for c in calls(checkout) if "pytest" in c] == ["-m pytest -m not e2e -x"]
+    (call,) = (c for c in calls(checkout) if "pytest" in c)
+    assert call == "-m pytest -n 2 --dist loadfile -m not config and not e2e -x"
 
 
 # Stands for SLURM's commands: a job in the state $STATE that ends in $LEFT seconds.

@@ -20,7 +20,7 @@ class StatedDtypeMerger(FSDPModelMerger):
     """`FSDPModelMerger` without its cast: verl 0.9.1 makes every tensor bfloat16, always.
 
     The shards are float32 master weights; a run whose engine computes in float32 would be
-    evaluated with other weights than it trained. tests/recipe/test_cpu_gaps.py fails when verl
+    evaluated with other weights than it trained. tests/recipe/patches/test_cpu.py fails when verl
     lets the dtype be stated. Shards are read with ``weights_only=True``: they run no code.
     """
 

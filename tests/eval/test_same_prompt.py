@@ -18,7 +18,7 @@ from recipe.config.compose import EXAMPLES, compose_config
 from recipe.rollout.agent_loop import PromptAugmentationAgentLoop
 from recipe.run.folder import RunFolder
 
-pytestmark = pytest.mark.e2e  # hydra composes every example
+pytestmark = pytest.mark.config  # hydra composes every example
 
 NAMES = sorted(str(p.parent.relative_to(EXAMPLES)) for p in EXAMPLES.rglob("config.yaml"))
 

@@ -1,6 +1,6 @@
 """Four gaps of verl 0.9.1 on a CPU, each a small adapter with its reason.
 
-tests/recipe/test_cpu_gaps.py holds one test per gap that fails when verl closes it: then the
+tests/recipe/patches/test_cpu.py holds one test per gap that fails when verl closes it: then the
 adapter here is to be deleted.
 """
 

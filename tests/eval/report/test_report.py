@@ -17,7 +17,7 @@ from eval.report.samples import visible
 from eval.score import write_scores
 from prompt_aug.files import dump_lines
 
-pytestmark = pytest.mark.e2e  # whole reports with their pictures: half a second each
+pytestmark = pytest.mark.config  # whole reports with their pictures: half a second each
 
 ATTACK = (
     "<script>alert(1)</script><img src=x onerror=alert(1)></pre></details>"

@@ -73,7 +73,7 @@ def _longest(question: str) -> str:
     return max(spans, key=len, default="")
 
 
-@pytest.mark.e2e  # 9,000 grades
+@pytest.mark.config  # 9,000 grades
 @pytest.mark.parametrize("name", ["math", "train"])
 def test_the_longest_formula_of_a_real_question_is_not_paid(shared_data: Path, name: str) -> None:
     """At most 0.3 % (without the question: 7.6 % and 4.0 %); no gold is lost."""

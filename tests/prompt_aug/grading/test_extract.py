@@ -95,7 +95,7 @@ def test_a_million_characters_cost_milliseconds(piece: str) -> None:
     assert len(extract(piece * (10**6 // len(piece)), Extraction()) or "") <= 400
 
 
-@pytest.mark.e2e
+@pytest.mark.config
 def test_repeating_the_question_is_never_right(shared_data: Path) -> None:
     """Of 8521 real questions, none answers itself; cut anywhere, nearly none."""
     file = next((shared_data / "math_level3to5").glob("*train.parquet"))

@@ -154,7 +154,7 @@ def test_many_threads_and_coroutines_at_once() -> None:
     assert all(result.correct for result in asyncio.run(together()))
 
 
-@pytest.mark.e2e  # starts worker processes
+@pytest.mark.config  # starts worker processes
 def test_a_fork_grades_with_workers_of_its_own() -> None:
     assert grade_answer(*NEEDS_ALGEBRA).correct
     read, write = os.pipe()

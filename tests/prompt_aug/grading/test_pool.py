@@ -13,7 +13,7 @@ import pytest
 
 from prompt_aug.grading.pool import GraderError, PoolSettings, WorkerPool
 
-pytestmark = pytest.mark.e2e  # each starts, loses or kills worker processes
+pytestmark = pytest.mark.config  # each starts, loses or kills worker processes
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "SOME_TOKEN_OF_THE_CALLER"

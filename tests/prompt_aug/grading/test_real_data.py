@@ -75,14 +75,14 @@ def test_a_respelled_gold_is_right_on_the_exact_path(golds: list[list[str]]) -> 
     assert len(failed) <= 0.005 * len(sample), failed
 
 
-@pytest.mark.e2e
+@pytest.mark.config
 def test_mutants_of_a_sample_are_rejected(golds: list[list[str]]) -> None:
     total, wrong = rejected(random.Random(1).sample(golds, 300))
     assert total > 250
     assert wrong >= 0.995 * total
 
 
-@pytest.mark.e2e
+@pytest.mark.config
 def test_mutants_of_all_golds_are_rejected(golds: list[list[str]]) -> None:
     total, wrong = rejected(golds)
     assert total > 9900

@@ -211,7 +211,7 @@ def test_a_run_on_the_cpu_needs_the_plug_ins_of_the_project() -> None:
     assert gpu["import vllm and its plug-in"] == {"platform": "cuda"}
 
 
-@pytest.mark.e2e
+@pytest.mark.config
 def test_the_doctor_finds_this_environment_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.main([]) == 0
     output = capsys.readouterr().out

@@ -1,7 +1,7 @@
 """Which steps are exported, what "done" means, and that a kill at any moment ends right.
 
 The conversion itself is replaced by one that copies a text, so that no test here needs verl;
-tests/recipe/test_export_e2e.py runs the real one.
+test_merger.py runs the real one.
 """
 
 import json

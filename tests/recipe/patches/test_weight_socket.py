@@ -86,7 +86,7 @@ def in_a_process(call: str, folder: str = "") -> str:
     return done.stdout.splitlines()[-1]
 
 
-@pytest.mark.e2e  # each imports verl and vLLM
+@pytest.mark.config  # each imports verl and vLLM
 @pytest.mark.parametrize(
     ("ids", "expected"),
     [
@@ -99,7 +99,7 @@ def test_an_engine_gets_the_weights_of_its_own_run(ids: list[str], expected: str
         assert in_a_process(f"exchange({ids}, sys.argv[2])", folder) == expected
 
 
-@pytest.mark.e2e
+@pytest.mark.config
 def test_verl_still_names_the_socket_so() -> None:
     """When it does not, the gap may be closed: then recipe/patches/weight_socket.py goes."""
     assert in_a_process("verls_address()") == ADDRESS

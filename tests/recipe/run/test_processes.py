@@ -48,7 +48,7 @@ def test_end_kills_the_marked_and_only_those(tmp_path: Path) -> None:
             process.wait()
 
 
-@pytest.mark.e2e
+@pytest.mark.config
 def test_reaper_cleans_up_after_a_sigkill(tmp_path: Path) -> None:
     mark = str(tmp_path / "run")
     program = (

@@ -44,7 +44,7 @@ def test_collate_pads_on_the_right_outside_mask_and_loss() -> None:
     assert labels.tolist() == [[-100, 6, 7], [8, -100, -100]]
 
 
-@pytest.mark.e2e
+@pytest.mark.config
 def test_model_is_about_a_million_parameters_and_learns() -> None:
     tok, bank = tokenizer(), load_bank()
     model = warmup.build_model(tok, seed=0)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.config
 
 ROOT = Path(__file__).resolve().parents[3]
 
