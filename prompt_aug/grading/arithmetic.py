@@ -1,6 +1,8 @@
-"""Arithmetic on exact rationals and complex doubles that refuses before it computes a huge number;
+"""Arithmetic that refuses before it computes a huge number, and the tokens of formulas.
 
-and the tokens that `evaluate` reads: functions, letters and the values that letters get.
+Rationals are exact. Everything else is complex, in one of two fields: `DOUBLES` (16 digits; fast,
+and every number that overflows is refused) and `DIGITS` (`DIGITS_COUNT` digits by mpmath), which
+only sees formulas that doubles have bounded, so none of its numbers is beyond 1e308.
 """
 
 import cmath
@@ -9,11 +11,15 @@ import math
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
-Number = Fraction | complex
+import mpmath
+
+Number = Any  # Fraction, complex or mpmath's mpc
 
 MAX_BITS = 32_000
 MAX_FACTORIAL = 2500
+DIGITS_COUNT = 110
 
 
 class Unsupported(ValueError):  # noqa: N818  an answer, not a fault
@@ -24,22 +30,47 @@ class TooBig(ValueError):  # noqa: N818
     """A number that would be too large to write down."""
 
 
-def to_double(value: Number) -> complex:
-    """The nearest double; refuses infinities."""
-    try:
-        number = complex(value)
-    except OverflowError:
-        raise TooBig("beyond a double") from None
-    if not cmath.isfinite(number):
-        raise TooBig("beyond a double")
-    return number
+class Field:
+    """Complex numbers of one precision: their conversion, constants, roots and functions."""
+
+    def __init__(self, library: Any, number: Callable[[Any], Any], pi: Any, e: Any) -> None:
+        self._number, self.sqrt, self.log = number, library.sqrt, library.log
+        self.pi, self.e, self.i = number(pi), number(e), number(1j)
+        names = "sin cos tan sinh cosh tanh log exp".split()
+        self.functions = {rf"\{name}": getattr(library, name) for name in names}
+        self.functions |= {rf"\arc{n}": getattr(library, f"a{n}") for n in ("sin", "cos", "tan")}
+        self.functions |= {
+            r"\ln": library.log,
+            r"\cot": lambda x: 1 / library.tan(x),
+            r"\sec": lambda x: 1 / library.cos(x),
+            r"\csc": lambda x: 1 / library.sin(x),
+        }
+
+    def convert(self, value: Number) -> Any:
+        """`value` in this field; refuses infinities."""
+        try:
+            if isinstance(value, Fraction) and self._number is not complex:
+                return self._number(value.numerator) / self._number(value.denominator)
+            number = self._number(value)
+        except OverflowError:
+            raise TooBig("beyond a double") from None
+        if number != number or abs(number) > MAX_DOUBLE:
+            raise TooBig("beyond a double")
+        return number
 
 
-def combine(a: Number, b: Number, operation: str) -> Number:
+MAX_DOUBLE = 1.7e308
+_mp = mpmath.MPContext()  # a context of its own: nobody else changes its precision
+_mp.dps = DIGITS_COUNT
+DOUBLES = Field(cmath, complex, math.pi, math.e)
+DIGITS = Field(_mp, _mp.mpc, _mp.pi, _mp.e)
+
+
+def combine(a: Number, b: Number, operation: str, field: Field) -> Number:
     """a + b, a * b or a / b."""
     try:
         if not (isinstance(a, Fraction) and isinstance(b, Fraction)):
-            a, b = to_double(a), to_double(b)
+            a, b = field.convert(a), field.convert(b)
         if operation == "+":
             return a + b
         return a * b if operation == "*" else a / b
@@ -49,7 +80,7 @@ def combine(a: Number, b: Number, operation: str) -> Number:
         raise TooBig("product") from None
 
 
-def power(base: Number, exponent: Number) -> Number:
+def power(base: Number, exponent: Number, field: Field) -> Number:
     """base ** exponent, exact for a whole exponent; a power of a power tower is too big."""
     if isinstance(exponent, Fraction) and exponent.denominator == 1 and isinstance(base, Fraction):
         bits = max(base.numerator.bit_length(), base.denominator.bit_length())
@@ -59,30 +90,37 @@ def power(base: Number, exponent: Number) -> Number:
             raise Unsupported("0 to the power 0")
         return base ** (int(exponent) % 2 if abs(base) == 1 else int(exponent))
     if isinstance(exponent, Fraction) and exponent == Fraction(1, 2):
-        return root(base, Fraction(2))
-    if isinstance(exponent, Fraction) and exponent.denominator > 1 and to_double(base).real < 0:
+        return root(base, Fraction(2), field)
+    inexact = isinstance(exponent, Fraction) and exponent.denominator > 1
+    if inexact and field.convert(base).real < 0:
         raise Unsupported("fractional power of a negative number")
     try:
-        return to_double(base) ** to_double(exponent)
+        return field.convert(base) ** field.convert(exponent)
     except OverflowError:
         raise TooBig("power") from None
     except ZeroDivisionError:
         raise Unsupported("0 to a negative power") from None
 
 
-def root(value: Number, degree: Number) -> Number:
-    """The principal root; exact for the square root of a square."""
+def root(value: Number, degree: Number, field: Field) -> Number:
+    """The principal root, but the real one of an odd degree; exact for the square root of a square.
+
+    The cube root of -8 is -2 in the notation of schools, which is that of the questions.
+    """
     if not isinstance(degree, Fraction) or degree.denominator != 1 or not 2 <= degree <= 64:
         raise Unsupported("root")
-    if degree != 2 and to_double(value).real < 0:
-        raise Unsupported("odd root of a negative number")
     if isinstance(value, Fraction) and value >= 0 and degree == 2:
         top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
         if top * top == value.numerator and bottom * bottom == value.denominator:
             return Fraction(top, bottom)
+    number = field.convert(value)
     if degree == 2:
-        return cmath.sqrt(to_double(value))
-    return to_double(value) ** (1 / int(degree))
+        return field.sqrt(number)
+    if number.real < 0:
+        if degree % 2 == 0 or number.imag != 0:
+            raise Unsupported("root of a negative number")
+        return -((-number) ** (field.convert(Fraction(1)) / int(degree)))
+    return number ** (field.convert(Fraction(1)) / int(degree)) if number else number
 
 
 def factorial(value: Number) -> Number:
@@ -150,23 +188,7 @@ GREEK = frozenset(
         "hbar",
     ]
 )
-FUNCTIONS: dict[str, Callable[[complex], complex]] = {
-    r"\sin": cmath.sin,
-    r"\cos": cmath.cos,
-    r"\tan": cmath.tan,
-    r"\cot": lambda x: 1 / cmath.tan(x),
-    r"\sec": lambda x: 1 / cmath.cos(x),
-    r"\csc": lambda x: 1 / cmath.sin(x),
-    r"\arcsin": cmath.asin,
-    r"\arccos": cmath.acos,
-    r"\arctan": cmath.atan,
-    r"\sinh": cmath.sinh,
-    r"\cosh": cmath.cosh,
-    r"\tanh": cmath.tanh,
-    r"\ln": cmath.log,
-    r"\log": cmath.log,
-    r"\exp": cmath.exp,
-}
+FUNCTIONS = frozenset(DOUBLES.functions)
 
 
 def tokens_of(text: str) -> list[str]:

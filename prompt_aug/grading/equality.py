@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 from prompt_aug.grading.arithmetic import TooBig, Unsupported
-from prompt_aug.grading.evaluate import Value, evaluate, rounds_to, surely_different
+from prompt_aug.grading.evaluate import Value, evaluate, rounds_to, same_digits, surely_different
 from prompt_aug.grading.normalize import split_unit, squeeze, units_contradict
-from prompt_aug.grading.structure import Node, build, split_top
+from prompt_aug.grading.structure import Node, as_union, build, split_top
 
 Oracle = Callable[[str, str], bool]
 
@@ -22,7 +22,16 @@ _DIGITS = re.compile(r"-?\d+(?:\.\d+)?")
 _CHOICE_GOLD = re.compile(r"(?:\\text\{)?\s*\(?\s*([A-J])\s*\)?\s*\}?\)?")
 _CHOICE_MARKED = re.compile(r".*(?:\\text|\().*")
 _CHOICE_PRED = re.compile(
-    r"(?:(?:option|choice|answer)\s*)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])\s*[).:]|([A-Ja-j])$).*"
+    r"(?:(?:option|choice|answer)\s*:?\s*)?"
+    r"(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])\s*[).:]|([A-Ja-j])$)(.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+_SECOND_CHOICE = re.compile(
+    r"\([A-Ja-j]\)|(?<![A-Za-z])[A-J]\s*[).:](?:\W|$)|^\W*(?:(?:or|and)\b)?\W*[A-J](?![A-Za-z'])"
+)
+_MODULUS = re.compile(r"\\[pb]?mod(?![a-z])")
+_RESIDUE = re.compile(
+    r"(?:[a-z]\s*\\equiv\s*)?(-?\d+)\s*\(?\s*\\[pb]?mod\s*\{?\s*(\d+)\s*\}?\s*\)?"
 )
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.\-]{2,}")
 _EMPTY = frozenset(("none", "no solution", "no solutions", "no real solution", "no real solutions"))
@@ -34,10 +43,16 @@ def compare(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     """Whether `pred` answers `gold`."""
     if squeeze(gold.text) == squeeze(pred.text) and not _labels_contradict(gold, pred):
         return True
+    if (chosen := _compare_choices(gold.text, pred.text)) is not None:
+        return chosen
+    if gold.kind != "leaf" and pred.kind != "leaf" and _labels_contradict(gold, pred):
+        return False
     if "either" in (gold.kind, pred.kind):
         return _any(compare(g, p, oracle) for g, p in _readings(gold, pred))
     if gold.kind == "leaf" == pred.kind:
         return _compare_leaves(gold, pred, oracle)
+    if _same_union(gold, pred):
+        return True
     gold, pred = _unwrapped(gold), _unwrapped(pred)
     if "leaf" in (gold.kind, pred.kind):
         return (
@@ -53,6 +68,16 @@ def compare(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     if gold.kind == "tuple" or pred.kind == "tuple":
         return _compare_tuples(gold, pred, oracle)
     return _unordered(gold, pred, oracle)
+
+
+def _same_union(gold: Node, pred: Node) -> bool:
+    """Whether both are the same intervals, written as such or as solved inequalities."""
+    if gold.kind == pred.kind == "list" or gold.kind == pred.kind == "tuple":
+        return False  # lists of points, perhaps
+    one, other = as_union(gold), as_union(pred)
+    if one is None or other is None or (one[0] and other[0] and one[0] != other[0]):
+        return False
+    return bool(_unordered(one[1], other[1], None))
 
 
 def _any(results: Iterable[bool | None]) -> bool | None:
@@ -182,12 +207,16 @@ def _compare_leaves(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
             pred = last
         elif last is not pred and _compare_leaves(gold, last, None):
             return True
+    if gold.relation and not pred.relation and len(split_top(gold.text, "=")) > 2:
+        gold = _last_side(gold)
     if _labels_contradict(gold, pred):
         return False
     if gold.relation or pred.relation:
         return _ask(_with_label(gold), _with_label(pred), oracle)
     if (verdict := _compare_words(gold.text, pred.text)) is not None:
         return verdict
+    if (residues := _compare_residues(gold.text, pred.text, oracle)) is not None:
+        return residues
     gold_text, gold_unit = split_unit(gold.text)
     pred_text, pred_unit = split_unit(pred.text)
     percents = (gold_text.endswith("%"), pred_text.endswith("%"))
@@ -219,13 +248,25 @@ def _last_side(pred: Node) -> Node:
     return last if last.kind == "leaf" else pred
 
 
+def _compare_choices(gold: str, pred: str) -> bool | None:
+    """Whether the chosen letter is that of the gold; None where either is no choice.
+
+    Whoever marks a second letter has not chosen: `(A)(B)`, `A. B.`, but `C. larger than A or D`.
+    """
+    choice = _CHOICE_GOLD.fullmatch(gold)
+    chosen = _CHOICE_PRED.fullmatch(_flat(pred)) if choice else None
+    if choice is None or chosen is None:
+        return None
+    letter = chosen[1] or chosen[2] or chosen[3]
+    if _SECOND_CHOICE.search(chosen[4]):
+        return False
+    if not (_CHOICE_MARKED.fullmatch(gold) or letter.isupper()):
+        return None
+    return letter.upper() == choice[1]
+
+
 def _compare_words(gold: str, pred: str) -> bool | None:
-    """Choice letters, numbers in a base and plain text; None where neither applies."""
-    if choice := _CHOICE_GOLD.fullmatch(gold):
-        chosen = _CHOICE_PRED.fullmatch(_flat(pred))
-        letter = next((group for group in chosen.groups() if group), "") if chosen else ""
-        if letter and (_CHOICE_MARKED.fullmatch(gold) or letter.isupper()):
-            return letter.upper() == choice.group(1)
+    """Numbers in a base and plain text; None where neither applies."""
     based = [_BASED.fullmatch(text) for text in (gold, pred)]
     if any(based):
         digits = [m.group(1) if m else t.strip() for m, t in zip(based, (gold, pred), strict=True)]
@@ -239,6 +280,16 @@ def _compare_words(gold: str, pred: str) -> bool | None:
     if all(words):
         return words[0] == words[1]
     return False if any(words) and _is_number(pred if words[0] else gold) else None
+
+
+def _compare_residues(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
+    r"""`7 \pmod{11}` against 7 or 7 \pmod{11}; None where there is no modulus."""
+    parts = [_RESIDUE.fullmatch(text) for text in (gold, pred)]
+    if not parts[1] or (not parts[0] and _MODULUS.search(gold)):
+        return None
+    if parts[0] and parts[0][2] != parts[1][2]:
+        return False
+    return _compare_numbers(parts[0][1] if parts[0] else gold, parts[1][1], oracle)
 
 
 def _is_empty(text: str) -> bool:
@@ -289,6 +340,11 @@ def _compare_numbers(gold: str, pred: str, oracle: Oracle | None) -> bool | None
             return True
         if surely_different(gold_value, pred_value):
             return False
+        try:
+            if (same := same_digits(gold_value, pred_value)) is not None:
+                return same
+        except (TooBig, Unsupported):  # a function's pole that only more digits see
+            pass
     return _ask_text(gold_number, pred_number, oracle)
 
 

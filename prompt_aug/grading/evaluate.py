@@ -3,21 +3,28 @@ r"""The value of a formula, by a small bounded reader of our own: no eval, no sy
 `evaluate` reads sums, products, powers, roots, fractions, elementary functions and letters, and
 gives an exact rational where it can, else a complex double. Letters get fixed positive values, so
 two formulas with different values at one point are different formulas: "not equal" is proven
-(up to a rounding bound), "equal" only for rationals. What it cannot read it refuses
-(`Unsupported`), what would be huge it refuses before computing it (`TooBig`).
+(up to a rounding bound). Formulas without letters whose doubles agree are computed again with
+`DIGITS_COUNT` digits (`same_digits`), which decides them both ways: two closed forms of one answer
+that agree so far and differ are not known. What it cannot read it refuses (`Unsupported`), what
+would be huge it refuses before computing it (`TooBig`).
 """
 
 import cmath
 import math
 import re
+import threading
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
 from prompt_aug.grading.arithmetic import (
+    DIGITS,
+    DIGITS_COUNT,
+    DOUBLES,
     FUNCTIONS,
     GREEK,
     MAX_BITS,
+    Field,
     Number,
     TooBig,
     Unsupported,
@@ -27,7 +34,6 @@ from prompt_aug.grading.arithmetic import (
     letter_value,
     power,
     root,
-    to_double,
     tokens_of,
 )
 
@@ -35,13 +41,16 @@ MAX_DEPTH = 40
 
 _TIMES = frozenset(("*", r"\cdot", r"\times"))
 _OVER = frozenset(("/", r"\div"))
+_TRIGONOMETRIC = frozenset(rf"\{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc"))
 
 
 class Reader:
     """Recursive descent over the tokens; one instance per point."""
 
-    def __init__(self, tokens: list[str], *, point: int) -> None:
+    def __init__(self, tokens: list[str], *, point: int = 0, field: Field = DOUBLES) -> None:
         self._tokens = tokens
+        self._field = field
+        self._in_angle = False
         self._point = point
         self._at = 0
         self._depth = 0
@@ -75,9 +84,8 @@ class Reader:
                 / 2.0 ** min(1000, value.denominator.bit_length() - 1),
             )
             return value
-        if not cmath.isfinite(value):
-            raise TooBig("beyond a double")
-        self.scale = max(self.scale, abs(value))
+        value = self._field.convert(value)
+        self.scale = max(self.scale, float(abs(value)))
         return value
 
     def _sum(self) -> Number:
@@ -90,7 +98,7 @@ class Reader:
         while self._peek() in ("+", "-"):
             sign = self._take()
             term = self._product()
-            total = self._keep(combine(total, -term if sign == "-" else term, "+"))
+            total = self._keep(combine(total, -term if sign == "-" else term, "+", self._field))
         self._depth -= 1
         return total
 
@@ -99,15 +107,17 @@ class Reader:
         while token := self._peek():
             if token in _TIMES:
                 self._take()
-                value = self._keep(combine(value, self._signed_power(), "*"))
+                value = self._keep(combine(value, self._signed_power(), "*", self._field))
             elif token in _OVER:
                 self._take()
-                value = self._keep(combine(value, self._signed_power(), "/"))
+                value = self._keep(combine(value, self._signed_power(), "/", self._field))
                 slashed = token == "/"
             elif self._starts_factor(token):
                 if slashed:
                     raise Unsupported("1/2x is ambiguous")
-                value = self._keep(combine(value, self._power(), "*"))
+                if token[0] in "0123456789." and self._tokens[self._at - 1][-1].isdigit():
+                    raise Unsupported("two numbers side by side are no product")
+                value = self._keep(combine(value, self._power(), "*", self._field))
             else:
                 break
         return value
@@ -125,9 +135,13 @@ class Reader:
         while self._peek() == "!":
             self._take()
             value = factorial(value)
+        if self._peek() == r"\degree":
+            self._take()
+            angle = self._field.pi / 180 if self._in_angle else Fraction(1)
+            value = self._keep(combine(value, angle, "*", self._field))
         if self._peek() == "^":
             self._take()
-            value = self._keep(power(value, self._script()))
+            value = self._keep(power(value, self._script(), self._field))
             if self._peek() == "^":
                 raise Unsupported("double superscript")
         return self._keep(value)
@@ -172,7 +186,7 @@ class Reader:
         if token == r"\sqrt":
             return self._root()
         if token == r"\pi":
-            return complex(math.pi)
+            return self._field.pi
         if token == r"\binom":
             return binomial(self._argument(), self._argument())
         if token in FUNCTIONS:
@@ -209,13 +223,13 @@ class Reader:
 
     def _fraction(self) -> Number:
         top = self._argument()
-        return self._keep(combine(top, self._argument(), "/"))
+        return self._keep(combine(top, self._argument(), "/", self._field))
 
     def _root(self) -> Number:
         degree: Number = Fraction(2)
         if self._peek() == "[":
             degree = self._group()
-        return self._keep(root(self._argument_of_root(), degree))
+        return self._keep(root(self._argument_of_root(), degree, self._field))
 
     def _argument_of_root(self) -> Number:
         return self._argument() if self._peek() not in ("(", "{") else self._group()
@@ -230,15 +244,19 @@ class Reader:
                 base = self._script()
         if exponent == -1 or (base is not None and name != r"\log"):
             raise Unsupported("inverse function")
-        argument = to_double(self._function_argument())
+        outside, self._in_angle = self._in_angle, name in _TRIGONOMETRIC
+        argument = self._field.convert(self._function_argument())
+        self._in_angle = outside
         try:
-            value = FUNCTIONS[name](argument)
-            value = value / cmath.log(to_double(base)) if base is not None else value
+            value = self._field.functions[name](argument)
+            value = (
+                value / self._field.log(self._field.convert(base)) if base is not None else value
+            )
         except (ValueError, ZeroDivisionError):
             raise Unsupported(f"{name} outside its domain") from None
         except OverflowError:
             raise TooBig(name) from None
-        return power(self._keep(value), exponent)
+        return power(self._keep(value), exponent, self._field)
 
     def _function_argument(self) -> Number:
         if self._peek() in ("(", "{"):
@@ -247,7 +265,7 @@ class Reader:
         while (token := self._peek()) and self._starts_factor(token):
             if token in FUNCTIONS or token in ("(", "{"):
                 break
-            value = self._keep(combine(value, self._power(), "*"))
+            value = self._keep(combine(value, self._power(), "*", self._field))
         return value
 
     def _variable(self, token: str) -> Number:
@@ -256,9 +274,9 @@ class Reader:
             self._take()
             name += "_" + self._subscript()
         elif token == "i":
-            return 1j
+            return self._field.i
         elif token == "e":
-            return complex(math.e)
+            return self._field.e
         self.used_letters = True
         return letter_value(name, self._point)
 
@@ -281,9 +299,15 @@ _LONG_DECIMAL = re.compile(r"-?\d{1,9}\.(\d{6,30})")
 class Value:
     """`exact` where the formula is a rational number; `scale` bounds the numbers on the way."""
 
+    text: str
     exact: Fraction | None
     approximate: tuple[complex, ...]
     scale: float
+
+    @property
+    def has_letters(self) -> bool:
+        """Whether it is a function of letters, and not one number."""
+        return len(self.approximate) > 1
 
     def at(self, point: int) -> complex:
         """The value at a point; without letters every point is the same."""
@@ -294,17 +318,17 @@ class Value:
 def evaluate(text: str) -> Value:
     """The value of `text`; raises `Unsupported` or `TooBig`."""
     tokens = tokens_of(text)
-    first = Reader(tokens, point=0)
+    first = Reader(list(tokens))
     value = first.read()
     if isinstance(value, Fraction) and not first.used_letters:
-        return Value(exact=value, approximate=(_rounded(value),), scale=first.scale)
-    values, scale = [to_double(value)], first.scale
+        return Value(text=text, exact=value, approximate=(_rounded(value),), scale=first.scale)
+    values, scale = [DOUBLES.convert(value)], first.scale
     for point in range(1, POINTS):
         if first.used_letters:
-            other = Reader(tokens, point=point)
-            values.append(to_double(other.read()))
+            other = Reader(list(tokens), point=point)
+            values.append(DOUBLES.convert(other.read()))
             scale = max(scale, other.scale)
-    return Value(exact=None, approximate=tuple(values), scale=scale)
+    return Value(text=text, exact=None, approximate=tuple(values), scale=scale)
 
 
 def surely_different(a: Value, b: Value) -> bool:
@@ -319,13 +343,38 @@ def surely_different(a: Value, b: Value) -> bool:
     )
 
 
+def same_digits(a: Value, b: Value) -> bool | None:
+    """Whether two numbers agree in all but the last ten of `DIGITS_COUNT` digits.
+
+    None where that says nothing: with letters, or where intermediate results cancel so far that
+    few digits are left.
+    """
+    if a.has_letters or b.has_letters:
+        return None
+    x, y = _digits(a.text), _digits(b.text)
+    size, scale = max(abs(x), abs(y)), max(a.scale, b.scale, 1e-300)
+    if abs(x - y) > size * _EPSILON + scale * _EPSILON:
+        return False
+    return True if size == 0 or size > scale * 1e-50 or not (x and y) else None
+
+
+@lru_cache(maxsize=1024)
+def _digits(text: str) -> Number:
+    with _digits_lock:  # some of mpmath's functions change the precision while they work
+        return DIGITS.convert(Reader(tokens_of(text), field=DIGITS).read())
+
+
+_EPSILON = DIGITS.convert(Fraction(1, 10 ** (DIGITS_COUNT - 10))).real
+_digits_lock = threading.Lock()
+
+
 def rounds_to(value: Value, decimal: str) -> bool:
     r"""True where an irrational number has the shown decimals, six or more: \sqrt{17} and 4.123106.
 
     Never for a rational: a decimal is compared with a fraction exactly.
     """
     shown = _LONG_DECIMAL.fullmatch(decimal)
-    if shown is None or value.exact is not None or len(value.approximate) > 1:
+    if shown is None or value.exact is not None or value.has_letters:
         return False
     return abs(value.at(0) - float(decimal)) <= 0.5 / 10 ** len(shown[1]) + 1e-15 * value.scale
 

@@ -18,6 +18,7 @@ bounded pieces of a response are searched, with patterns that never backtrack fa
 `Extraction.strict` stops after boxes. A bare number somewhere in the text is not an answer unless
 `last_number=True` allows it: it would reward a response that never commits itself.
 An unclosed box is not an answer either: such a response was cut while it was being written.
+What follows `</think>` comes first; the thoughts before it only count where nothing follows.
 All searches are linear in the length of the response.
 """
 
@@ -44,11 +45,14 @@ _ANY_SPAN = re.compile(_SPAN)
 _SPANS = re.compile(rf"{_SPAN}(?:{_JOINED}{_SPAN}){{0,20}}")
 _FIRST_SPAN = re.compile(rf"\s{{0,9}}({_SPAN})(?!{_JOINED})")
 _LAST_SPAN = re.compile(rf"({_SPAN})[\s.*]*$")
+_SO = r"(?:,?[ \t]{0,2}(?:therefore|thus|hence|then|so|simply|just|indeed)\b,?[ \t]{0,4})"
 _PHRASE = re.compile(
-    r"answer(?:\*\*)?[ \t]{0,4}(?:is|:|=)[ \t]{0,4}(?:\*\*)?[ \t]{0,4}[:=]?|####"
+    rf"answer(?:\*\*)?[ \t]{{0,4}}(?:is|:|=)[ \t]{{0,4}}{_SO}?(?:\*\*)?[ \t]{{0,4}}[:=]?|####"
+    r"|^[ \t>#*]{0,8}(?:Ans\.?|A)(?:\*\*)?[ \t]{0,4}:[ \t*]{0,4}"
     r"|^[ \t>#*]{0,8}(?:final )?answer[ \t*]{0,4}(?:(?=\$\$|\\\[|\$[^$\n]+\$|\\\([^\n]+\\\))|\n)",
     re.IGNORECASE | re.MULTILINE,
 )
+_OPTION = re.compile(r"^[ \t>#*]{0,8}[B-E](?:\*\*)?[ \t]{0,2}[:.)]", re.MULTILINE)
 _FINAL = re.compile(rf"final answer is:?[ \t]{{0,4}}({_SPAN})", re.IGNORECASE)
 _IS_THE_ANSWER = re.compile(
     rf"({_SPAN})\s+(?:is|are)\s+(?:the|our)\s+(?:\w+\s+)?(?:answer|solution)s?[\s.!*]*$",
@@ -99,8 +103,14 @@ def is_value(text: str) -> bool:
 
 
 def after_phrase(text: str) -> str | None:
-    """What follows the last "answer is", "Answer:", "####" and the like."""
-    last = deque(_PHRASE.finditer(text), maxlen=1)
+    """What follows the last "answer is", "Answer:", "####" and the like.
+
+    A line "A: 18" is one, but not where other letters have such lines: those are options.
+    """
+    found = _PHRASE.finditer(text)
+    if _OPTION.search(text):
+        found = (match for match in found if match[0].strip(" \t>#*:") != "A")
+    last = deque(found, maxlen=1)
     if not last:
         return None
     tail = text[last[0].end() : last[0].end() + _MAX_PHRASE]
@@ -143,6 +153,36 @@ def conclusion(text: str) -> str | None:
     if span and not listed and (concludes or _FINDS.search(lead)):
         return inside(span[1])
     return _only_value(sentence) if concludes else None
+
+
+def stated_value(answer: str) -> str | None:
+    r"""The value that an answer with words states: `\text{The area is }6\sqrt3` states 6\sqrt3.
+
+    Either what "is", "are", "equals" or "=" leads to, or what stands before a remark in brackets:
+    `12\text{ (since }x>0)`. None where the words deny, doubt or offer a choice.
+    """
+    plain = _TEXT.sub(r" \1 ", canonical(answer))
+    if _UNSURE.search(plain):
+        return None
+    if remark := _REMARK.fullmatch(plain):
+        return remark[1].strip() or None
+    if len([word for word in _WORD.findall(plain) if word not in _KNOWN]) < _MIN_PROSE_WORDS:
+        return None
+    return _after_copula(plain.strip(" ."))
+
+
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_WORD = re.compile(r"(?<![\\a-zA-Z])[A-Za-z]{2,}")
+_MIN_PROSE_WORDS = 2
+_REMARK = re.compile(
+    r"([^()]*(?:\([^()]*\)[^()]*){0,9}?)\(\s*(?:about|approx\w*|since|because|as|when|where|which|in|"
+    r"rounded|exactly|i\.e\.|by|to|for|correct|nearest|the)\b.{0,200}\)\s*"
+)
+_UNSURE = re.compile(
+    r"(?<![\\a-zA-Z])(?:not|no|never|isn't|aren't|except|unknown|maybe|perhaps|possibly|either|or|guess|"
+    r"unless|instead|wrong|unsure)(?![a-zA-Z])|\?",
+    re.IGNORECASE,
+)
 
 
 def inside(span: str) -> str:
@@ -214,12 +254,21 @@ def cut_at_end_marker(response: str, answer_tag: str = "answer") -> str:
 def extract(response: str, settings: Extraction) -> str | None:
     """The answer as the model wrote it, or None."""
     text = cut_at_end_marker(response, settings.answer_tag)
+    _, thought, answered = text.rpartition("</think>")
+    if thought and (found := _answer_in(answered, settings)) is not None:
+        return found
+    return _answer_in(text, settings)
+
+
+def _answer_in(text: str, settings: Extraction) -> str | None:
     boxes = closed_boxes(text)
     if boxes:
         later = None if settings.strict else final_formula(text, boxes[-1][1])
         return joined(text, boxes) if later is None else later
     if settings.strict:
         return None
+    if cut := _BOX.search(text):
+        text = text[: cut.start()].rstrip("$ \\([")  # what was being boxed is not all there
     _, tag, inside = text.rpartition(f"<{settings.answer_tag}>")
     if tag:
         return unwrap(inside) or None
@@ -251,8 +300,10 @@ def closed_boxes(text: str) -> list[tuple[int, int, str]]:
     starts = {match.end(): match.start() for match in _BOX.finditer(text)}
     if not starts:
         return []
-    boxes = [
-        (start, found.end(), found.group())
+    # (start, end, where the content begins and ends): cutting out the content of every box here
+    # would cost quadratic memory where boxes are nested
+    spans = [
+        (start, found.end(), *found.span())
         for after, start in starts.items()
         if (found := _BARE_BOX.match(text, after))
     ]
@@ -263,10 +314,10 @@ def closed_boxes(text: str) -> list[tuple[int, int, str]]:
         elif brace.group() == "}" and open_braces:
             opened = open_braces.pop()
             if opened in starts:
-                boxes.append((starts[opened], brace.end(), text[opened + 1 : brace.start()]))
-    boxes.sort(key=lambda box: (box[0], -box[1]))
+                spans.append((starts[opened], brace.end(), opened + 1, brace.start()))
+    spans.sort(key=lambda span: (span[0], -span[1]))
     outermost: list[tuple[int, int, str]] = []
-    for box in boxes:
-        if not outermost or box[0] >= outermost[-1][1]:
-            outermost.append(box)
+    for start, end, begins, ends in spans:
+        if not outermost or start >= outermost[-1][1]:
+            outermost.append((start, end, text[begins:ends]))
     return outermost

@@ -21,13 +21,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from prompt_aug.grading.arithmetic import TooBig
 from prompt_aug.grading.echo import is_copied, is_unsolved
 from prompt_aug.grading.equality import compare
-from prompt_aug.grading.extract import Extraction, after_phrase, extract, last_boxed
-from prompt_aug.grading.normalize import canonical, squeeze
+from prompt_aug.grading.extract import (
+    Extraction,
+    after_phrase,
+    closed_boxes,
+    extract,
+    last_boxed,
+    stated_value,
+)
+from prompt_aug.grading.normalize import TRIGONOMETRIC, canonical, is_balanced, squeeze
 from prompt_aug.grading.pool import GraderError, Verdict, WorkerPool, default_pool
 from prompt_aug.grading.structure import Node, build
 
@@ -47,15 +55,15 @@ class _Stop(Exception):  # noqa: N818  carries a verdict out of a comparison
 _TOWER = re.compile(
     r"\d\s*\}?\s*\^\s*[{(]*\s*-?\d+\s*\^\s*[{(]*\s*\d|\^\s*[{(]*\s*-?\d{5,}|\d{4,}\s*\)?\s*!|!\s*\)?\s*!"
 )
-_cache: "OrderedDict[tuple[str, ...], Verdict]" = OrderedDict()
+_cache: "OrderedDict[tuple[str, str], Verdict]" = OrderedDict()
 _cache_lock = threading.Lock()
 
 
 class _Referee:
     """Asks workers about one prediction; remembers what they said and how long the queue was."""
 
-    def __init__(self, pool: WorkerPool, raw: tuple[str, str], whole: tuple[str, str]) -> None:
-        self._pool, self._raw, self._whole = pool, raw, whole
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
         self._calls = 0
         self.waited = 0.0
         self.unreadable = ""
@@ -63,13 +71,7 @@ class _Referee:
     def __call__(self, gold: str, pred: str) -> bool:
         if _TOWER.search(pred) and not _TOWER.search(gold):
             raise TooBig("a tower of powers or factorials")
-        readings = [[_latex(gold)], [_latex(pred)]]
-        if (gold, pred) == self._whole:
-            readings = [
-                list(dict.fromkeys([ours, raw]))
-                for (ours,), raw in zip(readings, self._raw, strict=True)
-            ]
-        verdict = self._verdict(readings[0], readings[1])
+        verdict = self._verdict(_latex(gold), _latex(pred))
         if verdict.status in ("timeout", "error"):
             status: Status = "timeout" if verdict.status == "timeout" else "error"
             raise _Stop(status, verdict.detail)
@@ -77,8 +79,8 @@ class _Referee:
             self.unreadable = verdict.detail
         return verdict.status == "correct"
 
-    def _verdict(self, golds: list[str], preds: list[str]) -> Verdict:
-        key = (*golds, "\0", *preds)
+    def _verdict(self, gold: str, pred: str) -> Verdict:
+        key = (gold, pred)
         with _cache_lock:
             if (known := _cache.get(key)) is not None:
                 _cache.move_to_end(key)
@@ -87,7 +89,7 @@ class _Referee:
         if self._calls > MAX_WORKER_CALLS:
             raise _Stop("timeout", "too many formulas to compare")
         start = time.perf_counter()
-        verdict = self._pool.verify([golds], preds)
+        verdict = self._pool.verify(gold, pred)
         self.waited += time.perf_counter() - start - verdict.seconds
         if verdict.final:
             with _cache_lock:
@@ -97,18 +99,21 @@ class _Referee:
         return verdict
 
 
+_ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*\\degree")
+
+
 def _latex(text: str) -> str:
+    r"""What latex2sympy is given: it would drop the degrees of `\sin(90^\circ-x)`."""
+    text = _ANGLE.sub(r"(\1\\cdot\\frac{\\pi}{180})", text) if TRIGONOMETRIC.search(text) else text
     return text.replace("\\degree", "^{\\circ}").strip()
 
 
-def judge_with_workers(
-    answer: str, pred: Node, undecided: list[tuple[Node, str]]
-) -> tuple[Status, str, float]:
+def judge_with_workers(pred: Node, undecided: list[Node]) -> tuple[Status, str, float]:
     """(status, detail, seconds spent waiting for a worker) of what the exact path left open."""
     failed: tuple[Status, str] = ("wrong", "")
     waited = 0.0
-    for gold, raw in undecided:
-        referee = _Referee(default_pool(), (raw.strip(), answer), (gold.text, pred.text))
+    for gold in undecided:
+        referee = _Referee(default_pool())
         try:
             if compare(gold, pred, referee):
                 return "correct", "", waited + referee.waited
@@ -217,8 +222,8 @@ def _golds(gold: Gold) -> list[str]:
         raise TypeError(f"gold must be text or a list of texts, got {gold!r}; convert it with str")
     if not any(text.strip() for text in golds):
         raise ValueError("gold is empty, so no answer could be right; drop this question")
-    both = ((text, _stated(text)) for text in golds if text.strip())
-    return list(dict.fromkeys(text for pair in both for text in pair))
+    readings = ((text, _stated(text), _all_boxes(text)) for text in golds if text.strip())
+    return list(dict.fromkeys(text for known in readings for text in known if text.strip()))
 
 
 def _stated(gold: str) -> str:
@@ -228,6 +233,15 @@ def _stated(gold: str) -> str:
     if cut := _OPEN_BOX.search(gold):
         return cut[1]
     return after_phrase(gold) or gold if "nswer" in gold or "####" in gold else gold
+
+
+def _all_boxes(gold: str) -> str:
+    """The boxes of a gold as one list; "" where words stand between them, or there is only one."""
+    boxes = closed_boxes(gold) if gold.count("box") > 1 else []
+    between = "".join(gold[a[1] : b[0]] for a, b in pairwise(boxes))
+    if len(boxes) < 2 or any(char.isalnum() for char in between):
+        return ""
+    return ", ".join(content for _, _, content in boxes)
 
 
 def _open_box(text: str) -> str:
@@ -285,6 +299,9 @@ def _judge(answer: str, golds: list[str], question: str | None) -> tuple[Status,
     if question and is_copied(answer, golds, question):
         return "echo", "the question's own formula, or one still to be worked out", 0.0
     status, detail, waited = _compare(answer, golds)
+    if status in ("wrong", "unparsable") and (value := stated_value(answer)) is not None:
+        status, detail, more = _compare(value, golds)
+        waited += more
     if question and status == "correct" and is_unsolved(answer, golds):
         return "echo", "a relation still to be solved", waited
     return status, detail, waited
@@ -292,21 +309,21 @@ def _judge(answer: str, golds: list[str], question: str | None) -> tuple[Status,
 
 def _compare(answer: str, golds: list[str]) -> tuple[Status, str, float]:
     written = canonical(answer)
-    pred = build(written)
-    pairs = [(canonical(gold), gold) for gold in golds]
-    nodes = [(build(text), raw) for text, raw in pairs]
+    if not is_balanced(written):
+        return "unparsable", "brackets that do not close", 0.0
+    pred, known = build(written), [canonical(gold) for gold in golds]
     try:
-        if any(squeeze(text) == squeeze(written) for text, _ in pairs):
+        if any(squeeze(text) == squeeze(written) for text in known):
             return "correct", "", 0.0
         undecided = []
-        for node, raw in nodes:
-            verdict = compare(node, pred, None)
+        for gold in map(build, known):
+            verdict = compare(gold, pred, None)
             if verdict:
                 return "correct", "", 0.0
             if verdict is None:
-                undecided.append((node, raw))
+                undecided.append(gold)
     except TooBig as error:
         return "too_long", f"a number too large to write down ({error})", 0.0
     if not undecided:
         return "wrong", "", 0.0
-    return judge_with_workers(answer, pred, undecided)
+    return judge_with_workers(pred, undecided)

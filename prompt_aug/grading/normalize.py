@@ -31,13 +31,7 @@ _SIGNS = {
     "⟨": r"\langle ",
     "⟩": r"\rangle ",
     "\u2216": r"\setminus ",
-    "²": "^{2}",
-    "³": "^{3}",
-    "½": r"\frac{1}{2}",
-    "¼": r"\frac{1}{4}",
-    "¾": r"\frac{3}{4}",
-    "⅓": r"\frac{1}{3}",
-    "⅔": r"\frac{2}{3}",
+    "\u2044": "/",
     "€": r"\$",
     "£": r"\$",
     **{
@@ -67,11 +61,15 @@ _SIGNS = {
     },
 }
 _SIGN_TABLE = str.maketrans(_SIGNS)
+_RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ", "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎"
+_SCRIPTS = re.compile(rf"([{_RAISED}]+)|([{_LOWERED}]+)")
+_VULGAR = re.compile(r"[\u00bc-\u00be\u2150-\u215e\u2189]")
 _SQUARE_METRES = re.compile(r"(?<=\d)\s?([ckm]?m)(?=[²³])")  # nobody writes a variable so
 
 _FONT = r"text|textbf|textit|textrm|textnormal|textsf|mathrm|mathbf|mathit|mathsf|mbox|hbox"
 _TEXT = re.compile(rf"\\(?:{_FONT}|operatorname\*?)\s*\{{([^{{}}]*)\}}")
-_ESCAPED_TWICE = "boxed|text|d?frac|sqrt|left|right|leq?|geq?|pi|cdot|infty|cup"  # by an export
+# By an export of a data set.
+_ESCAPED_TWICE = "boxed|text|d?frac|sqrt|left|right|leq?|geq?|pi|cdot|infty|cup|begin|end"
 _OLD_FONT = re.compile(r"\\(?:rm|bf|it|displaystyle|textstyle|limits|boldsymbol|bm)(?![a-zA-Z])")
 _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
@@ -82,7 +80,10 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\[dtc]frac(?![a-z])", r"\\frac"),
         (r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![a-zA-Z])\.?", ""),
         (r"\\(?:quad|qquad|hspace\{[^{}]*\}|phantom|hfill|thinspace)(?![a-zA-Z])", " "),
-        (r"(?<=\d)(?:\{,\}|,\s*\\!)\s*(?=\d{3})", ""),  # a typeset thousands comma is no list
+        (
+            r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s*\\!)\s*(?=\d{3})",
+            "",
+        ),  # thousands
         (r"(?<!\\)\\[!]", ""),
         (r"(?<!\\)\\[,;:> ]|~", " "),
         (r"\\f?box(?:ed)?(?![a-zA-Z])", ""),
@@ -109,7 +110,8 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\s*(?:\bpercentage points?|\bpercent(?:age)?|\bpct\.?)(?![a-zA-Z])", "%"),
         (r"\binfinity\b|(?<![\\a-zA-Z])inf(?:ty)?\b", r"\\infty "),
         (r"(?<![\\a-zA-Z])(sqrt|pi|sin|cos|tan|log|ln|frac)(?![a-zA-Z])", r"\\\1"),
-        (r"(?<=\d)e([+-]?\d{1,4})(?![\d.])", r"\\times 10^{\1}"),
+        (r"(?<=\d)[eE]([+-]?\d{1,4})(?![\d.])", r"\\times 10^{\1}"),
+        (r"\\langle(?![a-zA-Z])(.*)\\rangle(?![a-zA-Z])", r"(\1)"),
         (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times "),
         (r"\*\*(?=[\s({\d-])", "^"),
         (r"\s+", " "),
@@ -156,6 +158,9 @@ _UNITS = {
 }
 _UNIT_OF = {name: unit for unit, names in _UNITS.items() for name in names.split()}
 # Only words of these lengths can be a unit without \text: "2 xy" and "3 RC" are products.
+_COMPOUND = re.compile(r"\s*([A-Za-z]+)\s*(?:/|\bper\b)\s*([A-Za-z]+)\s*")
+_SIGN_TAIL = re.compile(r"(?<=[\d}])\s*(?:\\mu\s*)?\\(?:Omega|mu)\s*(?:[a-zA-Z]\s*)?$")
+TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _PLAIN_UNITS = frozenset(name for name in _UNIT_OF if len(name) > 1 and name.isalpha())
 _LETTERS = re.compile(r"[a-z]+")
 _MIN_UNKNOWN_WORD = 4
@@ -163,17 +168,104 @@ _WORD_TAIL = re.compile(r"\s*((?<![\\a-zA-Z])[A-Za-z][A-Za-z .,/'-]*(?:\^\{?-?\d
 _TEXT_TAIL = re.compile(r"\s*\\text\{([^{}]*)\}\s*(\^\{?-?\d\}?)?\s*$")
 
 
+def _unicode_scripts(text: str) -> str:
+    """Raised and lowered digits as scripts, `⅝` as a fraction."""
+
+    def script(match: re.Match[str]) -> str:
+        plain = unicodedata.normalize("NFKC", match[0]).replace("\u2212", "-")
+        return f"^{{{plain}}}" if match[1] else f"_{{{plain}}}"
+
+    def fraction(match: re.Match[str]) -> str:
+        top, _, bottom = unicodedata.normalize("NFKC", match[0]).partition("\u2044")
+        return rf"\frac{{{top}}}{{{bottom}}}"
+
+    return _VULGAR.sub(fraction, _SCRIPTS.sub(script, text))
+
+
 def canonical(text: str) -> str:
     r"""Canonical LaTeX; text stays marked as `\text{...}`, everything else loses its font."""
     text = _SQUARE_METRES.sub(r"\\text{ \1}", unicodedata.normalize("NFC", text))
-    text = text.translate(_SIGN_TABLE)
+    text = _unicode_scripts(text).translate(_SIGN_TABLE)
     text = "".join(_fullwidth(char) for char in text)
     text = text.strip().strip("*").replace("\\$", " ")
     text = _OLD_FONT.sub(" ", text)
     for pattern, replacement in _STEPS:
         text = pattern.sub(replacement, text)
     text = _TEXT.sub(_text, text)
+    text = _braced(_REPEATING.sub(_fraction, text))
     return _TRAILING.sub("", text).strip()
+
+
+# 0.1\overline{6}, and 0.1666...: a block three times and dots
+_REPEATING = re.compile(
+    r"(?<![\d.])(\d{0,12})\.(\d{0,12}?)"
+    r"(?:\\(?:overline|bar|dot)\s*\{?(\d{1,12})\}?|(\d{1,6}?)\4{2,}\s*\.\.\.)(?![\d{])"
+)
+
+
+def _fraction(match: re.Match[str]) -> str:
+    """A repeating decimal as the fraction that it is."""
+    whole, start = match[1] or "0", match[2]
+    block = match[3] or match[4]
+    bottom = 10 ** len(start) * (10 ** len(block) - 1)
+    top = int(whole + start + block) - int(whole + start)
+    return rf"\frac{{{top}}}{{{bottom}}}"
+
+
+_ARGUMENTS = {r"\frac": 2, r"\sqrt": 1, r"\binom": 2, "^": 1, "_": 1}
+_ATOM = re.compile(r"\s*(\\[a-zA-Z]+|\\.|[^\s{}])", re.DOTALL)
+_NEEDS_BRACES = re.compile(r"\\(?:frac|sqrt|binom)(?![a-zA-Z])\s*[^{\s]|\}\s*[^\s{]|[\^_]\s*\\")
+_MAX_BRACED = 40
+
+
+def _braced(text: str, depth: int = 0) -> str:
+    r"""Every argument of `\frac`, `\sqrt`, `\binom` and every command in a script in braces."""
+    if depth > _MAX_BRACED or "\\" not in text or not _NEEDS_BRACES.search(text):
+        return text
+    out: list[str] = []
+    position = 0
+    while position < len(text):
+        piece, position = _piece(text, position, depth)
+        out.append(piece)
+    return "".join(out)
+
+
+def _piece(text: str, position: int, depth: int) -> tuple[str, int]:
+    """One token from `position`, with its arguments in braces, and where the next begins."""
+    match = _ATOM.match(text, position)
+    if match is None:
+        return text[position], position + 1
+    token, position = match[1], match.end()
+    blank: str = text[match.start() : match.start(1)]
+    count = _ARGUMENTS.get(token, 0) if depth < _MAX_BRACED else 0
+    out: list[str] = [blank, token]
+    if token == r"\sqrt" and (degree := re.compile(r"\s*\[[^\[\]]*\]").match(text, position)):
+        out.append(degree[0].strip())
+        position = degree.end()
+    for _ in range(count):
+        start = re.compile(r"\s*").match(text, position)
+        at = start.end() if start else position
+        if at >= len(text) or text[at] in "{}":
+            closing = _group_end(text, at) if text[at : at + 1] == "{" else at
+            inside = _braced(text[at + 1 : closing - 1], depth + 1) if closing > at else ""
+            out.append(f"{{{inside}}}" if closing > at else "")
+            position = closing
+            continue
+        if (token in "^_" and text[at] in "-+") or (token in "^_" and text[at] != "\\"):
+            break  # 2^-3 and x^2 stay as they are
+        argument, position = _piece(text, at, depth + 1)
+        out.append(f"{{{argument.strip()}}}")
+    return "".join(out), position
+
+
+def _group_end(text: str, start: int) -> int:
+    """Just after the brace that closes the one at `start`; `start` where none does."""
+    level = 0
+    for match in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, start):
+        level += {"{": 1, "}": -1}.get(match[0], 0)
+        if level == 0:
+            return match.end()
+    return start
 
 
 def _fullwidth(char: str) -> str:
@@ -184,8 +276,8 @@ def _text(match: re.Match[str]) -> str:
     words = " ".join(match.group(1).split())
     if not words:
         return " "
-    if words.rstrip(",") in ("and", "or", ", and", ", or"):
-        return " and "
+    if words.strip(" ,") in ("and", "or"):
+        return f" {words.strip(' ,')} "
     return words if re.fullmatch(r"[\d\W]+", words) else rf"\text{{{words}}}"
 
 
@@ -194,6 +286,24 @@ def squeeze(text: str) -> str:
     text = _TRAILING.sub("", re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text))
     text = re.sub(r"\s+(?!\d)|(?<!\d)\s+", "", text)
     return _SHORT_SCRIPT.sub(r"\1\2", text)
+
+
+def is_balanced(text: str) -> bool:
+    r"""Whether braces close in order and as many brackets open as close; `(1,2]` is an interval.
+
+    The bracket of a choice, `B) 12`, opens nowhere.
+    """
+    level = brackets = 0
+    for match in _BRACKET.finditer(_CHOICE_MARK.sub("", text)):
+        level += {"{": 1, "}": -1}.get(match[0], 0)
+        brackets += {"(": 1, "[": 1, ")": -1, "]": -1}.get(match[0], 0)
+        if level < 0:
+            return False
+    return level == 0 == brackets
+
+
+_BRACKET = re.compile(r"\\[\\{}]|[{}()\[\]]")
+_CHOICE_MARK = re.compile(r"^\s*(?:\\text\{)?\s*[A-Ja-j]\s*\)(?=[^)]*$)")
 
 
 def split_unit(text: str) -> tuple[str, str | None]:
@@ -208,10 +318,15 @@ def split_unit(text: str) -> tuple[str, str | None]:
         rest = rest[: match.start()]
     if not words and (match := _WORD_TAIL.search(rest)) and _is_unit_phrase(match.group(1)):
         words, rest = match.group(), rest[: match.start()]
-    if rest.rstrip().endswith("\\degree"):
+    if not words and (match := _SIGN_TAIL.search(rest)):
+        return rest[: match.start()], ""
+    if rest.rstrip().endswith("\\degree") and not TRIGONOMETRIC.search(rest):
         words, rest = "degrees", rest.rstrip().removesuffix("\\degree")
     if not words or not rest.strip():
         return text, None
+    if compound := _COMPOUND.match(words):
+        parts = [_UNIT_OF.get(part.lower(), "") for part in compound.groups()]
+        return rest.strip(), "/".join(parts) if all(parts) else ""
     known = {_UNIT_OF[word] for word in _LETTERS.findall(words.lower()) if word in _UNIT_OF}
     if len(known) != 1:
         return rest.strip(), ""
@@ -231,6 +346,8 @@ def units_contradict(one: str | None, other: str | None) -> bool:
 
 
 def _is_unit_phrase(words: str) -> bool:
+    if (compound := _COMPOUND.match(words)) and compound[1].lower() in _UNIT_OF:
+        return compound[2].lower() in _UNIT_OF
     parts = re.findall(r"[A-Za-z]+", words)
     return all(
         part.lower() in _PLAIN_UNITS

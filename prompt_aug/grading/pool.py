@@ -107,12 +107,12 @@ class _Worker:
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
-    def ask(self, golds: list[list[str]], preds: list[str]) -> Verdict | None:
+    def ask(self, gold: str, pred: str) -> Verdict | None:
         """The verdict, or None when this worker is lost."""
         assert self._process.stdin is not None
         start = time.perf_counter()
         try:
-            self._process.stdin.write(json.dumps({"golds": golds, "preds": preds}).encode() + b"\n")
+            self._process.stdin.write(json.dumps({"gold": gold, "pred": pred}).encode() + b"\n")
             self._process.stdin.flush()
             line = self._read_line(self._settings.wall_seconds + _SLACK_SECONDS)
         except OSError:
@@ -179,13 +179,13 @@ class WorkerPool:
                 self._idle.append(worker)
             self._changed.notify()
 
-    def verify(self, golds: list[list[str]], preds: list[str]) -> Verdict:
+    def verify(self, gold: str, pred: str) -> Verdict:
         """Compares in a worker. A lost worker is replaced and the pair is tried once more."""
         for _ in range(2):
             worker: _Worker | None = self._acquire()
             try:
                 assert worker is not None
-                verdict = worker.ask(golds, preds)
+                verdict = worker.ask(gold, pred)
                 if verdict is None:
                     worker.kill()
                     worker = None

@@ -26,6 +26,7 @@ _MIXED = re.compile(r"([-+]?\d+) (\d+)/(\d+)")
 _MATRIX = re.compile(
     r"\\begin\s*\{([pbvBV]?matrix|array)\}(?:\{[^{}]*\})?((?:(?!\\end).)*)\\end\s*\{\1\}", re.DOTALL
 )
+_OR = re.compile(r"\s*,?\s*(?<![\\a-zA-Z])or(?![a-zA-Z])\s*")
 _LIST_WORD = re.compile(r"\s*,?\s*(?<![\\a-zA-Z])(?:and|or)(?![a-zA-Z])\s*")
 
 
@@ -66,10 +67,14 @@ def build(text: str, *, depth: int = 0) -> Node:
 
 
 def _group(kind: str, parts: list[str], text: str, *, depth: int) -> Node:
-    if kind == "list" and len(rows := split_top(text, ";")) > 1 and "," in text:
+    rows = split_top(text, ";")
+    if len(rows) == 1 and "=" in text:
+        rows = _split_words(text, _OR)
+        rows = rows if all("," in row and "=" in row for row in rows) else []
+    if kind == "list" and len(rows) > 1 and "," in text:
         parts = [f"({row})" for row in rows if row]  # a, b; c, d lists the pairs (a, b), (c, d)
     items = tuple(build(part, depth=depth + 1) for part in parts)
-    if kind == "list" and any(item.kind == "list" for item in items):
+    if kind in ("list", "set") and any(item.kind == "list" for item in items):
         nested = (item.items if item.kind == "list" else (item,) for item in items)
         items = tuple(leaf for group in nested for leaf in group)
     return Node(kind=kind, text=text, items=items, relation=any(item.relation for item in items))
@@ -138,9 +143,9 @@ def _bracketed(text: str, *, depth: int) -> Node | None:
 
 
 def _leaf(text: str, depth: int) -> Node:
-    if r"\pm" in text or r"\mp" in text:
-        plus = text.replace(r"\pm", "+").replace(r"\mp", "-")
-        minus = text.replace(r"\pm", "-").replace(r"\mp", "+")
+    if _PLUS_MINUS.search(text):
+        plus = _PLUS_MINUS.sub(lambda sign: "+" if sign[1] == "p" else "-", text)
+        minus = _PLUS_MINUS.sub(lambda sign: "-" if sign[1] == "p" else "+", text)
         parts = [re.sub(r"^\s*\+\s*", "", plus), minus]
         return _group("list", parts, text, depth=depth)
     approximate = re.split(r"\\approx(?![a-zA-Z])", text)
@@ -153,7 +158,71 @@ def _leaf(text: str, depth: int) -> Node:
     return Node(kind="leaf", text=text, relation=bool(_RELATION.search(text)))
 
 
+_PLUS_MINUS = re.compile(r"\\(?:(p)m|mp)(?![a-z])")
 _NAME_ONLY = re.compile(rf"\s*{_NAME}\s*")
+
+
+def as_union(node: Node) -> tuple[str, Node] | None:
+    """(letter, union of intervals) of a union, an interval, or solved inequalities joined by "or".
+
+    The letter is "" where none is named. None for anything else, and for "and", which intersects.
+    """
+    if node.kind in ("union", "list") and all(_is_interval(item) for item in node.items):
+        return "", replace(node, kind="union")
+    if _is_interval(node):
+        return "", Node(kind="union", text=node.text, items=(node,))
+    parts = node.items if node.kind == "list" else (node,)
+    if not parts or not all(part.relation and not part.items for part in parts):
+        return None
+    if re.search(r"(?<![\\a-zA-Z])and(?![a-zA-Z])", node.text):
+        return None
+    found = [_solved(part.text) for part in parts]
+    letters = {letter for letter, _ in found}
+    if len(letters) != 1 or not all(items for _, items in found):
+        return None
+    intervals = tuple(item for _, items in found for item in items)
+    return letters.pop(), Node(kind="union", text=node.text, items=intervals)
+
+
+def _is_interval(node: Node) -> bool:
+    return node.kind == "tuple" and len(node.items) == 2 and bool(node.bounds)
+
+
+def _solved(text: str) -> tuple[str, list[Node]]:
+    r"""The letter and the intervals of `x > 2`, `2 \le x < 3` or `x \ne 2`; none for others."""
+    signs = [_FLIPPED.get(sign, sign) for sign in _ORDER.findall(text)]
+    sides = [side.strip() for side in _ORDER.split(text)]
+    letters = [side for side in sides if _LETTER.fullmatch(side)]
+    if len(letters) != 1 or len(sides) != len(signs) + 1 or not all(sides):
+        return "", []
+    letter, at = letters[0], sides.index(letters[0])
+    if signs == [r"\ne"] and at == 0:
+        ends = [(r"-\infty", sides[1], "()"), (sides[1], r"\infty", "()")]
+        return letter, [_interval(*end) for end in ends]
+    if r"\ne" in signs or len({_side(sign) for sign in signs}) != 1:
+        return "", []
+    if "g" in _side(signs[0]):  # read from the right
+        sides, signs, at = sides[::-1], [_MIRROR[sign] for sign in signs[::-1]], len(signs) - at
+    low = (sides[at - 1], "[" if signs[at - 1] == r"\le" else "(") if at else (r"-\infty", "(")
+    high = (sides[at + 1], "]" if signs[at] == r"\le" else ")") if at < len(signs) else ("", "")
+    if len(sides) > 3 or (len(sides) == 3 and at != 1):
+        return "", []
+    return letter, [_interval(low[0], high[0] or r"\infty", low[1] + (high[1] or ")"))]
+
+
+def _side(sign: str) -> str:
+    return "g" if sign in (">", r"\ge") else "l"
+
+
+def _interval(low: str, high: str, bounds: str) -> Node:
+    text = f"{bounds[0]}{low},{high}{bounds[1]}"
+    return Node(kind="tuple", text=text, items=(build(low), build(high)), bounds=bounds)
+
+
+_ORDER = re.compile(r"\\(?:le|ge|ne|lt|gt)(?![a-zA-Z])|[<>]")
+_FLIPPED = {r"\lt": "<", r"\gt": ">"}
+_MIRROR = {">": "<", r"\ge": r"\le"}
+_LETTER = re.compile(r"[A-Za-z]|\\[a-z]+")
 
 
 def _peel(text: str) -> str:
@@ -185,11 +254,11 @@ def split_list(text: str) -> list[str]:
     return parts or [text]
 
 
-def _split_words(text: str) -> list[str]:
+def _split_words(text: str, word: re.Pattern[str] = _LIST_WORD) -> list[str]:
     if "and" not in text and "or" not in text:
         return [text]
     pieces, start = [], 0
-    for match in _LIST_WORD.finditer(text):
+    for match in word.finditer(text):
         before = text[: match.start()]
         if sum(before.count(c) for c in _OPEN) == sum(before.count(c) for c in _CLOSE):
             pieces.append(text[start : match.start()])

@@ -10,8 +10,7 @@ The kernel ends a child that runs too long, even inside one big C call: SIGPROF 
 `wall_seconds`. RLIMIT_AS bounds its memory. An audit hook refuses to compile text, open for
 writing, start processes or open sockets, so that a hole in a parser has nothing to reach.
 
-Request:  {"golds": [[reading, ...], ...], "preds": [reading, ...]}, readings being LaTeX
-          without delimiters, the best first.
+Request:  {"gold": str, "pred": str}, LaTeX without delimiters.
 Reply:    {"status": "correct" | "wrong" | "unparsable" | "timeout" | "error", "detail": str}
 It imports nothing of this project.
 """
@@ -140,44 +139,45 @@ def _exact_number(_reader: object, text: str) -> Any:
     return Rational(*Fraction(text.replace(",", "")).as_integer_ratio())
 
 
-def _parse(readings: list[str]) -> list[Any]:
-    """The parsed readings that parse; only the LaTeX reader: the other one calls `parse_expr`.
+def _parse(text: str) -> Any | None:
+    """The formula that all of `text` is; None where a part of it cannot be read.
 
-    math-verify's removal of units is off: it takes the t of (1/m)t for one. The caller did it.
+    latex2sympy alone: `math_verify.parse` looks for a formula inside the text, drops what it does
+    not know around it and falls back to a part, so `< \\frac{3}{4}` would be 3/4.
     """
-    from latex2sympy2_extended import NormalizationConfig
-    from math_verify import LatexExtractionConfig, parse
+    from latex2sympy2_extended import latex2sympy
+    from math_verify.parser import should_treat_as_complex
 
-    normal = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="all")
-    config = (LatexExtractionConfig(boxed_match_priority=0, normalization_config=normal),)
-    boxes = ["\\boxed{" + reading + "}" for reading in readings]
-    tries = [parse(b, config, fallback_mode="no_fallback", parsing_timeout=0) for b in boxes]
-    return [formula for found in tries for formula in found]
+    try:
+        return latex2sympy(
+            text, is_real=not should_treat_as_complex(text), normalization_config=None
+        )
+    except (MemoryError, RecursionError, RefusedOperation):
+        raise
+    except Exception:
+        return None  # the reader raises anything, and on most text
 
 
-def judge(golds: list[list[str]], preds: list[str]) -> dict[str, str]:
-    """Whether any reading of the prediction equals any of a gold; own time-outs are off, because
-    handlers of `signal.alarm` cannot interrupt a C call and would overwrite the deadline.
+def judge(gold: str, pred: str) -> dict[str, str]:
+    """Whether the prediction equals the gold; own time-outs are off, because handlers of
+    `signal.alarm` cannot interrupt a C call and would overwrite the deadline.
     """
     from math_verify import verify
 
     random.seed(0)  # sympy draws random points; the same pair must always get the same grade
-    targets = _parse(preds)
-    if not targets:
+    if (target := _parse(pred)) is None:
         return {"status": "unparsable", "detail": "prediction"}
-    failed = ""
-    known = [parsed for gold in golds if (parsed := _parse(gold))]
-    for gold, target in ((g, t) for parsed in known for g in parsed for t in targets):
-        try:
-            if verify(
-                gold, target, timeout_seconds=0, allow_set_relation_comp=True, raise_on_error=True
-            ):
-                return {"status": "correct", "detail": ""}
-        except (MemoryError, RecursionError, RefusedOperation):
-            raise  # not an answer of the algebra but a limit of the sandbox
-        except Exception as error:
-            failed = f"not comparable: {type(error).__name__}"  # sympy raises anything
-    return {"status": "wrong", "detail": failed if known else "gold is not symbolic"}
+    if (known := _parse(gold)) is None:
+        return {"status": "wrong", "detail": "gold is not symbolic"}
+    try:
+        equal = verify(
+            known, target, timeout_seconds=0, allow_set_relation_comp=True, raise_on_error=True
+        )
+    except (MemoryError, RecursionError, RefusedOperation):
+        raise  # not an answer of the algebra but a limit of the sandbox
+    except Exception as error:  # sympy raises anything
+        return {"status": "wrong", "detail": f"not comparable: {type(error).__name__}"}
+    return {"status": "correct" if equal else "wrong", "detail": ""}
 
 
 def _answer(line: bytes, limits: Limits) -> dict[str, str]:
@@ -185,7 +185,7 @@ def _answer(line: bytes, limits: Limits) -> dict[str, str]:
     _refused.clear()
     try:
         with _deadline(limits):
-            verdict = judge(request["golds"], request["preds"])
+            verdict = judge(request["gold"], request["pred"])
         if _refused and verdict["status"] != "correct":
             return {"status": "error", "detail": f"refused: {_refused[0]}"}
         return verdict
@@ -304,7 +304,7 @@ def main() -> None:
         reader._Latex2Sympy.parse_number = _exact_number
         reader.Number = partial(_exact_number, None)
         _import_all()
-        warm = [judge([[gold]], [pred])["status"] for gold, pred in _WARM_UP]
+        warm = [judge(gold, pred)["status"] for gold, pred in _WARM_UP]
     except Exception as error:
         warm = [f"{type(error).__name__}: {error}"]
     os.write(1, json.dumps({"ready": warm}).encode() + b"\n")

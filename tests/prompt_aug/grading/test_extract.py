@@ -1,12 +1,13 @@
 """Answers in running text: which sentences commit to a value, and which must not."""
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from pyarrow import parquet
 
 from prompt_aug.grading import Extraction, grade
-from prompt_aug.grading.extract import conclusion, extract, is_value
+from prompt_aug.grading.extract import conclusion, extract, is_value, last_boxed
 
 LONG = "We add the parts one after the other, and nothing is lost on the way. " * 12
 
@@ -108,3 +109,16 @@ def test_repeating_the_question_is_never_right(shared_data: Path) -> None:
     assert sum(grade(cut, gold).correct for cut, gold in cuts) <= 8  # one in a thousand
     last = Extraction(last_number=True)  # a control: any last number would be paid for
     assert sum(grade(cut, gold, extraction=last).correct for cut, gold in cuts[::2]) > 8
+
+
+def test_nested_boxes_cost_linear_memory() -> None:
+    """The content of every inner box as well would be n^2 / 2 pieces of text: 166 MB at 6,000."""
+    depth = 6000
+    text = r"\boxed{" * depth + "1" + "}" * depth
+    tracemalloc.start()
+    try:
+        assert last_boxed(text) == text[len(r"\boxed{") : -1]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 200 * len(text)

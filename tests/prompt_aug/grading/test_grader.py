@@ -23,7 +23,7 @@ from prompt_aug.grading.normalize import canonical
 from prompt_aug.grading.pool import PoolSettings, Verdict, WorkerPool
 from prompt_aug.grading.structure import build
 
-NEEDS_ALGEBRA = (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}")
+NEEDS_ALGEBRA = ("(x+3)(x-3)", "x^2-9")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -69,9 +69,9 @@ def test_a_failing_worker_is_an_error_and_not_a_wrong_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lost = Verdict(status="error", detail="memory limit", seconds=0.0, final=False)
-    failing = SimpleNamespace(verify=lambda golds, preds: lost)
+    failing = SimpleNamespace(verify=lambda gold, pred: lost)
     monkeypatch.setattr(grader, "default_pool", lambda: failing)
-    result = grade_answer(r"\frac{\sqrt{7}}{7}", r"\frac{1}{\sqrt{7}}")
+    result = grade_answer("(x+7)(x-7)", "x^2-49")
     assert (result.status, result.detail) == ("error", "memory limit")
 
 
@@ -142,9 +142,7 @@ def test_grade_many_keeps_the_order_and_reports_progress() -> None:
 
 
 def test_many_threads_and_coroutines_at_once() -> None:
-    pairs = [
-        (rf"\frac{{{n}\sqrt{{3}}}}{{3}}", rf"\frac{{{n}}}{{\sqrt{{3}}}}") for n in range(2, 14)
-    ]
+    pairs = [(f"(x+{n})(y-{n})", f"xy-{n}x+{n}y-{n * n}") for n in range(2, 14)]
     with ThreadPoolExecutor(24) as threads:
         assert all(r.correct for r in threads.map(lambda pair: grade_answer(*pair), pairs))
 
@@ -162,20 +160,18 @@ def test_a_fork_grades_with_workers_of_its_own() -> None:
     if pid == 0:
         outcome = b"0"
         try:
-            outcome = (
-                b"1" if grade_answer(r"\frac{\sqrt{5}}{5}", r"\frac{1}{\sqrt{5}}").correct else b"0"
-            )
+            outcome = b"1" if grade_answer("(x+5)(x-5)", "x^2-25").correct else b"0"
         finally:
             os.write(write, outcome)
             os._exit(0)
     os.waitpid(pid, 0)
     assert os.read(read, 1) == b"1"
-    assert grade_answer(r"\frac{\sqrt{6}}{6}", r"\frac{1}{\sqrt{6}}").correct
+    assert grade_answer("(x+6)(x-6)", "x^2-36").correct
 
 
 @pytest.mark.parametrize("verdict", [True, False])
 def test_negative_control_an_oracle_that_ignores_the_pair_gets_pairs_wrong(verdict: bool) -> None:
-    pairs = [((*NEEDS_ALGEBRA,), True), ((r"x \ge 3", "x > 3"), False)]
+    pairs = [((*NEEDS_ALGEBRA,), True), ((r"x^2 \ge 9", "x^2 > 9"), False)]
     answers = [
         compare(
             build(canonical(gold)),

@@ -30,7 +30,7 @@ def pool() -> Iterator[WorkerPool]:
 
 
 def ask(pool: WorkerPool, gold: str, pred: str) -> str:
-    return pool.verify([[gold]], [pred]).status
+    return pool.verify(gold, pred).status
 
 
 def test_verdicts(pool: WorkerPool) -> None:
@@ -50,7 +50,7 @@ def test_a_hog_is_killed_and_the_next_pair_is_served(pool: WorkerPool) -> None:
 def test_waiting_for_a_worker_is_not_grading_time(pool: WorkerPool) -> None:
     pairs = [("5", HOG)] * 6 + [("x+1", "1+x")] * 6
     with ThreadPoolExecutor(12) as threads:
-        verdicts = list(threads.map(lambda pair: pool.verify([[pair[0]]], [pair[1]]), pairs))
+        verdicts = list(threads.map(lambda pair: pool.verify(*pair), pairs))
     assert [verdict.status for verdict in verdicts] == ["timeout"] * 6 + ["correct"] * 6
 
 
@@ -68,7 +68,7 @@ def test_a_worker_without_math_verify_says_what_to_do(
     broken.write_text("raise ImportError('not here')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(GraderError, match=r"not here.*install math-verify"):
-        WorkerPool(PoolSettings(workers=1)).verify([["1"]], ["1"])
+        WorkerPool(PoolSettings(workers=1)).verify("1", "1")
 
 
 def test_a_worker_needs_no_bytecode_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_worker_needs_no_bytecode_files(monkeypatch: pytest.MonkeyPatch, tmp_p
             ("1", r"\int_0^1 2x dx"),
             ("6", r"\prod_{k=1}^3 k"),
         ):
-            verdict = fresh.verify([[gold]], [pred])
+            verdict = fresh.verify(gold, pred)
             assert (verdict.status, verdict.detail) == ("correct", ""), pred
     finally:
         fresh.close()
@@ -92,7 +92,7 @@ def test_a_closed_pool_refuses() -> None:
     closed = WorkerPool(PoolSettings(workers=1))
     closed.close()
     with pytest.raises(GraderError, match="closed"):
-        closed.verify([["1"]], ["1"])
+        closed.verify("1", "1")
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many"])
@@ -165,7 +165,7 @@ import sys, time
 sys.path.insert(0, {root!r})
 from prompt_aug.grading.pool import default_pool
 pool = default_pool()
-pool.verify([["x"]], ["x"])
+pool.verify("x", "x")
 print(*pool.process_groups(), flush=True)
 time.sleep(60)
 """
