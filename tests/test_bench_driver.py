@@ -25,8 +25,8 @@ def test_it_runs_and_prints_every_line(
     assert head.startswith("16 x 8, ")
     rows = cells(table)
     names = [bench.VERL, "grpo", "token_covariance", "covariance_metrics"]
-    names += ["gaussian_covariance", "clip_cov", "A w", bench.LAYOUT, bench.ROLLOUTS]
-    names += ["group_metrics", "neighbour_metrics", bench.WHOLE]
+    names += ["gaussian_covariance", "clip_cov", "A w", bench.RECORD, bench.BACK]
+    names += ["entropy", "group_metrics", "neighbour_metrics", bench.WHOLE]
     assert [row[0] for row in rows] == [*names, f"CW-GRPO step: {' + '.join(bench.CW_GRPO)}"]
     assert all(float(cell) >= 0 for row in rows for cell in row[1:])
     assert float(rows[0][2]) == 1.0
@@ -35,8 +35,8 @@ def test_it_runs_and_prints_every_line(
 def test_the_table_by_hand(bench: ModuleType) -> None:
     parts = {"grpo": 0.25, "token_covariance": 0.25, "covariance_metrics": 0.5}
     parts |= {"gaussian_covariance": 1.0, "clip_cov": 8.0, "A w": 1.0}
-    parts |= {bench.LAYOUT: 0.125, "group_metrics": 0.25, bench.WHOLE: 2.5}
-    parts |= {bench.ROLLOUTS: 0.0625, "neighbour_metrics": 0.0625}
+    parts |= {bench.RECORD: 0.0625, bench.BACK: 0.0625, "group_metrics": 0.25, bench.WHOLE: 2.5}
+    parts |= {"entropy": 0.0625, "neighbour_metrics": 0.0625}
     rows = cells(bench.table({bench.VERL: 0.5, **parts}))
     assert rows[0][1:] == ["0.5000", "1.00", "1.667"]
     assert rows[4] == ["gaussian_covariance", "1.0000", "2.00", "3.333"]
@@ -58,32 +58,32 @@ def test_the_median_leaves_out_the_first_round(
 
 
 def test_the_batch_is_whole_and_repeats(bench: ModuleType) -> None:
-    batch, again, other = (bench.made_up(20, 48, seed) for seed in (0, 0, 1))
+    batch, again, other = (bench.record(bench.made_up(20, 48, seed)) for seed in (0, 0, 1))
     assert torch.equal(batch.logprobs_BT, again.logprobs_BT)
     assert not torch.equal(batch.logprobs_BT, other.logprobs_BT)
-    lengths = batch.mask_BT.sum(1)
+    lengths = torch.tensor(batch.lengths)
     assert lengths.min() >= 4 and lengths.max() <= 48 and lengths.unique().numel() > 5
-    assert batch.question_B.bincount().tolist() == [8, 8, 4]
-    assert set(batch.rewards_B.tolist()) == {0.0, 1.0}
-    real = batch.mask_BT.bool()
+    assert torch.equal(batch.mask_BT.sum(1), lengths)
+    assert batch.group_B.bincount().tolist() == [8, 8, 4]
+    assert set(batch.reward_B.tolist()) == {0.0, 1.0}
+    real = batch.mask_BT
     assert (batch.logprobs_BT[real] < 0).all() and (batch.logprobs_BT[~real] == 0).all()
 
 
 def test_the_whole_does_what_the_parts_do(bench: ModuleType) -> None:
-    batch = bench.made_up(64, 24, 0)
-    functions = bench.lines(batch)
-    signal_BT, metrics = functions[bench.WHOLE]()
-    assert torch.equal(signal_BT, functions["A w"]())
-    assert functions["covariance_metrics"]().items() <= metrics.items()
-    assert metrics["weights/min"] < 0.5 < metrics["weights/effective_tokens"] < 1
+    functions = bench.lines(bench.made_up(64, 24, 0))
+    made = functions[bench.WHOLE]()
+    assert torch.equal(made.advantages_BT, functions["A w"]())
+    assert functions["covariance_metrics"]().items() <= made.metrics.items()
+    assert made.metrics["weights/min"] < 0.5 < made.metrics["weights/effective_tokens"] < 1
 
 
 def test_both_sides_get_the_same_rewards(bench: ModuleType) -> None:
     """verl's advantages and ours agree, so the two are timed at the same work."""
-    batch = bench.made_up(64, 24, 0)
-    functions = bench.lines(batch)
+    made = bench.made_up(64, 24, 0)
+    functions = bench.lines(made)
     theirs_BT, _ = functions[bench.VERL]()
-    ours_BT = functions["grpo"]()[:, None] * batch.mask_BT
+    ours_BT = functions["grpo"]()[:, None] * bench.record(made).mask_BT
     assert ours_BT.abs().max() > 0.5
     # float32 against float64
     torch.testing.assert_close(theirs_BT.double(), ours_BT, atol=1e-5, rtol=0)

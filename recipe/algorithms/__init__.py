@@ -1,4 +1,4 @@
-"""The algorithms: one file each. Pure functions of whole groups, in float64; torch and numpy only.
+"""The algorithms: one file each, named after what it holds. torch and numpy only, float64.
 
 `ADVANTAGES`: name -> function (rewards_B, group_B) -> advantages_B. Every one gives exactly 0 to a
 group whose rewards are all equal, a group of one included, refuses rewards that are not finite, and
@@ -7,36 +7,22 @@ does not depend on the order of the rows or the ids of the groups.
 `TOKEN_WEIGHTS`: name -> function (logprobs_BT, advantages_BT, mask_BT, group_B, **settings) ->
 weights_BT, which multiply the advantages; 0 where the mask is 0. Statistics are over whole groups,
 or the whole batch: micro-batches, padding and data-parallel ranks change nothing.
+
+How a function gets in, from here or from outside: `recipe.algorithms.registry`. How they are put
+together: `recipe.algorithms.compute`.
 """
 
-from collections.abc import Callable
+import importlib
+import pkgutil
 
-import torch
+from recipe.algorithms.registry import ADVANTAGES, TOKEN_WEIGHTS
 
-from recipe.algorithms.clip_cov import clip_cov
-from recipe.algorithms.cw_grpo import gaussian_covariance
-from recipe.algorithms.dr_grpo import dr_grpo
-from recipe.algorithms.groups import Numbers
-from recipe.algorithms.grpo import grpo
-from recipe.algorithms.maxrl import maxrl
-from recipe.algorithms.none import none
-from recipe.algorithms.rloo import rloo
-from recipe.algorithms.ta_grpo import ta_grpo
-from recipe.algorithms.ta_grpo_star import ta_grpo_star
+__all__ = ["ADVANTAGES", "TOKEN_WEIGHTS"]
 
-Advantage = Callable[[Numbers, Numbers], torch.Tensor]
+# A loss of the actor, registered with verl, which takes seconds to import and chooses its platform
+# when it is: the actor's processes import it by the path in `actor.policy_loss._target_`.
+IMPORT_VERL = ("gmpo",)
 
-ADVANTAGES: dict[str, Advantage] = {
-    "grpo": grpo,
-    "dr_grpo": dr_grpo,
-    "ta_grpo": ta_grpo,
-    "ta_grpo_star": ta_grpo_star,
-    "rloo": rloo,
-    "maxrl": maxrl,
-    "none": none,
-}
-
-TOKEN_WEIGHTS: dict[str, Callable[..., torch.Tensor]] = {
-    "gaussian_covariance": gaussian_covariance,
-    "clip_cov": clip_cov,
-}
+for _module in pkgutil.iter_modules(__path__):
+    if _module.name not in IMPORT_VERL:
+        importlib.import_module(f"{__name__}.{_module.name}")

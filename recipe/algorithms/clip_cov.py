@@ -3,14 +3,34 @@
 Symbols: B responses, T token positions, N real tokens of the batch, c covariance of a token.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 
-from recipe.algorithms.covariance import covariance_of
+from recipe.algorithms.covariance import covariance_of, known
 from recipe.algorithms.groups import Numbers
+from recipe.algorithms.registry import token_weight
 from recipe.algorithms.tokens import checked
 
 
+def settings(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The section recipe.weights.clip_cov, checked: {ratio, lower, upper}, None for a default."""
+    given = {"ratio": 0.0002, "lower": 1.0, "upper": 5.0}
+    for key, value in section.items():
+        known("a key of clip_cov", key, tuple(given))
+        given[key] = given[key] if value is None else float(value)
+    if not 0 < given["ratio"] <= 1:
+        raise ValueError(f"ratio={given['ratio']}: a share of the tokens, above 0 and at most 1")
+    if not given["lower"] < given["upper"]:
+        raise ValueError(
+            f"lower={given['lower']}, upper={given['upper']}: no covariance lies between them"
+        )
+    return given
+
+
+@token_weight(inputs=("seed", "key_B"), settings=settings)
 def clip_cov(
     logprobs_BT: Numbers,
     advantages_BT: Numbers,
@@ -33,10 +53,7 @@ def clip_cov(
     current policy's (ours: the sampling policy's), and what the PPO clip stops is no candidate.
     ValueError for a ratio outside (0, 1], lower >= upper, and what `tokens.checked` refuses.
     """
-    if not 0 < ratio <= 1:
-        raise ValueError(f"ratio={ratio}: a share of the tokens, above 0 and at most 1")
-    if not lower < upper:
-        raise ValueError(f"lower={lower}, upper={upper}: no covariance lies between them")
+    settings({"ratio": ratio, "lower": lower, "upper": upper})
     tokens = checked(logprobs_BT, advantages_BT, mask_BT, group_B)
     c_BT = covariance_of(tokens, centre="batch", advantage_centre="batch")
     candidates = ((c_BT > lower) & (c_BT < upper) & tokens.mask_BT).nonzero()

@@ -1,7 +1,8 @@
-"""From rewards to the advantage of every token: what the actor's loss is multiplied with.
+"""The way from the rewards of a batch to the advantage of every token, top to bottom.
 
-    A_i      = ADVANTAGES[name](R_i over the group)                    recipe/advantages
-    A_{i,t}  = w_{i,t} A_i,   w = TOKEN_WEIGHTS[name](log pi, A, group)      recipe/weights
+    R_i      = reward_i + weight * length_reward(l_i, h)                   HAPO, where it is on
+    A_i      = ADVANTAGES[name](R_i over the group)                        recipe.advantage
+    A_{i,t}  = w_{i,t} A_i,   w = TOKEN_WEIGHTS[name](log pi, A, group)    recipe.weights
 
 Computed on the driver, in float64, over whole groups, without padding rows: the result depends on
 neither the micro-batch size nor the number of data-parallel ranks. The actor keeps verl's own
@@ -12,67 +13,116 @@ is the weighted clipped loss. The log-probabilities are those of the policy that
 Symbols: B responses, T tokens of the longest; q^n the n-th phrasing of a question.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
-from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.covariance import covariance_metrics, token_covariance
-from recipe.algorithms.cw_grpo import resolve
+from recipe.algorithms.groups import float64
+from recipe.algorithms.hapo import length_reward
+from recipe.algorithms.registry import ADVANTAGES, TOKEN_WEIGHTS
+
+if TYPE_CHECKING:  # the record is the trainer's, and its module imports TransferQueue
+    from recipe.trainer.batch import RolloutBatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Responses:
-    """The real rows of a batch. `question_B` and `text_B` are ids of groups.
+class Advantages:
+    """What a step is trained on, float64; `advantages_BT` is 0 where no token is trained."""
 
-    `question_B` is the same for all responses of one visit of a question, neighbours included;
-    `text_B` for those to one phrasing of that visit.
-    """
-
-    rewards_B: Tensor
-    question_B: Tensor
-    text_B: Tensor
-    logprobs_BT: Tensor
-    mask_BT: Tensor
-    key_B: Tensor  # int64, a hash of what the response answers and of its number in the group
+    rewards_B: Tensor  # what the advantages were made of
+    advantages_BT: Tensor
+    metrics: dict[str, float]
 
 
-def group_of(settings: DictConfig) -> str:
-    """ "question" or "text": what the advantages of ``recipe.advantage`` are normalised over."""
-    return settings.group or ("text" if settings.name == "ta_grpo_star" else "question")
+def group_of(advantage: Mapping[str, Any]) -> str:
+    """ "question" or "phrasing": what the advantages of ``recipe.advantage`` are taken over."""
+    own = ADVANTAGES.facts(advantage["name"]).group
+    return str(advantage.get("group") or own or "question")
 
 
-def compute_advantages(
-    responses: Responses, advantage: DictConfig, weights: DictConfig, seed: int = 0
-) -> tuple[Tensor, dict[str, float]]:
-    """(A_BT, metrics): 0 where the mask is 0. Sections ``recipe.advantage``, ``recipe.weights``.
+def logprob_temperature(weights: Mapping[str, Any]) -> float | None:
+    """The temperature at which ``recipe.weights`` wants log-probabilities; None: the rollout's."""
+    if weights["name"] == "none":
+        return None
+    return TOKEN_WEIGHTS.call(weights)[1].get("logprob_temperature")
 
-    `seed` matters where tokens are drawn (clip_cov). Metrics: the covariance of the unweighted
-    advantages over its group, and of the weights their range and effective share of tokens,
+
+def compute_advantages(rollouts: RolloutBatch, recipe: Mapping[str, Any]) -> Advantages:
+    """The advantage of every token of a batch, by the section ``recipe`` of the configuration.
+
+    Rows that are not `trained_B` (cut responses that are filtered, groups that only fill up the
+    batch) count in the rewards of their group, and have left before anything is taken over tokens:
+    covariances, weights, draws. Metrics: `covariance_metrics` of the advantages before weights;
+    of the weights their range, the share of zeros, and their effective share of tokens,
     (sum w)^2 / (N sum w^2), which is 1 for equal weights.
     """
-    group_B = responses.text_B if group_of(advantage) == "text" else responses.question_B
-    mask_BT = responses.mask_BT
-    advantages_B = ADVANTAGES[advantage.name](responses.rewards_B, group_B)
+    rewards_B, metrics = shaped_rewards(rollouts, recipe["history"])
+
+    joint = group_of(recipe["advantage"]) == "question"
+    group_B = rollouts.group_B if joint else rollouts.phrasing_B
+    function, arguments = ADVANTAGES.call(recipe["advantage"])
+    inputs = ADVANTAGES.facts(recipe["advantage"]["name"]).inputs
+    arguments.update({name: getattr(rollouts, name) for name in inputs})
+    advantages_B = finite("advantages", function(rewards_B, group_B, **arguments), rewards_B.shape)
+
+    mask_BT = rollouts.mask_BT & rollouts.trained_B[:, None]
     advantages_BT = advantages_B[:, None] * mask_BT
-    inputs = (responses.logprobs_BT, advantages_BT, mask_BT, group_B)
-    metrics = covariance_metrics(token_covariance(*inputs), mask_BT)
-    if weights.name == "none":
-        return advantages_BT, metrics
-    if weights.name == "gaussian_covariance":
-        weights_BT = TOKEN_WEIGHTS["gaussian_covariance"](
-            *inputs, **resolve(weights.gaussian_covariance)
+    tokens = (rollouts.weight_logprobs_BT, advantages_BT, mask_BT, group_B)
+    metrics |= covariance_metrics(token_covariance(*tokens), mask_BT)
+
+    if recipe["weights"]["name"] != "none":
+        function, arguments = TOKEN_WEIGHTS.call(recipe["weights"])
+        arguments.pop("logprob_temperature", None)  # the trainer's part: which log pi these are
+        inputs = TOKEN_WEIGHTS.facts(recipe["weights"]["name"]).inputs
+        arguments.update({name: getattr(rollouts, name) for name in inputs})
+        weights_BT = finite("weights", function(*tokens, **arguments), mask_BT.shape)
+        metrics |= weight_metrics(weights_BT[mask_BT])
+        advantages_BT = advantages_BT * weights_BT
+    return Advantages(rewards_B=rewards_B, advantages_BT=advantages_BT, metrics=metrics)
+
+
+def shaped_rewards(
+    rollouts: RolloutBatch, history: Mapping[str, Any]
+) -> tuple[Tensor, dict[str, float]]:
+    """The rewards with HAPO's length reward, by the history before this step, and its metrics."""
+    if not history["enable"]:
+        return rollouts.reward_B, {}
+    rows = zip(rollouts.lengths, rollouts.shortest, rollouts.accuracy, strict=True)
+    floor = float(history["floor"])
+    extra = [length_reward(length, known, acc == 1.0, floor) for length, known, acc in rows]
+    extra_B = float(history["weight"]) * torch.tensor(extra, dtype=torch.float64)
+    known_share = sum(known is not None for known in rollouts.shortest) / len(rollouts)
+    metrics = {"history/reward": float(extra_B.mean()), "history/known": known_share}
+    return rollouts.reward_B + extra_B, metrics
+
+
+def finite(what: str, values: Tensor, shape: torch.Size) -> Tensor:
+    """`values` in float64; ValueError unless they are finite and of that shape.
+
+    The functions of this project see to that; one from outside trains a model on what it returns.
+    """
+    values = float64(values)
+    if values.shape != shape or not torch.isfinite(values).all():
+        raise ValueError(
+            f"{what} of shape {tuple(values.shape)} that must be finite and of shape {tuple(shape)}"
         )
-    else:
-        weights_BT = TOKEN_WEIGHTS["clip_cov"](
-            *inputs, **weights.clip_cov, seed=seed, key_B=responses.key_B
-        )
-    real = weights_BT[mask_BT.bool()]
-    if real.numel():
-        metrics["weights/min"], metrics["weights/max"] = real.min().item(), real.max().item()
-        metrics["weights/zero"] = (real == 0).double().mean().item()
-        share = real.sum() ** 2 / (real.numel() * (real**2).sum())
-        metrics["weights/effective_tokens"] = torch.nan_to_num(share).item()
-    return advantages_BT * weights_BT, metrics
+    return values
+
+
+def weight_metrics(weights: Tensor) -> dict[str, float]:
+    """Of the weights of the trained tokens, N in all; {} without any."""
+    if not weights.numel():
+        return {}
+    share = weights.sum() ** 2 / (weights.numel() * (weights**2).sum())
+    return {
+        "weights/min": weights.min().item(),
+        "weights/max": weights.max().item(),
+        "weights/zero": (weights == 0).double().mean().item(),
+        "weights/effective_tokens": torch.nan_to_num(share).item(),
+    }

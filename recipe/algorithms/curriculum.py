@@ -4,7 +4,7 @@ After Prompt Curriculum Learning (PCL, arXiv 2510.01135), which takes from k tim
 candidates the questions whose predicted pass rate is nearest to a target of 0.5: there the
 gradient is largest. Departure: PCL predicts the rate with a value model trained along. That model
 is left out here; the estimate is the question's running pass rate in this very run, which costs
-nothing, lags behind the policy, and knows nothing of questions that were not visited yet.
+nothing, lags behind the policy, and knows nothing of questions that were not drawn yet.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ DIGITS = 12
 class PassRates:
     """The running pass rate p of every question of a run, between 0 and 1.
 
-    `target` is the pass rate to look for, `decay` the weight of the newest visit.
+    `target` is the pass rate to look for, `decay` the weight of the newest group.
     ValueError unless 0 <= target <= 1 and 0 < decay <= 1.
     """
 
@@ -25,18 +25,18 @@ class PassRates:
         if not 0 <= target <= 1:
             raise ValueError(f"target={target}: a pass rate lies in [0, 1]")
         if not 0 < decay <= 1:
-            raise ValueError(f"decay={decay}: the weight of the newest visit lies in (0, 1]")
+            raise ValueError(f"decay={decay}: the weight of the newest group lies in (0, 1]")
         self.target, self.decay = target, decay
         self._rates: dict[str, float] = {}
 
     def rate(self, uid: str) -> float:
-        """p of the question; of one that was never visited the target, so that it comes first."""
+        """p of the question; of one that was never drawn the target, so that it comes first."""
         return self._rates.get(uid, self.target)
 
     def update(self, uid: str, accuracy: float) -> None:
-        """p <- (1 - decay) p + decay accuracy; the first visit sets p.
+        """p <- (1 - decay) p + decay accuracy; the first group sets p.
 
-        `accuracy` is the share of correct responses among those of one visit. ValueError outside
+        `accuracy` is the share of correct responses among those of one group. ValueError outside
         [0, 1], NaN included: it would otherwise stay in p for the rest of the run.
         """
         if not 0 <= accuracy <= 1:

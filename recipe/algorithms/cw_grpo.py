@@ -1,7 +1,7 @@
 """CW-GRPO (arXiv 2605.11538, section 2.3): tokens of extreme covariance count less.
 
-Symbols: B responses, T token positions, N tokens of a group, c covariance (recipe.weights.
-covariance), sigma its standard deviation, w a weight without unit.
+Symbols: B responses, T token positions, N tokens of a group, c covariance (`recipe.algorithms.
+covariance`), sigma its standard deviation, w a weight without unit.
 
 The paper leaves four things open, and the authors' public code answers them in its own way. Each
 is a key, `PRESETS` has both answers:
@@ -13,6 +13,12 @@ is a key, `PRESETS` has both answers:
   run was one group of 12. Ours never is a micro-batch: the weights do not depend on its size.)
 - ``normaliser``: mean weight 1 over the real tokens of the group | of the batch; ``padded``, as in
   the code, lets N count padding as well: rows x longest response of the group.
+
+At which temperature log pi is taken the paper does not say either. Its runs, and ours after them,
+sample at 0.7. verl divides logits by the rollout's temperature, so by default (preset ``paper``)
+log pi is that of the distribution that was sampled; the authors' code takes it at 1, and so does
+its preset. ``logprob_temperature`` is the key: where it is not the rollout's, every step has one
+more forward pass of the actor (`RecipeTrainer`).
 
 Whether w is detached is moot here: it is made once per step on the driver, from the
 log-probabilities of the policy that sampled, and is a constant. The authors' code differentiates
@@ -29,6 +35,7 @@ import torch
 
 from recipe.algorithms.covariance import ADVANTAGE_CENTRES, CENTRES, covariance_of, known
 from recipe.algorithms.groups import Numbers, group_extremes
+from recipe.algorithms.registry import token_weight
 from recipe.algorithms.tokens import Tokens, checked
 
 CHOICES = {
@@ -51,10 +58,33 @@ PRESETS = {
         "normaliser": "padded",
     },
 }
+TEMPERATURES = {"paper": None, "official_code": 1.0}  # None: the rollout's
 # A sigma this small beside the largest |c| is rounding: every c of the scope is the same number.
 SMALLEST_SIGMA = 1e-12
 
 
+def settings(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `gaussian_covariance`, and logprob_temperature, which is the trainer's.
+
+    `section` is recipe.weights.gaussian_covariance of the configuration: a value of None, or none
+    at all, is as the preset says; no preset is ``paper``. ValueError, naming what is known, for
+    an unknown key, preset or value.
+    """
+    keys = (*CHOICES, "logprob_temperature")
+    for key in section:
+        known("a key of gaussian_covariance", key, ("preset", *keys))
+    preset = section.get("preset") or "paper"
+    known("preset", preset, tuple(PRESETS))
+    given = {key: section[key] for key in keys if section.get(key) is not None}
+    for key in CHOICES.keys() & given.keys():
+        known(key, given[key], CHOICES[key])
+    temperature = given.get("logprob_temperature", 1.0)
+    if not isinstance(temperature, int | float) or not 0 < temperature < float("inf"):
+        raise ValueError(f"logprob_temperature={temperature!r} must be a number above 0")
+    return {**PRESETS[preset], "logprob_temperature": TEMPERATURES[preset], **given}
+
+
+@token_weight(settings=settings)
 def gaussian_covariance(
     logprobs_BT: Numbers,
     advantages_BT: Numbers,
@@ -120,20 +150,3 @@ def _tokens_counted(tokens: Tokens, normaliser: str) -> torch.Tensor:
         rows_B = tokens.total(torch.ones_like(tokens.lengths_B), "group")
         return rows_B * _largest(tokens.lengths_B, tokens, "group")
     return tokens.total(tokens.lengths_B, normaliser)
-
-
-def resolve(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The keyword arguments of `gaussian_covariance` for {preset, centre, ..., normaliser}.
-
-    The section recipe.weights.gaussian_covariance of the configuration: a value of None, or none
-    at all, is as the preset says; no preset is ``paper``. ValueError, naming what is known, for
-    an unknown key, preset or value.
-    """
-    for key in settings:
-        known("a key of gaussian_covariance", key, ("preset", *CHOICES))
-    preset = settings.get("preset") or "paper"
-    known("preset", preset, tuple(PRESETS))
-    given = {key: settings[key] for key in CHOICES if settings.get(key) is not None}
-    for key, value in given.items():
-        known(key, value, CHOICES[key])
-    return {**PRESETS[preset], **given}

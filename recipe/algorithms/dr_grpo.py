@@ -3,8 +3,10 @@
 import torch
 
 from recipe.algorithms.groups import Numbers, grouped, zero_if_equal
+from recipe.algorithms.registry import advantage
 
 
+@advantage()
 def dr_grpo(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
     """A = R - mean, the mean over the rewards of the group.
 

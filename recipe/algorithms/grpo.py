@@ -3,10 +3,12 @@
 import torch
 
 from recipe.algorithms.groups import Numbers, grouped, zero_if_equal
+from recipe.algorithms.registry import advantage
 
 EPSILON = 1e-6  # in units of reward, as in verl
 
 
+@advantage()
 def grpo(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
     """A = (R - mean) / (std + 1e-6), mean and std over the n rewards of the group.
 

@@ -1,7 +1,7 @@
 """HAPO (arXiv 2505.11225): a reward for answering in fewer tokens than ever before.
 
 Symbols: l the tokens of a response, h the tokens of the shortest correct response to the same
-question in earlier visits of this run, f the length reward of a right answer before its floor.
+question in earlier steps of this run, f the length reward of a right answer before its floor.
 """
 
 import math

@@ -3,8 +3,10 @@
 import torch
 
 from recipe.algorithms.groups import Numbers, grouped, zero_if_equal
+from recipe.algorithms.registry import advantage
 
 
+@advantage(nonnegative_rewards=True)
 def maxrl(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
     """A = (R - mean) / mean where the group's mean is above 0, else 0.
 

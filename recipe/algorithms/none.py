@@ -3,8 +3,10 @@
 import torch
 
 from recipe.algorithms.groups import Numbers, grouped
+from recipe.algorithms.registry import advantage
 
 
+@advantage(uses_rewards=False)
 def none(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
     """A = 0 for every response: entropy loss alone (arXiv 2504.20571), or the KL term alone.
 

@@ -3,8 +3,10 @@
 import torch
 
 from recipe.algorithms.groups import Numbers, grouped, zero_if_equal
+from recipe.algorithms.registry import advantage
 
 
+@advantage()
 def rloo(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
     """A = R - (mean of the other n - 1 rewards of the group) = n / (n - 1) (R - mean).
 

@@ -10,7 +10,6 @@ from omegaconf import DictConfig
 
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import group_of
-from recipe.algorithms.cw_grpo import resolve
 from recipe.checks.verl import data_parallel_ranks
 from recipe.errors import ConfigError
 
@@ -44,10 +43,10 @@ def require_one_of(key: str, value: Any, known: Any) -> None:
 def check_advantage(config: DictConfig) -> None:
     """`recipe.advantage`, and verl's keys that it takes the place of."""
     section, algorithm = config.recipe.advantage, config.algorithm
-    require_one_of("recipe.advantage.name", section.name, ADVANTAGES)
+    ADVANTAGES.call(section)  # raises ConfigError for an unknown name and for bad settings
     if section.group is not None:
-        require_one_of("recipe.advantage.group", section.group, ("question", "text"))
-    wanted = {"ta_grpo": "question", "ta_grpo_star": "text"}.get(section.name)
+        require_one_of("recipe.advantage.group", section.group, ("question", "phrasing"))
+    wanted = ADVANTAGES.facts(section.name).group
     if wanted and group_of(section) != wanted:
         raise ConfigError(
             f"recipe.advantage.name={section.name} is normalised per {wanted}: leave "
@@ -60,8 +59,8 @@ def check_advantage(config: DictConfig) -> None:
             f"({', '.join(ADVANTAGES)})"
         )
     count, rows = int(config.recipe.neighbours.count), int(config.actor_rollout_ref.rollout.n)
-    size = rows // (count + 1) if group_of(section) == "text" else rows
-    if size < 2 and section.name != "none":
+    size = rows // (count + 1) if group_of(section) == "phrasing" else rows
+    if size < 2 and ADVANTAGES.facts(section.name).uses_rewards:
         raise ConfigError(
             f"a group of {size} response has no baseline, so every advantage would be 0: raise "
             "actor_rollout_ref.rollout.n"
@@ -82,16 +81,17 @@ def check_rewards(config: DictConfig) -> None:
         "recipe.history.enable": recipe.history.enable,
         "algorithm.filter_groups.enable": config.algorithm.filter_groups.enable,
     }
-    if name == "maxrl" and any(below_zero.values()):
+    facts = ADVANTAGES.facts(name)
+    if facts.nonnegative_rewards and any(below_zero.values()):
         raise ConfigError(
-            "recipe.advantage.name=maxrl divides by the mean reward of a group, and with "
+            f"recipe.advantage.name={name} divides by the mean reward of a group, and with "
             f"{_first(below_zero)} rewards can be negative and that mean near 0: unset it, or use "
             "another advantage"
         )
-    if name == "none" and any(useless.values()):
+    if not facts.uses_rewards and any(useless.values()):
         raise ConfigError(
-            f"recipe.advantage.name=none uses no reward, and {_first(useless)} then has no effect: "
-            "unset it"
+            f"recipe.advantage.name={name} uses no reward, and {_first(useless)} then has no "
+            "effect: unset it"
         )
 
 
@@ -102,15 +102,15 @@ def _first(flags: dict[str, Any]) -> str:
 def check_neighbours(config: DictConfig) -> None:
     """`recipe.neighbours`; and nothing may use log-probabilities under q^n in a ratio under q^0."""
     section, rollout = config.recipe.neighbours, config.actor_rollout_ref.rollout
-    by_text = config.recipe.advantage.group == "text"
+    by_phrasing = config.recipe.advantage.group == "phrasing"
     for key, on in (
         ("neighbours.ratio=own", section.ratio == "own"),
-        ("advantage.group=text", by_text),
+        ("advantage.group=phrasing", by_phrasing),
     ):
         if on and section.count == 0:
             raise ConfigError(f"recipe.{key} without recipe.neighbours.count has no use")
     if section.count == 0:
-        if config.recipe.advantage.name in ("ta_grpo", "ta_grpo_star"):
+        if ADVANTAGES.facts(config.recipe.advantage.name).neighbours:
             raise ConfigError(
                 f"recipe.advantage.name={config.recipe.advantage.name} without neighbours is GRPO: "
                 "set recipe.neighbours.count, or recipe.advantage.name=grpo"
@@ -135,20 +135,9 @@ def check_neighbours(config: DictConfig) -> None:
 def check_weights(config: DictConfig) -> None:
     """`recipe.weights`, and the losses in which a token's weight would not weight its loss."""
     section, mode = config.recipe.weights, config.actor_rollout_ref.actor.policy_loss.loss_mode
-    require_one_of("recipe.weights.name", section.name, ("none", *TOKEN_WEIGHTS))
     if section.name == "none":
         return
-    try:
-        resolve(section.gaussian_covariance)
-    except ValueError as error:
-        raise ConfigError(f"recipe.weights.gaussian_covariance: {error}") from error
-    clip = section.clip_cov
-    if not clip.lower < clip.upper:
-        raise ConfigError(
-            f"recipe.weights.clip_cov.lower={clip.lower} is not below "
-            f"recipe.weights.clip_cov.upper={clip.upper}, so no token would ever be "
-            "drawn: raise the upper or lower the lower bound"
-        )
+    TOKEN_WEIGHTS.call(section)  # raises ConfigError for an unknown name and for bad settings
     if mode not in HOMOGENEOUS:
         reason = {
             "clip_cov": "computes its own covariance, of the weighted advantages",

@@ -103,6 +103,7 @@ class Neighbours(Record):
 class Advantage(Record):
     name: Text
     group: Text | None
+    arguments: dict[str, Any] | None
 
 
 class GaussianCovariance(Record):
@@ -111,6 +112,7 @@ class GaussianCovariance(Record):
     advantage_centre: Text | None
     sigma: Text | None
     normaliser: Text | None
+    logprob_temperature: Above0 | None
 
 
 class ClipCov(Record):
@@ -121,6 +123,7 @@ class ClipCov(Record):
 
 class TokenWeights(Record):
     name: Text
+    arguments: dict[str, Any] | None
     gaussian_covariance: GaussianCovariance
     clip_cov: ClipCov
 

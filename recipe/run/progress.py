@@ -17,7 +17,7 @@ def describe(m: dict[str, Any]) -> str:
     parts = [
         f"reward {m.get('critic/score/mean', float('nan')):.3f}",
         f"accuracy {m.get('train/accuracy', float('nan')):.3f}",
-        f"entropy {m.get('actor/entropy', float('nan')):.3f}",
+        f"entropy {m.get('train/entropy', float('nan')):.3f}",
         f"length {m.get('response_length/mean', float('nan')):.0f}",
         f"no signal {m.get('train/no_signal_groups', float('nan')):.2f}",
         f"{m.get('timing_s/step', float('nan')):.1f} s",

@@ -1,134 +1,221 @@
-"""The rows of a training batch between TransferQueue and our own functions.
+"""A step's rollouts between TransferQueue and our own functions: read once, written back once.
 
-verl hands its driver keys; the data lie in TransferQueue. Rows that verl appends to fill the last
-mini-batch are left out here, and the rest are sorted by question, visit and rollout: what is
-computed from them does not depend on the order in which rollouts arrived.
+verl hands its driver keys and tags; the data lie in TransferQueue. Rows that verl appends to fill
+the last mini-batch are left out of the record, and the rest are sorted by group and rollout: what
+is computed from them does not depend on the order in which rollouts arrived.
+
+Symbols: B real rows, T tokens of the longest response, R rows of verl's batch, padding included.
 """
 
+from __future__ import annotations
+
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
-from torch.nn.utils.rnn import pad_sequence
+from torch import Tensor
 
-from recipe.algorithms.compute import Responses
-from recipe.run import folder as run_folder
+from recipe.trainer.order import group_id
 
+# Every field that a step needs, verl's own corrections included (recipe.trainer.verl_part).
 FIELDS = (
-    *("uid", "session_id", "prompts", "responses", "extra_info", "extra_fields", "rm_scores"),
-    *("response_mask", "loss_mask", "old_log_probs"),
-    *("entropy", "rollout_log_probs", "token_level_rewards"),  # where the settings make them
+    *("session_id", "prompts", "responses", "extra_info", "extra_fields"),
+    *("response_mask", "loss_mask", "rm_scores", "old_log_probs"),
+    *("entropy", "rollout_log_probs", "ref_log_prob"),  # where the settings make them
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rows:
-    """The real rows, sorted; `columns` holds a list for every field that all rows have."""
+class RolloutBatch:
+    """The graded responses of a step: a column for everything, B rows sorted by group and rollout.
+
+    Numbers are float64. Two kinds of groups: `group_B` is the same for all responses to a question
+    that was drawn once, rephrasings included; `phrasing_B` for those to one phrasing of it.
+    """
 
     keys: list[str]
-    partition: str
-    columns: dict[str, list[Any]]
+    seed: int  # of what is drawn in this step
+    questions: list[str]  # content hash
+    group_B: Tensor  # int64
+    phrasing_B: Tensor  # int64
+    rollouts: list[int]  # the number of the response in its group
+    neighbours: list[int]  # n of the phrasing q^n that it answers; 0 is the question itself
+    templates: list[str]
+    gold: list[tuple[str, ...]]
+    text: list[str]  # the response
+    answers: list[str]  # its final answer, the same text for all right ones; "" without any
+    statuses: list[str]  # how the grader ended
+    shortest: list[int | None]  # tokens of the question's shortest right response before this step
+    accuracy: list[float]  # 0 or 1
+    formats: list[float]
+    lengths: list[int]  # tokens of the response
+    truncated: list[bool]  # cut at the limit
+    reward_B: Tensor  # the sum over the response's tokens, KL in the reward included
+    trained_B: Tensor  # bool: not left out, not there to fill up the batch
+    mask_BT: Tensor  # bool: a token that counts, after rollout correction
+    logprobs_BT: Tensor  # nats, of the policy that starts the step, at the rollout's temperature
+    weight_logprobs_BT: Tensor  # the same at the temperature that token weights want
+    rollout_logprobs_BT: Tensor | None  # the engine's own
+    entropy_BT: Tensor | None  # nats; verl computes none in bypass mode
+    prompts: list[Tensor]  # token ids of what it is trained under
+    generated_under: list[Tensor]  # of what the engine was given
+    responses: list[Tensor]
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: values[index] for name, values in self.columns.items()}
-
-    def questions(self) -> list[str]:
-        """The content hash of every row's question."""
-        return [extra["uid"] for extra in self.columns["extra_info"]]
-
-    def accuracies(self) -> list[float]:
-        return [float(e["reward_extra_info"]["acc"]) for e in self.columns["extra_fields"]]
-
-    def lengths(self) -> list[int]:
-        return [int(ids.numel()) for ids in self.columns["responses"]]
-
-    def truncated(self) -> list[bool]:
-        return [bool(extra["truncated"]) for extra in self.columns["extra_fields"]]
-
-    def rewards(self) -> list[float]:
-        """The sum of the rewards of a response's tokens, KL in the reward included."""
-        name = "token_level_rewards" if "token_level_rewards" in self.columns else "rm_scores"
-        return [float(scores.double().sum()) for scores in self.columns[name]]
+    @property
+    def key_B(self) -> Tensor:
+        """A 64-bit hash of every row's key: the place in the data order, question and rollout."""
+        digests = (hashlib.blake2b(key.encode(), digest_size=8).digest() for key in self.keys)
+        return torch.tensor([int.from_bytes(d, "big", signed=True) for d in digests])
 
 
-def read(batch: Any) -> Rows:
-    """The real rows of verl's `batch` (keys and tags) with their columns."""
-    keys = [
-        key
-        for key, tag in zip(batch.keys, batch.tags, strict=True)
-        if not tag.get("is_padding", False)
-    ]
-    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(FIELDS))
-    columns = {name: list(data[name]) for name in FIELDS if name in data}
-    named = zip(columns["extra_info"], columns["uid"], columns["session_id"], strict=True)
-    places = [(extra["uid"], str(uid), int(session)) for extra, uid, session in named]
-    order = sorted(range(len(keys)), key=places.__getitem__)
-    return Rows(
-        keys=[keys[i] for i in order],
-        partition=batch.partition_id,
-        columns={name: [values[i] for i in order] for name, values in columns.items()},
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetched:
+    """What TransferQueue holds of verl's batch, R rows in verl's order."""
+
+    batch: Any  # verl's keys, tags and partition
+    data: Any  # field -> column: a nested tensor, or a list
+    padded: dict[str, Tensor]  # matrices R x T, float32 as verl computes, 0 behind a row's end
+    lengths: list[int]  # tokens of the response, verl's padding rows have one
+
+    def real(self) -> list[int]:
+        """The rows that are no padding, sorted by group and rollout."""
+        rows = [i for i, tag in enumerate(self.batch.tags) if not tag.get("is_padding", False)]
+        sessions = [int(value) for value in self.data["session_id"]]
+        return sorted(rows, key=lambda i: (group_id(self.batch.keys[i]), sessions[i]))
+
+
+def fetch(batch: Any, fields: Sequence[str] = FIELDS) -> Fetched:
+    """Read verl's `batch`, the only time in a step that our trainer does."""
+    data = tq.kv_batch_get(
+        keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields)
+    )
+    per_token = [name for name in fields if name in data and name not in NOT_PER_TOKEN]
+    padded = {name: matrix(data[name]) for name in per_token}
+    lengths = [int(row.numel()) for row in data["responses"]]
+    return Fetched(batch=batch, data=data, padded=padded, lengths=lengths)
+
+
+NOT_PER_TOKEN = ("session_id", "prompts", "responses", "extra_info", "extra_fields")
+
+
+def matrix(column: Any) -> Tensor:
+    """Rows of different lengths as one matrix, 0 behind the end of a row."""
+    if isinstance(column, Tensor) and not column.is_nested:
+        return column  # all rows have the same length
+    if not isinstance(column, Tensor):
+        column = torch.nested.as_nested_tensor(list(column), layout=torch.jagged)
+    return column.to_padded_tensor(0)
+
+
+def rollouts_of(
+    fetched: Fetched,
+    *,
+    seed: int,
+    rewards: Tensor,
+    mask: Tensor,
+    weight_logprobs: Tensor | None,
+) -> RolloutBatch:
+    """The record of the real rows; all are trained, and no question has a history yet.
+
+    `rewards` and `mask` are R x T, after verl's corrections (`recipe.trainer.verl_part`).
+    """
+    rows = fetched.real()
+    logprobs_BT = fetched.padded["old_log_probs"][rows].double()
+
+    def matrix_of(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values[rows].double()
+
+    wanted_BT = matrix_of(weight_logprobs)
+    return RolloutBatch(
+        seed=seed,
+        **_origins(fetched, rows),
+        **_grades(fetched, rows),
+        shortest=[None] * len(rows),
+        lengths=[fetched.lengths[i] for i in rows],
+        reward_B=rewards[rows].double().sum(1),
+        trained_B=torch.ones(len(rows), dtype=torch.bool),
+        mask_BT=mask[rows] != 0,
+        logprobs_BT=logprobs_BT,
+        weight_logprobs_BT=logprobs_BT if wanted_BT is None else wanted_BT,
+        rollout_logprobs_BT=matrix_of(fetched.padded.get("rollout_log_probs")),
+        entropy_BT=matrix_of(fetched.padded.get("entropy")),
+        responses=[fetched.data["responses"][i] for i in rows],
     )
 
 
-def responses(rows: Rows, rewards: Sequence[float], left_out: Sequence[bool]) -> Responses:
-    """What `recipe.algorithms.compute` wants; rows marked in `left_out` have no tokens there."""
-    visits: dict[str, int] = {}
-    texts: dict[tuple[str, int], int] = {}
-    question_B, text_B = [], []
-    for uid, extra in zip(rows.columns["uid"], rows.columns["extra_fields"], strict=True):
-        question_B.append(visits.setdefault(str(uid), len(visits)))
-        text_B.append(texts.setdefault((str(uid), int(extra["neighbour"])), len(texts)))
-    masks = [
-        torch.zeros_like(mask) if out else mask
-        for mask, out in zip(rows.columns["response_mask"], left_out, strict=True)
-    ]
-    return Responses(
-        rewards_B=torch.tensor(list(rewards), dtype=torch.float64),
-        question_B=torch.tensor(question_B),
-        text_B=torch.tensor(text_B),
-        logprobs_BT=padded(rows.columns["old_log_probs"]),
-        mask_BT=padded(masks),
-        key_B=torch.tensor(row_keys(rows)),
-    )
+def _origins(fetched: Fetched, rows: Sequence[int]) -> dict[str, Any]:
+    """Which question a response is to, in which phrasing, under which prompts."""
+    keys = [fetched.batch.keys[i] for i in rows]
+    groups = [group_id(key) for key in keys]
+    info = [fetched.data["extra_info"][i] for i in rows]
+    extra = [fetched.data["extra_fields"][i] for i in rows]
+    prompts = [fetched.data["prompts"][i] for i in rows]
+    neighbours = [int(e["neighbour"]) for e in extra]
+    given = [e["generated_under"] for e in extra]  # None where that is the prompt
+    return {
+        "keys": keys,
+        "questions": [i["uid"] for i in info],
+        "group_B": numbered(groups),
+        "phrasing_B": numbered(list(zip(groups, neighbours, strict=True))),
+        "rollouts": [int(fetched.data["session_id"][i]) for i in rows],
+        "neighbours": neighbours,
+        "templates": [e["template"] for e in extra],
+        "gold": [tuple(i["answers"]) for i in info],
+        "prompts": prompts,
+        "generated_under": [
+            torch.tensor(ids) if ids else prompt for ids, prompt in zip(given, prompts, strict=True)
+        ],
+    }
 
 
-def row_keys(rows: Rows) -> list[int]:
-    """A 64-bit hash of (question, which of its visits in this batch, rollout) for every row."""
-    visits: dict[str, dict[str, int]] = {}
-    keys = []
-    named = zip(rows.questions(), rows.columns["uid"], rows.columns["session_id"], strict=True)
-    for question, visit, session in named:
-        known = visits.setdefault(question, {})
-        place = f"{question}/{known.setdefault(str(visit), len(known))}/{int(session)}"
-        digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
-        keys.append(int.from_bytes(digest, "big", signed=True))
-    return keys
+def _grades(fetched: Fetched, rows: Sequence[int]) -> dict[str, Any]:
+    """What the reward worker said of a response."""
+    extra = [fetched.data["extra_fields"][i] for i in rows]
+    graded = [e["reward_extra_info"] for e in extra]
+    return {
+        "text": [g["response"] for g in graded],
+        "answers": [answer(g) for g in graded],
+        "statuses": [g["status"] for g in graded],
+        "accuracy": [float(g["acc"]) for g in graded],
+        "formats": [float(g["format"]) for g in graded],
+        "truncated": [bool(e["truncated"]) for e in extra],
+    }
 
 
-def padded(values: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Rows of different lengths as one float64 matrix, 0 behind the end of a row."""
-    return pad_sequence([v.detach().cpu().double() for v in values], batch_first=True)
+def answer(graded: dict[str, Any]) -> str:
+    """The final answer of a response as a text that is equal for equal answers, "" without any.
+
+    All right ones are equal, however they are written; of wrong ones only spaces are ignored.
+    """
+    return "right" if graded["acc"] == 1.0 else "".join(str(graded["pred"]).split())
 
 
-def without_visits(rows: Rows, advantages_BT: torch.Tensor, visits: set[str]) -> torch.Tensor:
-    """The advantages, 0 for the responses to these visits: groups that only fill up a batch."""
-    trained_B = torch.tensor([str(uid) not in visits for uid in rows.columns["uid"]])
-    return torch.where(trained_B[:, None], advantages_BT, 0.0)
+def numbered(ids: Sequence[Any]) -> Tensor:
+    """The distinct `ids` numbered from 0 in the order in which they come, int64."""
+    places: dict[Any, int] = {}
+    return torch.tensor([places.setdefault(one, len(places)) for one in ids], dtype=torch.int64)
 
 
-def write_advantages(
-    rows: Rows, advantages_BT: torch.Tensor, left_out: Sequence[bool], *, by_token: bool
-) -> None:
-    """Put the advantages of the real rows where the actor reads them, and leave rows out.
+def write(
+    fetched: Fetched,
+    advantages_BT: Tensor,
+    *,
+    changed: dict[str, Tensor],
+    left_out: Sequence[bool],
+    by_token: bool,
+) -> Any:
+    """Put the advantages where verl's actor reads them; returns verl's batch, as verl's step does.
+
+    `advantages_BT` and `left_out` are of the real rows; `changed` are other columns, R x T, that
+    verl's corrections made. verl reads "returns" for its metrics, which for GRPO are the
+    advantages.
 
     A row that is left out has zero masks: no policy, KL or entropy term. Where the loss is a mean
     over tokens (`by_token`) it keeps its first token, with advantage 0: a mini-batch whose
@@ -136,65 +223,27 @@ def write_advantages(
     their number, the left-out ones included. (A whole batch of cut responses keeps first tokens in
     any case: verl takes the largest advantage of those that count.)
     """
-    lengths = rows.lengths()
-    fields = {"advantages": [a[:n].float() for a, n in zip(advantages_BT, lengths, strict=True)]}
+    rows = fetched.real()
+    full = torch.zeros(len(fetched.lengths), advantages_BT.shape[1])
+    full[rows] = advantages_BT.float()
+    fields = {"advantages": full, "returns": full, **changed}
     if any(left_out):
+        cut = [row for row, out in zip(rows, left_out, strict=True) if out]
         keep = 1 if by_token or all(left_out) else 0
         for name in ("response_mask", "loss_mask"):
-            fields[name] = [
-                _first_tokens(mask, keep) if out else mask
-                for mask, out in zip(rows.columns[name], left_out, strict=True)
-            ]
-    nested = {
-        name: torch.nested.as_nested_tensor(values, layout=torch.jagged)
-        for name, values in fields.items()
-    }
-    tq.kv_batch_put(
-        keys=rows.keys,
-        partition_id=rows.partition,
-        fields=TensorDict(nested, batch_size=len(rows)),
+            masks = fields.get(name, fetched.padded[name]).clone()
+            masks[cut] = 0
+            masks[cut, :keep] = 1
+            fields[name] = masks
+    nested = {name: ragged(values, fetched.lengths) for name, values in fields.items()}
+    return tq.kv_batch_put(
+        keys=fetched.batch.keys,
+        partition_id=fetched.batch.partition_id,
+        fields=TensorDict(nested, batch_size=len(fetched.lengths)),
     )
 
 
-def _first_tokens(mask: torch.Tensor, count: int) -> torch.Tensor:
-    kept = torch.zeros_like(mask)
-    kept[:count] = 1
-    return kept
-
-
-def save_tensors(
-    path: Path, rows: Rows, rewards: Sequence[float], advantages_BT: torch.Tensor
-) -> None:
-    """An .npz file, without pickles, of what a step was computed from; see recipe/README.md.
-
-    Matrices have a row for every response, padded with -1 (ids) or 0; `prompts` is what a response
-    was trained under, `generated_under` what the engine was given, `lengths` are of responses.
-    """
-    extra = rows.columns["extra_fields"]
-    prompts = rows.columns["prompts"]
-    given = [
-        torch.tensor(e["generated_under"]) if e["generated_under"] else prompt
-        for e, prompt in zip(extra, prompts, strict=True)
-    ]
-    arrays: dict[str, Any] = {
-        "uid": np.array(rows.questions()),
-        "visit": np.array([str(uid) for uid in rows.columns["uid"]]),
-        "rollout": np.array([int(s) for s in rows.columns["session_id"]]),
-        "neighbour": np.array([int(e["neighbour"]) for e in extra]),
-        "template": np.array([e["template"] for e in extra]),
-        "lengths": np.array(rows.lengths()),
-        "prompts": _ids(prompts),
-        "generated_under": _ids(given),
-        "responses": _ids(rows.columns["responses"]),
-        "response_mask": padded(rows.columns["response_mask"]).numpy(),
-        "old_log_probs": padded(rows.columns["old_log_probs"]).numpy(),
-        "rewards": np.array(rewards),
-        "advantages": advantages_BT.numpy(),
-    }
-    if "rollout_log_probs" in rows.columns:
-        arrays["rollout_log_probs"] = padded(rows.columns["rollout_log_probs"]).numpy()
-    run_folder.write_arrays(path, arrays)
-
-
-def _ids(rows: Iterable[torch.Tensor]) -> np.ndarray:
-    return pad_sequence(list(rows), batch_first=True, padding_value=-1).numpy()
+def ragged(values: Tensor, lengths: Sequence[int]) -> Tensor:
+    """The first entries of every row, as many as `lengths` says, as a nested tensor."""
+    parts = [row[:length] for row, length in zip(values, lengths, strict=True)]
+    return torch.nested.as_nested_tensor(parts, layout=torch.jagged)

@@ -1,83 +1,16 @@
-"""Statistics of whole groups, computed on the driver from rows without padding.
+"""Statistics of a step's rollouts, computed on the driver from rows without padding.
 
-Symbols: B rollouts of a step, in groups by uid; acc in {0, 1}; H mean entropy of a response, nats.
+Symbols: B rollouts of a step, T tokens of the longest, n the number of a phrasing q^n.
 """
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+from torch import Tensor
 
 from prompt_aug.grading import STATUSES
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rollout:
-    """One graded response of a training step."""
-
-    group: str  # the trainer's uid of the question's visit: what advantages are grouped by
-    uid: str  # content hash of the question
-    rollout: int
-    template: str
-    neighbour: int  # n of the phrasing q^n that it answers; 0 is the question itself
-    prompt_ids: Any
-    response: str
-    gold: tuple[str, ...]
-    reward: float  # what the advantage was made of
-    accuracy: float
-    format: float
-    entropy: float | None  # verl computes none in bypass mode
-    logprob_gap: float | None  # mean of log pi(o | prompt trained under) - the engine's own, nats
-    length: int
-    truncated: bool
-    status: str
-
-    def as_line(self, step: int, tokenizer: Any) -> dict[str, Any]:
-        """The record of rollouts/step_N.jsonl."""
-        return {
-            "step": step,
-            "uid": self.uid,
-            "rollout": self.rollout,
-            "template": self.template,
-            "neighbour": self.neighbour,
-            "prompt": tokenizer.decode(self.prompt_ids),
-            "response": self.response,
-            "gold": list(self.gold),
-            "reward": self.reward,
-            "accuracy": self.accuracy,
-            "format": self.format,
-            "length": self.length,
-            "truncated": self.truncated,
-            "status": self.status,
-        }
-
-
-def from_row(row: dict[str, Any], reward: float) -> Rollout:
-    """A rollout from its columns in TransferQueue and its reward."""
-    extra = row["extra_fields"]
-    graded = extra["reward_extra_info"]
-    gap = None
-    if "rollout_log_probs" in row:
-        gap = float((row["old_log_probs"].double() - row["rollout_log_probs"].double()).mean())
-    return Rollout(
-        group=str(row["uid"]),
-        uid=row["extra_info"]["uid"],
-        rollout=int(row["session_id"]),
-        template=extra["template"],
-        neighbour=int(extra["neighbour"]),
-        prompt_ids=row["prompts"],
-        response=graded["response"],
-        gold=tuple(row["extra_info"]["answers"]),
-        reward=reward,
-        accuracy=float(graded["acc"]),
-        format=float(graded["format"]),
-        entropy=float(row["entropy"].double().mean()) if "entropy" in row else None,
-        logprob_gap=gap,
-        length=int(row["rm_scores"].numel()),
-        truncated=bool(extra["truncated"]),
-        status=graded["status"],
-    )
+from recipe.trainer.batch import RolloutBatch
 
 
 def mean(values: Iterable[float]) -> float:
@@ -86,43 +19,88 @@ def mean(values: Iterable[float]) -> float:
     return math.fsum(listed) / len(listed) if listed else 0.0
 
 
-def group_metrics(rollouts: Sequence[Rollout], by_text: bool = False) -> dict[str, float]:
+def grouped(ids: Iterable[Hashable], values: Iterable[float]) -> list[list[float]]:
+    """The values of every distinct id, ids in the order in which they come."""
+    groups: dict[Hashable, list[float]] = defaultdict(list)
+    for one, value in zip(ids, values, strict=True):
+        groups[one].append(value)
+    return list(groups.values())
+
+
+def row_means(values_BT: Tensor | None, rollouts: RolloutBatch) -> list[float] | None:
+    """The mean over the tokens of every response that has any; None without values."""
+    if values_BT is None:
+        return None
+    lengths = zip(values_BT.sum(1).tolist(), rollouts.lengths, strict=True)
+    return [total / max(1, length) for total, length in lengths]
+
+
+def entropy(rollouts: RolloutBatch) -> dict[str, float]:
+    """train/entropy: nats per token, the mean over all tokens that are trained, each once.
+
+    The same number for every loss; verl's actor/entropy is aggregated as the loss is, and with a
+    sum over tokens no entropy per token. Of the policy that starts the step, at the rollout's
+    temperature. Left out are verl's padding rows, responses that are left out of the loss, and
+    groups that only fill up the batch. {} in bypass mode, where verl computes no entropy.
+    """
+    if rollouts.entropy_BT is None:
+        return {}
+    mask_BT = rollouts.mask_BT & rollouts.trained_B[:, None]
+    tokens = int(mask_BT.sum())
+    if not tokens:
+        return {}
+    return {"train/entropy": float((rollouts.entropy_BT * mask_BT).sum()) / tokens}
+
+
+def group_metrics(
+    rollouts: RolloutBatch, rewards_B: Tensor, by_phrasing: bool = False
+) -> dict[str, float]:
     """Accuracy, format, shares of groups without signal, and the same for every template.
 
-    A group is what advantages are normalised over: a question's visit, or with `by_text` one of
-    its phrasings. train/no_signal_groups: share of groups whose rewards are all equal (advantage
-    exactly 0);
-    train/all_right_groups, train/all_wrong_groups: by accuracy; grade/<status>: share of rollouts.
-    A template's share is its share of the rollouts.
+    A group is what advantages are taken over: a question, or with `by_phrasing` one of its
+    phrasings. train/no_signal_groups: share of groups whose rewards are all equal (advantage
+    exactly 0); train/all_right_groups, train/all_wrong_groups: by accuracy; grade/<status>: share
+    of rollouts. A template's share is its share of the rollouts.
     """
-    groups: dict[tuple[str, int], list[Rollout]] = defaultdict(list)
-    templates: dict[str, list[Rollout]] = defaultdict(list)
-    for r in rollouts:
-        groups[r.group, r.neighbour if by_text else 0].append(r)
-        templates[r.template].append(r)
-    statuses = Counter(r.status for r in rollouts)
+    ids = (rollouts.phrasing_B if by_phrasing else rollouts.group_B).tolist()
+    right = grouped(ids, rollouts.accuracy)
+    statuses = Counter(rollouts.statuses)
     metrics = {
-        "train/accuracy": mean(r.accuracy for r in rollouts),
-        "train/format": mean(r.format for r in rollouts),
-        "train/truncated": mean(r.truncated for r in rollouts),
+        "train/accuracy": mean(rollouts.accuracy),
+        "train/format": mean(rollouts.formats),
+        "train/truncated": mean(rollouts.truncated),
         "train/responses": float(len(rollouts)),
-        "train/groups": float(len(groups)),
-        "train/no_signal_groups": mean(len({r.reward for r in g}) == 1 for g in groups.values()),
-        "train/all_right_groups": mean(all(r.accuracy == 1 for r in g) for g in groups.values()),
-        "train/all_wrong_groups": mean(all(r.accuracy == 0 for r in g) for g in groups.values()),
+        "train/groups": float(len(right)),
+        "train/no_signal_groups": mean(len(set(g)) == 1 for g in grouped(ids, rewards_B.tolist())),
+        "train/all_right_groups": mean(set(g) == {1.0} for g in right),
+        "train/all_wrong_groups": mean(set(g) == {0.0} for g in right),
     }
     metrics.update({f"grade/{s}": statuses[s] / max(1, len(rollouts)) for s in STATUSES})
-    for name, rows in templates.items():
-        metrics[f"template/{name}/accuracy"] = mean(r.accuracy for r in rows)
-        metrics[f"template/{name}/format"] = mean(r.format for r in rows)
-        metrics[f"template/{name}/length"] = mean(r.length for r in rows)
-        if entropies := [r.entropy for r in rows if r.entropy is not None]:
-            metrics[f"template/{name}/entropy"] = mean(entropies)
-        metrics[f"template/{name}/share"] = len(rows) / len(rollouts)
+    columns: dict[str, Sequence[float] | None] = {
+        "accuracy": rollouts.accuracy,
+        "format": rollouts.formats,
+        "length": rollouts.lengths,
+        "entropy": row_means(rollouts.entropy_BT, rollouts),
+    }
+    for name in dict.fromkeys(rollouts.templates):
+        here = [template == name for template in rollouts.templates]
+        metrics[f"template/{name}/share"] = mean(here)
+        metrics |= {f"template/{name}/{k}": v for k, v in means_where(here, columns).items()}
     return metrics
 
 
-def neighbour_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+def means_where(
+    here: Sequence[bool], columns: dict[str, Sequence[float] | None]
+) -> dict[str, float]:
+    """The mean of every column that there is, over the rows that are `here`."""
+    return {
+        name: mean(value for value, chosen in zip(values, here, strict=True) if chosen)
+        for name, values in columns.items()
+        if values is not None
+    }
+
+
+def neighbour_metrics(rollouts: RolloutBatch, rewards_B: Tensor) -> dict[str, float]:
     """What the phrasings of TA-GRPO (arXiv 2601.22478, section 5.2) do; {} without neighbours.
 
     neighbour/<n>/accuracy and /entropy, n = 0 the question itself; entropy is that under the prompt
@@ -132,23 +110,30 @@ def neighbour_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     train/no_signal_original, train/no_signal_neighbours: share of the questions whose G responses
     to q^0, and whose responses to all neighbours, all have the same reward.
     """
-    if not any(r.neighbour for r in rollouts):
+    if not any(rollouts.neighbours):
         return {}
-    metrics = {}
-    for n in sorted({r.neighbour for r in rollouts}):
-        rows = [r for r in rollouts if r.neighbour == n]
-        metrics[f"neighbour/{n}/accuracy"] = mean(r.accuracy for r in rows)
-        if entropies := [r.entropy for r in rows if r.entropy is not None]:
-            metrics[f"neighbour/{n}/entropy"] = mean(entropies)
-        gaps = [r.logprob_gap for r in rows if r.logprob_gap is not None]
-        if gaps:
-            metrics[f"neighbour/{n}/logprob_gap"] = mean(gaps)
-    for name, of_question in (("original", True), ("neighbours", False)):
-        groups: dict[str, set[float]] = defaultdict(set)
-        for r in rollouts:
-            if (r.neighbour == 0) == of_question:
-                groups[r.group].add(r.reward)
-        metrics[f"train/no_signal_{name}"] = mean(len(g) == 1 for g in groups.values())
+    metrics: dict[str, float] = {}
+    theirs_BT = rollouts.rollout_logprobs_BT
+    columns: dict[str, Sequence[float] | None] = {
+        "accuracy": rollouts.accuracy,
+        "entropy": row_means(rollouts.entropy_BT, rollouts),
+        "logprob_gap": row_means(
+            None if theirs_BT is None else rollouts.logprobs_BT - theirs_BT, rollouts
+        ),
+    }
+    for n in sorted(set(rollouts.neighbours)):
+        here = [neighbour == n for neighbour in rollouts.neighbours]
+        metrics |= {f"neighbour/{n}/{k}": v for k, v in means_where(here, columns).items()}
+    groups, rewards = rollouts.group_B.tolist(), rewards_B.tolist()
+    rows = list(zip(groups, rewards, rollouts.neighbours, strict=True))
+    sides: dict[str, Callable[[int], bool]] = {
+        "original": lambda n: n == 0,
+        "neighbours": lambda n: n > 0,
+    }
+    for name, of_side in sides.items():
+        pairs = [(group, reward) for group, reward, n in rows if of_side(n)]
+        sets = grouped((g for g, _ in pairs), (r for _, r in pairs))
+        metrics[f"train/no_signal_{name}"] = mean(len(set(g)) == 1 for g in sets)
     return metrics
 
 

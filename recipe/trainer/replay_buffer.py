@@ -52,7 +52,7 @@ class BoundedReplayBuffer(ReplayBuffer):
         self.unbounded_refill: Any = kwargs["refill_fn"]
         if self.filter_groups_metric is not None:
             self.refill_fn = self._refill
-        self.filled_visits: set[str] = set()  # of the last batch: they must not train anything
+        self.filled_groups: set[str] = set()  # of the last batch: they must not train anything
         self.on_poll: Callable[[], None] = lambda: None  # may raise, to give the step up
         self._start_step()
 
@@ -91,7 +91,7 @@ class BoundedReplayBuffer(ReplayBuffer):
             self.unbounded_refill(allowed)
 
     def _responses(self, partition_id: str) -> Counter[str]:
-        """How many responses each visit has in the snapshot."""
+        """How many responses each group has in the snapshot."""
         return Counter(key.split("_")[0] for key in self.partitions[partition_id])
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
@@ -188,6 +188,6 @@ class BoundedReplayBuffer(ReplayBuffer):
         metrics.update({PREFIX + name: float(value) for name, value in counts.items()})
         for key in ("evicted", "evicted_all_right", "evicted_all_wrong"):
             metrics.setdefault(PREFIX + key, 0)
-        self.filled_visits = self.filling
+        self.filled_groups = self.filling
         self._start_step()
         return batch, metrics

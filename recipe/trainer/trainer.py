@@ -1,17 +1,25 @@
 """The trainer: verl's synchronous V1 trainer with our advantages, epochs and run folder.
 
-What is overridden, and why:
+Every override of verl's trainer, and why:
+  __init__                verl branches on the trainer's name; our state
   _build_replay_buffer    a bound on dynamic sampling; and verl looks for finished groups every 2 s
-  _fetch_one_gen_batch    tells every row its epoch, which draws depend on; the curriculum chooses
-  own_state               counts and what is remembered of questions travel with the checkpoint
+  _fetch_one_gen_batch    tells every row its epoch, which draws depend on; gives groups ids that
+                          are the same in every run; the curriculum chooses
+  own_state               counts and what is known of questions travel with the checkpoint
   _balance_batch          mini-batches that do not depend on which rollout finished first
-  _compute_advantage      advantages, weights and statistics of whole groups, on the driver
+  _compute_advantage      advantages, weights and statistics of whole groups, on the driver, from
+                          one read of the batch
+  _update_actor           counts optimizer steps
   _compute_metrics        writes metrics.jsonl and rollouts/ into the run folder
   _val_metrics_update     mean and standard error; verl's bootstrap is slow and biased as pass@k
-When it saves and how it ends early: saving.py.
+When it saves and how it ends early, with the overrides that this takes: saving.py.
+
+Beside the trainer: `BoundedReplayBuffer` (replay_buffer.py), `RecipeTaskRunner` (task_runner.py),
+the rollout workers (recipe.rollout.workers); what replaces foreign code is in recipe.patches.
 """
 
 import copy
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,17 +29,25 @@ from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils import tensordict_utils as tu
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
+from verl.workers.utils.padding import response_from_nested
 
 from prompt_aug.files import write_lines
-from recipe.algorithms.compute import compute_advantages, group_of
+from recipe.algorithms.compute import (
+    Advantages,
+    compute_advantages,
+    group_of,
+    logprob_temperature,
+)
 from recipe.rollout.agent_loop import EPOCH
 from recipe.run import folder as run_folder
 from recipe.trainer import batch as batches
-from recipe.trainer import metrics as diagnostics
-from recipe.trainer.order import deal, training_order
+from recipe.trainer import metrics as statistics
+from recipe.trainer import records
+from recipe.trainer.order import deal, group_id, training_order
 from recipe.trainer.question_stats import QuestionStats
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
 from recipe.trainer.saving import SavingTrainer
+from recipe.trainer.verl_part import correct
 
 
 @register_trainer("recipe_sync")
@@ -43,20 +59,21 @@ class RecipeTrainer(SavingTrainer):
             # verl branches on this name: any other than "sync" means an asynchronous trainer.
             config.trainer.v1.trainer_mode = "sync"
         # Before verl's __init__, which builds the buffer that tells it of evicted groups.
-        self.memory = QuestionStats(config.recipe)
+        self.question_stats = QuestionStats(config.recipe)
         super().__init__(config)
         self.batches_fetched = 0
         self.optimizer_steps = 0
         self.earlier_seconds = 0.0
         self.started = time.monotonic()
-        self.rollouts: list[diagnostics.Rollout] = []
+        self.rollouts: batches.RolloutBatch  # of the step, once advantages are computed
+        self.rewards_B: torch.Tensor
 
     def _build_replay_buffer(self) -> Any:
         buffer = super()._build_replay_buffer()
         bounded = BoundedReplayBuffer.of(
             buffer,
             settings=self.config.recipe.dynamic_sampling,
-            on_evicted=self.memory.see_visit,
+            on_evicted=self.question_stats.see_group,
         )
         bounded.on_poll = self.check_stop
         bounded.poll_interval = float(self.config.recipe.rollout.poll_seconds)
@@ -65,7 +82,7 @@ class RecipeTrainer(SavingTrainer):
     def _fetch_one_gen_batch(self) -> Any:
         """The next questions, each with its epoch; with a curriculum the fittest of several."""
         chunks = []
-        for _ in range(self.memory.candidates):
+        for _ in range(self.question_stats.candidates):
             epoch = self.batches_fetched // len(self.train_dataloader)
             chunk = super()._fetch_one_gen_batch()
             chunk[EPOCH] = torch.full((len(chunk),), epoch)
@@ -79,9 +96,10 @@ class RecipeTrainer(SavingTrainer):
         batch = chunks[0]
         if len(chunks) > 1:
             batch = tu.concat_tensordict(chunks)
-            chosen = self.memory.choose([e["uid"] for e in batch["extra_info"]], len(chunks[0]))
+            questions = [e["uid"] for e in batch["extra_info"]]
+            chosen = self.question_stats.choose(questions, len(chunks[0]))
             batch = tu.index_select_tensor_dict(batch, chosen)
-        self.memory.fetch(list(batch["uid"]), [e["uid"] for e in batch["extra_info"]])
+        self.question_stats.fetch(list(batch["uid"]), [e["uid"] for e in batch["extra_info"]])
         return batch
 
     def _balance_batch(self, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> Any:
@@ -115,43 +133,75 @@ class RecipeTrainer(SavingTrainer):
             "batches_fetched": self.batches_fetched,
             "optimizer_steps": self.optimizer_steps,
             "wall_seconds": self.wall_seconds,
-            "memory": copy.deepcopy(self.memory.state()),
+            "question_stats": copy.deepcopy(self.question_stats.state()),
         }
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         self.batches_fetched = state["batches_fetched"]
         self.optimizer_steps = state["optimizer_steps"]
         self.earlier_seconds = state["wall_seconds"]
-        self.memory.load(state.get("memory", {}))
+        self.question_stats.load(state.get("question_stats", {}))
 
-    # ---------------------------------------------------------------- statistics
+    # ---------------------------------------------------------------- advantages
 
     def _compute_advantage(self, batch: Any, metrics: dict) -> Any:
-        batch = super()._compute_advantage(batch, metrics)
+        """In place of verl's: one read, verl's corrections, our advantages, one write."""
         recipe = self.config.recipe
-        rows = batches.read(batch)
-        rewards, shaped = self.memory.shape(rows)
-        left_out = [bool(recipe.overlong_filter and cut) for cut in rows.truncated()]
-        advantages_BT, signal = compute_advantages(
-            batches.responses(rows, rewards, left_out),
-            recipe.advantage,
-            recipe.weights,
+        fetched, weight_logprobs = self._fetch(batch)
+        controller = getattr(self, "kl_ctrl_in_reward", None)  # verl makes one where it wants it
+        rewards, mask, changed = correct(fetched, self.config.algorithm, controller, metrics)
+        rollouts = batches.rollouts_of(
+            fetched,
             seed=int(recipe.seed) * 1_000_003 + self.global_steps,
+            rewards=rewards,
+            mask=mask,
+            weight_logprobs=weight_logprobs,
         )
-        filled = self.replay_buffer.filled_visits
-        advantages_BT = batches.without_visits(rows, advantages_BT, filled)
-        mean = self.config.actor_rollout_ref.actor.loss_agg_mode
-        batches.write_advantages(rows, advantages_BT, left_out, by_token=mean == "token-mean")
-        self.rollouts = [diagnostics.from_row(rows[i], r) for i, r in enumerate(rewards)]
-        by_text = group_of(recipe.advantage) == "text"
-        metrics.update(diagnostics.group_metrics(self.rollouts, by_text))
-        metrics.update(diagnostics.neighbour_metrics(self.rollouts))
-        metrics.update({**shaped, **signal, **self.memory.see_step(rows)})
+        left_out = [bool(recipe.overlong_filter and cut) for cut in rollouts.truncated]
+        filled = [group_id(key) in self.replay_buffer.filled_groups for key in rollouts.keys]
+        rollouts = dataclasses.replace(
+            rollouts,
+            trained_B=~(torch.tensor(left_out) | torch.tensor(filled)),
+            shortest=self.question_stats.shortest_of(rollouts.questions),
+        )
+        made = compute_advantages(rollouts, recipe)
+        by_token = self.config.actor_rollout_ref.actor.loss_agg_mode == "token-mean"
+        self._record(rollouts, made, metrics)
+        return batches.write(
+            fetched, made.advantages_BT, changed=changed, left_out=left_out, by_token=by_token
+        )
+
+    def _fetch(self, batch: Any) -> tuple[batches.Fetched, torch.Tensor | None]:
+        """The batch, and its log-probabilities at the temperature that token weights want.
+
+        verl has them at the rollout's. At any other they cost one more forward pass, here, after
+        the reference model's, whose result takes the same column.
+        """
+        wanted = logprob_temperature(self.config.recipe.weights)
+        if wanted in (None, self.config.actor_rollout_ref.rollout.temperature):
+            return batches.fetch(batch), None
+        batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=wanted)
+        self.actor_rollout_wg.compute_log_prob(batch)
+        fetched = batches.fetch(batch, (*batches.FIELDS, "log_probs"))
+        mask = fetched.data["response_mask"]
+        return fetched, batches.matrix(response_from_nested(fetched.data["log_probs"], mask))
+
+    def _record(self, rollouts: batches.RolloutBatch, made: Advantages, metrics: dict) -> None:
+        """Statistics of the step, and tensors/; rollouts/ is written with the step's metrics."""
+        recipe = self.config.recipe
+        self.rollouts, self.rewards_B = rollouts, made.rewards_B
+        by_phrasing = group_of(recipe.advantage) == "phrasing"
+        metrics.update(statistics.entropy(rollouts))
+        metrics.update(statistics.group_metrics(rollouts, made.rewards_B, by_phrasing))
+        metrics.update(statistics.neighbour_metrics(rollouts, made.rewards_B))
+        metrics.update({**made.metrics, **self.question_stats.see_step(rollouts)})
         every = recipe.save_tensors_every
         if every and self.global_steps % every == 0:
+            arrays = records.arrays(rollouts, made.rewards_B, made.advantages_BT)
             path = run_folder.RunFolder(self.run_dir).tensors(self.global_steps)
-            batches.save_tensors(path, rows, rewards, advantages_BT)
-        return batch
+            run_folder.write_arrays(path, arrays)
+
+    # ---------------------------------------------------------------- statistics
 
     def _update_actor(self, batch: Any, metrics: dict) -> Any:
         actor = self.config.actor_rollout_ref.actor
@@ -168,7 +218,9 @@ class RecipeTrainer(SavingTrainer):
         run_folder.append_metrics(self.run_dir, self.global_steps, metrics)
         every = self.config.recipe.save_rollouts_every
         if every and self.global_steps % every == 0:
-            lines = (r.as_line(self.global_steps, self.tokenizer) for r in self.rollouts)
+            lines = records.lines(
+                self.rollouts, self.rewards_B, step=self.global_steps, tokenizer=self.tokenizer
+            )
             path = run_folder.RunFolder(self.run_dir).rollouts(self.global_steps)
             write_lines(path, lines)
 
@@ -180,6 +232,6 @@ class RecipeTrainer(SavingTrainer):
         sample_turns: Sequence[int],
         expected_acc_counts: dict[tuple[str, str], int] | None = None,
     ) -> dict[str, float]:
-        return diagnostics.validation_metrics(
+        return statistics.validation_metrics(
             data_sources, sample_uids, reward_extra_infos_dict, expected_acc_counts or {}
         )

@@ -44,7 +44,7 @@ def register() -> None:
                 with open_dict(self.config):
                     self.config.recipe = config.recipe
                     self.config.actor_rollout_ref.actor = config.actor_rollout_ref.actor
-                self.memory = QuestionStats(config.recipe)
+                self.question_stats = QuestionStats(config.recipe)
                 actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
                 self.actor_rollout_wg.set_loss_fn(functools.partial(ppo_loss, config=actor))
             metrics["tour/method"] = place

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from covariance_cases import ADVANTAGES, GROUP, LOGPROBS, MASK, X, close, example
 
-from recipe.algorithms import TOKEN_WEIGHTS, clip_cov
+from recipe.algorithms import TOKEN_WEIGHTS
+from recipe.algorithms.clip_cov import clip_cov
 from recipe.algorithms.covariance import covariance_metrics, token_covariance
 
 # --- the covariance ---------------------------------------------------------------------------

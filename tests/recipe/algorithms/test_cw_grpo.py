@@ -7,9 +7,10 @@ import pytest
 import torch
 from covariance_cases import ADVANTAGES, GROUP, LOGPROBS, MASK, X, close, example
 
-from recipe.algorithms import TOKEN_WEIGHTS, gaussian_covariance
+from recipe.algorithms import TOKEN_WEIGHTS
 from recipe.algorithms.covariance import token_covariance
-from recipe.algorithms.cw_grpo import PRESETS, resolve
+from recipe.algorithms.cw_grpo import PRESETS, gaussian_covariance
+from recipe.algorithms.cw_grpo import settings as resolve
 
 Weight = Callable[..., torch.Tensor]
 # --- Gaussian weights -------------------------------------------------------------------------
@@ -216,9 +217,15 @@ def test_a_law_fails_on_weights_that_break_it(
 def test_settings_of_the_configuration() -> None:
     keys = ("centre", "advantage_centre", "sigma", "normaliser")
     empty = dict.fromkeys(keys)
-    assert resolve({}) == resolve({"preset": None, **empty}) == PRESETS["paper"]
+    paper = {**PRESETS["paper"], "logprob_temperature": None}
+    assert resolve({}) == resolve({"preset": None, **empty}) == paper
     code = resolve({"preset": "official_code", **empty, "sigma": "batch"})
     assert [code[key] for key in keys] == ["sequence", "responses", "batch", "padded"]
+    assert code["logprob_temperature"] == 1.0
+    assert (
+        resolve({"preset": "official_code", "logprob_temperature": 0.7})["logprob_temperature"]
+        == 0.7
+    )
     assert PRESETS["official_code"]["sigma"] == "group"  # the preset itself stays as it is
     assert TOKEN_WEIGHTS["gaussian_covariance"] is gaussian_covariance
 
@@ -231,13 +238,14 @@ def test_settings_of_the_configuration() -> None:
         ({"advantage_centre": "group"}, "choose one of tokens, responses, batch"),
         ({"sigma": "sequence"}, "choose one of group, batch"),
         ({"normaliser": 1}, "choose one of group, batch, padded"),
+        ({"logprob_temperature": 0}, "logprob_temperature=0 must be a number above 0"),
         ({"bandwidth": 1.0}, "'bandwidth' is unknown: choose one of preset, centre"),
     ],
 )
 def test_unknown_settings_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         resolve(settings)
-    if "preset" not in settings and "bandwidth" not in settings:
+    if settings.keys() <= {"centre", "advantage_centre", "sigma", "normaliser"}:
         with pytest.raises(ValueError, match=message):
             gaussian_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP, **settings)
 

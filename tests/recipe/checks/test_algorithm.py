@@ -44,12 +44,12 @@ def check(base: Any, changes: dict[str, Any]) -> None:
 TA = {NAME: "ta_grpo", COUNT: 3}
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({NAME: "gae"}, "known are grpo"),
-    ({"recipe.advantage.group": "row"}, "known are question, text"),
-    ({**TA, "recipe.advantage.group": "text"}, "normalised per question"),
+    ({NAME: "gae"}, "known are .*grpo"),
+    ({"recipe.advantage.group": "row"}, "known are question, phrasing"),
+    ({**TA, "recipe.advantage.group": "phrasing"}, "normalised per question"),
     (
         {NAME: "ta_grpo_star", COUNT: 3, "recipe.advantage.group": "question"},
-        "normalised per text",
+        "normalised per phrasing",
     ),
     ({"algorithm.adv_estimator": "rloo"}, "set recipe.advantage.name"),
     ({"algorithm.norm_adv_by_std_in_grpo": False}, "set recipe.advantage.name"),
@@ -60,12 +60,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**TA, f"{CORRECTION}.bypass_mode": True}, "bypass_mode uses the engine"),
     ({**TA, f"{CORRECTION}.rollout_is": "token"}, "rollout_is uses the engine"),
     ({**TA, f"{CORRECTION}.rollout_rs": "token_k1"}, "rollout_rs uses the engine"),
-    ({WEIGHTS: "cosine"}, "known are none"),
+    ({WEIGHTS: "cosine"}, "known are clip_cov"),
     (
         {WEIGHTS: "gaussian_covariance", "recipe.weights.gaussian_covariance.sigma": "x"},
         "gaussian_covariance",
     ),
-    ({WEIGHTS: "clip_cov", "recipe.weights.clip_cov.lower": 9}, "not below"),
+    ({WEIGHTS: "clip_cov", "recipe.weights.clip_cov.lower": 9}, "clip_cov: lower="),
     ({WEIGHTS: "gaussian_covariance", LOSS: "kl_cov"}, "its own covariance"),
     ({WEIGHTS: "clip_cov", LOSS: "geo_mean"}, "weights would be lost"),
     ({WEIGHTS: "clip_cov", LOSS: "dro"}, "not proportional"),
@@ -97,7 +97,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({LOSS: "dro"}, "policy_loss.dro_beta above 0"),
     ({NAME: "none"}, "trains nothing"),
     ({"recipe.neighbours.ratio": "own"}, "has no use"),
-    ({"recipe.advantage.group": "text"}, "advantage.group=text without .* has no use"),
+    ({"recipe.advantage.group": "phrasing"}, "advantage.group=phrasing without .* has no use"),
     ({NAME: "maxrl", "algorithm.use_kl_in_reward": True}, "algorithm.use_kl_in_reward rewards"),
     ({NAME: "maxrl", "recipe.reward.overlong.enable": True}, "overlong.enable rewards can be"),
     ({NAME: "maxrl", "recipe.history.enable": True}, "history.enable rewards can be negative"),
@@ -142,9 +142,9 @@ ALLOWED: list[dict[str, Any]] = [
     {CLIP: 0.3, f"{CLIP}_low": None, f"{CLIP}_high": None},
     TA,
     {NAME: "ta_grpo_star", COUNT: 3, "recipe.neighbours.ratio": "own"},
-    {NAME: "ta_grpo_star", COUNT: 3},  # the corner: anchored ratio, normalised per text
+    {NAME: "ta_grpo_star", COUNT: 3},  # the corner: anchored ratio, normalised per phrasing
     {**TA, "recipe.neighbours.ratio": "own", f"{CORRECTION}.rollout_is": "token"},
-    {NAME: "rloo", COUNT: 3, "recipe.advantage.group": "text"},
+    {NAME: "rloo", COUNT: 3, "recipe.advantage.group": "phrasing"},
     *(
         {**TA, WEIGHTS: weights, LOSS: loss, MEAN: SEQUENCE}
         for weights in ("gaussian_covariance", "clip_cov")

@@ -1,39 +1,35 @@
-"""Group statistics by hand, and the validation score with its fixed denominator."""
+"""Statistics of a step by hand, and the validation score with its fixed denominator."""
+
+from typing import Any
 
 import pytest
+import torch
+from rollout_batches import synthetic
 
-from recipe.trainer.metrics import Rollout, group_metrics, validation_metrics
+from recipe.trainer.batch import RolloutBatch
+from recipe.trainer.metrics import entropy, group_metrics, neighbour_metrics, validation_metrics
+
+REWARDS = [2.0, 2.0, 0.5, 0.0, 1.0, 0.0]
+# g0: no signal, all right; g1: all wrong, but format differs: a signal; g2: a signal
+GROUPS = [0, 0, 1, 1, 2, 2]
 
 
-def rollout(group: str, reward: float, accuracy: float, template: str = "a", **more) -> Rollout:
-    values = {
-        "uid": "q",
-        "rollout": 0,
-        "neighbour": 0,
-        "logprob_gap": None,
-        "prompt_ids": [],
-        "response": "",
-        "gold": ("1",),
-        "format": reward - accuracy,
-        "entropy": 0.5,
-        "length": 10,
-        "truncated": False,
-        "status": "correct" if accuracy else "wrong",
+def rollouts(**more: Any) -> RolloutBatch:
+    values: dict[str, Any] = {
+        "accuracy": [1.0, 1.0, 0.0, 0.0, 1.0, 0.0],
+        "formats": [1.0, 1.0, 0.5, 0.0, 0.0, 0.0],
+        "templates": ["a", "a", "b", "b", "a", "a"],
+        "lengths": [1, 1, 3, 1, 1, 1],
+        "truncated": [False, False, False, True, False, False],
+        "statuses": ["correct"] * 5 + ["timeout"],
+        "entropy_BT": torch.tensor([[0.5, 0, 0]] * 2 + [[1, 2, 1.5]] + [[0.5, 0, 0]] * 3).double(),
     }
-    values.update(more)
-    return Rollout(group=group, reward=reward, accuracy=accuracy, template=template, **values)
+    mask = [[1, 0, 0]] * 2 + [[1, 1, 1]] + [[1, 0, 0]] * 3
+    return synthetic(REWARDS, torch.zeros(6, 3), mask, GROUPS, **{**values, **more})
 
 
 def test_group_metrics_by_hand() -> None:
-    rows = [
-        rollout("g1", 2.0, 1.0),
-        rollout("g1", 2.0, 1.0),  # no signal, all right
-        rollout("g2", 0.5, 0.0, "b", length=30, entropy=1.5),
-        rollout("g2", 0.0, 0.0, "b", truncated=True),  # all wrong, but format differs: a signal
-        rollout("g3", 1.0, 1.0),
-        rollout("g3", 0.0, 0.0, status="timeout"),
-    ]
-    metrics = group_metrics(rows)
+    metrics = group_metrics(rollouts(), torch.tensor(REWARDS))
     assert metrics["train/accuracy"] == pytest.approx(3 / 6)
     assert metrics["train/no_signal_groups"] == pytest.approx(1 / 3)
     assert metrics["train/all_right_groups"] == pytest.approx(1 / 3)
@@ -43,10 +39,49 @@ def test_group_metrics_by_hand() -> None:
     assert metrics["grade/timeout"] == pytest.approx(1 / 6)
     assert metrics["grade/no_answer"] == 0.0
     assert metrics["template/b/share"] == pytest.approx(2 / 6)
-    assert metrics["template/b/length"] == 20.0
+    assert metrics["template/b/length"] == 2.0
     assert metrics["template/b/entropy"] == 1.0
     assert metrics["template/b/format"] == 0.25
     assert metrics["template/a/accuracy"] == pytest.approx(3 / 4)
+
+
+def test_the_entropy_is_a_mean_over_tokens_whatever_the_loss_is() -> None:
+    """(5 x 0.5 + 1 + 2 + 1.5) / 8 tokens; a mean over responses would be 2/3."""
+    assert entropy(rollouts()) == {"train/entropy": pytest.approx(7 / 8)}
+    # without the long response: it is cut and left out, or its group fills up the batch
+    trained = torch.tensor([True, True, False, True, True, True])
+    assert entropy(rollouts(trained_B=trained)) == {"train/entropy": pytest.approx(0.5)}
+    # without the token that rollout correction rejects
+    mask = torch.tensor([[1, 0, 0]] * 2 + [[1, 0, 1]] + [[1, 0, 0]] * 3) != 0
+    assert entropy(rollouts(mask_BT=mask)) == {"train/entropy": pytest.approx(5 / 7)}
+    assert entropy(rollouts(entropy_BT=None)) == {}
+    assert entropy(rollouts(trained_B=torch.zeros(6, dtype=torch.bool))) == {}
+
+
+def test_neighbour_metrics_by_hand() -> None:
+    """Group 0: q^0 without a signal, q^1 without; group 1: q^0 with one, q^1 and q^2 without."""
+    rewards = [1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0]
+    neighbours = [0, 0, 1, 1, 0, 0, 1, 2]
+    theirs = torch.full((8, 2), -2.0, dtype=torch.float64)
+    batch = synthetic(
+        rewards,
+        torch.full((8, 2), -1.5),
+        torch.ones(8, 2),
+        [0] * 4 + [1] * 4,
+        neighbours,
+        rollout_logprobs_BT=theirs,
+    )
+    metrics = neighbour_metrics(batch, torch.tensor(rewards))
+    assert metrics["neighbour/0/accuracy"] == 0.75
+    assert metrics["neighbour/1/accuracy"] == pytest.approx(1 / 3)
+    assert metrics["neighbour/2/logprob_gap"] == 0.5
+    assert metrics["train/no_signal_original"] == 0.5
+    assert metrics["train/no_signal_neighbours"] == 1.0
+    by_phrasing = group_metrics(batch, torch.tensor(rewards), by_phrasing=True)
+    assert by_phrasing["train/groups"] == 5
+    assert by_phrasing["train/no_signal_groups"] == pytest.approx(4 / 5)
+    alone = synthetic([1.0], [[0.0]], [[1]], [0])
+    assert neighbour_metrics(alone, torch.ones(1)) == {}
 
 
 def test_validation_counts_failed_rollouts_as_wrong() -> None:

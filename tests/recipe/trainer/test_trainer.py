@@ -16,7 +16,7 @@ def fetched(batches: int, start: int = 0) -> list[list[str]]:
     trainer.train_dataloader, trainer.train_dataloader_it = rows, None
     trainer.batches_fetched = start
     off = {"enable": False, "candidates": 1, "target": 0.5, "decay": 0.5}
-    trainer.memory = QuestionStats(OmegaConf.create({"history": off, "curriculum": off}))
+    trainer.question_stats = QuestionStats(OmegaConf.create({"history": off, "curriculum": off}))
     if start:
         trainer.train_dataloader_it = iter(rows[start % 2 :])
     return [list(trainer._fetch_one_gen_batch()["uid"]) for _ in range(batches)]

@@ -1,0 +1,67 @@
+"""SEED-GRPO (arXiv 2505.12346): smaller steps on questions whose answers disagree.
+
+Symbols: G responses of a group, K clusters of them that give the same answer, n_k responses of the
+k-th, SE the semantic entropy in nats.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from recipe.algorithms.dr_grpo import dr_grpo
+from recipe.algorithms.groups import Numbers, group_index
+from recipe.algorithms.registry import advantage
+
+
+def semantic_entropy(answers: Sequence[str]) -> float:
+    """SE = -(1/K) sum_k log p_k with p_k = n_k / G, over the K different answers; 0 of nothing.
+
+    The empty text is no answer: each of those is a cluster of its own. From 0 (all the same) to
+    log G (all different).
+    Departure: the paper's p_k is the sum of the probabilities of the sampled responses of a
+    cluster. Those are products over hundreds of tokens, all near 0, so counts stand for them, as
+    in the discrete semantic entropy of Farquhar et al. (Nature 630, 2024).
+    """
+    given = Counter(answer for answer in answers if answer)
+    sizes = [*given.values(), *[1] * answers.count("")]
+    if not sizes:
+        return 0.0
+    return -math.fsum(math.log(size / len(answers)) for size in sizes) / len(sizes)
+
+
+def settings(section: Mapping[str, Any]) -> dict[str, float]:
+    """``recipe.advantage.arguments``, {alpha}; ValueError unless alpha is in [0, 1]."""
+    if unknown := set(section) - {"alpha"}:
+        raise ValueError(f"unknown keys {sorted(unknown)}: there is alpha")
+    alpha = 1.0 if section.get("alpha") is None else float(section["alpha"])
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha={alpha} must lie in [0, 1], or the sign of an advantage may turn")
+    return {"alpha": alpha}
+
+
+@advantage(inputs=("answers",), settings=settings)
+def seed_grpo(
+    rewards_B: Numbers, group_B: Numbers, *, answers: Sequence[str] = (), alpha: float = 1.0
+) -> torch.Tensor:
+    """A = (R - mean) (1 - alpha SE / log G), mean and SE over the group's G responses.
+
+    R - mean is that of `dr_grpo`, units and errors included; 1 - alpha x is the paper's linear
+    form of its f. `answers`: the final answer of each response, equal texts for equal answers
+    (`RolloutBatch.answers`); none at all is as if all were the same. `alpha` in [0, 1]: 0 is
+    Dr. GRPO; the default 1 takes a group of G different answers to 0.
+    Which alpha the paper's table has could not be looked up here.
+    """
+    base_B = dr_grpo(rewards_B, group_B)
+    if not len(answers):
+        return base_B
+    if len(answers) != len(base_B):
+        raise ValueError(f"{len(base_B)} responses, but {len(answers)} answers")
+    index_B, groups = group_index(group_B, len(base_B))
+    members: list[list[str]] = [[] for _ in range(groups)]
+    for group, answer in zip(index_B.tolist(), answers, strict=True):
+        members[group].append(answer)
+    scale = [1 - alpha * semantic_entropy(m) / math.log(max(2, len(m))) for m in members]
+    return base_B * torch.tensor(scale, dtype=torch.float64)[index_B]

@@ -1,0 +1,43 @@
+"""What verl's own `_compute_advantage` does beside advantages, on columns that were read once.
+
+Ours takes the place of verl's, which reads the batch, computes advantages of its own, and writes
+them; ours would then read and write all of it again. What else verl does in there is done by the
+same functions of verl, in the same order and on the same rows, padding included: KL in the reward,
+then rollout correction. tests/recipe/trainer/test_verl_part.py runs both on one batch.
+"""
+
+from typing import Any
+
+from omegaconf import DictConfig
+from torch import Tensor
+from verl import DataProto
+from verl.trainer.ppo.ray_trainer import apply_kl_penalty
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+
+from recipe.trainer.batch import Fetched
+
+
+def correct(
+    fetched: Fetched, algorithm: DictConfig, kl_controller: Any, metrics: dict
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """(rewards, mask, columns to write back), all R x T; adds verl's numbers to `metrics`.
+
+    `algorithm` is verl's section of that name; `kl_controller` verl's, of KL in the reward.
+    """
+    names = ("response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob")
+    data = DataProto.from_dict({n: fetched.padded[n] for n in names if n in fetched.padded})
+    changed: dict[str, Tensor] = {}
+    rewards = data.batch["token_level_scores"] = data.batch["rm_scores"]
+    if algorithm.use_kl_in_reward:
+        data, kl = apply_kl_penalty(data, kl_controller, algorithm.kl_penalty)
+        metrics.update(kl)
+        rewards = changed["token_level_rewards"] = data.batch["token_level_rewards"]
+    correction = algorithm.get("rollout_correction", None)
+    # In bypass mode the engine's log-probabilities are the old ones: there is nothing to correct.
+    if correction is not None and "rollout_log_probs" in data.batch and not correction.bypass_mode:
+        data, corrected = compute_rollout_correction_and_add_to_batch(data, correction)
+        metrics.update(corrected)
+        for name in ("response_mask", "rollout_is_weights"):
+            if name in data.batch:
+                changed[name] = data.batch[name]
+    return rewards, data.batch["response_mask"], changed

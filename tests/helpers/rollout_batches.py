@@ -1,0 +1,111 @@
+"""A TransferQueue in memory, and the rollouts of a step in it, for the tests of the trainer."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from recipe.trainer import batch as batches
+from recipe.trainer.batch import RolloutBatch
+
+
+class Queue:
+    """Rows by key; gives back the fields that all of the asked rows have, as verl's does."""
+
+    def __init__(self, rows: dict[str, dict[str, Any]]) -> None:
+        self.rows = {key: dict(fields) for key, fields in rows.items()}
+        self.reads: list[tuple[str, ...]] = []
+        self.writes: list[tuple[str, ...]] = []
+
+    def kv_batch_get(self, keys: list[str], select_fields: list[str], **_: Any) -> TensorDict:
+        names = [n for n in select_fields if all(n in self.rows[key] for key in keys)]
+        self.reads.append(tuple(names))
+        return list_of_dict_to_tensordict([{n: self.rows[k][n] for n in names} for k in keys])
+
+    def kv_batch_put(self, keys: list[str], partition_id: str, fields: TensorDict) -> Any:
+        self.writes.append(tuple(fields.keys()))
+        for name in fields.keys():  # noqa: SIM118  (a TensorDict iterates over its rows)
+            for key, value in zip(keys, fields[name].unbind(), strict=True):
+                self.rows[key][name] = value
+        return self.batch(keys)
+
+    def batch(self, keys: list[str] | None = None) -> Any:
+        """verl's keys and tags, of all rows unless `keys` says which and in which order."""
+        keys = list(self.rows) if keys is None else keys
+        tags = [{"is_padding": key.startswith("pad")} for key in keys]
+        return KVBatchMeta(keys=keys, tags=tags, partition_id="train")
+
+    def column(self, name: str) -> dict[str, list]:
+        return {key: row[name].tolist() for key, row in self.rows.items()}
+
+
+def row(right: bool, tokens: int, *, question: str = "q", session: int = 0, **more: Any) -> dict:
+    """One response; it is cut at four tokens. Keywords take the place of fields."""
+    graded = {"acc": float(right), "format": 1.0, "response": "r", "pred": "7", "status": "correct"}
+    place = {"template": "t", "neighbour": session // 2, "generated_under": None}
+    return {
+        "session_id": session,
+        "extra_info": {"uid": question, "answers": ["1"]},
+        "extra_fields": {**place, "truncated": tokens >= 4, "reward_extra_info": graded},
+        "prompts": torch.tensor([7, 8]),
+        "responses": torch.arange(tokens),
+        "response_mask": torch.ones(tokens, dtype=torch.int64),
+        "loss_mask": torch.ones(tokens, dtype=torch.int64),
+        "rm_scores": torch.tensor([0.0] * (tokens - 1) + [float(right)]),
+        "old_log_probs": -torch.arange(tokens).float() - 0.5,
+        "entropy": torch.full((tokens,), float(tokens)),
+        **more,
+    }
+
+
+def fetched(queue: Queue, monkeypatch: Any, batch: Any = None) -> batches.Fetched:
+    monkeypatch.setattr(batches, "tq", queue)
+    return batches.fetch(batch or queue.batch())
+
+
+def record(source: batches.Fetched, **changes: Any) -> RolloutBatch:
+    """The rollouts of a batch without any of verl's corrections."""
+    made: dict[str, Any] = {
+        "seed": 0,
+        "rewards": source.padded["rm_scores"],
+        "mask": source.padded["response_mask"],
+        "weight_logprobs": None,
+    }
+    return batches.rollouts_of(source, **{**made, **changes})
+
+
+def synthetic(
+    rewards: Any, logprobs: Any, mask: Any, groups: Any, neighbours: Any = None, **changes: Any
+) -> RolloutBatch:
+    """A record of matrices given by hand."""
+    mask_BT = torch.as_tensor(mask) != 0
+    count = len(mask_BT)
+    neighbours = list(neighbours or [0] * count)
+    pairs = list(zip(groups, neighbours, strict=True))
+    logprobs_BT = torch.as_tensor(logprobs, dtype=torch.float64)
+    made: dict[str, Any] = {
+        "keys": [f"g{group}_{i}_0" for i, group in enumerate(groups)],
+        "seed": 0,
+        "questions": [f"q{group}" for group in groups],
+        "group_B": batches.numbered(list(groups)),
+        "phrasing_B": batches.numbered(pairs),
+        "rollouts": list(range(count)),
+        "neighbours": neighbours,
+        "reward_B": torch.as_tensor(rewards, dtype=torch.float64),
+        "accuracy": [float(reward > 0) for reward in rewards],
+        "lengths": mask_BT.sum(1).tolist(),
+        "mask_BT": mask_BT,
+        "trained_B": torch.ones(count, dtype=torch.bool),
+        "logprobs_BT": logprobs_BT,
+        "weight_logprobs_BT": logprobs_BT,
+        "rollout_logprobs_BT": None,
+        "entropy_BT": None,
+        "shortest": [None] * count,
+        "formats": [0.0] * count,
+        "truncated": [False] * count,
+        **{name: ["correct"] * count for name in ("templates", "text", "answers", "statuses")},
+        **{name: [()] * count for name in ("gold", "prompts", "generated_under", "responses")},
+    }
+    return RolloutBatch(**{**made, **changes})

@@ -1,0 +1,103 @@
+"""The record of a step: read once, sorted, without padding; written once, with what is left out."""
+
+from typing import Any
+
+import pytest
+import torch
+from rollout_batches import Queue, fetched, record, row
+
+from recipe.trainer import batch as batches
+
+ROWS = {
+    "b_2_0": row(True, 3, question="q", session=2),
+    "a_0_0": row(True, 1, question="p"),
+    "pad_0_0": row(True, 1, session=0),
+    "b_0_0": row(False, 4, question="q"),
+}
+
+
+def test_padding_is_left_out_and_the_order_of_arrival_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """verl appends copies of the first row, marked by a tag, to fill the last mini-batch."""
+    queue = Queue(ROWS)
+    made = record(fetched(queue, monkeypatch))
+    assert made.keys == ["a_0_0", "b_0_0", "b_2_0"]
+    assert made.questions == ["p", "q", "q"]
+    assert made.group_B.tolist() == [0, 1, 1]
+    assert made.phrasing_B.tolist() == [0, 1, 2]
+    assert (made.lengths, made.truncated) == ([1, 4, 3], [False, True, False])
+    assert (made.accuracy, made.reward_B.tolist()) == ([1, 0, 1], [1, 0, 1])
+    assert made.mask_BT.sum(1).tolist() == [1, 4, 3]
+    assert made.logprobs_BT[2].tolist() == [-0.5, -1.5, -2.5, 0]
+    assert made.answers == ["right", "7", "right"]
+    assert len(set(made.key_B.tolist())) == 3
+    again = record(fetched(queue, monkeypatch, queue.batch(list(ROWS)[::-1])))
+    assert (again.keys, again.key_B.tolist()) == (made.keys, made.key_B.tolist())
+    assert torch.equal(again.logprobs_BT, made.logprobs_BT)
+
+
+def test_columns_that_the_settings_do_not_make_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    bypass = {
+        key: {k: v for k, v in fields.items() if k != "entropy"} for key, fields in ROWS.items()
+    }
+    made = record(fetched(Queue(bypass), monkeypatch))
+    assert made.entropy_BT is None and made.rollout_logprobs_BT is None
+    assert made.weight_logprobs_BT is made.logprobs_BT
+
+
+def write(monkeypatch: pytest.MonkeyPatch, cut: list[bool], by_token: bool) -> Queue:
+    queue = Queue(ROWS)
+    source = fetched(queue, monkeypatch)
+    advantages = torch.arange(12.0, dtype=torch.float64).reshape(3, 4) + 1
+    batches.write(source, advantages, changed={}, left_out=cut, by_token=by_token)
+    return queue
+
+
+def test_advantages_are_written_where_their_rows_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = write(monkeypatch, [False] * 3, by_token=True)
+    assert queue.writes == [("advantages", "returns")] and len(queue.reads) == 1
+    assert queue.column("advantages") == {
+        "b_2_0": [9, 10, 11],
+        "a_0_0": [1],
+        "pad_0_0": [0],
+        "b_0_0": [5, 6, 7, 8],
+    }
+    assert queue.column("returns") == queue.column("advantages")
+
+
+@pytest.mark.parametrize(
+    ("cut", "by_token", "kept"),
+    [
+        ([False, True, False], False, [0, 0, 0, 0]),
+        # its first token stays in the masks, so that no mini-batch has zero tokens
+        ([False, True, False], True, [1, 0, 0, 0]),
+        ([True] * 3, False, [1, 0, 0, 0]),
+    ],
+)
+def test_a_response_that_is_left_out_has_no_mask(
+    monkeypatch: pytest.MonkeyPatch, cut: list[bool], by_token: bool, kept: list[int]
+) -> None:
+    queue = write(monkeypatch, cut, by_token)
+    for name in ("response_mask", "loss_mask"):
+        masks: dict[str, Any] = queue.column(name)
+        assert masks["b_0_0"] == kept
+        assert masks["b_2_0"] == ([1, 0, 0] if cut[2] else [1, 1, 1])
+        assert masks["pad_0_0"] == [1]  # verl's, as it was
+
+
+def test_a_mask_that_verl_has_changed_is_the_one_that_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = Queue(ROWS)
+    source = fetched(queue, monkeypatch)
+    rejected = source.padded["response_mask"].clone()
+    rejected[0, 1] = 0
+    advantages = torch.zeros(3, 4)
+    changed = {"response_mask": rejected}
+    batches.write(
+        source, advantages, changed=changed, left_out=[False, True, False], by_token=False
+    )
+    assert queue.column("response_mask")["b_2_0"] == [1, 0, 1]
+    assert queue.column("response_mask")["b_0_0"] == [0, 0, 0, 0]
+    assert queue.column("loss_mask")["b_2_0"] == [1, 1, 1]

@@ -1,0 +1,57 @@
+"""What is known of questions: a step never sees itself, a checkpoint keeps all."""
+
+from typing import Any
+
+from omegaconf import OmegaConf
+from rollout_batches import synthetic
+
+from recipe.trainer.batch import RolloutBatch
+from recipe.trainer.question_stats import QuestionStats
+
+
+def stats(**changes: Any) -> QuestionStats:
+    sections = {
+        "history": {"enable": True, "weight": 0.5, "floor": -0.7},
+        "curriculum": {"enable": True, "candidates": 4, "target": 0.5, "decay": 0.5},
+    }
+    for key, value in changes.items():
+        sections[key]["enable"] = value
+    return QuestionStats(OmegaConf.create(sections))
+
+
+def step() -> RolloutBatch:
+    """Two responses to question "q": 2 tokens and right, 4 tokens and wrong; the group is "g0"."""
+    mask = [[1, 1, 0, 0], [1, 1, 1, 1]]
+    return synthetic([1.0, 0.0], [[0.0] * 4] * 2, mask, [0, 0], questions=["q", "q"])
+
+
+def test_a_step_is_seen_by_the_next_one() -> None:
+    known = stats()
+    known.fetch(["g0"], ["q"])
+    assert known.shortest_of(["q", "p"]) == [None, None]
+    assert known.see_step(step()) == {"curriculum/questions_seen": 1.0, "curriculum/pass_rate": 0.5}
+    assert known.shortest_of(["q", "p"]) == [2, None]
+
+
+def test_what_is_known_survives_a_checkpoint() -> None:
+    before, after = stats(), stats()
+    before.fetch(["g0"], ["q"])
+    before.see_step(step())
+    before.fetch(["g1"], ["other"])
+    before.see_group("g1", 1.0)
+    before.see_group("g1", 0.0)  # evicted first, then filled in: one group counts once
+    after.load(before.state())
+    wanted = {"shortest": {"q": 2}, "pass_rates": {"q": 0.5, "other": 1.0}}
+    assert after.state() == before.state() == wanted
+    assert after.choose(["other", "q"], 1) == [1]
+    after.load({})  # a checkpoint from before this existed
+    assert after.state() == {"shortest": {}, "pass_rates": {}}
+
+
+def test_what_is_off_changes_nothing() -> None:
+    off = stats(history=False, curriculum=False)
+    off.fetch(["g0"], ["q"])
+    off.see_group("g0", 1.0)
+    assert off.see_step(step()) == {}
+    assert off.state() == {"shortest": {}, "pass_rates": {}}
+    assert off.candidates == 1
