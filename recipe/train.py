@@ -122,7 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     only.add_argument("--version", action="version", version=show.version())
     given = parser.parse_intermixed_args(arguments)
-    if not (given.example or given.list):
+    if given.example is None and not given.list:
         parser.error("name an example: --list shows them")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SLURM's way to say: end now
     try:

@@ -23,7 +23,7 @@ def validate(config: DictConfig) -> Bank:
     check_types(config)
     bank = check_templates(config)
     check_verl(config)
+    check_algorithm(config)
     check_batches(config)
     check_lengths(config)
-    check_algorithm(config)
     return bank

@@ -64,8 +64,6 @@ def read_questions(files: Any, key: str) -> list[Question]:
 def load_tokenizer(config: DictConfig) -> Any:
     """The tokenizer of the start model; ConfigError where the model cannot be had."""
     path = config.actor_rollout_ref.model.path
-    if not path:
-        raise ConfigError("recipe.model_path is not set: name a model folder or a hub id")
     from transformers import AutoTokenizer  # seconds; a refusal above comes without them
 
     try:
@@ -202,9 +200,17 @@ def only_question(questions: list[Question], config: Any) -> list[Question]:
 
 
 def check_files(config: DictConfig, built: Path | None) -> None:
-    """Refuse data files that are not there, before the toy world in the folder `built` is made."""
+    """Refuse a model and data that are not named, and data files that are not there.
+
+    `built` is the folder in which the toy world will be made, if one is wanted.
+    """
+    if not config.actor_rollout_ref.model.path:
+        raise ConfigError("recipe.model_path is not set: name a model folder or a hub id")
     for key in ("train_files", "val_files"):
-        for path in _paths(config.data[key]):
+        paths = _paths(config.data[key])
+        if not paths:
+            raise ConfigError(f"data.{key} is not set: name a parquet file of questions")
+        for path in paths:
             mine = built is not None and Path(path).is_relative_to(built)
             if not mine and not Path(path).exists():
                 raise ConfigError(

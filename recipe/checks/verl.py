@@ -120,8 +120,9 @@ def check_batches(config: DictConfig) -> None:
     rows = mini * rollout.n
     if rows % ranks:
         raise ConfigError(
-            f"a mini-batch of {mini} questions x {rollout.n} rollouts = {rows} rows does not "
-            f"divide over {ranks} data-parallel ranks"
+            f"a mini-batch of {mini} questions x {rollout.n} responses = {rows} rows does not "
+            f"divide over {ranks} data-parallel ranks (trainer.nnodes x trainer.n_gpus_per_node): "
+            "change actor_rollout_ref.actor.ppo_mini_batch_size or the number of GPUs"
         )
     if actor.use_dynamic_bsz:
         return

@@ -203,9 +203,8 @@ def unknown_key(key: str) -> str:
 
 
 def _closest(name: str, known: list[str]) -> str:
-    """``, did you mean X?`` or nothing."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    if not near:  # the right name under a wrong section
-        last = name.rpartition(".")[2]
-        near = [k for k in known if k.rpartition(".")[2] == last][:1] if "." in name else []
+    """``, did you mean X`` or nothing: a key with the same last part before one spelt alike."""
+    last = name.rpartition(".")[2]
+    same = [k for k in known if "." in name and k.rpartition(".")[2] == last]
+    near = difflib.get_close_matches(name, same or known, n=1, cutoff=0 if same else 0.6)
     return f", did you mean {near[0]}" if near else ""

@@ -11,6 +11,7 @@ Values of one key only; `recipe.checks` looks at several together.
 from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 from pydantic import ValidationError as PydanticError
 
@@ -21,6 +22,7 @@ from recipe.errors import ConfigError
 
 # A literal value: no "3" for 3, no 1 for true, no infinity.
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+UNSET = "???"  # OmegaConf's mark of a value that has to be given
 
 
 def distinct(values: list[Any]) -> list[Any]:
@@ -40,7 +42,14 @@ def as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Text = Annotated[str, Field(pattern=r"\S")]  # not empty: what an unset shell variable leaves
+def is_set(value: str) -> str:
+    if value == UNSET:
+        raise ValueError("is not set")
+    return value
+
+
+# Not empty, which is what an unset shell variable leaves.
+Text = Annotated[str, Field(pattern=r"\S"), AfterValidator(is_set)]
 Texts = Annotated[list[Text], BeforeValidator(as_list)]
 Names = Annotated[list[Text], Field(min_length=1), AfterValidator(distinct)]
 Weights = Annotated[list[Annotated[float, Field(ge=0)]], AfterValidator(sum_above_zero)]
@@ -315,7 +324,6 @@ WORDING = {  # of pydantic's errors that speak of Python
     "missing": "is missing; the defaults are in recipe/config/recipe.yaml",
     "extra_forbidden": "is no key of the section recipe",
 }
-UNSET = "???"  # OmegaConf's mark of a value that has to be given
 _RECIPE = TypeAdapter(Recipe)
 _VALUE = ConfigDict(strict=True, allow_inf_nan=False)
 _VERL = {key: TypeAdapter(kind, config=_VALUE) for key, kind in VERL.items()}
@@ -325,9 +333,18 @@ def check_types(config: DictConfig) -> None:
     """Refuse values of a wrong type or out of range; ConfigError with all of them, one a line."""
     found = _problems(_RECIPE, _plain(config.recipe), "recipe")
     for key, adapter in _VERL.items():
-        found |= _problems(adapter, _plain(OmegaConf.select(config, key)), key)
-    if found:
-        raise ConfigError("\n".join(found.values()))
+        found |= _problems(adapter, _value(config, key), key)
+    # Of keys that follow another one (data.seed is recipe.seed) the first is told.
+    told = {message.partition("=")[2] or key: message for key, message in reversed(found.items())}
+    if told:
+        raise ConfigError("\n".join(reversed(told.values())))
+
+
+def _value(config: DictConfig, key: str) -> Any:
+    try:
+        return _plain(OmegaConf.select(config, key, throw_on_missing=True))
+    except MissingMandatoryValue:
+        return UNSET
 
 
 def _plain(value: Any) -> Any:
@@ -358,8 +375,8 @@ def _full_key(key: str, place: tuple[int | str, ...]) -> str:
 
 def _message(key: str, problem: Any) -> str:
     value, kind = problem["input"], problem["type"]
-    if kind == "missing" or value == UNSET:
-        return f"{key} is not set: it has no default, so name it in the example or as {key}=VALUE"
+    if kind == "missing" or value is None or value == UNSET:
+        return f"{key} is not set: give it a value in the example, or as {key}=VALUE"
     said = WORDING.get(kind) or problem["msg"].replace("Input should", "should")
     said = said.removeprefix("Value error, ")
     why = WHY.get(key)

@@ -314,8 +314,9 @@ def test_a_missing_data_file_is_refused_before_the_toy_world_is_built(
 ) -> None:
     built = tmp_path / "toy"
     with open_dict(config):
-        config.data.train_files = [str(built / "train.parquet")]  # will be made: fine
-        config.data.val_files = None
+        config.actor_rollout_ref.model.path = str(built / "model")
+        # will be made: fine
+        config.data.train_files = config.data.val_files = [str(built / "train.parquet")]
     data.check_files(config, built)
     with open_dict(config):
         config.data.val_files = str(tmp_path / "none.parquet")
