@@ -89,6 +89,7 @@ KNOWN: Mapping[str, Benchmark] = {
     )
 }
 CHOICES = "ABCD"
+MOST_SAMPLES = 100_000  # of a question: more is a typing error, and would not fit into memory
 TEXT_FIELDS = ("problem", "question", "text")
 
 
@@ -131,8 +132,8 @@ def parse_request(text: str) -> BenchmarkRequest:
         raise EvaluationError(f"benchmark {text!r}: write NAME=PATH or NAME=PATH:SAMPLES")
     if not all(c.isalnum() or c in "._-" for c in name) or name.startswith("."):
         raise EvaluationError(f"benchmark name {name!r} names files: use letters, digits, . _ -")
-    if samples and int(samples) == 0:
-        raise EvaluationError(f"benchmark {text!r}: at least one sample per question is needed")
+    if samples and not 1 <= int(samples) <= MOST_SAMPLES:
+        raise EvaluationError(f"benchmark {text!r}: from 1 to {MOST_SAMPLES} samples of a question")
     return BenchmarkRequest(name=name, path=path, samples=int(samples) if samples else None)
 
 
@@ -146,9 +147,17 @@ def suite_requests(folder: Path) -> list[BenchmarkRequest]:
 
 
 def load(
-    request: BenchmarkRequest, *, greedy: bool, max_questions: int | None = None
+    request: BenchmarkRequest,
+    *,
+    greedy: bool,
+    max_questions: int | None = None,
+    samples: int | None = None,
 ) -> LoadedBenchmark:
-    """Read a benchmark, check its size, and take the first `max_questions` of it."""
+    """Read a benchmark, check its size, and take the first `max_questions` of it.
+
+    Samples of a question: those of the request, else `samples`, else one for greedy decoding and
+    the benchmark's own number for sampling.
+    """
     known = KNOWN.get(request.name)
     if request.path is None:
         questions = _from_hub(_require_known(request.name))
@@ -166,9 +175,19 @@ def load(
         path=request.path or f"hub:{_require_known(request.name).hub}",
         questions=kept,
         size=len(questions),
-        samples=request.samples or default,
+        samples=_checked_samples(
+            request.name, samples or default if request.samples is None else request.samples
+        ),
         sha256=_digest(kept),
     )
+
+
+def _checked_samples(name: str, samples: int) -> int:
+    if not 1 <= samples <= MOST_SAMPLES:
+        raise EvaluationError(
+            f"benchmark {name}: {samples} samples of a question, possible are 1 to {MOST_SAMPLES}"
+        )
+    return samples
 
 
 def _require_known(name: str) -> Benchmark:

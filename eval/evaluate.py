@@ -1,217 +1,163 @@
-"""Evaluates one checkpoint on some benchmarks: generate what is missing, grade, score.
+"""Evaluates one checkpoint on one benchmark: sample what is missing, grade, score.
 
-Order on disk: part files while generating, ``<benchmark>.jsonl`` when graded, scores.json last,
-part files removed. Killed anywhere and started again, it ends the same.
+A work item is (checkpoint, benchmark). Who works on one holds the lock of its folder; another
+worker skips it, and the lock of a dead worker is free. Killed anywhere and started again, it ends
+the same.
 """
 
 import dataclasses
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from eval.benchmarks import LoadedBenchmark
 from eval.checkpoints import Checkpoint
-from eval.engine import Engine, VllmEngine
 from eval.errors import EvaluationError
-from eval.samples import PartFile, PendingSamples
-from eval.score import grade_lines, write_graded, write_scores
-from eval.settings import Settings, benchmark_identity, differences, shared_identity
-from prompt_aug.files import lock, read_json
-from prompt_aug.prompts import Prompts
-
-OpenEngine = Callable[[str, Settings, int], AbstractContextManager[Engine]]
-CHUNK = 1024
+from eval.samples import PendingSamples, SampleFiles
+from eval.score import combine, score_benchmark
+from eval.session import Session, signature
+from eval.settings import Settings, benchmark_identity, differences, folder_name, shared_identity
+from prompt_aug.files import FileError, lock, read_json, write_json, write_lines
+from prompt_aug.grading import VERSION
+from prompt_aug.templates import Bank
+from recipe.run.folder import BenchmarkFolder, EvaluationFolder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """What one checkpoint needs: benchmarks to make, and the entries of scores.json to keep.
+class Item:
+    """One piece of work: a checkpoint on a benchmark, and where its files are."""
 
-    `replaced` says what is thrown away for it, and why.
+    checkpoint: Checkpoint
+    benchmark: LoadedBenchmark
+    evaluation: EvaluationFolder
+
+    @property
+    def folder(self) -> BenchmarkFolder:
+        return self.evaluation.benchmark(self.benchmark.name)
+
+    @property
+    def name(self) -> str:
+        return f"{self.checkpoint.name} {self.benchmark.name}"
+
+    def is_done(self) -> bool:
+        """Whether these very questions, samples and weights are scored by this grader."""
+        try:
+            entry = read_json(self.folder.scores)
+            return bool(
+                entry["settings"] == benchmark_identity(self.benchmark)
+                and entry["model"] == self.checkpoint.identity
+                and entry["grader"] == VERSION
+                and self.benchmark.name in read_json(self.evaluation.scores)["benchmarks"]
+            )
+        except (FileError, KeyError):
+            return False
+
+
+class Evaluation:
+    """One set of settings over some benchmarks, for any number of checkpoints.
+
+    `root` holds a folder per settings. `prompts` is the record that every question is asked with.
     """
 
-    shared: dict[str, Any]
-    todo: tuple[LoadedBenchmark, ...]
-    kept: Mapping[str, Any]
-    replaced: tuple[str, ...] = ()
+    def __init__(
+        self, root: Path, settings: Settings, benchmarks: Sequence[LoadedBenchmark]
+    ) -> None:
+        self.settings, self.benchmarks = settings, benchmarks
+        self.prompts = settings.prompts()
+        self.template = self.prompts.bank[settings.template]
+        self.identity = shared_identity(settings, self.template)
+        self.folder = root / folder_name(self.identity)
+        self._longest: dict[str, int] = {}
 
+    def items(self, checkpoint: Checkpoint) -> list[Item]:
+        """The work on one checkpoint, done or not."""
+        evaluation = EvaluationFolder(self.folder / checkpoint.name)
+        return [
+            Item(checkpoint=checkpoint, benchmark=benchmark, evaluation=evaluation)
+            for benchmark in self.benchmarks
+        ]
 
-def plan(
-    folder: Path,
-    shared: dict[str, Any],
-    benchmarks: Sequence[LoadedBenchmark],
-    *,
-    force: bool,
-) -> Plan:
-    """Compare what is asked with scores.json; scores of other settings are refused or redone."""
-    path = folder / "scores.json"
-    if not path.exists():
-        return Plan(shared=shared, todo=tuple(benchmarks), kept={})
-    old = read_json(path)
-    changed = differences(old["settings"], shared)
-    kept: dict[str, Any] = {} if changed else dict(old["benchmarks"])
-    todo, replaced = [], list(changed)
-    for benchmark in benchmarks:
-        entry = kept.get(benchmark.name)
-        if entry is not None:
-            different = differences(entry["settings"], benchmark_identity(benchmark))
-            changed += [f"{benchmark.name} {line}" for line in different]
-            if not different and not force:
-                continue
-            del kept[benchmark.name]
-            replaced.append(f"{benchmark.name} {'; '.join(different) or 'again'}")
-        todo.append(benchmark)
-    if changed and not force:
-        raise EvaluationError(_refusal(path, changed))
-    return Plan(shared=shared, todo=tuple(todo), kept=kept, replaced=tuple(replaced))
+    def prepare(self) -> None:
+        """Write settings.json and prompts.yaml; the same settings give the same files."""
+        folder = EvaluationFolder(self.folder / "any")
+        if folder.settings.exists():
+            if changed := differences(read_json(folder.settings), self.identity):
+                raise EvaluationError(f"{folder.settings} was changed: {'; '.join(changed)}")
+            return
+        one = dataclasses.replace(self.prompts, bank=Bank([self.template]))
+        one.write(folder.prompts)
+        write_json(folder.settings, self.identity)
 
+    def run(self, item: Item, session: Session) -> dict[str, Any]:
+        """Make what is missing of `item` and return the scores of its checkpoint.
 
-def _refusal(path: Path, changed: Sequence[str]) -> str:
-    lines = "\n  ".join(changed)
-    return (
-        f"{path} holds scores made with other settings:\n  {lines}\n"
-        "Use the same settings, or --force to replace these scores, or --out DIR to keep both."
-    )
+        Raises InUseError where another worker has it.
+        """
+        with lock(item.folder.root):
+            if not item.is_done():
+                self._make(item, session)
+            checkpoint = item.checkpoint
+            return combine(item.evaluation, checkpoint.step, checkpoint.model, checkpoint.identity)
 
+    def _make(self, item: Item, session: Session) -> None:
+        from transformers import AutoTokenizer  # deferred: refusals come before its slow import
 
-def evaluate(
-    checkpoint: Checkpoint,
-    folder: Path,
-    settings: Settings,
-    prompts: Prompts,
-    benchmarks: Sequence[LoadedBenchmark],
-    *,
-    open_engine: OpenEngine = VllmEngine,
-    force: bool = False,
-    chunk: int = CHUNK,
-) -> dict[str, Any]:
-    """Evaluate one checkpoint into `folder` and return its scores."""
-    template = prompts.bank[settings.template]
-    shared = shared_identity(settings, template, checkpoint.identity)
-    with lock(folder):
-        agreed = plan(folder, shared, benchmarks, force=force)
-        if not agreed.todo:
-            _remove_parts(folder, benchmarks)
-            return dict(read_json(folder / "scores.json"))
-        if agreed.replaced:
-            _forget(folder, agreed)
-        started = time.monotonic()
-        work = _prepare(folder, agreed, checkpoint, prompts)
-        _generate(work, checkpoint, settings, open_engine, chunk)
-        for item in work:
-            name = item.benchmark.name
-            write_graded(folder, name, grade_lines(list(item.lines()), template, name))
-        record = {
-            "step": checkpoint.step,
-            "model": checkpoint.model,
-            "settings": shared,
-            "how": _how(settings, time.monotonic() - started),
-            "benchmarks": {**agreed.kept, **{b.name: _entry(b) for b in agreed.todo}},
-        }
-        scores = write_scores(folder, record)
-        _remove_parts(folder, benchmarks)
-        return scores
-
-
-def _entry(benchmark: LoadedBenchmark) -> dict[str, Any]:
-    return {"settings": benchmark_identity(benchmark), "path": benchmark.path}
-
-
-def _remove_parts(folder: Path, benchmarks: Sequence[LoadedBenchmark]) -> None:
-    for benchmark in benchmarks:
-        _part_path(folder, benchmark).unlink(missing_ok=True)
-
-
-def _part_path(folder: Path, benchmark: LoadedBenchmark) -> Path:
-    return folder / f"{benchmark.name}.jsonl.part"
-
-
-def _forget(folder: Path, agreed: Plan) -> None:
-    """Take replaced scores out first: a redo that is killed then continues, with or without force.
-
-    What is kept stays scored meanwhile.
-    """
-    print(f"note: {folder} is redone: {'; '.join(agreed.replaced)}")
-    path = folder / "scores.json"
-    if agreed.kept:
-        write_scores(folder, {**read_json(path), "benchmarks": agreed.kept})
-    else:
-        path.unlink()
-    _remove_parts(folder, agreed.todo)
-
-
-def _how(settings: Settings, seconds: float) -> dict[str, Any]:
-    """What is recorded and not compared; the seconds are those of the last, finishing process."""
-    return {
-        "bank": settings.bank,
-        "gpu_memory_utilization": settings.gpu_memory_utilization,
-        "tensor_parallel": settings.tensor_parallel,
-        "wall_seconds": seconds,
-    }
-
-
-def _prepare(
-    folder: Path, agreed: Plan, checkpoint: Checkpoint, prompts: Prompts
-) -> list[PendingSamples]:
-    from transformers import AutoTokenizer  # deferred: refusals come before its slow import
-
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint.model)
-    work = []
-    for benchmark in agreed.todo:
-        identity = {"shared": agreed.shared, "benchmark": benchmark_identity(benchmark)}
-        part = PartFile(_part_path(folder, benchmark), identity)
-        work.append(PendingSamples(benchmark, prompts, tokenizer, part))
-    return work
-
-
-def _generate(
-    work: Sequence[PendingSamples],
-    checkpoint: Checkpoint,
-    settings: Settings,
-    open_engine: OpenEngine,
-    chunk: int,
-) -> None:
-    context = _context(work, checkpoint, settings)
-    pending = [item.pending(context) for item in work]
-    _warn_too_long(work, context)
-    if not any(pending):
-        return
-    with open_engine(checkpoint.model, settings, context) as engine:
-        for item, requests in zip(work, pending, strict=True):
-            item.complete(engine, requests, chunk)
-
-
-def _context(work: Sequence[PendingSamples], checkpoint: Checkpoint, settings: Settings) -> int:
-    """The engine's context in tokens: as long as the prompts need, within what the model has."""
-    from transformers import AutoConfig
-
-    needed = max(item.longest_prompt for item in work) + settings.max_tokens
-    config = AutoConfig.from_pretrained(checkpoint.model)
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if settings.max_model_len is None:
-        return min(needed, limit or needed)
-    if limit is not None and settings.max_model_len > limit:
-        raise EvaluationError(
-            f"max_model_len {settings.max_model_len} is more than the {limit} positions of "
-            f"{checkpoint.model}"
+        checkpoint, benchmark = item.checkpoint, item.benchmark
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint.model)
+        pending = PendingSamples(benchmark, self.prompts, tokenizer)
+        context = self._context(checkpoint, tokenizer)
+        _warn_too_long(pending, context)
+        write_lines(item.folder.questions, pending.questions(context))
+        files = SampleFiles(item.folder, checkpoint.identity)
+        if requests := pending.requests(context, files.load()):
+            probes = [prompt.ids for prompt in pending.prompts]
+            kind = signature(checkpoint.model, tokenizer)
+            engine = session.engine_for(checkpoint, kind, context, probes)
+            pending.generate(engine, requests, files)
+        score_benchmark(
+            item.folder,
+            checkpoint.identity,
+            self.template,
+            settings=benchmark_identity(benchmark),
+            path=benchmark.path,
         )
-    return settings.max_model_len
 
+    def _context(self, checkpoint: Checkpoint, tokenizer: Any) -> int:
+        """The engine's context in tokens: as long as any benchmark needs, within the model's.
 
-def _warn_too_long(work: Sequence[PendingSamples], context: int) -> None:
-    for item in work:
-        lengths = [len(ids) for ids in item.token_ids]
-        unasked = sum(length >= context for length in lengths)
-        if unasked == len(lengths):
+        Over all benchmarks, so that one engine serves them all. A prompt's own limit does not
+        depend on it: a response ends at max_tokens, or where the model's positions end.
+        """
+        from transformers import AutoConfig
+
+        kind = signature(checkpoint.model, tokenizer)
+        if kind not in self._longest:
+            asked = [PendingSamples(b, self.prompts, tokenizer) for b in self.benchmarks]
+            self._longest[kind] = max(pending.longest_prompt for pending in asked)
+        needed = self._longest[kind] + self.settings.max_tokens
+        config = AutoConfig.from_pretrained(checkpoint.model)
+        limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+        if self.settings.max_model_len is None:
+            return min(needed, limit or needed)
+        if limit is not None and self.settings.max_model_len > limit:
             raise EvaluationError(
-                f"no question of {item.benchmark.name} fits into the context of {context} tokens "
-                f"(the shortest prompt has {min(lengths)}); raise max_model_len or take a model "
-                "with a longer context"
+                f"max_model_len {self.settings.max_model_len} is more than the {limit} positions "
+                f"of {checkpoint.model}"
             )
-        if unasked:
-            print(
-                f"warning: {unasked} of {len(lengths)} questions of {item.benchmark.name} do not "
-                f"fit into the context of {context} tokens and count as wrong (prompt_too_long)"
-            )
+        return self.settings.max_model_len
+
+
+def _warn_too_long(pending: PendingSamples, context: int) -> None:
+    lengths = [len(prompt.ids) for prompt in pending.prompts]
+    unasked = sum(length >= context for length in lengths)
+    if unasked == len(lengths):
+        raise EvaluationError(
+            f"no question of {pending.benchmark.name} fits into the context of {context} tokens "
+            f"(the shortest prompt has {min(lengths)}); raise max_model_len or take a model with "
+            "a longer context"
+        )
+    if unasked:
+        print(
+            f"warning: {unasked} of {len(lengths)} questions of {pending.benchmark.name} do not "
+            f"fit into the context of {context} tokens and count as wrong (prompt_too_long)"
+        )

@@ -1,10 +1,10 @@
-"""Scores of graded samples: accuracy, pass@k and standard errors, in plain numpy.
+"""Scores of graded samples: accuracy, pass@k, pass^k and standard errors, in plain numpy.
 
 Legend: Q questions, n samples of each. `correct_Qn` is a Q x n array of 0/1 (or booleans).
 Shares are in [0, 1], not per cent. Bad shapes and values raise `ValueError`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,34 +61,74 @@ def accuracy(correct_Qn: ArrayLike) -> Estimate:  # noqa: N803
     )
 
 
-def pass_at_k(right: ArrayLike, samples: int, k: int) -> float:
-    r"""Unbiased pass@k, the mean over questions of :math:`1 - \binom{n-c}{k} / \binom{n}{k}`.
+def pass_table(samples: int, ks: Sequence[int]) -> FloatArray:
+    r"""pass@k of a question with c of n right, by row c = 0 ... n and column k of `ks`.
 
-    `right` holds c for each question, `samples` is n. Computed as
-    :math:`1 - \prod_{i=n-c+1}^{n} (1 - k/i)` (arXiv 2107.03374, section 2.1): no factorial is
-    formed, so nothing overflows. k > n raises, because it has no unbiased estimate.
+    .. math:: 1 - \binom{n-c}{k} / \binom{n}{k} = 1 - \prod_{i=n-c+1}^{n} (1 - k/i)
+
+    (arXiv 2107.03374, section 2.1.) As a product no factorial is formed, so nothing overflows.
+    k > n raises, because it has no unbiased estimate.
     """
-    c = np.atleast_1d(np.asarray(right))
-    if not 1 <= k <= samples:
-        raise ValueError(f"pass@{k} needs at least {k} samples per question, there are {samples}")
-    if c.size == 0 or np.any(c < 0) or np.any(c > samples) or np.any(c != np.floor(c)):
-        raise ValueError(f"right counts must be whole numbers in [0, {samples}], got {c}")
-    i = np.arange(1, samples + 1, dtype=np.float64)
+    for k in ks:
+        if not 1 <= k <= samples:
+            raise ValueError(f"k = {k} needs as many samples per question, there are {samples}")
+    i = np.arange(samples, 0, -1, dtype=np.float64)[:, None]
     # Factors with i < k are only reached where n - c < k, and there the product holds i = k,
     # whose factor is exactly 0; the clip keeps the sign of the others from mattering.
-    factors = np.clip(1.0 - k / i, 0.0, 1.0)
-    used = i[None, :] > (samples - c)[:, None]
-    missed = np.prod(np.where(used, factors[None, :], 1.0), axis=1)
-    return float(np.mean(1.0 - missed))
+    factors = np.clip(1.0 - np.asarray(ks, dtype=np.float64)[None, :] / i, 0.0, 1.0)
+    return np.concatenate([np.zeros((1, len(ks))), 1.0 - np.cumprod(factors, axis=0)])
+
+
+def all_table(samples: int, ks: Sequence[int]) -> FloatArray:
+    r"""pass^k, the chance that k samples are all right: :math:`\binom{c}{k} / \binom{n}{k}`.
+
+    By row c and column k as `pass_table`: k samples miss together as often as k others pass.
+    """
+    return 1.0 - pass_table(samples, ks)[::-1]
+
+
+def right_counts(correct_Qn: ArrayLike) -> NDArray[np.int64]:  # noqa: N803
+    """c of each question; raises where a sample is neither right nor wrong."""
+    given = np.asarray(correct_Qn)
+    if given.dtype == np.bool_ and given.ndim == 2 and given.size:  # needs no look at its values
+        return given.sum(axis=1, dtype=np.int64)
+    samples = as_samples(correct_Qn)
+    if not np.all((samples == 0.0) | (samples == 1.0)):
+        raise ValueError("pass@k counts right samples: each must be 0 or 1")
+    return samples.sum(axis=1).astype(np.int64)
+
+
+def pass_at_k(right: ArrayLike, samples: int, k: int) -> float:
+    """Unbiased pass@k, the mean over questions; `right` holds c for each, `samples` is n."""
+    c = np.atleast_1d(np.asarray(right))
+    if c.size == 0 or np.any(c < 0) or np.any(c > samples) or np.any(c != np.floor(c)):
+        raise ValueError(f"right counts must be whole numbers in [0, {samples}], got {c}")
+    return float(pass_table(samples, [k])[c.astype(np.int64), 0].mean())
+
+
+def powers(samples: int) -> list[int]:
+    """k = 1, 2, 4, ... up to n, and n itself."""
+    return sorted({2**i for i in range(samples.bit_length()) if 2**i <= samples} | {samples})
 
 
 def pass_at_powers(correct_Qn: ArrayLike) -> dict[int, float]:  # noqa: N803
-    """pass@k for k = 1, 2, 4, ... up to n, and n itself. pass@1 equals the accuracy."""
-    samples = as_samples(correct_Qn)
-    n = samples.shape[1]
-    right = samples.sum(axis=1)
-    powers = {2**i for i in range(n.bit_length()) if 2**i <= n}
-    return {k: pass_at_k(right, n, k) for k in sorted(powers | {n})}
+    """pass@k for the k of `powers`. pass@1 equals the accuracy."""
+    return _at_powers(correct_Qn, pass_table)
+
+
+def all_at_powers(correct_Qn: ArrayLike) -> dict[int, float]:  # noqa: N803
+    """pass^k for the k of `powers`. pass^1 equals the accuracy."""
+    return _at_powers(correct_Qn, all_table)
+
+
+def _at_powers(
+    correct_Qn: ArrayLike,  # noqa: N803
+    table: Callable[[int, Sequence[int]], FloatArray],
+) -> dict[int, float]:
+    right = right_counts(correct_Qn)
+    samples = np.shape(correct_Qn)[1]
+    ks = powers(samples)
+    return dict(zip(ks, table(samples, ks)[right].mean(axis=0).tolist(), strict=True))
 
 
 def mean_over_questions(parts: Sequence[ArrayLike]) -> Estimate:

@@ -1,11 +1,16 @@
-"""Responses on disk while an evaluation runs: a part file that a killed run continues.
+"""Samples on disk: append-only, a file per worker; and the prompts that are still to be sampled.
 
-``<benchmark>.jsonl.part`` opens with a line that says what was asked, then holds one line per
-sample. It is removed only after scores.json stands.
+A sample belongs to (question, number of the sample): its seed depends on nothing else, so asking
+for 8 samples after 4 makes only the missing 4. Nothing is ever taken out of a file. The first line
+of a file says which model and which engine made what follows; samples of other weights stay where
+they are and are not read.
 """
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -13,119 +18,149 @@ from tqdm import tqdm
 from eval.benchmarks import LoadedBenchmark
 from eval.engine import Completion, Engine, Request
 from eval.errors import EvaluationError
-from prompt_aug.files import append_lines, read_lines, write_lines
-from prompt_aug.prompts import Prompts
-from prompt_aug.templates import Rendered
+from prompt_aug.files import append_lines, iter_lines
+from prompt_aug.prompts import Prompt, Prompts
+from recipe.run.folder import BenchmarkFolder
 
 TOO_LONG = "prompt_too_long"
-SampleKey = tuple[int, int]
+FLUSH_SAMPLES, FLUSH_SECONDS = 256, 2.0  # what a kill costs at most
+SampleKey = tuple[str, str, int]  # uid, digest of the prompt, number
+Sample = Mapping[str, Any]
+Pair = tuple[Request, Completion]
 
 
-class PartFile:
-    """The samples generated so far for one benchmark and one checkpoint."""
+def prompt_digest(text: str) -> str:
+    """Tells two prompts of one uid apart, whose questions differ in white space only."""
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
-    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
-        self.path, self.identity = path, identity
 
-    def load(self) -> dict[SampleKey, dict[str, Any]]:
-        """Samples by (question, sample). Those of other settings are dropped, with a note."""
-        lines = read_lines(self.path)
-        if lines and lines[0] == self.identity:
-            return {(line["question"], line["sample"]): line for line in lines[1:]}
-        if lines:
-            print(f"note: {self.path} was made with other settings; its samples are dropped")
-        write_lines(self.path, [self.identity])
-        return {}
+def worker_name() -> str:
+    """A name that no other process has or had."""
+    return f"{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}"
 
-    def append(self, samples: Sequence[dict[str, Any]]) -> None:
-        """Add samples; on return they are on the disk."""
-        append_lines(self.path, samples, sync=True)
+
+class SampleFiles:
+    """The samples of one benchmark, made by the model of `identity`."""
+
+    def __init__(self, folder: BenchmarkFolder, identity: Mapping[str, Any]) -> None:
+        self._folder, self._identity = folder, dict(identity)
+        self._mine = folder.samples(worker_name())
+
+    def load(self) -> dict[SampleKey, Sample]:
+        """Every sample of this model. Of two that were made for one key the first file's counts."""
+        found: dict[SampleKey, Sample] = {}
+        for path in self._folder.sample_files():
+            lines = iter_lines(path)
+            if next(lines, {}).get("model") != self._identity:
+                continue
+            for line in lines:
+                found.setdefault((line["uid"], line["prompt_sha256"], line["sample"]), line)
+        return found
+
+    def append(self, samples: Iterable[Sample], engine: Mapping[str, Any]) -> None:
+        """Add samples to this worker's file; on return they are on the disk."""
+        head = [] if self._mine.exists() else [{"model": self._identity, "engine": dict(engine)}]
+        append_lines(self._mine, [*head, *map(dict, samples)], sync=True)
 
 
 class PendingSamples:
-    """One benchmark under one template and tokenizer: its prompts, and the samples still to make.
+    """The prompts of one benchmark under one record of prompts and one tokenizer.
 
     Lengths are tokens. A prompt that leaves no room for a single token of response within the
     model's context cannot be asked; its samples count as wrong, with a status of their own, so
     that the denominator stays what it is.
     """
 
-    def __init__(
-        self, benchmark: LoadedBenchmark, prompts: Prompts, tokenizer: Any, part: PartFile
-    ) -> None:
-        self.benchmark, self.part = benchmark, part
-        self.template = prompts.validation_template
-        self.rendered: list[Rendered] = []
-        self.token_ids: list[tuple[int, ...]] = []
+    def __init__(self, benchmark: LoadedBenchmark, prompts: Prompts, tokenizer: Any) -> None:
+        self.benchmark, self.template = benchmark, prompts.validation_template
+        self.prompts: list[Prompt] = []
         for question in benchmark.questions:
             try:
-                prompt = prompts.render(self.template, question.text, tokenizer)
+                self.prompts.append(prompts.render(self.template, question.text, tokenizer))
             except ValueError as error:
                 raise EvaluationError(
                     f"{benchmark.name}: question {question.uid} cannot be rendered: {error}"
                 ) from error
-            self.rendered.append(prompt.rendered)
-            self.token_ids.append(prompt.ids)
-        self.samples = part.load()
 
     @property
     def longest_prompt(self) -> int:
-        return max(len(ids) for ids in self.token_ids)
+        return max(len(prompt.ids) for prompt in self.prompts)
 
-    def pending(self, context: int) -> list[Request]:
-        """The samples that can be made and are not made yet, in question order."""
+    def key(self, question: int, sample: int) -> SampleKey:
+        """Under which key the sample of the question at this place is stored."""
+        text = self.prompts[question].rendered.text
+        return self.benchmark.questions[question].uid, prompt_digest(text), sample
+
+    def questions(self, context: int) -> list[dict[str, Any]]:
+        """The lines of questions.jsonl: all that grading and scoring need, without an engine."""
         return [
-            Request(
-                question=index,
-                sample=sample,
-                uid=self.benchmark.questions[index].uid,
-                prompt_token_ids=ids,
-                stop=tuple(self.rendered[index].stop),
-            )
-            for index, ids in enumerate(self.token_ids)
-            for sample in range(self.benchmark.samples)
-            if len(ids) < context and (index, sample) not in self.samples
+            {
+                "uid": question.uid,
+                "prompt_sha256": prompt_digest(prompt.rendered.text),
+                "question": question.text,
+                "gold": list(question.answers),
+                "level": question.level,
+                "template": self.template,
+                "prompt": prompt.rendered.text,
+                "prompt_tokens": len(prompt.ids),
+                "asked": len(prompt.ids) < context,
+            }
+            for question, prompt in zip(self.benchmark.questions, self.prompts, strict=True)
         ]
 
-    def complete(self, engine: Engine, requests: Sequence[Request], chunk: int) -> None:
-        """Generate `requests`, `chunk` at a time, each chunk safe on disk before the next."""
-        with tqdm(
-            total=len(requests), desc=f"generate {self.benchmark.name}", unit="sample"
-        ) as bar:
-            for start in range(0, len(requests), chunk):
-                part = requests[start : start + chunk]
-                completions = engine.generate(part)
-                if len(completions) != len(part):
-                    raise EvaluationError(
-                        f"{len(part)} prompts gave {len(completions)} completions"
+    def requests(self, context: int, made: Mapping[SampleKey, Sample]) -> list[Request]:
+        """The samples that can be made and are not made yet, in question order, each once."""
+        wanted: dict[SampleKey, Request] = {}
+        for index, prompt in enumerate(self.prompts):
+            for sample in range(self.benchmark.samples if len(prompt.ids) < context else 0):
+                if (key := self.key(index, sample)) not in made:
+                    request = Request(
+                        question=index,
+                        sample=sample,
+                        uid=key[0],
+                        prompt_token_ids=prompt.ids,
+                        stop=tuple(prompt.rendered.stop),
                     )
-                records = [
-                    self._record(request.question, request.sample, completion)
-                    for request, completion in zip(part, completions, strict=True)
-                ]
-                self.part.append(records)
-                self.samples |= {(r["question"], r["sample"]): r for r in records}
-                bar.update(len(part))
+                    wanted.setdefault(key, request)
+        return list(wanted.values())
 
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Every sample in order, those that could not be asked included."""
-        for index in range(len(self.benchmark.questions)):
-            for sample in range(self.benchmark.samples):
-                made = self.samples.get((index, sample))
-                unasked = Completion(text="", tokens=0, finish_reason=TOO_LONG)
-                yield made or self._record(index, sample, unasked)
+    def generate(self, engine: Engine, requests: Sequence[Request], files: SampleFiles) -> None:
+        """Sample `requests`; what is done is on the disk a moment later, in any order."""
+        facts, done = engine.facts(), 0
+        title = f"generate {self.benchmark.name}"
+        with tqdm(total=len(requests), desc=title, unit="sample") as bar:
+            for batch in _batches(engine.stream(requests)):
+                files.append((self._record(*pair) for pair in batch), facts)
+                done += len(batch)
+                bar.update(len(batch))
+        if done != len(requests):
+            raise EvaluationError(f"{len(requests)} prompts gave {done} completions")
 
-    def _record(self, index: int, sample: int, completion: Completion) -> dict[str, Any]:
-        question, rendered = self.benchmark.questions[index], self.rendered[index]
+    def _record(self, request: Request, completion: Completion) -> dict[str, Any]:
+        uid, digest, sample = self.key(request.question, request.sample)
         return {
-            "uid": question.uid,
-            "question": index,
+            "uid": uid,
+            "prompt_sha256": digest,
             "sample": sample,
-            "template": self.template,
-            "prompt": rendered.text,
             "response": completion.text,
-            "gold": list(question.answers),
             "tokens": completion.tokens,
-            "prompt_tokens": len(self.token_ids[index]),
             "finish_reason": completion.finish_reason,
         }
+
+
+def _batches(items: Iterator[Pair]) -> Iterator[list[Pair]]:
+    """Lists of items, each given out soon after its first item came; also before an error."""
+    batch: list[Pair] = []
+    began = time.monotonic()
+    try:
+        for item in items:
+            batch.append(item)
+            if len(batch) >= FLUSH_SAMPLES or time.monotonic() - began > FLUSH_SECONDS:
+                whole, batch, began = batch, [], time.monotonic()
+                yield whole
+    except BaseException:
+        if batch:
+            yield batch
+        raise
+    if batch:
+        yield batch

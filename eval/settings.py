@@ -1,11 +1,14 @@
 """The settings of an evaluation: from the run's own configuration, overridden by flags.
 
-They are stored with every score, and a score made with other settings is never taken for done.
+What can change a response makes the digest that names the folder of its samples: other settings
+have another folder beside it, and nothing is mixed or replaced.
 """
 
 import dataclasses
 import hashlib
 import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,28 +16,32 @@ from typing import Any, get_args
 
 import yaml
 
-from eval.benchmarks import BenchmarkRequest, LoadedBenchmark
+from eval.benchmarks import MOST_SAMPLES, BenchmarkRequest, LoadedBenchmark
 from eval.errors import EvaluationError
+from prompt_aug.files import read_text
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import Style, load_bank
 from recipe.run.folder import RunFolder
 
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 STYLES = get_args(Style)
+MOST = f"between 1 and {MOST_SAMPLES}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """One evaluation. Lengths are tokens; `max_model_len` None means as long as needed.
 
-    `gpu_memory_utilization` and `tensor_parallel` say how to run, not what is measured: they are
-    recorded, never compared.
+    `gpu_memory_utilization`, `tensor_parallel` and `reload_weights` (one engine for all
+    checkpoints) say how to run, not what is measured: they are never compared. `samples` of each
+    question; None: as the request or the benchmark says.
     """
 
     template: str = "qwen-math"
     bank: str | None = None
     style: Style = "auto"
     benchmarks: tuple[BenchmarkRequest, ...] = ()
+    samples: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
     max_tokens: int = 3000
@@ -44,21 +51,25 @@ class Settings:
     max_questions: int | None = None
     gpu_memory_utilization: float = 0.8
     tensor_parallel: int = 1
+    reload_weights: bool = True
 
     def __post_init__(self) -> None:
+        finite = math.isfinite(self.temperature) and math.isfinite(self.top_p)
         problems = [
-            (self.temperature < 0, "temperature must be >= 0"),
-            (not 0 < self.top_p <= 1, "top_p must be in (0, 1]"),
-            (self.max_tokens < 1, "max_tokens must be >= 1"),
-            (self.dtype not in DTYPES, f"dtype must be one of {', '.join(DTYPES)}"),
-            (self.style not in STYLES, f"style must be one of {', '.join(STYLES)}"),
-            (self.max_questions is not None and self.max_questions < 1, "max_questions >= 1"),
-            (self.max_model_len is not None and self.max_model_len < 2, "max_model_len >= 2"),
-            (not 0 < self.gpu_memory_utilization <= 1, "gpu_memory_utilization in (0, 1]"),
+            (not finite or self.temperature < 0, "temperature", "a number >= 0"),
+            (not finite or not 0 < self.top_p <= 1, "top_p", "in (0, 1]"),
+            (self.max_tokens < 1, "max_tokens", "at least 1"),
+            (self.dtype not in DTYPES, "dtype", f"one of {', '.join(DTYPES)}"),
+            (self.style not in STYLES, "style", f"one of {', '.join(STYLES)}"),
+            (self.max_questions is not None and self.max_questions < 1, "max_questions", ">= 1"),
+            (self.max_model_len is not None and self.max_model_len < 2, "max_model_len", ">= 2"),
+            (self.tensor_parallel < 1, "tensor_parallel", "at least 1"),
+            (self.samples is not None and not 1 <= self.samples <= MOST_SAMPLES, "samples", MOST),
+            (not 0 < self.gpu_memory_utilization <= 1, "gpu_memory_utilization", "in (0, 1]"),
         ]
-        for wrong, message in problems:
+        for wrong, name, wanted in problems:
             if wrong:
-                raise EvaluationError(f"evaluation settings: {message}; they are {self}")
+                raise EvaluationError(f"evaluation: {name} is {getattr(self, name)}, not {wanted}")
 
     def prompts(self) -> Prompts:
         """The renderer of these settings; raises for an unknown bank or template."""
@@ -89,7 +100,7 @@ def from_run(run: Path) -> Settings:
         raise EvaluationError(
             f"{path} is missing: {run} is no run folder (use --model for a model)"
         )
-    config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    config = yaml.safe_load(read_text(path)) or {}
     section = dict(config.get("eval") or {})
     augment = (config.get("recipe") or {}).get("augment") or {}
     if prompts.exists():
@@ -111,21 +122,34 @@ def from_run(run: Path) -> Settings:
         ) from error
 
 
+def last_step(run: Path) -> int:
+    """The step at which the training of `run` ends."""
+    config = yaml.safe_load(read_text(RunFolder(run).config)) or {}
+    step = (config.get("trainer") or {}).get("total_training_steps")
+    if not isinstance(step, int):
+        raise EvaluationError(f"{RunFolder(run).config}: trainer.total_training_steps is no number")
+    return step
+
+
 def _request(entry: Any, path: Path) -> BenchmarkRequest:
     if not isinstance(entry, Mapping) or "name" not in entry:
         raise EvaluationError(f"{path}: eval.benchmarks wants {{name, path, samples}}, got {entry}")
     unknown = sorted(set(entry) - {"name", "path", "samples"})
     if unknown:
         raise EvaluationError(f"{path}: unknown keys {unknown} in eval.benchmarks entry {entry}")
-    return BenchmarkRequest(
-        name=str(entry["name"]), path=entry.get("path"), samples=entry.get("samples")
-    )
+    name, file, samples = str(entry["name"]), entry.get("path"), entry.get("samples")
+    if file is not None and not (isinstance(file, str) and file.strip()):
+        raise EvaluationError(f"{path}: eval.benchmarks {name}: path {file!r} is no path")
+    if samples is not None and not isinstance(samples, int):
+        raise EvaluationError(f"{path}: eval.benchmarks {name}: samples {samples!r} is no number")
+    return BenchmarkRequest(name=name, path=file, samples=samples)
 
 
-def shared_identity(
-    settings: Settings, template: object, model: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What all scores of one model must agree on: everything that can change a response."""
+def shared_identity(settings: Settings, template: object) -> dict[str, Any]:
+    """Everything but the model and the questions that can change a response.
+
+    The number of samples is no part of it: a sample's seed depends on (seed, question, number).
+    """
     return {
         "template": settings.template,
         "style": settings.style,
@@ -136,8 +160,14 @@ def shared_identity(
         "seed": settings.seed,
         "dtype": settings.dtype,
         "max_model_len": settings.max_model_len,
-        "model": dict(model),
     }
+
+
+def folder_name(identity: Mapping[str, Any]) -> str:
+    """The name of the folder of these settings: template, temperature, and a digest of all."""
+    digest = hashlib.sha256(_stable(identity).encode()).hexdigest()[:8]
+    template = re.sub(r"[^\w.-]+", "_", str(identity["template"]), flags=re.ASCII)
+    return f"{template}-t{identity['temperature']:g}-{digest}"
 
 
 def benchmark_identity(benchmark: LoadedBenchmark) -> dict[str, Any]:

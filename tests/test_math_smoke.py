@@ -75,7 +75,8 @@ def test_real_questions_go_through_the_whole_job(shared_data: Path, tmp_path: Pa
         timeout=1500,
     )
     assert "math500: accuracy" in output
-    scores = json.loads((run / "eval" / "step_2" / "scores.json").read_text())
+    (evaluated,) = run.glob("eval/*/step_2")
+    scores = json.loads((evaluated / "scores.json").read_text())
     assert scores["benchmarks"]["math500"]["questions"] == 8
-    samples = lines(run / "eval" / "step_2" / "math500.jsonl")
+    samples = lines(next(evaluated.glob("math500/samples-*.jsonl")))[1:]
     assert len(samples) == 8 and all(sample["response"] for sample in samples)

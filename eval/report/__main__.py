@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from eval.command import add_common, path, run_command, text
 from eval.report import charts
 from eval.report.data import RunData, collect, summary
 from eval.report.page import Picture, checkpoint_table, render_html, render_markdown, text_table
 from eval.report.samples import evaluated_samples, rollout_samples
-from prompt_aug.errors import UserError
 from prompt_aug.files import replacing, write_json, write_text
-from recipe.run.folder import RunFolder
+from recipe.run.folder import EvaluationFolder, RunFolder
 
 Draw = Callable[[RunData], bytes | None]
 REWARD_PARTS = {
@@ -109,16 +109,19 @@ def draw(data: RunData) -> tuple[list[Picture], list[str]]:
     return pictures, absent
 
 
-def build(run: Path) -> RunData:
+def build(run: Path, settings: str | None = None) -> RunData:
     """Write the whole report of `run`; returns what it was made from."""
-    data = collect(run)
+    data = collect(run, settings)
     numbers = summary(data)
     pictures, absent = draw(data)
     rollouts = rollout_samples(run)
     if not rollouts:
         absent.append("no sample rollouts: rollouts/step_N.jsonl is missing")
     data.notes.extend(absent)
-    evaluated = evaluated_samples(run, data.rows[-1]) if data.rows else []
+    evaluated = []
+    if data.rows:
+        last = data.rows[-1]
+        evaluated = evaluated_samples(EvaluationFolder(data.evaluated[last.step]), last)
     folder = RunFolder(run).report
     for picture in pictures:
         with replacing(folder / picture.file) as file:
@@ -129,21 +132,26 @@ def build(run: Path) -> RunData:
     return data
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m eval.report", description=__doc__)
-    parser.add_argument("run", type=Path, help="run folder")
-    options = parser.parse_args(arguments)
-    try:
-        data = build(options.run)
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+def _report(options: argparse.Namespace) -> None:
+    data = build(options.run, options.settings)
     print(text_table(checkpoint_table(data)))
     for note in data.notes:
         print(f"note: {note}")
     print(f"report: {RunFolder(options.run).report / 'index.html'}")
-    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.report",
+        description=__doc__,
+        epilog="example: python -m eval.report runs/toy",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", type=path, help="run folder")
+    parser.add_argument("--settings", type=text, help="a folder in RUN/eval (default: the fullest)")
+    add_common(parser)
+    return run_command(parser, arguments, _report, "a report appears file by file")
 
 
 if __name__ == "__main__":

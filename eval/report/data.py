@@ -14,9 +14,11 @@ import yaml
 
 from eval import metrics
 from eval.errors import EvaluationError
+from eval.intervals import Difference, paired
+from eval.score import require_one_grader
 from eval.settings import differences
 from prompt_aug.files import read_json, read_lines
-from recipe.run.folder import RunFolder, numbered
+from recipe.run.folder import EvaluationFolder, RunFolder, numbered
 
 Series = tuple[list[float], list[float]]
 
@@ -29,6 +31,7 @@ class CheckpointRow:
     benchmarks: Mapping[str, Mapping[str, Any]]
     total: metrics.Estimate
     gain: metrics.Estimate | None
+    paired: Difference | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +45,7 @@ class RunData:
     rows: Sequence[CheckpointRow]
     eval_settings: Mapping[str, Any]
     timing: Mapping[str, Any]
+    evaluated: Mapping[int, Path]
     notes: list[str] = field(default_factory=list)
 
     def series(self, key: str) -> Series:
@@ -63,7 +67,7 @@ class RunData:
         return sorted({key for line in self.metrics for key in line if key.startswith(prefix)})
 
 
-def collect(run: Path) -> RunData:
+def collect(run: Path, settings: str | None = None) -> RunData:
     """Read a run folder. Scores or metrics that are missing become notes; both: an error."""
     if not run.is_dir():
         raise EvaluationError(f"run folder {run} does not exist")
@@ -75,7 +79,9 @@ def collect(run: Path) -> RunData:
     lines = _metric_lines(folder.metrics)
     if not lines:
         notes.append("metrics.jsonl has no training step: there are no training curves")
-    scores = _scores(folder.evaluation)
+    evaluated = choose_evaluation(folder.evaluation, settings, notes)
+    scores = {step: read_json(EvaluationFolder(p).scores) for step, p in evaluated.items()}
+    require_one_grader({f"step_{step}": record["grader"] for step, record in scores.items()})
     if not scores:
         notes.append(f"no checkpoint is evaluated yet: run `python -m eval.sweep {run}`")
     if not scores and not lines:
@@ -91,6 +97,7 @@ def collect(run: Path) -> RunData:
         rows=checkpoint_rows(scores, notes),
         eval_settings=scores[max(scores)]["settings"] if scores else {},
         timing=timing,
+        evaluated=evaluated,
         notes=notes,
     )
 
@@ -102,19 +109,24 @@ def checkpoint_rows(
     if not scores:
         return []
     names = _common_benchmarks(scores, notes)
-    _note_differing_settings(scores, notes)
     first = min(scores)
     if first != 0:
         notes.append("the start model (step 0) is not evaluated: there is no gain over it")
     rows = []
     for step in sorted(scores):
         benchmarks = {name: scores[step]["benchmarks"][name] for name in names}
-        gain = None
+        gain = difference = None
         if first == 0 and step > 0:
-            gain = _gain(scores[0]["benchmarks"], benchmarks, notes)
+            sides = _paired_means(scores[0]["benchmarks"], benchmarks, notes)
+            gain = metrics.paired_difference(*sides) if sides else None
+            difference = paired(*sides) if sides else None
         parts = [np.array(entry["question_means"])[:, None] for entry in benchmarks.values()]
         total = metrics.mean_over_questions(parts)
-        rows.append(CheckpointRow(step=step, benchmarks=benchmarks, total=total, gain=gain))
+        rows.append(
+            CheckpointRow(
+                step=step, benchmarks=benchmarks, total=total, gain=gain, paired=difference
+            )
+        )
     return rows
 
 
@@ -148,6 +160,8 @@ def _summary_row(row: CheckpointRow) -> dict[str, Any]:
         "questions": row.total.questions,
         "gain": row.gain.accuracy if row.gain else None,
         "gain_standard_error": row.gain.standard_error if row.gain else None,
+        "gain_interval": [row.paired.low, row.paired.high] if row.paired else None,
+        "gain_p_value": row.paired.p_value if row.paired else None,
         "benchmarks": {
             name: {key: entry[key] for key in ("accuracy", "standard_error", "questions")}
             for name, entry in row.benchmarks.items()
@@ -155,9 +169,10 @@ def _summary_row(row: CheckpointRow) -> dict[str, Any]:
     }
 
 
-def _gain(
+def _paired_means(
     start: Mapping[str, Any], now: Mapping[str, Any], notes: list[str]
-) -> metrics.Estimate | None:
+) -> tuple[dict[str, float], dict[str, float]] | None:
+    """The share of right samples by question, before and after; None where they differ."""
     for name, entry in now.items():
         if differences(start[name]["settings"], entry["settings"]):
             _note_once(notes, f"{name} was asked differently of the start model: no gain is given")
@@ -170,7 +185,7 @@ def _gain(
         }
         for side in (start, now)
     )
-    return metrics.paired_difference(before, after)
+    return before, after
 
 
 def _common_benchmarks(scores: Mapping[int, Mapping[str, Any]], notes: list[str]) -> list[str]:
@@ -185,20 +200,41 @@ def _common_benchmarks(scores: Mapping[int, Mapping[str, Any]], notes: list[str]
     return [name for name in latest if name in common]
 
 
-def _note_differing_settings(scores: Mapping[int, Mapping[str, Any]], notes: list[str]) -> None:
-    def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in record["settings"].items() if key != "model"}
+def evaluations(root: Path) -> dict[str, dict[int, Path]]:
+    """For each set of settings the checkpoint folders that are scored, by step."""
+    found = {
+        folder.name: {
+            step: path
+            for step, path in numbered(folder, "step_").items()
+            if EvaluationFolder(path).scores.exists()
+        }
+        for folder in sorted(root.glob("*/"))
+    }
+    return {name: steps for name, steps in found.items() if steps}
 
-    reference = comparable(scores[max(scores)])
-    for step in sorted(scores):
-        changed = differences(reference, comparable(scores[step]))
-        if changed:
-            notes.append(f"step {step} was evaluated with other settings: {'; '.join(changed)}")
 
+def choose_evaluation(root: Path, asked: str | None, notes: list[str]) -> dict[int, Path]:
+    """The checkpoint folders of the settings `asked`; None: those of most steps, then the newest.
 
-def _scores(folder: Path) -> dict[int, dict[str, Any]]:
-    paths = {step: path / "scores.json" for step, path in numbered(folder, "step_").items()}
-    return {step: read_json(path) for step, path in paths.items() if path.exists()}
+    The others are named in a note: scores of different settings do not stand in one table.
+    """
+    found = evaluations(root)
+    if asked is not None and asked not in found:
+        raise EvaluationError(f"no scores of the settings {asked!r} in {root}: {sorted(found)}")
+    if not found:
+        return {}
+
+    def rank(name: str) -> tuple[int, float]:
+        scores = [EvaluationFolder(path).scores for path in found[name].values()]
+        return len(scores), max(path.stat().st_mtime for path in scores)
+
+    chosen = asked or max(found, key=rank)
+    others = sorted(set(found) - {chosen})
+    if others:
+        notes.append(
+            f"this report is of the settings {chosen}; others (--settings): {', '.join(others)}"
+        )
+    return found[chosen]
 
 
 def _metric_lines(path: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 import yaml
 
+from eval.intervals import wilson
 from eval.metrics import Estimate
 from eval.report.data import RunData
 from eval.report.samples import Sample
@@ -36,15 +37,21 @@ class Picture:
 
 
 def share(value: Estimate | Mapping[str, Any] | None, *, signed: bool = False) -> str:
-    """An accuracy in per cent with its standard error: ``41.2 ±2.1``."""
+    """An accuracy in per cent with its standard error: ``41.2 ±2.1``.
+
+    At 0 and 100 %, where the standard error says nothing, with its interval: ``0.0 [0.0, 11.4]``.
+    """
     if value is None:
         return "-"
     if isinstance(value, Estimate):
-        mean, error = value.accuracy, value.standard_error
+        mean, error, size = value.accuracy, value.standard_error, value.questions
     else:
-        mean, error = value["accuracy"], value["standard_error"]
-    spread = "" if error is None else f" ±{100 * error:.1f}"
-    return f"{100 * mean:{'+' if signed else ''}.1f}{spread}"
+        mean, error, size = value["accuracy"], value["standard_error"], value["questions"]
+    shown = f"{100 * mean:{'+' if signed else ''}.1f}"
+    if not signed and mean in (0.0, 1.0):
+        low, high = wilson(mean, size)
+        return f"{shown} [{100 * low:.1f}, {100 * high:.1f}]"
+    return shown if error is None else f"{shown} ±{100 * error:.1f}"
 
 
 def checkpoint_table(data: RunData) -> Table:
@@ -55,7 +62,7 @@ def checkpoint_table(data: RunData) -> Table:
     several = len(names) > 1
     head = ["checkpoint", *(f"{name} ({_asked(data, name)})" for name in names)]
     head += ["all questions"] if several else []
-    head += ["gain over start", "no answer", "cut at limit", "tokens"]
+    head += ["gain over start", "p", "no answer", "cut at limit", "tokens"]
     table = [head]
     for row in data.rows:
         entries = list(row.benchmarks.values())
@@ -63,6 +70,7 @@ def checkpoint_table(data: RunData) -> Table:
         cells += [share(entry) for entry in entries]
         cells += [share(row.total)] if several else []
         cells.append(share(row.gain, signed=True))
+        cells.append("-" if row.paired is None else f"{row.paired.p_value:.2g}")
         total = sum(entry["samples"] for entry in entries)
 
         def rate(key: str, entries: list[Any] = entries, total: int = total) -> float:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from eval.report.data import CheckpointRow
-from prompt_aug.files import iter_lines
-from recipe.run.folder import RunFolder
+from eval.samples import SampleFiles
+from eval.score import join
+from prompt_aug.files import iter_lines, read_lines
+from recipe.run.folder import EvaluationFolder, RunFolder
 
 TEXT_LIMIT = 4000
 PER_TEMPLATE = 1
@@ -58,13 +60,17 @@ def rollout_samples(run: Path) -> list[Sample]:
     return samples
 
 
-def evaluated_samples(run: Path, row: CheckpointRow) -> list[Sample]:
+def evaluated_samples(folder: EvaluationFolder, row: CheckpointRow) -> list[Sample]:
     """From the given checkpoint: right and wrong answers of each benchmark."""
-    samples = []
-    for name in row.benchmarks:
-        lines = iter_lines(RunFolder(run).evaluation / f"step_{row.step}" / f"{name}.jsonl")
-        samples += _pick((_evaluated(row.step, name, line) for line in lines), most=6, each=3)
-    return samples
+    picked = []
+    for name, entry in row.benchmarks.items():
+        files = folder.benchmark(name)
+        questions = read_lines(files.questions)
+        samples = SampleFiles(files, entry["model"]).load()
+        table = join(questions, samples, read_lines(files.grades)[1:], entry["settings"]["samples"])
+        lines = ({**question, **s} for question, r in zip(questions, table, strict=True) for s in r)
+        picked += _pick((_evaluated(row.step, name, line) for line in lines), most=6, each=3)
+    return picked
 
 
 def _pick(samples: Iterable[Sample], most: int = MOST, each: int = PER_TEMPLATE) -> list[Sample]:
@@ -97,7 +103,7 @@ def _evaluated(step: int, benchmark: str, line: Mapping[str, Any]) -> Sample:
         step=step,
         heading=benchmark,
         prompt=visible(line["prompt"]),
-        response=visible(line["response"]),
+        response=visible(line.get("response", "")),
         correct=bool(line["correct"]),
         facts=_facts(line, ("gold", "extracted", "status", "finish_reason", "tokens", "uid")),
     )

@@ -110,6 +110,67 @@ class RunFolder:
         return self.root / "timing.json"
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluationFolder:
+    """One checkpoint under one set of settings: ``eval/SETTINGS/CHECKPOINT``.
+
+    ../settings.json               the settings, whose digest ends the name of the folder above
+    ../prompts.yaml                the template that every question was asked with
+    scores.json                    all benchmarks together; made from their entries
+    BENCHMARK/questions.jsonl      what was asked, in order
+    BENCHMARK/samples-WORKER.jsonl append-only, a file per worker
+    BENCHMARK/grades.jsonl         the verdicts, with the grader's version
+    BENCHMARK/scores.json          the entry of this benchmark, written last
+    """
+
+    root: Path
+
+    @property
+    def settings(self) -> Path:
+        return self.root.parent / "settings.json"
+
+    @property
+    def prompts(self) -> Path:
+        return self.root.parent / "prompts.yaml"
+
+    @property
+    def scores(self) -> Path:
+        return self.root / "scores.json"
+
+    def benchmark(self, name: str) -> "BenchmarkFolder":
+        return BenchmarkFolder(self.root / name)
+
+    def benchmarks(self) -> list[str]:
+        """The names of the benchmarks that are scored."""
+        return sorted(path.parent.name for path in self.root.glob("*/scores.json"))
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkFolder:
+    """The answers of one checkpoint to one benchmark; see `EvaluationFolder`."""
+
+    root: Path
+
+    @property
+    def questions(self) -> Path:
+        return self.root / "questions.jsonl"
+
+    def samples(self, worker: str) -> Path:
+        return self.root / f"samples-{worker}.jsonl"
+
+    def sample_files(self) -> list[Path]:
+        """The files of all workers, by name."""
+        return sorted(self.root.glob("samples-*.jsonl"))
+
+    @property
+    def grades(self) -> Path:
+        return self.root / "grades.jsonl"
+
+    @property
+    def scores(self) -> Path:
+        return self.root / "scores.json"
+
+
 def numbered(folder: Path, before: str, after: str = "") -> dict[int, Path]:
     """The entries of `folder` named ``<before>N<after>`` by N, in order; other names are left out.
 

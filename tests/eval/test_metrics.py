@@ -136,3 +136,27 @@ def test_paired_difference_by_hand_and_against_the_unpaired_error() -> None:
 def test_bad_input_is_refused(call) -> None:
     with pytest.raises(ValueError):
         call()
+
+
+def test_pass_all_by_hand_and_against_subsets() -> None:
+    # n = 4, c = 3: C(3,2)/C(4,2) = 1/2; c = 1: no two are right; c = 4: all are.
+    table = metrics.all_table(4, [1, 2, 4])
+    assert table[3].tolist() == pytest.approx([3 / 4, 1 / 2, 0.0])
+    assert table[1].tolist() == pytest.approx([1 / 4, 0.0, 0.0])
+    assert table[4].tolist() == [1.0, 1.0, 1.0]
+    for n, c in ((5, 2), (6, 6), (7, 0), (6, 4)):
+        samples = [True] * c + [False] * (n - c)
+        for k in range(1, n + 1):
+            subsets = list(combinations(samples, k))
+            share = sum(map(all, subsets)) / len(subsets)
+            assert metrics.all_table(n, [k])[c, 0] == pytest.approx(share, abs=1e-12)
+
+
+def test_pass_and_pass_all_at_powers_meet_at_one() -> None:
+    correct = np.array([[1, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
+    anyone, everyone = metrics.pass_at_powers(correct), metrics.all_at_powers(correct)
+    assert list(everyone) == [1, 2, 4, 6]
+    assert everyone[1] == pytest.approx(anyone[1]) == pytest.approx(correct.mean())
+    assert everyone[6] == pytest.approx(1 / 3) and anyone[6] == pytest.approx(2 / 3)
+    with pytest.raises(ValueError, match="0 or 1"):
+        metrics.pass_at_powers([[0.5, 1.0]])

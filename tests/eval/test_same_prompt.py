@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from eval.benchmarks import LoadedBenchmark
-from eval.samples import PartFile, PendingSamples
+from eval.samples import PendingSamples
 from eval.settings import Settings, from_run
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import Question
@@ -55,12 +55,9 @@ def trained(config: Any, question: Question, split: str) -> tuple[str, list[int]
     return rendered.text, ids
 
 
-def evaluated(
-    settings: Settings, benchmark: LoadedBenchmark, folder: Path
-) -> tuple[str, list[int]]:
-    part = PartFile(folder / "part", {})
-    pending = PendingSamples(benchmark, settings.prompts(), Tokenizer(), part)
-    return pending.rendered[0].text, list(pending.token_ids[0])
+def evaluated(settings: Settings, benchmark: LoadedBenchmark) -> tuple[str, list[int]]:
+    (prompt,) = PendingSamples(benchmark, settings.prompts(), Tokenizer()).prompts
+    return prompt.rendered.text, list(prompt.ids)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,9 +72,9 @@ def test_three_times_the_same_prompt(
     prompt = trained(config, question, "train")
     assert trained(config, question, "test") == prompt
     settings = from_run(tmp_path)
-    assert evaluated(settings, benchmark, tmp_path) == prompt
+    assert evaluated(settings, benchmark) == prompt
     # Negative control: another style is another prompt, so the equality above says something.
     other = dataclasses.replace(settings, style="auto" if settings.style == "raw" else "raw")
-    assert evaluated(other, benchmark, tmp_path) != prompt
+    assert evaluated(other, benchmark) != prompt
     folder.prompts.unlink()  # a run of before the file was written
-    assert evaluated(from_run(tmp_path), benchmark, tmp_path) == prompt
+    assert evaluated(from_run(tmp_path), benchmark) == prompt

@@ -1,52 +1,36 @@
-"""Grading again and seeds: what needs no engine."""
+"""Grading again, damage, versions of the grader, seeds: what needs no engine."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
+from evaluated import MODEL, write_checkpoint
 
 from eval.engine import prepare_environment, request_seed
 from eval.errors import EvaluationError
-from eval.samples import TOO_LONG
-from eval.score import main, regrade, write_scores
-from prompt_aug.files import dump_lines, read_lines
+from eval.score import combine, main, regrade
+from prompt_aug.files import read_json, read_lines, write_json, write_lines
+from prompt_aug.grading import VERSION
+from recipe.run.folder import EvaluationFolder
 
 
 @pytest.fixture
-def scored(tmp_path: Path) -> Path:
-    """Questions 0 to 3 ask for 1 to 4; 0 is right, 1 wrong, 2 silent, 3 was never asked."""
+def scored(tmp_path: Path) -> EvaluationFolder:
+    """Four questions asking for 1; all are stored as wrong. 3 was never asked, 2 is silent."""
+    folder = write_checkpoint(tmp_path / "eval" / "s", 20, {"toy": [[0], [0], [0], [0]]})
+    files = folder.benchmark("toy")
     responses = [r"\boxed{1}", r"\boxed{7}", "no idea", ""]
-    lines = [
-        {
-            "question": i,
-            "sample": 0,
-            "response": response,
-            "gold": [str(i + 1)],
-            "tokens": 4,
-            "finish_reason": TOO_LONG if i == 3 else "stop",
-            "correct": False,
-            "status": "not graded",
-        }
-        for i, response in enumerate(responses)
-    ]
-    folder = tmp_path / "eval" / "step_20"
-    folder.mkdir(parents=True)
-    (folder / "toy.jsonl").write_text(dump_lines(lines))
-    settings = {"sha256": "x", "questions": 4, "of": 4, "samples": 1}
-    record = {
-        "step": 20,
-        "model": "m",
-        "settings": {"template": "qwen-math"},
-        "how": {"bank": None},
-        "benchmarks": {"toy": {"settings": settings, "path": "p"}},
-    }
-    write_scores(folder, record)
+    (path,) = files.sample_files()
+    head, *samples = read_lines(path)
+    changed = [{**s, "response": r} for s, r in zip(samples, responses, strict=True)]
+    write_lines(path, [head, *changed[:3]])
+    questions = read_lines(files.questions)
+    write_lines(files.questions, [*questions[:3], {**questions[3], "asked": False}])
     return folder
 
 
-def test_grading_again_uses_the_responses_on_disk(scored: Path) -> None:
-    assert json.loads((scored / "scores.json").read_text())["benchmarks"]["toy"]["accuracy"] == 0
+def test_grading_again_uses_the_responses_on_disk(scored: EvaluationFolder) -> None:
+    assert read_json(scored.scores)["benchmarks"]["toy"]["accuracy"] == 0
     entry = regrade(scored)["benchmarks"]["toy"]
     assert entry["question_means"] == [1.0, 0.0, 0.0, 0.0]
     assert entry["status_rates"] == {
@@ -55,25 +39,41 @@ def test_grading_again_uses_the_responses_on_disk(scored: Path) -> None:
         "prompt_too_long": 0.25,
         "wrong": 0.25,
     }
-    lines = read_lines(scored / "toy.jsonl")
-    assert [line["extracted"] for line in lines] == ["1", "7", None, None]
+    grades = read_lines(scored.benchmark("toy").grades)
+    assert grades[0] == {"grader": VERSION, "model": MODEL}
+    assert [line["extracted"] for line in grades[1:]] == ["1", "7", None]
     assert regrade(scored)["benchmarks"]["toy"] == entry
 
 
 def test_the_command_grades_everything_below_a_folder(
-    scored: Path, capsys: pytest.CaptureFixture[str]
+    scored: EvaluationFolder, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main([str(scored.parent)]) == 0
+    assert main([str(tmp_path)]) == 0
     assert "accuracy 0.2500" in capsys.readouterr().out
-    assert main([str(scored / "none")]) == 1
+    (tmp_path / "none").mkdir()
+    assert main([str(tmp_path / "none")]) == 1
 
 
-def test_a_lost_or_doubled_line_is_an_error_and_not_a_wrong_answer(scored: Path) -> None:
-    lines = (scored / "toy.jsonl").read_text().splitlines(keepends=True)
-    for damaged in (lines[:-1], lines[1:], [*lines, lines[0]]):
-        (scored / "toy.jsonl").write_text("".join(damaged))
-        with pytest.raises(EvaluationError, match="--force"):
-            regrade(scored)
+def test_a_lost_sample_is_an_error_and_not_a_wrong_answer(scored: EvaluationFolder) -> None:
+    (path,) = scored.benchmark("toy").sample_files()
+    lines = read_lines(path)
+    write_lines(path, [*lines[:2], *lines[3:]])
+    with pytest.raises(EvaluationError, match=r"1 samples are missing: run eval\.sweep"):
+        regrade(scored)
+    write_lines(path, [*lines, lines[1]])  # a doubled one counts once
+    assert regrade(scored)["benchmarks"]["toy"]["samples"] == 4
+
+
+def test_verdicts_of_two_graders_are_never_put_together(scored: EvaluationFolder) -> None:
+    files = scored.benchmark("other")
+    entry = read_json(scored.benchmark("toy").scores)
+    write_json(files.scores, {**entry, "grader": "an older one"})
+    before = scored.scores.read_bytes()
+    with pytest.raises(EvaluationError, match=r"different versions .*eval\.score"):
+        combine(scored, 20, "m", MODEL)
+    assert scored.scores.read_bytes() == before
+    write_json(files.scores, {**entry, "grader": "an older one", "model": {"files": "y"}})
+    assert list(combine(scored, 20, "m", MODEL)["benchmarks"]) == ["toy"]
 
 
 def test_a_seed_is_a_pure_function_of_question_and_sample() -> None:

@@ -1,7 +1,6 @@
 """The real commands on a random tiny model: a real vLLM engine, a real SIGKILL."""
 
 import importlib.util
-import json
 import os
 import signal
 import subprocess
@@ -11,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from prompt_aug.files import digests, read_json, read_lines, write_json
 from prompt_aug.questions import make_question, write_parquet
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm"),
 ]
+STEPS = (0, 10, 20)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -44,10 +45,11 @@ def save_tiny(folder: Path, tokenizer: Path, seed: int) -> None:
 @pytest.fixture(scope="module")
 def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    for step in (0, 10):
+    for step in STEPS:
         target = folder / "hf" / f"step_{step}"
         save_tiny(target, model, step)
-        (target / "manifest.json").write_text(json.dumps({"step": step, "dtype": "float32"}))
+        files = digests(list(target.iterdir()), target)
+        write_json(target / "manifest.json", {"step": step, "dtype": "float32", "files": files})
     questions = [
         make_question(text=f"What is {i} + {i}?", answers=(str(2 * i),), source="toy")
         for i in range(64)
@@ -72,14 +74,22 @@ def finish(*arguments: str) -> str:
     return done.stdout
 
 
-def kill_in_the_middle(part: Path, *arguments: str) -> int:
-    """Start a command, kill it once `part` has samples, and return how many it has."""
+def samples_in(folder: Path) -> dict[tuple[str, int], dict[str, object]]:
+    """Every sample in the files of all workers; none stands twice."""
+    lines = [x for path in folder.glob("samples-*.jsonl") for x in read_lines(path)[1:]]
+    found = {(line["uid"], line["sample"]): line for line in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+def kill_in_the_middle(out: Path, *arguments: str) -> int:
+    """Start a command, kill it once there are samples, and return how many there are."""
     process = subprocess.Popen(
         command(*arguments), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         for _ in range(6000):
-            if part.exists() and part.read_bytes().count(b"\n") > 32:
+            if list(out.glob("*/step_*/toy/samples-*.jsonl")):
                 break
             assert process.poll() is None, "it ended before it could be killed"
             time.sleep(0.02)
@@ -87,29 +97,56 @@ def kill_in_the_middle(part: Path, *arguments: str) -> int:
     finally:
         process.kill()
         process.wait()
-    return part.read_bytes().count(b"\n") - 1
+    return sum(len(samples_in(folder)) for folder in out.glob("*/step_*/toy"))
 
 
-def test_a_killed_sweep_continues_and_gives_what_an_unbroken_one_gives(
+def test_killed_and_with_one_engine_it_gives_what_a_fresh_engine_for_each_gives(
     run: Path, tmp_path: Path
 ) -> None:
-    finish("eval.sweep", str(run), "--out", str(tmp_path / "unbroken"))
-    part = run / "eval" / "step_0" / "toy.jsonl.part"
-    made = kill_in_the_middle(part, "eval.sweep", str(run), "--chunk", "32")
-    assert 32 <= made < 512
-    assert not (run / "eval" / "step_0" / "scores.json").exists()
-    finish("eval.sweep", str(run), "--chunk", "32")
-    for step in ("step_0", "step_10"):
-        continued = (run / "eval" / step / "toy.jsonl").read_bytes()
-        assert continued == (tmp_path / "unbroken" / step / "toy.jsonl").read_bytes()
-    prompt_and_rest = json.loads(continued.split(b"\n")[0])
-    assert prompt_and_rest["tokens"] == 48 and prompt_and_rest["finish_reason"] == "length"
+    fresh = tmp_path / "fresh"
+    said = finish("eval.sweep", str(run), "--out", str(fresh), "--no-reload")
+    assert "engine: 3 started, weights taken up 0 times" in said
+    made = kill_in_the_middle(run / "eval", "eval.sweep", str(run))
+    assert 0 < made < len(STEPS) * 512
+    assert len(list(run.glob("eval/*/step_*/scores.json"))) < len(STEPS)
+    said = finish("eval.sweep", str(run))
+    assert "engine: 1 started, weights taken up" in said and "starts anew" not in said
+    answers = []
+    for step in STEPS:
+        (ours,), (theirs,) = run.glob(f"eval/*/step_{step}"), fresh.glob(f"*/step_{step}")
+        assert samples_in(ours / "toy") == samples_in(theirs / "toy")
+        grades = (ours / "toy" / "grades.jsonl").read_bytes()
+        assert grades == (theirs / "toy" / "grades.jsonl").read_bytes()
+        answers.append([line["response"] for line in samples_in(ours / "toy").values()])
+    # Negative control: other weights give other answers, so the equality above says something.
+    assert answers[0] != answers[1] != answers[2]
+    (head, *_), *_ = [read_lines(path) for path in fresh.glob("*/step_0/toy/samples-*.jsonl")]
+    assert head["engine"]["dtype"] == "float32" and head["engine"]["vllm"]
 
     out = finish("eval.report", str(run))
-    assert "start (step 0)" in out and "step 10" in out
-    summary = json.loads((run / "report" / "summary.json").read_text())
-    assert [row["step"] for row in summary["checkpoints"]] == [10]
+    assert "start (step 0)" in out and "step 20" in out
+    summary = read_json(run / "report" / "summary.json")
+    assert [row["step"] for row in summary["checkpoints"]] == [10, 20]
     assert summary["checkpoints"][0]["questions"] == 64
+
+
+def test_the_old_head_of_a_reload_is_found_out_and_an_engine_started(
+    run: Path, tmp_path: Path
+) -> None:
+    """vLLM on a CPU keeps the packed copy of a tied head; without ours the proof must fail."""
+    program = (
+        "import sys\nfrom eval import engine, sweep\n"
+        "engine._pack_head_again = lambda worker: None\n"
+        "sys.exit(sweep.main(sys.argv[1:]))"
+    )
+    options = [str(run), "--out", str(tmp_path), "--max-questions", "2", "--steps", "0", "10"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *options],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "nats per token away from" in done.stdout
+    assert "engine: 2 started, weights taken up 0 times" in done.stdout
 
 
 def test_a_real_benchmark_file_is_graded(run: Path, tmp_path: Path, shared_data: Path) -> None:
@@ -119,6 +156,7 @@ def test_a_real_benchmark_file_is_graded(run: Path, tmp_path: Path, shared_data:
         "--benchmark", f"amc={suite / 'amc'}", "--max-tokens", "16", "--dtype", "float32",
     )  # fmt: skip
     assert "(83 of 83 questions x 1)" in out
-    scores = json.loads((tmp_path / "scores.json").read_text())
+    (path,) = tmp_path.glob("*/step_10/scores.json")
+    scores = read_json(path)
     assert scores["benchmarks"]["amc"]["samples"] == 83
     assert sum(scores["benchmarks"]["amc"]["status_rates"].values()) == pytest.approx(1.0)

@@ -182,7 +182,8 @@ def test_export_evaluation_and_report(finished: dict[str, Any]) -> None:
     done = call(sys.executable, "-m", "eval.sweep", run)
     assert done.returncode == 0, done.stderr[-3000:]
     for step in (0, 2, 4):
-        scores = read_json(run / "eval" / f"step_{step}" / "scores.json")
+        (path,) = run.glob(f"eval/*/step_{step}/scores.json")
+        scores = read_json(path)
         assert "toy_test" in json.dumps(scores)
     done = call(sys.executable, "-m", "eval.report", run)
     assert done.returncode == 0, done.stderr[-3000:]

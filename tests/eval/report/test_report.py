@@ -2,20 +2,23 @@
 
 import json
 import math
+import re
+import shutil
 from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
+from evaluated import write_checkpoint
 
+from eval.errors import EvaluationError
 from eval.report import charts
 from eval.report.__main__ import build, main
 from eval.report.data import RunData, collect, summary
 from eval.report.page import checkpoint_table, markdown_table, share, text_table
 from eval.report.samples import visible
-from eval.score import write_scores
 from prompt_aug.files import dump_lines
+from prompt_aug.grading import VERSION
 
 pytestmark = pytest.mark.config  # whole reports with their pictures: half a second each
 
@@ -23,47 +26,13 @@ ATTACK = (
     "<script>alert(1)</script><img src=x onerror=alert(1)></pre></details>"
     "<iframe src='https://evil.example/'></iframe>{{ 7*7 }}{% raw %} &lt;b&gt; \u202e\x00\ud800"
 )
-SETTINGS = {"template": "qwen-math", "temperature": 0.0, "model": {"files": "x"}}
 
 
 def write_eval(
-    run: Path, step: int, benchmarks: Mapping[str, Sequence[Sequence[int]]], **settings: Any
+    run: Path, step: int, benchmarks: Mapping[str, Sequence[Sequence[int]]], name: str = "s"
 ) -> None:
-    """scores.json and lines of given 0/1 outcomes, one row of samples per question."""
-    folder = run / "eval" / f"step_{step}"
-    folder.mkdir(parents=True)
-    entries = {}
-    for name, outcomes in benchmarks.items():
-        lines = [
-            {
-                "uid": f"{name}-{q}",
-                "question": q,
-                "sample": s,
-                "template": "qwen-math",
-                "prompt": f"question {q}\n",
-                "response": ATTACK,
-                "gold": [ATTACK],
-                "tokens": 10,
-                "finish_reason": "length" if not correct else "stop",
-                "correct": bool(correct),
-                "extracted": ATTACK,
-                "status": "correct" if correct else "no_answer",
-            }
-            for q, samples in enumerate(outcomes)
-            for s, correct in enumerate(samples)
-        ]
-        (folder / f"{name}.jsonl").write_text(dump_lines(lines))
-        size = len(outcomes)
-        identity = {"sha256": name, "questions": size, "of": size, "samples": len(outcomes[0])}
-        entries[name] = {"settings": identity, "path": "p"}
-    record = {
-        "step": step,
-        "model": "m",
-        "settings": {**SETTINGS, **settings},
-        "how": {},
-        "benchmarks": entries,
-    }
-    write_scores(folder, record)
+    """Scores and samples of given 0/1 outcomes, one row of samples per question."""
+    write_checkpoint(run / "eval" / name, step, benchmarks, response=ATTACK, gold=ATTACK)
 
 
 @pytest.fixture
@@ -173,7 +142,10 @@ def test_secrets_of_the_configuration_are_left_out(run: Path) -> None:
 def test_markdown_has_the_table_and_every_picture(run: Path) -> None:
     build(run)
     text = (run / "report" / "report.md").read_text()
-    assert "| step 20 | 75.0 ±25.0 | +50.0 ±28.9 | 25.0 | 25.0 | 10 |" in text
+    # p: of the signs of the differences (1, 0, 0, 1) half give a mean as far from 0.
+    row = r"\| step 20 \| 75.0 ±25.0 \| \+50.0 ±28.9 \| (\S+) \| 25.0 \| 25.0 \| 10 \|"
+    (p_value,) = re.findall(row, text)
+    assert float(p_value) == pytest.approx(0.5, abs=0.02)
     pictures = {path.name for path in (run / "report").glob("*.png")}
     assert {name for name in pictures if f"({name})" in text} == pictures
     assert {"accuracy.png", "reward.png", "templates.png", "step_time.png"} <= pictures
@@ -222,24 +194,39 @@ def test_averages_cover_what_every_checkpoint_has(run: Path) -> None:
 
 
 def test_two_benchmarks_share_the_average_by_questions(run: Path) -> None:
-    for path in (run / "eval").glob("*/*"):
-        path.unlink()
-    for path in (run / "eval").glob("*"):
-        path.rmdir()
+    shutil.rmtree(run / "eval")
     write_eval(run, 0, {"a": [[1, 0], [1, 1]], "b": [[0], [0]]})
     data = collect(run)
     assert data.rows[0].total.accuracy == pytest.approx(1.5 / 4)
     table = checkpoint_table(data)
     assert table[0][1:4] == ["a (2 x 2)", "b (2)", "all questions"]
-    assert table[1][1:4] == ["75.0 ±25.0", "0.0 ±0.0", "37.5 ±23.9"]
+    assert table[1][1:4] == ["75.0 ±25.0", "0.0 [0.0, 65.8]", "37.5 ±23.9"]
 
 
-def test_steps_of_other_settings_are_pointed_out_and_get_no_gain(run: Path) -> None:
-    write_eval(run, 30, {"toy": [[1], [1], [1]]}, temperature=1.0)
+def test_a_step_of_other_questions_gets_no_gain(run: Path) -> None:
+    write_eval(run, 30, {"toy": [[1], [1], [1]]})
     data = collect(run)
-    assert any("step 0 " in note and "temperature" in note for note in data.notes)
+    assert any("toy was asked differently" in note for note in data.notes)
     gains = {row.step: row.gain for row in data.rows}
     assert gains[20] is not None and gains[30] is None
+
+
+def test_a_report_is_of_one_set_of_settings_and_names_the_others(run: Path) -> None:
+    write_eval(run, 20, {"toy": [[0], [0], [0], [0]]}, name="warm")
+    data = collect(run)
+    assert [row.step for row in data.rows] == [0, 20]
+    assert any("of the settings s; others (--settings): warm" in note for note in data.notes)
+    assert [row.step for row in collect(run, "warm").rows] == [20]
+    with pytest.raises(EvaluationError, match="cold"):
+        collect(run, "cold")
+
+
+def test_scores_of_two_graders_are_refused(run: Path, tmp_path: Path) -> None:
+    write_eval(run, 20, {"toy": [[1], [0], [1], [1]]})
+    path = run / "eval" / "s" / "step_0" / "scores.json"
+    path.write_text(path.read_text().replace(VERSION, "0" * 16))
+    with pytest.raises(EvaluationError, match="different versions"):
+        collect(run)
 
 
 def test_a_repeated_step_counts_once_with_its_last_line(run: Path) -> None:
@@ -266,7 +253,14 @@ def test_parts_longer_than_the_step_are_not_stacked(monkeypatch: pytest.MonkeyPa
     def data(gen: float) -> RunData:
         lines = [{"step": s, "timing_s/step": 5.0, "timing_s/gen": gen} for s in (1, 2)]
         return RunData(
-            name="r", config={}, environment={}, metrics=lines, rows=[], eval_settings={}, timing={}
+            name="r",
+            config={},
+            environment={},
+            metrics=lines,
+            rows=[],
+            eval_settings={},
+            timing={},
+            evaluated={},
         )
 
     stacked = []
@@ -289,7 +283,9 @@ def test_tables() -> None:
     assert text_table(table) == "name       x|y\n---------  ---\nlong name    1"
     assert markdown_table(table) == "| name | x\\|y |\n|---|---|\n| long name | 1 |"
     assert share(None) == "-"
-    assert share({"accuracy": 0.5, "standard_error": None}) == "50.0"
+    assert share({"accuracy": 0.5, "standard_error": None, "questions": 1}) == "50.0"
+    # Wilson: z^2 / (30 + z^2) = 11.4 %, where the standard error is 0.
+    assert share({"accuracy": 0.0, "standard_error": 0.0, "questions": 30}) == "0.0 [0.0, 11.4]"
 
 
 def test_long_text_is_cut_and_says_by_how_much() -> None:

@@ -1,0 +1,54 @@
+"""What the commands of this package share: options, refusals in one line, an end by Ctrl-C."""
+
+import argparse
+import importlib.metadata
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from prompt_aug.errors import UserError
+
+
+def text(value: str) -> str:
+    """A text that is not empty: an unset shell variable must not become the current folder."""
+    if not value.strip():
+        raise argparse.ArgumentTypeError("it is empty: is a shell variable unset?")
+    return value
+
+
+def path(value: str) -> Path:
+    """A path that is not empty."""
+    return Path(text(value))
+
+
+def existing(value: str) -> Path:
+    """A folder that is there."""
+    folder = path(value)
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"{value} is no folder")
+    return folder
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """--version."""
+    version = importlib.metadata.version("rlvr-recipes")
+    parser.add_argument("--version", action="version", version=f"rlvr-recipes {version}")
+
+
+def run_command(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+    command: Callable[[argparse.Namespace], None],
+    saved: str,
+) -> int:
+    """Run `command` on the parsed options; returns the exit code. `saved` is told after Ctrl-C."""
+    options = parser.parse_args(arguments)
+    try:
+        command(options)
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"stopped: {saved}; the same command goes on from there", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,157 @@
+"""Intervals and tests: bootstrap over questions and samples, Wilson, paired differences.
+
+Legend as in `eval.metrics`. All intervals are 95 %. Randomness is a function of `seed`.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from eval.metrics import FloatArray, paired_difference, right_counts
+
+Z = 1.959963984540054  # the normal distribution's 97.5 % quantile
+DRAWS = 1000
+FLIPS = 10_000
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """A paired difference b - a with its interval and the p-value of "there is none"."""
+
+    mean: float
+    low: float
+    high: float
+    p_value: float
+    questions: int
+
+
+def wilson(rate: float, trials: int) -> Interval:
+    r"""Wilson's score interval of a share of `trials` independent trials.
+
+    .. math:: \Big( p + \frac{z^2}{2n} \pm z \sqrt{\frac{p(1-p)}{n} + \frac{z^2}{4n^2}} \Big)
+              \Big/ \Big( 1 + \frac{z^2}{n} \Big)
+
+    0 of 30 is [0, 0.114], where p +- 1.96 SE says [0, 0].
+    """
+    if trials < 1 or not 0.0 <= rate <= 1.0:
+        raise ValueError(f"a share in [0, 1] of at least one trial, not {rate} of {trials}")
+    square = Z**2 / trials
+    middle = (rate + square / 2) / (1 + square)
+    half = np.sqrt(Z**2 * rate * (1 - rate) / trials + square**2 / 4) / (1 + square)
+    return max(0.0, float(middle - half)), min(1.0, float(middle + half))
+
+
+def resample(correct_Qn: ArrayLike, seed: int = 0, draws: int = DRAWS) -> NDArray[np.int64]:  # noqa: N803
+    r"""Two-level bootstrap: questions with replacement, then each one's samples.
+
+    Row b, column c: how many of the Q questions of draw b have c right of n. A drawn question has
+    count c with probability
+
+    .. math:: P(c) = \frac{1}{Q} \sum_q \mathrm{Binomial}(n, c_q / n)(c)
+
+    and the Q questions of a draw are independent, so the row is Multinomial(Q, P): exactly the
+    distribution of resampling Q x n samples one by one, at the cost of n + 1 numbers.
+    """
+    right, samples = right_counts(correct_Qn), int(np.shape(correct_Qn)[1])
+    weights = np.bincount(right, minlength=samples + 1) / right.size
+    chance = weights @ _binomials(samples)
+    return np.random.default_rng(seed).multinomial(right.size, chance / chance.sum(), size=draws)
+
+
+def accuracy_interval(correct_Qn: ArrayLike, seed: int = 0) -> Interval:  # noqa: N803
+    """Of the accuracy: two-level bootstrap; Wilson over questions where it is 0 or 1.
+
+    The bootstrap of n equal verdicts knows no other. Wilson counts questions, not samples: those
+    of a question stand and fall together here. Resampling samples too is wider than clustering by
+    question alone, by the variance inside questions over n once more: on the safe side.
+    """
+    right, samples = right_counts(correct_Qn), int(np.shape(correct_Qn)[1])
+    rate = float(right.mean() / samples)
+    if rate in (0.0, 1.0):
+        return wilson(rate, right.size)
+    shares = np.arange(samples + 1) / samples
+    values = resample(correct_Qn, seed) @ shares / right.size
+    low, high = np.quantile(values, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def paired(means_a: Mapping[str, float], means_b: Mapping[str, float], seed: int = 0) -> Difference:
+    """b - a over the same questions: bootstrap interval and sign-flip p-value.
+
+    Both map a question's key to its share of right samples. p is the share of random signs of the
+    differences whose mean is at least as far from 0, (1 + hits) / (1 + FLIPS), so never 0: under
+    "no difference" each question's difference is as likely as its opposite.
+    """
+    mean = paired_difference(means_a, means_b).accuracy  # refuses different questions
+    differences = np.array([means_b[key] - means_a[key] for key in sorted(means_a)])
+    rng = np.random.default_rng(seed)
+    size = differences.size
+    # Equal differences are exchangeable: a draw is how often each value comes.
+    values, counts = np.unique(differences, return_counts=True)
+    drawn = rng.multinomial(size, counts / size, size=DRAWS) @ values / size
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    # The sum of m random signs is 2 Binomial(m, 1/2) - m.
+    sizes, members = np.unique(np.abs(differences), return_counts=True)
+    signs = 2 * rng.binomial(members, 0.5, size=(FLIPS, members.size)) - members
+    flipped = np.abs(signs @ sizes / size)
+    hits = int(np.sum(flipped >= abs(mean) - 1e-12))
+    return Difference(
+        mean=mean,
+        low=float(low),
+        high=float(high),
+        p_value=(1 + hits) / (1 + FLIPS),
+        questions=size,
+    )
+
+
+def majority(
+    answers_Qn: Sequence[Sequence[str | None]],  # noqa: N803
+    correct_Qn: ArrayLike,  # noqa: N803
+    k: int,
+) -> float:
+    """maj@k: the share of questions whose most frequent answer among k samples is right.
+
+    Two answers are the same where their texts are, but for white space; None does not vote, and
+    without any vote the question is wrong. Tie rule: the tied answers share the question, so that
+    one right answer of two tied ones earns 1/2, the mean over random choices. With n > k samples
+    the mean over the n // k blocks of k samples, in the order of their numbers.
+    """
+    correct = np.asarray(correct_Qn, dtype=np.float64)
+    samples = correct.shape[1]
+    if not 1 <= k <= samples or len(answers_Qn) != correct.shape[0]:
+        raise ValueError(f"maj@{k} of {len(answers_Qn)} x {samples} samples")
+    blocks = range(0, samples // k * k, k)
+    won = [
+        _vote(answers[start : start + k], right[start : start + k])
+        for answers, right in zip(answers_Qn, correct, strict=True)
+        for start in blocks
+    ]
+    return float(np.mean(won))
+
+
+def _vote(answers: Sequence[str | None], right: FloatArray) -> float:
+    texts = [None if answer is None else " ".join(answer.split()) for answer in answers]
+    votes = Counter(text for text in texts if text is not None)
+    if not votes:
+        return 0.0
+    most = max(votes.values())
+    # An answer's credit is that of its samples; the grader gives equal texts equal verdicts.
+    credits = {text: right[i] for i, text in enumerate(texts) if text is not None}
+    return float(np.mean([credits[text] for text, count in votes.items() if count == most]))
+
+
+def _binomials(samples: int) -> FloatArray:
+    """Binomial(n, c / n) at 0 ... n, by row c = 0 ... n; by logarithms, which do not overflow."""
+    counts = np.arange(samples + 1)
+    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, samples + 1)))])
+    choose = logs[samples] - logs[counts] - logs[samples - counts]
+    table = np.zeros((samples + 1, samples + 1))
+    table[0, 0] = table[samples, samples] = 1.0
+    p = counts[1:samples, None] / samples
+    if p.size:
+        table[1:samples] = np.exp(choose + counts * np.log(p) + (samples - counts) * np.log1p(-p))
+    return table

@@ -1,0 +1,66 @@
+"""Evaluated checkpoints written by hand: verdicts are given, nothing is sampled or graded."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.samples import SampleFiles
+from eval.score import combine, join, score
+from prompt_aug.files import write_json, write_lines
+from prompt_aug.grading import VERSION
+from prompt_aug.prompts import Prompts
+from recipe.run.folder import EvaluationFolder
+
+SETTINGS = {"template": "qwen-math", "temperature": 0.0}
+MODEL = {"files": "x"}
+
+
+def write_checkpoint(
+    settings_folder: Path,
+    step: int,
+    outcomes: Mapping[str, Sequence[Sequence[int]]],
+    response: str = "a response",
+    gold: str = "1",
+    settings: Mapping[str, Any] = SETTINGS,
+    grader: str = VERSION,
+) -> EvaluationFolder:
+    """A row of 0/1 verdicts per question of each benchmark; a wrong one is "no_answer", cut off."""
+    folder = EvaluationFolder(settings_folder / f"step_{step}")
+    write_json(folder.settings, dict(settings))
+    Prompts.from_section({"validation_template": settings["template"]}).write(folder.prompts)
+    for name, rows in outcomes.items():
+        files = folder.benchmark(name)
+        keys = [{"uid": f"{name}-{q}", "prompt_sha256": "0"} for q in range(len(rows))]
+        questions = [
+            {
+                **key,
+                "question": f"question {q}",
+                "gold": [gold],
+                "level": q % 2,
+                "template": "qwen-math",
+                "prompt": f"question {q}\n",
+                "prompt_tokens": 3,
+                "asked": True,
+            }
+            for q, key in enumerate(keys)
+        ]
+        samples, grades = [], []
+        for key, row in zip(keys, rows, strict=True):
+            for number, correct in enumerate(row):
+                end = "stop" if correct else "length"
+                place = {**key, "sample": number}
+                samples.append({**place, "response": response, "tokens": 10, "finish_reason": end})
+                status = "correct" if correct else "no_answer"
+                grades.append(
+                    {**place, "correct": bool(correct), "extracted": gold, "status": status}
+                )
+        write_lines(files.questions, questions)
+        SampleFiles(files, MODEL).append(samples, {"vllm": "none"})
+        write_lines(files.grades, [{"grader": grader, "model": MODEL}, *grades])
+        count, size = len(rows[0]), len(rows)
+        identity = {"sha256": name, "questions": size, "of": size, "samples": count}
+        entry = {"settings": identity, "path": "p", "grader": grader, "model": MODEL}
+        table = join(questions, SampleFiles(files, MODEL).load(), grades, count)
+        write_json(files.scores, {**entry, **score(table)})
+    combine(folder, step, "m", MODEL)
+    return folder
