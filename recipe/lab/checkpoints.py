@@ -1,0 +1,85 @@
+"""Measure the exported checkpoints of a run: ``python -m recipe.lab.checkpoints RUN EXPERIMENT``.
+
+Test questions of the run's world in their own wording, sampled at temperature 1 and greedily, under
+each template of the experiment. Writes RUN/measured.json, last and whole.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from prompt_aug.errors import UserError
+from prompt_aug.files import read_json, write_json
+from prompt_aug.templates import Template, load_bank
+from recipe.lab.plan import ExperimentError, Measure, load_experiment
+from recipe.lab.runs import MEASURED
+from recipe.run.folder import RunFolder, numbered
+from recipe.toy.build import settings_of
+from recipe.toy.diagnose import rates
+from recipe.toy.measure import Sampler, no_signal, pass_at_k
+from recipe.toy.problems import Problem, problems, to_question
+
+
+def measured(
+    sampler: Sampler, asked: Sequence[tuple[Problem, str]], frame: Template, samples: int
+) -> dict[str, float]:
+    """The numbers of one checkpoint under one template; shares, and nats per token."""
+    texts, golds = [text for _, text in asked], [(str(p.answer),) for p, _ in asked]
+    drawn = sampler.sample(texts, golds, frame, samples=samples)
+    greedy = sampler.sample(texts, golds, frame, samples=1, temperature=0.0)
+    right = [sum(s.right for s in group) for group in drawn]
+    powers = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
+    every = [s for group in drawn for s in group]
+    pairs = [(p, s.text) for (p, _), group in zip(asked, drawn, strict=True) for s in group]
+    return {
+        "greedy": sum(best[0].right for best in greedy) / len(asked),
+        **{f"pass@{k}": pass_at_k(right, samples, k) for k in powers},
+        **{f"no_signal@{k}": no_signal(right, samples, k) for k in powers if k > 1},
+        "entropy": sum(s.entropy for s in every) / len(every),
+        "tokens": sum(s.tokens for s in every) / len(every),
+        **{f"skill/{skill}": share for skill, (share, _) in rates(pairs).items()},
+    }
+
+
+def measure_run(run: Path, settings: Measure) -> dict[str, Any]:
+    """{step: {template: numbers}} of all checkpoints in RUN/hf, the start model being step 0."""
+    config: Any = OmegaConf.load(RunFolder(run).config)
+    bank = load_bank(config.recipe.augment.bank)
+    made = settings_of(config, bank)
+    chosen = problems(made.world, "test", settings.questions, made.seed)
+    asked = [(p, to_question(made.world, p, "test", made.seed).text) for p in chosen]
+    found: dict[str, Any] = {}
+    for step, exported in numbered(RunFolder(run).exports, "step_").items():
+        # The start model is named, not copied.
+        manifest = read_json(RunFolder(run).manifest(step))
+        folder = Path(manifest.get("model_path", exported))
+        sampler = Sampler(folder, max_tokens=int(config.data.max_response_length), seed=made.seed)
+        found[str(step)] = {
+            name: measured(sampler, asked, bank[name], settings.samples)
+            for name in settings.templates
+        }
+    if not found:
+        raise ExperimentError(f"{run}/hf has no exported checkpoint: python -m recipe.export {run}")
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m recipe.lab.checkpoints", description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("experiment")
+    given = parser.parse_args(arguments)
+    try:
+        found = measure_run(given.run, load_experiment(given.experiment).measure)
+    except UserError as error:
+        print(f"recipe.lab.checkpoints: {error}", file=sys.stderr)
+        return 1
+    write_json(given.run / MEASURED, found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

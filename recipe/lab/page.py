@@ -1,0 +1,158 @@
+"""The record of an experiment as results.md: tables, differences, and a picture of each curve."""
+
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recipe.lab.paired import mean_and_spread, paired_difference
+from recipe.lab.plan import Arm, Experiment
+from recipe.lab.runs import BIN
+
+Lines = Mapping[tuple[str, int], dict[str, Any]]
+LAST_BINS = 2  # of a curve: its value at the end
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#882255")
+
+
+def figures(line: dict[str, Any]) -> dict[str, float]:
+    """The numbers of one run that are compared: of its last checkpoint, and the ends of curves."""
+    found = {}
+    steps = line["measured"]
+    for template, numbers in steps[max(steps, key=int)].items():
+        for key in ("greedy", "pass@1", "entropy", _largest(numbers, "pass@")):
+            found[f"{template} {key}"] = numbers[key]
+        best = max(measured[template]["pass@1"] for measured in steps.values())
+        found[f"{template} pass@1, best - last"] = best - numbers["pass@1"]
+    for key, values in line["curves"].items():
+        if values:
+            found[f"{key}, end"] = statistics.fmean(values[-LAST_BINS:])
+            found[f"{key}, mean"] = statistics.fmean(values)
+    return found
+
+
+def _largest(numbers: Mapping[str, float], prefix: str) -> str:
+    keys = [key for key in numbers if key.startswith(prefix)]
+    return max(keys, key=lambda key: int(key.removeprefix(prefix)))
+
+
+def of_arm(arm: Arm, lines: Lines) -> dict[str, dict[int, float]]:
+    """{figure: {seed: value}} of the runs of an arm on record."""
+    found: dict[str, dict[int, float]] = {}
+    for (name, seed), line in sorted(lines.items()):
+        if name == arm.name:
+            for key, value in figures(line).items():
+                found.setdefault(key, {})[seed] = value
+    return found
+
+
+def table(experiment: Experiment, lines: Lines) -> str:
+    """Mean and standard deviation over the seeds of every figure, an arm a column."""
+    values = {arm.name: of_arm(arm, lines) for arm in experiment.arms}
+    shown = [name for name, found in values.items() if found]
+    keys = list(dict.fromkeys(key for name in shown for key in values[name]))
+    seeds = [str(len({s for n, s in lines if n == name})) for name in shown]
+    rows = [["", *shown], ["---"] * (len(shown) + 1), ["seeds", *seeds]]
+    for key in keys:
+        cells = [values[name].get(key) for name in shown]
+        rows.append([key, *(_cell(cell) for cell in cells)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def checkpoints(experiment: Experiment, lines: Lines) -> str:
+    """pass@1 of every checkpoint, mean and standard deviation over seeds."""
+    shown: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
+    for (name, seed), line in sorted(lines.items()):
+        for step, templates in line["measured"].items():
+            for template, numbers in templates.items():
+                steps = shown.setdefault((name, template), {})
+                steps.setdefault(int(step), {})[seed] = numbers["pass@1"]
+    every = sorted({step for steps in shown.values() for step in steps})
+    rows = [["pass@1", "template", *(f"step {s}" for s in every)], ["---"] * (len(every) + 2)]
+    for arm in experiment.arms:
+        for template in experiment.measure.templates:
+            if (arm.name, template) in shown:
+                steps = shown[arm.name, template]
+                rows.append([arm.name, template, *(_cell(steps.get(s)) for s in every)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _cell(values: Mapping[int, float] | None) -> str:
+    if not values:
+        return ""
+    mean, spread = mean_and_spread(values)
+    return f"{mean:.3f}" + ("" if spread is None else f" ± {spread:.3f}")
+
+
+def comparisons(experiment: Experiment, lines: Lines) -> str:
+    """Mean differences, paired by seed, with 95 % intervals; bold where 0 is outside."""
+    rows = [["", "seeds", "difference", "95 % interval"], ["---"] * 4]
+    for one, other in experiment.compare:
+        a, b = (of_arm(experiment.arm(name), lines) for name in (one, other))
+        for key in a:
+            found = paired_difference(a[key], b.get(key, {}))
+            if found is None:
+                continue
+            interval, mark = "", "**" if found.counts else ""
+            if found.half_width is not None:
+                low, high = found.mean - found.half_width, found.mean + found.half_width
+                interval = f"{low:+.3f} to {high:+.3f}"
+            shown = f"{mark}{found.mean:+.3f}{mark}"
+            rows.append([f"{one} - {other}: {key}", str(found.seeds), shown, interval])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def runs(lines: Lines) -> str:
+    """Every run with its commit and its seconds."""
+    rows = [["run", "commit", "seconds"], ["---"] * 3]
+    for (name, seed), line in sorted(lines.items()):
+        commit = line["commit"][:7] + (" with changes" if line["uncommitted_changes"] else "")
+        rows.append([f"{name}, seed {seed}", commit, str(line["seconds"])])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def results(experiment: Experiment, lines: Lines, missing: int) -> str:
+    """The whole of results.md."""
+    name = experiment.name
+    left = f"**{missing} counted runs are still to be made.** " if missing else ""
+    pictures = "\n".join(f"![{key}]({picture(key)})" for key in experiment.curves)
+    return (
+        f"# {name}: what was measured\n\nWritten by `python scripts/experiment.py {name}`. {left}"
+        f"Steps: {experiment.steps}; checkpoints measured on {experiment.measure.questions} test "
+        f"questions x {experiment.measure.samples} samples at temperature 1 in their own wording. "
+        f"Mean ± standard deviation over seeds; a curve's end is the mean of its last "
+        f"{BIN * LAST_BINS} steps.\n\n{table(experiment, lines)}\n\n"
+        f"{checkpoints(experiment, lines)}\n\n"
+        "## Paired by seed\n\nBold: 0 lies outside the interval (Student's t; many comparisons are "
+        f"listed, and one in twenty of those without any effect would be bold).\n\n"
+        f"{comparisons(experiment, lines)}\n\n## Curves\n\nMeans over {BIN} steps; the band is the "
+        f"range over seeds.\n\n{pictures}\n\n## Runs\n\n{runs(lines)}\n"
+    )
+
+
+def picture(key: str) -> str:
+    """The file name of a curve's picture."""
+    return key.replace("/", "_") + ".png"
+
+
+def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
+    """A PNG for each curve of which something is on record."""
+    from matplotlib.figure import Figure  # a second of imports
+
+    for key in experiment.curves:
+        figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
+        axes = figure.add_subplot()
+        for arm, colour in zip(experiment.arms, COLOURS * 2, strict=False):
+            found = [x["curves"].get(key) for (n, _), x in lines.items() if n == arm.name]
+            curves = [values for values in found if values]
+            if not curves:
+                continue
+            columns = list(zip(*curves, strict=False))
+            steps = [BIN * i + (BIN + 1) / 2 for i in range(len(columns))]
+            means = [statistics.fmean(c) for c in columns]
+            axes.plot(steps, means, color=colour, label=f"{arm.name} ({len(curves)})")
+            low, high = [min(c) for c in columns], [max(c) for c in columns]
+            axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+        if axes.lines:
+            axes.set(xlabel="step", title=key)
+            axes.legend(frameon=False, fontsize=8)
+            figure.savefig(folder / picture(key), metadata={"Software": None})

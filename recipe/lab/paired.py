@@ -1,0 +1,51 @@
+"""Statistics of arms that share their seeds: a mean difference with its 95 % interval."""
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# The 97.5 % point of Student's t with 1, 2, ... degrees of freedom.
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """Mean over seeds of (one arm - the other), half the width of its interval, and the seeds."""
+
+    mean: float
+    half_width: float | None  # None below two seeds: no interval can be told
+    seeds: int
+
+    @property
+    def counts(self) -> bool:
+        """Whether 0 is outside the interval."""
+        return self.half_width is not None and abs(self.mean) > self.half_width
+
+
+def paired_difference(one: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
+    r"""one - other over the seeds that both have; None where they share none.
+
+    .. math:: \bar d \pm t_{0.975, n-1} \, s_d / \sqrt n,  \quad d_s = x_s - y_s
+
+    Student's interval of a mean of n differences, taken as independent and near to normal. It says
+    nothing about several comparisons at once.
+    """
+    seeds = sorted(set(one) & set(other))
+    if not seeds:
+        return None
+    differences = [one[s] - other[s] for s in seeds]
+    mean, count = statistics.fmean(differences), len(differences)
+    if count < 2:
+        return Difference(mean=mean, half_width=None, seeds=count)
+    if count - 1 > len(T_975):
+        raise ValueError(f"{count} seeds: Student's t is known here for {len(T_975) + 1} at most")
+    width = T_975[count - 2] * statistics.stdev(differences) / math.sqrt(count)
+    return Difference(mean=mean, half_width=width, seeds=count)
+
+
+def mean_and_spread(values: Mapping[int, float]) -> tuple[float, float | None]:
+    """(mean, standard deviation) over seeds; without a deviation for a single one."""
+    numbers = list(values.values())
+    spread = statistics.stdev(numbers) if len(numbers) > 1 else None
+    return statistics.fmean(numbers), spread

@@ -1,0 +1,138 @@
+"""An experiment as it is written down before it is run: experiment.yaml in one typed record."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recipe.config.compose import EXAMPLES
+from recipe.errors import ConfigError
+from recipe.toy.world import load_world
+
+FOLDER = EXAMPLES / "laboratory"
+FIRST_COUNTED = 1000  # seeds from here on are counted; calibration takes smaller ones
+COUNTED = 10  # the most seeds of an arm
+
+
+class ExperimentError(ConfigError):
+    """An experiment that is not there or malformed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arm:
+    """One method in one world: overrides of the experiment's example."""
+
+    name: str
+    world: str
+    set: tuple[str, ...] = ()
+    decides: bool = False  # these have all seeds, the others three at most
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measure:
+    """How checkpoints are measured: test questions in their own wording, at temperature 1."""
+
+    questions: int
+    samples: int
+    templates: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experiment:
+    """All that decides its numbers; `compare` are pairs of arms, `curves` keys of metrics.jsonl."""
+
+    name: str
+    steps: int
+    save_every: int
+    measure: Measure
+    arms: tuple[Arm, ...]
+    compare: tuple[tuple[str, str], ...]
+    curves: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        return FOLDER / self.name
+
+    def arm(self, name: str) -> Arm:
+        """The arm called `name`; ExperimentError with the known ones."""
+        for arm in self.arms:
+            if arm.name == name:
+                return arm
+        known = ", ".join(a.name for a in self.arms)
+        raise ExperimentError(f"experiment {self.name} has no arm {name}; it has {known}")
+
+    def seeds(self, arm: Arm, count: int) -> list[int]:
+        """The counted seeds of an arm where the deciding ones have `count`."""
+        return [FIRST_COUNTED + i for i in range(count if arm.decides else min(count, 3))]
+
+    def digest(self, arm: Arm) -> str:
+        """16 hex digits of what decides the numbers of a run of this arm, its seed aside.
+
+        The arm, the steps, what is measured, the example's own file and the world's. Not the code:
+        a record line has its commit.
+        """
+        content = {
+            "set": arm.set,
+            "steps": [self.steps, self.save_every],
+            "measure": asdict(self.measure),
+            "example": (self.folder / "config.yaml").read_text(encoding="utf-8"),
+            "world": load_world(arm.world).record(),
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def names() -> list[str]:
+    """The experiments that there are."""
+    return sorted(path.parent.name for path in FOLDER.glob("*/experiment.yaml"))
+
+
+def load_experiment(name: str) -> Experiment:
+    """The experiment called `name`; ExperimentError says what is wrong with its file."""
+    path = FOLDER / name / "experiment.yaml"
+    if not path.is_file():
+        raise ExperimentError(f"no experiment {name}: known are {', '.join(names())}")
+    return experiment_of(yaml.safe_load(path.read_text(encoding="utf-8")), name, path)
+
+
+def experiment_of(found: Any, name: str, path: Path) -> Experiment:
+    """The record of a yaml's content."""
+    body = _keys(found, Experiment, {"name"}, path, "the file")
+    measure = _keys(body["measure"], Measure, set(), path, "measure")
+    arms = [
+        Arm(name=key, **_keys(value, Arm, {"name", "set", "decides"}, path, f"arms.{key}"))
+        for key, value in body["arms"].items()
+    ]
+    experiment = Experiment(
+        name=name,
+        steps=int(body["steps"]),
+        save_every=int(body["save_every"]),
+        measure=Measure(**{**measure, "templates": tuple(measure["templates"])}),
+        arms=tuple(
+            Arm(name=a.name, world=a.world, set=tuple(a.set), decides=a.decides) for a in arms
+        ),
+        compare=tuple((one, other) for one, other in body["compare"]),
+        curves=tuple(body["curves"]),
+    )
+    for one in {arm for pair in experiment.compare for arm in pair}:
+        experiment.arm(one)
+    if experiment.steps % experiment.save_every:
+        raise ExperimentError(
+            f"{path}: steps={experiment.steps} must be a multiple of "
+            f"save_every={experiment.save_every}, or the last step is not measured"
+        )
+    return experiment
+
+
+def _keys(found: Any, record: type, optional: set[str], path: Path, place: str) -> dict[str, Any]:
+    known = {f.name for f in fields(record)}
+    given = set(found) if isinstance(found, dict) else set()
+    wrong = sorted(map(str, given - known)) or sorted(known - optional - given)
+    if wrong or "name" in given:
+        raise ExperimentError(
+            f"{path}: {place}: {(wrong or ['name'])[0]} is missing or no key; the keys are "
+            f"{', '.join(sorted(known - {'name'}))}"
+        )
+    return dict(found)

@@ -1,0 +1,144 @@
+"""One run of an experiment: train, export, measure; its line of the record.
+
+Every stage finds what an earlier call left, so a killed run goes on. A run whose line is on the
+record with the same digest is not made again.
+"""
+
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prompt_aug.files import append_lines, read_json, read_lines, write_json
+from recipe.lab.plan import Arm, Experiment
+from recipe.run.folder import RunFolder, read_metrics
+
+BIN = 5  # steps over which the curves on record are means
+MEASURED = "measured.json"
+SECONDS = "seconds.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commands:
+    """What the stages call; tests put their own in."""
+
+    train: tuple[str, ...] = (sys.executable, "-m", "recipe.train")
+    export: tuple[str, ...] = (sys.executable, "-m", "recipe.export")
+    measure: tuple[str, ...] = (sys.executable, "-m", "recipe.lab.checkpoints")
+
+
+def read_record(path: Path, experiment: Experiment) -> dict[tuple[str, int], dict[str, Any]]:
+    """The lines of the experiment as it is now, by arm and seed; those of other settings do not
+    count, and of two that do the later one does."""
+    wanted = {arm.name: experiment.digest(arm) for arm in experiment.arms}
+    return {
+        (x["arm"], x["seed"]): x for x in read_lines(path) if wanted.get(x["arm"]) == x["digest"]
+    }
+
+
+def run_arm(
+    experiment: Experiment, arm: Arm, seed: int, out: Path, commands: Commands, threads: int
+) -> dict[str, Any] | None:
+    """The line of a run, after what is missing of it was done; None where a stage failed."""
+    folder = out / f"{arm.name}-{seed}-{experiment.digest(arm)[:6]}"
+    run = str(folder.resolve())
+    overrides = [
+        *(f"recipe.run_dir={run}", f"recipe.seed={seed}", f"recipe.toy.world={arm.world}"),
+        *(f"trainer.total_training_steps={experiment.steps}", "recipe.save_rollouts_every=0"),
+        *(f"trainer.save_freq={experiment.save_every}", *arm.set),
+    ]
+    stages = {
+        "train": [*commands.train, f"laboratory/{experiment.name}", *overrides],
+        "export": [*commands.export, run],
+        "measure": [*commands.measure, run, experiment.name],
+    }
+    for stage, command in stages.items():
+        if stage == "measure" and (folder / MEASURED).is_file():
+            continue
+        if stage == "train" and len(read_metrics(folder)) >= experiment.steps:
+            continue
+        if not _call(stage, command, folder, threads):
+            return None
+    if len(read_metrics(folder)) < experiment.steps:
+        return None
+    return line_of(experiment, arm, seed, folder)
+
+
+def _call(stage: str, command: list[str], folder: Path, threads: int) -> bool:
+    """Run a stage, its output into a log beside the folder; whether it ended well."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    with folder.with_suffix(".log").open("a") as log:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        done = subprocess.run(command, stdout=log, stderr=log, env=environment, check=False)
+    if folder.is_dir():
+        path = folder / SECONDS
+        spent = read_json(path) if path.exists() else {}
+        spent[stage] = spent.get(stage, 0.0) + time.monotonic() - started
+        write_json(path, spent)
+    return done.returncode == 0
+
+
+def line_of(experiment: Experiment, arm: Arm, seed: int, folder: Path) -> dict[str, Any]:
+    """The record of a finished run."""
+    metrics = read_metrics(folder)[: experiment.steps]
+    environment = read_json(RunFolder(folder).environment)
+    spent = read_json(folder / SECONDS) if (folder / SECONDS).exists() else {}
+    return {
+        "arm": arm.name,
+        "seed": seed,
+        "digest": experiment.digest(arm),
+        "commit": environment["commit"],
+        "uncommitted_changes": environment.get("uncommitted_changes", False),
+        "seconds": round(sum(spent.values())),
+        "measured": _rounded(read_json(folder / MEASURED)),
+        "curves": {key: _rounded(binned(metrics, key)) for key in experiment.curves},
+    }
+
+
+def binned(metrics: list[dict[str, Any]], key: str) -> list[float]:
+    """Means over `BIN` steps of a key of metrics.jsonl; empty where the run never logged it."""
+    values = [line[key] for line in metrics if math.isfinite(line.get(key, math.nan))]
+    return [sum(p) / len(p) for i in range(0, len(values), BIN) if (p := values[i : i + BIN])]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _rounded(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_rounded(v) for v in value]
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def run_all(
+    experiment: Experiment,
+    todo: list[tuple[Arm, int]],
+    *,
+    record: Path,
+    out: Path,
+    jobs: int = 1,
+    commands: Commands | None = None,
+) -> list[tuple[str, int]]:
+    """Make the runs, adding each line to `record` as it is done; those that failed."""
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    commands = commands or Commands()
+    failed = []
+    with ThreadPoolExecutor(jobs) as pool:
+        tasks = {
+            (arm.name, seed): pool.submit(run_arm, experiment, arm, seed, out, commands, threads)
+            for arm, seed in todo
+        }
+        for (name, seed), task in tasks.items():
+            line = task.result()
+            print(f"{name} seed {seed}:", "done" if line else "failed, see its log", flush=True)
+            if line is None:
+                failed.append((name, seed))
+                continue
+            append_lines(record, [line])
+    return failed

@@ -1,0 +1,169 @@
+"""What the start model of a world can do: ``python -m recipe.toy.card WORLD [--seed 0]``.
+
+Builds the world unless it is in the cache, samples its start model at temperature 1 on test
+questions in all four wordings, and prints a card in markdown: pass@k by wording and level, how
+often each skill is right, entropy, length, and the share of groups without signal. `--out FILE`
+writes it.
+"""
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prompt_aug.errors import UserError
+from prompt_aug.files import write_text
+from prompt_aug.templates import load_bank
+from recipe.run.environment import describe
+from recipe.toy.build import Settings, make
+from recipe.toy.problems import Problem, phrase, problems, wordings
+from recipe.toy.world import WORDINGS, World, load_world
+
+KS = (1, 8, 32)
+GROUPS = (4, 8, 16, 32)
+TEMPLATE = "qwen-math"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """A problem in one wording, how many of its samples were right, and their texts."""
+
+    problem: Problem
+    wording: int
+    own: bool  # whether the question has this wording
+    right: int
+    texts: tuple[str, ...]
+    entropy: float  # nats per token, mean over responses
+    tokens: float
+    greedy: bool
+
+
+def ask(
+    folder: Path, world: World, *, seed: int, questions: int, samples: int, template: str
+) -> list[Asked]:
+    """Sample the start model in `folder` on `questions` test questions in every wording."""
+    from recipe.toy.measure import Sampler  # imports torch
+
+    sampler = Sampler(folder / "model", max_tokens=96, seed=seed)
+    frame = load_bank()[template]
+    chosen = problems(world, "test", questions, seed)
+    places = [(p, w) for p in chosen for w in range(WORDINGS)]
+    texts = [phrase(p, w) for p, w in places]
+    golds = [(str(p.answer),) for p, _ in places]
+    drawn = sampler.sample(texts, golds, frame, samples=samples)
+    greedy = sampler.sample(texts, golds, frame, samples=1, temperature=0.0)
+    return [
+        Asked(
+            problem=p,
+            wording=w,
+            own=wordings(p, seed)[0] == w,
+            right=sum(s.right for s in group),
+            texts=tuple(s.text for s in group),
+            entropy=sum(s.entropy for s in group) / samples,
+            tokens=sum(s.tokens for s in group) / samples,
+            greedy=best[0].right,
+        )
+        for (p, w), group, best in zip(places, drawn, greedy, strict=True)
+    ]
+
+
+def card(world: World, asked: Sequence[Asked], samples: int) -> str:
+    """The tables of a card, in markdown."""
+    from recipe.toy.diagnose import rates
+
+    def row(name: str, chosen: Callable[[Asked], bool]) -> str:
+        return _row(name, [x for x in asked if chosen(x)], samples)
+
+    columns = ["questions", "n", "greedy", *(f"pass@{k}" for k in KS)]
+    columns += ["entropy", "tokens", *(f"silent, G={g}" for g in GROUPS)]
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    lines.append(row("in their own wording", lambda x: x.own))
+    for wording in range(WORDINGS):
+        lines.append(row(f"wording {wording}", lambda x, w=wording: x.wording == w))  # type: ignore[misc]
+    for number, level in enumerate(world.levels, start=1):
+        lines.append(row(level.name, lambda x, n=number: x.problem.level == n))  # type: ignore[misc]
+    lines += ["", "| skill | right where due | places |", "|---|---|---|"]
+    used = rates((x.problem, text) for x in asked for text in x.texts)
+    lines += [f"| {skill} | {share:.3f} | {count} |" for skill, (share, count) in used.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, asked: Sequence[Asked], samples: int) -> str:
+    from recipe.toy.measure import no_signal, pass_at_k
+
+    if not asked:
+        return f"| {name} | 0 |" + " |" * (3 + len(KS) + len(GROUPS))
+    right, count = [x.right for x in asked], len(asked)
+    cells = [name, str(count), f"{sum(x.greedy for x in asked) / count:.3f}"]
+    cells += [f"{pass_at_k(right, samples, k):.3f}" for k in KS]
+    cells += [f"{sum(x.entropy for x in asked) / count:.3f}"]
+    cells += [f"{sum(x.tokens for x in asked) / count:.1f}"]
+    cells += [f"{no_signal(right, samples, g):.3f}" for g in GROUPS]
+    return "| " + " | ".join(cells) + " |"
+
+
+def report(given: argparse.Namespace) -> str:
+    """The whole card: what the world is, the tables, and where the numbers come from."""
+    world, bank = load_world(given.world), load_bank()
+    taught = tuple(given.templates or bank.names)
+    for name in (*taught, given.template):
+        bank[name]  # a template that is not there is refused before the build
+    if given.samples < max(*KS, *GROUPS):
+        raise UserError(f"--samples {given.samples}: at least {max(*KS, *GROUPS)} are wanted")
+    settings = Settings(world=world, templates=taught, seed=given.seed)
+    folder = make(settings, bank, given.cache)
+    asked = ask(
+        folder,
+        world,
+        seed=given.seed,
+        questions=given.questions,
+        samples=given.samples,
+        template=given.template,
+    )
+    return f"# {world.name}\n\n{world.about.strip()}\n\n{card(world, asked, given.samples)}\n" + (
+        f"The start model of seed {given.seed} under the template {given.template}, taught "
+        f"{len(taught)} templates in {world.updates} updates; {given.questions} test questions, "
+        f"each in {WORDINGS} wordings, {given.samples} samples at temperature 1. Entropy in nats "
+        "per token of the responses; pass@k and the shares of groups of G without signal (all "
+        f"right or all wrong: silent) by their unbiased estimators.\n\n{_origin(given.words)}\n"
+    )
+
+
+def _origin(words: Sequence[str]) -> str:
+    """The command, the machine and the commit of a card."""
+    now = describe()
+    changes = ", with uncommitted changes" if now["uncommitted_changes"] else ""
+    return (
+        f"`python -m recipe.toy.card {' '.join(words)}`, {os.cpu_count()} {platform.machine()} "
+        f"CPU cores, commit {str(now['commit'])[:7]}{changes}."
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(prog="python -m recipe.toy.card", description=__doc__)
+    parser.add_argument("world", help="recipe/toy/worlds/NAME.yaml, or the path of a .yaml")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--questions", type=int, default=48)
+    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--template", default=TEMPLATE, help="what it is asked under")
+    parser.add_argument("--templates", nargs="+", help="those it is taught; default: all 13")
+    parser.add_argument("--cache", type=Path, default=Path(".toy"))
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args(words, argparse.Namespace(words=words))
+    try:
+        text = report(given)
+    except (UserError, KeyError) as error:
+        print(f"recipe.toy.card: {error}", file=sys.stderr)
+        return 1
+    if given.out:
+        write_text(given.out, text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""An experiment in the toy worlds, with predictions written down before it is run.
+
+    python scripts/experiment.py NAME [--seeds 5] [--jobs 1] [--arms ...] [--out runs/laboratory]
+    python scripts/experiment.py NAME --pilot 1        # seeds below 1000, never counted
+
+NAME is a folder of examples/laboratory: experiment.yaml says which arms there are, prediction.md
+what is expected of them. Every run is trained, its checkpoints are exported and measured, and its
+line, with commit and seconds, is added to record.jsonl; a run on record is not made again, a killed
+one goes on. At the end results.md and the pictures are written from the record. Arms that decide
+have `--seeds` seeds, the others three at most; with --pilot runs go to the folder --out alone.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from prompt_aug.errors import UserError
+from prompt_aug.files import write_text
+from recipe.lab import page
+from recipe.lab.plan import (
+    COUNTED,
+    FIRST_COUNTED,
+    Arm,
+    Experiment,
+    ExperimentError,
+    load_experiment,
+    names,
+)
+from recipe.lab.runs import read_record, run_all
+
+
+def wanted(experiment: Experiment, given: argparse.Namespace) -> list[tuple[Arm, int]]:
+    """The runs asked for, a seed of all arms before the next seed."""
+    arms = [experiment.arm(name) for name in given.arms or [a.name for a in experiment.arms]]
+    if given.pilot is not None:
+        return [(arm, given.pilot) for arm in arms]
+    seeds = range(FIRST_COUNTED, FIRST_COUNTED + given.seeds)
+    return [(a, s) for s in seeds for a in arms if s in experiment.seeds(a, given.seeds)]
+
+
+def check(experiment: Experiment, given: argparse.Namespace) -> None:
+    """Refuse what would not count: no prediction, too many seeds, a counted pilot."""
+    if not (experiment.folder / "prediction.md").is_file():
+        raise ExperimentError(f"{experiment.folder}/prediction.md comes before any run")
+    if not 1 <= given.seeds <= COUNTED:
+        raise ExperimentError(f"--seeds {given.seeds} must be from 1 to {COUNTED}")
+    if given.pilot is not None and not 0 <= given.pilot < FIRST_COUNTED:
+        raise ExperimentError(f"--pilot {given.pilot} must be from 0 to {FIRST_COUNTED - 1}")
+
+
+def carry_out(given: argparse.Namespace) -> int:
+    """Make the missing runs, then write what the record says."""
+    experiment = load_experiment(given.name)
+    check(experiment, given)
+    counted = given.pilot is None
+    folder = experiment.folder if counted else given.out / experiment.name / "pilot"
+    record = folder / "record.jsonl"
+    runs = wanted(experiment, given)
+    done = read_record(record, experiment)
+    todo = [(arm, seed) for arm, seed in runs if (arm.name, seed) not in done]
+    print(f"{experiment.name}: {len(runs) - len(todo)} runs on record, {len(todo)} to make")
+    failed = run_all(
+        experiment, todo, record=record, out=given.out / experiment.name, jobs=given.jobs
+    )
+    done = read_record(record, experiment)
+    if done:
+        all_counted = [(a.name, s) for a in experiment.arms for s in experiment.seeds(a, 5)]
+        missing = sum(run not in done for run in all_counted) if counted else 0
+        write_text(folder / "results.md", page.results(experiment, done, missing))
+        page.draw(experiment, done, folder)
+        print(page.table(experiment, done), page.comparisons(experiment, done), sep="\n\n")
+    return 1 if failed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", choices=names())
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--arms", nargs="+", help="default: all")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once, each with its threads")
+    parser.add_argument("--pilot", type=int, help="one seed below 1000, for calibration")
+    parser.add_argument("--out", type=Path, default=Path("runs/laboratory"))
+    try:
+        return carry_out(parser.parse_args())
+    except UserError as error:
+        print(f"experiment: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

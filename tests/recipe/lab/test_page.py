@@ -1,0 +1,50 @@
+"""results.md says what the record says."""
+
+from pathlib import Path
+from typing import Any
+
+from lab_experiment import experiment
+
+from recipe.lab import page
+
+
+def line(arm: str, seed: int, accuracy: float, curve: list[float]) -> dict[str, Any]:
+    early = {"greedy": 0.0, "pass@1": 0.75, "pass@2": 0.0, "entropy": 9.0}
+    last = {"greedy": 0.5, "pass@1": accuracy, "pass@2": 0.9, "pass@16": 1.0, "entropy": 0.1}
+    return {
+        **{"arm": arm, "seed": seed, "commit": "0123456789", "uncommitted_changes": False},
+        **{"seconds": 61, "curves": {"train/accuracy": curve, "never/logged": []}},
+        "measured": {"9": {"qwen-math": early}, "10": {"qwen-math": last}},
+    }
+
+
+def lines() -> dict[tuple[str, int], dict[str, Any]]:
+    values = [("grpo", 1000, 0.30), ("grpo", 1001, 0.40), ("kl", 1000, 0.50), ("kl", 1001, 0.62)]
+    return {(a, s): line(a, s, v, [0.1, 0.2, 0.4]) for a, s, v in values}
+
+
+def test_figures_are_of_the_last_checkpoint_and_the_end_of_a_curve() -> None:
+    found = page.figures(line("grpo", 1000, 0.3, [0.1, 0.2, 0.4]))
+    assert found["qwen-math pass@1"] == 0.3  # step 10, not 9
+    assert found["qwen-math pass@1, best - last"] == 0.45
+    assert found["qwen-math pass@16"] == 1.0  # the largest k, as a number
+    assert abs(found["train/accuracy, end"] - 0.3) < 1e-12
+    assert abs(found["train/accuracy, mean"] - 0.7 / 3) < 1e-12
+    assert "never/logged, end" not in found
+
+
+def test_tables_by_hand() -> None:
+    text = page.results(experiment(), lines(), missing=3)
+    assert "| qwen-math pass@1 | 0.350 ± 0.071 | 0.560 ± 0.085 |" in text
+    assert "| pass@1 | template | step 9 | step 10 |" in text
+    assert "| kl | qwen-math | 0.750 ± 0.000 | 0.560 ± 0.085 |" in text
+    # differences 0.20 and 0.22: mean 0.21, half width 12.706 * 0.01414 / sqrt(2) = 0.127
+    assert "| kl - grpo: qwen-math pass@1 | 2 | **+0.210** | +0.083 to +0.337 |" in text
+    assert "| kl - grpo: qwen-math greedy | 2 | +0.000 | +0.000 to +0.000 |" in text
+    assert "**3 counted runs are still to be made.**" in text
+    assert "| kl, seed 1001 | 0123456 | 61 |" in text
+
+
+def test_pictures_are_drawn_of_what_was_logged(tmp_path: Path) -> None:
+    page.draw(experiment(), lines(), tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["train_accuracy.png"]

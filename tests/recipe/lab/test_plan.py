@@ -1,0 +1,90 @@
+"""Experiments as they are written down: complete, consistent, and refused where they are not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prompt_aug.templates import load_bank
+from recipe.lab.plan import ExperimentError, experiment_of, load_experiment, names
+
+BODY: dict[str, Any] = {
+    "steps": 20,
+    "save_every": 10,
+    "measure": {"questions": 8, "samples": 4, "templates": ["qwen-math"]},
+    "arms": {"grpo": {"world": "sums", "decides": True}, "kl": {"world": "sums", "set": ["a=1"]}},
+    "compare": [["kl", "grpo"]],
+    "curves": ["train/accuracy"],
+}
+PATH = Path("experiment.yaml")
+
+
+@pytest.mark.parametrize("name", names())
+def test_an_experiment_has_its_prediction_and_can_decide(name: str) -> None:
+    experiment = load_experiment(name)
+    assert (experiment.folder / "prediction.md").is_file()
+    assert (experiment.folder / "README.md").is_file()
+    deciding = {arm.name for arm in experiment.arms if arm.decides}
+    assert any(set(pair) <= deciding for pair in experiment.compare)
+    for template in experiment.measure.templates:
+        assert template in load_bank()
+    digests = [experiment.digest(arm) for arm in experiment.arms]
+    assert len(set(digests)) == len(digests)  # no arm is another under a second name
+
+
+def test_the_experiments_of_the_three_papers_are_there() -> None:
+    assert {"prompt_aug", "ta_grpo", "cw_grpo"} <= set(names())
+
+
+def test_arms_that_decide_have_all_seeds() -> None:
+    experiment = experiment_of(BODY, "cw_grpo", PATH)
+    grpo, kl = experiment.arms
+    assert experiment.seeds(grpo, 5) == [1000, 1001, 1002, 1003, 1004]
+    assert experiment.seeds(kl, 5) == [1000, 1001, 1002]
+    assert experiment.seeds(kl, 2) == [1000, 1001]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"step": 3}, "step is missing or no key"),
+        ({"curves": None}, "curves is missing"),
+        ({"steps": 25}, "steps=25 must be a multiple of save_every=10"),
+        ({"compare": [["kl", "rloo"]]}, "no arm rloo; it has grpo, kl"),
+        ({"arms": {"grpo": {"decides": True}}}, r"arms\.grpo: world is missing"),
+        ({"arms": {"grpo": {"world": "sums", "sets": []}}}, r"arms\.grpo: sets"),
+        ({"measure": {"questions": 8, "samples": 4}}, "measure: templates is missing"),
+    ],
+)
+def test_what_is_wrong_is_said(changes: dict[str, Any], said: str) -> None:
+    body = {k: v for k, v in {**BODY, **changes}.items() if v is not None}
+    with pytest.raises(ExperimentError, match=said):
+        experiment_of(body, "cw_grpo", PATH)
+
+
+def test_an_unknown_experiment_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ExperimentError, match=r"no experiment nope: known are .*cw_grpo"):
+        load_experiment("nope")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": 40},
+        {"save_every": 5},
+        {"measure": {"questions": 9, "samples": 4, "templates": ["qwen-math"]}},
+        {"arms": {**BODY["arms"], "kl": {"world": "sums", "set": ["a=2"]}}},
+        {"arms": {**BODY["arms"], "kl": {"world": "primed", "set": ["a=1"]}}},
+    ],
+)
+def test_what_decides_the_numbers_changes_the_digest(changes: dict[str, Any]) -> None:
+    one, other = (experiment_of(body, "cw_grpo", PATH) for body in (BODY, {**BODY, **changes}))
+    assert one.digest(one.arm("kl")) != other.digest(other.arm("kl"))
+
+
+def test_what_does_not_decide_them_leaves_it() -> None:
+    """More arms, other comparisons or curves, and who decides: the runs made stay valid."""
+    arms = {"rloo": {"world": "sums"}, "kl": {**BODY["arms"]["kl"], "decides": True}}
+    other = experiment_of({**BODY, "arms": arms, "compare": [], "curves": []}, "cw_grpo", PATH)
+    one = experiment_of(BODY, "cw_grpo", PATH)
+    assert one.digest(one.arm("kl")) == other.digest(other.arm("kl"))

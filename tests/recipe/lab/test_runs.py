@@ -1,0 +1,132 @@
+"""Runs are made once, go on after a kill, and fail without a line: the stages only pretend."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab_experiment import experiment
+
+from recipe.lab.plan import Experiment
+from recipe.lab.runs import Commands, binned, read_record, run_all
+
+# Notes in calls.txt what it is called for; writes what the real stage would, unless told to fail.
+STAGE = """
+import json, os, sys
+from pathlib import Path
+stage, base = sys.argv[1], Path(sys.argv[2])
+words = sys.argv[3:]
+run = Path(next((w.partition("=")[2] for w in words if w.startswith("recipe.run_dir=")), words[0]))
+with (base / "calls.txt").open("a") as file:
+    file.write(f"{stage} {run.name.rpartition('-')[0]}\\n")
+if (base / f"fail-{stage}").exists():
+    sys.exit(1)
+run.mkdir(parents=True, exist_ok=True)
+if stage == "train":
+    assert words[0] == "laboratory/cw_grpo", words
+    assert "recipe.toy.world=sums" in words, words
+    steps = int(next(w.partition("=")[2] for w in words if "total_training_steps" in w))
+    seed = int(next(w.partition("=")[2] for w in words if w.startswith("recipe.seed=")))
+    lines = [{"step": i + 1, "train/accuracy": seed / 1000 + i} for i in range(steps)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\\n" for x in lines))
+    (run / "environment.json").write_text('{"commit": "abcdef0123"}')
+if stage == "measure":
+    (run / "measured.json").write_text('{"0": {}, "6": {"qwen-math": {"pass@1": 0.12345678}}}')
+"""
+
+
+class Stub:
+    """A folder in which stages pretend; `go` makes what is missing and returns what failed."""
+
+    def __init__(self, base: Path) -> None:
+        self.base, self.record = base, base / "record.jsonl"
+        (base / "stage.py").write_text(STAGE)
+        names = ("train", "export", "measure")
+        stages = {n: (sys.executable, str(base / "stage.py"), n, str(base)) for n in names}
+        self.commands = Commands(**stages)
+
+    def go(self, plan: Experiment, seeds: list[int]) -> list[tuple[str, int]]:
+        done = read_record(self.record, plan)
+        todo = [(a, s) for s in seeds for a in plan.arms if (a.name, s) not in done]
+        out = self.base / "runs"
+        return run_all(plan, todo, record=self.record, out=out, commands=self.commands)
+
+    def calls(self) -> list[str]:
+        """What was called since the last look."""
+        path = self.base / "calls.txt"
+        lines = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return lines
+
+
+def stages(*runs: str) -> list[str]:
+    return [f"{stage} {run}" for run in runs for stage in ("train", "export", "measure")]
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> Stub:
+    return Stub(tmp_path)
+
+
+def test_a_run_on_record_is_not_made_again(stub: Stub) -> None:
+    assert stub.go(experiment(), [1000]) == []
+    assert stub.calls() == stages("grpo-1000", "kl-1000")
+    assert stub.go(experiment(), [1000, 1001]) == []
+    assert stub.calls() == stages("grpo-1001", "kl-1001")
+    lines = [json.loads(text) for text in stub.record.read_text().splitlines()]
+    assert [(x["arm"], x["seed"]) for x in lines] == [
+        *(("grpo", 1000), ("kl", 1000), ("grpo", 1001), ("kl", 1001))
+    ]
+    first: dict[str, Any] = lines[0]
+    assert first["commit"] == "abcdef0123"
+    assert first["seconds"] >= 0
+    assert first["measured"]["6"]["qwen-math"]["pass@1"] == 0.123457
+    # six steps, seed 1000: 1..6; means over five of them, then over what is left
+    assert first["curves"] == {"train/accuracy": [3.0, 6.0], "never/logged": []}
+
+
+@pytest.mark.parametrize(
+    ("failing", "again"),
+    [
+        ("train", ["train", "export", "measure"]),
+        ("export", ["export", "measure"]),
+        ("measure", ["export", "measure"]),  # exporting what is exported costs nothing
+    ],
+)
+def test_a_failed_stage_leaves_no_line_and_is_what_is_done_next(
+    stub: Stub, failing: str, again: list[str]
+) -> None:
+    (stub.base / f"fail-{failing}").touch()
+    assert stub.go(experiment(), [1000]) == [("grpo", 1000), ("kl", 1000)]
+    assert not stub.record.exists()
+    stub.calls()
+    (stub.base / f"fail-{failing}").unlink()
+    assert stub.go(experiment(), [1000]) == []
+    assert stub.calls() == [f"{stage} {arm}-1000" for arm in ("grpo", "kl") for stage in again]
+
+
+def test_a_run_of_other_settings_does_not_count(stub: Stub) -> None:
+    stub.go(experiment(), [1000])
+    stub.calls()
+    assert read_record(stub.record, experiment(steps=9)) == {}
+    stub.go(experiment(steps=9), [1000])
+    assert stub.calls() == stages("grpo-1000", "kl-1000")  # in folders of their own
+    assert len(stub.record.read_text().splitlines()) == 4
+    assert set(read_record(stub.record, experiment())) == {("grpo", 1000), ("kl", 1000)}
+
+
+def test_a_training_that_says_well_done_too_early_has_no_line(stub: Stub) -> None:
+    """An exit code 0 with steps missing: no wrong number comes of it."""
+    text = STAGE.replace("for i in range(steps)", "for i in range(steps - 1)")
+    (stub.base / "stage.py").write_text(text)
+    assert stub.go(experiment(), [1000]) == [("grpo", 1000), ("kl", 1000)]
+    assert not stub.record.exists()
+
+
+def test_bins_leave_out_what_was_not_logged() -> None:
+    metrics = [{"step": i, "a": float(i), **({"b": 1.0} if i == 2 else {})} for i in range(1, 8)]
+    metrics[0]["a"] = float("nan")
+    assert binned(metrics, "a") == [4.0, 7.0]
+    assert binned(metrics, "b") == [1.0]
+    assert binned(metrics, "c") == []
