@@ -1,5 +1,6 @@
 """The shell scripts, with stand-ins for what they start: no installation, no training."""
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted([*(ROOT / "scripts").glob("*.s[bh]*"), ROOT / ".ci" / "run"])
@@ -371,9 +373,57 @@ def direct_needs() -> set[str]:
     return {name.strip().lower().replace("_", "-") for name in names}
 
 
-def test_the_gpu_environment_and_the_gpu_extra_agree() -> None:
-    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# What verl's extras ask for and no run of this project imports.
+NOT_NEEDED = {
+    "flash-attn",  # optional: requirements/README.md
+    "mbridge",  # Megatron
+    "trl",  # value heads of a critic
+    "flash-linear-attention",  # models with linear attention
+}
+
+
+def pins(name: str) -> dict[str, str]:
+    """The versions of a lock, by lower-case name."""
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    found = [line.split("==") for line in lines if "==" in line and line[0] not in " #"]
+    return {package.lower(): version for package, version in found}
+
+
+def test_the_gpu_lock_has_every_need_in_its_range() -> None:
+    """Of the project, of its extra `gpu` and of gpu.in; environment.yml installs this lock."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "requirements" / "gpu.in").read_text().splitlines()
+    wanted = [line.partition("#")[0].strip() for line in lines]
+    wanted += [*project["dependencies"], *project["optional-dependencies"]["gpu"]]
+    lock = pins("gpu.txt")
+    for need in map(Requirement, filter(None, wanted)):
+        version = lock.get(need.name.lower())
+        assert version and need.specifier.contains(version), f"{need} is not in gpu.txt"
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
-    listed = environment["dependencies"][-1]["pip"]
-    apart = {"flash-attn==2.8.3"}  # installed by hand afterwards: it builds against torch
-    assert set(extra["optional-dependencies"]["gpu"]) - apart <= set(listed)
+    assert environment["dependencies"][-1]["pip"][0] == "-r requirements/gpu.txt"
+
+
+def test_what_verl_pins_for_cuda_is_what_the_lock_has() -> None:
+    """By the metadata of the installed verl: its extras `vllm` and `fsdp`, and its own needs."""
+    lock, environment = pins("gpu.txt"), {"python_version": "3.11", "sys_platform": "linux"}
+    for text in importlib.metadata.requires("verl") or []:
+        need = Requirement(text)
+        places = [{**environment, "extra": extra} for extra in ("", "vllm", "fsdp")]
+        if need.marker and not any(need.marker.evaluate(place) for place in places):
+            continue
+        if need.name in NOT_NEEDED:
+            continue
+        version = lock.get(need.name.lower())
+        assert version and need.specifier.contains(version), f"verl wants {need}: {version}"
+
+
+def test_both_locks_agree_on_what_the_methods_depend_on() -> None:
+    cpu, gpu = pins("cpu.txt"), pins("gpu.txt")
+    for name in ("verl", "transferqueue", "tensordict", "math-verify", "ray", "sympy"):
+        assert cpu[name] == gpu[name], name
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "recipe.def"])
+def test_the_containers_install_the_lock(name: str) -> None:
+    text = (ROOT / "requirements" / name).read_text()
+    assert "--no-deps -r requirements/gpu.txt" in text and "flash-attn" not in text

@@ -1,5 +1,7 @@
 """What verl accepts and then ignores, or finds out after minutes or hours: refused at launch."""
 
+import importlib.util
+
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.errors import ConfigError
@@ -51,6 +53,28 @@ def check_verl(config: DictConfig) -> None:
             "signal"
         )
     check_resume(config)
+    check_attention(config)
+
+
+def check_attention(config: DictConfig) -> None:
+    """Refuse an attention that cannot run, before a model is loaded on every rank.
+
+    Without the key verl takes flash_attention_2. Only that one is divided over the ranks of a
+    sequence: with sdpa every rank would look at its own part of a sequence alone.
+    """
+    model = config.actor_rollout_ref.model
+    chosen = OmegaConf.select(model, "override_config.attn_implementation") or "flash_attention_2"
+    where = f"actor_rollout_ref.model.override_config.attn_implementation={chosen}"
+    if chosen == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
+        raise ConfigError(
+            f"{where}, but flash-attn is not installed: set it to sdpa, or install flash-attn "
+            "(requirements/README.md says how, and what it buys)"
+        )
+    if chosen != "flash_attention_2" and sequence_ranks(config) > 1:
+        raise ConfigError(
+            f"{where} with ulysses_sequence_parallel_size={sequence_ranks(config)}: verl divides "
+            "a sequence over ranks with flash_attention_2 alone. Set the size to 1"
+        )
 
 
 def check_resume(config: DictConfig) -> None:

@@ -151,8 +151,17 @@ def _inside(have: str, wanted: str) -> bool:
     return SpecifierSet(wanted).contains(have, prereleases=True)
 
 
-def lock_file() -> Path:
-    return ROOT / "requirements" / "cpu.txt"
+def lock_file(cpu: bool) -> Path:
+    return ROOT / "requirements" / ("cpu.txt" if cpu else "gpu.txt")
+
+
+def attention(cpu: bool, version: Version = importlib.metadata.version) -> Check:
+    """Which attention the actor gets; flash-attn is optional (requirements/README.md)."""
+    have = _installed("flash-attn", version)
+    if cpu or have is None:
+        return Check.fine("attention", "sdpa" + ("" if cpu else ", flash-attn is not installed"))
+    key = "actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"
+    return Check.fine("attention", f"sdpa; flash-attn {have} is taken with {key}")
 
 
 def pins(path: Path, version: Version = importlib.metadata.version) -> Check | None:

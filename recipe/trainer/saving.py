@@ -88,8 +88,6 @@ class SavingTrainer(PPOTrainerSync):
         state: dict[str, Any] = {}
         if self.global_steps:
             folder = checkpoints.step_folder(self.saves, self.global_steps)
-            if self.config.trainer.resume_mode == "resume_path":
-                folder = Path(self.config.trainer.resume_from_path)
             state = read_json(folder / checkpoints.STATE)
             self.load_own_state(state)
         # Steps after the checkpoint are trained again: their lines would stand twice.

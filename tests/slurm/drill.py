@@ -7,15 +7,19 @@ what it did and what happened, and fails where that is not what scripts/job.sh p
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -154,7 +158,7 @@ def node_loss(run: Path) -> str:
     wait_for_step(run, 55)
     subprocess.run([str(HERE / "cluster.sh"), "kill", "n2"], check=True)
     wait("the job on n1", lambda: field(job, "Restarts") == "1", 120)
-    slurm("scontrol", "update", f"JobId={job}", "ReqNodeList=n1")
+    slurm("scontrol", "update", f"JobId={job}", "ReqNodeList=n1", "StartTime=now")
     wait("its second start", lambda: len([s for s in steps(run) if "start" in s]) == 2, 120)
     again = [line for line in steps(run) if line.startswith("start")][1]
     slurm("scancel", job)
@@ -163,7 +167,96 @@ def node_loss(run: Path) -> str:
     )
 
 
-DRILLS = [gres, too_short, failure, scancel, limit, preemption, stuck, node_loss]
+# A toy run of the real training: FSDP over two ranks, an engine on either node.
+REAL = [
+    *("toy", "recipe.toy.updates=20", "recipe.toy.test_questions=20"),
+    *("recipe.toy.train_questions=40", "recipe.toy.validation_questions=20"),
+    *("data.train_batch_size=8", "actor_rollout_ref.rollout.n=4"),
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+    *("trainer.save_freq=2", "trainer.test_freq=-1"),
+]
+
+
+def real(run: Path, steps: int) -> str:
+    """Submit the toy training over both nodes; returns the job's number."""
+    environment = {
+        **{"RECIPE_VENV": str(Path(sys.executable).parents[1]), "PYTHONPATH": str(ROOT)},
+        **{"NETWORK_INTERFACE": "eth0", "GPUS_PER_NODE": "1", "RAY_NUM_CPUS": "16"},
+    }
+    cache = f"recipe.toy.cache={run.parent}/toy"
+    arguments = (*REAL, cache, f"trainer.total_training_steps={steps}")
+    options = ["--nodes=2", "--time=60"]
+    return submit(run, *options, arguments=arguments, **environment)
+
+
+def lines(run: Path) -> list[int]:
+    path = run / "metrics.jsonl"
+    return [json.loads(x)["step"] for x in path.read_text().splitlines()] if path.exists() else []
+
+
+def hosts(run: Path) -> str:
+    log = "".join(p.read_text() for p in run.parent.glob("slurm-*.out"))
+    found = re.search(r"Ray has 2 nodes", log)
+    return "Ray had 2 nodes" if found else "Ray did not have 2 nodes"
+
+
+def nothing_left(run: Path) -> None:
+    """No process of the run on either node (they share the machine's process table)."""
+    time.sleep(3)
+    left = [p.cmdline() for p in psutil.process_iter() if _of(p, run)]
+    assert not left, left
+
+
+def _of(process: psutil.Process, run: Path) -> bool:
+    try:
+        return process.environ().get("RECIPE_RUN_DIR") == str(run)
+    except psutil.Error:
+        return False
+
+
+def two_nodes(run: Path) -> str:
+    job = real(run, steps=4)
+    wait("the end", lambda: field(job, "JobState") in ("COMPLETED", "FAILED"), 1500)
+    assert field(job, "JobState") == "COMPLETED", run.parent
+    assert lines(run) == [1, 2, 3, 4]
+    shards = sorted(p.name for p in (run / "checkpoints/global_step_4/actor").glob("model_*"))
+    assert shards == ["model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"]
+    nothing_left(run)
+    return f"{hosts(run)}, 4 steps, FSDP shards of 2 ranks, no process left"
+
+
+def lost_raylet(run: Path) -> str:
+    """Ray of the second node dies by SIGKILL in the middle; SLURM sees two healthy nodes."""
+    job = real(run, steps=5)
+    wait("step 3", lambda: 3 in lines(run), 1500)
+    inside = ["ip", "netns", "pids", "recipe-n2"]
+    pids = [int(x) for x in subprocess.check_output(inside, text=True).split()]
+    raylet = [p for p in pids if psutil.Process(p).name() == "raylet"]
+    os.kill(raylet[0], signal.SIGKILL)
+    began = time.monotonic()
+    wait("requeue", lambda: field(job, "Restarts") == "1", 300)
+    seen = time.monotonic() - began
+    slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+    wait("the end", lambda: field(job, "JobState") in ("COMPLETED", "FAILED"), 1500)
+    assert field(job, "JobState") == "COMPLETED" and lines(run) == [1, 2, 3, 4, 5], run.parent
+    nothing_left(run)
+    return f"queued again after {seen:.0f} s, went on from step 2, 5 steps, each line once"
+
+
+DRILLS = [
+    gres,
+    too_short,
+    failure,
+    scancel,
+    limit,
+    preemption,
+    stuck,
+    node_loss,
+    two_nodes,
+    lost_raylet,
+]
 
 
 def main() -> int:

@@ -1,5 +1,6 @@
 """What verl would ignore or find out late is refused before Ray starts."""
 
+import copy
 import inspect
 from typing import Any
 
@@ -119,3 +120,33 @@ def test_a_second_run_in_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatc
     source = inspect.getsource(transfer_queue.interface)
     assert 'ray.get_actor("TransferQueueController", namespace="transfer_queue")' in source
     assert asked == [("TransferQueueController", "transfer_queue")] * 2
+
+
+@pytest.mark.parametrize(
+    ("attention", "installed", "ranks", "message"),
+    [
+        ("sdpa", False, 1, None),
+        ("flash_attention_2", True, 2, None),
+        ("flash_attention_2", False, 1, "flash-attn is not installed"),
+        (None, False, 1, "flash-attn is not installed"),  # what verl takes by itself
+        ("sdpa", True, 2, "flash_attention_2 alone"),
+    ],
+)
+def test_an_attention_that_cannot_run_is_refused(
+    toy_config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    attention: str | None,
+    installed: bool,
+    ranks: int,
+    message: str | None,
+) -> None:
+    config = copy.deepcopy(toy_config)
+    config.actor_rollout_ref.model.override_config.attn_implementation = attention
+    config.actor_rollout_ref.actor.ulysses_sequence_parallel_size = ranks
+    found = object() if installed else None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: found)
+    if message is None:
+        preflight_verl.check_attention(config)
+    else:
+        with pytest.raises(ConfigError, match=message):
+            preflight_verl.check_attention(config)

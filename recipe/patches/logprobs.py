@@ -1,0 +1,63 @@
+"""Log-probabilities in float32 where flash-attn is not installed.
+
+With flash-attn verl takes its cross-entropy kernel, which computes in float32 from bfloat16 logits.
+Without it verl 0.9.1 takes `logprobs_from_logits_v2`, a loop over single tokens that returns
+bfloat16: 8 bits, so that log p = -5.03 is off by up to 0.016, and with it every ratio, covariance
+and KL. Here float32 from the same logits, in chunks of tokens, as the kernel would.
+
+`recipe.plugin` loads this in every process; verl's module is changed when it is first imported.
+tests/recipe/patches/test_logprobs.py has a test that fails when verl closes the gap.
+"""
+
+from types import ModuleType
+from typing import Any
+
+import torch
+import wrapt
+
+CHUNK = 1024  # tokens at a time: 1024 x 151,936 logits in float32 are 0.6 GB
+
+
+class _LogProbs(torch.autograd.Function):
+    """log softmax(logits)[n, labels[n]] of (N, V) logits, float32; the gradient has their dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        lse = torch.cat([part.float().logsumexp(-1) for part in logits.split(CHUNK)])
+        ctx.save_for_backward(logits, labels, lse)
+        return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1).float() - lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        # d log p_y / d z_v = [v = y] - p_v
+        logits, labels, lse = ctx.saved_tensors
+        (grad,) = grads
+        grad_logits = torch.empty_like(logits)
+        for start in range(0, len(logits), CHUNK):
+            rows = slice(start, start + CHUNK)
+            part = torch.exp(logits[rows].float() - lse[rows, None]).neg_()
+            part.scatter_add_(-1, labels[rows, None], torch.ones_like(part[:, :1]))
+            grad_logits[rows] = part.mul_(grad[rows, None]).to(grad_logits.dtype)
+        return grad_logits, None
+
+
+def logprobs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Float32 log-probabilities of `labels` (...) under `logits` (..., V)."""
+    flat = _LogProbs.apply(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
+    return flat.view(labels.shape)
+
+
+@wrapt.when_imported("verl.utils.torch_functional")
+def adapt(module: ModuleType) -> None:
+    """In place of verl's function for logits of 16 bits; float32 logits stay with verl's."""
+
+    def replaced(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        def own(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            if logits.dtype in (torch.bfloat16, torch.float16):
+                return logprobs(logits, labels)
+            return wrapped(logits, labels)
+
+        return own(*args, **kwargs)
+
+    if not module.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE:
+        wrapt.wrap_function_wrapper(module, "logprobs_from_logits_v2", replaced)

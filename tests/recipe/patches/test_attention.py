@@ -1,0 +1,42 @@
+"""The attention that works without flash-attn, packed as verl packs it on a GPU."""
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+
+def model() -> Qwen2ForCausalLM:
+    config = Qwen2Config(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(config)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_with_sdpa_a_packed_sequence_sees_only_itself(checkpointing: bool) -> None:
+    """machine: gpu has use_remove_padding, which leaves the mask to the position ids."""
+    actor = model().train()
+    if checkpointing:  # as in a run: recomputed in the backward pass
+        actor.gradient_checkpointing_enable()
+    lengths = [7, 1, 12]
+    parts = [torch.randint(0, 40, (1, n)) for n in lengths]
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    packed = actor(input_ids=torch.cat(parts, 1), position_ids=positions, use_cache=False).logits
+    alone = torch.cat([actor(input_ids=p, use_cache=False).logits for p in parts], 1)
+    torch.testing.assert_close(packed, alone, atol=1e-5, rtol=0)
+    grads = []
+    for logits in (packed, alone):
+        actor.zero_grad()
+        logits.logsumexp(-1).sum().backward()
+        grads.append(torch.cat([p.grad.flatten() for p in actor.parameters()]))
+    torch.testing.assert_close(grads[0], grads[1], atol=1e-4, rtol=1e-4)
+    # The negative control: without positions of their own they see what stands before them.
+    mixed = actor(input_ids=torch.cat(parts, 1), use_cache=False).logits
+    assert (mixed - alone)[:, 7:].abs().max() > 1e-3
