@@ -1,6 +1,5 @@
 """Trainings of the methods on the toy task for end-to-end tests, two at a time if memory allows."""
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -10,26 +9,24 @@ from typing import Any
 
 import numpy as np
 import psutil
-import yaml
 from load_script import load_script
 
-from prompt_aug.questions import read_parquet, write_parquet
 from recipe.run import folder as run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 compare_methods = load_script("compare_methods")
 METHODS = compare_methods.methods()
-# These change the agent loop, the rewards or the sampling, and have a run each; the rest share one.
-RUN_ALONE = {
-    **{"ta_grpo": "anchored", "grpo_ds": "exhausted, on", "hapo": "hapo, on"},
-    **{name: name for name in ("ta_grpo_star", "dapo", "prompt_aug", "one_shot")},
-}
+# These change the agent loop or the sampling, so that they cannot share a run. What is new in
+# prompt_aug and ta_grpo_star is seen by test_pipeline_e2e.py and by unit tests of the agent loop
+# and the advantages; grpo_ds is dapo's sampling, whose want of a signal is tested here too.
+RUN_ALONE = {"ta_grpo": "anchored", "dapo": "dapo"}
+SEEN_ELSEWHERE = ("prompt_aug", "ta_grpo_star", "grpo_ds")
 LOSSES_RUN = ("clip_cov", "kl_cov", "gspo", "cispo", "sapo", "gmpo")  # the rest: vanilla
-ON_TOUR = [name for name in METHODS if name not in RUN_ALONE]
+SHARING = [name for name in METHODS if name not in (*RUN_ALONE, *SEEN_ELSEWHERE)]
 ACTOR = "actor_rollout_ref.actor"
 ONE_UPDATE = [f"{ACTOR}.ppo_mini_batch_size=4", "recipe.save_tensors_every=1"]
 
-# Everything at once that may go together: see also test_preflight_algorithm.py.
+# Everything at once that may go together: see also tests/recipe/checks/test_algorithm.py.
 TOGETHER = [
     *("recipe.augment.mode=per_rollout", "recipe.augment.templates=null"),
     *("recipe.reward.format_weight=1.0", "recipe.overlong_filter=true"),
@@ -92,7 +89,10 @@ class Runner:
         after: str = "",
         taught: bool = False,
     ) -> None:
-        """Queue a run, or with `after` the same folder once more when that one has ended."""
+        """Queue a run, with `after` one that begins when that one has ended.
+
+        Names with the same part before a comma share a folder.
+        """
         folder = self.base / name.partition(",")[0]
         world = self.taught if taught else self.young
         command = [sys.executable, "-m", "recipe.train", *compare_methods.arguments(method), *world]
@@ -100,12 +100,13 @@ class Runner:
         earlier = self.futures.get(after)
         self.futures[name] = self.pool.submit(self._call, [*command, *overrides], earlier)
 
-    def start_tour(self, methods: list[str]) -> None:
-        script = ROOT / "tests" / "recipe" / "touring_trainer.py"
+    def start_shared(self, methods: list[str]) -> None:
+        """All methods in one run, which sees the same four questions in every step."""
+        script = ROOT / "tests" / "recipe" / "shared_run.py"
         command = [sys.executable, str(script), *methods, "--", *self.taught]
-        command += [f"recipe.run_dir={self.base / 'tour'}"]
+        command += [f"recipe.run_dir={self.base / 'shared'}", "data.train_max_samples=4"]
         command += ["recipe.save_tensors_every=1"]
-        self.futures["tour"] = self.pool.submit(self._call, command)
+        self.futures["shared"] = self.pool.submit(self._call, command)
 
     def _call(self, command: list[str], earlier: Any = None) -> tuple[Any, list[dict[str, Any]]]:
         if earlier is not None:
@@ -132,52 +133,23 @@ class Runner:
 
 
 def start_all(runner: Runner) -> None:
-    """Queue all runs of test_methods_e2e.py."""
+    """Queue all runs of test_methods_e2e.py: nine starts of the trainer."""
     # These two build the toy worlds that the others find in the cache.
     runner.start("anchored", "ta_grpo", *ONE_UPDATE)
-    once_more = ("data.train_max_samples=4", "trainer.save_freq=1")  # the same four questions
-    runner.start("hapo", "hapo", *once_more, steps=1, taught=True)
-    for name in ("anchored", "hapo"):
+    runner.start("dapo", "dapo", "recipe.save_tensors_every=1", taught=True)
+    for name in ("anchored", "dapo"):
         runner.futures[name].result()
-    runner.start_tour(ON_TOUR)
+    runner.start_shared(SHARING)
     replay = [f"skip.rollout_tq.dump_dir={runner.base / 'dump'}", "skip.rollout_tq.steps=[1]"]
     replay += ["skip.rollout_tq.enable=true", "trainer.experiment_name=replayed", *ONE_UPDATE]
     runner.start("whole", "cw_grpo", *replay, steps=1)
-    runner.futures["whole"].result()
-    runner.start(
-        "split",
-        "cw_grpo",
-        *replay,
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu=8",
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
-        steps=1,
-    )
-    ranks = ["trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2"]
-    ranks += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16"]
-    runner.start("ranks", "cw_grpo", *replay, *ranks, steps=1)
     saved = "trainer.save_freq=1"
     runner.start("together", "ta_grpo", *TOGETHER, saved, steps=1)
-    runner.start("exhausted", "grpo_ds", *NO_SIGNAL, saved, steps=1)
+    ranks = ["trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2"]
+    ranks += [f"{ACTOR}.ppo_micro_batch_size_per_gpu=8"]
+    ranks += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"]
+    runner.start("ranks", "cw_grpo", *replay, *ranks, steps=1, after="whole")
     runner.start("together, on", "ta_grpo", *TOGETHER, saved, after="together")
     stop = "recipe.dynamic_sampling.on_exhausted=stop"
-    runner.start("exhausted, stop", "grpo_ds", *NO_SIGNAL, saved, stop, after="exhausted")
+    runner.start("stop", "grpo_ds", *NO_SIGNAL, saved, stop, steps=1)
     runner.start("corrected", "cw_grpo", *CORRECTED)
-    runner.start("hapo, on", "hapo", *once_more, taught=True, after="hapo")
-    runner.start("dapo", "dapo", "recipe.save_tensors_every=1", taught=True)
-    runner.start("ta_grpo_star", "ta_grpo_star", "recipe.save_tensors_every=1", fewer(runner))
-    runner.start("exhausted, on", "grpo_ds", *NO_SIGNAL, saved, after="exhausted, stop")
-    for method, name in RUN_ALONE.items():
-        if method == name and name not in runner.futures:
-            runner.start(method, method)
-
-
-def fewer(runner: Runner) -> str:
-    """The override of the training data: the young world's, question i with i % 4 neighbours."""
-    config = yaml.safe_load((runner.base / "anchored" / "config.yaml").read_text())
-    made = Path(config["recipe"]["model_path"]).parent / "train.parquet"
-    questions = [
-        dataclasses.replace(q, neighbours=q.neighbours[: i % 4])
-        for i, q in enumerate(read_parquet(made))
-    ]
-    write_parquet(questions, runner.base / "fewer.parquet")
-    return f"data.train_files=[{runner.base / 'fewer.parquet'}]"

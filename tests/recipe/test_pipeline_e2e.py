@@ -1,4 +1,7 @@
-"""The main job on the CPU, small: real trainer and engine, a kill, a resume, export, evaluation."""
+"""The main job on the CPU, small: real trainer and engine, a kill, a resume, export, evaluation.
+
+A fifth of its questions are real ones of MATH, where the folder of real data is there.
+"""
 
 import json
 import os
@@ -15,7 +18,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from prompt_aug.draw import draw
-from prompt_aug.files import read_json
+from prompt_aug.files import read_json, read_lines
+from prompt_aug.questions import Question, make_question, read_parquet, write_parquet
 from prompt_aug.templates import load_bank
 from recipe.run import folder as run_folder
 from recipe.run import processes
@@ -24,6 +28,32 @@ from recipe.run import processes
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 NAMES = ["qwen-math", "deepseek-r1", "lm_eval_prompt4", "reflective_prompt"]
 STEPS = 4
+SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+MATH = "math_level3to5/SimpleRL-simplelr_qwen_level3to5.train.parquet"
+REAL = 8
+
+
+def make_questions(folder: Path) -> Path:
+    """40 questions: sums, and as many short real ones as there are, through their own command."""
+    real: list[Question] = []
+    if (SHARED_DATA / MATH).is_file():
+        prepared = folder / "math.parquet"
+        options = ["--preset=math-level3to5", "--no-benchmarks"]
+        done = call(
+            sys.executable, "-m", "prompt_aug.prepare", SHARED_DATA / MATH, prepared, *options
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        latex = [q for q in read_parquet(prepared) if "\\" in q.text]
+        real = sorted(latex, key=lambda q: (len(q.text), q.uid))[:REAL]
+    sums = [
+        make_question(text=f"What is {n} + {n + 7}?", answers=[str(2 * n + 7)], source="sums")
+        for n in range(40 - len(real))
+    ]
+    path = folder / "train.parquet"
+    write_parquet([*real, *sums], path)
+    return path
 
 
 def command(run: Path, cache: Path, *more: str) -> list[str]:
@@ -39,6 +69,9 @@ def command(run: Path, cache: Path, *more: str) -> list[str]:
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
         ),
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16",
+        f"data.train_files=[{cache.parent}/train.parquet]",
+        # LaTeX takes about a token for every byte
+        *("data.max_prompt_length=320", "actor_rollout_ref.rollout.max_model_len=400"),
         "trainer.logger=[tensorboard,wandb]",
         f"trainer.validation_data_dir={run}/validation",
         *(f"trainer.total_training_steps={STEPS}", "trainer.save_freq=2", "trainer.test_freq=2"),
@@ -70,6 +103,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any
     """A run killed after its first checkpoint, started again, and finished."""
     base = tmp_path_factory.mktemp("pipeline")
     run, cache = base / "run", base / "cache"
+    make_questions(base)
     seen: dict[str, Any] = {"run": run, "cache": cache}
     with (base / "first.log").open("w") as log:
         environment = {**os.environ, "WANDB_MODE": "offline"}
@@ -192,6 +226,31 @@ def test_export_evaluation_and_report(finished: dict[str, Any]) -> None:
     assert summary["optimizer_steps"] == 8
     assert summary["seed"] == 0
     assert (run / "report" / "index.html").stat().st_size > 10_000
+
+
+def test_real_questions_are_trained_on_and_asked(
+    finished: dict[str, Any], shared_data: Path
+) -> None:
+    run = finished["run"]
+    asked = {q.uid: q for q in read_parquet(run.parent / "train.parquet") if "\\" in q.text}
+    assert len(asked) == REAL
+    rows = [r for s in range(1, STEPS + 1) for r in rollouts(run, s) if r["uid"] in asked]
+    assert len({r["uid"] for r in rows}) >= 4  # 32 of the 40 questions come in four steps
+    for row in rows:
+        assert asked[row["uid"]].text in row["prompt"]
+        assert row["gold"] == list(asked[row["uid"]].answers)
+        assert row["status"] and not row["accuracy"]
+    suite = shared_data / "evaluation_suite" / "math"
+    done = call(
+        *(sys.executable, "-m", "eval.sweep", run, "--steps", "4", "--out", run / "real"),
+        *("--benchmark", f"math500={suite}", "--max-questions", "4", "--max-model-len", "1024"),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "math500: accuracy" in done.stdout
+    scores = read_json(run / "real" / "step_4" / "scores.json")
+    assert scores["benchmarks"]["math500"]["questions"] == 4
+    samples = read_lines(run / "real" / "step_4" / "math500.jsonl")
+    assert len(samples) == 4 and all(sample["response"] for sample in samples)
 
 
 def test_the_other_loggers_write_into_the_run_folder(finished: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Many methods in one run, for test_methods_e2e.py: two steps of each, with the real trainer.
 
-    python touring_trainer.py METHOD... -- OVERRIDE...
+    python shared_run.py METHOD... -- OVERRIDE...
 
 A start of Ray, actor and engine takes a minute, a step seconds. Methods that differ in what the
 driver and the actor's loss do need no start of their own: before its two steps each gets the
@@ -19,7 +19,9 @@ from typing import Any
 STEPS = 2
 LOSS = 2  # the step in which rollouts are lost
 LOST = 3  # which of them
-TOUR = "RECIPE_TOUR"  # the methods and overrides, for the process in which the trainer lives
+SHARED = (
+    "RECIPE_SHARED_RUN"  # the methods and overrides, for the process in which the trainer lives
+)
 
 
 def register() -> None:
@@ -32,14 +34,14 @@ def register() -> None:
     from recipe.trainer.question_stats import QuestionStats
     from recipe.trainer.trainer import RecipeTrainer
 
-    @register_trainer("tour")
-    class TouringTrainer(RecipeTrainer):
+    @register_trainer("shared_run")
+    class SharedRunTrainer(RecipeTrainer):
         def step(self, metrics: dict, timing_raw: dict) -> Any:
-            tour = json.loads(os.environ[TOUR])
+            shared = json.loads(os.environ[SHARED])
             place, again = divmod(self.global_steps - 1, STEPS)
             if not again:
                 config = compose_config(
-                    "toy_methods", [f"method={tour['methods'][place]}", *tour["overrides"]]
+                    "toy_methods", [f"method={shared['methods'][place]}", *shared["overrides"]]
                 )
                 with open_dict(self.config):
                     self.config.recipe = config.recipe
@@ -47,7 +49,7 @@ def register() -> None:
                 self.question_stats = QuestionStats(config.recipe)
                 actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
                 self.actor_rollout_wg.set_loss_fn(functools.partial(ppo_loss, config=actor))
-            metrics["tour/method"] = place
+            metrics["shared_run/method"] = place
             return super().step(metrics, timing_raw)
 
 
@@ -91,7 +93,7 @@ def main(arguments: list[str]) -> None:
     here = Path(__file__).resolve()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")])
     os.environ["VERL_USE_EXTERNAL_MODULES"] = f"recipe.plugin,{here.stem}"
-    os.environ[TOUR] = json.dumps({"methods": methods, "overrides": overrides})
+    os.environ[SHARED] = json.dumps({"methods": methods, "overrides": overrides})
     sys.path.insert(0, str(here.parent))
     for method in methods:
         validate(compose_config("toy_methods", [f"method={method}", *overrides]))
@@ -99,8 +101,8 @@ def main(arguments: list[str]) -> None:
     config = compose_config("toy_methods", [f"method={methods[0]}", *overrides, steps])
     launch.set_environment(config)
     train.prepare(config, train.check(config))
-    config.trainer.v1.trainer_mode = "tour"
-    environment.COMMON[TOUR] = os.environ[TOUR]  # the names that are handed to Ray's actors
+    config.trainer.v1.trainer_mode = "shared_run"
+    environment.COMMON[SHARED] = os.environ[SHARED]  # the names that are handed to Ray's actors
     launch.run(config)
 
 
