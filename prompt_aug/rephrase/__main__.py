@@ -7,10 +7,8 @@ filter or a further candidate asks for nothing twice. Exit status: 0 done; 1 cou
 line that says why; 2 wrong usage; 3 a budget is reached; 4 some requests failed (run it again).
 """
 
-import asyncio
 import contextlib
 import json
-import signal
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -24,19 +22,16 @@ from prompt_aug.files import iter_lines, lock
 from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex
 from prompt_aug.questions import Question, read_parquet
 from prompt_aug.rephrase import options as cli
-from prompt_aug.rephrase.candidates import Candidate, check_answers, usable
+from prompt_aug.rephrase.candidates import Candidate, check_answers, decide, usable
 from prompt_aug.rephrase.choose import Rate, choose
-from prompt_aug.rephrase.generate.budget import Budget, BudgetError, Spending, estimate
-from prompt_aug.rephrase.generate.client import Endpoint, Generation
+from prompt_aug.rephrase.generate.budget import BudgetError, Spending, estimate
 from prompt_aug.rephrase.generate.prompts import RephraseError, load_prompt
 from prompt_aug.rephrase.generate.store import Request, Store, make_request
 from prompt_aug.rephrase.results import Outcome, write_results
+from prompt_aug.rephrase.review import Decisions, read_decisions
+from prompt_aug.rephrase.stages import SOLVED, StoppedError, generate, solve
 
 DONE, FAILED, BUDGET_REACHED, INCOMPLETE = 0, 1, 3, 4
-
-
-class StoppedError(RephraseError):
-    """A signal asked for the end; what is answered is kept."""
 
 
 class IncompleteError(RephraseError):
@@ -75,36 +70,6 @@ def dry_run(requests: Sequence[Request], store: Store, options: Namespace) -> No
     print(f"cost: {'unknown price' if cost is None else f'at most ${cost:.2f}'}")
 
 
-def generate(
-    requests: Sequence[Request], store: Store, endpoint: Endpoint, budget: Budget, title: str
-) -> None:
-    """Ask for all that is missing, with progress; SIGINT and SIGTERM end it cleanly."""
-    open_requests = [request for request in requests if store.missing(request)]
-    total = sum(request.samples for request in requests)
-    done = total - sum(len(store.missing(request)) for request in open_requests)
-
-    async def run(bar: Any) -> None:
-        generation = Generation(store, endpoint, budget)
-
-        def report(answers: int) -> None:
-            bar.update(answers)
-            cost = budget.cost(budget.spent)
-            bar.set_postfix_str("" if cost is None else f"${cost:.3f}", refresh=False)
-
-        generation.report = report
-        loop = asyncio.get_running_loop()
-        stop = StoppedError("stopped by a signal; what is answered is kept: run it again to go on")
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.add_signal_handler(number, generation.stop, stop)
-        await generation.run(open_requests)
-
-    if open_requests:
-        with tqdm(total=total, initial=done, desc=title, unit="answer", mininterval=1.0) as bar:
-            asyncio.run(run(bar))
-    print(f"{title}: {budget.summary()}")
-
-
 def read_rates(path: Path | None) -> dict[tuple[str, str], Rate]:
     """(uid, text) -> (right, responses) of a file of JSON lines. Raises RephraseError."""
     if path is None:
@@ -138,10 +103,12 @@ def finish(
     questions: Sequence[Question],
     candidates: dict[str, list[Candidate]],
     rates: dict[tuple[str, str], Rate],
+    decisions: Decisions,
     options: Namespace,
 ) -> None:
-    """Choose, write, report."""
+    """Apply the reviewer's decisions, choose, write, report."""
     take = ("accept", "doubtful") if options.take_doubtful else ("accept",)
+    candidates = {uid: decide(listed, decisions) for uid, listed in candidates.items()}
     choices, chosen = {}, {}
     for question in questions:
         fit = usable(candidates[question.uid], take)
@@ -172,11 +139,10 @@ def say(report: dict[str, Any], out: Path) -> None:
 
 
 @contextlib.contextmanager
-def _results_of_a_part(options: Namespace) -> Iterator[list[UserError]]:
+def _results_of_a_part(options: Namespace, stops: list[UserError]) -> Iterator[None]:
     """With --partial, a stop while generating is kept for the end; without, it ends the run."""
-    stops: list[UserError] = []
     try:
-        yield stops
+        yield
     except (BudgetError, StoppedError) as error:
         if not options.partial:
             raise
@@ -188,6 +154,7 @@ def run(options: Namespace) -> int:
     cli.validate(options)
     questions = read_parquet(options.questions)[: options.limit]
     rates = read_rates(options.pass_rates)
+    decisions = read_decisions(options.decisions)
     benchmarks = benchmarks_of(options)
     with lock(options.work):
         store = Store(options.work)
@@ -196,7 +163,8 @@ def run(options: Namespace) -> int:
             dry_run(requests, store, options)
             return DONE
         budget = cli.budget(options, store.spent)
-        with _results_of_a_part(options) as stops:
+        stops: list[UserError] = []
+        with _results_of_a_part(options, stops):
             generate(requests, store, cli.endpoint(options), budget, "candidates")
         failed = sum(len(store.missing(request)) for request in requests)
         if failed and not stops and not options.partial:
@@ -207,7 +175,12 @@ def run(options: Namespace) -> int:
                 questions, tqdm(requests, desc="checks", disable=None), strict=True
             )
         }
-        finish(questions, candidates, rates, options)
+        if options.solve:
+            solver_budget = cli.budget(options, Store(options.work / SOLVED).spent, after=budget)
+            with _results_of_a_part(options, stops):
+                candidates, found = solve(questions, candidates, solver_budget, options)
+                rates = found | rates
+        finish(questions, candidates, rates, decisions, options)
         if stops:
             raise stops[0]
     return INCOMPLETE if failed else DONE

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,16 @@ def endpoint(options: argparse.Namespace) -> Endpoint:
     )
 
 
-def price(options: argparse.Namespace) -> Price | None:
+def solver_sampling(options: argparse.Namespace) -> Sampling:
+    return Sampling(model=options.solver or options.model, max_tokens=options.solver_tokens)
+
+
+def solver_endpoint(options: argparse.Namespace) -> Endpoint:
+    own = endpoint(options)
+    return replace(own, base_url=options.solver_url or own.base_url, per_request=options.solve)
+
+
+def price(options: argparse.Namespace, model: str, base_url: str | None) -> Price | None:
     """What --price says, or the table of a kept library."""
     if options.price:
         try:
@@ -123,19 +133,28 @@ def price(options: argparse.Namespace) -> Price | None:
         if min(values) < 0:
             raise RephraseError(f"--price {options.price}: no negative numbers")
         return Price(*values)
-    return price_of(options.model, endpoint(options).base_url, batch=bool(options.batch))
+    return price_of(model, base_url, batch=bool(options.batch))
 
 
-def budget(options: argparse.Namespace, spent: Spending) -> Budget:
-    """The limits, with what is spent already. Raises RephraseError."""
+def budget(options: argparse.Namespace, spent: Spending, after: Budget | None = None) -> Budget:
+    """The limits, with what is spent already. Raises RephraseError.
+
+    With `after`, the budget of the solver: what that of the candidates has left.
+    """
     try:
         cost = None if options.max_cost is None else Decimal(options.max_cost)
     except InvalidOperation:
         raise RephraseError(f"--max-cost {options.max_cost}: a number of dollars") from None
-    return Budget(
-        max_requests=options.max_requests,
-        max_tokens=options.max_tokens,
-        max_cost=cost,
-        price=price(options),
-        spent=spent,
-    )
+    model, url = options.model, endpoint(options).base_url
+    if after is not None:
+        model, url = solver_sampling(options).model, solver_endpoint(options).base_url
+    used = after.spent if after else Spending()
+    left = {
+        "max_requests": (options.max_requests, used.requests),
+        "max_tokens": (options.max_tokens, used.tokens_in + used.tokens_out),
+        "max_cost": (cost, (after and after.cost(used)) or 0),
+    }
+    limits: dict[str, Any] = {
+        name: None if limit is None else limit - gone for name, (limit, gone) in left.items()
+    }
+    return Budget(**limits, price=price(options, model, url), spent=spent)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -10,56 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rephrase_pipeline import GOOD, command, lines, rephrase, write_questions
 from scripted_endpoint import Reply, ScriptedEndpoint, chat, serving
 
-from prompt_aug.questions import make_question, read_parquet, write_parquet
+from prompt_aug.questions import read_parquet
 from prompt_aug.rephrase.__main__ import main
 from prompt_aug.rephrase.candidates import clean
-
-NAMES = "Ada Ben Cleo Dora Emil Fred Gina Hugo Ines Jack".split()
-GOOD = [
-    "{b} apples are bought by {name}, who already has {a}. Afterwards, how many apples are there?",
-    "At first there are {a} apples in the basket of {name}; then {b} are added. Find the total.",
-    "How many apples will {name} own after buying {b}, with {a} at the start?",
-]
-BAD = [
-    "{name} has {c} apples and then buys {b} more. How many apples does {name} have now?",
-    "The answer is {s}.",
-]
-
-
-def text(i: int) -> str:
-    return (
-        f"{NAMES[i % 10]} has {10 + i} apples and buys {30 + 2 * i} more. How many are there now?"
-    )
-
-
-def write_questions(path: Path, count: int) -> Path:
-    questions = [
-        make_question(text=text(i), answers=[str(40 + 3 * i)], source="own") for i in range(count)
-    ]
-    write_parquet(questions, path)
-    return path
-
-
-def rephrase(_: int, body: dict[str, Any]) -> Reply:
-    """The same five candidates for a question, whatever the order of the requests."""
-    asked = body["messages"][0]["content"].rpartition("Question: ")[2].split("\n")[0]
-    i = next(i for i in range(200) if text(i) == asked)
-    words = {"name": NAMES[i % 10], "a": 10 + i, "b": 30 + 2 * i, "c": 11 + i, "s": 40 + 3 * i}
-    texts = [form.format(**words) for form in (GOOD + BAD)]
-    return Reply(chat(texts[: body["n"]]))
-
-
-def command(questions: Path, out: Path, url: str, *more: str) -> list[str]:
-    return [
-        *(str(questions), str(out), "--base-url", url, "--model", "scripted"),
-        *("--candidates", "5", "--per-request", "5", *more),
-    ]
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_from_questions_to_neighbours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,3 +191,30 @@ def test_kills_repeat_nothing_that_was_finished_and_end_in_the_same_file(tmp_pat
         plain = tmp_path / "plain.parquet"
         assert main(command(questions, plain, endpoint.url)) == 0
     assert plain.read_bytes() == killed.read_bytes()
+
+
+def test_a_solver_finds_an_edit_that_the_filters_missed_and_gives_pass_rates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the filters blind, the edited candidate is left to the solver."""
+    questions, out = write_questions(tmp_path / "q.parquet", 3), tmp_path / "out.parquet"
+    for name in ("compare_numbers", "compare_formulas", "compare_words"):
+        monkeypatch.setattr(f"prompt_aug.rephrase.verify.{name}", lambda *_: iter(()))
+
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        asked = body["messages"][0]["content"]
+        if "boxed" not in asked:
+            return rephrase(number, body)
+        total = sum(int(word) for word in re.findall(r"\d+", asked))
+        return Reply(chat([f"\\boxed{{{total}}}"] * body["n"]))
+
+    with serving(script) as endpoint:
+        assert main(command(questions, out, endpoint.url, "--solve", "6", "--n", "2")) == 0
+    listed = lines(out.with_name("out.parquet.candidates.jsonl"))
+    edited = [c for c in listed if c["source"]["sample"] == 3]
+    assert [c["verdict"] for c in edited] == ["doubtful"] * 3
+    assert {r["filter"] for c in edited for r in c["reasons"]} == {"solver"}
+    good = [c for c in listed if c["source"]["sample"] < 3]
+    assert {c["verdict"] for c in good} == {"accept"}
+    assert good[0]["pass_rate"] == {"right": 6, "responses": 6}
+    assert good[0]["source"]["solver"]["gold"][0] == 1.0

@@ -1,0 +1,54 @@
+"""Questions, and an endpoint's candidates to them, for the tests of the rephrasing pipeline."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from scripted_endpoint import Reply, chat
+
+from prompt_aug.questions import make_question, write_parquet
+
+NAMES = "Ada Ben Cleo Dora Emil Fred Gina Hugo Ines Jack".split()
+GOOD = [
+    "{b} apples are bought by {name}, who already has {a}. Afterwards, how many apples are there?",
+    "At first there are {a} apples in the basket of {name}; then {b} are added. Find the total.",
+    "How many apples will {name} own after buying {b}, with {a} at the start?",
+]
+BAD = [
+    "{name} has {c} apples and then buys {b} more. How many apples does {name} have now?",
+    "The answer is {s}.",
+]
+
+
+def text(i: int) -> str:
+    return (
+        f"{NAMES[i % 10]} has {10 + i} apples and buys {30 + 2 * i} more. How many are there now?"
+    )
+
+
+def write_questions(path: Path, count: int) -> Path:
+    questions = [
+        make_question(text=text(i), answers=[str(40 + 3 * i)], source="own") for i in range(count)
+    ]
+    write_parquet(questions, path)
+    return path
+
+
+def rephrase(_: int, body: dict[str, Any]) -> Reply:
+    """The same five candidates for a question, whatever the order of the requests."""
+    asked = body["messages"][0]["content"].rpartition("Question: ")[2].split("\n")[0]
+    i = next(i for i in range(200) if text(i) == asked)
+    words = {"name": NAMES[i % 10], "a": 10 + i, "b": 30 + 2 * i, "c": 11 + i, "s": 40 + 3 * i}
+    texts = [form.format(**words) for form in (GOOD + BAD)]
+    return Reply(chat(texts[: body["n"]]))
+
+
+def command(questions: Path, out: Path, url: str, *more: str) -> list[str]:
+    return [
+        *(str(questions), str(out), "--base-url", url, "--model", "scripted"),
+        *("--candidates", "5", "--per-request", "5", *more),
+    ]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
