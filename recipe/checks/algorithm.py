@@ -4,6 +4,7 @@ Any advantage goes with any weight, clip, aggregation, sampling and augmentation
 setting would be ignored in silence, or where the sum would not be what its parts are called.
 """
 
+import importlib.util
 from typing import Any
 
 from omegaconf import DictConfig
@@ -138,7 +139,7 @@ def check_weights(config: DictConfig) -> None:
     if section.name == "none":
         return
     TOKEN_WEIGHTS.call(section)  # raises ConfigError for an unknown name and for bad settings
-    if mode not in HOMOGENEOUS:
+    if mode not in HOMOGENEOUS and not own_loss(config.actor_rollout_ref.actor):
         reason = {
             "clip_cov": "computes its own covariance, of the weighted advantages",
             "kl_cov": "computes its own covariance, of the weighted advantages",
@@ -151,10 +152,35 @@ def check_weights(config: DictConfig) -> None:
         )
 
 
+def own_loss(actor: DictConfig) -> bool:
+    """Whether `policy_loss._target_` names a class of the user's, whose module registers a loss.
+
+    As `recipe.algorithms.gmpo` does; verl imports the class in every actor's process. Here it is
+    only looked for: it imports verl. Whether the loss is proportional to the advantage, so that a
+    token weight weights it, is for its author to know.
+    """
+    target = str(actor.policy_loss.get("_target_") or "verl.")
+    if target.startswith(("verl.", "recipe.")):
+        return False
+    module = target.rpartition(".")[0]
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise ConfigError(
+            f"{ACTOR}.policy_loss._target_={target}: there is no module {module or target}; the "
+            "folder of its package must be in the PYTHONPATH of recipe.train"
+        )
+    return True
+
+
 def check_loss(config: DictConfig) -> None:
     """verl's losses, refused where they silently do nothing or something else."""
     actor = config.actor_rollout_ref.actor
     mode = actor.policy_loss.loss_mode
+    if own_loss(actor):
+        return
     require_one_of(LOSS_MODE, mode, LOSSES)
     if mode in PER_MICRO_BATCH and (actor.use_dynamic_bsz or _micro_batch(actor) < 2):
         raise ConfigError(

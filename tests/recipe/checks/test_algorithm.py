@@ -94,6 +94,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "nothing is corrected",
     ),
+    (
+        {LOSS: "mine", "actor_rollout_ref.actor.policy_loss._target_": "nowhere.MyLossConfig"},
+        "there is no module nowhere.*PYTHONPATH",
+    ),
     ({LOSS: "dro"}, "policy_loss.dro_beta above 0"),
     ({NAME: "none"}, "trains nothing"),
     ({"recipe.neighbours.ratio": "own"}, "has no use"),
@@ -135,6 +139,7 @@ ALLOWED: list[dict[str, Any]] = [
     {},
     *({NAME: name} for name in ("dr_grpo", "rloo", "maxrl")),
     {NAME: "none", ENTROPY: 0.001},
+    {LOSS: "mine", "actor_rollout_ref.actor.policy_loss._target_": "json.decoder.Mine"},  # is there
     {NAME: "none", "actor_rollout_ref.actor.use_kl_loss": True},
     {LOSS: "dro", "actor_rollout_ref.actor.policy_loss.dro_beta": 0.1},
     {LOSS: "gspo", f"{CORRECTION}.bypass_mode": True},
