@@ -205,17 +205,22 @@ def check_loss(config: DictConfig) -> None:
         raise ConfigError(
             f"{LOSS_MODE}=gmpo wants {ACTOR}.policy_loss._target_={GMPO_TARGET}: use method=gmpo"
         )
+    check_clip(actor, mode)
+    if mode == "dro" and not (actor.policy_loss.dro_beta or 0) > 0:
+        raise ConfigError(
+            f"{LOSS_MODE}=dro wants {ACTOR}.policy_loss.dro_beta above 0, the strength of its "
+            "quadratic penalty"
+        )
+
+
+def check_clip(actor: DictConfig, mode: str) -> None:
+    """The one bound that verl does not read where there are two."""
     narrow, wide = actor.clip_ratio_low, actor.clip_ratio_high
     unread = None not in (narrow, wide) and mode not in DIVERGENCE
     if unread and actor.clip_ratio not in (0.2, narrow, wide):
         raise ConfigError(
             f"{ACTOR}.clip_ratio={actor.clip_ratio} has no effect beside {ACTOR}.clip_ratio_low="
             f"{narrow} and {ACTOR}.clip_ratio_high={wide}, which verl sets: set those two"
-        )
-    if mode == "dro" and not (actor.policy_loss.dro_beta or 0) > 0:
-        raise ConfigError(
-            f"{LOSS_MODE}=dro wants {ACTOR}.policy_loss.dro_beta above 0, the strength of its "
-            "quadratic penalty"
         )
 
 

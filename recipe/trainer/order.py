@@ -8,8 +8,8 @@ rows of a mini-batch depend on the number of ranks.
 Here whole groups are put into an order drawn from (seed, step, group id), and each mini-batch is
 dealt out to the ranks by itself. A mini-batch thus holds the same rows in whatever order they
 arrived, with any number of rollout workers and of ranks. It holds whole questions, as in the code
-of arXiv 2602.03190 (there the order is the data loader's, itself shuffled). A trainer's group id is a function of the data order:
-`RecipeTrainer._fetch_one_gen_batch`.
+of arXiv 2602.03190 (there the order is the data loader's, itself shuffled). The group's id is a
+function of the data order (`RecipeTrainer._fetch_one_gen_batch`).
 """
 
 import hashlib
