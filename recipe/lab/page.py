@@ -105,7 +105,7 @@ def runs(lines: Lines) -> str:
     """Every run with its commit and its seconds."""
     rows = [["run", "commit", "seconds"], ["---"] * 3]
     for (name, seed), line in sorted(lines.items()):
-        commit = line["commit"][:7] + (" with changes" if line["uncommitted_changes"] else "")
+        commit = line["commit"] + (" with changes" if line["uncommitted_changes"] else "")
         rows.append([f"{name}, seed {seed}", commit, str(line["seconds"])])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 

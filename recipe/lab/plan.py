@@ -71,14 +71,16 @@ class Experiment:
     def digest(self, arm: Arm) -> str:
         """16 hex digits of what decides the numbers of a run of this arm, its seed aside.
 
-        The arm, the steps, what is measured, the example's own file and the world's. Not the code:
-        a record line has its commit.
+        The arm, the steps, what is measured, the example's own file and the world's; comments do
+        not count. Not the code and the files that the example builds on: a record line has its
+        commit.
         """
+        example = (self.folder / "config.yaml").read_text(encoding="utf-8")
         content = {
             "set": arm.set,
             "steps": [self.steps, self.save_every],
             "measure": asdict(self.measure),
-            "example": (self.folder / "config.yaml").read_text(encoding="utf-8"),
+            "example": yaml.safe_load(example),
             "world": load_world(arm.world).record(),
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

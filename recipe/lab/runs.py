@@ -89,17 +89,30 @@ def line_of(experiment: Experiment, arm: Arm, seed: int, folder: Path) -> dict[s
     """The record of a finished run."""
     metrics = read_metrics(folder)[: experiment.steps]
     environment = read_json(RunFolder(folder).environment)
+    parts = [environment, *environment.get("resumed", [])]
+    commits = dict.fromkeys(str(part["commit"])[:12] for part in parts)
     spent = read_json(folder / SECONDS) if (folder / SECONDS).exists() else {}
     return {
         "arm": arm.name,
         "seed": seed,
         "digest": experiment.digest(arm),
-        "commit": environment["commit"],
-        "uncommitted_changes": environment.get("uncommitted_changes", False),
+        "commit": "+".join(commits),  # several where a run went on after an update
+        "uncommitted_changes": changed_code(),
         "seconds": round(sum(spent.values())),
         "measured": _rounded(read_json(folder / MEASURED)),
         "curves": {key: _rounded(binned(metrics, key)) for key in experiment.curves},
     }
+
+
+def changed_code() -> bool:
+    """Whether the code differs from its commit; records and pictures of the laboratory may."""
+    command = ["git", "status", "--porcelain", "--", "recipe", "prompt_aug", "requirements"]
+    root = Path(__file__).resolve().parents[2]
+    try:
+        found = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return True  # no git: nothing vouches for the code
+    return bool(found.stdout.strip())
 
 
 def binned(metrics: list[dict[str, Any]], key: str) -> list[float]:

@@ -93,12 +93,17 @@ class Sampler:
             return_tensors="pt",
             return_token_type_ids=False,
         )
-        how = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+        # Everything is said, since an exported model may bring a generation_config.json of its own.
+        how: dict[str, Any] = {"do_sample": False}
+        if temperature:
+            how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         made = self.model.generate(
             **inputs,
             **how,
             num_return_sequences=samples,
             max_new_tokens=self.max_tokens,
+            eos_token_id=self.tokenizer.eos_token_id,
+            pad_token_id=self.tokenizer.pad_token_id,
             return_dict_in_generate=True,
             output_logits=True,
         )

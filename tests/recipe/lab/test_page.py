@@ -42,7 +42,7 @@ def test_tables_by_hand() -> None:
     assert "| kl - grpo: qwen-math pass@1 | 2 | **+0.210** | +0.083 to +0.337 |" in text
     assert "| kl - grpo: qwen-math greedy | 2 | +0.000 | +0.000 to +0.000 |" in text
     assert "**3 counted runs are still to be made.**" in text
-    assert "| kl, seed 1001 | 0123456 | 61 |" in text
+    assert "| kl, seed 1001 | 0123456789 | 61 |" in text
 
 
 def test_pictures_are_drawn_of_what_was_logged(tmp_path: Path) -> None:

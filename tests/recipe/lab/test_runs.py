@@ -30,7 +30,8 @@ if stage == "train":
     seed = int(next(w.partition("=")[2] for w in words if w.startswith("recipe.seed=")))
     lines = [{"step": i + 1, "train/accuracy": seed / 1000 + i} for i in range(steps)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\\n" for x in lines))
-    (run / "environment.json").write_text('{"commit": "abcdef0123"}')
+    resumed = [{"commit": "abcdef0123"}, {"commit": "99"}]
+    (run / "environment.json").write_text(json.dumps({"commit": "abcdef0123", "resumed": resumed}))
 if stage == "measure":
     (run / "measured.json").write_text('{"0": {}, "6": {"qwen-math": {"pass@1": 0.12345678}}}')
 """
@@ -79,7 +80,7 @@ def test_a_run_on_record_is_not_made_again(stub: Stub) -> None:
         *(("grpo", 1000), ("kl", 1000), ("grpo", 1001), ("kl", 1001))
     ]
     first: dict[str, Any] = lines[0]
-    assert first["commit"] == "abcdef0123"
+    assert first["commit"] == "abcdef0123+99"  # it went on after an update
     assert first["seconds"] >= 0
     assert first["measured"]["6"]["qwen-math"]["pass@1"] == 0.123457
     # six steps, seed 1000: 1..6; means over five of them, then over what is left

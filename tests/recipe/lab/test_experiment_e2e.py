@@ -1,0 +1,66 @@
+"""A whole experiment, small: two arms trained, exported and measured, and their page."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from prompt_aug.files import read_lines
+from recipe.lab import page
+from recipe.lab.plan import Arm, Experiment, Measure
+from recipe.lab.runs import Commands, read_record, run_all
+
+pytestmark = pytest.mark.e2e
+
+# The measurement of this experiment, which is not one of those in examples/laboratory.
+MEASURE = """
+import sys
+from pathlib import Path
+from prompt_aug.files import write_json
+from recipe.lab.checkpoints import measure_run
+from recipe.lab.plan import Measure
+settings = Measure(questions=3, samples=4, templates=("qwen-math",))
+write_json(Path(sys.argv[1]) / "measured.json", measure_run(Path(sys.argv[1]), settings))
+"""
+
+
+def test_two_arms_share_their_start_model_and_differ_after_it(tmp_path: Path) -> None:
+    small = (
+        *(f"recipe.toy.cache={tmp_path / 'cache'}", "recipe.toy.updates=60"),
+        *("recipe.toy.train_questions=80", "recipe.toy.validation_questions=20"),
+        "recipe.toy.test_questions=20",
+        # So young a model is never right: it is paid for being short, so there is a signal.
+        *("recipe.reward.overlong.enable=true", "recipe.reward.overlong.buffer=80"),
+    )
+    plan = Experiment(
+        name="ta_grpo",
+        steps=2,
+        save_every=2,
+        measure=Measure(questions=3, samples=4, templates=("qwen-math",)),
+        arms=(
+            Arm(name="grpo", world="primed", set=small),
+            Arm(name="ta", world="primed", set=("method=ta_grpo", *small)),
+        ),
+        compare=(("ta", "grpo"),),
+        curves=("train/accuracy", "train/no_signal_groups"),
+    )
+    (tmp_path / "measure.py").write_text(MEASURE)
+    commands = Commands(measure=(sys.executable, str(tmp_path / "measure.py")))
+    record = tmp_path / "record.jsonl"
+    failed = run_all(
+        plan,
+        [(arm, 7) for arm in plan.arms],
+        record=record,
+        out=tmp_path / "runs",
+        commands=commands,
+    )
+    logs = "".join(p.read_text()[-2000:] for p in (tmp_path / "runs").glob("*.log"))
+    assert failed == [], logs
+    grpo, ta = read_lines(record)
+    assert set(grpo["measured"]) == {"0", "2"}
+    assert grpo["measured"]["0"] == ta["measured"]["0"]
+    assert grpo["measured"]["2"] != grpo["measured"]["0"]
+    assert grpo["measured"]["2"] != ta["measured"]["2"]
+    assert len(grpo["curves"]["train/accuracy"]) == 1
+    text = page.results(plan, read_record(record, plan), 0)
+    assert "ta - grpo: qwen-math pass@1" in text
