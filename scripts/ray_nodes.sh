@@ -32,6 +32,11 @@ address_of() {
     srun --nodes=1 --ntasks=1 --nodelist="$1" --overlap bash -c "$ask" | awk '{print $1; exit}'
 }
 
+# Every srun of a GRES step sets it anew beside CUDA_VISIBLE_DEVICES, and verl refuses to choose.
+# shellcheck disable=SC2016
+ONE_VENDOR='if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then unset ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES
+fi; exec "$@"'
+
 # shellcheck disable=SC2154
 on_nodes() { # NODES... -- ARGUMENTS: one long-lived `ray` on each
     local nodes=()
@@ -42,7 +47,7 @@ on_nodes() { # NODES... -- ARGUMENTS: one long-lived `ray` on each
     shift
     srun --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" --ntasks-per-node=1 --overlap \
         --export=ALL --kill-on-bad-exit=1 --nodelist="$(IFS=,; echo "${nodes[*]}")" \
-        ${runner[@]+"${runner[@]}"} "$bin/ray" "$@" --block &
+        bash -c "$ONE_VENDOR" ray ${runner[@]+"${runner[@]}"} "$bin/ray" "$@" --block &
     ray_nodes+=("$!")
 }
 

@@ -8,10 +8,13 @@ A value that the user has set wins.
 import importlib.metadata
 import os
 import platform
+import secrets
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from prompt_aug.files import write_text
 
 RUN_DIR = "RECIPE_RUN_DIR"  # marks every process of a run (recipe.run.processes)
 DEADLINE = "RECIPE_DEADLINE"  # seconds since the epoch at which the job is killed
@@ -36,7 +39,7 @@ CPU = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "GLOO_SOCKET_IFNAME": "lo",
 }
-LOGGERS = ("TENSORBOARD_DIR", "WANDB_DIR", "WANDB_MODE")
+LOGGERS = ("TENSORBOARD_DIR", "WANDB_DIR", "WANDB_MODE", "WANDB_RUN_ID", "WANDB_RESUME")
 
 # What a result may depend on; a package that is not installed is recorded as null.
 PACKAGES = (
@@ -49,6 +52,19 @@ def set_defaults(*, cpu: bool, **more: str) -> None:
     """Set `COMMON`, on a CPU machine `CPU`, and `more`, where the user has set nothing."""
     for name, value in {**COMMON, **(CPU if cpu else {}), **more}.items():
         os.environ.setdefault(name, value)
+
+
+def keep_wandb_run(run_dir: Path) -> None:
+    """One wandb run for all starts of a training: its id stands in the run folder.
+
+    wandb leaves out steps that it has seen: those trained again after a resume keep their first
+    values there, while metrics.jsonl has the second.
+    """
+    path = run_dir / ".wandb_run_id"
+    if not path.exists():
+        write_text(path, secrets.token_hex(4))
+    os.environ.setdefault("WANDB_RUN_ID", path.read_text(encoding="utf-8"))
+    os.environ.setdefault("WANDB_RESUME", "allow")
 
 
 def inherited() -> dict[str, str]:

@@ -34,6 +34,7 @@ def run(config: DictConfig) -> None:
     run_dir = str(config.recipe.run_dir)
     processes.end(run_dir)  # what a killed run may have left
     reaper = processes.start_reaper(run_dir)
+    environment.keep_wandb_run(Path(run_dir))
     signals = stop.Signals(Path(run_dir))
     signals.listen()
     try:

@@ -4,14 +4,15 @@
 #
 #   tests/slurm/cluster.sh up [FOLDER]       tests/slurm/cluster.sh down [FOLDER]
 #   tests/slurm/cluster.sh kill n2 [FOLDER]  the node is gone at once, with all its processes
+#   tests/slurm/cluster.sh start n2 [FOLDER] and is back
 #
 # FOLDER (default /tmp/recipe-slurm) has slurm.conf, keys, states and logs; SLURM's commands find it
 # through SLURM_CONF=FOLDER/slurm.conf. Only processes started here are ended, by their pid files.
 set -euo pipefail
-what=${1:?up, down or kill}
-dead=
-if [[ $what == kill ]]; then
-    dead=${2:?which node}
+what=${1:?up, down, kill or start}
+node=
+if [[ $what == kill || $what == start ]]; then
+    node=${2:?which node}
     shift
 fi
 folder=${2:-/tmp/recipe-slurm}
@@ -148,6 +149,7 @@ end_processes() { # of a node: those in its network
 case $what in
     up) up ;;
     down) down ;;
-    kill) end_processes "$dead" ;;
-    *) echo "up, down or kill" >&2 && exit 1 ;;
+    kill) end_processes "$node" ;;
+    start) start_node "$node" ;;
+    *) echo "up, down, kill or start" >&2 && exit 1 ;;
 esac

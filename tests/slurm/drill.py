@@ -162,6 +162,7 @@ def node_loss(run: Path) -> str:
     wait("its second start", lambda: len([s for s in steps(run) if "start" in s]) == 2, 120)
     again = [line for line in steps(run) if line.startswith("start")][1]
     slurm("scancel", job)
+    subprocess.run([str(HERE / "cluster.sh"), "start", "n2"], check=True, stdout=subprocess.DEVNULL)
     return (
         f"SLURM queued it again; {again.split(' with')[0]} (its last checkpoint), on another node"
     )

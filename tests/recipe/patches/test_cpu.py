@@ -154,7 +154,7 @@ from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 folder = Path(tempfile.mkdtemp())
 torch.save({"w": torch.tensor([0.1])}, folder / "model_world_size_1_rank_0.pt")
 if "adapted" in sys.argv:
-    from recipe.export_merge import StatedDtypeMerger as FSDPModelMerger
+    from recipe.export.merge import StatedDtypeMerger as FSDPModelMerger
 merger = object.__new__(FSDPModelMerger)
 merger.config = types.SimpleNamespace(local_dir=str(folder))
 merger.dtype = torch.float32
