@@ -8,7 +8,7 @@ request 6246 meant to tell jobs apart by that id. Here the id of the run, a new 
 launch, goes into the socket's name on both sides.
 
 `recipe.plugin` loads this in every process; verl's module is changed when it is first imported.
-tests/recipe/test_isolation.py has a test that fails when verl closes the gap.
+tests/recipe/patches/test_weight_socket.py has a test that fails when verl closes the gap.
 """
 
 import os

@@ -71,7 +71,7 @@ def in_a_process(call: str, folder: str = "") -> str:
     """The value of `call`, a function of this file, in a process with this project's plugin."""
     code = (
         "import os, sys; sys.path.insert(0, sys.argv[1])\n"
-        f"import test_isolation; print(test_isolation.{call}, flush=True); os._exit(0)\n"
+        f"import test_weight_socket; print(test_weight_socket.{call}, flush=True); os._exit(0)\n"
     )
     environment = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "recipe.plugin"}
     done = subprocess.run(
