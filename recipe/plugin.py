@@ -10,12 +10,12 @@ process with its own traceback, and `recipe.doctor` imports it by itself.
 from recipe.patches import (
     cpu,
     logprobs,  # noqa: F401  (hooks into verl when imported)
+    weight_socket,  # noqa: F401  (hooks into verl when imported)
 )
-from recipe.patches import weight_socket as isolation  # noqa: F401  (hooks into verl when imported)
 
 if cpu.requested():
     import recipe.patches.cpu.cpu_platform  # noqa: F401  (registers the platform "cpu")
-    from recipe.patches.cpu import adapters as gaps
+    from recipe.patches.cpu import adapters
 
-    gaps.adapt_process_group()
-    gaps.adapt_vllm_version()
+    adapters.adapt_process_group()
+    adapters.adapt_vllm_version()

@@ -1,6 +1,9 @@
-"""The shape of the code base: imports run one way, files and functions stay small."""
+"""The shape of the code: imports run one way and in no circle, files and functions stay small."""
 
 import ast
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -9,39 +12,41 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("prompt_aug", "recipe", "eval")
 # What a package may not import. examples and scripts are not packages, and stay so.
 FORBIDDEN = {
-    "prompt_aug": {"recipe", "recipe.run", "eval", "torch", "verl", "vllm"},
+    "prompt_aug": {"recipe", "eval", "torch", "verl", "vllm"},
     "recipe": {"eval"},
     "eval": {"recipe", "verl"},
 }
+ALLOWED = {"eval": "recipe.run"}  # of what is forbidden: the run folder, which both know
 EVERYWHERE = {"examples", "scripts", "tests"}
 FILE_LINES = 400
 FUNCTION_LINES = 40
+FAMILY = 3  # so many files of a folder that share the part before "_" want a folder of their own
 
 
 def sources() -> list[Path]:
     return [path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))]
 
 
-def imported(source: str) -> dict[str, int]:
-    """Top-level modules imported anywhere in `source`, also inside functions, and the line."""
-    found: dict[str, int] = {}
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+# ------------------------------------------------------------------------- imports
+
+
+def imports(source: str) -> Iterator[tuple[str, str | None, int]]:
+    """(module, name taken from it, line) of every import, also inside functions."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            yield from ((alias.name, None, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names = [node.module]
+            yield from ((node.module, alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.Call) and is_dynamic_import(node.func):
-            names = [a.value for a in node.args[:1] if is_text(a)]  # type: ignore[attr-defined]
-        else:
-            continue
-        found.update({room_of(name): node.lineno for name in names})
-    return found
-
-
-def room_of(name: str) -> str:
-    """The top-level module of `name`; `recipe.run`, which others may import, is one of its own."""
-    top, _, rest = name.partition(".")
-    return "recipe.run" if (top, rest.partition(".")[0]) == ("recipe", "run") else top
+            yield from ((a.value, None, node.lineno) for a in node.args[:1] if is_text(a))  # type: ignore[attr-defined]
 
 
 def is_dynamic_import(function: ast.expr) -> bool:
@@ -54,8 +59,68 @@ def is_text(node: ast.expr) -> bool:
 
 
 def wrong_imports(package: str, source: str) -> list[str]:
-    banned = FORBIDDEN[package] | EVERYWHERE
-    return [f"line {line}: {name}" for name, line in imported(source).items() if name in banned]
+    banned, allowed = FORBIDDEN[package] | EVERYWHERE, ALLOWED.get(package)
+    found = {}
+    for module, name, line in imports(source):
+        whole = f"{module}.{name}." if name else f"{module}."
+        if module.partition(".")[0] in banned and not (allowed and whole.startswith(f"{allowed}.")):
+            found[module.partition(".")[0]] = line
+    return [f"line {line}: {module}" for module, line in found.items()]
+
+
+def arrows(modules: Mapping[str, str]) -> dict[str, set[str]]:
+    """Which of `modules` (name -> source) each imports, also inside functions."""
+    found: dict[str, set[str]] = {}
+    for importer, source in modules.items():
+        candidates = set()
+        for module, name, _ in imports(source):
+            inside = f"{module}.{name}"
+            candidates.add(inside if inside in modules else module)
+        found[importer] = (candidates & set(modules)) - {importer}
+    return found
+
+
+def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """The modules of one import circle, the first again at the end; [] without any."""
+    done: set[str] = set()
+
+    def walk(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return []
+        for following in sorted(graph.get(module, ())):
+            if round_trip := walk(following, [*path, module]):
+                return round_trip
+        done.add(module)
+        return []
+
+    return next((found for start in sorted(graph) if (found := walk(start, []))), [])
+
+
+def test_no_import_circle() -> None:
+    graph = arrows({module_of(path): path.read_text(encoding="utf-8") for path in sources()})
+    assert sum(map(len, graph.values())) > 100  # they were read
+    assert circle(graph) == []
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"),
+    [
+        ({"a": "import b", "b": "def f():\n    from a import x"}, ["a", "b", "a"]),
+        ({"p": "", "p.a": "from p import b", "p.b": "from p.c import x", "p.c": "import p.a"}, 4),
+        ({"p": "from p.a import x", "p.a": "from p.b import y", "p.b": "from p import x"}, 4),
+        ({"a": "import b\nimport c", "b": "import c", "c": "import os"}, []),
+        ({"p": "from p.a import x", "p.a": "from p.b import y", "p.b": ""}, []),
+    ],
+)
+def test_the_circle_check_sees_what_it_must(modules: dict[str, str], expected: object) -> None:
+    found = circle(arrows(modules))
+    assert found == expected or len(found) == expected
+    assert not found or found[0] == found[-1]
+
+
+# ------------------------------------------------------------------------- sizes and names
 
 
 def long_functions(source: str) -> list[str]:
@@ -68,8 +133,20 @@ def long_functions(source: str) -> list[str]:
     ]
 
 
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+def like_the_standard_library(modules: Iterable[str]) -> list[str]:
+    """A module named like one of the standard library; private names and packages' parts count."""
+    names = sys.stdlib_module_names
+    return [m for m in modules if m.rpartition(".")[2] in names and not m.endswith("__main__")]
+
+
+def families(paths: Iterable[Path]) -> list[str]:
+    """Folders with FAMILY or more files that share the part of their name before "_"."""
+    counts = Counter(
+        (path.parent.as_posix(), path.stem.partition("_")[0])
+        for path in paths
+        if not path.stem.startswith("_")
+    )
+    return [f"{folder}/{prefix}*" for (folder, prefix), n in counts.items() if n >= FAMILY]
 
 
 @pytest.mark.parametrize("path", sources(), ids=name_of)
@@ -86,16 +163,40 @@ def test_every_package_was_found() -> None:
     assert {path.relative_to(ROOT).parts[0] for path in sources()} == set(PACKAGES)
 
 
+def test_rooms_instead_of_prefixes_and_names_of_our_own() -> None:
+    assert families(sources()) == []
+    assert like_the_standard_library(map(module_of, sources())) == []
+
+
+def test_the_name_checks_see_what_they_must() -> None:
+    files = [Path(f"eval/{n}.py") for n in ("report", "report_data", "report_page", "metrics")]
+    assert families(files) == ["eval/report*"]
+    assert families([*files[:2], *files[3:], Path("recipe/report_x.py")]) == []
+    assert like_the_standard_library(["recipe.signal", "eval.engine", "a.__main__"]) == [
+        "recipe.signal"
+    ]
+
+
+def test_only_files_of_that_name_start_ray_or_an_engine() -> None:
+    """The mark e2e and the file name say the same, so that the list of files tells."""
+    marked = {
+        path.name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if "pytest.mark." + "e2e" in path.read_text(encoding="utf-8")
+    }
+    named = {path.name for path in (ROOT / "tests").rglob("test_*_e2e.py")}
+    assert marked == named != set()
+
+
 @pytest.mark.parametrize(
     ("package", "source", "wrong"),
     [
         ("prompt_aug", "import torch.nn as nn", ["line 1: torch"]),
         ("prompt_aug", "def f():\n    from recipe.train import main", ["line 2: recipe"]),
         ("prompt_aug", "import importlib\nimportlib.import_module('vllm.x')", ["line 2: vllm"]),
-        ("eval", "from recipe import run_folder", ["line 1: recipe"]),
-        ("eval", "from recipe.run.folder import RunFolder\nimport recipe.run", []),
+        ("eval", "from recipe import train", ["line 1: recipe"]),
         ("eval", "from recipe.running import x", ["line 1: recipe"]),
-        ("prompt_aug", "import recipe.run.folder", ["line 1: recipe.run"]),
+        ("eval", "from recipe import run\nfrom recipe.run.folder import x", []),
         ("recipe", "from eval.metrics import x", ["line 1: eval"]),
         ("recipe", "import examples.toy", ["line 1: examples"]),
         ("recipe", "import torch, verl\nfrom prompt_aug import draw", []),

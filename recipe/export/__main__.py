@@ -1,9 +1,10 @@
-"""Export: ``python -m recipe.export RUN [--steps 10,20|all] [--dtype float32|bfloat16]``.
+"""The checkpoints of a run as Hugging Face models.
 
 RUN/checkpoints/global_step_N (FSDP shards) -> RUN/hf/step_N (Hugging Face), through verl's own
-merger into a folder beside, verified against the shards, renamed, manifest.json last. Its presence
-is the only "done": killed anywhere and started again, this ends right. Step 0 is the start model;
-its manifest names it and copies nothing. Exporting beside a live training is allowed.
+merger into a folder beside it, which is verified against the shards and renamed; manifest.json
+comes last. A step is done when its manifest is there, so an export that was killed at any moment is
+finished by the same command. Step 0 is the start model: its manifest names it and copies nothing.
+Exporting beside a live training is allowed.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from prompt_aug.commands import make_parser, run
 from prompt_aug.errors import UserError
 from prompt_aug.files import InUseError, digests, lock, read_json, sync, write_json
 from recipe.export.plan import (
@@ -154,49 +156,61 @@ def export(run: Path, steps: Sequence[int] | None, dtype: str | None) -> Iterato
                 else:
                     export_step(run, job, choose_dtype(config, job, dtype))
             except Exception as error:  # one bad checkpoint must not cost the others
-                detail = str(error) if isinstance(error, ExportError) else _describe(error)
-                yield f"step {job.step}: {detail}"
+                yield f"step {job.step}: {_describe(error)}"
 
 
 def _describe(error: Exception) -> str:
-    if type(error).__name__ == "MismatchError":
+    if isinstance(error, UserError):
         return str(error)
     logging.getLogger(__name__).error("export failed", exc_info=error)
     return f"{type(error).__name__}: {error}"
 
 
-def parse_steps(text: str) -> list[int] | None:
-    """``all`` -> None; ``10,20`` -> [10, 20]."""
-    if text == "all":
+def parse_steps(texts: Sequence[str]) -> list[int] | None:
+    """``all`` -> None; ``10 20`` or ``10,20`` -> [10, 20]. Raises ExportError."""
+    parts = [part for text in texts for part in text.split(",")]
+    if parts == ["all"]:
         return None
-    try:
-        steps = [int(part) for part in text.split(",")]
-    except ValueError:
-        steps = [-1]
-    if min(steps) < 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not 'all' or a list of steps like 10,20")
-    return steps
+    if not all(part.isdecimal() for part in parts):
+        raise ExportError(f"--steps {' '.join(texts)}: neither 'all' nor steps like 10 20")
+    return [int(part) for part in parts]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = make_parser(
+        "python -m recipe.export", __doc__, example="python -m recipe.export runs/toy --steps 10 20"
+    )
+    parser.add_argument("run", metavar="RUN", help="the run folder, such as runs/demo")
+    parser.add_argument(
+        "--steps", nargs="+", default=["all"], metavar="N", help="these steps only (default: all)"
+    )
+    parser.add_argument("--dtype", choices=list(DTYPES), help="default: that of the run's rollouts")
+    return parser
+
+
+def export_as(options: argparse.Namespace) -> int:
+    """Export as the options say; the exit status, 1 where a step failed."""
+    if not options.run:
+        raise ExportError("RUN is empty (an unset shell variable?)")
+    run_dir, failed = Path(options.run), False
+    for failure in export(run_dir, parse_steps(options.steps), options.dtype):
+        failed = True
+        tqdm.write(f"error: {failure}", file=sys.stderr)
+    if failed:
+        return 1
+    done = sorted((run_dir / "hf").glob("step_*/manifest.json"))
+    print(f"recipe.export: {len(done)} exported steps in {run_dir}/hf")
+    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipe.export", description=__doc__)
-    parser.add_argument("run", type=Path, help="the run folder, such as runs/demo")
-    parser.add_argument("--steps", type=parse_steps, default=None, help="all (default), or 10,20")
-    parser.add_argument("--dtype", choices=list(DTYPES), help="default: that of the run's rollouts")
-    parsed = parser.parse_args(arguments)
-    failures = []
-    try:
-        for failure in export(parsed.run, parsed.steps, parsed.dtype):
-            failures.append(failure)
-            tqdm.write(f"recipe.export: {failure}", file=sys.stderr)
-    except (UserError, OSError) as error:
-        failures.append(str(error))
-        print(f"recipe.export: {error}", file=sys.stderr)
-    if failures:
-        return 1
-    done = sorted((parsed.run / "hf").glob("step_*/manifest.json"))
-    print(f"recipe.export: {len(done)} exported steps in {parsed.run}/hf")
-    return 0
+    """Entry point; 0 done, 1 could not (told in a line for each step), 2 wrong usage."""
+    options = build_parser().parse_args(arguments)
+    return run(
+        lambda: export_as(options),
+        interrupted="the steps exported so far stay; the same command goes on with the rest",
+    )
 
 
 if __name__ == "__main__":

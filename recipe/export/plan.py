@@ -20,6 +20,10 @@ class ExportError(UserError):
     """What stops an export of a run or of one step; the message is for the user."""
 
 
+class MismatchError(ExportError):
+    """Shards that cannot be read, do not belong together, or differ from the merged model."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """One step to export: `source` holds its shards, None for the start model."""

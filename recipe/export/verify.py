@@ -13,11 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
-from prompt_aug.errors import UserError
-
-
-class MismatchError(UserError):
-    """Shards that cannot be read, do not belong together, or differ from the merged model."""
+from recipe.export.plan import MismatchError
 
 
 def load_shards(source: Path, world_size: int) -> list[dict[str, torch.Tensor]]:

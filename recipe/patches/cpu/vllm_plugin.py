@@ -8,7 +8,7 @@ from recipe.patches import cpu
 def register() -> None:
     """Entry point of ``vllm.general_plugins``; does nothing unless ``VERL_PLATFORM=cpu``.
 
-    Gap 4: vLLM on a CPU packs each linear weight for oneDNN and throws the original away, so a
+    vLLM on a CPU packs each linear weight for oneDNN and throws the original away, so a
     live weight update fails with "Parameter has no attribute weight_loader". Here every linear
     layer multiplies by its own, unpacked weight.
     """

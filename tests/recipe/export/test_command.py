@@ -210,8 +210,24 @@ def test_steps_that_are_not_there_and_folders_that_are_no_run(
     assert export.main([str(tmp_path)]) == 1
     assert "is no run folder" in capsys.readouterr().err
     assert converted == []
-    with pytest.raises(SystemExit):
-        export.main([str(run), "--steps", "two"])
+    for steps in (["two"], ["1,x"], ["all", "2"], ["2", ""]):
+        assert export.main([str(run), "--steps", *steps]) == 1
+        assert f"--steps {' '.join(steps)}: neither" in capsys.readouterr().err
+    assert export.main([""]) == 1
+    assert "RUN is empty" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_what_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(export, "convert", interrupted)
+    assert export.main([str(make_run(tmp_path))]) == 130
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("interrupted: the steps exported so far stay")
+    assert [p.name for p in (tmp_path / "run" / "hf").glob(".step*")] == []
 
 
 def test_a_hub_id_stays_and_a_missing_folder_is_an_error(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch.distributed
 
-from recipe.patches.cpu import adapters as gaps
+from recipe.patches.cpu import adapters
 
 ROOT = Path(__file__).resolve().parents[3]
 CLOSED = "the gap is closed upstream: delete the adapter"
@@ -46,7 +46,7 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(
         torch.distributed, "init_process_group", lambda backend=None, **_: asked.append(backend)
     )
-    gaps.adapt_process_group()
+    adapters.adapt_process_group()
     return asked
 
 
@@ -60,7 +60,7 @@ def test_the_adapter_names_each_device_once_and_changes_nothing_else(backends: l
 
 def test_the_process_group_is_adapted_once(backends: list[Any]) -> None:
     adapted = torch.distributed.init_process_group
-    gaps.adapt_process_group()
+    adapters.adapt_process_group()
     assert torch.distributed.init_process_group is adapted
 
 
@@ -83,7 +83,7 @@ def test_the_version_adapter_answers_for_vllm_alone(monkeypatch: pytest.MonkeyPa
         return known[name]
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    gaps.adapt_vllm_version()
+    adapters.adapt_vllm_version()
     assert importlib.metadata.version("vllm") == "0.28.0+cpu"
     assert importlib.metadata.version("torch") == "2.13.0+cpu"
     with pytest.raises(importlib.metadata.PackageNotFoundError):
@@ -91,7 +91,7 @@ def test_the_version_adapter_answers_for_vllm_alone(monkeypatch: pytest.MonkeyPa
     known["vllm"] = "0.24.0"  # a real vllm answers for itself
     assert importlib.metadata.version("vllm") == "0.24.0"
     adapted = importlib.metadata.version
-    gaps.adapt_vllm_version()
+    adapters.adapt_vllm_version()
     assert importlib.metadata.version is adapted
 
 
@@ -223,6 +223,17 @@ def bare() -> dict[str, Any]:
 def adapted() -> dict[str, Any]:
     """verl as it finds the project by its entry point alone."""
     return look(VERL, "adapted")
+
+
+@pytest.mark.config
+def test_verl_still_has_no_cpu_platform() -> None:
+    program = (
+        "import json, verl\nfrom verl.plugin.platform import PlatformRegistry\n"
+        "print(json.dumps({'cpu': 'cpu' in PlatformRegistry._platforms}))"
+    )
+    alone = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_PLATFORM": "nvidia"}
+    assert look(program, **alone) == {"cpu": False}, CLOSED
+    assert look(program) == {"cpu": True}
 
 
 @pytest.mark.config
