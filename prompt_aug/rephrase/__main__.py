@@ -22,6 +22,7 @@ from prompt_aug.files import iter_lines, lock
 from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex
 from prompt_aug.questions import Question, read_parquet
 from prompt_aug.rephrase import options as cli
+from prompt_aug.rephrase import rules
 from prompt_aug.rephrase.candidates import Candidate, check_answers, decide, usable
 from prompt_aug.rephrase.choose import Rate, choose
 from prompt_aug.rephrase.generate.budget import BudgetError, Spending, estimate
@@ -51,6 +52,12 @@ def make_requests(questions: Sequence[Question], options: Namespace) -> list[Req
         )
         for question in questions
     ]
+
+
+def by_rules(question: Question, options: Namespace) -> list[dict[str, Any]]:
+    """Candidates of the rules, in the form of a model's answers."""
+    texts = rules.candidates(question.text, options.candidates)
+    return [{"text": text, "model": rules.MODEL, "sample": i} for i, text in enumerate(texts)]
 
 
 def dry_run(requests: Sequence[Request], store: Store, options: Namespace) -> None:
@@ -158,6 +165,10 @@ def run(options: Namespace) -> int:
     benchmarks = benchmarks_of(options)
     with lock(options.work):
         store = Store(options.work)
+        if options.offline:
+            listed = {q.uid: check_answers(q, by_rules(q, options), benchmarks) for q in questions}
+            finish(questions, listed, rates, decisions, options)
+            return DONE
         requests = make_requests(questions, options)
         if options.dry_run:
             dry_run(requests, store, options)

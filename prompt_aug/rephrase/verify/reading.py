@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from prompt_aug.grading.normalize import canonical, squeeze
 
 DRAWING = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
+# A sum of two numbers may as well be said in words: "47 + 38", "47 plus 38".
+_SIGNS = {"+": "plus", "-": "minus", "−": "minus", "×": "times", "*": "times", "÷": "divided by"}
+_SUM = re.compile(r"(?<![-+*/=^] )(?<![\w.])(\d+) ([-+−×*÷]) (\d+)(?![\w.]\d| ?[-+*/=^])")
+_TIMES = re.compile(r"\\(?:times|cdot)\b")
 FORMULA = "\ue000"  # stands for a formula in `Reading.prose`; of the private use area
 AMOUNT = "\ue001"  # a dollar sign that is money
 
@@ -63,9 +67,9 @@ def read(text: str) -> Reading:
     formulas: list[str] = []
     for piece, is_formula in _pieces(text):
         if not is_formula:
-            prose.append(_bare(piece, formulas))
+            prose.append(_bare(_SUM.sub(_spoken, piece), formulas))
             continue
-        number = _as_number(piece)
+        number = _as_sum(piece) or _as_number(piece)
         if number is not None:
             prose.append(f" {number} ")
         elif spelled := _spelled(piece.replace(AMOUNT, " ")):
@@ -109,6 +113,17 @@ def _is_money(inside: str, after: str) -> bool:
     if not re.match(r"\s?\d", inside):
         return len(words) > 5  # an unclosed formula runs into a sentence
     return bool(words) or (inside[-1:].isspace() and after[:1].isdigit())
+
+
+def _as_sum(formula: str) -> str | None:
+    """A formula "a + b" of two numbers, in words; None for any other."""
+    plain = _TIMES.sub("×", formula.strip().rstrip(".,;?"))
+    return _SUM.sub(_spoken, plain) if _SUM.fullmatch(plain) else None
+
+
+def _spoken(match: re.Match[str]) -> str:
+    one, sign, other = match.groups()
+    return f" {one} {_SIGNS[sign]} {other} "
 
 
 def _as_number(formula: str) -> str | None:

@@ -31,7 +31,8 @@ _CHATTER = re.compile(
     r"(?i)^\W*(?:sure|certainly|of course|okay|here (?:is|are)|here's|rephras\w*\b.{0,40}:"
     r"|the above question|question\s*:|original\s*:|problem\s*:|as an ai)"
     r"|\bI hope (?:this|that)\b|\blet me know if\b|\brephrased (?:question|version|problem)s?\b"
-    r"|<\/?(?:think|answer|question)\b|^\W*(?:version|perspective|rephrasing)\s*\d"
+    r"|</?(?:think|answer|question|script|img|div|span|html|body|iframe|svg|style)\b|</[a-z]+>"
+    r"|^\W*(?:version|perspective|rephrasing)\s*\d"
 )
 _LIST = re.compile(
     r"(?m)^\s*(?:\d+[.)]|[-*])\s+\S.*\n+\s*(?:\d+[.)]|[-*])\s+\S|\b1\..{20,}\b2\..{20,}"
