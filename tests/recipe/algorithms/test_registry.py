@@ -61,7 +61,7 @@ def outside(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.e2e
+@pytest.mark.config
 def test_a_function_from_a_folder_outside_the_repository(tmp_path: Path) -> None:
     """4 R / tokens, then half of it; it is composed, checked and computed by its path alone."""
     done = outside(tmp_path)
@@ -69,7 +69,7 @@ def test_a_function_from_a_folder_outside_the_repository(tmp_path: Path) -> None
     assert done.stdout.splitlines()[-1] == "[[1.0, 1.0], [0.0, 0.0]]"
 
 
-@pytest.mark.e2e
+@pytest.mark.config
 def test_what_it_says_of_itself_is_checked(tmp_path: Path) -> None:
     done = outside(tmp_path, "recipe.reward.overlong.enable=true")
     assert done.returncode == 1
