@@ -96,7 +96,7 @@ def figures(lines: list[dict]) -> dict[str, float]:
         "accuracy": last("train/accuracy"),
         "held out": lines[-1]["val/toy_arithmetic/accuracy"],
         "reward": last("critic/score/mean"),
-        "entropy": last("actor/entropy"),
+        "entropy": last("train/entropy"),
         "no signal": statistics.fmean(silent),
         "generated": sum(generated) / sum(m["train/groups"] for m in lines),
     }

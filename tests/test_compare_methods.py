@@ -18,7 +18,7 @@ def compare() -> ModuleType:
 def step(number: int, accuracy: float, **more: float) -> dict[str, Any]:
     return {
         **{"step": number, "train/accuracy": accuracy, "critic/score/mean": 2 * accuracy},
-        **{"actor/entropy": 0.5, "train/no_signal_groups": 0.25, "train/groups": 4.0},
+        **{"train/entropy": 0.5, "train/no_signal_groups": 0.25, "train/groups": 4.0},
         **{"val/toy_arithmetic/accuracy": 0.75, **more},
     }
 
