@@ -10,6 +10,7 @@ from that prompt, so the numerator and the denominator of the ratio are both und
 own log-probabilities stay those under q^n: a diagnostic, never part of a ratio.
 """
 
+import hashlib
 from typing import Any
 from uuid import uuid4
 
@@ -44,7 +45,7 @@ def choose_template(augment: DictConfig, bank: Bank, seed: int, row: dict[str, A
     )
 
 
-def choose_text(recipe: DictConfig, group_size: int, row: dict[str, Any]) -> tuple[int, str]:
+def choose_phrasing(recipe: DictConfig, group_size: int, row: dict[str, Any]) -> tuple[int, str]:
     """(n, text of q^n) for one rollout; n = 0, the question, outside training.
 
     `group_size` is ``rollout.n`` = (N + 1) G with N = ``recipe.neighbours.count``.
@@ -60,6 +61,17 @@ def choose_text(recipe: DictConfig, group_size: int, row: dict[str, Any]) -> tup
         available=len(texts) - 1,
     )
     return n, texts[n]
+
+
+def request_seed(seed: int, group: str, rollout: int) -> int:
+    """The engine's seed for one rollout: 63 bits of a hash of (seed, group, rollout).
+
+    The trainer's id of a group is its place in the data order and its question, so every time that
+    a question is drawn its rollouts are others, and in every run with the same seed they are the
+    same, in whatever order an engine gets them.
+    """
+    digest = hashlib.blake2b(f"{seed}/{group}/{rollout}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 @register("prompt_augmentation")
@@ -87,12 +99,15 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
         return name, rendered, ids
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        n, text = choose_text(self.recipe, int(self.rollout_config.n), kwargs)
+        n, text = choose_phrasing(self.recipe, int(self.rollout_config.n), kwargs)
         name, rendered, generated_under = self.prompt(kwargs, text)
         trained_under = generated_under
         if n > 0 and self.recipe.neighbours.ratio == "anchored":
             _, _, trained_under = self.prompt(kwargs, kwargs["raw_prompt"][-1]["content"])
         params = dict(sampling_params)
+        if self.recipe.rollout.request_seeds and kwargs["extra_info"]["split"] == "train":
+            group, rollout = str(kwargs["uid"]), int(kwargs["session_id"])
+            params["seed"] = request_seed(int(self.recipe.seed), group, rollout)
         if rendered.stop:
             params.update(stop=list(rendered.stop), include_stop_str_in_output=True)
         else:

@@ -10,7 +10,12 @@ from omegaconf import OmegaConf
 from prompt_aug.draw import draw
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import load_bank, render
-from recipe.rollout.agent_loop import EPOCH, PromptAugmentationAgentLoop, choose_template
+from recipe.rollout.agent_loop import (
+    EPOCH,
+    PromptAugmentationAgentLoop,
+    choose_template,
+    request_seed,
+)
 from recipe.toy import build
 from recipe.toy.tokenizer import build_tokenizer
 from recipe.toy.world import load_world
@@ -89,12 +94,14 @@ def loop(
     response_length: int = 6,
     count: int = 0,
     ratio: str = "anchored",
+    seeds: bool = False,
 ) -> Any:
     made = object.__new__(PromptAugmentationAgentLoop)  # verl's __init__ wants a whole config
     made.recipe = OmegaConf.create(
         {
             "augment": augment(templates=NAMES[:1]),
             "seed": 7,
+            "rollout": {"request_seeds": seeds},
             "neighbours": {"count": count, "ratio": ratio},
         }
     )
@@ -122,6 +129,24 @@ def test_prefill_is_prompt_and_the_draw_is_handed_on() -> None:
     assert out.extra_fields["prefill"] == "<think>\n"
     assert out.extra_fields["min_global_steps"] == 3
     assert out.extra_fields["truncated"] is False
+
+
+def seeds(rows: list[tuple[str, dict[str, Any]]]) -> list[int | None]:
+    engine = Engine([5])
+    made = loop(engine, seeds=True)
+    for group, columns in rows:
+        asyncio.run(made.run({"temperature": 1.0}, uid=group, **columns))
+    return [params.get("seed") for _, _, params in engine.requests]
+
+
+def test_every_rollout_has_a_seed_of_its_own_that_order_does_not_change() -> None:
+    listed = [(group, row(session=i)) for group in ("0-a", "1-b", "2-a") for i in range(4)]
+    drawn = seeds(listed)
+    assert len(set(drawn)) == 12  # also where a question comes again
+    assert seeds(listed[::-1]) == drawn[::-1]
+    assert all(seed is not None and 0 <= seed < 2**63 for seed in drawn)
+    assert seeds([("0-a", row("test"))]) == [None]  # verl names validation groups at random
+    assert request_seed(7, "0-a", 0) == drawn[0] != request_seed(8, "0-a", 0)
 
 
 def test_a_response_at_the_limit_is_marked_and_cut() -> None:
