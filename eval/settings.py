@@ -122,6 +122,11 @@ def from_run(run: Path) -> Settings:
         ) from error
 
 
+def presets() -> dict[str, dict[str, Any]]:
+    """Settings of published evaluations by name."""
+    return dict(yaml.safe_load(read_text(Path(__file__).with_name("presets.yaml"))))
+
+
 def last_step(run: Path) -> int:
     """The step at which the training of `run` ends."""
     config = yaml.safe_load(read_text(RunFolder(run).config)) or {}

@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--benchmark", action="append", default=[], type=text, metavar="NAME[=PATH[:SAMPLES]]")
     add("--suite", type=existing, help="folder of the five published benchmarks (Arrow folders)")
     add("--steps", type=int, nargs="+", help="these steps only (default: every exported one)")
+    add("--preset", choices=list(settings_module.presets()), help="as a paper evaluates")
     add("--samples", type=int, help="of each question (default: the benchmark's; greedy: 1)")
     add("--template", type=text, help="what every question is asked with (default: the run's)")
     add("--bank", type=text, help="template bank file (default: the run's own, or the project's)")
@@ -81,6 +82,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
     base = Settings() if run is None else settings_module.from_run(run)
+    if options.preset is not None:
+        base = dataclasses.replace(base, **settings_module.presets()[options.preset])
     names = {field.name for field in dataclasses.fields(Settings)} - {"benchmarks"}
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     requests = [parse_request(request) for request in options.benchmark]

@@ -64,6 +64,11 @@ def running_mean(values: Sequence[float], window: int) -> NDArray[np.float64]:
     return (sums[high] - sums[low]) / (high - low)
 
 
+def plain(text: str) -> str:
+    """`text` as it stands: matplotlib reads what stands between two dollars as a formula."""
+    return text.replace("$", r"\$")
+
+
 def accuracy(data: RunData) -> bytes | None:
     """Accuracy by step, one line per benchmark, bars of one standard error."""
     if not data.rows:
@@ -78,7 +83,7 @@ def accuracy(data: RunData) -> bytes | None:
             steps,
             [100 * entry["accuracy"] for entry in entries],
             [100 * (entry["standard_error"] or 0.0) for entry in entries],
-            (name, colour, marker),
+            (plain(name), colour, marker),
         )
     if len(names) > 1:
         means = [100 * row.total.accuracy for row in data.rows]
@@ -103,7 +108,7 @@ def grades(data: RunData) -> bytes | None:
 
 def lines(data: RunData, title: str, unit: str, keys: Mapping[str, str]) -> bytes | None:
     """Several metrics over one axis; `keys` maps a metric key to its label."""
-    present = {label: data.series(key) for key, label in keys.items() if data.series(key)[0]}
+    present = {plain(v): data.series(k) for k, v in keys.items() if data.series(k)[0]}
     if not present:
         return None
     figure, (axes,) = _figure(title)
@@ -140,7 +145,7 @@ def templates(data: RunData) -> bytes | None:
         figure = Figure(figsize=(9.0, 0.7 + 2.0 * rows), layout="constrained")
         grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
         for axes, name in zip(grid, names, strict=False):
-            axes.set_title(name, fontsize=9)
+            axes.set_title(plain(name), fontsize=9)
             for part, colour in (("accuracy", COLOURS[0]), ("format", COLOURS[1])):
                 _smooth_line(axes, data.series(f"template/{name}/{part}"), part, colour)
             axes.set_ylim(-0.05, 1.05)

@@ -4,6 +4,7 @@ Nothing here is drawn or formatted. What a run lacks becomes a note, never a zer
 """
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from eval import metrics
 from eval.errors import EvaluationError
 from eval.intervals import Difference, paired
+from eval.metrics import Estimate
 from eval.score import require_one_grader
 from eval.settings import differences
 from prompt_aug.files import read_json, read_lines
@@ -46,6 +48,8 @@ class RunData:
     eval_settings: Mapping[str, Any]
     timing: Mapping[str, Any]
     evaluated: Mapping[int, Path]
+    date: str | None = None
+    levels: Mapping[tuple[int, str, int], Estimate] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def series(self, key: str) -> Series:
@@ -98,6 +102,8 @@ def collect(run: Path, settings: str | None = None) -> RunData:
         eval_settings=scores[max(scores)]["settings"] if scores else {},
         timing=timing,
         evaluated=evaluated,
+        date=_date(folder.metrics),
+        levels=_levels(evaluated, scores),
         notes=notes,
     )
 
@@ -198,6 +204,30 @@ def _common_benchmarks(scores: Mapping[int, Mapping[str, Any]], notes: list[str]
         raise EvaluationError("the checkpoints have no benchmark in common: evaluate them again")
     latest = scores[max(scores)]["benchmarks"]
     return [name for name in latest if name in common]
+
+
+def _date(path: Path) -> str | None:
+    """When the last training step was written, in UTC."""
+    if not path.exists():
+        return None
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(path.stat().st_mtime))
+
+
+def _levels(
+    evaluated: Mapping[int, Path], scores: Mapping[int, Mapping[str, Any]]
+) -> dict[tuple[int, str, int], Estimate]:
+    """Accuracy by (step, benchmark, level), where the questions have levels."""
+    found = {}
+    for step, path in evaluated.items():
+        for name, entry in scores[step]["benchmarks"].items():
+            means: dict[int, list[float]] = {}
+            questions = read_lines(EvaluationFolder(path).benchmark(name).questions)
+            for question, mean in zip(questions, entry["question_means"], strict=True):
+                if question["level"] is not None:
+                    means.setdefault(question["level"], []).append(mean)
+            for level, values in means.items():
+                found[step, name, level] = metrics.accuracy(np.array(values)[:, None])
+    return found
 
 
 def evaluations(root: Path) -> dict[str, dict[int, Path]]:

@@ -12,12 +12,18 @@ import yaml
 
 from eval.intervals import wilson
 from eval.metrics import Estimate
+from eval.report.charts import template_names
 from eval.report.data import RunData
 from eval.report.samples import Sample
 
 # The keys of config.yaml worth showing at a glance; the whole file is folded below them.
 CONFIG_SECTIONS = ("recipe", "eval", "algorithm", "trainer", "data")
 SECRET = re.compile(r"token|secret|passw|api_?key|credential", re.IGNORECASE)
+# What looks like a token, whatever its key: the usual prefixes, a key in a URL, a long random word.
+TOKEN = re.compile(
+    r"\b(hf|sk|pk|ghp|gho|glpat|xox[abp]|wandb)[_-][\w-]{8,}|AKIA[0-9A-Z]{12,}|://[^/\s:]+:[^/\s]+@|"
+    r"(?<![\w/.-])(?=\w*\d)(?=\w*[A-Za-z])\w{32,}(?![\w/.-])"
+)
 Table = list[list[str]]
 
 
@@ -127,6 +133,62 @@ def settings_table(data: RunData) -> Table:
     return [[name, str(value)] for name, value in data.eval_settings.items()]
 
 
+def header_table(data: RunData) -> Table:
+    """What was trained, how, on what, from which code, and when; a row only for what is known."""
+    model = _select(data.config, "actor_rollout_ref.model.path")
+    advantage = _select(data.config, "recipe.advantage.name")
+    weights = _select(data.config, "recipe.weights.name")
+    method = " + ".join(str(x) for x in (advantage, weights) if x not in (None, "none"))
+    files = _select(data.config, "data.train_files") or []
+    commit = data.environment.get("commit")
+    changed = " with uncommitted changes" if data.environment.get("uncommitted_changes") else ""
+    rows = [
+        ("model", model),
+        ("method", method or None),
+        ("data", ", ".join(map(str, [files] if isinstance(files, str) else files)) or None),
+        ("command", data.environment.get("command")),
+        ("commit", f"{commit}{changed}" if commit else None),
+        ("date", data.date),
+    ]
+    shown = {name: _without_secrets(str(value)) for name, value in rows if value is not None}
+    return [[name, value] for name, value in shown.items()]
+
+
+def template_table(data: RunData) -> Table:
+    """Each template's share, accuracy and format reward in training: means of the last 10 steps."""
+    names = template_names(data)
+    if not names:
+        return []
+    table = [["template", "share", "accuracy", "format"]]
+    for name in names:
+        means = []
+        for part in ("share", "accuracy", "format"):
+            values = data.series(f"template/{name}/{part}")[1][-10:]
+            means.append(f"{100 * sum(values) / len(values):.1f}" if values else "-")
+        table.append([name, *means])
+    return table
+
+
+def level_table(data: RunData) -> Table:
+    """Accuracy by level of difficulty, first and last checkpoint; nothing without levels."""
+    if not data.levels:
+        return []
+    steps = sorted({step for step, _, _ in data.levels})
+    steps = list(dict.fromkeys((steps[0], steps[-1])))
+    places = sorted({(name, level) for _, name, level in data.levels})
+    table = [["benchmark", "level", *(_step_name(step) for step in steps)]]
+    for name, level in places:
+        cells = [share(data.levels.get((step, name, level))) for step in steps]
+        table.append([name, str(level), *cells])
+    return table
+
+
+def _select(config: Any, key: str) -> Any:
+    for name in key.split("."):
+        config = config.get(name) if isinstance(config, Mapping) else None
+    return config
+
+
 def environment_table(data: RunData) -> Table:
     """environment.json, flattened one level."""
     table = []
@@ -184,6 +246,9 @@ def render_html(
     source = resources.files("eval.report").joinpath("report.html.j2").read_text(encoding="utf-8")
     return environment.from_string(source).render(
         name=data.name,
+        header=header_table(data),
+        templates=template_table(data),
+        levels=level_table(data),
         headline=headline(data, numbers),
         checkpoints=checkpoint_table(data),
         pass_at_k=pass_at_k_table(data),
@@ -241,4 +306,5 @@ def _without_secrets(value: Any, key: str = "") -> Any:
     if isinstance(value, list):
         return [_without_secrets(inner, key) for inner in value]
     # "max_tokens" is a number, a token that opens a door is a text.
-    return "(left out)" if isinstance(value, str) and SECRET.search(key) else value
+    hidden = isinstance(value, str) and (SECRET.search(key) or TOKEN.search(value))
+    return "(left out)" if hidden else value

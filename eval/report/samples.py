@@ -26,6 +26,7 @@ class Sample:
 
     step: int
     heading: str
+    question: str
     prompt: str
     response: str
     correct: bool
@@ -91,6 +92,7 @@ def _rollout(step: int, line: Mapping[str, Any]) -> Sample:
     return Sample(
         step=step,
         heading=visible(line.get("template", "no template"), 80),
+        question=_short(line.get("question") or line.get("prompt", "")),
         prompt=visible(line.get("prompt", "")),
         response=visible(line.get("response", "")),
         correct=bool(line.get("accuracy")),
@@ -102,11 +104,17 @@ def _evaluated(step: int, benchmark: str, line: Mapping[str, Any]) -> Sample:
     return Sample(
         step=step,
         heading=benchmark,
+        question=_short(line["question"]),
         prompt=visible(line["prompt"]),
         response=visible(line.get("response", "")),
         correct=bool(line["correct"]),
         facts=_facts(line, ("gold", "extracted", "status", "finish_reason", "tokens", "uid")),
     )
+
+
+def _short(text: object) -> str:
+    """The beginning of a question, on one line."""
+    return visible(" ".join(str(text).split()), 100).split("\n")[0]
 
 
 def _facts(line: Mapping[str, Any], names: Iterable[str]) -> tuple[tuple[str, str], ...]:

@@ -1,19 +1,25 @@
 """Denominators, files, hub errors, and answers as texts."""
 
+import dataclasses
 from pathlib import Path
 
 import datasets
 import pytest
+import yaml
 
 from eval.benchmarks import (
-    KNOWN,
     BenchmarkRequest,
     answer_texts,
+    known_benchmark,
+    known_benchmarks,
     load,
+    multiple_choice,
     parse_request,
     suite_requests,
 )
 from eval.errors import EvaluationError
+from prompt_aug.grading import grade
+from prompt_aug.prepare.sources import SourceError
 from prompt_aug.questions import make_question, write_parquet
 
 
@@ -84,7 +90,7 @@ def test_samples_are_those_asked_for_else_the_tables_else_one(
     path = str(shared_data / "evaluation_suite" / "aime")
     request = BenchmarkRequest(name="aime24", path=path)
     assert load(request, greedy=True).samples == 1
-    assert load(request, greedy=False).samples == KNOWN["aime24"].samples == 32
+    assert load(request, greedy=False).samples == known_benchmark("aime24").samples == 32
     asked = BenchmarkRequest(name="aime24", path=path, samples=5)
     assert load(asked, greedy=False).samples == 5
 
@@ -108,11 +114,115 @@ def test_answers_become_texts(value: object, wanted: tuple[str, ...]) -> None:
 
 def test_an_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise ConnectionError("no route")
+        raise SourceError("no route")
 
-    monkeypatch.setattr(datasets, "load_dataset", fail)
+    monkeypatch.setattr("eval.benchmarks.loading.load_rows", fail)
     with pytest.raises(EvaluationError, match=r"no route.*--benchmark aime25=PATH"):
         load(BenchmarkRequest(name="aime25"), greedy=True)
+
+
+def test_every_known_benchmark_is_a_whole_record() -> None:
+    known = known_benchmarks()
+    sizes = {name: benchmark.questions for name, benchmark in known.items()}
+    assert sizes == {
+        "aime24": 30,
+        "aime25": 30,
+        "amc": 83,
+        "amc23": 40,
+        "gpqa-diamond": 198,
+        "gsm8k": 1319,
+        "math-beyond": 181,
+        "math500": 500,
+        "minerva": 272,
+        "olympiadbench": 675,
+    }
+    assert all(benchmark.hub and benchmark.licence for benchmark in known.values())
+
+
+def test_the_suites_content_is_that_of_the_published_one(shared_data: Path) -> None:
+    for request in suite_requests(shared_data / "evaluation_suite"):
+        assert request.sha256 is not None
+        load(request, greedy=True)
+        with pytest.raises(EvaluationError, match="not those of the digest"):
+            load(dataclasses.replace(request, sha256="0" * 64), greedy=True)
+
+
+def own(
+    folder: Path, rows: str = "question,answer\n1 + 1?,2\n2 + 2?,4\n", **changes: object
+) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "mine.csv").write_text(rows)
+    record = {"questions": 2, "file": "mine.csv", "samples": 3, **changes}
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump({k: v for k, v in record.items() if v is not None}))
+    return path
+
+
+def test_a_users_own_benchmark_is_a_yaml_file_in_their_folder(tmp_path: Path) -> None:
+    request = parse_request(f"mine={own(tmp_path / 'far')}")
+    benchmark = load(request, greedy=False)
+    assert [(q.text, q.answers) for q in benchmark.questions] == [
+        ("1 + 1?", ("2",)),
+        ("2 + 2?", ("4",)),
+    ]
+    assert (benchmark.samples, benchmark.name) == (3, "mine")
+    pinned = own(tmp_path / "far", sha256=benchmark.sha256)
+    load(parse_request(f"mine={pinned}"), greedy=False)
+    changed = own(
+        tmp_path / "far", "question,answer\n1 + 1?,2\n2 + 2?,5\n", sha256=benchmark.sha256
+    )
+    with pytest.raises(EvaluationError, match="not those of the digest"):
+        load(parse_request(f"mine={changed}"), greedy=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"question": 2}, "did you mean questions"),
+        ({"questions": 3}, "has 3 questions, but .* has 2"),
+        ({"questions": 0}, "questions is 0"),
+        ({"samples": "many"}, "samples is 'many'"),
+        ({"file": None}, "one of hub and file"),
+        ({"hub": "a/b"}, "one of hub and file"),
+        ({"file": "none.csv"}, "does not exist"),
+        ({"options": ["x"]}, "options need the answer's column"),
+    ],
+)
+def test_a_wrong_record_is_refused(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(EvaluationError, match=message):
+        load(BenchmarkRequest(name="mine", path=str(own(tmp_path, **changes))), greedy=True)
+
+
+def test_an_answer_is_what_follows_the_marker_for_the_last_time(tmp_path: Path) -> None:
+    rows = 'question,answer\na?,"first #### 1, so #### 42"\nb?,#### 7\n'
+    path = own(tmp_path, rows, answer_from="####")
+    questions = load(BenchmarkRequest(name="mine", path=str(path)), greedy=True).questions
+    assert [q.answers for q in questions] == [("42",), ("7",)]
+    path = own(tmp_path, rows.replace("#### 7", "7"), answer_from="####")
+    with pytest.raises(EvaluationError, match="row 1 has no question or no answer"):
+        load(BenchmarkRequest(name="mine", path=str(path)), greedy=True)
+
+
+def test_the_order_of_options_is_that_of_the_stored_seed() -> None:
+    right, wrong = "right", ["one", "two", "three"]
+    texts = {seed: multiple_choice("Which?", right, wrong, seed) for seed in range(20)}
+    assert texts[0] == multiple_choice("Which?", right, wrong[::-1], 0)
+    letters = {answers[0] for _, answers in texts.values()}
+    assert letters == set("ABCD")
+    for text, (letter,) in texts.values():
+        assert f"({letter}) right\n" in text + "\n"
+    with pytest.raises(EvaluationError, match="two options are the same"):
+        multiple_choice("Which?", "one", wrong, 0)
+
+
+def test_gpqa_from_a_local_csv_is_graded_by_letter(tmp_path: Path) -> None:
+    path = tmp_path / "gpqa.csv"
+    gpqa_rows(198).to_csv(str(path))
+    benchmark = load(BenchmarkRequest(name="gpqa-diamond", path=str(path)), greedy=True)
+    (letter,) = benchmark.questions[0].answers
+    wrong = next(other for other in "ABCD" if other != letter)
+    assert grade(rf"\boxed{{{letter}}}", [letter]).correct
+    assert not grade(rf"\boxed{{{wrong}}}", [letter]).correct
 
 
 def gpqa_rows(count: int) -> datasets.Dataset:
@@ -131,7 +241,7 @@ def gpqa_rows(count: int) -> datasets.Dataset:
 def test_gpqa_options_have_a_fixed_order_that_hides_the_right_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: gpqa_rows(198))
+    monkeypatch.setattr("eval.benchmarks.loading.load_rows", lambda *_, **__: gpqa_rows(198))
     benchmark = load(BenchmarkRequest(name="gpqa-diamond"), greedy=True)
     assert benchmark == load(BenchmarkRequest(name="gpqa-diamond"), greedy=True)
     letters = []
@@ -145,8 +255,8 @@ def test_gpqa_options_have_a_fixed_order_that_hides_the_right_one(
 
 
 def test_a_folder_without_the_needed_columns_is_refused(tmp_path: Path) -> None:
-    datasets.Dataset.from_list([{"prompt": "x", "answer": "1"}]).save_to_disk(str(tmp_path / "d"))
-    with pytest.raises(EvaluationError, match="columns"):
+    datasets.Dataset.from_list([{"wording": "x", "answer": "1"}]).save_to_disk(str(tmp_path / "d"))
+    with pytest.raises(EvaluationError, match="no column"):
         load(BenchmarkRequest(name="toy", path=str(tmp_path / "d")), greedy=True)
 
 

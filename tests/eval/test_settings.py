@@ -8,7 +8,14 @@ import pytest
 
 from eval.benchmarks import BenchmarkRequest
 from eval.errors import EvaluationError
-from eval.settings import Settings, differences, folder_name, from_run, shared_identity
+from eval.settings import (
+    Settings,
+    differences,
+    folder_name,
+    from_run,
+    presets,
+    shared_identity,
+)
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import load_bank
 
@@ -101,6 +108,12 @@ def test_a_reworded_template_of_the_same_name_is_another_one() -> None:
     old, new = (shared_identity(Settings(), t) for t in (template, reworded))
     assert [line.split(":")[0] for line in differences(old, new)] == ["template_sha256"]
     json.dumps(old)  # must be storable as it stands
+
+
+@pytest.mark.parametrize("name", presets())
+def test_a_preset_is_made_of_settings(name: str) -> None:
+    settings = Settings(**presets()[name])
+    assert settings.greedy == (name == "paper_prompt_aug")
 
 
 def test_templates_and_style_are_those_of_the_training(tmp_path: Path) -> None:

@@ -171,6 +171,15 @@ def test_what_is_no_option_or_empty_is_refused_with_the_usage(
     assert "usage: python -m eval.sweep" in capsys.readouterr().err
 
 
+def test_a_preset_comes_between_the_run_and_the_flags(run: Path, engine: FakeEngine) -> None:
+    command = [str(run), "--preset", "paper_ta_grpo", "--samples", "2", "--max-tokens", "5"]
+    assert sweep.main([*command, "--steps", "1"]) == 0
+    (path,) = run.glob("eval/*/settings.json")
+    settings = read_json(path)
+    assert (settings["temperature"], settings["top_p"], settings["max_tokens"]) == (0.6, 0.95, 5)
+    assert len(engine.asked) == 2 * 5
+
+
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     for option in ("--help", "--version"):
         with pytest.raises(SystemExit) as end:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,16 @@ from eval.errors import EvaluationError
 from eval.report import charts
 from eval.report.__main__ import build, main
 from eval.report.data import RunData, collect, summary
-from eval.report.page import checkpoint_table, markdown_table, share, text_table
+from eval.report.page import (
+    checkpoint_table,
+    configuration,
+    header_table,
+    level_table,
+    markdown_table,
+    share,
+    template_table,
+    text_table,
+)
 from eval.report.samples import visible
 from prompt_aug.files import dump_lines
 from prompt_aug.grading import VERSION
@@ -291,3 +301,59 @@ def test_tables() -> None:
 def test_long_text_is_cut_and_says_by_how_much() -> None:
     assert visible("a" * 10, limit=4) == "aaaa\n... and 6 more characters"
     assert visible("\x1b[31mred\u2066\n") == "\\u001b[31mred\\u2066\n"
+
+
+def test_levels_and_templates_have_tables(run: Path) -> None:
+    data = collect(run)
+    # Levels 0, 1, 0, 1 by the fixture; right are, at step 20, questions 0, 2 and 3.
+    assert level_table(data) == [
+        ["benchmark", "level", "start model", "after step 20"],
+        ["toy", "0", "50.0 ±50.0", "100.0 [34.2, 100.0]"],
+        ["toy", "1", "0.0 [0.0, 65.8]", "50.0 ±50.0"],
+    ]
+    assert template_table(data) == [
+        ["template", "share", "accuracy", "format"],
+        ["open-r1", "-", "50.0", "75.0"],
+    ]
+
+
+def test_the_head_says_what_was_trained_and_from_which_code(run: Path) -> None:
+    (run / "config.yaml").write_text(
+        "actor_rollout_ref: {model: {path: some/model}}\n"
+        "recipe: {advantage: {name: grpo}, weights: {name: clip_cov}}\n"
+        "data: {train_files: [a.parquet]}\n"
+    )
+    (run / "environment.json").write_text('{"commit": "abc", "uncommitted_changes": true}')
+    os.utime(run / "metrics.jsonl", (0, 86_400))
+    assert header_table(collect(run)) == [
+        ["model", "some/model"],
+        ["method", "grpo + clip_cov"],
+        ["data", "a.parquet"],
+        ["commit", "abc with uncommitted changes"],
+        ["date", "1970-01-02 00:00 UTC"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "hidden"),
+    [
+        ("hf_abcdefghijklmnop", True),
+        ("https://user:password@host/x", True),
+        ("0123456789abcdef0123456789abcdef01234567", True),
+        ("AKIAIOSFODNN7EXAMPLE", True),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", False),
+        ("/a/long/path/with/step_10/and_more_than_thirty_two_letters_1/x", False),
+        ("recipe.rollout.workers.GroupedAgentLoopManager", False),
+    ],
+)
+def test_a_value_that_looks_like_a_token_is_blanked_whatever_its_key(
+    run: Path, value: str, hidden: bool
+) -> None:
+    (run / "config.yaml").write_text(f"recipe: {{remark: '{value}'}}\n")
+    assert (value not in configuration(collect(run))) == hidden
+
+
+def test_a_template_with_dollars_in_its_name_is_drawn(run: Path) -> None:
+    line = {"step": 1, "template/$a{$/accuracy": 0.5, "template/$a{$/format": 0.5}
+    (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert charts.templates(collect(run))
