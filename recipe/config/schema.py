@@ -103,6 +103,7 @@ class Reward(Record):
 class Rollout(Record):
     poll_seconds: Above0
     request_seeds: bool
+    hang_seconds: Above0
 
 
 class Neighbours(Record):

@@ -1,0 +1,1 @@
+"""The acceptance run of a node: ``python -m recipe.accept``."""

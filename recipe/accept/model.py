@@ -1,0 +1,62 @@
+"""A model with random weights and questions for it: ``python -m recipe.accept.model FOLDER``.
+
+Nothing is fetched: the shape is that of Qwen2.5-Math-1.5B (recipe/plan/shapes.json), the tokenizer
+and the questions are those of the toy world. ``--cpu`` makes the toy model's size.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+MODEL = "Qwen/Qwen2.5-Math-1.5B"
+TOY = ["recipe.toy.updates=1", "recipe.toy.train_questions=200", "recipe.toy.test_questions=40"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m recipe.accept.model", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--cpu", action="store_true")
+    options = parser.parse_args(arguments)
+
+    import shutil
+
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from recipe.config.compose import compose_config
+    from recipe.plan.shapes import shape_of
+    from recipe.toy import build
+
+    folder: Path = options.folder
+    built = build.build(compose_config("toy", [*TOY, f"recipe.toy.cache={folder}/toy"]))
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    for path in built.glob("*.parquet"):
+        shutil.copy(path, folder / "data" / path.name)
+    AutoTokenizer.from_pretrained(built / "model").save_pretrained(folder / "model")
+    if options.cpu:
+        model = AutoModelForCausalLM.from_pretrained(built / "model")
+    else:
+        shape, config = shape_of(MODEL), AutoConfig.from_pretrained(built / "model")
+        config.update(
+            {
+                "hidden_size": shape.hidden,
+                "num_hidden_layers": shape.layers,
+                "num_attention_heads": shape.heads,
+                "num_key_value_heads": shape.kv_heads,
+                "head_dim": shape.head_dim,
+                "intermediate_size": shape.intermediate,
+                "vocab_size": shape.vocab,
+                "tie_word_embeddings": shape.tied,
+                "layer_types": ["full_attention"] * shape.layers,
+                "max_position_embeddings": 4096,
+            }
+        )
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder / "model")
+    print(f"{model.num_parameters():,} parameters in {folder / 'model'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

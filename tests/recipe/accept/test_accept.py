@@ -1,0 +1,114 @@
+"""The acceptance run's stages: each on its own, and what depends on one that failed."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipe.accept import __main__ as command
+from recipe.accept import stages as accept
+from recipe.accept.stages import Stage, StageError, stages
+from recipe.checks.verl import check_batches, check_lengths
+from recipe.config.compose import compose_config
+from recipe.run import folder as run_folder
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[Stage]:
+    """Five stages in place of the real ones."""
+    made = [
+        Stage(name="good", command=python("print('fine')"), figures=lambda: {"speed": 2.0}),
+        Stage(name="bad", command=python("raise SystemExit(3)")),
+        Stage(name="after bad", command=python("print(1)"), needs=("bad",)),
+        Stage(name="after that", command=python("print(1)"), needs=("after bad",)),
+        Stage(name="slow", command=python("import time; time.sleep(60)"), seconds=0.5),
+        Stage(name="last", command=[], needs=("good",), figures=lambda: {"x": 1 / 3}),
+    ]
+    monkeypatch.setattr(command, "stages", lambda folder, cpu: made)
+    return made
+
+
+def test_one_failure_does_not_hide_the_rest(
+    given: list[Stage], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["--folder", str(tmp_path / "a")]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("good: ok")
+    assert said[1].startswith(f"bad: exit code 3, see {tmp_path}/a/logs/bad.log")
+    assert said[2].startswith("after bad: not run: bad failed")
+    assert said[3].startswith("after that: not run: after bad failed")
+    assert said[4].startswith("slow: not done within 0 s") or "not done" in said[4]
+    assert said[5].startswith("last: ok")
+    page = (tmp_path / "a" / "accept.md").read_text()
+    assert "| good | speed | 2 |" in page and "| last | x | 0.3333 |" in page
+    assert (tmp_path / "a" / "logs" / "good.log").read_text() == "fine\n"
+
+
+def test_single_stages_run_in_the_folder_as_it_is(
+    given: list[Stage], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ["--folder", str(tmp_path / "a")]
+    assert command.main([*folder, "--only", "good", "last"]) == 0
+    assert command.main([*folder, "--only", "goood"]) == 1
+    assert "no stage goood; they are good, bad" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_something_else_is_left_alone(
+    given: list[Stage], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.tex").touch()
+    assert command.main(["--folder", str(tmp_path)]) == 1
+    assert (tmp_path / "thesis.tex").exists() and not (tmp_path / "logs").exists()
+
+
+def test_weights_that_did_not_arrive_fail(tmp_path: Path) -> None:
+    key = "training/rollout_actor_probs_pearson_corr"
+    with pytest.raises(StageError, match="has no step"):
+        accept.hand_over(tmp_path)
+    for value, good in ((0.9999, True), (0.98, False), (float("nan"), False)):
+        run_folder.append_metrics(tmp_path, 1, {key: value})
+        if good:
+            assert accept.hand_over(tmp_path) == {"correlation of engine and actor": value}
+        else:
+            with pytest.raises(StageError, match="wanted"):
+                accept.hand_over(tmp_path)
+    run_folder.append_metrics(tmp_path, 2, {})
+    with pytest.raises(StageError):
+        accept.hand_over(tmp_path)
+
+
+def test_a_loss_or_a_gradient_that_is_off_fails(tmp_path: Path) -> None:
+    error, cosine = "largest log-prob error, nats", "cosine of the gradients"
+    for figures, good in (((0.02, 0.999), True), ((0.2, 0.999), False), ((0.02, 0.9), False)):
+        path = tmp_path / "reference.json"
+        path.write_text(json.dumps(dict(zip((error, cosine), figures, strict=True))))
+        if good:
+            assert accept.reference(path)[error] == 0.02
+        else:
+            with pytest.raises(StageError, match="off"):
+                accept.reference(path)
+
+
+def test_every_stage_needs_only_earlier_ones_and_the_gpu_form_trains_three_methods() -> None:
+    for cpu in (True, False):
+        made = stages(Path("/x"), cpu)
+        names = [stage.name for stage in made]
+        for place, stage in enumerate(made):
+            assert set(stage.needs) <= set(names[:place])
+    trained = [name for name in names if name.startswith("train")]
+    assert trained == ["train prompt_aug", "train ta_grpo", "train cw_grpo"]
+
+
+@pytest.mark.config
+@pytest.mark.parametrize("method", ["prompt_aug", "ta_grpo", "cw_grpo"])
+def test_the_sizes_of_the_gpu_form_compose_and_divide(method: str) -> None:
+    name, *overrides = accept.train(Path("/x"), method, 2, cpu=False)
+    config = compose_config(name, overrides)
+    check_batches(config)
+    check_lengths(config)
+    assert config.trainer.save_freq == config.trainer.total_training_steps == 2
