@@ -24,6 +24,14 @@ SHARED = (
 )
 
 
+# What a method cannot do without. The data are those of the first method: this only satisfies.
+NEEDED = {"one_shot": ["recipe.one_question=0"]}
+
+
+def settings(method: str, overrides: list[str]) -> list[str]:
+    return [f"method={method}", *NEEDED.get(method, []), *overrides]
+
+
 def register() -> None:
     from omegaconf import open_dict
     from verl.trainer.ppo.v1.trainer_base import register_trainer
@@ -40,9 +48,8 @@ def register() -> None:
             shared = json.loads(os.environ[SHARED])
             place, again = divmod(self.global_steps - 1, STEPS)
             if not again:
-                config = compose_config(
-                    "toy_methods", [f"method={shared['methods'][place]}", *shared["overrides"]]
-                )
+                method = shared["methods"][place]
+                config = compose_config("toy_methods", settings(method, shared["overrides"]))
                 with open_dict(self.config):
                     self.config.recipe = config.recipe
                     self.config.actor_rollout_ref.actor = config.actor_rollout_ref.actor
@@ -96,9 +103,9 @@ def main(arguments: list[str]) -> None:
     os.environ[SHARED] = json.dumps({"methods": methods, "overrides": overrides})
     sys.path.insert(0, str(here.parent))
     for method in methods:
-        validate(compose_config("toy_methods", [f"method={method}", *overrides]))
+        validate(compose_config("toy_methods", settings(method, overrides)))
     steps = f"trainer.total_training_steps={STEPS * len(methods)}"
-    config = compose_config("toy_methods", [f"method={methods[0]}", *overrides, steps])
+    config = compose_config("toy_methods", settings(methods[0], [*overrides, steps]))
     launch.set_environment(config)
     train.prepare(config, train.check(config))
     config.trainer.v1.trainer_mode = "shared_run"
