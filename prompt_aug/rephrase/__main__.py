@@ -19,18 +19,18 @@ from tqdm import tqdm
 
 from prompt_aug.errors import UserError
 from prompt_aug.files import iter_lines, lock
-from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex
+from prompt_aug.prepare.overlap import OverlapIndex
 from prompt_aug.questions import Question, read_parquet
 from prompt_aug.rephrase import options as cli
 from prompt_aug.rephrase import rules
 from prompt_aug.rephrase.candidates import Candidate, check_answers, decide, usable
 from prompt_aug.rephrase.choose import Rate, choose
-from prompt_aug.rephrase.generate.budget import BudgetError, Spending, estimate
+from prompt_aug.rephrase.generate.budget import Budget, BudgetError, Spending, estimate
 from prompt_aug.rephrase.generate.prompts import RephraseError, load_prompt
 from prompt_aug.rephrase.generate.store import Request, Store, make_request
 from prompt_aug.rephrase.results import Outcome, write_results
 from prompt_aug.rephrase.review import Decisions, read_decisions
-from prompt_aug.rephrase.stages import SOLVED, StoppedError, generate, solve
+from prompt_aug.rephrase.stages import SOLVED, StoppedError, batch, generate, solve
 
 DONE, FAILED, BUDGET_REACHED, INCOMPLETE = 0, 1, 3, 4
 
@@ -160,41 +160,57 @@ def run(options: Namespace) -> int:
     """The whole of it; the exit status."""
     cli.validate(options)
     questions = read_parquet(options.questions)[: options.limit]
-    rates = read_rates(options.pass_rates)
-    decisions = read_decisions(options.decisions)
+    rates, decisions = read_rates(options.pass_rates), read_decisions(options.decisions)
     benchmarks = benchmarks_of(options)
     with lock(options.work):
-        store = Store(options.work)
         if options.offline:
             listed = {q.uid: check_answers(q, by_rules(q, options), benchmarks) for q in questions}
             finish(questions, listed, rates, decisions, options)
             return DONE
+        store = Store(options.work)
         requests = make_requests(questions, options)
         if options.dry_run:
             dry_run(requests, store, options)
             return DONE
-        budget = cli.budget(options, store.spent)
-        stops: list[UserError] = []
-        with _results_of_a_part(options, stops):
-            generate(requests, store, cli.endpoint(options), budget, "candidates")
+        budget, stops = cli.budget(options, store.spent), list[UserError]()
+        if options.batch:
+            complete = batch(requests, store, budget, options)
+            if options.batch == "submit":
+                return DONE
+            if not (complete or options.partial):
+                return INCOMPLETE
+        else:
+            with _results_of_a_part(options, stops):
+                generate(requests, store, cli.endpoint(options), budget, "candidates")
         failed = sum(len(store.missing(request)) for request in requests)
-        if failed and not stops and not options.partial:
+        if failed and not options.partial:
             raise IncompleteError(f"{failed} candidates failed; run it again, or with --partial")
-        candidates = {
-            question.uid: check_answers(question, store.texts(request), benchmarks, OVERLAP_LIMIT)
+        listed = {
+            question.uid: check_answers(question, store.texts(request), benchmarks)
             for question, request in zip(
                 questions, tqdm(requests, desc="checks", disable=None), strict=True
             )
         }
-        if options.solve:
-            solver_budget = cli.budget(options, Store(options.work / SOLVED).spent, after=budget)
-            with _results_of_a_part(options, stops):
-                candidates, found = solve(questions, candidates, solver_budget, options)
-                rates = found | rates
-        finish(questions, candidates, rates, decisions, options)
-        if stops:
-            raise stops[0]
+        listed, found = solved(questions, listed, budget, stops, options)
+        finish(questions, listed, found | rates, decisions, options)
+    if stops:
+        raise stops[0]
     return INCOMPLETE if failed else DONE
+
+
+def solved(
+    questions: Sequence[Question],
+    listed: dict[str, list[Candidate]],
+    budget: Budget,
+    stops: list[UserError],
+    options: Namespace,
+) -> tuple[dict[str, list[Candidate]], dict[tuple[str, str], Rate]]:
+    """The candidates and pass rates after --solve, where that is asked for."""
+    if options.solve:
+        spent = Store(options.work / SOLVED).spent
+        with _results_of_a_part(options, stops):
+            return solve(questions, listed, cli.budget(options, spent, after=budget), options)
+    return listed, {}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

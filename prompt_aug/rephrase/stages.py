@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import openai
 from tqdm import tqdm
 
 from prompt_aug.questions import Question
 from prompt_aug.rephrase import options as cli
 from prompt_aug.rephrase.candidates import Candidate
 from prompt_aug.rephrase.choose import Rate
+from prompt_aug.rephrase.generate.batch import Batches
 from prompt_aug.rephrase.generate.budget import Budget
-from prompt_aug.rephrase.generate.client import Endpoint, Generation
+from prompt_aug.rephrase.generate.client import Endpoint, Generation, RefusedError
 from prompt_aug.rephrase.generate.prompts import RephraseError
 from prompt_aug.rephrase.generate.store import Request, Store
 from prompt_aug.rephrase.solver import agreement, answers_of, judge, solve_requests
@@ -55,6 +57,25 @@ def generate(
         with tqdm(total=total, initial=done, desc=title, unit="answer", mininterval=1.0) as bar:
             asyncio.run(run(bar))
     print(f"{title}: {budget.summary()}")
+
+
+def batch(requests: Sequence[Request], store: Store, budget: Budget, options: Namespace) -> bool:
+    """Submit or collect batches; whether nothing is missing any more. Raises RefusedError."""
+    endpoint = cli.endpoint(options)
+    with endpoint.batch_client() as client:
+        try:
+            batches = Batches(options.work, client, store)
+            if options.batch == "submit":
+                lines = batches.submit(requests, budget, endpoint.per_request)
+                print(f"submitted {lines} requests; collect them with --batch collect")
+                return False
+            statuses = batches.collect(requests)
+        except openai.OpenAIError as error:
+            raise RefusedError(f"batches: {type(error).__name__}: {error}"[:500]) from error
+    missing = sum(len(store.missing(request)) for request in requests)
+    shown = ", ".join(f"{count} {status}" for status, count in statuses.items()) or "none open"
+    print(f"batches: {shown}; {missing} candidates are missing")
+    return not missing
 
 
 def solve(

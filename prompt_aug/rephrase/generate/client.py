@@ -122,15 +122,28 @@ class Endpoint:
     timeout: float = 300.0
     per_request: int = 8
 
-    def client(self, budget: Budget) -> openai.AsyncOpenAI:
-        """The library's client over the counting transport; the key is from the environment."""
+    def key(self) -> str:
+        """The key of the environment, "none" where an endpoint of one's own needs none."""
         key = os.environ.get(KEY_VARIABLE)
         if not key and self.base_url is None:
             raise RephraseError(f"set {KEY_VARIABLE}, or --base-url of an endpoint without a key")
+        return key or "none"
+
+    def batch_client(self) -> openai.OpenAI:
+        """A client for files and batches, which are no attempts at answers."""
+        return openai.OpenAI(
+            api_key=self.key(),
+            base_url=self.base_url,
+            max_retries=self.retries,
+            timeout=self.timeout,
+        )
+
+    def client(self, budget: Budget) -> openai.AsyncOpenAI:
+        """The library's client over the counting transport."""
         limits = httpx2.Limits(max_connections=self.concurrency)
         inner = httpx2.AsyncHTTPTransport(limits=limits)
         return openai.AsyncOpenAI(
-            api_key=key or "none",
+            api_key=self.key(),
             base_url=self.base_url,
             max_retries=self.retries,
             timeout=self.timeout,

@@ -1,0 +1,256 @@
+"""Section 5.2 of arXiv 2601.22478 with the control it lacks: is it the rephrasing, or the number?
+
+    python -m prompt_aug.rephrase.diagnose QUESTIONS.parquet FOLDER --model MODEL --base-url URL \\
+        [--embedder Qwen/Qwen3-Embedding-0.6B --embedder-url URL]
+
+The paper compares G responses to a question with N x G responses to its N neighbours, and finds
+fewer groups whose rewards are all equal. But 24 responses are all equal less often than 8, whatever
+they answer: for pass rates p of a Beta distribution, E[p^G + (1 - p)^G] falls with G. So this
+samples (N + 1) G responses to each question, G for the paper's left side and N G for the control:
+
+    original    all rewards of G responses to q^0 are equal
+    neighbours  all rewards of G responses to each of q^1 .. q^N are equal
+    control     all rewards of N G further responses to q^0 are equal
+
+`neighbours - control` is the effect of rephrasing alone. Distances are 1 - cosine between embedded
+responses, averaged over the pairs of a question: of one phrasing (within) and of two (between).
+Intervals are 95 % percentiles of a bootstrap over questions. Writes diagnosis.json and .png.
+"""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+
+from prompt_aug.errors import UserError
+from prompt_aug.files import lock, write_json
+from prompt_aug.grading import grade_many
+from prompt_aug.questions import Question, read_parquet
+from prompt_aug.rephrase.generate.budget import Budget
+from prompt_aug.rephrase.generate.client import Endpoint
+from prompt_aug.rephrase.generate.prompts import RephraseError
+from prompt_aug.rephrase.generate.store import Sampling, Store
+from prompt_aug.rephrase.solver import solve_requests
+from prompt_aug.rephrase.stages import generate
+
+Embed = Callable[[Sequence[str]], np.ndarray]
+RESAMPLES, PER_CALL = 2000, 64
+SETS = ("original", "neighbours", "control")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The graded responses to one question: phrasings[0] has (N + 1) G, the others G each."""
+
+    rewards: tuple[tuple[bool, ...], ...]
+    texts: tuple[tuple[str, ...], ...]
+
+    def sets(self, per_text: int) -> dict[str, list[tuple[int, int]]]:
+        """name of `SETS` -> (phrasing, place) of its responses."""
+        count = len(self.rewards[0])
+        return {
+            "original": [(0, i) for i in range(per_text)],
+            "neighbours": [
+                (n, i) for n in range(1, len(self.rewards)) for i in range(len(self.rewards[n]))
+            ],
+            "control": [(0, i) for i in range(per_text, count)],
+        }
+
+
+def all_equal(sampled: Sampled, per_text: int) -> dict[str, bool]:
+    """For each of `SETS`, whether all its rewards are equal."""
+    return {
+        name: len({sampled.rewards[n][i] for n, i in places}) == 1
+        for name, places in sampled.sets(per_text).items()
+    }
+
+
+def distances(sampled: Sampled, per_text: int, embed: Embed) -> dict[str, float]:
+    """Mean of 1 - cosine over the pairs of each of `SETS`, and of the neighbours apart.
+
+    "neighbours within": pairs of one phrasing; "neighbours between": of two.
+    """
+    flat = [(n, i) for n, texts in enumerate(sampled.texts) for i in range(len(texts))]
+    vectors = embed([sampled.texts[n][i] for n, i in flat])
+    vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    place = {key: row for row, key in enumerate(flat)}
+    far = 1 - vectors @ vectors.T
+    found: dict[str, float] = {}
+    for name, keys in sampled.sets(per_text).items():
+        pairs = list(itertools.combinations(keys, 2))
+        found[name] = float(np.mean([far[place[a], place[b]] for a, b in pairs]))
+        if name == "neighbours":
+            for part, same in (("within", True), ("between", False)):
+                chosen = [far[place[a], place[b]] for a, b in pairs if (a[0] == b[0]) == same]
+                found[f"neighbours {part}"] = float(np.mean(chosen)) if chosen else float("nan")
+    return found
+
+
+def interval(values: Sequence[float], seed: int = 0) -> list[float]:
+    """[mean, low, high]: the 95 % percentile bootstrap of a mean over questions."""
+    array = np.asarray(values, dtype=float)
+    rng = np.random.default_rng(seed)
+    rows = (rng.integers(0, len(array), len(array)) for _ in range(RESAMPLES))
+    means = [array[row].mean() for row in rows]
+    return [float(array.mean()), *(float(x) for x in np.percentile(means, [2.5, 97.5]))]
+
+
+def summarise(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Mean and interval of each column, and of the paired differences of `SETS`."""
+    columns = {name: [float(row[name]) for row in rows] for name in rows[0]}
+    pairs = [("neighbours", "original"), ("control", "original"), ("neighbours", "control")]
+    for one, other in pairs:
+        both = zip(columns[one], columns[other], strict=True)
+        columns[f"{one} - {other}"] = [a - b for a, b in both]
+    return {
+        name: interval([v for v in values if v == v]) for name, values in columns.items() if values
+    }
+
+
+class EndpointEmbedder:
+    """`/v1/embeddings` of an OpenAI-compatible endpoint, a text once."""
+
+    def __init__(self, client: openai.OpenAI, model: str) -> None:
+        self.client, self.model = client, model
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        distinct = list(dict.fromkeys(text or " " for text in texts))
+        found: dict[str, list[float]] = {}
+        try:
+            for start in range(0, len(distinct), PER_CALL):
+                part = distinct[start : start + PER_CALL]
+                answer = self.client.embeddings.create(model=self.model, input=part)
+                if len(answer.data) != len(part):
+                    raise RephraseError(f"the embedder gave {len(answer.data)} of {len(part)}")
+                for entry in answer.data:
+                    found[part[entry.index]] = entry.embedding
+        except openai.OpenAIError as error:
+            raise RephraseError(f"embedder: {type(error).__name__}: {error}"[:300]) from error
+        return np.array([found[text or " "] for text in texts])
+
+
+def sample(
+    questions: Sequence[Question], options: argparse.Namespace, budget: Budget
+) -> list[Sampled]:
+    """All responses, from the folder or the endpoint, graded. Raises RephraseError."""
+    sampling = Sampling(
+        model=options.model, temperature=options.temperature, max_tokens=options.answer_tokens
+    )
+    store, plan = Store(options.folder), []
+    for question in questions:
+        neighbours = list(question.neighbours[: options.n])
+        first = solve_requests(question, [question.text], sampling, (options.n + 1) * options.g)
+        plan.append([*first, *solve_requests(question, neighbours, sampling, options.g)])
+    flat = [request for requests in plan for request in requests]
+    endpoint = Endpoint(
+        base_url=options.base_url, concurrency=options.concurrency, per_request=options.g
+    )
+    generate(flat, store, endpoint, budget, "responses")
+    missing = sum(len(store.missing(request)) for request in flat)
+    failed = sum(len(store.texts(r)) < r.samples for r in flat)
+    if missing or failed:
+        raise RephraseError(f"{failed} texts lack responses; run it again, or see answers.jsonl")
+    sampled = []
+    for question, requests in zip(questions, plan, strict=True):
+        texts = tuple(tuple(r["text"] for r in store.texts(request)) for request in requests)
+        graded = (grade_many((t, list(question.answers)) for t in group) for group in texts)
+        sampled.append(Sampled(tuple(tuple(g.correct for g in group) for group in graded), texts))
+    return sampled
+
+
+def plot(report: Mapping[str, Any], path: Path) -> None:
+    """The shares of all-equal rewards and the distances, with intervals."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    parts = [p for p in ("all_equal", "distance") if report.get(p)]
+    figure, axes = pyplot.subplots(1, len(parts), figsize=(5 * len(parts), 3.6), squeeze=False)
+    titles = {"all_equal": "share with all-equal rewards", "distance": "mean pairwise distance"}
+    for axis, part in zip(axes[0], parts, strict=True):
+        names = [name for name in report[part] if " - " not in name]
+        for place, name in enumerate(names):
+            mean, low, high = report[part][name]
+            axis.errorbar(place, mean, [[mean - low], [high - mean]], fmt="o", capsize=4)
+        axis.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names])
+        axis.set_title(titles[part])
+        axis.set_ylim(bottom=0)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m prompt_aug.rephrase.diagnose",
+        description=(__doc__ or "").split("\n\n")[0],
+    )
+    parser.add_argument("questions", type=Path, help="with extra_info.neighbours")
+    parser.add_argument("folder", type=Path, help="of responses, diagnosis.json and .png")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--base-url")
+    parser.add_argument("--n", type=int, default=3)
+    parser.add_argument("--g", type=int, default=8)
+    parser.add_argument("--limit", type=int, help="only the first so many questions")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--answer-tokens", type=int, default=3072)
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--embedder", help="model of /v1/embeddings; none: no distances")
+    parser.add_argument("--embedder-url", help="its endpoint (default: --base-url)")
+    parser.add_argument("--max-requests", type=int)
+    parser.add_argument("--max-tokens", type=int)
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    """Sample, grade, embed, write; 0."""
+    if min(options.n, options.g) < 1:
+        raise RephraseError("--n and --g must be 1 or more")
+    everything = read_parquet(options.questions)[: options.limit]
+    questions = [q for q in everything if len(q.neighbours) >= options.n]
+    if not questions:
+        raise RephraseError(f"no question of {options.questions} has {options.n} neighbours")
+    with lock(options.folder):
+        budget = Budget(options.max_requests, options.max_tokens, spent=Store(options.folder).spent)
+        sampled = sample(questions, options, budget)
+        report: dict[str, Any] = {
+            "questions": len(questions),
+            "left_out_for_too_few_neighbours": len(everything) - len(questions),
+            "model": options.model,
+            "n": options.n,
+            "g": options.g,
+            "columns": "mean, low, high: 95 % bootstrap over questions",
+            "all_equal": summarise([all_equal(s, options.g) for s in sampled]),
+        }
+        if options.embedder:
+            endpoint = Endpoint(base_url=options.embedder_url or options.base_url)
+            with endpoint.batch_client() as client:
+                embed = EndpointEmbedder(client, options.embedder)
+                rows = [distances(s, options.g, embed) for s in sampled]
+            report |= {"embedder": options.embedder, "distance": summarise(rows)}
+        write_json(options.folder / "diagnosis.json", report)
+        plot(report, options.folder / "diagnosis.png")
+    for part in ("all_equal", "distance"):
+        for name, (mean, low, high) in report.get(part, {}).items():
+            print(f"{part:9}  {name:24} {mean:7.4f}  [{low:.4f}, {high:.4f}]")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; 0 done, 1 could not, 2 wrong usage."""
+    try:
+        return run(build_parser().parse_args(arguments))
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

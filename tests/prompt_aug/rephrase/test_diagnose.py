@@ -1,0 +1,131 @@
+"""Section 5.2 with its control: hand values, and a model whose pass rates are known."""
+
+import dataclasses
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scripted_endpoint import Reply, chat, serving
+
+from prompt_aug.questions import make_question, write_parquet
+from prompt_aug.rephrase import diagnose
+from prompt_aug.rephrase.diagnose import Sampled, all_equal, distances, interval, summarise
+
+ONE = 2  # G of the hand values
+QUESTIONS = 100
+SEEN: dict[str, int] = {}  # how often a text was asked: its answers do not depend on other texts
+
+
+def test_rewards_are_compared_within_each_set() -> None:
+    sampled = Sampled(
+        rewards=((True, True, True, False, True, True), (True, True), (True, True)),
+        texts=(("",) * 6, ("",) * 2, ("",) * 2),
+    )
+    assert all_equal(sampled, ONE) == {"original": True, "neighbours": True, "control": False}
+    turned = dataclasses.replace(sampled, rewards=(sampled.rewards[0], (True, True), (False,) * 2))
+    assert all_equal(turned, ONE)["neighbours"] is False, "mixed between the phrasings"
+
+
+def test_distances_within_and_between_phrasings() -> None:
+    """Responses "x" and "y" are orthogonal: within 0 and 1, between 1/2."""
+    vectors = {"x": [1.0, 0.0], "y": [0.0, 2.0]}
+    sampled = Sampled(
+        rewards=((True,) * 6, (True,) * 2, (True,) * 2),
+        texts=(("x", "y", "x", "x", "x", "x"), ("x", "x"), ("x", "y")),
+    )
+    found = distances(sampled, ONE, lambda texts: np.array([vectors[t] for t in texts]))
+    assert found["original"] == pytest.approx(1.0)
+    assert found["control"] == pytest.approx(0.0)
+    assert found["neighbours within"] == pytest.approx(0.5)
+    assert found["neighbours between"] == pytest.approx(0.5)
+    assert found["neighbours"] == pytest.approx((0 + 1 + 4 * 0.5) / 6)
+
+
+def test_an_interval_of_equal_values_is_a_point_and_one_of_many_is_near_the_normal_one() -> None:
+    assert interval([0.5] * 10) == [0.5, 0.5, 0.5]
+    mean, low, high = interval([0.0, 1.0] * 200)
+    assert mean == 0.5
+    assert (high - low) / 2 == pytest.approx(1.96 * 0.5 / 20, rel=0.1)
+
+
+def test_differences_are_paired() -> None:
+    rows = [{"original": x, "neighbours": x + 0.1, "control": x} for x in (0.0, 0.5, 1.0)]
+    found = summarise(rows)
+    assert found["neighbours - original"] == pytest.approx([0.1] * 3)
+    assert found["control - original"] == [0, 0, 0]
+
+
+def pass_rate(asked: str) -> float:
+    """Uniform in [0, 1], a function of the question's number alone: rephrasing changes nothing."""
+    number = asked.split("#")[1].split()[0]
+    return int(hashlib.sha256(number.encode()).hexdigest()[:8], 16) / 2**32
+
+
+def model(number: int, body: dict[str, Any]) -> Reply:
+    if "input" in body:
+        data = [
+            {"object": "embedding", "index": i, "embedding": [1.0, float(int(text[-2]))]}
+            for i, text in enumerate(body["input"])
+        ]
+        return Reply(
+            {
+                "object": "list",
+                "model": "e",
+                "data": data,
+                "usage": {"prompt_tokens": 1, "total_tokens": 1},
+            }
+        )
+    asked = body["messages"][0]["content"]
+    place = SEEN[asked] = SEEN.get(asked, -1) + 1
+    rng = random.Random(f"{asked} {place}")
+    rights = [rng.random() < pass_rate(asked) for _ in range(body["n"])]
+    return Reply(chat([f"\\boxed{{{7 if right else 8}}}" for right in rights]))
+
+
+def test_where_rephrasing_changes_nothing_the_control_explains_the_whole_gap(
+    tmp_path: Path,
+) -> None:
+    """Of groups of G responses with pass rate p, a share p^G + (1 - p)^G is all equal."""
+    SEEN.clear()
+    rates = [pass_rate(f"#{i} ?") for i in range(QUESTIONS)]
+    questions = [
+        dataclasses.replace(
+            make_question(text=f"a #{i} ?", answers=["7"], source="own"),
+            neighbours=(f"b #{i} ?", f"c #{i} ?"),
+        )
+        for i in range(QUESTIONS)
+    ]
+    few = make_question(text="lonely #1 ?", answers=["7"], source="own")
+    write_parquet([*questions, few], tmp_path / "q.parquet")
+    folder = tmp_path / "d"
+    with serving(model) as endpoint:
+        arguments = [str(tmp_path / "q.parquet"), str(folder), "--model", "m"]
+        arguments += ["--base-url", endpoint.url, "--n", "2", "--g", "4", "--embedder", "e"]
+        assert diagnose.main(arguments) == 0
+        asked = len(endpoint.bodies)
+        assert diagnose.main(arguments) == 0
+        assert all("input" in body for body in endpoint.bodies[asked:]), "nothing sampled again"
+    report = json.loads((folder / "diagnosis.json").read_text())
+    assert report["questions"] == QUESTIONS
+    assert report["left_out_for_too_few_neighbours"] == 1
+    equal = report["all_equal"]
+    for name, count in (("original", 4), ("neighbours", 8), ("control", 8)):
+        expected = sum(p**count + (1 - p) ** count for p in rates) / QUESTIONS
+        assert equal[name][1] <= expected <= equal[name][2]
+    assert equal["neighbours - original"][2] < 0, "the gap that the paper reports"
+    assert equal["neighbours - control"][1] <= 0 <= equal["neighbours - control"][2]
+    assert (folder / "diagnosis.png").read_bytes().startswith(b"\x89PNG")
+    assert report["distance"]["neighbours between"][0] > 0
+
+
+def test_questions_without_neighbours_are_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_parquet([make_question(text="q", answers=["1"], source="own")], tmp_path / "q.parquet")
+    arguments = [str(tmp_path / "q.parquet"), str(tmp_path / "d"), "--model", "m"]
+    assert diagnose.main(arguments) == 1
+    assert "has 3 neighbours" in capsys.readouterr().err
