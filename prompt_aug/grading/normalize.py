@@ -87,7 +87,7 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (_GAP_OF_A_LIST, ", "),
         (r"\\(?:quad|qquad|hspace\{[^{}]*\}|phantom|hfill|thinspace)(?![a-zA-Z])", " "),
         (
-            r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s*\\!)\s*(?=\d{3})",
+            r"(?<=\d)\s*(?:\{\s*,(?:\s|\\[;,:! ])*\}|,\s*\\!)\s*(?=\d{3})",
             "",
         ),  # thousands
         (r"(?<!\\)\\[!]", ""),
