@@ -1,6 +1,11 @@
 """Grades ordinary and hostile completions with this grader and with verl's, side by side.
 
     python scripts/bench_grading.py [--ordinary 1024] [--hostile 32] [--skip-verl]
+    python scripts/bench_grading.py --arithmetic
+
+The second form answers what the grader's own arithmetic (evaluate.py, arithmetic.py) is worth: the
+same pairs with it and without it, the share that needs a worker, the time, and the verdicts that
+differ. Its pairs are those of the first form and closed forms of numbers.
 
 Ordinary completions: real MATH golds where ../shared/data is beside the checkout, else made-up
 ones; three in four right (as written or respelled), one in four wrong. Both graders get the same
@@ -17,11 +22,15 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import patch
 
 from pyarrow import parquet
 from tqdm import tqdm
 
-from prompt_aug.grading import grade
+from prompt_aug.grading import equality, grade
+from prompt_aug.grading.arithmetic import Unsupported
+from prompt_aug.grading.evaluate import Value
+from prompt_aug.grading.pool import Verdict, default_pool
 
 DATA = Path(__file__).resolve().parents[2] / "shared/data/math_level3to5"
 HOSTILE = (
@@ -99,6 +108,59 @@ def sorted_counts(counts: Counter[str]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
+CLOSED_FORMS = (
+    (r"i(2-i)", "1+2i", True),
+    (r"e^{i\pi/3}", r"\frac{1}{2}+\frac{\sqrt{3}}{2}i", True),
+    (r"\sqrt[3]{-8}", "-2", True),
+    (r"\sin 18^\circ", r"\frac{\sqrt{5}-1}{4}", True),
+    (r"\sqrt{2+\sqrt{2+\sqrt{2}}}", r"2\cos\frac{\pi}{16}", True),
+    (r"\frac{2+3i}{1-i}", r"-\frac{1}{2}+\frac{5}{2}i", True),
+    (r"0.\overline{36}", r"\frac{4}{11}", True),
+    (r"\sqrt{2}+10^{-60}", r"\sqrt{2}", False),
+    (r"e^{\pi\sqrt{163}}", "262537412640768744", False),
+    ("9^{9^{9}}", "5", False),
+)
+
+
+def arithmetic_report(rows: list[tuple[str, str, str]]) -> dict[str, object]:
+    """With the grader's own arithmetic and without it: worker calls, seconds, verdicts."""
+    pairs = [(response, gold) for kind, response, gold in rows if kind != "hostile"]
+    pairs += [(rf"\boxed{{{pred}}}", gold) for pred, gold, _ in CLOSED_FORMS]
+    grade(r"\boxed{(x+1)(x+2)}", "x^2+3x+2")  # starts a worker
+    pool, read = default_pool(), equality.evaluate
+    verify = pool.verify
+    report: dict[str, object] = {"pairs": len(pairs)}
+    verdicts = {}
+    for name in ("with", "without"):
+        calls: list[str] = []
+
+        def counted(gold: str, pred: str, calls: list[str] = calls) -> Verdict:
+            calls.append(pred)
+            return verify(gold, pred)
+
+        def unreadable(text: str) -> Value:
+            raise Unsupported(text)
+
+        with patch.object(pool, "verify", counted):
+            equality.evaluate = read if name == "with" else unreadable
+            start = time.perf_counter()
+            graded = [grade(response, gold) for response, gold in pairs]
+            equality.evaluate = read
+        verdicts[name] = [result.correct for result in graded]
+        report[f"{name}: share that needs a worker"] = round(len(calls) / len(pairs), 4)
+        report[f"{name}: ms per pair"] = round(1000 * (time.perf_counter() - start) / len(pairs), 2)
+        truth = [right for _, _, right in CLOSED_FORMS]
+        report[f"{name}: closed forms right"] = sum(
+            a == b for a, b in zip(verdicts[name][-len(truth) :], truth, strict=True)
+        )
+    report["other verdicts"] = [
+        pair
+        for pair, a, b in zip(pairs, verdicts["with"], verdicts["without"], strict=True)
+        if a != b and pair[1] not in [gold for _, gold, _ in CLOSED_FORMS]
+    ][:20]
+    return report
+
+
 def main() -> None:
     """Runs both and prints one JSON line for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -106,8 +168,12 @@ def main() -> None:
     parser.add_argument("--hostile", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--skip-verl", action="store_true")
+    parser.add_argument("--arithmetic", action="store_true")
     options = parser.parse_args()
     rows = workload(options.ordinary, options.hostile, options.seed)
+    if options.arithmetic:
+        print(json.dumps(arithmetic_report(rows), indent=1))
+        return
 
     grades = {}
 

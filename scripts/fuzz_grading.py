@@ -8,7 +8,13 @@ Laws that every input must keep:
     braces of x are balanced;
  3. `correct` is exactly status "correct";
  4. no grade takes longer than `MAX_SECONDS` (the wall limit and some);
- 5. the same pair gets the same grade again.
+ 5. the same pair gets the same grade again;
+ 6. a prediction is right for at most one of several golds that differ in value;
+ 7. a sign that makes no formula of a value (`GARBAGE`) before or after it earns nothing;
+ 8. two values with a `SEPARATOR` between them are not right for either of them, nor for the digits
+    of both or for their product;
+ 9. a formula of the question is no answer: what math-verify would work out is `echo`;
+10. an unclosed box, and a second marked choice, earn nothing.
 Prints one JSON line; exits 1 and prints the inputs when a law is broken.
 """
 
@@ -41,6 +47,64 @@ PIECES = (
     *(r"__import__('os').system('x')", "eval(1)", "lambda:0", "nan", "inf", "None", "0/0"),
     *(" and ", " or ", " ", "\n", "\t", "\U0001f642", r"\lim_{x\to0}"),
 )
+
+# Values of which no two are equal, in the spellings that models use.
+VALUES = (
+    r"\frac{3}{4} \frac{1}{3} 12 34 -5 \sqrt{2} 2\pi x+1 3+4i 7! 0.125 10^{5} (1,2,5) \{8,9\}"
+    r" (-\infty,3) (3,\infty)"
+).split()
+GARBAGE = (
+    *("\\neq ", "<", ">", "@ ", "# ", "? ", r"\text{not } ", r"\foo ", "}", "((", r"\cdot ", "| "),
+)
+BEHIND = (
+    *(" @", " #", " +", r" \cdot", "}", "))", r" \setminus 2", r" \cup 7", r" \foo", " =", " <"),
+)
+SEPARATORS = (
+    *(r" \quad ", r" \qquad ", r" \text{ or } ", " or ", ", ", "; ", r" \mid ", r" \to ", " | "),
+    *(r" \text{ maybe } ", r" \\ ", r" \ne ", r" \Rightarrow ", " ? ", " / "),
+)
+UNSOLVED = (
+    (r"\log_2 32", "5", r"What is $\log_2 32$?"),
+    (r"\sum_{i=1}^{100} i", "5050", r"Find $\sum_{i=1}^{100} i$."),
+    (r"\gcd(84,36)", "12", "Compute gcd(84, 36)."),
+    (r"\frac{1}{x-5}>0", r"(5,\infty)", r"Solve \[\frac{1}{x - 5} > 0.\]"),
+    (r"(x+1)(x-1)", "x^2-1", "Expand $(x+1)(x-1)$."),
+    (r"\sqrt{242}", r"11\sqrt{2}", r"Simplify $\sqrt{242}$."),
+)
+
+
+def unearned(rng: random.Random) -> list[str]:
+    """Laws 6 to 10 on one draw: what was paid and must not be."""
+    one, other = rng.sample(VALUES, 2)
+    both = one + rng.choice(SEPARATORS) + other
+    paid = [
+        f"two values: {both!r} for {gold!r}"
+        for gold in (one, other, rf"({one})\cdot({other})", *_concatenated(one, other))
+        if grade_answer(both, gold).correct and both != gold
+    ]
+    for text in (rng.choice(GARBAGE) + one, one + rng.choice(BEHIND)):
+        if grade_answer(text, one).correct:
+            paid.append(f"garbage: {text!r} for {one!r}")
+    copied, gold, question = rng.choice(UNSOLVED)
+    again = rng.choice(("{}", " {} ", "({})", r"\left({}\right)", "x={}", r"\displaystyle {}"))
+    if grade_answer(again.format(copied), gold, question=question).correct:
+        paid.append(f"echo: {again.format(copied)!r}")
+    cut = rng.choice((rf"\boxed{{{one}", rf"So $\boxed{{{one}$", rf"The answer is \boxed{{{one}."))
+    if grade(cut, one).correct:
+        paid.append(f"unclosed box: {cut!r}")
+    letters = "".join(f"({letter})" for letter in "ABCDE"[: rng.randrange(2, 6)])
+    paid += [f"choices: {letters}" for gold in "ABCDE" if grade_answer(letters, gold).correct]
+    return paid
+
+
+def _concatenated(one: str, other: str) -> list[str]:
+    return [one + other] if one.isdigit() and other.isdigit() else []
+
+
+def many_golds(text: str) -> list[str]:
+    """Law 6 on any text."""
+    right = [gold for gold in VALUES if grade_answer(text, gold).correct]
+    return [f"right for {right}"] if len(right) > 1 else []
 
 
 def mutated(rng: random.Random, corpus: list[str]) -> str:
@@ -125,7 +189,10 @@ def main() -> None:
         text, gold = mutated(rng, corpus), rng.choice(corpus)
         inputs += 1
         try:
-            if problems := broken_laws(text, gold):
+            problems = broken_laws(text, gold) + unearned(rng)
+            if inputs % options.trace_every == 0:
+                problems += many_golds(mutated(rng, list(VALUES)))
+            if problems:
                 failures[text] = [gold, *problems]
             result = grade_answer(text, gold)
             statuses[result.status] += 1

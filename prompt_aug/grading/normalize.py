@@ -71,6 +71,11 @@ _TEXT = re.compile(rf"\\(?:{_FONT}|operatorname\*?)\s*\{{([^{{}}]*)\}}")
 # By an export of a data set.
 _ESCAPED_TWICE = "boxed|text|d?frac|sqrt|left|right|leq?|geq?|pi|cdot|infty|cup|begin|end"
 _OLD_FONT = re.compile(r"\\(?:rm|bf|it|displaystyle|textstyle|limits|boldsymbol|bm)(?![a-zA-Z])")
+# Between two values a wide gap lists them; anywhere else it is a blank.
+_GAP_OF_A_LIST = (
+    r"(?<=[\w})\]!])\s*\\q?quad(?![a-zA-Z])\s*"
+    r"(?=[\w{(\[+-]|\\(?:[dt]?frac|sqrt|pi|\{)(?![a-z]))"
+)
 _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -79,9 +84,10 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\\\(?:\[[^\]]*\])?", r"\\\\ "),  # a row of a matrix keeps its mark: see below
         (r"\\[dtc]frac(?![a-z])", r"\\frac"),
         (r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![a-zA-Z])\.?", ""),
+        (_GAP_OF_A_LIST, ", "),
         (r"\\(?:quad|qquad|hspace\{[^{}]*\}|phantom|hfill|thinspace)(?![a-zA-Z])", " "),
         (
-            r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s*\\!)\s*(?=\d{3})",
+            r"(?<=\d)\s*(?:\{\s*,(?:\s|\\[;,:! ])*\}|,\s*\\!)\s*(?=\d{3})",
             "",
         ),  # thousands
         (r"(?<!\\)\\[!]", ""),

@@ -148,16 +148,23 @@ def _leaf(text: str, depth: int) -> Node:
         minus = _PLUS_MINUS.sub(lambda sign: "-" if sign[1] == "p" else "+", text)
         parts = [re.sub(r"^\s*\+\s*", "", plus), minus]
         return _group("list", parts, text, depth=depth)
-    approximate = re.split(r"\\approx(?![a-zA-Z])", text)
-    if len(approximate) > 1 and approximate[0].strip():
-        short = _NAME_ONLY.fullmatch(approximate[0])
-        return build(approximate[1 if short else 0], depth=depth + 1)
+    name, sign, value = text.partition(r"\approx")
+    if sign and _NAME_ONLY.fullmatch(name) and value.strip():
+        return build(value, depth=depth + 1)
+    if shown := _ROUNDED.fullmatch(text):
+        return build(shown[1], depth=depth + 1)
     sides = split_top(text, "=")
     if len(sides) == 2 and _NAME_ONLY.fullmatch(sides[1]) and re.search(r"\d", sides[0]):
         return build(sides[0], depth=depth + 1)
     return Node(kind="leaf", text=text, relation=bool(_RELATION.search(text)))
 
 
+# A value and behind it its decimals, which are a remark.
+_ROUNDED = re.compile(
+    r"((?:(?!\\approx).)+)\\approx\s*[-+]?[\d.,]+(?:\s*\\times\s*10\^\{?-?\d+\}?)?"
+    r"\s*(?:%|\\degree|\\text\{[^{}]*\}|[A-Za-z]{1,12}(?:\^\{?\d\}?)?)?\s*(?:\.\.\.)?\s*",
+    re.DOTALL,
+)
 _PLUS_MINUS = re.compile(r"\\(?:(p)m|mp)(?![a-z])")
 _NAME_ONLY = re.compile(rf"\s*{_NAME}\s*")
 

@@ -4,6 +4,7 @@ Columns: family, kind (an answer, or a whole response in which "\\n" is a new li
 prediction, gold.
 """
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,26 @@ def test_pair(family: str, kind: str, verdict: str, prediction: str, gold: str) 
     else:
         result = grade(prediction.replace("\\n", "\n"), gold)
     assert result.correct == (verdict == "right"), (family, result)
+
+
+# No two are equal.
+VALUES = (r"\frac{3}{4}", "12", r"\sqrt{2}", r"2\pi", "x+1", "3+4i", r"\{8,9\}", "(1,2,5)")
+SEPARATORS = (
+    *(r" \quad ", r" \text{ or } ", ", ", r" \approx ", r" \to ", " | ", " = ", " ", r" \\ "),
+)
+GARBAGE = ("\\neq ", "<", "@ ", "# ", "? ", r"\foo ", "}", "(", "| ", r"\cdot ")
+
+
+@pytest.mark.parametrize("separator", SEPARATORS)
+def test_two_values_are_right_for_at_most_one_gold(separator: str) -> None:
+    for one, other in itertools.permutations(VALUES, 2):
+        both = one + separator + other
+        assert sum(grade_answer(both, gold).correct for gold in VALUES) <= 1, both
+
+
+@pytest.mark.parametrize(
+    "sign", ["\\neq ", "<", "@ ", "# ", "? ", r"\foo ", "}", "(", "| ", r"\cdot "]
+)
+def test_a_value_after_a_sign_that_makes_no_formula_is_not_read(sign: str) -> None:
+    for value in (r"\frac{3}{4}", "12", "x+1"):
+        assert grade_answer(sign + value, value).status in ("unparsable", "wrong")
