@@ -87,7 +87,7 @@ def record(made: SimpleNamespace) -> RolloutBatch:
     """The record of a step, as the trainer makes it of the columns."""
     padded = {name: matrix(column) for name, column in made.per_token.items()}
     batch = SimpleNamespace(keys=made.keys, tags=[{}] * len(made.keys))
-    fetched = Fetched(batch=batch, data=made.others, padded=padded, lengths=made.lengths)
+    fetched = Fetched(batch=batch, data=None, rows=made.others, padded=padded, lengths=made.lengths)
     rewards, mask = padded["rm_scores"], padded["response_mask"]
     return rollouts_of(fetched, seed=0, rewards=rewards, mask=mask, weight_logprobs=None)
 

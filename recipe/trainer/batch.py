@@ -80,14 +80,15 @@ class Fetched:
     """What TransferQueue holds of verl's batch, R rows in verl's order."""
 
     batch: Any  # verl's keys, tags and partition
-    data: Any  # field -> column: a nested tensor, or a list
+    data: Any  # as TransferQueue gives it: what verl's own functions take
+    rows: dict[str, list[Any]]  # columns that are no matrix
     padded: dict[str, Tensor]  # matrices R x T, float32 as verl computes, 0 behind a row's end
     lengths: list[int]  # tokens of the response, verl's padding rows have one
 
     def real(self) -> list[int]:
         """The rows that are no padding, sorted by group and rollout."""
         rows = [i for i, tag in enumerate(self.batch.tags) if not tag.get("is_padding", False)]
-        sessions = [int(value) for value in self.data["session_id"]]
+        sessions = [int(value) for value in self.rows["session_id"]]
         return sorted(rows, key=lambda i: (group_id(self.batch.keys[i]), sessions[i]))
 
 
@@ -98,8 +99,9 @@ def fetch(batch: Any, fields: Sequence[str] = FIELDS) -> Fetched:
     )
     per_token = [name for name in fields if name in data and name not in NOT_PER_TOKEN]
     padded = {name: matrix(data[name]) for name in per_token}
-    lengths = [int(row.numel()) for row in data["responses"]]
-    return Fetched(batch=batch, data=data, padded=padded, lengths=lengths)
+    rows = {name: list(data[name]) for name in NOT_PER_TOKEN}
+    lengths = [int(ids.numel()) for ids in rows["responses"]]
+    return Fetched(batch=batch, data=data, rows=rows, padded=padded, lengths=lengths)
 
 
 NOT_PER_TOKEN = ("session_id", "prompts", "responses", "extra_info", "extra_fields")
@@ -146,7 +148,7 @@ def rollouts_of(
         weight_logprobs_BT=logprobs_BT if wanted_BT is None else wanted_BT,
         rollout_logprobs_BT=matrix_of(fetched.padded.get("rollout_log_probs")),
         entropy_BT=matrix_of(fetched.padded.get("entropy")),
-        responses=[fetched.data["responses"][i] for i in rows],
+        responses=[fetched.rows["responses"][i] for i in rows],
     )
 
 
@@ -154,9 +156,9 @@ def _origins(fetched: Fetched, rows: Sequence[int]) -> dict[str, Any]:
     """Which question a response is to, in which phrasing, under which prompts."""
     keys = [fetched.batch.keys[i] for i in rows]
     groups = [group_id(key) for key in keys]
-    info = [fetched.data["extra_info"][i] for i in rows]
-    extra = [fetched.data["extra_fields"][i] for i in rows]
-    prompts = [fetched.data["prompts"][i] for i in rows]
+    info = [fetched.rows["extra_info"][i] for i in rows]
+    extra = [fetched.rows["extra_fields"][i] for i in rows]
+    prompts = [fetched.rows["prompts"][i] for i in rows]
     neighbours = [int(e["neighbour"]) for e in extra]
     given = [e["generated_under"] for e in extra]  # None where that is the prompt
     return {
@@ -164,7 +166,7 @@ def _origins(fetched: Fetched, rows: Sequence[int]) -> dict[str, Any]:
         "questions": [i["uid"] for i in info],
         "group_B": numbered(groups),
         "phrasing_B": numbered(list(zip(groups, neighbours, strict=True))),
-        "rollouts": [int(fetched.data["session_id"][i]) for i in rows],
+        "rollouts": [int(fetched.rows["session_id"][i]) for i in rows],
         "neighbours": neighbours,
         "templates": [e["template"] for e in extra],
         "gold": [tuple(i["answers"]) for i in info],
@@ -177,7 +179,7 @@ def _origins(fetched: Fetched, rows: Sequence[int]) -> dict[str, Any]:
 
 def _grades(fetched: Fetched, rows: Sequence[int]) -> dict[str, Any]:
     """What the reward worker said of a response."""
-    extra = [fetched.data["extra_fields"][i] for i in rows]
+    extra = [fetched.rows["extra_fields"][i] for i in rows]
     graded = [e["reward_extra_info"] for e in extra]
     return {
         "text": [g["response"] for g in graded],
