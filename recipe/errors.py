@@ -7,5 +7,9 @@ class ConfigError(UserError):
     """A run that cannot start, or would not do what its configuration says."""
 
 
+class HungError(UserError, RuntimeError):
+    """Nothing has finished for so long that an engine or a reward worker must hang."""
+
+
 class ExhaustedError(UserError, RuntimeError):
     """Dynamic sampling: the questions a step may generate are spent, and the batch is not full."""

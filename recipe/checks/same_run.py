@@ -22,6 +22,7 @@ FREE = (
     "recipe.save_rollouts_every",
     "recipe.worker_logs",
     "recipe.keep_every",
+    "recipe.rollout.hang_seconds",
     "recipe.keep_best",
     "recipe.save_tensors_every",
     "recipe.dynamic_sampling",  # what a run that ended for want of a signal asks to change

@@ -102,6 +102,7 @@ class Reward(Record):
 
 class Rollout(Record):
     poll_seconds: Above0
+    hang_seconds: Above0
 
 
 class Neighbours(Record):

@@ -22,6 +22,7 @@ from typing import Any
 
 from prompt_aug.errors import UserError
 from prompt_aug.files import write_text
+from recipe.errors import HungError
 from recipe.run.environment import DEADLINE
 
 REQUEST = ".stop"  # in the run folder: somebody wants the run to end
@@ -95,6 +96,34 @@ class Limit:
             if self.steps and end <= self.deadline:
                 return None
         return "a signal asked the run to end, and the step under way would take too long"
+
+
+class Watchdog:
+    """Ends a wait in which nothing moves: verl waits for ever for an engine that hangs.
+
+    `see` gets what moves when work gets done, as the number of finished groups, at every look;
+    HungError once it has stood for `seconds`. `clock` counts seconds and never goes back.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds, self.clock = seconds, clock
+        self.begin()
+
+    def begin(self) -> None:
+        """A new wait."""
+        self.seen: Any = None
+        self.since = self.clock()
+
+    def see(self, work: Any) -> None:
+        now = self.clock()
+        if work != self.seen:
+            self.seen, self.since = work, now
+        elif now - self.since > self.seconds:
+            raise HungError(
+                f"no group of rollouts has finished for {now - self.since:.0f} s "
+                f"(recipe.rollout.hang_seconds={self.seconds:.0f}): an engine or a reward worker "
+                "hangs, or responses take longer than that"
+            )
 
 
 class Signals:

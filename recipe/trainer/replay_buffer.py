@@ -53,6 +53,7 @@ class BoundedReplayBuffer(ReplayBuffer):
         if self.filter_groups_metric is not None:
             self.refill_fn = self._refill
         self.filled_groups: set[str] = set()  # of the last batch: they must not train anything
+        self.on_look: Callable[[tuple[str, int, int]], None] = lambda work: None  # and so may this
         self.on_poll: Callable[[], None] = lambda: None  # may raise, to give the step up
         self._start_step()
 
@@ -80,6 +81,8 @@ class BoundedReplayBuffer(ReplayBuffer):
         return bound + min(self.failed, bound)
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        done, failed = self.finished_keys[partition_id], self.failure_keys[partition_id]
+        self.on_look((partition_id, len(done), len(failed)))
         if partition_id != "val":
             self.on_poll()
         return super()._wait_for_next_poll(partition_id, last_debug_time)

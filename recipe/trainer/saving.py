@@ -16,10 +16,10 @@ from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from prompt_aug.files import read_json, write_json
-from recipe.errors import ExhaustedError
+from recipe.errors import ExhaustedError, HungError
 from recipe.run import checkpoints
 from recipe.run import folder as run_folder
-from recipe.run.stop import Limit, StoppedError, steps_begin
+from recipe.run.stop import Limit, StoppedError, Watchdog, steps_begin
 
 
 class SavingTrainer(PPOTrainerSync):
@@ -36,6 +36,7 @@ class SavingTrainer(PPOTrainerSync):
         self.run_dir = Path(config.recipe.run_dir)
         self.saves = Path(config.trainer.default_local_dir)
         self.limit = Limit.of(self.run_dir)
+        self.watchdog = Watchdog(float(config.recipe.rollout.hang_seconds))
         self.line: dict[str, Any] = {}  # what is known of the step that may be saved now
         super().__init__(config)
 
@@ -112,6 +113,7 @@ class SavingTrainer(PPOTrainerSync):
             self._save_step_before()
             raise StoppedError(reason)
         self.limit.begin_step()
+        self.watchdog.begin()
         state, data = self.own_state(), self.train_dataloader.state_dict()
         try:
             batch = super().step(metrics, timing_raw)
@@ -119,11 +121,13 @@ class SavingTrainer(PPOTrainerSync):
             # The weights are those of the step before; without this its work could be lost.
             self._save_step_before()
             raise
+        except HungError:
+            self._save_step_before(state, data, asks_engine=False)
+            raise
         except StoppedError:
             # Its questions were fetched already; those after a resume are these once more.
             self.checkpoint_manager.abort_replicas(reject_request=True)
-            self.train_dataloader.state_dict = lambda: data
-            self._save_step_before(state)
+            self._save_step_before(state, data)
             raise
         self.limit.end_step()
         self.line = run_folder.metrics_line(self.global_steps, metrics)
@@ -133,10 +137,16 @@ class SavingTrainer(PPOTrainerSync):
             raise StoppedError(reason)
         return batch
 
-    def _save_step_before(self, state: dict[str, Any] | None = None) -> None:
+    def _save_step_before(
+        self, state: dict[str, Any] | None = None, data: Any = None, asks_engine: bool = True
+    ) -> None:
+        """Save the step before this one, with the states of then where they are given."""
         self.global_steps -= 1
         if self.global_steps > (checkpoints.tracked_step(self.saves) or 0):
-            self.on_sample_end()  # the engine gives its memory back, as before any update
+            if data is not None:
+                self.train_dataloader.state_dict = lambda: data
+            if asks_engine:
+                self.on_sample_end()  # the engine gives its memory back, as before any update
             self._save_checkpoint(state)
 
     def _end_after(self, batch: Any, metrics: dict, timing_raw: dict) -> None:

@@ -75,7 +75,7 @@ class RecipeTrainer(SavingTrainer):
             settings=self.config.recipe.dynamic_sampling,
             on_evicted=self.question_stats.see_group,
         )
-        bounded.on_poll = self.check_stop
+        bounded.on_poll, bounded.on_look = self.check_stop, self.watchdog.see
         bounded.poll_interval = float(self.config.recipe.rollout.poll_seconds)
         return bounded
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from recipe.errors import HungError
 from recipe.run import stop
-from recipe.run.stop import Limit
+from recipe.run.stop import Limit, Watchdog
 
 
 class Clock:
@@ -79,6 +80,21 @@ def test_the_deadline_comes_from_the_job(tmp_path: Path, monkeypatch: pytest.Mon
     assert Limit.of(tmp_path).deadline is None
     monkeypatch.setenv(stop.DEADLINE, "1234.5")
     assert Limit.of(tmp_path).deadline == 1234.5
+
+
+def test_only_a_wait_in_which_nothing_moves_ends() -> None:
+    clock = Clock()
+    dog = Watchdog(100, clock)
+    for work in ((0, 0), (1, 0), (1, 1)):
+        dog.see(work)
+        clock.now += 100
+        dog.see(work)  # a group every 100 s is slow, and moves
+    dog.begin()
+    clock.now += 1000  # an update between two waits
+    dog.see((1, 1))
+    clock.now += 101
+    with pytest.raises(HungError, match=r"for 101 s \(recipe\.rollout\.hang_seconds=100\)"):
+        dog.see((1, 1))
 
 
 PROGRAM = """

@@ -10,10 +10,10 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from prompt_aug.files import read_json
-from recipe.errors import ExhaustedError
+from recipe.errors import ExhaustedError, HungError
 from recipe.run import checkpoints, stop
 from recipe.run import folder as run_folder
-from recipe.run.stop import Limit, StoppedError
+from recipe.run.stop import Limit, StoppedError, Watchdog
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
 from recipe.trainer.saving import SavingTrainer
 from recipe.trainer.trainer import RecipeTrainer
@@ -42,6 +42,7 @@ class Trainer(SavingTrainer):
         keep = {"keep_every": None, "keep_best": None}
         self.config = OmegaConf.create({"trainer": trainer, "recipe": keep})
         self.limit, self.line, self.keep_last = Limit(run_dir, deadline), {}, None
+        self.watchdog = Watchdog(60)
         self.train_dataloader, self.fetched = Loader(), 0
         self.done: list[Any] = []
         note = self.done.append
@@ -141,6 +142,16 @@ def test_a_signal_while_rollouts_are_made_saves_the_step_before_with_its_questio
     assert trainer.train_dataloader.position == 2
 
 
+def test_a_hung_engine_is_not_asked_for_anything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    verl_step(monkeypatch, HungError)
+    trainer = Trainer(tmp_path, step=4)
+    with pytest.raises(HungError):
+        trainer.step({}, {})
+    assert trainer.done == ["save 3"] and saved(trainer, 3) == (0, 0)
+
+
 def test_a_signal_during_an_update_saves_this_step_and_its_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -228,11 +239,16 @@ def test_the_trainer_is_asked_at_every_look_for_rollouts_and_not_in_a_validation
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks: list[str] = []
+    groups: list[tuple[str, int, int]] = []
     buffer: Any = object.__new__(BoundedReplayBuffer)
+    buffer.on_look = groups.append
+    buffer.finished_keys = {"train": {"a", "b"}, "val": {"a"}}
+    buffer.failure_keys = {"train": {"c"}, "val": set()}
     buffer.on_poll = lambda: looks.append("look")
     parent = BoundedReplayBuffer.__mro__[1]
     monkeypatch.setattr(parent, "_wait_for_next_poll", lambda self, partition, last: last)
     assert buffer._wait_for_next_poll("train", 1.0) == 1.0
     buffer._wait_for_next_poll("val", 1.0)
     assert looks == ["look"]
+    assert groups == [("train", 2, 1), ("val", 1, 0)]
     assert issubclass(RecipeTrainer, SavingTrainer)
