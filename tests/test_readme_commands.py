@@ -44,11 +44,10 @@ def command_of(line: str) -> Command:
     match words:
         case [example, run, "sbatch", "scripts/train.sbatch", *rest]:
             nodes: list[str] = []
-        case [example, run, "sbatch", nodes_option, "scripts/multi_node.sbatch", *rest]:
+        case [example, run, "sbatch", nodes_option, "scripts/train.sbatch", *rest]:
             nodes = [
                 "trainer.nnodes=" + nodes_option.removeprefix("--nodes="),
                 "trainer.n_gpus_per_node=8",
-                "ray_kwargs.ray_init.num_cpus=null",
             ]
         case _:
             raise ValueError(f"no form that this test knows: {line}")
@@ -123,13 +122,13 @@ RUN=runs/x sbatch scripts/sweep.sbatch
 EXAMPLE=dapo RUN=runs/d sbatch scripts/train.sbatch a.b=1 \\
     'a.c=[x, y]' \\
     d=2
-EXAMPLE=grpo RUN=runs/g sbatch --nodes=3 scripts/multi_node.sbatch e=3
+EXAMPLE=grpo RUN=runs/g sbatch --nodes=3 scripts/train.sbatch e=3
 ```
 """
 
 
 def test_commands_are_read_as_the_shell_does() -> None:
-    nodes = ("trainer.nnodes=3", "trainer.n_gpus_per_node=8", "ray_kwargs.ray_init.num_cpus=null")
+    nodes = ("trainer.nnodes=3", "trainer.n_gpus_per_node=8")
     assert commands_of(README) == [
         Command(example="toy"),
         Command(example="dapo", overrides=("recipe.run_dir=runs/d", "a.b=1", "a.c=[x, y]", "d=2")),
