@@ -1,5 +1,6 @@
 """Whether a candidate is the same problem: known values, known pairs, each filter's own worth."""
 
+import doctest
 import json
 from collections import Counter, defaultdict
 from fractions import Fraction
@@ -261,3 +262,9 @@ def test_the_nearness_of_a_copy_is_that_of_the_longest_common_subsequence() -> N
     assert meaning.likeness("abcd", "abxd") == 2 * 3 / 8
     assert meaning.is_near("a b c d e f g h".split(), "a b c d e f g x".split())
     assert not meaning.is_near("a b c d e f g h".split(), "h b x d y f z a".split())
+
+
+def test_the_readme_says_what_check_says() -> None:
+    readme = Path(verify.__file__).parents[1] / "README.md"
+    result = doctest.testfile(str(readme), module_relative=False)
+    assert (result.failed, result.attempted) == (0, 4)
