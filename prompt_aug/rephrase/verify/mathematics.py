@@ -26,6 +26,7 @@ _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _OPERATION = re.compile(r"[-+*/^|!]|\\(?:frac|sqrt|cdot|times|div|sin|cos|tan|log|sum|int|prod)")
 _POINT = re.compile(r"[A-Z]?[(\[][^()\[\]]*,[^()\[\]]*[)\]]")
 _FLIP = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\lt": r"\gt", r"\gt": r"\lt"}
+CONVERSIONS = frozenset((7, 12, 24, 60, 100, 1000, 3600, 365, 52))
 EDIT_LIKENESS = 60.0  # two pieces so alike are one piece edited
 
 
@@ -33,8 +34,8 @@ def compare_numbers(question: Sequence[Number], candidate: Sequence[Number]) -> 
     """Values that one text has and the other has not in any spelling."""
     lost, new = _unmatched(question, candidate), _unmatched(candidate, question)
     if lost and new:
-        if lost == {1 / value for value in new if value}:
-            yield doubt("numbers", f"{_listed(lost)} became {_listed(new)}: turned round?")
+        if all(any(_converted(one, two) for two in new) for one in lost):
+            yield doubt("numbers", f"{_listed(lost)} became {_listed(new)}: converted?")
         else:
             yield reject("numbers", f"{_listed(lost)} became {_listed(new)}")
     elif lost:
@@ -45,6 +46,13 @@ def compare_numbers(question: Sequence[Number], candidate: Sequence[Number]) -> 
         fewer, more = _counts(question, candidate), _counts(candidate, question)
         if fewer and more:
             yield doubt("numbers", f"{_listed(fewer)} less often, {_listed(more)} more often")
+
+
+def _converted(one: Fraction, two: Fraction) -> bool:
+    """Whether the values may be one in two units (weeks, days), or a share and its inverse."""
+    if not one or not two:
+        return False
+    return one * two == 1 or one / two in CONVERSIONS or two / one in CONVERSIONS
 
 
 def _unmatched(own: Sequence[Number], other: Sequence[Number]) -> set[Fraction]:

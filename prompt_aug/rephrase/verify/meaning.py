@@ -47,7 +47,7 @@ def compare_words(question: Reading, candidate: Reading) -> Iterator[Reason]:
         yield reject("renamed", f"only names changed: {names}")
     near = is_near(own, other)
     if near:
-        yield from _edits(lost, new)
+        yield from _edits(lost, new, set(own) & set(other))
     yield from _contrasts(question, candidate, near, likeness(own, other) >= LOOSELY_NEAR)
     yield from _order(own, other, near)
     if near:
@@ -78,7 +78,7 @@ def _reworded(own: Sequence[str], other: Sequence[str]) -> bool:
     return changed > 0.1 * (sum(one.values()) + sum(two.values()))
 
 
-def _edits(lost: Counter[str], new: Counter[str]) -> Iterator[Reason]:
+def _edits(lost: Counter[str], new: Counter[str], common: set[str]) -> Iterator[Reason]:
     """In a near copy, every changed token that says something."""
     # A letter named once more or less says nothing; one in another's place is an edit.
     letters = [{t for t in side if t.startswith("$")} for side in (lost, new)]
@@ -88,7 +88,8 @@ def _edits(lost: Counter[str], new: Counter[str]) -> Iterator[Reason]:
         return
     detail = f"a near copy in which {_shown(lost)} became {_shown(new)}"
     changed = [*lost, *new]
-    if any(token.startswith("#") and token not in SOFT for token in changed) or "not" in changed:
+    gone = [token for token in changed if token not in common]  # not only said once less
+    if any(token.startswith("#") and token not in SOFT for token in gone) or "not" in changed:
         yield reject("edit", detail)
     else:
         yield doubt("edit", detail)
@@ -101,7 +102,9 @@ def _moved(own: Sequence[str], other: Sequence[str]) -> Iterator[Reason]:
     gone, came = _changed(own, other), _changed(other, own)
     moved = sorted(set(gone & came))
     if moved:
-        yield reject("order", f"a near copy in which {', '.join(moved)} stands elsewhere")
+        detail = f"a near copy in which {', '.join(moved)} stands elsewhere"
+        telling = any(not token.isalpha() or token in DIRECTIONS for token in moved)
+        yield reject("order", detail) if telling else doubt("order", detail)
 
 
 def _changed(own: Sequence[str], other: Sequence[str]) -> Counter[str]:

@@ -18,6 +18,8 @@ DRAWING = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
 _SIGNS = {"+": "plus", "-": "minus", "−": "minus", "×": "times", "*": "times", "÷": "divided by"}
 _SUM = re.compile(r"(?<![-+*/=^] )(?<![\w.])(\d+) ([-+−×*÷]) (\d+)(?![\w.]\d| ?[-+*/=^])")
 _TIMES = re.compile(r"\\(?:times|cdot)\b")
+_FRACTION = re.compile(r"\\frac(?:\{([^{}]+)\}|(\w))(?:\{([^{}]+)\}|(\w))")
+MOST_NESTED = 8  # fractions in one another that are spelled in a line
 FORMULA = "\ue000"  # stands for a formula in `Reading.prose`; of the private use area
 AMOUNT = "\ue001"  # a dollar sign that is money
 
@@ -142,7 +144,19 @@ def _as_number(formula: str) -> str | None:
 def _spelled(formula: str) -> str:
     """The grader's canonical spelling without spaces, fonts and braces around one character."""
     spelled = re.sub(r"\\(?:text|overline|mathrm)(?![a-zA-Z])", "", squeeze(canonical(formula)))
-    return re.sub(r"\{([A-Za-z0-9])\}", r"\1", spelled)
+    spelled = re.sub(r"\\(?:cdot|times)(?![a-zA-Z])\s?", "*", spelled)
+    spelled = re.sub(r"\{([A-Za-z0-9])\}", r"\1", spelled)
+    for _ in range(MOST_NESTED):  # from the inside out
+        before, spelled = spelled, _FRACTION.sub(_divided, spelled)
+        if spelled == before:
+            break
+    return spelled
+
+
+def _divided(match: re.Match[str]) -> str:
+    """A fraction as it is written in a line: x/2, (x+1)/(x-2)."""
+    sides = (match.group(1) or match.group(2), match.group(3) or match.group(4))
+    return "/".join(side if re.fullmatch(r"\w+", side) else f"({side})" for side in sides)
 
 
 def _plain_fraction(match: re.Match[str]) -> str:

@@ -140,4 +140,4 @@ def _occurrences(
     """How often the words of `phrase` stand in a row; a long single word counts by its stem."""
     if len(phrase) > 1:
         return joined.count(" " + "  ".join(phrase) + " ")
-    return exact[phrase[0]] if len(phrase[0]) <= 4 else stems[stem(phrase[0])]
+    return exact[phrase[0]] if len(phrase[0]) <= 5 else stems[stem(phrase[0])]
