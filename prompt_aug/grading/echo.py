@@ -63,9 +63,14 @@ _UNDONE = {
 }
 
 
+def _written(text: str) -> str:
+    r"""Canonical, but a repeating decimal is not yet the fraction that may be asked for."""
+    return canonical(text, fractions=False)
+
+
 def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
     """Whether `prediction` is a formula of the question, or leaves undone what it asks."""
-    written, known = canonical(prediction), [canonical(gold) for gold in golds]
+    written, known = _written(prediction), [_written(gold) for gold in golds]
     tokens = _tokens(written)
     if any(tokens == _tokens(gold) for gold in known):
         return False
@@ -78,8 +83,8 @@ def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
 
 def is_unsolved(prediction: str, golds: Sequence[str]) -> bool:
     """Whether `prediction` is a relation still to be solved, where no gold has a letter."""
-    known = [canonical(gold) for gold in golds]
-    return not any(map(_has_letters, known)) and _has_unsolved(canonical(prediction))
+    known = [_written(gold) for gold in golds]
+    return not any(map(_has_letters, known)) and _has_unsolved(_written(prediction))
 
 
 @lru_cache(maxsize=512)
@@ -88,7 +93,7 @@ def _formulas(question: str) -> frozenset[tuple[str, ...]]:
     found: set[tuple[str, ...]] = set()
     spans = [next(group for group in match.groups() if group) for match in _MATH.finditer(question)]
     for span in (*spans, *_BARE.findall(_MATH.sub(" ; ", question))):
-        text = canonical(span)
+        text = _written(span)
         pieces = [text, *_RELATION.split(text), *split_top(text, ",", ";", r"\\")]
         for piece in pieces:
             found.add(_tokens(piece))
@@ -135,7 +140,7 @@ def _wraps(written: str, golds: Sequence[str], question: str) -> bool:
 @lru_cache(maxsize=512)
 def _long_formulas(question: str) -> frozenset[str]:
     spans = (next(group for group in match.groups() if group) for match in _MATH.finditer(question))
-    texts = (canonical(span) for span in spans)
+    texts = (_written(span) for span in spans)
     return frozenset(squeeze(text) for text in texts if len(_tokens(text)) >= _MIN_WRAPPED)
 
 

@@ -26,6 +26,7 @@ _SPAN = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DO
         (r"\sqrt{242}+0", r"11\sqrt{2}", r"Simplify $\sqrt{242}$."),
         (r"1 \cdot (x+1)(x-1)", "x^2-1", "Expand $(x+1)(x-1)$."),
         (r"\frac{2(26^2 - 24^2)}{2}", "100", "What is $26^2-24^2$?"),
+        (r"0.\overline{73}", r"\frac{73}{99}", r"Which fraction is $0.\overline{73}$?"),
         ("13*17", "221", "What is 13*17?"),
         (r"\frac{12}{16}", r"\frac{3}{4}", r"Write $\frac{12}{16}$ in lowest terms."),
         (r"\frac{1}{x-5}>0", r"(5,\infty)", r"Solve \[\frac{1}{x - 5} > 0.\]"),
