@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from prompt_aug.grading.normalize import canonical, split_unit
+from prompt_aug.grading.normalize import canonical, split_unit, squeeze
 from prompt_aug.grading.structure import split_top
 
 MAX_QUESTION = 20_000  # characters; the longest of 10081 real questions has 4309
@@ -41,6 +41,12 @@ _LETTER = re.compile(r"(?<![\\a-zA-Z])(?![ei](?![a-zA-Z]))[a-zA-Z]+(?![a-zA-Z])"
 _GREEK = re.compile(
     r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|tau|phi|omega)(?![a-z])"
 )
+_MIN_WRAPPED = 4  # tokens: shorter ones are values that an answer may well contain
+# What changes nothing: + 0, times 1, over 1, to the power 1.
+_NEUTRAL = re.compile(
+    r"[-+]\s*0(?![\d.])|(?:\\cdot|\\times|\*|/|\\div)\s*\{?1\}?(?![\d.])|\^\s*\{?1\}?(?![\d.])"
+    r"|(?<![\d.])0\s*\+|(?<![\d.])1\s*(?:\\cdot|\\times|\*)"
+)
 _UNDONE = {
     name: re.compile(rf"\\(?:{spelled})(?![a-zA-Z])|(?<![\\a-zA-Z])(?:{spelled})(?=[\s(_])")
     for name, spelled in {
@@ -57,21 +63,28 @@ _UNDONE = {
 }
 
 
+def _written(text: str) -> str:
+    r"""Canonical, but a repeating decimal is not yet the fraction that may be asked for."""
+    return canonical(text, fractions=False)
+
+
 def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
     """Whether `prediction` is a formula of the question, or leaves undone what it asks."""
-    written, known = canonical(prediction), [canonical(gold) for gold in golds]
+    written, known = _written(prediction), [_written(gold) for gold in golds]
     tokens = _tokens(written)
     if any(tokens == _tokens(gold) for gold in known):
         return False
     if _is_formula(written) and tokens in _formulas(question[:MAX_QUESTION]):
         return True
-    return not any(map(_has_letters, known)) and _left_undone(written, known, question)
+    if any(map(_has_letters, known)):
+        return False
+    return _left_undone(written, known, question) or _wraps(written, known, question)
 
 
 def is_unsolved(prediction: str, golds: Sequence[str]) -> bool:
     """Whether `prediction` is a relation still to be solved, where no gold has a letter."""
-    known = [canonical(gold) for gold in golds]
-    return not any(map(_has_letters, known)) and _has_unsolved(canonical(prediction))
+    known = [_written(gold) for gold in golds]
+    return not any(map(_has_letters, known)) and _has_unsolved(_written(prediction))
 
 
 @lru_cache(maxsize=512)
@@ -80,7 +93,7 @@ def _formulas(question: str) -> frozenset[tuple[str, ...]]:
     found: set[tuple[str, ...]] = set()
     spans = [next(group for group in match.groups() if group) for match in _MATH.finditer(question)]
     for span in (*spans, *_BARE.findall(_MATH.sub(" ; ", question))):
-        text = canonical(span)
+        text = _written(span)
         pieces = [text, *_RELATION.split(text), *split_top(text, ",", ";", r"\\")]
         for piece in pieces:
             found.add(_tokens(piece))
@@ -92,7 +105,7 @@ def _tokens(text: str) -> tuple[str, ...]:
     """The tokens that carry meaning, sorted; without label and unit."""
     label = re.match(r"\s*[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z, ]{1,9}\))?\s*=(?!.*[=<>])", text)
     text = split_unit(text[label.end() :] if label else text)[0].rstrip("% ")
-    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    text = _NEUTRAL.sub(" ", re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text))
     found = [token for token in _TOKEN.findall(text) if token not in _IDLE]
     return tuple(sorted(part for token in found for part in _parts(token)))
 
@@ -113,6 +126,22 @@ def _has_letters(gold: str) -> bool:
     value = re.sub(r"^\s*[A-Za-z](?:_\{?\w+\}?)?\s*(?:=|\\in)(?![a-z])", "", split_unit(gold)[0])
     plain = re.sub(r"\\text\{[^{}]*\}|\b(?:and|or)\b", " ", value)
     return bool(_LETTER.search(plain) or _GREEK.search(plain))
+
+
+def _wraps(written: str, golds: Sequence[str], question: str) -> bool:
+    r"""Whether a formula of the question stands inside, as in `2(26^2-24^2)/2`."""
+    text = squeeze(written)
+    return any(
+        formula in text and not any(formula in squeeze(gold) for gold in golds)
+        for formula in _long_formulas(question[:MAX_QUESTION])
+    )
+
+
+@lru_cache(maxsize=512)
+def _long_formulas(question: str) -> frozenset[str]:
+    spans = (next(group for group in match.groups() if group) for match in _MATH.finditer(question))
+    texts = (_written(span) for span in spans)
+    return frozenset(squeeze(text) for text in texts if len(_tokens(text)) >= _MIN_WRAPPED)
 
 
 def _left_undone(written: str, golds: Sequence[str], question: str) -> bool:

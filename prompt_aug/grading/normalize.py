@@ -188,7 +188,7 @@ def _unicode_scripts(text: str) -> str:
     return _VULGAR.sub(fraction, _SCRIPTS.sub(script, text))
 
 
-def canonical(text: str) -> str:
+def canonical(text: str, *, fractions: bool = True) -> str:
     r"""Canonical LaTeX; text stays marked as `\text{...}`, everything else loses its font."""
     text = _SQUARE_METRES.sub(r"\\text{ \1}", unicodedata.normalize("NFC", text))
     text = _unicode_scripts(text).translate(_SIGN_TABLE)
@@ -198,7 +198,7 @@ def canonical(text: str) -> str:
     for pattern, replacement in _STEPS:
         text = pattern.sub(replacement, text)
     text = _TEXT.sub(_text, text)
-    text = _braced(_REPEATING.sub(_fraction, text))
+    text = _braced(_REPEATING.sub(_fraction, text) if fractions else text)
     return _TRAILING.sub("", text).strip()
 
 
