@@ -7,6 +7,7 @@ and the questions are those of the toy world. ``--cpu`` makes the toy model's si
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 MODEL = "Qwen/Qwen2.5-Math-1.5B"
 TOY = ["recipe.toy.updates=1", "recipe.toy.train_questions=200", "recipe.toy.test_questions=40"]
@@ -20,11 +21,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     import shutil
 
-    import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from recipe.config.compose import compose_config
-    from recipe.plan.shapes import shape_of
     from recipe.toy import build
 
     folder: Path = options.folder
@@ -36,26 +35,36 @@ def main(arguments: list[str] | None = None) -> int:
     if options.cpu:
         model = AutoModelForCausalLM.from_pretrained(built / "model")
     else:
-        shape, config = shape_of(MODEL), AutoConfig.from_pretrained(built / "model")
-        config.update(
-            {
-                "hidden_size": shape.hidden,
-                "num_hidden_layers": shape.layers,
-                "num_attention_heads": shape.heads,
-                "num_key_value_heads": shape.kv_heads,
-                "head_dim": shape.head_dim,
-                "intermediate_size": shape.intermediate,
-                "vocab_size": shape.vocab,
-                "tie_word_embeddings": shape.tied,
-                "layer_types": ["full_attention"] * shape.layers,
-                "max_position_embeddings": 4096,
-            }
-        )
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = random_weights(AutoConfig.from_pretrained(built / "model"))
     model.save_pretrained(folder / "model")
     print(f"{model.num_parameters():,} parameters in {folder / 'model'}")
     return 0
+
+
+def random_weights(config: Any) -> Any:
+    """A model of `MODEL`'s shape in bfloat16; `config` is the toy model's, of the same family."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from recipe.plan.shapes import shape_of
+
+    shape = shape_of(MODEL)
+    config.update(
+        {
+            "hidden_size": shape.hidden,
+            "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
+            "head_dim": shape.head_dim,
+            "intermediate_size": shape.intermediate,
+            "vocab_size": shape.vocab,
+            "tie_word_embeddings": shape.tied,
+            "layer_types": ["full_attention"] * shape.layers,
+            "max_position_embeddings": 4096,
+        }
+    )
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
 
 if __name__ == "__main__":

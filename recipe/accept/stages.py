@@ -107,31 +107,34 @@ def stages(folder: Path, cpu: bool) -> list[Stage]:
                 figures=functools.partial(training, run),
             )
         )
-    first = folder / "prompt_aug"
-    options = ["--max-questions", 8]
-    made += [
+    return [*made, *after_training(folder / "prompt_aug")]
+
+
+def after_training(run: Path) -> list[Stage]:
+    """What looks at a trained run: the hand-over of weights, the export, the evaluation."""
+    exports = [
+        Stage(
+            name=f"export {dtype}",
+            command=module("recipe.export", run, "--dtype", dtype),
+            needs=("train prompt_aug",),
+        )
+        for dtype in ("bfloat16", "float32")
+    ]
+    return [
         Stage(
             name="weights",
             command=[],
             needs=("train prompt_aug",),
-            figures=lambda: hand_over(first),
+            figures=lambda: hand_over(run),
         ),
-        *(
-            Stage(
-                name=f"export {dtype}",
-                command=module("recipe.export", first, "--dtype", dtype),
-                needs=("train prompt_aug",),
-            )
-            for dtype in ("bfloat16", "float32")
-        ),
+        *exports,
         # The start model and the trained one: an engine, then another in its place.
         Stage(
             name="evaluation",
-            command=module("eval.sweep", first, *options),
+            command=module("eval.sweep", run, "--max-questions", 8),
             needs=("export float32",),
         ),
     ]
-    return made
 
 
 def train(folder: Path, method: str, steps: int, cpu: bool) -> list[str]:
