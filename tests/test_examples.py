@@ -16,6 +16,7 @@ pytestmark = pytest.mark.config
 
 NAMES = example_names()
 METHODS = group_names("method")
+LABORATORY = [name for name in NAMES if name.startswith("laboratory/")]
 GPU = [name for name in NAMES if name in METHODS]
 compare_methods = load_script("compare_methods")
 
@@ -23,9 +24,12 @@ ACTOR = "actor_rollout_ref.actor"
 LOSS, MEAN = f"{ACTOR}.policy_loss", f"{ACTOR}.loss_agg_mode"
 LOW, HIGH = f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"
 MODE, KL, ENTROPY = f"{LOSS}.loss_mode", f"{ACTOR}.use_kl_loss", f"{ACTOR}.entropy_coeff"
+ARGUMENTS = {"recipe.advantage.arguments", "recipe.advantage.arguments.alpha"}
+SCALE = f"{ACTOR}.loss_scale_factor"
 ADVANTAGE, COUNT = "recipe.advantage.name", "recipe.neighbours.count"
 RATIO, FILTER = "recipe.neighbours.ratio", "algorithm.filter_groups.enable"
-WEIGHTS, OVERLONG = "recipe.weights.name", "recipe.reward.overlong"
+WEIGHTS = "recipe.weights.name"
+PUNISHED = {"recipe.reward.overlong.enable", "recipe.reward.overlong.factor"}
 AUGMENT = {"recipe.augment.mode", "recipe.augment.templates", "recipe.reward.format_weight"}
 
 # Follow from recipe.name.
@@ -41,7 +45,7 @@ IDLE = ("critic.", "distillation.")
 
 # What a method changes in GRPO on the toy task, and nothing else.
 TOY = {
-    "dapo": {f"{ACTOR}.clip_ratio_c", HIGH, MEAN, FILTER, f"{OVERLONG}.enable"},
+    "dapo": {f"{ACTOR}.clip_ratio_c", HIGH, MEAN, FILTER, *PUNISHED},
     "prompt_aug": {HIGH, MEAN, *AUGMENT},
     "ta_grpo": {ADVANTAGE, COUNT},
     "ta_grpo_star": {ADVANTAGE, COUNT, RATIO},
@@ -50,7 +54,8 @@ TOY = {
     "clip_cov": {MODE},
     "clip_cov_global": {WEIGHTS},
     "kl_cov": {MODE, f"{LOSS}.kl_cov_ratio", f"{LOSS}.ppo_kl_coef"},
-    "dr_grpo": {ADVANTAGE, MEAN, f"{ACTOR}.loss_scale_factor"},
+    "dr_grpo": {ADVANTAGE, MEAN, SCALE},
+    "seed_grpo": {ADVANTAGE, *ARGUMENTS, MEAN, SCALE},
     "rloo": {ADVANTAGE},
     "maxrl": {ADVANTAGE},
     "gspo": {MODE, LOW, HIGH},
@@ -64,7 +69,7 @@ TOY = {
 }
 BASELINE = "toy_methods method=grpo"
 ON_TOY = {(" ".join(compare_methods.arguments(name)), BASELINE): keys for name, keys in TOY.items()}
-LIKE_GRPO = ("dr_grpo", "rloo", "maxrl", "gspo", "gmpo", "cispo", "sapo", "kl_cov")
+LIKE_GRPO = ("dr_grpo", "seed_grpo", "rloo", "maxrl", "gspo", "gmpo", "cispo", "sapo", "kl_cov")
 PUBLISHED = {
     ("ta_grpo", "ta_grpo_star"): {ADVANTAGE, RATIO},
     ("ta_grpo", "grpo_ds"): {ADVANTAGE, COUNT, FILTER},
@@ -73,7 +78,7 @@ PUBLISHED = {
         "recipe.toy.templates",  # follows the templates; the toy world is off
         f"{ACTOR}.clip_ratio_c",
         FILTER,
-        f"{OVERLONG}.enable",
+        *PUNISHED,
     },
     ("cw_grpo", "clip_cov"): {WEIGHTS, MODE},
     ("cw_grpo", "clip_cov_global"): {WEIGHTS},
@@ -107,7 +112,7 @@ PUBLISHED |= {
     ("grpo_ds", "grpo_ds method=grpo"): {FILTER},
     ("ta_grpo method=grpo", "grpo_ds method=grpo"): set(),  # one baseline serves both
     ("prompt_aug", DAPO_LOSS): {*AUGMENT, "recipe.toy.templates"},
-    ("dapo", DAPO_LOSS): {f"{ACTOR}.clip_ratio_c", FILTER, f"{OVERLONG}.enable"},
+    ("dapo", DAPO_LOSS): {f"{ACTOR}.clip_ratio_c", FILTER, *PUNISHED},
 }
 
 # (train_batch_size, mini-batch, rollout.n, prompt, response, steps), from the papers' own tables.
@@ -136,7 +141,7 @@ def differing(one: Any, other: Any) -> set[str]:
 
 def test_every_method_has_an_example_and_a_readme_with_its_commands() -> None:
     assert METHODS
-    assert set(NAMES) == {*METHODS, "toy", "toy_bank", "toy_methods", "math_smoke"}
+    assert set(NAMES) == {*METHODS, "toy", "toy_bank", "toy_methods", "math_smoke", *LABORATORY}
     assert set(TOY) == set(METHODS) - {"grpo"}
     for name in METHODS:
         text = (EXAMPLES / name / "README.md").read_text(encoding="utf-8")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from composed import composed
+from keys_in_text import wrong_keys
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.checks import validate
@@ -180,3 +181,31 @@ def test_a_command_that_rots_fails(old: str, new: str, said: str) -> None:
     assert old in last
     with pytest.raises(ConfigError, match=said):
         launched(command_of(last.replace(old, new)))
+
+
+PAGES = sorted(
+    path
+    for folder in ("examples", "recipe", "eval", "prompt_aug", "requirements")
+    for path in (EXAMPLES.parent / folder).rglob("*.md")
+)
+
+
+@pytest.mark.parametrize(
+    "path", [READMES[0], *PAGES], ids=lambda p: str(p.relative_to(p.parents[2]))
+)
+def test_every_key_that_a_page_names_exists_in_full(path: Path) -> None:
+    assert wrong_keys(path.read_text("utf-8")) == []
+
+
+def test_wrong_keys_are_seen() -> None:
+    text = (
+        "`actor.use_dynamic_bsz=true`, `clip_ratio_high=0.28`, `recipe.augment.modes`, `trainer.x` "
+        "fine: `actor_rollout_ref.actor.use_dynamic_bsz`, `method=grpo`, `recipe.train`, `a == b`, "
+        "`ray_kwargs.ray_init.any`, `metrics.jsonl`, `prompt_aug.grading.grade`, `name`"
+    )
+    assert wrong_keys(text) == [
+        "actor.use_dynamic_bsz",
+        "clip_ratio_high",
+        "recipe.augment.modes",
+        "trainer.x",
+    ]

@@ -10,7 +10,8 @@ length, L_max its limit, and C the buffer, all in tokens:
 
     overlong = factor * clip((L - (L_max - C)) / C, 0, 1)
 
-Departure: 2503.14476 has factor 1 and punishes a response cut at the limit with 1; so do we.
+Departure: 2503.14476 has factor 1 beside an accuracy reward of +-1, ours is 0 or 1. Half the spread
+wants half the ramp for the same advantages: ``factor: 0.5``, which method/dapo sets.
 """
 
 import asyncio

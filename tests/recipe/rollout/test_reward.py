@@ -8,6 +8,7 @@ import torch
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 
+from recipe.algorithms.grpo import grpo
 from recipe.rollout.reward import RecipeRewardManager, combine, overlong_penalty
 
 SETTINGS = OmegaConf.create({"format_weight": 1.0, "format_gated": False})
@@ -101,3 +102,25 @@ def test_manager_takes_any_of_several_answers_and_punishes_length() -> None:
     assert score(texts, 1, "qwen-math", ["7", "4"])["reward_extra_info"]["acc"] == 1.0
     assert score(texts, 3, "qwen-math", ["4"], overlong=True)["reward_score"] == 1.5
     assert score(texts, 4, "qwen-math", ["4"], overlong=True)["reward_score"] == 1.0
+
+
+def test_the_overlong_ramp_of_dapo_by_hand() -> None:
+    """DAPO's rewards +-1 with a ramp of 1, ours 1/0 with a ramp of 0.5: the same advantages.
+
+    Rewards 1, 0.5, 0, -0.5: mean 0.25, standard deviation sqrt(1.25 / 3) = 0.6455.
+    """
+    # (right, short), (right, cut at the limit), (wrong, short), (wrong, cut at the limit)
+    cases = [(1.0, 600), (1.0, 3072), (0.0, 600), (0.0, 3072)]
+
+    def advantages(factor: float, wrong: float = 0.0) -> list[float]:
+        rewards = [
+            combine(accuracy or wrong, 0.0, overlong_penalty(length, 3072, 512, factor), SETTINGS)
+            for accuracy, length in cases
+        ]
+        return grpo(rewards, [0] * len(cases)).tolist()
+
+    by_hand = [1.16, 0.39, -0.39, -1.16]
+    assert advantages(0.5) == pytest.approx(by_hand, abs=0.005)
+    assert advantages(1.0, wrong=-1.0) == pytest.approx(by_hand, abs=0.005)  # DAPO's own
+    # the whole ramp beside 1/0: a right answer that was cut is worth no more than a wrong one
+    assert advantages(1.0) == pytest.approx([1.22, 0, 0, -1.22], abs=0.005)
