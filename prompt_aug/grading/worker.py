@@ -170,10 +170,10 @@ def judge(gold: str, pred: str) -> dict[str, str]:
         return {"status": "unparsable", "detail": "prediction"}
     if (known := _parse(gold)) is None:
         return {"status": "wrong", "detail": "gold is not symbolic"}
-    if isinstance(known, Symbol) and len(known.name) == 1 and isinstance(target, Expr):
-        # math-verify compares a lone letter by its name; x + 0 and x^2/x are x all the same
-        known, target = known + 1, target + 1
     try:
+        if isinstance(known, Symbol) and len(known.name) == 1 and isinstance(target, Expr):
+            # math-verify compares a lone letter by its name; x + 0 and x^2/x are x all the same
+            known, target = known + 1, target + 1
         equal = verify(
             known, target, timeout_seconds=0, allow_set_relation_comp=True, raise_on_error=True
         )
