@@ -77,7 +77,7 @@ def card(world: World, asked: Sequence[Asked], samples: int) -> str:
     def row(name: str, chosen: Callable[[Asked], bool]) -> str:
         return _row(name, [x for x in asked if chosen(x)], samples)
 
-    columns = ["questions", "n", "greedy", *(f"pass@{k}" for k in KS)]
+    columns = ["", "questions", "greedy", *(f"pass@{k}" for k in KS)]
     columns += ["entropy", "tokens", *(f"silent, G={g}" for g in GROUPS)]
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     lines.append(row("in their own wording", lambda x: x.own))
@@ -128,14 +128,18 @@ def report(given: argparse.Namespace) -> str:
         f"{len(taught)} templates in {world.updates} updates; {given.questions} test questions, "
         f"each in {WORDINGS} wordings, {given.samples} samples at temperature 1. Entropy in nats "
         "per token of the responses; pass@k and the shares of groups of G without signal (all "
-        f"right or all wrong: silent) by their unbiased estimators.\n\n{_origin(given.words)}\n"
+        f"right or all wrong: silent) by their unbiased estimators.\n\n{_origin(given)}\n"
     )
 
 
-def _origin(words: Sequence[str]) -> str:
-    """The command, the machine and the commit of a card."""
+def _origin(given: argparse.Namespace) -> str:
+    """The command, the machine and the commit of a card; where it was written to says nothing."""
     now = describe()
     changes = ", with uncommitted changes" if now["uncommitted_changes"] else ""
+    words = [given.world, f"--seed {given.seed}"]
+    words += [f"--questions {given.questions}", f"--samples {given.samples}"]
+    words += [f"--template {given.template}"]
+    words += [f"--templates {' '.join(given.templates)}"] if given.templates else []
     return (
         f"`python -m recipe.toy.card {' '.join(words)}`, {os.cpu_count()} {platform.machine()} "
         f"CPU cores, commit {str(now['commit'])[:7]}{changes}."
@@ -143,7 +147,6 @@ def _origin(words: Sequence[str]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    words = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m recipe.toy.card", description=__doc__)
     parser.add_argument("world", help="recipe/toy/worlds/NAME.yaml, or the path of a .yaml")
     parser.add_argument("--seed", type=int, default=0)
@@ -153,7 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--templates", nargs="+", help="those it is taught; default: all 13")
     parser.add_argument("--cache", type=Path, default=Path(".toy"))
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args(words, argparse.Namespace(words=words))
+    given = parser.parse_args(arguments)
     try:
         text = report(given)
     except (UserError, KeyError) as error:
