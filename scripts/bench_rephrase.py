@@ -105,8 +105,10 @@ def kills(folder: Path, count: int, times: int) -> None:
             )
             while len(endpoint.bodies) == before and process.poll() is None:
                 time.sleep(0.002)
-            time.sleep(rng.uniform(0, 0.02 * count / times / CONCURRENCY * 2))
-            killed += process.poll() is None
+            time.sleep(rng.uniform(0, 0.02 + 0.04 * count / times / CONCURRENCY))
+            if process.poll() is not None:
+                break  # it has ended by itself: there are too few questions for so many kills
+            killed += 1
             process.kill()
             process.wait()
         answered = sum(1 for _ in (folder / "killed.parquet.work" / "answers.jsonl").open())

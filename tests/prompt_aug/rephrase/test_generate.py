@@ -120,6 +120,8 @@ def test_a_full_server_is_asked_again_after_the_time_it_names(
     assert len(store.answers) == 1
     assert len(httpserver.log) == 5
     assert budget.spent == Spending(5, 100, 20), "every attempt counts, refused ones no tokens"
+    layers = [request.headers["x-stainless-retry-count"] for request, _ in httpserver.log]
+    assert layers == ["0", "1", "2", "3", "4"], "one layer of retries, the client's"
 
 
 @pytest.mark.parametrize(

@@ -218,3 +218,28 @@ def test_a_solver_finds_an_edit_that_the_filters_missed_and_gives_pass_rates(
     assert {c["verdict"] for c in good} == {"accept"}
     assert good[0]["pass_rate"] == {"right": 6, "responses": 6}
     assert good[0]["source"]["solver"]["gold"][0] == 1.0
+
+
+@pytest.mark.config
+def test_a_signal_ends_the_run_after_what_is_in_flight(tmp_path: Path) -> None:
+    """As SLURM sends it before its limit: nothing that was sent is lost."""
+    questions, out = write_questions(tmp_path / "q.parquet", 60), tmp_path / "out.parquet"
+
+    def slowly(number: int, body: dict[str, Any]) -> Reply:
+        reply = rephrase(number, body)
+        reply.delay = 0.2
+        return reply
+
+    with serving(slowly) as endpoint:
+        process = start(command(questions, out, endpoint.url, "--concurrency", "2"))
+        while len(endpoint.bodies) < 3 and process.poll() is None:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGTERM)
+        told = process.communicate()[1].decode()
+        assert process.returncode == 1
+        assert "run it again to go on" in told
+        sent = len(endpoint.bodies)
+    answered = lines(tmp_path / "out.parquet.work" / "answers.jsonl")
+    assert 3 <= sent < 60
+    assert len(answered) == 5 * sent
+    assert not out.exists()
