@@ -112,6 +112,7 @@ def stages(folder: Path, cpu: bool) -> list[Stage]:
 
 def after_training(run: Path) -> list[Stage]:
     """What looks at a trained run: the hand-over of weights, the export, the evaluation."""
+    made = f"made={run.parent}/data/test.parquet"
     exports = [
         Stage(
             name=f"export {dtype}",
@@ -131,7 +132,7 @@ def after_training(run: Path) -> list[Stage]:
         # The start model and the trained one: an engine, then another in its place.
         Stage(
             name="evaluation",
-            command=module("eval.sweep", run, "--max-questions", 8),
+            command=module("eval.sweep", run, "--benchmark", made, "--max-questions", 8),
             needs=("export float32",),
         ),
     ]

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from eval import sweep
+from eval.benchmarks import parse_request
 from recipe.accept import __main__ as command
 from recipe.accept import stages as accept
 from recipe.accept.stages import Stage, StageError, stages
@@ -112,3 +114,10 @@ def test_the_sizes_of_the_gpu_form_compose_and_divide(method: str) -> None:
     check_batches(config)
     check_lengths(config)
     assert config.trainer.save_freq == config.trainer.total_training_steps == 2
+
+
+def test_the_evaluation_names_a_benchmark_that_the_model_stage_makes() -> None:
+    """A run of files of one's own has no benchmark by itself."""
+    evaluation = stages(Path("/x"), True)[-1].command[3:]
+    options = sweep._parser().parse_args(["/", *evaluation[1:]])
+    assert [parse_request(text).path for text in options.benchmark] == ["/x/data/test.parquet"]
