@@ -247,9 +247,10 @@ def test_real_questions_are_trained_on_and_asked(
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "math500: accuracy" in done.stdout
-    scores = read_json(run / "real" / "step_4" / "scores.json")
-    assert scores["benchmarks"]["math500"]["questions"] == 4
-    samples = read_lines(run / "real" / "step_4" / "math500.jsonl")
+    (step,) = (run / "real").glob("*/step_4")
+    assert read_json(step / "scores.json")["benchmarks"]["math500"]["questions"] == 4
+    (path,) = (step / "math500").glob("samples-*.jsonl")
+    samples = read_lines(path)[1:]  # the first line is of the model and the engine
     assert len(samples) == 4 and all(sample["response"] for sample in samples)
 
 
