@@ -42,6 +42,11 @@ def _discard(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
+def _beside(target: Path) -> Path:
+    """Where a step is made before it gets its name."""
+    return target.with_name(f".{target.name}.tmp")
+
+
 def export_start(run: Path, config: dict[str, Any]) -> None:
     """Step 0: a manifest that names the start model, by absolute path or hub id."""
     name = select(config, "actor_rollout_ref.model.path")
@@ -86,8 +91,7 @@ def export_step(run: Path, job: Job, dtype: str) -> None:
     assert job.source is not None
     world_size = check_source(job.source, run, dtype)
     target = manifest_path(run, job.step).parent
-    beside = target.with_name(f".{target.name}.tmp")
-    _discard(beside)
+    beside = _beside(target)
     beside.mkdir(parents=True)
     try:
         parameters = convert(job.source, beside, dtype, world_size)
@@ -128,6 +132,17 @@ def convert(source: Path, target: Path, dtype: str, world_size: int) -> int:
     return export_verify.verify(source, target, precision, world_size, loader)
 
 
+def export_one(run: Path, config: dict[str, Any], job: Job, dtype: str | None) -> None:
+    """One step, unless it is done; also what a kill left beside it goes."""
+    shutil.rmtree(_beside(manifest_path(run, job.step).parent), ignore_errors=True)
+    if is_done(run, job, dtype):
+        return
+    if job.source is None:
+        export_start(run, config)
+    else:
+        export_step(run, job, choose_dtype(config, job, dtype))
+
+
 def export(run: Path, steps: Sequence[int] | None, dtype: str | None) -> Iterator[str]:
     """Export the steps of a run, None: all; yields one message per step that failed.
 
@@ -139,22 +154,15 @@ def export(run: Path, steps: Sequence[int] | None, dtype: str | None) -> Iterato
     jobs = choose(run, jobs, steps)
     for note in notes:
         tqdm.write(f"recipe.export: {note}", file=sys.stderr)
-    try:
-        held = lock(run / "hf")
-    except InUseError:
-        raise ExportError(f"another export of {run} is at work: wait for it or stop it") from None
-    with held, tqdm(jobs, desc="export", unit="step") as bar:
-        for leftover in (run / "hf").glob(".step_*.tmp"):  # of a killed export
-            shutil.rmtree(leftover)
+    with tqdm(jobs, desc="export", unit="step") as bar:
         for job in bar:
             bar.set_postfix_str(f"step {job.step}")
             try:
-                if is_done(run, job, dtype):
-                    continue
-                if job.source is None:
-                    export_start(run, config)
-                else:
-                    export_step(run, job, choose_dtype(config, job, dtype))
+                # By step: the jobs of an array export theirs at the same time.
+                with lock(run / "hf" / ".locks" / f"step_{job.step}"):
+                    export_one(run, config, job, dtype)
+            except InUseError:
+                yield f"step {job.step}: another export is at work on it: wait for it or stop it"
             except Exception as error:  # one bad checkpoint must not cost the others
                 yield f"step {job.step}: {_describe(error)}"
 
