@@ -53,7 +53,11 @@ def compare(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
         return _compare_leaves(gold, pred, oracle)
     if _same_union(gold, pred):
         return True
-    gold, pred = _unwrapped(gold), _unwrapped(pred)
+    return _compare_structures(_unwrapped(gold), _unwrapped(pred), oracle)
+
+
+def _compare_structures(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
+    """The same, of which one at least was no leaf before it was unwrapped."""
     if "leaf" in (gold.kind, pred.kind):
         return (
             _compare_leaves(gold, pred, oracle)
@@ -217,8 +221,13 @@ def _compare_leaves(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
         return verdict
     if (residues := _compare_residues(gold.text, pred.text, oracle)) is not None:
         return residues
-    gold_text, gold_unit = split_unit(gold.text)
-    pred_text, pred_unit = split_unit(pred.text)
+    return _compare_quantities(gold.text, pred.text, oracle)
+
+
+def _compare_quantities(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
+    """Two values, each with a unit or without: two units that contradict are never equal."""
+    gold_text, gold_unit = split_unit(gold)
+    pred_text, pred_unit = split_unit(pred)
     percents = (gold_text.endswith("%"), pred_text.endswith("%"))
     if units_contradict(gold_unit, pred_unit) or (
         (percents == (True, False) and pred_unit) or (percents == (False, True) and gold_unit)

@@ -33,12 +33,13 @@ from recipe.export.plan import (
     select,
 )
 from recipe.run import environment
+from recipe.run.folder import MANIFEST, RunFolder, numbered
 
 
 def _discard(folder: Path) -> None:
     if folder.exists():
         # The manifest goes first: a kill between must not leave a half folder that looks done.
-        (folder / "manifest.json").unlink(missing_ok=True)
+        (folder / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(folder)
 
 
@@ -110,7 +111,7 @@ def export_step(run: Path, job: Job, dtype: str) -> None:
         beside.rename(target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    write_json(target / "manifest.json", manifest)
+    write_json(manifest_path(run, job.step), manifest)
 
 
 def convert(source: Path, target: Path, dtype: str, world_size: int) -> int:
@@ -159,7 +160,7 @@ def export(run: Path, steps: Sequence[int] | None, dtype: str | None) -> Iterato
             bar.set_postfix_str(f"step {job.step}")
             try:
                 # By step: the jobs of an array export theirs at the same time.
-                with lock(run / "hf" / ".locks" / f"step_{job.step}"):
+                with lock(RunFolder(run).exports / ".locks" / f"step_{job.step}"):
                     export_one(run, config, job, dtype)
             except InUseError:
                 yield f"step {job.step}: another export is at work on it: wait for it or stop it"
@@ -207,8 +208,9 @@ def export_as(options: argparse.Namespace) -> int:
         tqdm.write(f"error: {failure}", file=sys.stderr)
     if failed:
         return 1
-    done = sorted((run_dir / "hf").glob("step_*/manifest.json"))
-    print(f"recipe.export: {len(done)} exported steps in {run_dir}/hf")
+    exports = RunFolder(run_dir).exports
+    done = [p for p in numbered(exports, "step_").values() if (p / MANIFEST).is_file()]
+    print(f"recipe.export: {len(done)} exported steps in {exports}")
     return 0
 
 
