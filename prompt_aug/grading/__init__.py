@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from prompt_aug.grading.extract import Extraction
+from prompt_aug.grading.form import normal_form
 from prompt_aug.grading.grader import (
     STATUSES,
     Grade,
@@ -29,6 +30,7 @@ __all__ = [
     "grade",
     "grade_answer",
     "grade_many",
+    "normal_form",
 ]
 
 _COMPARED_BY = ("math-verify", "latex2sympy2-extended", "sympy", "mpmath")

@@ -28,11 +28,14 @@ _MATH = re.compile(
     re.DOTALL,
 )
 # A formula in running text: numbers, single letters and signs, at least one sign between two.
-_BARE = re.compile(r"(?<![\w\\])(?:[\d.]+|[a-zA-Z](?![a-zA-Z])|[-+*/^(){}=<>!|]|\s(?=\S))+")
+_BARE = re.compile(
+    r"(?<![\w\\])(?:[\d.]+|[a-zA-Z](?![a-zA-Z])|[-+*/^(){}=<>!|\u2212√π×÷·±⁰¹²³⁴-⁹]|\s(?=\S))+"
+)
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|\.\d+|[^\s\\]")
 _IDLE = frozenset(
-    (*"{}()[],;:.$&*!?", r"\cdot", r"\times", r"\text", r"\displaystyle", r"\quad", r"\degree")
+    (*"{}()[],;:.$&*!?+", r"\cdot", r"\times", r"\text", r"\displaystyle", r"\quad", r"\degree")
 )
+_DIVIDED = {"/": r"\frac", r"\div": r"\frac"}
 _PLAIN = re.compile(r"[\s(]*-?(?:\d+|[A-Za-z]+|\\text\{[^{}]*\})[\s).%]*")
 _RELATION = re.compile(r"\\(?:le|ge|ne|lt|gt|in|equiv)(?![a-zA-Z])|[<>=]")
 _SOLVED = re.compile(r"\s*(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*")
@@ -113,7 +116,7 @@ def _tokens(text: str) -> tuple[str, ...]:
 def _parts(token: str) -> Sequence[str]:
     r"""A number is its digits, because `\log_2 32` and `\frac12` may be written without a gap."""
     if not token[-1].isdigit():
-        return [token]
+        return [_DIVIDED.get(token, token)]
     return token.rstrip("0").rstrip(".") if "." in token else token
 
 

@@ -11,12 +11,13 @@ from fractions import Fraction
 
 from prompt_aug.grading.arithmetic import TooBig, Unsupported
 from prompt_aug.grading.evaluate import Value, evaluate, rounds_to, same_digits, surely_different
-from prompt_aug.grading.normalize import split_unit, squeeze, units_contradict
+from prompt_aug.grading.normalize import UNSURE, split_unit, squeeze, units_contradict
 from prompt_aug.grading.structure import Node, as_union, build, split_top
 
 Oracle = Callable[[str, str], bool]
 
 MAX_ITEMS = 64
+_ROUNDING = 0.01  # of the sides of a chain: 41/6 = 6.8 is one, 3 = 4 is not
 _BASED = re.compile(r"(-?\d+(?:\.\d+)?)\s*_\s*\{?\s*(\d+)\s*\}?")
 _DIGITS = re.compile(r"-?\d+(?:\.\d+)?")
 _CHOICE_GOLD = re.compile(r"(?:\\text\{)?\s*\(?\s*([A-J])\s*\)?\s*\}?\)?")
@@ -53,11 +54,7 @@ def compare(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
         return _compare_leaves(gold, pred, oracle)
     if _same_union(gold, pred):
         return True
-    return _compare_structures(_unwrapped(gold), _unwrapped(pred), oracle)
-
-
-def _compare_structures(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
-    """The same, of which one at least was no leaf before it was unwrapped."""
+    gold, pred = _unwrapped(gold), _unwrapped(pred)
     if "leaf" in (gold.kind, pred.kind):
         return (
             _compare_leaves(gold, pred, oracle)
@@ -138,7 +135,7 @@ def _mixed(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
 
 def _is_plain(leaf: Node) -> bool:
     """A single value or word: never equal to a structure of several."""
-    return _is_number(leaf.text.replace("%", "")) or bool(_words(leaf.text))
+    return _is_number(leaf.text.replace("%", "")) or bool(words_of(leaf.text))
 
 
 def _unordered(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
@@ -205,7 +202,11 @@ def _vector(node: Node) -> tuple[Node, ...] | None:
 
 
 def _compare_leaves(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
+    if (residues := _compare_residues(gold.text, pred.text, oracle)) is not None:
+        return residues
     if pred.relation and not gold.relation:
+        if _contradicts_itself(pred.text):
+            return False
         last = _last_side(pred)
         if not gold.label:
             pred = last
@@ -219,15 +220,8 @@ def _compare_leaves(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
         return _ask(_with_label(gold), _with_label(pred), oracle)
     if (verdict := _compare_words(gold.text, pred.text)) is not None:
         return verdict
-    if (residues := _compare_residues(gold.text, pred.text, oracle)) is not None:
-        return residues
-    return _compare_quantities(gold.text, pred.text, oracle)
-
-
-def _compare_quantities(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
-    """Two values, each with a unit or without: two units that contradict are never equal."""
-    gold_text, gold_unit = split_unit(gold)
-    pred_text, pred_unit = split_unit(pred)
+    gold_text, gold_unit = split_unit(gold.text)
+    pred_text, pred_unit = split_unit(pred.text)
     percents = (gold_text.endswith("%"), pred_text.endswith("%"))
     if units_contradict(gold_unit, pred_unit) or (
         (percents == (True, False) and pred_unit) or (percents == (False, True) and gold_unit)
@@ -255,6 +249,15 @@ def _last_side(pred: Node) -> Node:
         return pred
     last = build(sides[-1])
     return last if last.kind == "leaf" else pred
+
+
+def _contradicts_itself(relation: str) -> bool:
+    """3 = 4, whose numbers differ by more than a rounding, and "not" = 3."""
+    values = [value for side in split_top(relation, "=") if (value := _number(side)) is not None]
+    numbers = [value.at(0) for value in values]
+    return bool(UNSURE.search(relation)) or any(
+        abs(number - numbers[-1]) > _ROUNDING * abs(number) for number in numbers
+    )
 
 
 def _compare_choices(gold: str, pred: str) -> bool | None:
@@ -285,7 +288,7 @@ def _compare_words(gold: str, pred: str) -> bool | None:
         )
     if _is_empty(gold) and _is_empty(pred):
         return True
-    words = [_words(text) for text in (gold, pred)]
+    words = [words_of(text) for text in (gold, pred)]
     if all(words):
         return words[0] == words[1]
     return False if any(words) and _is_number(pred if words[0] else gold) else None
@@ -309,7 +312,7 @@ def _flat(text: str) -> str:
     return " ".join(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).split())
 
 
-def _words(text: str) -> str:
+def words_of(text: str) -> str:
     """The words of an answer that is nothing but words, in one spelling; "" otherwise."""
     if not _WORDS.fullmatch(flat := _flat(text)):
         return ""
@@ -321,6 +324,15 @@ def _value(text: str) -> Value | None:
         return evaluate(text)
     except Unsupported:
         return None
+
+
+def _number(text: str) -> Value | None:
+    """The value of a text that is one number, its unit left out."""
+    try:
+        value = _value(split_unit(text)[0])
+    except TooBig:
+        return None
+    return None if value is None or value.has_letters else value
 
 
 def _is_number(text: str) -> bool:

@@ -351,7 +351,7 @@ def same_digits(a: Value, b: Value) -> bool | None:
     """
     if a.has_letters or b.has_letters:
         return None
-    x, y = _digits(a.text), _digits(b.text)
+    x, y = digits(a.text), digits(b.text)
     size, scale = max(abs(x), abs(y)), max(a.scale, b.scale, 1e-300)
     if abs(x - y) > size * _EPSILON + scale * _EPSILON:
         return False
@@ -359,7 +359,8 @@ def same_digits(a: Value, b: Value) -> bool | None:
 
 
 @lru_cache(maxsize=1024)
-def _digits(text: str) -> Number:
+def digits(text: str) -> Number:
+    """The value of a number as a complex number of `DIGITS_COUNT` digits."""
     with _digits_lock:  # some of mpmath's functions change the precision while they work
         return DIGITS.convert(Reader(tokens_of(text), field=DIGITS).read())
 

@@ -26,7 +26,7 @@ import re
 from collections import deque
 from dataclasses import dataclass
 
-from prompt_aug.grading.normalize import canonical, split_unit
+from prompt_aug.grading.normalize import UNSURE, canonical, split_unit
 
 _MAX_PHRASE = 300
 _MAX_TAIL = 700
@@ -162,10 +162,12 @@ def stated_value(answer: str) -> str | None:
     `12\text{ (since }x>0)`. None where the words deny, doubt or offer a choice.
     """
     plain = _TEXT.sub(r" \1 ", canonical(answer))
-    if _UNSURE.search(plain):
+    if UNSURE.search(plain):
         return None
     if remark := _REMARK.fullmatch(plain):
         return remark[1].strip() or None
+    if (named := _NAMED.fullmatch(plain)) and is_value(named[1]):
+        return named[1]
     if len([word for word in _WORD.findall(plain) if word not in _KNOWN]) < _MIN_PROSE_WORDS:
         return None
     return _after_copula(plain.strip(" ."))
@@ -173,15 +175,11 @@ def stated_value(answer: str) -> str | None:
 
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[A-Za-z]{2,}")
+_NAMED = re.compile(r"\s*[A-Za-z][A-Za-z' ]{1,40}[A-Za-z]\s*:\s*([^:]+?)[\s.]*")  # Total: 42
 _MIN_PROSE_WORDS = 2
 _REMARK = re.compile(
     r"([^()]*(?:\([^()]*\)[^()]*){0,9}?)\(\s*(?:about|approx\w*|since|because|as|when|where|which|in|"
     r"rounded|exactly|i\.e\.|by|to|for|correct|nearest|the)\b.{0,200}\)\s*"
-)
-_UNSURE = re.compile(
-    r"(?<![\\a-zA-Z])(?:not|no|never|isn't|aren't|except|unknown|maybe|perhaps|possibly|either|or|guess|"
-    r"unless|instead|wrong|unsure)(?![a-zA-Z])|\?",
-    re.IGNORECASE,
 )
 
 
@@ -229,7 +227,8 @@ _BARE_BOX = re.compile(r"-?\d[\d.,]{0,40}(?<![.,])|[A-Za-z]\b")
 _JOIN = re.compile(
     r"(?:[\s$]|\\q?quad|\\[()\[\]])*(?:\\text\{)?\s*"
     r"(?:(?:for|in)\s+(?:part\s+|case\s+)?\(?\w\)?\s*)?(?:,|,?\s*and\b|,?\s*or\b)\s*\}?"
-    r"(?:[\s$]|\\q?quad|\\[()\[\]])*(?:[A-Za-z](?:_\{?\w\}?)?\s*=\s*)?|"
+    r"(?:[\s$]|\\q?quad|\\[()\[\]])*(?:[A-Za-z](?:_\{?\w\}?)?\s*=\s*)?"
+    r"|(?:[ \t$]|\\q?quad|\\[,;!])*"  # side by side on one line
 )
 _MAX_JOIN = 48
 _LAST_NUMBER = re.compile(r"-?\d[\d,]{0,40}(?:\.\d{1,40})?")

@@ -259,7 +259,7 @@ def _grade_extracted(answer: str, golds: list[str], question: str | None, start:
         return Grade(correct=True, extracted=answer, status="correct", seconds=_since(start))
     if not answer:
         return Grade(correct=False, extracted=answer, status="no_answer", seconds=_since(start))
-    if len(answer) > MAX_ANSWER or _nesting(answer) > MAX_NESTING:
+    if len(answer) > MAX_ANSWER or nesting(answer) > MAX_NESTING:
         detail = "characters" if len(answer) > MAX_ANSWER else "nesting"
         return Grade(
             correct=False,
@@ -283,7 +283,8 @@ def _grade_extracted(answer: str, golds: list[str], question: str | None, start:
     )
 
 
-def _nesting(text: str) -> int:
+def nesting(text: str) -> int:
+    """How deep the brackets of `text` stand in one another."""
     level = deepest = 0
     for char in text:
         if char in "([{":

@@ -70,6 +70,7 @@ _FONT = r"text|textbf|textit|textrm|textnormal|textsf|mathrm|mathbf|mathit|maths
 _TEXT = re.compile(rf"\\(?:{_FONT}|operatorname\*?)\s*\{{([^{{}}]*)\}}")
 # By an export of a data set.
 _ESCAPED_TWICE = "boxed|text|d?frac|sqrt|left|right|leq?|geq?|pi|cdot|infty|cup|begin|end"
+_SIZES = "tiny|small|normalsize|large|Large|LARGE|huge|Huge"
 _OLD_FONT = re.compile(r"\\(?:rm|bf|it|displaystyle|textstyle|limits|boldsymbol|bm)(?![a-zA-Z])")
 # Between two values a wide gap lists them; anywhere else it is a blank.
 _GAP_OF_A_LIST = (
@@ -82,7 +83,10 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (rf"(?<!\\)\\(\\(?:{_ESCAPED_TWICE})(?![a-zA-Z]))", r"\1"),
         (r"(?<=\d)or(?=[A-Za-z](?:\([a-z]\))?\s*=)", " or "),
         (r"\\\\(?:\[[^\]]*\])?", r"\\\\ "),  # a row of a matrix keeps its mark: see below
-        (r"\\[dtc]frac(?![a-z])", r"\\frac"),
+        (r"\\(?:[dtcs]|nice)frac(?![a-z])", r"\\frac"),
+        (rf"\\(?:{_SIZES})(?![a-zA-Z])|\\(?:text)?color\s*\{{[^{{}}]*\}}", " "),
+        (r"\\underline(?=\s*\{)|^\s*\\therefore(?![a-zA-Z])", ""),
+        (r"\\(?:checkmark|(?:black)?square|Box|qed(?:symbol|here)?)\s*$", ""),
         (r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![a-zA-Z])\.?", ""),
         (_GAP_OF_A_LIST, ", "),
         (r"\\(?:quad|qquad|hspace\{[^{}]*\}|phantom|hfill|thinspace)(?![a-zA-Z])", " "),
@@ -171,6 +175,13 @@ _PLAIN_UNITS = frozenset(name for name in _UNIT_OF if len(name) > 1 and name.isa
 _LETTERS = re.compile(r"[a-z]+")
 _MIN_UNKNOWN_WORD = 4
 _WORD_TAIL = re.compile(r"\s*((?<![\\a-zA-Z])[A-Za-z][A-Za-z .,/'-]*(?:\^\{?-?\d\}?)?)$")
+_MEASURED = re.compile(r"(-?\d[\d.,]*) ([A-Za-z][^\d]*)")  # a number with its unit
+# Who denies, doubts or offers a choice has not answered.
+UNSURE = re.compile(
+    r"(?<![\\a-zA-Z])(?:not|no|never|isn't|aren't|except|unknown|maybe|perhaps|possibly|either|or"
+    r"|guess|unless|instead|wrong|incorrect|unsure)(?![a-zA-Z])|\?",
+    re.IGNORECASE,
+)
 _TEXT_TAIL = re.compile(r"\s*\\text\{([^{}]*)\}\s*(\^\{?-?\d\}?)?\s*$")
 
 
@@ -193,7 +204,7 @@ def canonical(text: str, *, fractions: bool = True) -> str:
     text = _SQUARE_METRES.sub(r"\\text{ \1}", unicodedata.normalize("NFC", text))
     text = _unicode_scripts(text).translate(_SIGN_TABLE)
     text = "".join(_fullwidth(char) for char in text)
-    text = text.strip().strip("*").replace("\\$", " ")
+    text = text.strip().strip("*`").replace("\\$", " ")
     text = _OLD_FONT.sub(" ", text)
     for pattern, replacement in _STEPS:
         text = pattern.sub(replacement, text)
@@ -284,6 +295,8 @@ def _text(match: re.Match[str]) -> str:
         return " "
     if words.strip(" ,") in ("and", "or"):
         return f" {words.strip(' ,')} "
+    if measured := _MEASURED.fullmatch(words):
+        return rf"{measured[1]}\text{{ {measured[2]}}}"
     return words if re.fullmatch(r"[\d\W]+", words) else rf"\text{{{words}}}"
 
 
@@ -328,7 +341,7 @@ def split_unit(text: str) -> tuple[str, str | None]:
         return rest[: match.start()], ""
     if rest.rstrip().endswith("\\degree") and not TRIGONOMETRIC.search(rest):
         words, rest = "degrees", rest.rstrip().removesuffix("\\degree")
-    if not words or not rest.strip():
+    if not words or not rest.strip() or UNSURE.search(words):
         return text, None
     if compound := _COMPOUND.match(words):
         parts = [_UNIT_OF.get(part.lower(), "") for part in compound.groups()]

@@ -7,6 +7,8 @@ not understood is a leaf.
 import re
 from dataclasses import dataclass, replace
 
+from prompt_aug.grading.normalize import UNSURE
+
 MAX_DEPTH = 12
 
 _OPEN, _CLOSE = "([{", ")]}"
@@ -18,7 +20,9 @@ _LABEL = re.compile(
     rf"\s*((?:{_NAME})'*\s*(?:_\s*(?:\{{[^{{}}=]*\}}|\w))?\s*(?:\([^()=]{{1,20}}\))?)\s*=\s*(?=\S)"
 )
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in\s*(?![a-zA-Z])")
-_NOT_A_LABEL = re.compile(r"\\(?:frac|sqrt|pi|sin|cos|tan|log|ln|pm|infty|begin)")
+_NOT_A_LABEL = re.compile(
+    rf"\\(?:frac|sqrt|pi|sin|cos|tan|log|ln|pm|infty|begin)|{UNSURE.pattern}", re.IGNORECASE
+)
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 _SPACED_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")

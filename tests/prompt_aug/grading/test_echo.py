@@ -60,6 +60,16 @@ def test_an_answer_is_no_echo(prediction: str, gold: str, question: str) -> None
     assert grade_answer(prediction, gold, question=question).correct
 
 
+LINES = Path(__file__).with_name("echoes.tsv").read_text(encoding="utf-8").splitlines()[1:]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_rewritten_formulas_of_the_question_earn_nothing(line: str) -> None:
+    verdict, prediction, gold, question = line.split("\t")
+    result = grade_answer(prediction, gold, question=question)
+    assert result.correct == (verdict == "right"), result
+
+
 def test_without_the_question_nothing_is_an_echo() -> None:
     assert grade_answer(r"\log_2 32", "5").correct
     assert [r.status for r in grade_many([("5", "5", "$5$"), (r"\boxed{2+3}", "5", "$2+3$")])] == [

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,7 @@ def test_environment_names_versions_and_commit() -> None:
     recorded = environment.describe()
     assert recorded["packages"]["verl"] == "0.9.1"
     assert recorded["packages"]["torch"].startswith("2.")
+    assert shlex.split(recorded["command"]) == sys.orig_argv
 
 
 def test_every_path_of_a_run_by_hand(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+r"""One text for all answers that are alike, so that votes can be counted.
+
+    \frac12, 0.50, x = \frac{2}{4}   ->  1/2
+    \{3, 1\};  1, 3                  ->  {1,3}
+
+Grading compares an answer with a gold, pair by pair, and that is no equivalence: 80 equals both
+"80 cents" and "80 dollars". A normal form is one. Labels, units and percent signs are left out of
+it; a number is its value, a formula of letters its values at fixed points, a set has no order.
+"""
+
+from prompt_aug.grading.equality import words_of
+from prompt_aug.grading.evaluate import Value, digits, evaluate
+from prompt_aug.grading.extract import last_boxed
+from prompt_aug.grading.grader import MAX_ANSWER, MAX_NESTING, nesting
+from prompt_aug.grading.normalize import canonical, split_unit, squeeze
+from prompt_aug.grading.structure import Node, build
+
+_DIGITS = 30
+_MARKS = {"list": "{}", "set": "{}", "matrix": "[]", "tuple": "()", "union": "<>"}
+
+
+def normal_form(answer: str) -> str:
+    """The form of an answer; of one that cannot be read, its text without its white space."""
+    plain = "".join(answer.split())
+    if len(answer) > MAX_ANSWER or nesting(answer) > MAX_NESTING:
+        return plain[:MAX_ANSWER]
+    boxed = last_boxed(answer) if "box" in answer else None
+    try:
+        return _form(build(canonical(boxed or answer))) or plain
+    except Exception:  # hostile text: one vote for itself
+        return plain
+
+
+def _form(node: Node) -> str:
+    if node.kind == "either":  # readings of one text: the first stands for it
+        return _form(node.items[0])
+    if node.kind == "leaf":
+        return _leaf(node.text)
+    parts = [_form(item) for item in node.items]
+    if node.kind in ("list", "set", "union"):
+        parts = sorted(set(parts))
+    if len(parts) == 1 and node.kind in ("list", "set"):
+        return parts[0]
+    marks = node.bounds if len(node.bounds) == 2 == len(parts) else _MARKS[node.kind]
+    return f"{marks[0]}{','.join(parts)}{marks[1]}"
+
+
+def _leaf(text: str) -> str:
+    if said := words_of(text):
+        return said
+    number = split_unit(text)[0].rstrip("% ")
+    try:
+        value = evaluate(number)
+    except ValueError:  # no number, or one too large to write down
+        return squeeze(number)
+    return _number(value)
+
+
+def _number(value: Value) -> str:
+    if value.exact is not None:
+        return str(value.exact)
+    if value.has_letters:
+        return " ".join(f"{z.real + 0.0:.8g}{z.imag + 0.0:+.8g}i" for z in value.approximate)
+    number = digits(value.text)
+    parts = (number.real, number.imag)
+    return "+i".join("0" if abs(x) < 1e-60 else number.context.nstr(x, _DIGITS) for x in parts)
