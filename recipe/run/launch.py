@@ -119,6 +119,8 @@ def explain(error: BaseException, config: DictConfig) -> str:
     # Ray raises what an actor raised as a subclass of that error's class, and keeps it as `cause`.
     if isinstance(error, UserError):
         return f"{getattr(error, 'cause', error)}\n{how_to_go_on(config)}"
+    if (run_dir / stop.HUNG).exists():
+        return f"{(run_dir / stop.HUNG).read_text(encoding='utf-8')}\n{how_to_go_on(config)}"
     told = "".join(traceback.format_exception(error))
     full = shutil.disk_usage(run_dir).free < FULL or os.strerror(errno.ENOSPC) in told
     if full:

@@ -26,10 +26,12 @@ from recipe.errors import HungError
 from recipe.run.environment import DEADLINE
 
 REQUEST = ".stop"  # in the run folder: somebody wants the run to end
+HUNG = ".hung"  # in the run folder: why the watchdog ended the trainer's process
 STEPPING = ".stepping"  # in the run folder: training steps have begun, there is work to save
 AGAIN = 75  # exit code, EX_TEMPFAIL of sysexits.h: ended early, the same command goes on
 KILLED = 143
 SAME = 5.0  # seconds in which a second signal is taken for an echo of the first
+GUARD = 1.1  # times hang_seconds until the guard, so that a wait that is looked at ends first
 SPARE = 1.2  # the next step and its checkpoint may take this times the longest one seen
 
 
@@ -38,13 +40,16 @@ class StoppedError(UserError, RuntimeError):
 
 
 class Limit:
-    """When the trainer must end. `clock` gives seconds since the epoch."""
+    """When the trainer must end. `clock` counts seconds and never goes back, as `deadline` does.
+
+    Not the time of day: where that is set anew, no step may seem to have taken an hour.
+    """
 
     def __init__(
         self,
         run_dir: Path,
         deadline: float | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.request, self.deadline, self.clock = run_dir / REQUEST, deadline, clock
         self.steps: deque[float] = deque(maxlen=10)  # seconds of the latest steps
@@ -54,7 +59,7 @@ class Limit:
     @classmethod
     def of(cls, run_dir: Path) -> "Limit":
         told = os.environ.get(DEADLINE, "")
-        return cls(run_dir, float(told) if told else None)
+        return cls(run_dir, float(told) - time.time() + time.monotonic() if told else None)
 
     def begin_step(self) -> None:
         self.began = self.clock()
@@ -101,8 +106,11 @@ class Limit:
 class Watchdog:
     """Ends a wait in which nothing moves: verl waits for ever for an engine that hangs.
 
-    `see` gets what moves when work gets done, as the number of finished groups, at every look;
-    HungError once it has stood for `seconds`. `clock` counts seconds and never goes back.
+    While the trainer waits for rollouts, `see` gets what moves when work gets done, as the number
+    of finished groups, at every look; HungError once it has stood for `seconds`. Elsewhere, as
+    while weights are handed over, the trainer cannot look: there a thread ends its process (`guard`)
+    a little later than `seconds` after the last `begin`, which every part of a step calls. `clock`
+    counts seconds and never goes back.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -125,6 +133,24 @@ class Watchdog:
                 "hangs, or responses take longer than that"
             )
 
+    def overdue(self) -> str | None:
+        """Why the process must end; None: it may go on. `see` comes first where it is called."""
+        stood = self.clock() - self.since
+        if stood <= GUARD * self.seconds:
+            return None
+        return (
+            f"nothing has moved for {stood:.0f} s outside of the rollouts "
+            f"(recipe.rollout.hang_seconds={self.seconds:.0f}): an engine or an actor hangs, or a "
+            "part of a step takes longer than that"
+        )
+
+    def guard(self, run_dir: Path, end: Callable[[int], object] = os._exit) -> None:
+        """In a thread of the trainer's process: `end` it when it is overdue, the reason on disk."""
+        while (reason := self.overdue()) is None:
+            time.sleep(min(self.seconds / 10, 10))
+        write_text(run_dir / HUNG, reason)
+        end(1)
+
 
 class Signals:
     """What the launching process does at SIGTERM; `run_dir` belongs to it alone (its lock)."""
@@ -132,7 +158,7 @@ class Signals:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.first: float | None = None
-        for name in (REQUEST, STEPPING):
+        for name in (REQUEST, STEPPING, HUNG):
             (run_dir / name).unlink(missing_ok=True)
 
     def listen(self) -> None:

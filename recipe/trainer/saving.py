@@ -8,6 +8,7 @@ gives its rollouts up and saves the step before, with the data loader as it was 
 
 import errno
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class SavingTrainer(PPOTrainerSync):
         self.limit = Limit.of(self.run_dir)
         self.watchdog = Watchdog(float(config.recipe.rollout.hang_seconds))
         self.line: dict[str, Any] = {}  # what is known of the step that may be saved now
+        threading.Thread(target=self.watchdog.guard, args=(self.run_dir,), daemon=True).start()
         super().__init__(config)
 
     def own_state(self) -> dict[str, Any]:
@@ -50,11 +52,26 @@ class SavingTrainer(PPOTrainerSync):
         super().on_train_begin()
         steps_begin(self.run_dir)
 
+    # Parts of a step in which nobody looks at the watchdog.
+
+    def on_sample_end(self) -> None:
+        self.watchdog.begin()
+        super().on_sample_end()
+
+    def on_step_end(self) -> None:
+        self.watchdog.begin()
+        super().on_step_end()
+
+    def on_validate_begin(self) -> None:
+        self.watchdog.begin()
+        super().on_validate_begin()
+
     # ---------------------------------------------------------------- checkpoints
 
     def _save_checkpoint(self, state: dict[str, Any] | None = None) -> None:
         """As in verl, with `state` beside it; then the older ones that nobody asked to keep go."""
         began = time.monotonic()
+        self.watchdog.begin()
         lacking = checkpoints.missing_room(self.saves)
         if lacking:
             what = f"{os.strerror(errno.ENOSPC)}: {lacking} bytes too few for one more checkpoint"

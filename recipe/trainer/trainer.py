@@ -206,6 +206,7 @@ class RecipeTrainer(SavingTrainer):
     def _update_actor(self, batch: Any, metrics: dict) -> Any:
         actor = self.config.actor_rollout_ref.actor
         mini_batch = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
+        self.watchdog.begin()
         self.optimizer_steps += actor.ppo_epochs * (len(batch) // mini_batch)
         return super()._update_actor(batch, metrics)
 

@@ -79,7 +79,42 @@ def test_the_deadline_comes_from_the_job(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.delenv(stop.DEADLINE, raising=False)
     assert Limit.of(tmp_path).deadline is None
     monkeypatch.setenv(stop.DEADLINE, "1234.5")
-    assert Limit.of(tmp_path).deadline == 1234.5
+    monkeypatch.setattr(time, "time", lambda: 1200.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 7.0)
+    made = Limit.of(tmp_path)
+    assert made.deadline == 7 + 34.5
+
+
+@pytest.mark.parametrize("jump", [-3600, 3600])
+def test_a_time_of_day_that_is_set_anew_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: int
+) -> None:
+    now = time.time()
+    monkeypatch.setenv(stop.DEADLINE, str(now + 600))
+    made = Limit.of(tmp_path)
+    made.begin_step()
+    monkeypatch.setattr(time, "time", lambda: now + jump)
+    made.end_step()
+    assert 0 <= made.steps[0] < 60 and made.after_step() is None
+
+
+def test_the_guard_ends_a_process_that_moves_nowhere(tmp_path: Path) -> None:
+    """As where the engine hangs while it gets weights: then nobody calls `see`."""
+    clock, ended = Clock(), []
+    dog = Watchdog(0.1, clock)
+    clock.now += 0.11  # GUARD: a wait that is looked at raises before
+    assert dog.overdue() is None
+    clock.now += 100
+    dog.begin()
+    assert dog.overdue() is None
+    clock.now += 100
+    dog.guard(tmp_path, ended.append)
+    assert ended == [1]
+    assert (
+        "nothing has moved for 100 s outside of the rollouts" in (tmp_path / stop.HUNG).read_text()
+    )
+    stop.Signals(tmp_path)  # the next start
+    assert not (tmp_path / stop.HUNG).exists()
 
 
 def test_only_a_wait_in_which_nothing_moves_ends() -> None:
