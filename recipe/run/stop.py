@@ -108,9 +108,9 @@ class Watchdog:
 
     While the trainer waits for rollouts, `see` gets what moves when work gets done, as the number
     of finished groups, at every look; HungError once it has stood for `seconds`. Elsewhere, as
-    while weights are handed over, the trainer cannot look: there a thread ends its process (`guard`)
-    a little later than `seconds` after the last `begin`, which every part of a step calls. `clock`
-    counts seconds and never goes back.
+    while weights are handed over, the trainer cannot look: there a thread (`guard`) ends its
+    process a little later than `seconds` after the last `begin`, which every part of a step calls.
+    `clock` counts seconds and never goes back.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
