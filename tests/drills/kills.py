@@ -1,0 +1,400 @@
+"""Kills of a real run at random moments, recorded one by one. Outside CI; on the CPU.
+
+    python tests/drills/kills.py --count 60 --record FILE --folder FOLDER [--seconds 540]
+
+The toy task with 8 responses a step, in one run folder of FOLDER: each start goes on where the one
+before was killed. What is killed next, and when, is a function of the seed
+and of the number of lines in the record, so that a call goes on where the last one ended; after
+`--seconds` none is begun any more. A line says what was killed, at which step and moment, how the
+run ended, how long that took, and in `wrong` what should not be so. Exit code 1 where any line has
+something wrong. `python tests/drills/kills.py --record FILE --table` prints the record.
+
+One of the kills fills the disk, so FOLDER is best a file system of its own and small:
+`mount -t tmpfs -o size=400m tmpfs FOLDER`.
+
+After every end: the launching process has ended within `ENDS` seconds, no process of the run is
+left, metrics.jsonl has every step once, there is a whole checkpoint to go on from. After every
+start: no more steps are lost than `save_freq`, none at a SIGTERM, and steps that are trained again
+have the same questions, rollouts and templates as before.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from prompt_aug.files import append_lines, digests, read_json, read_lines, write_json
+from recipe.run import checkpoints, processes
+from recipe.run import folder as run_folder
+
+ENDS = 150.0  # Ray takes up to 60 s to notice that its head died
+STARTS = 600.0
+HANG = 45
+SAVE_FREQ = 2
+SMALL = [
+    *("recipe.toy.updates=20", "recipe.toy.train_questions=24", "recipe.toy.test_questions=8"),
+    *("recipe.toy.validation_questions=8", "data.train_batch_size=2"),
+    *("actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=4"),
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+    *("trainer.total_training_steps=1000", "trainer.test_freq=-1", "recipe.min_free_gib=0.001"),
+    *(f"trainer.save_freq={SAVE_FREQ}", "trainer.max_actor_ckpt_to_keep=3"),
+    f"recipe.rollout.hang_seconds={HANG}",
+]
+# A kind of process by how its command line begins; Ray renames its actors.
+KINDS = {
+    "task runner": "ray::TaskRunnerV1",
+    "FSDP worker": "ray::WorkerDict",
+    "engine": "VLLM::EngineCore",
+    "engine's server": "ray::vLLMHttpServer",
+    "rollout worker": "ray::GroupedAgentLoopWorker",
+    "reward worker": "ray::RewardLoopWorker",
+    "queue": "ray::TransferQueueController",
+    "queue's storage": "ray::SimpleStorageUnit",
+    "raylet": "raylet",
+    "Ray's head": "gcs_server",
+    "reaper": "recipe.run.processes",
+}
+# (what, which process, moment); moments: start, step, saving, weights.
+PLAN = [
+    *(("KILL", "launcher", "step"), ("KILL", "engine", "weights")),
+    *(("KILL", "FSDP worker", "saving"), ("TERM", "launcher", "step")),
+    *(("STOP", "engine", "step"), ("cut lines", "launcher", "step")),
+    *(("KILL", "reward worker", "step"), ("KILL", "task runner", "saving")),
+    *(("export", "export", ""), ("KILL", "raylet", "step")),
+    *(("STOP", "reward worker", "step"), ("KILL", "launcher", "saving")),
+    *(("KILL", "Ray's head", "step"), ("TERM", "launcher", "saving")),
+    *(("full disk", "launcher", "saving"), ("KILL", "grader", "step")),
+    *(("KILL", "queue's storage", "step"), ("KILL", "launcher", "weights")),
+    *(("sweep", "sweep", ""), ("KILL", "rollout worker", "step")),
+    *(("KILL", "launcher", "start"), ("STOP", "engine", "weights")),
+    *(("KILL", "queue", "step"), ("TERM", "launcher", "start")),
+    *(("KILL", "FSDP worker", "weights"), ("KILL", "reaper", "step")),
+    *(("KILL", "engine's server", "step"), ("TERM", "launcher", "weights")),
+    *(("KILL", "FSDP worker", "step"), ("KILL", "task runner", "step")),
+]
+
+
+@dataclass(kw_only=True)
+class Kill:
+    """A line of the record."""
+
+    number: int
+    what: str
+    process: str
+    moment: str
+    resumed: int = 0  # the step gone on from
+    done: int = 0  # the last line at the moment of the kill
+    saved: int = 0  # the last whole checkpoint after the end
+    exit: int | None = None
+    seconds: float = 0.0  # until the end
+    told: str = ""
+    wrong: list[str] = field(default_factory=list)
+
+
+class Drill:
+    """The run, its folder and its launching process."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.run = folder, folder / "run"
+        self.saves = self.run / "checkpoints"
+        self.log = folder / "last.log"
+        self.process: subprocess.Popen[bytes]
+        self.sockets = ""  # pattern of those over which weights go
+
+    def start(self) -> None:
+        where = [f"recipe.run_dir={self.run}", f"recipe.toy.cache={self.folder}/cache"]
+        with self.log.open("wb") as file:
+            command = [sys.executable, "-m", "recipe.train", "toy", *where, *SMALL]
+            self.process = subprocess.Popen(command, stdout=file, stderr=file)
+
+    def lines(self) -> list[int]:
+        return [int(line["step"]) for line in run_folder.read_metrics(self.run)]
+
+    def wait(self, condition: Callable[[], Any], seconds: float, every: float = 0.1) -> Any:
+        """What the condition gives once it is true; None when the time or the run is over."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.process.poll() is None:
+            if value := condition():
+                return value
+            time.sleep(every)
+        return None
+
+    def find(self, kind: str) -> list[int]:
+        """The processes of a kind that belong to the run."""
+        if kind == "launcher":
+            return [self.process.pid]
+        if kind == "grader":
+            found = [c for p in processes.marked(str(self.run)) for c in _children(p)]
+            return [p.pid for p in found if "grading/worker.py" in " ".join(_command(p))]
+        if kind == "reaper":
+            return [c.pid for c in _children(psutil.Process(self.process.pid)) if _is(c, kind)]
+        return [p.pid for p in processes.marked(str(self.run)) if _is(p, kind)]
+
+    def saving(self) -> bool:
+        """A checkpoint is being written now."""
+        there = checkpoints.saved_steps(self.saves)
+        return bool(there) and there[-1] > (checkpoints.tracked_step(self.saves) or 0)
+
+    def handing_over(self) -> bool:
+        """The socket over which the weights go to the engine is there now."""
+        return any(self.sockets and Path("/tmp").glob(self.sockets))
+
+    def reach(self, moment: str, chance: random.Random) -> str:
+        """Wait for the moment; returns the one that was reached."""
+        if moment == "start":
+            self.wait(lambda: False, chance.uniform(2, 60))
+            return moment
+        before = self.lines()[-1:] or [0]
+        self.wait(lambda: (self.lines()[-1:] or [0]) > before, STARTS)
+        # From here on a step takes a second or so: the kill falls anywhere into the next ones.
+        if moment == "step":
+            self.wait(lambda: False, chance.uniform(0, 3))
+            return moment
+        marks = processes.marked(str(self.run))
+        ids = {p.environ().get("RECIPE_RUN_ID", "") for p in marks if _is(p, "FSDP worker")}
+        self.sockets = f"rl-colocate-zmq-{next(iter(ids), 'none')}-*"
+        now = {"saving": self.saving, "weights": self.handing_over}[moment]
+        return moment if self.wait(now, 60, every=0.001) else "step"
+
+    def end(self, kill: Kill) -> None:
+        """Wait for the end, and look at what is left."""
+        began = time.monotonic()
+        try:
+            kill.exit = self.process.wait(ENDS + (2 * HANG if kill.what == "STOP" else 0))
+        except subprocess.TimeoutExpired:
+            kill.wrong.append("the launching process did not end")
+            self.process.kill()
+        kill.seconds = round(time.monotonic() - began, 1)
+        kill.told = _told(self.log)
+        if kill.process == "reaper":  # nobody is there to clean up but the next start
+            left = processes.marked(str(self.run))
+            kill.told = f"{len(left)} processes are left to the next start"
+            return
+        if kill.exit == 0:
+            kill.wrong.append("exit code 0")
+        end = time.monotonic() + 20
+        while (left := processes.marked(str(self.run))) and time.monotonic() < end:
+            time.sleep(0.5)
+        if left:
+            kill.wrong.append(f"left: {sorted({_command(p)[0] for p in left if _command(p)})}")
+            processes.end(str(self.run))
+
+    def look(self, kill: Kill) -> None:
+        """What must hold of the folder between two starts."""
+        steps = self.lines()
+        if steps != list(range(1, len(steps) + 1)):
+            kill.wrong.append(f"lines of metrics.jsonl: {steps}")
+        kill.done = max(steps, default=0)
+        whole = [n for n in checkpoints.saved_steps(self.saves) if not self.damage(n)]
+        kill.saved = max(whole, default=0)
+        if kill.done >= SAVE_FREQ + 1 and not whole:
+            kill.wrong.append("no whole checkpoint")
+
+    def damage(self, step: int) -> str | None:
+        return checkpoints.damage(checkpoints.step_folder(self.saves, step))
+
+    def drawn(self, step: int) -> list[tuple[Any, ...]]:
+        """Questions, rollouts and templates of a step."""
+        path = run_folder.RunFolder(self.run).rollouts(step)
+        return sorted((x["uid"], x["rollout"], x["template"]) for x in read_lines(path))
+
+    def remember(self) -> None:
+        """Keep what was drawn, to compare steps that are trained again; no step is ever changed."""
+        known = self.known()
+        for step in run_folder.RunFolder(self.run).rollout_steps():
+            known.setdefault(str(step), [list(x) for x in self.drawn(step)])
+        write_json(self.folder / "drawn.json", known)
+
+    def known(self) -> dict[str, Any]:
+        path = self.folder / "drawn.json"
+        return read_json(path) if path.exists() else {}
+
+    def compare(self, kill: Kill) -> None:
+        for step, drawn in self.known().items():
+            if int(step) <= kill.done and [list(x) for x in self.drawn(int(step))] != drawn:
+                kill.wrong.append(f"step {step} has other questions or templates than before")
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _is(process: psutil.Process, kind: str) -> bool:
+    command, wanted = _command(process), KINDS[kind]
+    if wanted.startswith("ray::"):
+        return bool(command) and command[0].startswith(wanted)
+    return wanted in command or Path((command or [""])[0]).name == wanted
+
+
+def _told(log: Path) -> str:
+    """The last lines that the command said of its end."""
+    lines = log.read_text(errors="replace").splitlines()
+    own = [i for i, line in enumerate(lines) if line.startswith("recipe.train: ")]
+    return " ".join(lines[own[-1] :])[:400] if own else ""
+
+
+def kill_training(drill: Drill, kill: Kill, chance: random.Random) -> None:
+    """Start, wait for the moment, kill, look."""
+    drill.start()
+    known = max(drill.lines(), default=0)
+    kill.moment = drill.reach(kill.moment, chance)
+    if kill.what == "full disk":
+        fill(drill, kill)
+    else:
+        name = "KILL" if kill.what == "cut lines" else kill.what
+        pids = drill.find(kill.process)
+        if not pids:
+            kill.wrong.append(f"no {kill.process}")
+        for pid in pids[:1] if kill.process != "reaper" else [*pids, drill.process.pid]:
+            os.kill(pid, getattr(signal, f"SIG{name}"))
+        if kill.process == "grader":  # it is replaced, and the run goes on
+            at = max(drill.lines(), default=0)
+            if not drill.wait(lambda: max(drill.lines(), default=0) >= at + 3, 120):
+                kill.wrong.append("the run did not go on")
+            os.kill(drill.process.pid, signal.SIGKILL)
+        drill.end(kill)
+    drill.look(kill)
+    resumed(drill, kill, known)
+    drill.compare(kill)
+    drill.remember()
+    if kill.what == "TERM" and kill.moment != "start" and kill.saved < kill.done:
+        kill.wrong.append(f"{kill.done} steps were done, {kill.saved} are saved")
+    if kill.what == "TERM" and kill.exit != 75:
+        kill.wrong.append(f"exit code {kill.exit}")
+    if kill.what == "STOP" and "hang_seconds" not in kill.told:
+        kill.wrong.append("the reason is not told")
+    if kill.what == "cut lines":
+        cut_last_lines(drill)
+
+
+def resumed(drill: Drill, kill: Kill, known: int) -> None:
+    """From which step this start went on: before it `known` steps were done."""
+    before = read_json(drill.folder / "saved.json")["saved"] if known else 0
+    kill.resumed = before
+    if known - before > SAVE_FREQ:
+        kill.wrong.append(f"{known - before} steps were lost")
+    if kill.moment != "start" and kill.done <= before and not kill.wrong:
+        kill.wrong.append(f"did not get beyond step {before}")
+    write_json(drill.folder / "saved.json", {"saved": kill.saved})
+
+
+def cut_last_lines(drill: Drill) -> None:
+    """As a crash of the machine may leave files that are appended to."""
+    path = run_folder.RunFolder(drill.run).metrics
+    whole = path.read_bytes()
+    path.write_bytes(whole[: -len(whole.splitlines()[-1]) // 2])
+
+
+def fill(drill: Drill, kill: Kill) -> None:
+    """The disk of the run folder is full from now on."""
+    left = psutil.disk_usage(str(drill.run)).free
+    filler = drill.run / "filler"
+    if left > 2**30:
+        kill.wrong.append("not on a small disk of its own")
+    else:
+        with filler.open("wb") as file:
+            while left > 2**20:
+                file.write(b"\0" * 2**20)
+                file.flush()
+                left = psutil.disk_usage(str(drill.run)).free
+    drill.end(kill)
+    filler.unlink(missing_ok=True)
+    if "disk" not in kill.told:
+        kill.wrong.append("the reason is not told")
+
+
+def kill_command(drill: Drill, kill: Kill, chance: random.Random) -> None:
+    """An export or an evaluation of the newest step, killed and then done again to its end."""
+    drill.look(kill)
+    step, run = kill.saved, run_folder.RunFolder(drill.run)
+    line = ["-m", "recipe.export", str(drill.run), "--steps", str(step)]
+    if kill.what == "sweep":
+        subprocess.run([sys.executable, *line], check=True, capture_output=True)
+        asked = f"toy={run.data('test')}"
+        line = ["-m", "eval.sweep", str(drill.run), "--steps", str(step), "--benchmark", asked]
+    with drill.log.open("wb") as file:
+        drill.process = subprocess.Popen([sys.executable, *line], stdout=file, stderr=file)
+        drill.wait(lambda: False, chance.uniform(5, 40 if kill.what == "export" else 90))
+        kill.moment = "at work" if drill.process.poll() is None else "after its end"
+        drill.process.kill()
+        kill.exit = drill.process.wait()
+    began = time.monotonic()
+    again = subprocess.run([sys.executable, *line], capture_output=True, text=True)
+    kill.seconds = round(time.monotonic() - began, 1)
+    kill.told = (again.stdout.strip().splitlines() or [""])[-1]
+    if again.returncode:
+        kill.wrong.append(again.stderr[-300:])
+    files = read_json(run.manifest(step))["files"]
+    there = [p for p in run.exported(step).rglob("*") if p.name != "manifest.json"]
+    if digests([p for p in there if p.is_file()], run.exported(step)) != files:
+        kill.wrong.append("the manifest does not name the files")
+    if list(run.exports.glob(".step_*")):
+        kill.wrong.append("a half export is left")
+    for path in run.evaluation.rglob("samples-*.jsonl"):
+        made = [(x["uid"], x["sample"]) for x in read_lines(path)[1:]]
+        if len(made) != len(set(made)):
+            kill.wrong.append(f"{path} has a sample twice")
+
+
+def table(record: Path) -> str:
+    """The record as Markdown."""
+    rows = ["| # | what | moment | gone on from | done | saved | exit | s | told | wrong |"]
+    rows.append("|---|---|---|---:|---:|---:|---:|---:|---|---|")
+    for k in read_lines(record):
+        told = k["told"].replace("|", "/").replace("recipe.train: ", "")[:110]
+        cells = [k["number"], f"{k['what']} {k['process']}", k["moment"], k["resumed"], k["done"]]
+        cells += [k["saved"], k["exit"], k["seconds"], told, "; ".join(k["wrong"]) or "-"]
+        rows.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--record", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, help="default: beside the record")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no kill after these")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--table", action="store_true", help="print the record")
+    options = parser.parse_args()
+    began, record = time.monotonic(), options.record.resolve()
+    drill = Drill((options.folder or record.with_name(record.name + ".d")).resolve())
+    while not options.table and time.monotonic() - began < options.seconds:
+        number = len(read_lines(record))
+        if number >= options.count:
+            break
+        what, process, moment = PLAN[number % len(PLAN)]
+        kill = Kill(number=number, what=what, process=process, moment=moment)
+        chance = random.Random(f"{options.seed} {number}")
+        (kill_command if what in ("export", "sweep") else kill_training)(drill, kill, chance)
+        append_lines(record, [asdict(kill)], sync=True)
+        print(json.dumps(asdict(kill)), flush=True)
+    if options.table:
+        print(table(record))
+    return int(any(line["wrong"] for line in read_lines(record)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
