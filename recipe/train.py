@@ -29,6 +29,7 @@ def check(config: DictConfig) -> Any:
     from recipe.checks.data import check_files
     from recipe.checks.machine import check_machine
     from recipe.checks.same_run import check_same_run
+    from recipe.run.folder import RunFolder
     from recipe.toy import build as toy
 
     bank = validate(config)
@@ -38,7 +39,7 @@ def check(config: DictConfig) -> Any:
         config.recipe.run_dir = str(run_dir)
     built = toy.attach(config) if config.recipe.toy.enable else None
     check_files(config, built)
-    check_same_run(config, run_dir / "config.yaml")
+    check_same_run(config, RunFolder(run_dir))
     check_machine(config)
     return bank
 

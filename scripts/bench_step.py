@@ -8,12 +8,13 @@ ratio to the last variant, which is the default. Variants that are done are not 
 """
 
 import argparse
-import json
 import re
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+
+from recipe.run.folder import read_metrics
 
 PARTS = ("step", "gen", "old_log_prob", "adv", "update_actor", "update_weights")
 STOCK_WORKER = [
@@ -32,21 +33,15 @@ VARIANTS = {
 }
 
 
-def read(run: Path) -> list[dict[str, float]]:
-    """The lines of metrics.jsonl, none where there is no such file."""
-    path = run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def measure(name: str, overrides: list[str], steps: int, out: Path) -> dict[str, float]:
     """The median seconds of each part of a step."""
     run = out / re.sub(r"\W+", "_", name).strip("_")
     command = [sys.executable, "-m", "recipe.train", "toy", f"recipe.run_dir={run}"]
     settings = [f"trainer.total_training_steps={steps}", "trainer.save_freq=-1"]
-    lines = read(run)
+    lines = read_metrics(run)
     if len(lines) < steps:
         subprocess.run([*command, *settings, "trainer.test_freq=-1", *overrides], check=True)
-        lines = read(run)
+        lines = read_metrics(run)
     return {p: statistics.median(m[f"timing_s/{p}"] for m in lines[1:]) for p in PARTS}
 
 

@@ -26,8 +26,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from prompt_aug.files import read_json
 from recipe.config.compose import group_names
-from recipe.run.folder import read_metrics
+from recipe.run.folder import RunFolder, read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 # What a method cannot do without: for 1-shot RLVR the row of its question, a sum with a carry under
@@ -57,7 +58,7 @@ def run(method: str, seed: int, steps: int, out: Path, threads: int) -> dict | N
     lines = read_metrics(folder)
     if len(lines) < steps:
         return None
-    commit = json.loads((folder / "environment.json").read_text())["commit"]
+    commit = read_json(RunFolder(folder).environment)["commit"]
     place = {"method": method, "seed": seed, "steps": steps, "commit": commit}
     return {**place, "figures": {k: round(v, 6) for k, v in figures(lines[:steps]).items()}}
 

@@ -70,6 +70,12 @@ check_time() {
     export RECIPE_DEADLINE=$((end - SPARE))
 }
 
+# begin FOLDER: the log, and whether there is time.
+begin() {
+    log_to "$1"
+    if [[ -z ${DRY_RUN:-} ]]; then check_time; fi
+}
+
 # may_requeue: the end of this job was not asked for, and the last starts got somewhere. The caller
 # has set `run_folder`, and `progress` to a command whose output changes when the work gets on.
 # shellcheck disable=SC2154
@@ -96,10 +102,18 @@ may_requeue() {
 }
 
 warned='' # why the job's command was told to end
+child=''  # the command that runs now
 
-# watched COMMAND...: runs it and passes SLURM's signals on; its status.
+# listen: SLURM's signals end the command that runs now, and no other is started after it.
+listen() {
+    trap 'warned="time limit"; end_child' USR1
+    trap 'warned=${warned:-preemption}; end_child' TERM
+}
+end_child() { if [[ -n $child ]]; then kill -TERM "$child" 2>/dev/null || true; fi; }
+
+# watched COMMAND...: runs it while SLURM's signals are listened to; its status.
 watched() {
-    local child status=0
+    local status=0
     if [[ -n ${DRY_RUN:-} ]]; then
         as_job "$@"
         return
@@ -107,14 +121,14 @@ watched() {
     if [[ -n $warned ]]; then return 143; fi
     "$@" &
     child=$!
-    trap 'warned="time limit"; kill -TERM "$child" 2>/dev/null || true' USR1
-    trap 'warned=${warned:-preemption}; kill -TERM "$child" 2>/dev/null || true' TERM
+    if [[ -n $warned ]]; then end_child; fi # a signal between the two lines above
     # wait returns at once when a trap has run: wait again for the command to end its processes.
     wait "$child" || status=$?
     while kill -0 "$child" 2>/dev/null; do
         status=0
         wait "$child" || status=$?
     done
+    child=''
     return "$status"
 }
 
@@ -132,3 +146,11 @@ finish() {
 }
 
 lost_node() { return 1; }
+
+# token: for what listens on a port of this job, where another user's job may knock.
+token() { od -An -N32 -tx1 /dev/urandom | tr -d ' \n'; }
+
+# port_of_job: below the ports that systems give away by themselves, above those of Ray's workers.
+port_of_job() { echo $((20000 + ${SLURM_JOB_ID:-0} % 10000)); }
+
+if [[ -n ${SLURM_JOB_ID:-} ]]; then listen; fi

@@ -5,13 +5,18 @@
 # Its `srun`s end with the job. `python`, `bin` and `runner` are those of site_settings.
 # shellcheck disable=SC2154
 start_ray() {
-    local gpus=${1:-} head head_ip port=${RAY_PORT:-6379}
+    local gpus=${1:-} head head_ip port=${RAY_PORT:-$(port_of_job)} status=0
     # One token for all nodes of this job: another user's job cannot join or command its cluster.
-    RAY_AUTH_TOKEN=${RAY_AUTH_TOKEN:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
+    RAY_AUTH_TOKEN=${RAY_AUTH_TOKEN:-$(token)}
     export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
     mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
     head=${hosts[0]}
     head_ip=${HEAD_IP:-$(address_of "$head")}
+    if [[ -z $head_ip ]]; then
+        echo "$head has no address${NETWORK_INTERFACE:+ on $NETWORK_INTERFACE}: NETWORK_INTERFACE in" \
+            "scripts/cluster.env names an interface that every node has" >&2
+        return 1
+    fi
     ray_nodes=()
     on_nodes "$head" -- start --head --node-ip-address="$head_ip" --port="$port" \
         ${gpus:+--num-gpus="$gpus"} ${RAY_NUM_CPUS:+--num-cpus="$RAY_NUM_CPUS"} --include-dashboard=false
@@ -19,7 +24,19 @@ start_ray() {
         ${RAY_NUM_CPUS:+--num-cpus="$RAY_NUM_CPUS"}
     export RAY_ADDRESS=$head_ip:$port
     echo "Ray: first node $head ($RAY_ADDRESS), ${#hosts[@]} nodes, ${gpus:-all} GPUs each"
-    "${python[@]}" -m recipe.run.ray_ready "${#hosts[@]}" "${READY_SECONDS:-300}"
+    "${python[@]}" -m recipe.run.ray_ready "${#hosts[@]}" "${READY_SECONDS:-300}" &
+    child=$!
+    while kill -0 "$child" 2>/dev/null; do
+        if lost_node; then
+            echo "Ray ended on a node while it started, see above; is port $port taken there" \
+                "(RAY_PORT in scripts/cluster.env)?" >&2
+            end_child
+        fi
+        sleep 1
+    done
+    wait "$child" || status=$?
+    child=''
+    return "$status"
 }
 
 # The first node's address, by NETWORK_INTERFACE where that is set. Not ray's own guess: on many

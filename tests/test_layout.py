@@ -1,6 +1,7 @@
 """The shape of the code: imports run one way and in no circle, files and functions stay small."""
 
 import ast
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -147,6 +148,27 @@ def families(paths: Iterable[Path]) -> list[str]:
         if not path.stem.startswith("_")
     )
     return [f"{folder}/{prefix}*" for (folder, prefix), n in counts.items() if n >= FAMILY]
+
+
+# Names of the run folder that mean nothing else: recipe.run.folder owns them.
+OF_A_RUN = {"metrics.jsonl", "environment.json", "prompts.yaml", "hf", "tensors"}
+
+
+def spelled_names(source: str) -> list[str]:
+    """The names of the run folder that a source spells, as a path or a part of one; no prose."""
+    texts = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+    paths = ((str(t.value), t.lineno) for t in texts if not re.search(r"\s", str(t.value)))
+    parts = ((part, line) for path, line in paths for part in path.split("/"))
+    return [f"line {line}: {part}" for part, line in parts if part in OF_A_RUN]
+
+
+def test_paths_of_a_run_come_from_the_module_that_owns_them() -> None:
+    files = [path for name in ("recipe", "eval", "scripts") for path in (ROOT / name).rglob("*.py")]
+    owner = ROOT / "recipe" / "run" / "folder.py"
+    assert len(spelled_names(owner.read_text(encoding="utf-8"))) >= len(OF_A_RUN)
+    for path in files:
+        if path != owner:
+            assert spelled_names(path.read_text(encoding="utf-8")) == [], name_of(path)
 
 
 @pytest.mark.parametrize("path", sources(), ids=name_of)

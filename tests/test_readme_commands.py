@@ -16,6 +16,7 @@ from recipe.checks import validate
 from recipe.checks.same_run import check_same_run
 from recipe.config.compose import EXAMPLES
 from recipe.errors import ConfigError
+from recipe.run.folder import RunFolder
 
 pytestmark = pytest.mark.config
 
@@ -91,11 +92,12 @@ def check_folders(commands: Iterable[Command], scratch: Path) -> None:
     for command in commands:
         config = launched(command)
         by_folder[config.recipe.run_dir].append(config)
-    (scratch / "metrics.jsonl").touch()
+    folder = RunFolder(scratch)
+    folder.metrics.touch()
     for first, *others in by_folder.values():
-        OmegaConf.save(first, scratch / "config.yaml")
+        OmegaConf.save(first, folder.config)
         for other in others:
-            check_same_run(other, scratch / "config.yaml")
+            check_same_run(other, folder)
 
 
 def test_commands_that_share_a_run_folder_are_one_run(tmp_path: Path) -> None:

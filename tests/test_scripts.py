@@ -216,15 +216,20 @@ TRAIN = "-m recipe.train toy recipe.run_dir=runs/x trainer.nnodes=1 trainer.save
 
 
 def job(
-    checkout: Path, *arguments: str, script: str = "train.sbatch", **variables: str
+    checkout: Path,
+    *arguments: str,
+    script: str = "train.sbatch",
+    stand_in: str | None = None,
+    scontrol: str = SCONTROL,
+    **variables: str,
 ) -> tuple[int, str, list[str]]:
     """(exit code, output, calls) of a sbatch file as a job of a SLURM that is not there."""
     tools = checkout / "tools"
     tools.mkdir(exist_ok=True)
-    (tools / "scontrol").write_text(SCONTROL)
+    (tools / "scontrol").write_text(scontrol)
     (tools / "scontrol").chmod(0o755)
-    if script == "train.sbatch":
-        (checkout / ".venv" / "bin" / "python").write_text(TRAINING)
+    stand_in = stand_in or (TRAINING if script == "train.sbatch" else PYTHON)
+    (checkout / ".venv" / "bin" / "python").write_text(stand_in)
     of_slurm = {
         "SLURM_SUBMIT_DIR": str(checkout),
         "SLURM_JOB_ID": "17",
@@ -327,7 +332,129 @@ def test_a_dry_run_shows_the_jobs_commands_and_starts_nothing(checkout: Path) ->
         "recipe.export", "eval.sweep", "eval.report",
     ]  # fmt: skip
     code, output = run(checkout, "submit.sh", "sweeep", "runs/x")
-    assert code == 1 and "sweep train" in output
+    assert code == 1 and "export rephrase sweep train" in output
+    code, output = run(
+        checkout, "submit.sh", "--dry-run", "--gpus-per-node=4", "rephrase", "q", "o"
+    )
+    assert code == 0 and "--tensor-parallel-size 4" in output.splitlines()[1]
+    assert output.splitlines()[2].startswith(".venv/bin/python -m prompt_aug.rephrase q o --model")
+    assert calls(checkout) == []
+
+
+def test_a_signal_before_the_command_begins_is_not_lost(checkout: Path) -> None:
+    """While modules are loaded, or Ray is awaited: bash alone would end the job there as FAILED."""
+    (checkout / "scripts" / "cluster.env").write_text("kill -TERM $$\n")
+    code, output, called = job(checkout, "toy")
+    assert code == 143 and called == ["scontrol requeue 17"]
+    assert "preemption: queued again" in output
+
+
+# Stands for srun: `hostname -I` and `ip` answer $ADDRESS, Ray lives on unless $RAY is set.
+SRUN = """\
+#!/usr/bin/env bash
+echo "srun ${*//$'\\n'/ }" >>"$CALLS"
+case "$*" in
+    *bash\ -c\ hostname* | *bash\ -c\ ip*) echo "$ADDRESS"; exit 0 ;;
+esac
+[[ -n $RAY ]] && exit 1
+exec sleep 9 >/dev/null 2>&1
+"""
+# Stands for recipe.run.ray_ready, which waits for nodes, and for the training.
+READY = """\
+#!/usr/bin/env bash
+echo "$*" >>"$CALLS"
+[[ $* != *ray_ready* || -n $JOINED ]] || exec sleep 60
+"""
+
+
+def nodes_job(checkout: Path, **variables: str) -> tuple[int, str, list[str]]:
+    """A job of two nodes, n1 and n2."""
+    tools = checkout / "tools"
+    tools.mkdir(exist_ok=True)
+    (tools / "srun").write_text(SRUN)
+    (tools / "srun").chmod(0o755)
+    names = "if [[ $1 == show && $2 == hostnames ]]; then echo n1; echo n2; exit; fi\n"
+    usual = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS_ON_NODE": "4"}
+    usual |= {"ADDRESS": "10.0.0.1", "RAY": "", "JOINED": "1"}
+    before = SCONTROL.replace("#!/usr/bin/env bash\n", f"#!/usr/bin/env bash\n{names}")
+    return job(checkout, "toy", scontrol=before, stand_in=READY, **{**usual, **variables})
+
+
+def test_ray_starts_on_every_node_before_the_driver(checkout: Path) -> None:
+    code, output, called = nodes_job(checkout)
+    assert code == 0, output
+    asked, *started, train = called
+    ready, head, other = sorted(started, key=lambda call: ("srun" in call, "n2" in call))
+    assert "--nodelist=n1" in asked and "hostname -I" in asked
+    assert "--nodelist=n1 " in head and "--head --node-ip-address=10.0.0.1 --port=20017" in head
+    assert "--nodelist=n2 " in other and "--address=10.0.0.1:20017 --num-gpus=4" in other
+    assert ready == "-m recipe.run.ray_ready 2 300"
+    assert train.endswith("trainer.nnodes=2 trainer.n_gpus_per_node=4")
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({"RAY": "dies", "JOINED": ""}, "Ray ended on a node while it started"),
+        ({"ADDRESS": "", "NETWORK_INTERFACE": "ib7"}, "n1 has no address on ib7"),
+    ],
+)
+def test_a_ray_that_does_not_start_is_told_at_once(
+    checkout: Path, variables: dict[str, str], told: str
+) -> None:
+    code, output, called = nodes_job(checkout, **variables)
+    assert code == 1 and told in output
+    assert not any("recipe.train" in call for call in called)
+
+
+def test_an_export_is_a_job_of_its_own(checkout: Path) -> None:
+    code, _, called = job(checkout, "--steps", "5", script="export.sbatch")
+    assert (code, called) == (0, ["-m recipe.export runs/x --steps 5"])
+
+
+# Stands for the model server, which answers when $ANSWERS is set, and for prompt_aug.rephrase.
+SERVER = """\
+#!/usr/bin/env bash
+if [[ $1 == -c ]]; then [[ -n $ANSWERS ]] && grep -q api_server "$CALLS"; exit; fi
+[[ $2 == *api_server ]] && trap 'echo "server ended" >>"$CALLS"; exit' TERM
+echo "$2 with a key of ${#OPENAI_API_KEY}, ${#VLLM_API_KEY}: ${*:3}" >>"$CALLS"
+case $2 in
+    *api_server)
+        [[ -n $DIES ]] && exit 1
+        while :; do sleep 0.1; done ;;
+    *) [[ -n $SIGNAL ]] && kill -"$SIGNAL" $PPID && exec sleep 60; exit "$CODE" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "code", "told", "last"),
+    [
+        ({}, 0, "the server answers after", "server ended"),
+        ({"CODE": "4"}, 4, "the server answers after", "server ended"),
+        ({"SIGNAL": "USR1"}, 143, "time limit: queued again", "server ended"),
+        ({"DIES": "1", "ANSWERS": ""}, 1, "the server ended while it started: see", "--port 5"),
+        ({"ANSWERS": "", "SERVER_SECONDS": "1"}, 1, "no answer from the server", "server ended"),
+    ],
+)
+def test_rephrasing_serves_its_own_model_and_ends_the_server(
+    checkout: Path, variables: dict[str, str], code: int, told: str, last: str
+) -> None:
+    own = {"ANSWERS": "1", "DIES": "", "SERVER_LOOK": "0.2", "MODEL": "m", "PORT": "5"}
+    found, output, called = job(
+        checkout, "q.parquet", "out.parquet", "--n", "3",
+        script="rephrase.sbatch", stand_in=SERVER, **{**own, **variables},
+    )  # fmt: skip
+    assert (found, told in output) == (code, True), output
+    assert last in called[-1]
+    assert called[0].startswith(
+        "vllm.entrypoints.openai.api_server with a key of 64, 64: --model m"
+    )
+    asked = [call for call in called if call.startswith("prompt_aug.rephrase")]
+    assert len(asked) == (told[:3] == "the" and not variables.get("DIES")) or "queued" in told
+    for call in asked:
+        line = "--model m --base-url http://127.0.0.1:5/v1 --concurrency 128 --n 3"
+        assert call == f"prompt_aug.rephrase with a key of 64, 64: q.parquet out.parquet {line}"
 
 
 def test_one_failed_export_does_not_keep_the_rest_from_being_evaluated(checkout: Path) -> None:

@@ -54,7 +54,11 @@ def compare(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
         return _compare_leaves(gold, pred, oracle)
     if _same_union(gold, pred):
         return True
-    gold, pred = _unwrapped(gold), _unwrapped(pred)
+    return _compare_structures(_unwrapped(gold), _unwrapped(pred), oracle)
+
+
+def _compare_structures(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
+    """The same, of which one at least was no leaf before it was unwrapped."""
     if "leaf" in (gold.kind, pred.kind):
         return (
             _compare_leaves(gold, pred, oracle)
@@ -220,8 +224,13 @@ def _compare_leaves(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
         return _ask(_with_label(gold), _with_label(pred), oracle)
     if (verdict := _compare_words(gold.text, pred.text)) is not None:
         return verdict
-    gold_text, gold_unit = split_unit(gold.text)
-    pred_text, pred_unit = split_unit(pred.text)
+    return _compare_quantities(gold.text, pred.text, oracle)
+
+
+def _compare_quantities(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
+    """Two values, each with a unit or without: two units that contradict are never equal."""
+    gold_text, gold_unit = split_unit(gold)
+    pred_text, pred_unit = split_unit(pred)
     percents = (gold_text.endswith("%"), pred_text.endswith("%"))
     if units_contradict(gold_unit, pred_unit) or (
         (percents == (True, False) and pred_unit) or (percents == (False, True) and gold_unit)

@@ -1,12 +1,12 @@
 """Whether a run folder holds the run that a configuration describes, so that it can go on there."""
 
-from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.errors import ConfigError
+from recipe.run.folder import RunFolder
 
 STEPS = "trainer.total_training_steps"
 # Keys that may differ when a run goes on: how often to save, where to log, memory; and STEPS where
@@ -27,7 +27,7 @@ FREE = (
     "recipe.save_tensors_every",
     "recipe.dynamic_sampling",  # what a run that ended for want of a signal asks to change
     "ray_kwargs",
-    # QuestionStats: what a run that ran out of it has to lower; results change by rounding alone.
+    # Memory: what a run that ran out of it has to lower; results change by rounding alone.
     "actor_rollout_ref.rollout.gpu_memory_utilization",
     "actor_rollout_ref.rollout.max_num_seqs",
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
@@ -37,9 +37,10 @@ FREE = (
 )
 
 
-def check_same_run(config: DictConfig, path: Path) -> None:
+def check_same_run(config: DictConfig, folder: RunFolder) -> None:
     """Refuse to go on in a folder where another experiment, by its config.yaml, has done a step."""
-    if not path.is_file() or not (path.parent / "metrics.jsonl").exists():
+    path = folder.config
+    if not path.is_file() or not folder.metrics.exists():
         return
     try:
         before = OmegaConf.load(path)
@@ -55,7 +56,7 @@ def check_same_run(config: DictConfig, path: Path) -> None:
     if before != now:
         keys = _differing(OmegaConf.to_container(before), OmegaConf.to_container(now))
         raise ConfigError(
-            f"the run folder {path.parent} holds a run with other settings "
+            f"the run folder {folder.root} holds a run with other settings "
             f"({', '.join(keys[:5])}): choose another folder with recipe.run_dir=..., "
             "or move this one away"
         )

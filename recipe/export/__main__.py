@@ -33,13 +33,19 @@ from recipe.export.plan import (
     select,
 )
 from recipe.run import environment
+from recipe.run.folder import MANIFEST, RunFolder, numbered
 
 
 def _discard(folder: Path) -> None:
     if folder.exists():
         # The manifest goes first: a kill between must not leave a half folder that looks done.
-        (folder / "manifest.json").unlink(missing_ok=True)
+        (folder / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(folder)
+
+
+def _beside(target: Path) -> Path:
+    """Where a step is made before it gets its name."""
+    return target.with_name(f".{target.name}.tmp")
 
 
 def export_start(run: Path, config: dict[str, Any]) -> None:
@@ -86,8 +92,7 @@ def export_step(run: Path, job: Job, dtype: str) -> None:
     assert job.source is not None
     world_size = check_source(job.source, run, dtype)
     target = manifest_path(run, job.step).parent
-    beside = target.with_name(f".{target.name}.tmp")
-    _discard(beside)
+    beside = _beside(target)
     beside.mkdir(parents=True)
     try:
         parameters = convert(job.source, beside, dtype, world_size)
@@ -106,7 +111,7 @@ def export_step(run: Path, job: Job, dtype: str) -> None:
         beside.rename(target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    write_json(target / "manifest.json", manifest)
+    write_json(manifest_path(run, job.step), manifest)
 
 
 def convert(source: Path, target: Path, dtype: str, world_size: int) -> int:
@@ -128,6 +133,17 @@ def convert(source: Path, target: Path, dtype: str, world_size: int) -> int:
     return export_verify.verify(source, target, precision, world_size, loader)
 
 
+def export_one(run: Path, config: dict[str, Any], job: Job, dtype: str | None) -> None:
+    """One step, unless it is done; also what a kill left beside it goes."""
+    shutil.rmtree(_beside(manifest_path(run, job.step).parent), ignore_errors=True)
+    if is_done(run, job, dtype):
+        return
+    if job.source is None:
+        export_start(run, config)
+    else:
+        export_step(run, job, choose_dtype(config, job, dtype))
+
+
 def export(run: Path, steps: Sequence[int] | None, dtype: str | None) -> Iterator[str]:
     """Export the steps of a run, None: all; yields one message per step that failed.
 
@@ -139,22 +155,15 @@ def export(run: Path, steps: Sequence[int] | None, dtype: str | None) -> Iterato
     jobs = choose(run, jobs, steps)
     for note in notes:
         tqdm.write(f"recipe.export: {note}", file=sys.stderr)
-    try:
-        held = lock(run / "hf")
-    except InUseError:
-        raise ExportError(f"another export of {run} is at work: wait for it or stop it") from None
-    with held, tqdm(jobs, desc="export", unit="step") as bar:
-        for leftover in (run / "hf").glob(".step_*.tmp"):  # of a killed export
-            shutil.rmtree(leftover)
+    with tqdm(jobs, desc="export", unit="step") as bar:
         for job in bar:
             bar.set_postfix_str(f"step {job.step}")
             try:
-                if is_done(run, job, dtype):
-                    continue
-                if job.source is None:
-                    export_start(run, config)
-                else:
-                    export_step(run, job, choose_dtype(config, job, dtype))
+                # By step: the jobs of an array export theirs at the same time.
+                with lock(RunFolder(run).exports / ".locks" / f"step_{job.step}"):
+                    export_one(run, config, job, dtype)
+            except InUseError:
+                yield f"step {job.step}: another export is at work on it: wait for it or stop it"
             except Exception as error:  # one bad checkpoint must not cost the others
                 yield f"step {job.step}: {_describe(error)}"
 
@@ -199,8 +208,9 @@ def export_as(options: argparse.Namespace) -> int:
         tqdm.write(f"error: {failure}", file=sys.stderr)
     if failed:
         return 1
-    done = sorted((run_dir / "hf").glob("step_*/manifest.json"))
-    print(f"recipe.export: {len(done)} exported steps in {run_dir}/hf")
+    exports = RunFolder(run_dir).exports
+    done = [p for p in numbered(exports, "step_").values() if (p / MANIFEST).is_file()]
+    print(f"recipe.export: {len(done)} exported steps in {exports}")
     return 0
 
 

@@ -39,6 +39,8 @@ class RunFolder:
     checkpoints/        global_step_N, as verl writes them
     hf/                 step_N, exported for Hugging Face, each with a manifest.json
     eval/               samples, grades and scores of the exported steps
+    logs/               train.log: all that the run's processes print; start.jsonl: the stages of
+                        the last start; end.json: how it ended
     report/             index.html, report.md, summary.json, pictures
     timing.json         {"wall_seconds": s} of scripts/demo.sh
     """
@@ -100,6 +102,10 @@ class RunFolder:
     @property
     def evaluation(self) -> Path:
         return self.root / "eval"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
 
     @property
     def report(self) -> Path:

@@ -23,6 +23,7 @@ from recipe.config.compose import compose_config
 from recipe.errors import ConfigError, ExhaustedError
 from recipe.run import folder as run_folder
 from recipe.run import launch
+from recipe.run.folder import RunFolder
 
 
 @pytest.fixture
@@ -213,10 +214,10 @@ def test_a_run_goes_on_for_longer_unless_its_learning_rate_would_jump(
     (tmp_path / "metrics.jsonl").write_text("")
     longer = OmegaConf.merge(before, {"trainer": {"total_training_steps": 99}})
     if free:
-        check_same_run(longer, tmp_path / "config.yaml")
+        check_same_run(longer, RunFolder(tmp_path))
     else:
         with pytest.raises(ConfigError, match=r"trainer\.total_training_steps"):
-            check_same_run(longer, tmp_path / "config.yaml")
+            check_same_run(longer, RunFolder(tmp_path))
 
 
 def test_room_and_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,19 +238,19 @@ def test_room_and_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_folder_of_another_experiment_is_refused(config: Any, tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    check_same_run(config, path)
-    path.write_text(OmegaConf.to_yaml(config, resolve=True))
-    check_same_run(config, path)
+    folder = RunFolder(tmp_path)
+    check_same_run(config, folder)
+    folder.config.write_text(OmegaConf.to_yaml(config, resolve=True))
+    check_same_run(config, folder)
     changed = OmegaConf.merge(config, {"actor_rollout_ref": {"actor": {"optim": {"lr": 1.0}}}})
-    check_same_run(changed, path)  # no step was done: nothing is mixed up
-    (tmp_path / "metrics.jsonl").write_text("")
+    check_same_run(changed, folder)  # no step was done: nothing is mixed up
+    folder.metrics.write_text("")
     longer = OmegaConf.merge(config, {"trainer": {"total_training_steps": 99}})
-    check_same_run(longer, path)  # going on for longer is the same experiment
+    check_same_run(longer, folder)  # going on for longer is the same experiment
     less = {"rollout": {"gpu_memory_utilization": 0.3}, "actor": {"ppo_max_token_len_per_gpu": 512}}
-    check_same_run(OmegaConf.merge(config, {"actor_rollout_ref": less}), path)
+    check_same_run(OmegaConf.merge(config, {"actor_rollout_ref": less}), folder)
     with pytest.raises(ConfigError, match=r"actor_rollout_ref\.actor\.optim\.lr"):
-        check_same_run(changed, path)
+        check_same_run(changed, folder)
 
 
 def test_a_finished_run_is_left_alone(config: Any, tmp_path: Path) -> None:

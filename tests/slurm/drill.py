@@ -25,6 +25,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CLUSTER = Path("/tmp/recipe-slurm")
 SHORT = {"SIGNAL_LEAD": "30", "DEADLINE_SPARE": "10"}
+LONGEST = 780.0  # seconds until a drill with the real training must have come to its end
+submitted: list[str] = []  # jobs that end with their drill
 
 
 def slurm(*command: str, **more: str) -> str:
@@ -46,9 +48,9 @@ def submit(run: Path, *options: str, job: str = "train", arguments: tuple = (), 
     usual = ["--exclusive=user", "--mem=100", "--gpus-per-node=1", "--signal=B:USR1@30"]
     where = [f"--output={run.parent}/slurm-%j.out"]
     script = f"scripts/{job}.sbatch"
-    return slurm(
-        "sbatch", "--parsable", *usual, *where, *options, script, *arguments, **given
-    ).strip()
+    job = slurm("sbatch", "--parsable", *usual, *where, *options, script, *arguments, **given)
+    submitted.append(job.strip())
+    return submitted[-1]
 
 
 def field(job: str, name: str) -> str:
@@ -168,6 +170,7 @@ def node_loss(run: Path) -> str:
     )
 
 
+ENDED = ("COMPLETED", "FAILED")
 # A toy run of the real training: FSDP over two ranks, an engine on either node.
 REAL = [
     *("toy", "recipe.toy.updates=20", "recipe.toy.test_questions=20"),
@@ -183,7 +186,8 @@ REAL = [
 def real(run: Path, steps: int) -> str:
     """Submit the toy training over both nodes; returns the job's number."""
     environment = {
-        **{"RECIPE_VENV": str(Path(sys.executable).parents[1]), "PYTHONPATH": str(ROOT)},
+        "RECIPE_VENV": str(Path(sys.executable).parents[1]),
+        "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
         **{"NETWORK_INTERFACE": "eth0", "GPUS_PER_NODE": "1", "RAY_NUM_CPUS": "16"},
     }
     cache = f"recipe.toy.cache={run.parent}/toy"
@@ -219,7 +223,7 @@ def _of(process: psutil.Process, run: Path) -> bool:
 
 def two_nodes(run: Path) -> str:
     job = real(run, steps=4)
-    wait("the end", lambda: field(job, "JobState") in ("COMPLETED", "FAILED"), 1500)
+    wait("the end", lambda: field(job, "JobState") in ENDED, LONGEST)
     assert field(job, "JobState") == "COMPLETED", run.parent
     assert lines(run) == [1, 2, 3, 4]
     shards = sorted(p.name for p in (run / "checkpoints/global_step_4/actor").glob("model_*"))
@@ -231,7 +235,7 @@ def two_nodes(run: Path) -> str:
 def lost_raylet(run: Path) -> str:
     """Ray of the second node dies by SIGKILL in the middle; SLURM sees two healthy nodes."""
     job = real(run, steps=5)
-    wait("step 3", lambda: 3 in lines(run), 1500)
+    wait("step 3", lambda: 3 in lines(run), LONGEST)
     inside = ["ip", "netns", "pids", "recipe-n2"]
     pids = [int(x) for x in subprocess.check_output(inside, text=True).split()]
     raylet = [p for p in pids if psutil.Process(p).name() == "raylet"]
@@ -240,7 +244,7 @@ def lost_raylet(run: Path) -> str:
     wait("requeue", lambda: field(job, "Restarts") == "1", 300)
     seen = time.monotonic() - began
     slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
-    wait("the end", lambda: field(job, "JobState") in ("COMPLETED", "FAILED"), 1500)
+    wait("the end", lambda: field(job, "JobState") in ENDED, LONGEST)
     assert field(job, "JobState") == "COMPLETED" and lines(run) == [1, 2, 3, 4, 5], run.parent
     nothing_left(run)
     return f"queued again after {seen:.0f} s, went on from step 2, 5 steps, each line once"
@@ -264,6 +268,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=", ".join(d.__name__ for d in DRILLS))
     wanted = parser.parse_args().names
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a limit around it: jobs end too
     failed = 0
     for drill in DRILLS:
         if wanted and drill.__name__ not in wanted:
@@ -275,6 +280,10 @@ def main() -> int:
         except (AssertionError, RuntimeError) as error:
             failed += 1
             happened = f"FAILED, see {folder}: {error}"
+        finally:
+            for job in submitted:
+                slurm("scancel", "--quiet", job)
+            submitted.clear()
         print(f"{drill.__name__:12} {time.monotonic() - began:4.0f} s  {happened}", flush=True)
     return failed
 

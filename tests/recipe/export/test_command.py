@@ -139,7 +139,7 @@ def test_a_damaged_checkpoint_leaves_the_others_done(
     assert export.main([str(run)]) == 1
     assert "step 2: the shard is damaged" in capsys.readouterr().err
     assert weights(run, 4) == "weights of 4 as float32"
-    assert sorted(p.name for p in (run / "hf").iterdir()) == [".lock", "step_0", "step_4"]
+    assert sorted(p.name for p in (run / "hf").iterdir()) == [".locks", "step_0", "step_4"]
 
 
 def test_an_unforeseen_error_of_one_step_leaves_the_others_done(
@@ -227,7 +227,7 @@ def test_ctrl_c_says_what_is_kept(
     assert export.main([str(make_run(tmp_path))]) == 130
     told = capsys.readouterr().err.splitlines()[-1]
     assert told.startswith("interrupted: the steps exported so far stay")
-    assert [p.name for p in (tmp_path / "run" / "hf").glob(".step*")] == []
+    assert [p.name for p in (tmp_path / "run" / "hf").glob(".step_*")] == []
 
 
 def test_a_hub_id_stays_and_a_missing_folder_is_an_error(tmp_path: Path) -> None:
@@ -238,16 +238,19 @@ def test_a_hub_id_stays_and_a_missing_folder_is_an_error(tmp_path: Path) -> None
         export.export_start(run, {"actor_rollout_ref": {"model": {"path": "/nowhere/model"}}})
 
 
-def test_two_exports_of_one_run_exclude_each_other_but_not_the_training(
+def test_two_exports_exclude_each_other_by_step_and_not_the_training(
     tmp_path: Path, converted: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(tmp_path)
     with lock(run):  # a live training
         assert export.main([str(run), "--steps", "2"]) == 0
-    with lock(run / "hf"):  # another export
+    for step in (0, 2, 4):
+        (run / "hf" / f"step_{step}" / "manifest.json").unlink(missing_ok=True)
+    with lock(run / "hf" / ".locks" / "step_4"):  # another job of the array
         assert export.main([str(run)]) == 1
-    assert "another export" in capsys.readouterr().err
-    assert converted == [2]
+    assert "step 4: another export is at work on it" in capsys.readouterr().err
+    assert converted == [2, 2]
+    assert export.main([str(run)]) == 0 and converted == [2, 2, 4]
 
 
 def test_a_full_disk_is_refused(
@@ -316,5 +319,5 @@ def test_killed_at_any_moment_and_run_again_it_ends_right(
     assert converted == ([2, 4] if moment == "in the start model" else [4])
     for step in (2, 4):
         assert weights(run, step) == f"weights of {step} as float32"
-    assert [p.name for p in (run / "hf").glob(".step*")] == []
+    assert [p.name for p in (run / "hf").glob(".step_*")] == []
     assert manifest(run, 4)["files"] == {"model.safetensors": SHA_OF_STEP_4}
