@@ -121,6 +121,19 @@ def all_at_powers(correct_Qn: ArrayLike) -> dict[int, float]:  # noqa: N803
     return _at_powers(correct_Qn, all_table)
 
 
+def no_signal_at_powers(correct_Qn: ArrayLike) -> dict[int, float]:  # noqa: N803
+    r"""The share of groups of k responses that teach nothing: all right or all wrong, k >= 2.
+
+    .. math:: \binom{c}{k} / \binom{n}{k} + \binom{n-c}{k} / \binom{n}{k}
+              = \text{pass\^{}k} + 1 - \text{pass@k}
+
+    Unbiased, as both are. Over the training questions this is the no-signal share of GRPO with
+    groups of k (arXiv 2601.22478, section 5.1 and Figure 3), where the reward is accuracy alone.
+    """
+    anyone, everyone = pass_at_powers(correct_Qn), all_at_powers(correct_Qn)
+    return {k: everyone[k] + 1.0 - anyone[k] for k in everyone if k > 1}
+
+
 def _at_powers(
     correct_Qn: ArrayLike,  # noqa: N803
     table: Callable[[int, Sequence[int]], FloatArray],

@@ -108,6 +108,7 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
         "interval": list(intervals.accuracy_interval(correct)),
         "pass_at_k": _by_text(metrics.pass_at_powers(correct)),
         "pass_all_k": _by_text(metrics.all_at_powers(correct)),
+        "no_signal_k": _by_text(metrics.no_signal_at_powers(correct)),
         "majority_at_k": {
             str(k): intervals.majority(answers, correct, k) for k in metrics.powers(len(table[0]))
         },

@@ -74,6 +74,7 @@ def test_scores_by_hand(
     assert entry["standard_error"] == pytest.approx((11 / 4 * 4 / 3 / 64) ** 0.5)
     assert entry["pass_at_k"] == {"1": 5 / 8, "2": 3 / 4}
     assert entry["pass_all_k"] == {"1": 5 / 8, "2": 1 / 2}
+    assert entry["no_signal_k"] == {"2": 3 / 4}
     assert entry["majority_at_k"] == {"1": 5 / 8, "2": 3 / 4}  # who gives no answer has no vote
     low, high = entry["interval"]
     assert 0 <= low < 5 / 8 < high <= 1

@@ -160,3 +160,15 @@ def test_pass_and_pass_all_at_powers_meet_at_one() -> None:
     assert everyone[6] == pytest.approx(1 / 3) and anyone[6] == pytest.approx(2 / 3)
     with pytest.raises(ValueError, match="0 or 1"):
         metrics.pass_at_powers([[0.5, 1.0]])
+
+
+def test_no_signal_is_the_share_of_groups_whose_rewards_are_all_equal() -> None:
+    correct = np.array([[1, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
+    # Pairs of c = 1 or 3 of 4: 3 of the 6 are equal. With c = 0 or 4: all.
+    shares = metrics.no_signal_at_powers(correct)
+    assert shares == {2: pytest.approx(3 / 4), 4: pytest.approx(1 / 2)}
+    for row in correct:
+        groups = list(combinations(row, 2))
+        share = sum(len(set(group)) == 1 for group in groups) / len(groups)
+        assert metrics.no_signal_at_powers([row])[2] == pytest.approx(share)
+    assert metrics.no_signal_at_powers([[1], [0]]) == {}  # one response alone has no group
