@@ -1,6 +1,7 @@
 """The main job on the CPU, small: real trainer and engine, a kill, a resume, export, evaluation.
 
-A fifth of its questions are real ones of MATH, where the folder of real data is there.
+A fifth of its questions are real ones of MATH, where the folder of real data is there. The same
+run is made twice, ended early in two ways: it has to come out the same.
 """
 
 import json
@@ -21,13 +22,13 @@ from prompt_aug.draw import draw
 from prompt_aug.files import read_json, read_lines
 from prompt_aug.questions import Question, make_question, read_parquet, write_parquet
 from prompt_aug.templates import load_bank
+from recipe.run import checkpoints, processes
 from recipe.run import folder as run_folder
-from recipe.run import processes
 
 # A busy machine takes several times longer than an idle one.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 NAMES = ["qwen-math", "deepseek-r1", "lm_eval_prompt4", "reflective_prompt"]
-STEPS = 4
+STEPS = 6
 SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
@@ -127,6 +128,33 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any
     processes.end(str(run))
 
 
+@pytest.fixture(scope="module")
+def terminated(finished: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The same run in another folder: SIGTERM, its last checkpoint damaged, and gone on with."""
+    run = finished["run"].parent / "terminated"
+    log = run.with_suffix(".log")
+    seen: dict[str, Any] = {"run": run}
+    with log.open("w") as file:
+        environment = {**os.environ, "WANDB_MODE": "offline"}
+        arguments = command(run, finished["cache"])
+        first = subprocess.Popen(arguments, stdout=file, stderr=file, env=environment)
+        wait_for(lambda: len(run_folder.read_metrics(run)) >= 3, first)
+        first.send_signal(signal.SIGTERM)
+        seen["code"] = first.wait(300)
+    seen["log"] = log.read_text()
+    seen["left"] = processes.marked(str(run))
+    seen["steps"] = [m["step"] for m in run_folder.read_metrics(run)]
+    saved = checkpoints.tracked_step(run / "checkpoints")
+    seen["saved"] = saved
+    folder = run / "checkpoints" / f"global_step_{saved}"
+    seen["damage"] = checkpoints.damage(folder)
+    shard = folder / "actor" / "model_world_size_1_rank_0.pt"
+    shard.write_bytes(shard.read_bytes()[:5000])
+    seen["resumed"] = call(*command(run, finished["cache"]))
+    yield seen
+    processes.end(str(run))
+
+
 def test_a_running_folder_is_refused(finished: dict[str, Any]) -> None:
     assert finished["second_start"].returncode == 1
     assert "in use by process" in finished["second_start"].stderr
@@ -143,7 +171,7 @@ def test_the_run_goes_on_and_every_step_is_there_once(finished: dict[str, Any]) 
     assert finished["resumed"].returncode == 0, finished["resumed"].stderr[-3000:]
     lines = run_folder.read_metrics(finished["run"])
     assert [m["step"] for m in lines] == list(range(1, STEPS + 1))
-    assert [m["train/optimizer_steps"] for m in lines] == [2, 4, 6, 8]
+    assert [m["train/optimizer_steps"] for m in lines] == [2, 4, 6, 8, 10, 12]
     seconds = [m["train/wall_seconds"] for m in lines]
     assert seconds == sorted(seconds)
 
@@ -167,12 +195,52 @@ def test_templates_are_the_draws_of_seed_epoch_and_question(finished: dict[str, 
         rows = rollouts(finished["run"], step)
         assert len(rows) == 8 * 4
         for row in rows:
-            # 40 questions, 8 a step: all four steps lie in epoch 0, also those after the resume
-            assert row["template"] == draw(seed=0, epoch=0, uid=row["uid"], names=NAMES)
+            # 40 questions, 8 a step: five steps of epoch 0, also those after the resume
+            epoch = (step - 1) // 5
+            assert row["template"] == draw(seed=0, epoch=epoch, uid=row["uid"], names=NAMES)
             used.add(row["template"])
     assert used == set(NAMES)
-    uids = [r["uid"] for s in range(1, STEPS + 1) for r in rollouts(finished["run"], s)]
-    assert len(set(uids)) == 8 * STEPS  # no question twice within the epoch
+    uids = [r["uid"] for s in range(1, 6) for r in rollouts(finished["run"], s)]
+    assert len(set(uids)) == 8 * 5  # no question twice within the epoch
+
+
+def test_a_terminated_run_saves_and_ends_with_75(terminated: dict[str, Any]) -> None:
+    assert terminated["code"] == 75, terminated["log"][-3000:]
+    assert "the same command goes on" in terminated["log"]
+    assert terminated["left"] == []
+    assert terminated["saved"] in (3, 4, 5)  # 2 was the last one by save_freq
+    assert terminated["damage"] is None
+    assert terminated["steps"] == list(range(1, terminated["saved"] + 1))
+
+
+def test_it_goes_on_from_the_last_checkpoint_that_is_whole(terminated: dict[str, Any]) -> None:
+    last, resumed = terminated["saved"], terminated["resumed"]
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    said = resumed.stdout + resumed.stderr
+    assert f"step {last} is not whole" in said
+    assert f"going on from step {4 if last == 5 else 2}" in said
+    assert checkpoints.tracked_step(terminated["run"] / "checkpoints") == STEPS
+
+
+# What depends on the clock, on the machine's load, or on who came first.
+TIMED = ("timing", "perf/", "actor/perf", "train/wall_seconds", "replay_buffer/")
+
+
+def test_the_same_seed_gives_the_same_run_whatever_ended_it_early(
+    finished: dict[str, Any], terminated: dict[str, Any]
+) -> None:
+    """Killed after step 2, and ended after step 3 and set back to 2: the same tokens, and metrics
+    equal to 1e-6 (log-probabilities depend on who shares the engine's batch, in the last bits)."""
+    for step in range(1, STEPS + 1):
+        rows, same = (rollouts(seen["run"], step) for seen in (finished, terminated))
+        assert [r["response"] for r in rows] == [r["response"] for r in same]
+    lines = [run_folder.read_metrics(seen["run"]) for seen in (finished, terminated)]
+    assert min(line["actor/grad_norm"] for line in lines[0]) > 0  # the policy did change
+    for one, other in zip(*lines, strict=True):
+        keys = {key for key in one if not key.startswith(TIMED)}
+        assert {"actor/grad_norm", "train/entropy", "actor/loss"} <= keys
+        for key in keys:
+            assert one[key] == pytest.approx(other[key], abs=1e-6, nan_ok=True), key
 
 
 def test_rewards_are_accuracy_plus_format_and_metrics_are_their_means(
@@ -197,7 +265,7 @@ def test_validation_uses_the_fixed_template(finished: dict[str, Any]) -> None:
     lines = run_folder.read_metrics(finished["run"])
     assert lines[1]["val/toy_arithmetic/questions"] >= 18
     fixed = load_bank()["qwen-math"].system
-    dumped = (finished["run"] / "validation" / "4.jsonl").read_text().splitlines()
+    dumped = (finished["run"] / "validation" / f"{STEPS}.jsonl").read_text().splitlines()
     assert len(dumped) >= 18
     assert all(fixed in json.loads(line)["input"] for line in dumped)
     assert "val/toy_arithmetic/accuracy" not in lines[0]
@@ -207,23 +275,23 @@ def test_export_evaluation_and_report(finished: dict[str, Any]) -> None:
     run = finished["run"]
     done = call(sys.executable, "-m", "recipe.export", run)
     assert done.returncode == 0, done.stderr[-3000:]
-    manifest = read_json(run / "hf" / "step_4" / "manifest.json")
-    assert manifest["step"] == 4
-    trained = AutoModelForCausalLM.from_pretrained(run / "hf" / "step_4").state_dict()
+    manifest = read_json(run / "hf" / f"step_{STEPS}" / "manifest.json")
+    assert manifest["step"] == STEPS
+    trained = AutoModelForCausalLM.from_pretrained(run / "hf" / f"step_{STEPS}").state_dict()
     start_path = read_json(run / "hf" / "step_0" / "manifest.json")["model_path"]
     start = AutoModelForCausalLM.from_pretrained(start_path).state_dict()
     assert any(not torch.equal(trained[name], start[name]) for name in start)
     done = call(sys.executable, "-m", "eval.sweep", run)
     assert done.returncode == 0, done.stderr[-3000:]
-    for step in (0, 2, 4):
+    for step in (0, 2, 4, 6):
         (path,) = run.glob(f"eval/*/step_{step}/scores.json")
         scores = read_json(path)
         assert "toy_test" in json.dumps(scores)
     done = call(sys.executable, "-m", "eval.report", run)
     assert done.returncode == 0, done.stderr[-3000:]
     summary = read_json(run / "report" / "summary.json")
-    assert [c["step"] for c in summary["checkpoints"]] == [2, 4]
-    assert summary["optimizer_steps"] == 8
+    assert [c["step"] for c in summary["checkpoints"]] == [2, 4, 6]
+    assert summary["optimizer_steps"] == 12
     assert summary["seed"] == 0
     assert (run / "report" / "index.html").stat().st_size > 10_000
 
@@ -235,7 +303,7 @@ def test_real_questions_are_trained_on_and_asked(
     asked = {q.uid: q for q in read_parquet(run.parent / "train.parquet") if "\\" in q.text}
     assert len(asked) == REAL
     rows = [r for s in range(1, STEPS + 1) for r in rollouts(run, s) if r["uid"] in asked]
-    assert len({r["uid"] for r in rows}) >= 4  # 32 of the 40 questions come in four steps
+    assert len({r["uid"] for r in rows}) == REAL  # five steps are an epoch
     for row in rows:
         assert asked[row["uid"]].text in row["prompt"]
         assert row["gold"] == list(asked[row["uid"]].answers)
