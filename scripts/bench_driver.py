@@ -31,7 +31,8 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import compute_advantages
 from recipe.algorithms.covariance import covariance_metrics, token_covariance
-from recipe.trainer.batch import Fetched, RolloutBatch, matrix, ragged, rollouts_of
+from recipe.algorithms.rollouts import RolloutBatch
+from recipe.trainer.batch import Fetched, matrix, ragged, rollouts_of
 from recipe.trainer.metrics import entropy, group_metrics, neighbour_metrics
 
 SETTINGS = Path(__file__).resolve().parents[1] / "recipe" / "config" / "recipe.yaml"

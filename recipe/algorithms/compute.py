@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,9 +26,7 @@ from recipe.algorithms.covariance import covariance_metrics, token_covariance
 from recipe.algorithms.groups import float64
 from recipe.algorithms.hapo import length_reward
 from recipe.algorithms.registry import ADVANTAGES, TOKEN_WEIGHTS
-
-if TYPE_CHECKING:  # the record is the trainer's, and its module imports TransferQueue
-    from recipe.trainer.batch import RolloutBatch
+from recipe.algorithms.rollouts import RolloutBatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Function)
 class Facts:
     """What a function asks of a run, beside its name.
 
-    `inputs` are attributes of `recipe.trainer.batch.RolloutBatch`, passed as keyword arguments of
+    `inputs` are attributes of `recipe.algorithms.rollouts.RolloutBatch`, passed as keywords of
     the same name. `settings` makes keyword arguments of what the configuration says
     (``recipe.weights.<name>``, ``arguments``), and raises ValueError for bad ones; without it those
     are the arguments. `group`: the only one of "question" and "phrasing" that the

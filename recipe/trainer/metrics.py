@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from torch import Tensor
 
 from prompt_aug.grading import STATUSES
-from recipe.trainer.batch import RolloutBatch
+from recipe.algorithms.rollouts import RolloutBatch
 
 
 def mean(values: Iterable[float]) -> float:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from recipe.algorithms.curriculum import PassRates
 from recipe.algorithms.hapo import ShortestCorrect
-from recipe.trainer.batch import RolloutBatch
+from recipe.algorithms.rollouts import RolloutBatch
 from recipe.trainer.metrics import grouped
 from recipe.trainer.order import group_id
 

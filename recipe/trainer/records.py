@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from recipe.trainer.batch import RolloutBatch
+from recipe.algorithms.rollouts import RolloutBatch
 from recipe.trainer.order import group_id
 
 

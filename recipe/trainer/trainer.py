@@ -38,6 +38,7 @@ from recipe.algorithms.compute import (
     group_of,
     logprob_temperature,
 )
+from recipe.algorithms.rollouts import RolloutBatch
 from recipe.rollout.agent_loop import EPOCH
 from recipe.run import folder as run_folder
 from recipe.trainer import batch as batches
@@ -65,7 +66,7 @@ class RecipeTrainer(SavingTrainer):
         self.optimizer_steps = 0
         self.earlier_seconds = 0.0
         self.started = time.monotonic()
-        self.rollouts: batches.RolloutBatch  # of the step, once advantages are computed
+        self.rollouts: RolloutBatch  # of the step, once advantages are computed
         self.rewards_B: torch.Tensor
 
     def _build_replay_buffer(self) -> Any:
@@ -186,7 +187,7 @@ class RecipeTrainer(SavingTrainer):
         mask = fetched.data["response_mask"]
         return fetched, batches.matrix(response_from_nested(fetched.data["log_probs"], mask))
 
-    def _record(self, rollouts: batches.RolloutBatch, made: Advantages, metrics: dict) -> None:
+    def _record(self, rollouts: RolloutBatch, made: Advantages, metrics: dict) -> None:
         """Statistics of the step, and tensors/; rollouts/ is written with the step's metrics."""
         recipe = self.config.recipe
         self.rollouts, self.rewards_B = rollouts, made.rewards_B

@@ -7,8 +7,8 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from recipe.algorithms.rollouts import RolloutBatch
 from recipe.trainer import batch as batches
-from recipe.trainer.batch import RolloutBatch
 
 
 class Queue:

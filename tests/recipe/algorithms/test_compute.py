@@ -10,8 +10,8 @@ from rollout_batches import synthetic
 from recipe.algorithms.clip_cov import clip_cov
 from recipe.algorithms.compute import compute_advantages, group_of, logprob_temperature
 from recipe.algorithms.covariance import covariance_metrics, token_covariance
+from recipe.algorithms.rollouts import RolloutBatch
 from recipe.errors import ConfigError
-from recipe.trainer.batch import RolloutBatch
 
 # One group of one question: two responses to q^0 (both right), two to q^1 (one right).
 REWARDS = [1.0, 1.0, 1.0, 0.0]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from rollout_batches import synthetic
 
-from recipe.trainer.batch import RolloutBatch
+from recipe.algorithms.rollouts import RolloutBatch
 from recipe.trainer.metrics import entropy, group_metrics, neighbour_metrics, validation_metrics
 
 REWARDS = [2.0, 2.0, 0.5, 0.0, 1.0, 0.0]

@@ -5,7 +5,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from rollout_batches import synthetic
 
-from recipe.trainer.batch import RolloutBatch
+from recipe.algorithms.rollouts import RolloutBatch
 from recipe.trainer.question_stats import QuestionStats
 
 

@@ -1,0 +1,58 @@
+"""What every algorithm reads: the graded responses of a step in one columnar record.
+
+The trainer fills it (`recipe.trainer.batch`). Symbols: B responses, T tokens of the longest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutBatch:
+    """The graded responses of a step: a column for everything, B rows sorted by group and rollout.
+
+    Numbers are float64. Two kinds of groups: `group_B` is the same for all responses to a question
+    that was drawn once, rephrasings included; `phrasing_B` for those to one phrasing of it.
+    """
+
+    keys: list[str]
+    seed: int  # of what is drawn in this step
+    questions: list[str]  # content hash
+    group_B: Tensor  # int64
+    phrasing_B: Tensor  # int64
+    rollouts: list[int]  # the number of the response in its group
+    neighbours: list[int]  # n of the phrasing q^n that it answers; 0 is the question itself
+    templates: list[str]
+    gold: list[tuple[str, ...]]
+    text: list[str]  # the response
+    answers: list[str]  # its final answer, the same text for all right ones; "" without any
+    statuses: list[str]  # how the grader ended
+    shortest: list[int | None]  # tokens of the question's shortest right response before this step
+    accuracy: list[float]  # 0 or 1
+    formats: list[float]
+    lengths: list[int]  # tokens of the response
+    truncated: list[bool]  # cut at the limit
+    reward_B: Tensor  # the sum over the response's tokens, KL in the reward included
+    trained_B: Tensor  # bool: not left out, not there to fill up the batch
+    mask_BT: Tensor  # bool: a token that counts, after rollout correction
+    logprobs_BT: Tensor  # nats, of the policy that starts the step, at the rollout's temperature
+    weight_logprobs_BT: Tensor  # the same at the temperature that token weights want
+    rollout_logprobs_BT: Tensor | None  # the engine's own
+    entropy_BT: Tensor | None  # nats; verl computes none in bypass mode
+    prompts: list[Tensor]  # token ids of what it is trained under
+    generated_under: list[Tensor]  # of what the engine was given
+    responses: list[Tensor]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def key_B(self) -> Tensor:
+        """A 64-bit hash of every row's key: the place in the data order, question and rollout."""
+        digests = (hashlib.blake2b(key.encode(), digest_size=8).digest() for key in self.keys)
+        return torch.tensor([int.from_bytes(d, "big", signed=True) for d in digests])
