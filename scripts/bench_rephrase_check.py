@@ -1,9 +1,9 @@
 """Precision and recall of `prompt_aug.rephrase.check`, of the whole and of each filter.
 
-    python scripts/bench_rephrase_check.py [PAIRS.jsonl] [--half tune|report|all]
+    python scripts/bench_rephrase_check.py [PAIRS.jsonl ...]
 
-Each line of PAIRS has a question, a candidate, a kind ("good" or the name of a fault) and a
-number; questions with an even number were looked at while the filters were written ("tune").
+Each line of a file has a question and its candidates, each with its kind ("good" or the name of a
+fault).
 """
 
 import argparse
@@ -14,17 +14,21 @@ from typing import Any
 
 from prompt_aug.rephrase import Check, check
 
-PAIRS = Path(__file__).parents[1] / "tests" / "prompt_aug" / "rephrase" / "pairs.jsonl"
-HALVES = {"tune": (0,), "report": (1,), "all": (0, 1)}
+PAIRS = Path(__file__).parents[1] / "tests" / "prompt_aug" / "rephrase" / "pairs"
+Pair = dict[str, Any]
 
 
-def load(path: Path, half: str) -> list[dict[str, Any]]:
-    """The pairs of one half."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [pair for pair in map(json.loads, lines) if pair["number"] % 2 in HALVES[half]]
+def load(path: Path) -> list[Pair]:
+    """The pairs of a file."""
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [
+        {"set": line["set"], "kind": kind, "question": line["question"], "candidate": candidate}
+        for line in lines
+        for kind, candidate in line["candidates"]
+    ]
 
 
-def by_kind(results: list[tuple[dict[str, Any], Check]]) -> str:
+def by_kind(results: list[tuple[Pair, Check]]) -> str:
     """A row for each kind: how many of each verdict."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for pair, result in results:
@@ -36,7 +40,7 @@ def by_kind(results: list[tuple[dict[str, Any], Check]]) -> str:
     return "\n".join(rows)
 
 
-def by_filter(results: list[tuple[dict[str, Any], Check]]) -> str:
+def by_filter(results: list[tuple[Pair, Check]]) -> str:
     """A row for each filter: of the pairs that it names, how many are faulty, and the reverse."""
     faulty = sum(pair["kind"] != "good" for pair, _ in results)
     named: dict[str, Counter[bool]] = defaultdict(Counter)
@@ -55,10 +59,8 @@ def by_filter(results: list[tuple[dict[str, Any], Check]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("pairs", type=Path, nargs="?", default=PAIRS)
-    parser.add_argument("--half", choices=HALVES, default="all")
-    options = parser.parse_args()
-    pairs = load(options.pairs, options.half)
+    parser.add_argument("pairs", type=Path, nargs="*", default=sorted(PAIRS.glob("*.jsonl")))
+    pairs = [pair for path in parser.parse_args().pairs for pair in load(path)]
     results = [(pair, check(pair["question"], pair["candidate"])) for pair in pairs]
     print(by_kind(results), by_filter(results), sep="\n\n")
 

@@ -2,7 +2,14 @@
 
 from collections.abc import Collection, Sequence
 
-from prompt_aug.rephrase.verify.mathematics import compare_formulas, compare_numbers
+from prompt_aug.rephrase.verify.asked import compare_asked
+from prompt_aug.rephrase.verify.bound import compare_bindings
+from prompt_aug.rephrase.verify.mathematics import (
+    compare_formulas,
+    compare_numbers,
+    renamed,
+    renaming,
+)
 from prompt_aug.rephrase.verify.meaning import compare_words
 from prompt_aug.rephrase.verify.reading import read
 from prompt_aug.rephrase.verify.reasons import Check, Reason, Verdict, verdict_of
@@ -14,7 +21,7 @@ __all__ = ["FILTERS", "Check", "Reason", "Verdict", "check"]
 LONGEST_TEXT = 2000  # characters that a candidate may have beyond three times the question's
 FILTERS = (
     "diagram language length chatter leak copy sibling renamed numbers formulas edit contrast "
-    "order people clause asked overlap solver"
+    "order unit comparison flow people clause asked form overlap solver"
 ).split()
 
 
@@ -46,5 +53,7 @@ def check(
         *compare_numbers(numbers(own), numbers(other)),
         *compare_formulas(own, other),
         *compare_words(own, other),
+        *compare_bindings(own, other),
+        *compare_asked(renamed(own, renaming(own.formulas, other.formulas)), other),
     )
     return Check(verdict_of(reasons), reasons)

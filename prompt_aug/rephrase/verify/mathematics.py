@@ -25,6 +25,8 @@ _LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![a-zA-Z])|(?<=[A-Za-z])(?<!\\)[
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _OPERATION = re.compile(r"[-+*/^|!]|\\(?:frac|sqrt|cdot|times|div|sin|cos|tan|log|sum|int|prod)")
 _POINT = re.compile(r"[A-Z]?[(\[][^()\[\]]*,[^()\[\]]*[)\]]")
+_LABEL = re.compile(r"(?<![A-Za-z\\])[A-Z]{2,4}(?![A-Za-z(])")  # AB, ABC
+_APPLIED = re.compile(r"[A-Za-z]\(-?\d+(?:\.\d+)?\)")  # f(2)
 _FLIP = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\lt": r"\gt", r"\gt": r"\lt"}
 CONVERSIONS = frozenset((7, 12, 24, 60, 100, 1000, 3600, 365, 52))
 EDIT_LIKENESS = 60.0  # two pieces so alike are one piece edited
@@ -40,7 +42,7 @@ def compare_numbers(question: Sequence[Number], candidate: Sequence[Number]) -> 
             yield reject("numbers", f"{_listed(lost)} became {_listed(new)}")
     elif lost:
         yield doubt("numbers", f"{_listed(lost)} went missing")
-    elif new:
+    elif new := {n.value for n in candidate if n.value in new and not n.counts}:
         yield doubt("numbers", f"{_listed(new)} came in")
     else:
         fewer, more = _counts(question, candidate), _counts(candidate, question)
@@ -69,8 +71,13 @@ def _unmatched(own: Sequence[Number], other: Sequence[Number]) -> set[Fraction]:
 
 def _counts(own: Sequence[Number], other: Sequence[Number]) -> set[Fraction]:
     """Values that `own` has, as hard ones, more often than `other` has them at all."""
-    hard = Counter(number.value for number in own if not number.soft)
-    return set(hard - Counter(number.value for number in other))
+    hard = Counter(_share(number) for number in own if not number.soft)
+    return set(hard - Counter(map(_share, other)))
+
+
+def _share(number: Number) -> Fraction:
+    """The value, 1/2 for 50 %."""
+    return number.value / 100 if number.percent else number.value
 
 
 def _listed(values: set[Fraction]) -> str:
@@ -84,7 +91,8 @@ def pieces(formulas: Sequence[str]) -> Counter[str]:
         for part in _SPLIT.split(formula):
             for side in _RELATION.split(part)[::2]:
                 side = _tidy(side)
-                if (_OPERATION.search(side) and len(side) > 2) or _POINT.fullmatch(side):
+                whole = _POINT.fullmatch(side) or _APPLIED.fullmatch(side)
+                if whole or (_OPERATION.search(side) and len(side) > 2):
                     found[side] += 1
     return found
 
@@ -125,10 +133,11 @@ def compare_formulas(question: Reading, candidate: Reading) -> Iterator[Reason]:
         yield doubt("formulas", f"{lost[0]} went missing, {new[0]} came in")
     elif any(len(p) > 4 for p in lost):
         yield doubt("formulas", f"{max(lost, key=len)} went missing")
-    elif any(len(p) > 4 for p in new):
+    elif any(len(p) > 4 or _APPLIED.fullmatch(p) for p in new):
         yield doubt("formulas", f"{max(new, key=len)} came in")
     if not edits:
         yield from _compare_relations(relations(own), relations(candidate.formulas))
+        yield from _compare_labels(own, candidate.formulas)
 
 
 def _compare_relations(own: Counter[str], other: Counter[str]) -> Iterator[Reason]:
@@ -143,10 +152,36 @@ def _compare_relations(own: Counter[str], other: Counter[str]) -> Iterator[Reaso
             )
             same_sides = {left, right} == {left_2, right_2}
             symmetric = sign == sign_2 and sign in ("=", r"\ne", r"\equiv", r"\approx")
-            if not numbers_differ and (not same_sides or symmetric):
+            if not (
+                numbers_differ
+                or (same_sides and not symmetric)
+                or _one_side_edited((left, right), (left_2, right_2))
+            ):
                 continue
             yield reject("formulas", f"{one} became {two}")
             return
+
+
+def _one_side_edited(own: tuple[str, str], other: tuple[str, str]) -> bool:
+    """Whether a side that says something is the same, and what it is related to is edited."""
+    for kept, gone, same, came in (
+        (own[0], own[1], other[0], other[1]),
+        (own[1], own[0], other[1], other[0]),
+    ):
+        if kept == same and _OPERATION.search(kept) and len(gone) > 1 and len(came) > 1:
+            return fuzz.ratio(gone, came) >= EDIT_LIKENESS
+    return False
+
+
+def _compare_labels(question: Sequence[str], candidate: Sequence[str]) -> Iterator[Reason]:
+    """Points, segments, triangles by their letters, in any order: one for another."""
+    own, other = (
+        {"".join(sorted(name)) for formula in formulas for name in _LABEL.findall(formula)}
+        for formulas in (question, candidate)
+    )
+    if own - other and other - own:
+        gone, came = sorted(own - other), sorted(other - own)
+        yield doubt("formulas", f"{', '.join(gone)} became {', '.join(came)}")
 
 
 def _flat(formulas: Sequence[str], reading: Reading) -> str:
@@ -173,6 +208,12 @@ def renaming(question: Sequence[str], candidate: Sequence[str]) -> dict[str, str
     before = pieces(question).keys() & pieces(candidate).keys()
     after = pieces([rename(f, names) for f in question]).keys() & pieces(candidate).keys()
     return names if len(after) > len(before) else {}
+
+
+def renamed(question: Reading, names: dict[str, str]) -> Reading:
+    """The question with the letters of its formulas renamed."""
+    formulas = tuple(rename(formula, names) for formula in question.formulas)
+    return Reading(question.prose, formulas, question.drawings)
 
 
 def rename(formula: str, names: dict[str, str]) -> str:

@@ -11,35 +11,36 @@ from collections.abc import Iterator, Sequence
 
 from rapidfuzz.distance import LCSseq
 
-from prompt_aug.rephrase.verify.mathematics import rename, renaming
-from prompt_aug.rephrase.verify.reading import FORMULA, Reading
+from prompt_aug.rephrase.verify.mathematics import renamed, renaming
+from prompt_aug.rephrase.verify.reading import Reading, sentences
 from prompt_aug.rephrase.verify.reasons import Reason, doubt, reject
-from prompt_aug.rephrase.verify.wording import content, meanings, stem, tokens, vocabulary
+from prompt_aug.rephrase.verify.wording import (
+    NOT,
+    content,
+    meanings,
+    names_in,
+    stem,
+    tokens,
+    vocabulary,
+)
 
 # A near copy: so much in common in the same order, or less in so few runs, or one inside the other.
 NEAR, LOOSELY_NEAR, FEW_RUNS, INSIDE = 0.85, 0.6, 3, 0.93
 COVERED = 0.25  # a sentence with less of its content in the other text is lost or new
 SENTENCE_WORDS = 3
 
-# Groups in which a meaning that comes or goes is telling, too.
-TELLING = frozenset("extreme sign parity bounds amount order direction likeness negation".split())
+BEFORE, AFTER = 1, 2  # tokens around a number that say what it counts
+LONGEST_SWAPPED = 5
+JOINING = frozenset("and or plus times".split())
 SOFT = ("#1", "#2")  # "one", "both", "pair" come and go
+KIN = frozenset("brother sister mother father cousin uncle aunt neighbor wif husband".split())
 DIRECTIONS = frozenset("on off up down in out before after".split())
-
-_NAME = re.compile(r"(?<![.?!]\s)(?<!^)\b[A-Z][a-z]{2,}\b")
-_SENTENCE = re.compile(r"(?<=[.?!;])\s+(?=[A-Z$\\\ue000\ue001\d])")
-_ASKING = re.compile(
-    r"(?i)\?|^\W*(?:find|determine|compute|calculate|evaluate|what|how|simplify|express|solve|count)"
-    r"|\b(?:find|determine|compute|calculate|evaluate)\b"
-)
 
 
 def compare_words(question: Reading, candidate: Reading) -> Iterator[Reason]:
     """The reasons of this module, in order."""
     names = renaming(question.formulas, candidate.formulas)
-    same_names = Reading(
-        question.prose, tuple(rename(f, names) for f in question.formulas), question.drawings
-    )
+    same_names = renamed(question, names)
     own, other = tokens(same_names), tokens(candidate)
     lost = Counter(content(own)) - Counter(content(other))
     new = Counter(content(other)) - Counter(content(own))
@@ -50,8 +51,7 @@ def compare_words(question: Reading, candidate: Reading) -> Iterator[Reason]:
         yield from _edits(lost, new, set(own) & set(other))
     yield from _contrasts(question, candidate, near, likeness(own, other) >= LOOSELY_NEAR)
     yield from _order(own, other, near)
-    if near:
-        yield from _moved(own, other)
+    yield from _moved(own, other)
     yield from _people(question, candidate)
     yield from _clauses(same_names, candidate, near)
 
@@ -89,7 +89,7 @@ def _edits(lost: Counter[str], new: Counter[str], common: set[str]) -> Iterator[
     detail = f"a near copy in which {_shown(lost)} became {_shown(new)}"
     changed = [*lost, *new]
     gone = [token for token in changed if token not in common]  # not only said once less
-    if any(token.startswith("#") and token not in SOFT for token in gone) or "not" in changed:
+    if any(token.startswith("#") and token not in SOFT for token in gone) or NOT in changed:
         yield reject("edit", detail)
     else:
         yield doubt("edit", detail)
@@ -97,26 +97,42 @@ def _edits(lost: Counter[str], new: Counter[str], common: set[str]) -> Iterator[
 
 def _moved(own: Sequence[str], other: Sequence[str]) -> Iterator[Reason]:
     """In a text that is all but the same, a word or a number that stands elsewhere."""
-    if likeness(own, other) < NEAR:
-        return
-    gone, came = _changed(own, other), _changed(other, own)
-    moved = sorted(set(gone & came))
+    moved = sorted(_changed(own, other)) if likeness(own, other) >= NEAR else _swapped(own, other)
     if moved:
         detail = f"a near copy in which {', '.join(moved)} stands elsewhere"
         telling = any(not token.isalpha() or token in DIRECTIONS for token in moved)
         yield reject("order", detail) if telling else doubt("order", detail)
 
 
-def _changed(own: Sequence[str], other: Sequence[str]) -> Counter[str]:
-    """The tokens of `own` outside the longest common subsequence that say something."""
+def _swapped(own: Sequence[str], other: Sequence[str]) -> list[str]:
+    """Two short runs of tokens that changed places across a third one, all else being the same."""
+    if len(own) != len(other):
+        return []
+    differing = [
+        place for place, pair in enumerate(zip(own, other, strict=True)) if len({*pair}) > 1
+    ]
+    if not differing:
+        return []
+    start, end = differing[0], differing[-1] + 1
+    one, two = tuple(own[start:end]), tuple(other[start:end])
+    for left in range(1, min(LONGEST_SWAPPED, len(one) - 1)):
+        for right in range(1, min(LONGEST_SWAPPED, len(one) - left)):
+            middle = one[left : len(one) - right]
+            if two == (*one[len(one) - right :], *middle, *one[:left]):
+                joined = JOINING & set(middle) and "respectively" not in own
+                return [] if joined else sorted({*one[:left], *one[-right:]})
+    return []
+
+
+def _changed(own: Sequence[str], other: Sequence[str]) -> set[str]:
+    """What says something and stands outside the longest common subsequence in both."""
     known = vocabulary().neutral - DIRECTIONS
-    return Counter(
-        token
-        for code in LCSseq.opcodes(own, other)
-        if code.tag in ("delete", "replace")
-        for token in own[code.src_start : code.src_end]
-        if token not in known
-    )
+    gone, came = set[str](), set[str]()
+    for code in LCSseq.opcodes(own, other):
+        if code.tag != "equal":
+            gone.update(own[code.src_start : code.src_end])
+            came.update(other[code.dest_start : code.dest_end])
+    return (gone & came) - known
 
 
 def _shown(tokens_: Counter[str]) -> str:
@@ -144,7 +160,7 @@ def _contrasts(
             (gone and came)
             or (fewer and more and (strict or loosely))
             or (strict and came and own[group])
-            or ((gone or came) and loosely and group in TELLING)
+            or ((gone | came) & vocabulary().telling[group] and (strict or loosely))
         ):
             yield doubt("contrast", detail)
 
@@ -177,7 +193,7 @@ def _contexts(found: Sequence[str]) -> dict[str, Counter[str]]:
     contexts = {}
     for token, at in places.items():
         if len(at) == 1:
-            around = [*found[max(0, at[0] - 3) : at[0]], *found[at[0] + 1 : at[0] + 4]]
+            around = [*found[max(0, at[0] - BEFORE) : at[0]], *found[at[0] + 1 : at[0] + 1 + AFTER]]
             contexts[token] = Counter(
                 content([t for t in around if t not in known and not t.startswith("#")])
             )
@@ -188,32 +204,25 @@ def _common(one: Counter[str], other: Counter[str]) -> int:
     return sum((one & other).values())
 
 
-def names(prose: str) -> set[str]:
-    """Capitalised words within sentences: people, places, days."""
-    found = {match.group().lower() for match in _NAME.finditer(prose)}
-    return {name for name in found if name not in vocabulary().neutral}
-
-
 def _people(question: Reading, candidate: Reading) -> Iterator[Reason]:
-    """Somebody who is in one text only."""
-    inside = {w.lower() for w in re.findall(r"[A-Za-z]+", candidate.prose)}
-    before = {w.lower() for w in re.findall(r"[A-Za-z]+", question.prose)}
-    gone = {n for n in names(question.prose) if n not in inside and n + "s" not in inside}
-    came = {n for n in names(candidate.prose) if n not in before and n + "s" not in before}
+    """Somebody who is in one text only: by name, or as somebody's brother."""
+    inside, before = (
+        {stem(word.lower()) for word in re.findall(r"[A-Za-z]+", r.prose)}
+        for r in (candidate, question)
+    )
+    gone = {name for name in names_in(question.prose) if not _among(name, inside)}
+    came = {name for name in names_in(candidate.prose) if not _among(name, before)}
     if gone and came:
         yield doubt("people", f"{', '.join(sorted(gone))} became {', '.join(sorted(came))}")
     elif gone:
         yield doubt("people", f"{', '.join(sorted(gone))} went missing")
+    elif kin := sorted(KIN & inside - before):
+        yield doubt("people", f"{', '.join(kin)} came in")
 
 
-def sentences(reading: Reading) -> list[Reading]:
-    """The sentences of a reading, each with its own formulas."""
-    found, start = [], 0
-    for part in _SENTENCE.split(reading.prose):
-        count = part.count(FORMULA)
-        found.append(Reading(part, reading.formulas[start : start + count], ()))
-        start += count
-    return found
+def _among(name: str, stems: set[str]) -> bool:
+    """Whether a word begins as `name` does: Sunday, Sundays, Ann's."""
+    return any(name.startswith(word) for word in stems if len(word) > 2) or name in stems
 
 
 def _clauses(question: Reading, candidate: Reading, near: bool) -> Iterator[Reason]:
@@ -225,24 +234,3 @@ def _clauses(question: Reading, candidate: Reading, near: bool) -> Iterator[Reas
             if len(said) >= SENTENCE_WORDS and len(said & known) < COVERED * len(said):
                 yield doubt("clause", f"{what}: {sentence.prose.strip()[:60]!r}")
                 return
-    yield from _asked(question, candidate)
-
-
-def asked(reading: Reading) -> set[str]:
-    """The content of the sentence that asks: the last one that does."""
-    asking = [s for s in sentences(reading) if _ASKING.search(s.prose.strip())]
-    if not asking:
-        return set()
-    return set(content(tokens(asking[-1])))
-
-
-def _asked(question: Reading, candidate: Reading) -> Iterator[Reason]:
-    """Names or letters asked for that the other question does not ask for, both ways."""
-    people = {stem(n) for n in names(question.prose) | names(candidate.prose)}
-    one, two = asked(question), asked(candidate)
-    if one and two and not one & two and len(one) > 1 and len(two) > 1:
-        yield doubt("asked", "the asking sentences have nothing in common")
-        return
-    gone, came = (one - two) & people, (two - one) & people
-    if gone and came:
-        yield doubt("asked", f"asked for {', '.join(sorted(came))}, not {', '.join(sorted(gone))}")

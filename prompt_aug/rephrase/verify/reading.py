@@ -23,6 +23,7 @@ MOST_NESTED = 8  # fractions in one another that are spelled in a line
 FORMULA = "\ue000"  # stands for a formula in `Reading.prose`; of the private use area
 AMOUNT = "\ue001"  # a dollar sign that is money
 
+_SENTENCE = re.compile(r"(?<=[.?!;])\s+(?=[A-Z$\\\ue000\ue001\d(])")
 _DISPLAY = re.compile(
     r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)"
     r"|\\begin\{(?:align|equation|gather|eqnarray)\*?\}(.+?)"
@@ -80,6 +81,16 @@ def read(text: str) -> Reading:
     return Reading(prose="".join(prose), formulas=tuple(formulas), drawings=drawings)
 
 
+def sentences(reading: Reading) -> list[Reading]:
+    """The sentences of a reading, each with its own formulas."""
+    found, start = [], 0
+    for part in _SENTENCE.split(reading.prose):
+        count = part.count(FORMULA)
+        found.append(Reading(part, reading.formulas[start : start + count], ()))
+        start += count
+    return found
+
+
 def _pieces(text: str) -> Iterator[tuple[str, bool]]:
     """The text in order, as (piece, is it a formula)."""
     start = 0
@@ -132,6 +143,7 @@ def _as_number(formula: str) -> str | None:
     """A formula that is one number, as prose; None for any other."""
     plain = _THOUSANDS.sub("", formula.replace(AMOUNT, r"\$").strip().rstrip(".,;:?"))
     plain = re.sub(r"\\[,;!: ]", " ", plain).strip()
+    plain = re.sub(r"\\(?:mathrm|textrm|rm)\b", r"\\text", plain)
     plain = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"\\degree", plain).replace(r"\dfrac", r"\frac")
     if not _NUMBER.fullmatch(plain):
         return None

@@ -8,7 +8,7 @@ exponents ("squared").
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from text_to_num import text2num
@@ -50,6 +50,8 @@ _TIMES = {
 }
 _SOFT_TWO = frozenset("both pair pairs couple couples either two-way".split())
 _NAMERS = frozenset("step part case figure problem example question option choice clue".split())
+_DEFINITE = frozenset("the these those all".split())
+MOST_COUNTED = 6
 LONGEST_RUN = 12  # words of one number
 LONGEST_NUMBER = 200  # characters; no question has one, and int() refuses 4300 digits
 _TOKEN = re.compile(
@@ -64,11 +66,16 @@ _POWER = re.compile(r"\^\{?([23])\}?(?![\d.])")
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A value of a text: `soft` ones may come and go; `start` is its place in the tokens."""
+    """A value of a text, `start` and `end` its place in the tokens.
+
+    `soft` ones may come and go; one that `counts` what is named before ("the three friends") may
+    come.
+    """
 
     value: Fraction
     soft: bool = False
     percent: bool = False
+    counts: bool = False
     start: int = 0
     end: int = 0
 
@@ -136,7 +143,8 @@ def _digits(tokens: Sequence[str], place: int, token: str) -> Number | None:
     soft = place > 0 and tokens[place - 1] in _NAMERS
     if end < len(tokens) and tokens[end] in ("st", "nd", "rd", "th"):
         return Number(value, soft=soft or value <= 2, start=place, end=end + 1)
-    return _scaled(tokens, place, end, value, soft or value == 1)
+    money = place > 0 and tokens[place - 1] == AMOUNT
+    return _scaled(tokens, place, end, value, soft or (value == 1 and not money))
 
 
 def _value(token: str) -> Fraction | None:
@@ -178,7 +186,9 @@ def _spelled(tokens: Sequence[str], place: int, token: str) -> Number | None:
             return Number(value + ordinal, start=place, end=end + 1)
     if end < len(tokens) and tokens[end] in _PARTS and value < _PARTS[tokens[end]] * 10:
         return Number(value / _PARTS[tokens[end]], start=place, end=end + 1)
-    return _scaled(tokens, place, end, value, value <= 2)
+    found = _scaled(tokens, place, end, value, value <= 2)
+    counts = found.value <= MOST_COUNTED and place > 0 and tokens[place - 1] in _DEFINITE
+    return replace(found, counts=counts)
 
 
 def _scaled(tokens: Sequence[str], place: int, end: int, value: Fraction, soft: bool) -> Number:
@@ -225,3 +235,11 @@ def _named(tokens: Sequence[str], place: int, token: str) -> Number | None:
         value = _ORDINALS[token]
         return Number(Fraction(value), soft=value <= 2, start=place, end=place + 1)
     return None
+
+
+def ratios(tokens: Sequence[str]) -> Iterator[Fraction]:
+    """What something is multiplied by: twice, triple, 3 times."""
+    for number in in_words(tokens):
+        after = tokens[number.end] if number.end < len(tokens) else ""
+        if tokens[number.start] in _TIMES or after in ("times", "fold"):
+            yield number.value

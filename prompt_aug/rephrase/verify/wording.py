@@ -21,17 +21,32 @@ _SUFFIXES = ("ingly", "edly", "ing", "ies", "ied", "es", "ed", "ly", "s", "e", "
 NEGATIONS = frozenset(
     "not no never neither nor cannot without none fail fails unable except".split()
 )
+NOT = "<not>"  # no stem: "note" has the stem "not"
+_UN = re.compile(r"\bun(?:sold|used|eaten|paid|read|occupied|filled|equal|able|married|solved)\b")
+_NAME = re.compile(r"(?<![.?!]\s)(?<!^)\b[A-Z][a-z]{2,}\b")
+_BOUND = re.compile(r"\bat (least|most)\b")
 _NEGATED = re.compile(r"\b(\w+)n['’]t\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`contrasts`: group -> meaning -> phrases (as stems); `strict` groups; synonyms; neutral."""
+    """`vocabulary.yaml`, as sets and stems.
+
+    contrasts:  group -> meaning -> phrases
+    strict:     groups of which no rephrasing turns one meaning into another
+    telling:    group -> meanings that say something where they come or go alone
+    asked:      meaning -> stems, for each contrast of the part that asks
+    flows:      "in" and "out" -> stems
+    """
 
     contrasts: dict[str, dict[str, tuple[tuple[str, ...], ...]]]
     strict: frozenset[str]
+    telling: dict[str, frozenset[str]]
+    asked: tuple[dict[str, frozenset[str]], ...]
+    flows: dict[str, frozenset[str]]
     meaning: dict[str, str]
     neutral: frozenset[str]
+    silent: frozenset[str]  # meanings of neutral words: those of "expression", "use"
 
 
 @functools.cache
@@ -53,22 +68,39 @@ def vocabulary() -> Vocabulary:
         group: {
             name: tuple(tuple(phrase.lower().replace("-", " ").split()) for phrase in phrases)
             for name, phrases in poles.items()
-            if name != "strict"
+            if name not in ("strict", "telling")
         }
         for group, poles in raw["contrasts"].items()
     }
     strict = frozenset(group for group, poles in raw["contrasts"].items() if poles["strict"])
+    telling = {
+        group: frozenset(poles.get("telling", ())) for group, poles in raw["contrasts"].items()
+    }
+    asked = tuple(
+        {name: frozenset(map(stem, listed)) for name, listed in poles.items()}
+        for poles in raw["asked"].values()
+    )
     meaning: dict[str, str] = {}
     for listed in raw["synonyms"]:
         for word in listed:
             meaning.setdefault(stem(word), stem(listed[0]))
     neutral = frozenset(raw["neutral"].split()) - NEGATIONS
-    return Vocabulary(contrasts=contrasts, strict=strict, meaning=meaning, neutral=neutral)
+    silent = frozenset(stem(word) for word in neutral if meaning.get(stem(word)) == stem(word))
+    return Vocabulary(
+        contrasts=contrasts,
+        strict=strict,
+        telling=telling | {"negation": frozenset(("not",))},
+        asked=asked,
+        flows={name: frozenset(map(stem, listed)) for name, listed in raw["flows"].items()},
+        meaning=meaning,
+        neutral=neutral,
+        silent=silent,
+    )
 
 
 @functools.lru_cache(maxsize=256)
 def tokens(reading: Reading) -> tuple[str, ...]:
-    """The text as comparable tokens in order: stems, ``#value``, formulas, "not".
+    """The text as comparable tokens in order: stems, ``#value``, formulas, `NOT`.
 
     A formula of one letter is ``$letter``, which no word is.
     """
@@ -99,7 +131,7 @@ def _prose_tokens(prose: str) -> list[str]:
         word = listed[place]
         place += 1
         if word in NEGATIONS:
-            found.append("not")
+            found.append(NOT)
         elif word not in (AMOUNT, "%"):
             found.append(word if word in vocabulary().neutral else stem(word))
     return found
@@ -108,17 +140,15 @@ def _prose_tokens(prose: str) -> list[str]:
 def content(found: Sequence[str]) -> list[str]:
     """The tokens that say something, each as the first of its synonyms."""
     known = vocabulary()
-    return [
-        known.meaning.get(token, token)
-        for token in found
-        if token not in known.neutral and len(token) > 1
-    ]
+    said = (known.meaning.get(token, token) for token in found if token not in known.neutral)
+    return [token for token in said if token not in known.silent and len(token) > 1]
 
 
 @functools.lru_cache(maxsize=256)
 def meanings(reading: Reading) -> dict[str, Counter[str]]:
     """group -> meanings of it that the prose has, with how often."""
-    listed = re.findall(r"[a-z]+", reading.prose.lower())
+    prose = _BOUND.sub(r"at\1", reading.prose.lower())  # no extreme
+    listed = re.findall(r"[a-z]+", prose)
     joined = " " + "  ".join(listed) + " "  # two spaces: neighbouring phrases share none
     exact, stems = Counter(listed), Counter(map(stem, listed))
     found: dict[str, Counter[str]] = {}
@@ -129,7 +159,8 @@ def meanings(reading: Reading) -> dict[str, Counter[str]]:
                 for name, phrases in poles.items()
             }
         )
-    denied = sum(exact[word] for word in NEGATIONS) + len(_NEGATED.findall(reading.prose.lower()))
+    denied = sum(exact[word] for word in NEGATIONS)
+    denied += sum(len(form.findall(reading.prose.lower())) for form in (_NEGATED, _UN))
     found["negation"] = +Counter({"not": denied})
     return found
 
@@ -141,3 +172,9 @@ def _occurrences(
     if len(phrase) > 1:
         return joined.count(" " + "  ".join(phrase) + " ")
     return exact[phrase[0]] if len(phrase[0]) <= 5 else stems[stem(phrase[0])]
+
+
+def names_in(prose: str) -> set[str]:
+    """Capitalised words within sentences: people, places, days."""
+    found = {match.group().lower() for match in _NAME.finditer(prose)}
+    return {name for name in found if name not in vocabulary().neutral}

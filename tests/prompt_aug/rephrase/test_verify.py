@@ -5,12 +5,13 @@ import json
 import random
 import re
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_aug.rephrase import check, rules, verify
@@ -18,15 +19,28 @@ from prompt_aug.rephrase.verify import meaning
 from prompt_aug.rephrase.verify.reading import read
 from prompt_aug.rephrase.verify.values import numbers
 
-PAIRS = [
-    json.loads(line)
-    for line in Path(__file__).with_name("pairs.jsonl").read_text(encoding="utf-8").splitlines()
-]
+FILES = ("first", "edits", "reworded")
+
+
+def pairs_of(name: str) -> list[dict[str, str]]:
+    """The pairs of a file; each of its lines is a question with its candidates by kind."""
+    file = Path(__file__).with_name("pairs") / f"{name}.jsonl"
+    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    return [
+        {"set": line["set"], "kind": kind, "question": line["question"], "candidate": candidate}
+        for line in lines
+        for kind, candidate in line["candidates"]
+    ]
+
+
+PAIRS = [pair for name in FILES for pair in pairs_of(name)]
 # Share of the pairs of a kind that may be accepted; for "good", that may be rejected, be doubtful.
 MAY_BE_ACCEPTED = {"numbers": 0.01, "reversed": 0.03, "removed": 0.1, "added": 0.15}
 MAY_BE_ACCEPTED |= {"minimal": 0.02}
+# A fault inside of a rewording of the whole question has no near copy that gives it away.
+MAY_BE_ACCEPTED_REWORDED = MAY_BE_ACCEPTED | {"reversed": 0.12, "minimal": 0.1}
 MAY_BE_REJECTED = {"word": 0.05, "math": 0.1, "special": 0.0}
-MAY_BE_DOUBTFUL = 0.3
+MAY_BE_DOUBTFUL = 0.15
 
 
 def values(text: str) -> list[Fraction]:
@@ -79,43 +93,47 @@ def test_formulas_have_one_spelling() -> None:
     assert len({read(text).formulas for text in spellings}) == 1
 
 
+Counts = dict[tuple[str, str, str], Counter[str]]  # by file, set and kind
+
+
 @pytest.fixture(scope="module")
-def verdicts() -> dict[tuple[str, str], Counter[str]]:
-    found: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for pair in PAIRS:
-        verdict = check(pair["question"], pair["candidate"]).verdict
-        found[pair["set"], pair["kind"]][verdict] += 1
+def verdicts() -> Counts:
+    found: Counts = defaultdict(Counter)
+    for name in FILES:
+        for pair in pairs_of(name):
+            verdict = check(pair["question"], pair["candidate"]).verdict
+            found[name, pair["set"], pair["kind"]][verdict] += 1
     return found
 
 
 def test_the_pairs_are_enough() -> None:
     assert len(PAIRS) >= 200
     kinds = Counter(pair["kind"] for pair in PAIRS)
-    assert min(kinds[kind] for kind in ("good", *MAY_BE_ACCEPTED)) >= 16
+    assert min(kinds[kind] for kind in ("good", *MAY_BE_ACCEPTED)) >= 80
 
 
 @pytest.mark.parametrize("kind", MAY_BE_ACCEPTED)
-def test_few_faulty_pairs_are_accepted(
-    kind: str, verdicts: dict[tuple[str, str], Counter[str]]
-) -> None:
-    counts = sum((c for (_, k), c in verdicts.items() if k == kind), Counter())
-    assert counts["accept"] <= MAY_BE_ACCEPTED[kind] * counts.total()
+def test_few_faulty_pairs_are_accepted(kind: str, verdicts: Counts) -> None:
+    for names, allowed in (
+        (("first", "edits"), MAY_BE_ACCEPTED),
+        (("reworded",), MAY_BE_ACCEPTED_REWORDED),
+    ):
+        counts = sum(
+            (c for (n, _, k), c in verdicts.items() if k == kind and n in names), Counter()
+        )
+        assert counts["accept"] <= allowed[kind] * counts.total()
 
 
 @pytest.mark.parametrize("of", MAY_BE_REJECTED)
-def test_few_good_pairs_are_rejected(
-    of: str, verdicts: dict[tuple[str, str], Counter[str]]
-) -> None:
-    counts = verdicts[of, "good"]
+def test_few_good_pairs_are_rejected(of: str, verdicts: Counts) -> None:
+    counts = sum((verdicts[name, of, "good"] for name in FILES), Counter())
     assert counts["reject"] <= MAY_BE_REJECTED[of] * counts.total()
     assert counts["doubtful"] <= MAY_BE_DOUBTFUL * counts.total()
 
 
 @pytest.mark.parametrize("kind", ["copy", "leaked", "language", "length", "chatter", "diagram"])
-def test_what_needs_no_mathematics_is_rejected(
-    kind: str, verdicts: dict[tuple[str, str], Counter[str]]
-) -> None:
-    assert set(verdicts["special", kind]) == {"reject"}
+def test_what_needs_no_mathematics_is_rejected(kind: str, verdicts: Counts) -> None:
+    assert set(verdicts["first", "special", kind]) == {"reject"}
 
 
 QUESTION = "Ann has 12 apples and buys 5 more. How many apples does Ann have now?"
@@ -167,10 +185,83 @@ def test_renamed_variables_pass_where_the_words_changed_as_well() -> None:
     assert check(question, inconsistent).verdict != "accept"
 
 
+@pytest.mark.parametrize(
+    ("question", "good", "faulty", "named"),
+    [
+        (
+            "A car goes 5 miles in 40 minutes. How many minutes does it take for 12 miles?",
+            "If 40 minutes is what a car takes for 5 miles, how many minutes are 12 miles?",
+            "If 40 minutes is what a car takes for 5 miles, how many miles are 12 minutes?",
+            "unit",
+        ),
+        (
+            "Ann puts 48 eggs into boxes of 6. How many boxes does she fill?",
+            "Into boxes of 6, Ann packs her 48 eggs. What is the number of full boxes?",
+            "Into 6 boxes, Ann packs her 48 eggs. What is the number of full boxes?",
+            "unit",
+        ),
+        (
+            "Ben has 5 more cards than Amy, who has 3 more than Zoe. Zoe has 8. How many has Ben?",
+            "Zoe has 8 cards. Amy owns 3 more than Zoe, Ben 5 more than Amy. What is Ben's number?",
+            "Zoe has 8 cards. Amy owns 3 more than Zoe, Ben 5 more than Zoe. What is Ben's number?",
+            "comparison",
+        ),
+        (
+            "Tom is 7 years older than Kim, who is 9. What is the age of Tom?",
+            "Kim is 9, and Tom is older than Kim by 7 years. Find the age of Tom.",
+            "Kim is 9, and Kim is older than Tom by 7 years. Find the age of Tom.",
+            "comparison",
+        ),
+        (
+            "A jar holds 50 nuts. Eve finds 12 more and then loses 8. How many nuts are there?",
+            "Eve, whose jar holds 50 nuts, finds another 12, then loses 8. What is their number?",
+            "Eve, whose jar holds 50 nuts, loses 12, then finds another 8. What is their number?",
+            "flow",
+        ),
+        (
+            "Let $x + 2y = 9$ and $x - y = 3$. Find $x$.",
+            "The numbers $x$ and $y$ satisfy $x + 2y = 9$ and $x - y = 3$. What is $x$?",
+            "The numbers $x$ and $y$ satisfy $x + 2y = 9$ and $x - y = 3$. What is $y$?",
+            "asked",
+        ),
+        (
+            "Round $\\sqrt{7}$ to the nearest tenth.",
+            "What is $\\sqrt{7}$, rounded to the nearest tenth?",
+            "What is $\\sqrt{7}$, rounded to the nearest hundredth?",
+            "form",
+        ),
+    ],
+)
+def test_what_a_number_is_bound_to_and_what_is_asked(
+    question: str, good: str, faulty: str, named: str
+) -> None:
+    assert named not in {reason.filter for reason in check(question, good).reasons}
+    found = check(question, faulty)
+    assert named in {reason.filter for reason in found.reasons}
+    assert found.verdict != "accept"
+
+
+def test_two_things_that_change_places_are_no_rewording() -> None:
+    question = r"Find the projection of the vector $(1,-2)$ onto the vector $(8,1)$."
+    swapped = r"Find the projection of the vector $(8,1)$ onto the vector $(1,-2)$."
+    assert "order" in {reason.filter for reason in check(question, swapped).reasons}
+    joined = "A box has 3 red beads and 5 blue beads. How many beads are there?"
+    turned = "A box has 5 blue beads and 3 red beads. How many beads are there?"
+    assert "reject" not in {r.verdict for r in check(joined, turned).reasons if r.filter == "order"}
+
+
+def test_a_word_whose_stem_looks_like_a_negation_is_none() -> None:
+    question = "What is the sum of the first 12 odd numbers? (The first of them is 1.)"
+    noted = "When the first 12 odd numbers are added, what is the sum? (Note that the first is 1.)"
+    assert check(question, noted).verdict != "reject"
+
+
 FAULTS = {
     "compare_numbers": ("numbers", "removed", "added"),
     "compare_formulas": ("minimal",),
     "compare_words": ("reversed",),
+    "compare_asked": ("reversed", "minimal"),
+    "compare_bindings": ("reversed",),
     "surface": ("leaked", "language", "diagram"),
     "copies": ("copy",),
 }
@@ -180,29 +271,30 @@ FAULTS = {
 def test_without_one_of_the_filters_more_faulty_candidates_pass(
     removed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Edits put into good rewordings, where no near copy gives them away, and the special pairs."""
+    """Edits put into good rewordings, where no near copy gives them away, and faulty pairs."""
+    faults = hard_faults(FAULTS[removed])
 
     def accepted() -> int:
-        return sum(check(q, c).verdict == "accept" for q, c in hard_faults())
+        return sum(check(q, c).verdict == "accept" for q, c in faults)
 
     before = accepted()
     monkeypatch.setattr(verify, removed, lambda *_: iter(()))
     assert accepted() > before
 
 
-def hard_faults() -> list[tuple[str, str]]:
-    """Good rewordings with one thing changed, and the pairs of `special` that are faulty."""
+def hard_faults(kinds: Sequence[str]) -> list[tuple[str, str]]:
+    """Good rewordings with one thing changed, and the faulty pairs of some kinds."""
     swaps = [("12", "13"), ("older", "younger"), ("twice", "half"), ("- 1$", "+ 1$")]
     swaps += [("largest", "smallest"), ("greatest", "least"), ("$13^{13}+5$", "$13^{13}-5$")]
     found = []
-    for pair in PAIRS:
+    for pair in [*pairs_of("first"), *pairs_of("reworded")]:
         if pair["kind"] == "good":
             found += [
                 (pair["question"], pair["candidate"].replace(a, b))
                 for a, b in swaps
                 if a in pair["candidate"]
             ]
-        elif pair["set"] == "special":
+        elif pair["kind"] in kinds:
             found.append((pair["question"], pair["candidate"]))
     return found
 
@@ -235,11 +327,13 @@ def test_a_whole_sentence_lost_is_seen() -> None:
     assert check(question, lost).verdict != "accept"
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200), st.text(max_size=200))
 def test_no_text_breaks_the_check(question: str, candidate: str) -> None:
     assert check(question, candidate, [question]).verdict in ("accept", "doubtful", "reject")
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from(
