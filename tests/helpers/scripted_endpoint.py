@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,10 +48,11 @@ def chat(
 
 
 class ScriptedEndpoint:
-    """Serves `script(number of the request, its body)` in a thread; keeps bodies and headers."""
+    """Serves `script(number of the request, its body)` in a thread; keeps all requests."""
 
     def __init__(self, script: Callable[[int, dict[str, Any]], Reply]) -> None:
         self.script, self.bodies, self.headers = script, [], []  # type: ignore[var-annotated]
+        self.times: list[float] = []
         self.in_flight = self.most_in_flight = 0
         self.finished: list[dict[str, Any]] = []
         self._ready = threading.Event()
@@ -86,6 +88,7 @@ class ScriptedEndpoint:
         number = len(self.bodies)
         self.bodies.append(body)
         self.headers.append(headers)
+        self.times.append(time.monotonic())
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         reply = self.script(number, body)
