@@ -1,4 +1,4 @@
-"""Trainings of the methods on the toy task for end-to-end tests, two at a time if memory allows."""
+"""Trainings of the methods on the toy task for end-to-end tests, two at a time where they fit."""
 
 import os
 import subprocess
@@ -55,7 +55,8 @@ class Runner:
 
     def __init__(self, base: Path) -> None:
         room = psutil.virtual_memory().available > 16 * 2**30  # a run takes up to 7 GiB
-        self.base, self.pool = base, ThreadPoolExecutor(2 if room else 1)
+        alone = "PYTEST_XDIST_WORKER" not in os.environ  # or other files' trainings run beside these
+        self.base, self.pool = base, ThreadPoolExecutor(2 if room and alone else 1)
         self.futures: dict[str, Future[tuple[Any, list[dict[str, Any]]]]] = {}
 
     @property
