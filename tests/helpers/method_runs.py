@@ -55,7 +55,7 @@ class Runner:
 
     def __init__(self, base: Path) -> None:
         room = psutil.virtual_memory().available > 16 * 2**30  # a run takes up to 7 GiB
-        alone = "PYTEST_XDIST_WORKER" not in os.environ  # or other files' trainings run beside these
+        alone = "PYTEST_XDIST_WORKER" not in os.environ  # or another file's run too
         self.base, self.pool = base, ThreadPoolExecutor(2 if room and alone else 1)
         self.futures: dict[str, Future[tuple[Any, list[dict[str, Any]]]]] = {}
 
