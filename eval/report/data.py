@@ -66,6 +66,17 @@ class RunData:
         values = self.series(key)[1]
         return values[-1] if values else None
 
+    @property
+    def result(self) -> CheckpointRow:
+        """The checkpoint that stands for the run: the last one. Only where `rows` has any."""
+        return self.rows[-1]
+
+    @property
+    def model(self) -> str | None:
+        """The start model, as the configuration names it."""
+        section = (self.config.get("actor_rollout_ref") or {}).get("model") or {}
+        return section.get("path")
+
     def keys(self, prefix: str) -> list[str]:
         """The metric keys that start with `prefix`, sorted."""
         return sorted({key for line in self.metrics for key in line if key.startswith(prefix)})

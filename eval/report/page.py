@@ -1,310 +1,154 @@
-"""The pages of a report: HTML with everything escaped, Markdown, and the table for a terminal."""
+"""The pages of a report: HTML that holds everything and runs nothing but its own scripts; Markdown.
+
+The policy in the page's head (Content-Security-Policy) names the digests of its three scripts, so
+a script that hostile text might smuggle in does not run, and nothing is fetched from anywhere.
+Tables are escaped by the template engine; figures and samples are JSON, of which the page makes
+text nodes.
+"""
 
 import base64
-import re
+import hashlib
+import importlib.util
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import jinja2
-import yaml
+from markupsafe import Markup
 
-from eval.intervals import wilson
-from eval.metrics import Estimate
-from eval.report.charts import template_names
+from eval.errors import EvaluationError
+from eval.report import tables
+from eval.report.archive import Archive
 from eval.report.data import RunData
-from eval.report.samples import Sample
+from eval.report.figures import Figure
+from eval.report.rollouts import Sample
+from eval.report.tables import Table, markdown_table
 
-# The keys of config.yaml worth showing at a glance; the whole file is folded below them.
-CONFIG_SECTIONS = ("recipe", "eval", "algorithm", "trainer", "data")
-SECRET = re.compile(r"token|secret|passw|api_?key|credential", re.IGNORECASE)
-# What looks like a token, whatever its key: the usual prefixes, a key in a URL, a long random word.
-TOKEN = re.compile(
-    r"\b(hf|sk|pk|ghp|gho|glpat|xox[abp]|wandb)[_-][\w-]{8,}|AKIA[0-9A-Z]{12,}|://[^/\s:]+:[^/\s]+@|"
-    r"(?<![\w/.-])(?=\w*\d)(?=\w*[A-Za-z])\w{32,}(?![\w/.-])"
-)
-Table = list[list[str]]
+# Package and file of the JavaScript of others, embedded as it was installed.
+LIBRARIES = (("plotly", "package_data/plotly.min.js"), ("sphinxcontrib", "katex.min.js"))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
-    """A PNG of the report."""
-
-    file: str
-    title: str
-    caption: str
-    png: bytes
-
-    @property
-    def inline(self) -> str:
-        """A data URL, so that the page needs no other file."""
-        return "data:image/png;base64," + base64.b64encode(self.png).decode("ascii")
+def library(package: str, file: str) -> str:
+    """A script of an installed package, found without importing the package."""
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (path := Path(folder) / file).is_file():
+            return path.read_text(encoding="utf-8")
+    raise EvaluationError(f"the report needs {file} of {package}: install requirements/ again")
 
 
-def share(value: Estimate | Mapping[str, Any] | None, *, signed: bool = False) -> str:
-    """An accuracy in per cent with its standard error: ``41.2 ±2.1``.
-
-    At 0 and 100 %, where the standard error says nothing, with its interval: ``0.0 [0.0, 11.4]``.
-    """
-    if value is None:
-        return "-"
-    if isinstance(value, Estimate):
-        mean, error, size = value.accuracy, value.standard_error, value.questions
-    else:
-        mean, error, size = value["accuracy"], value["standard_error"], value["questions"]
-    shown = f"{100 * mean:{'+' if signed else ''}.1f}"
-    if not signed and mean in (0.0, 1.0):
-        low, high = wilson(mean, size)
-        return f"{shown} [{100 * low:.1f}, {100 * high:.1f}]"
-    return shown if error is None else f"{shown} ±{100 * error:.1f}"
+def own(file: str) -> str:
+    """A file that lies beside this one."""
+    return resources.files("eval.report").joinpath(file).read_text(encoding="utf-8")
 
 
-def checkpoint_table(data: RunData) -> Table:
-    """A row per checkpoint, first row the headings. Per cent, ± one standard error."""
-    if not data.rows:
-        return [["checkpoint"], ["none evaluated"]]
-    names = list(data.rows[-1].benchmarks)
-    several = len(names) > 1
-    head = ["checkpoint", *(f"{name} ({_asked(data, name)})" for name in names)]
-    head += ["all questions"] if several else []
-    head += ["gain over start", "p", "no answer", "cut at limit", "tokens"]
-    table = [head]
-    for row in data.rows:
-        entries = list(row.benchmarks.values())
-        cells = ["start (step 0)" if row.step == 0 else f"step {row.step}"]
-        cells += [share(entry) for entry in entries]
-        cells += [share(row.total)] if several else []
-        cells.append(share(row.gain, signed=True))
-        cells.append("-" if row.paired is None else f"{row.paired.p_value:.2g}")
-        total = sum(entry["samples"] for entry in entries)
-
-        def rate(key: str, entries: list[Any] = entries, total: int = total) -> float:
-            return sum(_value(entry, key) * entry["samples"] for entry in entries) / total
-
-        cells.append(f"{100 * rate('no_answer'):.1f}")
-        cells.append(f"{100 * rate('truncation_rate'):.1f}")
-        cells.append(f"{rate('mean_tokens'):.0f}")
-        table.append(cells)
-    return table
+def as_data(value: Any) -> Markup:
+    """JSON that can stand inside a script element, whatever texts it holds."""
+    text = json.dumps(value, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
 
 
-def pass_at_k_table(data: RunData) -> Table:
-    """pass@k by checkpoint and benchmark, where more than one sample was drawn."""
-    entries = [
-        (row.step, name, entry["pass_at_k"])
-        for row in data.rows
-        for name, entry in row.benchmarks.items()
-        if len(entry["pass_at_k"]) > 1
-    ]
-    if not entries:
-        return []
-    ks = sorted({int(k) for _, _, values in entries for k in values})
-    table = [["checkpoint", "benchmark", *(f"pass@{k}" for k in ks)]]
-    for step, name, values in entries:
-        cells = [f"{100 * values[str(k)]:.1f}" if str(k) in values else "-" for k in ks]
-        table.append([f"step {step}", name, *cells])
-    return table
-
-
-def text_table(table: Table) -> str:
-    """Aligned columns for a terminal."""
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
-
-
-def markdown_table(table: Table) -> str:
-    """A table in Markdown; the bar of a cell is escaped."""
-    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
-    rows.insert(1, "|" + "---|" * len(table[0]))
-    return "\n".join(rows)
-
-
-def settings_table(data: RunData) -> Table:
-    """The evaluation's settings, name and value."""
-    return [[name, str(value)] for name, value in data.eval_settings.items()]
-
-
-def header_table(data: RunData) -> Table:
-    """What was trained, how, on what, from which code, and when; a row only for what is known."""
-    model = _select(data.config, "actor_rollout_ref.model.path")
-    advantage = _select(data.config, "recipe.advantage.name")
-    weights = _select(data.config, "recipe.weights.name")
-    method = " + ".join(str(x) for x in (advantage, weights) if x not in (None, "none"))
-    files = _select(data.config, "data.train_files") or []
-    commit = data.environment.get("commit")
-    changed = " with uncommitted changes" if data.environment.get("uncommitted_changes") else ""
-    rows = [
-        ("model", model),
-        ("method", method or None),
-        ("data", ", ".join(map(str, [files] if isinstance(files, str) else files)) or None),
-        ("command", data.environment.get("command")),
-        ("commit", f"{commit}{changed}" if commit else None),
-        ("date", data.date),
-    ]
-    shown = {name: _without_secrets(str(value)) for name, value in rows if value is not None}
-    return [[name, value] for name, value in shown.items()]
-
-
-def template_table(data: RunData) -> Table:
-    """Each template's share, accuracy and format reward in training: means of the last 10 steps."""
-    names = template_names(data)
-    if not names:
-        return []
-    table = [["template", "share", "accuracy", "format"]]
-    for name in names:
-        means = []
-        for part in ("share", "accuracy", "format"):
-            values = data.series(f"template/{name}/{part}")[1][-10:]
-            means.append(f"{100 * sum(values) / len(values):.1f}" if values else "-")
-        table.append([name, *means])
-    return table
-
-
-def level_table(data: RunData) -> Table:
-    """Accuracy by level of difficulty, first and last checkpoint; nothing without levels."""
-    if not data.levels:
-        return []
-    steps = sorted({step for step, _, _ in data.levels})
-    steps = list(dict.fromkeys((steps[0], steps[-1])))
-    places = sorted({(name, level) for _, name, level in data.levels})
-    table = [["benchmark", "level", *(_step_name(step) for step in steps)]]
-    for name, level in places:
-        cells = [share(data.levels.get((step, name, level))) for step in steps]
-        table.append([name, str(level), *cells])
-    return table
-
-
-def _select(config: Any, key: str) -> Any:
-    for name in key.split("."):
-        config = config.get(name) if isinstance(config, Mapping) else None
-    return config
-
-
-def environment_table(data: RunData) -> Table:
-    """environment.json, flattened one level."""
-    table = []
-    for name, value in data.environment.items():
-        if isinstance(value, Mapping):
-            table += [[f"{name} {key}", str(inner)] for key, inner in value.items()]
-        else:
-            table.append([name, str(value)])
-    return table
-
-
-def configuration(data: RunData) -> str:
-    """The sections of config.yaml that make the run, with anything like a secret blanked."""
-    sections = {name: data.config[name] for name in CONFIG_SECTIONS if name in data.config}
-    return yaml.safe_dump(_without_secrets(sections), sort_keys=False, allow_unicode=True)
-
-
-def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The few numbers at the top. The last checkpoint stands there, not the best one."""
-    first, last = (data.rows[0], data.rows[-1]) if data.rows else (None, None)
-    facts = []
-    if first is not None and last is not None:
-        facts.append((_step_name(first.step), share(first.total) + " %"))
-        if last.step != first.step:
-            facts.append((_step_name(last.step), share(last.total) + " %"))
-        if last.gain is not None:
-            facts.append(("gain, paired", share(last.gain, signed=True) + " points"))
-        facts.append(("questions", str(last.total.questions)))
-    if numbers["optimizer_steps"] is not None:
-        facts.append(("optimizer steps", str(numbers["optimizer_steps"])))
-    if numbers["wall_seconds"] is not None:
-        facts.append(("wall time", duration(numbers["wall_seconds"])))
-    if numbers["seed"] is not None:
-        facts.append(("seed", str(numbers["seed"])))
-    return facts
-
-
-def duration(seconds: float) -> str:
-    """``7 min 05 s`` or ``3 h 12 min``."""
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
+def scripts() -> tuple[list[Markup], str]:
+    """The scripts of the page and the source list that allows these and no others."""
+    texts = [own("report.js").strip(), *(library(*place).strip() for place in LIBRARIES)]
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in texts)
+    allowed = " ".join(f"'sha256-{digest.decode()}'" for digest in digests)
+    return [Markup(text) for text in texts], allowed
 
 
 def render_html(
-    data: RunData,
-    numbers: Mapping[str, Any],
-    pictures: Sequence[Picture],
-    rollouts: Sequence[Sample],
-    evaluated: Sequence[Sample],
+    name: str,
+    runs: Sequence[RunData],
+    numbers: Sequence[Mapping[str, Any]],
+    figures: Sequence[Figure],
+    rollouts: Sequence[Sequence[Sample]],
+    samples: Archive,
+    beside: Mapping[str, Any],
 ) -> str:
-    """The page. Every value is escaped by the template engine, the model's text included."""
+    """The page. `beside`: the tables `runs` and `expected` that hold runs against others."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    source = resources.files("eval.report").joinpath("report.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(source).render(
-        name=data.name,
-        header=header_table(data),
-        templates=template_table(data),
-        levels=level_table(data),
-        headline=headline(data, numbers),
-        checkpoints=checkpoint_table(data),
-        pass_at_k=pass_at_k_table(data),
-        pictures=pictures,
-        rollouts=rollouts,
-        evaluated=evaluated,
-        settings=settings_table(data),
-        environment=environment_table(data),
-        configuration=configuration(data),
-        notes=data.notes,
+    code, allowed = scripts()
+    return environment.from_string(own("report.html.j2")).render(
+        name=name,
+        style=Markup(own("report.css")),
+        scripts=code,
+        allowed=Markup(allowed),
+        runs=[
+            _sections(run, found, texts)
+            for run, found, texts in zip(runs, numbers, rollouts, strict=True)
+        ],
+        figure_data=as_data([figure.as_json() for figure in figures]),
+        sample_index=as_data(samples.index),
+        blocks=samples.blocks,
+        **beside,
     )
 
 
-def render_markdown(data: RunData, numbers: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
+def _sections(
+    run: RunData, numbers: Mapping[str, Any], rollouts: Sequence[Sample]
+) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "header": tables.header_table(run),
+        "headline": tables.headline(run, numbers),
+        "chosen": tables.chosen(run),
+        "checkpoints": tables.checkpoint_table(run),
+        "pass_at_k": tables.pass_at_k_table(run),
+        "levels": tables.level_table(run),
+        "templates": tables.template_table(run),
+        "rollouts": rollouts,
+        "settings": tables.settings_table(run),
+        "environment": tables.environment_table(run),
+        "configuration": tables.configuration(run),
+        "notes": run.notes,
+    }
+
+
+def render_markdown(
+    name: str,
+    runs: Sequence[RunData],
+    numbers: Sequence[Mapping[str, Any]],
+    figures: Sequence[Figure],
+    beside: Mapping[str, Any],
+) -> str:
     """The report without the model's texts, which are in index.html."""
-    parts = [
-        f"# {data.name}",
-        ", ".join(f"{name} {value}" for name, value in headline(data, numbers)),
+    parts = [f"# {name}"]
+    if beside["comparison"]:
+        parts.append(markdown_table(beside["comparison"]))
+    for run, summary in zip(runs, numbers, strict=True):
+        parts += [f"## {run.name}"] if len(runs) > 1 else []
+        parts.append(", ".join(f"{k} {value}" for k, value in tables.headline(run, summary)))
+        parts.append(
+            "Per cent of samples right, ± one standard error clustered by question. "
+            + tables.chosen(run)
+        )
+        found: list[Table] = [tables.checkpoint_table(run), tables.pass_at_k_table(run)]
+        parts += [markdown_table(table) for table in found if table]
+    parts += [f"**{source}**\n\n{markdown_table(table)}" for source, table in beside["expected"]]
+    parts += [
+        f"## {figure.title}\n\n{figure.caption} ([data]({figure.name}.csv))\n\n"
+        f"![{figure.title}]({figure.name}.png)"
+        for figure in figures
     ]
-    parts += ["Per cent of samples right, ± one standard error clustered by question."]
-    parts.append(markdown_table(checkpoint_table(data)))
-    if pass_at_k := pass_at_k_table(data):
-        parts.append(markdown_table(pass_at_k))
-    parts += [f"## {p.title}\n\n{p.caption}\n\n![{p.title}]({p.file})" for p in pictures]
-    for title, table in (
-        ("Evaluation settings", settings_table(data)),
-        ("Environment", environment_table(data)),
-    ):
-        if table:
-            parts.append(f"## {title}\n\n" + markdown_table([["name", "value"], *table]))
-    if data.notes:
-        parts.append("## Notes\n\n" + "\n".join(f"- {note}" for note in data.notes))
+    for run in runs:
+        parts += _settings(run, f" of {run.name}" if len(runs) > 1 else "")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _asked(data: RunData, name: str) -> str:
-    settings = data.rows[-1].benchmarks[name]["settings"]
-    size = str(settings["questions"])
-    if settings["questions"] != settings["of"]:
-        size += f" of {settings['of']}"
-    return size if settings["samples"] == 1 else f"{size} x {settings['samples']}"
-
-
-def _value(entry: Mapping[str, Any], key: str) -> float:
-    return entry["status_rates"].get(key, 0.0) if key == "no_answer" else entry[key]
-
-
-def _step_name(step: int) -> str:
-    return "start model" if step == 0 else f"after step {step}"
-
-
-def _without_secrets(value: Any, key: str = "") -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_secrets(inner, str(name)) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_secrets(inner, key) for inner in value]
-    # "max_tokens" is a number, a token that opens a door is a text.
-    hidden = isinstance(value, str) and (SECRET.search(key) or TOKEN.search(value))
-    return "(left out)" if hidden else value
+def _settings(run: RunData, of: str) -> list[str]:
+    named = (
+        ("Evaluation settings", tables.settings_table(run)),
+        ("Environment", tables.environment_table(run)),
+    )
+    parts = [
+        f"## {title}{of}\n\n" + markdown_table([["name", "value"], *table])
+        for title, table in named
+        if table
+    ]
+    if run.notes:
+        parts.append(f"## Notes{of}\n\n" + "\n".join(f"- {note}" for note in run.notes))
+    return parts

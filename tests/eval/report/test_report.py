@@ -1,5 +1,8 @@
 """The report of a run written by hand: its numbers, its pictures, and text that attacks it."""
 
+import base64
+import gzip
+import hashlib
 import json
 import math
 import os
@@ -8,15 +11,18 @@ import shutil
 from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from evaluated import write_checkpoint
 
 from eval.errors import EvaluationError
-from eval.report import charts
+from eval.report import archive, charts, figures
 from eval.report.__main__ import build, main
+from eval.report.compare import expected, expected_tables, runs_table
 from eval.report.data import RunData, collect, summary
-from eval.report.page import (
+from eval.report.rollouts import visible
+from eval.report.tables import (
     checkpoint_table,
     configuration,
     header_table,
@@ -26,7 +32,6 @@ from eval.report.page import (
     template_table,
     text_table,
 )
-from eval.report.samples import visible
 from prompt_aug.files import dump_lines
 from prompt_aug.grading import VERSION
 
@@ -80,37 +85,64 @@ def run(tmp_path: Path) -> Path:
 
 
 class Page(HTMLParser):
-    """Collects what a browser would see as elements, attributes and text."""
+    """Collects what a browser would see as elements, attributes, text and scripts."""
 
     def __init__(self, source: str) -> None:
         super().__init__(convert_charrefs=True)
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str]] = []
         self.text = ""
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
         self.feed(source)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += [(name, value or "") for name, value in attrs]
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        if self.cdata_elem == "script":
+            attributes, text = self.scripts[-1]
+            self.scripts[-1] = attributes, text + data
+        else:
+            self.text += data
+
+    def data(self, name: str) -> str:
+        """The content of the data block of that id."""
+        return next(text for attributes, text in self.scripts if attributes.get("id") == name)
 
 
 def dangers(source: str) -> list[str]:
-    """What in a page runs, loads or leads elsewhere."""
+    """What in a page leads elsewhere, or runs though the page's policy does not name it."""
     page = Page(source)
-    found = [tag for tag in page.tags if tag in ("script", "iframe", "object", "link", "a", "base")]
+    found = [tag for tag in page.tags if tag in ("iframe", "object", "link", "base", "img")]
     for name, value in page.attributes:
         if name.startswith("on") or (
-            name in ("src", "href", "srcset") and not value.startswith("data:image/png;base64,")
+            name in ("src", "href", "srcset") and not re.fullmatch("#[a-z]+", value)
         ):
             found.append(f"{name}={value[:40]}")
+    (policy,) = (v for n, v in page.attributes if n == "content" and v.startswith("default-src"))
+    assert policy.startswith("default-src 'none'") and "unsafe-eval" not in policy
+    for attributes, text in page.scripts:
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        is_data = attributes.get("type") in ("application/json", "text/plain")
+        if not is_data and f"'sha256-{digest}'" not in policy:
+            found.append(f"script {text[:40]}")
+    return found
+
+
+def unpacked(page: Page) -> dict[str, Any]:
+    """All blocks of samples."""
+    blocks = [t for a, t in page.scripts if (a.get("id") or "").startswith("block-")]
+    found: dict[str, Any] = {}
+    for block in blocks:
+        found |= json.loads(gzip.decompress(base64.b64decode(block)))
     return found
 
 
 def test_summary_by_hand(run: Path) -> None:
-    build(run)
+    build([run])
     numbers = json.loads((run / "report" / "summary.json").read_text())
     assert numbers["start_accuracy"] == 0.25
     (checkpoint,) = numbers["checkpoints"]
@@ -129,28 +161,29 @@ def test_wall_seconds_of_the_whole_command_win(run: Path) -> None:
 
 
 def test_the_page_stands_alone_and_the_models_text_stays_text(run: Path) -> None:
-    build(run)
+    build([run])
     source = (run / "report" / "index.html").read_text()
     assert dangers(source) == []
     page = Page(source)
-    assert page.tags.count("img") == source.count("data:image/png;base64,") > 4
+    assert len(json.loads(page.data("figure-data"))) > 4
     assert "<script>alert(1)</script><img src=x onerror=alert(1)>" in page.text
     assert "{{ 7*7 }}" in page.text
     assert "\\u202e\\u0000\\ud800" in page.text
-    assert not {"\u202e", "\x00", "\ud800"} & set(source)
+    assert not {"\u202e", "\x00", "\ud800"} & set(page.text)
+    assert {r[1] for q in unpacked(page).values() for r in q["r"]} == {ATTACK}
     # Negative control: the same text unescaped is found out.
     assert len(dangers(source.replace("</main>", ATTACK + "</main>"))) >= 4
 
 
 def test_secrets_of_the_configuration_are_left_out(run: Path) -> None:
-    build(run)
+    build([run])
     for name in ("index.html", "report.md"):
         assert "hunter2" not in (run / "report" / name).read_text()
     assert "max_tokens: 5" in (run / "report" / "index.html").read_text()
 
 
 def test_markdown_has_the_table_and_every_picture(run: Path) -> None:
-    build(run)
+    build([run])
     text = (run / "report" / "report.md").read_text()
     # p: of the signs of the differences (1, 0, 0, 1) half give a mean as far from 0.
     row = r"\| step 20 \| 75.0 ±25.0 \| \+50.0 ±28.9 \| (\S+) \| 25.0 \| 25.0 \| 10 \|"
@@ -172,7 +205,7 @@ def test_the_command_prints_the_table_and_the_path(
 
 
 def test_what_a_run_lacks_is_named(run: Path) -> None:
-    notes = "\n".join(build(run).notes)
+    notes = "\n".join(build([run])[0].notes)
     for title in ("Groups without signal", "Response length", "Optimisation"):
         assert f"no picture of {title!r}" in notes
     assert "'Reward'" not in notes
@@ -180,12 +213,12 @@ def test_what_a_run_lacks_is_named(run: Path) -> None:
 
 def test_a_run_without_scores_or_without_metrics_has_a_report(run: Path, tmp_path: Path) -> None:
     (run / "eval").rename(tmp_path / "gone")
-    assert any("python -m eval.sweep" in note for note in build(run).notes)
+    assert any("python -m eval.sweep" in note for note in build([run])[0].notes)
     assert summary(collect(run))["checkpoints"] == []
     (tmp_path / "gone").rename(run / "eval")
     for name in ("metrics.jsonl", "environment.json", "config.yaml"):
         (run / name).unlink()
-    assert any("no training curves" in note for note in build(run).notes)
+    assert any("no training curves" in note for note in build([run])[0].notes)
     assert summary(collect(run))["optimizer_steps"] is None
     assert dangers((run / "report" / "index.html").read_text()) == []
 
@@ -252,36 +285,132 @@ def test_series_leave_out_what_is_not_finite(run: Path) -> None:
     assert 3.0 not in steps and len(steps) == 19
 
 
+def drawn(figure: figures.Figure | None) -> bytes:
+    assert figure is not None
+    return charts.png(figure)
+
+
 def test_pictures_are_the_same_bytes_twice_and_follow_the_data(run: Path) -> None:
     data = collect(run)
-    assert charts.accuracy(data) == charts.accuracy(data)
+    first = drawn(figures.accuracy([data]))
+    assert drawn(figures.accuracy([data])) == first
     write_eval(run, 30, {"toy": [[1], [1], [1], [1]]})
-    assert charts.accuracy(collect(run)) != charts.accuracy(data)
+    assert drawn(figures.accuracy([collect(run)])) != first
 
 
-def test_parts_longer_than_the_step_are_not_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def data(gen: float) -> RunData:
+def test_parts_longer_than_the_step_are_not_stacked() -> None:
+    def panel(gen: float) -> figures.Panel:
         lines = [{"step": s, "timing_s/step": 5.0, "timing_s/gen": gen} for s in (1, 2)]
-        return RunData(
-            name="r",
-            config={},
-            environment={},
-            metrics=lines,
-            rows=[],
-            eval_settings={},
-            timing={},
-            evaluated={},
-        )
+        empty: dict[str, Any] = {key: {} for key in ("config", "environment", "timing")}
+        data = RunData(name="r", metrics=lines, rows=[], eval_settings={}, evaluated={}, **empty)
+        figure = figures.step_time([data])
+        assert figure is not None
+        return figure.panels[0]
 
-    stacked = []
-    original = charts.Axes.stackplot
-    monkeypatch.setattr(
-        charts.Axes, "stackplot", lambda *a, **k: stacked.append(1) or original(*a, **k)
+    assert panel(4.0).stacked and [c.label for c in panel(4.0).curves] == ["gen", "other"]
+    assert [list(c.y) for c in panel(4.0).curves] == [[4.0, 4.0], [1.0, 1.0]]
+    assert not panel(6.0).stacked and [c.label for c in panel(6.0).curves] == ["gen", "step"]
+
+
+def test_a_figure_is_written_as_numbers_too(run: Path) -> None:
+    build([run])
+    assert (run / "report" / "accuracy.csv").read_text().splitlines() == [
+        "panel,unit,curve,training step,value,standard error",
+        "Accuracy on held-out questions,per cent right,toy,0,25,25",
+        "Accuracy on held-out questions,per cent right,toy,20,75,25",
+    ]
+
+
+def test_every_sample_is_in_the_page(run: Path) -> None:
+    shutil.rmtree(run / "eval")
+    write_eval(run, 0, {"a": [[1, 0], [1, 1]], "b": [[0, 0]]})
+    write_eval(run, 20, {"a": [[1, 1], [1, 1]], "b": [[1, 0]]})
+    build([run])
+    page = Page((run / "report" / "index.html").read_text())
+    index, blocks = json.loads(page.data("sample-index")), unpacked(page)
+    assert index["checkpoints"] == [{"run": run.name, "step": s} for s in (0, 20)]
+    assert [(q["b"], q["t"]) for q in index["questions"]] == [
+        ("a", "question 0"), ("a", "question 1"), ("b", "question 0"),
+    ]  # fmt: skip
+    assert index["count"] == [4, 4, 4]
+    assert index["c"] == [0, 0, 1, 1] * 3 and index["n"] == [0, 1, 0, 1] * 3
+    right = [index["statuses"][s] == "correct" for s in index["s"]]
+    assert right == [True, False, True, True, True, True, True, True, False, False, True, False]
+    assert [len(blocks[str(q)]["r"]) for q in range(3)] == index["count"]
+    assert blocks["2"]["p"] == ["question 0\n"]
+
+
+def test_too_many_samples_leave_out_checkpoints_between(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (30, 40, 50):
+        write_eval(run, step, {"toy": [[1], [0], [1], [1]]})
+    monkeypatch.setattr(archive, "MOST", 12)
+    (data,) = build([run])
+    page = Page((run / "report" / "index.html").read_text())
+    steps = [point["step"] for point in json.loads(page.data("sample-index"))["checkpoints"]]
+    assert steps == [0, 30, 50]
+    assert any("those of 0, 30, 50" in note for note in data.notes)
+
+
+def test_runs_stand_side_by_side(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    write_eval(other, 20, {"toy": [[1], [1], [1], [1]]})
+    with pytest.raises(EvaluationError, match="--out"):
+        build([run, other])
+    with pytest.raises(EvaluationError, match="same name"):
+        build([run, run], tmp_path / "out")
+    build([run, other], tmp_path / "out")
+    source = (tmp_path / "out" / "index.html").read_text()
+    assert dangers(source) == []
+    table = runs_table([collect(run), collect(other)])
+    assert [row[:4] for row in table[1:]] == [
+        ["my <run>", "25.0 ±25.0", "75.0 ±25.0", "20"],
+        ["other", "25.0 ±25.0", "100.0 [51.0, 100.0]", "20"],
+    ]
+    assert table[2][6].startswith("+25.0 [")
+    curves = json.loads(Page(source).data("figure-data"))[0]["panels"][0]["curves"]
+    assert [curve["label"] for curve in curves] == ["my <run>", "other"]
+    assert set(json.loads((tmp_path / "out" / "summary.json").read_text())) == {run.name, "other"}
+
+
+def test_runs_asked_other_questions_are_not_compared(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    write_eval(other, 20, {"toy": [[1], [1], [1]]})
+    assert runs_table([collect(run), collect(other)])[2][6:] == ["-", "-"]
+
+
+def test_published_numbers_stand_beside_a_run_of_the_same_model(run: Path) -> None:
+    assert expected_tables([collect(run)], None) == []
+    (run / "config.yaml").write_text("actor_rollout_ref: {model: {path: Qwen/Qwen2.5-Math-1.5B}}")
+    assert expected_tables([collect(run)], None) == []  # no benchmark in common
+    shutil.rmtree(run / "eval")
+    write_eval(run, 0, {"amc": [[1, 0], [1, 1]]})
+    ((title, table),) = expected_tables([collect(run)], None)
+    assert "2602.03190" in title and table[0] == ["", *expected()["prompt_aug-1.5b"]["benchmarks"]]
+    assert table[1] == ["start model", "16.7", "43.4", "61.8", "15.1", "28.4"]
+    assert table[-1] == ["ours: my <run>, step 0", "-", "75.0 ±25.0", "-", "-", "-"]
+    ((_, table),) = [t for t in expected_tables([collect(run)], "ta_grpo-4b") if "pass@32" in t[0]]
+    assert table[-1][1:] == ["-"] * 6  # two samples have no pass@32
+    with pytest.raises(EvaluationError, match="known are"):
+        expected_tables([collect(run)], "nobody")
+
+
+def test_published_rows_agree_with_the_averages_that_the_papers_print() -> None:
+    means = {
+        ("prompt_aug-1.5b", "GRPO"): 42.6, ("prompt_aug-1.5b", "DAPO"): 44.1,
+        ("cw_grpo-1.5b", "CW-GRPO"): 55.3, ("cw_grpo-7b", "CW-GRPO"): 46.7,
+    }  # fmt: skip
+    for (name, row), mean in means.items():
+        values = expected()[name]["rows"][row]
+        assert sum(values) / len(values) == pytest.approx(mean, abs=0.06)
+    competition = expected()["ta_grpo-1.7b"]["rows"]["TA-GRPO"][:4]
+    assert sum(competition) / 4 == pytest.approx(59.69, abs=0.01)
+    assert all(
+        len(v) == len(e["benchmarks"]) for e in expected().values() for v in e["rows"].values()
     )
-    charts.step_time(data(4.0))
-    assert stacked == [1]
-    charts.step_time(data(6.0))
-    assert stacked == [1]
 
 
 def test_running_mean_by_hand() -> None:
@@ -356,4 +485,4 @@ def test_a_value_that_looks_like_a_token_is_blanked_whatever_its_key(
 def test_a_template_with_dollars_in_its_name_is_drawn(run: Path) -> None:
     line = {"step": 1, "template/$a{$/accuracy": 0.5, "template/$a{$/format": 0.5}
     (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    assert charts.templates(collect(run))
+    assert drawn(figures.templates([collect(run)]))

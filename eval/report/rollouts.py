@@ -1,4 +1,4 @@
-"""A few rollouts and evaluated answers to read. The texts come from a model and are hostile.
+"""A few training rollouts to read. The texts come from a model and are hostile.
 
 They are shortened and made visible here, and escaped where the page is made.
 """
@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.report.data import CheckpointRow
-from eval.samples import SampleFiles
-from eval.score import join
-from prompt_aug.files import iter_lines, read_lines
-from recipe.run.folder import EvaluationFolder, RunFolder
+from prompt_aug.files import iter_lines
+from recipe.run.folder import RunFolder
 
 TEXT_LIMIT = 4000
 PER_TEMPLATE = 1
@@ -61,19 +58,6 @@ def rollout_samples(run: Path) -> list[Sample]:
     return samples
 
 
-def evaluated_samples(folder: EvaluationFolder, row: CheckpointRow) -> list[Sample]:
-    """From the given checkpoint: right and wrong answers of each benchmark."""
-    picked = []
-    for name, entry in row.benchmarks.items():
-        files = folder.benchmark(name)
-        questions = read_lines(files.questions)
-        samples = SampleFiles(files, entry["model"]).load()
-        table = join(questions, samples, read_lines(files.grades)[1:], entry["settings"]["samples"])
-        lines = ({**question, **s} for question, r in zip(questions, table, strict=True) for s in r)
-        picked += _pick((_evaluated(row.step, name, line) for line in lines), most=6, each=3)
-    return picked
-
-
 def _pick(samples: Iterable[Sample], most: int = MOST, each: int = PER_TEMPLATE) -> list[Sample]:
     """The first `each` right and `each` wrong samples under every heading, `most` in all."""
     picked: list[Sample] = []
@@ -97,18 +81,6 @@ def _rollout(step: int, line: Mapping[str, Any]) -> Sample:
         response=visible(line.get("response", "")),
         correct=bool(line.get("accuracy")),
         facts=_facts(line, ("gold", "status", "reward", "format", "length", "truncated", "uid")),
-    )
-
-
-def _evaluated(step: int, benchmark: str, line: Mapping[str, Any]) -> Sample:
-    return Sample(
-        step=step,
-        heading=benchmark,
-        question=_short(line["question"]),
-        prompt=visible(line["prompt"]),
-        response=visible(line.get("response", "")),
-        correct=bool(line["correct"]),
-        facts=_facts(line, ("gold", "extracted", "status", "finish_reason", "tokens", "uid")),
     )
 
 

@@ -1,0 +1,244 @@
+"""The tables and facts of one run, as texts; nothing is escaped here."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from eval.intervals import wilson
+from eval.metrics import Estimate
+from eval.report.data import RunData
+from eval.report.figures import template_names
+
+# The keys of config.yaml worth showing at a glance; the whole file is folded below them.
+CONFIG_SECTIONS = ("recipe", "eval", "algorithm", "trainer", "data")
+SECRET = re.compile(r"token|secret|passw|api_?key|credential", re.IGNORECASE)
+# What looks like a token, whatever its key: the usual prefixes, a key in a URL, a long random word.
+TOKEN = re.compile(
+    r"\b(hf|sk|pk|ghp|gho|glpat|xox[abp]|wandb)[_-][\w-]{8,}|AKIA[0-9A-Z]{12,}|://[^/\s:]+:[^/\s]+@|"
+    r"(?<![\w/.-])(?=\w*\d)(?=\w*[A-Za-z])\w{32,}(?![\w/.-])"
+)
+Table = list[list[str]]
+
+
+def share(value: Estimate | Mapping[str, Any] | None, *, signed: bool = False) -> str:
+    """An accuracy in per cent with its standard error: ``41.2 ±2.1``.
+
+    At 0 and 100 %, where the standard error says nothing, with its interval: ``0.0 [0.0, 11.4]``.
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, Estimate):
+        mean, error, size = value.accuracy, value.standard_error, value.questions
+    else:
+        mean, error, size = value["accuracy"], value["standard_error"], value["questions"]
+    shown = f"{100 * mean:{'+' if signed else ''}.1f}"
+    if not signed and mean in (0.0, 1.0):
+        low, high = wilson(mean, size)
+        return f"{shown} [{100 * low:.1f}, {100 * high:.1f}]"
+    return shown if error is None else f"{shown} ±{100 * error:.1f}"
+
+
+def checkpoint_table(data: RunData) -> Table:
+    """A row per checkpoint, first row the headings. Per cent, ± one standard error."""
+    if not data.rows:
+        return [["checkpoint"], ["none evaluated"]]
+    names = list(data.rows[-1].benchmarks)
+    several = len(names) > 1
+    head = ["checkpoint", *(f"{name} ({_asked(data, name)})" for name in names)]
+    head += ["all questions"] if several else []
+    head += ["gain over start", "p", "no answer", "cut at limit", "tokens"]
+    table = [head]
+    for row in data.rows:
+        entries = list(row.benchmarks.values())
+        cells = ["start (step 0)" if row.step == 0 else f"step {row.step}"]
+        cells += [share(entry) for entry in entries]
+        cells += [share(row.total)] if several else []
+        cells.append(share(row.gain, signed=True))
+        cells.append("-" if row.paired is None else f"{row.paired.p_value:.2g}")
+        total = sum(entry["samples"] for entry in entries)
+
+        def rate(key: str, entries: list[Any] = entries, total: int = total) -> float:
+            return sum(_value(entry, key) * entry["samples"] for entry in entries) / total
+
+        cells.append(f"{100 * rate('no_answer'):.1f}")
+        cells.append(f"{100 * rate('truncation_rate'):.1f}")
+        cells.append(f"{rate('mean_tokens'):.0f}")
+        table.append(cells)
+    return table
+
+
+def pass_at_k_table(data: RunData) -> Table:
+    """pass@k by checkpoint and benchmark, where more than one sample was drawn."""
+    entries = [
+        (row.step, name, entry["pass_at_k"])
+        for row in data.rows
+        for name, entry in row.benchmarks.items()
+        if len(entry["pass_at_k"]) > 1
+    ]
+    if not entries:
+        return []
+    ks = sorted({int(k) for _, _, values in entries for k in values})
+    table = [["checkpoint", "benchmark", *(f"pass@{k}" for k in ks)]]
+    for step, name, values in entries:
+        cells = [f"{100 * values[str(k)]:.1f}" if str(k) in values else "-" for k in ks]
+        table.append([f"step {step}", name, *cells])
+    return table
+
+
+def text_table(table: Table) -> str:
+    """Aligned columns for a terminal."""
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def markdown_table(table: Table) -> str:
+    """A table in Markdown; the bar of a cell is escaped."""
+    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
+    rows.insert(1, "|" + "---|" * len(table[0]))
+    return "\n".join(rows)
+
+
+def settings_table(data: RunData) -> Table:
+    """The evaluation's settings, name and value."""
+    return [[name, str(value)] for name, value in data.eval_settings.items()]
+
+
+def header_table(data: RunData) -> Table:
+    """What was trained, how, on what, from which code, and when; a row only for what is known."""
+    advantage = _select(data.config, "recipe.advantage.name")
+    weights = _select(data.config, "recipe.weights.name")
+    method = " + ".join(str(x) for x in (advantage, weights) if x not in (None, "none"))
+    files = _select(data.config, "data.train_files") or []
+    commit = data.environment.get("commit")
+    changed = " with uncommitted changes" if data.environment.get("uncommitted_changes") else ""
+    rows = [
+        ("model", data.model),
+        ("method", method or None),
+        ("data", ", ".join(map(str, [files] if isinstance(files, str) else files)) or None),
+        ("command", data.environment.get("command")),
+        ("commit", f"{commit}{changed}" if commit else None),
+        ("date", data.date),
+    ]
+    shown = {name: _without_secrets(str(value)) for name, value in rows if value is not None}
+    return [[name, value] for name, value in shown.items()]
+
+
+def template_table(data: RunData) -> Table:
+    """Each template's share, accuracy and format reward in training: means of the last 10 steps."""
+    names = template_names(data)
+    if not names:
+        return []
+    table = [["template", "share", "accuracy", "format"]]
+    for name in names:
+        means = []
+        for part in ("share", "accuracy", "format"):
+            values = data.series(f"template/{name}/{part}")[1][-10:]
+            means.append(f"{100 * sum(values) / len(values):.1f}" if values else "-")
+        table.append([name, *means])
+    return table
+
+
+def level_table(data: RunData) -> Table:
+    """Accuracy by level of difficulty, first and last checkpoint; nothing without levels."""
+    if not data.levels:
+        return []
+    steps = sorted({step for step, _, _ in data.levels})
+    steps = list(dict.fromkeys((steps[0], steps[-1])))
+    places = sorted({(name, level) for _, name, level in data.levels})
+    table = [["benchmark", "level", *(_step_name(step) for step in steps)]]
+    for name, level in places:
+        cells = [share(data.levels.get((step, name, level))) for step in steps]
+        table.append([name, str(level), *cells])
+    return table
+
+
+def _select(config: Any, key: str) -> Any:
+    for name in key.split("."):
+        config = config.get(name) if isinstance(config, Mapping) else None
+    return config
+
+
+def environment_table(data: RunData) -> Table:
+    """environment.json, flattened one level."""
+    table = []
+    for name, value in data.environment.items():
+        if isinstance(value, Mapping):
+            table += [[f"{name} {key}", str(inner)] for key, inner in value.items()]
+        else:
+            table.append([name, str(value)])
+    return table
+
+
+def configuration(data: RunData) -> str:
+    """The sections of config.yaml that make the run, with anything like a secret blanked."""
+    sections = {name: data.config[name] for name in CONFIG_SECTIONS if name in data.config}
+    return yaml.safe_dump(_without_secrets(sections), sort_keys=False, allow_unicode=True)
+
+
+def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The few numbers at the top. The last checkpoint stands there, not the best one."""
+    first, last = (data.rows[0], data.rows[-1]) if data.rows else (None, None)
+    facts = []
+    if first is not None and last is not None:
+        facts.append((_step_name(first.step), share(first.total) + " %"))
+        if last.step != first.step:
+            facts.append((_step_name(last.step), share(last.total) + " %"))
+        if last.gain is not None:
+            facts.append(("gain, paired", share(last.gain, signed=True) + " points"))
+        facts.append(("questions", str(last.total.questions)))
+    if numbers["optimizer_steps"] is not None:
+        facts.append(("optimizer steps", str(numbers["optimizer_steps"])))
+    if numbers["wall_seconds"] is not None:
+        facts.append(("wall time", duration(numbers["wall_seconds"])))
+    if numbers["seed"] is not None:
+        facts.append(("seed", str(numbers["seed"])))
+    return facts
+
+
+def duration(seconds: float) -> str:
+    """``7 min 05 s`` or ``3 h 12 min``."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _asked(data: RunData, name: str) -> str:
+    settings = data.rows[-1].benchmarks[name]["settings"]
+    size = str(settings["questions"])
+    if settings["questions"] != settings["of"]:
+        size += f" of {settings['of']}"
+    return size if settings["samples"] == 1 else f"{size} x {settings['samples']}"
+
+
+def _value(entry: Mapping[str, Any], key: str) -> float:
+    return entry["status_rates"].get(key, 0.0) if key == "no_answer" else entry[key]
+
+
+def _step_name(step: int) -> str:
+    return "start model" if step == 0 else f"after step {step}"
+
+
+def _without_secrets(value: Any, key: str = "") -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_secrets(inner, str(name)) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(inner, key) for inner in value]
+    # "max_tokens" is a number, a token that opens a door is a text.
+    hidden = isinstance(value, str) and (SECRET.search(key) or TOKEN.search(value))
+    return "(left out)" if hidden else value
+
+
+def chosen(data: RunData) -> str:
+    """Which checkpoint is the result, and how it was chosen."""
+    return "The last checkpoint is the result; none is picked by these scores."
