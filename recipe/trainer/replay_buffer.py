@@ -10,6 +10,9 @@ they are spent and the batch is not full:
                            advantage to 0 (the format or length part of a reward may differ in them)
     on_exhausted = stop    the run saves a checkpoint of the last finished step and ends
 
+Where runs are to be repeatable (`in_rounds`), nothing is decided before all questions under way are
+done: how many are asked for, and so which come next, would otherwise depend on who was first.
+
 A group of which a rollout failed is judged by the responses it has, and thrown away with fewer than
 two. Those are replaced beyond the bound, as often again at most: after more failures the run stops
 as with ``stop``, for then it is the engine or the grader that is broken. Every step logs how many
@@ -55,6 +58,7 @@ class BoundedReplayBuffer(ReplayBuffer):
         self.filled_groups: set[str] = set()  # of the last batch: they must not train anything
         self.on_look: Callable[[tuple[str, int, int]], None] = lambda work: None  # and so may this
         self.on_poll: Callable[[], None] = lambda: None  # may raise, to give the step up
+        self.in_rounds = False
         self._start_step()
 
     @classmethod
@@ -107,7 +111,16 @@ class BoundedReplayBuffer(ReplayBuffer):
         finally:
             self.finished_keys[partition_id] = finished
 
+    def _under_way(self, partition_id: str) -> bool:
+        return bool(self.pending_keys[partition_id] or self.running_keys[partition_id])
+
+    def _round_goes_on(self, partition_id: str) -> bool:
+        filtered = partition_id != "val" and self.filter_groups_metric is not None
+        return self.in_rounds and filtered and self._under_way(partition_id)
+
     def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
+        if self._round_goes_on(partition_id):
+            return set(), set(), set(), Counter()
         stale, silent, failed, counts = super()._terminal_eviction_reasons(
             global_steps, partition_id
         )
@@ -148,13 +161,14 @@ class BoundedReplayBuffer(ReplayBuffer):
 
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> set[str]:
         """Groups to train on; with the budget spent and nothing under way, the reserve fills up."""
+        if self._round_goes_on(partition_id):
+            return set()
         usable = super()._sampleable_terminal_keys(partition_id, eviction_reasons)
         if partition_id == "val" or self.filter_groups_metric is None:
             return usable
         usable -= set(self.reserve)
-        under_way = self.pending_keys[partition_id] or self.running_keys[partition_id]
         missing = int(self.train_batch_size) - len(usable)
-        if missing <= 0 or under_way or self.generated < self.budget:
+        if missing <= 0 or self._under_way(partition_id) or self.generated < self.budget:
             return usable
         filling = self.reserve[-missing:]
         if self.settings.on_exhausted == "stop" or len(filling) < missing:

@@ -78,6 +78,7 @@ class RecipeTrainer(SavingTrainer):
         )
         bounded.on_poll, bounded.on_look = self.check_stop, self.watchdog.see
         bounded.poll_interval = float(self.config.recipe.rollout.poll_seconds)
+        bounded.in_rounds = bool(self.config.recipe.rollout.request_seeds)
         return bounded
 
     def _fetch_one_gen_batch(self) -> Any:

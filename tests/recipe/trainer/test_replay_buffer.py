@@ -5,7 +5,8 @@ scripts, None for a rollout that failed; the real queue, trainer and engine are 
 test_methods_e2e.py.
 """
 
-from collections.abc import Iterable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -22,9 +23,9 @@ WRONG, RIGHT, MIXED = (0.0, 0.0), (1.0, 1.0), (0.0, 1.0)
 class Queue:
     """Stands in for TransferQueue: keys with tags, and the accuracy of every rollout."""
 
-    def __init__(self, script: Iterable[Group], looks: int = 0) -> None:
+    def __init__(self, script: Iterable[Group], looks: Callable[[], int]) -> None:
         self.script: Iterator[Group] = iter(script)
-        self.looks = looks  # at which a group is still running
+        self.looks = looks  # at how many the next group is still running
         self.running: dict[str, tuple[int, Group]] = {}
         self.tags: dict[str, dict[str, Any]] = {}
         self.accuracy: dict[str, float] = {}
@@ -35,7 +36,7 @@ class Queue:
             uid = f"u{self.count:03d}"
             self.count += 1
             self.tags[uid] = {"is_prompt": True, "status": "running", "global_steps": 1}
-            self.running[uid] = (self.looks, next(self.script))
+            self.running[uid] = (self.looks(), next(self.script))
 
     def finish(self, uid: str, group: Group) -> None:
         self.tags[uid]["status"] = "failure" if None in group else "finished"
@@ -70,10 +71,11 @@ def sample(
     max_gen_batches: int = 3,
     on_exhausted: str = "train",
     metric: str | None = "acc",
-    looks: int = 0,
+    looks: int | Callable[[], int] = 0,
+    in_rounds: bool = False,
 ) -> tuple[list[str], dict[str, float], Queue, list[tuple[str, float]]]:
     """(visits in the batch, counts, queue, what `on_evicted` was told) of one step."""
-    queue, told = Queue(script, looks), []
+    queue, told = Queue(script, looks if callable(looks) else lambda: looks), []
     monkeypatch.setattr(replay_buffer, "tq", queue)
     buffer = BoundedReplayBuffer(
         trainer_mode="sync",
@@ -92,6 +94,7 @@ def sample(
         ),
         on_evicted=lambda uid, value: told.append((uid, value)),
     )
+    buffer.in_rounds = in_rounds
     queue.submit(batch)
     meta, metrics = buffer.sample(global_steps=1, partition_id="train", batch_size=batch)
     visits = sorted({key.split("_")[0] for key in meta.keys})
@@ -155,6 +158,27 @@ def test_the_end_waits_for_groups_that_are_under_way(monkeypatch: pytest.MonkeyP
     assert (counts["kept"], counts["filled"], counts["evicted"]) == (2, 0, 2)
 
 
+@pytest.mark.parametrize("in_rounds", [True, False])
+def test_in_rounds_nothing_depends_on_who_finishes_first(
+    monkeypatch: pytest.MonkeyPatch, in_rounds: bool
+) -> None:
+    """The negative control: without rounds some order of arrival asks for other questions."""
+    script = [MIXED, WRONG, RIGHT, MIXED, WRONG, (None, 1.0), MIXED, WRONG] * 4
+    seen = set()
+    for seed in range(60):
+        luck = random.Random(seed)
+        found, counts, queue, told = sample(
+            monkeypatch,
+            script,
+            batch=4,
+            max_gen_batches=8,
+            looks=lambda luck=luck: luck.choice([0, 1, 5, 20]),
+            in_rounds=in_rounds,
+        )
+        seen.add((tuple(found), tuple(sorted(counts.items())), queue.count, tuple(told)))
+    assert (len(seen) == 1) is in_rounds
+
+
 def test_groups_with_failures_are_judged_by_what_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """u000 is all wrong as far as it goes, u001 has one response, u002 none; u003 has a signal."""
     failures = [(0.0, 0.0, None), (1.0, None, None), (None,) * 3, (0.0, 1.0, None)]
@@ -206,7 +230,7 @@ def test_without_the_filter_all_groups_are_trained_on(monkeypatch: pytest.Monkey
 
 def test_verl_without_the_bound_would_go_on_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Why this exists; fails when verl bounds its own filter, and the adapter can go."""
-    queue = Queue([WRONG] * 500)
+    queue = Queue([WRONG] * 500, lambda: 0)
     monkeypatch.setattr(replay_buffer, "tq", queue)
     buffer = replay_buffer.ReplayBuffer(
         trainer_mode="sync",
