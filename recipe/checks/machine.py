@@ -10,6 +10,9 @@ from urllib.parse import urlparse
 from omegaconf import DictConfig
 
 from recipe.errors import ConfigError
+from recipe.plan.estimate import checkpoint_bytes
+from recipe.plan.shapes import shape_of
+from recipe.run.checkpoints import tracked_step
 from recipe.run.environment import gpu_count
 
 WANDB = "api.wandb.ai"
@@ -20,6 +23,7 @@ def check_machine(config: DictConfig) -> None:
     check_room(Path(config.recipe.run_dir), config.recipe.min_free_gib)
     check_port()
     check_gpus(config)
+    check_first_checkpoint(config)
     check_loggers(config)
 
 
@@ -39,6 +43,28 @@ def check_room(run_dir: Path, gib: float) -> None:
         raise ConfigError(
             f"{free:.2f} GiB free for the run folder {run_dir}, {gib} wanted "
             "(recipe.min_free_gib): free some room or choose another folder with recipe.run_dir=..."
+        )
+
+
+def check_first_checkpoint(config: DictConfig) -> None:
+    """Refuse a disk that does not hold one checkpoint, where the model's shape is known.
+
+    The trainer asks for the room of each later one, by the size of the one before.
+    """
+    name, run_dir = config.recipe.model_path, Path(config.recipe.run_dir).resolve()
+    if config.trainer.save_freq <= 0 or tracked_step(Path(config.trainer.default_local_dir)):
+        return
+    try:
+        wanted = checkpoint_bytes(shape_of(name)) if name else 0
+    except ConfigError:  # another kind of model, or one of the hub that the table does not know
+        return
+    there = next(p for p in (run_dir, *run_dir.parents) if p.exists())
+    free = shutil.disk_usage(there).free
+    if free < wanted:
+        raise ConfigError(
+            f"a checkpoint of {name} takes {wanted / 1e9:.0f} GB, and the disk of {run_dir} has "
+            f"{free / 1e9:.0f} GB free: free some room, or choose another disk with "
+            "recipe.run_dir=..."
         )
 
 

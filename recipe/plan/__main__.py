@@ -3,7 +3,8 @@
 Memory of a GPU, rollout waves, size of a checkpoint and hours, by the formulas of
 recipe/plan/estimate.py from the example's configuration. Starts nothing and loads no model: the
 shape comes from a local config.json or from recipe/plan/shapes.json. Nothing of it was measured on
-a GPU; the hours stand and fall with --mean-response, --mfu and --traffic.
+a GPU; the hours stand and fall with --mean-response, --mfu and --traffic. What breaks first on the
+way to 100 nodes: recipe/plan/GROWTH.md.
 """
 
 import argparse
