@@ -46,6 +46,9 @@ SCHEMA = pa.schema(
 )
 
 
+VALIDATION = "validation"  # the split of questions that were held out of the training data
+
+
 class QuestionError(UserError, ValueError):
     """A file or row that cannot be read as questions; the message says which and what to do."""
 

@@ -20,6 +20,7 @@ from eval.metrics import Estimate
 from eval.score import require_one_grader
 from eval.settings import differences
 from prompt_aug.files import read_json, read_lines
+from prompt_aug.questions import VALIDATION
 from recipe.run.folder import EvaluationFolder, RunFolder, numbered
 
 Series = tuple[list[float], list[float]]
@@ -50,6 +51,7 @@ class RunData:
     evaluated: Mapping[int, Path]
     date: str | None = None
     levels: Mapping[tuple[int, str, int], Estimate] = field(default_factory=dict)
+    selection: Mapping[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def series(self, key: str) -> Series:
@@ -68,8 +70,12 @@ class RunData:
 
     @property
     def result(self) -> CheckpointRow:
-        """The checkpoint that stands for the run: the last one. Only where `rows` has any."""
-        return self.rows[-1]
+        """The checkpoint that stands for the run: the one picked, or the last.
+
+        Only where `rows` has any.
+        """
+        step = self.selection.get("step", self.rows[-1].step)
+        return next(row for row in self.rows if row.step == step)
 
     @property
     def model(self) -> str | None:
@@ -104,12 +110,14 @@ def collect(run: Path, settings: str | None = None) -> RunData:
             f"{run} has neither metrics.jsonl nor eval/step_N/scores.json: nothing to report; "
             "train first, then `python -m eval.sweep`"
         )
+    selection = _selection(evaluated, scores)
     return RunData(
         name=run.resolve().name,
         config=config,
         environment=environment,
         metrics=lines,
-        rows=checkpoint_rows(scores, notes),
+        rows=checkpoint_rows(scores, notes, selection),
+        selection=selection,
         eval_settings=scores[max(scores)]["settings"] if scores else {},
         timing=timing,
         evaluated=evaluated,
@@ -119,13 +127,38 @@ def collect(run: Path, settings: str | None = None) -> RunData:
     )
 
 
+def _selection(
+    evaluated: Mapping[int, Path], scores: Mapping[int, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """What eval.selection has picked, {} where it has not; refused where scores have changed."""
+    path = EvaluationFolder(evaluated[max(evaluated)]).selection if evaluated else None
+    if path is None or not path.exists():
+        return {}
+    record = dict(read_json(path))
+    name = record["benchmark"]
+    now = {str(s): r["benchmarks"].get(name, {}).get("accuracy") for s, r in scores.items()}
+    if now != record["scores"]:
+        raise EvaluationError(
+            f"{path} was picked by other scores than there are now: run "
+            f"`python -m eval.selection` again, or delete it"
+        )
+    return record
+
+
 def checkpoint_rows(
-    scores: Mapping[int, Mapping[str, Any]], notes: list[str]
+    scores: Mapping[int, Mapping[str, Any]],
+    notes: list[str],
+    selection: Mapping[str, Any] | None = None,
 ) -> list[CheckpointRow]:
-    """One row per step, over the benchmarks that every step has, so that rows compare."""
+    """One row per step, over the benchmarks that every step has, so that rows compare.
+
+    The questions that a checkpoint was picked by are no benchmark, unless there is no other.
+    """
     if not scores:
         return []
     names = _common_benchmarks(scores, notes)
+    if (selection or {}).get("kind") == VALIDATION and len(names) > 1:
+        names = [name for name in names if name != (selection or {})["benchmark"]]
     first = min(scores)
     if first != 0:
         notes.append("the start model (step 0) is not evaluated: there is no gain over it")
@@ -165,6 +198,7 @@ def summary(data: RunData) -> dict[str, Any]:
         "seed": seed,
         "wall_seconds": data.timing.get("wall_seconds", data.last("train/wall_seconds")),
         "evaluation": dict(data.eval_settings),
+        "selection": dict(data.selection) or None,
         "notes": list(data.notes),
     }
 

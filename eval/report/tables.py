@@ -10,6 +10,7 @@ from eval.intervals import wilson
 from eval.metrics import Estimate
 from eval.report.data import RunData
 from eval.report.figures import template_names
+from prompt_aug.questions import VALIDATION
 
 # The keys of config.yaml worth showing at a glance; the whole file is folded below them.
 CONFIG_SECTIONS = ("recipe", "eval", "algorithm", "trainer", "data")
@@ -53,6 +54,7 @@ def checkpoint_table(data: RunData) -> Table:
     for row in data.rows:
         entries = list(row.benchmarks.values())
         cells = ["start (step 0)" if row.step == 0 else f"step {row.step}"]
+        cells[0] += " *" if data.selection.get("step") == row.step else ""
         cells += [share(entry) for entry in entries]
         cells += [share(row.total)] if several else []
         cells.append(share(row.gain, signed=True))
@@ -153,7 +155,7 @@ def level_table(data: RunData) -> Table:
     if not data.levels:
         return []
     steps = sorted({step for step, _, _ in data.levels})
-    steps = list(dict.fromkeys((steps[0], steps[-1])))
+    steps = list(dict.fromkeys((steps[0], data.result.step if data.rows else steps[-1])))
     places = sorted({(name, level) for _, name, level in data.levels})
     table = [["benchmark", "level", *(_step_name(step) for step in steps)]]
     for name, level in places:
@@ -186,11 +188,13 @@ def configuration(data: RunData) -> str:
 
 
 def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The few numbers at the top. The last checkpoint stands there, not the best one."""
-    first, last = (data.rows[0], data.rows[-1]) if data.rows else (None, None)
+    """The few numbers at the top: of the last checkpoint, or of the one that was picked."""
+    first, last = (data.rows[0], data.result) if data.rows else (None, None)
     facts = []
     if first is not None and last is not None:
         facts.append((_step_name(first.step), share(first.total) + " %"))
+        if data.selection.get("kind") == "test":
+            facts.append(("picked on", f"TEST SET {data.selection['benchmark']}"))
         if last.step != first.step:
             facts.append((_step_name(last.step), share(last.total) + " %"))
         if last.gain is not None:
@@ -241,4 +245,16 @@ def _without_secrets(value: Any, key: str = "") -> Any:
 
 def chosen(data: RunData) -> str:
     """Which checkpoint is the result, and how it was chosen."""
-    return "The last checkpoint is the result; none is picked by these scores."
+    if not data.selection:
+        return "The last checkpoint is the result; none is picked by these scores."
+    step, name = data.selection["step"], data.selection["benchmark"]
+    if data.selection["kind"] != VALIDATION:
+        return (
+            f"PICKED ON A TEST SET: step {step} has the best score of all checkpoints on {name}, "
+            f"so its score there is too high. ({data.selection['reason']})"
+        )
+    score = 100 * data.selection["scores"][str(step)]
+    return (
+        f"The result is step {step}, picked by its {score:.1f} % on {name}, questions held out of "
+        "the training data; they are no benchmark and stand in no average here."
+    )

@@ -11,8 +11,9 @@ their numbers (from 0), the near duplicates and the SHA-256 of the data.
 
 import argparse
 import dataclasses
+import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from prompt_aug.prepare.sources import (
     load_rows,
     question_text,
 )
-from prompt_aug.questions import write_parquet
+from prompt_aug.questions import VALIDATION, write_parquet
 
 SHOWN = 10
 
@@ -74,6 +75,35 @@ def write(
     return manifest
 
 
+def hold_out(
+    questions: Numbered, count: int, near: Iterable[Mapping[str, Any]]
+) -> tuple[Numbered, Numbered]:
+    """(what is left to train on, `count` validation questions), both in row order.
+
+    Which ones is a function of their uids alone. A question that another one resembles stays in
+    training: its like there would have taught the answer.
+    """
+    alike = {row for pair in near for row in pair["rows"]}
+    free = [question.uid for row, question in questions if row not in alike]
+    if not 0 < count < len(free):
+        raise SourceError(f"--validation {count}: {len(free)} questions can be held out")
+    held = set(sorted(free, key=lambda uid: hashlib.sha256(uid.encode()).digest())[:count])
+    kept = [(row, question) for row, question in questions if question.uid not in held]
+    return kept, [
+        (row, dataclasses.replace(question, split=VALIDATION))
+        for row, question in questions
+        if question.uid in held
+    ]
+
+
+def write_held_out(held: Numbered, out: Path, settings: Mapping[str, Any]) -> int:
+    """Write the validation questions beside `out`; how many."""
+    beside = out.with_name(f"{out.stem}.{VALIDATION}.parquet")
+    write(held, beside, {"kept": len(held), "held_out_of": out.name}, settings)
+    print(f"wrote {beside} ({len(held)} questions held out of training)")
+    return len(held)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The command line; a column option wins over the preset."""
     parser = make_parser(
@@ -106,6 +136,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--no-benchmarks", action="store_true", help="do not look for benchmark questions"
     )
     add("--overlap", type=float, default=OVERLAP_LIMIT, help="share of 8-grams, in (0, 1]")
+    add("--validation", type=int, metavar="N",
+        help="hold N questions out, in OUT.validation.parquet,"
+        " to pick a checkpoint by")  # fmt: skip
     add("--strict", action="store_true", help="write nothing and fail if any row is refused")
     return parser
 
@@ -183,6 +216,10 @@ def prepare_as(options: argparse.Namespace) -> int:
         "overlap": {"n": OVERLAP_N, "limit": options.overlap},
         "likeness": {"n": LIKENESS_N, "limit": LIKENESS_LIMIT},
     }
+    if options.validation is not None:
+        near = report["near_duplicates"]
+        questions, held = hold_out(questions, options.validation, near)
+        report = {**report, "held_out": write_held_out(held, options.out, settings)}
     manifest = write(questions, options.out, report, settings)
     print(f"wrote {options.out} ({len(questions)} questions) and {manifest.name}")
     return 0

@@ -163,7 +163,11 @@ def export(run: Path, steps: Sequence[int] | None, dtype: str | None) -> Iterato
                 with lock(RunFolder(run).exports / ".locks" / f"step_{job.step}"):
                     export_one(run, config, job, dtype)
             except InUseError:
-                yield f"step {job.step}: another export is at work on it: wait for it or stop it"
+                held = f"step {job.step}: another export is at work on it"
+                if steps is not None:
+                    yield f"{held}: wait for it or stop it"
+                else:  # the jobs of an array each take what no other one holds
+                    tqdm.write(f"recipe.export: {held} and goes on", file=sys.stderr)
             except Exception as error:  # one bad checkpoint must not cost the others
                 yield f"step {job.step}: {_describe(error)}"
 

@@ -122,6 +122,7 @@ class EvaluationFolder:
 
     ../settings.json               the settings, whose digest ends the name of the folder above
     ../prompts.yaml                the template that every question was asked with
+    ../selection.json              which checkpoint was picked, by what (eval.selection)
     scores.json                    all benchmarks together; made from their entries
     BENCHMARK/questions.jsonl      what was asked, in order
     BENCHMARK/samples-WORKER.jsonl append-only, a file per worker
@@ -138,6 +139,10 @@ class EvaluationFolder:
     @property
     def prompts(self) -> Path:
         return self.root.parent / "prompts.yaml"
+
+    @property
+    def selection(self) -> Path:
+        return self.root.parent / "selection.json"
 
     @property
     def scores(self) -> Path:

@@ -286,3 +286,23 @@ def test_real_rows_and_the_real_suite(shared_data: Path, tmp_path: Path) -> None
     assert report["rows"] == 200
     assert [(r["row"], r["reason"]) for r in report["refused_rows"]] == [(170, "benchmark_overlap")]
     assert len(questions) == 199
+
+
+def test_a_validation_split_is_held_out_by_content(tmp_path: Path) -> None:
+    def split(rows: list[dict[str, str]], name: str) -> tuple[set[str], set[str]]:
+        source, out = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.parquet"
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert prepare.main([str(source), str(out), "--no-benchmarks", "--validation", "3"]) == 0
+        held = read_parquet(out.with_name(f"{name}.validation.parquet"))
+        assert {question.split for question in held} == {"validation"}
+        return {q.text for q in read_parquet(out)}, {q.text for q in held}
+
+    rows = [{"question": f"What is {i} plus {i * i}?", "answer": str(i + i * i)} for i in range(9)]
+    trained, held = split(rows, "a")
+    assert len(held) == 3 and not trained & held and len(trained | held) == 9
+    assert split(rows[::-1], "b") == (trained, held)  # the order of the rows does not matter
+    out = tmp_path / "a.parquet"
+    for count in ("0", "9"):
+        assert prepare.main(
+            [str(tmp_path / "a.jsonl"), str(out), "--no-benchmarks", "--validation", count]
+        )

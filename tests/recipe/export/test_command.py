@@ -247,8 +247,10 @@ def test_two_exports_exclude_each_other_by_step_and_not_the_training(
     for step in (0, 2, 4):
         (run / "hf" / f"step_{step}" / "manifest.json").unlink(missing_ok=True)
     with lock(run / "hf" / ".locks" / "step_4"):  # another job of the array
-        assert export.main([str(run)]) == 1
-    assert "step 4: another export is at work on it" in capsys.readouterr().err
+        assert export.main([str(run)]) == 0
+        assert "step 4: another export is at work on it and goes on" in capsys.readouterr().err
+        assert export.main([str(run), "--steps", "4"]) == 1
+    assert "step 4: another export is at work on it: wait for it" in capsys.readouterr().err
     assert converted == [2, 2]
     assert export.main([str(run)]) == 0 and converted == [2, 2, 4]
 

@@ -1,0 +1,106 @@
+"""Picking a checkpoint: by a validation split, or on a test set and then marked."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from evaluated import write_checkpoint
+
+from eval.errors import EvaluationError
+from eval.report.data import collect, summary
+from eval.report.tables import chosen, headline
+from eval.selection import main, pick, select
+from prompt_aug.files import read_json, read_lines, write_json, write_lines
+from prompt_aug.questions import VALIDATION, Question, make_question, write_parquet
+from recipe.run.folder import RunFolder
+
+
+def questions(count: int, split: str) -> list[Question]:
+    return [
+        make_question(text=f"{split} {i}?", answers=("1",), source="toy", split=split)
+        for i in range(count)
+    ]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """`held` is best at step 20, the benchmark `math500` at step 30."""
+    folder, held = tmp_path / "run", questions(4, VALIDATION)
+    write_parquet(held, tmp_path / "held.parquet")
+    write_parquet(questions(9, "train"), RunFolder(folder).data("train"))
+    right = {0: (1, 1), 10: (3, 1), 20: (3, 2), 30: (2, 3)}
+    for step, counts in right.items():
+        rows = [[[int(i < count)] for i in range(4)] for count in counts]
+        outcomes = dict(zip(("held", "math500"), rows, strict=True))
+        scored = write_checkpoint(folder / "eval" / "s", step, outcomes)
+        files = scored.benchmark("held")
+        lines = zip(read_lines(files.questions), held, strict=True)
+        write_lines(files.questions, [{**line, "uid": q.uid} for line, q in lines])
+        write_json(
+            files.scores, {**read_json(files.scores), "path": str(tmp_path / "held.parquet")}
+        )
+    return folder
+
+
+def test_the_highest_score_wins_and_of_equals_the_earliest() -> None:
+    assert pick({0: 0.25, 30: 0.75, 10: 0.75, 20: 0.5}) == 10
+    assert pick({5: 0.0}) == 5
+
+
+def test_a_validation_split_picks_and_is_no_benchmark(run: Path) -> None:
+    assert [row.total.accuracy for row in collect(run).rows] == [0.25, 0.5, 0.625, 0.625]
+    record = select(run, "held")
+    assert (record["step"], record["kind"], record["reason"]) == (10, VALIDATION, "")
+    data = collect(run)
+    assert data.result.step == 10 and list(data.result.benchmarks) == ["math500"]
+    assert [row.total.accuracy for row in data.rows] == [0.25, 0.25, 0.5, 0.75]
+    assert "step 10, picked by its 75.0 % on held" in chosen(data)
+    assert ("after step 10", "25.0 ±25.0 %") in headline(data, summary(data))
+
+
+def test_a_test_set_is_refused_unless_it_is_said_and_then_marked(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run), "--benchmark", "math500"]) == 1
+    assert "no validation split" in capsys.readouterr().err
+    assert not list(run.rglob("selection.json"))
+    assert main([str(run), "--benchmark", "math500", "--on-test-set"]) == 0
+    assert "warning: picked on a test set" in capsys.readouterr().out
+    data = collect(run)
+    assert data.result.step == 30 and "math500" in data.result.benchmarks
+    assert chosen(data).startswith("PICKED ON A TEST SET: step 30")
+    assert ("picked on", "TEST SET math500") in headline(data, summary(data))
+    assert summary(data)["selection"]["kind"] == "test"
+
+
+@pytest.mark.parametrize("fault", ["trained on", "another split", "no file", "no training file"])
+def test_what_is_no_validation_split_is_refused(run: Path, tmp_path: Path, fault: str) -> None:
+    if fault == "trained on":
+        kept = [*questions(9, "train"), *questions(1, VALIDATION)]
+        write_parquet(kept, RunFolder(run).data("train"))
+    elif fault == "another split":
+        as_test = [
+            make_question(text=f"{VALIDATION} {i}?", answers=("1",), source="toy", split="test")
+            for i in range(4)
+        ]
+        write_parquet(as_test, tmp_path / "held.parquet")
+    elif fault == "no file":
+        (tmp_path / "held.parquet").unlink()
+    else:
+        RunFolder(run).data("train").unlink()
+    with pytest.raises(EvaluationError, match="no validation split"):
+        select(run, "held")
+
+
+def test_a_selection_by_other_scores_is_refused(run: Path) -> None:
+    select(run, "held")
+    write_checkpoint(run / "eval" / "s", 30, {"held": [[1]] * 4, "math500": [[1]] * 4})
+    with pytest.raises(EvaluationError, match="other scores"):
+        collect(run)
+
+
+def test_every_checkpoint_must_have_been_asked(run: Path) -> None:
+    shutil.rmtree(run / "eval" / "s" / "step_30")
+    write_checkpoint(run / "eval" / "s", 30, {"math500": [[1]] * 4})
+    with pytest.raises(EvaluationError, match="step 30 is not evaluated on held"):
+        select(run, "held")
