@@ -96,6 +96,17 @@ def join(
     return table
 
 
+def read_scored(
+    folder: BenchmarkFolder, entry: Mapping[str, Any]
+) -> list[tuple[dict[str, Any], Lines]]:
+    """Each question of a benchmark with its graded samples; `entry` is that of scores.json."""
+    questions = read_lines(folder.questions)
+    samples = SampleFiles(folder, entry["model"]).load()
+    grades = read_lines(folder.grades)[1:]
+    table = join(questions, samples, grades, entry["settings"]["samples"])
+    return list(zip(questions, table, strict=True))
+
+
 def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """The scores of one benchmark. Rates are shares of all samples, in [0, 1]."""
     correct = np.array([[float(sample["correct"]) for sample in row] for row in table])

@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eval.report.data import CheckpointRow, RunData
-from eval.samples import SampleFiles
-from eval.score import join
-from prompt_aug.files import read_lines
+from eval.score import read_scored
 from recipe.run.folder import EvaluationFolder
 
 MOST = 200_000  # samples of a page; beyond, checkpoints in between are left out
@@ -72,10 +70,7 @@ def _lines(run: RunData, row: CheckpointRow) -> Iterator[tuple[str, Any, list[di
     """(benchmark, question, its graded samples) of a checkpoint."""
     for name, entry in row.benchmarks.items():
         files = EvaluationFolder(run.evaluated[row.step]).benchmark(name)
-        questions, count = read_lines(files.questions), entry["settings"]["samples"]
-        samples = SampleFiles(files, entry["model"]).load()
-        table = join(questions, samples, read_lines(files.grades)[1:], count)
-        for question, line in zip(questions, table, strict=True):
+        for question, line in read_scored(files, entry):
             yield name, question, line
 
 

@@ -1,0 +1,1 @@
+"""Scores and samples for other people's tools: ``python -m eval.publish RUN``."""

@@ -1,0 +1,78 @@
+"""The model card of an exported checkpoint, with its scores, and the folder's way to a hub."""
+
+from pathlib import Path
+
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
+
+from eval.errors import EvaluationError
+from eval.publish.evaluated import Evaluated
+from eval.report.tables import markdown_table, share
+from prompt_aug.files import read_json, write_text
+from recipe.run.folder import MANIFEST, RunFolder
+
+CARD = "README.md"
+
+
+def export_of(checkpoint: Evaluated) -> Path:
+    """The exported folder that was evaluated; refused where it holds no model of its own."""
+    folder = RunFolder(checkpoint.run).exported(checkpoint.step)
+    if not (folder / MANIFEST).is_file():
+        raise EvaluationError(f"{folder} has no {MANIFEST}: run recipe.export first")
+    if "files" not in read_json(folder / MANIFEST):
+        raise EvaluationError(f"{folder} only points to the start model: it gets no card")
+    return folder
+
+
+def text(checkpoint: Evaluated) -> str:
+    """The card: metadata that a hub reads, then the same scores for people."""
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=name,
+            dataset_name=name,
+            metric_type="pass@1" if entry["settings"]["samples"] > 1 else "accuracy",
+            metric_value=round(100 * entry["accuracy"], 2),
+        )
+        for name, entry in checkpoint.benchmarks.items()
+    ]
+    data = ModelCardData(
+        library_name="transformers",
+        tags=["reinforcement-learning", "math", "verl"],
+        model_name=checkpoint.model,
+        eval_results=results,
+    )
+    rows = [["benchmark", "questions x samples", "per cent right"]]
+    for name, entry in checkpoint.benchmarks.items():
+        asked = entry["settings"]
+        size = f"{asked['questions']} of {asked['of']} x {asked['samples']}"
+        rows.append([name, size, share(entry)])
+    settings = ", ".join(f"{k} {v}" for k, v in checkpoint.settings.items() if "sha256" not in k)
+    body = (
+        f"# {checkpoint.model}\n\n{markdown_table(rows)}\n\n± one standard error, clustered by "
+        f"question; at 0 and 100 % the 95 % interval. Settings: {settings}. Grader "
+        f"{checkpoint.record['grader']}, commit {checkpoint.record['environment'].get('commit')}.\n"
+    )
+    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}"))
+
+
+def write(checkpoint: Evaluated) -> Path:
+    """Write README.md into the exported folder."""
+    path = export_of(checkpoint) / CARD
+    write_text(path, text(checkpoint))
+    return path
+
+
+def push(checkpoint: Evaluated, repository: str, *, public: bool = False) -> str:
+    """Upload the exported folder with its card; private unless `public`. The address of it.
+
+    To the hub of HF_ENDPOINT, with the token that huggingface_hub finds.
+    """
+    write(checkpoint)
+    hub = HfApi()
+    hub.create_repo(repository, private=not public, exist_ok=True)
+    done = hub.upload_folder(
+        repo_id=repository,
+        folder_path=export_of(checkpoint),
+        commit_message=f"{checkpoint.model}, with its scores",
+    )
+    return str(done.commit_url)
