@@ -39,7 +39,6 @@ class SavingTrainer(PPOTrainerSync):
         self.limit = Limit.of(self.run_dir)
         self.watchdog = Watchdog(float(config.recipe.rollout.hang_seconds))
         self.line: dict[str, Any] = {}  # what is known of the step that may be saved now
-        threading.Thread(target=self.watchdog.guard, args=(self.run_dir,), daemon=True).start()
         super().__init__(config)
 
     def own_state(self) -> dict[str, Any]:
@@ -51,6 +50,9 @@ class SavingTrainer(PPOTrainerSync):
     def on_train_begin(self) -> None:
         super().on_train_begin()
         steps_begin(self.run_dir)
+        # Not earlier: how long the start of the engines may take has nothing to do with a step.
+        self.watchdog.begin()
+        threading.Thread(target=self.watchdog.guard, args=(self.run_dir,), daemon=True).start()
 
     # Parts of a step in which nobody looks at the watchdog.
 
@@ -115,6 +117,7 @@ class SavingTrainer(PPOTrainerSync):
         if state.get("line") and (not lines or lines[-1]["step"] < self.global_steps):
             line = {**state["line"], "restored": True}
             run_folder.append_metrics(self.run_dir, self.global_steps, line)
+        self._delete_surplus()  # what a kill after the last save has left
 
     # ---------------------------------------------------------------- the end before the last step
 

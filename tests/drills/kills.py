@@ -264,9 +264,9 @@ def kill_training(drill: Drill, kill: Kill, chance: random.Random) -> None:
         fill(drill, kill)
     else:
         name = "KILL" if kill.what == "cut lines" else kill.what
-        pids = drill.find(kill.process)
+        pids = drill.find(kill.process) if drill.process.poll() is None else []
         if not pids:
-            kill.wrong.append(f"no {kill.process}")
+            kill.wrong.append(f"no {kill.process}: ended by itself")
         for pid in pids[:1] if kill.process != "reaper" else [*pids, drill.process.pid]:
             os.kill(pid, getattr(signal, f"SIG{name}"))
         if kill.process == "grader":  # it is replaced, and the run goes on
