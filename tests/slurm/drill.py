@@ -171,6 +171,51 @@ def node_loss(run: Path) -> str:
 
 
 ENDED = ("COMPLETED", "FAILED")
+
+
+def array(run: Path) -> str:
+    """Four jobs share ten checkpoints over both nodes; one is queued again in the middle."""
+    for step in range(1, 11):
+        (run / "checkpoints" / f"global_step_{step}").mkdir(parents=True)
+    options = ["--array=0-3", "--time=10", "--gpus-per-node=0"]
+    job = submit(run, *options, job="sweep", STAND_IN="stages")
+    wait("a stage of task 2", lambda: any(" 2 at " in line for line in steps(run)), 60)
+    slurm("scontrol", "requeue", f"{job}_2")
+    slurm("scontrol", "update", f"JobId={job}_2", "StartTime=now")
+    states = ["squeue", "-h", "-r", "-j", job, "-t", "PD,R,CG,S,RQ", "-o", "%T"]
+    wait("the end of all", lambda: not slurm(*states).strip(), 300)
+    done = [line.split() for line in steps(run) if line.startswith("done recipe.export")]
+    shares = sorted(int(step) for line in done for step in line[5:])
+    nodes = {line[4] for line in done}
+    assert shares == list(range(1, 11)), done
+    assert nodes == {"n1", "n2"}
+    return (
+        "10 steps over 4 jobs on both nodes, each exported to its end once, one job started twice"
+    )
+
+
+def twice(run: Path) -> str:
+    """A run folder held by a job on the other node is refused, and free when that is killed."""
+    python, script = sys.executable, str(HERE / "hold.py")
+    more = {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    said = []
+    jobs = []
+    for node, flock in (("n1", "no"), ("n2", "no"), ("n2", "no"), ("n1", "yes"), ("n2", "yes")):
+        out = run.parent / f"hold-{len(jobs)}.out"
+        where = [f"--nodelist={node}", "--mem=100", f"--output={out}", "--time=5"]
+        line = f"--wrap=exec {python} {script} {run} {flock}"
+        jobs.append(slurm("sbatch", "--parsable", *where, line, **more).strip())
+        submitted.append(jobs[-1])
+        wait(f"word of job {len(jobs)}", lambda out=out: out.exists() and out.read_text(), 120)
+        said.append(out.read_text().strip().splitlines()[-1])
+        if len(jobs) in (2, 3):
+            slurm("scancel", "--signal=KILL", "--full", jobs[0] if len(jobs) == 2 else jobs[2])
+            time.sleep(5)
+    assert said[0] == said[2] == said[3] == "held", said
+    assert f"on n1 (job {jobs[0]})" in said[1] and f"on n1 (job {jobs[3]})" in said[4], said
+    return f"refused: {said[1].split('in use by ')[1]}; taken after its kill; the same with flock"
+
+
 # A toy run of the real training: FSDP over two ranks, an engine on either node.
 REAL = [
     *("toy", "recipe.toy.updates=20", "recipe.toy.test_questions=20"),
@@ -259,6 +304,8 @@ DRILLS = [
     preemption,
     stuck,
     node_loss,
+    array,
+    twice,
     two_nodes,
     lost_raylet,
 ]

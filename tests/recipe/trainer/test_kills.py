@@ -86,6 +86,7 @@ def verl(monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "actor" / "fsdp_config.json").write_text(json.dumps({"world_size": 2}))
         torch.save(self.train_dataloader.state_dict(), folder / "data.pt")
         with (self.saves / checkpoints.TRACKER).open("w") as file:
+            time.sleep(0.003)  # empty for a while, as on a file system of the network
             file.write(str(self.global_steps))
 
     def load(self: Any) -> None:
