@@ -354,13 +354,17 @@ case "$*" in
     *bash\ -c\ hostname* | *bash\ -c\ ip*) echo "$ADDRESS"; exit 0 ;;
 esac
 [[ -n $RAY ]] && exit 1
-exec sleep 9 >/dev/null 2>&1
+for _ in {1..90}; do
+    [[ -e $CALLS.lost ]] && exit 1
+    sleep 0.1
+done >/dev/null 2>&1
 """
 # Stands for recipe.run.ray_ready, which waits for nodes, and for the training.
 READY = """\
 #!/usr/bin/env bash
 echo "$*" >>"$CALLS"
 [[ $* != *ray_ready* || -n $JOINED ]] || exec sleep 60
+[[ $* != *recipe.train* ]] || eval "$TRAIN"
 """
 
 
@@ -372,7 +376,7 @@ def nodes_job(checkout: Path, **variables: str) -> tuple[int, str, list[str]]:
     (tools / "srun").chmod(0o755)
     names = "if [[ $1 == show && $2 == hostnames ]]; then echo n1; echo n2; exit; fi\n"
     usual = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS_ON_NODE": "4"}
-    usual |= {"ADDRESS": "10.0.0.1", "RAY": "", "JOINED": "1"}
+    usual |= {"ADDRESS": "10.0.0.1", "RAY": "", "JOINED": "1", "TRAIN": ""}
     before = SCONTROL.replace("#!/usr/bin/env bash\n", f"#!/usr/bin/env bash\n{names}")
     return job(checkout, "toy", scontrol=before, stand_in=READY, **{**usual, **variables})
 
@@ -402,6 +406,20 @@ def test_a_ray_that_does_not_start_is_told_at_once(
     code, output, called = nodes_job(checkout, **variables)
     assert code == 1 and told in output
     assert not any("recipe.train" in call for call in called)
+
+
+@pytest.mark.parametrize(
+    ("training", "again"),
+    [('touch "$CALLS.lost"; sleep 1; exit 1', True), ("exit 1", False)],
+)
+def test_a_run_that_fails_is_queued_again_where_ray_ended_on_a_node(
+    checkout: Path, training: str, again: bool
+) -> None:
+    """As when the raylet of another node was killed, while SLURM sees healthy nodes."""
+    code, output, called = nodes_job(checkout, TRAIN=training)
+    assert code == 1
+    assert ("a node was lost: queued again" in output) == again
+    assert (called[-1] == "scontrol requeue 17") == again
 
 
 def test_an_export_is_a_job_of_its_own(checkout: Path) -> None:
