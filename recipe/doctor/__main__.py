@@ -18,15 +18,15 @@ from recipe.doctor.checks import Check
 
 def examine(run_root: Path, environment: Mapping[str, str]) -> list[Check]:
     """Every check, the slow imports running while the quick ones are made."""
-    devices = checks.devices(checks.gpu_names())
+    gpus = checks.gpu_names()
     platform = environment.get("VERL_PLATFORM", "").strip().lower()
-    cpu = platform == "cpu" or (not platform and devices.detail == checks.NO_GPU)
+    cpu = checks.takes_cpu(platform, gpus)
     started = probes.start({**environment, **({"VERL_PLATFORM": "cpu"} if cpu else {})}, cpu)
     quick = [
         checks.python(sys.version_info[:3]),
         checks.system(),
         checks.memory(),
-        devices,
+        checks.devices(gpus, cpu),
         checks.chosen_platform(platform),
         *checks.requirements(cpu),
         checks.pins(checks.lock_file(cpu)),

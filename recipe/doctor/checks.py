@@ -93,7 +93,23 @@ def gpu_names() -> list[str] | None:
     return found.stdout.split("\n")[:-1]
 
 
-def devices(names: list[str] | None) -> Check:
+def takes_cpu(
+    platform: str, names: list[str] | None, version: Version = importlib.metadata.version
+) -> bool:
+    """Whether a run here would take the CPU: by VERL_PLATFORM, else by GPUs and the engine.
+
+    A login node has no GPU, and all the same the environment of those that do.
+    """
+    if platform:
+        return platform == "cpu"
+    return not names and _installed("vllm", version) is None
+
+
+def devices(names: list[str] | None, cpu: bool = True) -> Check:
+    """The GPUs; a problem where the environment is for GPUs and there is none."""
+    if not names and not cpu:
+        remedy = "on a login node this is as it should be: start the doctor on a node with a GPU"
+        return Check.problem("devices", "no GPU here, and vllm (for GPUs) is installed", remedy)
     return Check.fine("devices", "; ".join(names) if names else NO_GPU)
 
 

@@ -179,7 +179,11 @@ def array(run: Path) -> str:
         (run / "checkpoints" / f"global_step_{step}").mkdir(parents=True)
     options = ["--array=0-3", "--time=10", "--gpus-per-node=0"]
     job = submit(run, *options, job="sweep", STAND_IN="stages")
-    wait("a stage of task 2", lambda: any(" 2 at " in line for line in steps(run)), 60)
+    wait(
+        "a stage of task 2",
+        lambda: any(line.startswith("begun recipe.export 2") for line in steps(run)),
+        60,
+    )
     slurm("scontrol", "requeue", f"{job}_2")
     slurm("scontrol", "update", f"JobId={job}_2", "StartTime=now")
     states = ["squeue", "-h", "-r", "-j", job, "-t", "PD,R,CG,S,RQ", "-o", "%T"]

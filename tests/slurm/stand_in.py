@@ -41,13 +41,16 @@ def main() -> int:
 
 
 def stage() -> int:
-    """`done MODULE TASK at NODE STEP ...` in steps.txt, at its end only."""
+    """`done MODULE TASK at NODE STEP` in steps.txt for each of its steps that was not done yet."""
     module, run, rest = sys.argv[2], Path(sys.argv[3]), sys.argv[5:]
     what = f"{module} {os.environ['SLURM_ARRAY_TASK_ID']} at {os.uname().nodename}"
-    for word in ("begun", "done"):
-        with (run / "steps.txt").open("a") as log:
-            print(word, what, *rest, file=log)
-        time.sleep(3)
+    for step in rest:
+        done = run / f"{module}.{step}"
+        for word in ("begun", "done") if not done.exists() else ("skipped",):
+            with (run / "steps.txt").open("a") as log:
+                print(word, what, step, file=log)
+            time.sleep(3)
+        done.touch()
     return 0
 
 

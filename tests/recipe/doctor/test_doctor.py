@@ -46,6 +46,22 @@ def test_devices_names_gpus_or_says_that_there_is_none() -> None:
     assert checks.devices(None).detail == checks.NO_GPU
 
 
+def test_a_login_node_with_the_environment_for_gpus_is_told_from_a_laptop() -> None:
+    def vllm(name: str) -> str:
+        if name == "vllm":
+            return "0.24.0"
+        raise importlib.metadata.PackageNotFoundError
+
+    def vllm_cpu(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError
+
+    assert checks.takes_cpu("", None, vllm_cpu) and not checks.takes_cpu("", None, vllm)
+    assert not checks.takes_cpu("", ["H200"], vllm_cpu)
+    assert checks.takes_cpu("cpu", ["H200"], vllm) and not checks.takes_cpu("nvidia", None, vllm)
+    found = checks.devices(None, cpu=False)
+    assert (found.ok, found.needed) == (False, True) and "login node" in found.remedy
+
+
 def test_a_platform_that_verl_does_not_know() -> None:
     found = checks.chosen_platform("bogus")
     assert (found.ok, found.needed) == (False, True)
