@@ -174,28 +174,31 @@ ENDED = ("COMPLETED", "FAILED")
 
 
 def array(run: Path) -> str:
-    """Four jobs share ten checkpoints over both nodes; one is queued again in the middle."""
+    """Four jobs export ten checkpoints over both nodes; one is queued again in the middle."""
+    model = {"model": {"path": str(run.parent)}, "rollout": {"dtype": "float32"}}
     for step in range(1, 11):
-        (run / "checkpoints" / f"global_step_{step}").mkdir(parents=True)
+        actor = run / "checkpoints" / f"global_step_{step}" / "actor"
+        (actor / "huggingface").mkdir(parents=True)
+        (actor / "huggingface" / "config.json").write_text("{}")
+        (actor / "fsdp_config.json").write_text('{"world_size": 1}')
+        (actor / "model_world_size_1_rank_0.pt").write_text("w")
+    (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("10")
+    (run.parent / "config.json").write_text("{}")
+    (run / "config.yaml").write_text(json.dumps({"actor_rollout_ref": model}))
     options = ["--array=0-3", "--time=10", "--gpus-per-node=0"]
     job = submit(run, *options, job="sweep", STAND_IN="stages")
-    wait(
-        "a stage of task 2",
-        lambda: any(line.startswith("begun recipe.export 2") for line in steps(run)),
-        60,
-    )
+    wait("work of task 2", lambda: any("by 2 on" in line for line in steps(run)), 90)
     slurm("scontrol", "requeue", f"{job}_2")
     slurm("scontrol", "update", f"JobId={job}_2", "StartTime=now")
-    states = ["squeue", "-h", "-r", "-j", job, "-t", "PD,R,CG,S,RQ", "-o", "%T"]
-    wait("the end of all", lambda: not slurm(*states).strip(), 300)
-    done = [line.split() for line in steps(run) if line.startswith("done recipe.export")]
-    shares = sorted(int(step) for line in done for step in line[5:])
-    nodes = {line[4] for line in done}
-    assert shares == list(range(1, 11)), done
-    assert nodes == {"n1", "n2"}
-    return (
-        "10 steps over 4 jobs on both nodes, each exported to its end once, one job started twice"
-    )
+    states = ["squeue", "-h", "-r", "-j", job, "-t", "PD,R,CG,S", "-o", "%T"]
+    wait("the end of all", lambda: not slurm(*states).strip(), 400)
+    done = [line.split() for line in steps(run) if line.startswith("done")]
+    exported = sorted(int(p.parent.name[5:]) for p in run.glob("hf/step_*/manifest.json"))
+    assert exported == list(range(11)), exported
+    assert len({line[1] for line in done}) == len(done) == 10, done
+    by = {f"{line[3]} on {line[5]}" for line in done}
+    assert {line[5] for line in done} == {"n1", "n2"}, by
+    return f"10 steps and the start model exported, each converted to its end once, by {sorted(by)}"
 
 
 def twice(run: Path) -> str:
