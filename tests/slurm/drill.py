@@ -205,16 +205,22 @@ def twice(run: Path) -> str:
     """A run folder held by a job on the other node is refused, and free when that is killed."""
     python, script = sys.executable, str(HERE / "hold.py")
     more = {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
-    said = []
-    jobs = []
+    said: list[str] = []
+    jobs: list[str] = []
+
+    def word(out: Path) -> bool:
+        lines = out.read_text().splitlines() if out.exists() else []
+        found = [line for line in lines if line == "held" or " is in use by " in line]
+        said.extend(found[:1])
+        return bool(found)
+
     for node, flock in (("n1", "no"), ("n2", "no"), ("n2", "no"), ("n1", "yes"), ("n2", "yes")):
         out = run.parent / f"hold-{len(jobs)}.out"
         where = [f"--nodelist={node}", "--mem=100", f"--output={out}", "--time=5"]
         line = f"--wrap=exec {python} {script} {run} {flock}"
         jobs.append(slurm("sbatch", "--parsable", *where, line, **more).strip())
         submitted.append(jobs[-1])
-        wait(f"word of job {len(jobs)}", lambda out=out: out.exists() and out.read_text(), 120)
-        said.append(out.read_text().strip().splitlines()[-1])
+        wait(f"word of job {len(jobs)}", lambda out=out: word(out), 180)
         if len(jobs) in (2, 3):
             slurm("scancel", "--signal=KILL", "--full", jobs[0] if len(jobs) == 2 else jobs[2])
             time.sleep(5)
