@@ -94,6 +94,8 @@ def read_rates(path: Path | None) -> dict[tuple[str, str], Rate]:
             ) from error
         if not 0 <= right <= responses:
             raise RephraseError(f"{path}, line {number}: {right} right of {responses}")
+    if not rates:
+        raise RephraseError(f"--pass-rates {path}: no line in it")
     return rates
 
 
@@ -116,6 +118,9 @@ def finish(
     """Apply the reviewer's decisions, choose, write, report."""
     take = ("accept", "doubtful") if options.take_doubtful else ("accept",)
     candidates = {uid: decide(listed, decisions) for uid, listed in candidates.items()}
+    if decisions:
+        applied = sum(c.reviewer is not None for listed in candidates.values() for c in listed)
+        print(f"decisions: {len(decisions)} read, {applied} candidates decided")
     choices, chosen = {}, {}
     for question in questions:
         fit = usable(candidates[question.uid], take)
@@ -140,6 +145,8 @@ def say(report: dict[str, Any], out: Path) -> None:
             f"expected groups with signal: {expected['chosen']:.1f} of "
             f"{expected['questions_with_pass_rates']}, {expected['chosen_at_random']:.1f} at random"
         )
+    elif set(report["neighbours"]) == {"0"}:
+        print("no candidate was chosen")
     else:
         print("chosen by distance alone: no pass rates (--solve or --pass-rates)")
     print(f"wrote {out}")
@@ -184,7 +191,10 @@ def run(options: Namespace) -> int:
                 generate(requests, store, cli.endpoint(options), budget, "candidates")
         failed = sum(len(store.missing(request)) for request in requests)
         if failed and not options.partial:
-            raise IncompleteError(f"{failed} candidates failed; run it again, or with --partial")
+            reason = store.last_failure(requests)
+            raise IncompleteError(
+                f"{failed} candidates failed ({reason}); run it again, or with --partial"
+            )
         listed = {
             question.uid: check_answers(question, store.texts(request), benchmarks)
             for question, request in zip(

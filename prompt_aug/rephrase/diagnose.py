@@ -36,6 +36,7 @@ from prompt_aug.rephrase.generate.budget import Budget
 from prompt_aug.rephrase.generate.client import Endpoint
 from prompt_aug.rephrase.generate.prompts import RephraseError
 from prompt_aug.rephrase.generate.store import Sampling, Store
+from prompt_aug.rephrase.options import at_least, check_url
 from prompt_aug.rephrase.solver import solve_requests
 from prompt_aug.rephrase.stages import generate
 
@@ -153,12 +154,12 @@ def sample(
     )
     generate(flat, store, endpoint, budget, "responses")
     missing = sum(len(store.missing(request)) for request in flat)
-    failed = sum(len(store.texts(r)) < r.samples for r in flat)
+    failed = sum(len(store.responses(r)) < r.samples for r in flat)
     if missing or failed:
         raise RephraseError(f"{failed} texts lack responses; run it again, or see answers.jsonl")
     sampled = []
     for question, requests in zip(questions, plan, strict=True):
-        texts = tuple(tuple(r["text"] for r in store.texts(request)) for request in requests)
+        texts = tuple(tuple(store.responses(request)) for request in requests)
         graded = (grade_many((t, list(question.answers)) for t in group) for group in texts)
         sampled.append(Sampled(tuple(tuple(g.correct for g in group) for group in graded), texts))
     return sampled
@@ -211,8 +212,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     """Sample, grade, embed, write; 0."""
-    if min(options.n, options.g) < 1:
-        raise RephraseError("--n and --g must be 1 or more")
+    at_least(1, options, "n", "g", "limit", "answer_tokens", "concurrency")
+    at_least(1, options, "max_requests", "max_tokens")
+    for name in ("base_url", "embedder_url"):
+        check_url(name, getattr(options, name))
+    if options.folder.is_file():
+        raise RephraseError(f"FOLDER {options.folder} is a file: name a folder")
     everything = read_parquet(options.questions)[: options.limit]
     questions = [q for q in everything if len(q.neighbours) >= options.n]
     if not questions:

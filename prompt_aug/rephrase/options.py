@@ -1,7 +1,9 @@
 """The command line of `python -m prompt_aug.rephrase` and what it says, checked."""
 
 import argparse
+import math
 import os
+import urllib.parse
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -77,20 +79,51 @@ def validate(options: argparse.Namespace) -> None:
     """Raises RephraseError for what cannot be done, before anything is read or sent."""
     options.candidates = options.candidates or 2 * options.n
     options.work = options.work or options.out.with_name(options.out.name + ".work")
-    for name in ("n", "candidates", "per_request", "concurrency", "answer_tokens", "per_text"):
-        if getattr(options, name) < 1:
-            raise RephraseError(f"--{name.replace('_', '-')} must be 1 or more")
-    for name in ("solve", "retries"):
-        if getattr(options, name) < 0:
-            raise RephraseError(f"--{name} must be 0 or more")
+    positive = "n candidates limit per_request concurrency answer_tokens solver_tokens per_text"
+    at_least(1, options, *positive.split(), "max_requests", "max_tokens")
+    at_least(0, options, "solve", "retries", "temperature")
     if options.candidates < options.n:
         raise RephraseError(f"--candidates {options.candidates} is fewer than --n {options.n}")
-    if not options.offline and not options.model:
-        raise RephraseError("name a --model, or rehearse with --offline")
-    if options.solve and not (options.solver or options.model):
-        raise RephraseError("--solve needs a --solver")
+    for name, most in (("top_p", 1.0), ("timeout", math.inf)):
+        if not 0 < getattr(options, name) <= most:
+            raise RephraseError(
+                f"--{name.replace('_', '-')} {getattr(options, name)}: out of range"
+            )
+    for name in ("base_url", "solver_url"):
+        check_url(name, getattr(options, name))
+    _validate_what_is_asked(options)
+    if options.out.is_dir():
+        raise RephraseError(f"OUT {options.out} is a folder: name a file")
+    if options.work.exists() and not options.work.is_dir():
+        raise RephraseError(f"--work {options.work} is a file: name a folder")
     if options.out.resolve() == options.questions.resolve():
         raise RephraseError("OUT is the file of the questions: name another")
+
+
+def _validate_what_is_asked(options: argparse.Namespace) -> None:
+    if not options.offline and not options.model:
+        raise RephraseError("name a --model, or rehearse with --offline")
+    if options.offline and options.solve:
+        raise RephraseError("--offline asks no model: leave out --solve")
+    if options.solve and not (options.solver or options.model):
+        raise RephraseError("--solve needs a --solver")
+
+
+def at_least(least: int, options: argparse.Namespace, *names: str) -> None:
+    """Raises RephraseError where an option that is given is less than `least`."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not value >= least:
+            raise RephraseError(f"--{name.replace('_', '-')} must be {least} or more")
+
+
+def check_url(name: str, url: str | None) -> None:
+    """Raises RephraseError for what is no address of a server."""
+    parts = urllib.parse.urlsplit(url or "http://x")
+    if parts.scheme not in ("http", "https") or not parts.netloc or " " in (url or ""):
+        raise RephraseError(
+            f"--{name.replace('_', '-')} {url}: an address like http://localhost:8000/v1 is wanted"
+        )
 
 
 def sampling(options: argparse.Namespace) -> Sampling:
@@ -130,8 +163,8 @@ def price(options: argparse.Namespace, model: str, base_url: str | None) -> Pric
             raise RephraseError(
                 f"--price {options.price}: two numbers, dollars per million"
             ) from None
-        if min(values) < 0:
-            raise RephraseError(f"--price {options.price}: no negative numbers")
+        if not all(value.is_finite() and value >= 0 for value in values):
+            raise RephraseError(f"--price {options.price}: two numbers, 0 or more")
         return Price(*values)
     return price_of(model, base_url, batch=bool(options.batch))
 
@@ -145,6 +178,8 @@ def budget(options: argparse.Namespace, spent: Spending, after: Budget | None = 
         cost = None if options.max_cost is None else Decimal(options.max_cost)
     except InvalidOperation:
         raise RephraseError(f"--max-cost {options.max_cost}: a number of dollars") from None
+    if cost is not None and not (cost.is_finite() and cost > 0):
+        raise RephraseError(f"--max-cost {options.max_cost}: a number of dollars above 0")
     model, url = options.model, endpoint(options).base_url
     if after is not None:
         model, url = solver_sampling(options).model, solver_endpoint(options).base_url

@@ -93,6 +93,8 @@ def read_decisions(path: Path | None) -> Decisions:
                 f"{path}, line {number}: wants uid, text, verdict (accept or reject), reviewer"
             )
         decisions[str(line.get("uid")), normalise(str(line["text"]))] = (verdict, reviewer)
+    if not decisions:
+        raise RephraseError(f"--decisions {path}: no decision in it; the review page saves them")
     return decisions
 
 

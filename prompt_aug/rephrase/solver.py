@@ -63,7 +63,7 @@ def solve_requests(
 
 def answers_of(question: Question, request: Request, store: Store) -> Answers:
     """The graded answers to one text; responses without an answer are wrong, each by itself."""
-    texts = [record["text"] for record in store.texts(request)]
+    texts = store.responses(request)
     grades = grade_many((text, list(question.answers)) for text in texts)
     classes: list[tuple[str, int]] = []
     for grade in grades:

@@ -174,7 +174,7 @@ def _records(
         if isinstance(text, str) and text.strip():
             record |= {"status": "answer", "text": text, "finish": choice.get("finish_reason")}
         else:
-            record |= {"status": "failed", "final": True, "error": "an empty text"}
+            record |= {"status": "failed", "final": True, "error": "an empty text", "empty": True}
         records.append(record)
     if records:
         records[0]["used"] = used

@@ -190,9 +190,9 @@ class Generation:
             self.store.add(records)
             answered = sum(record["status"] == "answer" for record in records)
             self.report(answered)
-            if not answered:
+            if not any(record["status"] == "answer" or record["final"] for record in records):
                 return
-            if answered < len(wanted):  # the endpoint gives fewer answers than asked for
+            if len(records) < len(wanted):  # the endpoint gives fewer answers than asked for
                 self.per_request = 1
             missing = self.store.missing(request)
 
@@ -255,7 +255,7 @@ def _records(
             record |= {"status": "answer", "text": text, "finish": choice.finish_reason}
             record |= {"answered_by": answer.model}
         else:
-            record |= {"status": "failed", "final": True}
+            record |= {"status": "failed", "final": True, "empty": True}
             record |= {"error": f"an empty text ({choice.finish_reason})"}
         records.append(record)
     records[0]["used"] = [used.requests, used.tokens_in, used.tokens_out]

@@ -46,7 +46,10 @@ def load_prompt(name: str) -> Prompt:
             f"--prompt {name}: neither one of {', '.join(known)} nor a file; a file holds the "
             f"instruction, with {SLOT} where the question goes"
         )
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RephraseError(f"--prompt {name}: no text in UTF-8") from error
     if text.count(SLOT) != 1:
         raise RephraseError(
             f"--prompt {name}: {SLOT} stands there {text.count(SLOT)} times: once is wanted"

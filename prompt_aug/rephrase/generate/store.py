@@ -115,3 +115,18 @@ class Store:
         """The answers of `request` that are there, in the order of their samples."""
         places = ((request.key, sample) for sample in range(request.samples))
         return [self.answers[place] for place in places if place in self.answers]
+
+    def responses(self, request: Request) -> list[str]:
+        """The texts of `texts`, and "" for each empty one: no candidate, but a (wrong) response."""
+        places = [(request.key, sample) for sample in range(request.samples)]
+        return [
+            self.answers[place]["text"] if place in self.answers else ""
+            for place in places
+            if place in self.answers or self.failures.get(place, {}).get("empty")
+        ]
+
+    def last_failure(self, requests: Iterable[Request]) -> str:
+        """What the last of these that failed said, "" where none is recorded."""
+        known = {request.key for request in requests}
+        said = [str(r.get("error")) for (key, _), r in self.failures.items() if key in known]
+        return said[-1][:200] if said else ""

@@ -85,12 +85,13 @@ def embeddings(vectors: Sequence[Sequence[float]]) -> Reply:
 
 def model(number: int, body: dict[str, Any]) -> Reply:
     if "input" in body:
-        return embeddings([[1.0, float(int(text[-2]))] for text in body["input"]])
+        return embeddings([[1.0, float(text[-2:-1] or 0)] for text in body["input"]])
     asked = body["messages"][0]["content"]
     place = SEEN[asked] = SEEN.get(asked, -1) + 1
     rng = random.Random(f"{asked} {place}")
     rights = [rng.random() < pass_rate(asked) for _ in range(body["n"])]
-    return Reply(chat([f"\\boxed{{{7 if right else 8}}}" for right in rights]))
+    wrong = ["\\boxed{8}", ""][place % 2]  # a response without a text is a wrong one
+    return Reply(chat(["\\boxed{7}" if right else wrong for right in rights]))
 
 
 def test_where_rephrasing_changes_nothing_the_control_explains_the_whole_gap(

@@ -203,6 +203,18 @@ def test_a_refused_request_or_an_empty_text_is_final(tmp_path: Path) -> None:
         assert len(endpoint.bodies) == asked, "final failures are not tried again"
 
 
+def test_an_empty_text_among_others_is_a_response_and_no_reason_to_ask_one_by_one(
+    tmp_path: Path,
+) -> None:
+    """A weak model ends at once now and then: no candidate, but a wrong answer to a question."""
+    with serving(lambda n, b: Reply(chat(["x", "", "y"]))) as endpoint:
+        store = ask(tmp_path, endpoint.url, requests(4, samples=3), concurrency=1)
+        assert [body["n"] for body in endpoint.bodies] == [3] * 4
+    assert [len(store.texts(request)) for request in requests(4, samples=3)] == [2] * 4
+    assert store.responses(requests(1, samples=3)[0]) == ["x", "", "y"]
+    assert Store(tmp_path).responses(requests(1, samples=3)[0]) == ["x", "", "y"]
+
+
 @pytest.mark.parametrize("refuses", [True, False])
 def test_an_endpoint_that_gives_one_answer_at_a_time(refuses: bool, tmp_path: Path) -> None:
     """Some refuse n, some ignore it; either way every sample is there and none twice."""

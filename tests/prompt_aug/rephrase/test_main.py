@@ -110,12 +110,58 @@ def test_a_part_is_written_where_that_is_asked_for(tmp_path: Path) -> None:
     assert sum(bool(q.neighbours) for q in read_parquet(out)) == 2
 
 
-def test_failed_requests_have_a_status_of_their_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--limit", "-1"], "--limit must be 1 or more"),
+        (["--candidates", "2", "--n", "3"], "fewer than --n"),
+        (["--max-cost", "nan", "--price", "1", "2"], "above 0"),
+        (["--max-cost", "1", "--price", "nan", "2"], "0 or more"),
+        (["--max-cost", "1"], "--price IN OUT"),
+        (["--max-requests", "0"], "--max-requests must be 1"),
+        (["--temperature", "nan"], "--temperature"),
+        (["--top-p", "7"], "out of range"),
+        (["--timeout", "0"], "out of range"),
+        (["--base-url", "localhost:8000"], "an address like http"),
+        (["--prompt", "BINARY"], "UTF-8"),
+        (["--prompt", "nothing.txt"], "neither one of"),
+        (["--decisions", "BINARY"], "no decision in it"),
+        (["--pass-rates", "BINARY"], "no line in it"),
+        (["--work", "BINARY"], "is a file"),
+        (["--against", "nothing.parquet"], "nothing.parquet"),
+        (["--offline", "--solve", "2"], "leave out --solve"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_before_anything_is_sent(
+    more: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions, out = write_questions(tmp_path / "q.parquet", 1), tmp_path / "out.parquet"
+    (tmp_path / "BINARY").write_bytes(b"\xff\xfe{")
+    more = [str(tmp_path / word) if word == "BINARY" else word for word in more]
+    with serving(rephrase) as endpoint:
+        assert main(command(questions, out, endpoint.url, *more)) == 1
+        assert not endpoint.bodies
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert told in said
+    assert not out.exists()
+
+
+def test_a_folder_is_no_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    questions = write_questions(tmp_path / "q.parquet", 1)
+    assert main(command(questions, tmp_path, "http://127.0.0.1:9/v1")) == 1
+    assert "is a folder" in capsys.readouterr().err
+
+
+def test_failed_requests_have_a_status_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     questions, out = write_questions(tmp_path / "q.parquet", 3), tmp_path / "out.parquet"
     script = lambda n, b: Reply({}, status=500) if n == 1 else rephrase(n, b)  # noqa: E731
     with serving(script) as endpoint:
         more = ["--concurrency", "1", "--retries", "0"]
         assert main(command(questions, out, endpoint.url, *more)) == 4
+        assert "5 candidates failed (InternalServerError" in capsys.readouterr().err
         assert not out.exists()
         assert main(command(questions, out, endpoint.url, *more)) == 0
 
