@@ -19,17 +19,24 @@ from eval.session import Session, signature
 from eval.settings import Settings, benchmark_identity, differences, folder_name, shared_identity
 from prompt_aug.files import FileError, lock, read_json, write_json, write_lines
 from prompt_aug.grading import VERSION
-from prompt_aug.templates import Bank
+from prompt_aug.prompts import Prompts
+from prompt_aug.templates import Bank, Template
 from recipe.run.folder import BenchmarkFolder, EvaluationFolder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """One piece of work: a checkpoint on a benchmark, and where its files are."""
+    """One piece of work: a checkpoint on a benchmark, asked with `template`, and its files."""
 
     checkpoint: Checkpoint
     benchmark: LoadedBenchmark
     evaluation: EvaluationFolder
+    template: Template
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What its scores must agree on, beside the model and the grader."""
+        return benchmark_identity(self.benchmark, self.template)
 
     @property
     def folder(self) -> BenchmarkFolder:
@@ -44,7 +51,7 @@ class Item:
         try:
             entry = read_json(self.folder.scores)
             return bool(
-                entry["settings"] == benchmark_identity(self.benchmark)
+                entry["settings"] == self.identity
                 and entry["model"] == self.checkpoint.identity
                 and entry["grader"] == VERSION
                 and self.benchmark.name in read_json(self.evaluation.scores)["benchmarks"]
@@ -64,8 +71,9 @@ class Evaluation:
     ) -> None:
         self.settings, self.benchmarks = settings, benchmarks
         self.prompts = settings.prompts()
-        self.template = self.prompts.bank[settings.template]
-        self.identity = shared_identity(settings, self.template)
+        names = [settings.template, *(b.template for b in benchmarks if b.template)]
+        self.templates = [self.prompts.bank[name] for name in names]
+        self.identity = shared_identity(settings, self.templates[0])
         self.folder = root / folder_name(self.identity)
         self._longest: dict[str, int] = {}
 
@@ -73,20 +81,31 @@ class Evaluation:
         """The work on one checkpoint, done or not."""
         evaluation = EvaluationFolder(self.folder / checkpoint.name)
         return [
-            Item(checkpoint=checkpoint, benchmark=benchmark, evaluation=evaluation)
+            Item(
+                checkpoint=checkpoint,
+                benchmark=benchmark,
+                evaluation=evaluation,
+                template=self.prompts.bank[benchmark.template or self.settings.template],
+            )
             for benchmark in self.benchmarks
         ]
 
     def prepare(self) -> None:
-        """Write settings.json and prompts.yaml; the same settings give the same files."""
+        """Write settings.json and prompts.yaml; the same settings give the same files.
+
+        Templates of single benchmarks are added to those that an earlier sweep has used.
+        """
         folder = EvaluationFolder(self.folder / "any")
-        if folder.settings.exists():
-            if changed := differences(read_json(folder.settings), self.identity):
-                raise EvaluationError(f"{folder.settings} was changed: {'; '.join(changed)}")
-            return
-        one = dataclasses.replace(self.prompts, bank=Bank([self.template]))
-        one.write(folder.prompts)
-        write_json(folder.settings, self.identity)
+        written = read_json(folder.settings) if folder.settings.exists() else self.identity
+        if changed := differences(written, self.identity):
+            raise EvaluationError(f"{folder.settings} was changed: {'; '.join(changed)}")
+        known = Prompts.read(folder.prompts).bank if folder.prompts.exists() else {}
+        used = {template.name: template for template in known.values()}
+        used |= {template.name: template for template in self.templates}
+        if set(used) != set(known):
+            dataclasses.replace(self.prompts, bank=Bank(list(used.values()))).write(folder.prompts)
+        if not folder.settings.exists():
+            write_json(folder.settings, self.identity)
 
     def run(self, item: Item, session: Session) -> dict[str, Any]:
         """Make what is missing of `item` and return the scores of its checkpoint.
@@ -117,8 +136,8 @@ class Evaluation:
         score_benchmark(
             item.folder,
             checkpoint.identity,
-            self.template,
-            settings=benchmark_identity(benchmark),
+            item.template,
+            settings=item.identity,
             path=benchmark.path,
         )
 

@@ -72,7 +72,8 @@ class PendingSamples:
     """
 
     def __init__(self, benchmark: LoadedBenchmark, prompts: Prompts, tokenizer: Any) -> None:
-        self.benchmark, self.template = benchmark, prompts.validation_template
+        self.benchmark = benchmark
+        self.template = benchmark.template or prompts.validation_template
         self.prompts: list[Prompt] = []
         for question in benchmark.questions:
             try:

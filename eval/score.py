@@ -16,7 +16,7 @@ from eval import intervals, metrics
 from eval.command import add_common, existing, run_command
 from eval.errors import EvaluationError
 from eval.samples import TOO_LONG, Sample, SampleFiles, SampleKey
-from prompt_aug.files import read_json, read_lines, write_json, write_lines
+from prompt_aug.files import iter_lines, read_json, read_lines, write_json, write_lines
 from prompt_aug.grading import VERSION, grade_many, normal_form
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import Template
@@ -217,12 +217,13 @@ def require_one_grader(versions: Mapping[str, str]) -> None:
 
 def regrade(folder: EvaluationFolder) -> dict[str, Any]:
     """Grade the stored samples of one checkpoint again and rewrite its scores."""
-    prompts = Prompts.read(folder.prompts)
-    template = prompts.bank[prompts.validation_template]
+    bank = Prompts.read(folder.prompts).bank
     before = read_json(folder.scores)
     for name, entry in _entries(folder, before["identity"]).items():
         kept = {key: entry[key] for key in ("settings", "path")}
-        score_benchmark(folder.benchmark(name), entry["model"], template, **kept)
+        files = folder.benchmark(name)
+        template = bank[next(iter_lines(files.questions))["template"]]
+        score_benchmark(files, entry["model"], template, **kept)
     return combine(folder, before["step"], before["model"], before["identity"])
 
 

@@ -138,8 +138,10 @@ def last_step(run: Path) -> int:
 
 def _request(entry: Any, path: Path) -> BenchmarkRequest:
     if not isinstance(entry, Mapping) or "name" not in entry:
-        raise EvaluationError(f"{path}: eval.benchmarks wants {{name, path, samples}}, got {entry}")
-    unknown = sorted(set(entry) - {"name", "path", "samples"})
+        raise EvaluationError(
+            f"{path}: eval.benchmarks wants {{name, path, samples, template}}, got {entry}"
+        )
+    unknown = sorted(set(entry) - {"name", "path", "samples", "template"})
     if unknown:
         raise EvaluationError(f"{path}: unknown keys {unknown} in eval.benchmarks entry {entry}")
     name, file, samples = str(entry["name"]), entry.get("path"), entry.get("samples")
@@ -147,7 +149,10 @@ def _request(entry: Any, path: Path) -> BenchmarkRequest:
         raise EvaluationError(f"{path}: eval.benchmarks {name}: path {file!r} is no path")
     if samples is not None and not isinstance(samples, int):
         raise EvaluationError(f"{path}: eval.benchmarks {name}: samples {samples!r} is no number")
-    return BenchmarkRequest(name=name, path=file, samples=samples)
+    template = entry.get("template")
+    if template is not None and not isinstance(template, str):
+        raise EvaluationError(f"{path}: eval.benchmarks {name}: template {template!r} is no name")
+    return BenchmarkRequest(name=name, path=file, samples=samples, template=template)
 
 
 def shared_identity(settings: Settings, template: object) -> dict[str, Any]:
@@ -158,7 +163,7 @@ def shared_identity(settings: Settings, template: object) -> dict[str, Any]:
     return {
         "template": settings.template,
         "style": settings.style,
-        "template_sha256": hashlib.sha256(_stable(template).encode()).hexdigest(),
+        "template_sha256": _digest(template),
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "max_tokens": settings.max_tokens,
@@ -170,14 +175,19 @@ def shared_identity(settings: Settings, template: object) -> dict[str, Any]:
 
 def folder_name(identity: Mapping[str, Any]) -> str:
     """The name of the folder of these settings: template, temperature, and a digest of all."""
-    digest = hashlib.sha256(_stable(identity).encode()).hexdigest()[:8]
+    digest = _digest(identity)[:8]
     template = re.sub(r"[^\w.-]+", "_", str(identity["template"]), flags=re.ASCII)
     return f"{template}-t{identity['temperature']:g}-{digest}"
 
 
-def benchmark_identity(benchmark: LoadedBenchmark) -> dict[str, Any]:
-    """What a benchmark's scores must agree on; the path is not part of it, its content is."""
+def benchmark_identity(benchmark: LoadedBenchmark, template: object) -> dict[str, Any]:
+    """What a benchmark's scores must agree on; the path is not part of it, its content is.
+
+    `template` is what it is asked with, named here where it is the benchmark's own.
+    """
+    own = {"template": benchmark.template, "template_sha256": _digest(template)}
     return {
+        **(own if benchmark.template else {}),
         "sha256": benchmark.sha256,
         "questions": len(benchmark.questions),
         "of": benchmark.size,
@@ -193,6 +203,10 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         for key in keys
         if old.get(key) != new.get(key)
     ]
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(_stable(value).encode()).hexdigest()
 
 
 def _stable(value: object) -> str:

@@ -56,6 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--preset", choices=list(settings_module.presets()), help="as a paper evaluates")
     add("--samples", type=int, help="of each question (default: the benchmark's; greedy: 1)")
     add("--template", type=text, help="what every question is asked with (default: the run's)")
+    add("--template-of", action="append", default=[], type=text, metavar="BENCHMARK=TEMPLATE",
+        help="what one benchmark is asked with instead")  # fmt: skip
     add("--bank", type=text, help="template bank file (default: the run's own, or the project's)")
     add("--style", choices=settings_module.STYLES, help="default: the run's own, or auto")
     add("--temperature", type=float, help="0 is greedy (default: the run's, or 0)")
@@ -65,6 +67,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-questions", type=int, help="only the first N questions of each benchmark")
     add("--seed", type=int, help="default: the run's, or 0")
     add("--dtype", choices=settings_module.DTYPES, help="default: the run's, or auto")
+    _engine_options(parser)
+    add("--watch", action="store_true",
+        help="follow a training: export and evaluate each checkpoint as it is saved")  # fmt: skip
+    add_common(parser)
+    return parser
+
+
+def _engine_options(parser: argparse.ArgumentParser) -> None:
+    """How it runs, and not what is measured."""
+    add = parser.add_argument
     add("--gpu-memory-utilization", type=float, help="share of a GPU's memory (default: 0.8)")
     add("--tensor-parallel", type=int, help="GPUs of one engine (default: 1)")
     add(
@@ -74,10 +86,6 @@ def _parser() -> argparse.ArgumentParser:
         default=None,
         help="start an engine for every checkpoint, instead of one that takes up their weights",
     )
-    add("--watch", action="store_true",
-        help="follow a training: export and evaluate each checkpoint as it is saved")  # fmt: skip
-    add_common(parser)
-    return parser
 
 
 def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
@@ -92,12 +100,29 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
     merged = dataclasses.replace(
         base, **given, benchmarks=tuple(requests) if requests else base.benchmarks
     )
+    merged = _with_templates(merged, options.template_of)
     asked = [request.name for request in merged.benchmarks]
     if not asked:
         raise EvaluationError("no benchmark: write --benchmark NAME=PATH (or set eval.benchmarks)")
     if len(set(asked)) != len(asked):
         raise EvaluationError(f"a benchmark is named twice: {asked}")
     return merged
+
+
+def _with_templates(settings: Settings, given: Sequence[str]) -> Settings:
+    """The settings with the templates that single benchmarks are to be asked with."""
+    wanted = dict(item.partition("=")[::2] for item in given)
+    unknown = set(wanted) - {request.name for request in settings.benchmarks}
+    if unknown or not all(wanted.values()):
+        names = [request.name for request in settings.benchmarks]
+        raise EvaluationError(
+            f"--template-of {' '.join(given)}: write BENCHMARK=TEMPLATE; asked are {names}"
+        )
+    requests = tuple(
+        dataclasses.replace(request, template=wanted.get(request.name, request.template))
+        for request in settings.benchmarks
+    )
+    return dataclasses.replace(settings, benchmarks=requests)
 
 
 def _models(options: argparse.Namespace, digests: Digests) -> list[Checkpoint]:

@@ -24,17 +24,21 @@ LETTERS = "ABCDEFGHIJ"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchmarkRequest:
-    """What the user asked for; `path` None means the known one's source, `samples` the default."""
+    """What the user asked for; None: the known one's source, samples, template."""
 
     name: str
     path: str | None = None
     samples: int | None = None
     sha256: str | None = None
+    template: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedBenchmark:
-    """Questions in file order, `size` of the whole benchmark, and a digest of what is asked."""
+    """Questions in file order, `size` of the whole benchmark, and a digest of what is asked.
+
+    `template` is its own, None where it is asked with that of the evaluation.
+    """
 
     name: str
     path: str
@@ -42,6 +46,7 @@ class LoadedBenchmark:
     size: int
     samples: int
     sha256: str
+    template: str | None = None
 
 
 def parse_request(text: str) -> BenchmarkRequest:
@@ -107,17 +112,17 @@ def load(
             f"{request.name}: the questions of {source} are not those of the digest "
             f"{wanted[:12]}: take the published file, or ask for it as another name=PATH"
         )
-    kept = tuple(questions[:max_questions])
+    kept, own = tuple(questions[:max_questions]), benchmark.template if benchmark else None
     default = 1 if greedy or benchmark is None else benchmark.samples
+    asked = samples or default if request.samples is None else request.samples
     return LoadedBenchmark(
         name=request.name,
         path=source,
         questions=kept,
         size=len(questions),
-        samples=_checked_samples(
-            request.name, samples or default if request.samples is None else request.samples
-        ),
+        samples=_checked_samples(request.name, asked),
         sha256=_digest(kept),
+        template=request.template or own,
     )
 
 

@@ -9,6 +9,7 @@ The files beside this module are the known ones; a user's own is asked for as NA
     answer_from    the answer is what follows this string for the last time in its column
     options        columns of wrong options: a multiple-choice question, graded by its letter
     shuffle_seed   of the order of its options
+    template       what its questions are asked with, whatever the others are asked with
     samples        of each question when sampling; greedy decoding takes one
     sha256         of what is asked and answered; other content is refused
     suite_folder, suite_sha256     where a published suite has it, and the digest of that copy
@@ -48,6 +49,7 @@ class Benchmark:
     answer_from: str | None = None
     options: tuple[str, ...] = ()
     shuffle_seed: int = 0
+    template: str | None = None
     samples: int = 1
     sha256: str | None = None
     suite_folder: str | None = None

@@ -14,8 +14,10 @@ from eval.checkpoints import Checkpoint, from_model
 from eval.engine import Request
 from eval.errors import EvaluationError
 from eval.evaluate import Evaluation
+from eval.score import regrade
 from eval.settings import Settings
 from prompt_aug.files import InUseError, lock, read_lines
+from recipe.run.folder import EvaluationFolder
 
 SETTINGS = Settings(max_tokens=64, dtype="float32")
 MakeBenchmark = Callable[..., LoadedBenchmark]
@@ -57,6 +59,33 @@ def only(root: Path, pattern: str) -> Path:
 
 def asked(engine: FakeEngine) -> list[tuple[int, int]]:
     return sorted((request.question, request.sample) for request in engine.asked)
+
+
+def test_a_benchmark_has_its_own_template(
+    tmp_path: Path, checkpoint: Checkpoint, make_benchmark: MakeBenchmark
+) -> None:
+    plain, own = make_benchmark("plain"), make_benchmark("own")
+    run(tmp_path, checkpoint, FakeEngine(right), plain)  # an earlier sweep, without the other
+    own = dataclasses.replace(own, template="deepseek-r1")
+    engine = FakeEngine(right)
+    scores = run(tmp_path, checkpoint, engine, plain, own)
+    assert len(engine.asked) == len(own.questions)  # plain is done already
+    named = {
+        name: entry["settings"].get("template") for name, entry in scores["benchmarks"].items()
+    }
+    assert named == {"plain": None, "own": "deepseek-r1"}
+    asked_with = {
+        name: read_lines(only(tmp_path, f"*/{checkpoint.name}/{name}/questions.jsonl"))[0]
+        for name in named
+    }
+    assert asked_with["plain"]["template"] != asked_with["own"]["template"] == "deepseek-r1"
+    assert asked_with["plain"]["prompt"] != asked_with["own"]["prompt"]
+    folder = EvaluationFolder(only(tmp_path, f"*/{checkpoint.name}"))
+    assert regrade(folder)["benchmarks"] == scores["benchmarks"]  # with the template of each
+    # Another template of its own: asked again, beside the old samples.
+    engine = FakeEngine(right)
+    run(tmp_path, checkpoint, engine, plain, dataclasses.replace(own, template="open-r1"))
+    assert len(engine.asked) == len(own.questions)
 
 
 def test_scores_by_hand(
