@@ -189,12 +189,7 @@ def run(options: Namespace) -> int:
         else:
             with _results_of_a_part(options, stops):
                 generate(requests, store, cli.endpoint(options), budget, "candidates")
-        failed = sum(len(store.missing(request)) for request in requests)
-        if failed and not options.partial:
-            reason = store.last_failure(requests)
-            raise IncompleteError(
-                f"{failed} candidates failed ({reason}); run it again, or with --partial"
-            )
+        failed = count_failed(requests, store, options)
         listed = {
             question.uid: check_answers(question, store.texts(request), benchmarks)
             for question, request in zip(
@@ -206,6 +201,17 @@ def run(options: Namespace) -> int:
     if stops:
         raise stops[0]
     return INCOMPLETE if failed else DONE
+
+
+def count_failed(requests: Sequence[Request], store: Store, options: Namespace) -> int:
+    """How many candidates are missing. Raises IncompleteError where results need all of them."""
+    failed = sum(len(store.missing(request)) for request in requests)
+    if failed and not options.partial:
+        reason = store.last_failure(requests)
+        raise IncompleteError(
+            f"{failed} candidates failed ({reason}); run it again, or with --partial"
+        )
+    return failed
 
 
 def solved(
