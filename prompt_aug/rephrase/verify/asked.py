@@ -10,7 +10,15 @@ from collections.abc import Iterable, Iterator
 from prompt_aug.rephrase.verify.reading import FORMULA, Reading, sentences
 from prompt_aug.rephrase.verify.reasons import Reason, doubt
 from prompt_aug.rephrase.verify.values import in_words, words
-from prompt_aug.rephrase.verify.wording import NOT, content, names_in, stem, tokens, vocabulary
+from prompt_aug.rephrase.verify.wording import (
+    NOT,
+    content,
+    meaning_of,
+    names_in,
+    stem,
+    tokens,
+    vocabulary,
+)
 
 _ASKING = re.compile(
     r"(?i)\?|^\W*(?:find|determine|compute|calculate|evaluate|what|how|simplify|express|solve|count)"
@@ -57,8 +65,9 @@ def compare_asked(question: Reading, candidate: Reading) -> Iterator[Reason]:
             yield doubt("asked", f"asked for {_listed(named[1])}, not {_listed(named[0])}")
     yield from _compare_parts(asking_part(own), asking_part(other))
     if not re.search("[-+*/]", asked_formula(asking_part(own))):
-        before, now = (set(map(stem, words(r.prose))) for r in (question, asking_part(other)))
-        if came := TOTALS & now - before:
+        before = set(map(meaning_of, words(question.prose)))  # "plus" is a sum
+        now = set(map(stem, words(asking_part(other).prose)))
+        if (came := TOTALS & now - before) and not (came == {"product"} and "tim" in before):
             yield doubt("asked", f"asked for the {_listed(came)}")
 
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 from prompt_aug.rephrase.verify.reading import AMOUNT, Reading, sentences
 from prompt_aug.rephrase.verify.reasons import Reason, doubt
 from prompt_aug.rephrase.verify.values import in_words, ratios, words
-from prompt_aug.rephrase.verify.wording import names_in, stem, vocabulary
+from prompt_aug.rephrase.verify.wording import meaning_of, names_in, stem, vocabulary
 
 Bindings = dict[tuple[Fraction, str], set[str]]  # (value, how) -> to what
 SKIPPED = frozenset("of the such other full additional extra whole new old equal".split())
@@ -78,12 +78,13 @@ def _nouns(after: list[str]) -> set[str]:
     nouns = itertools.takewhile(
         lambda word: word.isalpha() and word not in known.neutral | NO_NOUN, rest
     )
-    return set(map(_meaning, nouns))
+    return set(map(meaning_of, nouns))
 
 
 def _share(before: list[str]) -> set[str]:
     """ "in bags of 6": 6 is what one of them holds, and no number of bags."""
-    return {PER + _meaning(before[-2])} if len(before) > 1 and before[-1] == "of" else set()
+    several = len(before) > 1 and before[-1] == "of" and before[-2].endswith("s")
+    return {PER + meaning_of(before[-2])} if several else set()
 
 
 def _exchanged(gone: set[str], came: set[str], others: set[str]) -> bool:
@@ -192,9 +193,5 @@ def _object(after: list[str]) -> str:
             continue
         if number := next(iter(in_words([word])), None):
             return f"#{number.value}"
-        return "" if word in known or not word.isalpha() else _meaning(word)
+        return "" if word in known or not word.isalpha() else meaning_of(word)
     return ""
-
-
-def _meaning(word: str) -> str:
-    return vocabulary().meaning.get(stem(word), stem(word))

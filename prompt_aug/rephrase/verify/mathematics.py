@@ -36,7 +36,8 @@ def compare_numbers(question: Sequence[Number], candidate: Sequence[Number]) -> 
     """Values that one text has and the other has not in any spelling."""
     lost, new = _unmatched(question, candidate), _unmatched(candidate, question)
     if lost and new:
-        if all(any(_converted(one, two) for two in new) for one in lost):
+        pairs = [(one, two) for one in lost for two in new if _converted(one, two)]
+        if {one for one, _ in pairs} == lost and {two for _, two in pairs} == new:
             yield doubt("numbers", f"{_listed(lost)} became {_listed(new)}: converted?")
         else:
             yield reject("numbers", f"{_listed(lost)} became {_listed(new)}")

@@ -137,6 +137,11 @@ def _prose_tokens(prose: str) -> list[str]:
     return found
 
 
+def meaning_of(word: str) -> str:
+    """The stem of a word, or of the first of its synonyms."""
+    return vocabulary().meaning.get(stem(word), stem(word))
+
+
 def content(found: Sequence[str]) -> list[str]:
     """The tokens that say something, each as the first of its synonyms."""
     known = vocabulary()

@@ -250,6 +250,14 @@ def test_two_things_that_change_places_are_no_rewording() -> None:
     assert "reject" not in {r.verdict for r in check(joined, turned).reasons if r.filter == "order"}
 
 
+def test_a_converted_unit_is_doubtful_and_a_heap_of_numbers_is_not() -> None:
+    question = "Ann runs 3 miles a day for 2 weeks. How many miles does she run in this time?"
+    converted = "In 14 days, Ann runs 3 miles on each of them. What is her total number of miles?"
+    assert check(question, converted).verdict == "doubtful"
+    heap = converted.replace("14 days", "14 days, 5 hours and 9 minutes")
+    assert check(question, heap).verdict == "reject"
+
+
 def test_a_word_whose_stem_looks_like_a_negation_is_none() -> None:
     question = "What is the sum of the first 12 odd numbers? (The first of them is 1.)"
     noted = "When the first 12 odd numbers are added, what is the sum? (Note that the first is 1.)"
