@@ -83,7 +83,7 @@ def once(run: Path) -> None:
 
 def limit(run: Path) -> str:
     job = submit(run, "--time=2", arguments=("toy",))
-    wait("the end", lambda: field(job, "JobState") == "COMPLETED", 420)
+    wait("the end", lambda: field(job, "JobState") == "COMPLETED", 720)
     starts = [line for line in steps(run) if line.startswith("start")]
     assert len(starts) >= 2 and len(starts) - 1 == int(field(job, "Restarts"))
     once(run)

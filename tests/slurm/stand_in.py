@@ -40,6 +40,11 @@ def main() -> int:
     return 0
 
 
+def note(run: Path, text: str) -> None:
+    with (run / "steps.txt").open("a") as log:
+        print(text, file=log)
+
+
 def stage() -> int:
     """The real recipe.export with its locks, around conversions of three seconds; else nothing."""
     if sys.argv[2] != "recipe.export":
@@ -50,10 +55,9 @@ def stage() -> int:
 
     def convert(source: Path, target: Path, dtype: str, ranks: int) -> int:
         who = f"{os.environ['SLURM_ARRAY_TASK_ID']} on {os.uname().nodename}"
-        for word in ("begun", "done"):
-            with (run / "steps.txt").open("a") as log:
-                print(word, source.parent.name, "by", who, file=log)
-            time.sleep(3)
+        note(run, f"begun {source.parent.name} by {who}")
+        time.sleep(3)
+        note(run, f"done {source.parent.name} by {who}")
         (target / "model.safetensors").write_text(source.parent.name)
         return 1
 
