@@ -1,12 +1,10 @@
 """What the commands of this package share: options, refusals in one line, an end by Ctrl-C."""
 
 import argparse
-import importlib.metadata
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from prompt_aug.errors import UserError
+from prompt_aug.commands import run
 
 
 def text(value: str) -> str:
@@ -29,12 +27,6 @@ def existing(value: str) -> Path:
     return folder
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """--version."""
-    version = importlib.metadata.version("rlvr-recipes")
-    parser.add_argument("--version", action="version", version=f"rlvr-recipes {version}")
-
-
 def run_command(
     parser: argparse.ArgumentParser,
     arguments: Sequence[str] | None,
@@ -43,12 +35,9 @@ def run_command(
 ) -> int:
     """Run `command` on the parsed options; returns the exit code. `saved` is told after Ctrl-C."""
     options = parser.parse_args(arguments)
-    try:
+
+    def carried_out() -> int:
         command(options)
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"stopped: {saved}; the same command goes on from there", file=sys.stderr)
-        return 130
-    return 0
+        return 0
+
+    return run(carried_out, interrupted=f"{saved}; the same command goes on from there")

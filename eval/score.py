@@ -13,9 +13,10 @@ import numpy as np
 from tqdm import tqdm
 
 from eval import intervals, metrics
-from eval.command import add_common, existing, run_command
+from eval.command import existing, run_command
 from eval.errors import EvaluationError
 from eval.samples import TOO_LONG, Sample, SampleFiles, SampleKey
+from prompt_aug.commands import make_parser
 from prompt_aug.files import iter_lines, read_json, read_lines, write_json, write_lines
 from prompt_aug.grading import VERSION, grade_many, normal_form
 from prompt_aug.prompts import Prompts
@@ -243,14 +244,8 @@ def _regrade_all(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.score",
-        description=__doc__,
-        epilog="example: python -m eval.score runs/toy",
-        allow_abbrev=False,
-    )
+    parser = make_parser("python -m eval.score", __doc__, example="python -m eval.score runs/toy")
     parser.add_argument("folder", type=existing, help="a run, its eval/, or any folder inside it")
-    add_common(parser)
     return run_command(parser, arguments, _regrade_all, "what was graded is saved")
 
 

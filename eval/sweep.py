@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,14 @@ from eval.checkpoints import (
     from_model,
     verify,
 )
-from eval.command import add_common, existing, path, run_command, text
+from eval.command import existing, path, run_command, text
 from eval.engine import check_hardware, prepare_environment
 from eval.errors import EvaluationError
 from eval.evaluate import Evaluation, Item
 from eval.score import require_one_grader
 from eval.session import Session
 from eval.settings import Settings
+from prompt_aug.commands import add_steps, make_parser
 from prompt_aug.files import InUseError, read_json
 from prompt_aug.grading import VERSION
 from recipe.run.folder import RunFolder
@@ -40,19 +41,25 @@ WATCH_SECONDS = 30.0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.sweep",
-        description=__doc__,
-        epilog="example: python -m eval.sweep runs/toy --benchmark aime24 --temperature 1",
-        allow_abbrev=False,
+    parser = make_parser(
+        "python -m eval.sweep",
+        __doc__,
+        example="python -m eval.sweep runs/toy --benchmark aime24 --temperature 1",
     )
     add = parser.add_argument
     add("runs", nargs="*", type=existing, metavar="RUN", help="run folders; each with its settings")
     add("--model", action="append", default=[], type=text, help="a model folder or hub id instead")
     add("--out", type=path, help="where results go (with --model: needed; a run: RUN/eval)")
-    add("--benchmark", action="append", default=[], type=text, metavar="NAME[=PATH[:SAMPLES]]")
+    add(
+        "--benchmark",
+        action="append",
+        default=[],
+        type=text,
+        metavar="NAME[=PATH[:SAMPLES]]",
+        help="a known name, or a parquet file; may be given several times",
+    )
     add("--suite", type=existing, help="folder of the five published benchmarks (Arrow folders)")
-    add("--steps", type=int, nargs="+", help="these steps only (default: every exported one)")
+    add_steps(parser)
     add("--preset", choices=list(settings_module.presets()), help="as a paper evaluates")
     add("--samples", type=int, help="of each question (default: the benchmark's; greedy: 1)")
     add("--template", type=text, help="what every question is asked with (default: the run's)")
@@ -66,6 +73,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-model-len", type=int, help="limit of prompt and response together")
     add("--max-questions", type=int, help="only the first N questions of each benchmark")
     add("--seed", type=int, help="default: the run's, or 0")
+    _add_engine(add)
+    add("--watch", action="store_true",
+        help="follow a training: export and evaluate each checkpoint as it is saved")  # fmt: skip
+    return parser
+
+
+def _add_engine(add: Callable[..., Any]) -> None:
     add("--dtype", choices=settings_module.DTYPES, help="default: the run's, or auto")
     _engine_options(parser)
     add("--watch", action="store_true",

@@ -4,6 +4,7 @@ import argparse
 import importlib.metadata
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from prompt_aug.errors import UserError
 
@@ -15,7 +16,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Text as it was written, and the default behind each option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        shown = action.default not in (None, False, argparse.SUPPRESS)
+        shown = action.default not in (None, False, [], argparse.SUPPRESS)
         told = "%(default)" in (action.help or "")
         return f"{action.help or ''} (default: %(default)s)" if shown and not told else action.help
 
@@ -38,6 +39,33 @@ def make_parser(prog: str, description: str | None, *, example: str) -> argparse
         version = "not installed"
     parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {version}")
     return parser
+
+
+class _Steps(argparse.Action):
+    """``10 20`` or ``10,20`` -> [10, 20]; ``all`` -> None."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        parts = [part for text in values for part in text.split(",")]
+        if not (parts == ["all"] or all(p.isascii() and p.isdecimal() for p in parts)):
+            parser.error(f"--steps {' '.join(values)}: neither 'all' nor steps like 10 20")
+        setattr(namespace, self.dest, None if parts == ["all"] else [int(part) for part in parts])
+
+
+def add_steps(parser: argparse.ArgumentParser) -> None:
+    """``--steps``, the same for all commands that work on the checkpoints of a run."""
+    parser.add_argument(
+        "--steps",
+        nargs="+",
+        action=_Steps,
+        metavar="N",
+        help="these steps only, as 10 20 or 10,20 (default: all)",
+    )
 
 
 def run(command: Callable[[], int], *, interrupted: str) -> int:

@@ -299,6 +299,24 @@ def lock(folder: Path) -> Lock:
     return Lock(file)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a live process holds `folder`, as far as its lock tells; takes nothing.
+
+    On another node: whether the owner has touched the lock within LEASE seconds, by both clocks.
+    """
+    path = folder / ".lock"
+    owner = _owner_in(path)
+    if owner is None:
+        return False
+    lives = _lives(owner, _this_process(), by_kernel=False)
+    if lives is not None:
+        return lives
+    try:
+        return time.time() - path.stat().st_mtime < LEASE
+    except FileNotFoundError:
+        return False
+
+
 def _flock(file: IO[str]) -> bool:
     """Lock by the kernel; False where the file system has no flock. BlockingIOError: held."""
     try:

@@ -13,3 +13,7 @@ class HungError(UserError, RuntimeError):
 
 class ExhaustedError(UserError, RuntimeError):
     """Dynamic sampling: the questions a step may generate are spent, and the batch is not full."""
+
+
+class RolloutError(RuntimeError):
+    """All rollouts of a step failed: a defect, or a dead engine. The message has the error."""

@@ -10,7 +10,6 @@ saves the last finished step and ends the run; exit code 75 says that the same c
     python -m recipe.train cw_grpo recipe.run_dir=runs/cw_grpo   # a paper's setting, on GPUs
 """
 
-import argparse
 import signal
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from prompt_aug.commands import make_parser
 from prompt_aug.errors import UserError
 
 STOPPED = 130  # the shell's exit code after Ctrl-C
@@ -70,7 +70,8 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
     """Compose, check, prepare, run; returns the exit code."""
     from prompt_aug.files import lock
     from recipe.config.compose import compose_config
-    from recipe.run import folder, launch, stop
+    from recipe.run import ending, launch
+    from recipe.run.folder import RunFolder, record_environment
 
     config = compose_config(example, overrides)
     launch.set_environment(config)
@@ -80,36 +81,42 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
 
         print(plan.describe(config, bank))
         return 0
-    with lock(Path(config.recipe.run_dir)):
+    folder = RunFolder(Path(config.recipe.run_dir))
+    with lock(folder.root):
         prepare(config, bank)
         if launch.finished(config):
-            print(f"recipe.train: all steps of {config.recipe.run_dir} are done already")
+            print(f"recipe.train: all steps of {folder.root} are done already")
             return 0
-        folder.record_environment(Path(config.recipe.run_dir))
-        try:
-            launch.run(config)
-        except KeyboardInterrupt:
-            print(f"\nrecipe.train: stopped; {launch.how_to_go_on(config)}", file=sys.stderr)
-            return STOPPED
-        except stop.StoppedError as error:
-            told = f"ended early, the same command goes on: {error.__cause__ or error}"
-            print(f"recipe.train: {told}", file=sys.stderr)
-            return stop.AGAIN
-        except Exception as error:  # the boundary of the command: told, then the exit code
-            print(f"recipe.train: {launch.explain(error, config)}", file=sys.stderr)
-            return 1
-    print(f"recipe.train: done, run folder {config.recipe.run_dir}")
-    return 0
+        record_environment(folder.root)
+        code, told = carry_out(config)
+        ending.record(folder, code, told)
+    print(f"recipe.train: {told}", file=sys.stderr if code else sys.stdout)
+    return code
+
+
+def carry_out(config: DictConfig) -> tuple[int, str]:
+    """The training; the exit code, and what there is to say about how it ended."""
+    from recipe.run import ending, launch, stop
+
+    try:
+        launch.run(config)
+    except KeyboardInterrupt:
+        return STOPPED, f"stopped; {ending.how_to_go_on(config)}"
+    except stop.StoppedError as error:
+        told = f"ended early, the same command goes on: {error.__cause__ or error}"
+        return stop.AGAIN, told
+    except Exception as error:  # the boundary of the command: told, then the exit code
+        return 1, ending.explain(error, config)
+    return 0, f"done, run folder {config.recipe.run_dir}"
 
 
 def main(arguments: list[str] | None = None) -> int:
     from recipe.config import show
 
-    parser = argparse.ArgumentParser(
-        prog="python -m recipe.train",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = make_parser(
+        "python -m recipe.train",
+        __doc__,
+        example="python -m recipe.train toy trainer.total_training_steps=8",
     )
     parser.add_argument("example", nargs="?", help="a folder in examples/, or the path of one")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="hydra overrides")
@@ -121,7 +128,6 @@ def main(arguments: list[str] | None = None) -> int:
     only.add_argument(
         "--dry-run", action="store_true", help="all checks; then what the run would do and write"
     )
-    only.add_argument("--version", action="version", version=show.version())
     given = parser.parse_intermixed_args(arguments)
     if given.example is None and not given.list:
         parser.error("name an example: --list shows them")

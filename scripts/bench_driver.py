@@ -16,7 +16,6 @@ columns made a record and the advantages written back, the whole of recipe.algor
 itself is in the paired steps of scripts/bench_trainer.py.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ import torch
 from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
+from prompt_aug.commands import make_parser
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import compute_advantages
 from recipe.algorithms.covariance import covariance_metrics, token_covariance
@@ -156,11 +156,15 @@ def table(medians: dict[str, float]) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1024)
-    parser.add_argument("--tokens", type=int, default=3072)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = make_parser(
+        "python scripts/bench_driver.py",
+        __doc__,
+        example="python scripts/bench_driver.py --rows 256",
+    )
+    parser.add_argument("--rows", type=int, default=1024, help="responses of the made-up step")
+    parser.add_argument("--tokens", type=int, default=3072, help="of the longest response")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds that are measured")
+    parser.add_argument("--seed", type=int, default=0, help="of the made-up step")
     given = parser.parse_args(arguments)
     batch = made_up(given.rows, given.tokens, given.seed)
     tokens = sum(batch.lengths)

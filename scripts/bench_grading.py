@@ -14,7 +14,6 @@ its `reward_score.math_verify.compute_score`; its 30 s clock starts at submissio
 answers starve right ones behind them.
 """
 
-import argparse
 import json
 import random
 import time
@@ -27,6 +26,7 @@ from unittest.mock import patch
 from pyarrow import parquet
 from tqdm import tqdm
 
+from prompt_aug.commands import make_parser
 from prompt_aug.grading import equality, grade
 from prompt_aug.grading.arithmetic import Unsupported
 from prompt_aug.grading.evaluate import Value
@@ -163,12 +163,20 @@ def arithmetic_report(rows: list[tuple[str, str, str]]) -> dict[str, object]:
 
 def main() -> None:
     """Runs both and prints one JSON line for each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ordinary", type=int, default=1024)
-    parser.add_argument("--hostile", type=int, default=32)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--skip-verl", action="store_true")
-    parser.add_argument("--arithmetic", action="store_true")
+    parser = make_parser(
+        "python scripts/bench_grading.py",
+        __doc__,
+        example="python scripts/bench_grading.py --ordinary 256 --skip-verl",
+    )
+    parser.add_argument("--ordinary", type=int, default=1024, help="ordinary completions")
+    parser.add_argument("--hostile", type=int, default=32, help="hostile ones, long to work out")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice and the order")
+    parser.add_argument("--skip-verl", action="store_true", help="ours alone")
+    parser.add_argument(
+        "--arithmetic",
+        action="store_true",
+        help="the second form: with and without our own arithmetic",
+    )
     options = parser.parse_args()
     rows = workload(options.ordinary, options.hostile, options.seed)
     if options.arithmetic:

@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 
+from prompt_aug.commands import make_parser
+
 PROMPT = 512
 RANKS = 800  # 100 nodes of 8 GPUs
 SHARDS = ("model", "optim", "extra_state")
@@ -166,9 +168,11 @@ def lines(responses: int, tokens: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--responses", type=int, default=16384)
-    parser.add_argument("--tokens", type=int, default=8192)
+    parser = make_parser(
+        "python scripts/bench_growth.py", __doc__, example="python scripts/bench_growth.py"
+    )
+    parser.add_argument("--responses", type=int, default=16384, help="of a step")
+    parser.add_argument("--tokens", type=int, default=8192, help="of the longest response")
     parser.add_argument("--driver", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.driver:

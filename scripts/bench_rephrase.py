@@ -9,7 +9,6 @@ the checks; the second kills the command at random moments after its first reque
 compares the file with that of a run without kills.
 """
 
-import argparse
 import json
 import random
 import resource
@@ -24,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 from scripted_endpoint import Reply, chat, serving
 
+from prompt_aug.commands import make_parser
 from prompt_aug.questions import make_question, write_parquet
 
 CONCURRENCY = 16
@@ -135,11 +135,20 @@ def kills(folder: Path, count: int, times: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--questions", type=int, default=1000)
-    parser.add_argument("--samples", type=int, default=3)
-    parser.add_argument("--per-request", type=int, default=1)
-    parser.add_argument("--kills", type=int, default=0)
+    parser = make_parser(
+        "python scripts/bench_rephrase.py",
+        __doc__,
+        example="python scripts/bench_rephrase.py --questions 400 --kills 50",
+    )
+    parser.add_argument("--questions", type=int, default=1000, help="made-up questions")
+    parser.add_argument("--samples", type=int, default=3, help="candidates of each")
+    parser.add_argument("--per-request", type=int, default=1, help="candidates of one request")
+    parser.add_argument(
+        "--kills",
+        type=int,
+        default=0,
+        help="kills before the end; 0: none, time is measured instead",
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.kills:

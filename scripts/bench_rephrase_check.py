@@ -6,12 +6,12 @@ Each line of a file has a question and its candidates, each with its kind ("good
 fault).
 """
 
-import argparse
 import json
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+from prompt_aug.commands import make_parser
 from prompt_aug.rephrase import Check, check
 
 PAIRS = Path(__file__).parents[1] / "tests" / "prompt_aug" / "rephrase" / "pairs"
@@ -58,8 +58,13 @@ def by_filter(results: list[tuple[Pair, Check]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("pairs", type=Path, nargs="*", default=sorted(PAIRS.glob("*.jsonl")))
+    parser = make_parser(
+        "python scripts/bench_rephrase_check.py",
+        __doc__,
+        example="python scripts/bench_rephrase_check.py",
+    )
+    pairs = sorted(PAIRS.glob("*.jsonl"))
+    parser.add_argument("pairs", type=Path, nargs="*", default=pairs, help="json lines")
     pairs = [pair for path in parser.parse_args().pairs for pair in load(path)]
     results = [(pair, check(pair["question"], pair["candidate"])) for pair in pairs]
     print(by_kind(results), by_filter(results), sep="\n\n")

@@ -7,13 +7,13 @@ pass^k for k = 1, 2, 4, ... n. verl's `bootstrap_metric` gives best@k and its de
 question; it is timed on a few questions and multiplied, since all of them would take hours.
 """
 
-import argparse
 import time
 
 import numpy as np
 
 from eval.intervals import accuracy_interval
 from eval.metrics import accuracy, all_at_powers, pass_at_powers, powers
+from prompt_aug.commands import make_parser
 
 TIMED = 8  # questions that verl's function is timed on
 
@@ -40,9 +40,13 @@ def verls(correct: np.ndarray) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = make_parser(
+        "python scripts/bench_statistics.py",
+        __doc__,
+        example="python scripts/bench_statistics.py --samples 8",
+    )
     for name, value in (("checkpoints", 198), ("questions", 1560), ("samples", 32)):
-        parser.add_argument(f"--{name}", type=int, default=value)
+        parser.add_argument(f"--{name}", type=int, default=value, help="of the sweep")
     options = parser.parse_args()
     shape = (options.checkpoints, options.questions, options.samples)
     rng = np.random.default_rng(0)

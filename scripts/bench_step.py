@@ -7,13 +7,13 @@ otherwise idle machine. The table holds the median seconds of the steps after th
 ratio to the last variant, which is the default. Variants that are done are not run again.
 """
 
-import argparse
 import re
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
+from prompt_aug.commands import make_parser
 from recipe.run.folder import read_metrics
 
 PARTS = ("step", "gen", "old_log_prob", "adv", "update_actor", "update_weights")
@@ -46,9 +46,15 @@ def measure(name: str, overrides: list[str], steps: int, out: Path) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--out", type=Path, default=Path("runs/bench_step"))
+    parser = make_parser(
+        "python scripts/bench_step.py",
+        __doc__,
+        example="python scripts/bench_step.py --steps 6",
+    )
+    parser.add_argument("--steps", type=int, default=6, help="of each variant")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/bench_step"), help="where the runs go"
+    )
     arguments = parser.parse_args()
     rows = {n: measure(n, o, arguments.steps, arguments.out) for n, o in VARIANTS.items()}
     last = list(rows.values())[-1]

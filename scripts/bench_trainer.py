@@ -18,7 +18,6 @@ verl loads this file in every process of the run (VERL_USE_EXTERNAL_MODULES), wh
 trainer "paired" becomes known where verl looks it up.
 """
 
-import argparse
 import json
 import math
 import os
@@ -27,6 +26,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from prompt_aug.commands import make_parser
 
 GENERATING = 11
 WARM_UP = 2
@@ -125,10 +126,16 @@ def report(seconds: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=132)
-    parser.add_argument("--method", default="cw_grpo")
-    parser.add_argument("--out", type=Path, default=Path("runs/bench_trainer"))
+    parser = make_parser(
+        "python scripts/bench_trainer.py",
+        __doc__,
+        example="python scripts/bench_trainer.py --steps 132",
+    )
+    parser.add_argument("--steps", type=int, default=132, help="of the one run")
+    parser.add_argument("--method", default="cw_grpo", help="in recipe/config/method")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/bench_trainer"), help="where the run goes"
+    )
     given = parser.parse_args()
     if (given.out / "paired.jsonl").exists():
         parser.error(f"{given.out} holds an earlier run: move it away, or choose another --out")

@@ -17,7 +17,6 @@ steps; generated: responses generated for one trained on; accuracy of the first 
 level they start from.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -26,6 +25,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from prompt_aug.commands import make_parser
 from prompt_aug.files import read_json
 from recipe.config.compose import group_names
 from recipe.run.folder import RunFolder, read_metrics
@@ -131,13 +131,26 @@ def table(names: list[str], seeds: list[int], done: dict[tuple[str, int], dict])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--methods", nargs="+", default=methods(), choices=methods())
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("runs/methods"))
-    parser.add_argument("--record", type=Path, default=ROOT / "examples" / "methods.jsonl")
+    parser = make_parser(
+        "python scripts/compare_methods.py",
+        __doc__,
+        example="python scripts/compare_methods.py --methods grpo dapo",
+    )
+    parser.add_argument(
+        "--methods", nargs="+", default=methods(), choices=methods(), help="in recipe/config/method"
+    )
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=[0, 1, 2], help="of data order and sampling"
+    )
+    parser.add_argument("--steps", type=int, default=60, help="of each run")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once")
+    parser.add_argument("--out", type=Path, default=Path("runs/methods"), help="where the runs go")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        default=ROOT / "examples" / "methods.jsonl",
+        help="json lines, one for each run",
+    )
     given = parser.parse_args()
     threads = max(1, (os.cpu_count() or 1) // given.jobs)
     done = read_record(given.record, given.steps)

@@ -3,13 +3,30 @@
 # evaluate and report. Killed anywhere and called again, it goes on; called after it succeeded,
 # it finds nothing left to do.
 #
-#   bash scripts/demo.sh [hydra overrides]
+#   bash scripts/demo.sh [--help] [hydra overrides]
 #   SEED=1 RUN=runs/demo-1 bash scripts/demo.sh
+#   bash scripts/demo.sh trainer.total_training_steps=8
+#
+# About 10 minutes on 2 CPU cores, the set-up of the first call (scripts/setup.sh) aside.
 #
 # SEED  seed of data, draws, start model and sampling    (default: 0)
 # RUN   the run folder, relative to the repository root  (default: runs/demo)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+for argument in "$@"; do
+    case $argument in
+        -h | --help)
+            sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' scripts/demo.sh
+            exit 0
+            ;;
+        *=*) ;;
+        *)
+            echo "demo: '$argument' is no override of the form key=value (see --help)" >&2
+            exit 2
+            ;;
+    esac
+done
 
 seed=${SEED:-0}
 run=${RUN:-runs/demo}

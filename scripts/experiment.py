@@ -14,6 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from prompt_aug.commands import make_parser
 from prompt_aug.errors import UserError
 from prompt_aug.files import write_text
 from recipe.lab import page
@@ -73,15 +74,19 @@ def carry_out(given: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = make_parser(
+        "python scripts/experiment.py",
+        __doc__,
+        example="python scripts/experiment.py ta_grpo --pilot 1",
     )
-    parser.add_argument("name", choices=names())
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("name", choices=names(), help="a folder of examples/laboratory")
+    parser.add_argument("--seeds", type=int, default=5, help="of the arms that decide")
     parser.add_argument("--arms", nargs="+", help="default: all")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once, each with its threads")
     parser.add_argument("--pilot", type=int, help="one seed below 1000, for calibration")
-    parser.add_argument("--out", type=Path, default=Path("runs/laboratory"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/laboratory"), help="where the runs go"
+    )
     try:
         return carry_out(parser.parse_args())
     except UserError as error:

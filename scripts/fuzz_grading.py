@@ -18,7 +18,6 @@ Laws that every input must keep:
 Prints one JSON line; exits 1 and prints the inputs when a law is broken.
 """
 
-import argparse
 import json
 import random
 import sys
@@ -29,6 +28,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from prompt_aug.commands import make_parser
 from prompt_aug.grading import STATUSES, Extraction, grade, grade_answer
 from prompt_aug.grading.extract import extract
 
@@ -175,10 +175,16 @@ def broken_laws(text: str, gold: str) -> list[str]:
 
 def main() -> None:
     """Fuzzes for the given time."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--trace-every", type=int, default=4)
+    parser = make_parser(
+        "python scripts/fuzz_grading.py",
+        __doc__,
+        example="python scripts/fuzz_grading.py --minutes 1",
+    )
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long")
+    parser.add_argument("--seed", type=int, default=0, help="of the mutations")
+    parser.add_argument(
+        "--trace-every", type=int, default=4, help="inputs for each one whose lines are traced"
+    )
     options = parser.parse_args()
     rng, corpus, lines = random.Random(options.seed), list(SEEDS), Lines()
     statuses: Counter[str] = Counter()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make the CPU environment: .venv in the repository root, or the folder that RECIPE_VENV names.
 #
-#   bash scripts/setup.sh              a second call costs under a second
+#   bash scripts/setup.sh [--help]     a second call costs under a second
 #
 # RECIPE_VENV      where the environment lives           (default: .venv)
 # PYTHON           the interpreter to make it with       (default: python3.11 or 3.12 on PATH)
@@ -10,6 +10,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' scripts/setup.sh
+    exit 0
+fi
 venv=${RECIPE_VENV:-.venv}
 [[ $venv == /* ]] || venv=$PWD/$venv
 index=${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Every check of the project: lint, format, types; unit, config and end-to-end tests.
 #
-#   bash scripts/test.sh [--fast] [pytest options]      --fast leaves out the last two
+#   bash scripts/test.sh [--help] [--fast] [pytest options]
+#   bash scripts/test.sh --fast -k grading
+#
+# --fast    lint, format, types and unit tests alone
 #
 # unit      neither composes a configuration nor starts a process: under a minute
 # config    composes configurations, starts short processes, no Ray and no engine
@@ -9,6 +12,12 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
+case ${1:-} in
+    -h | --help)
+        sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' scripts/test.sh
+        exit 0
+        ;;
+esac
 fast=false
 if [[ ${1:-} == --fast ]]; then
     fast=true

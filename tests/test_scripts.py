@@ -141,6 +141,20 @@ def test_setup_says_how_to_get_a_python(checkout: Path) -> None:
     assert code == 1 and "no Python 3.11 or 3.12" in output and "PYTHON=" in output
 
 
+@pytest.mark.parametrize("script", ["demo.sh", "test.sh", "setup.sh"])
+def test_help_explains_and_does_nothing(checkout: Path, script: str) -> None:
+    (checkout / ".venv" / ".setup-stamp").unlink()  # a set-up would show
+    before = sorted(checkout.rglob("*"))
+    code, output = run(checkout, script, "--help")
+    assert code == 0 and f"bash scripts/{script} [--help]" in output and "set -" not in output
+    assert calls(checkout) == [] and sorted(checkout.rglob("*")) == before
+
+
+def test_demo_refuses_what_is_no_override(checkout: Path) -> None:
+    code, output = run(checkout, "demo.sh", "--fast")
+    assert code == 2 and "'--fast' is no override" in output and calls(checkout) == []
+
+
 def test_demo_runs_its_stages_in_order(checkout: Path) -> None:
     code, output = run(
         checkout, "demo.sh", "trainer.save_freq=5", SEED="3", RUN="runs/x",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.command import add_common, path, run_command, text
+from eval.command import path, run_command, text
 from eval.errors import EvaluationError
 from eval.report import charts
 from eval.report.archive import archive
@@ -20,6 +20,7 @@ from eval.report.figures import figures
 from eval.report.page import render_html, render_markdown
 from eval.report.rollouts import rollout_samples
 from eval.report.tables import checkpoint_table, text_table
+from prompt_aug.commands import make_parser
 from prompt_aug.files import replacing, write_json, write_text
 from recipe.run.folder import RunFolder
 
@@ -76,11 +77,10 @@ def _report(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.report",
-        description=__doc__,
-        epilog="example: python -m eval.report runs/grpo runs/prompt_aug --out compared",
-        allow_abbrev=False,
+    parser = make_parser(
+        "python -m eval.report",
+        __doc__,
+        example="python -m eval.report runs/grpo runs/prompt_aug --out compared",
     )
     add = parser.add_argument
     add("runs", nargs="+", type=path, metavar="RUN", help="run folders; several: side by side")
@@ -88,7 +88,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--settings", type=text, help="a folder in RUN/eval (default: the fullest)")
     add("--expected", type=text, help="an entry of expected.yaml to stand beside the runs"
         " (default: those of their start model)")  # fmt: skip
-    add_common(parser)
     return run_command(parser, arguments, _report, "a report appears file by file")
 
 

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import openai
 
+from prompt_aug.commands import make_parser
 from prompt_aug.errors import UserError
 from prompt_aug.files import lock, write_json
 from prompt_aug.grading import grade_many
@@ -189,24 +190,25 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m prompt_aug.rephrase.diagnose",
-        description=(__doc__ or "").split("\n\n")[0],
+    parser = make_parser(
+        "python -m prompt_aug.rephrase.diagnose",
+        (__doc__ or "").split("\n\n")[0],
+        example="python -m prompt_aug.rephrase.diagnose train.parquet runs/diagnosis --model NAME",
     )
     parser.add_argument("questions", type=Path, help="with extra_info.neighbours")
     parser.add_argument("folder", type=Path, help="of responses, diagnosis.json and .png")
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--base-url")
-    parser.add_argument("--n", type=int, default=3)
-    parser.add_argument("--g", type=int, default=8)
+    parser.add_argument("--model", required=True, help="as the endpoint names it")
+    parser.add_argument("--base-url", help="default: OPENAI_BASE_URL, else OpenAI's")
+    parser.add_argument("--n", type=int, default=3, help="neighbours of a question")
+    parser.add_argument("--g", type=int, default=8, help="responses to each phrasing")
     parser.add_argument("--limit", type=int, help="only the first so many questions")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--answer-tokens", type=int, default=3072)
-    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the responses")
+    parser.add_argument("--answer-tokens", type=int, default=3072, help="at most, of a response")
+    parser.add_argument("--concurrency", type=int, default=16, help="requests in flight")
     parser.add_argument("--embedder", help="model of /v1/embeddings; none: no distances")
     parser.add_argument("--embedder-url", help="its endpoint (default: --base-url)")
-    parser.add_argument("--max-requests", type=int)
-    parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--max-requests", type=int, help="attempts, retries included")
+    parser.add_argument("--max-tokens", type=int, help="of prompts and answers")
     return parser
 
 

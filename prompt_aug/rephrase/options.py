@@ -9,6 +9,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
+from prompt_aug.commands import make_parser
 from prompt_aug.rephrase.generate.budget import Budget, Price, Spending, price_of
 from prompt_aug.rephrase.generate.client import KEY_VARIABLE, Endpoint
 from prompt_aug.rephrase.generate.prompts import RephraseError
@@ -17,7 +18,11 @@ from prompt_aug.rephrase.generate.store import Sampling
 
 def build_parser(description: str) -> argparse.ArgumentParser:
     """All options; `validate` says what goes with what."""
-    parser = argparse.ArgumentParser(prog="python -m prompt_aug.rephrase", description=description)
+    parser = make_parser(
+        "python -m prompt_aug.rephrase",
+        description,
+        example="python -m prompt_aug.rephrase train.parquet rephrased.parquet --model NAME",
+    )
     parser.add_argument("questions", type=Path, help="a parquet file of prompt_aug.prepare")
     parser.add_argument("out", type=Path, help="the parquet file to write")
     parser.add_argument("--n", type=int, default=3, help="neighbours wanted for each question")
@@ -45,8 +50,8 @@ def _add_model(group: Any) -> None:
     group.add_argument("--model", help="as the endpoint names it")
     group.add_argument("--base-url", help=f"default: OpenAI's; the key is read from {KEY_VARIABLE}")
     group.add_argument("--prompt", default="default", help="default, paper, or a file")
-    group.add_argument("--temperature", type=float, default=1.0)
-    group.add_argument("--top-p", type=float, default=1.0)
+    group.add_argument("--temperature", type=float, default=1.0, help="of the candidates")
+    group.add_argument("--top-p", type=float, default=1.0, help="of the candidates")
     group.add_argument("--answer-tokens", type=int, default=1024, help="at most, of one candidate")
     group.add_argument("--per-request", type=int, default=8, help="candidates of one request (n)")
     group.add_argument("--concurrency", type=int, default=16, help="requests in flight")
@@ -70,7 +75,7 @@ def _add_checks(group: Any) -> None:
     group.add_argument("--solve", type=int, default=0, help="answers of --solver to every text")
     group.add_argument("--solver", help="model of --solve (default: --model)")
     group.add_argument("--solver-url", help="its endpoint (default: --base-url)")
-    group.add_argument("--solver-tokens", type=int, default=2048)
+    group.add_argument("--solver-tokens", type=int, default=2048, help="at most, of one answer")
     group.add_argument("--pass-rates", type=Path, help="json lines of uid, text, right, responses")
     group.add_argument("--per-text", type=int, default=8, help="G, the responses to each text")
 

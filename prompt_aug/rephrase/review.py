@@ -9,7 +9,6 @@ j and k next and previous, d the doubtful alone or all, s save. The texts come f
 are put into the page as JSON and shown as text, never as HTML.
 """
 
-import argparse
 import difflib
 import json
 import re
@@ -20,6 +19,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from prompt_aug.commands import make_parser
 from prompt_aug.errors import UserError
 from prompt_aug.files import iter_lines, write_text
 from prompt_aug.questions import normalise, read_parquet
@@ -100,11 +100,12 @@ def read_decisions(path: Path | None) -> Decisions:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; 0 done, 1 could not, 2 wrong usage."""
-    parser = argparse.ArgumentParser(
-        prog="python -m prompt_aug.rephrase.review",
-        description=(__doc__ or "").split("\n\n")[0],
+    parser = make_parser(
+        "python -m prompt_aug.rephrase.review",
+        (__doc__ or "").split("\n\n")[0],
+        example="python -m prompt_aug.rephrase.review train.parquet out.parquet review.html",
     )
-    parser.add_argument("questions", type=Path)
+    parser.add_argument("questions", type=Path, help="the QUESTIONS of the pipeline")
     parser.add_argument("out", type=Path, help="the OUT.parquet of the pipeline")
     parser.add_argument("page", type=Path, help="the HTML file to write")
     options = parser.parse_args(arguments)

@@ -7,7 +7,6 @@ those from running that need it. Then a page of figures, also in FOLDER/accept.m
 with the toy model. Nothing is fetched. The GPU form was never run (requirements/README.md).
 """
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prompt_aug.commands import make_parser
 from prompt_aug.files import write_text
 from recipe.accept.stages import Figures, Stage, StageError, stages
 
@@ -64,7 +64,9 @@ def page(results: list[Result]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipe.accept", description=__doc__)
+    parser = make_parser(
+        "python -m recipe.accept", __doc__, example="python -m recipe.accept --cpu"
+    )
     parser.add_argument("--cpu", action="store_true", help="the toy model on the CPU")
     parser.add_argument("--folder", type=Path, default=Path("runs/accept"), help="made anew")
     parser.add_argument("--only", nargs="+", metavar="STAGE", help="in the folder as it is")

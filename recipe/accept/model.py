@@ -4,19 +4,24 @@ Nothing is fetched: the shape is that of Qwen2.5-Math-1.5B (recipe/plan/shapes.j
 and the questions are those of the toy world. ``--cpu`` makes the toy model's size.
 """
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
+
+from prompt_aug.commands import make_parser
 
 MODEL = "Qwen/Qwen2.5-Math-1.5B"
 TOY = ["recipe.toy.updates=1", "recipe.toy.train_questions=200", "recipe.toy.test_questions=40"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipe.accept.model", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--cpu", action="store_true")
+    parser = make_parser(
+        "python -m recipe.accept.model",
+        __doc__,
+        example="python -m recipe.accept.model runs/accept --cpu",
+    )
+    parser.add_argument("folder", type=Path, help="model/ and data/ are made in it")
+    parser.add_argument("--cpu", action="store_true", help="the toy model as it is, for a CPU")
     options = parser.parse_args(arguments)
 
     import shutil

@@ -6,12 +6,12 @@ launcher are imported in processes of their own, side by side, and a failure is 
 traceback.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from prompt_aug.commands import make_parser
 from recipe.doctor import checks, probes
 from recipe.doctor.checks import Check
 
@@ -56,7 +56,7 @@ def report(found: list[Check]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipe.doctor", description=__doc__)
+    parser = make_parser("python -m recipe.doctor", __doc__, example="python -m recipe.doctor")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders will be")
     parsed = parser.parse_args(arguments)
     print("recipe.doctor: importing verl, vLLM and Ray, some seconds ...", file=sys.stderr)

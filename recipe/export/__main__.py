@@ -17,7 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from prompt_aug.commands import make_parser, run
+from prompt_aug.commands import add_steps, make_parser, run
 from prompt_aug.errors import UserError
 from prompt_aug.files import InUseError, digests, lock, read_json, sync, write_json
 from recipe.export.plan import (
@@ -179,25 +179,13 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def parse_steps(texts: Sequence[str]) -> list[int] | None:
-    """``all`` -> None; ``10 20`` or ``10,20`` -> [10, 20]. Raises ExportError."""
-    parts = [part for text in texts for part in text.split(",")]
-    if parts == ["all"]:
-        return None
-    if not all(part.isdecimal() for part in parts):
-        raise ExportError(f"--steps {' '.join(texts)}: neither 'all' nor steps like 10 20")
-    return [int(part) for part in parts]
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = make_parser(
         "python -m recipe.export", __doc__, example="python -m recipe.export runs/toy --steps 10 20"
     )
     parser.add_argument("run", metavar="RUN", help="the run folder, such as runs/demo")
-    parser.add_argument(
-        "--steps", nargs="+", default=["all"], metavar="N", help="these steps only (default: all)"
-    )
+    add_steps(parser)
     parser.add_argument("--dtype", choices=list(DTYPES), help="default: that of the run's rollouts")
     return parser
 
@@ -207,7 +195,7 @@ def export_as(options: argparse.Namespace) -> int:
     if not options.run:
         raise ExportError("RUN is empty (an unset shell variable?)")
     run_dir, failed = Path(options.run), False
-    for failure in export(run_dir, parse_steps(options.steps), options.dtype):
+    for failure in export(run_dir, options.steps, options.dtype):
         failed = True
         tqdm.write(f"error: {failure}", file=sys.stderr)
     if failed:

@@ -4,7 +4,6 @@ Test questions of the run's world in their own wording, sampled at temperature 1
 each template of the experiment. Writes RUN/measured.json, last and whole.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from prompt_aug.commands import make_parser
 from prompt_aug.errors import UserError
 from prompt_aug.files import read_json, write_json
 from prompt_aug.templates import Template, load_bank
@@ -68,9 +68,13 @@ def measure_run(run: Path, settings: Measure) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipe.lab.checkpoints", description=__doc__)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("experiment")
+    parser = make_parser(
+        "python -m recipe.lab.checkpoints",
+        __doc__,
+        example="python -m recipe.lab.checkpoints runs/laboratory/ta_grpo/grpo-1000 ta_grpo",
+    )
+    parser.add_argument("run", type=Path, help="the run folder, its checkpoints exported")
+    parser.add_argument("experiment", help="a folder of examples/laboratory")
     given = parser.parse_args(arguments)
     try:
         found = measure_run(given.run, load_experiment(given.experiment).measure)

@@ -7,12 +7,12 @@ a GPU; the hours stand and fall with --mean-response, --mfu and --traffic. What 
 way to 100 nodes: recipe/plan/GROWTH.md.
 """
 
-import argparse
 import sys
 from typing import Any
 
 from omegaconf import DictConfig
 
+from prompt_aug.commands import make_parser
 from prompt_aug.errors import UserError
 from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
@@ -112,16 +112,28 @@ def hour_lines(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> list[
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipe.plan", description=__doc__)
+    parser = make_parser(
+        "python -m recipe.plan", __doc__, example="python -m recipe.plan dapo --gpus 16"
+    )
     add: Any = parser.add_argument
     add("example", help="a folder in examples/, or the path of one")
     add("overrides", nargs="*", help="hydra overrides, key=value")
     add("--gpus", type=int, default=8, help="all together")
-    add("--gpu", choices=list(GPUS), default="h100-80")
+    add("--gpu", choices=list(GPUS), default="h100-80", help="what each of them is")
     add("--mean-response", type=int, help="tokens; default: half of data.max_response_length")
     add("--validation", type=int, default=500, help="responses of one validation")
-    add("--mfu", type=float, default=Assumptions().mfu)
-    add("--traffic", type=float, default=Assumptions().traffic)
+    add(
+        "--mfu",
+        type=float,
+        default=Assumptions().mfu,
+        help="share of the peak FLOP/s that an update reaches",
+    )
+    add(
+        "--traffic",
+        type=float,
+        default=Assumptions().traffic,
+        help="share of the peak memory traffic that generation reaches",
+    )
     options = parser.parse_intermixed_args(arguments)
     try:
         config = compose_config(options.example, options.overrides)

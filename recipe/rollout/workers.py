@@ -34,8 +34,11 @@ from verl.trainer.ppo.v1.agent_loop_tq import (
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 import recipe.rollout.agent_loop  # noqa: F401  (registers the agent loop in the worker's process)
+from recipe.run.ending import first_cause
 
 logger = logging.getLogger(__name__)
+
+FINISHED = {"status": "finished"}
 
 # A class under @ray.remote cannot be subclassed; this is the class it was made from.
 _Worker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
@@ -134,17 +137,18 @@ class GroupedAgentLoopWorker(_Worker):
         As in verl, the rollouts that succeeded are stored also where a sibling failed.
         """
         partition = "val" if trajectory["validate"] else "train"
-        status = "failure"
+        error: BaseException | None
         try:
-            failed = await self._run_group(prompt, dict(sampling_params), partition)
-            status = "failure" if failed else "finished"
-        except Exception:
+            error = await self._run_group(prompt, dict(sampling_params), partition)
+        except Exception as raised:
             # One boundary: a group must end in some status, or the trainer waits for ever.
             logger.exception("question %s failed", prompt["uid"])
-        await tq.async_kv_put(key=prompt["uid"], partition_id=partition, tag={"status": status})
+            error = raised
+        tag = {"status": "failure", "error": first_cause(error)} if error else FINISHED
+        await tq.async_kv_put(key=prompt["uid"], partition_id=partition, tag=tag)
 
-    async def _run_group(self, prompt: dict, params: dict, partition: str) -> int:
-        """Generate, grade, store; returns how many rollouts failed."""
+    async def _run_group(self, prompt: dict, params: dict, partition: str) -> BaseException | None:
+        """Generate, grade, store; returns the error of the first rollout that failed."""
         rollout = self.config.actor_rollout_ref.rollout
         default = rollout.val_kwargs.n if partition == "val" else rollout.n
         count = int(prompt.pop("__rollout_n__", default))
@@ -156,7 +160,8 @@ class GroupedAgentLoopWorker(_Worker):
             return_exceptions=True,
         )
         done = {i: r for i, r in enumerate(results) if isinstance(r, AgentLoopOutput)}
-        for error in (r for r in results if isinstance(r, BaseException)):
+        errors = [r for r in results if isinstance(r, BaseException)]
+        for error in errors:
             logger.error("rollout of question %s failed", prompt["uid"], exc_info=error)
         if done:
             await self._score(list(done.values()), prompt)
@@ -167,7 +172,7 @@ class GroupedAgentLoopWorker(_Worker):
                 tags=tags,
                 partition_id=partition,
             )
-        return count - len(done)
+        return errors[0] if errors else None
 
     async def _score(self, outputs: list[AgentLoopOutput], prompt: dict) -> None:
         """One call to a reward worker for the whole group."""

@@ -25,6 +25,7 @@ RUN_ID = "RECIPE_RUN_ID"  # one per launch: keeps the weight sockets of two runs
 COMMON = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_COLOR_PREFIX": "0",  # what workers print goes into a file
     "VLLM_NO_USAGE_STATS": "1",
     "HYDRA_FULL_ERROR": "1",
     # FlashInfer's sampler is compiled at its first use, with nvcc; a seed needs vLLM's own anyway.

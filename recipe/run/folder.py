@@ -39,8 +39,8 @@ class RunFolder:
     checkpoints/        global_step_N, as verl writes them
     hf/                 step_N, exported for Hugging Face, each with a manifest.json
     eval/               samples, grades and scores of the exported steps
-    logs/               train.log: all that the run's processes print; start.jsonl: the stages of
-                        the last start; end.json: how it ended
+    logs/               train.log: what the run's processes print; start.jsonl: the stages of the
+                        last start; end.json: how it ended; error.txt: the traceback it ended with
     report/             index.html, report.md, summary.json, pictures
     timing.json         {"wall_seconds": s} of scripts/demo.sh
     """
@@ -106,6 +106,22 @@ class RunFolder:
     @property
     def logs(self) -> Path:
         return self.root / "logs"
+
+    @property
+    def log(self) -> Path:
+        return self.logs / "train.log"
+
+    @property
+    def start(self) -> Path:
+        return self.logs / "start.jsonl"
+
+    @property
+    def error(self) -> Path:
+        return self.logs / "error.txt"
+
+    @property
+    def end(self) -> Path:
+        return self.logs / "end.json"
 
     @property
     def report(self) -> Path:

@@ -153,10 +153,13 @@ class Watchdog:
 
 
 class Signals:
-    """What the launching process does at SIGTERM; `run_dir` belongs to it alone (its lock)."""
+    """What the launching process does at SIGTERM; `run_dir` belongs to it alone (its lock).
 
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
+    `say` shows a line to the user.
+    """
+
+    def __init__(self, run_dir: Path, say: Callable[[str], None] = print) -> None:
+        self.run_dir, self.say = run_dir, say
         self.first: float | None = None
         for name in (REQUEST, STEPPING, HUNG):
             (run_dir / name).unlink(missing_ok=True)
@@ -172,23 +175,22 @@ class Signals:
             if not (self.run_dir / STEPPING).exists():
                 sys.exit(AGAIN)  # nothing to save
             write_text(self.run_dir / REQUEST, str(os.getpid()))
-            print("recipe.train: SIGTERM: saving, then the end", file=sys.stderr, flush=True)
+            self.say("recipe.train: SIGTERM: saving, then the end")
         elif now - self.first > SAME:
             sys.exit(KILLED)
 
-    def once_ray_runs(self, task_runner: Any) -> "_AfterRay":
-        """`task_runner` for verl's run_ppo, which makes the actor right after its ray.init."""
-        return _AfterRay(task_runner, self.listen)
 
+class AfterRay:
+    """A Ray actor class that calls `then` before an actor is made of it.
 
-class _AfterRay:
-    """A Ray actor class that calls `then` before an actor is made of it."""
+    Handed to verl's run_ppo, which makes the actor right after its ray.init.
+    """
 
     def __init__(self, actor_class: Any, then: Callable[[], None]) -> None:
         self.actor_class, self.then = actor_class, then
 
-    def options(self, **keywords: Any) -> "_AfterRay":
-        return _AfterRay(self.actor_class.options(**keywords), self.then)
+    def options(self, **keywords: Any) -> "AfterRay":
+        return AfterRay(self.actor_class.options(**keywords), self.then)
 
     def remote(self, *arguments: Any, **keywords: Any) -> Any:
         self.then()

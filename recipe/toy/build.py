@@ -6,11 +6,14 @@ The digest is that of everything the content depends on: world, seed, templates,
 the modules that make it. A folder without a manifest is a build that was cut: it is built again.
 """
 
+import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +105,8 @@ def make(settings: Settings, bank: Bank, cache: Path) -> Path:
     if (folder / MANIFEST).is_file():
         return folder
     # Seconds of imports, which a refused or finished run does without.
+    from transformers.utils.logging import disable_progress_bar
+
     from recipe.toy.tokenizer import build_tokenizer
     from recipe.toy.warmup import WarmUp, build_model, train
 
@@ -117,7 +122,10 @@ def make(settings: Settings, bank: Bank, cache: Path) -> Path:
     model = build_model(tokenizer, seed)
     frames = [bank[name] for name in settings.templates]
     warm_up = WarmUp(updates=world.updates, seed=seed)
-    loss = train(model, tokenizer, world, demonstrated(world, seed), frames, warm_up)
+    print(f"toy world {world.name}: teaching the start model ({world.updates} updates)", flush=True)
+    with _bars():
+        loss = train(model, tokenizer, world, demonstrated(world, seed), frames, warm_up)
+    disable_progress_bar()
     model.save_pretrained(beside / "model")
     tokenizer.save_pretrained(beside / "model")
     record = {**settings.record(), "parameters": model.num_parameters(), "warmup_loss": loss}
@@ -125,6 +133,13 @@ def make(settings: Settings, bank: Bank, cache: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     beside.replace(folder)
     return folder
+
+
+def _bars() -> contextlib.AbstractContextManager[object]:
+    """Progress bars on a terminal alone: in a file each of their moves would be a line."""
+    if sys.stderr.isatty():
+        return contextlib.nullcontext()
+    return contextlib.redirect_stderr(io.StringIO())
 
 
 def demonstrated(world: World, seed: int) -> list[Problem]:

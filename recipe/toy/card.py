@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from prompt_aug.commands import make_parser
 from prompt_aug.errors import UserError
 from prompt_aug.files import write_text
 from prompt_aug.templates import load_bank
@@ -147,15 +148,17 @@ def _origin(given: argparse.Namespace) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipe.toy.card", description=__doc__)
+    parser = make_parser(
+        "python -m recipe.toy.card", __doc__, example="python -m recipe.toy.card staircase"
+    )
     parser.add_argument("world", help="recipe/toy/worlds/NAME.yaml, or the path of a .yaml")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--questions", type=int, default=48)
-    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0, help="of the world and its start model")
+    parser.add_argument("--questions", type=int, default=48, help="test questions that are asked")
+    parser.add_argument("--samples", type=int, default=64, help="of each of their wordings")
     parser.add_argument("--template", default=TEMPLATE, help="what it is asked under")
-    parser.add_argument("--templates", nargs="+", help="those it is taught; default: all 13")
-    parser.add_argument("--cache", type=Path, default=Path(".toy"))
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--templates", nargs="+", help="those it is taught (default: all 13)")
+    parser.add_argument("--cache", type=Path, default=Path(".toy"), help="of built worlds")
+    parser.add_argument("--out", type=Path, help="a markdown file for the card, beside printing it")
     given = parser.parse_args(arguments)
     try:
         text = report(given)

@@ -23,16 +23,17 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import transfer_queue as tq
 from omegaconf import DictConfig
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from recipe.errors import ExhaustedError
+from recipe.errors import ExhaustedError, RolloutError
 
 PREFIX = "dynamic_sampling/"
 ADVICE = {
     "stop": "The questions are too easy or too hard for this model: change the data, raise "
     "recipe.dynamic_sampling.max_gen_batches, or set recipe.dynamic_sampling.on_exhausted=train",
-    "train": "Look for why in the messages of the workers above, or with recipe.worker_logs=true",
+    "train": "Why is in logs/train.log of the run folder",
 }
 
 
@@ -77,6 +78,7 @@ class BoundedReplayBuffer(ReplayBuffer):
         self.reserve: list[str] = []  # evicted in this step, oldest first
         self.filling: set[str] = set()
         self.failed = 0
+        self.error = ""  # of a rollout of this step that failed
 
     @property
     def budget(self) -> int:
@@ -145,6 +147,8 @@ class BoundedReplayBuffer(ReplayBuffer):
             key = self._reason(value)
             metrics[PREFIX + key] = metrics.get(PREFIX + key, 0) + 1
         self.reserve += new
+        if failed and not self.error:
+            self.error = self._error_of(failed, partition_id)
         over = max(0, len(self.reserve) - int(self.train_batch_size))
         cleared, self.reserve = self.reserve[:over], self.reserve[over:]
         self._clear_groups(partition_id, set(cleared) | failed | stale)
@@ -175,7 +179,8 @@ class BoundedReplayBuffer(ReplayBuffer):
             raise ExhaustedError(
                 f"dynamic sampling generated {self.generated} questions in one step: "
                 f"{len(usable)} of the {self.train_batch_size} wanted have a signal, the rollouts "
-                f"of {self.failed} failed. " + ADVICE[self.settings.on_exhausted]
+                f"of {self.failed} failed{f' ({self.error})' if self.error else ''}. "
+                + ADVICE[self.settings.on_exhausted]
             )
         self.filling = set(filling)
         return usable | set(filling)
@@ -188,7 +193,11 @@ class BoundedReplayBuffer(ReplayBuffer):
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
         """verl's sampling, then the end of the reserve and the counts of the step."""
-        batch, metrics = super().sample(global_steps, partition_id, batch_size)
+        try:
+            batch, metrics = super().sample(global_steps, partition_id, batch_size)
+        except RuntimeError:
+            self._tell_why_all_failed(partition_id)
+            raise
         if partition_id == "val" or self.filter_groups_metric is None:
             return batch, metrics
         chosen = {key.split("_")[0] for key in batch.keys}
@@ -208,3 +217,18 @@ class BoundedReplayBuffer(ReplayBuffer):
         self.filled_groups = self.filling
         self._start_step()
         return batch, metrics
+
+    def _tell_why_all_failed(self, partition_id: str) -> None:
+        """RolloutError where no group has a response: verl says only that there is none."""
+        failed = self.failure_keys[partition_id]
+        if failed and not self.partitions[partition_id]:
+            self.error = self.error or self._error_of(failed, partition_id)
+            raise RolloutError(
+                f"no rollout of {len(failed)} questions succeeded: {self.error or 'see the log'}"
+            ) from None
+
+    def _error_of(self, failed: set[str], partition_id: str) -> str:
+        """The commonest error of these groups: the rollout workers leave the first in the tag."""
+        tags = (tq.kv_list() or {}).get(partition_id, {})
+        told = Counter(tags[uid]["error"] for uid in failed if "error" in tags.get(uid, {}))
+        return told.most_common(1)[0][0] if told else ""

@@ -18,9 +18,17 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from prompt_aug.files import read_json, write_json
 from recipe.errors import ExhaustedError, HungError
-from recipe.run import checkpoints
+from recipe.run import checkpoints, progress
 from recipe.run import folder as run_folder
 from recipe.run.stop import Limit, StoppedError, Watchdog, steps_begin
+
+# What of the start is done when verl's _setup, one long method, sets this attribute.
+STARTED = {
+    "train_dataloader": "questions loaded",
+    "actor_rollout_wg": "worker processes started",
+    "reward_loop_manager": "model loaded",
+    "llm_server_manager": "vLLM engine started",
+}
 
 
 class SavingTrainer(PPOTrainerSync):
@@ -47,12 +55,29 @@ class SavingTrainer(PPOTrainerSync):
     def load_own_state(self, state: dict[str, Any]) -> None:
         raise NotImplementedError
 
+    # ---------------------------------------------------------------- the start
+
+    def _setup(self) -> None:
+        self.starting = True
+        super()._setup()
+        self.starting = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if self.__dict__.get("starting") and name in STARTED:
+            progress.reached(self.run_dir, STARTED[name])
+
+    def on_init_end(self) -> None:
+        super().on_init_end()
+        progress.reached(self.run_dir, "weights sent to the engine")
+
     def on_train_begin(self) -> None:
         super().on_train_begin()
         steps_begin(self.run_dir)
         # Not earlier: how long the start of the engines may take has nothing to do with a step.
         self.watchdog.begin()
         threading.Thread(target=self.watchdog.guard, args=(self.run_dir,), daemon=True).start()
+        progress.reached(self.run_dir, progress.TRAINING, step=self.global_steps - 1)
 
     # Parts of a step in which nobody looks at the watchdog.
 

@@ -1,10 +1,13 @@
 """verl's task runner, in whose process the trainer lives, with our trainer registered first."""
 
+from pathlib import Path
 from typing import Any
 
 import ray
 from omegaconf import DictConfig
 from verl.trainer.main_ppo import TaskRunnerV1
+
+from recipe.run import progress
 
 # A class under @ray.remote cannot be subclassed; this is the class it was made from.
 _Runner: Any = TaskRunnerV1.__ray_metadata__.modified_class
@@ -16,6 +19,7 @@ class RecipeTaskRunner(_Runner):
     def run(self, config: DictConfig) -> None:
         import recipe.trainer.trainer  # noqa: F401
 
+        progress.reached(Path(config.recipe.run_dir), "trainer process started")
         refuse_shared_queue()
         super().run(config)
 

@@ -139,7 +139,7 @@ def test_scores_of_another_grader_beside_the_new_ones_are_refused_at_once(
         (["RUN", "--max-tokens", "-5"], "max_tokens is -5"),
         (["RUN", "--temperature", "nan"], "temperature is nan"),
         (["RUN", "--max-questions", "-1"], "max_questions is -1"),
-        (["RUN", "--steps", "-1"], "no finished export of the steps [-1]"),
+        (["RUN", "--steps", "77,78"], "no finished export of the steps [77, 78]"),
         (["RUN", "--bank", "nowhere.yaml"], "nowhere.yaml"),
         (["RUN", "--template", "no such"], "unknown template"),
         (["RUN", "--benchmark", "toy=nowhere.parquet"], "does not exist"),
@@ -161,7 +161,8 @@ def test_a_users_mistake_is_one_line(
 @pytest.mark.parametrize(
     "arguments",
     [[""], ["RUN", "--out", ""], ["RUN", "--benchmark", ""], ["--model", " "], ["nowhere"],
-     ["RUN", "--chunk", "-5"], ["RUN", "--temp", "1"], ["RUN", "--bank", ""]],
+     ["RUN", "--chunk", "-5"], ["RUN", "--temp", "1"], ["RUN", "--bank", ""],
+     ["RUN", "--steps", "-1"], ["RUN", "--steps", "2,x"]],
 )  # fmt: skip
 def test_what_is_no_option_or_empty_is_refused_with_the_usage(
     run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
@@ -187,7 +188,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
             sweep.main([option])
         assert end.value.code == 0
     out = capsys.readouterr().out
-    assert "example: python -m eval.sweep" in out and "rlvr-recipes 0" in out
+    assert "example:\n  python -m eval.sweep" in out and "rlvr-recipes 0" in out
 
 
 def test_models_are_evaluated_side_by_side(run: Path, engine: FakeEngine, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from prompt_aug.commands import make_parser, run
+from prompt_aug.commands import add_steps, make_parser, run
 from prompt_aug.errors import UserError
 
 
@@ -61,3 +61,27 @@ def test_version(parser: argparse.ArgumentParser, capsys: pytest.CaptureFixture[
         parser.parse_args(["--version"])
     assert error.value.code == 0
     assert capsys.readouterr().out.startswith("rlvr-recipes ")
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    [
+        ([], None),
+        (["--steps", "all"], None),
+        (["--steps", "10", "20"], [10, 20]),
+        (["--steps", "10,20", "0"], [10, 20, 0]),
+    ],
+)
+def test_steps_are_written_in_one_way(given: list[str], steps: list[int] | None) -> None:
+    parser = make_parser("x", "x", example="x")
+    add_steps(parser)
+    assert parser.parse_args(given).steps == steps
+
+
+@pytest.mark.parametrize("given", ["all,2", "-1", "two", "2,", "1.5", "²"])
+def test_what_is_no_step_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = make_parser("x", "x", example="x")
+    add_steps(parser)
+    with pytest.raises(SystemExit) as end:
+        parser.parse_args([f"--steps={given}"])
+    assert end.value.code == 2 and f"--steps {given}: neither" in capsys.readouterr().err

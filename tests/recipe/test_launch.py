@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf, open_dict
-from ray.exceptions import RayTaskError
 
 from prompt_aug.files import lock
 from prompt_aug.questions import make_question, write_parquet
@@ -20,7 +19,7 @@ from recipe.checks.data import check_templates
 from recipe.checks.machine import check_port, check_room
 from recipe.checks.same_run import check_same_run
 from recipe.config.compose import compose_config
-from recipe.errors import ConfigError, ExhaustedError
+from recipe.errors import ConfigError
 from recipe.run import folder as run_folder
 from recipe.run import launch
 from recipe.run.folder import RunFolder
@@ -303,7 +302,7 @@ def test_a_run_starts_its_own_ray_unless_told_where_one_is(
     own = copy.deepcopy(config)
     launch.set_ray(own)
     assert own.ray_kwargs.ray_init.address == "local"
-    assert own.ray_kwargs.ray_init.log_to_driver is False
+    assert own.ray_kwargs.ray_init.log_to_driver is True  # into logs/train.log
     assert own.ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM == "cpu"
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     launch.set_ray(config)
@@ -323,55 +322,6 @@ def test_a_missing_data_file_is_refused_before_the_toy_world_is_built(
         config.data.val_files = str(tmp_path / "none.parquet")
     with pytest.raises(ConfigError, match=r"val_files: .*none\.parquet: no such file"):
         data.check_files(config, built)
-
-
-def test_a_full_disk_is_named_by_its_error_or_by_the_room_left(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "run").mkdir()
-    other = launch.explain(RuntimeError("boom"), config)
-    assert "the disk" not in other and "RuntimeError: boom" in other
-    assert "boom" in (tmp_path / "run" / "logs" / "error.txt").read_text()
-    wrapped = RuntimeError("worker died")
-    wrapped.__cause__ = OSError(28, os.strerror(28))
-    assert "is full" in launch.explain(wrapped, config)
-    room = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("shutil.disk_usage", lambda path: room)
-    torchs = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
-    assert "is full" in launch.explain(torchs, config)
-
-
-def test_want_of_a_signal_is_known_by_its_class_through_ray(config: Any, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    raised = RayTaskError("run", "a traceback", ExhaustedError("6 questions in one step"))
-    told = launch.explain(raised.as_instanceof_cause(), config)
-    assert told.startswith("6 questions in one step\n")
-    # a text that holds the name of the class is not the error
-    other = RayTaskError("run", "ExhaustedError", RuntimeError("ExhaustedError: no"))
-    assert not launch.explain(other.as_instanceof_cause(), config).startswith("ExhaustedError")
-
-
-def test_what_is_saved_is_said_and_nothing_more(config: Any, tmp_path: Path) -> None:
-    """The same command goes on from a checkpoint only where there is one."""
-    run = tmp_path / "run"
-    with open_dict(config):
-        config.trainer.default_local_dir = str(run / "checkpoints")
-    (run / "checkpoints").mkdir(parents=True)
-    assert "starts from the beginning" in launch.how_to_go_on(config)
-    run_folder.append_metrics(run, 1, {})
-    assert "1 steps were done and none was saved" in launch.how_to_go_on(config)
-    (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
-    assert "step 1 is saved" in launch.how_to_go_on(config)
-
-
-def test_the_first_cause_of_a_remote_error_is_its_last_line() -> None:
-    remote = RuntimeError(
-        "ray::Runner.run()\nTraceback (most recent call last):\n  File x\nKeyError: 'template'"
-    )
-    outer = RuntimeError("worker died")
-    outer.__cause__ = remote
-    assert launch.first_cause(outer) == "KeyError: 'template'"
-    assert launch.first_cause(ValueError("a\nb")) == "ValueError: a"
 
 
 @pytest.mark.config

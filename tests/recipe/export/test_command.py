@@ -211,7 +211,8 @@ def test_steps_that_are_not_there_and_folders_that_are_no_run(
     assert "is no run folder" in capsys.readouterr().err
     assert converted == []
     for steps in (["two"], ["1,x"], ["all", "2"], ["2", ""]):
-        assert export.main([str(run), "--steps", *steps]) == 1
+        with pytest.raises(SystemExit, match="2"):
+            export.main([str(run), "--steps", *steps])
         assert f"--steps {' '.join(steps)}: neither" in capsys.readouterr().err
     assert export.main([""]) == 1
     assert "RUN is empty" in capsys.readouterr().err

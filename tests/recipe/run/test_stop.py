@@ -149,7 +149,7 @@ class TaskRunner:
     def remote(cls):
         return cls.options_seen
 
-runner = signals.once_ray_runs(TaskRunner)
+runner = stop.AfterRay(TaskRunner, signals.listen)
 if "ray" in sys.argv[2]:  # what ray.init does
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
     if "ours" in sys.argv[2]:

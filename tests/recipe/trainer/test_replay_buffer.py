@@ -13,7 +13,8 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import replay_buffer
 
-from recipe.errors import ExhaustedError
+from recipe.errors import ExhaustedError, RolloutError
+from recipe.trainer import replay_buffer as ours
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
 
 Group = tuple[float | None, ...]
@@ -40,6 +41,8 @@ class Queue:
 
     def finish(self, uid: str, group: Group) -> None:
         self.tags[uid]["status"] = "failure" if None in group else "finished"
+        if None in group:
+            self.tags[uid]["error"] = "EngineDeadError: gone"
         for i, accuracy in enumerate(group):
             if accuracy is not None:
                 self.tags[f"{uid}_{i}_0"] = {"status": "success"}
@@ -77,6 +80,7 @@ def sample(
     """(visits in the batch, counts, queue, what `on_evicted` was told) of one step."""
     queue, told = Queue(script, looks if callable(looks) else lambda: looks), []
     monkeypatch.setattr(replay_buffer, "tq", queue)
+    monkeypatch.setattr(ours, "tq", queue)
     buffer = BoundedReplayBuffer(
         trainer_mode="sync",
         trainer_config=OmegaConf.create({}),
@@ -204,7 +208,7 @@ def test_rollouts_that_go_on_failing_end_the_run(
     monkeypatch: pytest.MonkeyPatch, on_exhausted: str
 ) -> None:
     """Twice the bound of one batch, not for ever; a reserve of nothing can fill up nothing."""
-    advice = {"train": "recipe.worker_logs=true", "stop": "on_exhausted=train"}[on_exhausted]
+    advice = {"train": "logs/train.log", "stop": "on_exhausted=train"}[on_exhausted]
     with pytest.raises(ExhaustedError, match=f"generated 4 questions.*of 4 failed.*{advice}"):
         sample(monkeypatch, [(None, None)] * 50, max_gen_batches=1, on_exhausted=on_exhausted)
 
@@ -247,3 +251,13 @@ def test_verl_without_the_bound_would_go_on_for_ever(monkeypatch: pytest.MonkeyP
     queue.submit(2)
     with pytest.raises(StopIteration):  # the script of 500 groups ran out
         buffer.sample(global_steps=1, partition_id="train", batch_size=2)
+
+
+@pytest.mark.parametrize("metric", [None, "acc"])
+def test_where_all_rollouts_failed_their_first_error_is_told(
+    monkeypatch: pytest.MonkeyPatch, metric: str | None
+) -> None:
+    lost: Group = (None, None)
+    with pytest.raises((RolloutError, ExhaustedError), match="EngineDeadError: gone"):
+        sample(monkeypatch, [lost] * 12, metric=metric)
+    sample(monkeypatch, [lost, MIXED, MIXED, MIXED, MIXED], metric=metric)  # one of two: goes on

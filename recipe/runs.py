@@ -1,0 +1,177 @@
+"""The runs under a folder: ``python -m recipe.runs [FOLDER]``.
+
+A line for each: the step it has reached, how long ago its last line was written, its state, the
+accuracy of its last validation and of its last step, and its room on the disk.
+
+    running   its process works on it
+    done      all steps are there
+    stopped   ended before its last step; the same command goes on
+    failed    ended by an error; logs/ of its folder has it
+    killed    its process is gone and said nothing
+    ready     nothing was trained yet
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from prompt_aug.commands import make_parser, run
+from prompt_aug.errors import UserError
+from prompt_aug.files import FileError, is_held, read_json
+from recipe.run.folder import RunFolder, read_metrics
+from recipe.run.progress import duration
+
+HEADER = ("run", "step", "age", "state", "held out", "training", "disk")
+
+
+class NoRunsError(UserError):
+    """A folder without a run in it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A run as the table shows it; `age` in seconds, `disk` in bytes, None: nothing is known."""
+
+    name: str
+    step: int
+    steps: int | None
+    age: float | None
+    state: str
+    held_out: float | None
+    training: float | None
+    disk: int
+
+
+def find(folder: Path) -> Iterator[Path]:
+    """The run folders at or under `folder`, by name; what is inside of one is not looked at."""
+    for place, folders, files in os.walk(folder):
+        if "config.yaml" in files and ("data" in folders or "checkpoints" in folders):
+            folders.clear()
+            yield Path(place)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+
+
+def look(path: Path, name: str) -> Row:
+    """The row of one run."""
+    folder = RunFolder(path)
+    lines, steps = read_metrics(path), _steps(folder)
+    step = lines[-1]["step"] if lines else 0
+    return Row(
+        name=name,
+        step=step,
+        steps=steps,
+        age=time.time() - folder.metrics.stat().st_mtime if lines else None,
+        state=_state(folder, done=steps is not None and step >= steps, begun=bool(lines)),
+        held_out=_held_out(lines),
+        training=lines[-1].get("train/accuracy") if lines else None,
+        disk=disk_use(path),
+    )
+
+
+def _steps(folder: RunFolder) -> int | None:
+    try:
+        config = yaml.load(folder.config.read_text(encoding="utf-8"), yaml.CSafeLoader)
+        return int(config["trainer"]["total_training_steps"])
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return None
+
+
+def _state(folder: RunFolder, *, done: bool, begun: bool) -> str:
+    if is_held(folder.root):
+        return "running"
+    try:
+        code = read_json(folder.end)["code"]
+    except (FileError, KeyError, TypeError):  # ended by a signal, or by an older version
+        code = None
+    if code == 1:
+        return "failed"
+    if done:
+        return "done"
+    if code is not None:
+        return "stopped"
+    return "killed" if folder.start.exists() else "stopped" if begun else "ready"
+
+
+def _held_out(lines: list[dict[str, Any]]) -> float | None:
+    """The last validation accuracy, of the first data set where there are several."""
+    for line in reversed(lines):
+        found = [v for k, v in line.items() if k.startswith("val/") and k.endswith("/accuracy")]
+        if found:
+            return float(found[0])
+    return None
+
+
+def disk_use(folder: Path) -> int:
+    """Bytes on the disk of all below `folder`; a file with two names counts once."""
+    seen, total = set(), 0
+    for place, _, files in os.walk(folder):
+        for name in files:
+            try:
+                status = Path(place, name).lstat()
+            except FileNotFoundError:  # a live run
+                continue
+            if (status.st_dev, status.st_ino) not in seen:
+                seen.add((status.st_dev, status.st_ino))
+                total += status.st_blocks * 512
+    return total
+
+
+def table(rows: list[Row]) -> str:
+    """The rows under their header, in columns."""
+    cells = [HEADER, *map(_cells, rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(HEADER))]
+    aligned = (
+        [
+            text.ljust(width) if HEADER[i] in ("run", "state") else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in cells
+    )
+    return "\n".join("  ".join(row).rstrip() for row in aligned)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.name,
+        f"{row.step}/{'?' if row.steps is None else row.steps}",
+        "-" if row.age is None else duration(row.age),
+        row.state,
+        "-" if row.held_out is None else f"{row.held_out:.3f}",
+        "-" if row.training is None else f"{row.training:.3f}",
+        f"{row.disk / 1e9:.2f} GB" if row.disk >= 1e7 else f"{row.disk / 1e6:.2f} MB",
+    )
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print the table; NoRunsError without a run."""
+    if not options.folder.strip():
+        raise NoRunsError("FOLDER is empty (an unset shell variable?)")
+    folder = Path(options.folder)
+    if not folder.is_dir():
+        raise NoRunsError(f"{folder} is no folder")
+    rows = [look(path, str(path.relative_to(folder))) for path in find(folder)]
+    if not rows:
+        raise NoRunsError(f"no run in {folder}: a run folder holds config.yaml and data/")
+    print(table(rows))
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point; 0, or 1 with one line on stderr."""
+    parser = make_parser("python -m recipe.runs", __doc__, example="python -m recipe.runs runs")
+    parser.add_argument(
+        "folder", metavar="FOLDER", nargs="?", default="runs", help="where to look for run folders"
+    )
+    options = parser.parse_args(arguments)
+    return run(lambda: show(options), interrupted="nothing was changed")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

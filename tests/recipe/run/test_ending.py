@@ -1,0 +1,113 @@
+"""The end of a run in words: the first cause, what is saved, where to look."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf, open_dict
+from ray.exceptions import RayTaskError
+
+from prompt_aug.files import read_json
+from recipe.errors import ExhaustedError
+from recipe.run import ending
+from recipe.run import folder as run_folder
+from recipe.run.folder import RunFolder
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Any:
+    return OmegaConf.create(
+        {
+            "recipe": {"run_dir": str(tmp_path / "run")},
+            "trainer": {"default_local_dir": str(tmp_path / "run" / "saves"), "save_freq": 4},
+        }
+    )
+
+
+def test_a_full_disk_is_named_by_its_error_or_by_the_room_left(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    other = ending.explain(RuntimeError("boom"), config)
+    assert "the disk" not in other and "RuntimeError: boom" in other
+    assert "boom" in (tmp_path / "run" / "logs" / "error.txt").read_text()
+    wrapped = RuntimeError("worker died")
+    wrapped.__cause__ = OSError(28, os.strerror(28))
+    assert "is full" in ending.explain(wrapped, config)
+    room = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: room)
+    torchs = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+    assert "is full" in ending.explain(torchs, config)
+
+
+def test_want_of_a_signal_is_known_by_its_class_through_ray(config: Any, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    raised = RayTaskError("run", "a traceback", ExhaustedError("6 questions in one step"))
+    told = ending.explain(raised.as_instanceof_cause(), config)
+    assert told.startswith("6 questions in one step\n")
+    # a text that holds the name of the class is not the error
+    other = RayTaskError("run", "ExhaustedError", RuntimeError("ExhaustedError: no"))
+    assert not ending.explain(other.as_instanceof_cause(), config).startswith("ExhaustedError")
+
+
+def test_what_is_saved_is_said_and_nothing_more(config: Any, tmp_path: Path) -> None:
+    """The same command goes on from a checkpoint only where there is one."""
+    run = tmp_path / "run"
+    with open_dict(config):
+        config.trainer.default_local_dir = str(run / "checkpoints")
+    (run / "checkpoints").mkdir(parents=True)
+    assert "starts from the beginning" in ending.how_to_go_on(config)
+    run_folder.append_metrics(run, 1, {})
+    assert "1 steps were done and none was saved" in ending.how_to_go_on(config)
+    (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
+    assert "step 1 is saved" in ending.how_to_go_on(config)
+
+
+def test_the_first_cause_of_a_remote_error_is_its_last_line() -> None:
+    remote = RuntimeError(
+        "ray::Runner.run()\nTraceback (most recent call last):\n  File x\nKeyError: 'template'"
+    )
+    outer = RuntimeError("worker died")
+    outer.__cause__ = remote
+    assert ending.first_cause(outer) == "KeyError: 'template'"
+    assert ending.first_cause(ValueError("a\nb")) == "ValueError: a"
+
+
+LOG = """\
+=== 2026-11-22 10:00:00 recipe.train toy
+(TaskRunner pid=1) Traceback (most recent call last):
+(TaskRunner pid=1)   File "a.py", line 3, in f
+(TaskRunner pid=1) KeyError: 'of an earlier start'
+=== 2026-11-22 11:00:00 recipe.train toy
+INFO: a line that says Error: nothing
+(vLLMHttpServer pid=7, ip=10.0.0.2) (EngineCore_DP0 pid=9) Traceback (most recent call last):
+(vLLMHttpServer pid=7, ip=10.0.0.2) (EngineCore_DP0 pid=9)   File "b.py", line 4, in g
+(vLLMHttpServer pid=7, ip=10.0.0.2) (EngineCore_DP0 pid=9)     raise ValueError("no")
+(vLLMHttpServer pid=7, ip=10.0.0.2) (EngineCore_DP0 pid=9) torch.OutOfMemoryError: 2 GiB wanted
+(TaskRunner pid=1) Traceback (most recent call last):
+(TaskRunner pid=1) RuntimeError: the engine is dead
+"""
+
+
+def test_the_first_error_printed_is_that_of_the_last_start(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(LOG)
+    assert ending.first_error(log) == "torch.OutOfMemoryError: 2 GiB wanted (line 10)"
+    log.write_text(LOG[: LOG.index("INFO")])  # the last start has printed none
+    assert ending.first_error(log) is None
+
+
+def test_an_end_names_the_cause_then_the_first_error_then_the_log(
+    config: Any, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.logs.mkdir(parents=True)
+    folder.log.write_text(LOG)
+    told = ending.explain(RuntimeError("the engine is dead"), config).splitlines()
+    assert told[0] == "the run stopped: RuntimeError: the engine is dead"
+    assert told[1] == "the first error printed: torch.OutOfMemoryError: 2 GiB wanted (line 10)"
+    assert str(folder.log) in told[2] and str(folder.error) in told[2]
+    assert told[3] == "no step was done: the same command starts from the beginning"
+    ending.record(folder, 1, "\n".join(told))
+    assert read_json(folder.end) == {"code": 1, "told": "\n".join(told)}

@@ -1,0 +1,200 @@
+"""What a training shows, in a file and on a terminal, from the files that the trainer writes."""
+
+import inspect
+import io
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from recipe.run import progress
+from recipe.run.folder import RunFolder, append_metrics
+from recipe.trainer.saving import STARTED
+
+STEP = {
+    "critic/score/mean": 1.25,
+    "train/accuracy": 0.5,
+    "train/entropy": 0.3,
+    "train/no_signal_groups": 0.25,
+    "perf/total_num_tokens": 30000,
+    "timing_s/step": 20.0,
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def config(run: Path, **recipe: Any) -> Any:
+    recipe = {"run_dir": str(run), "worker_logs": False, **recipe}
+    return OmegaConf.create(
+        {
+            "recipe": recipe,
+            "trainer": {"total_training_steps": 10},
+            "data": {"train_batch_size": 16},
+            "actor_rollout_ref": {"rollout": {"n": 8}},
+        }
+    )
+
+
+def start(run: Path, after: int = 0) -> None:
+    for stage in progress.STAGES:
+        progress.reached(run, stage)
+    progress.reached(run, progress.TRAINING, step=after)
+
+
+def step(run: Path, number: int, wall: float, **more: float) -> None:
+    append_metrics(run, number, {**STEP, "train/wall_seconds": wall, **more})
+
+
+def looked(run: Path, out: io.StringIO, *actions: Callable[[], None]) -> str:
+    """What is shown when the follower looks after each of `actions`."""
+    follower = progress.Follower(config(run), out)
+    for act in actions:
+        act()
+        follower.look()
+    return out.getvalue()
+
+
+def test_in_a_file_a_stage_and_a_step_are_a_plain_line_each(tmp_path: Path) -> None:
+    told = looked(
+        tmp_path,
+        io.StringIO(),
+        lambda: start(tmp_path),
+        lambda: step(tmp_path, 1, wall=90.0),
+        lambda: None,
+        lambda: step(tmp_path, 2, wall=110.0),
+        lambda: step(tmp_path, 3, wall=150.0, **{"val/toy/accuracy": 0.91}),
+    )
+    lines = told.splitlines()
+    assert [line.split(" (")[0] for line in lines[:8]] == [
+        f"start {i}/8: {stage}" for i, stage in enumerate(progress.STAGES, start=1)
+    ]
+    assert lines[8].startswith("training: 10 steps of 16 questions x 8 responses; the start took ")
+    numbers = (
+        "reward 1.250, accuracy 0.500, entropy 0.300, no signal 0.25, tokens/s 1,500, seconds 20.0"
+    )
+    assert lines[9:] == [
+        f"step 1/10: {numbers}",
+        f"step 2/10: {numbers}, left 2 min 40 s",  # 8 steps of 20 s; the start is no step
+        f"step 3/10: {numbers}, held out toy 0.910, left 3 min 30 s",  # 7 of (20 + 40) / 2
+    ]
+    assert "\r" not in told
+
+
+def test_a_resumed_run_shows_its_steps_anew_and_no_time_before_them(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        step(tmp_path, number, wall=10.0 * number)
+
+    def goes_on() -> None:  # from step 2: the trainer takes back the line of step 3
+        RunFolder(tmp_path).metrics.unlink()
+        for number in (1, 2):
+            step(tmp_path, number, wall=10.0 * number)
+        start(tmp_path, after=2)
+
+    told = looked(
+        tmp_path,
+        io.StringIO(),
+        lambda: None,
+        goes_on,
+        lambda: step(tmp_path, 3, wall=500.0),
+        lambda: step(tmp_path, 4, wall=530.0),
+    )
+    steps = [line for line in told.splitlines() if line.startswith("step")]
+    assert [line.split(":")[0] for line in steps] == ["step 3/10", "step 4/10"]
+    assert "left" not in steps[0] and steps[1].endswith("left 3 min 00 s")
+    assert "training after step 2: 10 steps" in told
+
+
+def test_a_terminal_has_a_bar_and_no_line_for_a_step(tmp_path: Path) -> None:
+    told = looked(
+        tmp_path,
+        Terminal(),
+        lambda: None,
+        lambda: start(tmp_path),
+        lambda: step(tmp_path, 1, wall=90.0),
+        lambda: step(tmp_path, 2, wall=110.0, **{"val/toy/accuracy": 0.91}),
+    )
+    assert "importing verl ... 0 s" in told
+    assert "step 1/10:" not in told and "step 2: held out toy 0.910\n" in told
+    last = told.split("\r")[-1]
+    assert "training  20%|" in last and "2/10" in last and "left 2 min 40 s, reward 1.250" in last
+
+
+def test_a_long_stage_is_told_once_a_minute(tmp_path: Path) -> None:
+    out = io.StringIO()
+    lines = progress.Lines(out, total=10)
+    for seconds in (1, 59, 61, 80, 119, 125):
+        lines.under_way("model loaded", seconds)
+    lines.done("model loaded", 130.04)
+    assert out.getvalue().splitlines() == [
+        "start: still loading the model after 1 min 01 s",
+        "start: still loading the model after 2 min 05 s",
+        "start 6/8: model loaded (130.0 s)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (250, "4 min 10 s"),
+        (3600, "1 h 00 min"),
+        (7500, "2 h 05 min"),
+        (90000, "1 d 01 h"),
+    ],
+)
+def test_a_duration_in_words(seconds: float, text: str) -> None:
+    assert progress.duration(seconds) == text
+
+
+def test_a_number_that_is_missing_is_told_as_such(tmp_path: Path) -> None:
+    told = progress.describe([{"step": 1}], 3)  # bypass mode computes no entropy
+    assert "entropy nan" in told and "tokens/s nan" in told
+
+
+def test_the_log_is_shown_too_where_that_is_asked_for(tmp_path: Path) -> None:
+    run, out = RunFolder(tmp_path), io.StringIO()
+    run.logs.mkdir()
+    run.log.write_text("of an earlier start\n")
+    follower = progress.Follower(config(tmp_path, worker_logs=True), out)
+    with run.log.open("a") as file:
+        for text in ("one\ntw", "o\n", ""):
+            file.write(text)
+            file.flush()
+            follower.look()
+    assert out.getvalue() == "one\ntwo\n"
+
+
+def test_a_closed_terminal_does_not_end_the_run(tmp_path: Path) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with progress.follow(config(tmp_path), Gone()):
+        start(tmp_path)
+        time.sleep(2 * progress.POLL)
+    assert not [t for t in threading.enumerate() if t.name == "progress"]
+
+
+def test_verl_still_sets_what_marks_the_stages_of_its_start() -> None:
+    """In the order of the stages: else a line would name what is not done."""
+    source = inspect.getsource(PPOTrainer._setup) + inspect.getsource(PPOTrainer._init_dataloader)
+    setup = inspect.getsource(PPOTrainer._setup)
+    assert setup.index("self._init_dataloader()") < setup.index("self.actor_rollout_wg =")
+    assert "self.train_dataloader =" in source
+    marks = [setup.index(f"self.{name}") for name in list(STARTED)[1:]]
+    assert marks == sorted(marks)
+    assert setup.index("self.actor_rollout_wg.init_model()") < setup.index(
+        "self.reward_loop_manager ="
+    )
+    known = list(progress.STAGES)
+    assert [known.index(stage) for stage in STARTED.values()] == [3, 4, 5, 6]
