@@ -193,7 +193,7 @@ def test_test_sh_runs_every_stage_and_fails_for_one(checkout: Path) -> None:
     code, output = run(checkout, "test.sh", FAIL="mypy")
     assert code == 1 and "failed: [types]" in output
     assert [" ".join(call.split()[1:3]) for call in calls(checkout)] == [
-        "ruff check", "ruff format", "mypy", "pytest -n", "pytest -n", "pytest -m",
+        "ruff check", "ruff format", "mypy", "pytest -n", "pytest -n", "pytest -n",
     ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,22 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "mean response 1500 tokens" in said and "not measured on a GPU" in said
     assert command.main(["toy"]) == 1
     assert "recipe.model_path is not set" in capsys.readouterr().err
+
+
+PAGE = Path(__file__).parents[3] / "examples" / "SIZES.md"
+SHOWN = re.findall(
+    r"^\$ python -m recipe\.plan (.*)\n((?:.+\n)+?)```$", PAGE.read_text(), re.MULTILINE
+)
+
+
+@pytest.mark.config
+@pytest.mark.parametrize(("arguments", "printed"), SHOWN, ids=lambda text: text.split("\n")[0][:40])
+def test_the_page_of_sizes_shows_what_the_command_prints(
+    arguments: str, printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.main(arguments.split())
+    assert capsys.readouterr().out == printed
+
+
+def test_the_page_of_sizes_shows_commands() -> None:
+    assert len(SHOWN) >= 4
