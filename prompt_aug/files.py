@@ -82,6 +82,8 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise MissingFileError(f"{path} is missing") from None
+    except IsADirectoryError:
+        raise FileError(f"{path} is a folder, not a file") from None
     except UnicodeDecodeError as error:
         raise FileError(f"{path} is not UTF-8 text ({error}): restore it or convert it") from None
 

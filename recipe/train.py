@@ -26,7 +26,7 @@ STOPPED = 130  # the shell's exit code after Ctrl-C
 def check(config: DictConfig) -> Any:
     """Everything that can be refused without writing a file, in the order of what it costs."""
     from recipe.checks import validate
-    from recipe.checks.data import check_files
+    from recipe.checks.data import check_files, check_own
     from recipe.checks.machine import check_machine
     from recipe.checks.same_run import check_same_run
     from recipe.run.folder import RunFolder
@@ -39,6 +39,8 @@ def check(config: DictConfig) -> Any:
         config.recipe.run_dir = str(run_dir)
     built = toy.attach(config) if config.recipe.toy.enable else None
     check_files(config, built)
+    if built is not None:
+        check_own(config, built, toy.settings_of(config, bank).world.questions.train)
     check_same_run(config, RunFolder(run_dir))
     check_machine(config)
     return bank

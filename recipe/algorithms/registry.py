@@ -18,6 +18,7 @@ bad settings, and reads ``ADVANTAGES.facts(name)`` for what else must hold.
 """
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -69,12 +70,18 @@ class Registry(dict[str, Function]):
                 f"{self.key}={name}: known are {', '.join(self)}; or the dotted path of a function "
                 "of yours, my_package.my_module.my_function"
             )
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigError(f"{self.key}={name}: no dotted path as my_module.my_function")
         try:
             function = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
             raise ConfigError(
                 f"{self.key}={name}: {error}. The folder that holds {module.partition('.')[0]} "
                 "must be in the PYTHONPATH of recipe.train"
+            ) from error
+        except Exception as error:  # whatever the user's module raises
+            raise ConfigError(
+                f"{self.key}={name}: {module} cannot be imported ({type(error).__name__}: {error})"
             ) from error
         if not callable(function):
             raise ConfigError(f"{self.key}={name} is not a function, but {function!r}")
@@ -94,13 +101,26 @@ class Registry(dict[str, Function]):
         function, facts = self.resolve(name), self.facts(name)
         place = name if name in section else "arguments"
         settings = {**(section.get(place) or {}), **(section.get("arguments") or {})}
+        where = self.key.removesuffix("name") + place
         if facts.settings is None:
+            _refuse_unknown(function, settings, where)
             return function, settings
         try:
             return function, facts.settings(settings)
         except ValueError as error:
-            where = self.key.removesuffix("name") + place
             raise ConfigError(f"{where}: {error}") from error
+
+
+def _refuse_unknown(function: Function, settings: Mapping[str, Any], where: str) -> None:
+    """ConfigError for a keyword argument that `function` does not take: it would fail in a step."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    if unknown := sorted(set(settings) - set(parameters)):
+        raise ConfigError(
+            f"{where}: {function.__name__} takes no {', '.join(unknown)}; its arguments are "
+            f"{', '.join(parameters)}"
+        )
 
 
 ADVANTAGES = Registry("recipe.advantage.name")

@@ -137,6 +137,11 @@ def check_weights(config: DictConfig) -> None:
     """`recipe.weights`, and the losses in which a token's weight would not weight its loss."""
     section, mode = config.recipe.weights, config.actor_rollout_ref.actor.policy_loss.loss_mode
     if section.name == "none":
+        if section.arguments:
+            raise ConfigError(
+                "recipe.weights.arguments has no effect with recipe.weights.name=none: name a "
+                "token weight, or unset it"
+            )
         return
     TOKEN_WEIGHTS.call(section)  # raises ConfigError for an unknown name and for bad settings
     if mode not in HOMOGENEOUS and not own_loss(config.actor_rollout_ref.actor):

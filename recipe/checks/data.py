@@ -218,5 +218,21 @@ def check_files(config: DictConfig, built: Path | None) -> None:
                 )
 
 
+def check_own(config: DictConfig, built: Path, questions: int) -> None:
+    """Refuse, before a toy world is made, what stands beside it: the user's own data and model.
+
+    `built` is the folder of the toy world, `questions` how many it has for training.
+    """
+    for key in ("train_files", "val_files"):
+        for path in _paths(config.data[key]):
+            if not Path(path).is_relative_to(built):
+                read_parquet(path)
+    if not Path(config.actor_rollout_ref.model.path).is_relative_to(built):
+        load_tokenizer(config)
+    made = Path(_paths(config.data.train_files)[0]).is_relative_to(built)
+    if made and config.recipe.one_question is None:
+        check_enough(questions, config)
+
+
 def _paths(files: Any) -> list[str]:
     return [files] if isinstance(files, str) else list(files or [])

@@ -49,6 +49,11 @@ def check_same_run(config: DictConfig, folder: RunFolder) -> None:
             f"{path} cannot be read, so nothing says which run the folder holds: restore it from a "
             "copy, or choose another folder with recipe.run_dir=..."
         ) from error
+    if not isinstance(before, DictConfig):
+        raise ConfigError(
+            f"{path} holds no settings: restore it from a copy, or choose another folder with "
+            "recipe.run_dir=..."
+        )
     now = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
     for free in (*FREE, STEPS) if _steps_are_free(config) else FREE:
         for side in (before, now):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from prompt_aug.files import read_json
 from recipe.errors import ConfigError
 
 
@@ -72,7 +73,7 @@ def shape_of(model: str) -> Shape:
     """The shape of a local folder with a config.json, or of a model of shapes.json."""
     local = Path(model) / "config.json"
     if local.is_file():
-        return Shape.of(json.loads(local.read_text(encoding="utf-8")))
+        return Shape.of(read_json(local))
     known = json.loads((importlib.resources.files(__package__) / "shapes.json").read_text())
     if model not in known:
         raise ConfigError(

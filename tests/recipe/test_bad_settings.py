@@ -18,10 +18,12 @@ from omegaconf import OmegaConf
 from recipe import train
 from recipe.checks import validate
 from recipe.checks.machine import check_gpus, check_loggers
+from recipe.checks.same_run import check_same_run
 from recipe.config.compose import known_keys
 from recipe.config.schema import VERL
 from recipe.errors import ConfigError
 from recipe.run import launch
+from recipe.run.folder import RunFolder
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
@@ -128,6 +130,15 @@ SETTINGS: list[tuple[str, str]] = [
     ("recipe.neighbours.ratio=both", "'anchored' or 'own'"),
     ("recipe.advantage.name=gae", "recipe.advantage.name=gae"),
     ("recipe.advantage.name=''", "must not be empty"),
+    ("recipe.advantage.name=..", "no dotted path"),
+    ("recipe.advantage.name=nowhere.f", "must be in the PYTHONPATH"),
+    ("recipe.advantage.name=os.path", "is not a function"),
+    ("recipe.advantage.name=this_is.broken-name", "no dotted path"),
+    ("recipe.advantage.arguments={zzz: 1}", "takes no zzz; its arguments are rewards_B"),
+    ("recipe.advantage.arguments=3", "recipe.advantage.arguments=3"),
+    ("recipe.weights.arguments={zzz: 1}", "has no effect with"),
+    ("data.max_response_length=1000000000", "is less than"),
+    ("recipe.augment.bank=/", "is a folder"),
     ("recipe.weights.name=cosine", "recipe.weights.name=cosine"),
     ("recipe.weights.clip_cov.ratio=0", "greater than 0"),
     ("recipe.dynamic_sampling.max_gen_batches=0", "greater than or equal to 1"),
@@ -202,6 +213,12 @@ COMMANDS: list[tuple[list[str], int, str]] = [
     (["toy", "recipe.seed=-1"], 1, "recipe.seed=-1"),
     (["toy", "recipe.augment.templates=[nope]"], 1, "no template 'nope'"),
     (["toy", "recipe.min_free_gib=1e9"], 1, "GiB free"),
+    (["toy", "data.train_batch_size=100000000"], 1, "fewer than data.train_batch_size"),
+    (["toy", "recipe.model_path=/nowhere/model"], 1, "no tokenizer can be loaded"),
+    (["toy", "recipe.toy.world=nope"], 1, "there is no nope.yaml"),
+    (["toy", "recipe.run_dir=/dev/null/x"], 1, "cannot write there"),
+    (["toy", "machine=null"], 1, "must be a string or a list"),
+    (["toy", "+method=dapo"], 1, "Multiple values for method"),
     (["toy", "recipe.toy.enable=false"], 1, "recipe.model_path is not set"),
     (["toy", "data.train_files=/nowhere.parquet"], 1, "no such file"),
     (["one_shot", "data.train_files=null"], 1, "data.train_files"),
@@ -348,3 +365,51 @@ def test_several_bad_values_are_all_named(capsys: Any) -> None:
         "recipe.worker_logs",
         f"{A}.optim.lr",
     ]
+
+
+OWN_FILES: dict[str, tuple[bytes, str]] = {
+    "data.train_files": (b"PAR1 torn", "is not a readable parquet file"),
+    "data.val_files": (b"{}", "is not a readable parquet file"),
+    "recipe.augment.bank": (b"\xff\xfe", "is not UTF-8"),
+}
+
+
+@pytest.mark.config
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("key", OWN_FILES)
+def test_an_own_file_is_read_before_a_toy_world_is_made(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, words = OWN_FILES[key]
+    (tmp_path / "own").write_bytes(content)
+    run, cache = f"recipe.run_dir={tmp_path}/run", f"recipe.toy.cache={tmp_path}/toy"
+    assert train.main(["toy", f"{key}={tmp_path}/own", run, cache]) == 1
+    said = capsys.readouterr().err
+    assert words in said and "Traceback" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [("def f(:\n", "SyntaxError"), ("raise ValueError('boom')\n", "ValueError: boom")],
+)
+def test_an_own_function_in_a_broken_module_is_refused(
+    base: Any, module: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"broken_{words[:3].lower()}"
+    (tmp_path / f"{name}.py").write_text(module)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = OmegaConf.merge(base, {"recipe": {"advantage": {"name": f"{name}.f"}}})
+    with pytest.raises(ConfigError, match=f"{name} cannot be imported .{words}"):
+        validate(config)
+
+
+@pytest.mark.parametrize("content", [b"recipe: {", b"\xff", b"- a\n"])
+def test_a_run_folder_with_a_torn_record_is_refused(
+    base: Any, content: bytes, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.config.write_bytes(content)
+    folder.metrics.write_text("")
+    with pytest.raises(ConfigError, match=r"choose another folder with recipe\.run_dir"):
+        check_same_run(base, folder)
