@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.command import add_common, existing, run_command, text
+from eval.command import existing, run_command, text
 from eval.errors import EvaluationError
 from eval.report.data import choose_evaluation
+from prompt_aug.commands import make_parser
 from prompt_aug.files import read_json, read_lines, write_json
 from prompt_aug.questions import VALIDATION, read_parquet
 from recipe.run.folder import EvaluationFolder, RunFolder
@@ -90,18 +91,16 @@ def _select(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.selection",
-        description=__doc__,
-        epilog="example: python -m eval.selection runs/grpo --benchmark held_out",
-        allow_abbrev=False,
+    parser = make_parser(
+        "python -m eval.selection",
+        __doc__,
+        example="python -m eval.selection runs/grpo --benchmark held_out",
     )
     add = parser.add_argument
     add("run", type=existing, help="run folder")
     add("--benchmark", type=text, required=True, help="the questions to pick by")
     add("--settings", type=text, help="a folder in RUN/eval (default: the fullest)")
     add("--on-test-set", action="store_true", help="pick by questions that are no validation split")
-    add_common(parser)
     return run_command(parser, arguments, _select, "nothing was picked")
 
 

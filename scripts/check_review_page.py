@@ -7,7 +7,6 @@ The candidates come from a scripted endpoint; one of them is hostile HTML. Scree
 three widths. Exit status: 0 all as it should be, 1 something is not, 77 there is no browser to try.
 """
 
-import argparse
 import shutil
 import sys
 import tempfile
@@ -20,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from rephrase_pipeline import command, lines, rephrase, write_questions
 from scripted_endpoint import Reply, serving
 
+from prompt_aug.commands import make_parser
 from prompt_aug.rephrase import review
 from prompt_aug.rephrase.__main__ import main as pipeline
 
@@ -158,8 +158,12 @@ def check(folder: Path, screenshots: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("screenshots", type=Path)
+    parser = make_parser(
+        "python scripts/check_review_page.py",
+        __doc__,
+        example="python scripts/check_review_page.py screenshots",
+    )
+    parser.add_argument("screenshots", type=Path, help="a folder for them")
     options = parser.parse_args()
     options.screenshots.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:

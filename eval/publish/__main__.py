@@ -9,10 +9,11 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from eval.command import add_common, existing, path, run_command, text
+from eval.command import existing, path, run_command, text
 from eval.errors import EvaluationError
 from eval.publish import card, harness, inspect_log, loggers
 from eval.publish.evaluated import evaluated
+from prompt_aug.commands import make_parser
 
 LOGGERS = {"tensorboard": loggers.to_tensorboard, "wandb": loggers.to_wandb}
 
@@ -43,11 +44,10 @@ def publish(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.publish",
-        description=__doc__,
-        epilog="example: python -m eval.publish runs/grpo --step 20 --card --inspect logs",
-        allow_abbrev=False,
+    parser = make_parser(
+        "python -m eval.publish",
+        __doc__,
+        example="python -m eval.publish runs/grpo --step 20 --card --inspect logs",
     )
     add = parser.add_argument
     add("run", type=existing, help="run folder")
@@ -59,7 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--card", action="store_true", help="README.md with the scores, in RUN/hf/step_N")
     add("--push", type=text, metavar="REPOSITORY", help="upload RUN/hf/step_N, private")
     add("--public", action="store_true", help="with --push: for everyone to see")
-    add_common(parser)
     return run_command(parser, arguments, publish, "what was written stays")
 
 
