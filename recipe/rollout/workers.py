@@ -10,6 +10,7 @@ by scripts/bench_step.py.
 import asyncio
 import logging
 import random
+import sys
 from typing import Any
 
 import hydra
@@ -17,6 +18,7 @@ import numpy as np
 import ray
 import torch
 import transfer_queue as tq
+from ray.exceptions import RayActorError
 from tensordict import TensorDict
 from torch.nn.utils.rnn import pad_sequence
 from verl import DataProto
@@ -42,6 +44,22 @@ FINISHED = {"status": "finished"}
 
 # A class under @ray.remote cannot be subclassed; this is the class it was made from.
 _Worker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    """The tag of a question of which a rollout failed: the error, and whether the engine is gone.
+
+    An engine that died leaves its server alive, which raises vLLM's EngineDeadError; that class is
+    only looked for where something has imported it, as the error itself does.
+    """
+    gone: tuple[type[BaseException], ...] = (RayActorError,)
+    if vllm := sys.modules.get("vllm.v1.engine.exceptions"):
+        gone += (vllm.EngineDeadError,)
+    return {
+        "status": "failure",
+        "error": first_cause(error),
+        "engine_gone": isinstance(error, gone),
+    }
 
 
 def to_dataproto(outputs: list[AgentLoopOutput], row: dict[str, Any]) -> DataProto:
@@ -144,7 +162,7 @@ class GroupedAgentLoopWorker(_Worker):
             # One boundary: a group must end in some status, or the trainer waits for ever.
             logger.exception("question %s failed", prompt["uid"])
             error = raised
-        tag = {"status": "failure", "error": first_cause(error)} if error else FINISHED
+        tag = FINISHED if error is None else failure(error)
         await tq.async_kv_put(key=prompt["uid"], partition_id=partition, tag=tag)
 
     async def _run_group(self, prompt: dict, params: dict, partition: str) -> BaseException | None:

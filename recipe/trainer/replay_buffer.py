@@ -188,7 +188,18 @@ class BoundedReplayBuffer(ReplayBuffer):
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> Any:
-        """As in verl, which takes any of those of one step; here the first in the data order."""
+        """As in verl, which takes any of those of one step; here the first in the data order.
+
+        RolloutError where the engine is gone: verl would train on the rollouts that it had made,
+        and then wait for ever to hand it the next weights.
+        """
+        failed = self.failure_keys[partition_id]
+        tags = (tq.kv_list() or {}).get(partition_id, {}) if failed else {}
+        gone = [tags[uid]["error"] for uid in failed if tags.get(uid, {}).get("engine_gone")]
+        if gone:
+            raise RolloutError(
+                f"the engine is gone: rollouts of {len(gone)} questions failed: {gone[0]}"
+            )
         return super()._select_prompt_uids(partition_id, sorted(sampleable_keys), batch_size)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:

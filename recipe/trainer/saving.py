@@ -17,7 +17,7 @@ from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from prompt_aug.files import read_json, write_json
-from recipe.errors import ExhaustedError, HungError
+from recipe.errors import ExhaustedError, HungError, RolloutError
 from recipe.run import checkpoints, progress
 from recipe.run import folder as run_folder
 from recipe.run.stop import Limit, StoppedError, Watchdog, steps_begin
@@ -166,7 +166,7 @@ class SavingTrainer(PPOTrainerSync):
             # The weights are those of the step before; without this its work could be lost.
             self._save_step_before()
             raise
-        except HungError:
+        except (HungError, RolloutError):
             self._save_step_before(state, data, asks_engine=False)
             raise
         except StoppedError:

@@ -1,6 +1,7 @@
 """The grouped worker stores what verl's own worker stores, and fails as verl fails."""
 
 import asyncio
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from ray.exceptions import ActorDiedError, RayTaskError
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1 import agent_loop_tq
 
@@ -147,3 +149,18 @@ def test_survivors_of_a_failure_are_kept_and_the_group_says_so(store: Store) -> 
 def test_a_question_without_survivors_still_ends(store: Store) -> None:
     grader = run_question(store, fails={0, 1, 2})
     assert (grader.calls, store.rows, store.statuses) == (0, [], ["failure"])
+
+
+def test_a_lost_engine_is_told_from_other_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    class EngineDeadError(Exception):
+        pass
+
+    dead = RayTaskError("generate", "a traceback", EngineDeadError("gone")).as_instanceof_cause()
+    assert not rollout.failure(dead)["engine_gone"]  # nothing has imported vLLM's class here
+    vllm = SimpleNamespace(EngineDeadError=EngineDeadError)
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.exceptions", vllm)
+    assert rollout.failure(dead) == {
+        **{"status": "failure", "error": "EngineDeadError: gone", "engine_gone": True},
+    }
+    assert rollout.failure(ActorDiedError())["engine_gone"]
+    assert not rollout.failure(ValueError("one prompt too long"))["engine_gone"]

@@ -31,6 +31,7 @@ class Queue:
         self.tags: dict[str, dict[str, Any]] = {}
         self.accuracy: dict[str, float] = {}
         self.count = 0
+        self.engine_gone = False
 
     def submit(self, prompts: int) -> None:
         for _ in range(prompts):
@@ -42,7 +43,7 @@ class Queue:
     def finish(self, uid: str, group: Group) -> None:
         self.tags[uid]["status"] = "failure" if None in group else "finished"
         if None in group:
-            self.tags[uid]["error"] = "EngineDeadError: gone"
+            self.tags[uid] |= {"error": "EngineDeadError: gone", "engine_gone": self.engine_gone}
         for i, accuracy in enumerate(group):
             if accuracy is not None:
                 self.tags[f"{uid}_{i}_0"] = {"status": "success"}
@@ -261,3 +262,18 @@ def test_where_all_rollouts_failed_their_first_error_is_told(
     with pytest.raises((RolloutError, ExhaustedError), match="EngineDeadError: gone"):
         sample(monkeypatch, [lost] * 12, metric=metric)
     sample(monkeypatch, [lost, MIXED, MIXED, MIXED, MIXED], metric=metric)  # one of two: goes on
+
+
+def test_a_step_is_given_up_where_the_engine_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the line above: with one rollout of each question it would train on."""
+    half: Group = (1.0, None)
+    sample(monkeypatch, [half, MIXED], metric=None)
+    init = Queue.__init__
+
+    def gone(self: Queue, *args: Any) -> None:
+        init(self, *args)
+        self.engine_gone = True
+
+    monkeypatch.setattr(Queue, "__init__", gone)
+    with pytest.raises(RolloutError, match=r"the engine is gone: .* 1 questions .* EngineDead"):
+        sample(monkeypatch, [half, MIXED], metric=None)
