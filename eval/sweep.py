@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     add("runs", nargs="*", type=existing, metavar="RUN", help="run folders; each with its settings")
     add("--model", action="append", default=[], type=text, help="a model folder or hub id instead")
     add("--out", type=path, help="where results go (with --model: needed; a run: RUN/eval)")
-    add(
-        "--benchmark",
-        action="append",
-        default=[],
-        type=text,
-        metavar="NAME[=PATH[:SAMPLES]]",
-        help="a known name, or a parquet file; may be given several times",
-    )
+    add("--benchmark", action="append", default=[], type=text, metavar="NAME[=PATH[:SAMPLES]]",
+        help="a known name, or a parquet file; may be given several times")  # fmt: skip
     add("--suite", type=existing, help="folder of the five published benchmarks (Arrow folders)")
     add_steps(parser)
     add("--preset", choices=list(settings_module.presets()), help="as a paper evaluates")
@@ -73,18 +67,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-model-len", type=int, help="limit of prompt and response together")
     add("--max-questions", type=int, help="only the first N questions of each benchmark")
     add("--seed", type=int, help="default: the run's, or 0")
-    _add_engine(add)
-    add("--watch", action="store_true",
-        help="follow a training: export and evaluate each checkpoint as it is saved")  # fmt: skip
-    return parser
-
-
-def _add_engine(add: Callable[..., Any]) -> None:
     add("--dtype", choices=settings_module.DTYPES, help="default: the run's, or auto")
     _engine_options(parser)
     add("--watch", action="store_true",
         help="follow a training: export and evaluate each checkpoint as it is saved")  # fmt: skip
-    add_common(parser)
     return parser
 
 

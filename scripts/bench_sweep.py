@@ -9,7 +9,6 @@ checkpoints x 5 repeats: 990 starts). Each makes --repeats samples of every ques
 line with seconds, engine starts and ratios to the first; the first two must make equal samples.
 """
 
-import argparse
 import json
 import re
 import subprocess
@@ -19,6 +18,7 @@ import time
 from pathlib import Path
 
 from eval.checkpoints import find
+from prompt_aug.commands import make_parser
 from prompt_aug.files import read_lines
 
 
@@ -52,10 +52,10 @@ def samples(out: Path) -> dict[tuple[str, str, int], str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = make_parser(
+        "python scripts/bench_sweep.py",
+        __doc__,
+        example="python scripts/bench_sweep.py runs/demo --repeats 2",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="a run with exported checkpoints")
     parser.add_argument("--repeats", type=int, default=2, help="samples of every question")
