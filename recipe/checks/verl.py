@@ -130,6 +130,17 @@ def sequence_ranks(config: DictConfig) -> int:
     return max(int(actor.ulysses_sequence_parallel_size), int(new))
 
 
+def check_engines(config: DictConfig) -> None:
+    """Refuse an engine over a number of GPUs that does not divide those of the run."""
+    gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    tensor = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+    if gpus % tensor:
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={tensor} does not divide the "
+            f"{gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node)"
+        )
+
+
 def check_batches(config: DictConfig) -> None:
     """Refuse batch sizes that do not divide; verl finds out minutes later, at the first step."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout

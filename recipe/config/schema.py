@@ -18,6 +18,7 @@ from pydantic import ValidationError as PydanticError
 from prompt_aug.draw import Mode
 from prompt_aug.templates.rendering import Style
 from prompt_aug.templates.template import FormatSetting
+from recipe.config.wording import ACTOR, ROLLOUT, WHY, WORDING
 from recipe.errors import ConfigError
 
 # A literal value: no "3" for 3, no 1 for true, no infinity.
@@ -38,6 +39,12 @@ def sum_above_zero(values: list[float]) -> list[float]:
     return values
 
 
+def not_zero(value: int) -> int:
+    if value == 0:
+        raise ValueError("0 would leave none (-1: all)")
+    return value
+
+
 def as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -56,6 +63,7 @@ Weights = Annotated[list[Annotated[float, Field(ge=0)]], AfterValidator(sum_abov
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 OrNever = Annotated[int, Field(ge=-1)]  # verl's -1: never, or no limit
+OrAll = Annotated[int, Field(ge=-1), AfterValidator(not_zero)]
 Weight = Annotated[float, Field(ge=0)]
 Above0 = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -197,8 +205,6 @@ Precision = Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"]
 LearningRate = Annotated[float, Field(gt=0, le=1)]
 Loggers = Annotated[list[Logger], BeforeValidator(as_list)]
 
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-
 
 def _per_role(role: str) -> dict[str, Any]:
     """Keys that the actor and the reference model share."""
@@ -221,8 +227,9 @@ VERL: dict[str, Any] = {
     "data.train_batch_size": Positive,
     "data.max_prompt_length": Positive,
     "data.max_response_length": Positive,
-    "data.train_max_samples": OrNever,
-    "data.val_max_samples": OrNever,
+    "data.train_max_samples": OrAll,
+    "data.val_max_samples": OrAll,
+    "data.val_batch_size": Positive | None,
     "data.dataloader_num_workers": Count,
     "data.filter_overlong_prompts": bool,
     "algorithm.filter_groups.enable": bool,
@@ -230,6 +237,7 @@ VERL: dict[str, Any] = {
     "algorithm.use_kl_in_reward": bool,
     "algorithm.kl_ctrl.kl_coef": Weight,
     **_per_role(ACTOR),
+    f"{ACTOR}.strategy": Literal["fsdp", "fsdp2"],
     f"{ACTOR}.ppo_mini_batch_size": Positive,
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": Positive | None,
     f"{ACTOR}.ppo_max_token_len_per_gpu": Positive,
@@ -276,7 +284,12 @@ VERL: dict[str, Any] = {
     f"{ROLLOUT}.seed": Seed,
     f"{ROLLOUT}.temperature": Above0,
     f"{ROLLOUT}.top_p": Part,
-    f"{ROLLOUT}.top_k": OrNever,
+    f"{ROLLOUT}.top_k": OrAll,
+    f"{ROLLOUT}.name": Literal["vllm"],
+    f"{ROLLOUT}.val_kwargs.n": Positive,
+    f"{ROLLOUT}.val_kwargs.temperature": Weight,
+    f"{ROLLOUT}.val_kwargs.top_p": Part,
+    f"{ROLLOUT}.val_kwargs.top_k": OrAll,
     f"{ROLLOUT}.dtype": Precision,
     f"{ROLLOUT}.gpu_memory_utilization": Part,
     f"{ROLLOUT}.max_num_seqs": Positive,
@@ -306,26 +319,6 @@ VERL: dict[str, Any] = {
     "transfer_queue.backend.SimpleStorage.num_data_storage_units": Positive,
 }
 
-# Reasons that the range does not tell by itself.
-WHY = {
-    f"{ROLLOUT}.temperature": "greedy responses of a group are all equal, so none has a signal",
-    f"{ROLLOUT}.n": "a group needs other responses to compare a response with",
-    f"{ACTOR}.optim.lr": "a rate of 0 or below trains nothing or away from the reward",
-    f"{ACTOR}.clip_ratio_c": "verl's dual clip is a bound above the ratio 1",
-    "trainer.total_training_steps": "a run of 0 steps would be done before it starts",
-    "data.max_response_length": "a response needs room for at least one token",
-    "recipe.augment.templates": "to draw one more often use recipe.augment.weights",
-}
-WORDING = {  # of pydantic's errors that speak of Python
-    "string_pattern_mismatch": "must not be empty (is a shell variable not set?)",
-    "string_type": "should be text",
-    "bool_type": "should be true or false",
-    "int_type": "should be a whole number",
-    "float_type": "should be a number",
-    "list_type": "should be a list, as [a, b]",
-    "missing": "is missing; the defaults are in recipe/config/recipe.yaml",
-    "extra_forbidden": "is no key of the section recipe",
-}
 _RECIPE = TypeAdapter(Recipe)
 _VALUE = ConfigDict(strict=True, allow_inf_nan=False)
 _VERL = {key: TypeAdapter(kind, config=_VALUE) for key, kind in VERL.items()}
