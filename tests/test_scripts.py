@@ -11,6 +11,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+pytestmark = pytest.mark.config  # short processes
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted([*(ROOT / "scripts").glob("*.s[bh]*"), ROOT / ".ci" / "run"])
 

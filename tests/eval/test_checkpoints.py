@@ -151,8 +151,19 @@ def test_a_manifest_of_another_step_or_without_files_is_an_error(
 
 
 @pytest.mark.parametrize(
-    ("model", "name"), [("some/model-1.5B", "some--model-1.5B"), ("a b", "a--b"), ("../x/..", "x")]
+    ("model", "name"),
+    [
+        ("some/model-1.5B", "some--model-1.5B"),
+        ("a b", "a--b"),
+        ("../x/..", "x"),  # no folder is there: the text, without what leads out of one
+        ("/../", "model"),
+        ("models/mine", "mine"),  # a folder: its own name
+        ("models/mine/..", "models"),
+    ],
 )
-def test_a_model_has_the_name_of_a_folder(model: str, name: str) -> None:
-    checkpoint = checkpoints.Checkpoint(step=None, model=model, identity={})
-    assert checkpoint.name in (name, "model") and "/" not in checkpoint.name
+def test_a_model_has_the_name_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, name: str
+) -> None:
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert checkpoints.Checkpoint(step=None, model=model, identity={}).name == name
