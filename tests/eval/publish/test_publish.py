@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import struct
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,13 +119,18 @@ def test_scores_in_the_trainings_wandb_run(run: Path, monkeypatch: pytest.Monkey
     (run / ".wandb_run_id").write_text("abcd1234")
     assert main([str(run), "--log", "wandb"]) == 0
     (file,) = run.glob("wandb/offline-run-*-abcd1234/run-abcd1234.wandb")
-    rows = []
-    for data in log_records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "history":
-            items = record.history.item
-            rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
+    records: list[Any] = []
+    end = time.monotonic() + 60  # wandb's own process writes the file, its end last
+    while not any(r.WhichOneof("record_type") == "exit" for r in records):
+        assert time.monotonic() < end, "wandb's file has no end"
+        time.sleep(0.1)
+        data = list(log_records(file.read_bytes()))
+        records = [wandb_internal_pb2.Record.FromString(record) for record in data]
+    rows = [
+        {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+        for record in records
+        if record.WhichOneof("record_type") == "history"
+    ]
     found = [(row["eval/step"], row["eval/toy/accuracy"]) for row in rows]
     assert found == [(0, 0.0), (20, 0.625)]
 
