@@ -72,8 +72,9 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
     """Compose, check, prepare, run; returns the exit code."""
     from prompt_aug.files import lock
     from recipe.config.compose import compose_config
-    from recipe.run import ending, launch
+    from recipe.run import ending
     from recipe.run.folder import RunFolder, record_environment
+    from recipe.trainer import launch
 
     config = compose_config(example, overrides)
     launch.set_environment(config)
@@ -98,7 +99,8 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
 
 def carry_out(config: DictConfig) -> tuple[int, str]:
     """The training; the exit code, and what there is to say about how it ended."""
-    from recipe.run import ending, launch, stop
+    from recipe.run import ending, stop
+    from recipe.trainer import launch
 
     try:
         launch.run(config)

@@ -71,7 +71,7 @@ def measure(method: str, steps: int, out: Path) -> list[float]:
     """Seconds of every step."""
     from recipe import train
     from recipe.config.compose import compose_config
-    from recipe.run import launch
+    from recipe.trainer import launch
 
     here = Path(__file__).resolve()
     paths = [str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -121,6 +121,28 @@ def test_the_circle_check_sees_what_it_must(modules: dict[str, str], expected: o
     assert not found or found[0] == found[-1]
 
 
+def room(module: str) -> str:
+    """The folder or file of a package in which a module lies: recipe.trainer of its batch."""
+    return ".".join(module.split(".")[:2])
+
+
+def between_rooms(graph: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for module, imported in graph.items():
+        found.setdefault(room(module), set()).update({room(m) for m in imported} - {room(module)})
+    return found
+
+
+def test_no_circle_of_rooms() -> None:
+    graph = between_rooms(
+        arrows({module_of(path): path.read_text(encoding="utf-8") for path in sources()})
+    )
+    assert {"recipe.run", "recipe.algorithms"} <= graph["recipe.trainer"]  # they were read
+    assert circle(graph) == []
+    graph["recipe.run"].add("recipe.trainer")
+    assert circle(graph)
+
+
 # ------------------------------------------------------------------------- sizes and names
 
 

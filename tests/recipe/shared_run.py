@@ -93,7 +93,8 @@ def main(arguments: list[str]) -> None:
     from recipe import train
     from recipe.checks import validate
     from recipe.config.compose import compose_config
-    from recipe.run import environment, launch
+    from recipe.run import environment
+    from recipe.trainer import launch
 
     split = arguments.index("--")
     methods, overrides = arguments[:split], arguments[split + 1 :]

@@ -22,8 +22,8 @@ from recipe.checks.same_run import check_same_run
 from recipe.config.compose import known_keys
 from recipe.config.schema import VERL
 from recipe.errors import ConfigError
-from recipe.run import launch
 from recipe.run.folder import RunFolder
+from recipe.trainer import launch
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 

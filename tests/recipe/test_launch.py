@@ -21,8 +21,8 @@ from recipe.checks.same_run import check_same_run
 from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
 from recipe.run import folder as run_folder
-from recipe.run import launch
 from recipe.run.folder import RunFolder
+from recipe.trainer import launch
 
 
 @pytest.fixture
