@@ -233,8 +233,9 @@ class VllmEngine:
 
 
 def _pack_head_again(worker: Any) -> None:
-    """Pack the output head of a CPU engine anew from its weight.
+    """Pack the output head of a CPU engine anew from its weight, where weights are packed at all.
 
+    (With `recipe.patches.cpu.vllm_plugin`, which VERL_PLATFORM=cpu wakes, they are not.)
     vLLM's reload packs each layer whose weights it has loaded. A head that is tied to the
     embedding has loaded none, so its packed copy stays that of the old weights: hidden states of
     one checkpoint would be read by the head of another.
