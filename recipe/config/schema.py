@@ -174,7 +174,7 @@ class Recipe(Record):
     min_free_gib: Weight
     save_rollouts_every: Count
     keep_every: Positive | None
-    keep_best: Text | None
+    keep_best: Annotated[str, Field(pattern="^val/.+/.+")] | None
     worker_logs: bool
     model_path: Text | None
     toy: Toy
@@ -219,7 +219,18 @@ def _per_role(role: str) -> dict[str, Any]:
 
 
 # verl's keys, with what we let through; what verl itself refuses at once is not repeated.
+# Evaluation's defaults are among them: `eval.settings` has the last word, but hours later.
 VERL: dict[str, Any] = {
+    "eval.template": Text,
+    "eval.benchmarks": list[dict[str, Any]],
+    "eval.temperature": Weight,
+    "eval.top_p": Part,
+    "eval.max_tokens": Positive,
+    "eval.seed": Seed,
+    "eval.dtype": Literal["float32", "bfloat16", "float16", "auto"],
+    "eval.max_model_len": Positive | None,
+    "eval.gpu_memory_utilization": Part,
+    "eval.max_questions": Positive | None,
     "data.train_files": Texts | None,
     "data.val_files": Texts | None,
     "data.seed": Seed | None,
@@ -317,6 +328,7 @@ VERL: dict[str, Any] = {
     "trainer.default_local_dir": Text,
     "trainer.val_before_train": bool,
     "transfer_queue.backend.SimpleStorage.num_data_storage_units": Positive,
+    "ray_kwargs.ray_init.num_cpus": Positive | None,
 }
 
 _RECIPE = TypeAdapter(Recipe)

@@ -44,6 +44,14 @@ SETTINGS: list[tuple[str, str]] = [
     (f"{R}.n=1", "no baseline"),
     (f"{A}.ppo_epochs=0", "greater than or equal to 1"),
     ("trainer.total_epochs=0", "greater than or equal to 1"),
+    # evaluation's defaults, and what other machines have
+    ("eval.temperature=hot", "should be a number"),
+    ("eval.temperature=-1", "greater than or equal to 0"),
+    ("eval.benchmarks=3", "should be a list"),
+    ("eval.dtype=int8", "eval.dtype=int8"),
+    ("eval.max_tokens=0", "greater than or equal to 1"),
+    ("recipe.keep_best=nope", "recipe.keep_best=nope"),
+    ("ray_kwargs.ray_init.num_cpus=0", "greater than or equal to 1"),
     # learning rates and clips
     (f"{A}.optim.lr=0", "greater than 0"),
     (f"{A}.optim.lr=-1e-6", "greater than 0"),
