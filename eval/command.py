@@ -27,6 +27,11 @@ def existing(value: str) -> Path:
     return folder
 
 
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """The option of every command that reads the scores of one evaluation of a run."""
+    parser.add_argument("--settings", type=text, help="a folder in RUN/eval (default: the fullest)")
+
+
 def run_command(
     parser: argparse.ArgumentParser,
     arguments: Sequence[str] | None,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.command import existing, run_command, text
+from eval.command import add_settings, existing, run_command, text
 from eval.errors import EvaluationError
 from eval.report.data import choose_evaluation
 from prompt_aug.commands import make_parser
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("run", type=existing, help="run folder")
     add("--benchmark", type=text, required=True, help="the questions to pick by")
-    add("--settings", type=text, help="a folder in RUN/eval (default: the fullest)")
+    add_settings(parser)
     add("--on-test-set", action="store_true", help="pick by questions that are no validation split")
     return run_command(parser, arguments, _select, "nothing was picked")
 

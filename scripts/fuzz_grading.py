@@ -14,7 +14,8 @@ Laws that every input must keep:
  8. two values with a `SEPARATOR` between them are not right for either of them, nor for the digits
     of both or for their product;
  9. a formula of the question is no answer: what math-verify would work out is `echo`;
-10. an unclosed box, and a second marked choice, earn nothing.
+10. an unclosed box, and a second marked choice, earn nothing;
+11. an answer has a normal form, the same with other white space around it.
 Prints one JSON line; exits 1 and prints the inputs when a law is broken.
 """
 
@@ -29,7 +30,7 @@ from typing import Any
 from tqdm import tqdm
 
 from prompt_aug.commands import make_parser
-from prompt_aug.grading import STATUSES, Extraction, grade, grade_answer
+from prompt_aug.grading import STATUSES, Extraction, grade, grade_answer, normal_form
 from prompt_aug.grading.extract import extract
 
 MAX_SECONDS = 240.0
@@ -164,6 +165,8 @@ def broken_laws(text: str, gold: str) -> list[str]:
     again = grade_answer(text, gold)
     if again.status != first.status and "error" not in (first.status, again.status):
         broken.append(f"unstable {first.status} {again.status}")
+    if normal_form(text) != normal_form(f" {text}\n"):
+        broken.append("another normal form with white space around it")
     if text.strip():
         if not grade_answer(text, text).correct:
             broken.append("not equal to itself")

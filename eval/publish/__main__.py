@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from eval.command import existing, path, run_command, text
+from eval.command import add_settings, existing, path, run_command, text
 from eval.errors import EvaluationError
 from eval.publish import card, harness, inspect_log, loggers
 from eval.publish.evaluated import evaluated
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("run", type=existing, help="run folder")
     add("--step", type=int, help="this checkpoint only")
-    add("--settings", type=text, help="a folder in RUN/eval (default: the fullest)")
+    add_settings(parser)
     add("--lm-eval", type=path, metavar="DIR", help="samples as lm-evaluation-harness logs them")
     add("--inspect", type=path, metavar="DIR", help=".eval logs for `inspect view`")
     add("--log", nargs="+", choices=sorted(LOGGERS), default=[], help="into the training's run")

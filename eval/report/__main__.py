@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.command import path, run_command, text
+from eval.command import add_settings, path, run_command, text
 from eval.errors import EvaluationError
 from eval.report import charts
 from eval.report.archive import archive
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("runs", nargs="+", type=path, metavar="RUN", help="run folders; several: side by side")
     add("--out", type=path, help="where the report goes (several runs: needed; one: RUN/report)")
-    add("--settings", type=text, help="a folder in RUN/eval (default: the fullest)")
+    add_settings(parser)
     add("--expected", type=text, help="an entry of expected.yaml to stand beside the runs"
         " (default: those of their start model)")  # fmt: skip
     return run_command(parser, arguments, _report, "a report appears file by file")

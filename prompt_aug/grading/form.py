@@ -16,6 +16,7 @@ from prompt_aug.grading.normalize import canonical, split_unit, squeeze
 from prompt_aug.grading.structure import Node, build
 
 _DIGITS = 30
+_DECIMAL_BITS = 10_000
 _MARKS = {"list": "{}", "set": "{}", "matrix": "[]", "tuple": "()", "union": "<>"}
 
 
@@ -27,7 +28,7 @@ def normal_form(answer: str) -> str:
     boxed = last_boxed(answer) if "box" in answer else None
     try:
         return _form(build(canonical(boxed or answer))) or plain
-    except Exception:  # hostile text: one vote for itself
+    except (ValueError, ArithmeticError, RecursionError):  # unreadable: a vote for itself
         return plain
 
 
@@ -58,9 +59,12 @@ def _leaf(text: str) -> str:
 
 def _number(value: Value) -> str:
     if value.exact is not None:
-        return str(value.exact)
+        parts = (value.exact.numerator, value.exact.denominator)
+        # Python writes no decimal number of more than 4300 digits; hexadecimal ones have no limit.
+        large = max(part.bit_length() for part in parts) > _DECIMAL_BITS
+        return "/".join(map(hex, parts)) if large else str(value.exact)
     if value.has_letters:
         return " ".join(f"{z.real + 0.0:.8g}{z.imag + 0.0:+.8g}i" for z in value.approximate)
     number = digits(value.text)
-    parts = (number.real, number.imag)
-    return "+i".join("0" if abs(x) < 1e-60 else number.context.nstr(x, _DIGITS) for x in parts)
+    real_imag = (number.real, number.imag)
+    return "+i".join("0" if abs(x) < 1e-60 else number.context.nstr(x, _DIGITS) for x in real_imag)

@@ -154,8 +154,8 @@ def _parse(text: str) -> Any | None:
         )
     except (MemoryError, RecursionError, RefusedOperation):
         raise
-    except Exception:
-        return None  # the reader raises anything, and on most text
+    except Exception:  # sandboxed; the reader raises anything. What it was refused is in `_refused`
+        return None
 
 
 def judge(gold: str, pred: str) -> dict[str, str]:
@@ -197,7 +197,7 @@ def _answer(line: bytes, limits: Limits) -> dict[str, str]:
         return {"status": "unparsable", "detail": "nested too deep"}
     except MemoryError:
         return {"status": "error", "detail": "memory limit"}
-    except Exception as error:
+    except Exception as error:  # the sandbox's boundary: one pair must not cost those behind it
         return {"status": "error", "detail": f"{type(error).__name__}: {error}"[:200]}
 
 
@@ -309,7 +309,7 @@ def main() -> None:
         reader.Number = partial(_exact_number, None)
         _import_all()
         warm = [judge(gold, pred)["status"] for gold, pred in _WARM_UP]
-    except Exception as error:
+    except Exception as error:  # told to the parent, which refuses to grade
         warm = [f"{type(error).__name__}: {error}"]
     os.write(1, json.dumps({"ready": warm}).encode() + b"\n")
     gc.collect()

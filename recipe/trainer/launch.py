@@ -77,7 +77,7 @@ def _train(config: DictConfig, say: Callable[[str], None]) -> None:
     try:
         runner = stop.AfterRay(ray.remote(RecipeTaskRunner), ray_runs)
         run_ppo(config, task_runner_class=runner)
-    except Exception:
+    except Exception:  # raised again: only for a failed worker's last lines, not after Ctrl-C
         time.sleep(DRAIN)
         raise
     finally:

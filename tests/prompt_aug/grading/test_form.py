@@ -25,6 +25,15 @@ def test_alike_answers_have_one_form(answers: tuple[str, ...]) -> None:
     assert len({normal_form(answer) for answer in answers}) == 1
 
 
+def test_numbers_too_long_for_python_to_write_are_still_alike() -> None:
+    """More than 4300 digits: each spelling of such a number was a vote of its own."""
+    power = "10^{5000}"
+    assert (
+        normal_form(power) == normal_form(r"10^{2500}\cdot 10^{2500}") == "0x" + f"{10**5000:x}/0x1"
+    )
+    assert normal_form(power) != normal_form(power + "+1")
+
+
 def test_answers_that_differ_have_different_forms() -> None:
     groups = [*(group[0] for group in ALIKE), "(2,1)", "[1,2]", "x", "X", "(x-1)^2", "-1/2"]
     assert len({normal_form(answer) for answer in groups}) == len(groups)
