@@ -3,7 +3,8 @@
     <cache>/<digest>/{train,validation,test}.parquet  model/  manifest.json (last)
 
 The digest is that of everything the content depends on: world, seed, templates, and the source of
-the modules that make it. A folder without a manifest is a build that was cut: it is built again.
+the modules that make it. It is built in <cache>/.<digest>/new, by one process at a time; what a
+killed one left there is thrown away.
 """
 
 import contextlib
@@ -11,15 +12,17 @@ import dataclasses
 import hashlib
 import io
 import json
-import os
 import shutil
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from prompt_aug.files import InUseError, is_held, lock
 from prompt_aug.questions import write_parquet
 from prompt_aug.templates import Bank, load_bank, render
 from recipe.toy.demonstrations import demonstration
@@ -36,6 +39,7 @@ from recipe.toy.problems import (
 from recipe.toy.world import World, load_world
 
 MANIFEST = "manifest.json"
+POLL = 1.0  # seconds between two looks at a world that another process builds
 # The modules that decide the content.
 CONTENT = ("world", "problems", "work", "demonstrations", "tokenizer", "warmup")
 
@@ -100,10 +104,43 @@ def build(config: DictConfig) -> Path:
 
 
 def make(settings: Settings, bank: Bank, cache: Path) -> Path:
-    """The folder of a world in `cache`, built unless it is there."""
+    """The folder of a world in `cache`, built unless it is there or another process builds it."""
     folder = cache.resolve() / digest(settings, bank)
+    place = folder.with_name(f".{folder.name}")
+    waiting = f"toy world {settings.world.name}: waiting for the process that teaches its model"
     if (folder / MANIFEST).is_file():
         return folder
+    with _turn(place, waiting):
+        if not (folder / MANIFEST).is_file():
+            shutil.rmtree(place / "new", ignore_errors=True)
+            _teach(settings, bank, place / "new")
+            shutil.rmtree(folder, ignore_errors=True)
+            (place / "new").replace(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def _turn(place: Path, waiting: str) -> Iterator[None]:
+    """Hold `place`, after whoever holds it now.
+
+    Two that built one world would teach it twice, and the second would replace the model under the
+    hands of the first.
+    """
+    held = None
+    while held is None:
+        try:
+            held = lock(place)
+        except InUseError:
+            print(waiting, flush=True)
+            time.sleep(POLL)
+            while is_held(place):
+                time.sleep(POLL)
+    with held:
+        yield
+
+
+def _teach(settings: Settings, bank: Bank, folder: Path) -> None:
+    """Write questions, start model and, last, the manifest of a world into `folder`."""
     # Seconds of imports, which a refused or finished run does without.
     from transformers.utils.logging import disable_progress_bar
 
@@ -111,13 +148,11 @@ def make(settings: Settings, bank: Bank, cache: Path) -> Path:
     from recipe.toy.warmup import WarmUp, build_model, train
 
     world, seed = settings.world, settings.seed
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
+    folder.mkdir(parents=True)
     for split, count in dataclasses.asdict(world.questions).items():
         chosen = problems(world, split, count, seed)
         asked = [to_question(world, p, split, seed) for p in chosen]
-        write_parquet(asked, beside / f"{split}.parquet")
+        write_parquet(asked, folder / f"{split}.parquet")
     tokenizer = build_tokenizer(corpus(world, bank))
     model = build_model(tokenizer, seed)
     frames = [bank[name] for name in settings.templates]
@@ -126,13 +161,10 @@ def make(settings: Settings, bank: Bank, cache: Path) -> Path:
     with _bars():
         loss = train(model, tokenizer, world, demonstrated(world, seed), frames, warm_up)
     disable_progress_bar()
-    model.save_pretrained(beside / "model")
-    tokenizer.save_pretrained(beside / "model")
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
     record = {**settings.record(), "parameters": model.num_parameters(), "warmup_loss": loss}
-    (beside / MANIFEST).write_text(json.dumps(record, indent=2))
-    shutil.rmtree(folder, ignore_errors=True)
-    beside.replace(folder)
-    return folder
+    (folder / MANIFEST).write_text(json.dumps(record, indent=2))
 
 
 def _bars() -> contextlib.AbstractContextManager[object]:
