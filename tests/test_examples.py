@@ -43,6 +43,8 @@ IDENTITY = {
 # Sections of workers that no run here has; verl copies settings of the actor into them.
 IDLE = ("critic.", "distillation.")
 
+OPEN_CLIP = (LOW, HIGH, f"{ACTOR}.clip_ratio_c")
+
 # What a method changes in GRPO on the toy task, and nothing else.
 TOY = {
     "dapo": {f"{ACTOR}.clip_ratio_c", HIGH, MEAN, FILTER, *PUNISHED},
@@ -51,8 +53,8 @@ TOY = {
     "ta_grpo_star": {ADVANTAGE, COUNT, RATIO},
     "grpo_ds": {FILTER},
     "cw_grpo": {WEIGHTS},
-    "clip_cov": {MODE},
-    "clip_cov_global": {WEIGHTS},
+    "clip_cov": {MODE, *OPEN_CLIP},
+    "clip_cov_global": {WEIGHTS, *OPEN_CLIP},
     "kl_cov": {MODE, f"{LOSS}.kl_cov_ratio", f"{LOSS}.ppo_kl_coef"},
     "dr_grpo": {ADVANTAGE, MEAN, SCALE},
     "seed_grpo": {ADVANTAGE, *ARGUMENTS, MEAN, SCALE},
@@ -80,8 +82,8 @@ PUBLISHED = {
         FILTER,
         *PUNISHED,
     },
-    ("cw_grpo", "clip_cov"): {WEIGHTS, MODE},
-    ("cw_grpo", "clip_cov_global"): {WEIGHTS},
+    ("cw_grpo", "clip_cov"): {WEIGHTS, MODE, *OPEN_CLIP},
+    ("cw_grpo", "clip_cov_global"): {WEIGHTS, *OPEN_CLIP},
     ("one_shot", "entropy_only"): {
         ADVANTAGE,
         KL,

@@ -15,6 +15,8 @@ from recipe.algorithms.dr_grpo import dr_grpo
 from recipe.algorithms.groups import Numbers, group_index
 from recipe.algorithms.registry import advantage
 
+ALPHA = 0.0417  # a public reimplementation's; the paper's could not be looked up here
+
 
 def semantic_entropy(answers: Sequence[str]) -> float:
     """SE = -(1/K) sum_k log p_k with p_k = n_k / G, over the K different answers; 0 of nothing.
@@ -36,7 +38,7 @@ def settings(section: Mapping[str, Any]) -> dict[str, float]:
     """``recipe.advantage.arguments``, {alpha}; ValueError unless alpha is in [0, 1]."""
     if unknown := set(section) - {"alpha"}:
         raise ValueError(f"unknown keys {sorted(unknown)}: there is alpha")
-    alpha = 1.0 if section.get("alpha") is None else float(section["alpha"])
+    alpha = ALPHA if section.get("alpha") is None else float(section["alpha"])
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha={alpha} must lie in [0, 1], or the sign of an advantage may turn")
     return {"alpha": alpha}
@@ -44,15 +46,14 @@ def settings(section: Mapping[str, Any]) -> dict[str, float]:
 
 @advantage(inputs=("answers",), settings=settings)
 def seed_grpo(
-    rewards_B: Numbers, group_B: Numbers, *, answers: Sequence[str] = (), alpha: float = 1.0
+    rewards_B: Numbers, group_B: Numbers, *, answers: Sequence[str] = (), alpha: float = ALPHA
 ) -> torch.Tensor:
     """A = (R - mean) (1 - alpha SE / log G), mean and SE over the group's G responses.
 
     R - mean is that of `dr_grpo`, units and errors included; 1 - alpha x is the paper's linear
     form of its f. `answers`: the final answer of each response, equal texts for equal answers
     (`RolloutBatch.answers`); none at all is as if all were the same. `alpha` in [0, 1]: 0 is
-    Dr. GRPO; the default 1 takes a group of G different answers to 0.
-    Which alpha the paper's table has could not be looked up here.
+    Dr. GRPO; 1 takes a group of G different answers to 0, whether one of them is right or not.
     """
     base_B = dr_grpo(rewards_B, group_B)
     if not len(answers):

@@ -89,6 +89,13 @@ def check_rewards(config: DictConfig) -> None:
             f"{_first(below_zero)} rewards can be negative and that mean near 0: unset it, or use "
             "another advantage"
         )
+    if facts.nonnegative_rewards and recipe.reward.format_weight and not recipe.reward.format_gated:
+        raise ConfigError(
+            f"recipe.advantage.name={name} weighs a group by its mean reward, which stands for the "
+            f"share of right answers, and recipe.reward.format_weight="
+            f"{recipe.reward.format_weight} pays for wrong ones too: set "
+            "recipe.reward.format_weight=0, or recipe.reward.format_gated=true"
+        )
     if not facts.uses_rewards and any(useless.values()):
         raise ConfigError(
             f"recipe.advantage.name={name} uses no reward, and {_first(useless)} then has no "

@@ -52,8 +52,20 @@ def check_verl(config: DictConfig) -> None:
             "same seed, so all responses to a question would be the same and no group would have a "
             "signal"
         )
+    check_adapters(config)
     check_resume(config)
     check_attention(config)
+
+
+def check_adapters(config: DictConfig) -> None:
+    """Refuse LoRA: a run would end with checkpoints that `recipe.export` cannot export."""
+    for key, off in (("lora_rank", 0), ("lora.rank", 0), ("lora_adapter_path", None)):
+        value = OmegaConf.select(config.actor_rollout_ref.model, key)
+        if value not in (off, None):
+            raise ConfigError(
+                f"actor_rollout_ref.model.{key}={value}: only full-parameter training is exported "
+                f"and evaluated here: unset it (it is {'null' if off is None else off} by default)"
+            )
 
 
 def check_attention(config: DictConfig) -> None:

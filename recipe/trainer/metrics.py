@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from prompt_aug.grading import STATUSES
@@ -35,27 +36,36 @@ def row_means(values_BT: Tensor | None, rollouts: RolloutBatch) -> list[float] |
     return [total / max(1, length) for total, length in lengths]
 
 
-def entropy(rollouts: RolloutBatch) -> dict[str, float]:
-    """train/entropy: nats per token, the mean over all tokens that are trained, each once.
+def entropy(
+    rollouts: RolloutBatch, key: str = "train/entropy", here: Sequence[bool] | None = None
+) -> dict[str, float]:
+    """`key`: nats per token, the mean over all tokens that are trained, each once.
 
     The same number for every loss; verl's actor/entropy is aggregated as the loss is, and with a
     sum over tokens no entropy per token. Of the policy that starts the step, at the rollout's
-    temperature. Left out are verl's padding rows, responses that are left out of the loss, and
-    groups that only fill up the batch. {} in bypass mode, where verl computes no entropy.
+    temperature, under the prompt that is trained: with anchored ratios that of a response to a
+    rephrasing is not the entropy it was sampled with. Left out are verl's padding rows, responses
+    that are left out of the loss, groups that only fill up the batch, and rows that are not `here`.
+    {} without tokens, and in bypass mode, where verl computes no entropy.
     """
     if rollouts.entropy_BT is None:
         return {}
     mask_BT = rollouts.mask_BT & rollouts.trained_B[:, None]
+    if here is not None:
+        mask_BT = mask_BT & torch.tensor(here)[:, None]
     tokens = int(mask_BT.sum())
     if not tokens:
         return {}
-    return {"train/entropy": float((rollouts.entropy_BT * mask_BT).sum()) / tokens}
+    return {key: float((rollouts.entropy_BT * mask_BT).sum()) / tokens}
 
 
 def group_metrics(
     rollouts: RolloutBatch, rewards_B: Tensor, by_phrasing: bool = False
 ) -> dict[str, float]:
     """Accuracy, format, shares of groups without signal, and the same for every template.
+
+    Over all responses of the batch: also those of groups that only fill it up, and those that are
+    left out of the loss; entropies are over the tokens that are trained.
 
     A group is what advantages are taken over: a question, or with `by_phrasing` one of its
     phrasings. train/no_signal_groups: share of groups whose rewards are all equal (advantage
@@ -80,12 +90,12 @@ def group_metrics(
         "accuracy": rollouts.accuracy,
         "format": rollouts.formats,
         "length": rollouts.lengths,
-        "entropy": row_means(rollouts.entropy_BT, rollouts),
     }
     for name in dict.fromkeys(rollouts.templates):
         here = [template == name for template in rollouts.templates]
         metrics[f"template/{name}/share"] = mean(here)
         metrics |= {f"template/{name}/{k}": v for k, v in means_where(here, columns).items()}
+        metrics |= entropy(rollouts, f"template/{name}/entropy", here)
     return metrics
 
 
@@ -103,8 +113,8 @@ def means_where(
 def neighbour_metrics(rollouts: RolloutBatch, rewards_B: Tensor) -> dict[str, float]:
     """What the phrasings of TA-GRPO (arXiv 2601.22478, section 5.2) do; {} without neighbours.
 
-    neighbour/<n>/accuracy and /entropy, n = 0 the question itself; entropy is that under the prompt
-    trained under. neighbour/<n>/logprob_gap: mean over responses of the mean over tokens of
+    neighbour/<n>/accuracy and /entropy (see `entropy`), n = 0 the question itself.
+    neighbour/<n>/logprob_gap: mean over responses of the mean over tokens of
     log pi(o_t | q^0) - log pi(o_t | q^n), in nats, with the second term from the engine (for n = 0,
     or with the own ratio, it is the difference of two computations of the same number).
     train/no_signal_original, train/no_signal_neighbours: share of the questions whose G responses
@@ -116,7 +126,6 @@ def neighbour_metrics(rollouts: RolloutBatch, rewards_B: Tensor) -> dict[str, fl
     theirs_BT = rollouts.rollout_logprobs_BT
     columns: dict[str, Sequence[float] | None] = {
         "accuracy": rollouts.accuracy,
-        "entropy": row_means(rollouts.entropy_BT, rollouts),
         "logprob_gap": row_means(
             None if theirs_BT is None else rollouts.logprobs_BT - theirs_BT, rollouts
         ),
@@ -124,6 +133,7 @@ def neighbour_metrics(rollouts: RolloutBatch, rewards_B: Tensor) -> dict[str, fl
     for n in sorted(set(rollouts.neighbours)):
         here = [neighbour == n for neighbour in rollouts.neighbours]
         metrics |= {f"neighbour/{n}/{k}": v for k, v in means_where(here, columns).items()}
+        metrics |= entropy(rollouts, f"neighbour/{n}/entropy", here)
     groups, rewards = rollouts.group_B.tolist(), rewards_B.tolist()
     rows = list(zip(groups, rewards, rollouts.neighbours, strict=True))
     sides: dict[str, Callable[[int], bool]] = {

@@ -22,7 +22,8 @@ def lines(
             "rollout": rollouts.rollouts[i],
             "template": rollouts.templates[i],
             "neighbour": rollouts.neighbours[i],
-            "prompt": tokenizer.decode(rollouts.prompts[i]),
+            "prompt": tokenizer.decode(rollouts.prompts[i]),  # trained under: q^0's where anchored
+            "generated_under": tokenizer.decode(rollouts.generated_under[i]),
             "response": rollouts.text[i],
             "gold": list(rollouts.gold[i]),
             "reward": reward,

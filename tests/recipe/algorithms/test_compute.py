@@ -155,8 +155,9 @@ def test_hapo_by_hand() -> None:
 
 
 def test_answers_reach_an_advantage_that_asks_for_them() -> None:
-    same = compute_advantages(rollouts(answers=["right"] * 3 + ["3"]), settings("seed_grpo"))
-    torn = compute_advantages(rollouts(answers=["right", "4", "5", "3"]), settings("seed_grpo"))
+    sections = settings("seed_grpo", changes={"advantage": {"arguments": {"alpha": 1}}})
+    same = compute_advantages(rollouts(answers=["right"] * 3 + ["3"]), sections)
+    torn = compute_advantages(rollouts(answers=["right", "4", "5", "3"]), sections)
     assert torn.advantages_BT.abs().max() == 0  # four different answers: entropy is log 4
     assert same.advantages_BT.abs().max() > 0
 

@@ -25,12 +25,12 @@ def test_semantic_entropy_by_hand() -> None:
 
 def test_advantages_by_hand() -> None:
     """Group 0: R - mean = +-1/2, SE / log 4 = 5/6; group 1: +-1/2, SE = log 2 is the largest."""
-    found = seed_grpo(REWARDS, GROUP, answers=ANSWERS)
+    found = seed_grpo(REWARDS, GROUP, answers=ANSWERS, alpha=1.0)
     assert found.tolist() == pytest.approx([1 / 12, 1 / 12, -1 / 12, -1 / 12, 0, 0])
     half = seed_grpo(REWARDS, GROUP, answers=ANSWERS, alpha=0.5)
     assert half.tolist() == pytest.approx([7 / 24, 7 / 24, -7 / 24, -7 / 24, 1 / 4, -1 / 4])
     # mutation: the groups' answers mixed up
-    mixed = seed_grpo(REWARDS, GROUP, answers=ANSWERS[::-1])
+    mixed = seed_grpo(REWARDS, GROUP, answers=ANSWERS[::-1], alpha=1.0)
     assert mixed.tolist() != pytest.approx(found.tolist())
 
 
@@ -54,7 +54,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="6 responses, but 1 answers"):
         seed_grpo(REWARDS, GROUP, answers=["x"])
     settings = ADVANTAGES.facts("seed_grpo").settings
-    assert settings is not None and settings({"alpha": None}) == {"alpha": 1.0}
+    assert settings is not None and settings({"alpha": None}) == {"alpha": 0.0417}
     for section, message in (({"beta": 1}, "unknown keys"), ({"alpha": 1.5}, "must lie in")):
         with pytest.raises(ValueError, match=message):
             settings(section)

@@ -16,6 +16,7 @@ MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
 DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz"
 MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
 NAME, COUNT, N = "recipe.advantage.name", "recipe.neighbours.count", "actor_rollout_ref.rollout.n"
+FORMAT = "recipe.reward.format_weight"
 CORRECTION = "algorithm.rollout_correction"
 WEIGHTS = "recipe.weights.name"
 ENTROPY = "actor_rollout_ref.actor.entropy_coeff"
@@ -105,6 +106,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({NAME: "maxrl", "algorithm.use_kl_in_reward": True}, "algorithm.use_kl_in_reward rewards"),
     ({NAME: "maxrl", "recipe.reward.overlong.enable": True}, "overlong.enable rewards can be"),
     ({NAME: "maxrl", "recipe.history.enable": True}, "history.enable rewards can be negative"),
+    ({NAME: "maxrl"}, "pays for wrong ones too: set recipe.reward.format_weight=0"),
     ({NAME: "none", ENTROPY: 0.1, WEIGHTS: "clip_cov"}, "weights.name=clip_cov then has no effect"),
     ({NAME: "none", ENTROPY: 0.1, "recipe.history.enable": True}, "history.enable then has no"),
     ({NAME: "none", ENTROPY: 0.1, FILTER: True}, "filter_groups.enable then has no effect"),
@@ -137,7 +139,9 @@ def test_refused_with_the_reason(base: Any, changes: dict[str, Any], reason: str
 
 ALLOWED: list[dict[str, Any]] = [
     {},
-    *({NAME: name} for name in ("dr_grpo", "rloo", "maxrl")),
+    *({NAME: name} for name in ("dr_grpo", "rloo")),
+    {NAME: "maxrl", FORMAT: 0.0},
+    {NAME: "maxrl", "recipe.reward.format_gated": True},
     {NAME: "none", ENTROPY: 0.001},
     {LOSS: "mine", "actor_rollout_ref.actor.policy_loss._target_": "json.decoder.Mine"},  # is there
     {NAME: "none", "actor_rollout_ref.actor.use_kl_loss": True},

@@ -69,6 +69,8 @@ def test_sequence_parallelism_by_either_key_leaves_fewer_ranks(config: Any, key:
         ("trainer__balance_batch", "false", "no effect"),
         ("reward__reward_model__enable", "true", "this project's grader"),
         ("distillation__enabled", "true", "asks no teacher"),
+        ("actor_rollout_ref__model__lora_rank", "8", "only full-parameter training"),
+        ("actor_rollout_ref__model__lora_adapter_path", "x", "only full-parameter training"),
         ("trainer__resume_mode", "disable", "another folder"),
         ("trainer__resume_mode", "resume_path", "recipe.model_path"),
         (f"{ACTOR}__checkpoint__async_save", "true", "from its first step"),

@@ -40,7 +40,7 @@ def test_group_metrics_by_hand() -> None:
     assert metrics["grade/no_answer"] == 0.0
     assert metrics["template/b/share"] == pytest.approx(2 / 6)
     assert metrics["template/b/length"] == 2.0
-    assert metrics["template/b/entropy"] == 1.0
+    assert metrics["template/b/entropy"] == pytest.approx((1 + 2 + 1.5 + 0.5) / 4)
     assert metrics["template/b/format"] == 0.25
     assert metrics["template/a/accuracy"] == pytest.approx(3 / 4)
 
@@ -56,6 +56,16 @@ def test_the_entropy_is_a_mean_over_tokens_whatever_the_loss_is() -> None:
     assert entropy(rollouts(mask_BT=mask)) == {"train/entropy": pytest.approx(5 / 7)}
     assert entropy(rollouts(entropy_BT=None)) == {}
     assert entropy(rollouts(trained_B=torch.zeros(6, dtype=torch.bool))) == {}
+
+
+def test_the_entropy_of_the_whole_is_the_mean_of_its_parts_by_tokens() -> None:
+    """Templates a and b have 4 tokens each; without row 3 b has 3. By responses it would be 2/3."""
+    for left_out, (of_a, of_b) in ((None, (4, 4)), (3, (4, 3))):
+        trained = torch.tensor([row != left_out for row in range(6)])
+        batch = rollouts(trained_B=trained)
+        parts = group_metrics(batch, torch.tensor(REWARDS))
+        total = of_a * parts["template/a/entropy"] + of_b * parts["template/b/entropy"]
+        assert entropy(batch)["train/entropy"] == pytest.approx(total / (of_a + of_b))
 
 
 def test_neighbour_metrics_by_hand() -> None:

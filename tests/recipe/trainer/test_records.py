@@ -35,4 +35,5 @@ def test_saved_tensors_read_back_without_pickle(
     assert [p.name for p in path.parent.iterdir()] == ["step_1.npz"]
     first, second = lines(made, rewards, step=4, tokenizer=Words())
     assert (first["step"], first["prompt"], first["reward"], first["accuracy"]) == (4, "7 8", 1, 1)
+    assert (second["prompt"], second["generated_under"]) == ("7 8", "9")
     assert (second["rollout"], second["length"], second["uid"]) == (1, 3, "q")
