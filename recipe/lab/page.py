@@ -10,6 +10,7 @@ from recipe.lab.plan import Arm, Experiment
 from recipe.lab.runs import BIN
 
 Lines = Mapping[tuple[str, int], dict[str, Any]]
+Curve = list[tuple[float, float]]  # step, value
 LAST_BINS = 2  # of a curve: its value at the end
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#882255")
 
@@ -114,7 +115,10 @@ def results(experiment: Experiment, lines: Lines, missing: int) -> str:
     """The whole of results.md."""
     name = experiment.name
     left = f"**{missing} counted runs are still to be made.** " if missing else ""
-    pictures = "\n".join(f"![{key}]({picture(key)})" for key in experiment.curves)
+    drawn = (*held_out(experiment), *experiment.curves)
+    pictures = "\n".join(
+        f"![{key}]({picture(key)})" for key in drawn if trajectories(experiment, lines, key)
+    )
     return (
         f"# {name}: what was measured\n\nWritten by `python scripts/experiment.py {name}`. {left}"
         f"Steps: {experiment.steps}; checkpoints measured on {experiment.measure.questions} test "
@@ -124,35 +128,61 @@ def results(experiment: Experiment, lines: Lines, missing: int) -> str:
         f"{checkpoints(experiment, lines)}\n\n"
         "## Paired by seed\n\nBold: 0 lies outside the interval (Student's t; many comparisons are "
         f"listed, and one in twenty of those without any effect would be bold).\n\n"
-        f"{comparisons(experiment, lines)}\n\n## Curves\n\nMeans over {BIN} steps; the band is the "
-        f"range over seeds.\n\n{pictures}\n\n## Runs\n\n{runs(lines)}\n"
+        f"{comparisons(experiment, lines)}\n\n## Curves\n\nTraining curves are means over {BIN} "
+        f"steps; the band is the range over seeds.\n\n{pictures}\n\n## Runs\n\n{runs(lines)}\n"
     )
 
 
 def picture(key: str) -> str:
     """The file name of a curve's picture."""
-    return key.replace("/", "_") + ".png"
+    return key.replace("/", "_").replace(" ", "_").replace("@", "_at_") + ".png"
+
+
+def trajectories(experiment: Experiment, lines: Lines, key: str) -> dict[str, list[Curve]]:
+    """{arm: the curve of each of its runs}, of a key of metrics.jsonl or of `held_out`."""
+    found: dict[str, list[Curve]] = {}
+    for arm in experiment.arms:
+        of_arm = [line for (name, _), line in sorted(lines.items()) if name == arm.name]
+        curves = [_curve(experiment, line, key) for line in of_arm]
+        if any(curves):
+            found[arm.name] = [curve for curve in curves if curve]
+    return found
+
+
+def held_out(experiment: Experiment) -> list[str]:
+    """The curves over checkpoints: pass@1 of the test questions under each template measured."""
+    return [f"{template} pass@1" for template in experiment.measure.templates]
+
+
+def _curve(experiment: Experiment, line: dict[str, Any], key: str) -> Curve:
+    """[(step, value)] of one run; means of BIN steps stand at their middle."""
+    if key in held_out(experiment):
+        measured = {int(step): found for step, found in line["measured"].items()}
+        template = key.removesuffix(" pass@1")
+        return [(step, measured[step][template]["pass@1"]) for step in sorted(measured)]
+    values = line["curves"].get(key) or []
+    return [(BIN * i + (BIN + 1) / 2, value) for i, value in enumerate(values)]
 
 
 def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
     """A PNG for each curve of which something is on record."""
     from matplotlib.figure import Figure  # a second of imports
 
-    for key in experiment.curves:
+    colours = dict(zip((arm.name for arm in experiment.arms), COLOURS * 2, strict=False))
+    for key in (*held_out(experiment), *experiment.curves):
+        found = trajectories(experiment, lines, key)
+        if not found:
+            continue
         figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
         axes = figure.add_subplot()
-        for arm, colour in zip(experiment.arms, COLOURS * 2, strict=False):
-            found = [x["curves"].get(key) for (n, _), x in lines.items() if n == arm.name]
-            curves = [values for values in found if values]
-            if not curves:
-                continue
+        for name, curves in found.items():
             columns = list(zip(*curves, strict=False))
-            steps = [BIN * i + (BIN + 1) / 2 for i in range(len(columns))]
-            means = [statistics.fmean(c) for c in columns]
-            axes.plot(steps, means, color=colour, label=f"{arm.name} ({len(curves)})")
-            low, high = [min(c) for c in columns], [max(c) for c in columns]
-            axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
-        if axes.lines:
-            axes.set(xlabel="step", title=key)
-            axes.legend(frameon=False, fontsize=8)
-            figure.savefig(folder / picture(key), metadata={"Software": None})
+            steps = [column[0][0] for column in columns]
+            values = [[value for _, value in column] for column in columns]
+            means = [statistics.fmean(v) for v in values]
+            axes.plot(steps, means, color=colours[name], label=f"{name} ({len(curves)})")
+            low, high = [min(v) for v in values], [max(v) for v in values]
+            axes.fill_between(steps, low, high, color=colours[name], alpha=0.15, linewidth=0)
+        axes.set(xlabel="step", title=f"held out, {key}" if key in held_out(experiment) else key)
+        axes.legend(frameon=False, fontsize=8)
+        figure.savefig(folder / picture(key), metadata={"Software": None})
