@@ -1,0 +1,117 @@
+"""The locks and what installs them: pins, their ranges, and the lists that pip and conda get."""
+
+import importlib.metadata
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from pip._internal.exceptions import RequirementsFileParseError
+from pip._internal.network.session import PipSession
+from pip._internal.req import parse_requirements
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_lock_has_every_direct_need() -> None:
+    """pyproject.toml, cpu.in and cpu.txt say the same; what must stay out of the lock is out."""
+    lines = (ROOT / "requirements" / "cpu.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and line[0] not in " #")
+    for name in direct_needs():
+        assert name in pins, f"{name} is not in requirements/cpu.txt: regenerate it"
+    assert not {"torchvision", "torchaudio", "torchcodec"} & set(pins)
+    assert pins["torch"] == "2.13.0"  # the local part +cpu is scripts/setup.sh's
+
+
+def direct_needs() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    for line in (ROOT / "requirements" / "cpu.in").read_text().splitlines():
+        if need := line.partition("#")[0].strip():
+            wanted.append(need)
+    names = (need.replace(">", "=").replace("<", "=").split("=")[0] for need in wanted)
+    return {name.strip().lower().replace("_", "-") for name in names}
+
+
+# What verl's extras ask for and no run of this project imports.
+NOT_NEEDED = {
+    "flash-attn",  # optional: requirements/README.md
+    "mbridge",  # Megatron
+    "trl",  # value heads of a critic
+    "flash-linear-attention",  # models with linear attention
+}
+
+
+def pins(name: str) -> dict[str, str]:
+    """The versions of a lock, by lower-case name."""
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    found = [line.split("==") for line in lines if "==" in line and line[0] not in " #"]
+    return {package.lower(): version for package, version in found}
+
+
+def test_the_gpu_lock_has_every_need_in_its_range() -> None:
+    """Of the project, of its extra `gpu` and of gpu.in."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "requirements" / "gpu.in").read_text().splitlines()
+    wanted = [line.partition("#")[0].strip() for line in lines]
+    wanted += [*project["dependencies"], *project["optional-dependencies"]["gpu"]]
+    lock = pins("gpu.txt")
+    for need in map(Requirement, filter(None, wanted)):
+        version = lock.get(need.name.lower())
+        assert version and need.specifier.contains(version), f"{need} is not in gpu.txt"
+
+
+def read_by_pip(lines: list[str], folder: Path) -> list[tuple[str, bool]]:
+    """(requirement, editable) of each line of conda's pip list, as pip reads them.
+
+    Conda writes the list into a file beside environment.yml and calls ``pip install -U -r FILE``.
+    """
+    (folder / "requirements").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "requirements" / "gpu.txt", folder / "requirements")
+    path = folder / "list.txt"
+    path.write_text("\n".join(lines))
+    found = parse_requirements(str(path), session=PipSession())
+    return [(one.requirement, one.is_editable) for one in found]
+
+
+def test_pip_reads_the_list_that_conda_gives_it(tmp_path: Path) -> None:
+    """Every pin, then the project; as pins they bind the project's needs in the same resolution."""
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    found = read_by_pip(environment["dependencies"][-1]["pip"], tmp_path)
+    assert [name for name, editable in found if editable] == ["."] and found[-1] == (".", True)
+    assert [Requirement(name).name.lower() for name, _ in found[:-1]] == list(pins("gpu.txt"))
+    assert all("==" in name for name, _ in found[:-1])
+
+
+def test_an_option_of_pip_on_a_line_of_the_list_is_refused(tmp_path: Path) -> None:
+    """Negative control."""
+    with pytest.raises(RequirementsFileParseError, match="no such option: --no-deps"):
+        read_by_pip(["-r requirements/gpu.txt", "-e . --no-deps"], tmp_path)
+
+
+def test_what_verl_pins_for_cuda_is_what_the_lock_has() -> None:
+    """By the metadata of the installed verl: its extras `vllm` and `fsdp`, and its own needs."""
+    lock, environment = pins("gpu.txt"), {"python_version": "3.11", "sys_platform": "linux"}
+    for text in importlib.metadata.requires("verl") or []:
+        need = Requirement(text)
+        places = [{**environment, "extra": extra} for extra in ("", "vllm", "fsdp")]
+        if need.marker and not any(need.marker.evaluate(place) for place in places):
+            continue
+        if need.name in NOT_NEEDED:
+            continue
+        version = lock.get(need.name.lower())
+        assert version and need.specifier.contains(version), f"verl wants {need}: {version}"
+
+
+def test_both_locks_agree_on_what_the_methods_depend_on() -> None:
+    cpu, gpu = pins("cpu.txt"), pins("gpu.txt")
+    for name in ("verl", "transferqueue", "tensordict", "math-verify", "ray", "sympy"):
+        assert cpu[name] == gpu[name], name
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "recipe.def"])
+def test_the_containers_install_the_lock(name: str) -> None:
+    text = (ROOT / "requirements" / name).read_text()
+    assert "--no-deps -r requirements/gpu.txt" in text and "flash-attn" not in text
