@@ -18,6 +18,8 @@ from prompt_aug.commands import make_parser
 from prompt_aug.files import write_text
 from recipe.accept.stages import Figures, Stage, StageError, stages
 
+MARK = ".acceptance"  # in every folder that this command made, and may delete
+
 
 @dataclass(kw_only=True, slots=True)
 class Result:
@@ -54,6 +56,23 @@ def run(stage: Stage, logs: Path, failed: set[str]) -> Result:
     return result
 
 
+def take(folder: Path, anew: bool) -> bool:
+    """Make `folder`, without what an earlier run left there if `anew`; False: not this command's.
+
+    A training run has logs/ too: the mark alone says what may be deleted.
+    """
+    if folder.exists():
+        marked = (folder / MARK).is_file()
+        if not marked and (not folder.is_dir() or any(folder.iterdir())):
+            return False
+        if anew:
+            shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARK).touch()
+    (folder / "logs").mkdir(exist_ok=True)
+    return True
+
+
 def page(results: list[Result]) -> str:
     """The table of stages and figures, as Markdown."""
     lines = ["| stage | result | seconds |", "|---|---|---:|"]
@@ -77,12 +96,9 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := set(options.only or ()) - set(names):
         print(f"recipe.accept: no stage {', '.join(unknown)}; they are {', '.join(names)}")
         return 1
-    if not options.only and folder.exists():
-        if not (folder / "logs").is_dir():
-            print(f"recipe.accept: {folder} is not of an acceptance run: choose another --folder")
-            return 1
-        shutil.rmtree(folder)
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    if not take(folder, anew=not options.only):
+        print(f"recipe.accept: {folder} is not of an acceptance run: choose another --folder")
+        return 1
     results: list[Result] = []
     for stage in wanted:
         if options.only and stage.name not in options.only:

@@ -60,12 +60,38 @@ def test_single_stages_run_in_the_folder_as_it_is(
     assert "no stage goood; they are good, bad" in capsys.readouterr().out
 
 
-def test_a_folder_that_is_something_else_is_left_alone(
-    given: list[Stage], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("only", [[], ["--only", "good"]])
+def test_a_training_run_is_left_alone(
+    given: list[Stage], tmp_path: Path, capsys: pytest.CaptureFixture[str], only: list[str]
 ) -> None:
-    (tmp_path / "thesis.tex").touch()
-    assert command.main(["--folder", str(tmp_path)]) == 1
-    assert (tmp_path / "thesis.tex").exists() and not (tmp_path / "logs").exists()
+    """It has logs/ as an acceptance run has."""
+    run = run_folder.RunFolder(tmp_path / "run")
+    for name in ("logs/train.log", "checkpoints/global_step_5/data.pt", "metrics.jsonl"):
+        (run.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (run.root / name).touch()
+    before = sorted(run.root.rglob("*"))
+    assert command.main(["--folder", str(run.root), *only]) == 1
+    assert "is not of an acceptance run: choose another --folder" in capsys.readouterr().out
+    assert sorted(run.root.rglob("*")) == before
+
+
+def test_a_file_is_left_alone(given: list[Stage], tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years")
+    assert command.main(["--folder", str(tmp_path / "thesis.tex")]) == 1
+    assert (tmp_path / "thesis.tex").read_text() == "years"
+
+
+def test_a_folder_of_this_command_is_made_anew(given: list[Stage], tmp_path: Path) -> None:
+    """Also an empty one, as a run leaves that was killed at once; --only keeps what is there."""
+    folder = tmp_path / "a"
+    folder.mkdir()
+    command.main(["--folder", str(folder)])
+    left = folder / "prompt_aug" / "metrics.jsonl"
+    left.parent.mkdir()
+    left.touch()
+    assert command.main(["--folder", str(folder), "--only", "good"]) == 0 and left.exists()
+    command.main(["--folder", str(folder)])
+    assert not left.exists() and (folder / command.MARK).is_file()
 
 
 def test_weights_that_did_not_arrive_fail(tmp_path: Path) -> None:
