@@ -8,7 +8,7 @@ from typing import Any
 from prompt_aug.prepare.overlap import OverlapIndex
 from prompt_aug.questions import Question, normalise
 from prompt_aug.rephrase.verify import Reason, Verdict, check
-from prompt_aug.rephrase.verify.reasons import Check, reject, verdict_of
+from prompt_aug.rephrase.verify.reasons import reject, verdict_of
 
 _LABEL = re.compile(
     r"^\W*(?:rephras\w*(?:\s+(?:question|problem|it|version))?|question)\s*:\W{0,2}\s+", re.I
@@ -27,9 +27,6 @@ class Candidate:
     reasons: tuple[Reason, ...]
     source: dict[str, Any] = field(default_factory=dict)
     reviewer: str | None = None
-
-    def with_check(self, result: Check) -> "Candidate":
-        return replace(self, verdict=result.verdict, reasons=result.reasons)
 
     def doubted(self, reason: Reason) -> "Candidate":
         """The candidate with one more reason."""

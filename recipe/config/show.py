@@ -1,6 +1,5 @@
 """What `recipe.train` shows without training: the examples, and where every value comes from."""
 
-import importlib.metadata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,6 @@ from recipe.config.compose import (
     verl_config,
 )
 from recipe.config.schema import shown
-
-
-def version() -> str:
-    """The project's and verl's version, for ``--version``."""
-    names = ("rlvr-recipes", "verl")
-    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
 
 
 def examples_and_methods() -> str:
