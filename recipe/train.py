@@ -80,9 +80,9 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
     launch.set_environment(config)
     bank = check(config)
     if dry_run:
-        from recipe.checks import plan
+        from recipe.checks.dry_run import describe
 
-        print(plan.describe(config, bank))
+        print(describe(config, bank))
         return 0
     folder = RunFolder(Path(config.recipe.run_dir))
     with lock(folder.root):

@@ -18,7 +18,7 @@ from prompt_aug.commands import make_parser
 from prompt_aug.errors import UserError
 from prompt_aug.files import write_text
 from recipe.lab import page
-from recipe.lab.plan import (
+from recipe.lab.experiment import (
     COUNTED,
     FIRST_COUNTED,
     Arm,

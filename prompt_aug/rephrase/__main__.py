@@ -30,7 +30,7 @@ from prompt_aug.rephrase.generate.prompts import RephraseError, load_prompt
 from prompt_aug.rephrase.generate.store import Request, Store, make_request
 from prompt_aug.rephrase.results import Outcome, write_results
 from prompt_aug.rephrase.review import Decisions, read_decisions
-from prompt_aug.rephrase.stages import SOLVED, StoppedError, batch, generate, solve
+from prompt_aug.rephrase.stages import SOLVED, EndedBySignalError, batch, generate, solve
 
 DONE, FAILED, BUDGET_REACHED, INCOMPLETE = 0, 1, 3, 4
 
@@ -157,7 +157,7 @@ def _results_of_a_part(options: Namespace, stops: list[UserError]) -> Iterator[N
     """With --partial, a stop while generating is kept for the end; without, it ends the run."""
     try:
         yield
-    except (BudgetError, StoppedError) as error:
+    except (BudgetError, EndedBySignalError) as error:
         if not options.partial:
             raise
         stops.append(error)

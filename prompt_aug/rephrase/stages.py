@@ -25,7 +25,7 @@ from prompt_aug.rephrase.solver import agreement, answers_of, judge, solve_reque
 SOLVED = "solved"  # the folder of the solver's answers, in --work
 
 
-class StoppedError(RephraseError):
+class EndedBySignalError(RephraseError):
     """A signal asked for the end; what is answered is kept."""
 
 
@@ -47,7 +47,9 @@ def generate(
 
         generation.report = report
         loop = asyncio.get_running_loop()
-        stop = StoppedError("stopped by a signal; what is answered is kept: run it again to go on")
+        stop = EndedBySignalError(
+            "stopped by a signal; what is answered is kept: run it again to go on"
+        )
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 loop.add_signal_handler(number, generation.stop, stop)

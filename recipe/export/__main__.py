@@ -20,7 +20,7 @@ from tqdm import tqdm
 from prompt_aug.commands import add_steps, make_parser, run
 from prompt_aug.errors import UserError
 from prompt_aug.files import InUseError, digests, lock, read_json, sync, write_json
-from recipe.export.plan import (
+from recipe.export.jobs import (
     DTYPES,
     ExportError,
     Job,

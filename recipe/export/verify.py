@@ -13,7 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
-from recipe.export.plan import MismatchError
+from recipe.export.jobs import MismatchError
 
 
 def load_shards(source: Path, world_size: int) -> list[dict[str, torch.Tensor]]:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from recipe.lab.experiment import Arm, Experiment
 from recipe.lab.paired import mean_and_spread, paired_difference
-from recipe.lab.plan import Arm, Experiment
 from recipe.lab.runs import BIN
 
 Lines = Mapping[tuple[str, int], dict[str, Any]]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_aug.files import append_lines, read_json, read_lines, write_json
-from recipe.lab.plan import Arm, Experiment
+from recipe.lab.experiment import Arm, Experiment
 from recipe.run.folder import RunFolder, read_metrics
 
 BIN = 5  # steps over which the curves on record are means
@@ -30,7 +30,7 @@ class Commands:
 
     train: tuple[str, ...] = (sys.executable, "-m", "recipe.train")
     export: tuple[str, ...] = (sys.executable, "-m", "recipe.export")
-    measure: tuple[str, ...] = (sys.executable, "-m", "recipe.lab.checkpoints")
+    measure: tuple[str, ...] = (sys.executable, "-m", "recipe.lab.measure")
 
 
 def read_record(path: Path, experiment: Experiment) -> dict[tuple[str, int], dict[str, Any]]:

@@ -1,6 +1,6 @@
 """A small experiment of two arms, for the tests of runs and of their page."""
 
-from recipe.lab.plan import Arm, Experiment, Measure
+from recipe.lab.experiment import Arm, Experiment, Measure
 
 
 def experiment(steps: int = 6) -> Experiment:

@@ -16,7 +16,7 @@ import yaml
 
 from prompt_aug.files import lock
 from recipe.export import __main__ as export
-from recipe.export import plan as export_plan
+from recipe.export import jobs as export_jobs
 
 
 def make_run(folder: Path, steps: tuple[int, ...] = (2, 4), latest: int = 4) -> Path:
@@ -157,15 +157,15 @@ def test_an_unforeseen_error_of_one_step_leaves_the_others_done(
 
 
 def test_the_dtype_is_the_stated_one_else_that_of_the_rollouts(tmp_path: Path) -> None:
-    job = export_plan.find(make_run(tmp_path))[0][0]
+    job = export_jobs.find(make_run(tmp_path))[0][0]
     rollouts = {"actor_rollout_ref": {"rollout": {"dtype": "float32"}}}
     automatic = {"actor_rollout_ref": {"rollout": {"dtype": "auto"}}}
-    assert export_plan.choose_dtype(rollouts, job, "bfloat16") == "bfloat16"
-    assert export_plan.choose_dtype(rollouts, job, None) == "float32"
-    assert export_plan.choose_dtype(automatic, job, None) == "bfloat16"  # of config.json
+    assert export_jobs.choose_dtype(rollouts, job, "bfloat16") == "bfloat16"
+    assert export_jobs.choose_dtype(rollouts, job, None) == "float32"
+    assert export_jobs.choose_dtype(automatic, job, None) == "bfloat16"  # of config.json
     half = {"actor_rollout_ref": {"rollout": {"dtype": "float16"}}}
     with pytest.raises(export.ExportError, match="float16 is not one of"):
-        export_plan.choose_dtype(half, job, None)
+        export_jobs.choose_dtype(half, job, None)
 
 
 def test_another_dtype_than_the_exported_one_is_refused(

@@ -4,7 +4,7 @@ import pytest
 from composed import composed
 
 from recipe.checks import validate
-from recipe.lab.plan import load_experiment, names
+from recipe.lab.experiment import load_experiment, names
 
 pytestmark = pytest.mark.config
 

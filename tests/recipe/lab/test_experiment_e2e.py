@@ -7,7 +7,7 @@ import pytest
 
 from prompt_aug.files import read_lines
 from recipe.lab import page
-from recipe.lab.plan import Arm, Experiment, Measure
+from recipe.lab.experiment import Arm, Experiment, Measure
 from recipe.lab.runs import Commands, read_record, run_all
 
 pytestmark = pytest.mark.e2e
@@ -17,8 +17,8 @@ MEASURE = """
 import sys
 from pathlib import Path
 from prompt_aug.files import write_json
-from recipe.lab.checkpoints import measure_run
-from recipe.lab.plan import Measure
+from recipe.lab.measure import measure_run
+from recipe.lab.experiment import Measure
 settings = Measure(questions=3, samples=4, templates=("qwen-math",))
 write_json(Path(sys.argv[1]) / "measured.json", measure_run(Path(sys.argv[1]), settings))
 """

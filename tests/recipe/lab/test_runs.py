@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lab_experiment import experiment
 
-from recipe.lab.plan import Experiment
+from recipe.lab.experiment import Experiment
 from recipe.lab.runs import Commands, binned, read_record, run_all
 
 # Notes in calls.txt what it is called for; writes what the real stage would, unless told to fail.

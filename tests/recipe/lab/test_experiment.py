@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from prompt_aug.templates import load_bank
-from recipe.lab.plan import ExperimentError, experiment_of, load_experiment, names
+from recipe.lab.experiment import ExperimentError, experiment_of, load_experiment, names
 
 BODY: dict[str, Any] = {
     "steps": 20,

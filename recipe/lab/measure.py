@@ -1,4 +1,4 @@
-"""Measure the exported checkpoints of a run: ``python -m recipe.lab.checkpoints RUN EXPERIMENT``.
+"""Measure the exported checkpoints of a run: ``python -m recipe.lab.measure RUN EXPERIMENT``.
 
 Test questions of the run's world in their own wording, sampled at temperature 1 and greedily, under
 each template of the experiment. Writes RUN/measured.json, last and whole.
@@ -15,7 +15,7 @@ from prompt_aug.commands import make_parser
 from prompt_aug.errors import UserError
 from prompt_aug.files import read_json, write_json
 from prompt_aug.templates import Template, load_bank
-from recipe.lab.plan import ExperimentError, Measure, load_experiment
+from recipe.lab.experiment import ExperimentError, Measure, load_experiment
 from recipe.lab.runs import MEASURED
 from recipe.run.folder import RunFolder, numbered
 from recipe.toy.build import settings_of
@@ -69,9 +69,9 @@ def measure_run(run: Path, settings: Measure) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = make_parser(
-        "python -m recipe.lab.checkpoints",
+        "python -m recipe.lab.measure",
         __doc__,
-        example="python -m recipe.lab.checkpoints runs/laboratory/ta_grpo/grpo-1000 ta_grpo",
+        example="python -m recipe.lab.measure runs/laboratory/ta_grpo/grpo-1000 ta_grpo",
     )
     parser.add_argument("run", type=Path, help="the run folder, its checkpoints exported")
     parser.add_argument("experiment", help="a folder of examples/laboratory")
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         found = measure_run(given.run, load_experiment(given.experiment).measure)
     except UserError as error:
-        print(f"recipe.lab.checkpoints: {error}", file=sys.stderr)
+        print(f"recipe.lab.measure: {error}", file=sys.stderr)
         return 1
     write_json(given.run / MEASURED, found)
     return 0
