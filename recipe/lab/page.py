@@ -150,16 +150,18 @@ def trajectories(experiment: Experiment, lines: Lines, key: str) -> dict[str, li
 
 
 def held_out(experiment: Experiment) -> list[str]:
-    """The curves over checkpoints: pass@1 of the test questions under each template measured."""
-    return [f"{template} pass@1" for template in experiment.measure.templates]
+    """The curves over checkpoints: pass@1 and pass@k, k = samples, of the test questions."""
+    sizes = dict.fromkeys((1, experiment.measure.samples))
+    return [f"{name} pass@{k}" for name in experiment.measure.templates for k in sizes]
 
 
 def _curve(experiment: Experiment, line: dict[str, Any], key: str) -> Curve:
     """[(step, value)] of one run; means of BIN steps stand at their middle."""
     if key in held_out(experiment):
         measured = {int(step): found for step, found in line["measured"].items()}
-        template = key.removesuffix(" pass@1")
-        return [(step, measured[step][template]["pass@1"]) for step in sorted(measured)]
+        template, size = key.rsplit(" ", 1)
+        values = [(step, measured[step][template].get(size)) for step in sorted(measured)]
+        return [(step, value) for step, value in values if value is not None]
     values = line["curves"].get(key) or []
     return [(BIN * i + (BIN + 1) / 2, value) for i, value in enumerate(values)]
 

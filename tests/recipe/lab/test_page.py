@@ -48,7 +48,8 @@ def test_tables_by_hand() -> None:
 def test_pictures_are_drawn_of_what_was_logged(tmp_path: Path) -> None:
     page.draw(experiment(), lines(), tmp_path)
     drawn = {path.name for path in tmp_path.iterdir()}
-    assert drawn == {"train_accuracy.png", "qwen-math_pass_at_1.png"}
+    held_out = {"qwen-math_pass_at_1.png", "qwen-math_pass_at_2.png"}
+    assert drawn == {"train_accuracy.png", *held_out}
     text = page.results(experiment(), lines(), missing=0)
     assert all(f"]({name})" in text for name in drawn)
 
@@ -57,6 +58,8 @@ def test_curves_by_hand() -> None:
     """Checkpoints stand at their step in the order of numbers, means of 5 steps at their middle."""
     of = page.trajectories(experiment(), lines(), "qwen-math pass@1")
     assert of["kl"] == [[(9, 0.75), (10, 0.5)], [(9, 0.75), (10, 0.62)]]
+    of = page.trajectories(experiment(), lines(), "qwen-math pass@2")
+    assert of["grpo"] == [[(9, 0.0), (10, 0.9)]] * 2
     of = page.trajectories(experiment(), lines(), "train/accuracy")
     assert of["grpo"][0] == [(3, 0.1), (8, 0.2), (13, 0.4)]
     assert page.trajectories(experiment(), lines(), "never/logged") == {}
