@@ -122,7 +122,7 @@ def checkpoint(folder: Path, ranks: int) -> float:
     """Seconds of the look at a checkpoint before it is believed; its files are here, not remote."""
     from recipe.run import checkpoints
 
-    made = folder / "global_step_1"
+    made = checkpoints.step_folder(folder, 1)
     (made / "actor").mkdir(parents=True)
     for rank in range(ranks):
         for kind in SHARDS:

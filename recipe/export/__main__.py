@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from prompt_aug.commands import add_steps, make_parser, run
 from prompt_aug.errors import UserError
-from prompt_aug.files import InUseError, digests, lock, read_json, sync, write_json
+from prompt_aug.files import InUseError, digests, lock, sync, write_json
 from recipe.export.jobs import (
     DTYPES,
     ExportError,
@@ -29,10 +29,11 @@ from recipe.export.jobs import (
     find,
     is_done,
     manifest_path,
+    model_shards,
     read_config,
     select,
 )
-from recipe.run import environment
+from recipe.run import checkpoints, environment
 from recipe.run.folder import MANIFEST, RunFolder, numbered
 
 
@@ -70,21 +71,20 @@ def export_start(run: Path, config: dict[str, Any]) -> None:
 
 def check_source(source: Path, run: Path, dtype: str) -> int:
     """Refuse, before verl is imported, shards that cannot be merged; return the world size."""
-    try:
-        world_size = int(read_json(source / "fsdp_config.json")["world_size"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ExportError(f"{source}/fsdp_config.json says no world size: {error!r}") from error
     if (source / "lora_train_meta.json").exists():
         raise ExportError(f"{source} is a LoRA checkpoint; only full-parameter ones are exported")
-    paths = [source / f"model_world_size_{world_size}_rank_{r}.pt" for r in range(world_size)]
-    for path in (*paths, source / "huggingface" / "config.json"):
-        if not path.is_file():
-            raise ExportError(f"{path} is missing: the checkpoint is not whole")
+    folder = source.parent
+    why, ranks = checkpoints.shard_damage(folder, ["model"]), checkpoints.world_size(folder)
+    if not (source / "huggingface" / "config.json").is_file():
+        why = why or "actor/huggingface/config.json is missing"
+    if why or ranks is None:
+        raise ExportError(f"{folder}: {why}: the checkpoint is not whole")
+    paths = [source / checkpoints.shard_name("model", ranks, rank) for rank in range(ranks)]
     wanted = sum(path.stat().st_size for path in paths) * DTYPES[dtype] // DTYPES["float32"]
     free = shutil.disk_usage(run).free
     if free < wanted:
         raise ExportError(f"{free / 2**30:.2f} GiB free in {run}, {wanted / 2**30:.2f} wanted")
-    return world_size
+    return ranks
 
 
 def export_step(run: Path, job: Job, dtype: str) -> None:
@@ -105,7 +105,7 @@ def export_step(run: Path, job: Job, dtype: str) -> None:
             "parameters": parameters,
             "world_size": world_size,
             "files": digests(written, beside),
-            "shards": digests(list(job.source.glob("model_world_size_*_rank_*.pt")), job.source),
+            "shards": digests(model_shards(job.source), job.source),
         }
         _discard(target)
         beside.rename(target)

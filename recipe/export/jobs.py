@@ -9,11 +9,11 @@ import yaml
 
 from prompt_aug.errors import UserError
 from prompt_aug.files import FileError, digests, read_json
+from recipe.run.checkpoints import SHARDS, TRACKER, saved_steps, step_folder, tracked_step
 from recipe.run.folder import RunFolder
 
 DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of an element
 ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16"}
-LATEST = "latest_checkpointed_iteration.txt"
 
 
 class ExportError(UserError):
@@ -54,28 +54,22 @@ def select(config: Any, key: str) -> Any:
 
 
 def find(run: Path) -> tuple[list[Job], list[str]]:
-    """The whole checkpoints of a run by step, and a note for each folder that is not whole.
+    """The finished checkpoints of a run by step, and a note for each that is not finished.
 
     verl writes the number of the last whole checkpoint after the checkpoint itself, so a higher
-    number is one that was cut short or is being written.
+    number is one that was cut short or is being written. A finished one that was damaged since is
+    an error of its step, not a note.
     """
     folder = RunFolder(run).checkpoints
-    try:
-        latest = int((folder / LATEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        latest = -1  # no checkpoint was finished
+    latest = tracked_step(folder) or 0
     jobs, notes = [], []
-    for path in sorted(folder.glob("global_step_*")):
-        number = path.name.removeprefix("global_step_")
-        if not number.isdigit():
-            notes.append(f"{path} is ignored: its name is no step")
-        elif int(number) > latest:
-            notes.append(f"{path} is ignored: {LATEST} does not reach it ({latest}), so not whole")
-        elif not (path / "actor" / "fsdp_config.json").is_file():
-            notes.append(f"{path} is ignored: actor/fsdp_config.json is missing, so not whole")
+    for step in saved_steps(folder):
+        path = step_folder(folder, step)
+        if step > latest:
+            notes.append(f"{path} is ignored: {TRACKER} does not reach it ({latest}), so not whole")
         else:
-            jobs.append(Job(step=int(number), source=path / "actor"))
-    return sorted(jobs, key=lambda job: job.step), notes
+            jobs.append(Job(step=step, source=path / "actor"))
+    return jobs, notes
 
 
 def choose(run: Path, jobs: Sequence[Job], steps: Sequence[int] | None) -> list[Job]:
@@ -102,6 +96,11 @@ def choose_dtype(config: dict[str, Any], job: Job, asked: str | None) -> str:
     return value
 
 
+def model_shards(source: Path) -> list[Path]:
+    """The weights in `source`, a checkpoint's folder ``actor``, by whatever number of ranks."""
+    return sorted(source.glob(f"{SHARDS['model']}_world_size_*_rank_*.pt"))
+
+
 def manifest_path(run: Path, step: int) -> Path:
     return RunFolder(run).manifest(step)
 
@@ -126,7 +125,7 @@ def is_done(run: Path, job: Job, dtype: str | None) -> bool:
         raise ExportError(
             f"{path.parent} is done as {manifest.get('dtype')}: delete it to have it as {dtype}"
         )
-    shards = sorted(job.source.glob("model_world_size_*_rank_*.pt"))
+    shards = model_shards(job.source)
     if all(shard.stat().st_mtime <= path.stat().st_mtime for shard in shards):
         return True
     return bool(manifest.get("shards") == digests(shards, job.source))

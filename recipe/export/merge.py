@@ -14,6 +14,7 @@ from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
 from prompt_aug.files import read_json, write_json
+from recipe.run.checkpoints import shard_name
 
 
 class StatedDtypeMerger(FSDPModelMerger):
@@ -29,7 +30,7 @@ class StatedDtypeMerger(FSDPModelMerger):
         self.dtype = dtype
 
     def _load_shard(self, world_size: int, rank: int) -> dict[str, Any]:
-        path = Path(self.config.local_dir) / f"model_world_size_{world_size}_rank_{rank}.pt"
+        path = Path(self.config.local_dir) / shard_name("model", world_size, rank)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
     def _load_rank_zero_state_dict(self, world_size: int) -> dict[str, Any]:

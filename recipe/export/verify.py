@@ -14,13 +14,14 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
 from recipe.export.jobs import MismatchError
+from recipe.run.checkpoints import shard_name
 
 
 def load_shards(source: Path, world_size: int) -> list[dict[str, torch.Tensor]]:
     """The state dict of each rank, memory-mapped; only tensors are read, no code is run."""
     shards = []
     for rank in range(world_size):
-        path = source / f"model_world_size_{world_size}_rank_{rank}.pt"
+        path = source / shard_name("model", world_size, rank)
         try:
             shards.append(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
         except FileNotFoundError:

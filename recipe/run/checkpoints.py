@@ -8,7 +8,6 @@ before every start `repair` looks at the folders themselves.
 """
 
 import json
-import re
 import shutil
 import zipfile
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from prompt_aug.files import write_text
 from recipe.errors import ConfigError
+from recipe.run.folder import CHECKPOINT, numbered
 
 TRACKER = "latest_checkpointed_iteration.txt"
 STATE = "recipe_state.json"  # counts and statistics of the trainer, beside verl's files
@@ -26,13 +26,12 @@ SHARDS = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
 
 
 def step_folder(checkpoints: Path, step: int) -> Path:
-    return checkpoints / f"global_step_{step}"
+    return checkpoints / f"{CHECKPOINT}{step}"
 
 
 def saved_steps(checkpoints: Path) -> list[int]:
     """The steps of the folders that are there, whole or not, in ascending order."""
-    found = (re.fullmatch(r"global_step_(\d+)", p.name) for p in checkpoints.glob("global_step_*"))
-    return sorted(int(match.group(1)) for match in found if match)
+    return list(numbered(checkpoints, CHECKPOINT))
 
 
 def tracked_step(checkpoints: Path) -> int | None:
@@ -51,27 +50,40 @@ def world_size(folder: Path) -> int | None:
         return None
 
 
-def damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
-    """Why a checkpoint cannot be gone on from; None for a whole one.
+def shard_name(kind: str, ranks: int, rank: int) -> str:
+    """verl's name of what a rank saves in ``global_step_N/actor``; `kind` is one of `SHARDS`."""
+    return f"{SHARDS[kind]}_world_size_{ranks}_rank_{rank}.pt"
 
-    `contents` is verl's ``checkpoint.save_contents``. A file of torch.save is a zip archive whose
-    directory stands at its end: one that was cut anywhere has none. Only that directory is read, so
-    gigabytes are checked in milliseconds, and a changed byte in the middle is not seen.
+
+def shard_damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
+    """Why what the ranks saved into a checkpoint cannot be loaded; None where it is whole.
+
+    `contents` is verl's ``checkpoint.save_contents``; an export needs no more than "model".
     """
     ranks = world_size(folder)
     if ranks is None:
         return "actor/fsdp_config.json is missing or cut"
-    shards = [
-        f"actor/{SHARDS[kind]}_world_size_{ranks}_rank_{rank}.pt"
-        for kind in contents
-        if kind in SHARDS
-        for rank in range(ranks)
-    ]
-    for name in [*shards, DATA]:
-        if not (folder / name).is_file():
-            return f"{name} is missing"
-        if not zipfile.is_zipfile(folder / name):
-            return f"{name} is cut"
+    saved = [kind for kind in contents if kind in SHARDS]
+    names = [f"actor/{shard_name(kind, ranks, rank)}" for kind in saved for rank in range(ranks)]
+    return next((why for name in names if (why := _archive_damage(folder, name))), None)
+
+
+def _archive_damage(folder: Path, name: str) -> str | None:
+    """Why a file of torch.save in `folder` is not whole.
+
+    It is a zip archive whose directory stands at its end: one that was cut anywhere has none. Only
+    that directory is read, so gigabytes are checked in milliseconds, and a changed byte in the
+    middle is not seen.
+    """
+    if not (folder / name).is_file():
+        return f"{name} is missing"
+    return None if zipfile.is_zipfile(folder / name) else f"{name} is cut"
+
+
+def damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
+    """Why a checkpoint cannot be gone on from; None for a whole one. `contents`: `shard_damage`."""
+    if why := shard_damage(folder, contents) or _archive_damage(folder, DATA):
+        return why
     try:
         json.loads((folder / STATE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -114,7 +126,7 @@ def repair(checkpoints: Path, contents: Iterable[str] = tuple(SHARDS)) -> list[s
 
 
 def _nothing_whole(checkpoints: Path, tracked: int | None, bad: dict[int, str | None]) -> str:
-    found = "; ".join(f"step {n}: {why}" for n, why in bad.items()) or "no folder global_step_*"
+    found = "; ".join(f"step {n}: {why}" for n, why in bad.items()) or f"no folder {CHECKPOINT}*"
     said = f"names step {tracked}" if tracked is not None else "is there"
     return (
         f"{checkpoints / TRACKER} {said}, but no whole checkpoint is left ({found}). Put one back, "

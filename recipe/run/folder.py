@@ -23,6 +23,7 @@ from prompt_aug.files import (
 from recipe.run import environment
 
 MANIFEST = "manifest.json"  # written last: its presence is the only "done" of a folder
+CHECKPOINT = "global_step_"  # and the step: verl's name of the folder of a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class RunFolder:
     config.yaml         the resolved configuration
     prompts.yaml        templates, style and format setting: one record for all prompts of the run
     environment.json    versions, platform, commit
-    metrics.jsonl       a line per training step
+    metrics.jsonl       a line per training step; metrics.before.jsonl: of starts that saved nothing
     data/               {train,test}.parquet and manifest.json, which names the dropped questions
     rollouts/           step_N.jsonl, a line per rollout
     tensors/            step_N.npz
@@ -43,6 +44,10 @@ class RunFolder:
                         last start; end.json: how it ended; error.txt: the traceback it ended with
     report/             index.html, report.md, summary.json, pictures
     timing.json         {"wall_seconds": s} of scripts/demo.sh
+    tensorboard/        the same numbers for TensorBoard; .wandb_run_id names the run in wandb
+    .stop               somebody wants the run to end (recipe.run.stop, these three)
+    .stepping           training steps have begun: there is work to save
+    .hung               why the watchdog ended the trainer's process
     """
 
     root: Path
@@ -62,6 +67,10 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.root / "metrics.jsonl"
+
+    @property
+    def metrics_before(self) -> Path:
+        return self.root / "metrics.before.jsonl"
 
     @property
     def data_manifest(self) -> Path:
@@ -86,7 +95,7 @@ class RunFolder:
         return self.root / "checkpoints"
 
     def checkpoint(self, step: int) -> Path:
-        return self.checkpoints / f"global_step_{step}"
+        return self.checkpoints / f"{CHECKPOINT}{step}"
 
     @property
     def exports(self) -> Path:
@@ -130,6 +139,26 @@ class RunFolder:
     @property
     def timing(self) -> Path:
         return self.root / "timing.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.root / "tensorboard"
+
+    @property
+    def wandb_run(self) -> Path:
+        return self.root / ".wandb_run_id"
+
+    @property
+    def stop_request(self) -> Path:
+        return self.root / ".stop"
+
+    @property
+    def stepping(self) -> Path:
+        return self.root / ".stepping"
+
+    @property
+    def hung(self) -> Path:
+        return self.root / ".hung"
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,13 +285,13 @@ def truncate_metrics(run_dir: Path, last_step: int) -> None:
 
     A run that starts anew, because nothing was saved, adds them to metrics.before.jsonl.
     """
-    lines = [_finite(line) for line in read_lines(RunFolder(run_dir).metrics)]
+    run = RunFolder(run_dir)
+    lines = [_finite(line) for line in read_lines(run.metrics)]
     if lines and last_step == 0:
-        before = "metrics.before.jsonl"
-        write_lines(run_dir / before, [*read_lines(run_dir / before), *lines])
-        RunFolder(run_dir).metrics.unlink()
+        write_lines(run.metrics_before, [*read_lines(run.metrics_before), *lines])
+        run.metrics.unlink()
     elif lines:
-        write_lines(RunFolder(run_dir).metrics, (m for m in lines if m["step"] <= last_step))
+        write_lines(run.metrics, (m for m in lines if m["step"] <= last_step))
 
 
 def record_environment(run_dir: Path) -> None:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -181,7 +182,8 @@ def array(run: Path) -> str:
         (actor / "huggingface").mkdir(parents=True)
         (actor / "huggingface" / "config.json").write_text("{}")
         (actor / "fsdp_config.json").write_text('{"world_size": 1}')
-        (actor / "model_world_size_1_rank_0.pt").write_text("w")
+        with zipfile.ZipFile(actor / "model_world_size_1_rank_0.pt", "w") as shard:
+            shard.writestr("w", "w")
     (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("10")
     (run.parent / "config.json").write_text("{}")
     (run / "config.yaml").write_text(json.dumps({"actor_rollout_ref": model}))

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,17 @@ import yaml
 from prompt_aug.files import lock
 from recipe.export import __main__ as export
 from recipe.export import jobs as export_jobs
+
+
+def write_shard(path: Path, text: str) -> None:
+    """A whole file as torch.save writes it, an archive, with `text` in place of tensors."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("weights", text)
+
+
+def read_shard(path: Path) -> str:
+    with zipfile.ZipFile(path) as archive:
+        return archive.read("weights").decode()
 
 
 def make_run(folder: Path, steps: tuple[int, ...] = (2, 4), latest: int = 4) -> Path:
@@ -32,7 +44,7 @@ def make_run(folder: Path, steps: tuple[int, ...] = (2, 4), latest: int = 4) -> 
         actor = run / "checkpoints" / f"global_step_{step}" / "actor"
         (actor / "huggingface").mkdir(parents=True)
         (actor / "huggingface" / "config.json").write_text('{"dtype": "bfloat16"}')
-        (actor / "model_world_size_1_rank_0.pt").write_text(f"weights of {step}")
+        write_shard(actor / "model_world_size_1_rank_0.pt", f"weights of {step}")
         (actor / "fsdp_config.json").write_text('{"FSDP_version": 2, "world_size": 1}')
     (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(latest))
     return run
@@ -40,7 +52,7 @@ def make_run(folder: Path, steps: tuple[int, ...] = (2, 4), latest: int = 4) -> 
 
 def copy_weights(source: Path, target: Path, dtype: str, world_size: int) -> int:
     """The stand-in for merging and verifying: refuses a shard that says "damaged"."""
-    text = (source / "model_world_size_1_rank_0.pt").read_text()
+    text = read_shard(source / "model_world_size_1_rank_0.pt")
     (target / "model.safetensors").write_text(f"{text} as {dtype}")
     if text == "damaged":
         raise export.ExportError("the shard is damaged")
@@ -111,23 +123,22 @@ def test_shards_written_anew_are_exported_anew(tmp_path: Path, converted: list[i
     os.utime(shard, (later, later))  # a newer file of the same content: nothing to do
     export.main([str(run)])
     assert converted == [2, 4]
-    shard.write_text("other weights of 4")
+    write_shard(shard, "other weights of 4")
     os.utime(shard, (later, later))
     export.main([str(run)])
     assert converted == [2, 4, 4]
     assert weights(run, 4) == "other weights of 4 as float32"
 
 
-def test_checkpoints_that_are_not_whole_are_ignored_with_a_note(
+def test_a_checkpoint_that_is_not_finished_is_ignored_with_a_note(
     tmp_path: Path, converted: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = make_run(tmp_path, steps=(2, 4, 6), latest=4)
-    (run / "checkpoints" / "global_step_4" / "actor" / "fsdp_config.json").unlink()
+    run = make_run(tmp_path, steps=(2, 4, 10), latest=4)
     assert export.main([str(run)]) == 0
-    assert converted == [2]
-    notes = capsys.readouterr().err
-    assert "global_step_6 is ignored" in notes
-    assert "global_step_4 is ignored: actor/fsdp_config.json is missing" in notes
+    assert converted == [2, 4]
+    assert "global_step_10 is ignored" in capsys.readouterr().err
+    (run / "checkpoints" / "latest_checkpointed_iteration.txt").unlink()
+    assert export_jobs.find(run)[0] == []
 
 
 def test_a_damaged_checkpoint_leaves_the_others_done(
@@ -135,7 +146,7 @@ def test_a_damaged_checkpoint_leaves_the_others_done(
 ) -> None:
     run = make_run(tmp_path)
     shard = run / "checkpoints" / "global_step_2" / "actor" / "model_world_size_1_rank_0.pt"
-    shard.write_text("damaged")
+    write_shard(shard, "damaged")
     assert export.main([str(run)]) == 1
     assert "step 2: the shard is damaged" in capsys.readouterr().err
     assert weights(run, 4) == "weights of 4 as float32"
@@ -181,8 +192,9 @@ def test_another_dtype_than_the_exported_one_is_refused(
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("fsdp_config.json", "{}", "says no world size"),
+        ("fsdp_config.json", "{}", "actor/fsdp_config.json is missing or cut: the checkpoint is"),
         ("fsdp_config.json", '{"world_size": 2}', "model_world_size_2_rank_0.pt is missing"),
+        ("model_world_size_1_rank_0.pt", "PK", "model_world_size_1_rank_0.pt is cut: the"),
         ("lora_train_meta.json", "{}", "is a LoRA checkpoint"),
     ],
 )
@@ -260,7 +272,7 @@ def test_a_full_disk_is_refused(
     tmp_path: Path, converted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path)
-    full = (0, 0, 3)  # total, used, free; the shard has 12 bytes
+    full = (0, 0, 3)  # total, used, free; a shard has more bytes
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": full[2]})())
     assert export.main([str(run), "--steps", "2"]) == 1
     assert converted == []

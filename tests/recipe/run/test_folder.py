@@ -78,12 +78,16 @@ def test_every_path_of_a_run_by_hand(tmp_path: Path) -> None:
             folder.config, folder.prompts, folder.environment, folder.metrics, folder.timing,
             folder.data("train"), folder.data_manifest, folder.rollouts(3), folder.tensors(3),
             folder.checkpoint(3), folder.exported(3), folder.manifest(3), folder.evaluation,
-            folder.report,
+            folder.report, folder.metrics_before, folder.tensorboard, folder.wandb_run,
+            folder.stop_request, folder.stepping, folder.hung, folder.log, folder.start,
+            folder.end, folder.error,
         )
     } == {
         "config.yaml", "prompts.yaml", "environment.json", "metrics.jsonl", "timing.json",
         "data/train.parquet", "data/manifest.json", "rollouts/step_3.jsonl", "tensors/step_3.npz",
         "checkpoints/global_step_3", "hf/step_3", "hf/step_3/manifest.json", "eval", "report",
+        "metrics.before.jsonl", "tensorboard", ".wandb_run_id", ".stop", ".stepping", ".hung",
+        "logs/train.log", "logs/start.jsonl", "logs/end.json", "logs/error.txt",
     }  # fmt: skip
 
 
