@@ -173,7 +173,10 @@ def families(paths: Iterable[Path]) -> list[str]:
 
 
 # Names of the run folder that mean nothing else: recipe.run.folder owns them.
-OF_A_RUN = {"metrics.jsonl", "environment.json", "prompts.yaml", "hf", "tensors"}
+OF_A_RUN = {
+    *("metrics.jsonl", "metrics.before.jsonl", "environment.json", "prompts.yaml", "hf", "tensors"),
+    *("global_step_", ".stop", ".stepping", ".hung", ".wandb_run_id", "train.log", "start.jsonl"),
+}
 
 
 def spelled_names(source: str) -> list[str]:
@@ -181,7 +184,23 @@ def spelled_names(source: str) -> list[str]:
     texts = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
     paths = ((str(t.value), t.lineno) for t in texts if not re.search(r"\s", str(t.value)))
     parts = ((part, line) for path, line in paths for part in path.split("/"))
-    return [f"line {line}: {part}" for part, line in parts if part in OF_A_RUN]
+    return [
+        f"line {line}: {part}" for part, line in parts if part.rstrip("*0123456789") in OF_A_RUN
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("run / '.stop'", [".stop"]),
+        ("f'{run}/checkpoints/global_step_{step}'", ["global_step_"]),
+        ("run.glob('global_step_*/actor')", ["global_step_*"]),
+        ("'the folder of global_step_4 is gone'", []),
+        ("folder.stop_request", []),
+    ],
+)
+def test_the_check_of_names_sees_what_it_must(source: str, found: list[str]) -> None:
+    assert spelled_names(source) == [f"line 1: {name}" for name in found]
 
 
 def test_paths_of_a_run_come_from_the_module_that_owns_them() -> None:

@@ -32,7 +32,7 @@ def to_tensorboard(run: Path, checkpoints: Sequence[Evaluated]) -> Path:
     """Write an event file into RUN/tensorboard, in place of an earlier one of ours."""
     from torch.utils.tensorboard import SummaryWriter  # deferred: imports torch
 
-    folder = Path(os.environ.get("TENSORBOARD_DIR", run / "tensorboard"))
+    folder = Path(os.environ.get("TENSORBOARD_DIR", RunFolder(run).tensorboard))
     for old in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
         old.unlink()
     with SummaryWriter(str(folder), filename_suffix=SUFFIX) as writer:
@@ -50,7 +50,7 @@ def to_wandb(run: Path, checkpoints: Sequence[Evaluated]) -> str:
     """
     import wandb
 
-    environment.keep_wandb_run(run)
+    environment.keep_wandb_run(RunFolder(run).wandb_run)
     trainer: Mapping[str, Any] = {}
     if RunFolder(run).config.exists():
         config = yaml.safe_load(read_text(RunFolder(run).config)) or {}

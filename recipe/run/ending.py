@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from prompt_aug.errors import UserError
 from prompt_aug.files import write_json, write_text
-from recipe.run import checkpoints, folder, stop
+from recipe.run import checkpoints, folder
 
 BEGINS = "=== "  # the line with which a start begins in logs/train.log
 # What Ray and vLLM put before a line that a process printed: (name pid=1, ip=1.2.3.4), (EngineCore)
@@ -50,8 +50,8 @@ def explain(error: BaseException, config: DictConfig) -> str:
     # Ray raises what an actor raised as a subclass of that error's class, and keeps it as `cause`.
     if isinstance(error, UserError):
         return f"{getattr(error, 'cause', error)}\n{how_to_go_on(config)}"
-    if (run.root / stop.HUNG).exists():
-        return f"{(run.root / stop.HUNG).read_text(encoding='utf-8')}\n{how_to_go_on(config)}"
+    if run.hung.exists():
+        return f"{run.hung.read_text(encoding='utf-8')}\n{how_to_go_on(config)}"
     told = "".join(traceback.format_exception(error))
     if shutil.disk_usage(run.root).free < FULL or os.strerror(errno.ENOSPC) in told:
         return (

@@ -57,13 +57,12 @@ def set_defaults(*, cpu: bool, **more: str) -> None:
         os.environ.setdefault(name, value)
 
 
-def keep_wandb_run(run_dir: Path) -> None:
-    """One wandb run for all starts of a training: its id stands in the run folder.
+def keep_wandb_run(path: Path) -> None:
+    """One wandb run for all starts of a training: its id stands in the file `path`.
 
     wandb leaves out steps that it has seen: those trained again after a resume keep their first
     values there, while metrics.jsonl has the second.
     """
-    path = run_dir / ".wandb_run_id"
     if not path.exists():
         write_text(path, secrets.token_hex(4))
     os.environ.setdefault("WANDB_RUN_ID", path.read_text(encoding="utf-8"))

@@ -24,10 +24,8 @@ from prompt_aug.errors import UserError
 from prompt_aug.files import write_text
 from recipe.errors import HungError
 from recipe.run.environment import DEADLINE
+from recipe.run.folder import RunFolder
 
-REQUEST = ".stop"  # in the run folder: somebody wants the run to end
-HUNG = ".hung"  # in the run folder: why the watchdog ended the trainer's process
-STEPPING = ".stepping"  # in the run folder: training steps have begun, there is work to save
 AGAIN = 75  # exit code, EX_TEMPFAIL of sysexits.h: ended early, the same command goes on
 KILLED = 143
 SAME = 5.0  # seconds in which a second signal is taken for an echo of the first
@@ -51,7 +49,7 @@ class Limit:
         deadline: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.request, self.deadline, self.clock = run_dir / REQUEST, deadline, clock
+        self.request, self.deadline, self.clock = RunFolder(run_dir).stop_request, deadline, clock
         self.steps: deque[float] = deque(maxlen=10)  # seconds of the latest steps
         self.save = 0.0  # seconds of the longest save
         self.began = clock()
@@ -148,7 +146,7 @@ class Watchdog:
         """In a thread of the trainer's process: `end` it when it is overdue, the reason on disk."""
         while (reason := self.overdue()) is None:
             time.sleep(min(self.seconds / 10, 10))
-        write_text(run_dir / HUNG, reason)
+        write_text(RunFolder(run_dir).hung, reason)
         end(1)
 
 
@@ -159,10 +157,10 @@ class Signals:
     """
 
     def __init__(self, run_dir: Path, say: Callable[[str], None] = print) -> None:
-        self.run_dir, self.say = run_dir, say
+        self.folder, self.say = RunFolder(run_dir), say
         self.first: float | None = None
-        for name in (REQUEST, STEPPING, HUNG):
-            (run_dir / name).unlink(missing_ok=True)
+        for path in (self.folder.stop_request, self.folder.stepping, self.folder.hung):
+            path.unlink(missing_ok=True)
 
     def listen(self) -> None:
         """Take SIGTERM; again after everything that takes it away, as ray.init does."""
@@ -172,9 +170,9 @@ class Signals:
         now = time.monotonic()
         if self.first is None:
             self.first = now
-            if not (self.run_dir / STEPPING).exists():
+            if not self.folder.stepping.exists():
                 sys.exit(AGAIN)  # nothing to save
-            write_text(self.run_dir / REQUEST, str(os.getpid()))
+            write_text(self.folder.stop_request, str(os.getpid()))
             self.say("recipe.train: SIGTERM: saving, then the end")
         elif now - self.first > SAME:
             sys.exit(KILLED)
@@ -199,4 +197,4 @@ class AfterRay:
 
 def steps_begin(run_dir: Path) -> None:
     """From now on a signal lets the trainer save before the end."""
-    write_text(run_dir / STEPPING, "")
+    write_text(RunFolder(run_dir).stepping, "")

@@ -19,7 +19,8 @@ def set_environment(config: DictConfig) -> None:
     cpu = config.trainer.device == "cpu"
     run_dir = str(Path(config.recipe.run_dir).resolve())
     more = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))} if cpu else {}
-    more |= {"TENSORBOARD_DIR": f"{run_dir}/tensorboard", "WANDB_DIR": run_dir}
+    more["TENSORBOARD_DIR"] = str(folder.RunFolder(Path(run_dir)).tensorboard)
+    more["WANDB_DIR"] = run_dir
     environment.set_defaults(cpu=cpu, **more)
     if os.environ.get("CUDA_VISIBLE_DEVICES"):  # SLURM's GRES sets both, and verl refuses to choose
         os.environ.pop("ROCR_VISIBLE_DEVICES", None)
@@ -35,7 +36,7 @@ def run(config: DictConfig) -> None:
     run_dir = str(config.recipe.run_dir)
     processes.end(run_dir)  # what a killed run may have left
     reaper = processes.start_reaper(run_dir)
-    environment.keep_wandb_run(Path(run_dir))
+    environment.keep_wandb_run(folder.RunFolder(Path(run_dir)).wandb_run)
     try:
         with (
             console.diverted(folder.RunFolder(Path(run_dir)).log) as out,

@@ -10,14 +10,13 @@ from recipe.run import environment
 NAMES = ("WANDB_RUN_ID", "WANDB_RESUME")
 
 
-def started(run_dir: Path, monkeypatch: pytest.MonkeyPatch, **set_by_user: str) -> dict[str, str]:
-    """What a start in `run_dir` hands to its actors."""
-    run_dir.mkdir(exist_ok=True)
+def started(path: Path, monkeypatch: pytest.MonkeyPatch, **set_by_user: str) -> dict[str, str]:
+    """What a start hands to its actors; the id of the run in wandb stands in `path`."""
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     for name, value in set_by_user.items():
         monkeypatch.setenv(name, value)
-    environment.keep_wandb_run(run_dir)
+    environment.keep_wandb_run(path)
     handed = environment.inherited()
     for name in NAMES:
         os.environ.pop(name, None)

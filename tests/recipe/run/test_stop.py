@@ -12,6 +12,7 @@ import pytest
 
 from recipe.errors import HungError
 from recipe.run import stop
+from recipe.run.folder import RunFolder
 from recipe.run.stop import Limit, Watchdog
 
 
@@ -67,7 +68,7 @@ def test_before_any_step_is_measured_one_is_tried(tmp_path: Path) -> None:
 def test_a_signal_ends_at_the_boundary_and_gives_up_only_what_would_be_too_late(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / stop.REQUEST).write_text("")
+    (RunFolder(tmp_path).stop_request).write_text("")
     for deadline, given_up in ((None, True), (1294, False), (1293, True)):
         made = limit(tmp_path, deadline, [100, 50], 20)
         assert made.after_step() == "a signal asked the run to end"
@@ -110,9 +111,9 @@ def test_the_guard_ends_a_process_that_moves_nowhere(tmp_path: Path) -> None:
     clock.now += 111
     dog.guard(tmp_path, ended.append)
     assert ended == [1]
-    assert "nothing has moved for 111 s outside of" in (tmp_path / stop.HUNG).read_text()
+    assert "nothing has moved for 111 s outside of" in (RunFolder(tmp_path).hung).read_text()
     stop.Signals(tmp_path)  # the next start
-    assert not (tmp_path / stop.HUNG).exists()
+    assert not (RunFolder(tmp_path).hung).exists()
 
 
 def test_only_a_wait_in_which_nothing_moves_ends() -> None:
@@ -134,6 +135,7 @@ PROGRAM = """
 import signal, sys, time
 from pathlib import Path
 from recipe.run import stop
+from recipe.run.folder import RunFolder
 folder = Path(sys.argv[1])
 stop.SAME = 0.5
 signals = stop.Signals(folder)
@@ -180,18 +182,18 @@ def test_before_the_first_step_a_signal_ends_at_once(tmp_path: Path, what: str, 
     process = launched(tmp_path, what)
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == code  # 15: what Ray's own handler would do, the negative control
-    assert not (tmp_path / stop.REQUEST).exists()
+    assert not (RunFolder(tmp_path).stop_request).exists()
 
 
 def test_a_signal_among_steps_is_left_to_the_trainer_and_a_second_one_is_not(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / stop.REQUEST).write_text("of the run before")
+    (RunFolder(tmp_path).stop_request).write_text("of the run before")
     process = launched(tmp_path, "step")
-    assert not (tmp_path / stop.REQUEST).exists()
+    assert not (RunFolder(tmp_path).stop_request).exists()
     process.send_signal(signal.SIGTERM)
     end = time.monotonic() + 20
-    while not (tmp_path / stop.REQUEST).exists() and time.monotonic() < end:
+    while not (RunFolder(tmp_path).stop_request).exists() and time.monotonic() < end:
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGTERM)  # SLURM tells every process, and the script tells it too
     time.sleep(0.7)

@@ -11,7 +11,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from prompt_aug.files import read_json
 from recipe.errors import ExhaustedError, HungError
-from recipe.run import checkpoints, stop
+from recipe.run import checkpoints
 from recipe.run import folder as run_folder
 from recipe.run.stop import Limit, StoppedError, Watchdog
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
@@ -134,7 +134,7 @@ def test_a_signal_while_rollouts_are_made_saves_the_step_before_with_its_questio
     trainer.step({}, {})
     trainer.global_steps = 4
     monkeypatch.setattr(trainer.limit, "after_step", lambda: None)  # it comes during the step
-    (tmp_path / stop.REQUEST).write_text("")
+    (run_folder.RunFolder(tmp_path).stop_request).write_text("")
     with pytest.raises(StoppedError, match="a signal"):
         trainer.step({}, {})
     assert trainer.done == ["abort", "engine sleeps", "save 3"]
@@ -170,7 +170,7 @@ def test_a_signal_during_a_validation_begins_no_step(
 ) -> None:
     verl_step(monkeypatch)
     trainer = Trainer(tmp_path, step=5)
-    (tmp_path / stop.REQUEST).write_text("")
+    (run_folder.RunFolder(tmp_path).stop_request).write_text("")
     with pytest.raises(StoppedError):
         trainer.step({}, {})
     assert trainer.done == ["engine sleeps", "save 4"] and trainer.fetched == 0
