@@ -1,4 +1,4 @@
-"""Intervals and tests: bootstrap over questions and samples, Wilson, paired differences.
+"""Intervals and tests: bootstrap over questions and samples, paired differences.
 
 Legend as in `eval.metrics`. All intervals are 95 %. Randomness is a function of `seed`.
 """
@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from eval.metrics import FloatArray, paired_difference, right_counts
+from eval.metrics import paired_difference, right_counts
+from prompt_aug.estimates import FloatArray, Interval, wilson
 
-Z = 1.959963984540054  # the normal distribution's 97.5 % quantile
 DRAWS = 1000
 FLIPS = 10_000
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,22 +26,6 @@ class Difference:
     high: float
     p_value: float
     questions: int
-
-
-def wilson(rate: float, trials: int) -> Interval:
-    r"""Wilson's score interval of a share of `trials` independent trials.
-
-    .. math:: \Big( p + \frac{z^2}{2n} \pm z \sqrt{\frac{p(1-p)}{n} + \frac{z^2}{4n^2}} \Big)
-              \Big/ \Big( 1 + \frac{z^2}{n} \Big)
-
-    0 of 30 is [0, 0.114], where p +- 1.96 SE says [0, 0].
-    """
-    if trials < 1 or not 0.0 <= rate <= 1.0:
-        raise ValueError(f"a share in [0, 1] of at least one trial, not {rate} of {trials}")
-    square = Z**2 / trials
-    middle = (rate + square / 2) / (1 + square)
-    half = np.sqrt(Z**2 * rate * (1 - rate) / trials + square**2 / 4) / (1 + square)
-    return max(0.0, float(middle - half)), min(1.0, float(middle + half))
 
 
 def resample(correct_Qn: ArrayLike, seed: int = 0, draws: int = DRAWS) -> NDArray[np.int64]:  # noqa: N803

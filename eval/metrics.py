@@ -4,13 +4,20 @@ Legend: Q questions, n samples of each. `correct_Qn` is a Q x n array of 0/1 (or
 Shares are in [0, 1], not per cent. Bad shapes and values raise `ValueError`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-FloatArray = NDArray[np.float64]
+from prompt_aug.estimates import (
+    FloatArray,
+    Table,
+    all_table,
+    no_signal_table,
+    pass_table,
+    powers,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,32 +68,6 @@ def accuracy(correct_Qn: ArrayLike) -> Estimate:  # noqa: N803
     )
 
 
-def pass_table(samples: int, ks: Sequence[int]) -> FloatArray:
-    r"""pass@k of a question with c of n right, by row c = 0 ... n and column k of `ks`.
-
-    .. math:: 1 - \binom{n-c}{k} / \binom{n}{k} = 1 - \prod_{i=n-c+1}^{n} (1 - k/i)
-
-    (arXiv 2107.03374, section 2.1.) As a product no factorial is formed, so nothing overflows.
-    k > n raises, because it has no unbiased estimate.
-    """
-    for k in ks:
-        if not 1 <= k <= samples:
-            raise ValueError(f"k = {k} needs as many samples per question, there are {samples}")
-    i = np.arange(samples, 0, -1, dtype=np.float64)[:, None]
-    # Factors with i < k are only reached where n - c < k, and there the product holds i = k,
-    # whose factor is exactly 0; the clip keeps the sign of the others from mattering.
-    factors = np.clip(1.0 - np.asarray(ks, dtype=np.float64)[None, :] / i, 0.0, 1.0)
-    return np.concatenate([np.zeros((1, len(ks))), 1.0 - np.cumprod(factors, axis=0)])
-
-
-def all_table(samples: int, ks: Sequence[int]) -> FloatArray:
-    r"""pass^k, the chance that k samples are all right: :math:`\binom{c}{k} / \binom{n}{k}`.
-
-    By row c and column k as `pass_table`: k samples miss together as often as k others pass.
-    """
-    return 1.0 - pass_table(samples, ks)[::-1]
-
-
 def right_counts(correct_Qn: ArrayLike) -> NDArray[np.int64]:  # noqa: N803
     """c of each question; raises where a sample is neither right nor wrong."""
     given = np.asarray(correct_Qn)
@@ -96,19 +77,6 @@ def right_counts(correct_Qn: ArrayLike) -> NDArray[np.int64]:  # noqa: N803
     if not np.all((samples == 0.0) | (samples == 1.0)):
         raise ValueError("pass@k counts right samples: each must be 0 or 1")
     return samples.sum(axis=1).astype(np.int64)
-
-
-def pass_at_k(right: ArrayLike, samples: int, k: int) -> float:
-    """Unbiased pass@k, the mean over questions; `right` holds c for each, `samples` is n."""
-    c = np.atleast_1d(np.asarray(right))
-    if c.size == 0 or np.any(c < 0) or np.any(c > samples) or np.any(c != np.floor(c)):
-        raise ValueError(f"right counts must be whole numbers in [0, {samples}], got {c}")
-    return float(pass_table(samples, [k])[c.astype(np.int64), 0].mean())
-
-
-def powers(samples: int) -> list[int]:
-    """k = 1, 2, 4, ... up to n, and n itself."""
-    return sorted({2**i for i in range(samples.bit_length()) if 2**i <= samples} | {samples})
 
 
 def pass_at_powers(correct_Qn: ArrayLike) -> dict[int, float]:  # noqa: N803
@@ -122,22 +90,11 @@ def all_at_powers(correct_Qn: ArrayLike) -> dict[int, float]:  # noqa: N803
 
 
 def no_signal_at_powers(correct_Qn: ArrayLike) -> dict[int, float]:  # noqa: N803
-    r"""The share of groups of k responses that teach nothing: all right or all wrong, k >= 2.
-
-    .. math:: \binom{c}{k} / \binom{n}{k} + \binom{n-c}{k} / \binom{n}{k}
-              = \text{pass\^{}k} + 1 - \text{pass@k}
-
-    Unbiased, as both are. Over the training questions this is the no-signal share of GRPO with
-    groups of k (arXiv 2601.22478, section 5.1 and Figure 3), where the reward is accuracy alone.
-    """
-    anyone, everyone = pass_at_powers(correct_Qn), all_at_powers(correct_Qn)
-    return {k: everyone[k] + 1.0 - anyone[k] for k in everyone if k > 1}
+    """The share of groups of k responses without signal, for the k >= 2 of `powers`."""
+    return {k: v for k, v in _at_powers(correct_Qn, no_signal_table).items() if k > 1}
 
 
-def _at_powers(
-    correct_Qn: ArrayLike,  # noqa: N803
-    table: Callable[[int, Sequence[int]], FloatArray],
-) -> dict[int, float]:
+def _at_powers(correct_Qn: ArrayLike, table: Table) -> dict[int, float]:  # noqa: N803
     right = right_counts(correct_Qn)
     samples = np.shape(correct_Qn)[1]
     ks = powers(samples)

@@ -17,6 +17,7 @@ from eval.command import existing, run_command
 from eval.errors import EvaluationError
 from eval.samples import TOO_LONG, Sample, SampleFiles, SampleKey
 from prompt_aug.commands import make_parser
+from prompt_aug.estimates import FloatArray, powers
 from prompt_aug.files import iter_lines, read_json, read_lines, write_json, write_lines
 from prompt_aug.grading import VERSION, grade_many, normal_form
 from prompt_aug.prompts import Prompts
@@ -122,7 +123,7 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
         "pass_all_k": _by_text(metrics.all_at_powers(correct)),
         "no_signal_k": _by_text(metrics.no_signal_at_powers(correct)),
         "majority_at_k": {
-            str(k): intervals.majority(answers, correct, k) for k in metrics.powers(len(table[0]))
+            str(k): intervals.majority(answers, correct, k) for k in powers(len(table[0]))
         },
         "status_rates": {name: count / total for name, count in sorted(statuses.items())},
         "truncation_rate": sum(line["finish_reason"] == "length" for line in lines) / total,
@@ -144,7 +145,7 @@ def estimate(value: metrics.Estimate) -> dict[str, Any]:
     }
 
 
-def averages(parts: Mapping[str, metrics.FloatArray]) -> dict[str, Any]:
+def averages(parts: Mapping[str, FloatArray]) -> dict[str, Any]:
     """The two averages of the field: over all questions, and over benchmarks."""
     arrays = list(parts.values())
     return {

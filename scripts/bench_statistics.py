@@ -12,8 +12,9 @@ import time
 import numpy as np
 
 from eval.intervals import accuracy_interval
-from eval.metrics import accuracy, all_at_powers, pass_at_powers, powers
+from eval.metrics import accuracy, all_at_powers, pass_at_powers
 from prompt_aug.commands import make_parser
+from prompt_aug.estimates import powers
 
 TIMED = 8  # questions that verl's function is timed on
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import yaml
 
-from eval.intervals import wilson
 from eval.metrics import Estimate
 from eval.report.data import RunData
 from eval.report.figures import template_names
+from prompt_aug.estimates import wilson
 from prompt_aug.questions import VALIDATION
 
 # The keys of config.yaml worth showing at a glance; the whole file is folded below them.

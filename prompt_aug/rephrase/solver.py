@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from prompt_aug.estimates import wilson
 from prompt_aug.grading import grade_answer, grade_many
 from prompt_aug.questions import Question
 from prompt_aug.rephrase.candidates import Candidate
@@ -24,7 +25,7 @@ from prompt_aug.rephrase.generate.prompts import Prompt
 from prompt_aug.rephrase.generate.store import Request, Sampling, Store, make_request
 from prompt_aug.rephrase.verify.reasons import doubt
 
-LEAST, SURE, Z = 3, 0.05, 1.959963984540054
+LEAST, SURE = 3, 0.05
 MOST_CLASSES = 8  # different wrong answers compared with one another; the others count alone
 SOLVE = Prompt(
     "solve",
@@ -102,16 +103,6 @@ def fisher(a: int, k: int, b: int, m: int) -> float:
     return sum(math.comb(k, x) * math.comb(m, things - x) for x in range(a, high + 1)) / ways
 
 
-def wilson(right: int, responses: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share; (0, 1) without responses."""
-    if not responses:
-        return 0.0, 1.0
-    share, spread = right / responses, Z**2 / responses
-    centre = share + spread / 2
-    half = Z * math.sqrt(share * (1 - share) / responses + Z**2 / (4 * responses**2))
-    return max(0.0, (centre - half) / (1 + spread)), min(1.0, (centre + half) / (1 + spread))
-
-
 def judge(candidate: Candidate, question: Answers, answers: Answers) -> Candidate:
     """The candidate, doubtful where its responses agree on a new wrong answer."""
     name, count = answers.most_frequent_wrong()
@@ -138,8 +129,10 @@ def agreement(question: Answers, answers: Answers) -> dict[str, object]:
     if count > question.right:
         same = next((n for other, n in answers.wrong if other == name or _same(name, other)), 0)
     total = answers.responses
-    return {
-        "gold": [answers.right / max(total, 1), *wilson(answers.right, total)],
-        "most_frequent": [same / max(total, 1), *wilson(same, total)],
-        "responses": total,
-    }
+    shares = {"gold": answers.right, "most_frequent": same}
+    return {**{name: _share(agree, total) for name, agree in shares.items()}, "responses": total}
+
+
+def _share(agree: int, total: int) -> list[float]:
+    """[share, low, high]; [0, 0, 1], where nothing is known, without responses."""
+    return [agree / total, *wilson(agree / total, total)] if total else [0.0, 0.0, 1.0]

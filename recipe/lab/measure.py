@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from prompt_aug.commands import make_parser
 from prompt_aug.errors import UserError
+from prompt_aug.estimates import no_signal, pass_at_k, powers
 from prompt_aug.files import read_json, write_json
 from prompt_aug.templates import Template, load_bank
 from recipe.lab.experiment import ExperimentError, Measure, load_experiment
@@ -20,7 +21,7 @@ from recipe.lab.runs import MEASURED
 from recipe.run.folder import RunFolder, numbered
 from recipe.toy.build import settings_of
 from recipe.toy.diagnose import rates
-from recipe.toy.measure import Sampler, no_signal, pass_at_k
+from recipe.toy.measure import Sampler
 from recipe.toy.problems import Problem, problems, to_question
 
 
@@ -32,13 +33,12 @@ def measured(
     drawn = sampler.sample(texts, golds, frame, samples=samples)
     greedy = sampler.sample(texts, golds, frame, samples=1, temperature=0.0)
     right = [sum(s.right for s in group) for group in drawn]
-    powers = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
     every = [s for group in drawn for s in group]
     pairs = [(p, s.text) for (p, _), group in zip(asked, drawn, strict=True) for s in group]
     return {
         "greedy": sum(best[0].right for best in greedy) / len(asked),
-        **{f"pass@{k}": pass_at_k(right, samples, k) for k in powers},
-        **{f"no_signal@{k}": no_signal(right, samples, k) for k in powers if k > 1},
+        **{f"pass@{k}": pass_at_k(right, samples, k) for k in powers(samples)},
+        **{f"no_signal@{k}": no_signal(right, samples, k) for k in powers(samples) if k > 1},
         "entropy": sum(s.entropy for s in every) / len(every),
         "tokens": sum(s.tokens for s in every) / len(every),
         **{f"skill/{skill}": share for skill, (share, _) in rates(pairs).items()},

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from prompt_aug.commands import make_parser
 from prompt_aug.errors import UserError
+from prompt_aug.estimates import no_signal, pass_at_k
 from prompt_aug.files import write_text
 from prompt_aug.templates import load_bank
 from recipe.run.environment import describe
@@ -93,8 +94,6 @@ def card(world: World, asked: Sequence[Asked], samples: int) -> str:
 
 
 def _row(name: str, asked: Sequence[Asked], samples: int) -> str:
-    from recipe.toy.measure import no_signal, pass_at_k
-
     if not asked:
         return f"| {name} | 0 |" + " |" * (3 + len(KS) + len(GROUPS))
     right, count = [x.right for x in asked], len(asked)

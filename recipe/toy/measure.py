@@ -1,9 +1,5 @@
-"""Sample a model on questions of its world, and what the samples say about it, without an engine.
+"""Sample a model on questions of its world, without an engine: graded, with their entropy."""
 
-Symbols: n samples of a question, c of them right; k draws of pass@k; G the size of a group.
-"""
-
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,27 +22,6 @@ class Sample:
     right: bool
     tokens: int
     entropy: float
-
-
-def pass_at_k(right: Sequence[int], samples: int, k: int) -> float:
-    """Unbiased pass@k, the mean over questions of 1 - C(n-c, k) / C(n, k); `right` holds c."""
-    if not 1 <= k <= samples:
-        raise ValueError(f"pass@{k} wants at least {k} samples of a question, there are {samples}")
-    missed = [math.comb(samples - c, k) / math.comb(samples, k) for c in right]
-    return 1.0 - math.fsum(missed) / len(missed)
-
-
-def no_signal(right: Sequence[int], samples: int, group: int) -> float:
-    """Unbiased share of groups of G whose answers are all right or all wrong.
-
-    The mean over questions of (C(c, G) + C(n-c, G)) / C(n, G): the share of the subsets of size G
-    of the n samples that are all one or all the other.
-    """
-    if not 1 <= group <= samples:
-        raise ValueError(f"groups of {group} want as many samples of a question, not {samples}")
-    ways = math.comb(samples, group)
-    equal = [(math.comb(c, group) + math.comb(samples - c, group)) / ways for c in right]
-    return math.fsum(equal) / len(equal)
 
 
 class Sampler:

@@ -5,8 +5,6 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from eval import metrics
 
@@ -37,37 +35,6 @@ def test_one_question_has_no_error_and_says_so() -> None:
     assert metrics.accuracy([[1, 0, 1, 1]]) == metrics.Estimate(
         accuracy=0.75, standard_error=None, questions=1
     )
-
-
-def test_pass_at_k_by_hand() -> None:
-    # n = 4, c = 1: pass@2 = 1 - C(3,2)/C(4,2) = 1/2. c = 3: n - c < 2, so 1. c = 0: 0.
-    assert metrics.pass_at_k([1], 4, 2) == pytest.approx(0.5)
-    assert metrics.pass_at_k([3], 4, 2) == 1.0
-    assert metrics.pass_at_k([0], 4, 2) == 0.0
-    assert metrics.pass_at_k([1, 3, 0], 4, 2) == pytest.approx(0.5)
-
-
-@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))))
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(case: tuple[int, int]) -> None:
-    n, c = case
-    samples = [True] * c + [False] * (n - c)
-    values = [metrics.pass_at_k([c], n, k) for k in range(1, n + 1)]
-    for k, value in enumerate(values, start=1):
-        subsets = list(combinations(samples, k))
-        assert value == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
-    assert values == sorted(values)
-
-
-def test_pass_at_k_differs_from_the_biased_estimators() -> None:
-    # 1 - (1 - c/n)^k is biased low; "any right among all n" high.
-    value = metrics.pass_at_k([2], 8, 4)
-    assert value == pytest.approx(1 - 15 / 70)
-    assert value - (1 - (1 - 2 / 8) ** 4) > 0.05
-    assert 1.0 - value > 0.05
-
-
-def test_pass_at_k_stays_finite_where_factorials_do_not() -> None:
-    assert metrics.pass_at_k([1], 10_000, 100) == pytest.approx(0.01, abs=1e-9)
 
 
 def test_pass_at_powers_ends_at_n_and_starts_at_the_accuracy() -> None:
@@ -124,10 +91,6 @@ def test_paired_difference_by_hand_and_against_the_unpaired_error() -> None:
         lambda: metrics.accuracy([1, 0]),
         lambda: metrics.accuracy([[2.0]]),
         lambda: metrics.accuracy([[float("nan")]]),
-        lambda: metrics.pass_at_k([1], 4, 5),
-        lambda: metrics.pass_at_k([1], 4, 0),
-        lambda: metrics.pass_at_k([5], 4, 1),
-        lambda: metrics.pass_at_k([0.5], 4, 1),
         lambda: metrics.paired_difference({"a": 1.0}, {"b": 1.0}),
         lambda: metrics.paired_difference({}, {}),
         lambda: metrics.mean_over_benchmarks([]),
@@ -136,20 +99,6 @@ def test_paired_difference_by_hand_and_against_the_unpaired_error() -> None:
 def test_bad_input_is_refused(call) -> None:
     with pytest.raises(ValueError):
         call()
-
-
-def test_pass_all_by_hand_and_against_subsets() -> None:
-    # n = 4, c = 3: C(3,2)/C(4,2) = 1/2; c = 1: no two are right; c = 4: all are.
-    table = metrics.all_table(4, [1, 2, 4])
-    assert table[3].tolist() == pytest.approx([3 / 4, 1 / 2, 0.0])
-    assert table[1].tolist() == pytest.approx([1 / 4, 0.0, 0.0])
-    assert table[4].tolist() == [1.0, 1.0, 1.0]
-    for n, c in ((5, 2), (6, 6), (7, 0), (6, 4)):
-        samples = [True] * c + [False] * (n - c)
-        for k in range(1, n + 1):
-            subsets = list(combinations(samples, k))
-            share = sum(map(all, subsets)) / len(subsets)
-            assert metrics.all_table(n, [k])[c, 0] == pytest.approx(share, abs=1e-12)
 
 
 def test_pass_and_pass_all_at_powers_meet_at_one() -> None:

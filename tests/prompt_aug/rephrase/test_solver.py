@@ -20,7 +20,6 @@ from prompt_aug.rephrase.solver import (
     fisher,
     judge,
     solve_requests,
-    wilson,
 )
 
 CANDIDATE = Candidate(uid="u", text="x", verdict="accept", reasons=())
@@ -37,13 +36,6 @@ CANDIDATE = Candidate(uid="u", text="x", verdict="accept", reasons=())
 )
 def test_fishers_probability(table: tuple[int, int, int, int], expected: float) -> None:
     assert fisher(*table) == pytest.approx(expected, rel=1e-12)
-
-
-def test_wilsons_interval() -> None:
-    """Textbook values: 0 of 10, and 5 of 10."""
-    assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
-    assert wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    assert wilson(0, 0) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +62,8 @@ def test_agreement_is_with_the_gold_and_with_the_most_frequent_answer() -> None:
     found = agreement(Answers(1, 8, (("12", 7),)), Answers(2, 8, (("12", 6),)))
     assert found["gold"][0] == 0.25  # type: ignore[index]
     assert found["most_frequent"][0] == 0.75  # type: ignore[index]
+    nothing = agreement(Answers(1, 8, ()), Answers(0, 0, ()))
+    assert nothing == {"gold": [0, 0, 1], "most_frequent": [0, 0, 1], "responses": 0}
 
 
 def scripted_solver(number: int, body: dict[str, Any]) -> Reply:
