@@ -21,7 +21,7 @@ from eval.score import require_one_grader
 from eval.settings import differences
 from prompt_aug.files import read_json, read_lines
 from prompt_aug.questions import VALIDATION
-from recipe.run.folder import EvaluationFolder, RunFolder, numbered
+from recipe.run.folder import EvaluationFolder, RunFolder, numbered, read_metrics, select
 
 Series = tuple[list[float], list[float]]
 
@@ -80,8 +80,7 @@ class RunData:
     @property
     def model(self) -> str | None:
         """The start model, as the configuration names it."""
-        section = (self.config.get("actor_rollout_ref") or {}).get("model") or {}
-        return section.get("path")
+        return select(self.config, "actor_rollout_ref.model.path")
 
     def keys(self, prefix: str) -> list[str]:
         """The metric keys that start with `prefix`, sorted."""
@@ -97,7 +96,7 @@ def collect(run: Path, settings: str | None = None) -> RunData:
     config = yaml.safe_load(_optional_text(folder.config, notes)) or {}
     environment = _optional_json(folder.environment, notes)
     timing = _optional_json(folder.timing, [])
-    lines = _metric_lines(folder.metrics)
+    lines = read_metrics(run)
     if not lines:
         notes.append("metrics.jsonl has no training step: there are no training curves")
     evaluated = choose_evaluation(folder.evaluation, settings, notes)
@@ -310,12 +309,6 @@ def choose_evaluation(root: Path, asked: str | None, notes: list[str]) -> dict[i
             f"this report is of the settings {chosen}; others (--settings): {', '.join(others)}"
         )
     return found[chosen]
-
-
-def _metric_lines(path: Path) -> list[dict[str, Any]]:
-    lines = ({k: math.nan if v is None else v for k, v in x.items()} for x in read_lines(path))
-    by_step = {line["step"]: line for line in lines if "step" in line}
-    return [by_step[step] for step in sorted(by_step)]
 
 
 def _optional_text(path: Path, notes: list[str]) -> str:

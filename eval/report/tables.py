@@ -11,6 +11,8 @@ from eval.report.data import RunData
 from eval.report.figures import template_names
 from prompt_aug.estimates import wilson
 from prompt_aug.questions import VALIDATION
+from recipe.run.folder import select
+from recipe.run.progress import duration
 
 # The keys of config.yaml worth showing at a glance; the whole file is folded below them.
 CONFIG_SECTIONS = ("recipe", "eval", "algorithm", "trainer", "data")
@@ -117,10 +119,10 @@ def settings_table(data: RunData) -> Table:
 
 def header_table(data: RunData) -> Table:
     """What was trained, how, on what, from which code, and when; a row only for what is known."""
-    advantage = _select(data.config, "recipe.advantage.name")
-    weights = _select(data.config, "recipe.weights.name")
+    advantage = select(data.config, "recipe.advantage.name")
+    weights = select(data.config, "recipe.weights.name")
     method = " + ".join(str(x) for x in (advantage, weights) if x not in (None, "none"))
-    files = _select(data.config, "data.train_files") or []
+    files = select(data.config, "data.train_files") or []
     commit = data.environment.get("commit")
     changed = " with uncommitted changes" if data.environment.get("uncommitted_changes") else ""
     rows = [
@@ -164,12 +166,6 @@ def level_table(data: RunData) -> Table:
     return table
 
 
-def _select(config: Any, key: str) -> Any:
-    for name in key.split("."):
-        config = config.get(name) if isinstance(config, Mapping) else None
-    return config
-
-
 def environment_table(data: RunData) -> Table:
     """environment.json, flattened one level."""
     table = []
@@ -207,14 +203,6 @@ def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]
     if numbers["seed"] is not None:
         facts.append(("seed", str(numbers["seed"])))
     return facts
-
-
-def duration(seconds: float) -> str:
-    """``7 min 05 s`` or ``3 h 12 min``."""
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _asked(data: RunData, name: str) -> str:

@@ -2,8 +2,6 @@
 
 import netrc
 import os
-import shutil
-import socket
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -12,6 +10,7 @@ from omegaconf import DictConfig
 from recipe.errors import ConfigError
 from recipe.plan.estimate import checkpoint_bytes
 from recipe.plan.shapes import shape_of
+from recipe.run import host
 from recipe.run.checkpoints import tracked_step
 from recipe.run.environment import gpu_count
 
@@ -29,16 +28,12 @@ def check_machine(config: DictConfig) -> None:
 
 def check_room(run_dir: Path, gib: float) -> None:
     """Refuse a run folder that cannot be made or written, or on a nearly full disk."""
-    there = run_dir.resolve()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        reason = "no permission" if there.is_dir() else f"{there} is a file"
+    if reason := host.unwritable(run_dir):
         raise ConfigError(
             f"recipe.run_dir={run_dir}: cannot write there ({reason}): choose another folder with "
             "recipe.run_dir=..."
         )
-    free = shutil.disk_usage(there).free / 2**30
+    free = host.free_gib(run_dir)
     if free < gib:
         raise ConfigError(
             f"{free:.2f} GiB free for the run folder {run_dir}, {gib} wanted "
@@ -58,8 +53,7 @@ def check_first_checkpoint(config: DictConfig) -> None:
         wanted = checkpoint_bytes(shape_of(name)) if name else 0
     except ConfigError:  # another kind of model, or one of the hub that the table does not know
         return
-    there = next(p for p in (run_dir, *run_dir.parents) if p.exists())
-    free = shutil.disk_usage(there).free
+    free = host.free_gib(run_dir) * 2**30
     if free < wanted:
         raise ConfigError(
             f"a checkpoint of {name} takes {wanted / 1e9:.0f} GB, and the disk of {run_dir} has "
@@ -71,12 +65,11 @@ def check_first_checkpoint(config: DictConfig) -> None:
 def check_port() -> None:
     """Refuse a machine where no TCP port can be had: Ray, gloo and vLLM each want some."""
     try:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
+        host.free_port()
     except OSError as error:
         raise ConfigError(
             f"no free TCP port on 127.0.0.1 ({error.strerror}); Ray, gloo and vLLM need some: "
-            "stop what holds them, or widen net.ipv4.ip_local_port_range"
+            f"{host.PORT_REMEDY}"
         ) from error
 
 
@@ -114,9 +107,9 @@ def check_loggers(config: DictConfig) -> None:
 
 def _in_netrc(default_host: str) -> bool:
     """Whether the user's netrc file, where `wandb login` writes, names wandb's server."""
-    host = urlparse(os.environ.get("WANDB_BASE_URL", "")).hostname or default_host
+    server = urlparse(os.environ.get("WANDB_BASE_URL", "")).hostname or default_host
     path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
     try:
-        return netrc.netrc(str(path)).authenticators(host) is not None
+        return netrc.netrc(str(path)).authenticators(server) is not None
     except (OSError, netrc.NetrcParseError):
         return False

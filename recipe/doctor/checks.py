@@ -1,6 +1,6 @@
 """The quick checks of the doctor: each a small function that returns a `Check`.
 
-They use only what Python has, so that they also run where everything else is broken.
+They use only what Python has (recipe.run.host too), so that they run where all else is broken.
 """
 
 import contextlib
@@ -9,13 +9,13 @@ import importlib.util
 import os
 import platform
 import re
-import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from recipe.run import host
 
 PROJECT = "rlvr-recipes"
 ROOT = Path(__file__).resolve().parents[2]
@@ -239,16 +239,10 @@ def temporary_folder() -> Path:
 
 def writable(name: str, folder: Path, least_gib: float) -> Check:
     """A file can be made in `folder`, or where it would be made, and there is room."""
-    place = folder.absolute()
-    while not place.exists():
-        place = place.parent
-    remedy = "free some room or rights there, or choose another folder"
-    try:
-        with tempfile.TemporaryFile(dir=place) as file:
-            file.write(b"x" * 4096)
-        free = shutil.disk_usage(place).free / 2**30
-    except OSError as error:
-        return Check.problem(name, f"cannot write in {place}: {error.strerror}", remedy)
+    place, remedy = host.nearest(folder), "free some room or rights there, or choose another folder"
+    if reason := host.unwritable(folder):
+        return Check.problem(name, f"cannot write in {place}: {reason}", remedy)
+    free = host.free_gib(folder)
     detail = f"{place}, {free:.1f} GiB free"
     if free < least_gib:
         return Check.problem(name, f"{detail}, wanted {least_gib}", remedy)
@@ -269,10 +263,8 @@ def shared_memory(folder: Path = Path("/dev/shm"), least_gib: float = 0.25) -> C
 def port() -> Check:
     """Ray, gloo and vLLM each want free TCP ports on this machine."""
     try:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            number = probe.getsockname()[1]
+        number = host.free_port()
     except OSError as error:
-        remedy = "stop what holds the ports, or widen net.ipv4.ip_local_port_range"
-        return Check.problem("free port", f"none on 127.0.0.1: {error.strerror}", remedy)
+        detail = f"none on 127.0.0.1: {error.strerror}"
+        return Check.problem("free port", detail, host.PORT_REMEDY)
     return Check.fine("free port", f"{number} on 127.0.0.1")

@@ -31,10 +31,9 @@ from recipe.export.jobs import (
     manifest_path,
     model_shards,
     read_config,
-    select,
 )
 from recipe.run import checkpoints, environment
-from recipe.run.folder import MANIFEST, RunFolder, numbered
+from recipe.run.folder import MANIFEST, RunFolder, numbered, select
 
 
 def _discard(folder: Path) -> None:

@@ -10,7 +10,7 @@ import yaml
 from prompt_aug.errors import UserError
 from prompt_aug.files import FileError, digests, read_json
 from recipe.run.checkpoints import SHARDS, TRACKER, saved_steps, step_folder, tracked_step
-from recipe.run.folder import RunFolder
+from recipe.run.folder import RunFolder, select
 
 DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of an element
 ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16"}
@@ -43,13 +43,6 @@ def read_config(run: Path) -> dict[str, Any]:
         raise ExportError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ExportError(f"{path} is not a mapping of settings")
-    return config
-
-
-def select(config: Any, key: str) -> Any:
-    """The value at the dotted `key`, None where there is none."""
-    for name in key.split("."):
-        config = config.get(name) if isinstance(config, dict) else None
     return config
 
 

@@ -6,6 +6,7 @@ by lines. Imports neither torch nor ray: a command that only reads a run starts 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,13 @@ def numbered(folder: Path, before: str, after: str = "") -> dict[int, Path]:
         if number.isascii() and number.isdecimal() and str(int(number)) == number:
             found[int(number)] = path
     return dict(sorted(found.items()))
+
+
+def select(config: Any, key: str) -> Any:
+    """The value at the dotted `key` of what config.yaml holds, None where there is none."""
+    for name in key.split("."):
+        config = config.get(name) if isinstance(config, Mapping) else None
+    return config
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:

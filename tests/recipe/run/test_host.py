@@ -1,0 +1,44 @@
+"""What the machine has for a run; the commands' messages are tested with them."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipe.run import host
+
+
+def test_where_a_folder_would_be_made_is_looked_at(tmp_path: Path) -> None:
+    wanted = tmp_path / "not" / "yet"
+    assert host.nearest(wanted) == tmp_path
+    assert host.unwritable(wanted) is None
+    assert list(tmp_path.iterdir()) == []
+    assert host.free_gib(wanted) > 0
+
+
+def test_what_takes_no_file_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert host.unwritable(tmp_path / "file" / "run") == f"{tmp_path / 'file'} is a file"
+    assert host.unwritable(Path("/proc"))  # also to root, whom rights do not stop
+
+
+def test_a_free_port_can_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", host.free_port()))
+
+    def full(self: socket.socket, address: object) -> None:
+        raise OSError(98, "Address already in use")
+
+    monkeypatch.setattr(socket, "socket", type("Full", (socket.socket,), {"bind": full}))
+    with pytest.raises(OSError, match="in use"):
+        host.free_port()
+
+
+def test_the_doctor_imports_nothing_that_may_be_broken() -> None:
+    program = (
+        "import sys, recipe.doctor.checks\nprint(sorted({'omegaconf', 'numpy'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
