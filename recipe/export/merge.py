@@ -23,6 +23,11 @@ class StatedDtypeMerger(FSDPModelMerger):
     The shards are float32 master weights; a run whose engine computes in float32 would be
     evaluated with other weights than it trained. tests/recipe/patches/test_cpu.py fails when verl
     lets the dtype be stated. Shards are read with ``weights_only=True``: they run no code.
+
+    Overrides of verl:
+      __init__                      takes the dtype
+      _load_rank_zero_state_dict    reads with weights_only=True
+      _load_and_merge_state_dicts   the same, and casts to the dtype; does not call verl's
     """
 
     def __init__(self, config: ModelMergerConfig, dtype: torch.dtype) -> None:

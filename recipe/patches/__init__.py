@@ -2,8 +2,13 @@
 
 Each change closes a gap of verl 0.9.1, vLLM or torch. The test named beside it looks at the foreign
 code without the change and fails when the gap is closed there: then the change is to be deleted.
-Subclasses through the interfaces that verl offers for it (trainer, replay buffer, reward and agent
-loop, model merger) are no patches; they list what they override themselves.
+Subclasses through the interfaces that verl offers for it (trainer, replay buffer, task runner,
+rollout workers, reward and agent loop, model merger) are no patches: each lists in its docstring
+what it overrides, and tests/recipe/test_overrides.py compares.
+
+One more place changes foreign code, in the grader's sandbox, which imports nothing of this project:
+prompt_aug/grading/worker.py replaces the two functions with which latex2sympy reads a number, for
+they are exec and eval, and 0.333333 must not become 1/3.
 """
 
 from dataclasses import dataclass

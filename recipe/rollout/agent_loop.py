@@ -76,7 +76,11 @@ def request_seed(seed: int, group: str, rollout: int) -> int:
 
 @register("prompt_augmentation")
 class PromptAugmentationAgentLoop(AgentLoopBase):
-    """Single turn: a phrasing in the drawn template, its prefill in the assistant's turn."""
+    """Single turn: a phrasing in the drawn template, its prefill in the assistant's turn.
+
+    `run` is what verl's interface asks for. Overrides of verl:
+      __init__   reads the configuration once
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -46,7 +46,11 @@ def _phrasings(row: Mapping[str, Any]) -> str:
 
 
 class RecipeRewardManager(RewardManagerBase):
-    """verl's reward manager of this project, named by ``reward.reward_manager``."""
+    """verl's reward manager of this project, named by ``reward.reward_manager``.
+
+    `run_single` is what verl's interface asks for. Overrides of verl:
+      __init__   reads the configuration and the templates once
+    """
 
     def __init__(self, config: DictConfig, tokenizer: Any, compute_score: Any, **_: Any) -> None:
         super().__init__(config, tokenizer, compute_score)

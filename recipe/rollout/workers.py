@@ -126,7 +126,13 @@ def to_rows(
 
 
 class GroupedAgentLoopWorker(_Worker):
-    """Runs, grades and stores the rollouts of a question together."""
+    """Runs, grades and stores the rollouts of a question together.
+
+    Overrides of verl:
+      __init__      keeps agent loops from one question to the next
+      _run_prompt   all rollouts of a question at once; does not call verl's, and so none of its
+                    _run_agent_loop, _agent_loop_postprocess and _compute_score
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -202,7 +208,11 @@ class GroupedAgentLoopWorker(_Worker):
 
 
 class GroupedAgentLoopManager(AgentLoopManagerTQ):
-    """verl's manager with our worker class."""
+    """verl's manager with our worker class.
+
+    Overrides of verl:
+      __init__   the class of its workers, an attribute that verl's leaves open
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

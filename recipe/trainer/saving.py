@@ -35,6 +35,19 @@ class SavingTrainer(PPOTrainerSync):
     """verl's synchronous trainer with whole checkpoints, retention, and an end in time.
 
     A subclass says with `own_state` and `load_own_state` what JSON of its own goes along.
+
+    Overrides of verl:
+      __init__            switches verl's retention off, which deletes before the next one is whole
+      __setattr__         sees which part of _setup, one long method, is done
+      _setup              says that these parts are under way
+      on_init_end         says that the engine has its weights
+      on_train_begin      from now on a signal lets the trainer save; the watchdog begins
+      on_sample_end       begins a new wait for the watchdog, as the next two do
+      on_step_end
+      on_validate_begin
+      step                ends the run before, in or after a step, with the last finished one saved
+      _save_checkpoint    our state goes along; the disk is asked first, older ones go afterwards
+      _load_checkpoint    reads our state; metrics.jsonl goes on from the step of the checkpoint
     """
 
     def __init__(self, config: DictConfig) -> None:

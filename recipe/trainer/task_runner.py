@@ -14,7 +14,11 @@ _Runner: Any = TaskRunnerV1.__ray_metadata__.modified_class
 
 
 class RecipeTaskRunner(_Runner):
-    """Registers ``recipe_sync`` in the process that looks it up."""
+    """verl's, for ``recipe_sync``.
+
+    Overrides of verl:
+      run   registers the trainer in the process that looks it up; one run per Ray cluster
+    """
 
     def run(self, config: DictConfig) -> None:
         import recipe.trainer.trainer  # noqa: F401

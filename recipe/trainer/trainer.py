@@ -1,21 +1,10 @@
 """The trainer: verl's synchronous V1 trainer with our advantages, epochs and run folder.
 
-Every override of verl's trainer, and why:
-  __init__                verl branches on the trainer's name; our state
-  _build_replay_buffer    a bound on dynamic sampling; and verl looks for finished groups every 2 s
-  _fetch_one_gen_batch    tells every row its epoch, which draws depend on; gives groups ids that
-                          are the same in every run; the curriculum chooses
-  own_state               counts and what is known of questions travel with the checkpoint
-  _balance_batch          mini-batches that do not depend on which rollout finished first
-  _compute_advantage      advantages, weights and statistics of whole groups, on the driver, from
-                          one read of the batch
-  _update_actor           counts optimizer steps
-  _compute_metrics        writes metrics.jsonl and rollouts/ into the run folder
-  _val_metrics_update     mean and standard error; verl's bootstrap is slow and biased as pass@k
-When it saves and how it ends early, with the overrides that this takes: saving.py.
-
-Beside the trainer: `BoundedReplayBuffer` (replay_buffer.py), `RecipeTaskRunner` (task_runner.py),
-the rollout workers (recipe.rollout.workers); what replaces foreign code is in recipe.patches.
+Every subclass of a class of verl lists in its docstring what it overrides, and why; a test compares
+(tests/recipe/test_overrides.py). Beside the trainer, whose saving and early end are in saving.py:
+`BoundedReplayBuffer` (replay_buffer.py), `RecipeTaskRunner` (task_runner.py), the rollout workers,
+agent loop and reward manager (recipe.rollout), the merger of recipe.export. What replaces foreign
+code is in recipe.patches.
 """
 
 import copy
@@ -53,7 +42,20 @@ from recipe.trainer.verl_part import correct
 
 @register_trainer("recipe_sync")
 class RecipeTrainer(SavingTrainer):
-    """``trainer.v1.trainer_mode=recipe_sync``."""
+    """``trainer.v1.trainer_mode=recipe_sync``.
+
+    Overrides of verl, beside those of `SavingTrainer`:
+      __init__               verl branches on the trainer's name; our state
+      _build_replay_buffer   a bound on dynamic sampling; verl looks for finished groups every 2 s
+      _fetch_one_gen_batch   tells every row its epoch, which draws depend on; gives groups ids that
+                             are the same in every run; the curriculum chooses
+      _balance_batch         mini-batches that do not depend on which rollout finished first
+      _compute_advantage     advantages, weights and statistics of whole groups, on the driver, from
+                             one read of the batch; does not call verl's (verl_part.py)
+      _update_actor          counts optimizer steps
+      _compute_metrics       writes metrics.jsonl and rollouts/ into the run folder
+      _val_metrics_update    mean and standard error; verl's bootstrap is slow and biased as pass@k
+    """
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):

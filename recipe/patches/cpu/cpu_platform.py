@@ -66,7 +66,11 @@ def _device_module() -> ModuleType:
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    """One logical device "cpu"; Ray books it as the resource ``GPU``, which verl's check knows."""
+    """One logical device "cpu"; Ray books it as the resource ``GPU``, which verl's check knows.
+
+    All but one of the methods are what verl's interface asks for. Overrides of verl:
+      is_platform_available   no: detection must not choose the CPU
+    """
 
     device_name = "cpu"
     vendor_name = "generic"

@@ -1,0 +1,93 @@
+"""Every subclass of a class of verl lists what it overrides: the lists are complete and true."""
+
+import ast
+import importlib
+import inspect
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from recipe.trainer.trainer import RecipeTrainer
+
+ROOT = Path(__file__).resolve().parents[2]
+TITLE = "Overrides of verl"
+LINE = re.compile(r"  (\w+)(  |$)")  # a name, then why; how an explanation goes on stands deeper
+
+
+def listed(cls: type) -> set[str]:
+    """The names in the list of a docstring."""
+    _, _, after = (inspect.getdoc(cls) or "").partition(TITLE)
+    return {match.group(1) for line in after.splitlines() if (match := LINE.match(line))}
+
+
+def overridden(cls: type, ours: str = "recipe.") -> set[str]:
+    """The methods written in `cls` that a class not of `ours` above it has, and has not left open.
+
+    An abstract method must be there and changes nothing; `object` counts as a class above.
+    """
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    written = {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+    above = [vars(base) for base in cls.__mro__[1:] if not base.__module__.startswith(ours)]
+    found = {name: next((v[name] for v in above if name in v), None) for name in written}
+    return {n for n, m in found.items() if m and not getattr(m, "__isabstractmethod__", False)}
+
+
+def subclasses_of_verl() -> list[type]:
+    """The classes of recipe/ with one of verl above them."""
+    found = []
+    for path in sorted((ROOT / "recipe").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        froms = [str(n.module) for n in tree.body if isinstance(n, ast.ImportFrom)]
+        names = [n.name for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.bases]
+        if names and any(module.split(".")[0] == "verl" for module in froms):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            module = importlib.import_module(name)
+            found += [getattr(module, name) for name in names]
+    return [c for c in found if any(b.__module__.startswith("verl.") for b in c.__mro__)]
+
+
+@pytest.mark.parametrize("cls", subclasses_of_verl(), ids=lambda cls: cls.__name__)
+def test_the_list_is_what_is_overridden(cls: type) -> None:
+    assert listed(cls) == overridden(cls)
+
+
+def test_the_subclasses_are_found() -> None:
+    names = {cls.__name__ for cls in subclasses_of_verl()}
+    assert names >= {"RecipeTrainer", "SavingTrainer", "BoundedReplayBuffer", "StatedDtypeMerger"}
+    assert len(names) >= 10
+
+
+class Verl:
+    def kept(self) -> None: ...
+
+    def replaced(self) -> None: ...
+
+    async def waited_for(self) -> None: ...
+
+
+class Mine(Verl):
+    """Something.
+
+    Overrides of verl:
+      replaced   because; and
+                 kept is as it was
+      gone       an override of which nothing is left
+    """
+
+    def replaced(self) -> None: ...
+
+    async def waited_for(self) -> None: ...
+
+    def own(self) -> None: ...
+
+
+def test_the_comparison_sees_what_it_must() -> None:
+    """Negative control: one that is missing in the list, one too many, and one of `object`."""
+    assert listed(Mine) == {"replaced", "gone"}
+    assert overridden(Mine) == {"replaced", "waited_for"}
+    assert "__setattr__" in overridden(RecipeTrainer.__mro__[1])
+    assert overridden(RecipeTrainer) - listed(RecipeTrainer) == set()
+    assert overridden(Mine, ours=Verl.__module__) == set()
