@@ -28,8 +28,7 @@ from typing import Any
 import numpy as np
 import openai
 
-from prompt_aug.commands import make_parser
-from prompt_aug.errors import UserError
+from prompt_aug.commands import make_parser, run
 from prompt_aug.files import lock, write_json
 from prompt_aug.grading import grade_many
 from prompt_aug.questions import Question, read_parquet
@@ -212,7 +211,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
+def diagnose(options: argparse.Namespace) -> int:
     """Sample, grade, embed, write; 0."""
     at_least(1, options, "n", "g", "limit", "answer_tokens", "concurrency")
     at_least(1, options, "max_requests", "max_tokens")
@@ -252,11 +251,8 @@ def run(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; 0 done, 1 could not, 2 wrong usage."""
-    try:
-        return run(build_parser().parse_args(arguments))
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    options = build_parser().parse_args(arguments)
+    return run(lambda: diagnose(options), interrupted="what is answered is kept in FOLDER")
 
 
 if __name__ == "__main__":

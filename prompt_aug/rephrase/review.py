@@ -13,14 +13,14 @@ import difflib
 import json
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from prompt_aug.commands import make_parser
-from prompt_aug.errors import UserError
+from prompt_aug.commands import make_parser, run
 from prompt_aug.files import iter_lines, write_text
 from prompt_aug.questions import normalise, read_parquet
 from prompt_aug.rephrase.generate.prompts import RephraseError
@@ -98,6 +98,15 @@ def read_decisions(path: Path | None) -> Decisions:
     return decisions
 
 
+def write_page(options: Namespace) -> int:
+    """The page of all candidates; 0."""
+    listed = list(entries(options.questions, options.out))
+    write_text(options.page, page(listed, options.out.name))
+    doubtful = sum(entry["verdict"] == "doubtful" for entry in listed)
+    print(f"wrote {options.page}: {len(listed)} candidates, {doubtful} of them doubtful")
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; 0 done, 1 could not, 2 wrong usage."""
     parser = make_parser(
@@ -109,15 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="the OUT.parquet of the pipeline")
     parser.add_argument("page", type=Path, help="the HTML file to write")
     options = parser.parse_args(arguments)
-    try:
-        listed = list(entries(options.questions, options.out))
-        write_text(options.page, page(listed, options.out.name))
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    doubtful = sum(entry["verdict"] == "doubtful" for entry in listed)
-    print(f"wrote {options.page}: {len(listed)} candidates, {doubtful} of them doubtful")
-    return 0
+    return run(lambda: write_page(options), interrupted="no page was written")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from prompt_aug.commands import make_parser
-from prompt_aug.errors import UserError
+from prompt_aug.commands import make_parser, run
 from prompt_aug.estimates import no_signal, pass_at_k, powers
 from prompt_aug.files import read_json, write_json
 from prompt_aug.templates import Template, load_bank
@@ -76,13 +75,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="the run folder, its checkpoints exported")
     parser.add_argument("experiment", help="a folder of examples/laboratory")
     given = parser.parse_args(arguments)
-    try:
+
+    def measure() -> int:
         found = measure_run(given.run, load_experiment(given.experiment).measure)
-    except UserError as error:
-        print(f"recipe.lab.measure: {error}", file=sys.stderr)
-        return 1
-    write_json(given.run / MEASURED, found)
-    return 0
+        write_json(given.run / MEASURED, found)
+        return 0
+
+    return run(measure, interrupted="nothing was written")
 
 
 if __name__ == "__main__":

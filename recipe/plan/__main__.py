@@ -8,12 +8,12 @@ way to 100 nodes: recipe/plan/GROWTH.md.
 """
 
 import sys
+from argparse import Namespace
 from typing import Any
 
 from omegaconf import DictConfig
 
-from prompt_aug.commands import make_parser
-from prompt_aug.errors import UserError
+from prompt_aug.commands import make_parser, run
 from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
 from recipe.plan import estimate
@@ -135,15 +135,16 @@ def main(arguments: list[str] | None = None) -> int:
         help="share of the peak memory traffic that generation reaches",
     )
     options = parser.parse_intermixed_args(arguments)
-    try:
-        config = compose_config(options.example, options.overrides)
-        if not config.recipe.model_path:
-            raise ConfigError("recipe.model_path is not set: name a model to plan for")
-        shape, gpu = shape_of(config.recipe.model_path), GPUS[options.gpu]
-        work = work_of(config, options.gpus, options.mean_response, options.validation)
-    except UserError as error:
-        print(f"recipe.plan: {error}", file=sys.stderr)
-        return 1
+    return run(lambda: plan(options), interrupted="nothing was changed")
+
+
+def plan(options: Namespace) -> int:
+    """Print the plan; 1 where the run does not fit."""
+    config = compose_config(options.example, options.overrides)
+    if not config.recipe.model_path:
+        raise ConfigError("recipe.model_path is not set: name a model to plan for")
+    shape, gpu = shape_of(config.recipe.model_path), GPUS[options.gpu]
+    work = work_of(config, options.gpus, options.mean_response, options.validation)
     assume = Assumptions(mfu=options.mfu, traffic=options.traffic)
     lines = memory_lines(shape, work, gpu)
     if estimate.at_once(shape, work, gpu):

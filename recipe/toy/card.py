@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prompt_aug.commands import make_parser
+from prompt_aug.commands import make_parser, run
 from prompt_aug.errors import UserError
 from prompt_aug.estimates import no_signal, pass_at_k
 from prompt_aug.files import write_text
@@ -159,15 +159,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, default=Path(".toy"), help="of built worlds")
     parser.add_argument("--out", type=Path, help="a markdown file for the card, beside printing it")
     given = parser.parse_args(arguments)
-    try:
+
+    def show() -> int:
         text = report(given)
-    except (UserError, KeyError) as error:
-        print(f"recipe.toy.card: {error}", file=sys.stderr)
-        return 1
-    if given.out:
-        write_text(given.out, text)
-    print(text)
-    return 0
+        if given.out:
+            write_text(given.out, text)
+        print(text)
+        return 0
+
+    return run(show, interrupted="no card was written")
 
 
 if __name__ == "__main__":
