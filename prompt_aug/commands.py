@@ -1,9 +1,9 @@
-"""What every command of the project shares: its help, ``--version``, and errors in one line."""
+"""What the commands of the project share: help, ``--version``, tables, errors in one line."""
 
 import argparse
 import importlib.metadata
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prompt_aug.errors import UserError
@@ -66,6 +66,24 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="these steps only, as 10 20 or 10,20 (default: all)",
     )
+
+
+def in_columns(
+    table: Sequence[Sequence[str]], *, left: Sequence[str] = (), rule: bool = False
+) -> str:
+    """A table for a terminal, its first row the header; `rule` draws a line under it.
+
+    Columns stand to the right, as numbers do, but for the first and those called as in `left`.
+    """
+    head = table[0]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    sides = [str.ljust if name == head[0] or name in left else str.rjust for name in head]
+    rows = [
+        "  ".join(side(c, w) for side, c, w in zip(sides, row, widths, strict=True)).rstrip()
+        for row in table
+    ]
+    under = ["  ".join("-" * width for width in widths)] * rule
+    return "\n".join([rows[0], *under, *rows[1:]])
 
 
 def run(command: Callable[[], int], *, interrupted: str) -> int:

@@ -9,7 +9,7 @@ row, the file, the source or the split, so the same question has the same draws 
 import hashlib
 import json
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,7 @@ def from_row(row: Mapping[str, Any]) -> Question:
         gold = reward_model.get("ground_truth")
     level = extra.get("level")
     return make_question(
-        text=_user_text(row.get("prompt")),
+        text=user_text(row.get("prompt"), "prompt"),
         answers=_texts(gold),
         source=str(row.get("data_source") or "unknown"),
         split=str(extra.get("split") or "train"),
@@ -192,14 +192,17 @@ def write_parquet(questions: Sequence[Question], path: str | Path) -> None:
         pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), file)
 
 
-def _user_text(prompt: Any) -> str:
-    """The last user message of a chat, or the prompt itself where it is a plain string."""
+def user_text(prompt: str | Iterable[Mapping[str, Any]] | None, column: str) -> str:
+    """A prompt that is a text, or the last user message of one that is a chat.
+
+    QuestionError, which names the `column`, where a chat has none.
+    """
     if isinstance(prompt, str):
         return prompt
-    users = [m["content"] for m in prompt or () if m.get("role") == "user" and m.get("content")]
-    if not users:
-        raise QuestionError("the column 'prompt' has no user message")
-    return str(users[-1])
+    said = [m["content"] for m in prompt or () if m.get("role") == "user" and m.get("content")]
+    if not said:
+        raise QuestionError(f"the column {column!r} has no user message")
+    return str(said[-1])
 
 
 def _texts(value: Any) -> tuple[str, ...]:

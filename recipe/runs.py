@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from prompt_aug.commands import make_parser, run
+from prompt_aug.commands import in_columns, make_parser, run
 from prompt_aug.errors import UserError
 from prompt_aug.files import FileError, is_held, read_json
 from recipe.run.folder import RunFolder, read_metrics
@@ -125,16 +125,7 @@ def disk_use(folder: Path) -> int:
 
 def table(rows: list[Row]) -> str:
     """The rows under their header, in columns."""
-    cells = [HEADER, *map(_cells, rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(HEADER))]
-    aligned = (
-        [
-            text.ljust(width) if HEADER[i] in ("run", "state") else text.rjust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in cells
-    )
-    return "\n".join("  ".join(row).rstrip() for row in aligned)
+    return in_columns([HEADER, *map(_cells, rows)], left=("run", "state"))
 
 
 def _cells(row: Row) -> tuple[str, ...]:

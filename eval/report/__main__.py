@@ -19,8 +19,8 @@ from eval.report.data import RunData, collect, summary
 from eval.report.figures import figures
 from eval.report.page import render_html, render_markdown
 from eval.report.rollouts import rollout_samples
-from eval.report.tables import checkpoint_table, text_table
-from prompt_aug.commands import make_parser
+from eval.report.tables import checkpoint_table
+from prompt_aug.commands import in_columns, make_parser
 from prompt_aug.files import replacing, write_json, write_text
 from recipe.run.folder import RunFolder
 
@@ -68,7 +68,7 @@ def _report(options: argparse.Namespace) -> None:
     for run in build(options.runs, options.out, options.settings, options.expected):
         if len(options.runs) > 1:
             print(f"{run.name}:")
-        print(text_table(checkpoint_table(run)))
+        print(in_columns(checkpoint_table(run), rule=True))
         for note in run.notes:
             print(f"note: {note}")
     folder = options.out or RunFolder(options.runs[0]).report

@@ -91,20 +91,6 @@ def pass_at_k_table(data: RunData) -> Table:
     return table
 
 
-def text_table(table: Table) -> str:
-    """Aligned columns for a terminal."""
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
-
-
 def markdown_table(table: Table) -> str:
     """A table in Markdown; the bar of a cell is escaped."""
     rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]

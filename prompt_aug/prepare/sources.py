@@ -14,7 +14,7 @@ import yaml
 
 from prompt_aug.errors import UserError
 from prompt_aug.grading.extract import closed_boxes
-from prompt_aug.questions import Question, QuestionError, make_question
+from prompt_aug.questions import Question, QuestionError, make_question, user_text
 
 PRESETS_FILE = Path(__file__).with_name("presets.yaml")
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".arrow": "arrow"}
@@ -221,8 +221,11 @@ def to_question(row: Mapping[str, Any], columns: Columns, source: str, split: st
 
 def question_text(row: Mapping[str, Any], columns: Columns) -> str:
     """The text of one row without the frame that the data set puts around it."""
-    text = _last_user(_get(row, columns.text or ""))
-    return _between(text, columns.text_after, columns.text_before)
+    column = columns.text or ""
+    value = _get(row, column)
+    if not isinstance(value, list):
+        value = "" if value is None else str(value)
+    return _between(user_text(value, column), columns.text_after, columns.text_before)
 
 
 def kept_levels(rows: Any, columns: Columns) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -275,15 +278,6 @@ def _answer(text: str, answer_from: str | None) -> str:
     if not marker:
         raise QuestionError(f"no {answer_from!r} in the column to take the answer from")
     return answer
-
-
-def _last_user(value: Any) -> str:
-    if isinstance(value, list):
-        users = [m.get("content") for m in value if m.get("role") == "user" and m.get("content")]
-        if not users:
-            raise QuestionError("the chat has no user message")
-        return str(users[-1])
-    return "" if value is None else str(value)
 
 
 def _between(text: str, after: str | None, before: str | None) -> str:

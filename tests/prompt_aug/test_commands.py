@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from prompt_aug.commands import add_steps, make_parser, run
+from prompt_aug.commands import add_steps, in_columns, make_parser, run
 from prompt_aug.errors import UserError
 
 
@@ -25,6 +25,14 @@ def test_what_a_user_can_mend_is_one_line(
 ) -> None:
     assert run(lambda: fail(error), interrupted="nothing is lost") == code
     assert capsys.readouterr().err == line
+
+
+def test_a_table_in_columns_by_hand() -> None:
+    table = [["name", "x|y", "state"], ["long name", "1", "on"]]
+    assert in_columns(table, left=["state"]) == "name       x|y  state\nlong name    1  on"
+    assert in_columns([row[:2] for row in table], rule=True) == (
+        "name       x|y\n---------  ---\nlong name    1"
+    )
 
 
 def test_a_defect_keeps_its_traceback() -> None:

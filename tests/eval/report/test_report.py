@@ -30,7 +30,6 @@ from eval.report.tables import (
     markdown_table,
     share,
     template_table,
-    text_table,
 )
 from prompt_aug.files import dump_lines
 from prompt_aug.grading import VERSION
@@ -419,7 +418,6 @@ def test_running_mean_by_hand() -> None:
 
 def test_tables() -> None:
     table = [["name", "x|y"], ["long name", "1"]]
-    assert text_table(table) == "name       x|y\n---------  ---\nlong name    1"
     assert markdown_table(table) == "| name | x\\|y |\n|---|---|\n| long name | 1 |"
     assert share(None) == "-"
     assert share({"accuracy": 0.5, "standard_error": None, "questions": 1}) == "50.0"
