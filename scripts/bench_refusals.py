@@ -31,7 +31,8 @@ OTHERS: list[tuple[str, list[str], int, str]] = [
     ("eval.sweep", ["nowhere"], 2, "is no folder"),
     ("eval.sweep", ["--model", "m"], 1, "needs --out"),
     ("eval.report", ["nowhere"], 1, "nowhere"),
-    ("prompt_aug.prepare", ["nowhere.parquet", "out.parquet"], 1, "nowhere.parquet"),
+    ("prompt_aug.prepare", ["nowhere", "o.parquet"], 2, "--against --no-benchmarks is required"),
+    ("prompt_aug.prepare", ["nowhere", "o.parquet", "--no-benchmarks"], 1, "nowhere"),
     ("prompt_aug.templates", ["check", "nowhere.yaml"], 1, "nowhere.yaml"),
     ("prompt_aug.rephrase", ["q.parquet", "o.parquet"], 1, "--model"),
 ]
