@@ -10,6 +10,7 @@ saves the last finished step and ends the run; exit code 75 says that the same c
     python -m recipe.train cw_grpo recipe.run_dir=runs/cw_grpo   # a paper's setting, on GPUs
 """
 
+import argparse
 import signal
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from prompt_aug.commands import make_parser
 from prompt_aug.errors import UserError
+from recipe.config.wording import ONE_RUN
 
 STOPPED = 130  # the shell's exit code after Ctrl-C
 
@@ -132,7 +134,11 @@ def main(arguments: list[str] | None = None) -> int:
     only.add_argument(
         "--dry-run", action="store_true", help="all checks; then what the run would do and write"
     )
+    parser.add_argument("-m", "--multirun", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_intermixed_args(arguments)
+    if given.multirun:  # hydra's own option, that others of its programs have
+        print(f"recipe.train: --multirun: {ONE_RUN}", file=sys.stderr)
+        return 2
     if given.example is None and not given.list:
         parser.error("name an example: --list shows them")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SLURM's way to say: end now

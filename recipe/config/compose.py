@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe.config.schema import check_types
+from recipe.config.wording import ONE_RUN
 from recipe.errors import ConfigError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -88,6 +89,8 @@ def compose_unresolved(folder: Path, overrides: list[str]) -> DictConfig:
         with open_dict(config):
             del config["hydra"]
         _refuse_unknown(config, folder)
+        if "hydra" in OmegaConf.load(folder / "config.yaml"):
+            raise ConfigError(f"{folder.name}/config.yaml, section hydra: {ONE_RUN}")
     except COMPOSING as error:
         raise ConfigError(f"{folder.name}/config.yaml or an override: {one_line(error)}") from error
     return config
@@ -154,6 +157,8 @@ def _check_overrides(folder: Path, overrides: list[str]) -> None:
                 f"'{text}' is no override of the form key=value: {one_line(error)}"
             ) from error
         key = override.key_or_group
+        if key.partition(".")[0].partition("/")[0] == "hydra":
+            raise ConfigError(f"'{text}': {ONE_RUN}")
         if override.is_delete():
             raise ConfigError(f"'{text}' deletes a key, which verl would miss: set {key}=null")
         if override.is_sweep_override():
@@ -166,7 +171,7 @@ def _check_overrides(folder: Path, overrides: list[str]) -> None:
         )
         if isinstance(base().get(key), dict) and not isinstance(override.value(), dict):
             raise ConfigError(f"{text}: {key} is a section of keys, not a value")
-        if not (a_group or key in known_keys() or is_open(key) or key.startswith("hydra.")):
+        if not (a_group or key in known_keys() or is_open(key)):
             raise ConfigError(unknown_key(key))
 
 

@@ -1,6 +1,11 @@
 """The words of a refused value: why a range is what it is, and pydantic's errors in plain terms."""
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+ONE_RUN = (
+    "a command is one run, and hydra only composes its configuration: options and keys of hydra "
+    "have no effect. The folder of a run is recipe.run_dir=...; for several runs give several "
+    "commands"
+)
 
 # Reasons that the range does not tell by itself.
 WHY = {

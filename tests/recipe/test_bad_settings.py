@@ -255,6 +255,12 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.config
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize(("arguments", "code", "words"), COMMANDS, ids=str)
+    (["toy", "hydra.mode=MULTIRUN"], 1, "'hydra.mode=MULTIRUN': a command is one run"),
+    (["toy", "hydra/launcher=basic"], 1, "a command is one run"),
+    (["toy", "+hydra.run.dir=x"], 1, "a command is one run"),
+    (["toy", "~hydra"], 1, "a command is one run"),
+    (["toy", "--multirun"], 2, "--multirun: a command is one run"),
+    (["-m", "toy"], 2, "--multirun: a command is one run"),
 def test_a_bad_command_is_refused(
     arguments: list[str],
     code: int,
@@ -310,6 +316,10 @@ def test_a_broken_example_is_refused_in_one_line(
     assert train.main([str(tmp_path)]) == 1
     said = capsys.readouterr().err
     assert words in said
+    "hydra's own section": (
+        "hydra: {mode: MULTIRUN}\ndefaults: [recipe, _self_]\nrecipe: {name: x}\n",
+        "config.yaml, section hydra: a command is one run",
+    ),
     assert "Traceback" not in said
     assert said.count("\n") <= 2  # several values may be missing, a line each
 
