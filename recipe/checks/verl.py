@@ -1,10 +1,12 @@
 """What verl accepts and then ignores, or finds out after minutes or hours: refused at launch."""
 
 import importlib.util
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.errors import ConfigError
+from recipe.run.folder import RunFolder
 
 # Key: the only value with which verl's V1 trainer, or ours, does what the key says.
 IGNORED = {
@@ -19,6 +21,7 @@ IGNORED = {
     "trainer.balance_batch": True,
     "trainer.esi_redundant_time": 0,
     "trainer.v1.sampler.custom_sampler.path": None,
+    "trainer.v1.sampler.sync_refill_failed_groups": False,
     "critic.enable": None,
 }
 
@@ -91,6 +94,14 @@ def check_attention(config: DictConfig) -> None:
 
 def check_resume(config: DictConfig) -> None:
     """Refuse what would keep the same command from going on where a run stopped."""
+    saves, run_dir = config.trainer.default_local_dir, config.recipe.run_dir
+    wanted = RunFolder(Path(run_dir)).checkpoints
+    if Path(saves).resolve() != wanted.resolve():
+        raise ConfigError(
+            f"trainer.default_local_dir={saves}: checkpoints are in {wanted}, where export and "
+            "evaluation look for them. Leave the key alone and choose the folder of the run with "
+            "recipe.run_dir=...; for another disk make its checkpoints/ a link"
+        )
     if config.trainer.resume_mode != "auto":
         raise ConfigError(
             f"trainer.resume_mode={config.trainer.resume_mode}: a run goes on from its own last "
@@ -153,11 +164,34 @@ def check_engines(config: DictConfig) -> None:
         )
 
 
+def check_chunks(config: DictConfig) -> None:
+    """Refuse a `data.gen_batch_size`, the questions of one fetch, in which no step can be fetched.
+
+    verl finds out at the first step; with dynamic sampling it takes 1 whatever the key says.
+    """
+    chunk, batch = config.data.gen_batch_size, config.data.train_batch_size
+    where = f"data.gen_batch_size={chunk}"
+    if chunk is None:
+        return
+    if config.algorithm.filter_groups.enable and chunk != 1:
+        raise ConfigError(
+            f"{where} has no effect: with algorithm.filter_groups.enable=true verl fetches one "
+            "question at a time. Leave it null"
+        )
+    if batch % chunk:
+        raise ConfigError(
+            f"{where} does not divide data.train_batch_size={batch}: verl fetches the questions of "
+            "a step in chunks of that many, and would stop at the first step. Leave it null, which "
+            "is one chunk"
+        )
+
+
 def check_batches(config: DictConfig) -> None:
     """Refuse batch sizes that do not divide; verl finds out minutes later, at the first step."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     ranks = data_parallel_ranks(config)
     batch, mini = config.data.train_batch_size, actor.ppo_mini_batch_size
+    check_chunks(config)
     if batch % mini:
         raise ConfigError(
             f"data.train_batch_size={batch} is not a multiple of "

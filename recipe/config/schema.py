@@ -236,6 +236,7 @@ VERL: dict[str, Any] = {
     "data.seed": Seed | None,
     "data.shuffle": bool,
     "data.train_batch_size": Positive,
+    "data.gen_batch_size": Positive | None,
     "data.max_prompt_length": Positive,
     "data.max_response_length": Positive,
     "data.train_max_samples": OrAll,

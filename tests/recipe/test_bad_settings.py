@@ -172,6 +172,12 @@ SETTINGS: list[tuple[str, str]] = [
     ("critic.enable=true", "no effect"),
     ("reward.reward_model.enable=true", "this project's grader"),
     ("trainer.v1.trainer_mode=separate_async", "must be recipe_sync"),
+    ("trainer.v1.sampler.sync_refill_failed_groups=true", "no effect"),
+    ("trainer.default_local_dir=/proc/x", "choose the folder of the run with recipe.run_dir"),
+    ("trainer.default_local_dir=runs/other/checkpoints", "are in runs/toy/checkpoints"),
+    ("data.gen_batch_size=7", "does not divide data.train_batch_size=16"),
+    ("data.gen_batch_size=32", "does not divide data.train_batch_size=16"),
+    ("data.gen_batch_size=0", "greater than or equal to 1"),
 ]
 
 
@@ -203,6 +209,31 @@ def test_a_bad_value_is_refused(base: Any, setting: str, words: str) -> None:
     assert "goes on from the last checkpoint" not in said
 
 
+def test_checkpoints_may_be_where_the_run_folder_has_them(base: Any, tmp_path: Path) -> None:
+    """However it is spelt, as ``recipe.train`` makes it absolute; or on another disk by a link."""
+    config = copy.deepcopy(base)
+    config.trainer.default_local_dir = str(Path("runs/toy/checkpoints").resolve())
+    validate(config)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "disk")
+    config.recipe.run_dir = str(tmp_path / "run")
+    config.trainer.default_local_dir = str(tmp_path / "disk")  # resolved
+    validate(config)
+
+
+def test_questions_may_be_fetched_in_chunks_that_divide_a_step(base: Any) -> None:
+    config = copy.deepcopy(base)
+    for chunk in (1, 4, 16):
+        config.data.gen_batch_size = chunk
+        validate(config)
+    config.algorithm.filter_groups.enable = True
+    with pytest.raises(ConfigError, match=r"data\.gen_batch_size=16 has no effect"):
+        validate(config)
+    config.data.gen_batch_size = 1
+    validate(config)
+
+
 def test_what_is_refused_above_is_let_through_as_it_stands(base: Any) -> None:
     validate(base)
 
@@ -224,6 +255,12 @@ COMMANDS: list[tuple[list[str], int, str]] = [
     (["toy", "recipe.seed=1,2"], 1, "is a sweep"),
     (["toy", "recipe=3"], 1, "is a section"),
     (["toy", "recipe.augment=3"], 1, "is a section"),
+    (["toy", "hydra.mode=MULTIRUN"], 1, "'hydra.mode=MULTIRUN': a command is one run"),
+    (["toy", "hydra/launcher=basic"], 1, "a command is one run"),
+    (["toy", "+hydra.run.dir=x"], 1, "a command is one run"),
+    (["toy", "~hydra"], 1, "a command is one run"),
+    (["toy", "--multirun"], 2, "--multirun: a command is one run"),
+    (["-m", "toy"], 2, "--multirun: a command is one run"),
     (["toy", "method=gropo"], 1, "Could not find 'method/gropo'"),
     (["toy", "machine=tpu"], 1, "Could not find 'machine/tpu'"),
     (["toy", "recipe.name=${nope}"], 1, "'nope' not found"),
@@ -255,12 +292,6 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.config
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize(("arguments", "code", "words"), COMMANDS, ids=str)
-    (["toy", "hydra.mode=MULTIRUN"], 1, "'hydra.mode=MULTIRUN': a command is one run"),
-    (["toy", "hydra/launcher=basic"], 1, "a command is one run"),
-    (["toy", "+hydra.run.dir=x"], 1, "a command is one run"),
-    (["toy", "~hydra"], 1, "a command is one run"),
-    (["toy", "--multirun"], 2, "--multirun: a command is one run"),
-    (["-m", "toy"], 2, "--multirun: a command is one run"),
 def test_a_bad_command_is_refused(
     arguments: list[str],
     code: int,
@@ -285,6 +316,10 @@ FILES = {
     "torn yaml": ("recipe: {name: x", "config.yaml"),
     "a tab": ("recipe:\n\tname: x\n", "config.yaml"),
     "no section recipe": ("data: {seed: 3}\n", "has to begin with `- recipe`"),
+    "hydra's own section": (
+        "hydra: {mode: MULTIRUN}\ndefaults: [recipe, _self_]\nrecipe: {name: x}\n",
+        "config.yaml, section hydra: a command is one run",
+    ),
     "a list": ("- recipe\n", "config.yaml"),
     "empty": ("", "has to begin with `- recipe`"),
     "a misspelt key": (
@@ -316,10 +351,6 @@ def test_a_broken_example_is_refused_in_one_line(
     assert train.main([str(tmp_path)]) == 1
     said = capsys.readouterr().err
     assert words in said
-    "hydra's own section": (
-        "hydra: {mode: MULTIRUN}\ndefaults: [recipe, _self_]\nrecipe: {name: x}\n",
-        "config.yaml, section hydra: a command is one run",
-    ),
     assert "Traceback" not in said
     assert said.count("\n") <= 2  # several values may be missing, a line each
 
