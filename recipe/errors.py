@@ -16,4 +16,8 @@ class ExhaustedError(UserError, RuntimeError):
 
 
 class RolloutError(RuntimeError):
-    """All rollouts of a step failed: a defect, or a dead engine. The message has the error."""
+    """Rollouts of a step are missing: a defect. The message has the number and the first error."""
+
+
+class LostEngineError(RolloutError):
+    """They are missing because an engine, or a worker, is gone: it can be asked for nothing."""

@@ -10,8 +10,11 @@ by scripts/bench_step.py.
 import asyncio
 import logging
 import random
+import re
 import sys
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
 
 import hydra
 import numpy as np
@@ -46,8 +49,11 @@ FINISHED = {"status": "finished"}
 _Worker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
 
-def failure(error: BaseException) -> dict[str, Any]:
-    """The tag of a question of which a rollout failed: the error, and whether the engine is gone.
+T = TypeVar("T")
+
+
+def failure(error: BaseException, *, lost: int, asked: int) -> dict[str, Any]:
+    """The tag of a question of which rollouts failed: how many, and whether the engine is gone.
 
     An engine that died leaves its server alive, which raises vLLM's EngineDeadError; that class is
     only looked for where something has imported it, as the error itself does.
@@ -56,10 +62,39 @@ def failure(error: BaseException) -> dict[str, Any]:
     if vllm := sys.modules.get("vllm.v1.engine.exceptions"):
         gone += (vllm.EngineDeadError,)
     return {
-        "status": "failure",
-        "error": first_cause(error),
-        "engine_gone": isinstance(error, gone),
+        **{"status": "failure", "lost": lost, "asked": asked},
+        **{"error": first_cause(error), "engine_gone": isinstance(error, gone)},
     }
+
+
+class Complaints:
+    """Errors in the log: the traceback of the first of a kind, one line for every further one.
+
+    A dead engine raises one error again for every rollout, a hundred lines each time.
+    """
+
+    def __init__(self) -> None:
+        self.told: set[str] = set()
+
+    def tell(self, what: str, error: BaseException) -> None:
+        """Log that `what` failed; causes that differ in their numbers alone are of one kind."""
+        cause = first_cause(error)
+        kind = re.sub(r"\d+", "#", cause)
+        known = kind in self.told
+        self.told.add(kind)
+        logger.error("%s failed: %s", what, cause, exc_info=None if known else error)
+
+
+async def twice(call: Callable[[], Awaitable[T]], tell: Callable[[BaseException], None]) -> T:
+    """What `call` gives, once more where it failed; the first error is told, a second one raised.
+
+    A request or a worker that failed for once must not end a training of days.
+    """
+    try:
+        return await call()
+    except Exception as error:
+        tell(error)
+    return await call()
 
 
 def to_dataproto(outputs: list[AgentLoopOutput], row: dict[str, Any]) -> DataProto:
@@ -137,6 +172,7 @@ class GroupedAgentLoopWorker(_Worker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._agent_loops: dict[str, AgentLoopBase] = {}
+        self._complaints = Complaints()
 
     def _agent_loop(self, name: str) -> AgentLoopBase:
         """The agent loop registered under `name`, made once; ours keep no state between calls."""
@@ -158,45 +194,49 @@ class GroupedAgentLoopWorker(_Worker):
     ) -> None:
         """All rollouts of one question; its group ends as "finished", or as "failure".
 
-        As in verl, the rollouts that succeeded are stored also where a sibling failed.
+        Unlike in verl a group is stored whole or not at all: nothing is trained on a part of one.
         """
         partition = "val" if trajectory["validate"] else "train"
-        error: BaseException | None
-        try:
-            error = await self._run_group(prompt, dict(sampling_params), partition)
-        except Exception as raised:
-            # One boundary: a group must end in some status, or the trainer waits for ever.
-            logger.exception("question %s failed", prompt["uid"])
-            error = raised
-        tag = FINISHED if error is None else failure(error)
-        await tq.async_kv_put(key=prompt["uid"], partition_id=partition, tag=tag)
-
-    async def _run_group(self, prompt: dict, params: dict, partition: str) -> BaseException | None:
-        """Generate, grade, store; returns the error of the first rollout that failed."""
         rollout = self.config.actor_rollout_ref.rollout
         default = rollout.val_kwargs.n if partition == "val" else rollout.n
         count = int(prompt.pop("__rollout_n__", default))
+        try:
+            tag = await self._run_group(prompt, dict(sampling_params), partition, count)
+        except Exception as error:
+            # One boundary: a group must end in some status, or the trainer waits for ever.
+            self._complaints.tell(f"question {prompt['uid']}", error)
+            tag = failure(error, lost=count, asked=count)
+        await tq.async_kv_put(key=prompt["uid"], partition_id=partition, tag=tag)
+
+    async def _run_group(
+        self, prompt: dict, params: dict, partition: str, count: int
+    ) -> dict[str, Any]:
+        """Generate, grade, store; the tag with which the question ends."""
         if not prompt.pop("__do_sample__", True) and partition == "train":
             apply_greedy_sampling_params(params)
-        loop = self._agent_loop(prompt.pop("agent_name"))
+        loop, uid = self._agent_loop(prompt.pop("agent_name")), prompt["uid"]
+        tell = partial(self._complaints.tell, f"rollout of question {uid}")
         results = await asyncio.gather(
-            *(loop.run(params, session_id=i, **prompt) for i in range(count)),
+            *(twice(partial(loop.run, params, session_id=i, **prompt), tell) for i in range(count)),
             return_exceptions=True,
         )
-        done = {i: r for i, r in enumerate(results) if isinstance(r, AgentLoopOutput)}
         errors = [r for r in results if isinstance(r, BaseException)]
         for error in errors:
-            logger.error("rollout of question %s failed", prompt["uid"], exc_info=error)
-        if done:
-            await self._score(list(done.values()), prompt)
-            keys, fields, tags = to_rows(done, prompt)
-            await tq.async_kv_batch_put(
-                keys=keys,
-                fields=list_of_dict_to_tensordict(fields),
-                tags=tags,
-                partition_id=partition,
-            )
-        return errors[0] if errors else None
+            self._complaints.tell(f"rollout of question {uid}, asked for again,", error)
+        if errors:
+            return failure(errors[0], lost=len(errors), asked=count)
+        await twice(
+            partial(self._score, results, prompt),
+            partial(self._complaints.tell, f"grading of question {uid}"),
+        )
+        keys, fields, tags = to_rows(dict(enumerate(results)), prompt)
+        await tq.async_kv_batch_put(
+            keys=keys,
+            fields=list_of_dict_to_tensordict(fields),
+            tags=tags,
+            partition_id=partition,
+        )
+        return FINISHED
 
     async def _score(self, outputs: list[AgentLoopOutput], prompt: dict) -> None:
         """One call to a reward worker for the whole group."""

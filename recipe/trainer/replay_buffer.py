@@ -11,12 +11,13 @@ they are spent and the batch is not full:
     on_exhausted = stop    the run saves a checkpoint of the last finished step and ends
 
 Where runs are to be repeatable (`in_rounds`), nothing is decided before all questions under way are
-done: how many are asked for, and so which come next, would otherwise depend on who was first.
+done: how many are asked for, and so which come next, would otherwise depend on who was first. All
+that replace the evicted ones are then asked for at once, as far as the bound allows.
 
-A group of which a rollout failed is judged by the responses it has, and thrown away with fewer than
-two. Those are replaced beyond the bound, as often again at most: after more failures the run stops
-as with ``stop``, for then it is the engine or the grader that is broken. Every step logs how many
-groups were generated, kept, evicted, discarded, failed and filled in.
+Nothing is trained on a part of what was asked for, with or without dynamic sampling: where a group
+lacks responses, because rollouts failed (twice: recipe.rollout.workers) or for any other reason,
+the run ends and says how many. verl trains on what is left, with padding in place of the rest.
+Every step logs how many groups were generated, kept, evicted, discarded and filled in.
 """
 
 from collections import Counter
@@ -27,20 +28,16 @@ import transfer_queue as tq
 from omegaconf import DictConfig
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from recipe.errors import ExhaustedError, RolloutError
+from recipe.errors import ExhaustedError, LostEngineError, RolloutError
 
 PREFIX = "dynamic_sampling/"
-ADVICE = {
-    "stop": "The questions are too easy or too hard for this model: change the data, raise "
-    "recipe.dynamic_sampling.max_gen_batches, or set recipe.dynamic_sampling.on_exhausted=train",
-    "train": "Why is in logs/train.log of the run folder",
-}
 
 
 class BoundedReplayBuffer(ReplayBuffer):
     """verl's synchronous buffer; evicted groups wait in reserve until the step is complete.
 
-    `settings` is the section ``recipe.dynamic_sampling``; `on_evicted` is told the trainer's uid
+    `settings` is the section ``recipe.dynamic_sampling``, `group_size` the responses to a training
+    question, `in_rounds` whether runs are to be repeatable; `on_evicted` is told the trainer's uid
     of a group without signal and the accuracy that all its responses share.
 
     Overrides of verl:
@@ -58,18 +55,22 @@ class BoundedReplayBuffer(ReplayBuffer):
         self,
         *args: Any,
         settings: DictConfig,
+        group_size: int,
+        in_rounds: bool,
         on_evicted: Callable[[str, float], None],
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.settings, self.on_evicted = settings, on_evicted
+        self.settings, self.group_size, self.on_evicted = settings, group_size, on_evicted
+        self.in_rounds = in_rounds
+        if in_rounds:  # else a part would be asked for whenever one of the first of them is done
+            self.max_inflight_gen_batches = int(settings.max_gen_batches)
         self.unbounded_refill: Any = kwargs["refill_fn"]
         if self.filter_groups_metric is not None:
             self.refill_fn = self._refill
         self.filled_groups: set[str] = set()  # of the last batch: they must not train anything
         self.on_look: Callable[[tuple[str, int, int]], None] = lambda work: None  # and so may this
         self.on_poll: Callable[[], None] = lambda: None  # may raise, to give the step up
-        self.in_rounds = False
         self._start_step()
 
     @classmethod
@@ -87,14 +88,11 @@ class BoundedReplayBuffer(ReplayBuffer):
         self.generated = int(self.train_batch_size or 0)  # the trainer submits the first batch
         self.reserve: list[str] = []  # evicted in this step, oldest first
         self.filling: set[str] = set()
-        self.failed = 0
-        self.error = ""  # of a rollout of this step that failed
 
     @property
     def budget(self) -> int:
-        """Questions that a step may generate: the bound, and as many again in place of failures."""
-        bound = int(self.settings.max_gen_batches) * int(self.train_batch_size)
-        return bound + min(self.failed, bound)
+        """Questions that a step may generate."""
+        return int(self.settings.max_gen_batches) * int(self.train_batch_size)
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         done, failed = self.finished_keys[partition_id], self.failure_keys[partition_id]
@@ -105,47 +103,55 @@ class BoundedReplayBuffer(ReplayBuffer):
 
     def _refill(self, wanted: int) -> None:
         allowed = min(wanted, self.budget - self.generated)
-        if allowed > 0:
+        if allowed > 0 and not self.failure_keys["train"]:  # after a failure the run ends
             self.generated += allowed
             self.unbounded_refill(allowed)
-
-    def _responses(self, partition_id: str) -> Counter[str]:
-        """How many responses each group has in the snapshot."""
-        return Counter(key.split("_")[0] for key in self.partitions[partition_id])
-
-    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
-        """As in verl, which looks at finished groups alone; here also at those with a failure."""
-        finished, count = self.finished_keys[partition_id], self._responses(partition_id)
-        partial = {uid for uid in self.failure_keys[partition_id] if count[uid] > 1}
-        self.finished_keys[partition_id] = finished | partial
-        try:
-            return super()._dapo_filtered_keys(partition_id)
-        finally:
-            self.finished_keys[partition_id] = finished
 
     def _under_way(self, partition_id: str) -> bool:
         return bool(self.pending_keys[partition_id] or self.running_keys[partition_id])
 
-    def _round_goes_on(self, partition_id: str) -> bool:
+    def _wait(self, partition_id: str) -> bool:
+        """Whether nothing is to be decided before all that is under way is done."""
         filtered = partition_id != "val" and self.filter_groups_metric is not None
-        return self.in_rounds and filtered and self._under_way(partition_id)
+        in_rounds = self.in_rounds and filtered and self._under_way(partition_id)
+        return in_rounds or bool(self.failure_keys[partition_id])
+
+    def _refuse_failures(self, partition_id: str) -> None:
+        """RolloutError where rollouts failed, once all are done; at once where the engine is gone.
+
+        verl would train on the rollouts that there are, or wait for ever for a dead engine.
+        """
+        failed = self.failure_keys[partition_id]
+        if not failed:
+            return
+        all_tags = (tq.kv_list() or {}).get(partition_id, {})
+        tags = [all_tags[uid] for uid in sorted(failed)]
+        gone = any(tag["engine_gone"] for tag in tags)
+        if self._under_way(partition_id) and not gone:
+            return
+        questions = len(failed | self.finished_keys[partition_id])
+        what = "the validation's"
+        if partition_id != "val":
+            what, questions = "the step's", self.generated
+        lost, asked = sum(tag["lost"] for tag in tags), tags[0]["asked"]
+        told = (
+            f"{lost} of {what} {questions * asked} rollouts failed, also when asked for again, of "
+            f"{len(failed)} of {questions} questions; nothing is trained on a part. The first "
+            f"error: {tags[0]['error']}"
+        )
+        raise LostEngineError(f"the engine is gone: {told}") if gone else RolloutError(told)
 
     def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
-        if self._round_goes_on(partition_id):
+        self._refuse_failures(partition_id)
+        if self._wait(partition_id):
             return set(), set(), set(), Counter()
-        stale, silent, failed, counts = super()._terminal_eviction_reasons(
-            global_steps, partition_id
-        )
-        if partition_id != "val" and self.filter_groups_metric is not None:
-            count = self._responses(partition_id)
-            failed = {uid for uid in self.failure_keys[partition_id] if count[uid] < 2}
-        return stale, silent, failed, counts
+        return super()._terminal_eviction_reasons(global_steps, partition_id)
 
     def _evict_terminal_groups(
         self, global_steps: int, partition_id: str, eviction_reasons: Any
     ) -> tuple[set[str], int, int, dict]:
         """As in verl, but a group without signal goes into the reserve; the oldest are cleared."""
-        stale, silent, failed, _ = eviction_reasons
+        stale, silent, _, _ = eviction_reasons
         if partition_id == "val" or self.filter_groups_metric is None:
             return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
         values = self._dapo_classification_cache[partition_id]
@@ -157,15 +163,12 @@ class BoundedReplayBuffer(ReplayBuffer):
             key = self._reason(value)
             metrics[PREFIX + key] = metrics.get(PREFIX + key, 0) + 1
         self.reserve += new
-        if failed and not self.error:
-            self.error = self._error_of(failed, partition_id)
         over = max(0, len(self.reserve) - int(self.train_batch_size))
         cleared, self.reserve = self.reserve[:over], self.reserve[over:]
-        self._clear_groups(partition_id, set(cleared) | failed | stale)
+        self._clear_groups(partition_id, set(cleared) | stale)
         if new:
             metrics[PREFIX + "evicted"] = len(new)
-        self.failed += len(failed)
-        return set(new) | failed | stale, len(stale), len(new), metrics
+        return set(new) | stale, len(stale), len(new), metrics
 
     def _reason(self, value: float) -> str:
         """The count for an evicted group, all of whose responses have this value of the metric."""
@@ -175,7 +178,7 @@ class BoundedReplayBuffer(ReplayBuffer):
 
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> set[str]:
         """Groups to train on; with the budget spent and nothing under way, the reserve fills up."""
-        if self._round_goes_on(partition_id):
+        if self._wait(partition_id):
             return set()
         usable = super()._sampleable_terminal_keys(partition_id, eviction_reasons)
         if partition_id == "val" or self.filter_groups_metric is None:
@@ -184,41 +187,28 @@ class BoundedReplayBuffer(ReplayBuffer):
         missing = int(self.train_batch_size) - len(usable)
         if missing <= 0 or self._under_way(partition_id) or self.generated < self.budget:
             return usable
-        filling = self.reserve[-missing:]
-        if self.settings.on_exhausted == "stop" or len(filling) < missing:
+        if self.settings.on_exhausted == "stop":
             raise ExhaustedError(
                 f"dynamic sampling generated {self.generated} questions in one step: "
-                f"{len(usable)} of the {self.train_batch_size} wanted have a signal, the rollouts "
-                f"of {self.failed} failed{f' ({self.error})' if self.error else ''}. "
-                + ADVICE[self.settings.on_exhausted]
+                f"{len(usable)} of the {self.train_batch_size} wanted have a signal. The questions "
+                "are too easy or too hard for this model: change the data, raise recipe."
+                "dynamic_sampling.max_gen_batches, or set recipe.dynamic_sampling.on_exhausted="
+                "train"
             )
-        self.filling = set(filling)
-        return usable | set(filling)
+        self.filling = set(self.reserve[-missing:])
+        return usable | self.filling
 
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> Any:
-        """As in verl, which takes any of those of one step; here the first in the data order.
-
-        RolloutError where the engine is gone: verl would train on the rollouts that it had made,
-        and then wait for ever to hand it the next weights.
-        """
-        failed = self.failure_keys[partition_id]
-        tags = (tq.kv_list() or {}).get(partition_id, {}) if failed else {}
-        gone = [tags[uid]["error"] for uid in failed if tags.get(uid, {}).get("engine_gone")]
-        if gone:
-            raise RolloutError(
-                f"the engine is gone: rollouts of {len(gone)} questions failed: {gone[0]}"
-            )
+        """As in verl, which takes any of those of one step; here the first in the data order."""
         return super()._select_prompt_uids(partition_id, sorted(sampleable_keys), batch_size)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
         """verl's sampling, then the end of the reserve and the counts of the step."""
-        try:
-            batch, metrics = super().sample(global_steps, partition_id, batch_size)
-        except RuntimeError:
-            self._tell_why_all_failed(partition_id)
-            raise
+        batch, metrics = super().sample(global_steps, partition_id, batch_size)
+        if partition_id != "val":
+            self._check_whole(batch.keys, batch_size)
         if partition_id == "val" or self.filter_groups_metric is None:
             return batch, metrics
         chosen = {key.split("_")[0] for key in batch.keys}
@@ -229,7 +219,6 @@ class BoundedReplayBuffer(ReplayBuffer):
             "kept": batch_size - len(self.filling),
             "filled": len(self.filling),
             "discarded": discarded,
-            "failed": self.failed,
             "exhausted": float(bool(self.filling)),
         }
         metrics.update({PREFIX + name: float(value) for name, value in counts.items()})
@@ -239,17 +228,14 @@ class BoundedReplayBuffer(ReplayBuffer):
         self._start_step()
         return batch, metrics
 
-    def _tell_why_all_failed(self, partition_id: str) -> None:
-        """RolloutError where no group has a response: verl says only that there is none."""
-        failed = self.failure_keys[partition_id]
-        if failed and not self.partitions[partition_id]:
-            self.error = self.error or self._error_of(failed, partition_id)
+    def _check_whole(self, keys: list[str], questions: int) -> None:
+        """RolloutError for a batch that is not what the step asked for, whatever the reason."""
+        sizes = Counter(key.split("_")[0] for key in keys)
+        partial = {uid: size for uid, size in sizes.items() if size != self.group_size}
+        if partial or len(sizes) != questions:
+            first = next((f", {uid} has {size}" for uid, size in partial.items()), "")
             raise RolloutError(
-                f"no rollout of {len(failed)} questions succeeded: {self.error or 'see the log'}"
-            ) from None
-
-    def _error_of(self, failed: set[str], partition_id: str) -> str:
-        """The commonest error of these groups: the rollout workers leave the first in the tag."""
-        tags = (tq.kv_list() or {}).get(partition_id, {})
-        told = Counter(tags[uid]["error"] for uid in failed if "error" in tags.get(uid, {}))
-        return told.most_common(1)[0][0] if told else ""
+                f"a step of {questions} questions x {self.group_size} rollouts got {len(keys)} "
+                f"rollouts of {len(sizes)} questions{first}: rollouts were lost on their way to "
+                "the trainer, and nothing is trained on a part"
+            )

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from prompt_aug.files import read_json, write_json
-from recipe.errors import ExhaustedError, HungError, RolloutError
+from recipe.errors import ExhaustedError, HungError, LostEngineError, RolloutError
 from recipe.run import checkpoints, progress
 from recipe.run import folder as run_folder
 from recipe.run.stop import Limit, StoppedError, Watchdog, steps_begin
@@ -179,8 +179,9 @@ class SavingTrainer(PPOTrainerSync):
             # The weights are those of the step before; without this its work could be lost.
             self._save_step_before()
             raise
-        except (HungError, RolloutError):
-            self._save_step_before(state, data, asks_engine=False)
+        except (HungError, RolloutError) as error:
+            idle = isinstance(error, RolloutError) and not isinstance(error, LostEngineError)
+            self._save_step_before(state, data, asks_engine=idle)
             raise
         except StoppedError:
             # Its questions were fetched already; those after a resume are these once more.
@@ -200,6 +201,23 @@ class SavingTrainer(PPOTrainerSync):
     ) -> None:
         """Save the step before this one, with the states of then where they are given."""
         self.global_steps -= 1
+        self._save_unsaved(state, data, asks_engine)
+
+    def _validate(self) -> dict[str, float]:
+        """verl's validation; where its rollouts fail the step before it, which is done, is saved.
+
+        Its line, which verl writes after the validation, is in the checkpoint.
+        """
+        try:
+            return super()._validate()
+        except RolloutError as error:
+            if self.line.get("step") == self.global_steps:  # not before the first step
+                self._save_unsaved(asks_engine=not isinstance(error, LostEngineError))
+            raise
+
+    def _save_unsaved(
+        self, state: dict[str, Any] | None = None, data: Any = None, asks_engine: bool = True
+    ) -> None:
         if self.global_steps > (checkpoints.tracked_step(self.saves) or 0):
             if data is not None:
                 self.train_dataloader.state_dict = lambda: data

@@ -76,11 +76,12 @@ class RecipeTrainer(SavingTrainer):
         bounded = BoundedReplayBuffer.of(
             buffer,
             settings=self.config.recipe.dynamic_sampling,
+            group_size=int(self.config.actor_rollout_ref.rollout.n),
+            in_rounds=bool(self.config.recipe.rollout.request_seeds),
             on_evicted=self.question_stats.see_group,
         )
         bounded.on_poll, bounded.on_look = self.check_stop, self.watchdog.see
         bounded.poll_interval = float(self.config.recipe.rollout.poll_seconds)
-        bounded.in_rounds = bool(self.config.recipe.rollout.request_seeds)
         return bounded
 
     def _fetch_one_gen_batch(self) -> Any:

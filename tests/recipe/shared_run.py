@@ -6,7 +6,7 @@ A start of Ray, actor and engine takes a minute, a step seconds. Methods that di
 driver and the actor's loss do need no start of their own: before its two steps each gets the
 sections of its run on the toy task, the actor its loss. (Methods that change the agent loop, the
 rewards or the sampling have runs of their own.) In the second step one rollout of every question
-fails, and verl fills the mini-batches with padding rows. verl loads this file in every process.
+fails for once, and is asked for again. verl loads this file in every process.
 """
 
 import functools
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 STEPS = 2
-LOSS = 2  # the step in which rollouts are lost
+LOSS = 2  # the step in which rollouts fail
 LOST = 3  # which of them
 SHARED = (
     "RECIPE_SHARED_RUN"  # the methods and overrides, for the process in which the trainer lives
@@ -79,10 +79,11 @@ def name_losses() -> None:
 def lose_rollouts() -> None:
     from recipe.rollout.agent_loop import PromptAugmentationAgentLoop
 
-    run = PromptAugmentationAgentLoop.run
+    run, lost = PromptAugmentationAgentLoop.run, set()
 
     async def losing(self: Any, sampling_params: dict[str, Any], **row: Any) -> Any:
-        if row["global_steps"] == LOSS and row["session_id"] == LOST:
+        if row["global_steps"] == LOSS and row["session_id"] == LOST and row["uid"] not in lost:
+            lost.add(row["uid"])
             raise RuntimeError("a rollout that the test loses")
         return await run(self, sampling_params, **row)
 

@@ -81,17 +81,19 @@ def test_two_steps_of_a_method_in_the_shared_run(runs: Runner, method: str) -> N
         assert name == "none" or expected_B.abs().sum() > 0
 
 
-def test_groups_are_normalised_over_the_rollouts_that_did_not_fail(runs: Runner) -> None:
-    """15 of 16 are left (shared_run.LOST), and verl's 4 padding rows must not count."""
-    whole, fewer, *_ = runs.finish("shared")
-    assert (whole["train/responses"], fewer["train/responses"]) == (64, 60)
+def test_rollouts_that_fail_once_are_asked_for_again(runs: Runner) -> None:
+    """One of 16 to every question (shared_run.LOST): the step is trained on whole all the same."""
+    first, second, *_ = runs.finish("shared")
+    assert (first["train/responses"], second["train/responses"]) == (64, 64)
+    log = (runs.base / "shared" / "logs" / "train.log").read_text()
+    assert "failed: RuntimeError: a rollout that the test loses" in log
     arrays = runs.arrays("shared", step=2)
-    assert 3 not in arrays["rollout"]
+    assert sorted(arrays["rollout"]) == sorted(list(range(16)) * 4)
     first_token_B = arrays["advantages"][:, 0]  # the same for all tokens: SHARING[0] has no weights
     signal = 0.0
     for name in np.unique(arrays["group"]):
         group = first_token_B[arrays["group"] == name]
-        assert len(group) == 15
+        assert len(group) == 16
         assert abs(group.sum()) < 1e-6
         signal += abs(group).sum()
     assert signal > 0

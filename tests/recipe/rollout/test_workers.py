@@ -1,4 +1,4 @@
-"""The grouped worker stores what verl's own worker stores, and fails as verl fails."""
+"""The grouped worker stores what verl's own worker stores, a question whole or not at all."""
 
 import asyncio
 import sys
@@ -46,9 +46,11 @@ class Store:
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
         self.statuses: list[str] = []
+        self.tags: list[dict[str, Any]] = []
 
     async def put(self, key: str, partition_id: str, tag: dict[str, Any]) -> None:
         self.statuses.append(tag["status"])
+        self.tags.append(tag)
 
     async def put_batch(self, keys: list[str], fields: Any, tags: list, partition_id: str) -> None:
         self.rows.append({"keys": keys, "fields": fields, "tags": tags, "partition": partition_id})
@@ -67,6 +69,7 @@ def worker(cls: type) -> Any:
     made = object.__new__(cls)
     made.processor, made.distillation_enabled = None, False
     made.reward_loop_worker_handles, made._agent_loops = None, {}
+    made._complaints = rollout.Complaints()
     rollouts = {"n": 3, "val_kwargs": {"n": 1}}
     made.config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollouts}})
     return made
@@ -93,45 +96,51 @@ def test_a_stored_row_is_verls_row(store: Store) -> None:
 
 
 class Loop:
-    """An agent loop whose answer depends on the session; some sessions fail."""
+    """An agent loop whose answer depends on the session; some sessions fail so many times."""
 
-    def __init__(self, fails: set[int]) -> None:
-        self.fails = fails
+    def __init__(self, fails: dict[int, int]) -> None:
+        self.fails, self.calls = dict(fails), 0
 
     async def run(self, params: dict, session_id: int, **row: Any) -> AgentLoopOutput:
-        if session_id in self.fails:
-            raise RuntimeError("engine gone")
+        self.calls += 1
+        if self.fails.get(session_id, 0):
+            self.fails[session_id] -= 1
+            raise RuntimeError(f"engine busy {session_id}")
         return output([7] * (session_id + 1), reward=None)
 
 
 class Grader:
     """A reward worker: one call for the group; the reward is the response's length."""
 
-    def __init__(self) -> None:
-        self.calls = 0
+    def __init__(self, fails: int = 0) -> None:
+        self.calls, self.fails = 0, fails
         self.compute_score_batch = SimpleNamespace(remote=self.score)
 
     async def score(self, data: Any) -> list[dict[str, Any]]:
         self.calls += 1
+        if self.calls <= self.fails:
+            raise ValueError("no worker")
         lengths = data.batch["attention_mask"].sum(dim=1).tolist()
         assert data.non_tensor_batch["uid"].tolist() == ["u1"] * len(lengths)
         assert isinstance(data.non_tensor_batch["tool_extra_fields"], np.ndarray)
         return [{"reward_score": n, "reward_extra_info": {"acc": n}} for n in lengths]
 
 
-def run_question(store: Store, fails: set[int]) -> Grader:
+def run_question(
+    store: Store, fails: dict[int, int], grader_fails: int = 0, validate: bool = False
+) -> tuple[Loop, Grader]:
     ours = worker(rollout.GroupedAgentLoopWorker)
-    ours._agent_loops["loop"] = Loop(fails)
-    grader = Grader()
+    loop = ours._agent_loops["loop"] = Loop(fails)
+    grader = Grader(grader_fails)
     ours.reward_loop_worker_handles = [grader]
     prompt = {**ROW, "agent_name": "loop"}
-    asyncio.run(ours._run_prompt(prompt, {}, {"validate": False}))
-    return grader
+    asyncio.run(ours._run_prompt(prompt, {}, {"validate": validate}))
+    return loop, grader
 
 
 def test_one_grading_call_and_one_write_for_the_whole_question(store: Store) -> None:
-    grader = run_question(store, fails=set())
-    assert grader.calls == 1
+    loop, grader = run_question(store, {})
+    assert (loop.calls, grader.calls) == (3, 1)
     (written,) = store.rows
     assert written["keys"] == ["u1_0_0", "u1_1_0", "u1_2_0"]
     # the reward stands at the last token of its own response: lengths 1, 2, 3
@@ -140,15 +149,46 @@ def test_one_grading_call_and_one_write_for_the_whole_question(store: Store) -> 
     assert store.statuses == ["finished"]
 
 
-def test_survivors_of_a_failure_are_kept_and_the_group_says_so(store: Store) -> None:
-    run_question(store, fails={1})
-    assert store.rows[0]["keys"] == ["u1_0_0", "u1_2_0"]
-    assert store.statuses == ["failure"]
+def test_what_fails_once_is_asked_for_again(store: Store) -> None:
+    loop, grader = run_question(store, {1: 1, 2: 1}, grader_fails=1)
+    assert (loop.calls, grader.calls) == (5, 2)
+    assert store.rows[0]["keys"] == ["u1_0_0", "u1_1_0", "u1_2_0"]
+    rewards = [row.tolist() for row in store.rows[0]["fields"]["rm_scores"].unbind()]
+    assert rewards == [[1.0], [0.0, 2.0], [0.0, 0.0, 3.0]]
+    assert store.statuses == ["finished"]
 
 
-def test_a_question_without_survivors_still_ends(store: Store) -> None:
-    grader = run_question(store, fails={0, 1, 2})
-    assert (grader.calls, store.rows, store.statuses) == (0, [], ["failure"])
+def test_a_question_that_lacks_a_rollout_is_stored_by_no_part(store: Store) -> None:
+    """And says how many of how many it lacks, and why, so that the trainer can."""
+    loop, grader = run_question(store, {1: 2, 2: 2})
+    assert (loop.calls, grader.calls, store.rows) == (5, 0, [])
+    assert store.tags == [
+        {
+            **{"status": "failure", "lost": 2, "asked": 3, "engine_gone": False},
+            "error": "RuntimeError: engine busy 1",
+        }
+    ]
+    run_question(store, {0: 2}, validate=True)
+    assert (store.tags[1]["lost"], store.tags[1]["asked"]) == (1, 1)
+
+
+def test_a_question_that_cannot_be_graded_still_ends(store: Store) -> None:
+    _, grader = run_question(store, {}, grader_fails=2)
+    assert (grader.calls, store.rows, store.statuses) == (2, [], ["failure"])
+    assert (store.tags[0]["lost"], store.tags[0]["error"]) == (3, "ValueError: no worker")
+
+
+def test_one_traceback_for_each_kind_of_error(caplog: pytest.LogCaptureFixture) -> None:
+    complaints = rollout.Complaints()
+    for i in range(1000):
+        complaints.tell(f"rollout of question u{i}", RuntimeError(f"request {i} failed"))
+    complaints.tell("rollout of question v", ValueError("too long"))
+    assert len(caplog.records) == 1001
+    traced = [record.getMessage() for record in caplog.records if record.exc_info]
+    assert traced == [
+        "rollout of question u0 failed: RuntimeError: request 0 failed",
+        "rollout of question v failed: ValueError: too long",
+    ]
 
 
 def test_a_lost_engine_is_told_from_other_failures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,11 +196,15 @@ def test_a_lost_engine_is_told_from_other_failures(monkeypatch: pytest.MonkeyPat
         pass
 
     dead = RayTaskError("generate", "a traceback", EngineDeadError("gone")).as_instanceof_cause()
-    assert not rollout.failure(dead)["engine_gone"]  # nothing has imported vLLM's class here
+    lost = {"lost": 2, "asked": 8}
+    assert not rollout.failure(dead, **lost)[
+        "engine_gone"
+    ]  # nothing has imported vLLM's class here
     vllm = SimpleNamespace(EngineDeadError=EngineDeadError)
     monkeypatch.setitem(sys.modules, "vllm.v1.engine.exceptions", vllm)
-    assert rollout.failure(dead) == {
+    assert rollout.failure(dead, **lost) == {
         **{"status": "failure", "error": "EngineDeadError: gone", "engine_gone": True},
+        **lost,
     }
-    assert rollout.failure(ActorDiedError())["engine_gone"]
-    assert not rollout.failure(ValueError("one prompt too long"))["engine_gone"]
+    assert rollout.failure(ActorDiedError(), **lost)["engine_gone"]
+    assert not rollout.failure(ValueError("one prompt too long"), **lost)["engine_gone"]

@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import replay_buffer
 
-from recipe.errors import ExhaustedError, RolloutError
+from recipe.errors import ExhaustedError, LostEngineError, RolloutError
 from recipe.trainer import replay_buffer as ours
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
 
@@ -32,6 +32,7 @@ class Queue:
         self.accuracy: dict[str, float] = {}
         self.count = 0
         self.engine_gone = False
+        self.vanish: set[str] = set()  # rows that get lost on their way
 
     def submit(self, prompts: int) -> None:
         for _ in range(prompts):
@@ -43,9 +44,10 @@ class Queue:
     def finish(self, uid: str, group: Group) -> None:
         self.tags[uid]["status"] = "failure" if None in group else "finished"
         if None in group:
-            self.tags[uid] |= {"error": "EngineDeadError: gone", "engine_gone": self.engine_gone}
+            told = {"error": f"ValueError: {uid}", "engine_gone": self.engine_gone}
+            self.tags[uid] |= {**told, "lost": group.count(None), "asked": len(group)}
         for i, accuracy in enumerate(group):
-            if accuracy is not None:
+            if accuracy is not None and None not in group and f"{uid}_{i}" not in self.vanish:
                 self.tags[f"{uid}_{i}_0"] = {"status": "success"}
                 self.accuracy[f"{uid}_{i}_0"] = accuracy
 
@@ -77,9 +79,12 @@ def sample(
     metric: str | None = "acc",
     looks: int | Callable[[], int] = 0,
     in_rounds: bool = False,
+    engine_gone: bool = False,
+    vanish: frozenset[str] = frozenset(),
 ) -> tuple[list[str], dict[str, float], Queue, list[tuple[str, float]]]:
     """(visits in the batch, counts, queue, what `on_evicted` was told) of one step."""
     queue, told = Queue(script, looks if callable(looks) else lambda: looks), []
+    queue.engine_gone, queue.vanish = engine_gone, set(vanish)
     monkeypatch.setattr(replay_buffer, "tq", queue)
     monkeypatch.setattr(ours, "tq", queue)
     buffer = BoundedReplayBuffer(
@@ -97,9 +102,10 @@ def sample(
         settings=OmegaConf.create(
             {"max_gen_batches": max_gen_batches, "on_exhausted": on_exhausted}
         ),
+        group_size=2,
+        in_rounds=in_rounds,
         on_evicted=lambda uid, value: told.append((uid, value)),
     )
-    buffer.in_rounds = in_rounds
     queue.submit(batch)
     meta, metrics = buffer.sample(global_steps=1, partition_id="train", batch_size=batch)
     visits = sorted({key.split("_")[0] for key in meta.keys})
@@ -112,7 +118,7 @@ def test_groups_without_signal_are_replaced_and_counted(monkeypatch: pytest.Monk
     visits, counts, _, told = sample(monkeypatch, [WRONG, MIXED, RIGHT, MIXED])
     assert visits == ["u001", "u003"]
     assert counts == {
-        **{"generated": 4, "kept": 2, "filled": 0, "exhausted": 0, "discarded": 0, "failed": 0},
+        **{"generated": 4, "kept": 2, "filled": 0, "exhausted": 0, "discarded": 0},
         **{"evicted": 2, "evicted_all_wrong": 1, "evicted_all_right": 1},
     }
     assert told == [("u000", 0.0), ("u002", 1.0)]
@@ -167,8 +173,11 @@ def test_the_end_waits_for_groups_that_are_under_way(monkeypatch: pytest.MonkeyP
 def test_in_rounds_nothing_depends_on_who_finishes_first(
     monkeypatch: pytest.MonkeyPatch, in_rounds: bool
 ) -> None:
-    """The negative control: without rounds some order of arrival asks for other questions."""
-    script = [MIXED, WRONG, RIGHT, MIXED, WRONG, (None, 1.0), MIXED, WRONG] * 4
+    """The negative control: without rounds some order of arrival asks for other questions.
+
+    Three of the first four are evicted: six more is more than a batch.
+    """
+    script = [MIXED, WRONG, RIGHT, MIXED, WRONG, WRONG, MIXED, WRONG] * 4
     seen = set()
     for seed in range(60):
         luck = random.Random(seed)
@@ -182,36 +191,6 @@ def test_in_rounds_nothing_depends_on_who_finishes_first(
         )
         seen.add((tuple(found), tuple(sorted(counts.items())), queue.count, tuple(told)))
     assert (len(seen) == 1) is in_rounds
-
-
-def test_groups_with_failures_are_judged_by_what_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    """u000 is all wrong as far as it goes, u001 has one response, u002 none; u003 has a signal."""
-    failures = [(0.0, 0.0, None), (1.0, None, None), (None,) * 3, (0.0, 1.0, None)]
-    visits, counts, queue, told = sample(
-        monkeypatch, [*failures, RIGHT, MIXED, MIXED, MIXED], batch=4
-    )
-    assert visits == ["u003", "u005", "u006", "u007"]
-    assert (counts["failed"], counts["evicted"], counts["kept"]) == (2, 2, 4)
-    assert counts["generated"] == queue.count == 8
-    assert told == [("u000", 0.0), ("u004", 1.0)]
-
-
-def test_failed_groups_are_replaced_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One batch is the bound; without the replacement nothing could fill it up."""
-    script = [(None, None), MIXED, WRONG]
-    visits, counts, queue, _ = sample(monkeypatch, script, max_gen_batches=1)
-    assert visits == ["u001", "u002"]
-    assert (counts["failed"], counts["kept"], counts["filled"], queue.count) == (1, 1, 1, 3)
-
-
-@pytest.mark.parametrize("on_exhausted", ["train", "stop"])
-def test_rollouts_that_go_on_failing_end_the_run(
-    monkeypatch: pytest.MonkeyPatch, on_exhausted: str
-) -> None:
-    """Twice the bound of one batch, not for ever; a reserve of nothing can fill up nothing."""
-    advice = {"train": "logs/train.log", "stop": "on_exhausted=train"}[on_exhausted]
-    with pytest.raises(ExhaustedError, match=f"generated 4 questions.*of 4 failed.*{advice}"):
-        sample(monkeypatch, [(None, None)] * 50, max_gen_batches=1, on_exhausted=on_exhausted)
 
 
 def test_another_metric_is_not_called_right_or_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,26 +233,82 @@ def test_verl_without_the_bound_would_go_on_for_ever(monkeypatch: pytest.MonkeyP
         buffer.sample(global_steps=1, partition_id="train", batch_size=2)
 
 
+HALF, LOST = (1.0, None), (None, None)
+
+
 @pytest.mark.parametrize("metric", [None, "acc"])
-def test_where_all_rollouts_failed_their_first_error_is_told(
-    monkeypatch: pytest.MonkeyPatch, metric: str | None
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ([HALF, MIXED], "1 of the step's 4 rollouts failed, .* of 1 of 2 questions; .*: u000"),
+        ([MIXED, LOST], "2 of the step's 4 rollouts failed, .* of 1 of 2 questions; .*: u001"),
+        ([HALF, LOST], "3 of the step's 4 rollouts failed, .* of 2 of 2 questions; .*: u000"),
+    ],
+)
+def test_nothing_is_trained_on_a_part(
+    monkeypatch: pytest.MonkeyPatch, metric: str | None, script: list[Group], told: str
 ) -> None:
-    lost: Group = (None, None)
-    with pytest.raises((RolloutError, ExhaustedError), match="EngineDeadError: gone"):
-        sample(monkeypatch, [lost] * 12, metric=metric)
-    sample(monkeypatch, [lost, MIXED, MIXED, MIXED, MIXED], metric=metric)  # one of two: goes on
+    with pytest.raises(RolloutError, match=told) as raised:
+        sample(monkeypatch, script, metric=metric)
+    assert not isinstance(raised.value, LostEngineError)
+    sample(monkeypatch, [MIXED, MIXED], metric=metric)  # the whole of it is
 
 
-def test_a_step_is_given_up_where_the_engine_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control of the line above: with one rollout of each question it would train on."""
-    half: Group = (1.0, None)
-    sample(monkeypatch, [half, MIXED], metric=None)
-    init = Queue.__init__
+def test_a_failure_among_the_questions_asked_for_later_ends_the_step_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """u000 is replaced by u002 and u003: four questions were asked for when u003 fails."""
+    with pytest.raises(RolloutError, match=r"1 of the step's 8 rollouts .* 1 of 4 questions"):
+        sample(monkeypatch, [WRONG, MIXED, MIXED, HALF])
 
-    def gone(self: Queue, *args: Any) -> None:
-        init(self, *args)
-        self.engine_gone = True
 
-    monkeypatch.setattr(Queue, "__init__", gone)
-    with pytest.raises(RolloutError, match=r"the engine is gone: .* 1 questions .* EngineDead"):
-        sample(monkeypatch, [half, MIXED], metric=None)
+@pytest.mark.parametrize("gone", [False, True])
+def test_only_a_lost_engine_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, gone: bool) -> None:
+    """u000 fails at once, u001 is done forty looks later; neither asks for anything more."""
+    looks = iter([0, 40])
+    with pytest.raises(RolloutError, match="^the engine is gone: " if gone else "^1 of") as raised:
+        sample(
+            monkeypatch,
+            [HALF, LOST] if gone else [HALF, MIXED],
+            looks=lambda: next(looks),
+            engine_gone=gone,
+        )
+    assert isinstance(raised.value, LostEngineError) is gone
+
+
+@pytest.mark.parametrize("metric", [None, "acc"])
+def test_a_row_that_got_lost_is_missed(monkeypatch: pytest.MonkeyPatch, metric: str | None) -> None:
+    """Its group says that it is finished; what was asked for is counted all the same."""
+    vanish = frozenset({"u001_0"})
+    with pytest.raises(RolloutError, match=r"2 questions x 2 .* got 3 .* of 2 .*, u001 has 1"):
+        sample(monkeypatch, [MIXED, MIXED], metric=metric, vanish=vanish)
+    both = frozenset({"u001_0", "u001_1"})
+    with pytest.raises(RolloutError, match=r"2 questions x 2 rollouts got 2 rollouts of 1 "):
+        sample(monkeypatch, [MIXED, MIXED], metric=None, vanish=both)
+
+
+def test_verl_trains_on_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why the batch is counted; fails when verl counts it, and the check can go."""
+    queue = Queue([HALF, MIXED], lambda: 0)
+    queue.finish = lambda uid, group: finish_part(queue, uid, group)  # type: ignore[method-assign]
+    monkeypatch.setattr(replay_buffer, "tq", queue)
+    buffer = replay_buffer.ReplayBuffer(
+        trainer_mode="sync",
+        trainer_config=OmegaConf.create({}),
+        max_off_policy_threshold=None,
+        max_off_policy_strategy="drop",
+        sampler_kwargs=OmegaConf.create({}),
+        poll_interval=0.0,
+        train_batch_size=2,
+    )
+    queue.submit(2)
+    batch, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=2)
+    assert sorted(batch.keys) == ["u000_0_0", "u001_0_0", "u001_1_0"]
+
+
+def finish_part(queue: Queue, uid: str, group: Group) -> None:
+    """As verl's own workers do: the rollouts that succeeded are stored."""
+    queue.tags[uid]["status"] = "failure" if None in group else "finished"
+    for i, accuracy in enumerate(group):
+        if accuracy is not None:
+            queue.tags[f"{uid}_{i}_0"] = {"status": "success"}

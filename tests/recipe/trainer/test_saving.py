@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from prompt_aug.files import read_json
-from recipe.errors import ExhaustedError, HungError
+from recipe.errors import ExhaustedError, HungError, LostEngineError, RolloutError
 from recipe.run import checkpoints
 from recipe.run import folder as run_folder
 from recipe.run.stop import Limit, StoppedError, Watchdog
@@ -142,14 +142,49 @@ def test_a_signal_while_rollouts_are_made_saves_the_step_before_with_its_questio
     assert trainer.train_dataloader.position == 2
 
 
-def test_a_hung_engine_is_not_asked_for_anything(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("error", "done"),
+    [
+        (HungError, ["save 3"]),
+        (LostEngineError, ["save 3"]),
+        (RolloutError, ["engine sleeps", "save 3"]),  # an idle engine gives its memory back
+    ],
+)
+def test_only_a_living_engine_is_asked_for_anything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: type[Exception], done: list[str]
 ) -> None:
-    verl_step(monkeypatch, HungError)
+    verl_step(monkeypatch, error)
     trainer = Trainer(tmp_path, step=4)
-    with pytest.raises(HungError):
+    with pytest.raises(error):
         trainer.step({}, {})
-    assert trainer.done == ["save 3"] and saved(trainer, 3) == (0, 0)
+    assert trainer.done == done and saved(trainer, 3) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "done"),
+    [(LostEngineError, ["save 1"]), (RolloutError, ["engine sleeps", "save 1"]), (KeyError, [])],
+)
+def test_a_validation_that_fails_costs_no_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: type[Exception], done: list[str]
+) -> None:
+    def validate(self: Any) -> dict[str, float]:
+        raise error("why")
+
+    monkeypatch.setattr(PPOTrainerSync, "_validate", validate)
+    verl_step(monkeypatch)
+    trainer = Trainer(tmp_path, step=0)
+    with pytest.raises(error):
+        trainer._validate()  # before the first step: nothing to save
+    assert trainer.done == []
+    trainer.global_steps = 1
+    trainer.step({}, {})
+    with pytest.raises(error):
+        trainer._validate()
+    assert trainer.done == done
+    if done:  # with its line, which verl writes after the validation
+        assert saved(trainer, 1) == (1, 1)
+        Trainer(tmp_path, step=0)._load_checkpoint()
+        assert [m["step"] for m in run_folder.read_metrics(tmp_path)] == [1]
 
 
 def test_a_signal_during_an_update_saves_this_step_and_its_line(
