@@ -1,7 +1,8 @@
 """The user's terminal, kept apart from what libraries print: that goes into a file.
 
 verl, Ray and vLLM print thousands of lines at a start, from Python, from C++ and from child
-processes, so nothing short of the file descriptors themselves keeps them off the terminal.
+processes, so nothing short of the file descriptors themselves keeps them off the terminal. What
+workers print, on any node, Ray prints in this process with Python: there, repeats are counted.
 """
 
 import contextlib
@@ -11,12 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from recipe.run.repeats import Collapsed, Repeats
+
 
 @contextlib.contextmanager
 def diverted(log: Path) -> Iterator[TextIO]:
     """Append all that this process and its children print to `log`; yields the standard output.
 
-    What is written to the yielded file reaches the user; at the end everything does again.
+    What is written to the yielded file reaches the user; at the end everything does again. A line
+    that Python prints over and over is told with a count.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -28,6 +32,11 @@ def diverted(log: Path) -> Iterator[TextIO]:
         _flush()
         for number in saved:
             os.dup2(file.fileno(), number)
+        out, err = (Collapsed(stream, Repeats()) for stream in (sys.stdout, sys.stderr))
+        stack.enter_context(contextlib.redirect_stdout(out))  # type: ignore[type-var]
+        stack.enter_context(contextlib.redirect_stderr(err))  # type: ignore[type-var]
+        for collapsed in (out, err):
+            stack.callback(collapsed.end)
         yield shown
 
 
