@@ -33,8 +33,8 @@ def diverted(log: Path) -> Iterator[TextIO]:
         for number in saved:
             os.dup2(file.fileno(), number)
         out, err = (Collapsed(stream, Repeats()) for stream in (sys.stdout, sys.stderr))
-        stack.enter_context(contextlib.redirect_stdout(out))  # type: ignore[type-var]
-        stack.enter_context(contextlib.redirect_stderr(err))  # type: ignore[type-var]
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(err))
         for collapsed in (out, err):
             stack.callback(collapsed.end)
         yield shown
