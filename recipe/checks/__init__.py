@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from prompt_aug.templates import Bank
 from recipe.checks.algorithm import check_algorithm
+from recipe.checks.checkpoints import check_keeping
 from recipe.checks.data import check_templates
 from recipe.checks.verl import check_batches, check_engines, check_lengths, check_verl
 from recipe.config.schema import check_types
@@ -27,4 +28,5 @@ def validate(config: DictConfig) -> Bank:
     check_engines(config)
     check_batches(config)
     check_lengths(config)
+    check_keeping(config)
     return bank

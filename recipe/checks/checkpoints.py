@@ -1,10 +1,21 @@
-"""From which checkpoint a run goes on, before anything starts."""
+"""Which checkpoints a run keeps, and from which it goes on, before anything starts."""
 
 from pathlib import Path
 
 from omegaconf import DictConfig
 
+from recipe.errors import ConfigError
 from recipe.run import checkpoints
+
+
+def check_keeping(config: DictConfig) -> None:
+    """Refuse to keep the best checkpoint of a run in which nothing is scored."""
+    key, every = config.recipe.keep_best, config.trainer.test_freq
+    if key and every <= 0:
+        raise ConfigError(
+            f"recipe.keep_best={key} with trainer.test_freq={every}: no checkpoint is validated, "
+            "so none is the best. Set trainer.test_freq, or recipe.keep_best=null"
+        )
 
 
 def check_checkpoints(config: DictConfig) -> list[str]:

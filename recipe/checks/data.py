@@ -98,6 +98,8 @@ def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, An
             kept = only_question(kept, config)
             check_enough(len(kept), config)
             counts.update(neighbours)
+        else:
+            check_best(kept, config)
         path = RunFolder(Path(config.recipe.run_dir)).data(split)
         write_parquet([dataclasses.replace(q, split=split) for q in kept], path)
         report[split] = counts | {
@@ -107,6 +109,16 @@ def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, An
         with open_dict(config):
             config.data[key] = [str(path)]
     return report
+
+
+def check_best(questions: list[Question], config: DictConfig) -> None:
+    """Refuse a `recipe.keep_best` that no validation of these questions writes."""
+    key = config.recipe.keep_best
+    written = sorted({f"val/{question.source}/accuracy" for question in questions})
+    if key and key not in written:
+        raise ConfigError(
+            f"recipe.keep_best={key}: a validation on data.val_files writes {', '.join(written)}"
+        )
 
 
 def check_enough(questions: int, config: DictConfig) -> None:

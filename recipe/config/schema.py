@@ -8,6 +8,7 @@ an example or a group file sets, and those whose impossible values verl takes wi
 Values of one key only; `recipe.checks` looks at several together.
 """
 
+import re
 from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
@@ -53,6 +54,12 @@ def is_set(value: str) -> str:
     if value == UNSET:
         raise ValueError("is not set")
     return value
+
+
+def validated(key: str) -> str:
+    if not re.fullmatch("val/.+/accuracy", key):
+        raise ValueError("should be val/SOURCE/accuracy, SOURCE a data_source of data.val_files")
+    return key
 
 
 # Not empty, which is what an unset shell variable leaves.
@@ -174,7 +181,7 @@ class Recipe(Record):
     min_free_gib: Weight
     save_rollouts_every: Count
     keep_every: Positive | None
-    keep_best: Annotated[str, Field(pattern="^val/.+/.+")] | None
+    keep_best: Annotated[str, AfterValidator(validated)] | None
     worker_logs: bool
     model_path: Text | None
     toy: Toy

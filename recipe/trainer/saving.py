@@ -31,6 +31,11 @@ STARTED = {
 }
 
 
+def scored(line: dict[str, Any]) -> bool:
+    """Whether a line of metrics.jsonl is of a step that was validated."""
+    return any(key.startswith("val/") for key in line)
+
+
 class SavingTrainer(PPOTrainerSync):
     """verl's synchronous trainer with whole checkpoints, retention, and an end in time.
 
@@ -49,6 +54,8 @@ class SavingTrainer(PPOTrainerSync):
       _save_checkpoint    our state goes along; the disk is asked first, older ones go afterwards
       _load_checkpoint    reads our state; metrics.jsonl goes on from the step of the checkpoint
     """
+
+    told_unscored = False
 
     def __init__(self, config: DictConfig) -> None:
         self.keep_last = config.trainer.get("max_actor_ckpt_to_keep")
@@ -128,16 +135,31 @@ class SavingTrainer(PPOTrainerSync):
 
     def _delete_surplus(self) -> None:
         steps = checkpoints.saved_steps(self.saves)
-        tracked = checkpoints.tracked_step(self.saves)
+        tracked, key = checkpoints.tracked_step(self.saves), self.config.recipe.keep_best
+        lines = run_folder.read_metrics(self.run_dir) if key else []
+        if lines and not any(key in line for line in lines) and any(map(scored, lines)):
+            self._tell_unscored(key)
+            return
+        best = self._best(steps, lines)
         gone = checkpoints.surplus(
-            steps, tracked, self.keep_last, self.config.recipe.keep_every, self._best(steps)
+            steps, tracked, self.keep_last, self.config.recipe.keep_every, best
         )
         checkpoints.delete(self.saves, gone)
 
-    def _best(self, steps: list[int]) -> int | None:
-        """The saved step with the highest ``recipe.keep_best``; the first among equals."""
+    def _tell_unscored(self, key: str) -> None:
+        if not self.told_unscored:
+            print(
+                f"recipe.keep_best={key}: metrics.jsonl has validations, but none with this key: "
+                "no checkpoint is deleted"
+            )
+        self.told_unscored = True
+
+    def _best(self, steps: list[int], lines: list[dict[str, Any]]) -> int | None:
+        """The saved step with the highest ``recipe.keep_best``; the first among equals.
+
+        Before the first validation none: a step without one is never the best.
+        """
         key = self.config.recipe.keep_best
-        lines = run_folder.read_metrics(self.run_dir) if key else []
         scores = {m["step"]: float(m[key]) for m in lines if key in m and m["step"] in steps}
         return max(scores, key=lambda step: scores[step], default=None)
 

@@ -50,7 +50,8 @@ SETTINGS: list[tuple[str, str]] = [
     ("eval.benchmarks=3", "should be a list"),
     ("eval.dtype=int8", "eval.dtype=int8"),
     ("eval.max_tokens=0", "greater than or equal to 1"),
-    ("recipe.keep_best=nope", "recipe.keep_best=nope"),
+    ("recipe.keep_best=nope", "should be val/SOURCE/accuracy"),
+    ("recipe.keep_best=val/toy/accuracy/mean", "should be val/SOURCE/accuracy"),
     ("ray_kwargs.ray_init.num_cpus=0", "greater than or equal to 1"),
     # learning rates and clips
     (f"{A}.optim.lr=0", "greater than 0"),

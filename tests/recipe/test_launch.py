@@ -132,6 +132,19 @@ def test_data_is_checked_and_long_questions_are_named(config: Any, tmp_path: Pat
     assert report["test"]["dropped"] == []
 
 
+def test_the_best_by_what_no_validation_writes_is_refused(config: Any, tmp_path: Path) -> None:
+    path = questions(tmp_path / "a.parquet", 40)  # of the source t
+    with open_dict(config):
+        config.data.train_files, config.data.val_files = [path], [path]
+        config.data.max_prompt_length = 1000
+        config.recipe.keep_best = "val/tt/accuracy"
+    with pytest.raises(ConfigError, match=r"a validation on data.val_files writes val/t/accuracy$"):
+        data.prepare_data(config, load_bank(), Characters())
+    config.recipe.keep_best = "val/t/accuracy"
+    config.data.train_files = config.data.val_files = [path]
+    data.prepare_data(config, load_bank(), Characters())
+
+
 @pytest.mark.parametrize("case", ["missing", "unset", "few", "all_long", "no_answer", "empty"])
 def test_bad_data_is_refused(config: Any, tmp_path: Path, case: str) -> None:
     import pandas

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import open_dict
 
-from recipe.checks.checkpoints import check_checkpoints
+from recipe.checks.checkpoints import check_checkpoints, check_keeping
 from recipe.errors import ConfigError
 
 
@@ -19,3 +19,14 @@ def test_a_tracker_without_its_checkpoint_is_refused(toy_config: Any, tmp_path: 
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("50")
     with pytest.raises(ConfigError, match="names step 50, but no whole checkpoint"):
         check_checkpoints(config)
+
+
+def test_the_best_checkpoint_of_a_run_without_validations_is_refused(toy_config: Any) -> None:
+    config = copy.deepcopy(toy_config)
+    config.trainer.test_freq = -1
+    check_keeping(config)
+    config.recipe.keep_best = "val/toy/accuracy"
+    with pytest.raises(ConfigError, match=r"trainer\.test_freq=-1: no checkpoint is validated"):
+        check_keeping(config)
+    config.trainer.test_freq = 1
+    check_keeping(config)

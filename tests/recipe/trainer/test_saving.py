@@ -249,12 +249,26 @@ def test_lines_after_the_checkpoint_go_and_those_before_stay(tmp_path: Path) -> 
 
 def test_checkpoints_go_after_the_tracker_names_the_next(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, step=0)
-    trainer.keep_last, trainer.config.recipe.keep_best = 1, "val/accuracy"
+    trainer.keep_last, trainer.config.recipe.keep_best = 1, "val/t/accuracy"
     for step, score in ((1, 0.1), (2, 0.9), (3, 0.3), (4, 0.9)):
-        run_folder.append_metrics(tmp_path, step, {"val/accuracy": score})
+        run_folder.append_metrics(tmp_path, step, {"val/t/accuracy": score})
         trainer.global_steps = step
         trainer._save_checkpoint()
     assert checkpoints.saved_steps(trainer.saves) == [2, 4]
+
+
+def test_nothing_is_deleted_where_no_validation_has_the_key_of_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the best one would go in silence. Steps before the first validation are none."""
+    trainer = Trainer(tmp_path, step=0)
+    trainer.keep_last, trainer.config.recipe.keep_best = 1, "val/other/accuracy"
+    for step, line in ((1, {}), (2, {}), (3, {"val/t/accuracy": 0.5}), (4, {}), (5, {})):
+        trainer.global_steps = step
+        trainer._save_checkpoint()
+        run_folder.append_metrics(tmp_path, step, line)  # verl saves before it validates
+    assert checkpoints.saved_steps(trainer.saves) == [3, 4, 5]
+    assert capsys.readouterr().out.count("recipe.keep_best=val/other/accuracy: metrics.jsonl") == 1
 
 
 def test_a_full_disk_is_told_before_anything_is_written(
