@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Submit a job, with the site's settings of scripts/cluster.env.
 #
-#   bash scripts/submit.sh [--dry-run] [sbatch options] train EXAMPLE [hydra overrides]
+#   bash scripts/submit.sh [--help] [--dry-run] [sbatch options] train EXAMPLE [hydra overrides]
 #   bash scripts/submit.sh [--dry-run] [sbatch options] sweep RUN_FOLDER [options of eval.sweep]
 #   ... export RUN_FOLDER [options of recipe.export]
 #   ... rephrase QUESTIONS.parquet OUT.parquet [options of prompt_aug.rephrase]
@@ -12,6 +12,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 options=()
 dry=false
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' scripts/submit.sh
+    exit 0
+fi
 while [[ ${1:-} == -* ]]; do
     if [[ $1 == --dry-run ]]; then dry=true; else options+=("$1"); fi
     shift

@@ -148,7 +148,7 @@ def test_every_method_has_an_example_and_a_readme_with_its_commands() -> None:
     for name in METHODS:
         text = (EXAMPLES / name / "README.md").read_text(encoding="utf-8")
         toy = " ".join(compare_methods.arguments(name))
-        for command in (f"EXAMPLE={name} RUN=", f"-m recipe.train {toy}"):
+        for command in (f"submit.sh train {name} recipe.run_dir=", f"-m recipe.train {toy}"):
             assert command in text, f"{name}/README.md does not have '{command}'"
         assert composed(name).recipe.name == name
         assert composed(*compare_methods.arguments(name)).recipe.name == f"toy_{name}"

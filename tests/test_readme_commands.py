@@ -22,7 +22,9 @@ pytestmark = pytest.mark.config
 
 READMES = [EXAMPLES.parent / "README.md", *sorted(EXAMPLES.rglob("README.md"))]
 FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-TRAINS = re.compile(r"\brecipe\.train\b|\bEXAMPLE=")  # what a line of a training command has
+TRAINS = re.compile(
+    r"\brecipe\.train\b|\bscripts/.*\btrain(\.sbatch)? "
+)  # what the line of a training has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,21 +46,18 @@ def command_of(line: str) -> Command:
     if words[:3] == ["python", "-m", "recipe.train"] and len(words) > 3:
         return Command(example=words[3], overrides=tuple(words[4:]))
     match words:
-        case [example, run, "sbatch", "scripts/train.sbatch", *rest]:
+        case ["bash", "scripts/submit.sh", "train", example, run, *rest]:
             nodes: list[str] = []
-        case [example, run, "sbatch", nodes_option, "scripts/train.sbatch", *rest]:
+        case ["bash", "scripts/submit.sh", nodes_option, "train", example, run, *rest]:
             nodes = [
                 "trainer.nnodes=" + nodes_option.removeprefix("--nodes="),
                 "trainer.n_gpus_per_node=8",
             ]
         case _:
             raise ValueError(f"no form that this test knows: {line}")
-    if not (example.startswith("EXAMPLE=") and run.startswith("RUN=")):
-        raise ValueError(f"EXAMPLE=, then RUN=: {line}")
-    return Command(
-        example=example.removeprefix("EXAMPLE="),
-        overrides=(f"recipe.run_dir={run.removeprefix('RUN=')}", *nodes, *rest),
-    )
+    if not run.startswith("recipe.run_dir="):
+        raise ValueError(f"the example, then recipe.run_dir=: {line}")
+    return Command(example=example, overrides=(run, *nodes, *rest))
 
 
 def commands_of(text: str) -> list[Command]:
@@ -117,15 +116,15 @@ README = """
 Text with `python -m recipe.train IGNORED` in a line.
 
 ```bash
-python -m recipe.train toy   # EXAMPLE=none
-RUN=runs/x sbatch scripts/sweep.sbatch
+python -m recipe.train toy   # a run
+bash scripts/submit.sh sweep runs/x
 ```
 
 ```
-EXAMPLE=dapo RUN=runs/d sbatch scripts/train.sbatch a.b=1 \\
+bash scripts/submit.sh train dapo recipe.run_dir=runs/d a.b=1 \\
     'a.c=[x, y]' \\
     d=2
-EXAMPLE=grpo RUN=runs/g sbatch --nodes=3 scripts/train.sbatch e=3
+bash scripts/submit.sh --nodes=3 train grpo recipe.run_dir=runs/g e=3
 ```
 """
 
@@ -153,15 +152,15 @@ def test_no_readme_is_passed_over() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "EXAMPLE=grpo sbatch scripts/train.sbatch",
-        "RUN=runs/x EXAMPLE=grpo sbatch scripts/train.sbatch",
-        "EXAMPLE=grpo RUN=runs/x bash scripts/train.sbatch",
-        "EXAMPLE=grpo RUN=runs/x sbatch scripts/trian.sbatch",
+        "bash scripts/submit.sh train grpo",
+        "bash scripts/submit.sh train recipe.run_dir=runs/x grpo",
+        "RUN=runs/x sbatch scripts/train.sbatch grpo",
+        "bash scripts/sumbit.sh train grpo recipe.run_dir=runs/x",
         "python -m recipe.train",
     ],
 )
 def test_a_training_command_of_an_unknown_form_is_not_passed_over(line: str) -> None:
-    with pytest.raises(ValueError, match=r"EXAMPLE=|no form"):
+    with pytest.raises(ValueError, match=r"recipe.run_dir=|no form"):
         commands_of(f"```bash\n{line}\n```\n")
 
 
@@ -169,7 +168,7 @@ def test_a_training_command_of_an_unknown_form_is_not_passed_over(line: str) -> 
     ("old", "new", "said"),
     [
         ("recipe.augment.mode", "recipe.augment.mdoe", "mdoe"),  # a misspelt key
-        ("EXAMPLE=prompt_aug", "EXAMPLE=prompt_agu", "no example 'prompt_agu'"),
+        ("train prompt_aug", "train prompt_agu", "no example 'prompt_agu'"),
         ("format_weight=0", "format_weight=0 method=gropo", "gropo"),
         # and one for each check of the launch
         ("format_weight=0", "format_weight=0 trainer.v1.trainer_mode=sync", "recipe_sync"),

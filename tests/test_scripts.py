@@ -138,7 +138,7 @@ def test_setup_says_how_to_get_a_python(checkout: Path) -> None:
     assert code == 1 and "no Python 3.11 or 3.12" in output and "PYTHON=" in output
 
 
-@pytest.mark.parametrize("script", ["demo.sh", "test.sh", "setup.sh"])
+@pytest.mark.parametrize("script", ["demo.sh", "test.sh", "setup.sh", "submit.sh"])
 def test_help_explains_and_does_nothing(checkout: Path, script: str) -> None:
     (checkout / ".venv" / ".setup-stamp").unlink()  # a set-up would show
     before = sorted(checkout.rglob("*"))

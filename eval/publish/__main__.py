@@ -1,7 +1,8 @@
 """Hands the scores and samples of a run to other tools; nothing leaves this machine without --push.
 
-For each checkpoint, or for that of --step: samples for lm-evaluation-harness, logs for inspect_ai's
-viewer, scores in the training's tensorboard or wandb run, a model card in the exported folder.
+For each checkpoint, or for those of --steps: samples for lm-evaluation-harness, logs for
+inspect_ai's viewer, scores in the training's tensorboard or wandb run, a model card in the exported
+folder.
 """
 
 import argparse
@@ -13,18 +14,23 @@ from eval.command import add_settings, existing, path, run_command, text
 from eval.errors import EvaluationError
 from eval.publish import card, harness, inspect_log, loggers
 from eval.publish.evaluated import evaluated
-from prompt_aug.commands import make_parser
+from prompt_aug.commands import add_steps, make_parser
 
 LOGGERS = {"tensorboard": loggers.to_tensorboard, "wandb": loggers.to_wandb}
 
 
-def publish(options: argparse.Namespace) -> None:
-    """Do what was asked; each line says where something is."""
-    checkpoints = evaluated(options.run, options.settings, options.step)
+def check_asked(options: argparse.Namespace) -> None:
+    """Refuse options that ask for nothing, before anything is read."""
     if not any((options.lm_eval, options.inspect, options.log, options.card, options.push)):
         raise EvaluationError("nothing is asked: --lm-eval, --inspect, --log, --card or --push")
+
+
+def publish(options: argparse.Namespace) -> None:
+    """Do what was asked; each line says where something is."""
+    check_asked(options)
+    checkpoints = evaluated(options.run, options.settings, options.steps)
     if options.push and len(checkpoints) != 1:
-        raise EvaluationError("--push uploads one checkpoint: add --step N")
+        raise EvaluationError("--push uploads one checkpoint: add --steps N")
     now = datetime.now(UTC)
     for checkpoint in checkpoints:
         if options.lm_eval:
@@ -34,7 +40,7 @@ def publish(options: argparse.Namespace) -> None:
             date = now.isoformat(timespec="seconds")
             for file in inspect_log.write(checkpoint, options.inspect, date):
                 print(f"inspect_ai: {file}")
-        if options.card and not options.push and (checkpoint.step or options.step == 0):
+        if options.card and not options.push and (checkpoint.step or options.steps):
             print(f"card: {card.write(checkpoint)}")
         if options.push:
             print(f"pushed: {card.push(checkpoint, options.push, public=options.public)}")
@@ -47,11 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser(
         "python -m eval.publish",
         __doc__,
-        example="python -m eval.publish runs/grpo --step 20 --card --inspect logs",
+        example="python -m eval.publish runs/grpo --steps 20 --card --inspect logs",
     )
     add = parser.add_argument
     add("run", type=existing, help="run folder")
-    add("--step", type=int, help="this checkpoint only")
+    add_steps(parser)
     add_settings(parser)
     add("--lm-eval", type=path, metavar="DIR", help="samples as lm-evaluation-harness logs them")
     add("--inspect", type=path, metavar="DIR", help=".eval logs for `inspect view`")

@@ -1,6 +1,6 @@
 """One evaluated checkpoint of a run, read for those who publish it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,11 @@ class Evaluated:
         yield from read_scored(self.folder.benchmark(benchmark), self.benchmarks[benchmark])
 
 
-def evaluated(run: Path, settings: str | None, step: int | None) -> list[Evaluated]:
-    """The scored checkpoints of a run by step; `step`: this one only."""
+def evaluated(run: Path, settings: str | None, steps: Sequence[int] | None) -> list[Evaluated]:
+    """The scored checkpoints of a run by step; `steps`: these only."""
     folders = choose_evaluation(RunFolder(run).evaluation, settings, [])
-    if step is not None and step not in folders:
-        raise EvaluationError(f"{run} has no scores of step {step}: {sorted(folders)}")
+    if missing := sorted(set(steps or ()) - set(folders)):
+        raise EvaluationError(f"{run} has no scores of the steps {missing}: {sorted(folders)}")
     if not folders:
         raise EvaluationError(f"{run} has no scores: run `python -m eval.sweep {run}` first")
     return [
@@ -52,5 +52,5 @@ def evaluated(run: Path, settings: str | None, step: int | None) -> list[Evaluat
             record=read_json(EvaluationFolder(path).scores),
         )
         for number, path in folders.items()
-        if step in (None, number)
+        if steps is None or number in steps
     ]  # fmt: skip

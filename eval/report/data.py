@@ -106,8 +106,8 @@ def collect(run: Path, settings: str | None = None) -> RunData:
         notes.append(f"no checkpoint is evaluated yet: run `python -m eval.sweep {run}`")
     if not scores and not lines:
         raise EvaluationError(
-            f"{run} has neither metrics.jsonl nor eval/step_N/scores.json: nothing to report; "
-            "train first, then `python -m eval.sweep`"
+            f"{run} has neither metrics.jsonl nor eval/SETTINGS/step_N/scores.json: nothing to "
+            "report; train first, then `python -m eval.sweep`"
         )
     selection = _selection(evaluated, scores)
     return RunData(

@@ -126,7 +126,9 @@ def finish(
         fit = usable(candidates[question.uid], take)
         texts = [question.text, *(candidate.text for candidate in fit)]
         known = {t: rates[question.uid, t] for t in texts if (question.uid, t) in rates}
-        choice = choose(question.text, texts[1:], options.n, rates=known, per_text=options.per_text)
+        choice = choose(
+            question.text, texts[1:], options.n, rates=known, per_phrasing=options.per_phrasing
+        )
         choices[question.uid] = choice
         chosen[question.uid] = [fit[place] for place in choice.ranked]
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}

@@ -49,10 +49,10 @@ def expected_power(right: int, responses: int, power: int) -> float:
     return math.prod((right + 1 + i) / (responses + 2 + i) for i in range(power))
 
 
-def mixed(rates: Sequence[Rate], per_text: int) -> float:
-    """P(mixed) of `per_text` responses to each text with these (right, responses)."""
-    right = math.prod(expected_power(c, k, per_text) for c, k in rates)
-    wrong = math.prod(expected_power(k - c, k, per_text) for c, k in rates)
+def mixed(rates: Sequence[Rate], per_phrasing: int) -> float:
+    """P(mixed) of `per_phrasing` responses to each phrasing with these (right, responses)."""
+    right = math.prod(expected_power(c, k, per_phrasing) for c, k in rates)
+    wrong = math.prod(expected_power(k - c, k, per_phrasing) for c, k in rates)
     return 1 - right - wrong
 
 
@@ -67,7 +67,7 @@ def choose(
     count: int,
     *,
     rates: Mapping[str, Rate] | None = None,
-    per_text: int = 8,
+    per_phrasing: int = 8,
 ) -> Choice:
     """The `count` best of the candidates, ranked; fewer where there are fewer.
 
@@ -81,7 +81,7 @@ def choose(
 
         def worth(place: int, before: list[str] = before) -> tuple[float, float]:
             texts = [*before, candidates[place]]
-            signal = mixed([known.get(t, UNKNOWN) for t in texts], per_text) if known else 0.0
+            signal = mixed([known.get(t, UNKNOWN) for t in texts], per_phrasing) if known else 0.0
             return round(signal / TIE) * TIE, min(distance(candidates[place], t) for t in before)
 
         left = [i for i in range(len(candidates)) if i not in chosen]
@@ -90,19 +90,23 @@ def choose(
         return Choice(tuple(chosen))
     return Choice(
         tuple(chosen),
-        _of(question, [candidates[i] for i in chosen], known, per_text),
-        _at_random(question, candidates, len(chosen), known, per_text),
+        _of(question, [candidates[i] for i in chosen], known, per_phrasing),
+        _at_random(question, candidates, len(chosen), known, per_phrasing),
     )
 
 
-def _of(question: str, texts: Sequence[str], known: Mapping[str, Rate], per_text: int) -> float:
-    return mixed([known.get(t, UNKNOWN) for t in (question, *texts)], per_text)
+def _of(question: str, texts: Sequence[str], known: Mapping[str, Rate], per_phrasing: int) -> float:
+    return mixed([known.get(t, UNKNOWN) for t in (question, *texts)], per_phrasing)
 
 
 def _at_random(
-    question: str, candidates: Sequence[str], count: int, known: Mapping[str, Rate], per_text: int
+    question: str,
+    candidates: Sequence[str],
+    count: int,
+    known: Mapping[str, Rate],
+    per_phrasing: int,
 ) -> float:
     """The mean of P(mixed) over the choices of `count`, at most the first `MOST_SUBSETS`."""
     subsets = itertools.islice(itertools.combinations(candidates, count), MOST_SUBSETS)
-    worths = [_of(question, subset, known, per_text) for subset in subsets]
+    worths = [_of(question, subset, known, per_phrasing) for subset in subsets]
     return sum(worths) / len(worths)

@@ -52,27 +52,27 @@ class Sampled:
     rewards: tuple[tuple[bool, ...], ...]
     texts: tuple[tuple[str, ...], ...]
 
-    def sets(self, per_text: int) -> dict[str, list[tuple[int, int]]]:
+    def sets(self, per_phrasing: int) -> dict[str, list[tuple[int, int]]]:
         """name of `SETS` -> (phrasing, place) of its responses."""
         count = len(self.rewards[0])
         return {
-            "original": [(0, i) for i in range(per_text)],
+            "original": [(0, i) for i in range(per_phrasing)],
             "neighbours": [
                 (n, i) for n in range(1, len(self.rewards)) for i in range(len(self.rewards[n]))
             ],
-            "control": [(0, i) for i in range(per_text, count)],
+            "control": [(0, i) for i in range(per_phrasing, count)],
         }
 
 
-def all_equal(sampled: Sampled, per_text: int) -> dict[str, bool]:
+def all_equal(sampled: Sampled, per_phrasing: int) -> dict[str, bool]:
     """For each of `SETS`, whether all its rewards are equal."""
     return {
         name: len({sampled.rewards[n][i] for n, i in places}) == 1
-        for name, places in sampled.sets(per_text).items()
+        for name, places in sampled.sets(per_phrasing).items()
     }
 
 
-def distances(sampled: Sampled, per_text: int, embed: Embed) -> dict[str, float]:
+def distances(sampled: Sampled, per_phrasing: int, embed: Embed) -> dict[str, float]:
     """Mean of 1 - cosine over the pairs of each of `SETS`, and of the neighbours apart.
 
     "neighbours within": pairs of one phrasing; "neighbours between": of two.
@@ -83,7 +83,7 @@ def distances(sampled: Sampled, per_text: int, embed: Embed) -> dict[str, float]
     place = {key: row for row, key in enumerate(flat)}
     far = 1 - vectors @ vectors.T
     found: dict[str, float] = {}
-    for name, keys in sampled.sets(per_text).items():
+    for name, keys in sampled.sets(per_phrasing).items():
         pairs = list(itertools.combinations(keys, 2))
         found[name] = float(np.mean([far[place[a], place[b]] for a, b in pairs]))
         if name == "neighbours":

@@ -72,19 +72,21 @@ def _add_checks(group: Any) -> None:
     )
     group.add_argument("--take-doubtful", action="store_true", help="use doubtful ones, too")
     group.add_argument("--decisions", type=Path, help="what a reviewer saved from the review page")
-    group.add_argument("--solve", type=int, default=0, help="answers of --solver to every text")
+    group.add_argument("--solve", type=int, default=0, help="answers of --solver to every phrasing")
     group.add_argument("--solver", help="model of --solve (default: --model)")
     group.add_argument("--solver-url", help="its endpoint (default: --base-url)")
     group.add_argument("--solver-tokens", type=int, default=2048, help="at most, of one answer")
     group.add_argument("--pass-rates", type=Path, help="json lines of uid, text, right, responses")
-    group.add_argument("--per-text", type=int, default=8, help="G, the responses to each text")
+    group.add_argument(
+        "--per-phrasing", type=int, default=8, help="G, the responses to each phrasing"
+    )
 
 
 def validate(options: argparse.Namespace) -> None:
     """Raises RephraseError for what cannot be done, before anything is read or sent."""
     options.candidates = options.candidates or 2 * options.n
     options.work = options.work or options.out.with_name(options.out.name + ".work")
-    positive = "n candidates limit per_request concurrency answer_tokens solver_tokens per_text"
+    positive = "n candidates limit per_request concurrency answer_tokens solver_tokens per_phrasing"
     at_least(1, options, *positive.split(), "max_requests", "max_tokens")
     at_least(0, options, "solve", "retries", "temperature")
     if options.candidates < options.n:

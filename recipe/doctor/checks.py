@@ -68,7 +68,7 @@ def system() -> Check:
     )
 
 
-def memory(free_gib: float | None = None, least: float = 6.0) -> Check:
+def memory(free_gib: float | None = None, least: float = 8.0) -> Check:
     """Available memory in GiB; below `least` the demo's processes may be killed by the kernel."""
     if free_gib is None:
         try:

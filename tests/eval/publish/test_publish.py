@@ -42,15 +42,15 @@ def test_nothing_asked_and_unknown_steps_are_refused(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(run)]) == 1
-    assert main([str(run), "--step", "30", "--card"]) == 1
+    assert main([str(run), "--steps", "30", "--card"]) == 1
     assert main([str(run), "--push", "me/model"]) == 1
     told = capsys.readouterr().err
-    assert "nothing is asked" in told and "no scores of step 30: [0, 20]" in told
+    assert "nothing is asked" in told and "no scores of the steps [30]: [0, 20]" in told
     assert "--push uploads one checkpoint" in told
 
 
 def test_samples_for_the_harness(run: Path, tmp_path: Path) -> None:
-    assert main([str(run), "--step", "20", "--lm-eval", str(tmp_path / "lm")]) == 0
+    assert main([str(run), "--steps", "20", "--lm-eval", str(tmp_path / "lm")]) == 0
     folder = tmp_path / "lm" / "grpo-step_20"
     (results,) = folder.glob("results_*.json")
     date = results.stem.removeprefix("results_")
@@ -66,7 +66,7 @@ def test_samples_for_the_harness(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_log_for_the_viewer(run: Path, tmp_path: Path) -> None:
-    assert main([str(run), "--step", "20", "--inspect", str(tmp_path / "logs")]) == 0
+    assert main([str(run), "--steps", "20", "--inspect", str(tmp_path / "logs")]) == 0
     (path,) = (tmp_path / "logs").glob("*_toy_*.eval")
     with zipfile.ZipFile(path) as log:
         names = set(log.namelist())
@@ -143,7 +143,7 @@ def test_the_card_has_the_scores_for_a_hub_and_for_people(run: Path) -> None:
     assert "| toy | 4 of 4 x 2 | 62.5" in read.text
     assert not (run / "hf" / "step_0" / "README.md").exists()  # it is somebody else's model
     (run / "hf" / "step_20" / "manifest.json").unlink()
-    assert main([str(run), "--step", "20", "--card"]) == 1
+    assert main([str(run), "--steps", "20", "--card"]) == 1
 
 
 class Hub:
@@ -186,9 +186,9 @@ def test_an_upload_is_private_and_has_the_card(
     monkeypatch.setattr(constants, "ENDPOINT", hub.address)
     monkeypatch.setattr(card, "HfApi", lambda: HfApi(
         endpoint=hub.address, token="none"))  # fmt: skip
-    assert main([str(run), "--step", "20", "--card"]) == 0
+    assert main([str(run), "--steps", "20", "--card"]) == 0
     assert hub.asked == []  # nothing leaves without --push
-    assert main([str(run), "--step", "20", "--push", "me/model"]) == 0
+    assert main([str(run), "--steps", "20", "--push", "me/model"]) == 0
     assert hub.private is True
     assert set(hub.files) == {"README.md", "config.json", "manifest.json"}
 

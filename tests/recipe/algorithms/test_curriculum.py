@@ -18,7 +18,7 @@ def rates_of(rates: dict[str, float], target: float = 0.5, decay: float = 0.5) -
 def test_the_running_rate_by_hand() -> None:
     rates = PassRates(target=0.5, decay=0.25)
     rates.update("a", 1.0)
-    assert rates.rate("a") == 1.0  # the first visit sets it: no pull from the target
+    assert rates.rate("a") == 1.0  # the first group sets it: no pull from the target
     rates.update("a", 0.0)
     assert rates.rate("a") == 0.75
     rates.update("a", 0.5)
@@ -27,7 +27,7 @@ def test_the_running_rate_by_hand() -> None:
     assert rates.rate("b") == 0.0 and rates.rate("a") == 0.6875
 
 
-def test_a_question_never_visited_is_at_the_target() -> None:
+def test_a_question_never_drawn_is_at_the_target() -> None:
     assert PassRates(target=0.3, decay=0.5).rate("new") == 0.3
 
 
@@ -39,7 +39,7 @@ def test_with_decay_one_only_the_newest_visit_counts() -> None:
 
 
 @pytest.mark.parametrize("decay", [0.1, 0.3, 0.9])
-def test_equal_visits_keep_the_rate_exactly(decay: float) -> None:
+def test_equal_groups_keep_the_rate_exactly(decay: float) -> None:
     rates = PassRates(target=0.5, decay=decay)
     for _ in range(50):
         rates.update("a", 0.7)
@@ -47,17 +47,17 @@ def test_equal_visits_keep_the_rate_exactly(decay: float) -> None:
 
 
 def test_a_rate_stays_a_rate() -> None:
-    """Between the smallest and the largest visit, and equal to the mean written out."""
+    """Between the smallest and the largest group, and equal to the mean written out."""
     draw = random.Random(0)
-    visits = [draw.random() for _ in range(40)]
+    groups = [draw.random() for _ in range(40)]
     rates = PassRates(target=0.5, decay=0.3)
-    for visit in visits:
-        rates.update("a", visit)
+    for group in groups:
+        rates.update("a", group)
     weights = [0.7**39] + [0.3 * 0.7 ** (39 - n) for n in range(1, 40)]
     assert sum(weights) == pytest.approx(1.0, abs=1e-12)
-    expected = sum(w * v for w, v in zip(weights, visits, strict=True))
+    expected = sum(w * v for w, v in zip(weights, groups, strict=True))
     assert rates.rate("a") == pytest.approx(expected, abs=1e-12)
-    assert min(visits) < rates.rate("a") < max(visits)
+    assert min(groups) < rates.rate("a") < max(groups)
 
 
 def test_the_choice_by_hand() -> None:

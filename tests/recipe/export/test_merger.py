@@ -1,6 +1,6 @@
 """The real export: two gloo ranks save FSDP2 shards, verl merges them, every bit is checked.
 
-Minutes, because each export imports verl; the check itself is in test_export_verify.py.
+Minutes, because each export imports verl; the check itself is in test_verify.py.
 """
 
 import json

@@ -82,7 +82,7 @@ def sample(
     engine_gone: bool = False,
     vanish: frozenset[str] = frozenset(),
 ) -> tuple[list[str], dict[str, float], Queue, list[tuple[str, float]]]:
-    """(visits in the batch, counts, queue, what `on_evicted` was told) of one step."""
+    """(groups in the batch, counts, queue, what `on_evicted` was told) of one step."""
     queue, told = Queue(script, looks if callable(looks) else lambda: looks), []
     queue.engine_gone, queue.vanish = engine_gone, set(vanish)
     monkeypatch.setattr(replay_buffer, "tq", queue)
@@ -108,15 +108,15 @@ def sample(
     )
     queue.submit(batch)
     meta, metrics = buffer.sample(global_steps=1, partition_id="train", batch_size=batch)
-    visits = sorted({key.split("_")[0] for key in meta.keys})
+    groups = sorted({key.split("_")[0] for key in meta.keys})
     counts = {k.removeprefix("dynamic_sampling/"): v for k, v in metrics.items()}
-    return visits, counts, queue, told
+    return groups, counts, queue, told
 
 
 def test_groups_without_signal_are_replaced_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     # u000 all wrong, u001 mixed; two are asked for: u002 all right, u003 mixed.
-    visits, counts, _, told = sample(monkeypatch, [WRONG, MIXED, RIGHT, MIXED])
-    assert visits == ["u001", "u003"]
+    groups, counts, _, told = sample(monkeypatch, [WRONG, MIXED, RIGHT, MIXED])
+    assert groups == ["u001", "u003"]
     assert counts == {
         **{"generated": 4, "kept": 2, "filled": 0, "exhausted": 0, "discarded": 0},
         **{"evicted": 2, "evicted_all_wrong": 1, "evicted_all_right": 1},
@@ -125,14 +125,14 @@ def test_groups_without_signal_are_replaced_and_counted(monkeypatch: pytest.Monk
 
 
 def test_surplus_groups_are_counted_as_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    visits, counts, _, _ = sample(monkeypatch, [WRONG, MIXED, MIXED, MIXED])
-    assert len(visits) == 2 and set(visits) < {"u001", "u002", "u003"}
+    groups, counts, _, _ = sample(monkeypatch, [WRONG, MIXED, MIXED, MIXED])
+    assert len(groups) == 2 and set(groups) < {"u001", "u002", "u003"}
     assert (counts["generated"], counts["discarded"], counts["evicted"]) == (4, 1, 1)
 
 
 def test_a_full_batch_at_once_needs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    visits, counts, _, told = sample(monkeypatch, [MIXED, MIXED])
-    assert visits == ["u000", "u001"]
+    groups, counts, _, told = sample(monkeypatch, [MIXED, MIXED])
+    assert groups == ["u000", "u001"]
     assert (counts["generated"], counts["evicted"], told) == (2, 0, [])
 
 
@@ -140,17 +140,17 @@ def test_the_budget_is_kept_and_the_latest_silent_groups_fill_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     script = [WRONG, MIXED, RIGHT, RIGHT, WRONG, WRONG]
-    visits, counts, queue, told = sample(monkeypatch, script)
+    groups, counts, queue, told = sample(monkeypatch, script)
     assert queue.count == 6  # 3 batches of 2, and not one question more
-    assert visits == ["u001", "u005"]  # the group with a signal, and the latest without
+    assert groups == ["u001", "u005"]  # the group with a signal, and the latest without
     assert (counts["kept"], counts["filled"], counts["exhausted"]) == (1, 1, 1)
     assert (counts["evicted_all_wrong"], counts["evicted_all_right"]) == (3, 2)
     assert len(told) == 5
 
 
 def test_no_signal_at_all_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    visits, counts, _, _ = sample(monkeypatch, [WRONG] * 6)
-    assert visits == ["u004", "u005"]
+    groups, counts, _, _ = sample(monkeypatch, [WRONG] * 6)
+    assert groups == ["u004", "u005"]
     assert (counts["kept"], counts["filled"], counts["generated"]) == (0, 2, 6)
 
 
@@ -162,10 +162,10 @@ def test_stop_says_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_end_waits_for_groups_that_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both asked for at once; while they run the budget is spent, and they have the signal."""
     script = [WRONG, WRONG, MIXED, MIXED]
-    visits, counts, _, _ = sample(
+    groups, counts, _, _ = sample(
         monkeypatch, script, max_gen_batches=2, on_exhausted="stop", looks=2
     )
-    assert visits == ["u002", "u003"]
+    assert groups == ["u002", "u003"]
     assert (counts["kept"], counts["filled"], counts["evicted"]) == (2, 0, 2)
 
 
@@ -201,14 +201,14 @@ def test_another_metric_is_not_called_right_or_wrong(monkeypatch: pytest.MonkeyP
 
 def test_nothing_is_left_in_the_queue_but_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     for script in ([WRONG, MIXED, MIXED, MIXED], [WRONG] * 6, [WRONG, MIXED, RIGHT, MIXED]):
-        visits, _, queue, _ = sample(monkeypatch, script)
-        assert {key.split("_")[0] for key in queue.tags} == set(visits)
+        groups, _, queue, _ = sample(monkeypatch, script)
+        assert {key.split("_")[0] for key in queue.tags} == set(groups)
         assert not any(tag.get("is_prompt") for tag in queue.tags.values())
 
 
 def test_without_the_filter_all_groups_are_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    visits, counts, queue, told = sample(monkeypatch, [WRONG, RIGHT], metric=None)
-    assert visits == ["u000", "u001"]
+    groups, counts, queue, told = sample(monkeypatch, [WRONG, RIGHT], metric=None)
+    assert groups == ["u000", "u001"]
     assert (counts, queue.count, told) == ({}, 2, [])
 
 
