@@ -18,7 +18,7 @@ from recipe.toy.problems import Problem, problems
 from recipe.toy.work import Mistakes
 from recipe.toy.world import Slips, load_world
 
-SUMS = load_world("sums")
+SUMS, BANK = load_world("sums"), load_bank()
 BORROW = Problem(a=52, op="-", b=27, level=5)
 CARRY = Problem(a=47, op="+", b=38, level=3)
 FORGET = Mistakes(forget=frozenset({1}))
@@ -27,13 +27,13 @@ FORGET = Mistakes(forget=frozenset({1}))
 def test_sums_has_the_demonstrations_that_the_published_numbers_are_of() -> None:
     found = hashlib.sha256()
     for i, p in enumerate(problems(SUMS, "train", 300, 0)):
-        for template in load_bank().names:
+        for template in BANK.names:
             found.update(draw_demonstration(SUMS, p, template, 0, 0, i, 3).encode())
     assert found.hexdigest()[:16] == "0674179853067c11"
 
 
 def test_every_template_pays_its_demonstration_in_full() -> None:
-    for name, template in load_bank().items():
+    for name, template in BANK.items():
         text = demonstration(BORROW, name)
         assert template.format_reward(text) == 1.0, name
         assert grade(text, "25", template).correct, name
@@ -45,7 +45,7 @@ def test_a_forgotten_format_costs_format_and_not_accuracy() -> None:
     problem = Problem(a=21, op="+", b=34, level=2)
     for name in FORMS:
         text = demonstration(problem, name, form=False)
-        template = load_bank()[name]
+        template = BANK[name]
         plain = PLAIN.replace("{work}", "21+34: 1+4=5, 2+3=5").replace("{box}", "\\boxed{55}")
         assert text == plain
         assert template.format_reward(text) < 1.0

@@ -1,8 +1,10 @@
 """Questions of a world: disjoint splits, shares, wordings, label noise; `sums` unchanged."""
 
 import dataclasses
+import functools
 import hashlib
 import json
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,6 +14,14 @@ from recipe.toy.problems import Problem, noisy_answer, problems, to_question, wo
 from recipe.toy.world import Level, World, WorldError, load_world, names
 
 SUMS = load_world("sums")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shared() -> Iterator[None]:
+    """A world's problems are a function of it: made once for all tests, most of their time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(made, "all_problems", functools.cache(made.all_problems))
+        yield
 
 
 def test_sums_has_the_questions_that_the_published_numbers_are_of() -> None:
@@ -39,6 +49,7 @@ def test_splits_are_disjoint_and_a_function_of_the_seed(name: str) -> None:
     of = {s: {(p.a, p.op, p.b) for p in problems(world, s, 60, 0)} for s in made.SPLITS}
     assert not of["train"] & of["test"]
     assert not of["validation"] & (of["train"] | of["test"])
+    made.all_problems.cache_clear()  # type: ignore[attr-defined]
     again = {(p.a, p.op, p.b) for p in problems(world, "test", 60, 0)}
     other = {(p.a, p.op, p.b) for p in problems(world, "test", 60, 1)}
     assert again == of["test"] != other

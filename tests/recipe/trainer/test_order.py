@@ -1,5 +1,6 @@
 """The order of a batch: through verl's own balancing, dispatch and mini-batch iterator."""
 
+import functools
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,13 @@ from verl.utils.tensordict_utils import make_iterator
 from recipe.trainer.order import deal, group_id, training_order
 from recipe.trainer.trainer import RecipeTrainer
 
-QUESTIONS, ROLLOUTS, MINI = 128, 8, 32
+QUESTIONS, ROLLOUTS, MINI = 96, 8, 32
 
 
-def lognormal() -> dict[str, int]:
+Lengths = tuple[tuple[str, int], ...]  # (key, tokens) of every row, in the order of arrival
+
+
+def lognormal() -> Lengths:
     """The rows of a batch in the order in which groups finish, with their lengths in tokens."""
     draw = random.Random(0)
     groups = {
@@ -27,11 +31,12 @@ def lognormal() -> dict[str, int]:
         for q in range(QUESTIONS)
     }
     finished = sorted(groups, key=lambda group: max(groups[group]))
-    return {f"{g}_{i}_0": n for g in finished for i, n in enumerate(groups[g])}
+    return tuple((f"{g}_{i}_0", n) for g in finished for i, n in enumerate(groups[g]))
 
 
+@functools.cache  # the tests compare with the same batch, and verl takes half a second for it
 def mini_batches(
-    lengths: dict[str, int], owner: Any = RecipeTrainer, ranks: int = 1, step: int = 1
+    lengths: Lengths, owner: Any = RecipeTrainer, ranks: int = 1, step: int = 1
 ) -> list[list[str]]:
     """The keys of every mini-batch of a step as verl's actors get them, all ranks together."""
     trainer: Any = object.__new__(RecipeTrainer)  # verl's __init__ starts half a cluster
@@ -48,8 +53,8 @@ def mini_batches(
             },
         }
     )
-    tags = [{"seq_len": n} for n in lengths.values()]
-    batch = KVBatchMeta(keys=list(lengths), tags=tags, partition_id="train")
+    tags = [{"seq_len": n} for _, n in lengths]
+    batch = KVBatchMeta(keys=[key for key, _ in lengths], tags=tags, partition_id="train")
     batch = owner._balance_batch(trainer, batch, {})
     cut: list[list[str]] = [[] for _ in range(QUESTIONS // MINI)]
     for part in batch.chunk(ranks):
@@ -60,8 +65,9 @@ def mini_batches(
     return cut
 
 
-def means(cut: list[list[str]], lengths: dict[str, int]) -> list[float]:
-    return [sum(lengths[key] for key in keys) / len(keys) for keys in cut]
+def means(cut: list[list[str]], lengths: Lengths) -> list[float]:
+    of = dict(lengths)
+    return [sum(of[key] for key in keys) / len(keys) for keys in cut]
 
 
 def test_mini_batches_are_not_sorted_by_length() -> None:
@@ -77,9 +83,7 @@ def test_mini_batches_are_not_sorted_by_length() -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_arrival_does_not_matter(seed: int) -> None:
     lengths = lognormal()
-    arrived = list(lengths)
-    random.Random(seed).shuffle(arrived)
-    permuted = {key: lengths[key] for key in arrived}
+    permuted = tuple(random.Random(seed).sample(lengths, len(lengths)))
     assert mini_batches(permuted) == mini_batches(lengths)
     # negative control: by verl's order it does matter
     assert mini_batches(permuted, PPOTrainerSync) != mini_batches(lengths, PPOTrainerSync)
@@ -122,8 +126,7 @@ def test_padding_takes_the_place_of_rollouts_that_failed() -> None:
 def test_failed_rollouts_leave_mini_batches_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a run: verl appends its rows by itself, under a random id."""
     lengths = lognormal()
-    lost = [key for key in lengths if "7_3_0" in key]
-    kept = {key: n for key, n in lengths.items() if key not in lost}
+    kept = tuple(row for row in lengths if "7_3_0" not in row[0])  # of 7, 17, ... 87
 
     def upsample(batch: KVBatchMeta, multiple: int, _: int) -> KVBatchMeta:
         keys = [f"pad{random.random()}_{i}_0" for i in range(-len(batch) % multiple)]
@@ -132,6 +135,7 @@ def test_failed_rollouts_leave_mini_batches_whole(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(trainer_base, "upsample_batch_to_divisible_size", upsample)
     whole, cut = mini_batches(lengths), mini_batches(kept)
-    assert len(lost) == 13
+    there = {key for key, _ in kept}
+    assert len(kept) == len(lengths) - 9
     for before, after in zip(whole, cut, strict=True):
-        assert [k for k in after if not k.startswith("pad")] == [k for k in before if k in kept]
+        assert [k for k in after if not k.startswith("pad")] == [k for k in before if k in there]
