@@ -176,6 +176,7 @@ def families(paths: Iterable[Path]) -> list[str]:
 OF_A_RUN = {
     *("metrics.jsonl", "metrics.before.jsonl", "environment.json", "prompts.yaml", "hf", "tensors"),
     *("global_step_", ".stop", ".stepping", ".hung", ".wandb_run_id", "train.log", "start.jsonl"),
+    *("measured.json", "seconds.json", ".locks"),
 }
 
 

@@ -159,7 +159,7 @@ def export(run: Path, steps: Sequence[int] | None, dtype: str | None) -> Iterato
             bar.set_postfix_str(f"step {job.step}")
             try:
                 # By step: the jobs of an array export theirs at the same time.
-                with lock(RunFolder(run).exports / ".locks" / f"step_{job.step}"):
+                with lock(RunFolder(run).export_lock(job.step)):
                     export_one(run, config, job, dtype)
             except InUseError:
                 held = f"step {job.step}: another export is at work on it"

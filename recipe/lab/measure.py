@@ -16,7 +16,6 @@ from prompt_aug.estimates import no_signal, pass_at_k, powers
 from prompt_aug.files import read_json, write_json
 from prompt_aug.templates import Template, load_bank
 from recipe.lab.experiment import ExperimentError, Measure, load_experiment
-from recipe.lab.runs import MEASURED
 from recipe.run.folder import RunFolder, numbered
 from recipe.toy.build import settings_of
 from recipe.toy.diagnose import rates
@@ -78,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def measure() -> int:
         found = measure_run(given.run, load_experiment(given.experiment).measure)
-        write_json(given.run / MEASURED, found)
+        write_json(RunFolder(given.run).measured, found)
         return 0
 
     return run(measure, interrupted="nothing was written")

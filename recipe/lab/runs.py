@@ -20,8 +20,6 @@ from recipe.lab.experiment import Arm, Experiment
 from recipe.run.folder import RunFolder, read_metrics
 
 BIN = 5  # steps over which the curves on record are means
-MEASURED = "measured.json"
-SECONDS = "seconds.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +57,7 @@ def run_arm(
         "measure": [*commands.measure, run, experiment.name],
     }
     for stage, command in stages.items():
-        if stage == "measure" and (folder / MEASURED).is_file():
+        if stage == "measure" and RunFolder(folder).measured.is_file():
             continue
         if stage == "train" and len(read_metrics(folder)) >= experiment.steps:
             continue
@@ -78,7 +76,7 @@ def _call(stage: str, command: list[str], folder: Path, threads: int) -> bool:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         done = subprocess.run(command, stdout=log, stderr=log, env=environment, check=False)
     if folder.is_dir():
-        path = folder / SECONDS
+        path = RunFolder(folder).seconds
         spent = read_json(path) if path.exists() else {}
         spent[stage] = spent.get(stage, 0.0) + time.monotonic() - started
         write_json(path, spent)
@@ -88,10 +86,11 @@ def _call(stage: str, command: list[str], folder: Path, threads: int) -> bool:
 def line_of(experiment: Experiment, arm: Arm, seed: int, folder: Path) -> dict[str, Any]:
     """The record of a finished run."""
     metrics = read_metrics(folder)[: experiment.steps]
-    environment = read_json(RunFolder(folder).environment)
+    run = RunFolder(folder)
+    environment = read_json(run.environment)
     parts = [environment, *environment.get("resumed", [])]
     commits = dict.fromkeys(str(part["commit"])[:12] for part in parts)
-    spent = read_json(folder / SECONDS) if (folder / SECONDS).exists() else {}
+    spent = read_json(run.seconds) if run.seconds.exists() else {}
     return {
         "arm": arm.name,
         "seed": seed,
@@ -99,7 +98,7 @@ def line_of(experiment: Experiment, arm: Arm, seed: int, folder: Path) -> dict[s
         "commit": "+".join(commits),  # several where a run went on after an update
         "uncommitted_changes": changed_code(),
         "seconds": round(sum(spent.values())),
-        "measured": _rounded(read_json(folder / MEASURED)),
+        "measured": _rounded(read_json(run.measured)),
         "curves": {key: _rounded(binned(metrics, key)) for key in experiment.curves},
     }
 

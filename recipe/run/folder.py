@@ -45,6 +45,7 @@ class RunFolder:
                         last start; end.json: how it ended; error.txt: the traceback it ended with
     report/             index.html, report.md, summary.json, pictures
     timing.json         {"wall_seconds": s} of scripts/demo.sh
+    measured.json       what recipe.lab.measure says of the exported steps; seconds.json: its stages
     tensorboard/        the same numbers for TensorBoard; .wandb_run_id names the run in wandb
     .stop               somebody wants the run to end (recipe.run.stop, these three)
     .stepping           training steps have begun: there is work to save
@@ -109,6 +110,10 @@ class RunFolder:
     def manifest(self, step: int) -> Path:
         return self.exported(step) / MANIFEST
 
+    def export_lock(self, step: int) -> Path:
+        """Held by whoever exports the step."""
+        return self.exports / ".locks" / f"step_{step}"
+
     @property
     def evaluation(self) -> Path:
         return self.root / "eval"
@@ -140,6 +145,14 @@ class RunFolder:
     @property
     def timing(self) -> Path:
         return self.root / "timing.json"
+
+    @property
+    def measured(self) -> Path:
+        return self.root / "measured.json"
+
+    @property
+    def seconds(self) -> Path:
+        return self.root / "seconds.json"
 
     @property
     def tensorboard(self) -> Path:

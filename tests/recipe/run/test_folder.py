@@ -80,7 +80,7 @@ def test_every_path_of_a_run_by_hand(tmp_path: Path) -> None:
             folder.checkpoint(3), folder.exported(3), folder.manifest(3), folder.evaluation,
             folder.report, folder.metrics_before, folder.tensorboard, folder.wandb_run,
             folder.stop_request, folder.stepping, folder.hung, folder.log, folder.start,
-            folder.end, folder.error,
+            folder.end, folder.error, folder.measured, folder.seconds, folder.export_lock(3),
         )
     } == {
         "config.yaml", "prompts.yaml", "environment.json", "metrics.jsonl", "timing.json",
@@ -88,6 +88,7 @@ def test_every_path_of_a_run_by_hand(tmp_path: Path) -> None:
         "checkpoints/global_step_3", "hf/step_3", "hf/step_3/manifest.json", "eval", "report",
         "metrics.before.jsonl", "tensorboard", ".wandb_run_id", ".stop", ".stepping", ".hung",
         "logs/train.log", "logs/start.jsonl", "logs/end.json", "logs/error.txt",
+        "measured.json", "seconds.json", "hf/.locks/step_3",
     }  # fmt: skip
 
 
