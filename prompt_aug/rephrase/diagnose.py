@@ -41,7 +41,7 @@ from prompt_aug.rephrase.solver import solve_requests
 from prompt_aug.rephrase.stages import generate
 
 Embed = Callable[[Sequence[str]], np.ndarray]
-RESAMPLES, PER_CALL = 2000, 64
+RESAMPLES, PARTS, PER_CALL = 2000, 20, 64
 SETS = ("original", "neighbours", "control")
 
 
@@ -97,8 +97,8 @@ def interval(values: Sequence[float], seed: int = 0) -> list[float]:
     """[mean, low, high]: the 95 % percentile bootstrap of a mean over questions."""
     array = np.asarray(values, dtype=float)
     rng = np.random.default_rng(seed)
-    rows = (rng.integers(0, len(array), len(array)) for _ in range(RESAMPLES))
-    means = [array[row].mean() for row in rows]
+    shape = (RESAMPLES // PARTS, len(array))  # in parts: all at once may not fit into memory
+    means = [array[rng.integers(0, len(array), shape)].mean(axis=1) for _ in range(PARTS)]
     return [float(array.mean()), *(float(x) for x in np.percentile(means, [2.5, 97.5]))]
 
 
@@ -157,12 +157,14 @@ def sample(
     failed = sum(len(store.responses(r)) < r.samples for r in flat)
     if missing or failed:
         raise RephraseError(f"{failed} texts lack responses; run it again, or see answers.jsonl")
-    sampled = []
-    for question, requests in zip(questions, plan, strict=True):
-        texts = tuple(tuple(store.responses(request)) for request in requests)
-        graded = (grade_many((t, list(question.answers)) for t in group) for group in texts)
-        sampled.append(Sampled(tuple(tuple(g.correct for g in group) for group in graded), texts))
-    return sampled
+    said = [tuple(tuple(store.responses(r)) for r in requests) for requests in plan]
+    asked = zip(questions, said, strict=True)
+    pairs = [(text, list(q.answers)) for q, groups in asked for group in groups for text in group]
+    grades = iter(grade_many(pairs))  # all at once: each call starts its threads anew
+    return [
+        Sampled(tuple(tuple(next(grades).correct for _ in g) for g in groups), groups)
+        for groups in said
+    ]
 
 
 def plot(report: Mapping[str, Any], path: Path) -> None:
