@@ -42,13 +42,12 @@ class BoundedReplayBuffer(ReplayBuffer):
 
     Overrides of verl:
       __init__                     what asks for new questions has a bound
-      sample                       clears the reserve and counts; says why where all rollouts failed
+      sample                       refuses a batch that is not whole; clears the reserve and counts
       _wait_for_next_poll          the watchdog sees what has moved, and the step may be given up
-      _dapo_filtered_keys          groups with a failed rollout are judged by the others
-      _terminal_eviction_reasons   so they are not evicted; in rounds nothing is before its end
+      _terminal_eviction_reasons   ends the run where rollouts failed; in rounds none before the end
       _evict_terminal_groups       groups without signal go into the reserve
       _sampleable_terminal_keys    fills up from the reserve, or stops, when the bound is reached
-      _select_prompt_uids          the first in the data order; no batch where the engine is gone
+      _select_prompt_uids          the first in the data order
     """
 
     def __init__(

@@ -51,6 +51,7 @@ class SavingTrainer(PPOTrainerSync):
       on_step_end
       on_validate_begin
       step                ends the run before, in or after a step, with the last finished one saved
+      _validate           saves the step before it where its rollouts fail
       _save_checkpoint    our state goes along; the disk is asked first, older ones go afterwards
       _load_checkpoint    reads our state; metrics.jsonl goes on from the step of the checkpoint
     """
