@@ -1,7 +1,10 @@
 """The locks and what installs them: pins, their ranges, and the lists that pip and conda get."""
 
 import importlib.metadata
+import re
 import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -11,6 +14,8 @@ from packaging.requirements import Requirement
 from pip._internal.exceptions import RequirementsFileParseError
 from pip._internal.network.session import PipSession
 from pip._internal.req import parse_requirements
+
+from recipe.doctor.checks import ENTRY_POINTS, PROJECT
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -115,3 +120,24 @@ def test_both_locks_agree_on_what_the_methods_depend_on() -> None:
 def test_the_containers_install_the_lock(name: str) -> None:
     text = (ROOT / "requirements" / name).read_text()
     assert "--no-deps -r requirements/gpu.txt" in text and "flash-attn" not in text
+
+
+@pytest.mark.config
+def test_the_image_without_the_code_has_the_entry_points(tmp_path: Path) -> None:
+    """recipe.def copies these files and installs their folder; the checkout is on PYTHONPATH."""
+    text = (ROOT / "requirements" / "recipe.def").read_text()
+    assert "pip install --no-cache-dir --no-deps --no-build-isolation /opt/recipe\n" in text
+    copied = re.findall(r"^    (\S+) /opt/recipe/(\S+)$", text, re.M)
+    assert copied and all(source == target for source, target in copied)
+    (tmp_path / "requirements").mkdir()
+    for name, _ in copied:
+        shutil.copy(ROOT / name, tmp_path / name)
+    site = tmp_path / "site"
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(site)]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", *options, str(tmp_path)]
+    subprocess.run(pip, check=True)
+    (found,) = importlib.metadata.distributions(path=[str(site)])
+    assert found.name == PROJECT
+    registered = {(point.group, point.value) for point in found.entry_points}
+    assert registered == {(group, value) for group, (value, _) in ENTRY_POINTS.items()}
+    assert {path.name for path in site.iterdir()} == {f"rlvr_recipes-{found.version}.dist-info"}

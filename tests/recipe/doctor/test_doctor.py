@@ -30,13 +30,13 @@ def versions(**known: str) -> Callable[[str], str]:
     [((3, 10, 9), False), ((3, 11, 0), True), ((3, 12, 4), True), ((3, 13, 0), False)],
 )
 def test_python(version: tuple[int, ...], ok: bool) -> None:
-    assert checks.python(version).ok is ok
+    assert checks.python(version, cpu=True).ok is ok
 
 
 def test_little_memory_is_a_note() -> None:
     found = checks.memory(free_gib=2.0)
     assert (found.ok, found.needed, found.detail) == (False, False, "2.0 GiB available")
-    assert checks.memory(free_gib=8.0).ok
+    assert checks.memory(free_gib=8.0).ok and not checks.memory(free_gib=7.9).ok
 
 
 def test_devices_names_gpus_or_says_that_there_is_none() -> None:
@@ -82,12 +82,12 @@ def test_a_platform_that_verl_does_not_know() -> None:
 )
 def test_a_declared_package(requirement: str, have: str, ok: bool, needed: bool) -> None:
     name = requirement.split(";")[0].split("=")[0].split("<")[0]
-    found = checks.requirement_check(requirement, versions(**{name: have}))
+    found = checks.requirement_check(requirement, True, versions(**{name: have}))
     assert (found.name, found.ok, found.needed) == (name, ok, needed)
 
 
 def test_a_missing_package_stops_a_run() -> None:
-    found = checks.requirement_check("TransferQueue==0.1.11", versions())
+    found = checks.requirement_check("TransferQueue==0.1.11", True, versions())
     assert (found.ok, found.needed, found.detail) == (False, True, "is not installed")
 
 
@@ -98,6 +98,31 @@ def test_nothing_installed_is_said_of_everything_needed() -> None:
     assert "vllm" in {check.name for check in checks.requirements(False, versions())}
 
 
+@pytest.mark.parametrize(
+    ("cpu", "named", "other"),
+    [(True, "scripts/setup.sh", "gpu.txt"), (False, "-r requirements/gpu.txt", "setup.sh")],
+)
+def test_the_remedy_is_that_of_the_environment_that_is_wanted(
+    cpu: bool, named: str, other: str, tmp_path: Path
+) -> None:
+    """Else GPU users were sent to the script that makes the environment for CPUs."""
+    (tmp_path / "lock.txt").write_text("ray==2.60.0\n")
+    found = [
+        checks.python((3, 9, 0), cpu),
+        *(c for c in checks.requirements(cpu, versions()) if c.name != "project"),
+        checks.pins(tmp_path / "lock.txt", cpu, versions()),
+    ]
+    remedies = [check.remedy for check in found if check]
+    remedies += [probe.remedy for probe in doctor_probes.probes(cpu)]
+    assert len(remedies) > 8
+    assert all(named in remedy and other not in remedy for remedy in remedies)
+
+
+def test_the_commands_for_gpus_are_those_of_the_requirements() -> None:
+    page = (checks.ROOT / "requirements" / "README.md").read_text(encoding="utf-8")
+    assert f"`{checks.GPU_INSTALL}`" in page
+
+
 def test_the_project_itself_declares_verl_exactly() -> None:
     declared = importlib.metadata.requires(checks.PROJECT) or []
     assert f"verl=={checks.VERL}" in [line.replace(" ", "") for line in declared]
@@ -106,12 +131,12 @@ def test_the_project_itself_declares_verl_exactly() -> None:
 def test_pins_that_differ_are_named_and_are_a_note(tmp_path: Path) -> None:
     lock = tmp_path / "cpu.txt"
     lock.write_text("# lock\nray==2.60.0\n    # via verl\ntorch==2.13.0\nyarl==1.0 ; x == 'y'\n")
-    found = checks.pins(lock, versions(ray="2.61.0", torch="2.13.0+cpu"))
+    found = checks.pins(lock, True, versions(ray="2.61.0", torch="2.13.0+cpu"))
     assert found and (found.ok, found.needed) == (False, False)
     assert found.detail.startswith("2 of 3 differ from cpu.txt: ray 2.61.0 (pinned 2.60.0), yarl")
-    same = checks.pins(lock, versions(ray="2.60.0", torch="2.13.0+cpu", yarl="1.0"))
+    same = checks.pins(lock, True, versions(ray="2.60.0", torch="2.13.0+cpu", yarl="1.0"))
     assert same and same.ok
-    assert checks.pins(tmp_path / "none.txt") is None
+    assert checks.pins(tmp_path / "none.txt", True) is None
 
 
 def test_companions_of_torch_are_refused_beside_a_cpu_torch_only() -> None:
