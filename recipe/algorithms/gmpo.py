@@ -9,8 +9,8 @@ mini-batch. Here, with n sequences in the micro-batch, B in the mini-batch, D da
 
 so that the sum over micro-batches, averaged over ranks by FSDP, is the mean over the mini-batch.
 
-Configurations reach this module, in every actor process, through
-``actor.policy_loss._target_=recipe.algorithms.gmpo.GMPOLossConfig``.
+Configurations reach this module, in every actor process, through the key
+``actor_rollout_ref.actor.policy_loss._target_``, by ``recipe.algorithms.gmpo.GMPOLossConfig``.
 """
 
 from dataclasses import dataclass

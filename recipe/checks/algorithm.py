@@ -165,7 +165,7 @@ def check_weights(config: DictConfig) -> None:
 
 
 def own_loss(actor: DictConfig) -> bool:
-    """Whether `policy_loss._target_` names a class of the user's, whose module registers a loss.
+    """Whether the loss is the user's own: `_target_` names a class whose module registers it.
 
     As `recipe.algorithms.gmpo` does; verl imports the class in every actor's process. Here it is
     only looked for: it imports verl. Whether the loss is proportional to the advantage, so that a

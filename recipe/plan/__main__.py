@@ -28,7 +28,10 @@ def work_of(config: DictConfig, gpus: int, mean_response: int | None, validation
     roles, data, trainer = config.actor_rollout_ref, config.data, config.trainer
     actor, rollout = roles.actor, roles.rollout
     if gpus % rollout.tensor_model_parallel_size:
-        raise ConfigError(f"--gpus {gpus} is no multiple of rollout.tensor_model_parallel_size")
+        raise ConfigError(
+            f"--gpus {gpus} is no multiple of actor_rollout_ref.rollout.tensor_model_parallel_size="
+            f"{rollout.tensor_model_parallel_size}: change one of them"
+        )
     prompt, response = data.max_prompt_length, data.max_response_length
     micro = actor.ppo_max_token_len_per_gpu
     if not actor.use_dynamic_bsz:
@@ -77,17 +80,18 @@ def memory_lines(shape: Shape, work: Work, gpu: Gpu) -> list[str]:
     if memory.total > gpu.memory:
         lines.append(
             f"NO             the actor wants {memory.total / GIB:.1f} of {gpu.memory / GIB:.1f} "
-            "GiB: lower actor.ppo_max_token_len_per_gpu, or take more GPUs"
+            "GiB: lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu, or take more GPUs"
         )
     if together > gpu.memory:
         lines.append(
             "NO             the actor's states stay on the GPU beside the engine: lower "
-            "rollout.gpu_memory_utilization"
+            "actor_rollout_ref.rollout.gpu_memory_utilization"
         )
     if cache < work.prompt + work.response:
         lines.append(
             "NO             the KV cache does not hold one longest sequence: raise "
-            "rollout.gpu_memory_utilization or rollout.tensor_model_parallel_size"
+            "actor_rollout_ref.rollout.gpu_memory_utilization or "
+            "actor_rollout_ref.rollout.tensor_model_parallel_size"
         )
     return lines
 

@@ -48,7 +48,7 @@ def choose_template(augment: DictConfig, bank: Bank, seed: int, row: dict[str, A
 def choose_phrasing(recipe: DictConfig, group_size: int, row: dict[str, Any]) -> tuple[int, str]:
     """(n, text of q^n) for one rollout; n = 0, the question, outside training.
 
-    `group_size` is ``rollout.n`` = (N + 1) G with N = ``recipe.neighbours.count``.
+    `group_size` is ``actor_rollout_ref.rollout.n`` = (N + 1) G, N = ``recipe.neighbours.count``.
     """
     question, extra = str(row["raw_prompt"][-1]["content"]), row["extra_info"]
     count = int(recipe.neighbours.count)
