@@ -296,8 +296,12 @@ def append_metrics(run_dir: Path, step: int, metrics: dict[str, Any]) -> None:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; a last line cut by a kill is left out."""
-    lines = read_lines(RunFolder(run_dir).metrics)
+    """The lines of metrics.jsonl in the order of steps; a last line cut by a kill is left out.
+
+    Of a step that is there twice the later line counts.
+    """
+    by_step = {x["step"]: x for x in read_lines(RunFolder(run_dir).metrics) if "step" in x}
+    lines = (by_step[step] for step in sorted(by_step))
     return [{k: math.nan if v is None else v for k, v in line.items()} for line in lines]
 
 
