@@ -15,7 +15,7 @@ from recipe.algorithms.dr_grpo import dr_grpo
 from recipe.algorithms.groups import Numbers, group_index
 from recipe.algorithms.registry import advantage
 
-ALPHA = 0.0417  # a public reimplementation's; the paper's could not be looked up here
+ALPHA = 0.0417  # of a public reimplementation; the paper's own value could not be read
 
 
 def semantic_entropy(answers: Sequence[str]) -> float:
