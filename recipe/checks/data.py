@@ -20,16 +20,7 @@ def check_templates(config: DictConfig) -> Bank:
     augment, reward = config.recipe.augment, config.recipe.reward
     bank = load_bank(augment.bank, augment.format)  # BankError for a missing or malformed bank
     names = list(augment.templates or bank.names)
-    for key, listed in (
-        ("templates", names),
-        ("validation_template", [augment.validation_template]),
-    ):
-        for name in listed:
-            if name not in bank.names:
-                raise ConfigError(
-                    f"recipe.augment.{key}: no template '{name}' in the bank: known are "
-                    f"{', '.join(bank.names)}"
-                )
+    _check_known(config, names, bank)
     if augment.mode == "fixed" and len(names) != 1:
         raise ConfigError(
             f"recipe.augment.mode=fixed wants one name in recipe.augment.templates, not "
@@ -51,6 +42,22 @@ def check_templates(config: DictConfig) -> Bank:
             "recipe.one_question: the method is about one question; give its uid or its row number"
         )
     return bank
+
+
+def _check_known(config: DictConfig, names: list[str], bank: Bank) -> None:
+    """Refuse names of templates that the bank does not have, also those of evaluation."""
+    own = [entry["template"] for entry in config.eval.benchmarks if entry.get("template")]
+    for key, listed in (
+        ("recipe.augment.templates", names),
+        ("recipe.augment.validation_template", [config.recipe.augment.validation_template]),
+        ("eval.template", [config.eval.template]),
+        ("eval.benchmarks", own),
+    ):
+        for name in listed:
+            if name not in bank.names:
+                raise ConfigError(
+                    f"{key}: no template '{name}' in the bank: known are {', '.join(bank.names)}"
+                )
 
 
 def read_questions(files: Any, key: str) -> list[Question]:
@@ -233,17 +240,19 @@ def check_files(config: DictConfig, built: Path | None) -> None:
 def check_own(config: DictConfig, built: Path, questions: int) -> None:
     """Refuse, before a toy world is made, what stands beside it: the user's own data and model.
 
-    `built` is the folder of the toy world, `questions` how many it has for training.
+    `built` is the folder of the toy world, `questions` how many it has for training. Questions that
+    are too long are not dropped yet: `prepare_data` counts once more without them.
     """
-    for key in ("train_files", "val_files"):
-        for path in _paths(config.data[key]):
-            if not Path(path).is_relative_to(built):
-                read_parquet(path)
+    own = {
+        key: [path for path in _paths(config.data[key]) if not Path(path).is_relative_to(built)]
+        for key in ("train_files", "val_files")
+    }
+    rows = {key: sum(len(read_parquet(path)) for path in own[key]) for key in own}
     if not Path(config.actor_rollout_ref.model.path).is_relative_to(built):
         load_tokenizer(config)
-    made = Path(_paths(config.data.train_files)[0]).is_relative_to(built)
-    if made and config.recipe.one_question is None:
-        check_enough(questions, config)
+    if config.recipe.one_question is None:
+        made = len(own["train_files"]) < len(_paths(config.data.train_files))
+        check_enough(rows["train_files"] + questions * made, config)
 
 
 def _paths(files: Any) -> list[str]:

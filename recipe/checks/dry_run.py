@@ -1,7 +1,5 @@
 """What a run would do and write, told by ``recipe.train EXAMPLE --dry-run``."""
 
-import json
-import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,9 +8,10 @@ from omegaconf import DictConfig
 
 from prompt_aug.templates import Bank
 from recipe.checks.data import load_tokenizer, prepare_data
+from recipe.errors import ConfigError
+from recipe.plan.estimate import checkpoint_bytes
+from recipe.plan.shapes import shape_of
 from recipe.run import checkpoints as saved_checkpoints
-
-CHECKPOINT_BYTES = 12  # a parameter: the weight and two Adam moments in float32
 
 
 def describe(config: DictConfig, bank: Bank) -> str:
@@ -61,30 +60,30 @@ def questions(config: DictConfig, bank: Bank) -> str:
 
 
 def checkpoints(config: DictConfig, steps: int) -> str:
-    """How many checkpoints are kept at once, and how much room they take."""
+    """How many checkpoints are kept in the end, and the most room that they take.
+
+    The retention is `recipe.run.checkpoints.surplus` itself, played for all steps that are saved.
+    """
     every = int(config.trainer.save_freq)
     if every <= 0:
         return f"none (trainer.save_freq={every}): a run that is stopped starts anew"
-    count = math.ceil(steps / every)  # the last step is saved in any case
-    kept = min(count, config.trainer.max_actor_ckpt_to_keep or count)
-    told = f"{count}, one every {every} steps"
-    told += f", of which the last {kept} are kept" if kept < count else ""
-    parameters = count_parameters(config.actor_rollout_ref.model.path)
-    if parameters is None:
-        return f"{told}; {CHECKPOINT_BYTES} bytes a parameter each (the model is not on this disk)"
-    size = parameters * CHECKPOINT_BYTES / 1e9
-    return f"{told}; {size:.2f} GB each, {kept * size:.1f} GB in all"
+    saved = [*range(every, steps, every), steps]  # the last step is saved in any case
+    last = config.trainer.max_actor_ckpt_to_keep
+    gone = saved_checkpoints.surplus(saved, steps, last, config.recipe.keep_every, None)
+    # The best one may be among the others.
+    kept = len(saved) - len(gone) + (1 if gone and config.recipe.keep_best else 0)
+    most = kept + (1 if gone else 0)  # what is saved is whole before an older one goes
+    told = f"{len(saved)}, one every {every} steps"
+    told += f", of which {kept} are kept" if gone else ""
+    size = checkpoint_size(config.actor_rollout_ref.model.path)
+    if size is None:
+        return f"{told}; 12 bytes a parameter each (the model is not on this disk)"
+    return f"{told}; {size / 1e9:.2f} GB each, at most {most * size / 1e9:.1f} GB in all"
 
 
-def count_parameters(model: Any) -> int | None:
-    """The parameters of a model folder, from the headers of its .safetensors; None without any.
-
-    A header is 8 bytes, its length n, then n bytes of JSON: {name: {dtype, shape, ...}}.
-    """
-    files = sorted(Path(str(model)).glob("*.safetensors"))
-    total = 0
-    for path in files:
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        total += sum(math.prod(v["shape"]) for k, v in header.items() if k != "__metadata__")
-    return total if files else None
+def checkpoint_size(model: Any) -> int | None:
+    """Bytes of a checkpoint of a model folder or of a known hub id; None where none tells."""
+    try:
+        return checkpoint_bytes(shape_of(str(model)))
+    except ConfigError:
+        return None

@@ -33,7 +33,6 @@ OPEN = (
     "actor_rollout_ref.model.override_config",
     "actor_rollout_ref.rollout.engine_kwargs",
     "actor_rollout_ref.actor.optim.override_optimizer_config",
-    "eval",
 )
 # What hydra raises for a file or a choice it cannot use; it has no error class for a torn file.
 COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError)

@@ -1,4 +1,4 @@
-"""The type and the range of every setting: a record per section of `recipe`, and verl's keys.
+"""The type and the range of every setting: records of `recipe` and `eval`, and verl's keys.
 
 `check_types` refuses, when a configuration is composed, what no run can mean: text for a number,
 a temperature of 0, an infinite learning rate. Records are closed: tests hold them against the keys
@@ -158,6 +158,30 @@ class Recipe(Record):
     save_tensors_every: Count
 
 
+class Benchmark(Record):
+    """An entry of ``eval.benchmarks``; without a path one of those in eval/benchmarks/."""
+
+    name: Text
+    path: Text | None = None
+    samples: Positive | None = None
+    template: Text | None = None
+
+
+class Evaluation(Record):
+    """The section `eval`: `eval.settings` checks again what reaches it, hours later."""
+
+    template: Text
+    benchmarks: list[Benchmark]
+    temperature: Weight
+    top_p: Part
+    max_tokens: Positive
+    seed: Seed
+    dtype: Literal["float32", "bfloat16", "float16", "auto"]
+    max_model_len: Annotated[int, Field(ge=2)] | None
+    gpu_memory_utilization: Part
+    max_questions: Positive | None
+
+
 # verl's own list (verl.utils.tracking, which imports torch): a test holds them together.
 Logger = Literal[
     "wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard",
@@ -185,18 +209,7 @@ def _per_role(role: str) -> dict[str, Any]:
 
 
 # verl's keys, with what we let through; what verl itself refuses at once is not repeated.
-# Evaluation's defaults are among them: `eval.settings` has the last word, but hours later.
 VERL: dict[str, Any] = {
-    "eval.template": Text,
-    "eval.benchmarks": list[dict[str, Any]],
-    "eval.temperature": Weight,
-    "eval.top_p": Part,
-    "eval.max_tokens": Positive,
-    "eval.seed": Seed,
-    "eval.dtype": Literal["float32", "bfloat16", "float16", "auto"],
-    "eval.max_model_len": Positive | None,
-    "eval.gpu_memory_utilization": Part,
-    "eval.max_questions": Positive | None,
     "data.train_files": Texts | None,
     "data.val_files": Texts | None,
     "data.seed": Seed | None,
@@ -298,14 +311,16 @@ VERL: dict[str, Any] = {
     "ray_kwargs.ray_init.num_cpus": Positive | None,
 }
 
-_RECIPE = TypeAdapter(Recipe)
+_OURS: dict[str, TypeAdapter] = {"recipe": TypeAdapter(Recipe), "eval": TypeAdapter(Evaluation)}
 _VALUE = ConfigDict(strict=True, allow_inf_nan=False)
 _VERL = {key: TypeAdapter(kind, config=_VALUE) for key, kind in VERL.items()}
 
 
 def check_types(config: DictConfig) -> None:
     """Refuse values of a wrong type or out of range; ConfigError with all of them, one a line."""
-    found = _problems(_RECIPE, _plain(config.recipe), "recipe")
+    found: dict[str, str] = {}
+    for section, adapter in _OURS.items():
+        found |= _problems(adapter, _plain(config[section]), section)
     for key, adapter in _VERL.items():
         found |= _problems(adapter, _value(config, key), key)
     # Of keys that follow another one (data.seed is recipe.seed) the first is told.

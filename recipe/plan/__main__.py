@@ -33,6 +33,10 @@ def work_of(config: DictConfig, gpus: int, mean_response: int | None, validation
             f"{rollout.tensor_model_parallel_size}: change one of them"
         )
     prompt, response = data.max_prompt_length, data.max_response_length
+    if mean_response is not None and mean_response > response:
+        raise ConfigError(
+            f"--mean-response {mean_response} is more than data.max_response_length={response}"
+        )
     micro = actor.ppo_max_token_len_per_gpu
     if not actor.use_dynamic_bsz:
         micro = actor.ppo_micro_batch_size_per_gpu * (prompt + response)
@@ -142,8 +146,30 @@ def main(arguments: list[str] | None = None) -> int:
     return run(lambda: plan(options), interrupted="nothing was changed")
 
 
+def check_options(options: Namespace) -> None:
+    """Refuse numbers that no run has; ConfigError with all of them, one a line."""
+    above0 = ("a number above 0, at most 1", lambda share: 0 < share <= 1)
+    count = ("at least 1", lambda number: number >= 1)
+    wanted = {
+        "gpus": count,
+        "mean_response": count,
+        "validation": ("at least 0", lambda number: number >= 0),
+        "mfu": above0,
+        "traffic": above0,
+    }
+    given = vars(options)
+    wrong = [
+        f"--{name.replace('_', '-')} {given[name]}: should be {said}"
+        for name, (said, holds) in wanted.items()
+        if given[name] is not None and not holds(given[name])
+    ]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+
+
 def plan(options: Namespace) -> int:
     """Print the plan; 1 where the run does not fit."""
+    check_options(options)
     config = compose_config(options.example, options.overrides)
     if not config.recipe.model_path:
         raise ConfigError("recipe.model_path is not set: name a model to plan for")

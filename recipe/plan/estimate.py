@@ -113,6 +113,8 @@ def rollout_seconds(
     responses: int, shape: Shape, work: Work, gpu: Gpu, assume: Assumptions
 ) -> float:
     """Decoding of `responses`; the last ones of a wave run on alone, to the longest response."""
+    if not responses:
+        return 0.0
     engines, tp = work.gpus // work.tensor_parallel, work.tensor_parallel
     each = math.ceil(responses / engines)
     rounds = waves(responses, shape, work, gpu)

@@ -157,3 +157,31 @@ def test_the_page_of_sizes_shows_what_the_command_prints(
 
 def test_the_page_of_sizes_shows_commands() -> None:
     assert len(SHOWN) >= 4
+
+
+@pytest.mark.config
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--gpus", "0", "--gpus 0: should be at least 1"),
+        ("--gpus", "-8", "--gpus -8: should be at least 1"),
+        ("--mean-response", "-5", "--mean-response -5: should be at least 1"),
+        ("--mean-response", "99999", "is more than data.max_response_length"),
+        ("--validation", "-1", "--validation -1: should be at least 0"),
+        ("--mfu", "0", "--mfu 0.0: should be a number above 0, at most 1"),
+        ("--mfu", "nan", "--mfu nan: should be a number above 0, at most 1"),
+        ("--traffic", "2", "--traffic 2.0: should be a number above 0, at most 1"),
+    ],
+)
+def test_numbers_that_no_run_has_are_refused(
+    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["prompt_aug", option, value]) == 1
+    told = capsys.readouterr()
+    assert said in told.err and not told.out
+
+
+@pytest.mark.config
+def test_the_smallest_numbers_are_not_refused() -> None:
+    smallest = ["--gpus", "1", "--mean-response", "1", "--validation", "0", "--mfu", "1"]
+    assert command.main(["prompt_aug", *smallest, "--traffic", "1"]) in (0, 1)
