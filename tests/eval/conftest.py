@@ -5,8 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from tiny_model import save_tokenizer
 
 from eval.benchmarks import BenchmarkRequest, LoadedBenchmark, load
 from prompt_aug.questions import make_question, write_parquet
@@ -16,17 +15,7 @@ from prompt_aug.questions import make_question, write_parquet
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A byte-level tokenizer and a configuration with 1024 positions, as `save_pretrained` does."""
     folder = tmp_path_factory.mktemp("model")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate(["<|im_start|>", "<|im_end|>", *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
-    fast.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
-        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    fast.save_pretrained(folder)
+    save_tokenizer(folder)
     config = {"model_type": "qwen2", "max_position_embeddings": 1024}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(b"no weights")

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tiny_model import save_tiny
 
 from prompt_aug.files import digests, read_json, read_lines, write_json
 from prompt_aug.questions import make_question, write_parquet
@@ -21,33 +22,12 @@ STEPS = (0, 10, 20)
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def save_tiny(folder: Path, tokenizer: Path, seed: int) -> None:
-    """A Qwen2 of random weights, a tenth of a million parameters."""
-    import torch
-    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=320,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,  # vLLM's CPU attention knows no head of 16 dimensions, but 32
-        num_key_value_heads=1,
-        max_position_embeddings=1024,
-        eos_token_id=1,
-        tie_word_embeddings=True,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
-
-
 @pytest.fixture(scope="module")
-def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     for step in STEPS:
         target = folder / "hf" / f"step_{step}"
-        save_tiny(target, model, step)
+        save_tiny(target, step)
         files = digests(list(target.iterdir()), target)
         write_json(target / "manifest.json", {"step": step, "dtype": "float32", "files": files})
     questions = [
