@@ -20,7 +20,7 @@ from werkzeug import Request, Response
 from eval.publish import card
 from eval.publish.__main__ import main
 from eval.publish.evaluated import evaluated
-from prompt_aug.files import read_json, read_lines, write_json
+from prompt_aug.files import read_json, read_lines, write_json, write_lines
 
 OUTCOMES = {"toy": [[1, 0], [1, 1], [0, 0], [1, 1]]}
 
@@ -36,6 +36,13 @@ def run(tmp_path: Path) -> Path:
     write_json(exported / "manifest.json", {"step": 20, "files": {"config.json": "x"}})
     write_json(folder / "hf" / "step_0" / "manifest.json", {"step": 0, "model_path": "some/model"})
     return folder
+
+
+def unasked(benchmark: Path, number: int) -> None:
+    """Make a question of a benchmark one that was too long to be asked."""
+    questions = read_lines(benchmark / "questions.jsonl")
+    questions[number]["asked"] = False
+    write_lines(benchmark / "questions.jsonl", questions)
 
 
 def test_nothing_asked_and_unknown_steps_are_refused(
@@ -78,6 +85,51 @@ def test_a_log_for_the_viewer(run: Path, tmp_path: Path) -> None:
     assert header["eval"]["config"]["epochs"] == 2
     assert sample["scores"]["grader"] == {"value": "I", "answer": "7", "explanation": "no_answer"}
     assert sample["output"]["choices"][0]["stop_reason"] == "max_tokens"
+    assert (sample["input"], sample["messages"][0]["content"]) == ("question 0", "question 0\n")
+    assert header["results"]["scores"][0]["metrics"]["pass@2"]["value"] == 0.75
+    # 3 tokens of a prompt and 10 of a response
+    used = {"input_tokens": 3, "output_tokens": 10, "total_tokens": 13}
+    assert sample["model_usage"] == {"vllm/grpo-step_20": used}
+    total = {name: 8 * count for name, count in used.items()}
+    assert header["stats"]["model_usage"] == {"vllm/grpo-step_20": total}
+
+
+def test_a_question_that_was_not_asked_costs_nothing_in_the_log(run: Path, tmp_path: Path) -> None:
+    unasked(run / "eval" / "s" / "step_20" / "toy", 2)
+    assert main([str(run), "--steps", "20", "--inspect", str(tmp_path / "logs")]) == 0
+    (path,) = (tmp_path / "logs").glob("*_toy_*.eval")
+    with zipfile.ZipFile(path) as log:
+        header = json.loads(log.read("header.json"))
+        sample = json.loads(log.read("samples/toy-2-0_epoch_1.json"))
+    assert sample["output"]["choices"][0]["stop_reason"] == "model_length"
+    assert set(sample["output"]["usage"].values()) == {0}
+    (usage,) = header["stats"]["model_usage"].values()
+    assert usage == {"input_tokens": 18, "output_tokens": 60, "total_tokens": 78}  # of 6 samples
+
+
+def test_inspect_ai_reads_the_log(run: Path, tmp_path: Path) -> None:
+    log = pytest.importorskip("inspect_ai.log", reason="inspect_ai is not installed")
+    unasked(run / "eval" / "s" / "step_20" / "toy", 2)
+    assert main([str(run), "--steps", "20", "--inspect", str(tmp_path / "logs")]) == 0
+    (path,) = (tmp_path / "logs").glob("*_toy_*.eval")
+    read = log.read_eval_log(str(path))
+    metrics = {name: metric.value for name, metric in read.results.scores[0].metrics.items()}
+    assert (metrics["accuracy"], metrics["pass@2"]) == (5 / 8, 0.75)
+    assert (read.status, read.eval.model) == ("success", "vllm/grpo-step_20")
+    assert read.eval.config.epochs == 2
+    assert read.eval.metadata["template"] == "qwen-math"
+    verdicts = [sample.scores["grader"].value for sample in read.samples]
+    assert verdicts == list("CCIC" + "ICIC")  # epoch by epoch
+    stops = [sample.output.stop_reason for sample in read.samples]
+    assert stops[2:5] == ["model_length", "stop", "max_tokens"]
+    assert read.samples[0].output.completion == "thus \ud800<b>"
+    assert not any(sample.error for sample in read.samples)
+    (usage,) = read.stats.model_usage.values()
+    assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (18, 60, 78)
+    summaries = log.read_eval_log_sample_summaries(str(path))
+    assert {(s.id, s.epoch, s.input) for s in summaries} == {
+        (f"toy-{q}-0", epoch, f"question {q}") for q in range(4) for epoch in (1, 2)
+    }
 
 
 @pytest.mark.config  # imports torch
