@@ -59,6 +59,7 @@ GARBAGE = (
 )
 BEHIND = (
     *(" @", " #", " +", r" \cdot", "}", "))", r" \setminus 2", r" \cup 7", r" \foo", " =", " <"),
+    r", \ldots",
 )
 SEPARATORS = (
     *(r" \quad ", r" \qquad ", r" \text{ or } ", " or ", ", ", "; ", r" \mid ", r" \to ", " | "),

@@ -127,7 +127,9 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\s+", " "),
     )
 )
-_TRAILING = re.compile(r"[\s.,;:]+$")
+# An ellipsis stays, but for that of a decimal: "5, ..." goes on, and what goes on is not 5.
+_TRAILING = re.compile(r"(?<![\s.,;:])(?![\s.,;:]*\.{3})[\s.,;:]+$")
+_MORE_DIGITS = re.compile(r"(?<=\d)(\.\d+)\s*\.{3}\s*$")
 _GAP = re.compile(r"(?<![\d\\a-zA-Z}]) | (?![\d\\a-zA-Z{(])|(?<=[^\d]) (?=\\)")
 _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}")
 
@@ -210,7 +212,7 @@ def canonical(text: str, *, fractions: bool = True) -> str:
         text = pattern.sub(replacement, text)
     text = _TEXT.sub(_text, text)
     text = _braced(_REPEATING.sub(_fraction, text) if fractions else text)
-    return _TRAILING.sub("", text).strip()
+    return _TRAILING.sub("", _MORE_DIGITS.sub(r"\1", text)).strip()
 
 
 # 0.1\overline{6}, and 0.1666...: a block three times and dots
