@@ -9,12 +9,12 @@ of every run are appended to the record, examples/methods.jsonl, with the commit
 what is there is not run again, so the command can be called until the table is full. With --jobs 2
 each run has one thread.
 
-Columns, mean over seeds +- their standard deviation: accuracy and reward of the training rollouts
-and entropy (nats per token) over the last ten steps; held out: greedy accuracy on the validation
-questions after the last step, under the template qwen-math for all; no signal: share of the
-generated groups whose rewards are all equal (dynamic sampling: whose accuracies are), over all
-steps; generated: responses generated for one trained on; accuracy of the first five steps, as the
-level they start from.
+Columns, mean over seeds +- their standard deviation (of one seed its value): accuracy and reward
+of the training rollouts and entropy (nats per token) over the last ten steps; held out: greedy
+accuracy on the validation questions after the last step, under the template qwen-math for all; no
+signal: share of the generated groups whose rewards are all equal (dynamic sampling: whose
+accuracies are), over all steps; generated: responses generated for one trained on; accuracy of the
+first five steps, as the level they start from.
 """
 
 import json
@@ -108,8 +108,8 @@ def row(method: str, runs: list[dict[str, float]]) -> str:
     cells = [method, str(len(runs))]
     for key in HEADER[2:]:
         values = [r[key] for r in runs]
-        spread = statistics.stdev(values) if len(values) > 1 else float("nan")
-        cells.append(f"{statistics.fmean(values):.3f} ± {spread:.3f}")
+        spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+        cells.append(f"{statistics.fmean(values):.3f}{spread}")
     cells.append(f"{statistics.fmean(r['generated'] for r in runs):.2f}")
     return "| " + " | ".join(cells) + " |"
 
