@@ -27,6 +27,14 @@ def record(run: folder.RunFolder, code: int, told: str) -> None:
         write_json(run.end, {"code": code, "told": told})
 
 
+def own_words(error: BaseException) -> str:
+    """The message of an error of ours, without the traceback that Ray's copy of it has for text.
+
+    Ray raises what an actor raised as a subclass of that error's class, and keeps it as `cause`.
+    """
+    return str(getattr(error, "cause", error))
+
+
 def how_to_go_on(config: DictConfig) -> str:
     """What of a run that has stopped is saved, and what the same command does then."""
     run_dir = config.recipe.run_dir
@@ -47,9 +55,8 @@ def explain(error: BaseException, config: DictConfig) -> str:
     wrong position in its file, so the room left is looked at too.
     """
     run = folder.RunFolder(Path(config.recipe.run_dir))
-    # Ray raises what an actor raised as a subclass of that error's class, and keeps it as `cause`.
     if isinstance(error, UserError):
-        return f"{getattr(error, 'cause', error)}\n{how_to_go_on(config)}"
+        return f"{own_words(error)}\n{how_to_go_on(config)}"
     if run.hung.exists():
         return f"{run.hung.read_text(encoding='utf-8')}\n{how_to_go_on(config)}"
     told = "".join(traceback.format_exception(error))

@@ -8,6 +8,7 @@ any way, SIGKILL too, and then ends all that carry the mark.
     python -m recipe.run.processes MARK_VALUE      # the reaper
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -17,6 +18,8 @@ import time
 import psutil
 
 from recipe.run.environment import RUN_DIR as MARK
+
+ENGINE = "VLLM::"  # how vLLM's own titles of its processes begin: VLLM::EngineCore
 
 
 def marked(value: str) -> list[psutil.Process]:
@@ -29,6 +32,33 @@ def marked(value: str) -> list[psutil.Process]:
         except psutil.Error:  # gone meanwhile, or another user's
             continue
     return found
+
+
+def engines(value: str) -> list[psutil.Process]:
+    """The processes of vLLM's engines on this node that belong to the run of `value`.
+
+    Without those that an engine has started itself: workers end with it, and a child that was
+    forked for a moment has its name, too.
+    """
+    found = []
+    for process in marked(value):
+        with contextlib.suppress(psutil.Error):
+            parent = process.parent()
+            if _is_engine(process) and not (parent and _is_engine(parent)):
+                found.append(process)
+    return found
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    return (process.cmdline() or [""])[0].startswith(ENGINE)
+
+
+def is_dead(process: psutil.Process) -> bool:
+    """Whether a process has ended, also where its parent has not taken notice yet."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True
 
 
 def end(value: str, patience: float = 5.0) -> int:

@@ -23,12 +23,16 @@ from typing import Any
 from prompt_aug.errors import UserError
 from prompt_aug.files import write_text
 from recipe.errors import HungError
+from recipe.run import processes
 from recipe.run.environment import DEADLINE
 from recipe.run.folder import RunFolder
 
 AGAIN = 75  # exit code, EX_TEMPFAIL of sysexits.h: ended early, the same command goes on
 KILLED = 143
 SAME = 5.0  # seconds in which a second signal is taken for an echo of the first
+# Seconds that the trainer may wait for a dead engine. During rollouts it is told of the death at
+# once, and saves; an actor that hands weights over is never told.
+DEAD = 300.0
 GUARD = 1.1  # times hang_seconds until the guard, so that a wait that is looked at ends first
 SPARE = 1.2  # the next step and its checkpoint may take this times the longest one seen
 
@@ -107,12 +111,14 @@ class Watchdog:
     While the trainer waits for rollouts, `see` gets what moves when work gets done, as the number
     of finished groups, at every look; HungError once it has stood for `seconds`. Elsewhere, as
     while weights are handed over, the trainer cannot look: there a thread (`guard`) ends its
-    process a little later than `seconds` after the last `begin`, which every part of a step calls.
+    process a little later than `seconds` after the last `begin`, which every part of a step calls,
+    and `DEAD` seconds after the death of an engine of its node, if nothing has begun since then.
     `clock` counts seconds and never goes back.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self.clock = seconds, clock
+        self.died: float | None = None  # when an engine was first seen to be dead
         self.begin()
 
     def begin(self) -> None:
@@ -142,9 +148,25 @@ class Watchdog:
             "part of a step takes longer than that"
         )
 
+    def without_engine(self, dead: bool) -> str | None:
+        """Why the process must end, where `dead` says that an engine has ended; None: go on."""
+        if dead and self.died is None:
+            self.died = self.clock()
+        if self.died is None or self.since >= self.died or self.clock() - self.died <= DEAD:
+            return None
+        return (
+            f"an engine's process ({processes.ENGINE}EngineCore) has ended, and nothing has moved "
+            f"in the {self.clock() - self.died:.0f} s since: it was killed, perhaps for want of "
+            "memory, or has crashed"
+        )
+
     def guard(self, run_dir: Path, end: Callable[[int], object] = os._exit) -> None:
         """In a thread of the trainer's process: `end` it when it is overdue, the reason on disk."""
-        while (reason := self.overdue()) is None:
+        engines = processes.engines(str(run_dir))
+        while True:
+            dead = any(map(processes.is_dead, engines))
+            if reason := self.overdue() or self.without_engine(dead):
+                break
             time.sleep(min(self.seconds / 10, 10))
         write_text(RunFolder(run_dir).hung, reason)
         end(1)

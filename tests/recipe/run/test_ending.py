@@ -9,10 +9,13 @@ from omegaconf import OmegaConf, open_dict
 from ray.exceptions import RayTaskError
 
 from prompt_aug.files import read_json
+from recipe import train
 from recipe.errors import ExhaustedError
 from recipe.run import ending
 from recipe.run import folder as run_folder
 from recipe.run.folder import RunFolder
+from recipe.run.stop import StoppedError
+from recipe.trainer import launch
 
 
 @pytest.fixture
@@ -49,6 +52,21 @@ def test_want_of_a_signal_is_known_by_its_class_through_ray(config: Any, tmp_pat
     # a text that holds the name of the class is not the error
     other = RayTaskError("run", "ExhaustedError", RuntimeError("ExhaustedError: no"))
     assert not ending.explain(other.as_instanceof_cause(), config).startswith("ExhaustedError")
+
+
+def test_an_early_end_is_told_in_its_own_words(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's copy of an error has the actor's traceback for its text, and for its cause."""
+    remote = RayTaskError("run", "ray::run()\n  File x, line 3", StoppedError("a signal asked"))
+
+    def run(_: Any) -> None:
+        raise remote.as_instanceof_cause() from remote
+
+    monkeypatch.setattr(launch, "run", run)
+    code, told = train.carry_out(config)
+    assert (code, told) == (75, "ended early, the same command goes on: a signal asked")
+    assert ending.own_words(StoppedError("here")) == "here"
 
 
 def test_what_is_saved_is_said_and_nothing_more(config: Any, tmp_path: Path) -> None:

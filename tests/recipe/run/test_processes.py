@@ -68,3 +68,39 @@ def test_reaper_cleans_up_after_a_sigkill(tmp_path: Path) -> None:
     run.kill()
     run.wait()
     assert wait_gone(orphan)
+
+
+def engine(mark: str, *, child: str = "sleep 60") -> subprocess.Popen:
+    """A process with the title of an engine, which has a child with the same title."""
+    program = f"bash -c 'exec -a VLLM::EngineCore {child}' & echo; wait"
+    return subprocess.Popen(
+        ["bash", "-c", f"exec -a VLLM::EngineCore bash -c '{program.replace(chr(39), chr(34))}'"],
+        env={**os.environ, processes.MARK: mark}, stdout=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+
+
+def test_the_engines_of_a_run_are_found_and_seen_to_die(tmp_path: Path) -> None:
+    mine, other = engine(str(tmp_path / "a")), engine(str(tmp_path / "b"))
+    plain = sleeper(str(tmp_path / "a"))
+    try:
+        assert mine.stdout is not None
+        mine.stdout.readline()  # its child is there
+        deadline = time.monotonic() + 20
+        titles: list[str] = []
+        while titles != ["VLLM::EngineCore"] and time.monotonic() < deadline:
+            titles = [child.cmdline()[0] for child in psutil.Process(mine.pid).children()]
+        assert titles == ["VLLM::EngineCore"]
+        (found,) = processes.engines(str(tmp_path / "a"))
+        assert found.pid == mine.pid
+        assert not processes.is_dead(found)
+        mine.kill()  # nobody has waited for it: it is a zombie now
+        assert wait_gone(mine.pid)
+        assert processes.is_dead(found)
+        mine.wait()
+        assert processes.is_dead(found)
+    finally:
+        plain.kill()
+        plain.wait()
+        for process in (mine, other):
+            processes.end(str(tmp_path / ("a" if process is mine else "b")), patience=0.5)
+            process.wait()

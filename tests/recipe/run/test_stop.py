@@ -116,6 +116,47 @@ def test_the_guard_ends_a_process_that_moves_nowhere(tmp_path: Path) -> None:
     assert not (RunFolder(tmp_path).hung).exists()
 
 
+def test_a_dead_engine_is_waited_for_only_so_long() -> None:
+    """It dies at 1000, in a part of a step that has begun at 990."""
+    clock = Clock()
+    clock.now = 990
+    dog = Watchdog(3600, clock)
+    clock.now = 1000
+    assert dog.without_engine(False) is None
+    assert dog.without_engine(True) is None
+    clock.now = 1300
+    assert dog.without_engine(True) is None
+    clock.now = 1301
+    assert "nothing has moved in the 301 s since" in (dog.without_engine(True) or "")
+    dog.begin()  # as where the trainer has noticed by itself, and saves
+    clock.now = 1302
+    assert dog.without_engine(True) is None
+    clock.now = 9999
+    assert dog.without_engine(True) is None  # the other limit is for that
+    assert dog.overdue()
+
+
+def test_the_guard_sees_that_an_engine_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "DEAD", 0.0)
+    clock, ended, looks = Clock(), [], iter([False, False, True, True])
+    dog = Watchdog(0.01, clock)
+    dog.seconds = 1e9  # it is not overdue
+
+    def dies(_: object) -> bool:
+        clock.now += 1
+        return next(looks)
+
+    monkeypatch.setattr(stop.processes, "engines", lambda run: [run])
+    monkeypatch.setattr(stop.processes, "is_dead", dies)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    dog.guard(tmp_path, ended.append)
+    assert ended == [1]
+    assert "VLLM::EngineCore) has ended" in RunFolder(tmp_path).hung.read_text()
+    assert list(looks) == []
+
+
 def test_only_a_wait_in_which_nothing_moves_ends() -> None:
     clock = Clock()
     dog = Watchdog(100, clock)
