@@ -310,6 +310,43 @@ def lost_raylet(run: Path) -> str:
     return f"queued again after {seen:.0f} s, went on from step 2, 5 steps, each line once"
 
 
+def rephrase(run: Path) -> str:
+    """The job serves a model of random weights with the real vLLM, and asks it for rephrasings."""
+    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+    from rephrase_pipeline import write_questions
+    from tiny_model import save_tiny
+
+    folder = run.parent
+    save_tiny(folder / "model", seed=3, positions=8192)
+    questions, out = write_questions(folder / "q.parquet", 6), folder / "out.parquet"
+    environment = {
+        "RECIPE_VENV": str(Path(sys.executable).parents[1]),
+        "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+        **{"MODEL": str(folder / "model"), "GPUS_PER_NODE": "1"},
+        **{"SERVER_ARGS": "--dtype float32 --enforce-eager", "VLLM_CPU_KVCACHE_SPACE": "1"},
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    options = ("--candidates", "3", "--answer-tokens", "48")
+    arguments = (str(questions), str(out), *options)
+    job = submit(run, "--time=60", job="rephrase", arguments=arguments, **environment)
+    wait("the end", lambda: field(job, "JobState") in ENDED, LONGEST)
+    log = "".join(p.read_text() for p in folder.glob("slurm-*.out"))
+    assert field(job, "JobState") == "COMPLETED", log[-3000:]
+    manifest = json.loads((folder / "out.parquet.manifest.json").read_text())
+    assert manifest["verdicts"] == {"reject": 18}, manifest
+    (said,) = re.findall(r"the server answers after \d+ s", log)
+    left = [p.pid for p in psutil.process_iter() if str(folder / "model") in " ".join(_words(p))]
+    assert not left, left
+    return f"{said}, 18 candidates, all rejected with reasons; no server is left"
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 DRILLS = [
     gres,
     too_short,
@@ -321,6 +358,7 @@ DRILLS = [
     node_loss,
     array,
     twice,
+    rephrase,
     two_nodes,
     lost_raylet,
 ]
