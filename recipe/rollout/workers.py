@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 def failure(error: BaseException, *, lost: int, asked: int) -> dict[str, Any]:
-    """The tag of a question of which rollouts failed: how many, and whether the engine is gone.
+    """The tag of a question of which rollouts failed: how many, and whether an actor is gone.
 
     An engine that died leaves its server alive, which raises vLLM's EngineDeadError; that class is
     only looked for where something has imported it, as the error itself does.

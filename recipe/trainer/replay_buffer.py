@@ -116,7 +116,7 @@ class BoundedReplayBuffer(ReplayBuffer):
         return in_rounds or bool(self.failure_keys[partition_id])
 
     def _refuse_failures(self, partition_id: str) -> None:
-        """RolloutError where rollouts failed, once all are done; at once where the engine is gone.
+        """RolloutError where rollouts failed, once all are done; at once where an actor is gone.
 
         verl would train on the rollouts that there are, or wait for ever for a dead engine.
         """
@@ -138,7 +138,9 @@ class BoundedReplayBuffer(ReplayBuffer):
             f"{len(failed)} of {questions} questions; nothing is trained on a part. The first "
             f"error: {tags[0]['error']}"
         )
-        raise LostEngineError(f"the engine is gone: {told}") if gone else RolloutError(told)
+        if gone:
+            raise LostEngineError(f"an engine or a reward worker is gone: {told}")
+        raise RolloutError(told)
 
     def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
         self._refuse_failures(partition_id)

@@ -266,7 +266,7 @@ def test_a_failure_among_the_questions_asked_for_later_ends_the_step_too(
 def test_only_a_lost_engine_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, gone: bool) -> None:
     """u000 fails at once, u001 is done forty looks later; neither asks for anything more."""
     looks = iter([0, 40])
-    with pytest.raises(RolloutError, match="^the engine is gone: " if gone else "^1 of") as raised:
+    with pytest.raises(RolloutError, match="^an engine or a reward" if gone else "^1 of") as raised:
         sample(
             monkeypatch,
             [HALF, LOST] if gone else [HALF, MIXED],
