@@ -19,6 +19,7 @@ import psutil
 
 from recipe.run.environment import RUN_DIR as MARK
 
+HEAD = "gcs_server"
 ENGINE = "VLLM::"  # how vLLM's own titles of its processes begin: VLLM::EngineCore
 
 
@@ -45,6 +46,16 @@ def engines(value: str) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
             parent = process.parent()
             if _is_engine(process) and not (parent and _is_engine(parent)):
+                found.append(process)
+    return found
+
+
+def heads(value: str) -> list[psutil.Process]:
+    """Ray's head process of the run of `value`; none where the run has joined a Ray of others."""
+    found = []
+    for process in marked(value):
+        with contextlib.suppress(psutil.Error):
+            if process.name() == HEAD:
                 found.append(process)
     return found
 

@@ -3,6 +3,7 @@
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.run import checkpoints, console, ending, environment, folder, processes, progress, stop
 
+LOOK = 2.0  # seconds between two looks at Ray's head process
 DRAIN = 2.0  # seconds in which Ray hands over the last lines that a failed worker has printed
 
 
@@ -71,8 +73,11 @@ def _train(config: DictConfig, say: Callable[[str], None]) -> None:
     set_ray(config)
     progress.reached(run_dir, "verl imported")
 
+    over = threading.Event()
+
     def ray_runs() -> None:
         signals.listen()
+        threading.Thread(target=watch_head, args=(config, say, over), daemon=True).start()
         progress.reached(run_dir, "Ray started")
 
     try:
@@ -82,7 +87,31 @@ def _train(config: DictConfig, say: Callable[[str], None]) -> None:
         time.sleep(DRAIN)
         raise
     finally:
+        over.set()
         ray.shutdown()
+
+
+def watch_head(
+    config: DictConfig,
+    say: Callable[[str], None],
+    over: threading.Event,
+    end: Callable[[int], object] = os._exit,
+) -> None:
+    """In a thread: `end` this process, with the reason, when Ray's head process has ended.
+
+    Ray would end it too, but a minute later and without a word. The reaper ends all the others.
+    """
+    run_dir = Path(config.recipe.run_dir)
+    heads = processes.heads(str(run_dir))
+    while not over.wait(LOOK):
+        # ray.shutdown ends it as well: `over` is set before.
+        if any(map(processes.is_dead, heads)) and not over.is_set():
+            told = f"Ray's head process ({processes.HEAD}) has ended: it was killed, or has crashed"
+            told = f"{told}\n{ending.how_to_go_on(config)}"
+            ending.record(folder.RunFolder(run_dir), 1, told)
+            say(f"recipe.train: {told}")
+            end(1)
+            return
 
 
 def set_ray(config: DictConfig) -> None:

@@ -2,15 +2,18 @@
 
 import copy
 import os
+import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf, open_dict
 
-from prompt_aug.files import lock
+from prompt_aug.files import lock, read_json
 from prompt_aug.questions import make_question, write_parquet
 from prompt_aug.templates import load_bank
 from recipe import train
@@ -21,6 +24,7 @@ from recipe.checks.same_run import check_same_run
 from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
 from recipe.run import folder as run_folder
+from recipe.run import processes
 from recipe.run.folder import RunFolder
 from recipe.trainer import launch
 
@@ -353,3 +357,34 @@ def test_a_folder_that_cannot_be_had_is_one_clear_line(
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert ("cannot write" if place == "file/run" else "in use by") in said
+
+
+@pytest.mark.parametrize("already_over", [False, True])
+def test_the_death_of_rays_head_ends_the_run_with_a_reason(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, already_over: bool
+) -> None:
+    """At the end of a run its death is no accident: `over` is set before it."""
+    monkeypatch.setattr(launch, "LOOK", 0.05)
+    said, ended, over = list[str](), list[int](), threading.Event()
+    shutil.copy("/bin/sleep", tmp_path / "gcs_server")
+    environment = {**os.environ, "RECIPE_RUN_DIR": config.recipe.run_dir}
+    head = subprocess.Popen([tmp_path / "gcs_server", "60"], env=environment)
+    arguments = (config, said.append, over, ended.append)
+    watch = threading.Thread(target=launch.watch_head, args=arguments, daemon=True)
+    try:
+        while not processes.heads(config.recipe.run_dir):
+            time.sleep(0.02)
+        watch.start()
+        time.sleep(0.3)
+        assert watch.is_alive() and not ended
+        if already_over:
+            over.set()
+    finally:
+        head.kill()
+        head.wait()
+    watch.join(20)
+    assert ended == ([] if already_over else [1])
+    if not already_over:
+        assert "Ray's head process (gcs_server) has ended" in said[0]
+        assert "no step was done" in said[0]
+        assert read_json(RunFolder(Path(config.recipe.run_dir)).end)["code"] == 1
