@@ -106,7 +106,7 @@ def _concatenated(one: str, other: str) -> list[str]:
 def many_golds(text: str) -> list[str]:
     """Law 6 on any text."""
     right = [gold for gold in VALUES if grade_answer(text, gold).correct]
-    return [f"right for {right}"] if len(right) > 1 else []
+    return [f"{text!r} is right for {right}"] if len(right) > 1 else []
 
 
 def mutated(rng: random.Random, corpus: list[str]) -> str:

@@ -13,6 +13,7 @@ Figures = dict[str, float]
 LEAST_CORRELATION = 0.99  # of the engine's and the actor's probabilities of the same tokens
 MOST_LOGPROB_ERROR = 0.1  # nats, bfloat16 against float32
 LEAST_COSINE = 0.99  # of their gradients
+RUNS = {"prompt_aug": 2, "ta_grpo": 1, "cw_grpo": 1}  # steps of each method
 # Key of metrics.jsonl -> its line on the page.
 TRAINING = {
     "timing_s/gen": "rollouts, s",
@@ -84,9 +85,8 @@ def reference(path: Path) -> Figures:
 
 
 def stages(folder: Path, cpu: bool) -> list[Stage]:
-    """On the CPU one short training of the toy model; on a GPU three, of a model of 1.5B."""
+    """Three short trainings: on the CPU of the toy model, on a GPU of one of 1.5B."""
     model = folder / "model"
-    runs = {"prompt_aug": 2} if cpu else {"prompt_aug": 2, "ta_grpo": 1, "cw_grpo": 1}
     made = [
         Stage(name="doctor", command=module("recipe.doctor", "--runs", folder)),
         Stage(name="model", command=module("recipe.accept.model", folder, *["--cpu"] * cpu)),
@@ -97,7 +97,7 @@ def stages(folder: Path, cpu: bool) -> list[Stage]:
             figures=lambda: reference(folder / "reference.json"),
         ),
     ]
-    for method, steps in runs.items():
+    for method, steps in RUNS.items():
         run = folder / method
         made.append(
             Stage(
@@ -107,19 +107,20 @@ def stages(folder: Path, cpu: bool) -> list[Stage]:
                 figures=functools.partial(training, run),
             )
         )
-    return [*made, *after_training(folder / "prompt_aug")]
+    return [*made, *after_training(folder)]
 
 
-def after_training(run: Path) -> list[Stage]:
-    """What looks at a trained run: the hand-over of weights, the export, the evaluation."""
-    made = f"made={run.parent}/data/test.parquet"
+def after_training(folder: Path) -> list[Stage]:
+    """What looks at the trained runs: the hand-over of weights, the exports, the evaluation."""
+    run, made = folder / "prompt_aug", f"made={folder}/data/test.parquet"
+    # Of two runs, since a step that is exported in one dtype is refused in another.
     exports = [
         Stage(
             name=f"export {dtype}",
-            command=module("recipe.export", run, "--dtype", dtype),
-            needs=("train prompt_aug",),
+            command=module("recipe.export", folder / method, "--dtype", dtype),
+            needs=(f"train {method}",),
         )
-        for dtype in ("bfloat16", "float32")
+        for method, dtype in (("cw_grpo", "bfloat16"), ("prompt_aug", "float32"))
     ]
     return [
         Stage(

@@ -186,5 +186,6 @@ def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
             low, high = [min(v) for v in values], [max(v) for v in values]
             axes.fill_between(steps, low, high, color=colours[name], alpha=0.15, linewidth=0)
         axes.set(xlabel="step", title=f"held out, {key}" if key in held_out(experiment) else key)
-        axes.legend(frameon=False, fontsize=8)
+        # Beside the curves: with bands over most of the axes there is no free place in them.
+        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         figure.savefig(folder / picture(key), metadata={"Software": None})

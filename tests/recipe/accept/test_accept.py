@@ -122,14 +122,29 @@ def test_a_loss_or_a_gradient_that_is_off_fails(tmp_path: Path) -> None:
                 accept.reference(path)
 
 
-def test_every_stage_needs_only_earlier_ones_and_the_gpu_form_trains_three_methods() -> None:
-    for cpu in (True, False):
-        made = stages(Path("/x"), cpu)
-        names = [stage.name for stage in made]
-        for place, stage in enumerate(made):
-            assert set(stage.needs) <= set(names[:place])
+@pytest.mark.parametrize("cpu", [True, False])
+def test_every_stage_needs_only_earlier_ones_and_three_methods_are_trained(cpu: bool) -> None:
+    made = stages(Path("/x"), cpu)
+    names = [stage.name for stage in made]
+    for place, stage in enumerate(made):
+        assert set(stage.needs) <= set(names[:place])
     trained = [name for name in names if name.startswith("train")]
     assert trained == ["train prompt_aug", "train ta_grpo", "train cw_grpo"]
+
+
+def test_both_dtypes_are_exported_each_of_a_run_of_its_own() -> None:
+    """A step that is exported in one is refused in the other; the evaluated run is in float32."""
+    made = {stage.name: stage for stage in stages(Path("/x"), True)}
+    exported = {name: stage for name, stage in made.items() if name.startswith("export")}
+    assert sorted(exported) == ["export bfloat16", "export float32"]
+    runs = {name: stage.command[3] for name, stage in exported.items()}
+    assert len(set(runs.values())) == 2
+    for name, stage in exported.items():
+        assert stage.needs == (f"train {Path(runs[name]).name}",)
+        assert stage.command[4:] == ["--dtype", name.removeprefix("export ")]
+    evaluation = made["evaluation"]
+    assert evaluation.command[3] == runs["export float32"]
+    assert evaluation.needs == ("export float32",)
 
 
 @pytest.mark.config
