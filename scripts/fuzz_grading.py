@@ -99,6 +99,11 @@ def unearned(rng: random.Random) -> list[str]:
     return paid
 
 
+def many_golds_of_infinity(rng: random.Random) -> list[str]:
+    """Law 6 where it was broken once: an infinity in arithmetic was equal to any number."""
+    return many_golds(rng.choice(VALUES) + rng.choice((r"\infty", "inf", r"\cdot\infty^{10}")))
+
+
 def _concatenated(one: str, other: str) -> list[str]:
     return [one + other] if one.isdigit() and other.isdigit() else []
 
@@ -202,6 +207,7 @@ def main() -> None:
             problems = broken_laws(text, gold) + unearned(rng)
             if inputs % options.trace_every == 0:
                 problems += many_golds(mutated(rng, list(VALUES)))
+                problems += many_golds_of_infinity(rng)
             if problems:
                 failures[text] = [gold, *problems]
             result = grade_answer(text, gold)

@@ -158,6 +158,21 @@ def _parse(text: str) -> Any | None:
         return None
 
 
+def _is_infinite(value: Any) -> bool:
+    """Whether a formula, or one of several, is infinite; of a sum or a limit it is not asked.
+
+    math-verify's numeric comparison takes an infinity for any number.
+    """
+    from sympy import Basic, Expr, FiniteSet, Integral, Limit, Product, S, Sum, Tuple
+
+    if isinstance(value, (Tuple, FiniteSet)):
+        return any(map(_is_infinite, value.args))
+    infinities: tuple[Basic, ...] = (S.Infinity, S.NegativeInfinity, S.ComplexInfinity, S.NaN)
+    if not isinstance(value, Expr) or value.has(Sum, Product, Integral, Limit):
+        return False
+    return value.has(*infinities) and value.doit().has(*infinities)
+
+
 def judge(gold: str, pred: str) -> dict[str, str]:
     """Whether the prediction equals the gold; own time-outs are off, because handlers of
     `signal.alarm` cannot interrupt a C call and would overwrite the deadline.
@@ -174,6 +189,8 @@ def judge(gold: str, pred: str) -> dict[str, str]:
         if isinstance(known, Symbol) and len(known.name) == 1 and isinstance(target, Expr):
             # math-verify compares a lone letter by its name; x + 0 and x^2/x are x all the same
             known, target = known + 1, target + 1
+        if _is_infinite(target) != _is_infinite(known):
+            return {"status": "wrong", "detail": "infinite"}
         equal = verify(
             known, target, timeout_seconds=0, allow_set_relation_comp=True, raise_on_error=True
         )
