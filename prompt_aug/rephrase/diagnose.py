@@ -43,6 +43,7 @@ from prompt_aug.rephrase.stages import generate
 Embed = Callable[[Sequence[str]], np.ndarray]
 RESAMPLES, PARTS, PER_CALL = 2000, 20, 64
 SETS = ("original", "neighbours", "control")
+EMBEDDER = "Qwen/Qwen3-Embedding-0.6B"  # the paper's authors' choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,17 @@ def distances(sampled: Sampled, per_phrasing: int, embed: Embed) -> dict[str, fl
     found: dict[str, float] = {}
     for name, keys in sampled.sets(per_phrasing).items():
         pairs = list(itertools.combinations(keys, 2))
-        found[name] = float(np.mean([far[place[a], place[b]] for a, b in pairs]))
+        found[name] = _mean([far[place[a], place[b]] for a, b in pairs])
         if name == "neighbours":
             for part, same in (("within", True), ("between", False)):
                 chosen = [far[place[a], place[b]] for a, b in pairs if (a[0] == b[0]) == same]
-                found[f"neighbours {part}"] = float(np.mean(chosen)) if chosen else float("nan")
+                found[f"neighbours {part}"] = _mean(chosen)
     return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    """NaN of none, as with one response to a phrasing, or with one neighbour."""
+    return float(np.mean(values)) if values else float("nan")
 
 
 def interval(values: Sequence[float], seed: int = 0) -> list[float]:
@@ -103,15 +109,17 @@ def interval(values: Sequence[float], seed: int = 0) -> list[float]:
 
 
 def summarise(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Mean and interval of each column, and of the paired differences of `SETS`."""
+    """Mean and interval of each column, and of the paired differences of `SETS`.
+
+    A column that is NaN in every row is left out.
+    """
     columns = {name: [float(row[name]) for row in rows] for name in rows[0]}
     pairs = [("neighbours", "original"), ("control", "original"), ("neighbours", "control")]
     for one, other in pairs:
         both = zip(columns[one], columns[other], strict=True)
         columns[f"{one} - {other}"] = [a - b for a, b in both]
-    return {
-        name: interval([v for v in values if v == v]) for name, values in columns.items() if values
-    }
+    known = {name: [v for v in values if v == v] for name, values in columns.items()}
+    return {name: interval(values) for name, values in known.items() if values}
 
 
 class EndpointEmbedder:
@@ -206,7 +214,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=float, default=1.0, help="of the responses")
     parser.add_argument("--answer-tokens", type=int, default=3072, help="at most, of a response")
     parser.add_argument("--concurrency", type=int, default=16, help="requests in flight")
-    parser.add_argument("--embedder", help="model of /v1/embeddings; none: no distances")
+    parser.add_argument(
+        "--embedder",
+        help=f"model of /v1/embeddings (with --embedder-url {EMBEDDER}; without both no distances)",
+    )
     parser.add_argument("--embedder-url", help="its endpoint (default: --base-url)")
     parser.add_argument("--max-requests", type=int, help="attempts, retries included")
     parser.add_argument("--max-tokens", type=int, help="of prompts and answers")
@@ -221,6 +232,8 @@ def diagnose(options: argparse.Namespace) -> int:
         check_url(name, getattr(options, name))
     if options.folder.is_file():
         raise RephraseError(f"FOLDER {options.folder} is a file: name a folder")
+    if options.embedder_url and not options.embedder:
+        options.embedder = EMBEDDER
     everything = read_parquet(options.questions)[: options.limit]
     questions = [q for q in everything if len(q.neighbours) >= options.n]
     if not questions:

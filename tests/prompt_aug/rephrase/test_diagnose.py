@@ -130,6 +130,36 @@ def test_where_rephrasing_changes_nothing_the_control_explains_the_whole_gap(
     assert report["distance"]["neighbours between"][0] > 0
 
 
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ([], None),
+        (["--embedder-url", "URL"], "Qwen/Qwen3-Embedding-0.6B"),
+        (["--embedder-url", "URL", "--embedder", "own"], "own"),
+        (["--embedder", "own"], "own"),
+    ],
+)
+def test_an_address_of_embeddings_is_asked_for_the_authors_model(
+    tmp_path: Path, given: list[str], asked: str | None
+) -> None:
+    SEEN.clear()
+    question = make_question(text="a #1 ?", answers=["7"], source="own")
+    question = dataclasses.replace(question, neighbours=("b #1 ?",))
+    write_parquet([question], tmp_path / "q.parquet")
+    with serving(model) as endpoint:
+        arguments = [str(tmp_path / "q.parquet"), str(tmp_path / "d"), "--model", "m", "--n", "1"]
+        arguments += ["--base-url", endpoint.url, "--g", "2"]
+        arguments += [endpoint.url if part == "URL" else part for part in given]
+        assert diagnose.main(arguments) == 0
+        models = {body["model"] for body in endpoint.bodies if "input" in body}
+    assert models == ({asked} if asked else set())
+    report = json.loads((tmp_path / "d" / "diagnosis.json").read_text())
+    assert report.get("embedder") == asked
+    if asked:  # one neighbour: there are no pairs of two phrasings
+        assert report["distance"]["neighbours within"][0] >= 0
+        assert "neighbours between" not in report["distance"]
+
+
 def test_questions_without_neighbours_are_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
