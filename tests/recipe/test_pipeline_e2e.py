@@ -91,7 +91,7 @@ def call(*arguments: Any, timeout: float = 600) -> subprocess.CompletedProcess:
     )
 
 
-def wait_for(condition: Any, process: subprocess.Popen, seconds: float = 400) -> None:
+def wait_for(condition: Any, process: subprocess.Popen, seconds: float = 1200) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, "the run ended before it was killed"
