@@ -97,9 +97,12 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
     requests = [parse_request(request) for request in options.benchmark]
     if options.suite is not None:
         requests += suite_requests(options.suite)
-    merged = dataclasses.replace(
-        base, **given, benchmarks=tuple(requests) if requests else base.benchmarks
-    )
+    merged = dataclasses.replace(base, **given)
+    if requests:
+        merged = dataclasses.replace(merged, benchmarks=tuple(requests))
+    elif merged.samples is not None:  # asked for here: the run's own benchmarks do not insist
+        own = tuple(dataclasses.replace(request, samples=None) for request in base.benchmarks)
+        merged = dataclasses.replace(merged, benchmarks=own)
     merged = _with_templates(merged, options.template_of)
     asked = [request.name for request in merged.benchmarks]
     if not asked:

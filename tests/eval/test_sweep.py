@@ -221,3 +221,23 @@ def test_watch_evaluates_what_is_exported_until_the_last_step(
     assert len(waited) == 1 and engine.starts == 1
     assert set(scores(run, 3)["benchmarks"]) == {"toy", "other"}
     assert exported[0][1:] == ["-m", "recipe.export", str(run)] and len(exported) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"), [([], 1), (["--samples", "8"], 8), (["--preset", "paper_ta_grpo"], None)]
+)
+def test_a_flag_counts_more_than_the_samples_of_the_runs_own_benchmark(
+    tmp_path: Path, given: list[str], asked: int | None
+) -> None:
+    """As the toy examples have it: eval.benchmarks with samples: 1 in config.yaml."""
+    (tmp_path / "config.yaml").write_text(
+        "eval: {template: qwen-math, benchmarks: [{name: toy, path: x.parquet, samples: 1}]}\n"
+    )
+    options = sweep._parser().parse_args([str(tmp_path), *given])
+    settings = sweep._settings(options, tmp_path)
+    (request,) = settings.benchmarks
+    preset = sweep.settings_module.presets()["paper_ta_grpo"]["samples"]
+    assert (request.samples or settings.samples) == (asked or preset)
+    named = sweep._parser().parse_args([str(tmp_path), *given, "--benchmark", "toy=x.parquet:3"])
+    (request,) = sweep._settings(named, tmp_path).benchmarks
+    assert request.samples == 3
