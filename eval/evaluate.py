@@ -19,7 +19,7 @@ from eval.session import Session, signature
 from eval.settings import Settings, benchmark_identity, differences, folder_name, shared_identity
 from prompt_aug.files import FileError, lock, read_json, write_json, write_lines
 from prompt_aug.grading import VERSION
-from prompt_aug.prompts import Prompts
+from prompt_aug.prompts import Prompts, load_tokenizer
 from prompt_aug.templates import Bank, Template
 from recipe.run.folder import BenchmarkFolder, EvaluationFolder
 
@@ -119,10 +119,8 @@ class Evaluation:
             return combine(item.evaluation, checkpoint.step, checkpoint.model, checkpoint.identity)
 
     def _make(self, item: Item, session: Session) -> None:
-        from transformers import AutoTokenizer  # deferred: refusals come before its slow import
-
         checkpoint, benchmark = item.checkpoint, item.benchmark
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint.model)
+        tokenizer = load_tokenizer(checkpoint.model)
         pending = PendingSamples(benchmark, self.prompts, tokenizer)
         context = self._context(checkpoint, tokenizer)
         _warn_too_long(pending, context)

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
+from prompt_aug import prompts
 from prompt_aug.questions import Question, read_parquet, write_parquet
 from prompt_aug.templates import Bank, Overlong, Template, load_bank, overlong
 from recipe.errors import ConfigError
@@ -70,17 +71,10 @@ def read_questions(files: Any, key: str) -> list[Question]:
 
 def load_tokenizer(config: DictConfig) -> Any:
     """The tokenizer of the start model; ConfigError where the model cannot be had."""
-    path = config.actor_rollout_ref.model.path
-    from transformers import AutoTokenizer  # seconds; a refusal above comes without them
-
     try:
-        return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        why = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"recipe.model_path={path}: no tokenizer can be loaded from it ({why}); name a model "
-            "folder, or a hub id that is in the cache or can be downloaded"
-        ) from error
+        return prompts.load_tokenizer(config.actor_rollout_ref.model.path)
+    except prompts.TokenizerError as error:
+        raise ConfigError(f"recipe.model_path: {error}") from error
 
 
 def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, Any]:
@@ -223,8 +217,11 @@ def check_files(config: DictConfig, built: Path | None) -> None:
 
     `built` is the folder in which the toy world will be made, if one is wanted.
     """
-    if not config.actor_rollout_ref.model.path:
+    model = config.actor_rollout_ref.model.path
+    if not model:
         raise ConfigError("recipe.model_path is not set: name a model folder or a hub id")
+    if built is None or not Path(model).is_relative_to(built):
+        check_model_folder(model)
     for key in ("train_files", "val_files"):
         paths = _paths(config.data[key])
         if not paths:
@@ -235,6 +232,20 @@ def check_files(config: DictConfig, built: Path | None) -> None:
                 raise ConfigError(
                     f"data.{key}: {path}: no such file; `python -m prompt_aug.prepare` makes one"
                 )
+
+
+def check_model_folder(model: str) -> None:
+    """Refuse a path that holds no model; what may be a hub id is left to transformers.
+
+    That comes later: its import takes seconds.
+    """
+    a_path = model.startswith(("/", ".", "~")) or model.count("/") > 1
+    if a_path and not Path(model).is_dir():
+        raise ConfigError(
+            f"recipe.model_path={model}: no such folder, and no hub id, which is OWNER/NAME"
+        )
+    if a_path and not (Path(model) / "config.json").is_file():
+        raise ConfigError(f"recipe.model_path={model}: no model, there is no config.json in it")
 
 
 def check_own(config: DictConfig, built: Path, questions: int) -> None:

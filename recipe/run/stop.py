@@ -16,9 +16,10 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from prompt_aug.errors import UserError
 from prompt_aug.files import write_text
@@ -181,8 +182,26 @@ class Signals:
     def __init__(self, run_dir: Path, say: Callable[[str], None] = print) -> None:
         self.folder, self.say = RunFolder(run_dir), say
         self.first: float | None = None
+        self.code: int | None = None  # what the handler has asked to end with
         for path in (self.folder.stop_request, self.folder.stepping, self.folder.hung):
             path.unlink(missing_ok=True)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take SIGTERM inside, and end with the code that the handler asked for.
+
+        Its SystemExit may be raised inside ray.get, which ends with SystemExit(1) whatever the
+        code was. StoppedError where there was no step to save, SystemExit otherwise.
+        """
+        self.listen()
+        try:
+            yield
+        except SystemExit as end:
+            if self.code is None:
+                raise
+            if self.code == AGAIN:
+                raise StoppedError("SIGTERM before the first step, nothing to save") from end
+            raise SystemExit(self.code) from end
 
     def listen(self) -> None:
         """Take SIGTERM; again after everything that takes it away, as ray.init does."""
@@ -193,11 +212,15 @@ class Signals:
         if self.first is None:
             self.first = now
             if not self.folder.stepping.exists():
-                sys.exit(AGAIN)  # nothing to save
+                self._end(AGAIN)  # nothing to save
             write_text(self.folder.stop_request, str(os.getpid()))
             self.say("recipe.train: SIGTERM: saving, then the end")
         elif now - self.first > SAME:
-            sys.exit(KILLED)
+            self._end(KILLED)
+
+    def _end(self, code: int) -> NoReturn:
+        self.code = code
+        sys.exit(code)
 
 
 class AfterRay:

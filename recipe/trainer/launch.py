@@ -44,7 +44,9 @@ def run(config: DictConfig) -> None:
             console.diverted(folder.RunFolder(Path(run_dir)).log) as out,
             progress.follow(config, out) as say,
         ):
-            _train(config, say)
+            signals = stop.Signals(Path(run_dir), say)
+            with signals.listening():
+                _train(config, say, signals)
     finally:
         processes.end(run_dir)
         if reaper.stdin:
@@ -52,10 +54,8 @@ def run(config: DictConfig) -> None:
         reaper.wait()
 
 
-def _train(config: DictConfig, say: Callable[[str], None]) -> None:
+def _train(config: DictConfig, say: Callable[[str], None], signals: stop.Signals) -> None:
     run_dir = Path(config.recipe.run_dir)
-    signals = stop.Signals(run_dir, say)
-    signals.listen()
     print(f"{ending.BEGINS}{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(sys.argv)}", flush=True)
     import ray
     from verl.trainer.main_ppo import run_ppo
@@ -83,7 +83,7 @@ def _train(config: DictConfig, say: Callable[[str], None]) -> None:
     try:
         runner = stop.AfterRay(ray.remote(RecipeTaskRunner), ray_runs)
         run_ppo(config, task_runner_class=runner)
-    except Exception:  # raised again: only for a failed worker's last lines, not after Ctrl-C
+    except ray.exceptions.RayError:  # raised again: only for a failed worker's last lines
         time.sleep(DRAIN)
         raise
     finally:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from prompt_aug.prompts import Prompts
+from prompt_aug.prompts import Prompts, TokenizerError, load_tokenizer
 from prompt_aug.templates import BankError, UnknownTemplateError, load_bank
 
 PUBLISHED = "published_templates.json"
@@ -87,3 +87,12 @@ def test_a_record_without_its_style_is_no_record(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(record))
     with pytest.raises(BankError, match="lacks style"):
         Prompts.read(path)
+
+
+def test_a_tokenizer_that_knows_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    with pytest.raises(TokenizerError, match="gives no token for '1': its files are lost"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(TokenizerError, match="no tokenizer can be loaded from"):
+        load_tokenizer(str(tmp_path))

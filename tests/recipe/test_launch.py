@@ -341,6 +341,15 @@ def test_a_missing_data_file_is_refused_before_the_toy_world_is_built(
         data.check_files(config, built)
 
 
+def test_a_folder_that_has_lost_its_tokenizer_is_refused(config: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    data.check_model_folder(str(tmp_path))
+    with open_dict(config):
+        config.actor_rollout_ref.model.path = str(tmp_path)
+    with pytest.raises(ConfigError, match=r"recipe\.model_path: .* gives no token"):
+        data.load_tokenizer(config)
+
+
 @pytest.mark.config
 @pytest.mark.parametrize("place", ["file/run", "in_use"])
 def test_a_folder_that_cannot_be_had_is_one_clear_line(

@@ -180,7 +180,6 @@ from recipe.run.folder import RunFolder
 folder = Path(sys.argv[1])
 stop.SAME = 0.5
 signals = stop.Signals(folder)
-signals.listen()
 
 class TaskRunner:
     options_seen = None
@@ -192,15 +191,30 @@ class TaskRunner:
     def remote(cls):
         return cls.options_seen
 
-runner = stop.AfterRay(TaskRunner, signals.listen)
-if "ray" in sys.argv[2]:  # what ray.init does
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
-    if "ours" in sys.argv[2]:
-        assert runner.options(a=1).remote() == {"a": 1}
-if "step" in sys.argv[2]:
-    stop.steps_begin(folder)
-print("ready", flush=True)
-time.sleep(30)
+def wait():
+    print("ready", flush=True)
+    try:
+        time.sleep(30)
+    except SystemExit:  # as in ray.get, which keeps no exit code
+        if "get" in sys.argv[2]:
+            raise SystemExit(1)
+        raise
+
+def train():
+    runner = stop.AfterRay(TaskRunner, signals.listen)
+    if "ray" in sys.argv[2]:  # what ray.init does
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+        if "ours" in sys.argv[2]:
+            assert runner.options(a=1).remote() == {"a": 1}
+    if "step" in sys.argv[2]:
+        stop.steps_begin(folder)
+    wait()
+
+try:
+    with signals.listening():
+        train()
+except stop.StoppedError as error:
+    sys.exit(75 if "SIGTERM before the first step" in str(error) else 2)
 """
 
 
@@ -217,7 +231,9 @@ def launched(folder: Path, what: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize(
-    ("what", "code"), [("", 75), ("ray, ours again", 75), ("ray", 15)], ids=str
+    ("what", "code"),
+    [("", 75), ("get", 75), ("ray, ours again", 75), ("ray", 15)],
+    ids=str,
 )
 def test_before_the_first_step_a_signal_ends_at_once(tmp_path: Path, what: str, code: int) -> None:
     process = launched(tmp_path, what)
@@ -230,7 +246,7 @@ def test_a_signal_among_steps_is_left_to_the_trainer_and_a_second_one_is_not(
     tmp_path: Path,
 ) -> None:
     (RunFolder(tmp_path).stop_request).write_text("of the run before")
-    process = launched(tmp_path, "step")
+    process = launched(tmp_path, "step, in get")
     assert not (RunFolder(tmp_path).stop_request).exists()
     process.send_signal(signal.SIGTERM)
     end = time.monotonic() + 20
