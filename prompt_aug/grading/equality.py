@@ -121,10 +121,14 @@ def _is_decimal_comma(gold: Node, reading: Node) -> bool:
 
 
 def _unwrapped(node: Node) -> Node:
-    r"""`\{5\}` and a list whose members are all the same are their one member."""
+    r"""`\{5\}` and a list whose members are all the same are their one member.
+
+    Not `\{\emptyset\}`, which has a member where `\emptyset` has none.
+    """
     if node.kind in ("list", "set") and node.items:
         first = node.items[0]
-        if all(squeeze(item.text) == squeeze(first.text) for item in node.items[1:]):
+        one = first.kind != "set" and not _EMPTY_SIGN.fullmatch(first.text)
+        if one and all(squeeze(item.text) == squeeze(first.text) for item in node.items[1:]):
             return first
     return node
 

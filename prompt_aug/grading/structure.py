@@ -132,7 +132,12 @@ def _bracketed(text: str, *, depth: int) -> Node | None:
         return Node(kind="matrix", text=text, items=items)
     if text.startswith(r"\{") and text.endswith(r"\}") and len(text) >= 4:
         inside = text[2:-2]
-        if "|" in inside or ":" in inside or _matching(text, 1) != len(text) - 1:
+        if (
+            not inside.strip()
+            or "|" in inside
+            or ":" in inside
+            or _matching(text, 1) != len(text) - 1
+        ):
             return None
         return _group("set", split_list(inside), text, depth=depth)
     text = re.sub(r"^\\langle\s*(.*)\\rangle$", r"(\1)", text)
