@@ -18,7 +18,7 @@ compare_methods = load_script("compare_methods")
 METHODS = compare_methods.methods()
 # These change the agent loop or the sampling, so that they cannot share a run. What is new in
 # prompt_aug and ta_grpo_star is seen by test_pipeline_e2e.py and by unit tests of the agent loop
-# and the advantages; grpo_ds is dapo's sampling, whose want of a signal is tested here too.
+# and the advantages; grpo_ds is dapo's sampling.
 RUN_ALONE = {"ta_grpo": "anchored", "dapo": "dapo"}
 SEEN_ELSEWHERE = ("prompt_aug", "ta_grpo_star", "grpo_ds")
 LOSSES_RUN = ("clip_cov", "kl_cov", "gspo", "cispo", "sapo", "gmpo")  # the rest: vanilla
@@ -43,10 +43,6 @@ CORRECTED = [  # engine and actor agree to 1e-6 here, so these bounds reject a p
     *("algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=10"),
     *("recipe.overlong_filter=true", "data.max_response_length=20"),
     "recipe.reward.overlong.buffer=20",
-]
-NO_SIGNAL = [  # a punishment that is off is 0 for all: no group ever has a signal
-    *("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=overlong"),
-    *("recipe.reward.overlong.enable=false", "recipe.dynamic_sampling.max_gen_batches=2"),
 ]
 
 
@@ -134,23 +130,21 @@ class Runner:
 
 
 def start_all(runner: Runner) -> None:
-    """Queue all runs of test_methods_e2e.py: nine starts of the trainer."""
+    """Queue all runs of test_methods_e2e.py: seven starts of the trainer."""
+    replay = ["recipe.weights.name=gaussian_covariance", *ONE_UPDATE]
+    replay += [f"skip.rollout_tq.dump_dir={runner.base / 'dump'}", "skip.rollout_tq.steps=[1]"]
+    replay += ["skip.rollout_tq.enable=true", "trainer.experiment_name=replayed"]
     # These two build the toy worlds that the others find in the cache.
-    runner.start("anchored", "ta_grpo", *ONE_UPDATE)
+    runner.start("anchored", "ta_grpo", *replay)
     runner.start("dapo", "dapo", "recipe.save_tensors_every=1", taught=True)
     for name in ("anchored", "dapo"):
         runner.futures[name].result()
     runner.start_shared(SHARING)
-    replay = [f"skip.rollout_tq.dump_dir={runner.base / 'dump'}", "skip.rollout_tq.steps=[1]"]
-    replay += ["skip.rollout_tq.enable=true", "trainer.experiment_name=replayed", *ONE_UPDATE]
-    runner.start("whole", "cw_grpo", *replay, steps=1)
     saved = "trainer.save_freq=1"
     runner.start("together", "ta_grpo", *TOGETHER, saved, steps=1)
     ranks = ["trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2"]
     ranks += [f"{ACTOR}.ppo_micro_batch_size_per_gpu=8"]
     ranks += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"]
-    runner.start("ranks", "cw_grpo", *replay, *ranks, steps=1, after="whole")
+    runner.start("ranks", "ta_grpo", *replay, *ranks, steps=1)
     runner.start("together, on", "ta_grpo", *TOGETHER, saved, after="together")
-    stop = "recipe.dynamic_sampling.on_exhausted=stop"
-    runner.start("stop", "grpo_ds", *NO_SIGNAL, saved, stop, steps=1)
     runner.start("corrected", "cw_grpo", *CORRECTED)

@@ -1,7 +1,7 @@
-"""The main job on the CPU, small: real trainer and engine, a kill, a resume, export, evaluation.
+"""The main job on the CPU, small: real trainer and engine, ends and resumes, export, evaluation.
 
-A fifth of its questions are real ones of MATH, where the folder of real data is there. The same
-run is made twice, ended early in two ways: it has to come out the same.
+A fifth of its questions are real ones of MATH, where the folder of real data is there. The run is
+ended early in two ways. Steps that are trained again after that have to come out the same.
 """
 
 import json
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -99,60 +100,80 @@ def wait_for(condition: Any, process: subprocess.Popen, seconds: float = 1200) -
         time.sleep(0.2)
 
 
+@dataclass
+class Launched:
+    """A start of the run and its output."""
+
+    run: Path
+    process: subprocess.Popen
+    log: Path
+
+    def wait_for_steps(self, count: int) -> None:
+        wait_for(lambda: len(run_folder.read_metrics(self.run)) >= count, self.process)
+
+    def kept(self, *steps: int) -> dict[int, Any]:
+        """What is on disk of `steps` now: they will be trained again."""
+        lines = {m["step"]: m for m in run_folder.read_metrics(self.run)}
+        return {n: (responses(self.run, n), lines[n]) for n in steps if n in lines}
+
+
+def launch(run: Path, cache: Path, name: str) -> Launched:
+    log = run.parent / f"{name}.log"
+    environment = {**os.environ, "WANDB_MODE": "offline"}
+    with log.open("w") as file:
+        process = subprocess.Popen(command(run, cache), stdout=file, stderr=file, env=environment)
+    return Launched(run, process, log)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """A run killed after its first checkpoint, started again, and finished."""
+    """A run that gets SIGTERM, loses its last checkpoint, goes on, is killed, and is finished."""
     base = tmp_path_factory.mktemp("pipeline")
     run, cache = base / "run", base / "cache"
     make_questions(base)
     seen: dict[str, Any] = {"run": run, "cache": cache}
-    with (base / "first.log").open("w") as log:
-        environment = {**os.environ, "WANDB_MODE": "offline"}
-        first = subprocess.Popen(command(run, cache), stdout=log, stderr=log, env=environment)
-        tracker = run / "checkpoints" / "latest_checkpointed_iteration.txt"
-        wait_for((run / "config.yaml").exists, first)
-        seen["second_start"] = call(*command(run, cache))
-        # The line of a step is written after its checkpoint and validation.
-        wait_for(lambda: len(run_folder.read_metrics(run)) >= 2, first)
-        seen["processes_before"] = len(processes.marked(str(run)))
-        os.kill(first.pid, signal.SIGKILL)
-        first.wait()
-    end = time.monotonic() + 60
-    while processes.marked(str(run)) and time.monotonic() < end:
-        time.sleep(0.5)
-    seen["processes_after"] = [p.cmdline() for p in processes.marked(str(run))]
-    seen["done_at_kill"] = int(tracker.read_text())
+    terminate(launch(run, cache, "first"), seen)
+    kill(launch(run, cache, "second"), seen)
     seen["resumed"] = call(*command(run, cache))
     seen["again"] = call(*command(run, cache))
     yield seen
     processes.end(str(run))
 
 
-@pytest.fixture(scope="module")
-def terminated(finished: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The same run in another folder: SIGTERM, its last checkpoint damaged, and gone on with."""
-    run = finished["run"].parent / "terminated"
-    log = run.with_suffix(".log")
-    seen: dict[str, Any] = {"run": run}
-    with log.open("w") as file:
-        environment = {**os.environ, "WANDB_MODE": "offline"}
-        arguments = command(run, finished["cache"])
-        first = subprocess.Popen(arguments, stdout=file, stderr=file, env=environment)
-        wait_for(lambda: len(run_folder.read_metrics(run)) >= 3, first)
-        first.send_signal(signal.SIGTERM)
-        seen["code"] = first.wait(300)
-    seen["log"] = log.read_text()
+def terminate(first: Launched, seen: dict[str, Any]) -> None:
+    """SIGTERM after the third step; then the checkpoint that it saved is damaged."""
+    run = first.run
+    wait_for((run / "config.yaml").exists, first.process)
+    seen["second_start"] = call(*command(run, seen["cache"]))
+    first.wait_for_steps(3)
+    first.process.send_signal(signal.SIGTERM)
+    seen["code"] = first.process.wait(300)
+    seen["log"] = first.log.read_text()
     seen["left"] = processes.marked(str(run))
     seen["steps"] = [m["step"] for m in run_folder.read_metrics(run)]
-    saved = checkpoints.tracked_step(run / "checkpoints")
-    seen["saved"] = saved
+    seen["saved"] = saved = checkpoints.tracked_step(run / "checkpoints")
+    seen["before"] = first.kept(3, 4)
     folder = run / "checkpoints" / f"global_step_{saved}"
     seen["damage"] = checkpoints.damage(folder)
     shard = folder / "actor" / "model_world_size_1_rank_0.pt"
     shard.write_bytes(shard.read_bytes()[:5000])
-    seen["resumed"] = call(*command(run, finished["cache"]))
-    yield seen
-    processes.end(str(run))
+
+
+def kill(second: Launched, seen: dict[str, Any]) -> None:
+    """SIGKILL after the fifth step, the first one after a checkpoint."""
+    run = second.run
+    second.wait_for_steps(5)
+    seen["processes_before"] = len(processes.marked(str(run)))
+    os.kill(second.process.pid, signal.SIGKILL)
+    second.process.wait()
+    seen["went_on"] = second.log.read_text()
+    end = time.monotonic() + 60
+    while processes.marked(str(run)) and time.monotonic() < end:
+        time.sleep(0.5)
+    seen["processes_after"] = [p.cmdline() for p in processes.marked(str(run))]
+    seen["at_kill"] = checkpoints.tracked_step(run / "checkpoints")
+    seen["after"] = second.kept(3, 4)
+    seen["before"] |= second.kept(5)
 
 
 def test_a_running_folder_is_refused(finished: dict[str, Any]) -> None:
@@ -167,7 +188,7 @@ def test_a_killed_run_leaves_no_process(finished: dict[str, Any]) -> None:
 
 
 def test_the_run_goes_on_and_every_step_is_there_once(finished: dict[str, Any]) -> None:
-    assert finished["done_at_kill"] < STEPS
+    assert finished["at_kill"] == 4
     assert finished["resumed"].returncode == 0, finished["resumed"].stderr[-3000:]
     lines = run_folder.read_metrics(finished["run"])
     assert [m["step"] for m in lines] == list(range(1, STEPS + 1))
@@ -179,7 +200,7 @@ def test_the_run_goes_on_and_every_step_is_there_once(finished: dict[str, Any]) 
 def test_a_finished_run_starts_nothing(finished: dict[str, Any]) -> None:
     assert finished["again"].returncode == 0
     environment = read_json(finished["run"] / "environment.json")
-    assert len(environment["resumed"]) == 1  # the call that only looked in is not on record
+    assert len(environment["resumed"]) == 2  # the call that only looked in is not on record
     assert "done already" in finished["again"].stdout
     assert "starting Ray" not in finished["again"].stdout + finished["again"].stderr
 
@@ -187,6 +208,10 @@ def test_a_finished_run_starts_nothing(finished: dict[str, Any]) -> None:
 def rollouts(run: Path, step: int) -> list[dict[str, Any]]:
     path = run / "rollouts" / f"step_{step}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def responses(run: Path, step: int) -> list[str]:
+    return [row["response"] for row in rollouts(run, step)]
 
 
 def test_templates_are_the_draws_of_seed_epoch_and_question(finished: dict[str, Any]) -> None:
@@ -204,39 +229,38 @@ def test_templates_are_the_draws_of_seed_epoch_and_question(finished: dict[str, 
     assert len(set(uids)) == 8 * 5  # no question twice within the epoch
 
 
-def test_a_terminated_run_saves_and_ends_with_75(terminated: dict[str, Any]) -> None:
-    assert terminated["code"] == 75, terminated["log"][-3000:]
-    assert "the same command goes on" in terminated["log"]
-    assert terminated["left"] == []
-    assert terminated["saved"] in (3, 4, 5)  # 2 was the last one by save_freq
-    assert terminated["damage"] is None
-    assert terminated["steps"] == list(range(1, terminated["saved"] + 1))
+def test_a_terminated_run_saves_and_ends_with_75(finished: dict[str, Any]) -> None:
+    assert finished["code"] == 75, finished["log"][-3000:]
+    assert "the same command goes on" in finished["log"]
+    assert finished["left"] == []
+    assert finished["saved"] in (3, 4)  # 2 was the last one by save_freq
+    assert finished["damage"] is None
+    assert finished["steps"] == list(range(1, finished["saved"] + 1))
 
 
-def test_it_goes_on_from_the_last_checkpoint_that_is_whole(terminated: dict[str, Any]) -> None:
-    last, resumed = terminated["saved"], terminated["resumed"]
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
-    said = resumed.stdout + resumed.stderr
-    assert f"step {last} is not whole" in said
-    assert f"going on from step {4 if last == 5 else 2}" in said
-    assert checkpoints.tracked_step(terminated["run"] / "checkpoints") == STEPS
+def test_it_goes_on_from_the_last_checkpoint_that_is_whole(finished: dict[str, Any]) -> None:
+    assert f"step {finished['saved']} is not whole" in finished["went_on"]
+    assert "going on from step 2" in finished["went_on"]
 
 
 # What depends on the clock, on the machine's load, or on who came first.
 TIMED = ("timing", "perf/", "actor/perf", "train/wall_seconds", "replay_buffer/")
 
 
-def test_the_same_seed_gives_the_same_run_whatever_ended_it_early(
-    finished: dict[str, Any], terminated: dict[str, Any]
-) -> None:
-    """Killed after step 2, and ended after step 3 and set back to 2: the same tokens, and metrics
-    equal to 1e-6 (log-probabilities depend on who shares the engine's batch, in the last bits)."""
-    for step in range(1, STEPS + 1):
-        rows, same = (rollouts(seen["run"], step) for seen in (finished, terminated))
-        assert [r["response"] for r in rows] == [r["response"] for r in same]
-    lines = [run_folder.read_metrics(seen["run"]) for seen in (finished, terminated)]
-    assert max(line["actor/grad_norm"] for line in lines[0]) > 0  # the policy did change
-    for one, other in zip(*lines, strict=True):
+def test_steps_trained_again_come_out_the_same(finished: dict[str, Any]) -> None:
+    """Step 3 by the first start and again from checkpoint 2; step 5 by the second and again from 4.
+
+    The same tokens, and metrics equal to 1e-6: log-probabilities depend on who shares the engine's
+    batch, in the last bits.
+    """
+    run = finished["run"]
+    final = {m["step"]: (responses(run, m["step"]), m) for m in run_folder.read_metrics(run)}
+    again = {**finished["after"], 5: final[5]}
+    assert {3, 5} <= set(finished["before"]) <= set(again)
+    for step, (first, one) in finished["before"].items():
+        second, other = again[step]
+        assert first == second
+        assert one["actor/grad_norm"] > 0  # the policy did change
         keys = {key for key in one if not key.startswith(TIMED)}
         assert {"actor/grad_norm", "train/entropy", "actor/loss"} <= keys
         for key in keys:

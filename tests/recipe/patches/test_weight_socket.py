@@ -1,6 +1,7 @@
 """Two runs on one machine: an engine gets the weights of its own run, over verl's real sockets."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,15 +69,25 @@ def verls_address() -> str:
     return vLLMColocateWorkerExtension._get_zmq_handle(worker)
 
 
-def in_a_process(call: str, folder: str = "") -> str:
-    """The value of `call`, a function of this file, in a process with this project's plugin."""
+def look() -> dict[str, Any]:
+    """All that needs verl and vLLM, whose import costs seconds."""
+    seen: dict[str, Any] = {"address": verls_address()}
+    for name, runs in (("two runs", ["first", "second"]), ("no ids", ["", ""])):
+        with tempfile.TemporaryDirectory() as folder:  # tmp_path is too long for a socket's name
+            seen[name] = exchange(runs, folder)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    """What `look` sees in a process with this project's plugin."""
     code = (
-        "import os, sys; sys.path.insert(0, sys.argv[1])\n"
-        f"import test_weight_socket; print(test_weight_socket.{call}, flush=True); os._exit(0)\n"
+        "import json, os, sys; sys.path.insert(0, sys.argv[1]); import test_weight_socket\n"
+        "print(json.dumps(test_weight_socket.look()), flush=True); os._exit(0)\n"
     )
     environment = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "recipe.plugin"}
     done = subprocess.run(
-        [sys.executable, "-c", code, str(Path(__file__).parent), folder],
+        [sys.executable, "-c", code, str(Path(__file__).parent)],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -83,23 +95,24 @@ def in_a_process(call: str, folder: str = "") -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()[-1]
-
-
-@pytest.mark.config  # each imports verl and vLLM
-@pytest.mark.parametrize(
-    ("ids", "expected"),
-    [
-        (["first", "second"], "[0.0]"),
-        (["", ""], "[1.0]"),  # the gap: the first engine gets the second actor's weights
-    ],
-)
-def test_an_engine_gets_the_weights_of_its_own_run(ids: list[str], expected: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # tmp_path is too long for a socket's name
-        assert in_a_process(f"exchange({ids}, sys.argv[2])", folder) == expected
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.config
-def test_verl_still_names_the_socket_so() -> None:
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ("two runs", [0.0]),
+        ("no ids", [1.0]),  # the gap: the first engine gets the second actor's weights
+    ],
+)
+def test_an_engine_gets_the_weights_of_its_own_run(
+    seen: dict[str, Any], ids: str, expected: list[float]
+) -> None:
+    assert seen[ids] == expected
+
+
+@pytest.mark.config
+def test_verl_still_names_the_socket_so(seen: dict[str, Any]) -> None:
     """When it does not, the gap may be closed: then recipe/patches/weight_socket.py goes."""
-    assert in_a_process("verls_address()") == ADDRESS
+    assert seen["address"] == ADDRESS
