@@ -21,6 +21,7 @@ from recipe.errors import ExhaustedError, HungError, LostEngineError, RolloutErr
 from recipe.run import checkpoints, progress
 from recipe.run import folder as run_folder
 from recipe.run.stop import Limit, StoppedError, Watchdog, steps_begin
+from recipe.trainer.liveness import Liveness
 
 # What of the start is done when verl's _setup, one long method, sets this attribute.
 STARTED = {
@@ -67,6 +68,7 @@ class SavingTrainer(PPOTrainerSync):
         self.saves = Path(config.trainer.default_local_dir)
         self.limit = Limit.of(self.run_dir)
         self.watchdog = Watchdog(float(config.recipe.rollout.hang_seconds))
+        self.liveness = Liveness()
         self.line: dict[str, Any] = {}  # what is known of the step that may be saved now
         super().__init__(config)
 
@@ -182,8 +184,13 @@ class SavingTrainer(PPOTrainerSync):
 
     # ---------------------------------------------------------------- the end before the last step
 
+    def look(self, work: Any) -> None:
+        """Called with what has moved while the trainer waits for rollouts, validation's too."""
+        self.watchdog.see(work)
+        self.liveness.look()
+
     def check_stop(self) -> None:
-        """Called while the trainer waits for rollouts."""
+        """Called while the trainer waits for rollouts of a step."""
         reason = self.limit.while_waiting()
         if reason:
             raise StoppedError(reason)

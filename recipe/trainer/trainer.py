@@ -80,7 +80,7 @@ class RecipeTrainer(SavingTrainer):
             in_rounds=bool(self.config.recipe.rollout.request_seeds),
             on_evicted=self.question_stats.see_group,
         )
-        bounded.on_poll, bounded.on_look = self.check_stop, self.watchdog.see
+        bounded.on_poll, bounded.on_look = self.check_stop, self.look
         bounded.poll_interval = float(self.config.recipe.rollout.poll_seconds)
         return bounded
 

@@ -156,8 +156,9 @@ class Drill:
         if moment == "start":
             self.wait(lambda: False, chance.uniform(2, 60))
             return moment
-        before = self.lines()[-1:] or [0]
-        self.wait(lambda: (self.lines()[-1:] or [0]) > before, STARTS)
+        # A start writes the line of its checkpoint's step where a kill has lost it: no step of it.
+        before = max([0, checkpoints.tracked_step(self.saves) or 0, *self.lines()])
+        self.wait(lambda: max(self.lines(), default=0) > before, STARTS)
         # From here on a step takes a second or so: the kill falls anywhere into the next ones.
         if moment == "step":
             self.wait(lambda: False, chance.uniform(0, 3))

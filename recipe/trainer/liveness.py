@@ -1,0 +1,52 @@
+"""Whether the actors of a run are alive, asked while the trainer waits for their rollouts.
+
+verl's trainer sends questions off and then looks into TransferQueue. Where a rollout worker or a
+storage unit of the queue has died, nothing ever comes: the watchdog would notice after
+``recipe.rollout.hang_seconds``, an hour. Ray knows within seconds, on any node.
+"""
+
+import time
+from collections.abc import Callable
+
+import ray
+from ray.util import list_named_actors
+
+from recipe.errors import LostEngineError
+
+EVERY = 10.0  # seconds between two questions to Ray
+QUEUE = "transfer_queue"  # the namespace of TransferQueue's controller
+
+
+def named_actors() -> set[str]:
+    """The names of this run's live actors: all but FSDP's workers, whose calls are waited for."""
+    own = {ray.get_runtime_context().namespace, QUEUE}
+    return {a["name"] for a in list_named_actors(all_namespaces=True) if a["namespace"] in own}
+
+
+class Liveness:
+    """LostEngineError once an actor that was there is there no more.
+
+    `named` gives the names of the live ones, `clock` seconds.
+    """
+
+    def __init__(
+        self,
+        named: Callable[[], set[str]] = named_actors,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.named, self.clock = named, clock
+        self.known: set[str] = set()
+        self.next = clock()
+
+    def look(self) -> None:
+        """Ask, unless the last answer is younger than `EVERY` seconds."""
+        if self.clock() < self.next:
+            return
+        now = self.named()
+        self.next = self.clock() + EVERY
+        if gone := sorted(self.known - now):
+            raise LostEngineError(
+                f"{', '.join(gone)} ended in the middle of a step: killed, perhaps for want of "
+                "memory, or crashed"
+            )
+        self.known |= now
