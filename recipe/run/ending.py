@@ -18,6 +18,8 @@ BEGINS = "=== "  # the line with which a start begins in logs/train.log
 # What Ray and vLLM put before a line that a process printed: (name pid=1, ip=1.2.3.4), (EngineCore)
 PREFIX = re.compile(r"^(?:\([^()]*pid=[^()]*\) ?)+(?:ERROR \S+ \S+ \[[^\]]*\] )?")
 RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b")  # at no indentation
+# How Ray describes a dead actor, a line each, below the first line of its error.
+ACTOR = re.compile(r"^\s+(class_name|pid|ip): (\S+)", re.MULTILINE)
 FULL = 2**26  # with fewer bytes free, a write that failed did so for want of room
 
 
@@ -78,14 +80,19 @@ def explain(error: BaseException, config: DictConfig) -> str:
 def first_cause(error: BaseException) -> str:
     """The error that began a chain, as one line: its class and message.
 
-    A remote error's text ends with the traceback of the process in which it happened.
+    A remote error's text ends with the traceback of the process in which it happened. Of a dead
+    actor its class, process and node are told: most often the kernel has killed it for memory.
     """
     while (cause := getattr(error, "cause", None) or error.__cause__) is not None:
         error = cause
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if "Traceback" in str(error) and lines:
         return lines[-1]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    actor = dict(ACTOR.findall(str(error)))
+    which = ""
+    if "class_name" in actor:
+        which = f" ({actor['class_name']}, pid {actor.get('pid')} on {actor.get('ip')})"
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}{which}"
 
 
 def first_error(log: Path) -> str | None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf, open_dict
-from ray.exceptions import RayTaskError
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from prompt_aug.files import read_json
 from recipe import train
@@ -90,6 +91,17 @@ def test_the_first_cause_of_a_remote_error_is_its_last_line() -> None:
     outer.__cause__ = remote
     assert ending.first_cause(outer) == "KeyError: 'template'"
     assert ending.first_cause(ValueError("a\nb")) == "ValueError: a"
+
+
+def test_a_dead_actor_is_told_by_its_class() -> None:
+    cause = ActorDiedErrorContext(
+        actor_id=bytes(16), class_name="WorkerDict", pid=77, node_ip_address="10.0.0.2"
+    )
+    told = ending.first_cause(ActorDiedError(cause))
+    assert told == (
+        "ActorDiedError: The actor died unexpectedly before finishing this task. "
+        "(WorkerDict, pid 77 on 10.0.0.2)"
+    )
 
 
 LOG = """\
