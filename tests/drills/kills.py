@@ -337,7 +337,7 @@ def kill_command(drill: Drill, kill: Kill, chance: random.Random) -> None:
         line = ["-m", "eval.sweep", str(drill.run), "--steps", str(step), "--benchmark", asked]
     with drill.log.open("wb") as file:
         drill.process = subprocess.Popen([sys.executable, *line], stdout=file, stderr=file)
-        drill.wait(lambda: False, chance.uniform(5, 40 if kill.what == "export" else 90))
+        drill.wait(lambda: False, chance.uniform(*((2, 10) if kill.what == "export" else (8, 30))))
         kill.moment = "at work" if drill.process.poll() is None else "after its end"
         drill.process.kill()
         kill.exit = drill.process.wait()
