@@ -191,16 +191,19 @@ class Signals:
         """Take SIGTERM inside, and end with the code that the handler asked for.
 
         Its SystemExit may be raised inside ray.get, which ends with SystemExit(1) whatever the
-        code was. StoppedError where there was no step to save, SystemExit otherwise.
+        code was. Ray's own handler, which ray.init sets and which stands until `listen` is called
+        again, exits with the signal's number. StoppedError where there was no step to save,
+        SystemExit otherwise.
         """
         self.listen()
         try:
             yield
         except SystemExit as end:
+            rays = self.code is None and end.code == signal.SIGTERM
+            if rays or self.code == AGAIN:
+                raise StoppedError("SIGTERM before the first step, nothing to save") from end
             if self.code is None:
                 raise
-            if self.code == AGAIN:
-                raise StoppedError("SIGTERM before the first step, nothing to save") from end
             raise SystemExit(self.code) from end
 
     def listen(self) -> None:
