@@ -79,9 +79,19 @@ def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
         return False
     if _is_formula(written) and tokens in _formulas(question[:MAX_QUESTION]):
         return True
-    if any(map(_has_letters, known)):
-        return False
+    if any(map(_has_letters, known)):  # a chain may begin with the question
+        return _left_undone(split_top(written, "=")[-1], known, question)
     return _left_undone(written, known, question) or _wraps(written, known, question)
+
+
+def restates(prediction: str, stated: str | None, golds: Sequence[str], question: str) -> bool:
+    r"""Whether what the prediction comes to is copied: `\text{The value is }\sqrt{50}`, 2+3 = 2+3.
+
+    `stated` is the value that its words state, None where they state none.
+    """
+    written = canonical(prediction)
+    ends = [stated, split_top(written, "=")[-1], written.partition(r"\approx")[0]]
+    return any(end and is_copied(end, golds, question) for end in ends)
 
 
 def is_unsolved(prediction: str, golds: Sequence[str]) -> bool:

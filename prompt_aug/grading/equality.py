@@ -30,6 +30,11 @@ _CHOICE_PRED = re.compile(
 _SECOND_CHOICE = re.compile(
     r"\([A-Ja-j]\)|(?<![A-Za-z])[A-J]\s*[).:](?:\W|$)|^\W*(?:(?:or|and)\b)?\W*[A-J](?![A-Za-z'])"
 )
+_CHOICE_DENIED = re.compile(
+    r"\W*(?:is\s+)?(?:wrong|false|incorrect|not|no)\b|.*\b(?:also|through|plus)\W+[A-J]\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_TEXT = re.compile(r"\\text\{[^{}]*\}")
 _MODULUS = re.compile(r"\\[pb]?mod(?![a-z])")
 _RESIDUE = re.compile(
     r"(?:[a-z]\s*\\equiv\s*)?(-?\d+)\s*\(?\s*\\[pb]?mod\s*\{?\s*(\d+)\s*\}?\s*\)?"
@@ -37,6 +42,22 @@ _RESIDUE = re.compile(
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.\-]{2,}")
 _EMPTY = frozenset(("none", "no solution", "no solutions", "no real solution", "no real solutions"))
 _EMPTY_SIGN = re.compile(r"\\emptyset|\\\{\s*\\\}")
+# `1 2 3` is not 6, and `5_x`, `12_3+1` are not 5 and 13, as math-verify has it.
+_OR = re.compile(r"(?<![\\a-zA-Z])or(?![a-zA-Z])")
+_NO_NUMBER = (re.compile(r"(?<![\d.,/_{])\d+\s+\d+(?!\d*\s*/)"), re.compile(r"\d\s*_"))
+_OPPOSED = [
+    {a: b, b: a}
+    for a, b in (
+        *(("am", "pm"), ("north", "south"), ("east", "west"), ("left", "right"), ("up", "down")),
+        *(("profit", "loss"), ("gain", "loss"), ("increase", "decrease"), ("boys", "girls")),
+        *(
+            ("more", "less"),
+            ("f", "c"),
+            ("fahrenheit", "celsius"),
+            ("clockwise", "counterclockwise"),
+        ),
+    )
+]
 _SIMPLE_LABEL = re.compile(r"[A-Za-z]|\\[a-z]+|[A-Za-z]_\{?\w\}?")
 
 
@@ -146,15 +167,24 @@ def _is_plain(leaf: Node) -> bool:
     return _is_number(leaf.text.replace("%", "")) or bool(words_of(leaf.text))
 
 
+def _member(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
+    r"""`compare` for members of two structures, where `\{1\}` is not 1."""
+    if (gold.kind == "set") != (pred.kind == "set"):
+        return False
+    return compare(gold, pred, oracle)
+
+
 def _unordered(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     golds, preds = _distinct(gold.items), _distinct(pred.items)
+    if gold.kind == pred.kind == "list" and len(gold.items) == len(pred.items):
+        golds, preds = list(gold.items), list(pred.items)  # 3, 4, 4 is not 3, 3, 4
     if len(golds) != len(preds):
         return False
     if len(golds) > MAX_ITEMS:
         return _ask(gold, pred, oracle)
     undecided = False
     for item in golds:
-        results = [compare(item, other, None) for other in preds]
+        results = [_member(item, other, None) for other in preds]
         if True in results:
             preds.pop(results.index(True))
             continue
@@ -164,7 +194,7 @@ def _unordered(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
         if oracle is None:
             undecided = True
             continue
-        match = next((other for other in open_ones if compare(item, other, oracle)), None)
+        match = next((other for other in open_ones if _member(item, other, oracle)), None)
         if match is None:
             return False
         preds.remove(match)
@@ -180,7 +210,16 @@ def _compare_tuples(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
         return False
     if gold.bounds and pred.bounds and gold.bounds != pred.bounds and len(gold.items) == 2:
         return False
-    return _all(compare(g, p, oracle) for g, p in zip(gold.items, pred.items, strict=True))
+    if pred.kind == "list" and (gold.bounds in ("(]", "[)") or _OR.search(pred.text)):
+        return False  # of `2, 3` nobody sees which end belongs to an interval
+    preds, labels = list(pred.items), [item.label for item in pred.items]
+    if all(map(_SIMPLE_LABEL.fullmatch, labels)) and not any(item.label for item in gold.items):
+        if len(set(labels)) < len(labels):
+            return False
+        preds.sort(key=lambda item: item.label)  # y = 1, x = 2 is (2, 1)
+    if any(p.relation and not g.relation for g, p in zip(gold.items, preds, strict=True)):
+        return False  # x + y = 3 is no coordinate
+    return _all(_member(g, p, oracle) for g, p in zip(gold.items, preds, strict=True))
 
 
 def _compare_matrices(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
@@ -218,7 +257,7 @@ def _compare_leaves(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
         last = _last_side(pred)
         if not gold.label:
             pred = last
-        elif last is not pred and _compare_leaves(gold, last, None):
+        elif last is not pred and _leads_to(gold, pred) and _compare_leaves(gold, last, None):
             return True
     if gold.relation and not pred.relation and len(split_top(gold.text, "=")) > 2:
         gold = _last_side(gold)
@@ -226,9 +265,39 @@ def _compare_leaves(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
         return False
     if gold.relation or pred.relation:
         return _ask(_with_label(gold), _with_label(pred), oracle)
-    if (verdict := _compare_words(gold.text, pred.text)) is not None:
-        return verdict
-    return _compare_quantities(gold.text, pred.text, oracle)
+    return _compare_texts(gold.text, pred.text, oracle)
+
+
+def _compare_texts(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
+    """Two leaves without a relation: words, ratios, quantities."""
+    for rule in (_compare_words(gold, pred), _compare_ratios(gold, pred, oracle)):
+        if rule is not None:
+            return rule
+    if any(sign.search(pred) and not sign.search(gold) for sign in _NO_NUMBER):
+        return False
+    return _compare_quantities(gold, pred, oracle)
+
+
+def _leads_to(gold: Node, pred: Node) -> bool:
+    """Whether the sides before the last are the gold's label or numbers: 2x = 5 is not x = 5."""
+    if pred.label:
+        return not _labels_contradict(gold, pred)
+    sides = [_TEXT.sub("", side) for side in split_top(pred.text, "=")[:-1]]
+    return all(squeeze(side) == squeeze(gold.label) or _number(side) is not None for side in sides)
+
+
+def _compare_ratios(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
+    """a : b : c is d : e : f where a e = d b and a f = d c; None where there are no three."""
+    golds, preds = split_top(gold, ":"), split_top(pred, ":")
+    if max(len(golds), len(preds)) < 3:
+        return None
+    if len(golds) != len(preds):
+        return False
+    first, other = golds[0], preds[0]
+    return _all(
+        _compare_numbers(f"({g})\\cdot({other})", f"({p})\\cdot({first})", oracle)
+        for g, p in zip(golds[1:], preds[1:], strict=True)
+    )
 
 
 def _compare_quantities(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
@@ -236,13 +305,27 @@ def _compare_quantities(gold: str, pred: str, oracle: Oracle | None) -> bool | N
     gold_text, gold_unit = split_unit(gold)
     pred_text, pred_unit = split_unit(pred)
     percents = (gold_text.endswith("%"), pred_text.endswith("%"))
-    if units_contradict(gold_unit, pred_unit) or (
-        (percents == (True, False) and pred_unit) or (percents == (False, True) and gold_unit)
+    if (
+        units_contradict(gold_unit, pred_unit)
+        or (gold_unit is not None and pred_unit is not None and _opposed(gold, pred))
+        or (percents == (True, False) and pred_unit)
+        or (percents == (False, True) and gold_unit)
     ):
         return False
     if squeeze(gold_text) == squeeze(pred_text):
         return True
     return _compare_numbers(gold_text, pred_text, oracle)
+
+
+def _opposed(gold: str, pred: str) -> bool:
+    """Whether one says "north" where the other says "south"."""
+    golds, preds = (set(re.findall(r"[a-z]+", t.lower().replace(".", ""))) for t in (gold, pred))
+    return any(
+        pair[word] in preds and word not in preds
+        for pair in _OPPOSED
+        for word in golds & set(pair)
+        if pair[word] not in golds
+    )
 
 
 def _labels_contradict(gold: Node, pred: Node) -> bool:
@@ -265,11 +348,14 @@ def _last_side(pred: Node) -> Node:
 
 
 def _contradicts_itself(relation: str) -> bool:
-    """3 = 4, whose numbers differ by more than a rounding, and "not" = 3."""
+    """3 = 4, 2023 = 2024, numbers that differ by more than a rounding, and "not" = 3."""
     values = [value for side in split_top(relation, "=") if (value := _number(side)) is not None]
     numbers = [value.at(0) for value in values]
-    return bool(UNSURE.search(relation)) or any(
-        abs(number - numbers[-1]) > _ROUNDING * abs(number) for number in numbers
+    whole = [value.exact for value in values if value.exact is not None and value.exact % 1 == 0]
+    return (
+        bool(UNSURE.search(relation))
+        or len(set(whole)) > 1
+        or any(abs(number - numbers[-1]) > _ROUNDING * abs(number) for number in numbers)
     )
 
 
@@ -283,7 +369,7 @@ def _compare_choices(gold: str, pred: str) -> bool | None:
     if choice is None or chosen is None:
         return None
     letter = chosen[1] or chosen[2] or chosen[3]
-    if _SECOND_CHOICE.search(chosen[4]):
+    if _SECOND_CHOICE.search(chosen[4]) or _CHOICE_DENIED.match(chosen[4]):
         return False
     if not (_CHOICE_MARKED.fullmatch(gold) or letter.isupper()):
         return None
@@ -314,7 +400,10 @@ def _compare_residues(gold: str, pred: str, oracle: Oracle | None) -> bool | Non
         return None
     if parts[0] and parts[0][2] != parts[1][2]:
         return False
-    return _compare_numbers(parts[0][1] if parts[0] else gold, parts[1][1], oracle)
+    stated = parts[1][1]
+    if r"\bmod" in pred:  # a sign of arithmetic: 12 \bmod 5 is 2
+        stated = str(int(stated) % int(parts[1][2])) if int(parts[1][2]) else stated
+    return _compare_numbers(parts[0][1] if parts[0] else gold, stated, oracle)
 
 
 def _is_empty(text: str) -> bool:

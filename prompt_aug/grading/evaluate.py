@@ -317,6 +317,13 @@ class Value:
 @lru_cache(maxsize=8192)
 def evaluate(text: str) -> Value:
     """The value of `text`; raises `Unsupported` or `TooBig`."""
+    try:
+        return _evaluate(text)
+    except RecursionError:
+        raise Unsupported("nested too deep") from None
+
+
+def _evaluate(text: str) -> Value:
     tokens = tokens_of(text)
     first = Reader(list(tokens))
     value = first.read()

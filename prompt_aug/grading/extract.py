@@ -102,6 +102,12 @@ def is_value(text: str) -> bool:
     return all(w in _KNOWN or len(w) == 1 or (w.isupper() and len(w) <= 3) for w in words)
 
 
+# Behind a formula: it is one of several, or a part of another one.
+_TAKEN_BACK = re.compile(
+    r"\s*(?:[(;,-]\s*)?(?:or|if|when|otherwise|squared|cubed|times|plus|minus|no|wait|and)\b|\s*\?"
+)
+
+
 def after_phrase(text: str) -> str | None:
     """What follows the last "answer is", "Answer:", "####" and the like.
 
@@ -111,14 +117,17 @@ def after_phrase(text: str) -> str | None:
     if _OPTION.search(text):
         found = (match for match in found if match[0].strip(" \t>#*:") != "A")
     last = deque(found, maxlen=1)
-    if not last:
+    if not last or _DENIES.search(text, max(0, last[0].start() - 12), last[0].end()):
         return None
     tail = text[last[0].end() : last[0].end() + _MAX_PHRASE]
-    if math := _FIRST_SPAN.match(tail):
+    math = _FIRST_SPAN.match(tail)
+    if math and not _TAKEN_BACK.match(tail, math.end()):
         return inside(math[1])
     tail = tail.lstrip()
     end = _SENTENCE_END.search(tail)
     sentence = unwrap(tail[: end.start()] if end else tail)
+    if math:  # taken back by what follows, so the whole line is the answer
+        return unwrap(tail.splitlines()[0])
     if sentence[:1].isalpha() and not is_value(sentence):
         return _after_copula(sentence) or _only_value(sentence) or sentence
     return sentence or None
@@ -147,6 +156,8 @@ def conclusion(text: str) -> str | None:
     if not (concludes and closed) and (not whole or breaks or _ASKS.search(text)):
         return None
     sentence = text[start:].rstrip(" .!*\n")
+    if _DENIES.search(sentence):
+        return None
     if value := _after_copula(sentence):
         return value
     listed = _LIST_OPEN.search(lead) and re.search(r"[$\d\\]", lead[start:])
@@ -201,9 +212,22 @@ def _after_copula(sentence: str) -> str | None:
     return next((end for end in ends if is_value(end)), None)
 
 
+_DENIES = re.compile(
+    r"\b(?:not|cannot|can't|isn't|never|false|wrong|incorrect|at least|at most)\b", re.IGNORECASE
+)
+_STEP = re.compile(
+    r"\b(?:divid|multipl|subtract|add|substitut|squar|consider|assum|suppos|let|try)\w*|both sides",
+    re.IGNORECASE,
+)
+
+
 def _only_value(sentence: str) -> str | None:
-    """The one formula or number of a clause."""
-    if len(sentence.split()) < _MIN_CLAUSE_WORDS:
+    """The one formula or number of a clause that neither doubts nor tells a step of the work."""
+    if (
+        len(sentence.split()) < _MIN_CLAUSE_WORDS
+        or UNSURE.search(sentence)
+        or _STEP.search(sentence)
+    ):
         return None
     found = [inside(span) for span in _ANY_SPAN.findall(sentence)]
     found += _NUMBER.findall(_ANY_SPAN.sub(" ", sentence))

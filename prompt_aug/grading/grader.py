@@ -25,7 +25,7 @@ from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from prompt_aug.grading.arithmetic import TooBig
-from prompt_aug.grading.echo import is_copied, is_unsolved
+from prompt_aug.grading.echo import is_copied, is_unsolved, restates
 from prompt_aug.grading.equality import compare
 from prompt_aug.grading.extract import (
     Extraction,
@@ -300,11 +300,15 @@ def _judge(answer: str, golds: list[str], question: str | None) -> tuple[Status,
     if question and is_copied(answer, golds, question):
         return "echo", "the question's own formula, or one still to be worked out", 0.0
     status, detail, waited = _compare(answer, golds)
-    if status in ("wrong", "unparsable") and (value := stated_value(answer)) is not None:
+    value = stated_value(answer)
+    if status in ("wrong", "unparsable") and value is not None:
         status, detail, more = _compare(value, golds)
         waited += more
-    if question and status == "correct" and is_unsolved(answer, golds):
-        return "echo", "a relation still to be solved", waited
+    if question and status == "correct":
+        if is_unsolved(answer, golds):
+            return "echo", "a relation still to be solved", waited
+        if restates(answer, value, golds, question):
+            return "echo", "it comes to the question's own formula", waited
     return status, detail, waited
 
 

@@ -103,7 +103,7 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^\s*\\approx(?![a-zA-Z])", ""),
         (r"\\(?:leqslant|leq)(?![a-z])", r"\\le"),
         (r"\\(?:geqslant|geq)(?![a-z])", r"\\ge"),
-        (r"\\neq(?![a-z])|\s!=", r"\\ne "),
+        (r"\\neq(?![a-z])|\\not\s*=|(?<=[a-zA-Z\s])!=", r"\\ne "),
         (r"<=", r"\\le "),
         (r">=", r"\\ge "),
         (r"\\math(?:rm|it)\{([ei])\}", r"\1"),
@@ -181,7 +181,17 @@ _MEASURED = re.compile(r"(-?\d[\d.,]*) ([A-Za-z][^\d]*)")  # a number with its u
 # Who denies, doubts or offers a choice has not answered.
 UNSURE = re.compile(
     r"(?<![\\a-zA-Z])(?:not|no|never|isn't|aren't|except|unknown|maybe|perhaps|possibly|either|or"
-    r"|guess|unless|instead|wrong|incorrect|unsure)(?![a-zA-Z])|\?",
+    r"|guess|unless|instead|wrong|incorrect|unsure|false|doubt|impossible|can't|cannot|couldn't"
+    r"|won't|wouldn't|could|might|neither|nor|nobody|otherwise|else|alternatively|versus"
+    r"|at\s+least|at\s+most|less\s+than|more\s+than|greater\s+than|above|below|twice)(?![a-zA-Z])|\?",
+    re.IGNORECASE,
+)
+# A number before these is another number: 5 million, 4 cubed, 3x in \text{}, 2 sinx, 5 alpha.
+_CHANGES_VALUE = re.compile(
+    r"(?<![a-zA-Z])(?:thousand|[mbtr]+illion|hundred|dozen|hal(?:f|ves)|(?:third|quarter|fourth|fifth|"
+    r"sixth|seventh|eighth|ninth|tenth|hundredth)s?|squared|cubed|factorial|root|plus|minus|times|"
+    r"point|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi|rho|pi|(?:sin|cos|tan|log|ln|sqrt)\w*"
+    r"|(?-i:[xyzuvwabpqr]))(?![a-zA-Z])",
     re.IGNORECASE,
 )
 _TEXT_TAIL = re.compile(r"\s*\\text\{([^{}]*)\}\s*(\^\{?-?\d\}?)?\s*$")
@@ -343,7 +353,7 @@ def split_unit(text: str) -> tuple[str, str | None]:
         return rest[: match.start()], ""
     if rest.rstrip().endswith("\\degree") and not TRIGONOMETRIC.search(rest):
         words, rest = "degrees", rest.rstrip().removesuffix("\\degree")
-    if not words or not rest.strip() or UNSURE.search(words):
+    if not words or not rest.strip() or UNSURE.search(words) or _CHANGES_VALUE.search(words):
         return text, None
     if compound := _COMPOUND.match(words):
         parts = [_UNIT_OF.get(part.lower(), "") for part in compound.groups()]

@@ -28,7 +28,7 @@ _SPACED_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _MIXED = re.compile(r"([-+]?\d+) (\d+)/(\d+)")
 _MATRIX = re.compile(
-    r"\\begin\s*\{([pbvBV]?matrix|array)\}(?:\{[^{}]*\})?((?:(?!\\end).)*)\\end\s*\{\1\}", re.DOTALL
+    r"\\begin\s*\{([pbB]?matrix|array)\}(?:\{[^{}]*\})?((?:(?!\\end).)*)\\end\s*\{\1\}", re.DOTALL
 )
 _OR = re.compile(r"\s*,?\s*(?<![\\a-zA-Z])or(?![a-zA-Z])\s*")
 _LIST_WORD = re.compile(r"\s*,?\s*(?<![\\a-zA-Z])(?:and|or)(?![a-zA-Z])\s*")
@@ -164,7 +164,8 @@ def _leaf(text: str, depth: int) -> Node:
         return build(shown[1], depth=depth + 1)
     sides = split_top(text, "=")
     if len(sides) == 2 and _NAME_ONLY.fullmatch(sides[1]) and re.search(r"\d", sides[0]):
-        return build(sides[0], depth=depth + 1)
+        node = build(sides[0], depth=depth + 1)
+        return node if node.label else replace(node, label="".join(sides[1].split()))
     return Node(kind="leaf", text=text, relation=bool(_RELATION.search(text)))
 
 

@@ -173,6 +173,19 @@ def _is_infinite(value: Any) -> bool:
     return value.has(*infinities) and value.doit().has(*infinities)
 
 
+def _both_unsolvable(known: Any, target: Any) -> bool:
+    """Whether two equations have the same solutions, none, and are not multiples of each other."""
+    from sympy import Eq, S, simplify, solveset
+
+    if not (isinstance(known, Eq) and isinstance(target, Eq) and len(known.free_symbols) == 1):
+        return False
+    (letter,) = known.free_symbols
+    if solveset(known, letter, S.Reals) is not S.EmptySet:
+        return False
+    ratio = simplify((known.lhs - known.rhs) / (target.lhs - target.rhs))
+    return bool(ratio.free_symbols)
+
+
 def judge(gold: str, pred: str) -> dict[str, str]:
     """Whether the prediction equals the gold; own time-outs are off, because handlers of
     `signal.alarm` cannot interrupt a C call and would overwrite the deadline.
@@ -198,6 +211,8 @@ def judge(gold: str, pred: str) -> dict[str, str]:
         raise  # not an answer of the algebra but a limit of the sandbox
     except Exception as error:  # sympy raises anything
         return {"status": "wrong", "detail": f"not comparable: {type(error).__name__}"}
+    if equal and _both_unsolvable(known, target):
+        return {"status": "wrong", "detail": "two equations without a solution"}
     return {"status": "correct" if equal else "wrong", "detail": ""}
 
 
