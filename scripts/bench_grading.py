@@ -27,7 +27,7 @@ from pyarrow import parquet
 from tqdm import tqdm
 
 from prompt_aug.commands import make_parser
-from prompt_aug.grading import equality, grade
+from prompt_aug.grading import grade, quantities
 from prompt_aug.grading.arithmetic import Unsupported
 from prompt_aug.grading.evaluate import Value
 from prompt_aug.grading.pool import Verdict, default_pool
@@ -127,7 +127,7 @@ def arithmetic_report(rows: list[tuple[str, str, str]]) -> dict[str, object]:
     pairs = [(response, gold) for kind, response, gold in rows if kind != "hostile"]
     pairs += [(rf"\boxed{{{pred}}}", gold) for pred, gold, _ in CLOSED_FORMS]
     grade(r"\boxed{(x+1)(x+2)}", "x^2+3x+2")  # starts a worker
-    pool, read = default_pool(), equality.evaluate
+    pool, read = default_pool(), quantities.evaluate
     verify = pool.verify
     report: dict[str, object] = {"pairs": len(pairs)}
     verdicts = {}
@@ -142,10 +142,10 @@ def arithmetic_report(rows: list[tuple[str, str, str]]) -> dict[str, object]:
             raise Unsupported(text)
 
         with patch.object(pool, "verify", counted):
-            equality.evaluate = read if name == "with" else unreadable
+            quantities.evaluate = read if name == "with" else unreadable
             start = time.perf_counter()
             graded = [grade(response, gold) for response, gold in pairs]
-            equality.evaluate = read
+            quantities.evaluate = read
         verdicts[name] = [result.correct for result in graded]
         report[f"{name}: share that needs a worker"] = round(len(calls) / len(pairs), 4)
         report[f"{name}: ms per pair"] = round(1000 * (time.perf_counter() - start) / len(pairs), 2)

@@ -6,58 +6,26 @@ one; without it the answer is None. See GRADING.md for the policy that this code
 """
 
 import re
-from collections.abc import Callable, Iterable
-from fractions import Fraction
+from collections.abc import Iterable
 
-from prompt_aug.grading.arithmetic import TooBig, Unsupported
-from prompt_aug.grading.evaluate import Value, evaluate, rounds_to, same_digits, surely_different
-from prompt_aug.grading.normalize import UNSURE, split_unit, squeeze, units_contradict
+from prompt_aug.grading.normalize import UNSURE, squeeze
+from prompt_aug.grading.quantities import (
+    NO_NUMBER,
+    Oracle,
+    all_of,
+    compare_quantities,
+    compare_ratios,
+    compare_residues,
+    is_number,
+    number_of,
+)
 from prompt_aug.grading.structure import Node, as_union, build, split_top
-
-Oracle = Callable[[str, str], bool]
+from prompt_aug.grading.words import EMPTY_SIGN, compare_choices, compare_words, words_of
 
 MAX_ITEMS = 64
 _ROUNDING = 0.01  # of the sides of a chain: 41/6 = 6.8 is one, 3 = 4 is not
-_BASED = re.compile(r"(-?\d+(?:\.\d+)?)\s*_\s*\{?\s*(\d+)\s*\}?")
-_DIGITS = re.compile(r"-?\d+(?:\.\d+)?")
-_CHOICE_GOLD = re.compile(r"(?:\\text\{)?\s*\(?\s*([A-J])\s*\)?\s*\}?\)?")
-_CHOICE_MARKED = re.compile(r".*(?:\\text|\().*")
-_CHOICE_PRED = re.compile(
-    r"(?:(?:option|choice|answer)\s*:?\s*)?"
-    r"(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])\s*[).:]|([A-Ja-j])$)(.*)",
-    re.IGNORECASE | re.DOTALL,
-)
-_SECOND_CHOICE = re.compile(
-    r"\([A-Ja-j]\)|(?<![A-Za-z])[A-J]\s*[).:](?:\W|$)|^\W*(?:(?:or|and)\b)?\W*[A-J](?![A-Za-z'])"
-)
-_CHOICE_DENIED = re.compile(
-    r"\W*(?:is\s+)?(?:wrong|false|incorrect|not|no)\b|.*\b(?:also|through|plus)\W+[A-J]\b",
-    re.IGNORECASE | re.DOTALL,
-)
 _TEXT = re.compile(r"\\text\{[^{}]*\}")
-_MODULUS = re.compile(r"\\[pb]?mod(?![a-z])")
-_RESIDUE = re.compile(
-    r"(?:[a-z]\s*\\equiv\s*)?(-?\d+)\s*\(?\s*\\[pb]?mod\s*\{?\s*(\d+)\s*\}?\s*\)?"
-)
-_WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.\-]{2,}")
-_EMPTY = frozenset(("none", "no solution", "no solutions", "no real solution", "no real solutions"))
-_EMPTY_SIGN = re.compile(r"\\emptyset|\\\{\s*\\\}")
-# `1 2 3` is not 6, and `5_x`, `12_3+1` are not 5 and 13, as math-verify has it.
 _OR = re.compile(r"(?<![\\a-zA-Z])or(?![a-zA-Z])")
-_NO_NUMBER = (re.compile(r"(?<![\d.,/_{])\d+\s+\d+(?!\d*\s*/)"), re.compile(r"\d\s*_"))
-_OPPOSED = [
-    {a: b, b: a}
-    for a, b in (
-        *(("am", "pm"), ("north", "south"), ("east", "west"), ("left", "right"), ("up", "down")),
-        *(("profit", "loss"), ("gain", "loss"), ("increase", "decrease"), ("boys", "girls")),
-        *(
-            ("more", "less"),
-            ("f", "c"),
-            ("fahrenheit", "celsius"),
-            ("clockwise", "counterclockwise"),
-        ),
-    )
-]
 _SIMPLE_LABEL = re.compile(r"[A-Za-z]|\\[a-z]+|[A-Za-z]_\{?\w\}?")
 
 
@@ -65,7 +33,7 @@ def compare(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     """Whether `pred` answers `gold`."""
     if squeeze(gold.text) == squeeze(pred.text) and not _labels_contradict(gold, pred):
         return True
-    if (chosen := _compare_choices(gold.text, pred.text)) is not None:
+    if (chosen := compare_choices(gold.text, pred.text)) is not None:
         return chosen
     if gold.kind != "leaf" and pred.kind != "leaf" and _labels_contradict(gold, pred):
         return False
@@ -115,15 +83,6 @@ def _any(results: Iterable[bool | None]) -> bool | None:
     return found
 
 
-def _all(results: Iterable[bool | None]) -> bool | None:
-    found: bool | None = True
-    for result in results:
-        if result is False:
-            return False
-        found = None if result is None else found
-    return found
-
-
 def _ask(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     return None if oracle is None else oracle(gold.text, pred.text)
 
@@ -148,7 +107,7 @@ def _unwrapped(node: Node) -> Node:
     """
     if node.kind in ("list", "set") and node.items:
         first = node.items[0]
-        one = first.kind != "set" and not _EMPTY_SIGN.fullmatch(first.text)
+        one = first.kind != "set" and not EMPTY_SIGN.fullmatch(first.text)
         if one and all(squeeze(item.text) == squeeze(first.text) for item in node.items[1:]):
             return first
     return node
@@ -164,7 +123,7 @@ def _mixed(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
 
 def _is_plain(leaf: Node) -> bool:
     """A single value or word: never equal to a structure of several."""
-    return _is_number(leaf.text.replace("%", "")) or bool(words_of(leaf.text))
+    return is_number(leaf.text.replace("%", "")) or bool(words_of(leaf.text))
 
 
 def _member(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
@@ -219,7 +178,7 @@ def _compare_tuples(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
         preds.sort(key=lambda item: item.label)  # y = 1, x = 2 is (2, 1)
     if any(p.relation and not g.relation for g, p in zip(gold.items, preds, strict=True)):
         return False  # x + y = 3 is no coordinate
-    return _all(_member(g, p, oracle) for g, p in zip(gold.items, preds, strict=True))
+    return all_of(_member(g, p, oracle) for g, p in zip(gold.items, preds, strict=True))
 
 
 def _compare_matrices(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
@@ -227,10 +186,10 @@ def _compare_matrices(gold: Node, pred: Node, oracle: Oracle | None) -> bool | N
     if gold.kind != pred.kind:
         if flat_gold is None or flat_pred is None or len(flat_gold) != len(flat_pred):
             return False
-        return _all(compare(g, p, oracle) for g, p in zip(flat_gold, flat_pred, strict=True))
+        return all_of(compare(g, p, oracle) for g, p in zip(flat_gold, flat_pred, strict=True))
     if [len(row.items) for row in gold.items] != [len(row.items) for row in pred.items]:
         return False
-    return _all(
+    return all_of(
         compare(g, p, oracle)
         for gold_row, pred_row in zip(gold.items, pred.items, strict=True)
         for g, p in zip(gold_row.items, pred_row.items, strict=True)
@@ -249,7 +208,7 @@ def _vector(node: Node) -> tuple[Node, ...] | None:
 
 
 def _compare_leaves(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
-    if (residues := _compare_residues(gold.text, pred.text, oracle)) is not None:
+    if (residues := compare_residues(gold.text, pred.text, oracle)) is not None:
         return residues
     if pred.relation and not gold.relation:
         if _contradicts_itself(pred.text):
@@ -270,12 +229,12 @@ def _compare_leaves(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
 
 def _compare_texts(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
     """Two leaves without a relation: words, ratios, quantities."""
-    for rule in (_compare_words(gold, pred), _compare_ratios(gold, pred, oracle)):
+    for rule in (compare_words(gold, pred), compare_ratios(gold, pred, oracle)):
         if rule is not None:
             return rule
-    if any(sign.search(pred) and not sign.search(gold) for sign in _NO_NUMBER):
+    if any(sign.search(pred) and not sign.search(gold) for sign in NO_NUMBER):
         return False
-    return _compare_quantities(gold, pred, oracle)
+    return compare_quantities(gold, pred, oracle)
 
 
 def _leads_to(gold: Node, pred: Node) -> bool:
@@ -283,48 +242,8 @@ def _leads_to(gold: Node, pred: Node) -> bool:
     if pred.label:
         return not _labels_contradict(gold, pred)
     sides = [_TEXT.sub("", side) for side in split_top(pred.text, "=")[:-1]]
-    return all(squeeze(side) == squeeze(gold.label) or _number(side) is not None for side in sides)
-
-
-def _compare_ratios(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
-    """a : b : c is d : e : f where a e = d b and a f = d c; None where there are no three."""
-    golds, preds = split_top(gold, ":"), split_top(pred, ":")
-    if max(len(golds), len(preds)) < 3:
-        return None
-    if len(golds) != len(preds):
-        return False
-    first, other = golds[0], preds[0]
-    return _all(
-        _compare_numbers(f"({g})\\cdot({other})", f"({p})\\cdot({first})", oracle)
-        for g, p in zip(golds[1:], preds[1:], strict=True)
-    )
-
-
-def _compare_quantities(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
-    """Two values, each with a unit or without: two units that contradict are never equal."""
-    gold_text, gold_unit = split_unit(gold)
-    pred_text, pred_unit = split_unit(pred)
-    percents = (gold_text.endswith("%"), pred_text.endswith("%"))
-    if (
-        units_contradict(gold_unit, pred_unit)
-        or (gold_unit is not None and pred_unit is not None and _opposed(gold, pred))
-        or (percents == (True, False) and pred_unit)
-        or (percents == (False, True) and gold_unit)
-    ):
-        return False
-    if squeeze(gold_text) == squeeze(pred_text):
-        return True
-    return _compare_numbers(gold_text, pred_text, oracle)
-
-
-def _opposed(gold: str, pred: str) -> bool:
-    """Whether one says "north" where the other says "south"."""
-    golds, preds = (set(re.findall(r"[a-z]+", t.lower().replace(".", ""))) for t in (gold, pred))
-    return any(
-        pair[word] in preds and word not in preds
-        for pair in _OPPOSED
-        for word in golds & set(pair)
-        if pair[word] not in golds
+    return all(
+        squeeze(side) == squeeze(gold.label) or number_of(side) is not None for side in sides
     )
 
 
@@ -349,7 +268,7 @@ def _last_side(pred: Node) -> Node:
 
 def _contradicts_itself(relation: str) -> bool:
     """3 = 4, 2023 = 2024, numbers that differ by more than a rounding, and "not" = 3."""
-    values = [value for side in split_top(relation, "=") if (value := _number(side)) is not None]
+    values = [value for side in split_top(relation, "=") if (value := number_of(side)) is not None]
     numbers = [value.at(0) for value in values]
     whole = [value.exact for value in values if value.exact is not None and value.exact % 1 == 0]
     return (
@@ -357,119 +276,3 @@ def _contradicts_itself(relation: str) -> bool:
         or len(set(whole)) > 1
         or any(abs(number - numbers[-1]) > _ROUNDING * abs(number) for number in numbers)
     )
-
-
-def _compare_choices(gold: str, pred: str) -> bool | None:
-    """Whether the chosen letter is that of the gold; None where either is no choice.
-
-    Whoever marks a second letter has not chosen: `(A)(B)`, `A. B.`, but `C. larger than A or D`.
-    """
-    choice = _CHOICE_GOLD.fullmatch(gold)
-    chosen = _CHOICE_PRED.fullmatch(_flat(pred)) if choice else None
-    if choice is None or chosen is None:
-        return None
-    letter = chosen[1] or chosen[2] or chosen[3]
-    if _SECOND_CHOICE.search(chosen[4]) or _CHOICE_DENIED.match(chosen[4]):
-        return False
-    if not (_CHOICE_MARKED.fullmatch(gold) or letter.isupper()):
-        return None
-    return letter.upper() == choice[1]
-
-
-def _compare_words(gold: str, pred: str) -> bool | None:
-    """Numbers in a base and plain text; None where neither applies."""
-    based = [_BASED.fullmatch(text) for text in (gold, pred)]
-    if any(based):
-        digits = [m.group(1) if m else t.strip() for m, t in zip(based, (gold, pred), strict=True)]
-        bases = {match.group(2) for match in based if match}
-        return (
-            (digits[0] == digits[1] and len(bases) == 1) if _DIGITS.fullmatch(digits[1]) else None
-        )
-    if _is_empty(gold) and _is_empty(pred):
-        return True
-    words = [words_of(text) for text in (gold, pred)]
-    if all(words):
-        return words[0] == words[1]
-    return False if any(words) and _is_number(pred if words[0] else gold) else None
-
-
-def _compare_residues(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
-    r"""`7 \pmod{11}` against 7 or 7 \pmod{11}; None where there is no modulus."""
-    parts = [_RESIDUE.fullmatch(text) for text in (gold, pred)]
-    if not parts[1] or (not parts[0] and _MODULUS.search(gold)):
-        return None
-    if parts[0] and parts[0][2] != parts[1][2]:
-        return False
-    stated = parts[1][1]
-    if r"\bmod" in pred:  # a sign of arithmetic: 12 \bmod 5 is 2
-        stated = str(int(stated) % int(parts[1][2])) if int(parts[1][2]) else stated
-    return _compare_numbers(parts[0][1] if parts[0] else gold, stated, oracle)
-
-
-def _is_empty(text: str) -> bool:
-    return bool(_EMPTY_SIGN.fullmatch(text)) or _flat(text).strip(" .").lower() in _EMPTY
-
-
-def _flat(text: str) -> str:
-    return " ".join(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).split())
-
-
-def words_of(text: str) -> str:
-    """The words of an answer that is nothing but words, in one spelling; "" otherwise."""
-    if not _WORDS.fullmatch(flat := _flat(text)):
-        return ""
-    return " ".join(re.findall(r"[a-z]+", flat.lower()))
-
-
-def _value(text: str) -> Value | None:
-    try:
-        return evaluate(text)
-    except Unsupported:
-        return None
-
-
-def _number(text: str) -> Value | None:
-    """The value of a text that is one number, its unit left out."""
-    try:
-        value = _value(split_unit(text)[0])
-    except TooBig:
-        return None
-    return None if value is None or value.has_letters else value
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return _value(text) is not None
-    except TooBig:
-        return True
-
-
-def _compare_numbers(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
-    gold_number, pred_number = gold.rstrip(" %"), pred.rstrip(" %")
-    scales = [Fraction(1)]
-    if gold.endswith("%") != pred.endswith("%"):
-        scales.append(Fraction(1, 100) if pred.endswith("%") else Fraction(100))
-    try:
-        gold_value = _value(gold_number)
-    except TooBig:
-        return _ask_text(gold_number, pred_number, oracle)
-    pred_value = _value(pred_number)
-    if gold_value is None or pred_value is None:
-        return _ask_text(gold_number, pred_number, oracle)
-    if gold_value.exact is not None and pred_value.exact is not None:
-        return any(gold_value.exact == pred_value.exact * scale for scale in scales)
-    if len(scales) == 1:
-        if rounds_to(pred_value, gold_number):
-            return True
-        if surely_different(gold_value, pred_value):
-            return False
-        try:
-            if (same := same_digits(gold_value, pred_value)) is not None:
-                return same
-        except (TooBig, Unsupported):  # a function's pole that only more digits see
-            pass
-    return _ask_text(gold_number, pred_number, oracle)
-
-
-def _ask_text(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
-    return None if oracle is None else oracle(gold, pred)

@@ -8,12 +8,12 @@ Grading compares an answer with a gold, pair by pair, and that is no equivalence
 it; a number is its value, a formula of letters its values at fixed points, a set has no order.
 """
 
-from prompt_aug.grading.equality import words_of
 from prompt_aug.grading.evaluate import Value, digits, evaluate
 from prompt_aug.grading.extract import last_boxed
 from prompt_aug.grading.grader import MAX_ANSWER, MAX_NESTING, nesting
 from prompt_aug.grading.normalize import canonical, split_unit, squeeze
 from prompt_aug.grading.structure import Node, build
+from prompt_aug.grading.words import words_of
 
 _DIGITS = 30
 _DECIMAL_BITS = 10_000

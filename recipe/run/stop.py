@@ -31,7 +31,7 @@ from recipe.run.folder import RunFolder
 AGAIN = 75  # exit code, EX_TEMPFAIL of sysexits.h: ended early, the same command goes on
 KILLED = 143
 SAME = 5.0  # seconds in which a second signal is taken for an echo of the first
-# Seconds that the trainer may wait for a dead engine. During rollouts it is told of the death at
+# Seconds that the trainer may wait for a dead engine or actor. During rollouts it is told of it at
 # once, and saves; an actor that hands weights over is never told.
 DEAD = 300.0
 GUARD = 1.1  # times hang_seconds until the guard, so that a wait that is looked at ends first
@@ -113,13 +113,14 @@ class Watchdog:
     of finished groups, at every look; HungError once it has stood for `seconds`. Elsewhere, as
     while weights are handed over, the trainer cannot look: there a thread (`guard`) ends its
     process a little later than `seconds` after the last `begin`, which every part of a step calls,
-    and `DEAD` seconds after the death of an engine of its node, if nothing has begun since then.
+    and `DEAD` seconds after the death of an engine of its node or of an actor, if nothing has begun
+    since then.
     `clock` counts seconds and never goes back.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self.clock = seconds, clock
-        self.died: float | None = None  # when an engine was first seen to be dead
+        self.died: float | None = None  # when something was first seen to be dead
         self.begin()
 
     def begin(self) -> None:
@@ -149,24 +150,32 @@ class Watchdog:
             "part of a step takes longer than that"
         )
 
-    def without_engine(self, dead: bool) -> str | None:
-        """Why the process must end, where `dead` says that an engine has ended; None: go on."""
-        if dead and self.died is None:
+    def without(self, lost: str) -> str | None:
+        """Why the process must end, where `lost` names what has ended, "" nothing; None: go on."""
+        if lost and self.died is None:
             self.died = self.clock()
         if self.died is None or self.since >= self.died or self.clock() - self.died <= DEAD:
             return None
         return (
-            f"an engine's process ({processes.ENGINE}EngineCore) has ended, and nothing has moved "
-            f"in the {self.clock() - self.died:.0f} s since: it was killed, perhaps for want of "
-            "memory, or has crashed"
+            f"{lost} has ended, and nothing has moved in the {self.clock() - self.died:.0f} s "
+            "since: it was killed, perhaps for want of memory, or has crashed"
         )
 
-    def guard(self, run_dir: Path, end: Callable[[int], object] = os._exit) -> None:
-        """In a thread of the trainer's process: `end` it when it is overdue, the reason on disk."""
+    def guard(
+        self,
+        run_dir: Path,
+        lost_actors: Callable[[], list[str]] = list,
+        end: Callable[[int], object] = os._exit,
+    ) -> None:
+        """In a thread of the trainer's process: `end` it when it is overdue, the reason on disk.
+
+        `lost_actors` gives the names of those of Ray's actors that have ended.
+        """
         engines = processes.engines(str(run_dir))
         while True:
             dead = any(map(processes.is_dead, engines))
-            if reason := self.overdue() or self.without_engine(dead):
+            engine = f"an engine's process ({processes.ENGINE}EngineCore)" if dead else ""
+            if reason := self.overdue() or self.without(engine or ", ".join(lost_actors())):
                 break
             time.sleep(min(self.seconds / 10, 10))
         write_text(RunFolder(run_dir).hung, reason)

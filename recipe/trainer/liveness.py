@@ -1,4 +1,4 @@
-"""Whether the actors of a run are alive, asked while the trainer waits for their rollouts.
+"""Whether the actors of a run are alive, asked while the trainer waits for them.
 
 verl's trainer sends questions off and then looks into TransferQueue. Where a rollout worker or a
 storage unit of the queue has died, nothing ever comes: the watchdog would notice after
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 import ray
+from ray.exceptions import RayError
 from ray.util import list_named_actors
 
 from recipe.errors import LostEngineError
@@ -24,7 +25,7 @@ def named_actors() -> set[str]:
 
 
 class Liveness:
-    """LostEngineError once an actor that was there is there no more.
+    """Which actors that were there are there no more.
 
     `named` gives the names of the live ones, `clock` seconds.
     """
@@ -36,17 +37,24 @@ class Liveness:
     ) -> None:
         self.named, self.clock = named, clock
         self.known: set[str] = set()
+        self.alive: set[str] = set()
         self.next = clock()
 
+    def gone(self) -> list[str]:
+        """Who has ended; asked at most every `EVERY` seconds, none where Ray cannot tell."""
+        if self.clock() >= self.next:
+            self.next = self.clock() + EVERY
+            try:
+                self.alive = self.named()
+            except RayError:  # its head is gone: the launching process sees to that
+                return []
+            self.known |= self.alive
+        return sorted(self.known - self.alive)
+
     def look(self) -> None:
-        """Ask, unless the last answer is younger than `EVERY` seconds."""
-        if self.clock() < self.next:
-            return
-        now = self.named()
-        self.next = self.clock() + EVERY
-        if gone := sorted(self.known - now):
+        """Raises LostEngineError where one has ended."""
+        if gone := self.gone():
             raise LostEngineError(
                 f"{', '.join(gone)} ended in the middle of a step: killed, perhaps for want of "
                 "memory, or crashed"
             )
-        self.known |= now

@@ -99,7 +99,9 @@ class SavingTrainer(PPOTrainerSync):
         steps_begin(self.run_dir)
         # Not earlier: how long the start of the engines may take has nothing to do with a step.
         self.watchdog.begin()
-        threading.Thread(target=self.watchdog.guard, args=(self.run_dir,), daemon=True).start()
+        # A Liveness of its own: a thread of its own asks it.
+        watched = (self.run_dir, Liveness().gone)
+        threading.Thread(target=self.watchdog.guard, args=watched, daemon=True).start()
         progress.reached(self.run_dir, progress.TRAINING, step=self.global_steps - 1)
 
     # Parts of a step in which nobody looks at the watchdog.

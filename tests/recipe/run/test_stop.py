@@ -109,7 +109,7 @@ def test_the_guard_ends_a_process_that_moves_nowhere(tmp_path: Path) -> None:
     dog.begin()
     assert dog.overdue() is None
     clock.now += 111
-    dog.guard(tmp_path, ended.append)
+    dog.guard(tmp_path, end=ended.append)
     assert ended == [1]
     assert "nothing has moved for 111 s outside of" in (RunFolder(tmp_path).hung).read_text()
     stop.Signals(tmp_path)  # the next start
@@ -122,17 +122,17 @@ def test_a_dead_engine_is_waited_for_only_so_long() -> None:
     clock.now = 990
     dog = Watchdog(3600, clock)
     clock.now = 1000
-    assert dog.without_engine(False) is None
-    assert dog.without_engine(True) is None
+    assert dog.without("") is None
+    assert dog.without("worker_0") is None
     clock.now = 1300
-    assert dog.without_engine(True) is None
+    assert dog.without("worker_0") is None
     clock.now = 1301
-    assert "nothing has moved in the 301 s since" in (dog.without_engine(True) or "")
+    assert "nothing has moved in the 301 s since" in (dog.without("worker_0") or "")
     dog.begin()  # as where the trainer has noticed by itself, and saves
     clock.now = 1302
-    assert dog.without_engine(True) is None
+    assert dog.without("worker_0") is None
     clock.now = 9999
-    assert dog.without_engine(True) is None  # the other limit is for that
+    assert dog.without("worker_0") is None  # the other limit is for that
     assert dog.overdue()
 
 
@@ -151,10 +151,31 @@ def test_the_guard_sees_that_an_engine_is_dead(
     monkeypatch.setattr(stop.processes, "engines", lambda run: [run])
     monkeypatch.setattr(stop.processes, "is_dead", dies)
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    dog.guard(tmp_path, ended.append)
+    dog.guard(tmp_path, end=ended.append)
     assert ended == [1]
     assert "VLLM::EngineCore) has ended" in RunFolder(tmp_path).hung.read_text()
     assert list(looks) == []
+
+
+def test_the_guard_sees_that_an_actor_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "DEAD", 1.5)
+    clock, ended = Clock(), []
+    dog = Watchdog(0.01, clock)
+    dog.seconds = 1e9  # it is not overdue
+    answers: list[list[str]] = [[], [], ["queue"], ["queue"], ["queue", "worker"]]
+
+    def lost() -> list[str]:
+        clock.now += 1
+        return answers.pop(0)
+
+    monkeypatch.setattr(stop.processes, "engines", lambda run: [])
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    dog.guard(tmp_path, lost, ended.append)
+    assert ended == [1]
+    told = RunFolder(tmp_path).hung.read_text()
+    assert told.startswith("queue, worker has ended, and nothing has moved in the 2 s since")
 
 
 def test_only_a_wait_in_which_nothing_moves_ends() -> None:

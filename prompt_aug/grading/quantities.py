@@ -1,0 +1,157 @@
+"""Equality of two values: numbers with units, ratios, residues, numbers without a unit.
+
+Three values as in `equality`: True and False are proven here, None needs algebra.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+
+from prompt_aug.grading.arithmetic import TooBig, Unsupported
+from prompt_aug.grading.evaluate import Value, evaluate, rounds_to, same_digits, surely_different
+from prompt_aug.grading.normalize import split_unit, squeeze, units_contradict
+from prompt_aug.grading.structure import split_top
+
+Oracle = Callable[[str, str], bool]
+
+_MODULUS = re.compile(r"\\[pb]?mod(?![a-z])")
+
+_RESIDUE = re.compile(
+    r"(?:[a-z]\s*\\equiv\s*)?(-?\d+)\s*\(?\s*\\[pb]?mod\s*\{?\s*(\d+)\s*\}?\s*\)?"
+)
+
+# `1 2 3` is not 6, and `5_x`, `12_3+1` are not 5 and 13, as math-verify has it.
+NO_NUMBER = (re.compile(r"(?<![\d.,/_{])\d+\s+\d+(?!\d*\s*/)"), re.compile(r"\d\s*_"))
+
+_OPPOSED = [
+    {a: b, b: a}
+    for a, b in (
+        *(("am", "pm"), ("north", "south"), ("east", "west"), ("left", "right"), ("up", "down")),
+        *(("profit", "loss"), ("gain", "loss"), ("increase", "decrease"), ("boys", "girls")),
+        *(
+            ("more", "less"),
+            ("f", "c"),
+            ("fahrenheit", "celsius"),
+            ("clockwise", "counterclockwise"),
+        ),
+    )
+]
+
+
+def all_of(results: Iterable[bool | None]) -> bool | None:
+    """False where one is, else None where one is, else True."""
+    found: bool | None = True
+    for result in results:
+        if result is False:
+            return False
+        found = None if result is None else found
+    return found
+
+
+def compare_ratios(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
+    """a : b : c is d : e : f where a e = d b and a f = d c; None where there are no three."""
+    golds, preds = split_top(gold, ":"), split_top(pred, ":")
+    if max(len(golds), len(preds)) < 3:
+        return None
+    if len(golds) != len(preds):
+        return False
+    first, other = golds[0], preds[0]
+    return all_of(
+        compare_numbers(f"({g})\\cdot({other})", f"({p})\\cdot({first})", oracle)
+        for g, p in zip(golds[1:], preds[1:], strict=True)
+    )
+
+
+def compare_quantities(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
+    """Two values, each with a unit or without: two units that contradict are never equal."""
+    gold_text, gold_unit = split_unit(gold)
+    pred_text, pred_unit = split_unit(pred)
+    percents = (gold_text.endswith("%"), pred_text.endswith("%"))
+    if (
+        units_contradict(gold_unit, pred_unit)
+        or (gold_unit is not None and pred_unit is not None and _opposed(gold, pred))
+        or (percents == (True, False) and pred_unit)
+        or (percents == (False, True) and gold_unit)
+    ):
+        return False
+    if squeeze(gold_text) == squeeze(pred_text):
+        return True
+    return compare_numbers(gold_text, pred_text, oracle)
+
+
+def _opposed(gold: str, pred: str) -> bool:
+    """Whether one says "north" where the other says "south"."""
+    golds, preds = (set(re.findall(r"[a-z]+", t.lower().replace(".", ""))) for t in (gold, pred))
+    return any(
+        pair[word] in preds and word not in preds
+        for pair in _OPPOSED
+        for word in golds & set(pair)
+        if pair[word] not in golds
+    )
+
+
+def compare_residues(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
+    r"""`7 \pmod{11}` against 7 or 7 \pmod{11}; None where there is no modulus."""
+    parts = [_RESIDUE.fullmatch(text) for text in (gold, pred)]
+    if not parts[1] or (not parts[0] and _MODULUS.search(gold)):
+        return None
+    if parts[0] and parts[0][2] != parts[1][2]:
+        return False
+    stated = parts[1][1]
+    if r"\bmod" in pred:  # a sign of arithmetic: 12 \bmod 5 is 2
+        stated = str(int(stated) % int(parts[1][2])) if int(parts[1][2]) else stated
+    return compare_numbers(parts[0][1] if parts[0] else gold, stated, oracle)
+
+
+def _value(text: str) -> Value | None:
+    try:
+        return evaluate(text)
+    except Unsupported:
+        return None
+
+
+def number_of(text: str) -> Value | None:
+    """The value of a text that is one number, its unit left out."""
+    try:
+        value = _value(split_unit(text)[0])
+    except TooBig:
+        return None
+    return None if value is None or value.has_letters else value
+
+
+def is_number(text: str) -> bool:
+    try:
+        return _value(text) is not None
+    except TooBig:
+        return True
+
+
+def compare_numbers(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
+    gold_number, pred_number = gold.rstrip(" %"), pred.rstrip(" %")
+    scales = [Fraction(1)]
+    if gold.endswith("%") != pred.endswith("%"):
+        scales.append(Fraction(1, 100) if pred.endswith("%") else Fraction(100))
+    try:
+        gold_value = _value(gold_number)
+    except TooBig:
+        return _ask_text(gold_number, pred_number, oracle)
+    pred_value = _value(pred_number)
+    if gold_value is None or pred_value is None:
+        return _ask_text(gold_number, pred_number, oracle)
+    if gold_value.exact is not None and pred_value.exact is not None:
+        return any(gold_value.exact == pred_value.exact * scale for scale in scales)
+    if len(scales) == 1:
+        if rounds_to(pred_value, gold_number):
+            return True
+        if surely_different(gold_value, pred_value):
+            return False
+        try:
+            if (same := same_digits(gold_value, pred_value)) is not None:
+                return same
+        except (TooBig, Unsupported):  # a function's pole that only more digits see
+            pass
+    return _ask_text(gold_number, pred_number, oracle)
+
+
+def _ask_text(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
+    return None if oracle is None else oracle(gold, pred)
