@@ -130,7 +130,7 @@ class Runner:
 
 
 def start_all(runner: Runner) -> None:
-    """Queue all runs of test_methods_e2e.py: seven starts of the trainer."""
+    """Queue all runs of test_methods_e2e.py: six starts of the trainer."""
     replay = ["recipe.weights.name=gaussian_covariance", *ONE_UPDATE]
     replay += [f"skip.rollout_tq.dump_dir={runner.base / 'dump'}", "skip.rollout_tq.steps=[1]"]
     replay += ["skip.rollout_tq.enable=true", "trainer.experiment_name=replayed"]
@@ -147,4 +147,3 @@ def start_all(runner: Runner) -> None:
     ranks += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"]
     runner.start("ranks", "ta_grpo", *replay, *ranks, steps=1)
     runner.start("together, on", "ta_grpo", *TOGETHER, saved, after="together")
-    runner.start("corrected", "cw_grpo", *CORRECTED)

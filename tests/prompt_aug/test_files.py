@@ -214,7 +214,7 @@ def left_by(folder: Path, **changes: object) -> None:
 def test_the_owner_on_another_node_counts_as_dead_only_without_a_sign(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "LEASE", 2.0)
+    monkeypatch.setattr(files, "LEASE", 1.0)
     left_by(tmp_path, pid=77, job="5")
     stop = threading.Event()
     alive = threading.Thread(target=touch_until, args=(tmp_path / ".lock", stop))

@@ -199,22 +199,3 @@ def test_everything_together_and_resumed(runs: Runner) -> None:
 
 def questions(runs: Runner) -> int:
     return read_json(runs.base / "together" / "data" / "manifest.json")["train"]["questions"]
-
-
-def test_rollout_correction_goes_with_weights(runs: Runner) -> None:
-    metrics = runs.finish("corrected")
-    assert finite(metrics)
-    assert "weights/effective_tokens" in metrics[-1]
-    # KL in the reward, at the first step 0 since the policy is still the start model
-    first, second = metrics
-    assert first["critic/rewards/mean"] == pytest.approx(first["critic/score/mean"], abs=1e-3)
-    assert second["critic/rewards/mean"] != pytest.approx(second["critic/score/mean"], abs=1e-3)
-    arrays = runs.arrays("corrected", step=2)
-    assert arrays["rewards"].mean() == pytest.approx(second["critic/rewards/mean"], abs=1e-5)
-    # the overlong filter: cut at 20 tokens, no gradient
-    cut_B, signal_B = arrays["lengths"] >= 20, (arrays["advantages"] != 0).any(1)
-    assert 0 < cut_B.sum() < len(cut_B)
-    assert not signal_B[cut_B].any()
-    assert signal_B[~cut_B].any()
-    rejected = [m["rollout_corr/rollout_rs_masked_fraction"] for m in metrics]
-    assert all(0 < share < 1 for share in rejected)
