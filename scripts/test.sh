@@ -6,7 +6,7 @@
 #
 # --fast    lint, format, types and unit tests alone
 #
-# unit      composes the toy example at most, starts small processes at most: two minutes
+# unit      composes the toy example at most, starts small processes at most: about a minute
 # config    composes configurations, starts short processes, no Ray and no engine
 # e2e       starts Ray or an engine: real trainings, evaluations, exports
 set -uo pipefail
