@@ -7,6 +7,7 @@ one; without it the answer is None. See GRADING.md for the policy that this code
 
 import re
 from collections.abc import Iterable
+from string import ascii_letters
 
 from prompt_aug.grading.normalize import UNSURE, squeeze
 from prompt_aug.grading.quantities import (
@@ -175,7 +176,8 @@ def _compare_tuples(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
     if all(map(_SIMPLE_LABEL.fullmatch, labels)) and not any(item.label for item in gold.items):
         if len(set(labels)) < len(labels):
             return False
-        preds.sort(key=lambda item: item.label)  # y = 1, x = 2 is (2, 1)
+        if "".join(sorted(labels)) in ascii_letters:  # y = 1, x = 2 is (2, 1); n, k has no order
+            preds.sort(key=lambda item: item.label)
     if any(p.relation and not g.relation for g, p in zip(gold.items, preds, strict=True)):
         return False  # x + y = 3 is no coordinate
     return all_of(_member(g, p, oracle) for g, p in zip(gold.items, preds, strict=True))

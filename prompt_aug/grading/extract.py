@@ -104,7 +104,7 @@ def is_value(text: str) -> bool:
 
 # Behind a formula: it is one of several, or a part of another one.
 _TAKEN_BACK = re.compile(
-    r"\s*(?:[(;,-]\s*)?(?:or|if|when|otherwise|squared|cubed|times|plus|minus|no|wait|and)\b|\s*\?"
+    r"\s*(?:[(;,-]\s*)?(?:or|if|otherwise|squared|cubed|times|plus|minus|no|wait|and)\b|\s*\?"
 )
 
 
@@ -117,7 +117,10 @@ def after_phrase(text: str) -> str | None:
     if _OPTION.search(text):
         found = (match for match in found if match[0].strip(" \t>#*:") != "A")
     last = deque(found, maxlen=1)
-    if not last or _DENIES.search(text, max(0, last[0].start() - 12), last[0].end()):
+    if not last:
+        return None
+    before = text[max(0, last[0].start() - 12) : last[0].start()]  # "the wrong answer is"
+    if _DENIES.search(_CLAUSE_END.split(before)[-1] + last[0][0]):
         return None
     tail = text[last[0].end() : last[0].end() + _MAX_PHRASE]
     math = _FIRST_SPAN.match(tail)
@@ -215,6 +218,7 @@ def _after_copula(sentence: str) -> str | None:
 _DENIES = re.compile(
     r"\b(?:not|cannot|can't|isn't|never|false|wrong|incorrect|at least|at most)\b", re.IGNORECASE
 )
+_CLAUSE_END = re.compile(r"[.!?;:,\n]")
 _STEP = re.compile(
     r"\b(?:divid|multipl|subtract|add|substitut|squar|consider|assum|suppos|let|try)\w*|both sides",
     re.IGNORECASE,

@@ -183,15 +183,15 @@ UNSURE = re.compile(
     r"(?<![\\a-zA-Z])(?:not|no|never|isn't|aren't|except|unknown|maybe|perhaps|possibly|either|or"
     r"|guess|unless|instead|wrong|incorrect|unsure|false|doubt|impossible|can't|cannot|couldn't"
     r"|won't|wouldn't|could|might|neither|nor|nobody|otherwise|else|alternatively|versus"
-    r"|at\s+least|at\s+most|less\s+than|more\s+than|greater\s+than|above|below|twice)(?![a-zA-Z])|\?",
+    r"|at\s+least|at\s+most|less\s+than|more\s+than|greater\s+than|and\s+(?:above|below)|twice)(?![a-zA-Z])|\?",
     re.IGNORECASE,
 )
 # A number before these is another number: 5 million, 4 cubed, 3x in \text{}, 2 sinx, 5 alpha.
 _CHANGES_VALUE = re.compile(
-    r"(?<![a-zA-Z])(?:thousand|[mbtr]+illion|hundred|dozen|hal(?:f|ves)|(?:third|quarter|fourth|fifth|"
-    r"sixth|seventh|eighth|ninth|tenth|hundredth)s?|squared|cubed|factorial|root|plus|minus|times|"
+    r"(?<![a-zA-Z])(?:thousand|[mbtr]+illion|hundred|dozen|hal(?:f|ves)|(?:third|fourth|fifth|"
+    r"sixth|seventh|eighth|ninth|tenth|hundredth)s?|squared|cubed|factorial|root|plus|minus|"
     r"point|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi|rho|pi|(?:sin|cos|tan|log|ln|sqrt)\w*"
-    r"|(?-i:[xyzuvwabpqr]))(?![a-zA-Z])",
+    r"|(?<!\S)(?-i:[xyzuvwabpqr])\s*$)(?![a-zA-Z-])",
     re.IGNORECASE,
 )
 _TEXT_TAIL = re.compile(r"\s*\\text\{([^{}]*)\}\s*(\^\{?-?\d\}?)?\s*$")

@@ -29,7 +29,7 @@ _CHOICE_DENIED = re.compile(
 
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.\-]{2,}")
 
-_CAPITALS = re.compile(r"\s*[A-Z]{2,6}\s*")
+_ROMAN = re.compile(r"\s*[IVXLCDM]{2,8}\s*")
 _EMPTY = frozenset(("none", "no solution", "no solutions", "no real solution", "no real solutions"))
 
 EMPTY_SIGN = re.compile(r"\\emptyset|\\\{\s*\\\}")
@@ -63,7 +63,7 @@ def compare_words(gold: str, pred: str) -> bool | None:
         )
     if _is_empty(gold) and _is_empty(pred):
         return True
-    if _CAPITALS.fullmatch(gold) and _CAPITALS.fullmatch(pred):
+    if _ROMAN.fullmatch(gold) and _ROMAN.fullmatch(pred):
         return gold.strip() == pred.strip()  # IV is not VI, as a product of letters would have it
     words = [words_of(text) for text in (gold, pred)]
     if all(words):

@@ -207,12 +207,12 @@ def judge(gold: str, pred: str) -> dict[str, str]:
         equal = verify(
             known, target, timeout_seconds=0, allow_set_relation_comp=True, raise_on_error=True
         )
+        if equal and _both_unsolvable(known, target):
+            return {"status": "wrong", "detail": "two equations without a solution"}
     except (MemoryError, RecursionError, RefusedOperation):
         raise  # not an answer of the algebra but a limit of the sandbox
     except Exception as error:  # sympy raises anything
         return {"status": "wrong", "detail": f"not comparable: {type(error).__name__}"}
-    if equal and _both_unsolvable(known, target):
-        return {"status": "wrong", "detail": "two equations without a solution"}
     return {"status": "correct" if equal else "wrong", "detail": ""}
 
 
