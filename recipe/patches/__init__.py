@@ -39,7 +39,7 @@ PATCHES = (
     ),
     Patch(
         name="recipe.patches.logprobs.adapt",
-        changes="verl's logprobs_from_logits_v2, for 16-bit logits without flash-attn",
+        changes="verl's logprobs_from_logits_v2, used without flash-attn",
         why="its values have 8 bits, and with them every ratio, covariance and KL",
         test="tests/recipe/patches/test_logprobs.py::test_verls_own_is_still_coarse",
     ),

@@ -1,9 +1,11 @@
-"""Log-probabilities in float32 where flash-attn is not installed.
+"""Log-probabilities in float32, in chunks of tokens, where flash-attn is not installed.
 
 With flash-attn verl takes its cross-entropy kernel, which computes in float32 from bfloat16 logits.
-Without it verl 0.9.1 takes `logprobs_from_logits_v2`, a loop over single tokens that returns
-bfloat16: 8 bits, so that log p = -5.03 is off by up to 0.016, and with it every ratio, covariance
-and KL. Here float32 from the same logits, in chunks of tokens, as the kernel would.
+Without it verl 0.9.1 takes `logprobs_from_logits_v2`, a loop over single tokens. Of bfloat16 logits
+it returns bfloat16: 8 bits, so that log p = -5.03 is off by up to 0.016, and with it every ratio,
+covariance and KL. Of float32 logits it is exact and slow: a node of the graph for every token, a
+quarter of an update of the toy model. Here float32 of either, as the kernel would; for float32
+logits values and gradients are verl's to the last bit.
 
 `recipe.plugin` loads this in every process; verl's module is changed when it is first imported.
 tests/recipe/patches/test_logprobs.py has a test that fails when verl closes the gap.
@@ -35,9 +37,10 @@ class _LogProbs(torch.autograd.Function):
         grad_logits = torch.empty_like(logits)
         for start in range(0, len(logits), CHUNK):
             rows = slice(start, start + CHUNK)
-            part = torch.exp(logits[rows].float() - lse[rows, None]).neg_()
-            part.scatter_add_(-1, labels[rows, None], torch.ones_like(part[:, :1]))
-            grad_logits[rows] = part.mul_(grad[rows, None]).to(grad_logits.dtype)
+            share = grad[rows, None]
+            part = torch.exp(logits[rows].float() - lse[rows, None]).mul_(-share)
+            part.scatter_add_(-1, labels[rows, None], share)
+            grad_logits[rows] = part.to(grad_logits.dtype)
         return grad_logits, None
 
 
@@ -49,13 +52,13 @@ def logprobs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 @wrapt.when_imported("verl.utils.torch_functional")
 def adapt(module: ModuleType) -> None:
-    """In place of verl's function for logits of 16 bits; float32 logits stay with verl's."""
+    """In place of verl's function; logits of 64 bits stay with verl's."""
 
     def replaced(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         def own(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            if logits.dtype in (torch.bfloat16, torch.float16):
-                return logprobs(logits, labels)
-            return wrapped(logits, labels)
+            if logits.dtype == torch.float64:
+                return wrapped(logits, labels)
+            return logprobs(logits, labels)
 
         return own(*args, **kwargs)
 

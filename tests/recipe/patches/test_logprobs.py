@@ -1,4 +1,4 @@
-"""Log-probabilities of bfloat16 logits, against float32, where flash-attn is not installed."""
+"""Log-probabilities against float64 and against verl's own, where flash-attn is not installed."""
 
 import importlib.util
 
@@ -46,14 +46,37 @@ def test_values_and_gradients_are_those_of_float32(case: tuple) -> None:
 
 
 @pytest.mark.skipif(not WITHOUT, reason="flash-attn is installed: verl takes its kernel")
-def test_verl_takes_it_for_16_bits_and_its_own_for_float32(case: tuple) -> None:
+def test_verl_takes_it_for_16_bits(case: tuple) -> None:
     logits, labels, _ = case
     error = functional.logprobs_from_logits(logits, labels).double() - reference(logits, labels)
     assert error.abs().max() < 5e-6
     shaped = functional.logprobs_from_logits(logits.view(1, *logits.shape), labels[None])
     assert shaped.shape == (1, len(labels))
-    plain = functional.logprobs_from_logits_v2.__wrapped__(logits.float(), labels)
-    assert torch.equal(functional.logprobs_from_logits(logits.float(), labels), plain)
+
+
+@pytest.mark.skipif(not WITHOUT, reason="flash-attn is installed: verl takes its kernel")
+def test_float32_is_verls_to_the_last_bit_without_a_node_for_every_token(case: tuple) -> None:
+    logits, labels, weights = case
+    ours, plain = (logits.float().requires_grad_() for _ in range(2))
+    got = functional.logprobs_from_logits(ours, labels)
+    wanted = functional.logprobs_from_logits_v2.__wrapped__(plain, labels)
+    assert torch.equal(got, wanted)
+    assert nodes(got) < 10 < len(labels) < nodes(wanted)
+    (got * weights).sum().backward()
+    (wanted * weights).sum().backward()
+    assert ours.grad is not None and plain.grad is not None
+    assert torch.equal(ours.grad, plain.grad)
+
+
+def nodes(value: torch.Tensor) -> int:
+    """How many nodes the graph of a value has."""
+    seen, found = set(), [value.grad_fn]
+    while found:
+        node = found.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found += [parent for parent, _ in node.next_functions]
+    return len(seen)
 
 
 @pytest.mark.skipif(not WITHOUT, reason="flash-attn is installed: verl takes its kernel")
