@@ -1,10 +1,11 @@
 """verl's rollout workers, one question at a time instead of one rollout at a time.
 
-verl 0.9.1 makes, for every single rollout: a new agent loop through hydra, a call to a reward
-actor, and a write to TransferQueue. All rollouts of a question are known together, so here they
-share one agent loop, one reward call and one write; what is stored is the same. Attached through
-verl's own key ``actor_rollout_ref.rollout.agent.agent_loop_manager_class``; the gain is measured
-by scripts/bench_step.py.
+verl 0.9.1 makes, for every single rollout: a new agent loop through hydra, two calls to the load
+balancer, a call to a reward actor, and a write to TransferQueue. All rollouts of a question are
+known together, so here they share one agent loop, one place at the load balancer
+(`recipe.rollout.client`), one reward call and one write; what is stored is the same. Attached
+through verl's own key ``actor_rollout_ref.rollout.agent.agent_loop_manager_class``; the gain is
+measured by scripts/bench_step.py.
 """
 
 import asyncio
@@ -37,8 +38,10 @@ from verl.trainer.ppo.v1.agent_loop_tq import (
     apply_greedy_sampling_params,
 )
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.workers.rollout.llm_server import LLMServerClient
 
 import recipe.rollout.agent_loop  # noqa: F401  (registers the agent loop in the worker's process)
+from recipe.rollout.client import GroupedClient
 from recipe.run.ending import first_cause
 
 logger = logging.getLogger(__name__)
@@ -164,13 +167,14 @@ class GroupedAgentLoopWorker(_Worker):
     """Runs, grades and stores the rollouts of a question together.
 
     Overrides of verl:
-      __init__      keeps agent loops from one question to the next
+      __init__      keeps agent loops from one question to the next; a client for groups
       _run_prompt   all rollouts of a question at once; does not call verl's, and so none of its
                     _run_agent_loop, _agent_loop_postprocess and _compute_score
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.llm_client: LLMServerClient = GroupedClient(self.llm_client)
         self._agent_loops: dict[str, AgentLoopBase] = {}
         self._complaints = Complaints()
 

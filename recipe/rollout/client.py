@@ -1,0 +1,59 @@
+"""verl's client of the rollout servers, asking the load balancer once for a group."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, cast
+
+from verl.workers.rollout.llm_server import LLMServerClient
+
+
+@dataclass(slots=True)
+class Held:
+    """The server of a group, and how many of the group's requests use it now."""
+
+    server: asyncio.Task[Any]  # of (server id, actor handle)
+    requests: int = 0
+
+
+class GroupedClient(LLMServerClient):
+    """A client whose requests of one group share one place at the load balancer.
+
+    verl asks its load balancer, one actor for all servers, for a server before every request and
+    tells it of every end. The requests of a group get the same server anyway, by their common id:
+    here the first one asks and the last one tells, 2 calls for a group in place of 2 (N + 1) G. The
+    balancer then counts open groups instead of open requests; groups are of one size.
+
+    Overrides of verl:
+      __init__          takes over a client as verl's manager has made it
+      _acquire_server   the server that the group holds, if it holds one
+      _release_server   after the last of the group's open requests
+    """
+
+    def __init__(self, client: LLMServerClient) -> None:
+        self.__dict__.update(vars(client))
+        self._held: dict[str, Held] = {}
+
+    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
+        held = self._held.get(request_id)
+        if held is None:
+            asked = asyncio.ensure_future(super()._acquire_server(request_id, **extra))
+            held = self._held[request_id] = Held(asked)
+        held.requests += 1
+        try:
+            # Shielded: a request that is cancelled must not take the server from the others.
+            return cast(tuple[str, Any], await asyncio.shield(held.server))
+        except BaseException:
+            self._drop(request_id, held)
+            raise
+
+    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
+        held = self._held[cast(str, request_id)]
+        if self._drop(cast(str, request_id), held):
+            super()._release_server(server_id, request_id)
+
+    def _drop(self, request_id: str, held: Held) -> bool:
+        """One request less; whether that was the last one, after which the group asks again."""
+        held.requests -= 1
+        if held.requests == 0:
+            del self._held[request_id]
+        return held.requests == 0

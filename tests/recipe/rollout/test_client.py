@@ -1,0 +1,179 @@
+"""The requests of a group share one place at verl's load balancer, which loses none."""
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+from recipe.rollout.client import GroupedClient
+
+
+class Method:
+    """A method of an actor: `.remote` gives what waits for its result."""
+
+    def __init__(self, call: Any) -> None:
+        self.call, self.calls = call, 0
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        result = self.call(*args, **kwargs)  # at once: an actor keeps the order of a caller's calls
+        return asyncio.ensure_future(result if inspect.isawaitable(result) else later(result))
+
+
+async def later(result: Any) -> Any:
+    await asyncio.sleep(0)
+    return result
+
+
+class Balancer:
+    """verl's own load balancer, called as an actor."""
+
+    def __init__(self, servers: dict[str, Any]) -> None:
+        self.real = GlobalRequestLoadBalancer(servers=servers)
+        for name in ("acquire_server", "release_server"):
+            setattr(self, name, Method(getattr(self.real, name)))
+        self.require_acquire_fields = Method(self.real.require_acquire_fields)
+        self.require_release_fields = Method(self.real.require_release_fields)
+
+    @property
+    def open(self) -> dict[str, int]:
+        return dict(self.real._inflight_requests)
+
+
+class Server:
+    """Answers with its own number; fails for prompts that begin with 0."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.generate = number, Method(self._generate)
+
+    async def _generate(self, *, prompt_ids: list[int], **_: Any) -> TokenOutput:
+        await asyncio.sleep(0.001 * prompt_ids[-1])
+        if prompt_ids[0] == 0:
+            raise ValueError("the request is refused")
+        return TokenOutput(token_ids=[self.number], extra_fields={"global_steps": 1})
+
+
+@pytest.fixture
+def balancer() -> Balancer:
+    return Balancer({"a": Server(1), "b": Server(2)})
+
+
+CONFIG = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm"}}})
+
+
+def grouped(balancer: Balancer) -> GroupedClient:
+    return GroupedClient(LLMServerClient(CONFIG, balancer))  # type: ignore[arg-type]
+
+
+async def group(client: LLMServerClient, name: str, waits: list[int]) -> list[Any]:
+    """The answers to a group of requests, each of which takes its number of milliseconds."""
+    asked = [client.generate(name, prompt_ids=[1, w], sampling_params={}) for w in waits]
+    return await asyncio.gather(*asked, return_exceptions=True)
+
+
+def test_a_group_asks_once_and_tells_once(balancer: Balancer) -> None:
+    async def run() -> None:
+        client = grouped(balancer)
+        first, second = await asyncio.gather(
+            group(client, "g1", [5, 1, 3]), group(client, "g2", [2, 2])
+        )
+        assert [len({o.token_ids[0] for o in outputs}) for outputs in (first, second)] == [1, 1]
+        assert {o.token_ids[0] for o in first + second} == {1, 2}  # one group on each server
+        assert all(o.extra_fields["min_global_steps"] == 1 for o in first + second)
+
+    asyncio.run(run())
+    assert balancer.acquire_server.calls == balancer.release_server.calls == 2
+    assert balancer.open == {"a": 0, "b": 0}
+
+
+def test_verl_asks_for_every_request(balancer: Balancer) -> None:
+    """What the client saves; where verl asks once itself, `GroupedClient` can go."""
+    asyncio.run(group(LLMServerClient(CONFIG, balancer), "g1", [5, 1, 3]))  # type: ignore[arg-type]
+    assert balancer.acquire_server.calls == balancer.release_server.calls == 3
+
+
+def test_the_place_is_held_until_the_last_request_has_ended(balancer: Balancer) -> None:
+    async def run() -> None:
+        client = grouped(balancer)
+        running = asyncio.ensure_future(group(client, "g1", [1, 200]))
+        await asyncio.sleep(0.1)
+        assert sum(balancer.open.values()) == 1
+        await group(client, "g1", [1])  # asked for again meanwhile: the same place
+        assert balancer.acquire_server.calls == 1
+        await running
+
+    asyncio.run(run())
+    assert balancer.open == {"a": 0, "b": 0}
+
+
+def test_a_group_that_comes_again_asks_again(balancer: Balancer) -> None:
+    async def run() -> None:
+        client = grouped(balancer)
+        await group(client, "g1", [1, 1])
+        await group(client, "g1", [1])
+
+    asyncio.run(run())
+    assert balancer.acquire_server.calls == balancer.release_server.calls == 2
+
+
+def test_a_request_that_fails_gives_its_place_back(balancer: Balancer) -> None:
+    async def run() -> list[Any]:
+        client = grouped(balancer)
+        bad = client.generate("g1", prompt_ids=[0, 1], sampling_params={})
+        good = client.generate("g1", prompt_ids=[1, 5], sampling_params={})
+        return await asyncio.gather(bad, good, return_exceptions=True)
+
+    bad, good = asyncio.run(run())
+    assert isinstance(bad, ValueError) and good.token_ids in ([1], [2])
+    assert balancer.open == {"a": 0, "b": 0}
+
+
+def refusing(first: int) -> Callable[..., tuple[str, Any]]:
+    """A load balancer that refuses its first calls."""
+    left = [first]
+
+    def acquire(request_id: str) -> tuple[str, Any]:
+        if left[0]:
+            left[0] -= 1
+            raise RuntimeError("No available servers in load balancer")
+        return "a", Server(1)
+
+    return acquire
+
+
+def test_without_a_server_all_of_the_group_fail_and_the_next_try_asks_again(
+    balancer: Balancer,
+) -> None:
+    acquire = refusing(1)
+
+    async def call(**kwargs: Any) -> tuple[str, Any]:
+        return acquire(**kwargs)
+
+    balancer.acquire_server = Method(call)  # type: ignore[attr-defined]
+
+    async def run() -> tuple[list[Any], list[Any]]:
+        client = grouped(balancer)
+        return await group(client, "g1", [1, 1]), await group(client, "g1", [1])
+
+    failed, again = asyncio.run(run())
+    assert [type(f) for f in failed] == [RuntimeError, RuntimeError]
+    assert again[0].token_ids == [1]
+
+
+def test_a_cancelled_request_leaves_the_server_to_the_others(balancer: Balancer) -> None:
+    async def run() -> Any:
+        client = grouped(balancer)
+        first = asyncio.ensure_future(client.generate("g1", prompt_ids=[1, 1], sampling_params={}))
+        second = asyncio.ensure_future(client.generate("g1", prompt_ids=[1, 5], sampling_params={}))
+        await asyncio.sleep(0)  # both wait for the load balancer
+        first.cancel()
+        return await second
+
+    assert asyncio.run(run()).token_ids in ([1], [2])
+    assert balancer.open == {"a": 0, "b": 0}
