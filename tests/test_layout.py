@@ -1,6 +1,7 @@
 """The shape of the code: imports run one way and in no circle, files and functions stay small."""
 
 import ast
+import functools
 import re
 import sys
 from collections import Counter
@@ -39,9 +40,14 @@ def module_of(path: Path) -> str:
 # ------------------------------------------------------------------------- imports
 
 
+@functools.cache  # several tests walk through the same file
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(source)))
+
+
 def imports(source: str) -> Iterator[tuple[str, str | None, int]]:
     """(module, name taken from it, line) of every import, also inside functions."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -150,7 +156,7 @@ def long_functions(source: str) -> list[str]:
     """Functions longer than the limit; a docstring counts, decorators do not."""
     return [
         f"{node.name}: {length} lines"
-        for node in ast.walk(ast.parse(source))
+        for node in nodes(source)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES
     ]
@@ -182,7 +188,7 @@ OF_A_RUN = {
 
 def spelled_names(source: str) -> list[str]:
     """The names of the run folder that a source spells, as a path or a part of one; no prose."""
-    texts = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+    texts = (node for node in nodes(source) if isinstance(node, ast.Constant))
     paths = ((str(t.value), t.lineno) for t in texts if not re.search(r"\s", str(t.value)))
     parts = ((part, line) for path, line in paths for part in path.split("/"))
     return [

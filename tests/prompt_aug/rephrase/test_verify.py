@@ -281,13 +281,9 @@ def test_without_one_of_the_filters_more_faulty_candidates_pass(
 ) -> None:
     """Edits put into good rewordings, where no near copy gives them away, and faulty pairs."""
     faults = hard_faults(FAULTS[removed])
-
-    def accepted() -> int:
-        return sum(check(q, c).verdict == "accept" for q, c in faults)
-
-    before = accepted()
+    seen = [pair for pair in faults if check(*pair).verdict != "accept"]
     monkeypatch.setattr(verify, removed, lambda *_: iter(()))
-    assert accepted() > before
+    assert any(check(*pair).verdict == "accept" for pair in seen)
 
 
 def hard_faults(kinds: Sequence[str]) -> list[tuple[str, str]]:

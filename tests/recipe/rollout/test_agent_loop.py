@@ -47,10 +47,10 @@ def row(split: str = "train", session: int = 0, epoch: int = 0, uid: str = "u") 
 
 def test_a_question_keeps_its_template_within_an_epoch_and_draws_anew_in_the_next() -> None:
     bank = load_bank()
-    uids = [f"u{i}" for i in range(200)]
-    first = [choose_template(augment(), bank, 7, row(uid=u)) for u in uids]
-    assert first == [choose_template(augment(), bank, 7, row(uid=u, session=5)) for u in uids]
-    second = [choose_template(augment(), bank, 7, row(uid=u, epoch=1)) for u in uids]
+    section, uids = augment(), [f"u{i}" for i in range(200)]
+    first = [choose_template(section, bank, 7, row(uid=u)) for u in uids]
+    assert first == [choose_template(section, bank, 7, row(uid=u, session=5)) for u in uids]
+    second = [choose_template(section, bank, 7, row(uid=u, epoch=1)) for u in uids]
     assert first != second
     assert first == [draw(seed=7, epoch=0, uid=u, names=NAMES) for u in uids]
     assert set(first) == set(NAMES)
@@ -58,17 +58,18 @@ def test_a_question_keeps_its_template_within_an_epoch_and_draws_anew_in_the_nex
 
 def test_per_rollout_mode_varies_within_the_group_and_validation_never_does() -> None:
     bank = load_bank()
-    drawn = {
-        choose_template(augment(mode="per_rollout"), bank, 7, row(session=i)) for i in range(40)
-    }
+    section = augment(mode="per_rollout")
+    drawn = {choose_template(section, bank, 7, row(session=i)) for i in range(40)}
     assert drawn == set(NAMES)
-    fixed = {choose_template(augment(), bank, 7, row("test", i, i, f"u{i}")) for i in range(40)}
+    section = augment()
+    fixed = {choose_template(section, bank, 7, row("test", i, i, f"u{i}")) for i in range(40)}
     assert fixed == {"qwen-math"}
 
 
 def test_all_of_the_bank_is_drawn_where_no_templates_are_named() -> None:
     bank = load_bank()
-    drawn = {choose_template(augment(templates=None), bank, 1, row(uid=str(i))) for i in range(400)}
+    section = augment(templates=None)
+    drawn = {choose_template(section, bank, 1, row(uid=str(i))) for i in range(400)}
     assert drawn == set(bank.names)
 
 
