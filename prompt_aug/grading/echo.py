@@ -17,8 +17,11 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from prompt_aug.grading.normalize import canonical, split_unit, squeeze
+from prompt_aug.grading.evaluate import evaluate, surely_different
+from prompt_aug.grading.normalize import canonical, squeeze
+from prompt_aug.grading.notation import TEXT_PATTERN
 from prompt_aug.grading.structure import split_top
+from prompt_aug.grading.units import split_unit
 
 MAX_QUESTION = 20_000  # characters; the longest of 10081 real questions has 4309
 
@@ -36,10 +39,12 @@ _IDLE = frozenset(
     (*"{}()[],;:.$&*!?+", r"\cdot", r"\times", r"\text", r"\displaystyle", r"\quad", r"\degree")
 )
 _DIVIDED = {"/": r"\frac", r"\div": r"\frac"}
-_PLAIN = re.compile(r"[\s(]*-?(?:\d+|[A-Za-z]+|\\text\{[^{}]*\})[\s).%]*")
+_PLAIN = re.compile(rf"[\s(]*-?(?:\d+|[A-Za-z]+|{TEXT_PATTERN})[\s).%]*")
 _RELATION = re.compile(r"\\(?:le|ge|ne|lt|gt|in|equiv)(?![a-zA-Z])|[<>=]")
+_ORDER = re.compile(r"(\\(?:le|ge|lt|gt)(?![a-zA-Z])|[<>])")
+_MIRRORED = {">": "<", r"\gt": r"\lt", r"\ge": r"\le"}
 _SOLVED = re.compile(r"\s*(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*")
-_PARTS = re.compile(r"\\text\{[^{}]*\}|\\cup(?![a-z])|\b(?:and|or)\b|[,;]")
+_PARTS = re.compile(rf"{TEXT_PATTERN}|\\cup(?![a-z])|\b(?:and|or)\b|[,;]")
 _LETTER = re.compile(r"(?<![\\a-zA-Z])(?![ei](?![a-zA-Z]))[a-zA-Z]+(?![a-zA-Z])")
 _GREEK = re.compile(
     r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|tau|phi|omega)(?![a-z])"
@@ -79,8 +84,11 @@ def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
         return False
     if _is_formula(written) and tokens in _formulas(question[:MAX_QUESTION]):
         return True
+    if _keeps_percent(written, known, question):
+        return True
     if any(map(_has_letters, known)):  # a chain may begin with the question
-        return _left_undone(split_top(written, "=")[-1], known, question)
+        last = split_top(written, "=")[-1]
+        return _left_undone(last, known, question) or _is_wrapped(last, known, question)
     return _left_undone(written, known, question) or _wraps(written, known, question)
 
 
@@ -119,6 +127,14 @@ def _tokens(text: str) -> tuple[str, ...]:
     label = re.match(r"\s*[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z, ]{1,9}\))?\s*=(?!.*[=<>])", text)
     text = split_unit(text[label.end() :] if label else text)[0].rstrip("% ")
     text = _NEUTRAL.sub(" ", re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text))
+    sides = _ORDER.split(text)
+    if len(sides) == 3:  # a < b is b > a, and not a > b
+        low, sign, high = sides[::-1] if sides[1] in _MIRRORED else sides
+        return (*_sorted_tokens(low), _MIRRORED.get(sign, sign), *_sorted_tokens(high))
+    return _sorted_tokens(text)
+
+
+def _sorted_tokens(text: str) -> tuple[str, ...]:
     found = [token for token in _TOKEN.findall(text) if token not in _IDLE]
     return tuple(sorted(part for token in found for part in _parts(token)))
 
@@ -136,8 +152,21 @@ def _is_formula(text: str) -> bool:
 
 
 def _has_letters(gold: str) -> bool:
+    """Whether the answer is a formula of letters: `x > 3` is solved, and has none."""
+    return _spells_letters(gold) and (
+        not _RELATION.search(gold) or _has_unsolved(gold) or not _is_solved(gold)
+    )
+
+
+def _is_solved(gold: str) -> bool:
+    r"""Whether the whole gold is `x > 3`, `1 \le x < 3` or several of these."""
+    parts = [part for part in _PARTS.split(gold) if part.strip()]
+    return all(_ORDER.search(part) for part in parts)
+
+
+def _spells_letters(gold: str) -> bool:
     value = re.sub(r"^\s*[A-Za-z](?:_\{?\w+\}?)?\s*(?:=|\\in)(?![a-z])", "", split_unit(gold)[0])
-    plain = re.sub(r"\\text\{[^{}]*\}|\b(?:and|or)\b", " ", value)
+    plain = re.sub(rf"{TEXT_PATTERN}|\b(?:and|or)\b", " ", value)
     return bool(_LETTER.search(plain) or _GREEK.search(plain))
 
 
@@ -148,6 +177,46 @@ def _wraps(written: str, golds: Sequence[str], question: str) -> bool:
         formula in text and not any(formula in squeeze(gold) for gold in golds)
         for formula in _long_formulas(question[:MAX_QUESTION])
     )
+
+
+def _is_wrapped(written: str, golds: Sequence[str], question: str) -> bool:
+    r"""Whether what stands around a formula of the question changes nothing: `\max(E,E)`, `E+1-1`.
+
+    Found with a letter in its place: where the rest comes to this letter, nothing was done.
+    """
+    text = squeeze(written)
+    for formula in _long_formulas(question[:MAX_QUESTION]):
+        if formula not in text or any(formula in squeeze(gold) for gold in golds):
+            continue
+        before = r"(?<![\w.\\}])" if formula[0].isalnum() else ""
+        after = r"(?![\w.({^!])" if formula[-1].isalnum() else r"(?![\^!])"
+        alone = before + re.escape(formula) + after
+        rest = _SAME_OF.sub(r"\1", re.sub(alone, lambda _: _PLACE, text))
+        if _PLACE in rest and _is_place(rest):
+            return True
+    return False
+
+
+def _is_place(text: str) -> bool:
+    try:
+        return not surely_different(evaluate(text), evaluate(_PLACE))
+    except ValueError:  # nothing that can be read, or too large
+        return False
+
+
+_PLACE = r"(\hbar)"
+_SAME_OF = re.compile(rf"\\(?:max|min|gcd|lcm)\(?({re.escape(_PLACE)})(?:,{re.escape(_PLACE)})*\)?")
+
+
+def _keeps_percent(written: str, golds: Sequence[str], question: str) -> bool:
+    r"""Whether it is a percentage of the question, where the gold is none: 40\% is asked as 2/5."""
+    share = _PERCENT.fullmatch(written)
+    if share is None or any("%" in gold for gold in golds):
+        return False
+    return share[1] in _PERCENT.findall(question[:MAX_QUESTION])
+
+
+_PERCENT = re.compile(r"(?<![\d.,])(\d[\d.,]{0,20})[\s$]{0,3}(?:\\?%|percent)")
 
 
 @lru_cache(maxsize=512)

@@ -9,7 +9,9 @@ import re
 from collections.abc import Iterable
 from string import ascii_letters
 
-from prompt_aug.grading.normalize import UNSURE, squeeze
+from prompt_aug.grading.intervals import as_union
+from prompt_aug.grading.normalize import squeeze
+from prompt_aug.grading.notation import TEXT
 from prompt_aug.grading.quantities import (
     NO_NUMBER,
     Oracle,
@@ -20,13 +22,21 @@ from prompt_aug.grading.quantities import (
     is_number,
     number_of,
 )
-from prompt_aug.grading.structure import Node, as_union, build, split_top
-from prompt_aug.grading.words import EMPTY_SIGN, compare_choices, compare_words, words_of
+from prompt_aug.grading.structure import OR, Node, build, split_top
+from prompt_aug.grading.units import UNSURE, words_behind
+from prompt_aug.grading.words import (
+    EMPTY_SIGN,
+    compare_choices,
+    compare_words,
+    option_of,
+    text_of_choice,
+    words_of,
+)
 
 MAX_ITEMS = 64
 _ROUNDING = 0.01  # of the sides of a chain: 41/6 = 6.8 is one, 3 = 4 is not
-_TEXT = re.compile(r"\\text\{[^{}]*\}")
-_OR = re.compile(r"(?<![\\a-zA-Z])or(?![a-zA-Z])")
+_WHOLE = re.compile(r"^[-+]?\d+\.0+(?!\d)")  # 2,0 is the number 2 only beside a decimal point
+_DECIMAL = re.compile(r"-?\d{1,15}\.(\d{1,15})")
 _SIMPLE_LABEL = re.compile(r"[A-Za-z]|\\[a-z]+|[A-Za-z]_\{?\w\}?")
 
 
@@ -34,17 +44,30 @@ def compare(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     """Whether `pred` answers `gold`."""
     if squeeze(gold.text) == squeeze(pred.text) and not _labels_contradict(gold, pred):
         return True
+    if (option := option_of(gold.text)) is not None:
+        return _compare_option(*option, pred, oracle)
     if (chosen := compare_choices(gold.text, pred.text)) is not None:
         return chosen
     if gold.kind != "leaf" and pred.kind != "leaf" and _labels_contradict(gold, pred):
         return False
     if "either" in (gold.kind, pred.kind):
         return _any(compare(g, p, oracle) for g, p in _readings(gold, pred))
+    if (gold.relation or pred.relation or gold.kind != "leaf") and _same_union(gold, pred):
+        return True
     if gold.kind == "leaf" == pred.kind:
         return _compare_leaves(gold, pred, oracle)
-    if _same_union(gold, pred):
-        return True
     return _compare_structures(_unwrapped(gold), _unwrapped(pred), oracle)
+
+
+def _compare_option(letter: str, value: str, pred: Node, oracle: Oracle | None) -> bool | None:
+    r"""`\text{(B)}\ 12` is answered by B, by 12 or by both, but not by `(B) 13`."""
+    chosen = compare_choices(f"({letter})", pred.text)
+    if chosen is None:
+        return compare(build(value), pred, oracle)
+    said = text_of_choice(pred.text)
+    if chosen and number_of(said) is not None:
+        return compare(build(value), build(said), oracle)
+    return chosen
 
 
 def _compare_structures(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
@@ -93,7 +116,8 @@ def _readings(gold: Node, pred: Node) -> list[tuple[Node, Node]]:
     preds = pred.items if pred.kind == "either" else (pred,)
     pairs = [(g, p) for g in golds for p in preds if (g.kind == "leaf") == (p.kind == "leaf")]
     point = "." in pred.text
-    return [(g, p) for g, p in pairs if point or not _is_decimal_comma(gold, g)]
+    pairs = [(g, p) for g, p in pairs if point or not _is_decimal_comma(gold, g)]
+    return [(g, p) for g, p in pairs if "." in gold.text or not _WHOLE.search(p.text)]
 
 
 def _is_decimal_comma(gold: Node, reading: Node) -> bool:
@@ -142,6 +166,8 @@ def _unordered(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
         return False
     if len(golds) > MAX_ITEMS:
         return _ask(gold, pred, oracle)
+    if counted := _counted(golds, preds):
+        return all_of(_member(g, p, oracle) for g, p in counted)
     undecided = False
     for item in golds:
         results = [_member(item, other, None) for other in preds]
@@ -161,6 +187,19 @@ def _unordered(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     return None if undecided else True
 
 
+def _counted(golds: list[Node], preds: list[Node]) -> list[tuple[Node, Node]]:
+    r"""`2\text{ boys}, 3\text{ girls}`: the pairs of like words; in order where one has others.
+
+    Empty where the gold's values do not all have words of their own.
+    """
+    words, others = ([words_behind(item.text) for item in items] for items in (golds, preds))
+    if not all(words) or len(set(words)) < len(words) or len(words) < 2:
+        return []
+    if sorted(words) != sorted(others):
+        return list(zip(golds, preds, strict=True))
+    return [(item, preds[others.index(word)]) for item, word in zip(golds, words, strict=True)]
+
+
 def _distinct(items: tuple[Node, ...]) -> list[Node]:
     return list({item.label + "=" + squeeze(item.text): item for item in items}.values())
 
@@ -170,17 +209,20 @@ def _compare_tuples(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
         return False
     if gold.bounds and pred.bounds and gold.bounds != pred.bounds and len(gold.items) == 2:
         return False
-    if pred.kind == "list" and (gold.bounds in ("(]", "[)") or _OR.search(pred.text)):
+    if pred.kind == "list" and (gold.bounds in ("(]", "[)") or OR.search(pred.text)):
         return False  # of `2, 3` nobody sees which end belongs to an interval
-    preds, labels = list(pred.items), [item.label for item in pred.items]
-    if all(map(_SIMPLE_LABEL.fullmatch, labels)) and not any(item.label for item in gold.items):
+    golds, preds = list(gold.items), list(pred.items)
+    names, labels = [item.label for item in golds], [item.label for item in preds]
+    if all(map(_SIMPLE_LABEL.fullmatch, labels)):
         if len(set(labels)) < len(labels):
             return False
-        if "".join(sorted(labels)) in ascii_letters:  # y = 1, x = 2 is (2, 1); n, k has no order
-            preds.sort(key=lambda item: item.label)
-    if any(p.relation and not g.relation for g, p in zip(gold.items, preds, strict=True)):
+        if sorted(names) == sorted(labels):
+            golds.sort(key=lambda item: item.label)
+        if "".join(sorted(labels)) in ascii_letters or sorted(names) == sorted(labels):
+            preds.sort(key=lambda item: item.label)  # y = 1, x = 2 is (2, 1); n, k has no order
+    if any(p.relation and not g.relation for g, p in zip(golds, preds, strict=True)):
         return False  # x + y = 3 is no coordinate
-    return all_of(_member(g, p, oracle) for g, p in zip(gold.items, preds, strict=True))
+    return all_of(_member(g, p, oracle) for g, p in zip(golds, preds, strict=True))
 
 
 def _compare_matrices(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
@@ -212,6 +254,8 @@ def _vector(node: Node) -> tuple[Node, ...] | None:
 def _compare_leaves(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     if (residues := compare_residues(gold.text, pred.text, oracle)) is not None:
         return residues
+    if (exact := _before_rounding(pred)) is not None:
+        return _any(_compare_leaves(gold, node, oracle) for node in (exact, _last_side(pred)))
     if pred.relation and not gold.relation:
         if _contradicts_itself(pred.text):
             return False
@@ -243,7 +287,7 @@ def _leads_to(gold: Node, pred: Node) -> bool:
     """Whether the sides before the last are the gold's label or numbers: 2x = 5 is not x = 5."""
     if pred.label:
         return not _labels_contradict(gold, pred)
-    sides = [_TEXT.sub("", side) for side in split_top(pred.text, "=")[:-1]]
+    sides = [TEXT.sub("", side) for side in split_top(pred.text, "=")[:-1]]
     return all(
         squeeze(side) == squeeze(gold.label) or number_of(side) is not None for side in sides
     )
@@ -266,6 +310,19 @@ def _last_side(pred: Node) -> Node:
         return pred
     last = build(sides[-1])
     return last if last.kind == "leaf" else pred
+
+
+def _before_rounding(pred: Node) -> Node | None:
+    r"""`\frac{41}{6} = 6.83` without its rounded value; None where the last side is none."""
+    sides = split_top(pred.text, "=")
+    shown = _DECIMAL.fullmatch(sides[-1]) if len(sides) > 1 else None
+    value = number_of(sides[-2]) if shown and not _DECIMAL.fullmatch(sides[-2]) else None
+    if shown is None or value is None or value.at(0).imag:
+        return None
+    error = abs(value.at(0).real - float(shown[0]))
+    if not 0 < error <= 0.5000001 / 10 ** len(shown[1]):
+        return None
+    return build(pred.text.rpartition("=")[0].strip())
 
 
 def _contradicts_itself(relation: str) -> bool:

@@ -55,6 +55,7 @@ class Reader:
         self._at = 0
         self._depth = 0
         self.used_letters = False
+        self.used_base = False
         self.scale = 0.0
 
     def read(self) -> Number:
@@ -249,14 +250,20 @@ class Reader:
         self._in_angle = outside
         try:
             value = self._field.functions[name](argument)
-            value = (
-                value / self._field.log(self._field.convert(base)) if base is not None else value
-            )
+            if name == r"\log":
+                value /= self._field.log(self._base(base))
         except (ValueError, ZeroDivisionError):
             raise Unsupported(f"{name} outside its domain") from None
         except OverflowError:
             raise TooBig(name) from None
         return power(self._keep(value), exponent, self._field)
+
+    def _base(self, base: Number | None) -> Number:
+        r"""That of a logarithm. `\log x` may be \ln x or \log_{10} x: each is read at one point."""
+        if base is not None:
+            return self._field.convert(base)
+        self.used_base = True
+        return self._field.e if self._point == 0 else self._field.convert(Fraction(10))
 
     def _function_argument(self) -> Number:
         if self._peek() in ("(", "{"):
@@ -292,7 +299,6 @@ class Reader:
 
 
 POINTS = 2
-_LONG_DECIMAL = re.compile(r"-?\d{1,9}\.(\d{6,30})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -306,7 +312,7 @@ class Value:
 
     @property
     def has_letters(self) -> bool:
-        """Whether it is a function of letters, and not one number."""
+        r"""Whether it is not one number: a function of letters, or of the base of `\log 2`."""
         return len(self.approximate) > 1
 
     def at(self, point: int) -> complex:
@@ -331,7 +337,7 @@ def _evaluate(text: str) -> Value:
         return Value(text=text, exact=value, approximate=(_rounded(value),), scale=first.scale)
     values, scale = [DOUBLES.convert(value)], first.scale
     for point in range(1, POINTS):
-        if first.used_letters:
+        if first.used_letters or first.used_base:
             other = Reader(list(tokens), point=point)
             values.append(DOUBLES.convert(other.read()))
             scale = max(scale, other.scale)
@@ -374,17 +380,6 @@ def digits(text: str) -> Number:
 
 _EPSILON = DIGITS.convert(Fraction(1, 10 ** (DIGITS_COUNT - 10))).real
 _digits_lock = threading.Lock()
-
-
-def rounds_to(value: Value, decimal: str) -> bool:
-    r"""True where an irrational number has the shown decimals, six or more: \sqrt{17} and 4.123106.
-
-    Never for a rational: a decimal is compared with a fraction exactly.
-    """
-    shown = _LONG_DECIMAL.fullmatch(decimal)
-    if shown is None or value.exact is not None or value.has_letters:
-        return False
-    return abs(value.at(0) - float(decimal)) <= 0.5 / 10 ** len(shown[1]) + 1e-15 * value.scale
 
 
 def _rounded(value: Fraction) -> complex:

@@ -26,7 +26,9 @@ import re
 from collections import deque
 from dataclasses import dataclass
 
-from prompt_aug.grading.normalize import UNSURE, canonical, split_unit
+from prompt_aug.grading.normalize import canonical
+from prompt_aug.grading.notation import TEXT, TEXT_PATTERN
+from prompt_aug.grading.units import UNSURE, split_unit
 
 _MAX_PHRASE = 300
 _MAX_TAIL = 700
@@ -79,7 +81,7 @@ _FINDS = re.compile(r"(?::|\b(?:that|get|gets|gives?|obtain|have|yields?))$")
 _LIST_OPEN = re.compile(r"(?:,|\band|\bor)$")
 _COPULA = re.compile(r"(?:\b(?:is|are|equals?|equal to|be)|'s)\b:?\s+|=\s*")
 _NUMBER = re.compile(r"(?<![\w.,/$])-?\d[\d,]{0,40}(?:\.\d{1,40})?(?:/\d{1,20})?(?:\s?\\?%)?(?!\w)")
-_COMMAND = re.compile(r"\\text\{[^{}]*\}|\\[a-zA-Z]+")
+_COMMAND = re.compile(rf"{TEXT_PATTERN}|\\[a-zA-Z]+")
 _LETTERS = re.compile(r"[A-Za-z]+")
 _KNOWN = frozenset("and or sin cos tan log ln exp".split())
 
@@ -175,7 +177,7 @@ def stated_value(answer: str) -> str | None:
     Either what "is", "are", "equals" or "=" leads to, or what stands before a remark in brackets:
     `12\text{ (since }x>0)`. None where the words deny, doubt or offer a choice.
     """
-    plain = _TEXT.sub(r" \1 ", canonical(answer))
+    plain = TEXT.sub(r" \1 ", canonical(answer))
     if UNSURE.search(plain):
         return None
     if remark := _REMARK.fullmatch(plain):
@@ -187,7 +189,6 @@ def stated_value(answer: str) -> str | None:
     return _after_copula(plain.strip(" ."))
 
 
-_TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[A-Za-z]{2,}")
 _NAMED = re.compile(r"\s*[A-Za-z][A-Za-z' ]{1,40}[A-Za-z]\s*:\s*([^:]+?)[\s.]*")  # Total: 42
 _MIN_PROSE_WORDS = 2

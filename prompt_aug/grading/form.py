@@ -11,8 +11,10 @@ it; a number is its value, a formula of letters its values at fixed points, a se
 from prompt_aug.grading.evaluate import Value, digits, evaluate
 from prompt_aug.grading.extract import last_boxed
 from prompt_aug.grading.grader import MAX_ANSWER, MAX_NESTING, nesting
-from prompt_aug.grading.normalize import canonical, split_unit, squeeze
+from prompt_aug.grading.normalize import canonical, squeeze
+from prompt_aug.grading.notation import whole
 from prompt_aug.grading.structure import Node, build
+from prompt_aug.grading.units import split_unit
 from prompt_aug.grading.words import words_of
 
 _DIGITS = 30
@@ -27,7 +29,7 @@ def normal_form(answer: str) -> str:
         return plain[:MAX_ANSWER]
     boxed = last_boxed(answer) if "box" in answer else None
     try:
-        return _form(build(canonical(boxed or answer))) or plain
+        return _form(build(whole(canonical(boxed or answer)))) or plain
     except (ValueError, ArithmeticError, RecursionError):  # unreadable: a vote for itself
         return plain
 

@@ -35,9 +35,11 @@ from prompt_aug.grading.extract import (
     last_boxed,
     stated_value,
 )
-from prompt_aug.grading.normalize import TRIGONOMETRIC, canonical, is_balanced, squeeze
+from prompt_aug.grading.normalize import canonical, is_balanced, squeeze
+from prompt_aug.grading.notation import whole
 from prompt_aug.grading.pool import GraderError, Verdict, WorkerPool, default_pool
 from prompt_aug.grading.structure import Node, build
+from prompt_aug.grading.units import TRIGONOMETRIC
 
 Status = Literal[
     "correct", "wrong", "echo", "no_answer", "unparsable", "timeout", "too_long", "error"
@@ -71,7 +73,10 @@ class _Referee:
     def __call__(self, gold: str, pred: str) -> bool:
         if _TOWER.search(pred) and not _TOWER.search(gold):
             raise TooBig("a tower of powers or factorials")
-        verdict = self._verdict(_latex(gold), _latex(pred))
+        return all(self._agree(_latex(gold, b), _latex(pred, b)) for b in _bases(gold + pred))
+
+    def _agree(self, gold: str, pred: str) -> bool:
+        verdict = self._verdict(gold, pred)
         if verdict.status in ("timeout", "error"):
             status: Status = "timeout" if verdict.status == "timeout" else "error"
             raise _Stop(status, verdict.detail)
@@ -102,8 +107,25 @@ class _Referee:
 _ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*\\degree")
 
 
-def _latex(text: str) -> str:
+# A mixed number, in the way of `evaluate`: a proper fraction right behind a whole number.
+_MIXED = re.compile(r"(?<![\d.\w}^_])([1-9]\d*)\s*\\frac\{(\d+)\}\{(\d+)\}(?!\s*\^)")
+_LOG = re.compile(r"\\log(?![a-zA-Z]|\s*_)")
+
+
+def _bases(text: str) -> tuple[str, ...]:
+    r"""The readings of a logarithm without a base: what is equal is so in both."""
+    return (r"\ln", r"\log_{10}") if _LOG.search(text) else ("",)
+
+
+def _latex(text: str, base: str) -> str:
     r"""What latex2sympy is given: it would drop the degrees of `\sin(90^\circ-x)`."""
+
+    def mixed(match: re.Match[str]) -> str:
+        whole, top, bottom = match.groups()
+        proper = int(top) < int(bottom)
+        return rf"({whole}+\frac{{{top}}}{{{bottom}}})" if proper else match[0]
+
+    text = _MIXED.sub(mixed, _LOG.sub(lambda _: base, text) if base else text)
     text = _ANGLE.sub(r"(\1\\cdot\\frac{\\pi}{180})", text) if TRIGONOMETRIC.search(text) else text
     return text.replace("\\degree", "^{\\circ}").strip()
 
@@ -313,10 +335,10 @@ def _judge(answer: str, golds: list[str], question: str | None) -> tuple[Status,
 
 
 def _compare(answer: str, golds: list[str]) -> tuple[Status, str, float]:
-    written = canonical(answer)
+    written = whole(canonical(answer))
     if not is_balanced(written):
         return "unparsable", "brackets that do not close", 0.0
-    pred, known = build(written), [canonical(gold) for gold in golds]
+    pred, known = build(written), [whole(canonical(gold)) for gold in golds]
     try:
         if any(squeeze(text) == squeeze(written) for text in known):
             return "correct", "", 0.0

@@ -8,6 +8,8 @@ means is `structure`'s. Every step is a linear pass over a string of bounded len
 import re
 import unicodedata
 
+from prompt_aug.grading.notation import TEXT, amounts, currencies
+
 _SIGNS = {
     **dict.fromkeys("\u2212\u2013\u2014\u2010\u2011\u2012\ufe63", "-"),
     **dict.fromkeys("\u00d7\u2715\u2a2f", r"\times "),
@@ -32,8 +34,6 @@ _SIGNS = {
     "⟩": r"\rangle ",
     "\u2216": r"\setminus ",
     "\u2044": "/",
-    "€": r"\$",
-    "£": r"\$",
     **{
         sign: rf"\{name} "
         for sign, name in zip(
@@ -67,7 +67,7 @@ _VULGAR = re.compile(r"[\u00bc-\u00be\u2150-\u215e\u2189]")
 _SQUARE_METRES = re.compile(r"(?<=\d)\s?([ckm]?m)(?=[²³])")  # nobody writes a variable so
 
 _FONT = r"text|textbf|textit|textrm|textnormal|textsf|mathrm|mathbf|mathit|mathsf|mbox|hbox"
-_TEXT = re.compile(rf"\\(?:{_FONT}|operatorname\*?)\s*\{{([^{{}}]*)\}}")
+_FONTS = re.compile(rf"\\(?:{_FONT}|operatorname\*?)\s*\{{([^{{}}]*)\}}")
 # By an export of a data set.
 _ESCAPED_TWICE = "boxed|text|d?frac|sqrt|left|right|leq?|geq?|pi|cdot|infty|cup|begin|end"
 _SIZES = "tiny|small|normalsize|large|Large|LARGE|huge|Huge"
@@ -109,6 +109,8 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\math(?:rm|it)\{([ei])\}", r"\1"),
         (r"\\(?:lbrace|\{)", r"\\{"),
         (r"\\(?:rbrace|\})", r"\\}"),
+        (r"\((?:\s|\\[a-z]+\{)*mod(?:ulo)?[\s}]*(\d+)\s*\)", r"\\pmod{\1}"),
+        (r"(?<=\d)(?:\s|\\[a-z]+\{)+mod(?:ulo)?[\s}]+(?=\d)", r" \\bmod "),
         (r"\\(?:lvert|rvert|vert|mid)(?![a-z])", "|"),
         (r"\\(?:varnothing|O)(?![a-zA-Z])", r"\\emptyset"),
         (r"\\(?:dots|ldots|cdots)(?![a-z])", "..."),
@@ -133,69 +135,6 @@ _MORE_DIGITS = re.compile(r"(?<=\d)(\.\d+)\s*\.{3}\s*$")
 _GAP = re.compile(r"(?<![\d\\a-zA-Z}]) | (?![\d\\a-zA-Z{(])|(?<=[^\d]) (?=\\)")
 _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}")
 
-_UNITS = {
-    "degree": "degree degrees deg \\degree",
-    "cm": "cm centimeter centimeters centimetre centimetres",
-    "mm": "mm millimeter millimeters",
-    "m": "m meter meters metre metres",
-    "km": "km kilometer kilometers kilometre kilometres",
-    "in": "in inch inches",
-    "ft": "ft foot feet",
-    "yd": "yd yard yards",
-    "mi": "mi mile miles",
-    "s": "s sec secs second seconds",
-    "min": "min mins minute minutes",
-    "h": "h hr hrs hour hours",
-    "day": "day days",
-    "week": "week weeks",
-    "month": "month months",
-    "year": "yr yrs year years",
-    "g": "g gram grams",
-    "kg": "kg kilogram kilograms",
-    "lb": "lb lbs pound pounds",
-    "oz": "oz ounce ounces",
-    "dollar": "dollar dollars usd",
-    "cent": "cent cents",
-    "mph": "mph",
-    "l": "l liter liters litre litres",
-    "gal": "gal gallon gallons",
-    "unit": "unit units",
-    "rad": "rad radian radians",
-    "Hz": "hz hertz",
-    "eV": "ev",
-    "MeV": "mev",
-    "nm": "nm",
-    "J": "joule joules",
-    "mol": "mol moles",
-}
-_UNIT_OF = {name: unit for unit, names in _UNITS.items() for name in names.split()}
-# Only words of these lengths can be a unit without \text: "2 xy" and "3 RC" are products.
-_COMPOUND = re.compile(r"\s*([A-Za-z]+)\s*(?:/|\bper\b)\s*([A-Za-z]+)\s*")
-_SIGN_TAIL = re.compile(r"(?<=[\d}])\s*(?:\\mu\s*)?\\(?:Omega|mu)\s*(?:[a-zA-Z]\s*)?$")
-TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
-_PLAIN_UNITS = frozenset(name for name in _UNIT_OF if len(name) > 1 and name.isalpha())
-_LETTERS = re.compile(r"[a-z]+")
-_MIN_UNKNOWN_WORD = 4
-_WORD_TAIL = re.compile(r"\s*((?<![\\a-zA-Z])[A-Za-z][A-Za-z .,/'-]*(?:\^\{?-?\d\}?)?)$")
-_MEASURED = re.compile(r"(-?\d[\d.,]*) ([A-Za-z][^\d]*)")  # a number with its unit
-# Who denies, doubts or offers a choice has not answered.
-UNSURE = re.compile(
-    r"(?<![\\a-zA-Z])(?:not|no|never|isn't|aren't|except|unknown|maybe|perhaps|possibly|either|or"
-    r"|guess|unless|instead|wrong|incorrect|unsure|false|doubt|impossible|can't|cannot|couldn't"
-    r"|won't|wouldn't|could|might|neither|nor|nobody|otherwise|else|alternatively|versus"
-    r"|at\s+least|at\s+most|less\s+than|more\s+than|greater\s+than|and\s+(?:above|below)|twice)(?![a-zA-Z])|\?",
-    re.IGNORECASE,
-)
-# A number before these is another number: 5 million, 4 cubed, 3x in \text{}, 2 sinx, 5 alpha.
-_CHANGES_VALUE = re.compile(
-    r"(?<![a-zA-Z])(?:thousand|[mbtr]+illion|hundred|dozen|hal(?:f|ves)|(?:third|fourth|fifth|"
-    r"sixth|seventh|eighth|ninth|tenth|hundredth)s?|squared|cubed|factorial|root|plus|minus|"
-    r"point|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi|rho|pi|(?:sin|cos|tan|log|ln|sqrt)\w*"
-    r"|(?<!\S)(?-i:[xyzuvwabpqr])\s*$)(?![a-zA-Z-])",
-    re.IGNORECASE,
-)
-_TEXT_TAIL = re.compile(r"\s*\\text\{([^{}]*)\}\s*(\^\{?-?\d\}?)?\s*$")
-
 
 def _unicode_scripts(text: str) -> str:
     """Raised and lowered digits as scripts, `⅝` as a fraction."""
@@ -213,14 +152,14 @@ def _unicode_scripts(text: str) -> str:
 
 def canonical(text: str, *, fractions: bool = True) -> str:
     r"""Canonical LaTeX; text stays marked as `\text{...}`, everything else loses its font."""
-    text = _SQUARE_METRES.sub(r"\\text{ \1}", unicodedata.normalize("NFC", text))
+    text = _SQUARE_METRES.sub(r"\\text{ \1}", currencies(unicodedata.normalize("NFC", text)))
     text = _unicode_scripts(text).translate(_SIGN_TABLE)
     text = "".join(_fullwidth(char) for char in text)
-    text = text.strip().strip("*`").replace("\\$", " ")
+    text = text.strip().strip("*`")
     text = _OLD_FONT.sub(" ", text)
     for pattern, replacement in _STEPS:
         text = pattern.sub(replacement, text)
-    text = _TEXT.sub(_text, text)
+    text = amounts(_FONTS.sub(_text, text))
     text = _braced(_REPEATING.sub(_fraction, text) if fractions else text)
     return _TRAILING.sub("", _MORE_DIGITS.sub(r"\1", text)).strip()
 
@@ -241,15 +180,19 @@ def _fraction(match: re.Match[str]) -> str:
     return rf"\frac{{{top}}}{{{bottom}}}"
 
 
+_COUNTED = re.compile(r"([A-Za-z][A-Za-z .'-]*?)(\s*,(?:\s*and)?|\s+and)")  # 2 boys, [3 girls]
+_MEASURED = re.compile(r"(-?\d[\d.,]*) ([A-Za-z][^\d]*)")  # a number with its unit
 _ARGUMENTS = {r"\frac": 2, r"\sqrt": 1, r"\binom": 2, "^": 1, "_": 1}
 _ATOM = re.compile(r"\s*(\\[a-zA-Z]+|\\.|[^\s{}])", re.DOTALL)
-_NEEDS_BRACES = re.compile(r"\\(?:frac|sqrt|binom)(?![a-zA-Z])\s*[^{\s]|\}\s*[^\s{]|[\^_]\s*\\")
+_NEEDS_BRACES = re.compile(
+    r"\\(?:frac|sqrt|binom)(?![a-zA-Z])\s*[^{\s]|\}\s*[^\s{]|[\^_]\s*\\|\^\s*\("
+)
 _MAX_BRACED = 40
 
 
 def _braced(text: str, depth: int = 0) -> str:
     r"""Every argument of `\frac`, `\sqrt`, `\binom` and every command in a script in braces."""
-    if depth > _MAX_BRACED or "\\" not in text or not _NEEDS_BRACES.search(text):
+    if depth > _MAX_BRACED or not _NEEDS_BRACES.search(text):
         return text
     out: list[str] = []
     position = 0
@@ -274,6 +217,10 @@ def _piece(text: str, position: int, depth: int) -> tuple[str, int]:
     for _ in range(count):
         start = re.compile(r"\s*").match(text, position)
         at = start.end() if start else position
+        if token in (r"\sqrt", "^") and (closing := _typed_end(text, at)) > at:
+            out.append(f"{{{_braced(text[at + 1 : closing - 1], depth + 1)}}}")
+            position = closing
+            continue
         if at >= len(text) or text[at] in "{}":
             closing = _group_end(text, at) if text[at : at + 1] == "{" else at
             inside = _braced(text[at + 1 : closing - 1], depth + 1) if closing > at else ""
@@ -285,6 +232,18 @@ def _piece(text: str, position: int, depth: int) -> tuple[str, int]:
         argument, position = _piece(text, at, depth + 1)
         out.append(f"{{{argument.strip()}}}")
     return "".join(out), position
+
+
+def _typed_end(text: str, start: int) -> int:
+    """Just after the bracket that closes the one at `start`, as in sqrt(2) and e^(2x)."""
+    if text[start : start + 1] != "(":
+        return start
+    level = 0
+    for match in re.compile(r"[{(\[)\]}]").finditer(text, start):
+        level += 1 if match[0] in "{([" else -1
+        if level == 0:
+            return match.end() if match[0] == ")" else start
+    return start
 
 
 def _group_end(text: str, start: int) -> int:
@@ -307,14 +266,21 @@ def _text(match: re.Match[str]) -> str:
         return " "
     if words.strip(" ,") in ("and", "or"):
         return f" {words.strip(' ,')} "
+    if (counted := _COUNTED.fullmatch(words)) and _between_numbers(match):
+        return rf"\text{{ {counted[1]}}}{' and ' if counted[2].strip(' ,') else ', '}"
     if measured := _MEASURED.fullmatch(words):
         return rf"{measured[1]}\text{{ {measured[2]}}}"
     return words if re.fullmatch(r"[\d\W]+", words) else rf"\text{{{words}}}"
 
 
+def _between_numbers(match: re.Match[str]) -> bool:
+    before, after = match.string[: match.start()], match.string[match.end() :]
+    return before.rstrip()[-1:].isdigit() and after.lstrip()[:1].isdigit()
+
+
 def squeeze(text: str) -> str:
     r"""The spelling compared for equality: no spaces but between two digits, no idle braces."""
-    text = _TRAILING.sub("", re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text))
+    text = _TRAILING.sub("", TEXT.sub(r" \1 ", text))
     text = re.sub(r"\s+(?!\d)|(?<!\d)\s+", "", text)
     return _SHORT_SCRIPT.sub(r"\1\2", text)
 
@@ -335,54 +301,3 @@ def is_balanced(text: str) -> bool:
 
 _BRACKET = re.compile(r"\\[\\{}]|[{}()\[\]]")
 _CHOICE_MARK = re.compile(r"^\s*(?:\\text\{)?\s*[A-Ja-j]\s*\)(?=[^)]*$)")
-
-
-def split_unit(text: str) -> tuple[str, str | None]:
-    r"""(the text without what is measured, the unit): `80\text{ cents}` gives ("80", "cent").
-
-    The unit is None where there is none; "" where it is a word that the table does not know
-    ("apples") or several units: such a one cannot contradict another. "cm^2" carries its power.
-    """
-    rest, words = text, ""
-    while match := _TEXT_TAIL.search(rest):
-        words = " ".join((match.group(1), match.group(2) or "", words))
-        rest = rest[: match.start()]
-    if not words and (match := _WORD_TAIL.search(rest)) and _is_unit_phrase(match.group(1)):
-        words, rest = match.group(), rest[: match.start()]
-    if not words and (match := _SIGN_TAIL.search(rest)):
-        return rest[: match.start()], ""
-    if rest.rstrip().endswith("\\degree") and not TRIGONOMETRIC.search(rest):
-        words, rest = "degrees", rest.rstrip().removesuffix("\\degree")
-    if not words or not rest.strip() or UNSURE.search(words) or _CHANGES_VALUE.search(words):
-        return text, None
-    if compound := _COMPOUND.match(words):
-        parts = [_UNIT_OF.get(part.lower(), "") for part in compound.groups()]
-        return rest.strip(), "/".join(parts) if all(parts) else ""
-    known = {_UNIT_OF[word] for word in _LETTERS.findall(words.lower()) if word in _UNIT_OF}
-    if len(known) != 1:
-        return rest.strip(), ""
-    power = re.search(r"\^\s*\{?\s*(-?\d)", words)
-    named = re.search(r"\b(?:(sq)|(cu))", words.lower())
-    return rest.strip(), known.pop() + (
-        "^" + power[1] if power else ("^2" if named[1] else "^3") if named else ""
-    )
-
-
-def units_contradict(one: str | None, other: str | None) -> bool:
-    """cm against m, cm^2 against cm^3; a unit or a power that is left out contradicts nothing."""
-    if not one or not other:
-        return False
-    (name, _, power), (other_name, _, other_power) = one.partition("^"), other.partition("^")
-    return name != other_name or bool(power and other_power and power != other_power)
-
-
-def _is_unit_phrase(words: str) -> bool:
-    if (compound := _COMPOUND.match(words)) and compound[1].lower() in _UNIT_OF:
-        return compound[2].lower() in _UNIT_OF
-    parts = re.findall(r"[A-Za-z]+", words)
-    return all(
-        part.lower() in _PLAIN_UNITS
-        or len(part) >= _MIN_UNKNOWN_WORD
-        or part in ("of", "per", "sq")
-        for part in parts
-    ) and not words.startswith("and")

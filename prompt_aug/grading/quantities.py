@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 from prompt_aug.grading.arithmetic import TooBig, Unsupported
-from prompt_aug.grading.evaluate import Value, evaluate, rounds_to, same_digits, surely_different
-from prompt_aug.grading.normalize import split_unit, squeeze, units_contradict
+from prompt_aug.grading.evaluate import Value, evaluate, same_digits, surely_different
+from prompt_aug.grading.normalize import squeeze
+from prompt_aug.grading.notation import TEXT_PATTERN
 from prompt_aug.grading.structure import split_top
+from prompt_aug.grading.units import split_unit, units_contradict
 
 Oracle = Callable[[str, str], bool]
 
@@ -22,6 +24,11 @@ _RESIDUE = re.compile(
 
 # `1 2 3` is not 6, and `5_x`, `12_3+1` are not 5 and 13, as math-verify has it.
 NO_NUMBER = (re.compile(r"(?<![\d.,/_{])\d+\s+\d+(?!\d*\s*/)"), re.compile(r"\d\s*_"))
+
+# Words and primes that math-verify takes for factors: `2\text{ boys }3\text{ girls}`, `30' 15`.
+_NO_FORMULA = (re.compile(rf"[\w)}}]\s*{TEXT_PATTERN}\s*[\d(\\]"), re.compile(r"\d\s*['\"]"))
+
+_LONG_DECIMAL = re.compile(r"-?\d{1,9}\.(\d{6,30})")
 
 _OPPOSED = [
     {a: b, b: a}
@@ -153,5 +160,18 @@ def compare_numbers(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
     return _ask_text(gold_number, pred_number, oracle)
 
 
+def rounds_to(value: Value, decimal: str) -> bool:
+    r"""True where an irrational number has the shown decimals, six or more: \sqrt{17} and 4.123106.
+
+    Never for a rational: a decimal is compared with a fraction exactly.
+    """
+    shown = _LONG_DECIMAL.fullmatch(decimal)
+    if shown is None or value.exact is not None or value.has_letters:
+        return False
+    return abs(value.at(0) - float(decimal)) <= 0.5 / 10 ** len(shown[1]) + 1e-15 * value.scale
+
+
 def _ask_text(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
+    if any(sign.search(text) for sign in _NO_FORMULA for text in (gold, pred)):
+        return False
     return None if oracle is None else oracle(gold, pred)

@@ -6,8 +6,10 @@ not understood is a leaf.
 
 import re
 from dataclasses import dataclass, replace
+from itertools import cycle, product
 
-from prompt_aug.grading.normalize import UNSURE
+from prompt_aug.grading.notation import TEXT_PATTERN
+from prompt_aug.grading.units import UNSURE, split_unit
 
 MAX_DEPTH = 12
 
@@ -30,7 +32,7 @@ _MIXED = re.compile(r"([-+]?\d+) (\d+)/(\d+)")
 _MATRIX = re.compile(
     r"\\begin\s*\{([pbB]?matrix|array)\}(?:\{[^{}]*\})?((?:(?!\\end).)*)\\end\s*\{\1\}", re.DOTALL
 )
-_OR = re.compile(r"\s*,?\s*(?<![\\a-zA-Z])or(?![a-zA-Z])\s*")
+OR = re.compile(r"\s*,?\s*(?<![\\a-zA-Z])or(?![a-zA-Z])\s*")
 _LIST_WORD = re.compile(r"\s*,?\s*(?<![\\a-zA-Z])(?:and|or)(?![a-zA-Z])\s*")
 
 
@@ -58,6 +60,8 @@ def build(text: str, *, depth: int = 0) -> Node:
     text = _MEMBER.sub("", _peel(text))
     if depth >= MAX_DEPTH:
         return Node(kind="leaf", text=text)
+    if names := _NAMES.match(text):
+        return _named(names[1], build(text[names.end() :], depth=depth + 1), text)
     if (label := _label(text)) is not None:
         node = build(text[label.end() :], depth=depth + 1)
         if not node.relation and node.kind != "list":
@@ -70,10 +74,35 @@ def build(text: str, *, depth: int = 0) -> Node:
     return _bracketed(text, depth=depth) or _leaf(text, depth)
 
 
+_NAMES = re.compile(r"\(\s*([A-Za-z](?:\s*,\s*[A-Za-z]){1,5})\s*\)\s*=\s*(?=[(\[]|\\\{)")
+
+
+def _named(names: str, node: Node, text: str) -> Node:
+    """`(x,y) = (1,2)`: the coordinates with their labels, also of every tuple of a list."""
+    letters = [name.strip() for name in names.split(",")]
+    if node.kind in ("list", "set"):
+        items = tuple(_named(names, item, f"({names})={item.text}") for item in node.items)
+        return replace(node, items=items, text=text)
+    if node.kind != "tuple" or len(node.items) != len(letters) or any(map(_labelled, node.items)):
+        return node if node.text.startswith("(") and "=" in node.text else _equation(text)
+    items = tuple(
+        replace(item, label=letter) for item, letter in zip(node.items, letters, strict=True)
+    )
+    return replace(node, items=items, text=text)
+
+
+def _labelled(node: Node) -> bool:
+    return bool(node.label)
+
+
+def _equation(text: str) -> Node:
+    return Node(kind="leaf", text=text, relation=True)
+
+
 def _group(kind: str, parts: list[str], text: str, *, depth: int) -> Node:
     rows = split_top(text, ";")
     if len(rows) == 1 and "=" in text:
-        rows = _split_words(text, _OR)
+        rows = _split_words(text, OR)
         rows = rows if all("," in row and "=" in row for row in rows) else []
     if kind == "list" and len(rows) > 1 and "," in text:
         parts = [f"({row})" for row in rows if row]  # a, b; c, d lists the pairs (a, b), (c, d)
@@ -144,6 +173,8 @@ def _bracketed(text: str, *, depth: int) -> Node | None:
     if text[:1] in ("(", "[") and text[-1:] in (")", "]") and _matching(text, 0) == len(text) - 1:
         parts = split_top(text[1:-1], ",", ";")
         if len(parts) > 1:
+            if len(points := _both_signs(text)) == 2 and depth + 1 < MAX_DEPTH:
+                return _group("list", points, text, depth=depth)
             node = _group("tuple", parts, text, depth=depth)
             return replace(node, bounds=text[0] + text[-1])
         if text[0] == "(" and text[-1] == ")" and not _RELATION.search(text):
@@ -153,17 +184,14 @@ def _bracketed(text: str, *, depth: int) -> Node | None:
 
 def _leaf(text: str, depth: int) -> Node:
     if _PLUS_MINUS.search(text):
-        plus = _PLUS_MINUS.sub(lambda sign: "+" if sign[1] == "p" else "-", text)
-        minus = _PLUS_MINUS.sub(lambda sign: "-" if sign[1] == "p" else "+", text)
-        parts = [re.sub(r"^\s*\+\s*", "", plus), minus]
-        return _group("list", parts, text, depth=depth)
+        return _group("list", _both_signs(text), text, depth=depth)
     name, sign, value = text.partition(r"\approx")
     if sign and _NAME_ONLY.fullmatch(name) and value.strip():
         return build(value, depth=depth + 1)
     if shown := _ROUNDED.fullmatch(text):
         return build(shown[1], depth=depth + 1)
     sides = split_top(text, "=")
-    if len(sides) == 2 and _NAME_ONLY.fullmatch(sides[1]) and re.search(r"\d", sides[0]):
+    if len(sides) == 2 and _NAME_ONLY.fullmatch(sides[1]) and _is_arithmetic(sides[0]):
         node = build(sides[0], depth=depth + 1)
         return node if node.label else replace(node, label="".join(sides[1].split()))
     return Node(kind="leaf", text=text, relation=bool(_RELATION.search(text)))
@@ -172,74 +200,44 @@ def _leaf(text: str, depth: int) -> Node:
 # A value and behind it its decimals, which are a remark.
 _ROUNDED = re.compile(
     r"((?:(?!\\approx).)+)\\approx\s*[-+]?[\d.,]+(?:\s*\\times\s*10\^\{?-?\d+\}?)?"
-    r"\s*(?:%|\\degree|\\text\{[^{}]*\}|[A-Za-z]{1,12}(?:\^\{?\d\}?)?)?\s*(?:\.\.\.)?\s*",
+    rf"\s*(?:%|\\degree|{TEXT_PATTERN}|[A-Za-z]{{1,12}}(?:\^\{{?\d\}}?)?)?\s*(?:\.\.\.)?\s*",
     re.DOTALL,
 )
+_MAX_SIGNS = 3
+
+
+def _both_signs(text: str) -> list[str]:
+    r"""What `\pm` stands for. With `\mp` all signs go together, else each goes its own way.
+
+    Of a tuple with several signs nobody knows which is meant: it is left as it is, as are more
+    signs than three.
+    """
+    signs = _PLUS_MINUS.findall(text)
+    together = "" in signs
+    if not together and len(signs) > (1 if text[:1] in "([" else _MAX_SIGNS):
+        return [text]
+    choices = product("+-", repeat=1 if together else len(signs))
+    return [_signed(text, choice) for choice in choices]
+
+
+def _signed(text: str, choice: tuple[str, ...]) -> str:
+    left = cycle(choice)
+
+    def sign(match: re.Match[str]) -> str:
+        chosen = next(left)
+        return chosen if match[1] == "p" else {"+": "-", "-": "+"}[chosen]
+
+    return re.sub(r"(^|[(\[,;{=])\s*\+\s*", r"\1", _PLUS_MINUS.sub(sign, text))
+
+
+def _is_arithmetic(side: str) -> bool:
+    """Numbers without a letter: of `2y = x` nobody knows which side is the label."""
+    plain = re.sub(r"\\[a-zA-Z]+", " ", split_unit(side)[0])
+    return bool(re.search(r"\d", side)) and not re.search(r"[A-Za-z]", plain)
+
+
 _PLUS_MINUS = re.compile(r"\\(?:(p)m|mp)(?![a-z])")
 _NAME_ONLY = re.compile(rf"\s*{_NAME}\s*")
-
-
-def as_union(node: Node) -> tuple[str, Node] | None:
-    """(letter, union of intervals) of a union, an interval, or solved inequalities joined by "or".
-
-    The letter is "" where none is named. None for anything else, and for "and", which intersects.
-    """
-    if node.kind in ("union", "list") and all(_is_interval(item) for item in node.items):
-        return "", replace(node, kind="union")
-    if _is_interval(node):
-        return "", Node(kind="union", text=node.text, items=(node,))
-    parts = node.items if node.kind == "list" else (node,)
-    if not parts or not all(part.relation and not part.items for part in parts):
-        return None
-    if re.search(r"(?<![\\a-zA-Z])and(?![a-zA-Z])", node.text):
-        return None
-    found = [_solved(part.text) for part in parts]
-    letters = {letter for letter, _ in found}
-    if len(letters) != 1 or not all(items for _, items in found):
-        return None
-    intervals = tuple(item for _, items in found for item in items)
-    return letters.pop(), Node(kind="union", text=node.text, items=intervals)
-
-
-def _is_interval(node: Node) -> bool:
-    return node.kind == "tuple" and len(node.items) == 2 and bool(node.bounds)
-
-
-def _solved(text: str) -> tuple[str, list[Node]]:
-    r"""The letter and the intervals of `x > 2`, `2 \le x < 3` or `x \ne 2`; none for others."""
-    signs = [_FLIPPED.get(sign, sign) for sign in _ORDER.findall(text)]
-    sides = [side.strip() for side in _ORDER.split(text)]
-    letters = [side for side in sides if _LETTER.fullmatch(side)]
-    if len(letters) != 1 or len(sides) != len(signs) + 1 or not all(sides):
-        return "", []
-    letter, at = letters[0], sides.index(letters[0])
-    if signs == [r"\ne"] and at == 0:
-        ends = [(r"-\infty", sides[1], "()"), (sides[1], r"\infty", "()")]
-        return letter, [_interval(*end) for end in ends]
-    if r"\ne" in signs or len({_side(sign) for sign in signs}) != 1:
-        return "", []
-    if "g" in _side(signs[0]):  # read from the right
-        sides, signs, at = sides[::-1], [_MIRROR[sign] for sign in signs[::-1]], len(signs) - at
-    low = (sides[at - 1], "[" if signs[at - 1] == r"\le" else "(") if at else (r"-\infty", "(")
-    high = (sides[at + 1], "]" if signs[at] == r"\le" else ")") if at < len(signs) else ("", "")
-    if len(sides) > 3 or (len(sides) == 3 and at != 1):
-        return "", []
-    return letter, [_interval(low[0], high[0] or r"\infty", low[1] + (high[1] or ")"))]
-
-
-def _side(sign: str) -> str:
-    return "g" if sign in (">", r"\ge") else "l"
-
-
-def _interval(low: str, high: str, bounds: str) -> Node:
-    text = f"{bounds[0]}{low},{high}{bounds[1]}"
-    return Node(kind="tuple", text=text, items=(build(low), build(high)), bounds=bounds)
-
-
-_ORDER = re.compile(r"\\(?:le|ge|ne|lt|gt)(?![a-zA-Z])|[<>]")
-_FLIPPED = {r"\lt": "<", r"\gt": ">"}
-_MIRROR = {">": "<", r"\ge": r"\le"}
-_LETTER = re.compile(r"[A-Za-z]|\\[a-z]+")
 
 
 def _peel(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import re
 
+from prompt_aug.grading.notation import TEXT
 from prompt_aug.grading.quantities import is_number
 
 _BASED = re.compile(r"(-?\d+(?:\.\d+)?)\s*_\s*\{?\s*(\d+)\s*\}?")
@@ -29,7 +30,7 @@ _CHOICE_DENIED = re.compile(
 
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.\-]{2,}")
 
-_ROMAN = re.compile(r"\s*[IVXLCDM]{2,8}\s*")
+_CAPITALS = re.compile(r"[A-Z]{2,20}")
 _EMPTY = frozenset(("none", "no solution", "no solutions", "no real solution", "no real solutions"))
 
 EMPTY_SIGN = re.compile(r"\\emptyset|\\\{\s*\\\}")
@@ -52,6 +53,21 @@ def compare_choices(gold: str, pred: str) -> bool | None:
     return letter.upper() == choice[1]
 
 
+_OPTION = re.compile(r"\\text\{\s*\(?\s*([A-J])\s*(?:\)[.:]?|[.:])\s*\}\s*(\S.*)", re.DOTALL)
+
+
+def option_of(gold: str) -> tuple[str, str] | None:
+    r"""The letter and the value of a gold that gives both, `\text{(B)}\ 12`."""
+    option = _OPTION.fullmatch(gold)
+    return None if option is None or _SECOND_CHOICE.search(option[2]) else (option[1], option[2])
+
+
+def text_of_choice(pred: str) -> str:
+    """What stands behind the letter of a choice, "" where nothing does."""
+    chosen = _CHOICE_PRED.fullmatch(_flat(pred))
+    return chosen[4].strip(" .,:") if chosen else ""
+
+
 def compare_words(gold: str, pred: str) -> bool | None:
     """Numbers in a base and plain text; None where neither applies."""
     based = [_BASED.fullmatch(text) for text in (gold, pred)]
@@ -63,8 +79,9 @@ def compare_words(gold: str, pred: str) -> bool | None:
         )
     if _is_empty(gold) and _is_empty(pred):
         return True
-    if _ROMAN.fullmatch(gold) and _ROMAN.fullmatch(pred):
-        return gold.strip() == pred.strip()  # IV is not VI, as a product of letters would have it
+    runs = ["".join(_flat(text).split()) for text in (gold, pred)]
+    if all(map(_CAPITALS.fullmatch, runs)):
+        return runs[0] == runs[1]  # IV is not VI, TH not HT, as a product of letters would have it
     words = [words_of(text) for text in (gold, pred)]
     if all(words):
         return words[0] == words[1]
@@ -76,7 +93,7 @@ def _is_empty(text: str) -> bool:
 
 
 def _flat(text: str) -> str:
-    return " ".join(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).split())
+    return " ".join(TEXT.sub(r" \1 ", text).split())
 
 
 def words_of(text: str) -> str:

@@ -1,0 +1,96 @@
+r"""Intervals, written as such or as solved inequalities: `x > 2` is `(2,\infty)`."""
+
+import re
+from dataclasses import replace
+
+from prompt_aug.grading.normalize import squeeze
+from prompt_aug.grading.quantities import number_of
+from prompt_aug.grading.structure import Node, build
+
+_ORDER = re.compile(r"\\(?:le|ge|ne|lt|gt)(?![a-zA-Z])|[<>]")
+_FLIPPED = {r"\lt": "<", r"\gt": ">"}
+_MIRROR = {">": "<", r"\ge": r"\le"}
+_LETTER = re.compile(r"[A-Za-z]|(?!\\(?:infty|pi)$)\\[a-z]+")
+_LOWEST, _HIGHEST = r"-\infty", r"\infty"
+_REALS = r"\mathbb{R}"
+_AND = re.compile(r"(?<![\\a-zA-Z])and(?![a-zA-Z])")
+
+
+def as_union(node: Node) -> tuple[str, Node] | None:
+    """(letter, union of intervals) of a union, an interval, or solved inequalities.
+
+    The letter is "" where none is named. Inequalities joined by "or" unite, two that are joined by
+    "and" intersect. None for anything else.
+    """
+    if node.kind in ("union", "list") and all(_is_interval(item) for item in node.items):
+        return "", replace(node, kind="union")
+    if _is_interval(node):
+        return "", Node(kind="union", text=node.text, items=(node,))
+    if squeeze(node.text) == _REALS:
+        return "", Node(kind="union", text=_REALS, items=(_interval(_LOWEST, _HIGHEST, "()"),))
+    parts = node.items if node.kind == "list" else (node,)
+    if not parts or not all(part.relation and not part.items for part in parts):
+        return None
+    found = [_solved(part.text) for part in parts]
+    letters = {letter for letter, _ in found}
+    if len(letters) != 1 or not all(items for _, items in found):
+        return None
+    intervals = tuple(item for _, items in found for item in items)
+    if _AND.search(node.text):
+        common = _intersection(intervals)
+        if common is None:
+            return None
+        intervals = (common,)
+    return letters.pop(), Node(kind="union", text=node.text, items=intervals)
+
+
+def _intersection(rays: tuple[Node, ...]) -> Node | None:
+    """What two rays that point at each other have in common; None for other intervals."""
+    if len(rays) != 2:
+        return None
+    from_low, to_high = rays if squeeze(rays[0].items[0].text) != _LOWEST else rays[::-1]
+    (low, top), (bottom, high) = from_low.items, to_high.items
+    if squeeze(top.text) != _HIGHEST or squeeze(bottom.text) != _LOWEST:
+        return None
+    ends = [number_of(low.text), number_of(high.text)]
+    if not all(end is not None for end in ends):
+        return None
+    first, second = (end.at(0) for end in ends if end is not None)
+    if first.imag or second.imag or first.real >= second.real:
+        return None
+    return _interval(low.text, high.text, from_low.bounds[0] + to_high.bounds[1])
+
+
+def _is_interval(node: Node) -> bool:
+    return node.kind == "tuple" and len(node.items) == 2 and bool(node.bounds)
+
+
+def _solved(text: str) -> tuple[str, list[Node]]:
+    r"""The letter and the intervals of `x > 2`, `2 \le x < 3` or `x \ne 2`; none for others."""
+    signs = [_FLIPPED.get(sign, sign) for sign in _ORDER.findall(text)]
+    sides = [side.strip() for side in _ORDER.split(text)]
+    letters = [side for side in sides if _LETTER.fullmatch(side)]
+    if len(letters) != 1 or len(sides) != len(signs) + 1 or not all(sides):
+        return "", []
+    letter, at = letters[0], sides.index(letters[0])
+    if signs == [r"\ne"] and at == 0:
+        ends = [(r"-\infty", sides[1], "()"), (sides[1], r"\infty", "()")]
+        return letter, [_interval(*end) for end in ends]
+    if r"\ne" in signs or len({_side(sign) for sign in signs}) != 1:
+        return "", []
+    if "g" in _side(signs[0]):  # read from the right
+        sides, signs, at = sides[::-1], [_MIRROR[sign] for sign in signs[::-1]], len(signs) - at
+    low = (sides[at - 1], "[" if signs[at - 1] == r"\le" else "(") if at else (r"-\infty", "(")
+    high = (sides[at + 1], "]" if signs[at] == r"\le" else ")") if at < len(signs) else ("", "")
+    if len(sides) > 3 or (len(sides) == 3 and at != 1):
+        return "", []
+    return letter, [_interval(low[0], high[0] or r"\infty", low[1] + (high[1] or ")"))]
+
+
+def _side(sign: str) -> str:
+    return "g" if sign in (">", r"\ge") else "l"
+
+
+def _interval(low: str, high: str, bounds: str) -> Node:
+    text = f"{bounds[0]}{low},{high}{bounds[1]}"
+    return Node(kind="tuple", text=text, items=(build(low), build(high)), bounds=bounds)

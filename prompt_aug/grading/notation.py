@@ -1,0 +1,164 @@
+r"""Answers that are not written in TeX: amounts of money, words, typed signs, other brackets.
+
+Two kinds of rewriting. `currencies` and `amounts` change a part of a text, wherever it stands, and
+belong to canonical LaTeX. `whole` knows ways to write a whole answer: "twenty-one", "3 to 4",
+"all real numbers", `]1,2[` or a system of cases. Running text must not be read like that.
+"""
+
+import re
+from fractions import Fraction
+
+TEXT_PATTERN = r"\\text\{[^{}]*\}"  # words in canonical LaTeX
+TEXT = re.compile(r"\\text\{([^{}]*)\}")
+
+_SIGN_OF = {r"\$": "dollars", "€": "euros", "£": "sterling", "¥": "yen", "¢": "cents"}
+_SIGN_OF |= {r"\euro": "euros", r"\pounds": "sterling", r"\yen": "yen"}
+_SIGN = r"(\\\$|[€£¥¢]|\\(?:euro|pounds|yen)(?![a-z])(?:\{\})?)"
+_DIGITS = r"-?(?:\d+(?:(?:,|\{,\}|,\\!|\\[,!])\s*\d{3}(?!\d))*(?:\.\d+)?|\.\d+)"
+_MAGNITUDE = r"(?:hundred|thousand|million|billion|trillion)"
+_MONEY = rf"{_DIGITS}(?:\s*(?:\\text\{{\s*)?{_MAGNITUDE}\b\s*\}}?)?"
+# Where an amount ends: before a sign of arithmetic the currency is only dropped.
+_END = (
+    r"(?=\s*(?:$|[,;:.)\]}=$*<>%]|\\[)\]},;:! %\\]"
+    r"|\\(?:text|math|quad|qquad|le|ge|lt|gt|approx|cup)|[A-Za-z]{2}))"
+)
+_PRICE = re.compile(rf"{_SIGN}\s*({_MONEY}){_END}|(?<![\w.}}])({_MONEY})\s*{_SIGN}{_END}")
+_ANY_SIGN = re.compile(_SIGN)
+_WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{[^{}]*\}")
+
+
+def currencies(text: str) -> str:
+    r"""`\$5` as `5\text{ dollars}`, also behind the number; a sign that is no price is dropped."""
+
+    def worded(price: re.Match[str], unit: str) -> str:
+        name = _SIGN_OF[(price[1] or price[4]).removesuffix("{}")]
+        return (price[2] or price[3]) + unit.format(name)
+
+    if not _ANY_SIGN.search(text):
+        return text
+    text = _WORDS.sub(lambda m: _PRICE.sub(lambda price: worded(price, " {} "), m[0]), text)
+    text = _PRICE.sub(lambda price: worded(price, r"\text{{ {}}}"), text)
+    return _ANY_SIGN.sub(" ", text)
+
+
+_POWER_OF = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_AMOUNT = re.compile(
+    rf"(?<![\w.\\}}^_/,])(\d{{1,15}}(?:,\d{{3}})*(?:\.\d{{1,15}})?)\s*(\\text\{{)?\s*"
+    rf"({_MAGNITUDE}(?:\s+{_MAGNITUDE})*)(?![a-zA-Z-])",
+    re.IGNORECASE,
+)
+
+
+def amounts(text: str) -> str:
+    r"""`3.5\text{ million}` as 3500000, `3.5\text{ million cm}` as `3500000\text{ cm}`."""
+
+    def number(match: re.Match[str]) -> str:
+        power = sum(_POWER_OF[word] for word in match[3].lower().split())
+        value = Fraction(match[1].replace(",", "")) * 10**power
+        if power > 2 * _POWER_OF["trillion"] or value.denominator != 1:
+            return match[0]
+        return f"{value.numerator}{match[2] or ''}"
+
+    return re.sub(r"\\text\{\s*\}", " ", _AMOUNT.sub(number, text))
+
+
+def whole(text: str) -> str:
+    """The same answer in LaTeX, where canonical LaTeX is one of the ways that are known here."""
+    text = _cases(_outward(text))
+    words = " ".join(TEXT.sub(r" \1 ", text).split()).rstrip(".")
+    if _REALS.fullmatch(words):
+        return r"\mathbb{R}"
+    if _TO.fullmatch(words):
+        return ":".join(re.split(r"\s+to\s+", words))
+    value = _spelled(words.lower())
+    return text if value is None else str(value)
+
+
+_REALS = re.compile(
+    r"(?:[a-z]\s*(?:\\in|=|is)\s*)?(?:the set of )?(?:all|any) reals?(?: numbers?)?(?: [a-z])?",
+    re.IGNORECASE,
+)
+_RATIO_PART = r"\d{1,15}(?:\.\d{1,15})?"
+_TO = re.compile(rf"{_RATIO_PART}(?:\s+to\s+{_RATIO_PART}){{1,5}}")
+
+_ONES = {
+    word: number
+    for number, word in enumerate(
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
+        " fifteen sixteen seventeen eighteen nineteen".split()
+    )
+}
+_TENS = {
+    word: 10 * number
+    for number, word in enumerate(
+        "ten twenty thirty forty fifty sixty seventy eighty ninety".split(), start=1
+    )
+    if number > 1
+}
+_GROUPS = ("", "thousand", "million", "billion", "trillion")
+
+
+def _spelled(words: str) -> int | None:
+    """The whole number that all of the words spell: "one hundred and five" is 105."""
+    negative = words.startswith(("minus ", "negative "))
+    tokens = words.replace("-", " ").split()[negative:]
+    total, bound = 0, len(_GROUPS)
+    while tokens:
+        ends = next((i for i, token in enumerate(tokens) if token in _GROUPS), len(tokens))
+        scale = _GROUPS.index(tokens[ends]) if ends < len(tokens) else 0
+        value = _below_thousand(tokens[:ends])
+        if value is None or scale >= bound or (value == 0 and bound < len(_GROUPS)):
+            return None
+        total, bound, tokens = total + value * 1000**scale, scale, tokens[ends + 1 :]
+    if bound == len(_GROUPS):
+        return None
+    return -total if negative else total
+
+
+def _below_thousand(tokens: list[str]) -> int | None:
+    if tokens[1:2] == ["hundred"]:
+        if not 1 <= _ONES.get(tokens[0], 0) <= 9:
+            return None
+        rest = tokens[3:] if tokens[2:3] == ["and"] else tokens[2:]
+        more = _below_thousand(rest) if rest or len(tokens) > 2 else 0
+        return None if more is None or more >= 100 else 100 * _ONES[tokens[0]] + more
+    if len(tokens) == 1:
+        return _ONES.get(tokens[0], _TENS.get(tokens[0]))
+    if len(tokens) == 2 and tokens[0] in _TENS and 1 <= _ONES.get(tokens[1], 0) <= 9:
+        return _TENS[tokens[0]] + _ONES[tokens[1]]
+    return None
+
+
+_LETTER_OF = re.compile(r"\s*[A-Za-z]\s*\\in(?![a-zA-Z])\s*")
+_BOUNDED = re.compile(r"\s*([\[\]])([^\[\](),;]+[,;][^\[\](),;]+)([\[\]])\s*")
+
+
+def _outward(text: str) -> str:
+    """`]1,2[` as `(1,2)`: an open end shows the back of its bracket."""
+    letter = _LETTER_OF.match(text)
+    start = letter.end() if letter else 0
+    parts = [_BOUNDED.fullmatch(part) for part in re.split(r"\\cup(?![a-z])", text[start:])]
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts) or all(part[1] + part[3] == "[]" for part in found):
+        return text
+    opened, closed = {"[": "[", "]": "("}, {"]": "]", "[": ")"}
+    intervals = (f"{opened[part[1]]}{part[2]}{closed[part[3]]}" for part in found)
+    return text[:start] + r"\cup ".join(intervals)
+
+
+_SYSTEM = re.compile(
+    r"(?:\\\{)?\s*\\begin\s*\{(cases|array|aligned)\}(?:\{[lcr|]*\})?((?:(?!\\begin|\\end).)*)"
+    r"\\end\s*\{\1\}\s*\.?",
+    re.DOTALL,
+)
+_ASSIGNED = re.compile(r"\s*&?\s*[A-Za-z](?:_\{?\w\}?)?\s*&?\s*=[^=&]+")
+
+
+def _cases(text: str) -> str:
+    r"""A system whose rows are all `x = value` as a list of these; any other system as it is."""
+    if (system := _SYSTEM.fullmatch(text)) is None:
+        return text
+    rows = [row.strip(" ,;.") for row in re.split(r"\\\\", system[2]) if row.strip(" ,;.")]
+    if len(rows) < 2 or not all(map(_ASSIGNED.fullmatch, rows)):
+        return text
+    return ", ".join(row.replace("&", " ").strip() for row in rows)

@@ -1,0 +1,153 @@
+r"""What is measured: the unit of a value, and what a word behind a number means.
+
+Units are compared, never converted. A unit that is left out contradicts nothing.
+"""
+
+import re
+
+_UNITS = {
+    "degree": "degree degrees deg \\degree",
+    "cm": "cm centimeter centimeters centimetre centimetres",
+    "mm": "mm millimeter millimeters",
+    "m": "m meter meters metre metres",
+    "km": "km kilometer kilometers kilometre kilometres",
+    "in": "in inch inches",
+    "ft": "ft foot feet",
+    "yd": "yd yard yards",
+    "mi": "mi mile miles",
+    "s": "s sec secs second seconds",
+    "min": "min mins minute minutes",
+    "h": "h hr hrs hour hours",
+    "day": "day days",
+    "week": "week weeks",
+    "month": "month months",
+    "year": "yr yrs year years",
+    "g": "g gram grams",
+    "kg": "kg kilogram kilograms",
+    "lb": "lb lbs pound pounds",
+    "oz": "oz ounce ounces",
+    "dollar": "dollar dollars usd",
+    "cent": "cent cents",
+    "euro": "euro euros eur",
+    "sterling": "sterling gbp quid",
+    "yen": "yen jpy",
+    "mph": "mph",
+    "l": "l liter liters litre litres",
+    "gal": "gal gallon gallons",
+    "unit": "unit units",
+    "rad": "rad radian radians",
+    "Hz": "hz hertz",
+    "eV": "ev",
+    "MeV": "mev",
+    "nm": "nm",
+    "J": "joule joules",
+    "mol": "mol moles",
+}
+_UNIT_OF = {name: unit for unit, names in _UNITS.items() for name in names.split()}
+# Only words of these lengths can be a unit without \text: "2 xy" and "3 RC" are products.
+_COMPOUND = re.compile(r"\s*([A-Za-z]+)\s*(?:/|\bper\b)\s*([A-Za-z]+)\s*")
+_SIGN_TAIL = re.compile(r"(?<=[\d}])\s*(?:\\mu\s*)?\\(?:Omega|mu)\s*(?:[a-zA-Z]\s*)?$")
+TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_PLAIN_UNITS = frozenset(name for name in _UNIT_OF if len(name) > 1 and name.isalpha())
+_LETTERS = re.compile(r"[a-z]+")
+_MIN_UNKNOWN_WORD = 4
+_WORD_TAIL = re.compile(r"\s*((?<![\\a-zA-Z])[A-Za-z][A-Za-z .,/'-]*(?:\^\{?-?\d\}?)?)$")
+_CURRENCIES = frozenset(("dollar", "cent", "euro", "sterling", "yen"))
+_RATE = re.compile(r"\s*per\s+([A-Za-z]+)\s*")
+# Minutes of arc or of an hour, or feet: `30'`; seconds or inches: `30''`.
+_PRIMES = re.compile(r"(?<=\d)\s*('{1,2}|\")\s*$")
+# Who denies, doubts or offers a choice has not answered.
+UNSURE = re.compile(
+    r"(?<![\\a-zA-Z])(?:not|no|never|isn't|aren't|except|unknown|maybe|perhaps|possibly|either|or"
+    r"|guess|unless|instead|wrong|incorrect|unsure|false|doubt|impossible|can't|cannot|couldn't"
+    r"|won't|wouldn't|could|might|neither|nor|nobody|otherwise|else|alternatively|versus"
+    r"|at\s+least|at\s+most|less\s+than|more\s+than|greater\s+than|and\s+(?:above|below)|twice)(?![a-zA-Z])|\?",
+    re.IGNORECASE,
+)
+# A number before these is another number: 5 million, 4 cubed, 3x in \text{}, 2 sinx, 5 alpha.
+_CHANGES_VALUE = re.compile(
+    r"(?<![a-zA-Z])(?:thousand|[mbtr]+illion|hundred|dozen|hal(?:f|ves)|(?:third|fourth|fifth|"
+    r"sixth|seventh|eighth|ninth|tenth|hundredth)s?|squared|cubed|factorial|root|plus|minus|"
+    r"point|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi|rho|pi|(?:sin|cos|tan|log|ln|sqrt)\w*"
+    r"|(?<!\S)(?-i:[xyzuvwabpqr])\s*$)(?![a-zA-Z-])",
+    re.IGNORECASE,
+)
+_TEXT_TAIL = re.compile(r"\s*\\text\{([^{}]*)\}\s*(\^\{?-?\d\}?)?\s*$")
+
+
+def split_unit(text: str) -> tuple[str, str | None]:
+    r"""(the text without what is measured, the unit): `80\text{ cents}` gives ("80", "cent").
+
+    The unit is None where there is none; "" where it is a word that the table does not know
+    ("apples") or several units: such a one cannot contradict another. "cm^2" carries its power.
+    """
+    rest, words = text, ""
+    while match := _TEXT_TAIL.search(rest):
+        words = " ".join((match.group(1), match.group(2) or "", words))
+        rest = rest[: match.start()]
+    if not words and (match := _WORD_TAIL.search(rest)) and _is_unit_phrase(match.group(1)):
+        words, rest = match.group(), rest[: match.start()]
+    if not words and (match := _SIGN_TAIL.search(rest)):
+        return rest[: match.start()], ""
+    if not words and (match := _PRIMES.search(rest)):
+        return rest[: match.start()], "min|ft" if match[1] == "'" else "s|in"
+    if rest.rstrip().endswith("\\degree") and not TRIGONOMETRIC.search(rest):
+        words, rest = "degrees", rest.rstrip().removesuffix("\\degree")
+    if not words or not rest.strip() or UNSURE.search(words) or _CHANGES_VALUE.search(words):
+        return text, None
+    return rest.strip(), _unit_of(words)
+
+
+def words_behind(text: str) -> str:
+    """The words behind a value, whatever they mean, without their plural; "" where none are."""
+    value, unit = split_unit(text)
+    if unit is None:
+        return ""
+    return " ".join(word.removesuffix("s") for word in _LETTERS.findall(text[len(value) :].lower()))
+
+
+def _unit_of(words: str) -> str:
+    """The unit that words name; "" where they name none, or several."""
+    if rate := _RATE.match(words):
+        per = _UNIT_OF.get(rate[1].lower())
+        return f"/{per}" if per else ""
+    if compound := _COMPOUND.match(words):
+        parts = [_UNIT_OF.get(part.lower(), "") for part in compound.groups()]
+        return "/".join(parts) if all(parts) else ""
+    known = {_UNIT_OF[word] for word in _LETTERS.findall(words.lower()) if word in _UNIT_OF}
+    if len(known) != 1:
+        return ""
+    power = re.search(r"\^\s*\{?\s*(-?\d)", words)
+    named = re.search(r"\b(?:(sq)|(cu))", words.lower())
+    return known.pop() + (
+        "^" + power[1] if power else ("^2" if named[1] else "^3") if named else ""
+    )
+
+
+def units_contradict(one: str | None, other: str | None) -> bool:
+    """cm against m, cm^2 against cm^3; a unit or a power that is left out contradicts nothing.
+
+    Nor does a price without its "per hour". "min|ft" is either of the two.
+    """
+    if not one or not other:
+        return False
+    (name, _, power), (other_name, _, other_power) = one.partition("^"), other.partition("^")
+    if power and other_power and power != other_power:
+        return True
+    (top, _, per), (other_top, _, other_per) = name.partition("/"), other_name.partition("/")
+    if top and other_top and not {*top.split("|")} & {*other_top.split("|")}:
+        return True
+    priced = bool(_CURRENCIES & {top, other_top})
+    return per != other_per and bool((per and other_per) or not priced)
+
+
+def _is_unit_phrase(words: str) -> bool:
+    if (compound := _COMPOUND.match(words)) and compound[1].lower() in _UNIT_OF:
+        return compound[2].lower() in _UNIT_OF
+    parts = re.findall(r"[A-Za-z]+", words)
+    return all(
+        part.lower() in _PLAIN_UNITS
+        or len(part) >= _MIN_UNKNOWN_WORD
+        or part in ("of", "per", "sq")
+        for part in parts
+    ) and not words.startswith("and")
