@@ -27,7 +27,7 @@ import resource
 import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -137,6 +137,14 @@ def _exact_number(_reader: object, text: str) -> Any:
     from sympy import Rational
 
     return Rational(*Fraction(text.replace(",", "")).as_integer_ratio())
+
+
+def _polynomial(letter: Any, expression: Any) -> Callable[[int], int]:
+    """The function of whole numbers that a polynomial with whole coefficients is."""
+    from sympy import Poly
+
+    value = Poly(expression, letter)
+    return lambda number: int(value.eval(number))
 
 
 def _parse(text: str) -> Any | None:
@@ -336,7 +344,9 @@ def main() -> None:
     sys.setrecursionlimit(MAX_RECURSION)
     try:
         import latex2sympy2_extended.latex2sympy2 as reader
+        import sympy.core.evalf as sums
 
+        sums.lambdify = _polynomial  # of a hypergeometric sum; the original one compiles text
         reader._Latex2Sympy.parse_number = _exact_number
         reader.Number = partial(_exact_number, None)
         _import_all()
