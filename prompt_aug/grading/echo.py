@@ -89,7 +89,11 @@ def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
     if any(map(_has_letters, known)):  # a chain may begin with the question
         last = split_top(written, "=")[-1]
         return _left_undone(last, known, question) or _is_wrapped(last, known, question)
-    return _left_undone(written, known, question) or _wraps(written, known, question)
+    return (
+        _left_undone(written, known, question)
+        or _wraps(written, known, question)
+        or _is_wrapped(written, known, question)
+    )
 
 
 def restates(prediction: str, stated: str | None, golds: Sequence[str], question: str) -> bool:
@@ -98,7 +102,11 @@ def restates(prediction: str, stated: str | None, golds: Sequence[str], question
     `stated` is the value that its words state, None where they state none.
     """
     written = canonical(prediction)
-    ends = [stated, split_top(written, "=")[-1], written.partition(r"\approx")[0]]
+    sides, items = split_top(written, "="), set(split_top(written, ","))
+    ends = [stated, sides[-1], written.partition(r"\approx")[0]]
+    if not _is_formula(sides[-1]):  # 2 + 3 = y
+        ends += sides[:1] if re.fullmatch(r"\s*[A-Za-z]\s*", sides[-1]) else []
+    ends += items if len(items) == 1 else ()  # several times the same
     return any(end and is_copied(end, golds, question) for end in ends)
 
 
@@ -175,7 +183,7 @@ def _wraps(written: str, golds: Sequence[str], question: str) -> bool:
     text = squeeze(written)
     return any(
         formula in text and not any(formula in squeeze(gold) for gold in golds)
-        for formula in _long_formulas(question[:MAX_QUESTION])
+        for formula in _texts(question[:MAX_QUESTION], _MIN_WRAPPED)
     )
 
 
@@ -185,7 +193,7 @@ def _is_wrapped(written: str, golds: Sequence[str], question: str) -> bool:
     Found with a letter in its place: where the rest comes to this letter, nothing was done.
     """
     text = squeeze(written)
-    for formula in _long_formulas(question[:MAX_QUESTION]):
+    for formula in _texts(question[:MAX_QUESTION], 2):
         if formula not in text or any(formula in squeeze(gold) for gold in golds):
             continue
         before = r"(?<![\w.\\}])" if formula[0].isalnum() else ""
@@ -220,10 +228,13 @@ _PERCENT = re.compile(r"(?<![\d.,])(\d[\d.,]{0,20})[\s$]{0,3}(?:\\?%|percent)")
 
 
 @lru_cache(maxsize=512)
-def _long_formulas(question: str) -> frozenset[str]:
+def _texts(question: str, tokens: int) -> frozenset[str]:
+    """The formulas of the question with so many tokens, without their blanks."""
     spans = (next(group for group in match.groups() if group) for match in _MATH.finditer(question))
     texts = (_written(span) for span in spans)
-    return frozenset(squeeze(text) for text in texts if len(_tokens(text)) >= _MIN_WRAPPED)
+    return frozenset(
+        squeeze(text) for text in texts if len(_tokens(text)) >= tokens and _is_formula(text)
+    )
 
 
 def _left_undone(written: str, golds: Sequence[str], question: str) -> bool:

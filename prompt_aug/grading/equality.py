@@ -37,17 +37,22 @@ MAX_ITEMS = 64
 _ROUNDING = 0.01  # of the sides of a chain: 41/6 = 6.8 is one, 3 = 4 is not
 _WHOLE = re.compile(r"^[-+]?\d+\.0+(?!\d)")  # 2,0 is the number 2 only beside a decimal point
 _DECIMAL = re.compile(r"-?\d{1,15}\.(\d{1,15})")
+# f of a number, P of an event, an angle, a side: what it is, and of what.
+_POINTED = re.compile(r"([A-Za-z]+(?=\()|\\angle|)((?:\(-?[\dA-Z.]+\)|[A-Z]{1,3}))")
 _SIMPLE_LABEL = re.compile(r"[A-Za-z]|\\[a-z]+|[A-Za-z]_\{?\w\}?")
 
 
 def compare(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     """Whether `pred` answers `gold`."""
-    if squeeze(gold.text) == squeeze(pred.text) and not _labels_contradict(gold, pred):
+    same = squeeze(gold.text) == squeeze(pred.text)
+    if same and not _labels_contradict(gold, pred) and not _multiplies(gold, pred):
         return True
     if (option := option_of(gold.text)) is not None:
         return _compare_option(*option, pred, oracle)
     if (chosen := compare_choices(gold.text, pred.text)) is not None:
         return chosen
+    if (option := option_of(pred.text)) is not None:
+        return compare(gold, build(option[1]), oracle)
     if gold.kind != "leaf" and pred.kind != "leaf" and _labels_contradict(gold, pred):
         return False
     if "either" in (gold.kind, pred.kind):
@@ -268,7 +273,7 @@ def _compare_leaves(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
         gold = _last_side(gold)
     if _labels_contradict(gold, pred):
         return False
-    if gold.relation or pred.relation:
+    if gold.relation or pred.relation or _multiplies(gold, pred):
         return _ask(_with_label(gold), _with_label(pred), oracle)
     return _compare_texts(gold.text, pred.text, oracle)
 
@@ -294,9 +299,34 @@ def _leads_to(gold: Node, pred: Node) -> bool:
 
 
 def _labels_contradict(gold: Node, pred: Node) -> bool:
-    """x = 3 against y = 3; f(x) = 3 or "the answer = 3" against y = 3 is no contradiction."""
-    simple = [_SIMPLE_LABEL.fullmatch(node.label) for node in (gold, pred)]
-    return all(simple) and squeeze(gold.label) != squeeze(pred.label)
+    """x = 3 against y = 3, f(1) = 3 against f(2) = 3, AB = 3 against AC = 3.
+
+    f(x) = 3 or "the answer = 3" against y = 3 is no contradiction.
+    """
+    one, other = squeeze(gold.label), squeeze(pred.label)
+    if one == other:
+        return False
+    if all(map(_SIMPLE_LABEL.fullmatch, (gold.label, pred.label))):
+        return True
+    named = [_POINTED.fullmatch(label) for label in (one, other)]
+    if named[0] and named[1] and named[0][1] == named[1][1]:
+        return sorted(named[0][2]) != sorted(named[1][2])
+    return False
+
+
+def _multiplies(gold: Node, pred: Node) -> bool:
+    """Whether the "label" of one, `xy = 1`, is a product of letters of the other, `y = 1/x`."""
+    return _is_product(gold, pred) or _is_product(pred, gold)
+
+
+def _is_product(one: Node, other: Node) -> bool:
+    letters = set(other.label + re.sub(r"\\[a-zA-Z]+", "", other.text))
+    return (
+        len(one.label) > 1
+        and one.label.isalpha()
+        and other.label in set(one.label)
+        and (len(one.label) == len("xy") or set(one.label) <= letters)
+    )
 
 
 def _with_label(node: Node) -> Node:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from prompt_aug.grading.normalize import squeeze
 from prompt_aug.grading.quantities import number_of
-from prompt_aug.grading.structure import Node, build
+from prompt_aug.grading.structure import OR, Node, build
 
 _ORDER = re.compile(r"\\(?:le|ge|ne|lt|gt)(?![a-zA-Z])|[<>]")
 _FLIPPED = {r"\lt": "<", r"\gt": ">"}
@@ -20,7 +20,7 @@ def as_union(node: Node) -> tuple[str, Node] | None:
     """(letter, union of intervals) of a union, an interval, or solved inequalities.
 
     The letter is "" where none is named. Inequalities joined by "or" unite, two that are joined by
-    "and" intersect. None for anything else.
+    "and" intersect, two with a comma do either: `x > 1, x < 2` or `x < 1, x > 2`. None for others.
     """
     if node.kind in ("union", "list") and all(_is_interval(item) for item in node.items):
         return "", replace(node, kind="union")
@@ -36,11 +36,11 @@ def as_union(node: Node) -> tuple[str, Node] | None:
     if len(letters) != 1 or not all(items for _, items in found):
         return None
     intervals = tuple(item for _, items in found for item in items)
-    if _AND.search(node.text):
-        common = _intersection(intervals)
-        if common is None:
-            return None
+    common = None if OR.search(node.text) else _intersection(intervals)
+    if common is not None:
         intervals = (common,)
+    elif _AND.search(node.text):
+        return None
     return letters.pop(), Node(kind="union", text=node.text, items=intervals)
 
 

@@ -104,6 +104,7 @@ def _spelled(words: str) -> int | None:
     tokens = words.replace("-", " ").split()[negative:]
     total, bound = 0, len(_GROUPS)
     while tokens:
+        tokens = tokens[1:] if tokens[0] == "and" and bound < len(_GROUPS) else tokens
         ends = next((i for i, token in enumerate(tokens) if token in _GROUPS), len(tokens))
         scale = _GROUPS.index(tokens[ends]) if ends < len(tokens) else 0
         value = _below_thousand(tokens[:ends])

@@ -100,6 +100,8 @@ def _opposed(gold: str, pred: str) -> bool:
 def compare_residues(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
     r"""`7 \pmod{11}` against 7 or 7 \pmod{11}; None where there is no modulus."""
     parts = [_RESIDUE.fullmatch(text) for text in (gold, pred)]
+    if parts[0] and number_of(pred) is not None:
+        return compare_numbers(parts[0][1], pred, oracle)
     if not parts[1] or (not parts[0] and _MODULUS.search(gold)):
         return None
     if parts[0] and parts[0][2] != parts[1][2]:

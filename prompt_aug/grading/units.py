@@ -55,6 +55,7 @@ _WORD_TAIL = re.compile(r"\s*((?<![\\a-zA-Z])[A-Za-z][A-Za-z .,/'-]*(?:\^\{?-?\d
 _CURRENCIES = frozenset(("dollar", "cent", "euro", "sterling", "yen"))
 _RATE = re.compile(r"\s*per\s+([A-Za-z]+)\s*")
 # Minutes of arc or of an hour, or feet: `30'`; seconds or inches: `30''`.
+_PARTS_OF_DEGREES = re.compile(r"\\degree|\d\s*'+\s*\d")  # 12 degrees 30 minutes is no product
 _PRIMES = re.compile(r"(?<=\d)\s*('{1,2}|\")\s*$")
 # Who denies, doubts or offers a choice has not answered.
 UNSURE = re.compile(
@@ -89,7 +90,7 @@ def split_unit(text: str) -> tuple[str, str | None]:
         words, rest = match.group(), rest[: match.start()]
     if not words and (match := _SIGN_TAIL.search(rest)):
         return rest[: match.start()], ""
-    if not words and (match := _PRIMES.search(rest)):
+    if not words and (match := _PRIMES.search(rest)) and not _PARTS_OF_DEGREES.search(rest):
         return rest[: match.start()], "min|ft" if match[1] == "'" else "s|in"
     if rest.rstrip().endswith("\\degree") and not TRIGONOMETRIC.search(rest):
         words, rest = "degrees", rest.rstrip().removesuffix("\\degree")

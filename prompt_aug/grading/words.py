@@ -53,13 +53,17 @@ def compare_choices(gold: str, pred: str) -> bool | None:
     return letter.upper() == choice[1]
 
 
-_OPTION = re.compile(r"\\text\{\s*\(?\s*([A-J])\s*(?:\)[.:]?|[.:])\s*\}\s*(\S.*)", re.DOTALL)
+_OPTION = re.compile(
+    r"(?:\\text\{\s*\(?\s*([A-J])\s*(?:\)[.:]?|[.:])\s*\}\s*|\(?([A-J])\)\s+)(\S.*)", re.DOTALL
+)
 
 
 def option_of(gold: str) -> tuple[str, str] | None:
     r"""The letter and the value of a gold that gives both, `\text{(B)}\ 12`."""
     option = _OPTION.fullmatch(gold)
-    return None if option is None or _SECOND_CHOICE.search(option[2]) else (option[1], option[2])
+    if option is None or _SECOND_CHOICE.search(option[3]):
+        return None
+    return option[1] or option[2], option[3]
 
 
 def text_of_choice(pred: str) -> str:

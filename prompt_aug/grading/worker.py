@@ -194,6 +194,26 @@ def _both_unsolvable(known: Any, target: Any) -> bool:
     return bool(ratio.free_symbols)
 
 
+def _same_curve(known: Any, target: Any) -> bool:
+    """Whether two equations of several letters, `xy = 1` and `y = 1/x`, are one polynomial one.
+
+    Their denominators must vanish nowhere on it: then clearing them adds no solution.
+    """
+    from sympy import Eq, cancel, fraction, groebner, together
+
+    if not (isinstance(known, Eq) and isinstance(target, Eq)) or len(known.free_symbols) < 2:
+        return False
+    letters, tops = sorted(known.free_symbols, key=str), []
+    for equation in (known, target):
+        top, bottom = fraction(together(equation.lhs - equation.rhs))
+        if not (top.is_polynomial(*letters) and bottom.is_polynomial(*letters)) or top == 0:
+            return False
+        if bottom.free_symbols and groebner([top, bottom], *letters).exprs != [1]:
+            return False
+        tops.append(top)
+    return not cancel(tops[0] / tops[1]).free_symbols
+
+
 def judge(gold: str, pred: str) -> dict[str, str]:
     """Whether the prediction equals the gold; own time-outs are off, because handlers of
     `signal.alarm` cannot interrupt a C call and would overwrite the deadline.
@@ -215,6 +235,7 @@ def judge(gold: str, pred: str) -> dict[str, str]:
         equal = verify(
             known, target, timeout_seconds=0, allow_set_relation_comp=True, raise_on_error=True
         )
+        equal = equal or _same_curve(known, target)
         if equal and _both_unsolvable(known, target):
             return {"status": "wrong", "detail": "two equations without a solution"}
     except (MemoryError, RecursionError, RefusedOperation):
