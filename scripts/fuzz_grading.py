@@ -15,7 +15,11 @@ Laws that every input must keep:
     of both or for their product;
  9. a formula of the question is no answer: what math-verify would work out is `echo`;
 10. an unclosed box, and a second marked choice, earn nothing;
-11. an answer has a normal form, the same with other white space around it.
+11. an answer has a normal form, the same with other white space around it;
+12. a number with a unit (`UNITS`) is not right for the same number with another unit;
+13. coordinates, counted things and letters in another order are another answer;
+14. a logarithm without a base is neither the natural nor the decimal one;
+15. a magnitude in words, a wrong rounding and a wrong mixed number are never right.
 Prints one JSON line; exits 1 and prints the inputs when a law is broken.
 """
 
@@ -75,6 +79,39 @@ UNSOLVED = (
 )
 
 
+# No two are the same unit.
+UNITS = (
+    *(r"\${}", "€{}", "£{}", "{}¢", r"{}\text{{ yen}}", r"{}\%\text{{ loss}}", r"{}\text{{ cm}}"),
+    *("{} km/h", r"{}\text{{ cm}}^2", "{}^\\circ", "{}'", r"{}\text{{ hours}}", "{} kg"),
+)
+
+
+def misread(rng: random.Random) -> list[str]:
+    """Laws 12 to 15 on one draw: what was paid and must not be."""
+    a, b = rng.sample(range(2, 60), 2)
+    unit, other = rng.sample(UNITS, 2)
+    x, y = rng.sample("abcdmnpqstuvxyz", 2)
+    toss = "".join(rng.choices("HT", k=rng.randrange(2, 7)))
+    base = rng.choice((r"\ln {}", r"\log_{{10}} {}", r"\log_{{10}}({})"))
+    wrong = [
+        (unit.format(a), other.format(a)),
+        (f"({x},{y})=({a},{b})", f"({y},{x})=({a},{b})"),
+        (rf"{a}\text{{ boys, }}{b}\text{{ girls}}", rf"{b}\text{{ boys, }}{a}\text{{ girls}}"),
+        (rf"{a}\text{{ cm}}, {b}\text{{ m}}", rf"{b}\text{{ cm}}, {a}\text{{ m}}"),
+        (base.format(a), rf"\log {a}"),
+        (rf"\log {a}", base.format(a)),
+        (rf"{a}\text{{ {rng.choice(('hundred', 'thousand', 'million'))}}}", str(a)),
+        (rf"\frac{{{a}}}{{{b}}}={a / b + 0.02:.2f}", rf"\frac{{{a}}}{{{b}}}"),
+        (rf"y={a}\frac{{1}}{{{b}}}x", rf"y=\frac{{{a}}}{{{b}}}x"),
+        (rf"(\pm{a},{b})", f"({a},{b})"),
+        (f"]{a},{a + b}[", f"[{a},{a + b}]"),
+        (f"x>{a + b} and x<{a}", rf"(-\infty,{a})\cup({a + b},\infty)"),
+    ]
+    if toss[::-1] != toss:
+        wrong.append((toss, toss[::-1]))
+    return [f"misread: {one!r} for {two!r}" for one, two in wrong if grade_answer(one, two).correct]
+
+
 def unearned(rng: random.Random) -> list[str]:
     """Laws 6 to 10 on one draw: what was paid and must not be."""
     one, other = rng.sample(VALUES, 2)
@@ -88,7 +125,8 @@ def unearned(rng: random.Random) -> list[str]:
         if grade_answer(text, one).correct:
             paid.append(f"garbage: {text!r} for {one!r}")
     copied, gold, question = rng.choice(UNSOLVED)
-    again = rng.choice(("{}", " {} ", "({})", r"\left({}\right)", "x={}", r"\displaystyle {}"))
+    wrappers = ("{}", " {} ", "({})", r"\left({}\right)", "x={}", r"\displaystyle {}", "{}+1-1")
+    again = rng.choice((*wrappers, "1({})", r"\frac{{2({})}}{{2}}", "{0},{0}"))
     if grade_answer(again.format(copied), gold, question=question).correct:
         paid.append(f"echo: {again.format(copied)!r}")
     cut = rng.choice((rf"\boxed{{{one}", rf"So $\boxed{{{one}$", rf"The answer is \boxed{{{one}."))
@@ -204,7 +242,7 @@ def main() -> None:
         text, gold = mutated(rng, corpus), rng.choice(corpus)
         inputs += 1
         try:
-            problems = broken_laws(text, gold) + unearned(rng)
+            problems = broken_laws(text, gold) + unearned(rng) + misread(rng)
             if inputs % options.trace_every == 0:
                 problems += many_golds(mutated(rng, list(VALUES)))
                 problems += many_golds_of_infinity(rng)
