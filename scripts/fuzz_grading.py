@@ -82,7 +82,7 @@ UNSOLVED = (
 # No two are the same unit.
 UNITS = (
     *(r"\${}", "€{}", "£{}", "{}¢", r"{}\text{{ yen}}", r"{}\%\text{{ loss}}", r"{}\text{{ cm}}"),
-    *("{} km/h", r"{}\text{{ cm}}^2", "{}^\\circ", "{}'", r"{}\text{{ hours}}", "{} kg"),
+    *("{} km/h", r"{}\text{{ yd}}^2", "{}^\\circ", "{}'", r"{}\text{{ hours}}", "{} kg"),
 )
 
 
