@@ -155,7 +155,8 @@ def _as_number(formula: str) -> str | None:
 
 def _spelled(formula: str) -> str:
     """The grader's canonical spelling without spaces, fonts and braces around one character."""
-    spelled = re.sub(r"\\(?:text|overline|mathrm)(?![a-zA-Z])", "", squeeze(canonical(formula)))
+    plain = formula.replace(r"\$", " ")  # $\$5$ and $5$ dollars state the same number
+    spelled = re.sub(r"\\(?:text|overline|mathrm)(?![a-zA-Z])", "", squeeze(canonical(plain)))
     spelled = re.sub(r"\\(?:cdot|times)(?![a-zA-Z])\s?", "*", spelled)
     spelled = re.sub(r"\{([A-Za-z0-9])\}", r"\1", spelled)
     for _ in range(MOST_NESTED):  # from the inside out
