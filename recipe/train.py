@@ -109,7 +109,7 @@ def carry_out(config: DictConfig) -> tuple[int, str]:
     except KeyboardInterrupt:
         return STOPPED, f"stopped; {ending.how_to_go_on(config)}"
     except stop.StoppedError as error:
-        return stop.AGAIN, f"ended early, the same command goes on: {ending.own_words(error)}"
+        return stop.AGAIN, stop.EARLY + ending.own_words(error)
     except Exception as error:  # the boundary of the command: told, then the exit code
         return 1, ending.explain(error, config)
     return 0, f"done, run folder {config.recipe.run_dir}"

@@ -14,6 +14,7 @@ signal. A file and not a message, because it must reach a busy actor on any node
 import os
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -31,6 +32,9 @@ from recipe.run.folder import RunFolder
 AGAIN = 75  # exit code, EX_TEMPFAIL of sysexits.h: ended early, the same command goes on
 KILLED = 143
 SAME = 5.0  # seconds in which a second signal is taken for an echo of the first
+GRACE = 20.0  # seconds from a signal that must end the process to its end, Ray's included
+EARLY = "ended early, the same command goes on: "
+NOTHING_SAVED = "SIGTERM before the first step, nothing to save"
 # Seconds that the trainer may wait for a dead engine or actor. During rollouts it is told of it at
 # once, and saves; an actor that hands weights over is never told.
 DEAD = 300.0
@@ -185,11 +189,17 @@ class Watchdog:
 class Signals:
     """What the launching process does at SIGTERM; `run_dir` belongs to it alone (its lock).
 
-    `say` shows a line to the user.
+    `say` shows a line to the user; `leave` ends the process with a code and a word, from any
+    thread.
     """
 
-    def __init__(self, run_dir: Path, say: Callable[[str], None] = print) -> None:
-        self.folder, self.say = RunFolder(run_dir), say
+    def __init__(
+        self,
+        run_dir: Path,
+        say: Callable[[str], None] = print,
+        leave: Callable[[int, str], object] = lambda code, _: os._exit(code),
+    ) -> None:
+        self.folder, self.say, self.leave = RunFolder(run_dir), say, leave
         self.first: float | None = None
         self.code: int | None = None  # what the handler has asked to end with
         for path in (self.folder.stop_request, self.folder.stepping, self.folder.hung):
@@ -202,18 +212,27 @@ class Signals:
         Its SystemExit may be raised inside ray.get, which ends with SystemExit(1) whatever the
         code was. Ray's own handler, which ray.init sets and which stands until `listen` is called
         again, exits with the signal's number. StoppedError where there was no step to save,
-        SystemExit otherwise.
+        SystemExit otherwise. A thread sees to it where the exception is lost (`_see_to_it`).
         """
+        over = threading.Event()
+        seen, tells = os.pipe()
+        os.set_blocking(tells, False)
+        before = signal.set_wakeup_fd(tells, warn_on_full_buffer=False)
+        threading.Thread(target=self._see_to_it, args=(seen, over), daemon=True).start()
         self.listen()
         try:
             yield
         except SystemExit as end:
             rays = self.code is None and end.code == signal.SIGTERM
             if rays or self.code == AGAIN:
-                raise StoppedError("SIGTERM before the first step, nothing to save") from end
+                raise StoppedError(NOTHING_SAVED) from end
             if self.code is None:
                 raise
             raise SystemExit(self.code) from end
+        finally:
+            over.set()
+            signal.set_wakeup_fd(before)
+            os.close(tells)
 
     def listen(self) -> None:
         """Take SIGTERM; again after everything that takes it away, as ray.init does."""
@@ -225,14 +244,37 @@ class Signals:
             self.first = now
             if not self.folder.stepping.exists():
                 self._end(AGAIN)  # nothing to save
-            write_text(self.folder.stop_request, str(os.getpid()))
-            self.say("recipe.train: SIGTERM: saving, then the end")
+            self._ask()
         elif now - self.first > SAME:
             self._end(KILLED)
+
+    def _ask(self) -> None:
+        """Ask the trainer to save and end."""
+        write_text(self.folder.stop_request, str(os.getpid()))
+        self.say("recipe.train: SIGTERM: saving, then the end")
 
     def _end(self, code: int) -> NoReturn:
         self.code = code
         sys.exit(code)
+
+    def _see_to_it(self, seen: int, over: threading.Event) -> None:
+        """In a thread: a SIGTERM whose exception was lost ends the run all the same.
+
+        Python drops an exception that a handler raises inside a callback, as that of a fork or of a
+        collection of garbage, whoever's handler it is: ray.init forks, and a run that was asked to
+        end went on to its last step. The interpreter writes every signal's number into the pipe.
+        """
+        with os.fdopen(seen, "rb", buffering=0) as signals:
+            while told := signals.read(1):
+                if told[0] != signal.SIGTERM or over.wait(GRACE):
+                    continue
+                if self.code is None and self.folder.stepping.exists():
+                    if not self.folder.stop_request.exists():
+                        self._ask()
+                elif self.code == KILLED:
+                    self.leave(KILLED, "a second SIGTERM")
+                else:
+                    self.leave(AGAIN, EARLY + NOTHING_SAVED)
 
 
 class AfterRay:

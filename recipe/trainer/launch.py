@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -44,7 +45,7 @@ def run(config: DictConfig) -> None:
             console.diverted(folder.RunFolder(Path(run_dir)).log) as out,
             progress.follow(config, out) as say,
         ):
-            signals = stop.Signals(Path(run_dir), say)
+            signals = stop.Signals(Path(run_dir), say, partial(leave, Path(run_dir), say))
             with signals.listening():
                 _train(config, say, signals)
     finally:
@@ -99,7 +100,7 @@ def watch_head(
 ) -> None:
     """In a thread: `end` this process, with the reason, when Ray's head process has ended.
 
-    Ray would end it too, but a minute later and without a word. The reaper ends all the others.
+    Ray would end it too, but a minute later and without a word.
     """
     run_dir = Path(config.recipe.run_dir)
     heads = processes.heads(str(run_dir))
@@ -107,11 +108,21 @@ def watch_head(
         # ray.shutdown ends it as well: `over` is set before.
         if any(map(processes.is_dead, heads)) and not over.is_set():
             told = f"Ray's head process ({processes.HEAD}) has ended: it was killed, or has crashed"
-            told = f"{told}\n{ending.how_to_go_on(config)}"
-            ending.record(folder.RunFolder(run_dir), 1, told)
-            say(f"recipe.train: {told}")
-            end(1)
+            leave(run_dir, say, 1, f"{told}\n{ending.how_to_go_on(config)}", end)
             return
+
+
+def leave(
+    run_dir: Path,
+    say: Callable[[str], None],
+    code: int,
+    told: str,
+    end: Callable[[int], object] = os._exit,
+) -> None:
+    """From any thread: `end` this process, the reason told. The reaper ends all the others."""
+    ending.record(folder.RunFolder(run_dir), code, told)
+    say(f"recipe.train: {told}")
+    end(code)
 
 
 def set_ray(config: DictConfig) -> None:

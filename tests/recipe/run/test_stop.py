@@ -199,7 +199,7 @@ from pathlib import Path
 from recipe.run import stop
 from recipe.run.folder import RunFolder
 folder = Path(sys.argv[1])
-stop.SAME = 0.5
+stop.SAME, stop.GRACE = 0.5, 0.5
 signals = stop.Signals(folder)
 
 class TaskRunner:
@@ -212,8 +212,18 @@ class TaskRunner:
     def remote(cls):
         return cls.options_seen
 
+class Callback:
+    def __del__(self):  # what a handler raises here is dropped
+        print("ready", flush=True)
+        time.sleep(30)
+
 def wait():
-    print("ready", flush=True)
+    if "callback" in sys.argv[2]:
+        Callback()
+        if "then a step" in sys.argv[2]:
+            stop.steps_begin(folder)
+    else:
+        print("ready", flush=True)
     try:
         time.sleep(30)
     except SystemExit:  # as in ray.get, which keeps no exit code
@@ -261,6 +271,27 @@ def test_before_the_first_step_a_signal_ends_at_once(tmp_path: Path, what: str, 
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == code
     assert not (RunFolder(tmp_path).stop_request).exists()
+
+
+@pytest.mark.parametrize("what", ["callback", "callback, ray"])
+def test_a_signal_whose_exception_is_dropped_ends_all_the_same(tmp_path: Path, what: str) -> None:
+    """As in a callback of a fork in ray.init: a run went on to its last step."""
+    process = launched(tmp_path, what)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 75
+    assert not (RunFolder(tmp_path).stop_request).exists()
+
+
+def test_a_signal_dropped_before_the_first_step_is_told_to_the_trainer(tmp_path: Path) -> None:
+    process = launched(tmp_path, "callback, ray, then a step")
+    process.send_signal(signal.SIGTERM)
+    end = time.monotonic() + 20
+    while not (RunFolder(tmp_path).stop_request).exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert (RunFolder(tmp_path).stop_request).exists()
+    assert process.poll() is None
+    process.kill()
+    process.wait()
 
 
 def test_an_exit_that_no_signal_asked_for_stays_what_it_is(tmp_path: Path) -> None:
