@@ -135,11 +135,22 @@ def _tokens(text: str) -> tuple[str, ...]:
     label = re.match(r"\s*[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z, ]{1,9}\))?\s*=(?!.*[=<>])", text)
     text = split_unit(text[label.end() :] if label else text)[0].rstrip("% ")
     text = _NEUTRAL.sub(" ", re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text))
+    for spelling, plain in _RESPELLED:
+        text = spelling.sub(plain, text)
     sides = _ORDER.split(text)
     if len(sides) == 3:  # a < b is b > a, and not a > b
         low, sign, high = sides[::-1] if sides[1] in _MIRRORED else sides
         return (*_sorted_tokens(low), _MIRRORED.get(sign, sign), *_sorted_tokens(high))
     return _sorted_tokens(text)
+
+
+# Spellings that no arithmetic is needed for: 07, x - -1, \sqrt[2]{5}.
+_RESPELLED = (
+    (re.compile(r"(?<![\d.])0+(?=\d)"), ""),
+    (re.compile(r"-\s*-"), "+"),
+    (re.compile(r"\+\s*\+"), "+"),
+    (re.compile(r"\\sqrt\s*\[\s*2\s*\]"), r"\\sqrt"),
+)
 
 
 def _sorted_tokens(text: str) -> tuple[str, ...]:

@@ -45,7 +45,10 @@ _SPAN = (
 _JOINED = r"\s{0,3}(?:,|,?\s{0,3}\b(?:and|or)\b)\s{0,3}"
 _ANY_SPAN = re.compile(_SPAN)
 _SPANS = re.compile(rf"{_SPAN}(?:{_JOINED}{_SPAN}){{0,20}}")
-_FIRST_SPAN = re.compile(rf"\s{{0,9}}({_SPAN})(?!{_JOINED})")
+_REMARK_WORD = r"(?:as|since|because|which|by|so)\b"
+_FIRST_SPAN = re.compile(
+    rf"\s{{0,9}}({_SPAN})(?!\s{{0,3}},?\s{{0,3}}\b(?:and|or)\b|\s{{0,3}},(?!\s{{0,3}}{_REMARK_WORD}))"
+)
 _LAST_SPAN = re.compile(rf"({_SPAN})[\s.*]*$")
 _SO = r"(?:,?[ \t]{0,2}(?:therefore|thus|hence|then|so|simply|just|indeed)\b,?[ \t]{0,4})"
 _PHRASE = re.compile(
@@ -60,7 +63,7 @@ _IS_THE_ANSWER = re.compile(
     rf"({_SPAN})\s+(?:is|are)\s+(?:the|our)\s+(?:\w+\s+)?(?:answer|solution)s?[\s.!*]*$",
     re.IGNORECASE,
 )
-_SENTENCE_END = re.compile(r"\n|[.;!?](?=\s|$)")
+_SENTENCE_END = re.compile(rf"\n|[.;!?](?=\s|$)|,(?=\s+{_REMARK_WORD})")
 _BREAK = re.compile(
     r"[.;!?](?:\*\*)?\s+|\n\s*|(?<=[$)\]])\s+(?=(?:So,|Therefore|Thus|Hence)(?![a-z]))"
 )
@@ -106,7 +109,15 @@ def is_value(text: str) -> bool:
 
 # Behind a formula: it is one of several, or a part of another one.
 _TAKEN_BACK = re.compile(
-    r"\s*(?:[(;,-]\s*)?(?:or|if|otherwise|squared|cubed|times|plus|minus|no|wait|and)\b|\s*\?"
+    r"\s*(?:[(;,-]\s*)?(?:or|if|otherwise|squared|cubed|times|plus|minus|no|wait|and|hundred|thousand"
+    r"|[mbtr]+illion|dozen|hal(?:f|ves)|(?:third|quarter|fourth|fifth)s?|(?:is|was)\s+(?:wrong|false|not))\b"
+    r"|\s*\?|\s*(?:[/^+*<>=$\d]|\\(?![\])])|-\s*[\d$\\(])"
+    r"|[.!]?\s+(?:No|Wait|Actually|Correction|But)\b"
+)
+_SUPPOSED = re.compile(
+    r"\b(?:half|twice|double|thrice|third|quarter|suppose|assume|assuming|if|unless|guess|whether)\b"
+    r"[^.\n]{0,24}(?:\banswer|$)",
+    re.IGNORECASE,
 )
 
 
@@ -121,8 +132,9 @@ def after_phrase(text: str) -> str | None:
     last = deque(found, maxlen=1)
     if not last:
         return None
-    before = text[max(0, last[0].start() - 12) : last[0].start()]  # "the wrong answer is"
-    if _DENIES.search(_CLAUSE_END.split(before)[-1] + last[0][0]):
+    before = text[max(0, last[0].start() - 24) : last[0].start()]  # "the wrong answer is"
+    lead = _CLAUSE_END.split(before)[-1]
+    if _DENIES.search(lead + last[0][0]) or _SUPPOSED.search(lead):
         return None
     tail = text[last[0].end() : last[0].end() + _MAX_PHRASE]
     math = _FIRST_SPAN.match(tail)
@@ -130,6 +142,8 @@ def after_phrase(text: str) -> str | None:
         return inside(math[1])
     tail = tail.lstrip()
     end = _SENTENCE_END.search(tail)
+    if end and end[0] == "?":
+        return None
     sentence = unwrap(tail[: end.start()] if end else tail)
     if math:  # taken back by what follows, so the whole line is the answer
         return unwrap(tail.splitlines()[0])
@@ -161,7 +175,7 @@ def conclusion(text: str) -> str | None:
     if not (concludes and closed) and (not whole or breaks or _ASKS.search(text)):
         return None
     sentence = text[start:].rstrip(" .!*\n")
-    if _DENIES.search(sentence):
+    if _DENIES.search(sentence) or ("answer" in sentence and _SUPPOSED.search(sentence)):
         return None
     if value := _after_copula(sentence):
         return value
@@ -221,7 +235,8 @@ _DENIES = re.compile(
 )
 _CLAUSE_END = re.compile(r"[.!?;:,\n]")
 _STEP = re.compile(
-    r"\b(?:divid|multipl|subtract|add|substitut|squar|consider|assum|suppos|let|try)\w*|both sides",
+    r"\b(?:divid|multipl|subtract|add|substitut|squar|consider|assum|suppos|let|try|reject|exclud"
+    r"|discard|contradict|equation|case|step|hold)\w*|both sides|ruled? out",
     re.IGNORECASE,
 )
 

@@ -63,6 +63,9 @@ _SIGNS = {
 _SIGN_TABLE = str.maketrans(_SIGNS)
 _RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ", "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎"
 _SCRIPTS = re.compile(rf"([{_RAISED}]+)|([{_LOWERED}]+)")
+# As typed: a root goes over the whole number behind it. TeX itself takes one digit of \sqrt16.
+_TYPED_ROOT = re.compile(r"(?:√|(?<![\\a-zA-Z])sqrt)\s*(\d+(?:\.\d+)?|[a-z](?![a-zA-Z]))")
+_INVISIBLE = re.compile(r"\\(?:[hv]?phantom|[hv]space\*?)\s*\{[^{}]*\}")
 _VULGAR = re.compile(r"[\u00bc-\u00be\u2150-\u215e\u2189]")
 _SQUARE_METRES = re.compile(r"(?<=\d)\s?([ckm]?m)(?=[²³])")  # nobody writes a variable so
 
@@ -153,6 +156,7 @@ def _unicode_scripts(text: str) -> str:
 def canonical(text: str, *, fractions: bool = True) -> str:
     r"""Canonical LaTeX; text stays marked as `\text{...}`, everything else loses its font."""
     text = _SQUARE_METRES.sub(r"\\text{ \1}", currencies(unicodedata.normalize("NFC", text)))
+    text = _TYPED_ROOT.sub(r"\\sqrt{\1}", _INVISIBLE.sub(" ", text))
     text = _unicode_scripts(text).translate(_SIGN_TABLE)
     text = "".join(_fullwidth(char) for char in text)
     text = text.strip().strip("*`")

@@ -33,6 +33,8 @@ _MATRIX = re.compile(
     r"\\begin\s*\{([pbB]?matrix|array)\}(?:\{[^{}]*\})?((?:(?!\\end).)*)\\end\s*\{\1\}", re.DOTALL
 )
 OR = re.compile(r"\s*,?\s*(?<![\\a-zA-Z])or(?![a-zA-Z])\s*")
+# Behind 1,2 it makes an item of a list: 1,2/3 is no decimal. 1,2 \cdot 10^5 is one.
+_OPERATION = re.compile(r"\s*(?:[-+/*^!(]|\\(?:frac|sqrt|pi|div|(?:cdot|times)(?!\s*10))(?![a-z]))")
 _LIST_WORD = re.compile(r"\s*,?\s*(?<![\\a-zA-Z])(?:and|or)(?![a-zA-Z])\s*")
 
 
@@ -129,7 +131,7 @@ def _number(text: str, *, depth: int) -> Node | None:
     readings = []
     if _THOUSANDS.fullmatch(body):
         readings.append(Node(kind="leaf", text=body.replace(",", "") + tail))
-    elif _DECIMAL_COMMA.fullmatch(body) and not _LIST_WORD.search(tail):
+    elif _DECIMAL_COMMA.fullmatch(body) and not (_LIST_WORD.search(tail) or _OPERATION.match(tail)):
         readings.append(Node(kind="leaf", text=body.replace(",", ".") + tail))
     if not readings:
         return None
