@@ -56,16 +56,24 @@ def all_of(results: Iterable[bool | None]) -> bool | None:
 
 
 def compare_ratios(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
-    """a : b : c is d : e : f where a e = d b and a f = d c; None where there are no three."""
+    """a : b : c is d : e : f where one factor other than 0 takes one to the other.
+
+    None where there are no three parts. What is 0 in one is 0 in the other, and not all are.
+    """
     golds, preds = split_top(gold, ":"), split_top(pred, ":")
     if max(len(golds), len(preds)) < 3:
         return None
     if len(golds) != len(preds):
         return False
-    first, other = golds[0], preds[0]
+    zeros = [[compare_numbers(part, "0", oracle) for part in parts] for parts in (golds, preds)]
+    if None in zeros[0] + zeros[1]:
+        return None if oracle is None else False
+    if zeros[0] != zeros[1] or False not in zeros[0]:
+        return False
+    first, other = golds[zeros[0].index(False)], preds[zeros[0].index(False)]
     return all_of(
         compare_numbers(f"({g})\\cdot({other})", f"({p})\\cdot({first})", oracle)
-        for g, p in zip(golds[1:], preds[1:], strict=True)
+        for g, p in zip(golds, preds, strict=True)
     )
 
 
