@@ -7,6 +7,7 @@ one; without it the answer is None. See GRADING.md for the policy that this code
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from string import ascii_letters
 
 from prompt_aug.grading.intervals import as_union
@@ -28,6 +29,10 @@ from prompt_aug.grading.words import (
     EMPTY_SIGN,
     compare_choices,
     compare_words,
+    formula_of,
+    is_choice,
+    is_letter_label,
+    labels_contradict,
     option_of,
     text_of_choice,
     words_of,
@@ -37,20 +42,20 @@ MAX_ITEMS = 64
 _ROUNDING = 0.01  # of the sides of a chain: 41/6 = 6.8 is one, 3 = 4 is not
 _WHOLE = re.compile(r"^[-+]?\d+\.0+(?!\d)")  # 2,0 is the number 2 only beside a decimal point
 _DECIMAL = re.compile(r"-?\d{1,15}\.(\d{1,15})")
-# f of a number, P of an event, an angle, a side: what it is, and of what.
-_POINTED = re.compile(r"([A-Za-z]+(?=\()|\\angle|)((?:\(-?[\dA-Z.]+\)|[A-Z]{1,3}))")
-_SIMPLE_LABEL = re.compile(r"[A-Za-z]|\\[a-z]+|[A-Za-z]_\{?\w\}?")
+_TUPLE_OF_NAMES = re.compile(r"\(([^()]+)\)\s*")
+_ORDER = {r"\alpha": "a", r"\beta": "b", r"\gamma": "c", r"\delta": "d"}
 
 
 def compare(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     """Whether `pred` answers `gold`."""
+    gold, pred = _with_names(gold), _with_names(pred)
     same = squeeze(gold.text) == squeeze(pred.text)
     if same and not _labels_contradict(gold, pred) and not _multiplies(gold, pred):
         return True
     if (option := option_of(gold.text)) is not None:
         return _compare_option(*option, pred, oracle)
     if (chosen := compare_choices(gold.text, pred.text)) is not None:
-        return chosen
+        return chosen and not _labels_contradict(gold, pred)
     if (option := option_of(pred.text)) is not None:
         return compare(gold, build(option[1]), oracle)
     if gold.kind != "leaf" and pred.kind != "leaf" and _labels_contradict(gold, pred):
@@ -218,16 +223,29 @@ def _compare_tuples(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
         return False  # of `2, 3` nobody sees which end belongs to an interval
     golds, preds = list(gold.items), list(pred.items)
     names, labels = [item.label for item in golds], [item.label for item in preds]
-    if all(map(_SIMPLE_LABEL.fullmatch, labels)):
+    if all(map(is_letter_label, labels)):
         if len(set(labels)) < len(labels):
             return False
         if sorted(names) == sorted(labels):
-            golds.sort(key=lambda item: item.label)
-        if "".join(sorted(labels)) in ascii_letters or sorted(names) == sorted(labels):
-            preds.sort(key=lambda item: item.label)  # y = 1, x = 2 is (2, 1); n, k has no order
+            golds.sort(key=lambda item: _place(item.label))
+        if _in_order(sorted(map(_place, labels))) or sorted(names) == sorted(labels):
+            preds.sort(key=lambda item: _place(item.label))  # y = 1, x = 2 is (2, 1); n, k has none
     if any(p.relation and not g.relation for g, p in zip(golds, preds, strict=True)):
         return False  # x + y = 3 is no coordinate
     return all_of(_member(g, p, oracle) for g, p in zip(golds, preds, strict=True))
+
+
+def _place(label: str) -> tuple[str, int]:
+    r"""What orders labels: `x_2` is ("x", 2), `\beta` is ("b", 0)."""
+    name, _, index = label.partition("_")
+    index = index.strip("{}")
+    return _ORDER.get(name, name), int(index) if index.isdecimal() and len(index) < 4 else 0
+
+
+def _in_order(places: list[tuple[str, int]]) -> bool:
+    """Whether letters follow each other in the alphabet, or are one letter with its indices."""
+    names = [name for name, _ in places]
+    return "".join(names) in ascii_letters or (len(set(names)) == 1 and len(set(places)) > 1)
 
 
 def _compare_matrices(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
@@ -283,6 +301,7 @@ def _compare_texts(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
     for rule in (compare_words(gold, pred), compare_ratios(gold, pred, oracle)):
         if rule is not None:
             return rule
+    gold, pred = formula_of(gold), formula_of(pred)
     if any(sign.search(pred) and not sign.search(gold) for sign in NO_NUMBER):
         return False
     return compare_quantities(gold, pred, oracle)
@@ -299,19 +318,29 @@ def _leads_to(gold: Node, pred: Node) -> bool:
 
 
 def _labels_contradict(gold: Node, pred: Node) -> bool:
-    """x = 3 against y = 3, f(1) = 3 against f(2) = 3, AB = 3 against AC = 3.
+    """Whether a label names another thing than the gold; also `B = A`, where that is a choice."""
+    if re.fullmatch("[A-J]", pred.label) and not gold.label and is_choice(gold.text):
+        return pred.label not in gold.text
+    labels = (gold.label, pred.label)
+    return labels_contradict(*(x if TEXT.match(x) else squeeze(x) for x in labels))
 
-    f(x) = 3 or "the answer = 3" against y = 3 is no contradiction.
-    """
-    one, other = squeeze(gold.label), squeeze(pred.label)
-    if one == other:
-        return False
-    if all(map(_SIMPLE_LABEL.fullmatch, (gold.label, pred.label))):
-        return True
-    named = [_POINTED.fullmatch(label) for label in (one, other)]
-    if named[0] and named[1] and named[0][1] == named[1][1]:
-        return sorted(named[0][2]) != sorted(named[1][2])
-    return False
+
+def _with_names(node: Node) -> Node:
+    r"""`(x_1,x_2) = (1,2)`: the coordinates with their labels, as `x_1 = 1, x_2 = 2` has them."""
+    sides = split_top(node.text, "=") if node.kind == "leaf" and node.relation else []
+    names = _TUPLE_OF_NAMES.fullmatch(sides[0]) if len(sides) == 2 else None
+    labels = ["".join(name.split()) for name in names[1].split(",")] if names else []
+    if len(labels) < 2 or not all(map(is_letter_label, labels)):
+        return node
+    values = build(sides[1])
+    if (
+        values.kind != "tuple"
+        or len(values.items) != len(labels)
+        or any(v.label for v in values.items)
+    ):
+        return node
+    items = tuple(replace(v, label=n) for v, n in zip(values.items, labels, strict=True))
+    return replace(values, items=items, text=node.text)
 
 
 def _multiplies(gold: Node, pred: Node) -> bool:

@@ -23,17 +23,43 @@ _SECOND_CHOICE = re.compile(
     r"\([A-Ja-j]\)|(?<![A-Za-z])[A-J]\s*[).:](?:\W|$)|^\W*(?:(?:or|and)\b)?\W*[A-J](?![A-Za-z'])"
 )
 
+# A judgement of the letter, or a denial, instead of the option's own words; "is correct" agrees.
 _CHOICE_DENIED = re.compile(
-    r"\W*(?:is\s+)?(?:wrong|false|incorrect|not|no)\b|.*\b(?:also|through|plus)\W+[A-J]\b",
+    r"\W*no\b|\W*(?:is|was|are|has|had|can|could|would|will|does|did|do|must|should|may|might"
+    r"|seems?|looks?|fails?)(?![a-z'])(?!\s+(?:the\s+)?(?:correct|right|true|answer|best)\b)"
+    r"|.*\b(?:not|never|cannot|[a-z]+n't|wrong|false|incorrect|(?:ruled|crossed)\s+out|eliminated"
+    r"|excluded|rejected|impossible|maybe|perhaps|possibly|actually|unless|instead)\b",
     re.IGNORECASE | re.DOTALL,
 )
 
+# Another letter, but for those that an option compares itself with: `larger than A or D`.
+_COMPARED = re.compile(r"\bthan\s+[A-J]\b(?:\s*(?:,|or|and)\s*[A-J]\b)*")
+_OTHER_LETTER = re.compile(
+    r"(?<![A-Za-z'\\])([A-HJ])(?![A-Za-z'])|\b(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s+([a-j])\b"
+)
+
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.\-]{2,}")
+
+# Words of a language, not products such as mgR: no capital behind a small letter, and a vowel in
+# what no \text marks.
+_MARKED_WORD = re.compile(r"[A-Z]{2,}|[A-Za-z][a-z]+")
+_PLAIN_WORD = re.compile(r"(?=.*[aeiouyAEIOUY])(?:[A-Z]{4,}|[A-Za-z][a-z]{3,})|[Yy]es|[Nn]o|[Oo]dd")
+_SHORT = re.compile(r"[A-Za-z]|[A-Z]{2,}|[A-Za-z][a-z]+")
+_MARKED_HYPHEN = re.compile(
+    r"(?<=[A-Za-z]{4})-(?=[A-Za-z])|(?<=[A-Za-z])-(?=[A-Za-z]{4})|(?<=[A-Za-z]{3})-(?=[A-Za-z]{3})"
+)
+_PLAIN_HYPHEN = re.compile(r"(?<=[A-Za-z]{4})-(?=[A-Za-z]{2})|(?<=[A-Za-z]{2})-(?=[A-Za-z]{4})")
+_LETTER_LIST = re.compile(r"[A-Za-z](?:\s*,\s*(?:and\s+|or\s+)?[A-Za-z])+")
 
 _CAPITALS = re.compile(r"[A-Z]{2,20}")
 _EMPTY = frozenset(("none", "no solution", "no solutions", "no real solution", "no real solutions"))
 
 EMPTY_SIGN = re.compile(r"\\emptyset|\\\{\s*\\\}")
+
+
+def is_choice(gold: str) -> bool:
+    """Whether a gold is the letter of a choice."""
+    return bool(_CHOICE_GOLD.fullmatch(gold))
 
 
 def compare_choices(gold: str, pred: str) -> bool | None:
@@ -46,11 +72,18 @@ def compare_choices(gold: str, pred: str) -> bool | None:
     if choice is None or chosen is None:
         return None
     letter = chosen[1] or chosen[2] or chosen[3]
-    if _SECOND_CHOICE.search(chosen[4]) or _CHOICE_DENIED.match(chosen[4]):
+    if _SECOND_CHOICE.search(chosen[4]) or _denied(chosen[4], letter.upper()):
         return False
     if not (_CHOICE_MARKED.fullmatch(gold) or letter.isupper()):
         return None
     return letter.upper() == choice[1]
+
+
+def _denied(text: str, letter: str) -> bool:
+    """Whether the text behind a letter denies it or names another one."""
+    others = _OTHER_LETTER.findall(_COMPARED.sub(" ", text))
+    named = {(capital or small).upper() for capital, small in others}
+    return bool(_CHOICE_DENIED.match(text) or named - {letter})
 
 
 _OPTION = re.compile(
@@ -86,7 +119,8 @@ def compare_words(gold: str, pred: str) -> bool | None:
     runs = ["".join(_flat(text).split()) for text in (gold, pred)]
     if all(map(_CAPITALS.fullmatch, runs)):
         return runs[0] == runs[1]  # IV is not VI, TH not HT, as a product of letters would have it
-    words = [words_of(text) for text in (gold, pred)]
+    marked = any(map(_TEXT_WORD.search, (gold, pred)))
+    words = [words_of(text, marked=marked) for text in (gold, pred)]
     if all(words):
         return words[0] == words[1]
     return False if any(words) and is_number(pred if words[0] else gold) else None
@@ -100,8 +134,89 @@ def _flat(text: str) -> str:
     return " ".join(TEXT.sub(r" \1 ", text).split())
 
 
-def words_of(text: str) -> str:
-    """The words of an answer that is nothing but words, in one spelling; "" otherwise."""
-    if not _WORDS.fullmatch(flat := _flat(text)):
+_TEXT_WORD = re.compile(r"\\text\{[^{}]*[A-Za-z]{2}[^{}]*\}")
+
+
+def formula_of(text: str) -> str:
+    r"""A text of letters that is no prose, `\text{mgR}`, without its \text."""
+    flat = _flat(text)
+    return flat if _WORDS.fullmatch(flat) and not words_of(text) else text
+
+
+def words_of(text: str, *, marked: bool = False) -> str:
+    r"""The words of an answer that is nothing but words, in one spelling; "" otherwise.
+
+    Single letters and short runs of them are a formula (`p - q`, `ab-c`, `mgR`), in which signs
+    and case count; `marked` says that \text marks this answer, or the one compared with, as words.
+    """
+    flat = _flat(text)
+    if not _WORDS.fullmatch(flat):
         return ""
-    return " ".join(re.findall(r"[a-z]+", flat.lower()))
+    if _LETTER_LIST.fullmatch(flat):
+        return " ".join(re.findall(r"[A-Za-z]", re.sub(r"\b(?:and|or)\b", "", flat)))
+    marked = marked or bool(_TEXT_WORD.search(text))
+    runs = re.findall(r"[A-Za-z]+", flat.replace("'", ""))
+    hyphen = _MARKED_HYPHEN if marked else _PLAIN_HYPHEN
+    if "-" in hyphen.sub(" ", flat) or not all(map(_SHORT.fullmatch, runs)):
+        return ""
+    if not any(map((_MARKED_WORD if marked else _PLAIN_WORD).fullmatch, runs)):
+        return ""
+    return " ".join(run if len(run) == 1 and run not in "Aa" else run.lower() for run in runs)
+
+
+_LETTER_LABEL = re.compile(r"([A-Za-z]|\\[a-z]+)('*)(?:_(\{[^{}]*\}|\w))?")
+_OTHER_LABEL = re.compile(
+    r"(\\text\{[^{}]*\}|\\?[A-Za-z]+)('*)(?:_(\{[^{}]*\}|\w))?(?:\(([^()]*)\))?"
+)
+# f of a number, P of an event, an angle, a side: what it is, and of what.
+_POINTED = re.compile(r"([A-Za-z]+(?=\()|\\angle|)((?:\(-?[\dA-Z.]+\)|[A-Z]{1,3}))")
+_VARIABLES = re.compile(r"[A-Za-z](?:,[A-Za-z])*")
+_ANY_NAME = re.compile(r"(?:the|final|our|my)*(?:answer|result|solution|value|total|ans)s?(?:is)?")
+
+
+def is_letter_label(label: str) -> bool:
+    """Whether a label is a letter, with primes and an index or without."""
+    return bool(_LETTER_LABEL.fullmatch(label))
+
+
+def labels_contradict(one: str, other: str) -> bool:
+    """x = 3 against y = 3, f(1) against f(2), f' against f, AB against AC, min against max.
+
+    f(x) = 3 or "the answer = 3" against y = 3 is no contradiction.
+    """
+    if one == other or not one or not other:
+        return False
+    if is_letter_label(one) and is_letter_label(other):
+        return one.replace("{", "").replace("}", "") != other.replace("{", "").replace("}", "")
+    named = [_POINTED.fullmatch(label) for label in (one, other)]
+    if named[0] and named[1] and named[0][1] == named[1][1]:
+        return sorted(named[0][2]) != sorted(named[1][2])
+    parts = [_OTHER_LABEL.fullmatch(label) for label in (one, other)]
+    if parts[0] is None or parts[1] is None:
+        return False
+    said = [_label_words(part[1]) for part in parts if part]
+    if all(said):
+        related = said[0] in said[1] or said[1] in said[0]
+        return not related and not any(map(_ANY_NAME.fullmatch, said))
+    return not any(said) and _parts_contradict(parts[0], parts[1])
+
+
+def _label_words(name: str) -> str:
+    r"""The words of a label that is made of words, `\text{max}` or `area`; "" of `f` or `AB`."""
+    plain = TEXT.fullmatch(name)
+    if plain is None and not re.fullmatch(r"[a-z]{3,}", name):
+        return ""
+    words = "".join(re.findall(r"[a-z]+", (plain[1] if plain else name).lower()))
+    return words if len(words) > 1 else ""
+
+
+def _parts_contradict(one: re.Match[str], other: re.Match[str]) -> bool:
+    """f' against f, or the same name with another index or of something else."""
+    if one[2] != other[2]:
+        return True
+    if one[1] != other[1]:
+        return False
+    if (one[3] or "").strip("{}") != (other[3] or "").strip("{}"):
+        return True
+    of = (one[4], other[4])
+    return of[0] != of[1] and all(of) and not all(_VARIABLES.fullmatch(x) for x in of if x)
