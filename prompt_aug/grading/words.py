@@ -32,8 +32,10 @@ _CHOICE_DENIED = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 
-# Another letter, but for those that an option compares itself with: `larger than A or D`.
-_COMPARED = re.compile(r"\bthan\s+[A-J]\b(?:\s*(?:,|or|and)\s*[A-J]\b)*")
+# What options say of themselves: `larger than A or D`, `cannot be determined`.
+_OWN_TEXT = re.compile(
+    r"\bthan\s+[A-J]\b(?:\s*(?:,|or|and)\s*[A-J]\b)*|\b[Cc]an(?:\s?not|'t) be determined\b"
+)
 _OTHER_LETTER = re.compile(
     r"(?<![A-Za-z'\\])([A-HJ])(?![A-Za-z'])|\b(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s+([a-j])\b"
 )
@@ -81,7 +83,8 @@ def compare_choices(gold: str, pred: str) -> bool | None:
 
 def _denied(text: str, letter: str) -> bool:
     """Whether the text behind a letter denies it or names another one."""
-    others = _OTHER_LETTER.findall(_COMPARED.sub(" ", text))
+    text = _OWN_TEXT.sub(" ", text)
+    others = _OTHER_LETTER.findall(text)
     named = {(capital or small).upper() for capital, small in others}
     return bool(_CHOICE_DENIED.match(text) or named - {letter})
 
