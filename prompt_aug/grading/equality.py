@@ -52,6 +52,8 @@ def compare(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     same = squeeze(gold.text) == squeeze(pred.text)
     if same and not _labels_contradict(gold, pred) and not _multiplies(gold, pred):
         return True
+    if gold.label and (gold.label, squeeze(gold.text)) == (squeeze(pred.text), pred.label):
+        return True  # x = y is y = x
     if (option := option_of(gold.text)) is not None:
         return _compare_option(*option, pred, oracle)
     if (chosen := compare_choices(gold.text, pred.text)) is not None:
