@@ -11,10 +11,18 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from method_runs import LOSSES_RUN, METHODS, RUN_ALONE, SEEN_ELSEWHERE, SHARING, Runner, start_all
+from method_runs import (
+    LOSSES_RUN,
+    METHODS,
+    RUN_ALONE,
+    SEEN_ELSEWHERE,
+    SHARING,
+    Runner,
+    finite,
+    start_all,
+)
 from transformers import AutoModelForCausalLM
 
-from prompt_aug.files import read_json
 from recipe.algorithms import ADVANTAGES
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
@@ -26,11 +34,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     start_all(runner)
     yield runner
     runner.pool.shutdown(cancel_futures=True)  # after a failure: what has not begun never does
-
-
-def finite(metrics: list[dict[str, Any]]) -> bool:
-    keys = ("actor/loss", "actor/grad_norm", "actor/entropy", "train/accuracy")
-    return all(np.isfinite(line[key]) for line in metrics for key in keys)
 
 
 def unmarked(metrics: dict[str, Any]) -> bool:
@@ -176,26 +179,3 @@ def test_weights_do_not_depend_on_micro_batches_or_ranks(runs: Runner) -> None:
 def sort_rows(arrays: Any) -> np.ndarray:
     """An order of rows that does not depend on the groups' ids, which differ from run to run."""
     return np.lexsort([arrays["neighbour"], *arrays["responses"].T, arrays["uid"]])
-
-
-def test_everything_together_and_resumed(runs: Runner) -> None:
-    (first,) = runs.finish("together")
-    _, second = runs.finish("together, on")
-    assert finite([first, second])
-    generated = [m["dynamic_sampling/generated"] for m in (first, second)]
-    for m, count in zip((first, second), generated, strict=True):
-        accounted = ("kept", "evicted", "discarded")
-        assert sum(m[f"dynamic_sampling/{k}"] for k in accounted) == count
-        assert m["dynamic_sampling/kept"] + m["dynamic_sampling/filled"] == 4 <= count <= 12
-    # Four candidates for every question generated, all of them looked at: counts survive a resume.
-    assert second["training/epoch"] == pytest.approx(4 * sum(generated) / questions(runs))
-    assert second["curriculum/questions_seen"] > first["curriculum/questions_seen"]
-    state = read_json(
-        runs.base / "together" / "checkpoints" / "global_step_2" / "recipe_state.json"
-    )
-    assert len(state["question_stats"]["pass_rates"]) == second["curriculum/questions_seen"]
-    assert state["batches_fetched"] == 4 * sum(generated)
-
-
-def questions(runs: Runner) -> int:
-    return read_json(runs.base / "together" / "data" / "manifest.json")["train"]["questions"]
