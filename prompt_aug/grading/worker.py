@@ -144,7 +144,7 @@ def _polynomial(letter: Any, expression: Any) -> Callable[[int], int]:
     from sympy import Poly
 
     value = Poly(expression, letter)
-    return lambda number: int(value.eval(number))
+    return lambda number: int(value(number))
 
 
 def _parse(text: str) -> Any | None:
