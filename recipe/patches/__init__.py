@@ -40,7 +40,7 @@ PATCHES = (
     Patch(
         name="recipe.patches.logprobs.adapt",
         changes="verl's logprobs_from_logits_v2, used without flash-attn",
-        why="of 16-bit logits its values have 8 bits; of 32-bit ones it is a loop over single tokens",
+        why="values of 8 bits from 16-bit logits; from 32-bit ones a loop over single tokens",
         test="tests/recipe/patches/test_logprobs.py::test_verls_own_is_still_coarse",
     ),
     Patch(
