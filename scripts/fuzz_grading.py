@@ -13,7 +13,8 @@ Laws that every input must keep:
  7. a sign that makes no formula of a value (`GARBAGE`) before or after it earns nothing;
  8. two values with a `SEPARATOR` between them are not right for either of them, nor for the digits
     of both or for their product;
- 9. a formula of the question is no answer: what math-verify would work out is `echo`;
+ 9. a formula of the question is no answer: what math-verify would work out is `echo`, also where
+    its numbers are respelled or nothing is done to it;
 10. an unclosed box, and a second marked choice, earn nothing;
 11. an answer has a normal form, the same with other white space around it;
 12. a number with a unit (`UNITS`) is not right for the same number with another unit;
@@ -83,6 +84,7 @@ UNSOLVED = (
 UNITS = (
     *(r"\${}", "€{}", "£{}", "{}¢", r"{}\text{{ yen}}", r"{}\%\text{{ loss}}", r"{}\text{{ cm}}"),
     *("{} km/h", r"{}\text{{ yd}}^2", "{}^\\circ", "{}'", r"{}\text{{ hours}}", "{} kg"),
+    *(r"{}\text{{ kW}}", r"{}\text{{ W}}", r"{}\text{{ ns}}", "{} GHz", r"{}\text{{ mA}}"),
 )
 
 
@@ -102,6 +104,8 @@ def misread(rng: random.Random) -> list[str]:
         (rf"\log {a}", base.format(a)),
         (rf"{a}\text{{ {rng.choice(('hundred', 'thousand', 'million'))}}}", str(a)),
         (rf"\frac{{{a}}}{{{b}}}={a / b + 0.02:.2f}", rf"\frac{{{a}}}{{{b}}}"),
+        (rf"\frac{{{a}}}{{{b}}}\approx {1.1 * a / b + 0.01:.3f}", rf"\frac{{{a}}}{{{b}}}"),
+        (f"{{{a}}}{{{b}}}", str(a * b)),
         (rf"y={a}\frac{{1}}{{{b}}}x", rf"y=\frac{{{a}}}{{{b}}}x"),
         (rf"(\pm{a},{b})", f"({a},{b})"),
         (f"]{a},{a + b}[", f"[{a},{a + b}]"),
@@ -132,9 +136,39 @@ def unearned(rng: random.Random) -> list[str]:
     cut = rng.choice((rf"\boxed{{{one}", rf"So $\boxed{{{one}$", rf"The answer is \boxed{{{one}."))
     if grade(cut, one).correct:
         paid.append(f"unclosed box: {cut!r}")
+    paid += copied_work(rng)
     letters = "".join(f"({letter})" for letter in "ABCDE"[: rng.randrange(2, 6)])
     paid += [f"choices: {letters}" for gold in "ABCDE" if grade_answer(letters, gold).correct]
     return paid
+
+
+RESPELLED = (r"\frac{{{2}}}{{2}}", "({0}+1)", "({1}-1)", "{{{3}}}^{{1}}", r"(2\cdot{3}-{3})", "{3}")
+UNCHANGED = (
+    r"\frac{{2({})}}{{2}}",
+    r"\int_0^1 ({})\,dt",
+    r"\sum_{{i=1}}^1 ({})",
+    "{}-{}+{}",
+    "{}+7-7",
+)
+
+
+def copied_work(rng: random.Random) -> list[str]:
+    """Law 9 on a formula with other numbers each time: its work is left to the grader."""
+    a, b = rng.sample(range(3, 40), 2)
+    formula, gold = rng.choice(
+        (
+            (r"{0}\cdot {1}", str(a * b)),
+            ("(x+{0})(x-{1})", f"x^2+{a - b}x-{a * b}".replace("+-", "-")),
+            (r"\sqrt{{{0}}}\cdot\sqrt{{{1}}}", rf"\sqrt{{{a * b}}}"),
+            (r"\frac{{{0}}}{{{1}+\sqrt{{2}}}}", rf"\frac{{{a}({b}-\sqrt{{2}})}}{{{b * b - 2}}}"),
+        )
+    )
+    question = f"Find ${formula.format(a, b)}$."
+    respelled = [rng.choice(RESPELLED).format(n - 1, n + 1, 2 * n, n) for n in (a, b)]
+    copy = rng.choice((*UNCHANGED, "{}")).replace("{}", formula.format(*respelled))
+    copy = copy.replace("{{", "{").replace("}}", "}")
+    right = grade_answer(copy, gold, question=question).correct
+    return [f"copied work: {copy!r} for {gold!r}"] if right else []
 
 
 def many_golds_of_infinity(rng: random.Random) -> list[str]:

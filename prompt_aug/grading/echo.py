@@ -1,26 +1,36 @@
 r"""Predictions that repeat the question: right in value, and no answer.
 
 A response that boxes `\log_2 32` for the question "What is $\log_2 32$?" has solved nothing; the
-algebra of the grader would do its work. Two tests, both blind to values:
+algebra of the grader would do its work. Before it is compared with the golds, a prediction is an
+echo (`is_copied`) where
 
-* the prediction has the tokens of a formula of the question (or of a side of it) in any order, and
-  not those of a gold;
-* the golds have no letters (numbers, intervals, sets of numbers), and the prediction leaves undone
-  what the question asks: a sum, integral, limit, gcd or logarithm that stands in the question, or
-  an equation or inequality that is not solved for its letter.
+* it has the tokens of a formula of the question (or of a side of it) in any order, and not those of
+  a gold;
+* it leaves undone what no gold leaves: a sum, product, integral, limit, gcd, lcm, maximum, and, if
+  the question has them, a logarithm, remainder or floor.
+
+One that is right is an echo all the same (`restates`) where
+
+* computing it passes through every step of a formula of the question that has its value (`steps`),
+  so that `\frac{2 \cdot 13 \cdot 17}{2}` and `(14-1) \cdot 17` repeat `13 \cdot 17`;
+* the golds have no letters (numbers, intervals, sets of numbers), and it is a relation that is not
+  solved for its letter; or a gold is `y = ...` and it is another form of the question's equation.
 
 Labels, units, brackets, fonts and thousands separators do not count as tokens, so `x = 5` is
 spelled like the gold `5`. Plain integers, words and letters are no formulas.
 """
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
+from prompt_aug.grading.arithmetic import TooBig, Unsupported, tokens_of
 from prompt_aug.grading.evaluate import evaluate, surely_different
 from prompt_aug.grading.normalize import canonical, squeeze
-from prompt_aug.grading.notation import TEXT_PATTERN
-from prompt_aug.grading.structure import split_top
+from prompt_aug.grading.notation import TEXT_PATTERN, whole
+from prompt_aug.grading.steps import carries, steps_of
+from prompt_aug.grading.structure import Node, build, split_top
 from prompt_aug.grading.units import split_unit
 
 MAX_QUESTION = 20_000  # characters; the longest of 10081 real questions has 4309
@@ -49,21 +59,16 @@ _LETTER = re.compile(r"(?<![\\a-zA-Z])(?![ei](?![a-zA-Z]))[a-zA-Z]+(?![a-zA-Z])"
 _GREEK = re.compile(
     r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|tau|phi|omega)(?![a-z])"
 )
-_MIN_WRAPPED = 4  # tokens: shorter ones are values that an answer may well contain
-# What changes nothing: + 0, times 1, over 1, to the power 1.
-_NEUTRAL = re.compile(
-    r"[-+]\s*0(?![\d.])|(?:\\cdot|\\times|\*|/|\\div)\s*\{?1\}?(?![\d.])|\^\s*\{?1\}?(?![\d.])"
-    r"|(?<![\d.])0\s*\+|(?<![\d.])1\s*(?:\\cdot|\\times|\*)"
+_MIN_READ = 3  # tokens of a formula that another one holds, where no arithmetic can tell
+_MIN_UNREAD = 4
+# What no answer leaves to be worked out, and what it may, unless it is what the question asks.
+_UNDONE = re.compile(
+    r"\\(?:sum|prod|i*int|lim|gcd|lcm|Sigma)(?![a-zA-Z])|\\(?:max|min)\s*[({\\]"
+    r"|(?<![\\a-zA-Z])(?:sum|prod|lim|gcd|GCD|lcm|LCM)\s*[(_]"
 )
-_UNDONE = {
+_ASKED = {
     name: re.compile(rf"\\(?:{spelled})(?![a-zA-Z])|(?<![\\a-zA-Z])(?:{spelled})(?=[\s(_])")
     for name, spelled in {
-        "sum": "sum|Sigma",
-        "prod": "prod",
-        "int": "i*int",
-        "lim": "lim",
-        "gcd": "gcd|GCD",
-        "lcm": "lcm|LCM",
         "log": "log|ln|lg",
         "mod": "p?mod|bmod",
         "floor": "lfloor|lceil|floor|ceil",
@@ -82,59 +87,183 @@ def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
     tokens = _tokens(written)
     if any(tokens == _tokens(gold) for gold in known):
         return False
-    if _is_formula(written) and tokens in _formulas(question[:MAX_QUESTION]):
-        return True
-    if _keeps_percent(written, known, question):
-        return True
-    if any(map(_has_letters, known)):  # a chain may begin with the question
-        last = split_top(written, "=")[-1]
-        return _left_undone(last, known, question) or _is_wrapped(last, known, question)
+    alike = _formulas(question[:MAX_QUESTION]).get(tokens, ()) if _is_formula(written) else ()
     return (
-        _left_undone(written, known, question)
-        or _wraps(written, known, question)
-        or _is_wrapped(written, known, question)
+        any(_may_equal(written, text) for text in alike)
+        or _keeps_percent(written, known, question)
+        or _left_undone(_last_side(written), known, question)
     )
 
 
 def restates(prediction: str, stated: str | None, golds: Sequence[str], question: str) -> bool:
-    r"""Whether what the prediction comes to is copied: `\text{The value is }\sqrt{50}`, 2+3 = 2+3.
+    r"""Whether a right prediction only says again what the question says.
 
-    `stated` is the value that its words state, None where they state none.
+    What it comes to counts: `stated` in `\text{The value is }\sqrt{50}` (None where its words state
+    nothing), the last side of a chain, the value before its decimals.
     """
     written = canonical(prediction)
     sides, items = split_top(written, "="), set(split_top(written, ","))
-    ends = [stated, sides[-1], written.partition(r"\approx")[0]]
-    if not _is_formula(sides[-1]):  # 2 + 3 = y
-        ends += sides[:1] if re.fullmatch(r"\s*[A-Za-z]\s*", sides[-1]) else []
+    ends = [stated, _last_side(written), written.partition(r"\approx")[0]]
+    if _LETTER_ALONE.fullmatch(sides[-1]):  # 2 + 3 = y
+        ends += sides[:1]
     ends += items if len(items) == 1 else ()  # several times the same
-    return any(end and is_copied(end, golds, question) for end in ends)
+    return (
+        any(end and is_copied(end, golds, question) for end in ends)
+        or any(end and _does_its_work(end, golds, question) for end in ends[:2])
+        or _is_unsolved(written, golds)
+        or any(_is_another_form(written, gold, question) for gold in golds)
+    )
 
 
-def is_unsolved(prediction: str, golds: Sequence[str]) -> bool:
-    """Whether `prediction` is a relation still to be solved, where no gold has a letter."""
-    known = [_written(gold) for gold in golds]
-    return not any(map(_has_letters, known)) and _has_unsolved(_written(prediction))
+def _last_side(written: str) -> str:
+    """What a chain comes to: who repeats the question and solves it answers. Never x of 5 = x."""
+    sides = split_top(written, "=")
+    while len(sides) > 1 and _LETTER_ALONE.fullmatch(sides[-1]):
+        sides.pop()
+    return sides[-1]
+
+
+_LETTER_ALONE = re.compile(r"\s*[A-Za-z]\s*")
+
+
+def _does_its_work(answer: str, golds: Sequence[str], question: str) -> bool:
+    """Whether a part of the answer computes what a formula of the question does (see `steps`)."""
+    known = [leaf for gold in golds for leaf in _leaves(gold)]
+    spelled = {squeeze(leaf) for leaf in known}
+    parts = [leaf for leaf in _leaves(answer) if squeeze(leaf) not in spelled]
+    return any(
+        _same_work(part, formula, known)
+        for part in parts
+        if _is_formula(part)
+        for formula in _formula_leaves(question[:MAX_QUESTION])
+    )
+
+
+def _same_work(part: str, formula: str, golds: list[str]) -> bool:
+    work, asked = steps_of(part), steps_of(formula)
+    if work is None or asked is None:
+        return _holds(part, formula, golds)
+    if not asked.made or _differ(part, formula):
+        return False
+    return carries(
+        work, asked, [steps for gold in golds if (steps := steps_of(gold, decimal=True))]
+    )
+
+
+def _holds(part: str, formula: str, golds: list[str]) -> bool:
+    """Whether `part` has all tokens of `formula`, which no gold has: where one cannot be read."""
+    wanted = Counter(_tokens(formula))
+    least = _MIN_UNREAD if steps_of(formula) is None else _MIN_READ
+    if wanted.total() < least or any(wanted <= Counter(_tokens(gold)) for gold in golds):
+        return False
+    return wanted <= Counter(_tokens(part)) and not all(_differ(formula, gold) for gold in golds)
+
+
+def _may_equal(one: str, other: str) -> bool:
+    """Not so of 2(i+4) and 2+4i, whose tokens are the same. Two equations may always be."""
+    if _RELATION.search(one) and _RELATION.search(other):
+        return True
+    return not _differ(_value_of(one), _value_of(other))
+
+
+def _differ(one: str, other: str) -> bool:
+    try:
+        return surely_different(evaluate(one), evaluate(other))
+    except (Unsupported, TooBig):
+        return False
+
+
+def _leaves(text: str) -> list[str]:
+    """The values of an answer, without labels and units."""
+    return [_value_of(leaf) for leaf in _walk(build(whole(_written(text))))]
+
+
+def _walk(node: Node) -> Iterator[str]:
+    if not node.items:
+        yield node.text
+    for item in node.items:
+        yield from _walk(item)
+
+
+def _value_of(leaf: str) -> str:
+    return split_unit(_last_side(leaf))[0].rstrip("% ")
 
 
 @lru_cache(maxsize=512)
-def _formulas(question: str) -> frozenset[tuple[str, ...]]:
-    """The sorted tokens of every formula of the question and of the sides and items of each."""
-    found: set[tuple[str, ...]] = set()
+def _formula_leaves(question: str) -> tuple[str, ...]:
+    """The formulas of the question and the sides and items of each; no relation as a whole."""
+    sides = dict.fromkeys(side for piece in _pieces(question) for side in _RELATION.split(piece))
+    leaves = dict.fromkeys(leaf for side in sides for leaf in (side, *_leaves(side)))
+    return tuple(leaf for leaf in leaves if leaf.strip() and _is_formula(leaf))
+
+
+def _is_unsolved(written: str, golds: Sequence[str]) -> bool:
+    """Whether it is a relation still to be solved, where no gold has a letter."""
+    known = [_written(gold) for gold in golds]
+    return not any(map(_has_letters, known)) and _has_unsolved(written)
+
+
+def _is_another_form(written: str, gold: str, question: str) -> bool:
+    """Whether it is the question's equation, not solved for y, where the gold is y = ..."""
+    sides, asked = split_top(written, "="), split_top(_written(gold), "=")
+    if len(sides) != 2 or len(asked) != 2 or not _LETTER_ALONE.fullmatch(asked[0]):
+        return False
+    letter, value = asked[0].strip(), asked[1]
+    if not _LETTER.search(value) or any(side.strip() == letter for side in sides):
+        return False
+    equations = (split_top(piece, "=") for piece in _pieces(question[:MAX_QUESTION]))
+    return any(len(e) == 2 and _is_solved_by(e, letter, value) for e in equations)
+
+
+def _is_solved_by(equation: list[str], letter: str, value: str) -> bool:
+    """Whether an equation holds for all other letters where `letter` is `value`."""
+    if any(side.strip() == letter for side in equation):
+        return False
+    try:
+        inside = ["(", *tokens_of(value), ")"]
+        if letter in inside:
+            return False
+        left, right = (
+            " ".join(
+                t for token in tokens_of(side) for t in (inside if token == letter else [token])
+            )
+            for side in equation
+        )
+        return not surely_different(evaluate(left), evaluate(right))
+    except (Unsupported, TooBig):
+        return False
+
+
+@lru_cache(maxsize=512)
+def _pieces(question: str) -> tuple[str, ...]:
+    """The formulas of the question, and the parts of each between commas."""
     spans = [next(group for group in match.groups() if group) for match in _MATH.finditer(question)]
-    for span in (*spans, *_BARE.findall(_MATH.sub(" ; ", question))):
-        text = _written(span)
-        pieces = [text, *_RELATION.split(text), *split_top(text, ",", ";", r"\\")]
-        for piece in pieces:
-            found.add(_tokens(piece))
-            found.update(_tokens(side) for side in _RELATION.split(piece))
-    return frozenset(found)
+    texts = [_written(span) for span in (*spans, *_BARE.findall(_MATH.sub(" ; ", question)))]
+    return tuple(
+        dict.fromkeys(
+            piece
+            for text in texts
+            for piece in (text, *_RELATION.split(text), *split_top(text, ",", ";", r"\\"))
+        )
+    )
+
+
+@lru_cache(maxsize=512)
+def _formulas(question: str) -> dict[tuple[str, ...], list[str]]:
+    """Every formula of the question, and the sides and items of each, by their sorted tokens."""
+    pieces = _pieces(question)
+    sides = (side for piece in pieces for side in _RELATION.split(piece))
+    found: dict[tuple[str, ...], list[str]] = {}
+    for text in dict.fromkeys((*pieces, *sides)):
+        found.setdefault(_tokens(text), []).append(text)
+    return found
 
 
 def _tokens(text: str) -> tuple[str, ...]:
     """The tokens that carry meaning, sorted; without label and unit."""
     label = re.match(r"\s*[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z, ]{1,9}\))?\s*=(?!.*[=<>])", text)
     text = split_unit(text[label.end() :] if label else text)[0].rstrip("% ")
-    text = _NEUTRAL.sub(" ", re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text))
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     for spelling, plain in _RESPELLED:
         text = spelling.sub(plain, text)
     sides = _ORDER.split(text)
@@ -189,44 +318,6 @@ def _spells_letters(gold: str) -> bool:
     return bool(_LETTER.search(plain) or _GREEK.search(plain))
 
 
-def _wraps(written: str, golds: Sequence[str], question: str) -> bool:
-    r"""Whether a formula of the question stands inside, as in `2(26^2-24^2)/2`."""
-    text = squeeze(written)
-    return any(
-        formula in text and not any(formula in squeeze(gold) for gold in golds)
-        for formula in _texts(question[:MAX_QUESTION], _MIN_WRAPPED)
-    )
-
-
-def _is_wrapped(written: str, golds: Sequence[str], question: str) -> bool:
-    r"""Whether what stands around a formula of the question changes nothing: `\max(E,E)`, `E+1-1`.
-
-    Found with a letter in its place: where the rest comes to this letter, nothing was done.
-    """
-    text = squeeze(written)
-    for formula in _texts(question[:MAX_QUESTION], 2):
-        if formula not in text or any(formula in squeeze(gold) for gold in golds):
-            continue
-        before = r"(?<![\w.\\}])" if formula[0].isalnum() else ""
-        after = r"(?![\w.({^!])" if formula[-1].isalnum() else r"(?![\^!])"
-        alone = before + re.escape(formula) + after
-        rest = _SAME_OF.sub(r"\1", re.sub(alone, lambda _: _PLACE, text))
-        if _PLACE in rest and _is_place(rest):
-            return True
-    return False
-
-
-def _is_place(text: str) -> bool:
-    try:
-        return not surely_different(evaluate(text), evaluate(_PLACE))
-    except ValueError:  # nothing that can be read, or too large
-        return False
-
-
-_PLACE = r"(\hbar)"
-_SAME_OF = re.compile(rf"\\(?:max|min|gcd|lcm)\(?({re.escape(_PLACE)})(?:,{re.escape(_PLACE)})*\)?")
-
-
 def _keeps_percent(written: str, golds: Sequence[str], question: str) -> bool:
     r"""Whether it is a percentage of the question, where the gold is none: 40\% is asked as 2/5."""
     share = _PERCENT.fullmatch(written)
@@ -238,22 +329,14 @@ def _keeps_percent(written: str, golds: Sequence[str], question: str) -> bool:
 _PERCENT = re.compile(r"(?<![\d.,])(\d[\d.,]{0,20})[\s$]{0,3}(?:\\?%|percent)")
 
 
-@lru_cache(maxsize=512)
-def _texts(question: str, tokens: int) -> frozenset[str]:
-    """The formulas of the question with so many tokens, without their blanks."""
-    spans = (next(group for group in match.groups() if group) for match in _MATH.finditer(question))
-    texts = (_written(span) for span in spans)
-    return frozenset(
-        squeeze(text) for text in texts if len(_tokens(text)) >= tokens and _is_formula(text)
-    )
-
-
 def _left_undone(written: str, golds: Sequence[str], question: str) -> bool:
+    if _UNDONE.search(written) and not any(map(_UNDONE.search, golds)):
+        return True
     return any(
         pattern.search(written)
         and pattern.search(question)
         and not any(pattern.search(gold) for gold in golds)
-        for pattern in _UNDONE.values()
+        for pattern in _ASKED.values()
     )
 
 

@@ -65,6 +65,10 @@ class Reader:
             raise Unsupported("trailing text")
         return value
 
+    def _done(self, _operation: str, value: Number) -> Number:
+        """Called with every value on the way and what made it; "" for a number or a letter."""
+        return value
+
     def _peek(self) -> str:
         return self._tokens[self._at] if self._at < len(self._tokens) else ""
 
@@ -94,34 +98,37 @@ class Reader:
         if self._depth > MAX_DEPTH:
             raise Unsupported("nested too deep")
         sign = self._take() if self._peek() in ("+", "-") else "+"
-        total = self._product()
+        total, adds = self._product(), False
         total = -total if sign == "-" else total
         while self._peek() in ("+", "-"):
             sign = self._take()
             term = self._product()
             total = self._keep(combine(total, -term if sign == "-" else term, "+", self._field))
+            adds = True
         self._depth -= 1
-        return total
+        return self._done("+", total) if adds else total
 
     def _product(self) -> Number:
-        value, slashed = self._signed_power(), False
+        value, slashed, done = self._signed_power(), False, ""
         while token := self._peek():
             if token in _TIMES:
                 self._take()
+                done = done or "*"
                 value = self._keep(combine(value, self._signed_power(), "*", self._field))
             elif token in _OVER:
                 self._take()
                 value = self._keep(combine(value, self._signed_power(), "/", self._field))
-                slashed = token == "/"
+                slashed, done = token == "/", "/"
             elif self._starts_factor(token):
                 if slashed:
                     raise Unsupported("1/2x is ambiguous")
                 if token[0] in "0123456789." and self._tokens[self._at - 1][-1].isdigit():
                     raise Unsupported("two numbers side by side are no product")
+                done = done or "*"
                 value = self._keep(combine(value, self._power(), "*", self._field))
             else:
                 break
-        return value
+        return self._done(done, value) if done else value
 
     def _starts_factor(self, token: str) -> bool:
         return token in "({" or token[0].isalnum() or token[0] in ".\\"
@@ -135,14 +142,14 @@ class Reader:
         value = self._atom()
         while self._peek() == "!":
             self._take()
-            value = factorial(value)
+            value = self._done("!", factorial(value))
         if self._peek() == r"\degree":
             self._take()
             angle = self._field.pi / 180 if self._in_angle else Fraction(1)
             value = self._keep(combine(value, angle, "*", self._field))
         if self._peek() == "^":
             self._take()
-            value = self._keep(power(value, self._script(), self._field))
+            value = self._done("^", self._keep(power(value, self._script(), self._field)))
             if self._peek() == "^":
                 raise Unsupported("double superscript")
         return self._keep(value)
@@ -181,7 +188,7 @@ class Reader:
             return self._group()
         token = self._take()
         if token[0].isdigit() or token[0] == ".":
-            return self._number(token)
+            return self._done("", self._number(token))
         if token == r"\frac":
             return self._fraction()
         if token == r"\sqrt":
@@ -189,11 +196,11 @@ class Reader:
         if token == r"\pi":
             return self._field.pi
         if token == r"\binom":
-            return binomial(self._argument(), self._argument())
+            return self._done("!", binomial(self._argument(), self._argument()))
         if token in FUNCTIONS:
-            return self._function(token)
+            return self._done("f", self._function(token))
         if token in GREEK or token[0].isalpha():
-            return self._variable(token)
+            return self._done("", self._variable(token))
         raise Unsupported(token)
 
     def _number(self, token: str) -> Number:
@@ -224,13 +231,13 @@ class Reader:
 
     def _fraction(self) -> Number:
         top = self._argument()
-        return self._keep(combine(top, self._argument(), "/", self._field))
+        return self._done("/", self._keep(combine(top, self._argument(), "/", self._field)))
 
     def _root(self) -> Number:
         degree: Number = Fraction(2)
         if self._peek() == "[":
             degree = self._group()
-        return self._keep(root(self._argument_of_root(), degree, self._field))
+        return self._done("^", self._keep(root(self._argument_of_root(), degree, self._field)))
 
     def _argument_of_root(self) -> Number:
         return self._argument() if self._peek() not in ("(", "{") else self._group()

@@ -47,7 +47,7 @@ _ANY_SPAN = re.compile(_SPAN)
 _SPANS = re.compile(rf"{_SPAN}(?:{_JOINED}{_SPAN}){{0,20}}")
 _REMARK_WORD = r"(?:as|since|because|which|by|so)\b"
 _FIRST_SPAN = re.compile(
-    rf"\s{{0,9}}({_SPAN})(?!\s{{0,3}},?\s{{0,3}}\b(?:and|or)\b|\s{{0,3}},(?!\s{{0,3}}{_REMARK_WORD}))"
+    rf"\s{{0,9}}({_SPAN})(?!\s{{0,3}},?\s{{0,3}}\b(?:and|or)\b(?!\s+we\s+are\s+done)|\s{{0,3}},(?!\s{{0,3}}{_REMARK_WORD}))"
 )
 _LAST_SPAN = re.compile(rf"({_SPAN})[\s.*]*$")
 _SO = r"(?:,?[ \t]{0,2}(?:therefore|thus|hence|then|so|simply|just|indeed)\b,?[ \t]{0,4})"
@@ -109,13 +109,15 @@ def is_value(text: str) -> bool:
 
 # Behind a formula: it is one of several, or a part of another one.
 _TAKEN_BACK = re.compile(
-    r"\s*(?:[(;,-]\s*)?(?:or|if|otherwise|squared|cubed|times|plus|minus|no|wait|and|hundred|thousand"
+    r"\s*(?:[(;,-]\s*)?(?:or|if|otherwise|squared|cubed|times|plus|minus|no|wait|and(?!\s+we\s+are\s+done)|hundred|thousand"
     r"|[mbtr]+illion|dozen|hal(?:f|ves)|(?:third|quarter|fourth|fifth)s?|(?:is|was)\s+(?:wrong|false|not))\b"
     r"|\s*\?|\s*(?:[/^+*<>=$\d]|\\(?![\])])|-\s*[\d$\\(])"
     r"|[.!]?\s+(?:No|Wait|Actually|Correction|But)\b"
 )
 _SUPPOSED = re.compile(
-    r"\b(?:half|twice|double|thrice|third|quarter|suppose|assume|assuming|if|unless|guess|whether)\b"
+    r"\b(?:half|twice|double|thrice|third|quarter|suppose|assume|assuming|if|unless|guess|whether"
+    r"|(?:opposite|negative|square|cube|root|inverse|reciprocal) of|(?:before|after|than)"
+    r"|doubt\w*|someone|he|she|they|you|refuse)\b"
     r"[^.\n]{0,24}(?:\banswer|$)",
     re.IGNORECASE,
 )
@@ -192,7 +194,7 @@ def stated_value(answer: str) -> str | None:
     `12\text{ (since }x>0)`. None where the words deny, doubt or offer a choice.
     """
     plain = TEXT.sub(r" \1 ", canonical(answer))
-    if UNSURE.search(plain):
+    if UNSURE.search(plain) or _SUPPOSED.search(plain.rstrip(" .0123456789")):
         return None
     if remark := _REMARK.fullmatch(plain):
         return remark[1].strip() or None

@@ -25,7 +25,7 @@ from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from prompt_aug.grading.arithmetic import TooBig
-from prompt_aug.grading.echo import is_copied, is_unsolved, restates
+from prompt_aug.grading.echo import is_copied, restates
 from prompt_aug.grading.equality import compare
 from prompt_aug.grading.extract import (
     Extraction,
@@ -326,18 +326,24 @@ def _judge(answer: str, golds: list[str], question: str | None) -> tuple[Status,
     if status in ("wrong", "unparsable") and value is not None:
         status, detail, more = _compare(value, golds)
         waited += more
-    if question and status == "correct":
-        if is_unsolved(answer, golds):
-            return "echo", "a relation still to be solved", waited
-        if restates(answer, value, golds, question):
-            return "echo", "it comes to the question's own formula", waited
+    if question and status == "correct" and restates(answer, value, golds, question):
+        return (
+            "echo",
+            "it comes to the question's own formula, or to one still to be solved",
+            waited,
+        )
     return status, detail, waited
+
+
+_MACRO = re.compile(r"\\(?:let|[egx]?def|(?:re)?newcommand|csname|catcode)(?![a-zA-Z])")
 
 
 def _compare(answer: str, golds: list[str]) -> tuple[Status, str, float]:
     written = whole(canonical(answer))
     if not is_balanced(written):
         return "unparsable", "brackets that do not close", 0.0
+    if _MACRO.search(written):
+        return "unparsable", "a command that changes TeX", 0.0
     pred, known = build(written), [whole(canonical(gold)) for gold in golds]
     try:
         if any(squeeze(text) == squeeze(written) for text in known):

@@ -65,7 +65,15 @@ _RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ", "₀₁�
 _SCRIPTS = re.compile(rf"([{_RAISED}]+)|([{_LOWERED}]+)")
 # As typed: a root goes over the whole number behind it. TeX itself takes one digit of \sqrt16.
 _TYPED_ROOT = re.compile(r"(?:√|(?<![\\a-zA-Z])sqrt)\s*(\d+(?:\.\d+)?|[a-z](?![a-zA-Z]))")
-_INVISIBLE = re.compile(r"\\(?:[hv]?phantom|[hv]space\*?)\s*\{[^{}]*\}")
+_INVISIBLE = re.compile(
+    r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\\[a-zA-Z]+|[^\s{])|\\[hv]space\*?\s*\{[^{}]*\}"
+)
+_TYPED_BINOM = re.compile(r"\{\s*([^{}\\]{1,40}?)\s*\\choose(?![a-z])\s*([^{}\\]{1,40}?)\s*\}")
+_BASE_IN_WORDS = re.compile(
+    r"(?:\(\s*(\d+)\s*\)\s*_|(?<![\w.])(\d+)(?:\s|\\[a-z]+\{|\})*base[\s{}]*)\s*\{?\s*(\d{1,2})(?!\d)[\s}]*$"
+)
+# TeX does not show these braces: {5}{6} is the number 56.
+_IDLE_BRACES = re.compile(r"(?<![a-zA-Z}^_\]\\])\{(\d[\d.]*)\}")
 _VULGAR = re.compile(r"[\u00bc-\u00be\u2150-\u215e\u2189]")
 _SQUARE_METRES = re.compile(r"(?<=\d)\s?([ckm]?m)(?=[²³])")  # nobody writes a variable so
 
@@ -89,6 +97,7 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:[dtcs]|nice)frac(?![a-z])", r"\\frac"),
         (rf"\\(?:{_SIZES})(?![a-zA-Z])|\\(?:text)?color\s*\{{[^{{}}]*\}}", " "),
         (r"\\underline(?=\s*\{)|^\s*\\therefore(?![a-zA-Z])", ""),
+        (r"\\log\s*_\s*(?:e(?![a-zA-Z])|\{\s*e\s*\})", r"\\ln "),
         (r"\\(?:checkmark|(?:black)?square|Box|qed(?:symbol|here)?)\s*$", ""),
         (r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![a-zA-Z])\.?", ""),
         (_GAP_OF_A_LIST, ", "),
@@ -125,7 +134,7 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\s*(?:\bpercentage points?|\bpercent(?:age)?|\bpct\.?)(?![a-zA-Z])", "%"),
         (r"\binfinity\b|(?<![\\a-zA-Z])inf(?:ty)?\b", r"\\infty "),
         (r"(?<![\\a-zA-Z])(sqrt|pi|sin|cos|tan|log|ln|frac)(?![a-zA-Z])", r"\\\1"),
-        (r"(?<=\d)[eE]([+-]?\d{1,4})(?![\d.])", r"\\times 10^{\1}"),
+        (r"(?<=\d)[eE]([+-]?\d{1,4})(?!\d|\.\d)", r"\\times 10^{\1}"),
         (r"\\langle(?![a-zA-Z])(.*)\\rangle(?![a-zA-Z])", r"(\1)"),
         (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times "),
         (r"\*\*(?=[\s({\d-])", "^"),
@@ -157,6 +166,7 @@ def canonical(text: str, *, fractions: bool = True) -> str:
     r"""Canonical LaTeX; text stays marked as `\text{...}`, everything else loses its font."""
     text = _SQUARE_METRES.sub(r"\\text{ \1}", currencies(unicodedata.normalize("NFC", text)))
     text = _TYPED_ROOT.sub(r"\\sqrt{\1}", _INVISIBLE.sub(" ", text))
+    text = _BASE_IN_WORDS.sub(_in_base, _TYPED_BINOM.sub(r"\\binom{\1}{\2}", text))
     text = _unicode_scripts(text).translate(_SIGN_TABLE)
     text = "".join(_fullwidth(char) for char in text)
     text = text.strip().strip("*`")
@@ -165,20 +175,26 @@ def canonical(text: str, *, fractions: bool = True) -> str:
         text = pattern.sub(replacement, text)
     text = amounts(_FONTS.sub(_text, text))
     text = _braced(_REPEATING.sub(_fraction, text) if fractions else text)
+    while "{" in text and (shown := _IDLE_BRACES.sub(r"\1", text)) != text:
+        text = shown
     return _TRAILING.sub("", _MORE_DIGITS.sub(r"\1", text)).strip()
 
 
-# 0.1\overline{6}, and 0.1666...: a block three times and dots
+def _in_base(match: re.Match[str]) -> str:
+    return f"{match[1] or match[2]}_{{{match[3]}}}"
+
+
+# 0.1\overline{6}, 0.(6), and 0.1666...: a block three times and dots
 _REPEATING = re.compile(
     r"(?<![\d.])(\d{0,12})\.(\d{0,12}?)"
-    r"(?:\\(?:overline|bar|dot)\s*\{?(\d{1,12})\}?|(\d{1,6}?)\4{2,}\s*\.\.\.)(?![\d{])"
+    r"(?:\\(?:overline|bar|dot)\s*\{?(\d{1,12})\}?|(\d{1,6}?)\4{2,}\s*\.\.\.|(?<=\.)\((\d{1,12})\))(?![\d{])"
 )
 
 
 def _fraction(match: re.Match[str]) -> str:
     """A repeating decimal as the fraction that it is."""
     whole, start = match[1] or "0", match[2]
-    block = match[3] or match[4]
+    block = match[3] or match[4] or match[5]
     bottom = 10 ** len(start) * (10 ** len(block) - 1)
     top = int(whole + start + block) - int(whole + start)
     return rf"\frac{{{top}}}{{{bottom}}}"

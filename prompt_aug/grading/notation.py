@@ -64,7 +64,9 @@ def amounts(text: str) -> str:
 
 def whole(text: str) -> str:
     """The same answer in LaTeX, where canonical LaTeX is one of the ways that are known here."""
-    text = _cases(_outward(text))
+    text = _cases(_outward(_FOR_ALL.sub("", text)))
+    if builder := _BUILDER.fullmatch(text):
+        text = builder[1]
     words = " ".join(TEXT.sub(r" \1 ", text).split()).rstrip(".")
     if _REALS.fullmatch(words):
         return r"\mathbb{R}"
@@ -73,6 +75,17 @@ def whole(text: str) -> str:
     value = _spelled(words.lower())
     return text if value is None else str(value)
 
+
+# A remark on a letter: f(x) = 2x \text{ for all } x, all integers n > 3.
+_FOR_ALL = re.compile(
+    r"(?<=\S)\s*[,;]?\s*(?:\\text\{\s*,?\s*)?(?:for\s+(?:all|any|every|each)(?![a-z])|\\forall)"
+    r"(?:\s+(?:real|positive|natural|integers?|numbers?)(?![a-z]))*[\s}]*[a-z]?"
+    r"(?:\s*\\in\s*\\math(?:bb|bf)\s*\{?[RZNQ]\}?)?\s*$"
+    r"|^\\text\{\s*(?:for\s+)?all(?:\s+(?:real|integers?|numbers?))*\s*\}\s*(?=[a-z]\s*(?:[<>]|\\[lg]e))"
+)
+_BUILDER = re.compile(
+    r"\\\{\s*[a-z]\s*[|:]\s*([^{}|:]*(?:[<>]|\\[lg]e)(?:[^{}|:]|\\text\{[^{}]*\})*)\\\}"
+)
 
 _REALS = re.compile(
     r"(?:[a-z]\s*(?:\\in|=|is)\s*)?(?:the set of )?(?:all|any) reals?(?: numbers?)?(?: [a-z])?",

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _WORKER = Path(__file__).with_name("worker.py")
+# Where PATH has a relative entry, `sys.executable` is relative; a worker starts in another folder.
+_PYTHON = str(Path(sys.executable).absolute())
 _START_SECONDS = 300.0  # an import of sympy: 2 s, and over 120 s seen at a load of 50 on two cores
 _SLACK_SECONDS = 10.0  # the kernel ends a request first; this is for a worker that is itself stuck
 _KEPT_ENVIRONMENT = (
@@ -68,15 +70,18 @@ class _Worker:
         environment = {k: os.environ[k] for k in _KEPT_ENVIRONMENT if k in os.environ}
         # A fixed hash seed makes sympy's orderings, hence its verdicts, the same in every run.
         environment["PYTHONHASHSEED"] = "0"
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_WORKER), *map(str, limits)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            cwd="/",
-            start_new_session=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                [_PYTHON, "-P", str(_WORKER), *map(str, limits)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:  # no fault of the answer that waits
+            raise GraderError(f"the grading worker {_PYTHON} cannot start: {error}") from error
         self._buffer = b""
         self._check_ready()
 
@@ -87,7 +92,7 @@ class _Worker:
             self.kill()
             raise GraderError(
                 f"the grading worker cannot use math-verify: {warm[0]}. Check it with "
-                f"`{sys.executable} -c 'import math_verify'`, then install math-verify==0.9.0"
+                f"`{_PYTHON} -c 'import math_verify'`, then install math-verify==0.9.0"
             )
 
     def _read_line(self, seconds: float) -> bytes | None:

@@ -23,10 +23,19 @@ _RESIDUE = re.compile(
 )
 
 # `1 2 3` is not 6, and `5_x`, `12_3+1` are not 5 and 13, as math-verify has it.
-NO_NUMBER = (re.compile(r"(?<![\d.,/_{])\d+\s+\d+(?!\d*\s*/)"), re.compile(r"\d\s*_"))
+NO_NUMBER = (
+    re.compile(r"\\approx"),  # decimals that are not its own
+    re.compile(r"(?<![\d.,/_{])\d+\s+\d+(?!\d*\s*/)"),
+    re.compile(r"\d\s*_"),
+)
 
 # Words and primes that math-verify takes for factors: `2\text{ boys }3\text{ girls}`, `30' 15`.
-_NO_FORMULA = (re.compile(rf"[\w)}}]\s*{TEXT_PATTERN}\s*[\d(\\]"), re.compile(r"\d\s*['\"]"))
+_NO_FORMULA = (
+    re.compile(rf"[\w)}}]\s*{TEXT_PATTERN}\s*[\d(\\]"),
+    re.compile(r"\d\s*['\"]"),
+)
+
+_OTHER_PERCENT = re.compile(r"%\s*%|[\w)}]\s*[-+][^%]*%")  # 100-50% is no half
 
 _LONG_DECIMAL = re.compile(r"-?\d{1,9}\.(\d{6,30})")
 
@@ -91,6 +100,8 @@ def compare_quantities(gold: str, pred: str, oracle: Oracle | None) -> bool | No
         return False
     if squeeze(gold_text) == squeeze(pred_text):
         return True
+    if _OTHER_PERCENT.search(pred_text):
+        return False
     return compare_numbers(gold_text, pred_text, oracle)
 
 

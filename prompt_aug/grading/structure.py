@@ -1,13 +1,14 @@
 r"""What kind of answer a text is: a leaf, a list, a tuple or interval, a union, a matrix.
 
-Works on canonical LaTeX (`normalize`). Nothing is evaluated here; a text whose structure is
-not understood is a leaf.
+Works on canonical LaTeX (`normalize`). Nothing is evaluated here but the decimals behind \approx;
+a text whose structure is not understood is a leaf.
 """
 
 import re
 from dataclasses import dataclass, replace
 from itertools import cycle, product
 
+from prompt_aug.grading.evaluate import evaluate
 from prompt_aug.grading.notation import TEXT_PATTERN
 from prompt_aug.grading.units import UNSURE, split_unit
 
@@ -23,7 +24,8 @@ _LABEL = re.compile(
 )
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in\s*(?![a-zA-Z])")
 _NOT_A_LABEL = re.compile(
-    rf"\\(?:frac|sqrt|pi|sin|cos|tan|log|ln|pm|infty|begin)|{UNSURE.pattern}", re.IGNORECASE
+    rf"\\(?:frac|sqrt|pi|sin|cos|tan|log|ln|pm|infty|begin|let|[exg]?def)|{UNSURE.pattern}",
+    re.IGNORECASE,
 )
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 _SPACED_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
@@ -190,7 +192,7 @@ def _leaf(text: str, depth: int) -> Node:
     name, sign, value = text.partition(r"\approx")
     if sign and _NAME_ONLY.fullmatch(name) and value.strip():
         return build(value, depth=depth + 1)
-    if shown := _ROUNDED.fullmatch(text):
+    if (shown := _ROUNDED.fullmatch(text)) and _is_near(shown[1], shown[2]):
         return build(shown[1], depth=depth + 1)
     sides = split_top(text, "=")
     if len(sides) == 2 and _NAME_ONLY.fullmatch(sides[1]) and _is_arithmetic(sides[0]):
@@ -201,11 +203,26 @@ def _leaf(text: str, depth: int) -> Node:
 
 # A value and behind it its decimals, which are a remark.
 _ROUNDED = re.compile(
-    r"((?:(?!\\approx).)+)\\approx\s*[-+]?[\d.,]+(?:\s*\\times\s*10\^\{?-?\d+\}?)?"
+    r"((?:(?!\\approx).)+)\\approx\s*([-+]?[\d.,]+(?:\s*\\times\s*10\^\{?-?\d+\}?)?)"
     rf"\s*(?:%|\\degree|{TEXT_PATTERN}|[A-Za-z]{{1,12}}(?:\^\{{?\d\}}?)?)?\s*(?:\.\.\.)?\s*",
     re.DOTALL,
 )
+_NEAR = 0.02
 _MAX_SIGNS = 3
+
+
+def _is_near(exact: str, decimals: str) -> bool:
+    """Whether decimals are those of a value, by two per cent; of what is no number they are not."""
+    exact = split_unit(split_top(exact, "=")[-1])[0]
+    scale = 100.0 if exact.endswith("%") else 1.0
+    try:
+        value, shown = evaluate(exact.rstrip("% ")), evaluate(decimals.replace(",", ""))
+    except ValueError:
+        return False
+    if value.has_letters:
+        return False
+    errors = [abs(value.at(0) * x - shown.at(0)) for x in (1.0, 1.0 / scale)]
+    return min(errors) <= _NEAR * abs(shown.at(0)) + 1e-12
 
 
 def _both_signs(text: str) -> list[str]:

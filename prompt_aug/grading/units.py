@@ -42,14 +42,33 @@ _UNITS = {
     "nm": "nm",
     "J": "joule joules",
     "mol": "mol moles",
+    "AU": "au",
+    "angstrom": "angstrom angstroms",
+    "ton": "ton tons tonne tonnes",
+    "acre": "acre acres",
+    "pint": "pint pints",
+    "quart": "quart quarts",
+    "nickel": "nickel nickels",
+    "dime": "dime dimes",
+    "decade": "decade decades",
+    "century": "century centuries",
 }
 _UNIT_OF = {name: unit for unit, names in _UNITS.items() for name in names.split()}
+# Symbols, in which capitals count: mA is no A. "pm" is a time of day.
+_SYMBOLS = {
+    prefix + base
+    for base in "m s g L A V W J N Pa Hz K C F T eV mol cal bar pc B".split()
+    for prefix in ("", *"GMkcdmn")
+} - {"cd"}
+# Those that nobody takes for a product of variables, also without \text.
+_PLAIN_SYMBOLS = frozenset("Hz kHz MHz GHz Pa kPa MPa GPa eV keV MeV GeV kW MW GW kJ MJ kN".split())
 # Only words of these lengths can be a unit without \text: "2 xy" and "3 RC" are products.
 _COMPOUND = re.compile(r"\s*([A-Za-z]+)\s*(?:/|\bper\b)\s*([A-Za-z]+)\s*")
 _SIGN_TAIL = re.compile(r"(?<=[\d}])\s*(?:\\mu\s*)?\\(?:Omega|mu)\s*(?:[a-zA-Z]\s*)?$")
 TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _PLAIN_UNITS = frozenset(name for name in _UNIT_OF if len(name) > 1 and name.isalpha())
 _LETTERS = re.compile(r"[a-z]+")
+_ANY_LETTERS = re.compile(r"[A-Za-z]+")
 _MIN_UNKNOWN_WORD = 4
 _WORD_TAIL = re.compile(r"\s*((?<![\\a-zA-Z])[A-Za-z][A-Za-z .,/'-]*(?:\^\{?-?\d\}?)?)$")
 _CURRENCIES = frozenset(("dollar", "cent", "euro", "sterling", "yen"))
@@ -67,11 +86,19 @@ UNSURE = re.compile(
 )
 # A number before these is another number: 5 million, 4 cubed, 3x in \text{}, 2 sinx, 5 alpha.
 _CHANGES_VALUE = re.compile(
-    r"(?<![a-zA-Z])(?:thousand|[mbtr]+illion|hundred|dozen|hal(?:f|ves)|(?:third|fourth|fifth|"
-    r"sixth|seventh|eighth|ninth|tenth|hundredth)s?|squared|cubed|factorial|root|plus|minus|"
-    r"point|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi|rho|pi|(?:sin|cos|tan|log|ln|sqrt)\w*"
-    r"|(?<!\S)(?-i:[xyzuvwabpqr])\s*$)(?![a-zA-Z-])",
+    r"(?<![a-zA-Z])(?:(?:ten|hundred|thousand|[a-z]{1,6}illion)s?|lakh|crore|gross|grand|dozen"
+    r"|hal(?:f|ves)|(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth"
+    r"|[a-z]+(?:red|and|ion)th)s?|three quarters|percent of|per ?mille|promille|pp[mb]|basis points"
+    r"|squared|cubed|factorial|root|inverse|reciprocal|plus|minus|negative|below zero|point"
+    r"|times(?=\s+\w)"
+    r"|multiplied|divided|added|doubled|tripled|halved|mod|base(?=\s+\w)"
+    r"|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi|rho|pi|(?:sin|cos|tan|log|ln|sqrt)\w*"
+    r"|(?<!\S)(?-i:[a-fijknp-rt-z]|[xyz]{2,3})\s*$)(?![a-zA-Z-])",
     re.IGNORECASE,
+)
+_SECOND_NUMBER = re.compile(  # 5 and six, 5 to six, 5, six
+    r"\W*(?:(?:and|to|through|then|but|also|rather|actually|with|over|vs)\s+)*"
+    r"(?:one|two|three|four|five|six|seven|eight|nine|ten)(?![a-zA-Z-]|\s+[a-z]{3})"
 )
 _TEXT_TAIL = re.compile(r"\s*\\text\{([^{}]*)\}\s*(\^\{?-?\d\}?)?\s*$")
 
@@ -96,6 +123,8 @@ def split_unit(text: str) -> tuple[str, str | None]:
         words, rest = "degrees", rest.rstrip().removesuffix("\\degree")
     if not words or not rest.strip() or UNSURE.search(words) or _CHANGES_VALUE.search(words):
         return text, None
+    if _SECOND_NUMBER.match(words):
+        return text, None
     return rest.strip(), _unit_of(words)
 
 
@@ -115,7 +144,8 @@ def _unit_of(words: str) -> str:
     if compound := _COMPOUND.match(words):
         parts = [_UNIT_OF.get(part.lower(), "") for part in compound.groups()]
         return "/".join(parts) if all(parts) else ""
-    known = {_UNIT_OF[word] for word in _LETTERS.findall(words.lower()) if word in _UNIT_OF}
+    said = _ANY_LETTERS.findall(words)
+    known = {unit for word in said if (unit := _name_of(word, alone=len(said) == 1))}
     if len(known) != 1:
         return ""
     power = re.search(r"\^\s*\{?\s*(-?\d)", words)
@@ -123,6 +153,13 @@ def _unit_of(words: str) -> str:
     return known.pop() + (
         "^" + power[1] if power else ("^2" if named[1] else "^3") if named else ""
     )
+
+
+def _name_of(word: str, *, alone: bool) -> str:
+    """The unit that a word names; a symbol of one capital only where it is the only word."""
+    if word in _SYMBOLS and (len(word) > 1 or alone) and word.lower() not in ("m", "s", "g", "l"):
+        return {"mL": "ml", "Hz": "Hz", "eV": "eV"}.get(word, word)
+    return _UNIT_OF.get(word.lower(), "")
 
 
 def units_contradict(one: str | None, other: str | None) -> bool:
@@ -148,6 +185,7 @@ def _is_unit_phrase(words: str) -> bool:
     parts = re.findall(r"[A-Za-z]+", words)
     return all(
         part.lower() in _PLAIN_UNITS
+        or part in _PLAIN_SYMBOLS
         or len(part) >= _MIN_UNKNOWN_WORD
         or part in ("of", "per", "sq")
         for part in parts

@@ -54,7 +54,17 @@ _PLAIN_HYPHEN = re.compile(r"(?<=[A-Za-z]{4})-(?=[A-Za-z]{2})|(?<=[A-Za-z]{2})-(
 _LETTER_LIST = re.compile(r"[A-Za-z](?:\s*,\s*(?:and\s+|or\s+)?[A-Za-z])+")
 
 _CAPITALS = re.compile(r"[A-Z]{2,20}")
-_EMPTY = frozenset(("none", "no solution", "no solutions", "no real solution", "no real solutions"))
+_EMPTY = frozenset(
+    (
+        "none",
+        "there is no solution",
+        "there are no solutions",
+        "no solution",
+        "no solutions",
+        "no real solution",
+        "no real solutions",
+    )
+)
 
 EMPTY_SIGN = re.compile(r"\\emptyset|\\\{\s*\\\}")
 

@@ -42,6 +42,31 @@ def test_verdicts(pool: WorkerPool) -> None:
     )  # exact, unlike math-verify's 6 digits
 
 
+def test_an_interpreter_found_by_a_relative_path_starts_workers() -> None:
+    """Workers start in another folder, where a relative `sys.executable` leads nowhere."""
+    program = "import sys; from prompt_aug.grading import grade_answer as g; print(sys.executable)"
+    folder = os.path.relpath(Path(sys.executable).parent, ROOT)
+    ran = subprocess.run(
+        [Path(sys.executable).name, "-c", f"{program}; print(g('x(y-1)', 'xy-x').status)"],
+        cwd=ROOT,
+        env={**os.environ, "PATH": folder},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    executable, status = ran.stdout.split()
+    assert not Path(executable).is_absolute()
+    assert status == "correct"
+
+
+def test_an_interpreter_that_is_gone_is_no_fault_of_the_answer(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prompt_aug.grading.pool._PYTHON", "/nowhere/python")
+    with pytest.raises(GraderError, match="/nowhere/python cannot start"):
+        WorkerPool(PoolSettings(workers=1)).verify("x", "y")
+
+
 def test_a_hog_is_killed_and_the_next_pair_is_served(pool: WorkerPool) -> None:
     assert ask(pool, "5", HOG) == "timeout"
     assert ask(pool, "x+1", "1+x") == "correct"

@@ -1,0 +1,103 @@
+r"""What a formula computes on its way to its value, to see the question's work in an answer.
+
+    13 \cdot 17                    (*, 221)                                 and the leaves 13, 17
+    \frac{26 \cdot 17}{2}          (*, 442), (/, 221)                            26, 17, 2
+    (x+2)(x-7)                     (+, x+2), (+, x-7), (*, (x+2)(x-7))           x, 2, x, 7
+    (x + \frac{4}{2})(x-7) + 1 - 1 the same and (/, 2), (+, the whole)
+
+A sum or a product is one step, whatever the order of its terms; values are compared up to their
+sign, letters by their value at one point. So respelling a number, adding 0 or multiplying by 1
+adds steps and takes none away: `carries` tests what is computed and not how it is spelled.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from prompt_aug.grading.arithmetic import DOUBLES, Number, TooBig, Unsupported, tokens_of
+from prompt_aug.grading.evaluate import Reader
+
+Step = tuple[str, complex]
+_CLOSE = 1e-9  # of two values that rounding alone makes different
+_MAX_STEPS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """`made`: (operation, value) of every sum, product, quotient, power, ...; `leaves`: the rest.
+
+    Operations are "+", "*", "/" (a product that divides), "^" (roots, too), "!" (binomials, too)
+    and "f" (any function).
+    """
+
+    made: tuple[Step, ...]
+    leaves: tuple[Step, ...]
+
+
+class _Recorder(Reader):
+    def __init__(self, tokens: list[str]) -> None:
+        super().__init__(tokens)
+        self.steps: list[Step] = []
+
+    def _done(self, _operation: str, value: Number) -> Number:
+        self.steps.append((_operation, DOUBLES.convert(value)))
+        return value
+
+
+@lru_cache(maxsize=4096)
+def steps_of(text: str, *, decimal: bool = False) -> Steps | None:
+    """The steps of a formula, None where it cannot be read or has more than `_MAX_STEPS`.
+
+    `decimal`: a number that is not whole is a quotient, as 1.5 is.
+    """
+    try:
+        recorder = _Recorder(tokens_of(text))
+        value = recorder.read()
+        if decimal and isinstance(value, Fraction) and value.denominator > 1:
+            recorder.steps.append(("/", DOUBLES.convert(value)))
+    except (Unsupported, TooBig, RecursionError):
+        return None
+    if len(recorder.steps) > _MAX_STEPS:
+        return None
+    made = tuple(step for step in recorder.steps if step[0])
+    return Steps(made, tuple(step for step in recorder.steps if not step[0]))
+
+
+def carries(answer: Steps, formula: Steps, golds: list[Steps]) -> bool:
+    """Whether `answer` makes every step of `formula`, which no gold does.
+
+    A quotient counts as a product, since 2E/2 is E. Where a gold makes the same steps (3/2 is the
+    answer to 6/4, and a quotient like it), the formula must be there with its numbers and letters,
+    and quotients as such.
+    """
+    if not formula.made:
+        return False
+    made = _products(formula.made)
+    if not any(_contains(_products(gold.made), made) for gold in golds):
+        return _contains(_products(answer.made), made)
+    everything = (*formula.made, *formula.leaves)
+    if any(_contains((*gold.made, *gold.leaves), everything) for gold in golds):
+        return False
+    return _contains((*answer.made, *answer.leaves), everything)
+
+
+def _products(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    return tuple(("*" if operation == "/" else operation, value) for operation, value in steps)
+
+
+def _contains(steps: tuple[Step, ...], wanted: tuple[Step, ...]) -> bool:
+    """Whether `steps` has each of `wanted`, as often as it stands there."""
+    left = list(steps)
+    for step in wanted:
+        found = next((i for i, other in enumerate(left) if _same(step, other)), None)
+        if found is None:
+            return False
+        del left[found]
+    return True
+
+
+def _same(one: Step, other: Step) -> bool:
+    """The same operation with the same value, but for its sign."""
+    (operation, x), (other_operation, y) = one, other
+    bound = _CLOSE * max(abs(x), abs(y))
+    return operation == other_operation and min(abs(x - y), abs(x + y)) <= bound
