@@ -109,7 +109,7 @@ def restates(prediction: str, stated: str | None, golds: Sequence[str], question
     ends += items if len(items) == 1 else ()  # several times the same
     return (
         any(end and is_copied(end, golds, question) for end in ends)
-        or any(end and _does_its_work(end, golds, question) for end in ends[:2])
+        or _does_its_work(stated or _last_side(written), golds, question)
         or _is_unsolved(written, golds)
         or any(_is_another_form(written, gold, question) for gold in golds)
     )
