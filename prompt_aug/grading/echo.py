@@ -27,7 +27,7 @@ from functools import lru_cache
 
 from prompt_aug.grading.arithmetic import TooBig, Unsupported, tokens_of
 from prompt_aug.grading.evaluate import evaluate, surely_different
-from prompt_aug.grading.normalize import canonical, squeeze
+from prompt_aug.grading.normalize import canonical, is_balanced, squeeze
 from prompt_aug.grading.notation import TEXT_PATTERN, whole
 from prompt_aug.grading.steps import carries, steps_of
 from prompt_aug.grading.structure import Node, build, split_top
@@ -194,7 +194,9 @@ def _formula_leaves(question: str) -> tuple[str, ...]:
     """The formulas of the question and the sides and items of each; no relation as a whole."""
     sides = dict.fromkeys(side for piece in _pieces(question) for side in _RELATION.split(piece))
     leaves = dict.fromkeys(leaf for side in sides for leaf in (side, *_leaves(side)))
-    return tuple(leaf for leaf in leaves if leaf.strip() and _is_formula(leaf))
+    return tuple(
+        leaf for leaf in leaves if leaf.strip() and _is_formula(leaf) and is_balanced(leaf)
+    )
 
 
 def _is_unsolved(written: str, golds: Sequence[str]) -> bool:
