@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from verl.workers.rollout.llm_server import LLMServerClient
@@ -43,8 +44,13 @@ class GroupedClient(LLMServerClient):
             # Shielded: a request that is cancelled must not take the server from the others.
             return cast(tuple[str, Any], await asyncio.shield(held.server))
         except BaseException:
-            self._drop(request_id, held)
+            if self._drop(request_id, held):  # nobody waits any more: an answer is given back
+                held.server.add_done_callback(partial(self._give_back, request_id))
             raise
+
+    def _give_back(self, request_id: str, server: asyncio.Task[Any]) -> None:
+        if not server.cancelled() and server.exception() is None:
+            super()._release_server(server.result()[0], request_id)
 
     def _release_server(self, server_id: str, request_id: str | None = None) -> None:
         held = self._held[cast(str, request_id)]

@@ -166,6 +166,24 @@ def test_without_a_server_all_of_the_group_fail_and_the_next_try_asks_again(
     assert again[0].token_ids == [1]
 
 
+def test_a_group_that_is_cancelled_gives_its_place_back(balancer: Balancer) -> None:
+    """Also where the load balancer answers after nobody waits any more."""
+
+    async def run() -> None:
+        client = grouped(balancer)
+        asked = [client.generate("g1", prompt_ids=[1, w], sampling_params={}) for w in (1, 5)]
+        waiting = [asyncio.ensure_future(request) for request in asked]
+        await asyncio.sleep(0)  # both wait for the load balancer
+        for request in waiting:
+            request.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+    assert balancer.acquire_server.calls == balancer.release_server.calls == 1
+    assert balancer.open == {"a": 0, "b": 0}
+
+
 def test_a_cancelled_request_leaves_the_server_to_the_others(balancer: Balancer) -> None:
     async def run() -> Any:
         client = grouped(balancer)
