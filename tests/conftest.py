@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from composed import composed
+import wrapt
+
 
 # Several processes of a test run at once: more threads than cores make each wait for the others.
-torch.set_num_threads(1)
+# A hook, since xdist's first process loads this file as well, and the others wait for it.
+@wrapt.when_imported("torch")
+def _one_thread(torch: Any) -> None:
+    torch.set_num_threads(1)
+
 
 # What the imports of collection leave is never freed: to walk through it again and again would take
 # a seventh of the time of the unit tests.
@@ -31,6 +35,8 @@ def toy_config() -> Any:
 
     16 questions x 8 responses, mini-batches of 8, micro-batches of 32 responses, one rank.
     """
+    from composed import composed  # hydra, which not every process needs
+
     return composed("toy")
 
 
