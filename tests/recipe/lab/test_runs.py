@@ -44,7 +44,8 @@ class Stub:
         self.base, self.record = base, base / "record.jsonl"
         (base / "stage.py").write_text(STAGE)
         names = ("train", "export", "measure")
-        stages = {n: (sys.executable, str(base / "stage.py"), n, str(base)) for n in names}
+        python = (sys.executable, "-IS")  # the stages need no installed package: starts in a third
+        stages = {n: (*python, str(base / "stage.py"), n, str(base)) for n in names}
         self.commands = Commands(**stages)
 
     def go(self, plan: Experiment, seeds: list[int]) -> list[tuple[str, int]]:

@@ -1,6 +1,7 @@
 """One rollout: which template, which tokens go to the engine, what is handed on."""
 
 import asyncio
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,6 +90,11 @@ class Engine:
         )
 
 
+@functools.cache  # it trains on the text of a whole world, and a loop only reads it
+def tokenizer() -> Any:
+    return build_tokenizer(build.corpus(load_world("sums"), load_bank()))
+
+
 def loop(
     engine: Engine,
     prompt_length: int = 200,
@@ -108,7 +114,7 @@ def loop(
     )
     made.rollout_config = SimpleNamespace(n=8)
     made.prompts, made.server_manager = Prompts.from_section(made.recipe.augment), engine
-    made.tokenizer = build_tokenizer(build.corpus(load_world("sums"), load_bank()))
+    made.tokenizer = tokenizer()
     made.prompt_length, made.response_length = prompt_length, response_length
     return made
 
