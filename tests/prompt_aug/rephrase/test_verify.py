@@ -1,6 +1,7 @@
 """Whether a candidate is the same problem: known values, known pairs, each filter's own worth."""
 
 import doctest
+import functools
 import json
 import random
 import re
@@ -93,6 +94,11 @@ def test_formulas_have_one_spelling() -> None:
     assert len({read(text).formulas for text in spellings}) == 1
 
 
+@functools.cache  # several tests ask for the same pairs; called with all filters in place alone
+def verdict_of(question: str, candidate: str) -> str:
+    return check(question, candidate).verdict
+
+
 Counts = dict[tuple[str, str, str], Counter[str]]  # by file, set and kind
 
 
@@ -101,7 +107,7 @@ def verdicts() -> Counts:
     found: Counts = defaultdict(Counter)
     for name in FILES:
         for pair in pairs_of(name):
-            verdict = check(pair["question"], pair["candidate"]).verdict
+            verdict = verdict_of(pair["question"], pair["candidate"])
             found[name, pair["set"], pair["kind"]][verdict] += 1
     return found
 
@@ -280,8 +286,7 @@ def test_without_one_of_the_filters_more_faulty_candidates_pass(
     removed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Edits put into good rewordings, where no near copy gives them away, and faulty pairs."""
-    faults = hard_faults(FAULTS[removed])
-    seen = [pair for pair in faults if check(*pair).verdict != "accept"]
+    seen = [pair for pair in hard_faults(FAULTS[removed]) if verdict_of(*pair) != "accept"]
     monkeypatch.setattr(verify, removed, lambda *_: iter(()))
     assert any(check(*pair).verdict == "accept" for pair in seen)
 
