@@ -45,8 +45,13 @@ def nodes(source: str) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(ast.parse(source)))
 
 
-def imports(source: str) -> Iterator[tuple[str, str | None, int]]:
+@functools.cache
+def imports(source: str) -> tuple[tuple[str, str | None, int], ...]:
     """(module, name taken from it, line) of every import, also inside functions."""
+    return tuple(_imports(source))
+
+
+def _imports(source: str) -> Iterator[tuple[str, str | None, int]]:
     for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None, node.lineno) for alias in node.names)
@@ -87,6 +92,11 @@ def arrows(modules: Mapping[str, str]) -> dict[str, set[str]]:
     return found
 
 
+@functools.cache
+def project() -> dict[str, set[str]]:
+    return arrows({module_of(path): path.read_text(encoding="utf-8") for path in sources()})
+
+
 def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
     """The modules of one import circle, the first again at the end; [] without any."""
     done: set[str] = set()
@@ -106,7 +116,7 @@ def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
 
 
 def test_no_import_circle() -> None:
-    graph = arrows({module_of(path): path.read_text(encoding="utf-8") for path in sources()})
+    graph = project()
     assert sum(map(len, graph.values())) > 100  # they were read
     assert circle(graph) == []
 
@@ -140,9 +150,7 @@ def between_rooms(graph: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
 
 
 def test_no_circle_of_rooms() -> None:
-    graph = between_rooms(
-        arrows({module_of(path): path.read_text(encoding="utf-8") for path in sources()})
-    )
+    graph = between_rooms(project())
     assert {"recipe.run", "recipe.algorithms"} <= graph["recipe.trainer"]  # they were read
     assert circle(graph) == []
     graph["recipe.run"].add("recipe.trainer")
@@ -219,13 +227,27 @@ def test_paths_of_a_run_come_from_the_module_that_owns_them() -> None:
             assert spelled_names(path.read_text(encoding="utf-8")) == [], name_of(path)
 
 
-@pytest.mark.parametrize("path", sources(), ids=name_of)
-def test_a_file_is_small_and_imports_one_way(path: Path) -> None:
-    source = path.read_text(encoding="utf-8")
+def what_is_wrong(package: str, source: str) -> list[str]:
+    """Too many lines in a file or a function, and imports the wrong way."""
     lines = source.count("\n")
-    assert lines <= FILE_LINES, f"{lines} lines: split it"
-    assert long_functions(source) == []
-    assert wrong_imports(path.relative_to(ROOT).parts[0], source) == []
+    long = [f"{lines} lines: split it"] if lines > FILE_LINES else []
+    return long + long_functions(source) + wrong_imports(package, source)
+
+
+def test_every_file_is_small_and_imports_one_way() -> None:
+    wrong = {
+        name_of(path): found
+        for path in sources()
+        if (found := what_is_wrong(path.relative_to(ROOT).parts[0], path.read_text("utf-8")))
+    }
+    assert wrong == {}
+
+
+def test_the_check_of_a_file_sees_what_it_must() -> None:
+    long = "def f():\n" + "    x = 1\n" * FUNCTION_LINES + "import verl\n"
+    assert what_is_wrong("eval", long) == ["f: 41 lines", "line 42: verl"]
+    assert what_is_wrong("eval", "\n" * FILE_LINES) == []
+    assert what_is_wrong("eval", "\n" * (FILE_LINES + 1)) == ["401 lines: split it"]
 
 
 def test_every_package_was_found() -> None:
