@@ -111,6 +111,7 @@ class VllmEngine:
     def __enter__(self) -> Self:
         self._on_cpu = not environment.has_gpu()
         environment.set_defaults(cpu=self._on_cpu, **ENVIRONMENT)
+        # After the variables: vLLM sets up its logging and chooses its platform at import.
         from vllm import LLM
 
         options: dict[str, Any] = {"tensor_parallel_size": self._settings.tensor_parallel}
@@ -200,6 +201,7 @@ class VllmEngine:
         engine.collective_rpc("reload_weights", kwargs={"weights_path": model})
         if self._on_cpu:
             engine.collective_rpc(_pack_head_again)
+        # vLLM's prefix cache is keyed by tokens alone: it would serve values of the old weights.
         if not self._llm.reset_prefix_cache():
             raise EvaluationError("the engine did not give up its prefix cache: requests are open")
         self._model = model
@@ -226,6 +228,8 @@ class VllmEngine:
     ) -> None:
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
+        # LLM has no close: its engine's process would hold the GPU until the object is collected,
+        # while the next engine measures how much memory is free.
         self._llm.llm_engine.engine_core.shutdown()
         self._llm = None
         cleanup_dist_env_and_memory()

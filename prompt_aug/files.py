@@ -248,7 +248,8 @@ class Lock:
             return
         self._stop.set()
         atexit.unregister(self.close)
-        self._file.truncate(0)  # no owner: nobody needs to wait for its death
+        self._file.truncate(0)  # no owner: no process needs to wait for its end
+        # The file stays: a process that has just opened it would lock a file without a name.
         self._file.close()
 
     def _beat(self) -> None:
@@ -274,7 +275,7 @@ def lock(folder: Path) -> Lock:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
-    file = path.open("a+", encoding="utf-8")
+    file = path.open("a+", encoding="utf-8")  # "w" would erase the owner before the lock is ours
     try:
         by_kernel = _flock(file)
         before, mine = _owner_in(path), _this_process()

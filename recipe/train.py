@@ -79,7 +79,7 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
     from recipe.trainer import launch
 
     config = compose_config(example, overrides)
-    launch.set_environment(config)
+    launch.set_environment(config)  # before `check`, which imports torch and transformers
     bank = check(config)
     if dry_run:
         from recipe.checks.dry_run import describe

@@ -6,9 +6,14 @@ Subclasses through the interfaces that verl offers for it (trainer, replay buffe
 rollout workers, reward and agent loop, model merger) are no patches: each lists in its docstring
 what it overrides, and tests/recipe/test_overrides.py compares.
 
-One more place changes foreign code, in the grader's sandbox, which imports nothing of this project:
-prompt_aug/grading/worker.py replaces the two functions with which latex2sympy reads a number, for
-they are exec and eval, and 0.333333 must not become 1/3.
+Two more places change foreign code, and tests/recipe/patches/test_list.py looks for others:
+
+prompt_aug/grading/worker.py, the grader's sandbox, which imports nothing of this project, replaces
+the two functions with which latex2sympy reads a number, for they are exec and eval, and 0.333333
+must not become 1/3; and the one with which sympy compiles a polynomial from its text.
+
+prompt_aug/prepare/sources.py sets HF_HUB_OFFLINE in huggingface_hub and datasets where the hub does
+not answer: both read the variable at import alone, and would try again for a minute.
 """
 
 from dataclasses import dataclass

@@ -31,6 +31,7 @@ class GroupedClient(LLMServerClient):
     """
 
     def __init__(self, client: LLMServerClient) -> None:
+        # verl's trainer asks for a client without naming a class, and no key names one.
         self.__dict__.update(vars(client))
         self._held: dict[str, Held] = {}
 

@@ -199,17 +199,20 @@ class GroupedAgentLoopWorker(_Worker):
         """All rollouts of one question; its group ends as "finished", or as "failure".
 
         Unlike in verl a group is stored whole or not at all: nothing is trained on a part of one.
+        It stays "pending" until then: verl's replay buffer counts that as in flight, as "running".
         """
         partition = "val" if trajectory["validate"] else "train"
         rollout = self.config.actor_rollout_ref.rollout
         default = rollout.val_kwargs.n if partition == "val" else rollout.n
         count = int(prompt.pop("__rollout_n__", default))
         try:
+            # A copy: verl hands the same dict to all questions of a batch.
             tag = await self._run_group(prompt, dict(sampling_params), partition, count)
         except Exception as error:
             # One boundary: a group must end in some status, or the trainer waits for ever.
             self._complaints.tell(f"question {prompt['uid']}", error)
             tag = failure(error, lost=count, asked=count)
+        # After its rows: the replay buffer takes a group, with the rows there are, once it is done.
         await tq.async_kv_put(key=prompt["uid"], partition_id=partition, tag=tag)
 
     async def _run_group(
@@ -255,9 +258,10 @@ class GroupedAgentLoopManager(AgentLoopManagerTQ):
     """verl's manager with our worker class.
 
     Overrides of verl:
-      __init__   the class of its workers, an attribute that verl's leaves open
+      __init__   the class of its workers
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # Afterwards: verl's __init__ sets its own; the workers are made later, by `create`.
         self.agent_loop_workers_class = ray.remote(GroupedAgentLoopWorker)

@@ -29,7 +29,7 @@ def diverted(log: Path) -> Iterator[TextIO]:
         for number, copy in saved.items():
             stack.callback(_restore, number, copy)
         shown = stack.enter_context(_text(saved[1]))
-        _flush()
+        _flush()  # what Python still holds was meant for the terminal
         for number in saved:
             os.dup2(file.fileno(), number)
         out, err = (Collapsed(stream, Repeats()) for stream in (sys.stdout, sys.stderr))

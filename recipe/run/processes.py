@@ -95,6 +95,7 @@ def end(value: str, patience: float = 5.0) -> int:
 
 def start_reaper(value: str) -> subprocess.Popen:
     """Start the reaper; it lives until this process ends or closes the returned ``stdin``."""
+    # Without the mark, so that `end` spares it, and in a session of its own, so that Ctrl-C does.
     environment = {k: v for k, v in os.environ.items() if k != MARK}
     return subprocess.Popen(
         [sys.executable, "-m", "recipe.run.processes", value],
@@ -105,6 +106,7 @@ def start_reaper(value: str) -> subprocess.Popen:
 
 
 def main() -> None:
+    # SLURM signals every process of a job; this one must outlive the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.stdin.buffer.read()

@@ -38,6 +38,7 @@ def run(config: DictConfig) -> None:
     """
     run_dir = str(config.recipe.run_dir)
     processes.end(run_dir)  # what a killed run may have left
+    # Before anything of the run is started: a SIGKILL may come at any moment.
     reaper = processes.start_reaper(run_dir)
     environment.keep_wandb_run(folder.RunFolder(Path(run_dir)).wandb_run)
     try:
@@ -50,6 +51,7 @@ def run(config: DictConfig) -> None:
                 _train(config, say, signals)
     finally:
         processes.end(run_dir)
+        # The reaper last: should this process be killed above, it ends what is left.
         if reaper.stdin:
             reaper.stdin.close()
         reaper.wait()

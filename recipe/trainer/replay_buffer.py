@@ -74,7 +74,11 @@ class BoundedReplayBuffer(ReplayBuffer):
 
     @classmethod
     def of(cls, built: ReplayBuffer, **own: Any) -> "BoundedReplayBuffer":
-        """This buffer with the settings of the one that verl's trainer has built."""
+        """This buffer with the settings of the one that verl's trainer has built.
+
+        verl's own key for it, trainer.v1.sampler.custom_sampler, does not tell the class the
+        filter's metric nor the batch size.
+        """
         names = [
             *("trainer_mode", "trainer_config", "max_off_policy_threshold"),
             *("max_off_policy_strategy", "sampler_kwargs", "poll_interval", "refill_fn"),

@@ -104,7 +104,8 @@ class SavingTrainer(PPOTrainerSync):
         threading.Thread(target=self.watchdog.guard, args=watched, daemon=True).start()
         progress.reached(self.run_dir, progress.TRAINING, step=self.global_steps - 1)
 
-    # Parts of a step in which nobody looks at the watchdog.
+    # Parts of a step in which nobody looks at the watchdog. It begins before verl's own hook, which
+    # is the wait: the engine's sleep, the transfer of the weights.
 
     def on_sample_end(self) -> None:
         self.watchdog.begin()
@@ -217,6 +218,8 @@ class SavingTrainer(PPOTrainerSync):
             raise
         except StoppedError:
             # Its questions were fetched already; those after a resume are these once more.
+            # verl's sleep, which comes with the save, waits until no request is left. Later ones
+            # are rejected: verl would hold them until generation resumes, which it never does.
             self.checkpoint_manager.abort_replicas(reject_request=True)
             self._save_step_before(state, data)
             raise
@@ -250,8 +253,10 @@ class SavingTrainer(PPOTrainerSync):
     def _save_unsaved(
         self, state: dict[str, Any] | None = None, data: Any = None, asks_engine: bool = True
     ) -> None:
+        """Save this step unless it is; `asks_engine` is False where a dead engine never answers."""
         if self.global_steps > (checkpoints.tracked_step(self.saves) or 0):
             if data is not None:
+                # verl's `_save_checkpoint` asks the loader, which is at the next questions already.
                 self.train_dataloader.state_dict = lambda: data
             if asks_engine:
                 self.on_sample_end()  # the engine gives its memory back, as before any update
@@ -260,6 +265,8 @@ class SavingTrainer(PPOTrainerSync):
     def _end_after(self, batch: Any, metrics: dict, timing_raw: dict) -> None:
         """What verl's fit does after a step, without the next weights of the engine."""
         self._save_checkpoint()
+        # verl's timer of the step writes this when its `with` ends, later than here, and verl's
+        # `_compute_metrics` divides tokens by it.
         timing_raw["step"] = self.limit.steps[-1]
         epoch = (self.global_steps - 1) // self.steps_per_epoch
         self._compute_metrics(

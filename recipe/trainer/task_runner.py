@@ -24,6 +24,7 @@ class RecipeTaskRunner(_Runner):
         import recipe.trainer.trainer  # noqa: F401
 
         progress.reached(Path(config.recipe.run_dir), "trainer process started")
+        # Before verl's run: its tq.init joins a queue that exists, and says nothing.
         refuse_shared_queue()
         super().run(config)
 

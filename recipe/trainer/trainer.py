@@ -1,10 +1,22 @@
 """The trainer: verl's synchronous V1 trainer with our advantages, epochs and run folder.
 
-Every subclass of a class of verl lists in its docstring what it overrides, and why; a test compares
-(tests/recipe/test_overrides.py). Beside the trainer, whose saving and early end are in saving.py:
-`BoundedReplayBuffer` (replay_buffer.py), `RecipeTaskRunner` (task_runner.py), the rollout workers,
-agent loop and reward manager (recipe.rollout), the merger of recipe.export. What replaces foreign
-code is in recipe.patches.
+Every subclass of a class of verl lists in its docstring what it overrides, and why; tests compare
+(tests/recipe/test_overrides.py). They are:
+
+    RecipeTrainer                recipe.trainer.trainer
+    SavingTrainer                recipe.trainer.saving
+    BoundedReplayBuffer          recipe.trainer.replay_buffer
+    RecipeTaskRunner             recipe.trainer.task_runner
+    PromptAugmentationAgentLoop  recipe.rollout.agent_loop
+    GroupedAgentLoopWorker       recipe.rollout.workers
+    GroupedAgentLoopManager      recipe.rollout.workers
+    GroupedClient                recipe.rollout.client
+    RecipeRewardManager          recipe.rollout.reward
+    StatedDtypeMerger            recipe.export.merge
+    PlatformCPU                  recipe.patches.cpu.cpu_platform
+    GMPOLossConfig               recipe.algorithms.gmpo, which overrides nothing
+
+What replaces foreign code is listed in recipe.patches.
 """
 
 import copy
@@ -93,6 +105,7 @@ class RecipeTrainer(SavingTrainer):
             chunk[EPOCH] = torch.full((len(chunk),), epoch)
             # verl's id of a group is random; ours is its place in the data order and its question,
             # so that what is drawn or sorted by it is the same in every run with the same seed.
+            # With a dash: verl's replay buffer cuts the group from a row's key at the first _.
             first = self.batches_fetched * len(chunk)
             names = [f"{first + i:09d}-{e['uid']}" for i, e in enumerate(chunk["extra_info"])]
             tu.assign_non_tensor_stack(chunk, "uid", names)
@@ -109,6 +122,7 @@ class RecipeTrainer(SavingTrainer):
 
     def _balance_batch(self, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> Any:
         """verl's padding rows, then our order (`recipe.trainer.order`) in place of verl's."""
+        # verl's order goes, its padding stays: only whole mini-batches reach every rank.
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         size = int(self.config.actor_rollout_ref.rollout.n)
@@ -185,6 +199,7 @@ class RecipeTrainer(SavingTrainer):
         wanted = logprob_temperature(self.config.recipe.weights)
         if wanted in (None, self.config.actor_rollout_ref.rollout.temperature):
             return batches.fetch(batch), None
+        # For this pass alone: verl's `_update_actor` sets its own temperature and entropy again.
         batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=wanted)
         self.actor_rollout_wg.compute_log_prob(batch)
         fetched = batches.fetch(batch, (*batches.FIELDS, "log_probs"))
@@ -212,11 +227,13 @@ class RecipeTrainer(SavingTrainer):
         actor = self.config.actor_rollout_ref.actor
         mini_batch = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
         self.watchdog.begin()
+        # verl has padded the batch to whole mini-batches, so nothing is left over.
         self.optimizer_steps += actor.ppo_epochs * (len(batch) // mini_batch)
         return super()._update_actor(batch, metrics)
 
     def _compute_metrics(self, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
+        # Into verl's dict: its fit hands the same one to the loggers next.
         metrics["train/optimizer_steps"] = self.optimizer_steps
         # verl divides steps by steps per epoch, which dynamic sampling and a curriculum make wrong.
         metrics["training/epoch"] = self.batches_fetched / len(self.train_dataloader)

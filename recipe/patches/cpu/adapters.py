@@ -28,6 +28,7 @@ def adapt_process_group() -> None:
         return original(backend, *args, **kwargs)
 
     init_process_group.recipe_cpu = True  # type: ignore[attr-defined]
+    # verl/utils/distributed.py looks it up in the package at every call.
     torch.distributed.init_process_group = init_process_group
 
 

@@ -114,6 +114,7 @@ class PlatformCPU(PlatformBase):
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
+        # verl's vLLM server writes this variable; a name that nothing else reads.
         return "VERL_CPU_VISIBLE_DEVICES"
 
     @contextlib.contextmanager
@@ -133,7 +134,7 @@ class PlatformCPU(PlatformBase):
         return []
 
     def is_ipc_supported(self) -> bool:
-        return False
+        return False  # verl then hands weights over through shared memory, not CUDA IPC
 
     def cudart(self) -> Any:
         return None

@@ -20,4 +20,5 @@ def register() -> None:
     def keep_weight(layer: Any, remove_weight: bool) -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
+    # vLLM 0.28's layers import the function only when they have loaded their weights.
     utils.dispatch_cpu_unquantized_gemm = keep_weight

@@ -2,10 +2,12 @@
 
 import ast
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from recipe import patches
 from recipe.patches import PATCHES, Patch
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,6 +40,64 @@ def test_every_adapter_is_in_the_list() -> None:
     prefix = "recipe.patches.cpu.adapters."
     listed = {p.name.removeprefix(prefix) for p in PATCHES if p.name.startswith(prefix)}
     assert functions == listed
+
+
+def changes(source: str) -> Iterator[str]:
+    """What a module sets in another that is not of this project, with ``=``, setattr or wrapt."""
+    nodes = list(ast.walk(ast.parse(source)))
+    names = {name for node in nodes for name in imported(node)} - {"sys"}
+    for node in nodes:
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign | ast.Delete):
+            targets = [part for t in node.targets for part in getattr(t, "elts", [t])]
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets = [node.target]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+            targets = [ast.Attribute(node.args[0], "any")]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).startswith("wrapt."):
+            yield ast.unparse(node.func)
+        for target in targets:
+            head, dot, rest = ast.unparse(target).partition(".")
+            if dot and head in names and not (head == "os" and rest.startswith("environ")):
+                yield f"{head}.{rest}"
+
+
+def imported(node: ast.AST) -> list[str]:
+    """The names that an import of something foreign binds."""
+    if isinstance(node, ast.Import):
+        return [a.asname or a.name.partition(".")[0] for a in node.names if foreign(a.name)]
+    if isinstance(node, ast.ImportFrom) and foreign(node.module or ""):
+        return [a.asname or a.name for a in node.names]
+    return []
+
+
+def foreign(module: str) -> bool:
+    return module.partition(".")[0] not in ("prompt_aug", "recipe", "eval")
+
+
+def test_nothing_else_changes_foreign_code() -> None:
+    """But what the page names: it stands in another place for a reason that it gives."""
+    paths = {p for room in ("prompt_aug", "recipe", "eval") for p in (ROOT / room).rglob("*.py")}
+    found = {path for path in paths if list(changes(path.read_text(encoding="utf-8")))}
+    here = set(FOLDER.rglob("*.py"))
+    assert {path.name for path in found & here} >= {"adapters.py", "logprobs.py", "vllm_plugin.py"}
+    told = {path for path in paths if str(path.relative_to(ROOT)) in (patches.__doc__ or "")}
+    assert found - here == told
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import torch\ntorch.distributed.init_process_group = f", 1),
+        ("from verl.x import impl as a\na.F, b = f, g", 1),
+        ("from verl import impl\nsetattr(impl, name, f)", 1),
+        ("import wrapt\nwrapt.wrap_function_wrapper(m, 'f', g)", 1),
+        ("from recipe import train\ntrain.f = g", 0),
+        ("import os, sys, torch\nos.environ['A'] = 'b'\nsys.x = 1\nother.x = torch.x", 0),
+    ],
+)
+def test_a_change_of_foreign_code_is_seen(source: str, found: int) -> None:
+    assert len(list(changes(source))) == found
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
