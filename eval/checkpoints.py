@@ -79,7 +79,7 @@ def find(run: Path, steps: Sequence[int] | None = None) -> tuple[list[Checkpoint
     exports, found, notes = RunFolder(run).exports, [], []
     named = numbered(exports, "step_")
     for folder in sorted(set(exports.glob("step_*")) - set(named.values())):
-        notes.append(f"{folder} is ignored: its name is no step")
+        notes.append(f"{folder} is ignored: its name is not a step")
     for step, folder in named.items():
         if not (folder / MANIFEST).exists():
             notes.append(f"{folder} is ignored: it has no {MANIFEST}, so its export is not done")
@@ -123,7 +123,7 @@ def from_model(model: str, digests: Digests | None = None) -> Checkpoint:
             raise EvaluationError(f"model folder {model} does not exist")
         return Checkpoint(step=None, model=model, identity={"model": model})
     if not (folder / "config.json").exists():
-        raise EvaluationError(f"{model} is no Hugging Face model folder: config.json is missing")
+        raise EvaluationError(f"{model} is not a Hugging Face model folder: config.json is missing")
     paths = tqdm(_model_files(folder), desc=f"digest of {folder.name}", leave=False, disable=None)
     files = {path.name: digests.of(path) for path in paths}
     return Checkpoint(step=None, model=model, identity={"files": _digest(files)}, files=files)

@@ -23,7 +23,7 @@ def existing(value: str) -> Path:
     """A folder that is there."""
     folder = path(value)
     if not folder.is_dir():
-        raise argparse.ArgumentTypeError(f"{value} is no folder")
+        raise argparse.ArgumentTypeError(f"{value} is not a folder")
     return folder
 
 
@@ -38,11 +38,11 @@ def run_command(
     command: Callable[[argparse.Namespace], None],
     saved: str,
 ) -> int:
-    """Run `command` on the parsed options; returns the exit code. `saved` is told after Ctrl-C."""
+    """Run `command` on the parsed options; the exit code. `saved` is printed after Ctrl-C."""
     options = parser.parse_args(arguments)
 
     def carried_out() -> int:
         command(options)
         return 0
 
-    return run(carried_out, interrupted=f"{saved}; the same command goes on from there")
+    return run(carried_out, interrupted=f"{saved}; the same command continues from there")

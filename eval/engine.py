@@ -1,4 +1,4 @@
-"""Responses from a vLLM engine that streams them and can take up another checkpoint's weights.
+"""Responses from a vLLM engine that streams them and can load another checkpoint's weights.
 
 The only file of this package that imports vllm. Without a GPU the engine runs inside this process.
 """
@@ -17,7 +17,7 @@ from eval.settings import Settings
 from recipe.run import environment
 
 # Quiet; and a forked worker cannot use CUDA once anything in this process has ("Cannot
-# re-initialize CUDA in forked subprocess"). What any engine needs stands in recipe.run.environment.
+# re-initialize CUDA in forked subprocess"). What any engine needs is in recipe.run.environment.
 ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 # Below this size a second thread gains nothing on an idle machine, and on a busy one its spinning
 # costs a factor of 14 (0.3M parameters, 2 cores, another training beside: 10.2 s, with one 0.7 s).
@@ -62,7 +62,7 @@ class Engine(Protocol):
         ...
 
     def load(self, model: str) -> None:
-        """Take up the weights of another model of the same architecture and tokenizer."""
+        """Load the weights of another model of the same architecture and tokenizer."""
         ...
 
     def facts(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def prepare_environment(model: str) -> None:
 
 
 class VllmEngine:
-    """A context manager: the engine starts on entry and gives its memory back on exit."""
+    """A context manager: the engine starts on entry and frees its memory on exit."""
 
     def __init__(self, model: str, settings: Settings, max_model_len: int) -> None:
         self._model, self._settings, self._max_model_len = model, settings, max_model_len
@@ -140,7 +140,7 @@ class VllmEngine:
         """Stop strings stay in the text: a closing tag belongs to the format.
 
         At most IN_FLIGHT requests are with the engine, which is refilled as they end: a long
-        response holds up nobody. A caller that stops early leaves no request behind.
+        response delays no other. A caller that stops early leaves no request behind.
         """
         waiting, engine = iter(requests), self._llm.llm_engine
         asked: dict[str, Request] = {}
@@ -237,7 +237,7 @@ class VllmEngine:
 
 
 def _pack_head_again(worker: Any) -> None:
-    """Pack the output head of a CPU engine anew from its weight, where weights are packed at all.
+    """Pack the output head of a CPU engine again from its weight, where weights are packed at all.
 
     (With `recipe.patches.cpu.vllm_plugin`, which VERL_PLATFORM=cpu wakes, they are not.)
     vLLM's reload packs each layer whose weights it has loaded. A head that is tied to the

@@ -47,7 +47,7 @@ def clustered_standard_error(correct_Qn: ArrayLike) -> float | None:  # noqa: N8
 
     (arXiv 2411.00640, section 2.2, with the usual Q/(Q-1) correction; the n samples of a question
     share its difficulty, so they are not independent.) With n = 1 this is the sample standard
-    deviation over root Q. None for a single question, where no error can be told.
+    deviation over root Q. None for a single question, which has none.
     """
     samples = as_samples(correct_Qn)
     questions = samples.shape[0]

@@ -22,12 +22,12 @@ from recipe.run.folder import EvaluationFolder, RunFolder
 
 
 def why_no_validation(run: Path, benchmark: str, evaluated: Mapping[int, Path]) -> str:
-    """Why the questions are no validation split of the run's training data; "" if they are."""
+    """Why the questions are not a validation split of the run's training data; "" if they are."""
     folder = EvaluationFolder(evaluated[max(evaluated)]).benchmark(benchmark)
     asked = {question["uid"] for question in read_lines(folder.questions)}
     path = Path(str(read_json(folder.scores).get("path") or ""))
     if path.suffix != ".parquet" or not path.is_file():
-        return f"{path} is no parquet file that is there"
+        return f"{path} is not an existing parquet file"
     splits = {question.uid: question.split for question in read_parquet(path)}
     if any(splits.get(uid) != VALIDATION for uid in asked):
         return f"{path} has questions that are not of the split {VALIDATION!r}"
@@ -65,9 +65,9 @@ def select(
     reason = why_no_validation(run, benchmark, evaluated)
     if reason and not on_test_set:
         raise EvaluationError(
-            f"{benchmark} is no validation split of the training data: {reason}. Hold one out with "
-            "`python -m prompt_aug.prepare ... --validation N`, or add --on-test-set, which the "
-            "report will say"
+            f"{benchmark} is not a validation split of the training data: {reason}. Hold one out "
+            "with `python -m prompt_aug.prepare ... --validation N`, or add --on-test-set, which "
+            "the report will say"
         )
     record = {
         "step": pick(scores),
@@ -100,7 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("run", type=existing, help="run folder")
     add("--benchmark", type=text, required=True, help="the questions to pick by")
     add_settings(parser)
-    add("--on-test-set", action="store_true", help="pick by questions that are no validation split")
+    add(
+        "--on-test-set",
+        action="store_true",
+        help="pick by questions that are not a validation split",
+    )
     return run_command(parser, arguments, _select, "nothing was picked")
 
 

@@ -1,8 +1,8 @@
-"""One engine for all checkpoints: started once, given the next weights, each exchange proved.
+"""One engine for all checkpoints: started once, given the next weights, each reload verified.
 
 A reload that misses a tensor gives answers that look right. (On a CPU vLLM keeps a packed copy of
 a tied output head, which a reload leaves as it was: all parameters are then equal to those on the
-disk, and 2 of 471 greedy answers differ.) So the proof is on log-probabilities of fixed prompts,
+disk, and 2 of 471 greedy answers differ.) So it is verified on log-probabilities of fixed prompts,
 against the model as transformers reads it from the disk.
 """
 
@@ -24,7 +24,7 @@ from eval.settings import Settings
 OpenEngine = Callable[[str, Settings, int], AbstractContextManager[Engine]]
 Reference = Callable[[str, Sequence[TokenIds], str], list[list[float]]]
 PROBES, PROBE_TOKENS = 4, 64
-# An exchange is refused where the mean distance to transformers, in nats per token, is more than
+# A reload is refused where the mean distance to transformers, in nats per token, is more than
 # three times that of the engine as it started, plus this: rounding of one more float32 or bfloat16
 # sum. A difference below it changes no answer that rounding would not.
 SLACK = {"float32": 1e-5, "bfloat16": 2e-3, "float16": 1e-3}
@@ -93,7 +93,7 @@ class Session:
     ) -> Engine:
         """An engine with the weights of `checkpoint` and room for `context` tokens.
 
-        `kind` is the model's `signature`; `prompts` are what the exchange is proved on.
+        `kind` is the model's `signature`; `prompts` are what a reload is verified on.
         """
         fits = self._engine is not None and kind == self._signature and context <= self._context
         if fits and self._model == checkpoint.model:
@@ -112,7 +112,7 @@ class Session:
         return self._engine
 
     def _swap(self, model: str, probes: Sequence[TokenIds]) -> bool:
-        """Take up the weights of `model`; False where that failed or is not proved."""
+        """Load the weights of `model`; False where that failed or is not verified."""
         assert self._engine is not None
         dtype = str(self._engine.facts()["dtype"])
         try:
@@ -121,13 +121,13 @@ class Session:
             self._engine.load(model)
             distance = self._distance(model, probes, dtype)
         except Exception as error:  # whatever the engine does not support: a start always works
-            print(f"note: weights are not exchanged, the engine starts anew ({error!r:.200})")
+            print(f"note: the weights are not reloaded, the engine is restarted ({error!r:.200})")
             return False
         limit = 3 * self._noise + SLACK.get(dtype, 1e-3)
         if not distance <= limit:
             print(
-                f"note: after its weights were exchanged the engine is {distance:.2g} nats per "
-                f"token away from {model}, {limit:.2g} allowed: it starts anew"
+                f"note: after its weights were reloaded the engine is {distance:.2g} nats per "
+                f"token away from {model}, {limit:.2g} allowed: it is restarted"
             )
             return False
         self._model = model
@@ -142,7 +142,7 @@ class Session:
         return float(np.mean(np.abs(np.concatenate(ours) - np.concatenate(theirs))))
 
     def close(self) -> None:
-        """End the engine, if there is one."""
+        """Shut the engine down, if there is one."""
         self._engine, self._noise = None, None
         self._stack.close()
 

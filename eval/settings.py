@@ -98,7 +98,7 @@ def from_run(run: Path) -> Settings:
     path, prompts = RunFolder(run).config, RunFolder(run).prompts
     if not path.exists():
         raise EvaluationError(
-            f"{path} is missing: {run} is no run folder (use --model for a model)"
+            f"{path} is missing: {run} is not a run folder (use --model for a model)"
         )
     config = yaml.safe_load(read_text(path)) or {}
     section = dict(config.get("eval") or {})
@@ -132,7 +132,9 @@ def last_step(run: Path) -> int:
     config = yaml.safe_load(read_text(RunFolder(run).config)) or {}
     step = (config.get("trainer") or {}).get("total_training_steps")
     if not isinstance(step, int):
-        raise EvaluationError(f"{RunFolder(run).config}: trainer.total_training_steps is no number")
+        raise EvaluationError(
+            f"{RunFolder(run).config}: trainer.total_training_steps is not a number"
+        )
     return step
 
 
@@ -146,12 +148,16 @@ def _request(entry: Any, path: Path) -> BenchmarkRequest:
         raise EvaluationError(f"{path}: unknown keys {unknown} in eval.benchmarks entry {entry}")
     name, file, samples = str(entry["name"]), entry.get("path"), entry.get("samples")
     if file is not None and not (isinstance(file, str) and file.strip()):
-        raise EvaluationError(f"{path}: eval.benchmarks {name}: path {file!r} is no path")
+        raise EvaluationError(f"{path}: eval.benchmarks {name}: path {file!r} is not a path")
     if samples is not None and not isinstance(samples, int):
-        raise EvaluationError(f"{path}: eval.benchmarks {name}: samples {samples!r} is no number")
+        raise EvaluationError(
+            f"{path}: eval.benchmarks {name}: samples {samples!r} is not a number"
+        )
     template = entry.get("template")
     if template is not None and not isinstance(template, str):
-        raise EvaluationError(f"{path}: eval.benchmarks {name}: template {template!r} is no name")
+        raise EvaluationError(
+            f"{path}: eval.benchmarks {name}: template {template!r} is not a name"
+        )
     return BenchmarkRequest(name=name, path=file, samples=samples, template=template)
 
 

@@ -84,7 +84,7 @@ def _engine_options(parser: argparse.ArgumentParser) -> None:
         dest="reload_weights",
         action="store_false",
         default=None,
-        help="start an engine for every checkpoint, instead of one that takes up their weights",
+        help="start an engine for every checkpoint, instead of one that loads their weights",
     )
 
 
@@ -146,7 +146,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def sweep(options: argparse.Namespace) -> None:
-    """Check everything that can be checked, then do the items that nobody else does."""
+    """Check everything that can be checked, then do the items that no other worker does."""
     _check(options)
     for run in options.runs or [None]:
         root = options.out or RunFolder(run).evaluation
@@ -160,7 +160,7 @@ def sweep(options: argparse.Namespace) -> None:
             else:
                 _follow(run, options, worker, session)
             if session.starts:
-                print(f"engine: {session.starts} started, weights taken up {session.swaps} times")
+                print(f"engine: {session.starts} started, weights reloaded {session.swaps} times")
 
 
 def _load(request: Any, settings: Settings) -> LoadedBenchmark:
@@ -194,7 +194,7 @@ def _follow(run: Path, options: argparse.Namespace, worker: "Worker", session: S
 
 
 class Worker:
-    """Takes items that nobody else holds, checkpoint by checkpoint."""
+    """Takes items that no other worker holds, checkpoint by checkpoint."""
 
     def __init__(self, evaluation: Evaluation, digests: Digests) -> None:
         self.evaluation, self.digests = evaluation, digests

@@ -4,5 +4,5 @@
     prompt_aug.draw        which template is drawn        prompt_aug.grading     grade
     prompt_aug.prepare     a data set to parquet          prompt_aug.files       files that survive
 
-Nothing is imported here, as the errors and the files are wanted by commands that start at once.
+Nothing is imported here: commands that must start at once need the errors and the files alone.
 """

@@ -24,7 +24,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 def make_parser(prog: str, description: str | None, *, example: str) -> argparse.ArgumentParser:
     """A parser with ``--version`` and an example, that does not take abbreviated options.
 
-    An abbreviation would change its meaning in silence with the next option that begins like it.
+    An abbreviation would silently change its meaning with the next option that begins like it.
     """
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -87,9 +87,9 @@ def in_columns(
 
 
 def run(command: Callable[[], int], *, interrupted: str) -> int:
-    """The exit code of `command`; what a user can mend is told in one line on stderr, code 1.
+    """The exit code of `command`; what a user can fix is reported in one line on stderr, code 1.
 
-    `interrupted` says after Ctrl-C what is kept and how to go on.
+    `interrupted` says after Ctrl-C what is kept and how to continue.
     """
     try:
         return command()

@@ -64,9 +64,9 @@ def phrasing(*, rollout: int, per_phrasing: int, available: int) -> int:
     `rollout` counts within the group, `per_phrasing` is G, the responses to each phrasing, and
     `available` the number of neighbours in use. With N neighbours and a group of (N + 1) G (arXiv
     2601.22478) every phrasing gets exactly G. A question with fewer neighbours keeps the size of
-    its group: its phrasings are gone through again, and without any all responses are to the
+    its group: its phrasings are repeated in order, and without any all responses are to the
     question itself.
-    Raises ValueError for counts that make no sense.
+    Raises ValueError for impossible counts.
     """
     if rollout < 0 or per_phrasing < 1 or available < 0:
         raise ValueError(

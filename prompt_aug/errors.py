@@ -1,8 +1,8 @@
-"""The root of the project's errors: what a user can mend, told in one line without a traceback."""
+"""The root of the project's errors: what a user can fix, told in one line without a traceback."""
 
 
 class UserError(Exception):
-    """A mistake that the user can mend; the message names the value, the reason and the remedy.
+    """A mistake that the user can fix; the message names the value, the reason and the remedy.
 
     Every command catches this class, prints the message and exits with 1. Its subclasses are the
     only errors of the project that are not defects: ``QuestionError`` and ``BankError`` (data),

@@ -221,7 +221,7 @@ def sync(paths: Iterable[Path]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Owner:
-    """What stands in a lock: a process of a booted node, and its SLURM job and restart there."""
+    """What a lock file holds: a process of a booted node, and its SLURM job and restart there."""
 
     host: str
     boot: str
@@ -235,7 +235,7 @@ class _Owner:
 
 
 class Lock:
-    """The hold of this process on a folder, until `close` or the end of a ``with`` block."""
+    """The lock of this process on a folder, until `close` or the end of a ``with`` block."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file, self._process, self._stop = file, os.getpid(), threading.Event()
@@ -243,7 +243,7 @@ class Lock:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Give the folder free; a second call does nothing, nor does one in a forked child."""
+        """Release the folder; a second call does nothing, nor does one in a forked child."""
         if self._file.closed or os.getpid() != self._process:
             return
         self._stop.set()
@@ -269,8 +269,8 @@ def lock(folder: Path) -> Lock:
 
     Held by the kernel (flock) where the file system has it: such a lock dies with its process.
     Beside it `.lock` names its owner, and the owner touches the file every BEAT seconds, because
-    flock may be unsupported, or reach only one node. So an owner that the kernel does not vouch
-    for is dead if its process is gone from this node, if this is a later start of the same SLURM
+    flock may be unsupported, or reach only one node. So an owner whose lock the kernel does not
+    hold is dead if its process is gone from this node, if this is a later start of the same SLURM
     job, or if it has not touched the file for LEASE seconds, which are waited for.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -346,11 +346,11 @@ def _owner_in(path: Path) -> _Owner | None:
     try:
         return _Owner(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        return None  # given free, or torn while it was written
+        return None  # released, or torn while it was written
 
 
 def _lives(owner: _Owner, mine: _Owner, by_kernel: bool) -> bool | None:
-    """Whether the `owner` named in a lock that the kernel does not refuse lives; None: unknown."""
+    """Whether the `owner` named in a lock that the kernel gave us is alive; None: unknown."""
     if owner.job and owner.job == mine.job and owner.restarts < mine.restarts:
         return False  # SLURM requeues a job only after all its processes have ended
     if (owner.host, owner.boot) != (mine.host, mine.boot):
@@ -370,7 +370,7 @@ def _is_touched(path: Path, owner: _Owner) -> bool:
 
 
 def _touched(path: Path) -> int:
-    with path.open("rb") as file:  # opened anew: NFS asks its server for the time only then
+    with path.open("rb") as file:  # opened again: NFS asks its server for the time only then
         return os.fstat(file.fileno()).st_mtime_ns
 
 

@@ -62,7 +62,7 @@ class Prompt:
 class Prompts:
     """How a run's questions become prompts.
 
-    `source` is the file that the bank came from, None the project's own; it is told, never read
+    `source` is the file that the bank came from, None the project's own; it is recorded, never read
     again. `bank` carries the format setting "strict" or "published" in its templates.
     """
 

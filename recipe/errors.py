@@ -1,4 +1,4 @@
-"""The errors of training that a user can mend; all but `RolloutError` are `UserError`."""
+"""The errors of training that a user can fix; all but `RolloutError` are `UserError`."""
 
 from prompt_aug.errors import UserError
 

@@ -1,13 +1,13 @@
 """The runs under a folder: ``python -m recipe.runs [FOLDER]``.
 
 A line for each: the step it has reached, how long ago its last line was written, its state, the
-accuracy of its last validation and of its last step, and its room on the disk.
+accuracy of its last validation and of its last step, and its size on the disk.
 
     running   its process works on it
     done      all steps are there
-    stopped   ended before its last step; the same command goes on
+    stopped   ended before its last step; the same command continues
     failed    ended by an error; logs/ of its folder has it
-    killed    its process is gone and said nothing
+    killed    its process is gone and left no record of its end
     ready     nothing was trained yet
 """
 
@@ -146,7 +146,7 @@ def show(options: argparse.Namespace) -> int:
         raise NoRunsError("FOLDER is empty (an unset shell variable?)")
     folder = Path(options.folder)
     if not folder.is_dir():
-        raise NoRunsError(f"{folder} is no folder")
+        raise NoRunsError(f"{folder} is not a folder")
     rows = [look(path, str(path.relative_to(folder))) for path in find(folder)]
     if not rows:
         raise NoRunsError(f"no run in {folder}: a run folder holds config.yaml and data/")

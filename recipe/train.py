@@ -2,8 +2,8 @@
 
 EXAMPLE is the name of a folder in examples/, or the path of a folder that holds a config.yaml;
 KEY=VALUE are hydra overrides, keys in full. Everything that can be refused is refused before Ray
-starts. The same command after a kill goes on from the last checkpoint of the run folder. A SIGTERM
-saves the last finished step and ends the run; exit code 75 says that the same command goes on.
+starts. The same command after a kill resumes from the last checkpoint of the run folder. A SIGTERM
+saves the last finished step and ends the run; exit code 75 says that the same command continues.
 
     python -m recipe.train toy                                   # two CPU cores, some minutes
     python -m recipe.train toy_methods method=cw_grpo            # any method on the same task

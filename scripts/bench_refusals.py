@@ -24,11 +24,11 @@ from prompt_aug.commands import make_parser
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests" / "recipe" / "test_bad_settings.py"
 OTHERS: list[tuple[str, list[str], int, str]] = [
-    ("recipe.export", ["nowhere"], 1, "no run folder"),
+    ("recipe.export", ["nowhere"], 1, "not a run folder"),
     ("recipe.export", ["", "--steps", "1"], 1, "RUN is empty"),
-    ("recipe.runs", ["nowhere"], 1, "is no folder"),
+    ("recipe.runs", ["nowhere"], 1, "is not a folder"),
     ("recipe.plan", ["tyo"], 1, "did you mean toy"),
-    ("eval.sweep", ["nowhere"], 2, "is no folder"),
+    ("eval.sweep", ["nowhere"], 2, "is not a folder"),
     ("eval.sweep", ["--model", "m"], 1, "needs --out"),
     ("eval.report", ["nowhere"], 1, "nowhere"),
     ("prompt_aug.prepare", ["nowhere", "o.parquet"], 2, "--against --no-benchmarks is required"),

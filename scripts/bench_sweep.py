@@ -3,7 +3,7 @@
     python scripts/bench_sweep.py RUN [--repeats 2] [options of eval.sweep]
 
 Three ways, one after the other on the same exported checkpoints of RUN, each into a folder of its
-own: one engine that takes up the weights of one checkpoint after the other; one engine start per
+own: one engine that loads the weights of one checkpoint after the other; one engine start per
 checkpoint; and one process per checkpoint and repeat, as the published sweep does it (198
 checkpoints x 5 repeats: 990 starts). Each makes --repeats samples of every question. Prints a JSON
 line with seconds, engine starts and ratios to the first; the first two must make equal samples.

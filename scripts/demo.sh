@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The quick start, on a CPU: build the toy world, train on it under prompt augmentation, convert,
-# evaluate and report. Killed anywhere and called again, it goes on; called after it succeeded,
+# evaluate and report. Killed anywhere and called again, it continues; called after it succeeded,
 # it finds nothing left to do.
 #
 #   bash scripts/demo.sh [--help] [hydra overrides]
@@ -22,7 +22,7 @@ for argument in "$@"; do
             ;;
         *=*) ;;
         *)
-            echo "demo: '$argument' is no override of the form key=value (see --help)" >&2
+            echo "demo: '$argument' is not an override of the form key=value (see --help)" >&2
             exit 2
             ;;
     esac

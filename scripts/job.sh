@@ -56,7 +56,7 @@ job_field() { # NAME: of this job, by the controller; empty where that does not 
     scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | tr ' ' '\n' | sed -n "s/^$1=//p" | head -1
 }
 
-# Sets RECIPE_DEADLINE; a job too short for its own warning would be queued again for ever.
+# Sets RECIPE_DEADLINE; a job too short for its own warning would be queued again forever.
 check_time() {
     local end left
     end=$(job_field EndTime)

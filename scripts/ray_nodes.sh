@@ -49,7 +49,7 @@ address_of() {
     srun --nodes=1 --ntasks=1 --nodelist="$1" --overlap bash -c "$ask" | awk '{print $1; exit}'
 }
 
-# Every srun of a GRES step sets it anew beside CUDA_VISIBLE_DEVICES, and verl refuses to choose.
+# Every srun of a GRES step sets it again beside CUDA_VISIBLE_DEVICES, and verl refuses to choose.
 # shellcheck disable=SC2016
 ONE_VENDOR='if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then unset ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES
 fi; exec "$@"'

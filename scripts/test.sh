@@ -27,7 +27,7 @@ bash scripts/setup.sh || exit 1
 bin=${RECIPE_VENV:-.venv}/bin
 failed=() took=()
 
-# All stages run even after a failure, so that one call shows everything there is to mend.
+# All stages run even after a failure, so that one call shows everything there is to fix.
 stage() {
     local name=$1 began=$SECONDS
     shift

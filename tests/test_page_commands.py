@@ -167,7 +167,7 @@ def test_a_command_of_a_page_is_taken(
         ),
         ("python -m prompt_aug.prepare SOURCE OUT --no-benchmarks", "must end in .parquet"),
         ("python -m prompt_aug.rephrase Q.parquet OUT.parquet", "name a --model"),
-        ("python -m eval.publish RUN", "nothing is asked"),
+        ("python -m eval.publish RUN", "nothing to do"),
         ("python -m eval.publish RUN --step 20 --card", "unrecognized arguments: --step"),
         ("python -m recipe.plan --gpus 8", "required: example"),
         ("bash scripts/submit.sh --array=0-3 sweep RUN --benchmrak amc", "--benchmrak"),

@@ -149,7 +149,7 @@ def test_help_explains_and_does_nothing(checkout: Path, script: str) -> None:
 
 def test_demo_refuses_what_is_no_override(checkout: Path) -> None:
     code, output = run(checkout, "demo.sh", "--fast")
-    assert code == 2 and "'--fast' is no override" in output and calls(checkout) == []
+    assert code == 2 and "'--fast' is not an override" in output and calls(checkout) == []
 
 
 def test_demo_runs_its_stages_in_order(checkout: Path) -> None:

@@ -20,9 +20,9 @@ LOGGERS = {"tensorboard": loggers.to_tensorboard, "wandb": loggers.to_wandb}
 
 
 def check_asked(options: argparse.Namespace) -> None:
-    """Refuse options that ask for nothing, before anything is read."""
+    """Refuse a command without anything to do, before anything is read."""
     if not any((options.lm_eval, options.inspect, options.log, options.card, options.push)):
-        raise EvaluationError("nothing is asked: --lm-eval, --inspect, --log, --card or --push")
+        raise EvaluationError("nothing to do: add --lm-eval, --inspect, --log, --card or --push")
 
 
 def publish(options: argparse.Namespace) -> None:

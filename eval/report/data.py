@@ -151,7 +151,7 @@ def checkpoint_rows(
 ) -> list[CheckpointRow]:
     """One row per step, over the benchmarks that every step has, so that rows compare.
 
-    The questions that a checkpoint was picked by are no benchmark, unless there is no other.
+    The questions that a checkpoint was picked by are not a benchmark, unless there is no other.
     """
     if not scores:
         return []

@@ -244,7 +244,7 @@ def _several(name: str, title: str, caption: str, keys: Mapping[str, tuple[str, 
     )
 
 
-# In the order of the page; the titles are told where a run has no data.
+# In the order of the page; the titles are named where a run has no data.
 FIGURES: Mapping[str, Draw] = {
     "Accuracy by checkpoint": accuracy,
     "pass@k": pass_at_k,

@@ -69,7 +69,7 @@ def render_html(
     samples: Archive,
     beside: Mapping[str, Any],
 ) -> str:
-    """The page. `beside`: the tables `runs` and `expected` that hold runs against others."""
+    """The page. `beside`: the tables `runs` and `expected`, which compare runs."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     code, allowed = scripts()
     return environment.from_string(own("report.html.j2")).render(

@@ -212,7 +212,7 @@ def _without_secrets(value: Any, key: str = "") -> Any:
         return {name: _without_secrets(inner, str(name)) for name, inner in value.items()}
     if isinstance(value, list):
         return [_without_secrets(inner, key) for inner in value]
-    # "max_tokens" is a number, a token that opens a door is a text.
+    # "max_tokens" is a number, an access token is a text.
     hidden = isinstance(value, str) and (SECRET.search(key) or TOKEN.search(value))
     return "(left out)" if hidden else value
 
@@ -230,5 +230,5 @@ def chosen(data: RunData) -> str:
     score = 100 * data.selection["scores"][str(step)]
     return (
         f"The result is step {step}, picked by its {score:.1f} % on {name}, questions held out of "
-        "the training data; they are no benchmark and stand in no average here."
+        "the training data; they are not a benchmark and are in no average here."
     )

@@ -232,7 +232,7 @@ def solved(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; what the exit statuses mean is said above."""
+    """Entry point; the exit statuses are listed above."""
     options = cli.build_parser((__doc__ or "").split("\n\n")[0]).parse_args(arguments)
     try:
         return run(options)

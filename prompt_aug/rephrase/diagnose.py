@@ -168,7 +168,7 @@ def sample(
     said = [tuple(tuple(store.responses(r)) for r in requests) for requests in plan]
     asked = zip(questions, said, strict=True)
     pairs = [(text, list(q.answers)) for q, groups in asked for group in groups for text in group]
-    grades = iter(grade_many(pairs))  # all at once: each call starts its threads anew
+    grades = iter(grade_many(pairs))  # all at once: each call starts threads of its own
     return [
         Sampled(tuple(tuple(next(grades).correct for _ in g) for g in groups), groups)
         for groups in said

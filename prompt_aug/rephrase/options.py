@@ -17,7 +17,7 @@ from prompt_aug.rephrase.generate.store import Sampling
 
 
 def build_parser(description: str) -> argparse.ArgumentParser:
-    """All options; `validate` says what goes with what."""
+    """All options; `validate` refuses those that do not go together."""
     parser = make_parser(
         "python -m prompt_aug.rephrase",
         description,
@@ -125,7 +125,7 @@ def at_least(least: int, options: argparse.Namespace, *names: str) -> None:
 
 
 def check_url(name: str, url: str | None) -> None:
-    """Raises RephraseError for what is no address of a server."""
+    """Raises RephraseError for what is not the address of a server."""
     parts = urllib.parse.urlsplit(url or "http://x")
     if parts.scheme not in ("http", "https") or not parts.netloc or " " in (url or ""):
         raise RephraseError(

@@ -48,7 +48,7 @@ def generate(
         generation.report = report
         loop = asyncio.get_running_loop()
         stop = EndedBySignalError(
-            "stopped by a signal; what is answered is kept: run it again to go on"
+            "stopped by a signal; what is answered is kept: run it again to continue"
         )
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):

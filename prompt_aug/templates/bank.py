@@ -76,7 +76,7 @@ def _published(path: Path) -> list[Template]:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """yaml's safe loader, which takes the last of two equal keys in silence; this one refuses."""
+    """yaml's safe loader, which silently takes the last of two equal keys; this one refuses."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         merge = "tag:yaml.org,2002:merge"  # "<<", which may stand twice

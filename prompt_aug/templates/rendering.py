@@ -92,7 +92,7 @@ def overlong(
 ) -> list[Overlong]:
     """The questions whose prompt has more than `limit` tokens under any of `templates`.
 
-    Any of them may be drawn in some epoch. Each question is told once, with its longest prompt.
+    Any of them may be drawn in some epoch. Each question is listed once, with its longest prompt.
     """
     found: list[Overlong] = []
     for start in tqdm(range(0, len(questions), batch), desc="prompt lengths", disable=None):
@@ -129,7 +129,7 @@ def _chat_text(messages: Messages, tokenizer: Any) -> tuple[str, Messages]:
             return text, attempt
     raise ValueError(
         f"the tokenizer's chat template does not show the user message {user[:60]!r}...; "
-        "use style='raw' or mend the chat template"
+        "use style='raw' or correct the chat template"
     )
 
 

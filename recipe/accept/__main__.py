@@ -1,10 +1,11 @@
 """Accept a node: ``python -m recipe.accept [--cpu] [--folder runs/accept] [--only STAGE ...]``.
 
 What to run first on a new site: doctor, a model with random weights, loss and gradient against
-float32, trainings of two steps and one, the hand-over of weights, the export in both dtypes, an
-evaluation. Each stage is a process of its own and reports on its own; one that fails keeps only
-those from running that need it. Then a page of figures, also in FOLDER/accept.md. ``--cpu`` does it
-with the toy model. Nothing is fetched. The GPU form was never run (requirements/README.md).
+float32, trainings of two steps and one, the transfer of weights, the export in both dtypes, an
+evaluation. Each stage is a process of its own and reports on its own; after a failure only the
+stages that need the failed one are skipped. Then a page of figures, also in FOLDER/accept.md.
+``--cpu`` does it with the toy model. Nothing is downloaded. The GPU form was never run
+(requirements/README.md).
 """
 
 import shutil
@@ -87,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
         "python -m recipe.accept", __doc__, example="python -m recipe.accept --cpu"
     )
     parser.add_argument("--cpu", action="store_true", help="the toy model on the CPU")
-    parser.add_argument("--folder", type=Path, default=Path("runs/accept"), help="made anew")
+    parser.add_argument("--folder", type=Path, default=Path("runs/accept"), help="deleted first")
     parser.add_argument("--only", nargs="+", metavar="STAGE", help="in the folder as it is")
     options = parser.parse_args(arguments)
     folder = options.folder.resolve()

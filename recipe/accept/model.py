@@ -1,7 +1,7 @@
 """A model with random weights and questions for it: ``python -m recipe.accept.model FOLDER``.
 
-Nothing is fetched: the shape is that of Qwen2.5-Math-1.5B (recipe/plan/shapes.json), the tokenizer
-and the questions are those of the toy world. ``--cpu`` makes the toy model's size.
+Nothing is downloaded: the shape is that of Qwen2.5-Math-1.5B (recipe/plan/shapes.json), the
+tokenizer and the questions are those of the toy world. ``--cpu`` makes the toy model's size.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The stages of the acceptance run: what each starts, what it needs, what figures it leaves."""
+"""The stages of the acceptance run: what each starts, what it needs, what figures it gives."""
 
 import functools
 import sys
@@ -34,7 +34,7 @@ SIZES = [
 
 
 class StageError(Exception):
-    """A figure is outside of what it must be."""
+    """A figure is outside its limits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +111,7 @@ def stages(folder: Path, cpu: bool) -> list[Stage]:
 
 
 def after_training(folder: Path) -> list[Stage]:
-    """What looks at the trained runs: the hand-over of weights, the exports, the evaluation."""
+    """What examines the trained runs: the transfer of weights, the exports, the evaluation."""
     run, made = folder / "prompt_aug", f"made={folder}/data/test.parquet"
     # Of two runs, since a step that is exported in one dtype is refused in another.
     exports = [

@@ -10,6 +10,6 @@ from recipe.algorithms.registry import advantage
 def none(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
     """A = 0 for every response: entropy loss alone (arXiv 2504.20571), or the KL term alone.
 
-    float64 of shape B. The inputs are checked all the same: ValueError as in `grpo`.
+    float64 of shape B. The inputs are checked nevertheless: ValueError as in `grpo`.
     """
     return torch.zeros_like(grouped(rewards_B, group_B).rewards_B)

@@ -21,7 +21,7 @@ ALPHA = 0.0417  # of a public reimplementation; the paper's own value could not 
 def semantic_entropy(answers: Sequence[str]) -> float:
     """SE = -(1/K) sum_k log p_k with p_k = n_k / G, over the K different answers; 0 of nothing.
 
-    The empty text is no answer: each of those is a cluster of its own. From 0 (all the same) to
+    The empty text is not an answer: each of those is a cluster of its own. From 0 (all the same) to
     log G (all different).
     Departure: the paper's p_k is the sum of the probabilities of the sampled responses of a
     cluster. Those are products over hundreds of tokens, all near 0, so counts stand for them, as

@@ -1,7 +1,7 @@
 """Which algorithms go together: refused at launch, with the reason and what to set instead.
 
 Any advantage goes with any weight, clip, aggregation, sampling and augmentation, except where a
-setting would be ignored in silence, or where the sum would not be what its parts are called.
+setting would be silently ignored, or where the sum would not be what its parts are called.
 """
 
 import importlib.util
@@ -93,7 +93,7 @@ def check_rewards(config: DictConfig) -> None:
         raise ConfigError(
             f"recipe.advantage.name={name} weighs a group by its mean reward, which stands for the "
             f"share of right answers, and recipe.reward.format_weight="
-            f"{recipe.reward.format_weight} pays for wrong ones too: set "
+            f"{recipe.reward.format_weight} rewards wrong ones too: set "
             "recipe.reward.format_weight=0, or recipe.reward.format_gated=true"
         )
     if not facts.uses_rewards and any(useless.values()):

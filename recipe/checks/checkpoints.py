@@ -1,4 +1,4 @@
-"""Which checkpoints a run keeps, and from which it goes on, before anything starts."""
+"""Which checkpoints a run keeps, and from which it resumes, before anything starts."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def check_keeping(config: DictConfig) -> None:
 
 
 def check_checkpoints(config: DictConfig) -> list[str]:
-    """Mend verl's tracker, refuse what cannot be gone on from; returns what to tell the user."""
+    """Repair verl's tracker, refuse what cannot be resumed; returns messages for the user."""
     trainer = config.trainer
     folder = Path(trainer.default_local_dir)
     saved = config.actor_rollout_ref.actor.checkpoint.save_contents

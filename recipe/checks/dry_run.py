@@ -62,11 +62,11 @@ def questions(config: DictConfig, bank: Bank) -> str:
 def checkpoints(config: DictConfig, steps: int) -> str:
     """How many checkpoints are kept in the end, and the most room that they take.
 
-    The retention is `recipe.run.checkpoints.surplus` itself, played for all steps that are saved.
+    The retention is `recipe.run.checkpoints.surplus` itself, applied to all steps that are saved.
     """
     every = int(config.trainer.save_freq)
     if every <= 0:
-        return f"none (trainer.save_freq={every}): a run that is stopped starts anew"
+        return f"none (trainer.save_freq={every}): a run that is stopped starts from scratch"
     saved = [*range(every, steps, every), steps]  # the last step is saved in any case
     last = config.trainer.max_actor_ckpt_to_keep
     gone = saved_checkpoints.surplus(saved, steps, last, config.recipe.keep_every, None)

@@ -74,7 +74,7 @@ def check_port() -> None:
 
 
 def check_gpus(config: DictConfig) -> None:
-    """Refuse a GPU run without its GPUs: Ray waits for ever for resources that no node has.
+    """Refuse a GPU run without its GPUs: Ray waits forever for resources that no node has.
 
     With RAY_ADDRESS the GPUs are those of another cluster, which this machine cannot count.
     """

@@ -1,4 +1,4 @@
-"""Whether a run folder holds the run that a configuration describes, so that it can go on there."""
+"""Whether a run folder holds the run that a configuration describes, so that it can resume."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from recipe.errors import ConfigError
 from recipe.run.folder import RunFolder
 
 STEPS = "trainer.total_training_steps"
-# Keys that may differ when a run goes on: how often to save, where to log, memory; and STEPS where
-# the learning rate does not depend on it.
+# Keys that may differ when a run is resumed: how often to save, where to log, memory; and STEPS
+# where the learning rate does not depend on it.
 FREE = (
     "recipe.run_dir",  # a run folder may be renamed or moved
     "trainer.default_local_dir",
@@ -25,7 +25,7 @@ FREE = (
     "recipe.rollout.hang_seconds",
     "recipe.keep_best",
     "recipe.save_tensors_every",
-    "recipe.dynamic_sampling",  # what a run that ended for want of a signal asks to change
+    "recipe.dynamic_sampling",  # what a run that ended for lack of a signal asks to change
     "ray_kwargs",
     # Memory: what a run that ran out of it has to lower; results change by rounding alone.
     "actor_rollout_ref.rollout.gpu_memory_utilization",
@@ -38,7 +38,7 @@ FREE = (
 
 
 def check_same_run(config: DictConfig, folder: RunFolder) -> None:
-    """Refuse to go on in a folder where another experiment, by its config.yaml, has done a step."""
+    """Refuse a folder where another experiment, by its config.yaml, has done a step."""
     path = folder.config
     if not path.is_file() or not folder.metrics.exists():
         return

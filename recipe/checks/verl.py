@@ -93,7 +93,7 @@ def check_attention(config: DictConfig) -> None:
 
 
 def check_resume(config: DictConfig) -> None:
-    """Refuse what would keep the same command from going on where a run stopped."""
+    """Refuse what would keep the same command from resuming a run."""
     saves, run_dir = config.trainer.default_local_dir, config.recipe.run_dir
     wanted = RunFolder(Path(run_dir)).checkpoints
     if Path(saves).resolve() != wanted.resolve():
@@ -104,9 +104,9 @@ def check_resume(config: DictConfig) -> None:
         )
     if config.trainer.resume_mode != "auto":
         raise ConfigError(
-            f"trainer.resume_mode={config.trainer.resume_mode}: a run goes on from its own last "
-            "checkpoint. To start anew choose another folder with recipe.run_dir=...; to start "
-            "from another run's weights export them and set recipe.model_path"
+            f"trainer.resume_mode={config.trainer.resume_mode}: a run is resumed from its own last "
+            "checkpoint. To start from scratch choose another folder with recipe.run_dir=...; to "
+            "start from another run's weights export them and set recipe.model_path"
         )
     if OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.async_save"):
         raise ConfigError(
@@ -123,7 +123,7 @@ def check_lengths(config: DictConfig) -> None:
     if (rollout.max_model_len or 0) < longest:
         raise ConfigError(
             f"actor_rollout_ref.rollout.max_model_len={rollout.max_model_len} is less than {what}: "
-            "verl would cut responses earlier than data.max_response_length, in silence. Set it "
+            "verl would silently cut responses before data.max_response_length. Set it "
             f"to {longest} or more, or shorten data.max_response_length"
         )
     keys = ["actor.ppo_max_token_len_per_gpu"] * bool(

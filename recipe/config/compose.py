@@ -153,7 +153,7 @@ def _check_overrides(folder: Path, overrides: list[str]) -> None:
             override = OverridesParser.create().parse_override(text)
         except HydraException as error:
             raise ConfigError(
-                f"'{text}' is no override of the form key=value: {one_line(error)}"
+                f"'{text}' is not an override of the form key=value: {one_line(error)}"
             ) from error
         key = override.key_or_group
         if key.partition(".")[0].partition("/")[0] == "hydra":

@@ -1,9 +1,9 @@
 """The type and the range of every setting: records of `recipe` and `eval`, and verl's keys.
 
 `check_types` refuses, when a configuration is composed, what no run can mean: text for a number,
-a temperature of 0, an infinite learning rate. Records are closed: tests hold them against the keys
+a temperature of 0, an infinite learning rate. Records are closed: tests compare them with the keys
 of recipe.yaml. Defaults stand there, beside what each key does. Of verl's keys those are here that
-an example or a group file sets, and those whose impossible values verl takes without a word.
+an example or a group file sets, and those whose impossible values verl accepts silently.
 
 Values of one key only; `recipe.checks` looks at several together.
 """
@@ -323,7 +323,7 @@ def check_types(config: DictConfig) -> None:
         found |= _problems(adapter, _plain(config[section]), section)
     for key, adapter in _VERL.items():
         found |= _problems(adapter, _value(config, key), key)
-    # Of keys that follow another one (data.seed is recipe.seed) the first is told.
+    # Of keys that follow another one (data.seed is recipe.seed) the first is named.
     told = {message.partition("=")[2] or key: message for key, message in reversed(found.items())}
     if told:
         raise ConfigError("\n".join(reversed(told.values())))

@@ -25,5 +25,5 @@ WORDING = {  # of pydantic's errors that speak of Python
     "float_type": "should be a number",
     "list_type": "should be a list, as [a, b]",
     "missing": "is missing; the defaults are in recipe/config/recipe.yaml",
-    "extra_forbidden": "is no key of the section recipe",
+    "extra_forbidden": "is not a key of the section recipe",
 }

@@ -65,7 +65,7 @@ def python(version: tuple[int, ...], cpu: bool) -> Check:
     text = ".".join(map(str, version))
     if (3, 11) <= version[:2] <= (3, 12):
         return Check.fine("python", text)
-    return Check.problem("python", f"{text}, wanted 3.11 or 3.12", install(cpu))
+    return Check.problem("python", f"{text}, needed: 3.11 or 3.12", install(cpu))
 
 
 def system() -> Check:
@@ -104,7 +104,7 @@ def takes_cpu(
 ) -> bool:
     """Whether a run here would take the CPU: by VERL_PLATFORM, else by GPUs and the engine.
 
-    A login node has no GPU, and all the same the environment of those that do.
+    A login node has no GPU, yet shares the environment of the nodes that do.
     """
     if platform:
         return platform == "cpu"
@@ -125,7 +125,7 @@ def chosen_platform(value: str) -> Check:
     if value.strip().lower() in ("", *known):
         return Check.fine("VERL_PLATFORM", value or "not set: cpu where the example says so")
     remedy = f"unset VERL_PLATFORM, or set it to one of {', '.join(known)}"
-    return Check.problem("VERL_PLATFORM", f"{value} is no platform of verl", remedy)
+    return Check.problem("VERL_PLATFORM", f"{value} is not a platform of verl", remedy)
 
 
 def _installed(name: str, version: Version) -> str | None:

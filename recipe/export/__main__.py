@@ -57,7 +57,7 @@ def export_start(run: Path, config: dict[str, Any]) -> None:
     manifest: dict[str, Any] = {"step": 0, "source": "actor_rollout_ref.model.path"}
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ExportError(f"{folder} is no Hugging Face model: config.json is missing")
+            raise ExportError(f"{folder} is not a Hugging Face model: config.json is missing")
         manifest["model_path"] = str(folder.resolve())
         manifest["files"] = digests([p for p in folder.iterdir() if p.is_file()], folder)
     elif folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
@@ -133,7 +133,7 @@ def convert(source: Path, target: Path, dtype: str, world_size: int) -> int:
 
 
 def export_one(run: Path, config: dict[str, Any], job: Job, dtype: str | None) -> None:
-    """One step, unless it is done; also what a kill left beside it goes."""
+    """One step, unless it is done; what a kill left beside it is deleted."""
     shutil.rmtree(_beside(manifest_path(run, job.step).parent), ignore_errors=True)
     if is_done(run, job, dtype):
         return
@@ -166,8 +166,8 @@ def export(run: Path, steps: Sequence[int] | None, dtype: str | None) -> Iterato
                 if steps is not None:
                     yield f"{held}: wait for it or stop it"
                 else:  # the jobs of an array each take what no other one holds
-                    tqdm.write(f"recipe.export: {held} and goes on", file=sys.stderr)
-            except Exception as error:  # one bad checkpoint must not cost the others
+                    tqdm.write(f"recipe.export: {held} and continues", file=sys.stderr)
+            except Exception as error:  # one bad checkpoint must not stop the others
                 yield f"step {job.step}: {_describe(error)}"
 
 
@@ -210,7 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     return run(
         lambda: export_as(options),
-        interrupted="the steps exported so far stay; the same command goes on with the rest",
+        interrupted="the steps exported so far stay; the same command continues with the rest",
     )
 
 

@@ -33,12 +33,12 @@ class Job:
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """The run's resolved config.yaml; ExportError where the folder is no run folder."""
+    """The run's resolved config.yaml; ExportError where the folder is not a run folder."""
     path = RunFolder(run).config
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ExportError(f"{run} is no run folder: it has no config.yaml") from None
+        raise ExportError(f"{run} is not a run folder: it has no config.yaml") from None
     except (OSError, UnicodeError, yaml.YAMLError) as error:
         raise ExportError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict):
@@ -101,7 +101,7 @@ def manifest_path(run: Path, step: int) -> Path:
 def is_done(run: Path, job: Job, dtype: str | None) -> bool:
     """True where the manifest is there and still belongs to these shards.
 
-    A training that went on from an earlier step may have written the same step anew: shards newer
+    A training resumed from an earlier step may have written the same step again: shards newer
     than the manifest count as the same only by their sha256. ExportError where it is there at
     another dtype than the one asked for.
     """

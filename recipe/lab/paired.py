@@ -14,7 +14,7 @@ class Difference:
     """Mean over seeds of (one arm - the other), half the width of its interval, and the seeds."""
 
     mean: float
-    half_width: float | None  # None below two seeds: no interval can be told
+    half_width: float | None  # None below two seeds: there is no interval
     seeds: int
 
     @property

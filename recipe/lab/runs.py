@@ -1,6 +1,6 @@
 """One run of an experiment: train, export, measure; its line of the record.
 
-Every stage finds what an earlier call left, so a killed run goes on. A run whose line is on the
+Every stage finds what an earlier call left, so a killed run is resumed. A run whose line is on the
 record with the same digest is not made again.
 """
 

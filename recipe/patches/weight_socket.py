@@ -3,7 +3,7 @@
 After every step verl 0.9.1 hands the actor's weights to the engine through a socket in /tmp named
 after the Ray job. A run that starts a Ray of its own, as `recipe.train` does, is job 01000000
 there, and so is every other: two runs on one machine use one socket. When both hand over at the
-same moment an engine gets the other run's weights, or both wait for ever (seen). verl's pull
+same moment an engine gets the other run's weights, or both wait forever (seen). verl's pull
 request 6246 meant to tell jobs apart by that id. Here the id of the run, a new one for every
 launch, goes into the socket's name on both sides.
 

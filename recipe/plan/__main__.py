@@ -29,7 +29,8 @@ def work_of(config: DictConfig, gpus: int, mean_response: int | None, validation
     actor, rollout = roles.actor, roles.rollout
     if gpus % rollout.tensor_model_parallel_size:
         raise ConfigError(
-            f"--gpus {gpus} is no multiple of actor_rollout_ref.rollout.tensor_model_parallel_size="
+            f"--gpus {gpus} is not a multiple of "
+            "actor_rollout_ref.rollout.tensor_model_parallel_size="
             f"{rollout.tensor_model_parallel_size}: change one of them"
         )
     prompt, response = data.max_prompt_length, data.max_response_length

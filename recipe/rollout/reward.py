@@ -2,9 +2,9 @@
 
     reward = accuracy + format_weight * format * [accuracy = 1 or not format_gated] - overlong
 
-accuracy is 0 or 1, from `prompt_aug.grading`, which is told the question: an answer that only
+accuracy is 0 or 1, from `prompt_aug.grading`, which gets the question too: an answer that only
 repeats a formula of it earns nothing (status "echo"); format is the drawn template's own, in
-[0, 1] and dyadic, of the text after the prefill (arXiv 2602.03190 pays it for wrong answers too:
+[0, 1] and dyadic, of the text after the prefill (arXiv 2602.03190 gives it for wrong answers too:
 the default). `overlong` is DAPO's soft punishment (arXiv 2503.14476, eq. 13), with L the response
 length, L_max its limit, and C the buffer, all in tokens:
 
@@ -67,7 +67,7 @@ class RecipeRewardManager(RewardManagerBase):
         row = item.non_tensor_batch
         drawn = row["tool_extra_fields"]
         template = self.bank[drawn["template"]]
-        # In a thread: a hard answer waits for a worker process, others go on meanwhile.
+        # In a thread: a hard answer waits for a worker process, while others are graded.
         graded = await asyncio.to_thread(
             grade,
             text,

@@ -89,7 +89,7 @@ class Complaints:
 
 
 async def twice(call: Callable[[], Awaitable[T]], tell: Callable[[BaseException], None]) -> T:
-    """What `call` gives, once more where it failed; the first error is told, a second one raised.
+    """What `call` gives, once more where it failed; the first error is logged, a second one raised.
 
     A request or a worker that failed for once must not end a training of days.
     """
@@ -209,7 +209,7 @@ class GroupedAgentLoopWorker(_Worker):
             # A copy: verl hands the same dict to all questions of a batch.
             tag = await self._run_group(prompt, dict(sampling_params), partition, count)
         except Exception as error:
-            # One boundary: a group must end in some status, or the trainer waits for ever.
+            # One boundary: a group must end in some status, or the trainer waits forever.
             self._complaints.tell(f"question {prompt['uid']}", error)
             tag = failure(error, lost=count, asked=count)
         # After its rows: the replay buffer takes a group, with the rows there are, once it is done.
@@ -229,7 +229,7 @@ class GroupedAgentLoopWorker(_Worker):
         )
         errors = [r for r in results if isinstance(r, BaseException)]
         for error in errors:
-            self._complaints.tell(f"rollout of question {uid}, asked for again,", error)
+            self._complaints.tell(f"repeated rollout of question {uid}", error)
         if errors:
             return failure(errors[0], lost=len(errors), asked=count)
         await twice(

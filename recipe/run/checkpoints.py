@@ -1,10 +1,10 @@
-"""Which checkpoints of a run are whole, from which one it goes on, and which may be deleted.
+"""Which checkpoints of a run are whole, which one it resumes from, and which may be deleted.
 
 verl 0.9.1 writes ``global_step_N/actor/{model,optim,extra_state}_world_size_W_rank_R.pt`` from
 every rank, then ``global_step_N/data.pt``, then overwrites ``latest_checkpointed_iteration.txt``
 (the tracker) in place. It believes the tracker: where the folder that it names is gone, or the
-tracker is missing, verl starts anew in silence; where a file is cut, it fails at every start. So
-before every start `repair` looks at the folders themselves.
+tracker is missing, verl silently starts from scratch; where a file is cut, it fails at every start.
+So before every start `repair` looks at the folders themselves.
 """
 
 import json
@@ -20,7 +20,7 @@ from recipe.run.folder import CHECKPOINT, numbered
 TRACKER = "latest_checkpointed_iteration.txt"
 STATE = "recipe_state.json"  # counts and statistics of the trainer, beside verl's files
 DATA = "data.pt"  # the state of the data loader, which verl writes after all shards
-DELETED = ".deleted_"  # a folder of this prefix is on its way out
+DELETED = ".deleted_"  # a folder of this prefix is being deleted
 # Key of verl's save_contents -> how its files begin.
 SHARDS = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
 
@@ -81,7 +81,7 @@ def _archive_damage(folder: Path, name: str) -> str | None:
 
 
 def damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
-    """Why a checkpoint cannot be gone on from; None for a whole one. `contents`: `shard_damage`."""
+    """Why a checkpoint cannot be resumed from; None for a whole one. `contents`: `shard_damage`."""
     if why := shard_damage(folder, contents) or _archive_damage(folder, DATA):
         return why
     try:
@@ -94,12 +94,12 @@ def damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
 
 
 def repair(checkpoints: Path, contents: Iterable[str] = tuple(SHARDS)) -> list[str]:
-    """Let the tracker name the checkpoint to go on from; returns what there is to tell the user.
+    """Let the tracker name the checkpoint to resume from; returns messages for the user.
 
     That is the one it names, if it is whole, else the newest whole one before it; without a legible
-    tracker the newest whole one. A run without any checkpoint starts anew, also where its first one
-    was cut by a kill. ConfigError where a tracker says that there was a checkpoint, and none is
-    whole: training anew among what is left of it is never what was meant.
+    tracker the newest whole one. A run without any checkpoint starts from scratch, also where its
+    first one was cut by a kill. ConfigError where a tracker says that there was a checkpoint, and
+    none is whole: training from scratch among what is left of it is never what was meant.
     """
     for folder in checkpoints.glob(f"{DELETED}*"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -112,7 +112,7 @@ def repair(checkpoints: Path, contents: Iterable[str] = tuple(SHARDS)) -> list[s
     before = [step for step in whole if tracked is None or step < tracked]
     if not whole:
         if not (checkpoints / TRACKER).exists():
-            return [f"step {n} is not whole ({why}): starting anew" for n, why in bad.items()]
+            return [f"step {n} is not whole ({why}): starting over" for n, why in bad.items()]
         raise ConfigError(_nothing_whole(checkpoints, tracked, bad))
     chosen = max(before or whole)
     write_text(checkpoints / TRACKER, str(chosen))
@@ -130,12 +130,12 @@ def _nothing_whole(checkpoints: Path, tracked: int | None, bad: dict[int, str | 
     said = f"names step {tracked}" if tracked is not None else "is there"
     return (
         f"{checkpoints / TRACKER} {said}, but no whole checkpoint is left ({found}). Put one back, "
-        f"choose another recipe.run_dir, or delete {checkpoints} to start anew"
+        f"choose another recipe.run_dir, or delete {checkpoints} to start from scratch"
     )
 
 
 def check_ranks(checkpoints: Path, ranks: int) -> None:
-    """ConfigError where the checkpoint to go on from is of another number of ranks.
+    """ConfigError where the checkpoint to resume from is of another number of ranks.
 
     Every rank of verl's FSDP engine loads the shard with its own number and world size.
     """
@@ -176,7 +176,7 @@ def surplus(
 ) -> list[int]:
     """The steps to delete: all but the newest `last`, multiples of `every`, `best` and `tracked`.
 
-    Without `last` none. `tracked` is the step to go on from; steps after it are not whole yet or
+    Without `last` none. `tracked` is the step to resume from; steps after it are not whole yet or
     not this run's any more, and are left alone.
     """
     if not last or tracked is None:

@@ -20,7 +20,7 @@ def diverted(log: Path) -> Iterator[TextIO]:
     """Append all that this process and its children print to `log`; yields the standard output.
 
     What is written to the yielded file reaches the user; at the end everything does again. A line
-    that Python prints over and over is told with a count.
+    that Python prints over and over is counted instead (`recipe.run.repeats`).
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""How a run has ended: the first cause, what is saved, where to look, and how to go on."""
+"""How a run has ended: the first cause, what is saved, where to look, and how to resume."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ PREFIX = re.compile(r"^(?:\([^()]*pid=[^()]*\) ?)+(?:ERROR \S+ \S+ \[[^\]]*\] )?
 RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b")  # at no indentation
 # How Ray describes a dead actor, a line each, below the first line of its error.
 ACTOR = re.compile(r"^\s+(class_name|pid|ip): (\S+)", re.MULTILINE)
-FULL = 2**26  # with fewer bytes free, a write that failed did so for want of room
+FULL = 2**26  # with fewer bytes free, a write that failed did so for lack of room
 
 
 def record(run: folder.RunFolder, code: int, told: str) -> None:
@@ -43,7 +43,7 @@ def how_to_go_on(config: DictConfig) -> str:
     saved = checkpoints.tracked_step(Path(config.trainer.default_local_dir))
     done = max((line["step"] for line in folder.read_metrics(Path(run_dir))), default=0)
     if saved:
-        return f"step {saved} is saved in {run_dir}: the same command goes on from there"
+        return f"step {saved} is saved in {run_dir}: the same command continues from there"
     every = f"trainer.save_freq={config.trainer.save_freq}"
     if done:
         return f"{done} steps were done and none was saved ({every}): the same command starts anew"
@@ -81,7 +81,7 @@ def first_cause(error: BaseException) -> str:
     """The error that began a chain, as one line: its class and message.
 
     A remote error's text ends with the traceback of the process in which it happened. Of a dead
-    actor its class, process and node are told: most often the kernel has killed it for memory.
+    actor its class, process and node are named: most often the kernel has killed it for memory.
     """
     while (cause := getattr(error, "cause", None) or error.__cause__) is not None:
         error = cause

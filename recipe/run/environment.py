@@ -58,7 +58,7 @@ def set_defaults(*, cpu: bool, **more: str) -> None:
 
 
 def keep_wandb_run(path: Path) -> None:
-    """One wandb run for all starts of a training: its id stands in the file `path`.
+    """One wandb run for all starts of a training: its id is in the file `path`.
 
     wandb leaves out steps that it has seen: those trained again after a resume keep their first
     values there, while metrics.jsonl has the second.

@@ -47,7 +47,7 @@ class RunFolder:
     timing.json         {"wall_seconds": s} of scripts/demo.sh
     measured.json       what recipe.lab.measure says of the exported steps; seconds.json: its stages
     tensorboard/        the same numbers for TensorBoard; .wandb_run_id names the run in wandb
-    .stop               somebody wants the run to end (recipe.run.stop, these three)
+    .stop               the run is asked to end (recipe.run.stop, these three)
     .stepping           training steps have begun: there is work to save
     .hung               why the watchdog ended the trainer's process
     """
@@ -111,7 +111,7 @@ class RunFolder:
         return self.exported(step) / MANIFEST
 
     def export_lock(self, step: int) -> Path:
-        """Held by whoever exports the step."""
+        """Held by the process that exports the step."""
         return self.exports / ".locks" / f"step_{step}"
 
     @property
@@ -281,7 +281,7 @@ def _finite(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def metrics_line(step: int, metrics: dict[str, Any]) -> dict[str, Any]:
-    """The JSON object of `step` for metrics.jsonl; what is no number or text is left out.
+    """The JSON object of `step` for metrics.jsonl; what is not a number or text is left out.
 
     NaN and infinity, which JSON does not have, become null, and are read back as NaN.
     """
@@ -306,9 +306,9 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def truncate_metrics(run_dir: Path, last_step: int) -> None:
-    """Keep the lines of metrics.jsonl up to `last_step`, before training goes on from there.
+    """Keep the lines of metrics.jsonl up to `last_step`, before training is resumed there.
 
-    A run that starts anew, because nothing was saved, adds them to metrics.before.jsonl.
+    A run that starts from scratch, because nothing was saved, adds them to metrics.before.jsonl.
     """
     run = RunFolder(run_dir)
     lines = [_finite(line) for line in read_lines(run.metrics)]
@@ -320,9 +320,9 @@ def truncate_metrics(run_dir: Path, last_step: int) -> None:
 
 
 def record_environment(run_dir: Path) -> None:
-    """Write environment.json when training starts; when it goes on, add to its list ``resumed``.
+    """Write environment.json when training starts; when it is resumed, add to its list ``resumed``.
 
-    What trained the first steps stays on record, whatever version goes on or looks in later.
+    What trained the first steps stays on record, whatever version resumes the run later.
     """
     path, now = RunFolder(run_dir).environment, environment.describe()
     if path.exists():

@@ -32,7 +32,7 @@ STAGES = {
 }
 TRAINING = "training"  # after the last stage: steps begin, the first one is `step` + 1
 POLL = 0.25  # seconds
-STILL = 60.0  # seconds after which a stage under way is told without a terminal
+STILL = 60.0  # seconds between lines about a stage under way, without a terminal
 BAR = "{desc} {percentage:3.0f}%|{bar:12}| {n_fmt}/{total_fmt} {postfix}"
 
 
@@ -101,7 +101,7 @@ def describe(lines: list[dict[str, Any]], total: int) -> str:
 
 
 class Lines:
-    """Stages and steps as plain lines: for a file, or a terminal that is none of ours."""
+    """Stages and steps as plain lines: for a file or a pipe."""
 
     def __init__(self, out: TextIO, total: int) -> None:
         self.out, self.total, self.told = out, total, 0.0
@@ -237,7 +237,7 @@ def follow(config: DictConfig, out: TextIO) -> Iterator[Callable[[str], None]]:
     follower, stop = Follower(config, out), threading.Event()
 
     def show() -> None:
-        # The terminal may be gone (a closed pipe): the training goes on without being shown.
+        # The terminal may be gone (a closed pipe): the training continues without being shown.
         with contextlib.suppress(OSError):
             last = False
             while not last:

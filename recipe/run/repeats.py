@@ -1,9 +1,9 @@
-"""Lines that are printed over and over, told with a count in place of all of them.
+"""Lines that are printed over and over, shown with a count in place of all of them.
 
 An engine that dies raises one error for every rollout, and each time it is a hundred lines: 85,000
 in 15 s, among which the first, which says why, is hard to find. A line is taken for a repeat of one
 that differs from it in its numbers alone. Up to `FREE` of them within `QUIET` seconds are let
-through: steps, tables and settings stay as they are. Above that one is told each time that their
+through: steps, tables and settings stay as they are. Above that one is shown each time that their
 number has doubled, until none has come for `QUIET` seconds. So the first of every line is there,
 and a million repeats of it add 65 lines.
 """
@@ -47,7 +47,7 @@ class Repeats:
         self.clock = clock
         self.seen: dict[str, Seen] = {}
         self.swept = clock()
-        self.shown = True  # the line before: one without words, as ^^^^^, shares its fate
+        self.shown = True  # the line before: one without words, as ^^^^^, is treated like it
 
     def see(self, line: str) -> list[str]:
         """The lines to print now that `line` has come: itself, a count, or nothing."""

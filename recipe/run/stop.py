@@ -4,7 +4,7 @@
     SIGTERM -> writes RUN/.stop                    looks for RUN/.stop while it waits for
     (a second SIGTERM, or one before the first       rollouts and after every step
      step has begun: ends at once)                 saves, raises StoppedError
-    exit code 75: the same command goes on         <-
+    exit code 75: the same command continues         <-
 
 A job's script also tells when the job will be killed: RECIPE_DEADLINE, in seconds since the epoch.
 Then the trainer ends after the last step that fits, by the step times it has measured, and needs no
@@ -29,14 +29,14 @@ from recipe.run import processes
 from recipe.run.environment import DEADLINE
 from recipe.run.folder import RunFolder
 
-AGAIN = 75  # exit code, EX_TEMPFAIL of sysexits.h: ended early, the same command goes on
+AGAIN = 75  # exit code, EX_TEMPFAIL of sysexits.h: ended early, the same command continues
 KILLED = 143
 SAME = 5.0  # seconds in which a second signal is taken for an echo of the first
 GRACE = 20.0  # seconds from a signal that must end the process to its end, Ray's included
-EARLY = "ended early, the same command goes on: "
+EARLY = "ended early, the same command continues: "
 NOTHING_SAVED = "SIGTERM before the first step, nothing to save"
-# Seconds that the trainer may wait for a dead engine or actor. During rollouts it is told of it at
-# once, and saves; an actor that hands weights over is never told.
+# Seconds that the trainer may wait for a dead engine or actor. During rollouts it learns of it at
+# once, and saves; an actor that hands weights over never does.
 DEAD = 300.0
 GUARD = 1.1  # times hang_seconds until the guard, so that a wait that is looked at ends first
 SPARE = 1.2  # the next step and its checkpoint may take this times the longest one seen
@@ -49,7 +49,7 @@ class StoppedError(UserError, RuntimeError):
 class Limit:
     """When the trainer must end. `clock` counts seconds and never goes back, as `deadline` does.
 
-    Not the time of day: where that is set anew, no step may seem to have taken an hour.
+    Not the time of day: when that clock is adjusted, no step may seem to have taken an hour.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Limit:
     def while_waiting(self) -> str | None:
         """Why the step under way must be given up; None: go on with it.
 
-        A signal without a deadline is a preemption, or a user who waits: nobody knows how long.
+        A signal without a deadline is a preemption, or a user who waits: how long is not known.
         With a deadline the step is given up only where it would not be finished in time.
         """
         if not self.request.exists():
@@ -111,7 +111,7 @@ class Limit:
 
 
 class Watchdog:
-    """Ends a wait in which nothing moves: verl waits for ever for an engine that hangs.
+    """Ends a wait in which nothing moves: verl waits forever for an engine that hangs.
 
     While the trainer waits for rollouts, `see` gets what moves when work gets done, as the number
     of finished groups, at every look; HungError once it has stood for `seconds`. Elsewhere, as
@@ -162,7 +162,7 @@ class Watchdog:
             return None
         return (
             f"{lost} has ended, and nothing has moved in the {self.clock() - self.died:.0f} s "
-            "since: it was killed, perhaps for want of memory, or has crashed"
+            "since: it was killed, perhaps for lack of memory, or has crashed"
         )
 
     def guard(
@@ -212,7 +212,7 @@ class Signals:
         Its SystemExit may be raised inside ray.get, which ends with SystemExit(1) whatever the
         code was. Ray's own handler, which ray.init sets and which stands until `listen` is called
         again, exits with the signal's number. StoppedError where there was no step to save,
-        SystemExit otherwise. A thread sees to it where the exception is lost (`_see_to_it`).
+        SystemExit otherwise. A thread ends the run where the exception is lost (`_see_to_it`).
         """
         over = threading.Event()
         seen, tells = os.pipe()
@@ -258,11 +258,11 @@ class Signals:
         sys.exit(code)
 
     def _see_to_it(self, seen: int, over: threading.Event) -> None:
-        """In a thread: a SIGTERM whose exception was lost ends the run all the same.
+        """In a thread: a SIGTERM whose exception was lost ends the run nevertheless.
 
         Python drops an exception that a handler raises inside a callback, as that of a fork or of a
         collection of garbage, whoever's handler it is: ray.init forks, and a run that was asked to
-        end went on to its last step. The interpreter writes every signal's number into the pipe.
+        end continued to its last step. The interpreter writes every signal's number into the pipe.
         """
         with os.fdopen(seen, "rb", buffering=0) as signals:
             while told := signals.read(1):

@@ -93,7 +93,7 @@ def settings_of(config: DictConfig, bank: Bank) -> Settings:
 
 
 def folder_of(config: DictConfig, bank: Bank) -> Path:
-    """Where the toy world of a configuration lies in the cache, built or not."""
+    """Where the toy world of a configuration is in the cache, built or not."""
     return Path(config.recipe.toy.cache).resolve() / digest(settings_of(config, bank), bank)
 
 
@@ -121,7 +121,7 @@ def make(settings: Settings, bank: Bank, cache: Path) -> Path:
 
 @contextlib.contextmanager
 def _turn(place: Path, waiting: str) -> Iterator[None]:
-    """Hold `place`, after whoever holds it now.
+    """Lock `place`, waiting for the process that holds it.
 
     Two that built one world would teach it twice, and the second would replace the model under the
     hands of the first.

@@ -35,12 +35,12 @@ class Fetched:
 
     batch: Any  # verl's keys, tags and partition
     data: Any  # as TransferQueue gives it: what verl's own functions take
-    rows: dict[str, list[Any]]  # columns that are no matrix
+    rows: dict[str, list[Any]]  # columns that are not matrices
     padded: dict[str, Tensor]  # matrices R x T, float32 as verl computes, 0 behind a row's end
     lengths: list[int]  # tokens of the response, verl's padding rows have one
 
     def real(self) -> list[int]:
-        """The rows that are no padding, sorted by group and rollout."""
+        """The rows that are not padding, sorted by group and rollout."""
         rows = [i for i, tag in enumerate(self.batch.tags) if not tag.get("is_padding", False)]
         sessions = [int(value) for value in self.rows["session_id"]]
         return sorted(rows, key=lambda i: (group_id(self.batch.keys[i]), sessions[i]))

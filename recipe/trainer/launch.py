@@ -102,7 +102,7 @@ def watch_head(
 ) -> None:
     """In a thread: `end` this process, with the reason, when Ray's head process has ended.
 
-    Ray would end it too, but a minute later and without a word.
+    Ray would end it too, but a minute later and without saying why.
     """
     run_dir = Path(config.recipe.run_dir)
     heads = processes.heads(str(run_dir))
@@ -128,7 +128,7 @@ def leave(
 
 
 def set_ray(config: DictConfig) -> None:
-    """What Ray is told: our variables for actors on other nodes, whose cluster, how loud.
+    """Settings of Ray: our variables for actors on other nodes, which cluster, what it prints.
 
     Without RAY_ADDRESS a run starts its own Ray: by itself Ray would join any that it finds on
     the machine, another run's for instance.
@@ -142,7 +142,7 @@ def set_ray(config: DictConfig) -> None:
         )
         if "RAY_ADDRESS" not in os.environ and not config.ray_kwargs.ray_init.get("address"):
             OmegaConf.update(config, "ray_kwargs.ray_init.address", "local", force_add=True)
-        if "RAY_ADDRESS" in os.environ:  # attached to a cluster, Ray refuses to be told its size
+        if "RAY_ADDRESS" in os.environ:  # attached to a cluster, Ray refuses a size
             for size in ("num_cpus", "num_gpus"):
                 OmegaConf.update(config, f"ray_kwargs.ray_init.{size}", None, force_add=True)
         # This process prints what workers on all nodes print, into logs/train.log.

@@ -1,7 +1,7 @@
 """Whether the actors of a run are alive, asked while the trainer waits for them.
 
 verl's trainer sends questions off and then looks into TransferQueue. Where a rollout worker or a
-storage unit of the queue has died, nothing ever comes: the watchdog would notice after
+storage unit of the queue has died, nothing arrives: the watchdog would notice after
 ``recipe.rollout.hang_seconds``, an hour. Ray knows within seconds, on any node.
 """
 
@@ -25,7 +25,7 @@ def named_actors() -> set[str]:
 
 
 class Liveness:
-    """Which actors that were there are there no more.
+    """Which named actors have ended.
 
     `named` gives the names of the live ones, `clock` seconds.
     """
@@ -41,12 +41,12 @@ class Liveness:
         self.next = clock()
 
     def gone(self) -> list[str]:
-        """Who has ended; asked at most every `EVERY` seconds, none where Ray cannot tell."""
+        """Those that have ended; Ray is asked every `EVERY` seconds, [] where it cannot answer."""
         if self.clock() >= self.next:
             self.next = self.clock() + EVERY
             try:
                 self.alive = self.named()
-            except RayError:  # its head is gone: the launching process sees to that
+            except RayError:  # its head is gone: the launching process ends the run
                 return []
             self.known |= self.alive
         return sorted(self.known - self.alive)
@@ -55,6 +55,6 @@ class Liveness:
         """Raises LostEngineError where one has ended."""
         if gone := self.gone():
             raise LostEngineError(
-                f"{', '.join(gone)} ended in the middle of a step: killed, perhaps for want of "
+                f"{', '.join(gone)} ended in the middle of a step: killed, perhaps for lack of "
                 "memory, or crashed"
             )

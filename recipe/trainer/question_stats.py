@@ -1,7 +1,7 @@
 """What a run knows of its questions from step to step: HAPO's history and the curriculum.
 
 Both are sections of the configuration (``recipe.history``, ``recipe.curriculum``), both live on
-the driver, and both travel with the checkpoint, so that a resumed run goes on with what it knew.
+the driver, and both travel with the checkpoint, so that a resumed run has what it knew.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""DAPO's dynamic sampling (arXiv 2503.14476) with an end: verl's filter and a bound on its work.
+"""DAPO's dynamic sampling (arXiv 2503.14476), bounded: verl's filter with a limit on its work.
 
 verl 0.9.1 throws away every group whose accuracies are all equal and asks for two new questions in
 its place, for as long as it takes: where no group ever has a signal, the step never ends. Here the
@@ -37,7 +37,7 @@ class BoundedReplayBuffer(ReplayBuffer):
     """verl's synchronous buffer; evicted groups wait in reserve until the step is complete.
 
     `settings` is the section ``recipe.dynamic_sampling``, `group_size` the responses to a training
-    question, `in_rounds` whether runs are to be repeatable; `on_evicted` is told the trainer's uid
+    question, `in_rounds` whether runs are to be repeatable; `on_evicted` gets the trainer's uid
     of a group without signal and the accuracy that all its responses share.
 
     Overrides of verl:
@@ -122,7 +122,7 @@ class BoundedReplayBuffer(ReplayBuffer):
     def _refuse_failures(self, partition_id: str) -> None:
         """RolloutError where rollouts failed, once all are done; at once where an actor is gone.
 
-        verl would train on the rollouts that there are, or wait for ever for a dead engine.
+        verl would train on the rollouts that there are, or wait forever for a dead engine.
         """
         failed = self.failure_keys[partition_id]
         if not failed:
@@ -138,7 +138,7 @@ class BoundedReplayBuffer(ReplayBuffer):
             what, questions = "the step's", self.generated
         lost, asked = sum(tag["lost"] for tag in tags), tags[0]["asked"]
         told = (
-            f"{lost} of {what} {questions * asked} rollouts failed, also when asked for again, of "
+            f"{lost} of {what} {questions * asked} rollouts failed, also when repeated, of "
             f"{len(failed)} of {questions} questions; nothing is trained on a part. The first "
             f"error: {tags[0]['error']}"
         )

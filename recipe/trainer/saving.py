@@ -2,7 +2,7 @@
 
 A step that has been trained is not lost to a time limit, a preemption or a signal: the trainer
 saves at the next boundary of a step, or, where the step under way would not be finished in time,
-gives its rollouts up and saves the step before, with the data loader as it was at its beginning
+discards its rollouts and saves the step before, with the data loader as it was at its beginning
 (recipe/run/stop.py decides which).
 """
 
@@ -52,9 +52,9 @@ class SavingTrainer(PPOTrainerSync):
       on_step_end
       on_validate_begin
       step                ends the run before, in or after a step, with the last finished one saved
-      _validate           saves the step before it where its rollouts fail
+      _validate           saves the last finished step where its rollouts fail
       _save_checkpoint    our state goes along; the disk is asked first, older ones go afterwards
-      _load_checkpoint    reads our state; metrics.jsonl goes on from the step of the checkpoint
+      _load_checkpoint    reads our state; metrics.jsonl continues from the step of the checkpoint
     """
 
     told_unscored = False
@@ -122,7 +122,7 @@ class SavingTrainer(PPOTrainerSync):
     # ---------------------------------------------------------------- checkpoints
 
     def _save_checkpoint(self, state: dict[str, Any] | None = None) -> None:
-        """As in verl, with `state` beside it; then the older ones that nobody asked to keep go."""
+        """As in verl, with `state` beside it; then the older ones that are not kept are deleted."""
         began = time.monotonic()
         self.watchdog.begin()
         lacking = checkpoints.missing_room(self.saves)

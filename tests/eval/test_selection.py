@@ -62,7 +62,7 @@ def test_a_test_set_is_refused_unless_it_is_said_and_then_marked(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(run), "--benchmark", "math500"]) == 1
-    assert "no validation split" in capsys.readouterr().err
+    assert "not a validation split" in capsys.readouterr().err
     assert not list(run.rglob("selection.json"))
     assert main([str(run), "--benchmark", "math500", "--on-test-set"]) == 0
     assert "warning: picked on a test set" in capsys.readouterr().out
@@ -88,7 +88,7 @@ def test_what_is_no_validation_split_is_refused(run: Path, tmp_path: Path, fault
         (tmp_path / "held.parquet").unlink()
     else:
         RunFolder(run).data("train").unlink()
-    with pytest.raises(EvaluationError, match="no validation split"):
+    with pytest.raises(EvaluationError, match="not a validation split"):
         select(run, "held")
 
 

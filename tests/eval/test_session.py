@@ -81,7 +81,7 @@ def test_an_engine_that_cannot_exchange_starts_anew(capsys: pytest.CaptureFixtur
         serve(held, "a")
         serve(held, "b")
         assert (held.starts, engine.served) == (2, "b")
-    assert "not exchanged" in capsys.readouterr().out
+    assert "not reloaded" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("error", "swaps"), [(1.5e-4, 1), (1e-3, 0)])

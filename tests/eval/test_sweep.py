@@ -106,7 +106,7 @@ def test_ctrl_c_is_one_line_and_loses_nothing(
     engine.die_after = 2
     assert sweep.main([str(run)]) == 130
     error = capsys.readouterr().err
-    assert "Traceback" not in error and "the same command goes on" in error
+    assert "Traceback" not in error and "the same command continues" in error
     engine.die_after = None
     assert sweep.main([str(run)]) == 0
     assert len(engine.asked) == 15

@@ -85,12 +85,12 @@ def test_killed_and_with_one_engine_it_gives_what_a_fresh_engine_for_each_gives(
 ) -> None:
     fresh = tmp_path / "fresh"
     said = finish("eval.sweep", str(run), "--out", str(fresh), "--no-reload")
-    assert "engine: 3 started, weights taken up 0 times" in said
+    assert "engine: 3 started, weights reloaded 0 times" in said
     made = kill_in_the_middle(run / "eval", "eval.sweep", str(run))
     assert 0 < made < len(STEPS) * 512
     assert len(list(run.glob("eval/*/step_*/scores.json"))) < len(STEPS)
     said = finish("eval.sweep", str(run))
-    assert "engine: 1 started, weights taken up" in said and "starts anew" not in said
+    assert "engine: 1 started, weights reloaded" in said and "restarted" not in said
     answers = []
     for step in STEPS:
         (ours,), (theirs,) = run.glob(f"eval/*/step_{step}"), fresh.glob(f"*/step_{step}")
@@ -129,7 +129,7 @@ def test_the_old_head_of_a_reload_is_found_out_and_an_engine_started(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "nats per token away from" in done.stdout
-    assert "engine: 2 started, weights taken up 0 times" in done.stdout
+    assert "engine: 2 started, weights reloaded 0 times" in done.stdout
 
 
 def test_a_real_benchmark_file_is_graded(run: Path, tmp_path: Path, shared_data: Path) -> None:

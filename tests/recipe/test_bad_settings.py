@@ -87,7 +87,7 @@ SETTINGS: list[tuple[str, str]] = [
     ("data.train_batch_size=30", "is not a multiple of"),
     (f"{A}.ppo_mini_batch_size=0", "greater than or equal to 1"),
     (f"{A}.ppo_micro_batch_size_per_gpu=48", "does not divide the 64 rows"),
-    (f"{R}.max_model_len=100", "cut responses earlier"),
+    (f"{R}.max_model_len=100", "silently cut responses"),
     (f"{R}.top_p=0", "greater than 0"),
     (f"{R}.top_p=1.5", "less than or equal to 1"),
     (f"{R}.gpu_memory_utilization=2", "less than or equal to 1"),
@@ -113,7 +113,7 @@ SETTINGS: list[tuple[str, str]] = [
     ("trainer.max_actor_ckpt_to_keep=0", "greater than or equal to 1"),
     ("trainer.logger=[consol]", "'console'"),
     ("trainer.logger=tensorbord", "'tensorboard'"),
-    ("trainer.resume_mode=disable", "goes on from its own last checkpoint"),
+    ("trainer.resume_mode=disable", "resumed from its own last checkpoint"),
     # the recipe's own
     ("recipe.seed=-1", "greater than or equal to 0"),
     ("recipe.seed=4294967296", "less than 4294967296"),
@@ -213,7 +213,7 @@ def test_a_bad_value_is_refused(base: Any, setting: str, words: str) -> None:
     assert words in said
     # The message names a key in full, and says something about no other section.
     assert any(name in said for name in (key, key.rpartition(".")[0])) or "bank" in said
-    assert "goes on from the last checkpoint" not in said
+    assert "from the last checkpoint" not in said
 
 
 def test_checkpoints_may_be_where_the_run_folder_has_them(base: Any, tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ COMMANDS: list[tuple[list[str], int, str]] = [
     (["toy", "++trainer.stepps=3"], 1, "no key 'trainer.stepps'"),
     (["toy", "+eval.temprature=1"], 1, "no key 'eval.temprature', did you mean eval.temperature"),
     (["toy", "~data.seed"], 1, "deletes a key"),
-    (["toy", "recipe.seed"], 1, "no override of the form key=value"),
+    (["toy", "recipe.seed"], 1, "not an override of the form key=value"),
     (["toy", "recipe.seed=1,2"], 1, "is a sweep"),
     (["toy", "recipe=3"], 1, "is a section"),
     (["toy", "recipe.augment=3"], 1, "is a section"),

@@ -231,7 +231,7 @@ def test_templates_are_the_draws_of_seed_epoch_and_question(finished: dict[str, 
 
 def test_a_terminated_run_saves_and_ends_with_75(finished: dict[str, Any]) -> None:
     assert finished["code"] == 75, finished["log"][-3000:]
-    assert "the same command goes on" in finished["log"]
+    assert "the same command continues" in finished["log"]
     assert finished["left"] == []
     assert finished["saved"] in (3, 4)  # 2 was the last one by save_freq
     assert finished["damage"] is None

@@ -98,7 +98,7 @@ def test_a_torn_configuration_costs_its_own_numbers_only(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("folder", "words"), [("nowhere", "is no folder"), ("", "is empty"), (".", "no run in")]
+    ("folder", "words"), [("nowhere", "is not a folder"), ("", "is empty"), (".", "no run in")]
 )
 def test_a_folder_without_runs_is_one_line(
     folder: str,

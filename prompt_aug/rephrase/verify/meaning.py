@@ -205,7 +205,7 @@ def _common(one: Counter[str], other: Counter[str]) -> int:
 
 
 def _people(question: Reading, candidate: Reading) -> Iterator[Reason]:
-    """Somebody who is in one text only: by name, or as somebody's brother."""
+    """A person who is in one text only: by name, or as a relative of another."""
     inside, before = (
         {stem(word.lower()) for word in re.findall(r"[A-Za-z]+", r.prose)}
         for r in (candidate, question)

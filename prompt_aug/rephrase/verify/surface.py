@@ -110,7 +110,7 @@ def copies(question: str, candidate: str, siblings: Sequence[str]) -> Iterator[R
 
 
 def leaked_answers(question: str, candidate: str, answers: Collection[str]) -> Iterator[Reason]:
-    """A right answer that stands in the candidate and not in the question."""
+    """A right answer that is in the candidate and not in the question."""
     own, found = read(question), read(candidate)
     before, inside = ({n.value for n in numbers(reading)} for reading in (own, found))
     for answer in answers:

@@ -158,7 +158,7 @@ def _value(token: str) -> Fraction | None:
 
 
 def _spelled(tokens: Sequence[str], place: int, token: str) -> Number | None:
-    """A run of number words, split where it is no number ("five six")."""
+    """A run of number words, split where it is not a number ("five six")."""
     if token not in _CARDINALS:
         return None
     end = place + 1

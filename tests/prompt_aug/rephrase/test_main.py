@@ -283,7 +283,7 @@ def test_a_signal_ends_the_run_after_what_is_in_flight(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         told = process.communicate()[1].decode()
         assert process.returncode == 1
-        assert "run it again to go on" in told
+        assert "run it again to continue" in told
         sent = len(endpoint.bodies)
     answered = lines(tmp_path / "out.parquet.work" / "answers.jsonl")
     assert 3 <= sent < 60

@@ -83,7 +83,7 @@ def check_scale(fn: Advantage, name: str) -> None:
     """Standard scores and ratios have no unit; differences have the reward's."""
     rewards_B, group_B = example()
     factor = 8.0 if name in ("dr_grpo", "rloo", "seed_grpo") else 1.0
-    # 1e-5: the epsilon of 1e-6 is no multiple of the reward
+    # 1e-5: the epsilon of 1e-6 is not a multiple of the reward
     close(fn(8.0 * rewards_B, group_B), factor * fn(rewards_B, group_B), 1e-5)
 
 

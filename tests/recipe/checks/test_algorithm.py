@@ -106,7 +106,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({NAME: "maxrl", "algorithm.use_kl_in_reward": True}, "algorithm.use_kl_in_reward rewards"),
     ({NAME: "maxrl", "recipe.reward.overlong.enable": True}, "overlong.enable rewards can be"),
     ({NAME: "maxrl", "recipe.history.enable": True}, "history.enable rewards can be negative"),
-    ({NAME: "maxrl"}, "pays for wrong ones too: set recipe.reward.format_weight=0"),
+    ({NAME: "maxrl"}, "rewards wrong ones too: set recipe.reward.format_weight=0"),
     ({NAME: "none", ENTROPY: 0.1, WEIGHTS: "clip_cov"}, "weights.name=clip_cov then has no effect"),
     ({NAME: "none", ENTROPY: 0.1, "recipe.history.enable": True}, "history.enable then has no"),
     ({NAME: "none", ENTROPY: 0.1, FILTER: True}, "filter_groups.enable then has no effect"),

@@ -220,7 +220,7 @@ def test_steps_that_are_not_there_and_folders_that_are_no_run(
     assert export.main([str(run), "--steps", "2,3"]) == 1
     assert "no whole checkpoint of the steps [3]: [0, 2, 4]" in capsys.readouterr().err
     assert export.main([str(tmp_path)]) == 1
-    assert "is no run folder" in capsys.readouterr().err
+    assert "is not a run folder" in capsys.readouterr().err
     assert converted == []
     for steps in (["two"], ["1,x"], ["all", "2"], ["2", ""]):
         with pytest.raises(SystemExit, match="2"):
@@ -261,7 +261,7 @@ def test_two_exports_exclude_each_other_by_step_and_not_the_training(
         (run / "hf" / f"step_{step}" / "manifest.json").unlink(missing_ok=True)
     with lock(run / "hf" / ".locks" / "step_4"):  # another job of the array
         assert export.main([str(run)]) == 0
-        assert "step 4: another export is at work on it and goes on" in capsys.readouterr().err
+        assert "step 4: another export is at work on it and continues" in capsys.readouterr().err
         assert export.main([str(run), "--steps", "4"]) == 1
     assert "step 4: another export is at work on it: wait for it" in capsys.readouterr().err
     assert converted == [2, 2]

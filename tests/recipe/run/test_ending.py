@@ -66,7 +66,7 @@ def test_an_early_end_is_told_in_its_own_words(
 
     monkeypatch.setattr(launch, "run", run)
     code, told = train.carry_out(config)
-    assert (code, told) == (75, "ended early, the same command goes on: a signal asked")
+    assert (code, told) == (75, "ended early, the same command continues: a signal asked")
     assert ending.own_words(StoppedError("here")) == "here"
 
 
