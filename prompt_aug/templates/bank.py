@@ -5,6 +5,7 @@ words SYSTEM and QUESTION, or only QUESTION, in the places of the message texts.
 come from there; format checks, category and answer tag from the project's template of that name.
 """
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -34,7 +35,7 @@ def load_bank(path: str | Path | None = None, format_setting: FormatSetting = "s
     """
     path = OWN_BANK if path is None else Path(path)
     try:
-        templates = _published(path) if path.suffix == ".json" else _from_yaml(path)
+        templates = _published(path) if path.suffix == ".json" else _from_yaml(read_text(path))
         return Bank(templates).with_format(format_setting)
     except FileError as error:
         raise BankError(f"template bank: {error}") from error
@@ -42,8 +43,8 @@ def load_bank(path: str | Path | None = None, format_setting: FormatSetting = "s
         raise BankError(f"template bank {path}: {error}") from error
 
 
-def _from_yaml(path: Path) -> list[Template]:
-    text = read_text(path)
+@functools.lru_cache(maxsize=8)  # by the text: templates are immutable, and yaml takes 14 ms
+def _from_yaml(text: str) -> tuple[Template, ...]:
     try:
         content = yaml.load(text, Loader=_UniqueKeyLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date
@@ -51,10 +52,10 @@ def _from_yaml(path: Path) -> list[Template]:
     section = content.get("templates") if isinstance(content, Mapping) else None
     if not isinstance(section, Mapping) or not section:
         raise BankError("it must have a section 'templates:' of records by name")
-    return [_template(str(name), entry) for name, entry in section.items()]
+    return tuple(_template(str(name), entry) for name, entry in section.items())
 
 
-def _published(path: Path) -> list[Template]:
+def _published(path: Path) -> tuple[Template, ...]:
     renderings, own = read_json(path), load_bank()
     if not isinstance(renderings, Mapping):
         raise BankError("published renderings are one ChatML string by template name")
@@ -72,7 +73,7 @@ def _published(path: Path) -> list[Template]:
                 source=f"published with arXiv 2602.03190, read from {path.name}",
             )
         )
-    return templates
+    return tuple(templates)
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

@@ -118,6 +118,7 @@ def describe() -> dict[str, Any]:
     }
 
 
+@functools.cache  # each reads a file, and packages do not change while a process runs
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
