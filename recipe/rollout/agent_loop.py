@@ -125,13 +125,14 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
             )
         ids = list(output.token_ids)[: self.response_length]
         logprobs = list(output.log_probs)[: self.response_length] if output.log_probs else None
+        # verl takes a mean over rollouts, and -1 for "not known".
         metrics["num_preempted"] = -1 if output.num_preempted is None else output.num_preempted
         return AgentLoopOutput(
             prompt_ids=trained_under,
             response_ids=ids,
             response_mask=[1] * len(ids),
             response_logprobs=logprobs,
-            num_turns=2,
+            num_turns=2,  # the user's and the assistant's, as verl counts
             metrics=metrics,
             extra_fields={
                 **output.extra_fields,

@@ -223,6 +223,7 @@ class GroupedAgentLoopWorker(_Worker):
             apply_greedy_sampling_params(params)
         loop, uid = self._agent_loop(prompt.pop("agent_name")), prompt["uid"]
         tell = partial(self._complaints.tell, f"rollout of question {uid}")
+        # All of them settle: one left with the engine would run on after its group has ended.
         results = await asyncio.gather(
             *(twice(partial(loop.run, params, session_id=i, **prompt), tell) for i in range(count)),
             return_exceptions=True,

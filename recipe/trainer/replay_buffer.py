@@ -105,6 +105,7 @@ class BoundedReplayBuffer(ReplayBuffer):
         return super()._wait_for_next_poll(partition_id, last_debug_time)
 
     def _refill(self, wanted: int) -> None:
+        """Ask for what the bound allows; verl counts all of `wanted` as asked for."""
         allowed = min(wanted, self.budget - self.generated)
         if allowed > 0 and not self.failure_keys["train"]:  # after a failure the run ends
             self.generated += allowed
@@ -160,6 +161,7 @@ class BoundedReplayBuffer(ReplayBuffer):
         if partition_id == "val" or self.filter_groups_metric is None:
             return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
         values = self._dapo_classification_cache[partition_id]
+        # To verl those in reserve are still finished groups: at every look they come again.
         new = sorted(silent - set(self.reserve))
         metrics: dict[str, float] = {}
         for uid in new:

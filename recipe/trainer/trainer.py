@@ -19,7 +19,6 @@ Every subclass of a class of verl lists in its docstring what it overrides, and 
 What replaces foreign code is listed in recipe.patches.
 """
 
-import copy
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -152,7 +151,8 @@ class RecipeTrainer(SavingTrainer):
             "batches_fetched": self.batches_fetched,
             "optimizer_steps": self.optimizer_steps,
             "wall_seconds": self.wall_seconds,
-            "question_stats": copy.deepcopy(self.question_stats.state()),
+            # A copy by itself: `step` takes it before a step that may be discarded.
+            "question_stats": self.question_stats.state(),
         }
 
     def load_own_state(self, state: dict[str, Any]) -> None:
