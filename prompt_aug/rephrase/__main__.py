@@ -232,7 +232,7 @@ def solved(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; the exit statuses are listed above."""
+    """Entry point; the exit statuses are in the help."""
     options = cli.build_parser((__doc__ or "").split("\n\n")[0]).parse_args(arguments)
     try:
         return run(options)

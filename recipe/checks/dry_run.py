@@ -82,7 +82,7 @@ def checkpoints(config: DictConfig, steps: int) -> str:
 
 
 def checkpoint_size(model: Any) -> int | None:
-    """Bytes of a checkpoint of a model folder or of a known hub id; None where none tells."""
+    """Bytes of a checkpoint of a model folder or of a known hub id; None where neither is known."""
     try:
         return checkpoint_bytes(shape_of(str(model)))
     except ConfigError:

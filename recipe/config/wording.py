@@ -7,7 +7,7 @@ ONE_RUN = (
     "commands"
 )
 
-# Reasons that the range does not tell by itself.
+# Reasons that the range does not show by itself.
 WHY = {
     f"{ROLLOUT}.temperature": "greedy responses of a group are all equal, so none has a signal",
     f"{ROLLOUT}.n": "a group needs other responses to compare a response with",

@@ -22,7 +22,7 @@ from prompt_aug.draw import draw, phrasing
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import Bank, Rendered
 
-EPOCH = "recipe_epoch"  # the column in which the trainer tells the epoch of a row
+EPOCH = "recipe_epoch"  # the column in which the trainer puts the epoch of a row
 
 
 def choose_template(augment: DictConfig, bank: Bank, seed: int, row: dict[str, Any]) -> str:

@@ -51,7 +51,7 @@ def how_to_go_on(config: DictConfig) -> str:
 
 
 def explain(error: BaseException, config: DictConfig) -> str:
-    """The cause of a run's end as far as its errors and the disk tell, where to look, what to do.
+    """The cause of a run's end as far as its errors and the disk show, where to look, what to do.
 
     The whole traceback goes to logs/error.txt of the run folder. torch reports a full disk as a
     wrong position in its file, so the room left is looked at too.

@@ -20,7 +20,7 @@ def nearest(folder: Path) -> Path:
 def unwritable(folder: Path) -> str | None:
     """Why `folder`, or where it would be made, takes no file; None: it does.
 
-    Tried with a file that has no name: rights alone do not tell of a quota, nor, to root, of a disk
+    Tried with a file that has no name: permissions alone do not show a quota, nor, to root, a disk
     mounted to be read.
     """
     place = nearest(folder)

@@ -6,7 +6,7 @@
      step has begun: ends at once)                 saves, raises StoppedError
     exit code 75: the same command continues         <-
 
-A job's script also tells when the job will be killed: RECIPE_DEADLINE, in seconds since the epoch.
+A job's script also sets when the job will be killed: RECIPE_DEADLINE, in seconds since the epoch.
 Then the trainer ends after the last step that fits, by the step times it has measured, and needs no
 signal. A file and not a message, because it must reach a busy actor on any node.
 """

@@ -123,8 +123,8 @@ def make(settings: Settings, bank: Bank, cache: Path) -> Path:
 def _turn(place: Path, waiting: str) -> Iterator[None]:
     """Lock `place`, waiting for the process that holds it.
 
-    Two that built one world would teach it twice, and the second would replace the model under the
-    hands of the first.
+    Two that built one world would train its model twice, and the second would replace the files
+    that the first has begun to use.
     """
     held = None
     while held is None:

@@ -132,7 +132,7 @@ def _origins(fetched: Fetched, rows: Sequence[int]) -> dict[str, Any]:
 
 
 def _grades(fetched: Fetched, rows: Sequence[int]) -> dict[str, Any]:
-    """What the reward worker said of a response."""
+    """What the reward worker returned for a response."""
     extra = [fetched.rows["extra_fields"][i] for i in rows]
     graded = [e["reward_extra_info"] for e in extra]
     return {

@@ -39,7 +39,7 @@ class QuestionStats:
         self.question_of.update(zip(groups, questions, strict=True))
 
     def see_group(self, group: str, accuracy: float) -> None:
-        """A group's pass rate, once; dynamic sampling tells those that may never be trained on."""
+        """A group's pass rate, once; dynamic sampling reports those it evicts."""
         question = self.question_of.pop(group, None)
         if self.curriculum.enable and question is not None:
             self.rates.update(question, accuracy)

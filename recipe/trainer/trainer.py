@@ -58,7 +58,7 @@ class RecipeTrainer(SavingTrainer):
     Overrides of verl, beside those of `SavingTrainer`:
       __init__               verl branches on the trainer's name; our state
       _build_replay_buffer   a bound on dynamic sampling; verl looks for finished groups every 2 s
-      _fetch_one_gen_batch   tells every row its epoch, which draws depend on; gives groups ids that
+      _fetch_one_gen_batch   gives every row its epoch, which draws depend on, and groups ids that
                              are the same in every run; the curriculum chooses
       _balance_batch         mini-batches that do not depend on which rollout finished first
       _compute_advantage     advantages, weights and statistics of whole groups, on the driver, from

@@ -2,7 +2,7 @@
 
 Retries are the client library's alone, with its handling of Retry-After. They are counted by a
 transport below it, which reserves the budget for every attempt before it is sent and ends all work
-on what no retry mends: a key that is refused, a quota that is used up, a limit that is reached.
+on what no retry repairs: a key that is refused, a quota that is used up, a limit that is reached.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class _Counted(httpx2.AsyncBaseTransport):
 
 
 def _refusal(response: httpx2.Response) -> RefusedError | None:
-    """What no retry mends, told; never the key."""
+    """The error for what no retry repairs; it never holds the key."""
     code, message = _error_of(response)
     if response.status_code in (401, 403):
         return RefusedError(
@@ -265,7 +265,7 @@ def _records(
 def _failures(
     request: Request, samples: list[int], error: Exception, used: Spending, start: float
 ) -> list[dict[str, Any]]:
-    """A record for each sample that was asked for in vain."""
+    """A record for each sample that got no answer."""
     final = isinstance(error, openai.BadRequestError | openai.UnprocessableEntityError)
     records = [
         _base(request, sample, start)
