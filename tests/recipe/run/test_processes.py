@@ -39,7 +39,7 @@ def wait_gone(pid: int, seconds: float = 20.0) -> bool:
 def test_end_kills_the_marked_and_only_those(tmp_path: Path) -> None:
     mine, other = sleeper(str(tmp_path / "a")), sleeper(str(tmp_path / "b"))
     try:
-        assert processes.end(str(tmp_path / "a"), patience=0.5) == 1
+        assert processes.end(str(tmp_path / "a"), patience=0.1) == 1
         assert mine.poll() is not None
         assert other.poll() is None
     finally:
