@@ -111,7 +111,7 @@ class VllmEngine:
     def __enter__(self) -> Self:
         self._on_cpu = not environment.has_gpu()
         environment.set_defaults(cpu=self._on_cpu, **ENVIRONMENT)
-        # After the variables: vLLM sets up its logging and chooses its platform at import.
+        # After the variables: vLLM sets up its logging when it is imported.
         from vllm import LLM
 
         options: dict[str, Any] = {"tensor_parallel_size": self._settings.tensor_parallel}

@@ -114,7 +114,7 @@ class PlatformCPU(PlatformBase):
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
-        # verl's vLLM server writes this variable; a name that nothing else reads.
+        # verl's vLLM server sets this variable: a name of our own, which no library reads.
         return "VERL_CPU_VISIBLE_DEVICES"
 
     @contextlib.contextmanager
