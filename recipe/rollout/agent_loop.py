@@ -125,7 +125,6 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
             )
         ids = list(output.token_ids)[: self.response_length]
         logprobs = list(output.log_probs)[: self.response_length] if output.log_probs else None
-        # verl takes a mean over rollouts, and -1 for "not known".
         metrics["num_preempted"] = -1 if output.num_preempted is None else output.num_preempted
         return AgentLoopOutput(
             prompt_ids=trained_under,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_aug.estimates import all_table, no_signal, pass_at_k, powers, wilson
@@ -49,6 +49,7 @@ def test_pass_all_by_hand() -> None:
     assert table[4].tolist() == [1.0, 1.0, 1.0]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))))
 def test_each_is_a_share_of_all_subsets(case: tuple[int, int]) -> None:
     n, c = case

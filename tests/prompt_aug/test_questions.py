@@ -7,7 +7,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_aug.questions import (
@@ -63,6 +63,7 @@ def test_row_by_hand() -> None:
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda t: t.strip())
 
 
+@settings(deadline=None)
 @given(TEXTS, st.lists(TEXTS, min_size=1, max_size=3), st.none() | st.integers(1, 5))
 def test_there_and_back(text: str, answers: list[str], level: int | None) -> None:
     made = make_question(

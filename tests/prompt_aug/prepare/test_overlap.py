@@ -3,7 +3,7 @@
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_aug.prepare.overlap import OverlapIndex, grams, near_duplicates, words
@@ -58,6 +58,7 @@ def test_short_questions_match_whole_only() -> None:
 
 
 @pytest.mark.parametrize("limit", [0.3, 0.5, 0.8, 1.0])
+@settings(deadline=None)
 @given(texts=st.lists(st.lists(st.sampled_from("abc"), max_size=7).map(" ".join), max_size=9))
 def test_near_duplicates_are_all_found(texts: list[str], limit: float) -> None:
     slow = set()

@@ -4,7 +4,7 @@ import itertools
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_aug.rephrase.choose import Choice, choose, distance, expected_power, mixed
@@ -45,6 +45,7 @@ def test_the_probability_of_mixed_rewards(
     assert mixed(rates, per_phrasing) == pytest.approx(expected, rel=1e-12)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 8), st.integers(0, 8)).map(lambda t: (min(t), max(t))),

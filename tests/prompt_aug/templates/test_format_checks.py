@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_aug.templates import load_bank
@@ -139,6 +139,7 @@ def test_a_repeated_tag_is_punished_under_every_teacher_template() -> None:
         )
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab{}\\ \n", max_size=30), st.integers(0, 12))
 def test_rewards_are_dyadic_and_in_range(noise: str, which: int) -> None:
     name = BANK.names[which]

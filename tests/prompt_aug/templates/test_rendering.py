@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -196,6 +196,7 @@ def test_a_question_cannot_end_its_own_turn(text: str) -> None:
         render(FULL, " \n", qwen())
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda t: t.strip()))
 def test_any_question_stands_unchanged_in_every_prompt(text: str) -> None:
     for template in BANK.values():
