@@ -84,7 +84,7 @@ _FOR_ALL = re.compile(
     r"|^\\text\{\s*(?:for\s+)?all(?:\s+(?:real|integers?|numbers?))*\s*\}\s*(?=[a-z]\s*(?:[<>]|\\[lg]e))"
 )
 _BUILDER = re.compile(
-    r"\\\{\s*[a-z]\s*[|:]\s*([^{}|:]*(?:[<>]|\\[lg]e)(?:[^{}|:]|\\text\{[^{}]*\})*)\\\}"
+    r"\\\{\s*[a-z](?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*[|:]\s*([^{}|:]*(?:[<>]|\\[lg]e)(?:[^{}|:]|\\text\{[^{}]*\})*)\\\}"
 )
 
 _REALS = re.compile(

@@ -70,8 +70,10 @@ def carries(answer: Steps, formula: Steps, golds: list[Steps]) -> bool:
     answer to 6/4, and a quotient like it), the formula must be there with its numbers and letters,
     and quotients as such.
     """
-    if not formula.made:
-        return False
+    if not formula.made:  # 0.75, where the answer is a fraction
+        number = formula.leaves[:1]
+        kept = number and number[0][1].real % 1 and _contains(answer.leaves, number)
+        return bool(kept) and not any(_contains(gold.leaves, number) for gold in golds)
     made = _products(formula.made)
     if not any(_contains(_products(gold.made), made) for gold in golds):
         return _contains(_products(answer.made), made)
@@ -79,6 +81,29 @@ def carries(answer: Steps, formula: Steps, golds: list[Steps]) -> bool:
     if any(_contains((*gold.made, *gold.leaves), everything) for gold in golds):
         return False
     return _contains((*answer.made, *answer.leaves), everything)
+
+
+def is_no_simpler(answer: Steps, formula: Steps, golds: list[Steps]) -> bool:
+    """Whether `answer` has as many steps, or as large a number, as `formula`, and no gold has.
+
+    Of steps two more than a gold. A number or a fraction of two numbers is never too long.
+    """
+    if not golds or _is_literal(answer):
+        return False
+    longest = max(len(gold.made) for gold in golds)
+    largest = max(_largest(gold) for gold in golds)
+    if longest < len(formula.made) <= len(answer.made) and len(answer.made) > longest + 1:
+        return True  # one step more is another form: 5(3x-16) is 15x-80
+    return largest < _largest(formula) <= _largest(answer)
+
+
+def _is_literal(steps: Steps) -> bool:
+    operations = [operation for operation, _ in steps.made]
+    return not operations or (operations == ["/"] and len(steps.leaves) == len("ab"))
+
+
+def _largest(steps: Steps) -> float:
+    return max((abs(value) for _, value in steps.leaves), default=0.0)
 
 
 def _products(steps: tuple[Step, ...]) -> tuple[Step, ...]:

@@ -1,0 +1,146 @@
+r"""The formulas of a question, in forms in which an answer can be compared with them.
+
+Labels, units, brackets, fonts and thousands separators do not count as tokens, so `x = 5` is
+spelled like `5`. Plain integers, words and letters are not formulas.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from prompt_aug.grading.normalize import canonical, is_balanced
+from prompt_aug.grading.notation import TEXT_PATTERN, whole
+from prompt_aug.grading.structure import Node, build, split_top
+from prompt_aug.grading.units import split_unit
+
+MAX_QUESTION = 20_000  # characters; the longest of 10081 real questions has 4309
+
+_MATH = re.compile(
+    r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]"
+    r"|\\begin\{(?:align|equation|gather)\*?\}(.+?)\\end\{",
+    re.DOTALL,
+)
+# A formula in running text: numbers, single letters and signs, at least one sign between two.
+_BARE = re.compile(
+    r"(?<![\w\\])(?:[\d.]+|[a-zA-Z](?![a-zA-Z])|[-+*/^(){}=<>!|\u2212√π×÷·±⁰¹²³⁴-⁹]|\s(?=\S))+"
+)
+_TOKEN = re.compile(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|\.\d+|[^\s\\]")
+_IDLE = frozenset(
+    (*"{}()[],;:.$&*!?+", r"\cdot", r"\times", r"\text", r"\displaystyle", r"\quad", r"\degree")
+)
+_DIVIDED = {"/": r"\frac", r"\div": r"\frac"}
+_PLAIN = re.compile(rf"[\s(]*-?(?:\d+|[A-Za-z]+|{TEXT_PATTERN})[\s).%]*")
+RELATION = re.compile(r"\\(?:le|ge|ne|lt|gt|in|equiv)(?![a-zA-Z])|[<>=]")
+ORDER = re.compile(r"(\\(?:le|ge|lt|gt)(?![a-zA-Z])|[<>])")
+_MIRRORED = {">": "<", r"\gt": r"\lt", r"\ge": r"\le"}
+LETTER_ALONE = re.compile(r"\s*[A-Za-z]\s*")
+
+
+def written_form(text: str) -> str:
+    r"""Canonical, but a repeating decimal is not yet the fraction that may be asked for."""
+    return canonical(text, fractions=False)
+
+
+@lru_cache(maxsize=512)
+def pieces_of(question: str) -> tuple[str, ...]:
+    """The formulas of the question, and the parts of each between commas."""
+    spans = [next(group for group in match.groups() if group) for match in _MATH.finditer(question)]
+    texts = [written_form(span) for span in (*spans, *_BARE.findall(_MATH.sub(" ; ", question)))]
+    return tuple(
+        dict.fromkeys(
+            piece
+            for text in texts
+            for piece in (text, *RELATION.split(text), *split_top(text, ",", ";", r"\\"))
+        )
+    )
+
+
+@lru_cache(maxsize=512)
+def formulas_of(question: str) -> dict[tuple[str, ...], list[str]]:
+    """Every formula of the question, and the sides and items of each, by their sorted tokens."""
+    pieces = pieces_of(question)
+    sides = (side for piece in pieces for side in RELATION.split(piece))
+    found: dict[tuple[str, ...], list[str]] = {}
+    for text in dict.fromkeys((*pieces, *sides)):
+        found.setdefault(tokens_in(text), []).append(text)
+    return found
+
+
+@lru_cache(maxsize=512)
+def leaves_of_question(question: str) -> tuple[str, ...]:
+    """The formulas of the question and the sides and items of each; no relation as a whole."""
+    sides = dict.fromkeys(side for piece in pieces_of(question) for side in RELATION.split(piece))
+    leaves = dict.fromkeys(leaf for side in sides for leaf in (side, *leaves_of(side)))
+    return tuple(
+        leaf
+        for leaf in leaves
+        if leaf.strip() and is_formula(leaf) and is_balanced(leaf) and not _ROW.search(leaf)
+    )
+
+
+def tokens_in(text: str) -> tuple[str, ...]:
+    """The tokens that carry meaning, sorted; without label and unit."""
+    label = re.match(r"\s*[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z, ]{1,9}\))?\s*=(?!.*[=<>])", text)
+    text = split_unit(text[label.end() :] if label else text)[0].rstrip("% ")
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    for spelling, plain in _RESPELLED:
+        text = spelling.sub(plain, text)
+    sides = ORDER.split(text)
+    if len(sides) == 3:  # a < b is b > a, and not a > b
+        low, sign, high = sides[::-1] if sides[1] in _MIRRORED else sides
+        return (*_sorted_tokens(low), _MIRRORED.get(sign, sign), *_sorted_tokens(high))
+    return _sorted_tokens(text)
+
+
+# Spellings that no arithmetic is needed for: 07, x - -1, \sqrt[2]{5}.
+_RESPELLED = (
+    (re.compile(r"(?<![\d.])0+(?=\d)"), ""),
+    (re.compile(r"(?<![\d.])\.(?=\d)"), "0."),
+    (re.compile(r"-\s*-"), "+"),
+    (re.compile(r"\+\s*\+"), "+"),
+    (re.compile(r"\\sqrt\s*\[\s*2\s*\]"), r"\\sqrt"),
+)
+
+
+def _sorted_tokens(text: str) -> tuple[str, ...]:
+    found = [token for token in _TOKEN.findall(text) if token not in _IDLE]
+    return tuple(sorted(part for token in found for part in _parts(token)))
+
+
+def _parts(token: str) -> Sequence[str]:
+    r"""A number is its digits, because `\log_2 32` and `\frac12` may be written without a gap."""
+    if not token[-1].isdigit():
+        return [_DIVIDED.get(token, token)]
+    return token.rstrip("0").rstrip(".") if "." in token else token
+
+
+_ROW = re.compile(r"^(?!.*\\begin).*(?:&|\\end)|\\begin(?!.*\\end)", re.DOTALL)  # of a matrix
+
+
+def is_formula(text: str) -> bool:
+    """More than an integer, a letter or a word."""
+    return not _PLAIN.fullmatch(text)
+
+
+def last_side(written: str) -> str:
+    """What a chain comes to: who repeats the question and solves it answers. Never x of 5 = x."""
+    sides = split_top(written, "=")
+    while len(sides) > 1 and LETTER_ALONE.fullmatch(sides[-1]):
+        sides.pop()
+    return sides[-1]
+
+
+def leaves_of(text: str) -> list[str]:
+    """The values of an answer, without labels and units."""
+    return [value_of(leaf) for leaf in _walk(build(whole(written_form(text))))]
+
+
+def _walk(node: Node) -> Iterator[str]:
+    if not node.items:
+        yield node.text
+    for item in node.items:
+        yield from _walk(item)
+
+
+def value_of(leaf: str) -> str:
+    return split_unit(last_side(leaf))[0].rstrip("% ")
