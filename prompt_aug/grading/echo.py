@@ -53,7 +53,7 @@ _SOLVED = re.compile(r"\s*(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?'*\s*(?:\([a-z]\)\
 _REPEATED = re.compile(
     r"\d\s*\\(?:overline|bar|dot)(?![a-z])|\.\s*\\(?:overline|bar|dot)|\d\s*\.{3}|\.\d*\(\d+\)"
 )
-_PARTS = re.compile(rf"{TEXT_PATTERN}|\\cup(?![a-z])|\b(?:and|or)\b|[,;]")
+_PARTS = re.compile(rf"{TEXT_PATTERN}|\\cup(?![a-z])|\b(?:and|or)\b")
 _LETTER = re.compile(r"(?<![\\a-zA-Z])(?![ei](?![a-zA-Z]))[a-zA-Z]+(?![a-zA-Z])")
 _GREEK = re.compile(
     r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|tau|phi|omega)(?![a-z])"
@@ -168,17 +168,22 @@ def _is_unsolved(written: str, golds: Sequence[str]) -> bool:
     known = [written_form(gold) for gold in golds]
     if any(map(_has_letters, known)):
         return False
-    parts = _PARTS.split(_BUILDER.sub(r"\1", written))
-    leaves = [leaf for gold in golds for leaf in leaves_of(gold)]
-    return any(_has_unsolved(part) and not _ends_in(part, leaves) for part in parts)
+    ends = [end for gold in golds for end in (written_form(gold), *leaves_of(gold))]
+    return any(_has_unsolved(part) and not _ends_in(part, ends) for part in _parts_of(written))
 
 
-def _ends_in(part: str, leaves: list[str]) -> bool:
+def _parts_of(written: str) -> list[str]:
+    """What commas, "and", "or" and a union join; of {x | x > 2} the condition."""
+    pieces = _PARTS.split(_BUILDER.sub(r"\1", written))
+    return [part for piece in pieces for part in split_top(piece, ",", ";")]
+
+
+def _ends_in(part: str, answers: list[str]) -> bool:
     """Whether an equation says what an answer is the value of: AB = 5, P(A) = 1/3."""
     end = split_top(part, "=")[-1]
     return any(
-        _squeezed(end) == _squeezed(leaf) or _equal(value_of(end), value_of(leaf))
-        for leaf in leaves
+        _squeezed(end) == _squeezed(answer) or _equal(value_of(end), value_of(answer))
+        for answer in answers
     )
 
 
@@ -226,7 +231,7 @@ def _has_letters(gold: str) -> bool:
 
 def _is_solved(gold: str) -> bool:
     r"""Whether the whole gold is `x > 3`, `1 \le x < 3` or several of these."""
-    parts = [part for part in _PARTS.split(gold) if part.strip()]
+    parts = [part for part in _parts_of(gold) if part.strip()]
     return all(ORDER.search(part) for part in parts)
 
 
@@ -279,7 +284,7 @@ _BUILDER = re.compile(r"^\s*\\\{\s*[a-z](?:\s*\\in[^|:]{1,12})?\s*[|:](.+)\\\}\s
 
 def _has_unsolved(written: str) -> bool:
     r"""Whether a relation in it is not of the form `x < 3` or `1 \le x < 3`."""
-    for part in _PARTS.split(_BUILDER.sub(r"\1", written)):
+    for part in _parts_of(written):
         sides = RELATION.split(part)
         if len(sides) == 1:
             continue
