@@ -68,7 +68,7 @@ _TYPED_ROOT = re.compile(r"(?:√|(?<![\\a-zA-Z])sqrt)\s*(\d+(?:\.\d+)?|[a-z](?!
 _INVISIBLE = re.compile(
     r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\\[a-zA-Z]+|[^\s{])|\\[hv]space\*?\s*\{[^{}]*\}"
 )
-_TYPED_BINOM = re.compile(r"\{\s*([^{}\\]{1,40}?)\s*\\choose(?![a-z])\s*([^{}\\]{1,40}?)\s*\}")
+_TYPED_BINOM = re.compile(r"\{([^{}\\]{1,60})\\choose(?![a-z])([^{}\\]{1,60})\}")
 _BASE_IN_WORDS = re.compile(
     r"(?:\(\s*(\d+)\s*\)\s*_|(?<![\w.])(\d+)(?:\s|\\[a-z]+\{|\})*base[\s{}]*)\s*\{?\s*(\d{1,2})(?!\d)[\s}]*$"
 )
