@@ -2,23 +2,22 @@ r"""Predictions that repeat the question: right in value, and no answer.
 
 A response that boxes `\log_2 32` for the question "What is $\log_2 32$?" has solved nothing; the
 algebra of the grader would do its work. Before it is compared with the golds, a prediction is an
-echo (`is_copied`) where
+echo (`is_copied`, `does_its_work`) where
 
 * it has the tokens of a formula of the question (or of a side of it) in any order and its value,
   and not the tokens of a gold;
 * it leaves undone what no gold leaves: a sum, product, integral, limit, gcd, lcm, determinant,
   maximum or remainder, and, if the question has them, a logarithm, an absolute value, a floor;
-* it keeps a percentage or a repeating decimal of the question, and no gold has one.
+* it keeps a percentage or a repeating decimal of the question, and no gold has one;
+* a part of it has the value of a formula of the question and passes through every step of it
+  (`steps.carries`): `\frac{2 \cdot 13 \cdot 17}{2}` and `(14-1) \cdot 17` repeat `13 \cdot 17`;
+* or no gold is as long or has numbers as large as this formula, and the part is or has
+  (`steps.is_no_simpler`): `\frac{\sqrt{4 \cdot 288}}{2}` for `\sqrt{288}`, which is `12\sqrt{2}`.
 
-One that is right is an echo as well (`restates`) where, of a part of it and a formula of the
-question with the same value,
-
-* computing the part passes through every step of the formula (`steps.carries`), so that
-  `\frac{2 \cdot 13 \cdot 17}{2}` and `(14-1) \cdot 17` repeat `13 \cdot 17`;
-* or no gold is as long or has numbers as large as the formula, and the part is or has
-  (`steps.is_no_simpler`): `\frac{\sqrt{4 \cdot 288}}{2}` for `\sqrt{288}`, which is `12\sqrt{2}`;
-* or the golds have no letters (numbers, intervals, sets of numbers), and it is a relation that is
-  not solved; or a gold is `y = ...` and it is another form of the question's equation.
+No worker is asked about these. One that is right is an echo as well (`restates`) where what it
+comes to is copied; where the golds have no letters (numbers, intervals, sets of numbers) and it is
+a relation that is not solved; or where a gold is `y = ...` and it is another form of the question's
+equation.
 """
 
 import re
@@ -104,14 +103,14 @@ def restates(prediction: str, stated: str | None, golds: Sequence[str], question
     ends += items if len(items) == 1 else ()  # several times the same
     return (
         any(end and is_copied(end, golds, question) for end in ends)
-        or _does_its_work(stated or last_side(written), golds, question)
         or _is_unsolved(written, golds)
         or any(_is_another_form(written, gold, question) for gold in golds)
     )
 
 
-def _does_its_work(answer: str, golds: Sequence[str], question: str) -> bool:
+def does_its_work(answer: str, golds: Sequence[str], question: str) -> bool:
     """Whether a part of the answer computes what a formula of the question does (see `steps`)."""
+    answer = last_side(canonical(answer))
     known = [part for gold in golds for part in (gold, *leaves_of(gold))]
     spelled = {squeeze(leaf) for leaf in known}
     parts = [leaf for leaf in leaves_of(answer) if squeeze(leaf) not in spelled]

@@ -25,7 +25,7 @@ from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from prompt_aug.grading.arithmetic import TooBig
-from prompt_aug.grading.echo import is_copied, restates
+from prompt_aug.grading.echo import does_its_work, is_copied, restates
 from prompt_aug.grading.equality import compare
 from prompt_aug.grading.extract import (
     Extraction,
@@ -319,10 +319,12 @@ def nesting(text: str) -> int:
 
 def _judge(answer: str, golds: list[str], question: str | None) -> tuple[Status, str, float]:
     """(status, detail, seconds spent waiting for a worker)."""
-    if question and is_copied(answer, golds, question):
+    value = stated_value(answer)
+    if question and (
+        is_copied(answer, golds, question) or does_its_work(value or answer, golds, question)
+    ):
         return "echo", "the question's own formula, or one still to be worked out", 0.0
     status, detail, waited = _compare(answer, golds)
-    value = stated_value(answer)
     if status in ("wrong", "unparsable") and value is not None:
         status, detail, more = _compare(value, golds)
         waited += more
