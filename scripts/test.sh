@@ -51,7 +51,9 @@ if ! $fast; then
     else
         two=(-n 0)
     fi
-    stage "end-to-end tests" "$bin/python" -m pytest "${two[@]}" -m e2e "$@"
+    # In the order of tests/conftest.py, the longest files first; xdist would begin with those that
+    # have most tests, and end with one long training alone.
+    stage "end-to-end tests" "$bin/python" -m pytest "${two[@]}" --no-loadscope-reorder -m e2e "$@"
 fi
 
 printf '\ntook:'
