@@ -264,6 +264,7 @@ def _is_undivided(found: tuple[str, str]) -> bool:
 
 
 def _left_undone(written: str, golds: Sequence[str], question: str) -> bool:
+    written = _BUILDER.sub(r"\1", written)  # whose bar is no absolute value
     if _UNDONE.search(written) and not any(map(_UNDONE.search, golds)):
         return True
     if any(map(_is_undivided, _REMAINDER.findall(written))) and not any(

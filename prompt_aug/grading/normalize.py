@@ -144,7 +144,6 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 # An ellipsis stays, but for that of a decimal: "5, ..." goes on, and what goes on is not 5.
 _TRAILING = re.compile(r"(?<![\s.,;:])(?![\s.,;:]*\.{3})[\s.,;:]+$")
 _MORE_DIGITS = re.compile(r"(?<=\d)(\.\d+)\s*\.{3}\s*$")
-_GAP = re.compile(r"(?<![\d\\a-zA-Z}]) | (?![\d\\a-zA-Z{(])|(?<=[^\d]) (?=\\)")
 _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}")
 
 
