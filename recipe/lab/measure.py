@@ -23,23 +23,41 @@ from recipe.toy.measure import Sampler
 from recipe.toy.problems import Problem, problems, to_question
 
 
+def by_level(levels: Sequence[int], right: Sequence[int], samples: int) -> dict[str, float]:
+    """pass@1, and pass@k of as many as were drawn, over the questions of each level."""
+    found = {}
+    for level in sorted(set(levels)):
+        here = [r for r, of in zip(right, levels, strict=True) if of == level]
+        for k in dict.fromkeys((1, samples)):
+            found[f"level/{level}/pass@{k}"] = pass_at_k(here, samples, k)
+    return found
+
+
 def measured(
     sampler: Sampler, asked: Sequence[tuple[Problem, str]], frame: Template, samples: int
 ) -> dict[str, float]:
-    """The numbers of one checkpoint under one template; shares, and nats per token."""
+    """The numbers of one checkpoint under one template; shares, and nats per token.
+
+    ``skill/NAME`` is the share of right uses of a skill, ``uses/NAME`` of how many: a policy that
+    never subtracts has no use of the borrow.
+    """
     texts, golds = [text for _, text in asked], [(str(p.answer),) for p, _ in asked]
     drawn = sampler.sample(texts, golds, frame, samples=samples)
     greedy = sampler.sample(texts, golds, frame, samples=1, temperature=0.0)
     right = [sum(s.right for s in group) for group in drawn]
     every = [s for group in drawn for s in group]
     pairs = [(p, s.text) for (p, _), group in zip(asked, drawn, strict=True) for s in group]
+    skills = rates(pairs)
     return {
+        "questions": len(asked),  # shares of levels are rounded: not always the number asked for
         "greedy": sum(best[0].right for best in greedy) / len(asked),
         **{f"pass@{k}": pass_at_k(right, samples, k) for k in powers(samples)},
         **{f"no_signal@{k}": no_signal(right, samples, k) for k in powers(samples) if k > 1},
         "entropy": sum(s.entropy for s in every) / len(every),
         "tokens": sum(s.tokens for s in every) / len(every),
-        **{f"skill/{skill}": share for skill, (share, _) in rates(pairs).items()},
+        **by_level([p.level for p, _ in asked], right, samples),
+        **{f"skill/{skill}": share for skill, (share, _) in skills.items()},
+        **{f"uses/{skill}": count for skill, (_, count) in skills.items()},
     }
 
 

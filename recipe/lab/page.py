@@ -1,7 +1,7 @@
 """The record of an experiment as results.md: tables, differences, and a picture of each curve."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,11 @@ from recipe.lab.runs import BIN
 Lines = Mapping[tuple[str, int], dict[str, Any]]
 Curve = list[tuple[float, float]]  # step, value
 LAST_BINS = 2  # of a curve: its value at the end
+CAUTION = (
+    "Columns with different numbers of seeds are not comparable: the paired differences are. "
+    "`train/...` is over what an arm trains on, its own templates, wordings and kept groups, and "
+    "groups may differ in size; the held-out figures are the same for all."
+)
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#882255")
 
 
@@ -22,13 +27,19 @@ def figures(line: dict[str, Any]) -> dict[str, float]:
     for template, numbers in steps[max(steps, key=int)].items():
         for key in ("greedy", "pass@1", "entropy", _largest(numbers, "pass@")):
             found[f"{template} {key}"] = numbers[key]
-        best = max(measured[template]["pass@1"] for measured in steps.values())
-        found[f"{template} pass@1, best - last"] = best - numbers["pass@1"]
+        path = [steps[step][template]["pass@1"] for step in sorted(steps, key=int)]
+        found[f"{template} pass@1, best - last"] = max(path) - path[-1]
+        found[f"{template} pass@1, largest fall"] = largest_fall(path)
     for key, values in line["curves"].items():
         if values:
             found[f"{key}, end"] = statistics.fmean(values[-LAST_BINS:])
             found[f"{key}, mean"] = statistics.fmean(values)
     return found
+
+
+def largest_fall(path: Sequence[float]) -> float:
+    """The largest loss from a checkpoint to a later one, also where it was made good again."""
+    return max(max(path[: i + 1]) - value for i, value in enumerate(path))
 
 
 def _largest(numbers: Mapping[str, float], prefix: str) -> str:
@@ -119,18 +130,25 @@ def results(experiment: Experiment, lines: Lines, missing: int) -> str:
     pictures = "\n".join(
         f"![{key}]({picture(key)})" for key in drawn if trajectories(experiment, lines, key)
     )
+    asked = _asked(experiment, lines)
     return (
         f"# {name}: what was measured\n\nWritten by `python scripts/experiment.py {name}`. {left}"
-        f"Steps: {experiment.steps}; checkpoints measured on {experiment.measure.questions} test "
+        f"Steps: {experiment.steps}; checkpoints measured on {asked} test "
         f"questions x {experiment.measure.samples} samples at temperature 1 in their own wording. "
         f"Mean ± standard deviation over seeds; a curve's end is the mean of its last "
-        f"{BIN * LAST_BINS} steps.\n\n{table(experiment, lines)}\n\n"
+        f"{BIN * LAST_BINS} steps. {CAUTION}\n\n{table(experiment, lines)}\n\n"
         f"{checkpoints(experiment, lines)}\n\n"
         "## Paired by seed\n\nBold: 0 lies outside the interval (Student's t; many comparisons are "
         f"listed, and one in twenty of those without any effect would be bold).\n\n"
         f"{comparisons(experiment, lines)}\n\n## Curves\n\nTraining curves are means over {BIN} "
         f"steps; the band is the range over seeds.\n\n{pictures}\n\n## Runs\n\n{runs(lines)}\n"
     )
+
+
+def _asked(experiment: Experiment, lines: Lines) -> int:
+    """How many questions were asked: shares of levels are rounded, and runs say what came out."""
+    found = [n for line in lines.values() for m in line["measured"].values() for n in m.values()]
+    return next((n["questions"] for n in found if "questions" in n), experiment.measure.questions)
 
 
 def picture(key: str) -> str:

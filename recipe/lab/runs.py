@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_aug.files import append_lines, read_json, read_lines, write_json
-from recipe.lab.experiment import Arm, Experiment
+from recipe.lab.experiment import Arm, Experiment, ExperimentError
 from recipe.run.folder import RunFolder, read_metrics
 
 BIN = 5  # steps over which the curves on record are means
@@ -91,6 +91,9 @@ def line_of(experiment: Experiment, arm: Arm, seed: int, folder: Path) -> dict[s
     parts = [environment, *environment.get("resumed", [])]
     commits = dict.fromkeys(str(part["commit"])[:12] for part in parts)
     spent = read_json(run.seconds) if run.seconds.exists() else {}
+    measured = read_json(run.measured)
+    if str(experiment.steps) not in measured:
+        raise ExperimentError(f"{run.measured} has no step {experiment.steps}, the last one")
     return {
         "arm": arm.name,
         "seed": seed,
@@ -98,7 +101,7 @@ def line_of(experiment: Experiment, arm: Arm, seed: int, folder: Path) -> dict[s
         "commit": "+".join(commits),  # several where a run went on after an update
         "uncommitted_changes": changed_code(),
         "seconds": round(sum(spent.values())),
-        "measured": _rounded(read_json(run.measured)),
+        "measured": _rounded(measured),
         "curves": {key: _rounded(binned(metrics, key)) for key in experiment.curves},
     }
 

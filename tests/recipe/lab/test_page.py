@@ -27,10 +27,31 @@ def test_figures_are_of_the_last_checkpoint_and_the_end_of_a_curve() -> None:
     found = page.figures(line("grpo", 1000, 0.3, [0.1, 0.2, 0.4]))
     assert found["qwen-math pass@1"] == 0.3  # step 10, not 9
     assert found["qwen-math pass@1, best - last"] == 0.45
+    assert found["qwen-math pass@1, largest fall"] == 0.45
     assert found["qwen-math pass@16"] == 1.0  # the largest k, as a number
     assert abs(found["train/accuracy, end"] - 0.3) < 1e-12
     assert abs(found["train/accuracy, mean"] - 0.7 / 3) < 1e-12
     assert "never/logged, end" not in found
+
+
+def test_a_fall_that_recovers_is_seen() -> None:
+    fallen = line("grpo", 1000, 0.7, [])
+    fallen["measured"]["8"] = {
+        "qwen-math": {**fallen["measured"]["10"]["qwen-math"], "pass@1": 0.8}
+    }
+    fallen["measured"]["9"]["qwen-math"]["pass@1"] = 0.5
+    found = page.figures(fallen)
+    assert abs(found["qwen-math pass@1, best - last"] - 0.1) < 1e-12
+    assert abs(found["qwen-math pass@1, largest fall"] - 0.3) < 1e-12
+    fallen["measured"]["9"]["qwen-math"]["pass@1"] = 0.85  # a rise is none: 0.85 to 0.7 is
+    assert abs(page.figures(fallen)["qwen-math pass@1, largest fall"] - 0.15) < 1e-12
+
+
+def test_the_number_of_questions_is_the_one_that_was_measured() -> None:
+    found = lines()
+    assert "on 4 test questions" in page.results(experiment(), found, missing=0)
+    found["grpo", 1000]["measured"]["9"]["qwen-math"]["questions"] = 3
+    assert "on 3 test questions" in page.results(experiment(), found, missing=0)
 
 
 def test_tables_by_hand() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lab_experiment import experiment
 
-from recipe.lab.experiment import Experiment
+from recipe.lab.experiment import Experiment, ExperimentError
 from recipe.lab.runs import Commands, binned, read_record, run_all
 
 # Notes in calls.txt what it is called for; writes what the real stage would, unless told to fail.
@@ -33,7 +33,9 @@ if stage == "train":
     resumed = [{"commit": "abcdef0123"}, {"commit": "99"}]
     (run / "environment.json").write_text(json.dumps({"commit": "abcdef0123", "resumed": resumed}))
 if stage == "measure":
-    (run / "measured.json").write_text('{"0": {}, "6": {"qwen-math": {"pass@1": 0.12345678}}}')
+    steps = len((run / "metrics.jsonl").read_text().splitlines())
+    last = {"qwen-math": {"pass@1": 0.12345678}}
+    (run / "measured.json").write_text(json.dumps({"0": {}, str(steps): last}))
 """
 
 
@@ -106,6 +108,16 @@ def test_a_failed_stage_leaves_no_line_and_is_what_is_done_next(
     (stub.base / f"fail-{failing}").unlink()
     assert stub.go(experiment(), [1000]) == []
     assert stub.calls() == [f"{stage} {arm}-1000" for arm in ("grpo", "kl") for stage in again]
+
+
+def test_a_run_whose_last_step_was_not_measured_gets_no_line(stub: Stub) -> None:
+    stub.go(experiment(), [1000])
+    stub.record.unlink()
+    for path in (stub.base / "runs").glob("*/measured.json"):
+        path.write_text('{"0": {}, "3": {}}')
+    with pytest.raises(ExperimentError, match="has no step 6"):
+        stub.go(experiment(), [1000])
+    assert not stub.record.exists()
 
 
 def test_a_run_of_other_settings_does_not_count(stub: Stub) -> None:
