@@ -84,7 +84,7 @@ def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
     return (
         any(_may_equal(written, text) for text in alike)
         or _keeps_percent(written, known, question)
-        or _keeps(_REPEATED, prediction, golds, question)
+        or _keeps(_REPEATED, last_side(prediction), golds, question)
         or _left_undone(last_side(written), known, question)
     )
 
