@@ -120,14 +120,19 @@ def gaussian_covariance(
     return kernel_BT.mul_(torch.where(sum_B > 0, count_B / sum_B, 0.0)[:, None])
 
 
+def variance_of(c_BT: torch.Tensor, tokens: Tokens, scope: str) -> torch.Tensor:
+    """sigma^2: for every row the population variance of c over the real tokens of its scope."""
+    count_B = tokens.total(tokens.lengths_B, scope).clamp(min=1)
+    mean_B = tokens.total(c_BT.sum(1), scope) / count_B
+    deviation_BT = (c_BT - mean_B[:, None]).mul_(tokens.mask_BT).square_()
+    return tokens.total(deviation_BT.sum(1), scope) / count_B
+
+
 def _kernel(
     c_BT: torch.Tensor, tokens: Tokens, sigma: str, scope: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """exp(-c^2 / (2 sigma^2)) up to a factor common to `scope`, and its sum over the scope."""
-    count_B = tokens.total(tokens.lengths_B, sigma).clamp(min=1)
-    mean_B = tokens.total(c_BT.sum(1), sigma) / count_B
-    deviation_BT = (c_BT - mean_B[:, None]).mul_(tokens.mask_BT).square_()
-    variance_B = tokens.total(deviation_BT.sum(1), sigma) / count_B
+    variance_B = variance_of(c_BT, tokens, sigma)
     largest_B = _largest(c_BT.abs().amax(1), tokens, sigma)
     signal_B = variance_B.sqrt() > SMALLEST_SIGMA * largest_B
     scale_B = torch.where(signal_B, -0.5 / torch.where(signal_B, variance_B, 1.0), 0.0)
