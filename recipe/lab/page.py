@@ -184,11 +184,16 @@ def _curve(experiment: Experiment, line: dict[str, Any], key: str) -> Curve:
     return [(BIN * i + (BIN + 1) / 2, value) for i, value in enumerate(values)]
 
 
+def looks(arms: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """{arm: (colour, line)}, no two alike: each colour solid, then each dashed, then dotted."""
+    return dict(zip(arms, ((c, d) for d in ("-", "--", ":") for c in COLOURS), strict=False))
+
+
 def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
     """A PNG for each curve of which something is on record."""
     from matplotlib.figure import Figure  # a second of imports
 
-    colours = dict(zip((arm.name for arm in experiment.arms), COLOURS * 2, strict=False))
+    styles = looks([arm.name for arm in experiment.arms])
     for key in (*held_out(experiment), *experiment.curves):
         found = trajectories(experiment, lines, key)
         if not found:
@@ -200,9 +205,11 @@ def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
             steps = [column[0][0] for column in columns]
             values = [[value for _, value in column] for column in columns]
             means = [statistics.fmean(v) for v in values]
-            axes.plot(steps, means, color=colours[name], label=f"{name} ({len(curves)})")
+            colour, dash = styles[name]
+            label = f"{name} ({len(curves)})"
+            axes.plot(steps, means, color=colour, linestyle=dash, label=label)
             low, high = [min(v) for v in values], [max(v) for v in values]
-            axes.fill_between(steps, low, high, color=colours[name], alpha=0.15, linewidth=0)
+            axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.set(xlabel="step", title=f"held out, {key}" if key in held_out(experiment) else key)
         # Beside the curves: with bands over most of the axes there is no free place in them.
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))

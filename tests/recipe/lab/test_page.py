@@ -6,6 +6,7 @@ from typing import Any
 from lab_experiment import experiment
 
 from recipe.lab import page
+from recipe.lab.experiment import load_experiment, names
 
 
 def line(arm: str, seed: int, accuracy: float, curve: list[float]) -> dict[str, Any]:
@@ -84,3 +85,11 @@ def test_curves_by_hand() -> None:
     of = page.trajectories(experiment(), lines(), "train/accuracy")
     assert of["grpo"][0] == [(3, 0.1), (8, 0.2), (13, 0.4)]
     assert page.trajectories(experiment(), lines(), "never/logged") == {}
+
+
+def test_no_two_arms_look_alike() -> None:
+    for name in names():
+        arms = [arm.name for arm in load_experiment(name).arms]
+        chosen = page.looks(arms)
+        assert list(chosen) == arms
+        assert len(set(chosen.values())) == len(arms)
