@@ -54,8 +54,8 @@ def lines_of(name: str, overrides: list[str], steps: int, out: Path) -> list[dic
 
 
 def medians(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """Seconds of each part of a step, without the first step; 0 for a part that a run has not."""
-    return {p: statistics.median(m.get(f"timing_s/{p}", 0.0) for m in lines[1:]) for p in PARTS}
+    """Seconds of each part of a step, without the first step."""
+    return {p: statistics.median(m[f"timing_s/{p}"] for m in lines[1:]) for p in PARTS}
 
 
 def main() -> None:
