@@ -128,15 +128,20 @@ def variance_of(c_BT: torch.Tensor, tokens: Tokens, scope: str) -> torch.Tensor:
     return tokens.total(deviation_BT.sum(1), scope) / count_B
 
 
+def exponent_of(c_BT: torch.Tensor, tokens: Tokens, scope: str) -> torch.Tensor:
+    """-c^2 / (2 sigma^2), sigma over `scope`; 0 where sigma is 0 beside the rounding of c."""
+    variance_B = variance_of(c_BT, tokens, scope)
+    largest_B = _largest(c_BT.abs().amax(1), tokens, scope)
+    signal_B = variance_B.sqrt() > SMALLEST_SIGMA * largest_B
+    scale_B = torch.where(signal_B, -0.5 / torch.where(signal_B, variance_B, 1.0), 0.0)
+    return c_BT.square().mul_(scale_B[:, None])
+
+
 def _kernel(
     c_BT: torch.Tensor, tokens: Tokens, sigma: str, scope: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """exp(-c^2 / (2 sigma^2)) up to a factor common to `scope`, and its sum over the scope."""
-    variance_B = variance_of(c_BT, tokens, sigma)
-    largest_B = _largest(c_BT.abs().amax(1), tokens, sigma)
-    signal_B = variance_B.sqrt() > SMALLEST_SIGMA * largest_B
-    scale_B = torch.where(signal_B, -0.5 / torch.where(signal_B, variance_B, 1.0), 0.0)
-    log_BT = c_BT.square().mul_(scale_B[:, None]).masked_fill_(~tokens.mask_BT, -torch.inf)
+    log_BT = exponent_of(c_BT, tokens, sigma).masked_fill_(~tokens.mask_BT, -torch.inf)
     # The largest of the scope becomes 1: the factor cancels, and not all can underflow to 0.
     shift_B = _largest(log_BT.amax(1), tokens, scope)
     kernel_BT = log_BT.sub_(torch.where(torch.isfinite(shift_B), shift_B, 0.0)[:, None]).exp_()

@@ -4,14 +4,32 @@ c is a token's covariance and sigma its standard deviation over the group, both 
 ``paper`` has them (`recipe.algorithms.cw_grpo`).
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
-from recipe.algorithms.covariance import covariance_of
-from recipe.algorithms.cw_grpo import variance_of
+from recipe.algorithms.covariance import covariance_of, known
+from recipe.algorithms.cw_grpo import exponent_of
 from recipe.algorithms.groups import Numbers
+from recipe.algorithms.registry import token_weight
 from recipe.algorithms.tokens import checked
 
 
+def settings(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `covariance_split`; ValueError, before a run starts, for bad ones."""
+    for key in section:
+        known("an argument of covariance_split", key, ("widths", "extremes"))
+    widths, extremes = section.get("widths", 1.0), section.get("extremes", False)
+    number = isinstance(widths, int | float) and not isinstance(widths, bool)
+    if not (number and 0 < widths < float("inf")):
+        raise ValueError(f"widths={widths!r} must be a number above 0")
+    if not isinstance(extremes, bool):
+        raise ValueError(f"extremes={extremes!r} must be true or false")
+    return dict(section)
+
+
+@token_weight(settings=settings)
 def covariance_split(
     logprobs_BT: Numbers,
     advantages_BT: Numbers,
@@ -25,14 +43,11 @@ def covariance_split(
 
     With widths=1 the first is CW-GRPO's weight before it is made to have mean 1, and the second
     what CW-GRPO takes away: the two gradients add up to GRPO's, so nothing is normalised here.
-    Where sigma = 0 (a group without signal) the exponential is 1. float64. ValueError for widths
-    that are not above 0 and for what `tokens.checked` refuses.
+    Where sigma = 0 (a group without signal) the exponential is 1. float64. ValueError for bad
+    `settings` and for what `tokens.checked` refuses.
     """
-    if not widths > 0:
-        raise ValueError(f"widths={widths!r} must be above 0")
+    settings({"widths": widths, "extremes": extremes})
     tokens = checked(logprobs_BT, advantages_BT, mask_BT, group_B)
     c_BT = covariance_of(tokens, centre="group", advantage_centre="responses")
-    variance_B = variance_of(c_BT, tokens, "group")
-    scale_B = torch.where(variance_B > 0, 0.5 / (widths**2 * variance_B), 0.0)
-    kernel_BT = torch.exp(-c_BT.square() * scale_B[:, None])
+    kernel_BT = torch.exp(exponent_of(c_BT, tokens, "group") / widths**2)
     return (1.0 - kernel_BT if extremes else kernel_BT) * tokens.mask_BT

@@ -8,6 +8,7 @@ from covariance_cases import ADVANTAGES, GROUP, LOGPROBS, MASK, close, example
 
 from recipe.algorithms import TOKEN_WEIGHTS
 from recipe.algorithms.cw_grpo import gaussian_covariance
+from recipe.errors import ConfigError
 from recipe.lab.kernels import covariance_split
 
 PATH = "recipe.lab.kernels.covariance_split"
@@ -37,8 +38,24 @@ def test_the_halves_add_up_and_the_first_is_the_papers_weight_but_for_its_mean()
     assert not torch.allclose(kernel_BT, paper_BT)  # the paper's has mean 1
 
 
-def test_a_run_names_it_by_its_path_and_widths_must_be_above_0() -> None:
+def test_rounding_is_no_signal() -> None:
+    # c is one number in all six, but for rounding: a variance of 1e-34 would make the kernel 0.
+    opposite = ([[-0.1], [-2.3]] * 3, [[0.7], [-0.7]] * 3, [[1]] * 6, [0] * 6)
+    close(covariance_split(*opposite), [[1]] * 6)
+    close(covariance_split(*opposite, extremes=True), [[0]] * 6)
+
+
+def test_a_run_names_it_by_its_path_and_bad_arguments_are_refused_before_it_starts() -> None:
     section = {"name": PATH, "arguments": {"widths": 4.0}}
     assert TOKEN_WEIGHTS.call(section) == (covariance_split, {"widths": 4.0})
-    with pytest.raises(ValueError, match=r"widths=0\.0 must be above 0"):
+    for arguments, message in (
+        ({"widths": 0.0}, r"widths=0\.0 must be a number above 0"),
+        ({"widths": "wide"}, "widths='wide' must be a number above 0"),
+        ({"widths": math.inf}, "widths=inf must be a number above 0"),
+        ({"extremes": 1}, "extremes=1 must be true or false"),
+        ({"width": 2.0}, "width"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            TOKEN_WEIGHTS.call({"name": PATH, "arguments": arguments})
+    with pytest.raises(ValueError, match=r"widths=0\.0"):
         covariance_split(LOGPROBS, ADVANTAGES, MASK, GROUP, widths=0.0)
