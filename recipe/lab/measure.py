@@ -1,7 +1,8 @@
 """Measure the exported checkpoints of a run: ``python -m recipe.lab.measure RUN EXPERIMENT``.
 
 Test questions of the run's world in their own wording, sampled at temperature 1 and greedily, under
-each template of the experiment. Writes RUN/measured.json, last and whole.
+each template of the experiment. Writes RUN/measured.json, last and whole:
+{"commit": of the code that measured, "steps": {step: {template: numbers}}}.
 """
 
 import sys
@@ -16,6 +17,7 @@ from prompt_aug.estimates import no_signal, pass_at_k, powers
 from prompt_aug.files import read_json, write_json
 from prompt_aug.templates import Template, load_bank
 from recipe.lab.experiment import ExperimentError, Measure, load_experiment
+from recipe.run.environment import commit
 from recipe.run.folder import RunFolder, numbered
 from recipe.toy.build import settings_of
 from recipe.toy.diagnose import rates
@@ -62,25 +64,25 @@ def measured(
 
 
 def measure_run(run: Path, settings: Measure) -> dict[str, Any]:
-    """{step: {template: numbers}} of all checkpoints in RUN/hf, the start model being step 0."""
+    """What measured.json says of all checkpoints in RUN/hf, the start model being step 0."""
     config: Any = OmegaConf.load(RunFolder(run).config)
     bank = load_bank(config.recipe.augment.bank)
     made = settings_of(config, bank)
     chosen = problems(made.world, "test", settings.questions, made.seed)
     asked = [(p, to_question(made.world, p, "test", made.seed).text) for p in chosen]
-    found: dict[str, Any] = {}
+    steps: dict[str, Any] = {}
     for step, exported in numbered(RunFolder(run).exports, "step_").items():
         # The start model is named, not copied.
         manifest = read_json(RunFolder(run).manifest(step))
         folder = Path(manifest.get("model_path", exported))
         sampler = Sampler(folder, max_tokens=int(config.data.max_response_length), seed=made.seed)
-        found[str(step)] = {
+        steps[str(step)] = {
             name: measured(sampler, asked, bank[name], settings.samples)
             for name in settings.templates
         }
-    if not found:
+    if not steps:
         raise ExperimentError(f"{run}/hf has no exported checkpoint: python -m recipe.export {run}")
-    return found
+    return {"commit": commit(), "steps": steps}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -114,10 +114,12 @@ def comparisons(experiment: Experiment, lines: Lines) -> str:
 
 
 def runs(lines: Lines) -> str:
-    """Every run with its commit and its seconds."""
+    """Every run with its commit, that of its measurement where it is another, and its seconds."""
     rows = [["run", "commit", "seconds"], ["---"] * 3]
     for (name, seed), line in sorted(lines.items()):
         commit = line["commit"] + (" with changes" if line["uncommitted_changes"] else "")
+        at = line.get("measured_at")  # older lines do not say
+        commit += f", measured at {at}" if at and at not in line["commit"] else ""
         rows.append([f"{name}, seed {seed}", commit, str(line["seconds"])])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 

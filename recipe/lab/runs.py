@@ -92,16 +92,21 @@ def line_of(experiment: Experiment, arm: Arm, seed: int, folder: Path) -> dict[s
     commits = dict.fromkeys(str(part["commit"])[:12] for part in parts)
     spent = read_json(run.seconds) if run.seconds.exists() else {}
     measured = read_json(run.measured)
-    if str(experiment.steps) not in measured:
-        raise ExperimentError(f"{run.measured} has no step {experiment.steps}, the last one")
+    steps = measured.get("steps", {})
+    if str(experiment.steps) not in steps:
+        raise ExperimentError(
+            f"{run.measured} has no step {experiment.steps}, the last one: delete it and call this "
+            "again, which measures anew"
+        )
     return {
         "arm": arm.name,
         "seed": seed,
         "digest": experiment.digest(arm),
         "commit": "+".join(commits),  # several where a run went on after an update
+        "measured_at": str(measured["commit"])[:12],
         "uncommitted_changes": changed_code(),
         "seconds": round(sum(spent.values())),
-        "measured": _rounded(measured),
+        "measured": _rounded(steps),
         "curves": {key: _rounded(binned(metrics, key)) for key in experiment.curves},
     }
 

@@ -112,10 +112,15 @@ def describe() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
         "verl_platform": os.environ.get("VERL_PLATFORM", "auto"),
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": commit(),
         "uncommitted_changes": bool(_git("status", "--porcelain")),
         "packages": versions(),
     }
+
+
+def commit() -> str | None:
+    """The commit of the code that runs; None outside a git checkout."""
+    return _git("rev-parse", "HEAD")
 
 
 @functools.cache  # each reads a file, and packages do not change while a process runs

@@ -67,6 +67,16 @@ def test_tables_by_hand() -> None:
     assert "| kl, seed 1001 | 0123456789 | 61 |" in text
 
 
+def test_a_run_names_the_commit_that_measured_it_where_it_is_another() -> None:
+    found = lines()
+    found["kl", 1000] |= {"measured_at": "0123456789"}
+    found["kl", 1001] |= {"measured_at": "abcdef", "uncommitted_changes": True}
+    text = page.runs(found)
+    assert "| grpo, seed 1000 | 0123456789 | 61 |" in text
+    assert "| kl, seed 1000 | 0123456789 | 61 |" in text
+    assert "| kl, seed 1001 | 0123456789 with changes, measured at abcdef | 61 |" in text
+
+
 def test_pictures_are_drawn_of_what_was_logged(tmp_path: Path) -> None:
     page.draw(experiment(), lines(), tmp_path)
     drawn = {path.name for path in tmp_path.iterdir()}

@@ -35,7 +35,9 @@ if stage == "train":
 if stage == "measure":
     steps = len((run / "metrics.jsonl").read_text().splitlines())
     last = {"qwen-math": {"pass@1": 0.12345678}}
-    (run / "measured.json").write_text(json.dumps({"0": {}, str(steps): last}))
+    (run / "measured.json").write_text(json.dumps(
+        {"commit": "0123456789abcdef", "steps": {"0": {}, str(steps): last}}
+    ))
 """
 
 
@@ -84,6 +86,7 @@ def test_a_run_on_record_is_not_made_again(stub: Stub) -> None:
     ]
     first: dict[str, Any] = lines[0]
     assert first["commit"] == "abcdef0123+99"  # it went on after an update
+    assert first["measured_at"] == "0123456789ab"
     assert first["seconds"] >= 0
     assert first["measured"]["6"]["qwen-math"]["pass@1"] == 0.123457
     # six steps, seed 1000: 1..6; means over five of them, then over what is left
@@ -114,8 +117,8 @@ def test_a_run_whose_last_step_was_not_measured_gets_no_line(stub: Stub) -> None
     stub.go(experiment(), [1000])
     stub.record.unlink()
     for path in (stub.base / "runs").glob("*/measured.json"):
-        path.write_text('{"0": {}, "3": {}}')
-    with pytest.raises(ExperimentError, match="has no step 6"):
+        path.write_text('{"commit": "01", "steps": {"0": {}, "3": {}}}')
+    with pytest.raises(ExperimentError, match="has no step 6, the last one: delete it"):
         stub.go(experiment(), [1000])
     assert not stub.record.exists()
 
