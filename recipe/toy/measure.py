@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prompt_aug.grading import grade
 from prompt_aug.templates import Template, render
+from recipe.toy.sampling import draw
 
 ROWS = 256  # sampled side by side
 
@@ -50,7 +51,6 @@ class Sampler:
             found += self._batch(texts[part], golds[part], template, samples, temperature)
         return found
 
-    @torch.inference_mode()
     def _batch(
         self,
         texts: Sequence[str],
@@ -68,27 +68,18 @@ class Sampler:
             return_tensors="pt",
             return_token_type_ids=False,
         )
-        # Everything is said, since an exported model may bring a generation_config.json of its own.
-        how: dict[str, Any] = {"do_sample": False}
-        if temperature:
-            how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        made = self.model.generate(
+        ids_BT, entropy_BT = draw(
+            self.model,
             **inputs,
-            **how,
-            num_return_sequences=samples,
-            max_new_tokens=self.max_tokens,
-            eos_token_id=self.tokenizer.eos_token_id,
-            pad_token_id=self.tokenizer.pad_token_id,
-            return_dict_in_generate=True,
-            output_logits=True,
+            samples=samples,
+            temperature=temperature,
+            max_tokens=self.max_tokens,
+            end=self.tokenizer.eos_token_id,
+            pad=self.tokenizer.pad_token_id,
         )
-        rows = made.sequences[:, inputs["input_ids"].shape[1] :].tolist()
-        # At temperature 1 whatever it was sampled at; one row for every token of the responses.
-        logp = [logits.float().log_softmax(-1) for logits in made.logits]
-        entropy_BT = torch.stack([-(p.exp() * p).sum(-1) for p in logp], dim=1)
         graded = [
             self._graded(ids, entropy_BT[i], golds[i // samples], template)
-            for i, ids in enumerate(rows)
+            for i, ids in enumerate(ids_BT.tolist())
         ]
         return [graded[i : i + samples] for i in range(0, len(graded), samples)]
 
