@@ -51,6 +51,17 @@ class Sampler:
             found += self._batch(texts[part], golds[part], template, samples, temperature)
         return found
 
+    def encoded(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
+        """input_ids and attention_mask of a batch, padded on the left."""
+        return self.tokenizer(
+            list(prompts),
+            add_special_tokens=False,
+            padding=True,
+            padding_side="left",
+            return_tensors="pt",
+            return_token_type_ids=False,
+        )
+
     def _batch(
         self,
         texts: Sequence[str],
@@ -60,17 +71,9 @@ class Sampler:
         temperature: float,
     ) -> list[list[Sample]]:
         prompts = [render(template, text, self.tokenizer).text for text in texts]
-        inputs = self.tokenizer(
-            prompts,
-            add_special_tokens=False,
-            padding=True,
-            padding_side="left",
-            return_tensors="pt",
-            return_token_type_ids=False,
-        )
         ids_BT, entropy_BT = draw(
             self.model,
-            **inputs,
+            **self.encoded(prompts),
             samples=samples,
             temperature=temperature,
             max_tokens=self.max_tokens,
