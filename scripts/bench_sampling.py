@@ -94,11 +94,16 @@ def main() -> int:
     parser.add_argument("--step", type=int, nargs="+", help="default: all that are exported")
     parser.add_argument("--questions", type=int, default=16, help="of the test questions")
     given = parser.parse_args()
+    # Without the start model, of which no copy is there.
+    exported = {s: f for s, f in numbered(RunFolder(given.run).exports, "step_").items() if s}
+    steps = given.step or list(exported)
+    if not steps or set(steps) - exported.keys():
+        wrong = f"--step {steps}" if steps else str(given.run)
+        parser.error(f"{wrong}: exported by `recipe.export {given.run}` are {list(exported)}")
     texts, most = prompts(given.run, given.questions)
-    for step, folder in numbered(RunFolder(given.run).exports, "step_").items():
-        if step and (given.step is None or step in given.step):  # the start model is not copied
-            sampler = Sampler(folder, max_tokens=most, seed=0)
-            print(f"step {step}: {compare(sampler, texts)}", flush=True)
+    for step in steps:
+        sampler = Sampler(exported[step], max_tokens=most, seed=0)
+        print(f"step {step}: {compare(sampler, texts)}", flush=True)
     return 0
 
 
