@@ -16,9 +16,13 @@ from recipe.errors import ConfigError
 
 # Losses that are positively homogeneous in a token's advantage: a weight on it weights the loss.
 HOMOGENEOUS = ("vanilla", "gspo", "sapo", "cispo", "gpg", "dppo_tv", "dppo_kl")
-DIVERGENCE = ("dppo_tv", "dppo_kl")  # the only ones that read actor.clip_ratio: their threshold
 PER_MICRO_BATCH = ("clip_cov", "kl_cov")
 GEOMETRIC = ("geo_mean", "gmpo")
+# Of algorithm.rollout_correction.rollout_rs; verl.trainer.ppo.rollout_corr_helper has the formulas.
+REJECTIONS = (
+    *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
+    *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"),
+)
 LOSSES = (*HOMOGENEOUS, *PER_MICRO_BATCH, *GEOMETRIC, "dro")
 ACTOR, LOSS_MODE = "actor_rollout_ref.actor", "actor_rollout_ref.actor.policy_loss.loss_mode"
 GMPO_TARGET = "recipe.algorithms.gmpo.GMPOLossConfig"
@@ -81,6 +85,7 @@ def check_rewards(config: DictConfig) -> None:
         f"recipe.weights.name={recipe.weights.name}": recipe.weights.name != "none",
         "recipe.history.enable": recipe.history.enable,
         "algorithm.filter_groups.enable": config.algorithm.filter_groups.enable,
+        "algorithm.use_kl_in_reward": config.algorithm.use_kl_in_reward,
     }
     facts = ADVANTAGES.facts(name)
     if facts.nonnegative_rewards and any(below_zero.values()):
@@ -217,7 +222,7 @@ def check_loss(config: DictConfig) -> None:
         raise ConfigError(
             f"{LOSS_MODE}=gmpo wants {ACTOR}.policy_loss._target_={GMPO_TARGET}: use method=gmpo"
         )
-    check_clip(actor, mode)
+    check_clip(actor)
     if mode == "dro" and not (actor.policy_loss.dro_beta or 0) > 0:
         raise ConfigError(
             f"{LOSS_MODE}=dro wants {ACTOR}.policy_loss.dro_beta above 0, the strength of its "
@@ -225,11 +230,10 @@ def check_loss(config: DictConfig) -> None:
         )
 
 
-def check_clip(actor: DictConfig, mode: str) -> None:
-    """The one bound that verl does not read where there are two."""
+def check_clip(actor: DictConfig) -> None:
+    """The one bound that verl does not read where there are two, DPPO's threshold included."""
     narrow, wide = actor.clip_ratio_low, actor.clip_ratio_high
-    unread = None not in (narrow, wide) and mode not in DIVERGENCE
-    if unread and actor.clip_ratio not in (0.2, narrow, wide):
+    if None not in (narrow, wide) and actor.clip_ratio not in (0.2, narrow, wide):
         raise ConfigError(
             f"{ACTOR}.clip_ratio={actor.clip_ratio} has no effect beside {ACTOR}.clip_ratio_low="
             f"{narrow} and {ACTOR}.clip_ratio_high={wide}, which verl sets: set those two"
@@ -250,6 +254,12 @@ def check_aggregation(config: DictConfig) -> None:
             f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm without {ACTOR}.loss_scale_factor "
             "divides by the longest response of each micro-batch: set it to "
             "data.max_response_length"
+        )
+    if mean != "seq-mean-token-sum-norm" and actor.loss_scale_factor:
+        raise ConfigError(
+            f"{ACTOR}.loss_scale_factor={actor.loss_scale_factor} has no effect with "
+            f"{ACTOR}.loss_agg_mode={mean}: it divides the loss of seq-mean-token-sum-norm alone. "
+            "Unset one of them"
         )
     if config.recipe.advantage.name == "none" and not (actor.entropy_coeff or actor.use_kl_loss):
         raise ConfigError(
@@ -276,6 +286,25 @@ def check_correction(config: DictConfig) -> None:
                 f"old ones, and verl 0.9.1's V1 trainer then ignores {', '.join(ignored)}: "
                 "unset one or the other"
             )
+    check_rejection(correction)
+
+
+def check_rejection(correction: DictConfig) -> None:
+    """Names and bounds of the correction, of which verl finds out after the first rollouts."""
+    section, kind = "algorithm.rollout_correction", correction.get("rollout_is")
+    if kind is not None:
+        require_one_of(f"{section}.rollout_is", kind, ("token", "sequence"))
+    names = correction.get("rollout_rs")
+    if names is None:
+        return
+    for name in str(names).split(","):
+        require_one_of(f"{section}.rollout_rs", name.strip(), REJECTIONS)
+    if correction.get("rollout_rs_threshold") is None:
+        raise ConfigError(
+            f"{section}.rollout_rs={names} wants {section}.rollout_rs_threshold, the bound beyond "
+            "which a response or a token is not trained on: for a ..._k1 LOWER_UPPER, as in "
+            "0.5_2.0, for the others one number"
+        )
 
 
 def _rows(config: DictConfig) -> int:

@@ -4,12 +4,16 @@ Nothing is written but the checked questions of the run.
 """
 
 import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
 from prompt_aug import prompts
+from prompt_aug.files import read_json
 from prompt_aug.questions import Question, read_parquet, write_parquet
 from prompt_aug.templates import Bank, Overlong, Template, load_bank, overlong
 from recipe.errors import ConfigError
@@ -101,7 +105,10 @@ def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, An
             counts.update(neighbours)
         else:
             check_best(kept, config)
-        path = RunFolder(Path(config.recipe.run_dir)).data(split)
+        folder = RunFolder(Path(config.recipe.run_dir))
+        counts["digest"] = digest(kept)
+        check_same_questions(folder, split, f"data.{key}", counts["digest"])
+        path = folder.data(split)
         write_parquet([dataclasses.replace(q, split=split) for q in kept], path)
         report[split] = counts | {
             "max_prompt_length": int(config.data.max_prompt_length),
@@ -110,6 +117,29 @@ def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, An
         with open_dict(config):
             config.data[key] = [str(path)]
     return report
+
+
+def digest(questions: Sequence[Question]) -> str:
+    """SHA-256 of the questions in their order: texts, answers and neighbours."""
+    lines = [json.dumps([q.text, list(q.answers), list(q.neighbours)]) for q in questions]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def check_same_questions(folder: RunFolder, split: str, key: str, now: str) -> None:
+    """Refuse to go on with other questions than those of the earlier steps; before a file changes.
+
+    config.yaml only names the file: its content may have changed since. The order of questions, the
+    epochs of the templates' draws and the questions' histories would be those of another set.
+    """
+    if not folder.metrics.exists() or not folder.data_manifest.is_file():
+        return
+    before = read_json(folder.data_manifest).get(split, {}).get("digest", now)
+    if before != now:
+        raise ConfigError(
+            f"{key}: the questions are not those of the earlier steps of {folder.root} "
+            f"(data/{split}.parquet there has them): take the file of then, or choose another "
+            "folder with recipe.run_dir=..."
+        )
 
 
 def check_best(questions: list[Question], config: DictConfig) -> None:

@@ -23,7 +23,13 @@ IGNORED = {
     "trainer.v1.sampler.custom_sampler.path": None,
     "trainer.v1.sampler.sync_refill_failed_groups": False,
     "critic.enable": None,
+    "actor_rollout_ref.actor.grad_clip": 1.0,  # the engine reads actor.optim.clip_grad
+    # Not handed to the tokenizer by this project's rendering, in training or in evaluation.
+    "data.apply_chat_template_kwargs": {},
+    "data.mm_processor_kwargs": {},
 }
+INSTEAD = {"actor_rollout_ref.actor.grad_clip": "actor_rollout_ref.actor.optim.clip_grad"}
+EPOCHS = 1_000_000  # of recipe.yaml: more than any number of steps has
 
 
 def check_verl(config: DictConfig) -> None:
@@ -33,7 +39,7 @@ def check_verl(config: DictConfig) -> None:
         if value not in (default, None, "naive"):
             raise ConfigError(
                 f"{key}={value} has no effect in verl 0.9.1's V1 trainer with this project's "
-                "agent loop and rewards; see the keys under recipe instead"
+                f"agent loop and rewards; see {INSTEAD.get(key, 'the keys under recipe')} instead"
             )
     if OmegaConf.select(config, "reward.reward_model.enable"):
         raise ConfigError(
@@ -55,9 +61,28 @@ def check_verl(config: DictConfig) -> None:
             "same seed, so all responses to a question would be the same and no group would have a "
             "signal"
         )
+    check_end(config)
     check_adapters(config)
     check_resume(config)
     check_attention(config)
+
+
+def check_end(config: DictConfig) -> None:
+    """Refuse what would end a run before its last step, or begin one that was not asked for."""
+    epochs = config.trainer.total_epochs
+    if epochs != EPOCHS:
+        raise ConfigError(
+            f"trainer.total_epochs={epochs}: verl would stop after so many epochs without saving "
+            "the steps since the last checkpoint, and count them wrongly with dynamic sampling or "
+            "a curriculum. Leave it alone and set trainer.total_training_steps (steps = epochs x "
+            "questions / data.train_batch_size, rounded down in each epoch)"
+        )
+    if config.trainer.get("val_only"):
+        raise ConfigError(
+            "trainer.val_only=true: verl trains all the same unless trainer.val_before_train is "
+            "set, and no run folder is made of a validation. Unset it; python -m eval.sweep "
+            "evaluates models"
+        )
 
 
 def check_adapters(config: DictConfig) -> None:
@@ -133,11 +158,19 @@ def check_lengths(config: DictConfig) -> None:
         if config.actor_rollout_ref[role].log_prob_use_dynamic_bsz:
             keys.append(f"{role}.log_prob_max_token_len_per_gpu")
     for key in keys:
-        tokens = OmegaConf.select(config.actor_rollout_ref, key) * sequence_ranks(config)
+        ranks = sequence_ranks(config, "ref" if key.startswith("ref.") else "actor")
+        tokens = OmegaConf.select(config.actor_rollout_ref, key) * ranks
         if tokens < longest:
             raise ConfigError(
                 f"actor_rollout_ref.{key} holds {tokens} tokens, less than {what}: verl would stop "
                 f"at the first sequence that does not fit. Set it to {longest} or more"
+            )
+    for key, value in (("prompt_length", prompt), ("response_length", response)):
+        if rollout[key] != value:
+            raise ConfigError(
+                f"actor_rollout_ref.rollout.{key}={rollout[key]} is not data.max_{key}={value}: "
+                "rewards and checks would go by the one, the engine by the other. Set "
+                f"data.max_{key} alone, which both follow"
             )
 
 
@@ -146,11 +179,16 @@ def data_parallel_ranks(config: DictConfig) -> int:
     return config.trainer.nnodes * config.trainer.n_gpus_per_node // sequence_ranks(config)
 
 
-def sequence_ranks(config: DictConfig) -> int:
-    """Over how many ranks a sequence is divided: verl has an old key for it and a new one."""
-    actor = config.actor_rollout_ref.actor
-    new = OmegaConf.select(actor, "fsdp_config.ulysses_sequence_parallel_size") or 1
-    return max(int(actor.ulysses_sequence_parallel_size), int(new))
+def sequence_ranks(config: DictConfig, role: str = "actor") -> int:
+    """Over how many ranks a sequence is divided: verl has an old key for it and a new one.
+
+    The reference model ("ref") has keys of its own, of which the old one follows the actor's.
+    """
+    section = config.actor_rollout_ref[role]
+    new = OmegaConf.select(section, "fsdp_config.ulysses_sequence_parallel_size") or 1
+    old = OmegaConf.select(section, "ulysses_sequence_parallel_size") or 1
+    # verl takes the old one where it is above 1, and the new one otherwise.
+    return int(old) if int(old) > 1 else int(new)
 
 
 def check_engines(config: DictConfig) -> None:
@@ -213,7 +251,9 @@ def check_batches(config: DictConfig) -> None:
         "rollout.log_prob_micro_batch_size_per_gpu": whole,
     }
     if actor.use_kl_loss or config.algorithm.use_kl_in_reward:
-        sizes["ref.log_prob_micro_batch_size_per_gpu"] = whole
+        gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        of_ref = batch * rollout.n * sequence_ranks(config, "ref") // gpus
+        sizes["ref.log_prob_micro_batch_size_per_gpu"] = of_ref
     for name, rows_per_rank in sizes.items():
         micro = OmegaConf.select(config.actor_rollout_ref, name)
         if not micro or rows_per_rank % micro:

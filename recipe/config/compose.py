@@ -175,7 +175,10 @@ def _check_overrides(folder: Path, overrides: list[str]) -> None:
 
 
 def _refuse_unknown(config: DictConfig, folder: Path) -> None:
-    """Refuse keys that `base` does not have, and a value where it has a section."""
+    """Refuse keys that `base` does not have, and a value where it has a section.
+
+    A section that is empty in `base` takes any key; `recipe.checks.verl` refuses those not read.
+    """
     where = f"{folder.name}/config.yaml or one of its groups: "
 
     def walk(node: Any, known: Any, prefix: str) -> None:

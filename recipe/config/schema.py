@@ -255,7 +255,7 @@ VERL: dict[str, Any] = {
     f"{ACTOR}.policy_loss.ppo_kl_coef": Weight,
     f"{ACTOR}.fsdp_config.seed": Seed,
     f"{ACTOR}.optim.lr": LearningRate,
-    f"{ACTOR}.optim.lr_warmup_steps": OrNever | None,
+    f"{ACTOR}.optim.lr_warmup_steps": OrNever,
     f"{ACTOR}.optim.lr_warmup_steps_ratio": Share,
     f"{ACTOR}.optim.lr_scheduler_type": Literal["constant", "cosine"],
     f"{ACTOR}.optim.min_lr_ratio": Share | None,

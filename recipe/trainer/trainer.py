@@ -153,6 +153,7 @@ class RecipeTrainer(SavingTrainer):
             "wall_seconds": self.wall_seconds,
             # A copy by itself: `step` takes it before a step that may be discarded.
             "question_stats": self.question_stats.state(),
+            "kl_in_reward": getattr(self._kl_controller, "value", None),
         }
 
     def load_own_state(self, state: dict[str, Any]) -> None:
@@ -160,6 +161,13 @@ class RecipeTrainer(SavingTrainer):
         self.optimizer_steps = state["optimizer_steps"]
         self.earlier_seconds = state["wall_seconds"]
         self.question_stats.load(state.get("question_stats", {}))
+        if self._kl_controller is not None and state.get("kl_in_reward") is not None:
+            self._kl_controller.value = state["kl_in_reward"]  # an adaptive one has moved
+
+    @property
+    def _kl_controller(self) -> Any:
+        """The coefficient of the KL in the reward: verl makes it where the settings want one."""
+        return getattr(self, "kl_ctrl_in_reward", None)
 
     # ---------------------------------------------------------------- advantages
 
@@ -167,8 +175,9 @@ class RecipeTrainer(SavingTrainer):
         """In place of verl's: one read, verl's corrections, our advantages, one write."""
         recipe = self.config.recipe
         fetched, weight_logprobs = self._fetch(batch)
-        controller = getattr(self, "kl_ctrl_in_reward", None)  # verl makes one where it wants it
-        rewards, mask, changed = correct(fetched, self.config.algorithm, controller, metrics)
+        rewards, mask, changed = correct(
+            fetched, self.config.algorithm, self._kl_controller, metrics
+        )
         rollouts = batches.rollouts_of(
             fetched,
             seed=int(recipe.seed) * 1_000_003 + self.global_steps,

@@ -185,6 +185,13 @@ SETTINGS: list[tuple[str, str]] = [
     ("data.gen_batch_size=7", "does not divide data.train_batch_size=16"),
     ("data.gen_batch_size=32", "does not divide data.train_batch_size=16"),
     ("data.gen_batch_size=0", "greater than or equal to 1"),
+    ("trainer.total_epochs=2", "set trainer.total_training_steps"),
+    ("trainer.val_only=true", "eval.sweep"),
+    (f"{A}.grad_clip=0.1", "see actor_rollout_ref.actor.optim.clip_grad instead"),
+    (f"{R}.response_length=4000", "is not data.max_response_length="),
+    (f"{R}.prompt_length=4", "is not data.max_prompt_length="),
+    (f"{A}.optim.lr_warmup_steps=null", "is not set"),
+    (f"{A}.loss_scale_factor=100", "has no effect with"),
 ]
 
 

@@ -1,6 +1,7 @@
 """What `recipe.train` refuses before Ray starts, and how it composes."""
 
 import copy
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf, open_dict
 
-from prompt_aug.files import lock, read_json
+from prompt_aug.files import lock, read_json, write_json
 from prompt_aug.questions import make_question, write_parquet
 from prompt_aug.templates import load_bank
 from recipe import train
@@ -134,6 +135,39 @@ def test_data_is_checked_and_long_questions_are_named(config: Any, tmp_path: Pat
     assert [d["uid"] for d in report["train"]["dropped"]] == [long.uid]
     assert report["train"]["dropped"][0]["length"] > 5000
     assert report["test"]["dropped"] == []
+
+
+def test_questions_that_changed_since_the_first_step_are_refused(
+    config: Any, tmp_path: Path
+) -> None:
+    def prepare(numbers: range, neighbours: tuple[str, ...] = ()) -> None:
+        rows = [make_question(text=f"{n}?", answers=(str(n),), source="t") for n in numbers]
+        write_parquet([dataclasses.replace(q, neighbours=neighbours) for q in rows], path)
+        now = copy.deepcopy(config)
+        with open_dict(now):
+            now.data.train_files, now.data.val_files = [str(path)], [first]
+            now.data.max_prompt_length = 1000
+        write_json(folder.data_manifest, data.prepare_data(now, load_bank(), Characters()))
+
+    path, folder = tmp_path / "a.parquet", RunFolder(Path(config.recipe.run_dir))
+    first = questions(tmp_path / "v.parquet", 20)
+    prepare(range(39))
+    prepare(range(40))  # no step was done: nothing is mixed
+    kept = folder.data("train").read_bytes()
+    folder.metrics.write_text('{"step": 1}\n')
+    prepare(range(40))
+    for numbers, neighbours in (
+        (range(41), ()),
+        (range(39, -1, -1), ()),  # another order, the same questions
+        (range(40), ("the same?",)),
+    ):
+        with pytest.raises(ConfigError, match=r"data\.train_files: the questions are not those"):
+            prepare(numbers, neighbours)
+        assert folder.data("train").read_bytes() == kept
+    before = read_json(folder.data_manifest)
+    del before["train"]["digest"]  # of a run that began before there was one
+    write_json(folder.data_manifest, before)
+    prepare(range(41))
 
 
 def test_the_best_by_what_no_validation_writes_is_refused(config: Any, tmp_path: Path) -> None:

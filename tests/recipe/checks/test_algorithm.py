@@ -4,9 +4,12 @@ import copy
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import OmegaConf
+from verl.trainer.ppo import core_algos, rollout_corr_helper
+from verl.workers.config import FSDPActorConfig
 
-from recipe.checks.algorithm import GMPO_TARGET, HOMOGENEOUS, check_algorithm
+from recipe.checks.algorithm import GMPO_TARGET, HOMOGENEOUS, REJECTIONS, check_algorithm
 from recipe.errors import ConfigError
 
 LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
@@ -23,6 +26,7 @@ ENTROPY = "actor_rollout_ref.actor.entropy_coeff"
 SEQUENCE = "seq-mean-token-mean"
 FILTER = "algorithm.filter_groups.enable"
 CLIP = "actor_rollout_ref.actor.clip_ratio"
+KL = "algorithm.use_kl_in_reward"
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +114,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({NAME: "none", ENTROPY: 0.1, WEIGHTS: "clip_cov"}, "weights.name=clip_cov then has no effect"),
     ({NAME: "none", ENTROPY: 0.1, "recipe.history.enable": True}, "history.enable then has no"),
     ({NAME: "none", ENTROPY: 0.1, FILTER: True}, "filter_groups.enable then has no effect"),
+    ({NAME: "none", ENTROPY: 0.1, KL: True}, "use_kl_in_reward then has no effect"),
     ({CLIP: 0.3}, "clip_ratio=0.3 has no effect"),
+    ({LOSS: "dppo_tv", CLIP: 0.3}, "clip_ratio=0.3 has no effect"),
+    ({LOSS: "dppo_kl", CLIP: 0.3}, "clip_ratio=0.3 has no effect"),
+    ({f"{CORRECTION}.rollout_is": "tokens"}, "known are token, sequence"),
+    ({f"{CORRECTION}.rollout_rs": "token_k1"}, "wants .*rollout_rs_threshold"),
+    (
+        {f"{CORRECTION}.rollout_rs": "token_k1,seq_k1", f"{CORRECTION}.rollout_rs_threshold": 2.0},
+        "rollout_rs=seq_k1: known are token_k1",
+    ),
     ({"recipe.one_question": 0, "recipe.curriculum.enable": True}, "nothing to choose from"),
     (
         {
@@ -147,7 +160,8 @@ ALLOWED: list[dict[str, Any]] = [
     {NAME: "none", "actor_rollout_ref.actor.use_kl_loss": True},
     {LOSS: "dro", "actor_rollout_ref.actor.policy_loss.dro_beta": 0.1},
     {LOSS: "gspo", f"{CORRECTION}.bypass_mode": True},
-    {LOSS: "dppo_tv", CLIP: 0.3},  # which reads it
+    {LOSS: "dppo_tv", CLIP: 0.3, f"{CLIP}_low": None, f"{CLIP}_high": None},
+    {f"{CORRECTION}.rollout_rs": "token_k2, seq_max_k3", f"{CORRECTION}.rollout_rs_threshold": 2.0},
     {CLIP: 0.3, f"{CLIP}_low": None, f"{CLIP}_high": None},
     TA,
     {NAME: "ta_grpo_star", COUNT: 3, "recipe.neighbours.ratio": "own"},
@@ -172,3 +186,28 @@ ALLOWED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("changes", ALLOWED, ids=lambda v: str(v)[:60])
 def test_what_makes_sense_together_is_let_through(base: Any, changes: dict[str, Any]) -> None:
     check(base, changes)
+
+
+def test_the_rejections_are_all_that_verl_knows() -> None:
+    assert set(REJECTIONS) == rollout_corr_helper.SUPPORTED_ROLLOUT_RS_OPTIONS
+
+
+@pytest.mark.parametrize("mode", ["dppo_tv", "dppo_kl"])
+def test_dppo_reads_its_threshold_only_where_there_are_no_two_bounds(mode: str) -> None:
+    """verl's own losses, of a token whose probability went from 0.5 to 0.65 at an advantage of 1.
+
+    Total variation 0.15, divergence of the two outcomes 0.046: above 0.01, below 0.2.
+    """
+    old, new = torch.tensor([[0.5]]).log(), torch.tensor([[0.65]]).log()
+    ones = torch.ones(1, 1)
+
+    def clipped(low: float | None, high: float | None) -> float:
+        actor = FSDPActorConfig(
+            strategy="fsdp", rollout_n=2, ppo_micro_batch_size_per_gpu=1, clip_ratio=0.01,
+            clip_ratio_low=low, clip_ratio_high=high,
+        )  # fmt: skip
+        loss = core_algos.get_policy_loss_fn(mode)
+        _, metrics = loss(old, new, ones, ones, "token-mean", actor)
+        return float(metrics["actor/pg_clipfrac"])
+
+    assert (clipped(0.2, 0.2), clipped(None, None)) == (0.0, 1.0)

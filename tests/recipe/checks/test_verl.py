@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import ray
 import transfer_queue.interface
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 
 from recipe.checks import verl as preflight_verl
 from recipe.errors import ConfigError
@@ -86,6 +86,17 @@ def test_what_would_be_ignored_or_break_a_promise_is_refused(
         preflight_verl.check_verl(changed(config, **{key: value}))
 
 
+@pytest.mark.parametrize("key", ["apply_chat_template_kwargs", "mm_processor_kwargs"])
+def test_arguments_of_a_template_that_nobody_reads_are_refused(config: Any, key: str) -> None:
+    """They are no keys of verl's, so any would pass from a file: `enable_thinking` for one."""
+    assert config.data[key] == {}
+    given = copy.deepcopy(config)
+    with open_dict(given):
+        given.data[key] = {"enable_thinking": False}
+    with pytest.raises(ConfigError, match=rf"data\.{key}=.* has no effect"):
+        preflight_verl.check_verl(given)
+
+
 def test_the_longest_prompt_and_response_must_fit(config: Any) -> None:
     longest = config.data.max_prompt_length + config.data.max_response_length
     fits = changed(config, **{f"{ROLLOUT}__max_model_len": longest})
@@ -103,6 +114,44 @@ def test_the_longest_prompt_and_response_must_fit(config: Any) -> None:
             preflight_verl.check_lengths(changed(short, **{dynamic: "true"}))
         halves = {key: (longest + 1) // 2, f"{ACTOR}__ulysses_sequence_parallel_size": 2}
         preflight_verl.check_lengths(changed(fits, **{dynamic: "true", **halves}))
+
+
+def test_the_reference_model_has_sequence_ranks_of_its_own(config: Any) -> None:
+    """verl's new key of the actor says nothing of the reference model, the old one does."""
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    halves = {
+        f"{ACTOR}__use_dynamic_bsz": "true",
+        f"{ROLLOUT}__log_prob_use_dynamic_bsz": "true",
+        "actor_rollout_ref__ref__log_prob_use_dynamic_bsz": "true",
+        f"{ACTOR}__ppo_max_token_len_per_gpu": (longest + 1) // 2,
+        f"{ROLLOUT}__log_prob_max_token_len_per_gpu": (longest + 1) // 2,
+        "actor_rollout_ref__ref__log_prob_max_token_len_per_gpu": (longest + 1) // 2,
+    }
+    old = "ulysses_sequence_parallel_size"  # the reference model's follows the actor's
+    both = {f"{ACTOR}__{old}": 2, f"actor_rollout_ref__ref__{old}": 2}
+    preflight_verl.check_lengths(changed(config, **halves, **both))
+    new = changed(config, **halves, **{f"{ACTOR}__fsdp_config__ulysses_sequence_parallel_size": 2})
+    with pytest.raises(ConfigError, match=r"actor_rollout_ref\.ref\.log_prob_max_token_len"):
+        preflight_verl.check_lengths(new)
+    preflight_verl.check_lengths(
+        changed(new, actor_rollout_ref__ref__fsdp_config__ulysses_sequence_parallel_size=2)
+    )
+
+
+def test_micro_batches_of_the_reference_model_are_of_its_own_ranks(config: Any) -> None:
+    """128 responses on 2 GPUs: 64 on a rank, but 128 where two ranks share a sequence."""
+    ref = "actor_rollout_ref__ref"
+    two = changed(
+        config,
+        trainer__n_gpus_per_node=2,
+        **{f"{ACTOR}__use_kl_loss": "true", f"{ACTOR}__ppo_micro_batch_size_per_gpu": 32},
+        **{f"{ROLLOUT}__log_prob_micro_batch_size_per_gpu": 64},
+        **{f"{ref}__log_prob_micro_batch_size_per_gpu": 128},
+    )
+    with pytest.raises(ConfigError, match=r"ref\.log_prob_micro.*divide the 64 rows"):
+        preflight_verl.check_batches(two)
+    key = f"{ref}__fsdp_config__ulysses_sequence_parallel_size"
+    preflight_verl.check_batches(changed(two, **{key: 2}))
 
 
 def test_a_second_run_in_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

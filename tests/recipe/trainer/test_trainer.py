@@ -3,6 +3,7 @@
 from typing import Any
 
 from omegaconf import OmegaConf
+from verl.trainer.ppo.core_algos import AdaptiveKLController
 
 from recipe.trainer.question_stats import QuestionStats
 from recipe.trainer.trainer import RecipeTrainer
@@ -29,3 +30,26 @@ def test_a_group_is_named_after_its_place_in_the_data_order() -> None:
     assert names[1] == ["000000002-c", "000000003-a"]
     assert names[2] == ["000000004-a", "000000005-b"]
     assert fetched(2, start=1) == names[1:]
+
+
+def test_an_adaptive_coefficient_goes_on_where_it_was() -> None:
+    """After a batch of 8 with a KL of 0.5: 0.1 (1 + clip(0.5 / 0.1 - 1, -0.2, 0.2) 8 / 16)."""
+
+    def trainer() -> Any:
+        made: Any = object.__new__(RecipeTrainer)
+        made.kl_ctrl_in_reward = AdaptiveKLController(0.1, 0.1, 16)
+        made.batches_fetched = made.optimizer_steps = 0
+        made.earlier_seconds, made.started = 0.0, 0.0
+        off = {"enable": False, "candidates": 1, "target": 0.5, "decay": 0.5}
+        made.question_stats = QuestionStats(OmegaConf.create({"history": off, "curriculum": off}))
+        return made
+
+    first, second = trainer(), trainer()
+    first.kl_ctrl_in_reward.update(current_kl=0.5, n_steps=8)
+    assert abs(first.kl_ctrl_in_reward.value - 0.11) < 1e-12
+    second.load_own_state(first.own_state())
+    assert second.kl_ctrl_in_reward.value == first.kl_ctrl_in_reward.value
+    old = {key: value for key, value in first.own_state().items() if key != "kl_in_reward"}
+    third = trainer()
+    third.load_own_state(old)  # of a checkpoint that began before it was kept
+    assert third.kl_ctrl_in_reward.value == 0.1
