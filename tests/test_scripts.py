@@ -125,6 +125,29 @@ def test_setup_leaves_a_folder_alone_that_is_no_environment(checkout: Path) -> N
     assert (checkout / "mine" / "thesis.tex").exists()
 
 
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ("lib/python3.12/site-packages/torch-2.13.0.dist-info", "not the CPU build"),
+        ("conda-meta", "a conda environment"),
+    ],
+)
+def test_setup_leaves_an_environment_for_gpus_alone(checkout: Path, made: str, says: str) -> None:
+    (checkout / ".venv" / made).mkdir(parents=True)
+    assert run(checkout, "setup.sh") == (0, "")  # whole, and so its own
+    (checkout / ".venv" / ".setup-stamp").unlink()
+    code, output = run(checkout, "setup.sh")
+    assert code == 1 and says in output and "RECIPE_VENV=.venv-cpu" in output
+    assert calls(checkout) == []
+
+
+def test_setup_completes_an_environment_with_the_cpu_build(checkout: Path) -> None:
+    built = "lib/python3.12/site-packages/torch-2.13.0+cpu.dist-info"
+    (checkout / ".venv" / built).mkdir(parents=True)
+    (checkout / ".venv" / ".setup-stamp").unlink()
+    assert run(checkout, "setup.sh")[0] == 0
+
+
 def test_setup_says_how_to_get_a_python(checkout: Path) -> None:
     tools = checkout / "tools"
     tools.mkdir()

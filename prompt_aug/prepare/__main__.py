@@ -14,16 +14,21 @@ import dataclasses
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from prompt_aug.commands import make_parser, run
-from prompt_aug.files import read_json, sha256, write_json
+from prompt_aug.errors import UserError
+from prompt_aug.files import read_json, read_text, sha256, write_json
 from prompt_aug.prepare.filters import Numbered, prepare
 from prompt_aug.prepare.overlap import LIKENESS_LIMIT, LIKENESS_N, OVERLAP_LIMIT, OVERLAP_N
 from prompt_aug.prepare.sources import (
     Columns,
     SourceError,
+    column_names,
     complete,
     load_presets,
     load_rows,
@@ -32,19 +37,38 @@ from prompt_aug.prepare.sources import (
 from prompt_aug.questions import VALIDATION, write_parquet
 
 SHOWN = 10
+RECORD = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What is to be read, by the options and the preset; `rows` of each split, where known."""
+
+    source: str
+    config: str | None
+    split: str
+    columns: Columns
+    name: str
+    files: str | None
+    rows: Mapping[str, int]
 
 
 def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
     """Question texts by benchmark name, from ``[NAME=]SOURCE[@SPLIT]``.
 
     SOURCE is a file, a folder (one that holds several data sets gives each) or a hub id, of which
-    SPLIT is "test" if not named. Raises SourceError.
+    SPLIT is "test" if not named; or the record of a benchmark, a yaml file as in eval/benchmarks,
+    or a folder of them. Raises SourceError.
     """
     benchmarks: dict[str, list[str]] = {}
     for specification in specifications:
         name, _, rest = specification.rpartition("=")
         source, _, split = rest.partition("@")
         name = name or Path(source).stem
+        if source and (records := records_of(Path(source))):
+            for path in records:
+                benchmarks[name if len(records) == 1 else path.stem] = record_texts(path)
+            continue
         listed = Path(source) / "dataset_dict.json"
         parts = {name: split or "test"}
         if listed.is_file() and not split:
@@ -54,11 +78,34 @@ def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
             parts = {f"{name}/{part}": part for part in splits["splits"]}
         for part, part_split in parts.items():
             rows = load_rows(source, split=part_split)
-            columns = complete(Columns(), rows.column_names, source, answer=False)
+            columns = complete(Columns(), column_names(rows), source, answer=False)
             if part in benchmarks:
                 raise SourceError(f"two benchmarks are called {part}: write NAME={source}")
             benchmarks[part] = [question_text(row, columns) for row in rows]
     return benchmarks
+
+
+def records_of(path: Path) -> list[Path]:
+    """The yaml files that `path` is, or that the folder `path` holds."""
+    if path.suffix in RECORD:
+        return [path]
+    return sorted(p for p in path.iterdir() if p.suffix in RECORD) if path.is_dir() else []
+
+
+def record_texts(path: Path) -> list[str]:
+    """The question texts of a benchmark's record, of which eval.benchmarks.record has the keys."""
+    try:
+        record = yaml.safe_load(read_text(path))
+    except (OSError, UserError, yaml.YAMLError) as error:
+        raise SourceError(f"{path}: the record of a benchmark cannot be read: {error}") from error
+    if not isinstance(record, Mapping) or not (record.get("hub") or record.get("file")):
+        raise SourceError(f"{path} is no record of a benchmark: it has neither hub nor file")
+    source = str(path.parent / record["file"]) if record.get("file") else str(record["hub"])
+    split, revision = record.get("split", "test"), record.get("revision")
+    rows = load_rows(source, record.get("config"), split, revision=revision)
+    asked = Columns(text=record.get("text"))
+    columns = complete(asked, column_names(rows), source, answer=False)
+    return [question_text(row, columns) for row in rows]
 
 
 def write(
@@ -130,7 +177,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--against",
         action="append",
         metavar="[NAME=]SOURCE[@SPLIT]",
-        help="keep out the questions of this benchmark; may be given again (SPLIT: test)",
+        help="keep out the questions of this benchmark, or eval/benchmarks for all that are"
+        " known; may be given again (SPLIT: test)",
     )
     checks.add_argument(
         "--no-benchmarks", action="store_true", help="do not look for benchmark questions"
@@ -161,8 +209,8 @@ def check_paths(options: argparse.Namespace) -> None:
             raise SourceError(f"OUT {options.out} would change {read}, which is read")
 
 
-def choose(options: argparse.Namespace) -> tuple[str, str | None, str, Columns, str]:
-    """(source, config, split, columns, data_source) from the options and the preset."""
+def choose(options: argparse.Namespace) -> Asked:
+    """What the options and the preset ask for. Raises SourceError."""
     presets = load_presets()
     name = options.preset or (options.source if options.source in presets else None)
     if name is not None and name not in presets:
@@ -176,13 +224,35 @@ def choose(options: argparse.Namespace) -> tuple[str, str | None, str, Columns, 
     }
     if options.levels:
         given["levels"] = tuple(options.levels)
+    if options.text is not None:
+        given["text_else"] = ()  # what was asked for, or nothing
     columns = dataclasses.replace(columns, **given)
     if columns.levels and columns.level is None:
         raise SourceError("--levels needs --level-column")
-    source = preset.hub if preset and options.source == name else options.source
-    split = options.split or (preset.split if preset else "train")
-    config = options.config or (preset.config if preset else None)
-    return source, config, split, columns, options.name or name or Path(source).stem
+    on_hub = preset if preset and options.source == name else None
+    source = on_hub.hub if on_hub else options.source
+    return Asked(
+        source=source,
+        config=options.config or (preset.config if preset else None),
+        split=options.split or (preset.split if preset else "train"),
+        columns=columns,
+        name=options.name or name or Path(source).stem,
+        files=on_hub.files if on_hub else None,
+        rows=on_hub.rows if on_hub else {},
+    )
+
+
+def read_rows(asked: Asked) -> Any:
+    """The rows asked for; SourceError where they are not as many as the preset knows."""
+    rows = load_rows(asked.source, asked.config, asked.split, files=asked.files)
+    wanted = asked.rows.get(asked.split, len(rows))
+    if len(rows) != wanted:
+        raise SourceError(
+            f"{asked.source}: {len(rows)} rows in the split {asked.split}, and {wanted} when the "
+            f"preset was written: the data set has changed. Look at it, and give its columns with "
+            "--text-column and --answer-column in place of the preset"
+        )
+    return rows
 
 
 def prepare_as(options: argparse.Namespace) -> int:
@@ -190,14 +260,14 @@ def prepare_as(options: argparse.Namespace) -> int:
     check_paths(options)
     if not 0 < options.overlap <= 1:
         raise SourceError(f"--overlap {options.overlap} must lie in (0, 1]")
-    source, config, split, columns, name = choose(options)
+    asked = choose(options)
     benchmarks = load_benchmarks(options.against or [])
-    rows = load_rows(source, config, split)
-    columns = complete(columns, rows.column_names, source)
+    rows = read_rows(asked)
+    columns = complete(asked.columns, column_names(rows), asked.source)
     questions, report = prepare(
         rows,
         columns=columns,
-        source=name,
+        source=asked.name,
         split=options.as_split,
         benchmarks=benchmarks,
         overlap_limit=options.overlap,
@@ -208,9 +278,10 @@ def prepare_as(options: argparse.Namespace) -> int:
             "nothing written: " + ("rows were refused" if questions else "no row is left")
         )
     settings = {
-        "source": source,
-        "config": config,
-        "split": split,
+        "source": asked.source,
+        "config": asked.config,
+        "files": asked.files,
+        "split": asked.split,
         "columns": dataclasses.asdict(columns),
         "benchmarks": {key: len(texts) for key, texts in benchmarks.items()},
         "overlap": {"n": OVERLAP_N, "limit": options.overlap},

@@ -6,7 +6,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ PRESETS_FILE = Path(__file__).with_name("presets.yaml")
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".arrow": "arrow"}
 HUB_SECONDS = 3.0  # what the hub has to answer in before it counts as unreachable
 TEXT_COLUMNS = ("question", "problem", "prompt", "text")
+RENDERED = ("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|begin_of_text|>")
 ANSWER_COLUMNS = ("answer", "reward_model.ground_truth", "ground_truth", "final_answer")
 
 
@@ -32,6 +33,7 @@ class Columns:
     """Where a data set keeps what; see presets.yaml for the keys. None: found by usual names."""
 
     text: str | None = None
+    text_else: tuple[str, ...] = ()
     answer: str | None = None
     level: str | None = None
     answer_from: str | None = None
@@ -49,6 +51,8 @@ class Preset:
     config: str | None
     split: str
     columns: Columns
+    files: str | None = None
+    rows: Mapping[str, int] = field(default_factory=dict)
 
 
 def load_presets(path: Path = PRESETS_FILE) -> dict[str, Preset]:
@@ -57,21 +61,28 @@ def load_presets(path: Path = PRESETS_FILE) -> dict[str, Preset]:
     keys = {field.name for field in fields(Columns)}
     for name, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items():
         columns = {key: entry.pop(key) for key in list(entry) if key in keys}
-        columns["levels"] = tuple(columns.get("levels", ()))
+        for key in ("levels", "text_else"):
+            columns[key] = tuple(columns.get(key, ()))
         entry.setdefault("config", None)
         presets[name] = Preset(name=name, columns=Columns(**columns), **entry)
     return presets
 
 
 def load_rows(
-    source: str, config: str | None = None, split: str = "train", *, revision: str | None = None
+    source: str,
+    config: str | None = None,
+    split: str = "train",
+    *,
+    revision: str | None = None,
+    files: str | None = None,
 ) -> Any:
     """The rows of `source`, an indexable ``datasets.Dataset``.
 
     `source` is a parquet, jsonl, json or arrow file, a folder that ``save_to_disk`` wrote (of one
     data set, or of several with `split` naming one), a folder of parquet or jsonl files, or the id
-    of a data set on the hub (at `revision`). Raises SourceError; where the hub does not answer and
-    the data set is not in the cache, within seconds.
+    of a data set on the hub (at `revision`; of its files only `files`, with the split's name in
+    place of ``{split}``). Raises SourceError; where the hub does not answer and the data set is not
+    in the cache, within seconds.
     """
     import datasets  # deferred: it takes a second
 
@@ -88,7 +99,11 @@ def load_rows(
             f"{source}: local data cannot be loaded: {_first_cause(error)}"
         ) from error
     if re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not source.startswith("."):
-        return _from_hub(datasets, source, config, split, revision)
+        if files is None:
+            return _from_hub(datasets, source, name=config, split=split, revision=revision)
+        # All that is read of these files is one split, which datasets calls "train".
+        file = files.format(split=split)
+        return _from_hub(datasets, source, data_files=file, split="train", revision=revision)
     raise SourceError(f"{source!r}: neither a file, nor a folder, nor an id like owner/name")
 
 
@@ -113,9 +128,7 @@ def hub_answers(endpoint: str, seconds: float = HUB_SECONDS) -> bool:
     return answered.is_set()
 
 
-def _from_hub(
-    datasets: Any, source: str, config: str | None, split: str, revision: str | None
-) -> Any:
+def _from_hub(datasets: Any, source: str, **asked: Any) -> Any:
     from huggingface_hub import constants
 
     offline = bool(constants.HF_HUB_OFFLINE)
@@ -123,7 +136,7 @@ def _from_hub(
         # The clients would try again for up to a minute before they look into their cache.
         offline = constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
-        return datasets.load_dataset(source, config, split=split, revision=revision)
+        return datasets.load_dataset(source, **asked)
     except Exception as error:  # a gated, a renamed or a misspelt data set, a wrong split, ...
         why = (
             f"the hub at {constants.ENDPOINT} does not answer, or HF_HUB_OFFLINE is set, and the "
@@ -131,7 +144,10 @@ def _from_hub(
             if offline
             else f"is the id right, and are you allowed to read it? {_first_cause(error)}"
         )
-        raise SourceError(f"{source}: hub data set cannot be loaded: {why}") from error
+        raise SourceError(
+            f"{source}: there is no such file or folder, and as a hub data set it cannot be "
+            f"loaded: {why}"
+        ) from error
 
 
 def _first_cause(error: BaseException) -> str:
@@ -182,27 +198,47 @@ def complete(
 ) -> Columns:
     """`columns` with missing ones found among the usual names; SourceError if there is none.
 
-    Without `answer` only the text is looked for.
+    `names` are of the columns; those of a record (``extra_info.question``) may be among them, or
+    the record stands for all that it may hold. Without `answer` only the text is looked for.
     """
     present = set(names)
 
-    def find(given: str | None, usual: tuple[str, ...], what: str) -> str:
-        candidates = usual if given is None else (given,)
+    def there(column: str) -> bool:
+        record = column.partition(".")[0]
+        opaque = record in present and not any(n.startswith(f"{record}.") for n in present)
+        return column in present or opaque
+
+    def find(given: tuple[str, ...], usual: tuple[str, ...], what: str) -> str:
+        candidates = given or usual
         for candidate in candidates:
-            if candidate.split(".")[0] in present:
+            if there(candidate):
                 return candidate
         raise SourceError(
             f"{source} has no column {' or '.join(candidates)} for the {what} (it has "
             f"{', '.join(sorted(present))}): name one with --{what}-column"
         )
 
-    values = {field.name: getattr(columns, field.name) for field in fields(Columns)}
-    values["text"] = find(columns.text, TEXT_COLUMNS, "text")
+    def given(column: str | None) -> tuple[str, ...]:
+        return () if column is None else (column,)
+
+    texts = (*given(columns.text), *columns.text_else)
+    text = find(texts, TEXT_COLUMNS, "text")
     if columns.level is not None:
-        find(columns.level, (), "level")
-    if answer:
-        values["answer"] = find(columns.answer, ANSWER_COLUMNS, "answer")
-    return Columns(**values)
+        find(given(columns.level), (), "level")
+    gold = find(given(columns.answer), ANSWER_COLUMNS, "answer") if answer else columns.answer
+    return replace(columns, text=text, text_else=(), answer=gold)
+
+
+def column_names(rows: Any) -> list[str]:
+    """The columns of a ``datasets.Dataset``, and with a dot what their records hold."""
+
+    def walk(features: Mapping[str, Any], prefix: str) -> Iterator[str]:
+        for name, kind in features.items():
+            yield f"{prefix}{name}"
+            if isinstance(kind, Mapping):
+                yield from walk(kind, f"{prefix}{name}.")
+
+    return list(walk(rows.features, ""))
 
 
 def read_level(value: Any) -> int | None:
@@ -214,6 +250,11 @@ def read_level(value: Any) -> int | None:
 def to_question(row: Mapping[str, Any], columns: Columns, source: str, split: str) -> Question:
     """The question of one row; QuestionError if it has none, or no answer."""
     text = question_text(row, columns)
+    if marks := [mark for mark in RENDERED if mark in text]:
+        raise QuestionError(
+            f"the text holds {marks[0]}: it is a prompt that a chat template made, not a question; "
+            "name the column of the question with --text-column"
+        )
     answers = [_answer(value, columns.answer_from) for value in _golds(row, columns)]
     level = read_level(_get(row, columns.level)) if columns.level else None
     return make_question(text=text, answers=answers, source=source, split=split, level=level)

@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -9,7 +10,7 @@ from recipe.errors import ConfigError
 from recipe.run.folder import RunFolder
 
 # Key: the only value with which verl's V1 trainer, or ours, does what the key says.
-IGNORED = {
+IGNORED: dict[str, Any] = {
     "custom_reward_function.path": None,
     "reward.custom_reward_function.path": None,
     "reward_model.reward_manager": None,

@@ -1,5 +1,6 @@
 """The command prepare: refusals by row, manifest, options, killed and run again, real data."""
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -11,7 +12,7 @@ from huggingface_hub import constants
 
 from prompt_aug.prepare import __main__ as prepare
 from prompt_aug.prepare import sources
-from prompt_aug.prepare.sources import load_presets, load_rows
+from prompt_aug.prepare.sources import column_names, complete, load_presets, load_rows
 from prompt_aug.questions import read_parquet
 
 ROWS = [
@@ -159,15 +160,15 @@ def test_the_hub_is_asked_for_the_presets_id(
 ) -> None:
     asked = []
 
-    def hub(name: str, config: str | None, *, split: str, revision: str | None) -> datasets.Dataset:
-        asked.append((name, config, split, revision))
+    def hub(repository: str, **how: Any) -> datasets.Dataset:
+        asked.append((repository, how))
         return datasets.Dataset.from_list([{"question": "1 + 1?", "answer": "So.\n#### 2"}])
 
     monkeypatch.setattr(datasets, "load_dataset", hub)
     monkeypatch.setattr(sources, "hub_answers", lambda _: True)
     out = tmp_path / "gsm8k.parquet"
     assert prepare.main(["gsm8k", str(out), "--no-benchmarks"]) == 0
-    assert asked == [("openai/gsm8k", "main", "train", None)]
+    assert asked == [("openai/gsm8k", {"name": "main", "split": "train", "revision": None})]
     (question,) = read_parquet(out)
     assert (question.text, question.answers, question.source) == ("1 + 1?", ("2",), "gsm8k")
 
@@ -177,8 +178,100 @@ def test_the_hub_is_asked_for_the_presets_id(
     monkeypatch.setattr(datasets, "load_dataset", unknown)
     assert prepare.main(["some/where", str(out), "--no-benchmarks"]) == 1
     told = capsys.readouterr().err
-    assert "some/where: hub data set cannot be loaded: is the id right" in told
+    assert "some/where: there is no such file or folder, and as a hub data set" in told
+    assert "cannot be loaded: is the id right" in told
     assert told.endswith("ConnectionError: no such repository\n")
+
+
+def as_packed(number: int, question: str) -> dict[str, Any]:
+    """A row as SimpleRL-Zoo-Data has it: `prompt` is rendered."""
+    rendered = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    return {
+        "prompt": [{"role": "user", "content": rendered}],
+        "reward_model": {"ground_truth": str(number), "style": "rule"},
+        "extra_info": {"question": question, "answer": str(number)},
+    }
+
+
+@pytest.fixture
+def simplerl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The hub's repository, read by the real `datasets`: three mixtures, each with both splits."""
+    counts = {"train": 3, "test": 2}
+    for folder, kind in (("abel_level3to5", "A"), ("qwen_level3to5", "Q"), ("qwen_level1to4", "E")):
+        for split, count in counts.items():
+            rows = [as_packed(n, f"{kind}{split}: {n} + 0?") for n in range(count)]
+            path = tmp_path / "hub" / f"simplelr_{folder}" / f"{split}.parquet"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            datasets.Dataset.from_list(rows).to_parquet(path)
+    real = datasets.load_dataset
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda _, **how: real(str(tmp_path / "hub"), **how)
+    )
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(sources, "hub_answers", lambda _: True)
+    presets = load_presets()
+    known = presets["math-level3to5"]
+    presets["math-level3to5"] = dataclasses.replace(known, rows=counts)
+    monkeypatch.setattr(prepare, "load_presets", lambda: presets)
+    assert known.rows == {"train": 8523, "test": 500}
+    return presets
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_one_mixture_is_read_of_a_repository_that_holds_several(
+    tmp_path: Path, simplerl: dict[str, Any], split: str
+) -> None:
+    out = tmp_path / "out.parquet"
+    command = ["math-level3to5", str(out), "--no-benchmarks", "--split", split]
+    assert prepare.main(command) == 0
+    made = read_parquet(out)
+    assert [q.text for q in made] == [f"Q{split}: {n} + 0?" for n in range(len(made))]
+    assert len(made) == {"train": 3, "test": 2}[split]
+
+
+def test_a_data_set_on_the_hub_that_has_changed_is_refused(
+    tmp_path: Path, simplerl: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    preset = simplerl["math-level3to5"]
+    simplerl["math-level3to5"] = dataclasses.replace(preset, rows={"train": 4})
+    command = ["math-level3to5", str(tmp_path / "out.parquet"), "--no-benchmarks"]
+    assert prepare.main(command) == 1
+    assert "3 rows in the split train, and 4 when the preset" in capsys.readouterr().err
+    assert prepare.main([*command, "--split", "test"]) == 0  # of which nothing is known
+
+
+def test_a_rendered_prompt_is_no_question(
+    tmp_path: Path, simplerl: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Asked for by name: neither the preset's own column nor another one takes its place."""
+    command = ["math-level3to5", str(tmp_path / "out.parquet"), "--no-benchmarks"]
+    assert prepare.main([*command, "--text-column", "prompt"]) == 1
+    told = capsys.readouterr()
+    assert "the text holds <|im_start|>: it is a prompt that a chat template made" in told.out
+    assert "no row is left" in told.err
+    assert prepare.main([*command, "--text-column", "nope"]) == 1
+    assert "has no column nope for the text" in capsys.readouterr().err
+
+
+def test_the_records_of_benchmarks_say_what_to_keep_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = tmp_path / "records"
+    records.mkdir()
+    for name, rows in (("pears", BENCHMARK), ("plums", [{"question": "Another one?"}])):
+        jsonl(records / f"{name}.jsonl", rows)
+        (records / f"{name}.yaml").write_text(f"questions: 1\nfile: {name}.jsonl\n")
+    source, out = str(jsonl(tmp_path / "in.jsonl", ROWS)), str(tmp_path / "out.parquet")
+    kept = {}
+    for given in ("pears.jsonl", "pears.yaml", "plums.yaml", ""):
+        assert prepare.main([source, out, "--against", str(records / given)]) == 0
+        manifest = json.loads(Path(f"{out}.manifest.json").read_text())
+        kept[given] = (manifest["kept"], sorted(manifest["benchmarks"]))
+    assert kept["pears.jsonl"][0] == kept["pears.yaml"][0] == kept[""][0] < kept["plums.yaml"][0]
+    assert (kept["plums.yaml"][1], kept[""][1]) == (["plums"], ["pears", "plums"])
+    (records / "pears.yaml").write_text("questions: 1\n")
+    assert prepare.main([source, out, "--against", str(records)]) == 1
+    assert "pears.yaml is no record of a benchmark" in capsys.readouterr().err
 
 
 def test_without_a_hub_it_looks_into_the_cache_only(
@@ -282,6 +375,7 @@ def test_real_rows_and_the_real_suite(shared_data: Path, tmp_path: Path) -> None
     file = shared_data / "math_level3to5" / "SimpleRL-simplelr_qwen_level3to5.train.parquet"
     rows = load_rows(str(file)).select(range(200))
     columns = load_presets()["math-level3to5"].columns
+    columns = complete(columns, column_names(rows), str(file))
     questions, report = prepare.prepare(rows, columns=columns, source="m", benchmarks=suite)
     assert report["rows"] == 200
     assert [(r["row"], r["reason"]) for r in report["refused_rows"]] == [(170, "benchmark_overlap")]

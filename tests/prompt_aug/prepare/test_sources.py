@@ -63,7 +63,10 @@ DAPO = (
 )
 PRESET_ROWS: dict[str, tuple[dict[str, Any], str, str, int | None]] = {
     "math-level3to5": (
-        {"question": "Q?", "reward_model": {"ground_truth": "118", "style": "rule"}},
+        {
+            "extra_info": {"question": "Q?"},
+            "reward_model": {"ground_truth": "118", "style": "rule"},
+        },
         "Q?",
         "118",
         None,
