@@ -25,8 +25,11 @@ from recipe.config.wording import ONE_RUN
 STOPPED = 130  # the shell's exit code after Ctrl-C
 
 
-def check(config: DictConfig) -> Any:
-    """Everything that can be refused without writing a file, in the order of what it costs."""
+def check(config: DictConfig, *, here: bool = True) -> Any:
+    """Everything that can be refused without writing a file, in the order of what it costs.
+
+    Not `here`: the run is to be on another machine.
+    """
     from recipe.checks import validate
     from recipe.checks.data import check_files, check_own
     from recipe.checks.machine import check_machine
@@ -44,7 +47,7 @@ def check(config: DictConfig) -> Any:
     if built is not None:
         check_own(config, built, toy.settings_of(config, bank).world.questions.train)
     check_same_run(config, RunFolder(run_dir))
-    check_machine(config)
+    check_machine(config, here=here)
     return bank
 
 
@@ -80,7 +83,7 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
 
     config = compose_config(example, overrides)
     launch.set_environment(config)  # before `check`, which imports torch and transformers
-    bank = check(config)
+    bank = check(config, here=not dry_run)
     if dry_run:
         from recipe.checks.dry_run import describe
 

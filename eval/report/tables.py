@@ -22,6 +22,7 @@ TOKEN = re.compile(
     r"\b(hf|sk|pk|ghp|gho|glpat|xox[abp]|wandb)[_-][\w-]{8,}|AKIA[0-9A-Z]{12,}|://[^/\s:]+:[^/\s]+@|"
     r"(?<![\w/.-])(?=\w*\d)(?=\w*[A-Za-z])\w{32,}(?![\w/.-])"
 )
+TYPED = ("command", "resumed")  # of environment.json: what a user wrote; a commit is no secret
 Table = list[list[str]]
 
 
@@ -156,6 +157,8 @@ def environment_table(data: RunData) -> Table:
     """environment.json, flattened one level."""
     table = []
     for name, value in data.environment.items():
+        if name in TYPED:
+            value = _without_secrets(value)
         if isinstance(value, Mapping):
             table += [[f"{name} {key}", str(inner)] for key, inner in value.items()]
         else:

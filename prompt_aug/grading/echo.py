@@ -63,7 +63,9 @@ _MIN_UNREAD = 4
 _UNDONE = re.compile(
     r"\\(?:sum|prod|i*int|lim|gcd|lcm|Sigma|det)(?![a-zA-Z])|\\(?:max|min)\s*[({\\]"
     r"|(?<![\\a-zA-Z])(?:sum|prod|lim|gcd|GCD|lcm|LCM)\s*[(_]"
+    r"|\\begin\{[vV]matrix\}|\\partial(?![a-zA-Z])|\\\||\\[lr]?Vert(?![a-zA-Z])"
 )
+_MATRIX = re.compile(r"\\begin\{[a-zA-Z]*matrix\}")
 _ASKED = {
     name: re.compile(rf"\\(?:{spelled})(?![a-zA-Z])|(?<![\\a-zA-Z])(?:{spelled})(?=[\s(_])")
     for name, spelled in {
@@ -71,7 +73,7 @@ _ASKED = {
         "floor": "lfloor|lceil|floor|ceil",
     }.items()
 } | {"absolute value": re.compile(r"\||\\[lr]?vert(?![a-z])")}
-_REMAINDER = re.compile(r"(\d+|[\w})])?\s*\\[bp]?mod(?![a-z])[\s({]*(\d{1,18})")
+_REMAINDER = re.compile(r"(\d+|[\w})])?\s*\\[bp]?mod(?![a-z])[\s({\[]*(\d{1,18})")
 
 
 def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
@@ -267,6 +269,9 @@ def _left_undone(written: str, golds: Sequence[str], question: str) -> bool:
     written = _BUILDER.sub(r"\1", written)  # whose bar is no absolute value
     if _UNDONE.search(written) and not any(map(_UNDONE.search, golds)):
         return True
+    matrices = len(_MATRIX.findall(written))
+    if matrices > 1 and not any(len(_MATRIX.findall(gold)) > 1 for gold in golds):
+        return True  # a sum or a product of them
     if any(map(_is_undivided, _REMAINDER.findall(written))) and not any(
         map(_REMAINDER.search, golds)
     ):

@@ -70,7 +70,8 @@ _INVISIBLE = re.compile(
 )
 _TYPED_BINOM = re.compile(r"\{([^{}\\]{1,60})\\choose(?![a-z])([^{}\\]{1,60})\}")
 _BASE_IN_WORDS = re.compile(
-    r"(?:\(\s*(\d+)\s*\)\s*_|(?<![\w.])(\d+)(?:\s|\\[a-z]+\{|\})*base[\s{}]*)\s*\{?\s*(\d{1,2})(?!\d)[\s}]*$"
+    r"(?:\(\s*(\d+)\s*\)\s*_\s*\{?\s*|(?<![\w.])(\d+)(?:\s|\\[a-z]+\{|\})*base[\s{}]*)"
+    r"(\d{1,2})(?!\d)[\s}]*$"
 )
 # TeX does not show these braces: {5}{6} is the number 56.
 _IDLE_BRACES = re.compile(r"(?<![a-zA-Z}^_\]\\])\{(\d[\d.]*)\}")

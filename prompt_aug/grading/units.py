@@ -98,8 +98,11 @@ _CHANGES_VALUE = re.compile(
 )
 _SECOND_NUMBER = re.compile(  # 5 and six, 5 to six, 5, six
     r"\W*(?:(?:and|to|through|then|but|also|rather|actually|with|over|vs)\s+)*"
-    r"(?:one|two|three|four|five|six|seven|eight|nine|ten)(?![a-zA-Z-]|\s+[a-z]{3})"
+    r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven"
+    r"|eigh|nine)teen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)(?![a-zA-Z-]|\s+[a-z]{3})"
 )
+# In words behind a value: no unit, but for its power (m3, m^3, s^{-1}).
+_NUMERAL = re.compile(r"(?<![a-zA-Z^{\d])(?<![\^{]-)\d")
 _TEXT_TAIL = re.compile(r"\s*\\text\{([^{}]*)\}\s*(\^\{?-?\d\}?)?\s*$")
 
 
@@ -123,7 +126,7 @@ def split_unit(text: str) -> tuple[str, str | None]:
         words, rest = "degrees", rest.rstrip().removesuffix("\\degree")
     if not words or not rest.strip() or UNSURE.search(words) or _CHANGES_VALUE.search(words):
         return text, None
-    if _SECOND_NUMBER.match(words):
+    if _SECOND_NUMBER.match(words) or _NUMERAL.search(words):
         return text, None
     return rest.strip(), _unit_of(words)
 

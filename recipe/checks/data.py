@@ -31,6 +31,12 @@ def check_templates(config: DictConfig) -> Bank:
             f"recipe.augment.mode=fixed wants one name in recipe.augment.templates, not "
             f"{len(names)}"
         )
+    if augment.mode != "fixed" and len(names) == 1:
+        raise ConfigError(
+            f"recipe.augment.mode={augment.mode} has one template to draw from, {names[0]}: set "
+            "recipe.augment.templates=null for all of the bank or name several, or set "
+            "recipe.augment.mode=fixed"
+        )
     if augment.weights and len(augment.weights) != len(names):
         raise ConfigError(
             f"recipe.augment.weights has {len(augment.weights)} values for {len(names)} templates: "

@@ -12,6 +12,7 @@ from recipe.errors import ConfigError
 from recipe.plan.estimate import checkpoint_bytes
 from recipe.plan.shapes import shape_of
 from recipe.run import checkpoints as saved_checkpoints
+from recipe.run import host
 
 
 def describe(config: DictConfig, bank: Bank) -> str:
@@ -78,7 +79,9 @@ def checkpoints(config: DictConfig, steps: int) -> str:
     size = checkpoint_size(config.actor_rollout_ref.model.path)
     if size is None:
         return f"{told}; 12 bytes a parameter each (the model is not on this disk)"
-    return f"{told}; {size / 1e9:.2f} GB each, at most {most * size / 1e9:.1f} GB in all"
+    told += f"; {size / 1e9:.2f} GB each, at most {most * size / 1e9:.1f} GB in all"
+    free = host.free_gib(Path(config.recipe.run_dir)) * 2**30
+    return told + (f": MORE THAN THE {free / 1e9:.0f} GB FREE THERE" if most * size > free else "")
 
 
 def checkpoint_size(model: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 import netrc
 import os
+import sys
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -17,11 +18,20 @@ from recipe.run.environment import gpu_count
 WANDB = "api.wandb.ai"
 
 
-def check_machine(config: DictConfig) -> None:
-    """Refuse a machine on which the run would fail after minutes; writes nothing."""
+def check_machine(config: DictConfig, *, here: bool = True) -> None:
+    """Refuse a machine on which the run would fail after minutes; writes nothing.
+
+    A run that is only planned (not `here`) may be for another machine's GPUs: those missing are
+    told, not refused.
+    """
     check_room(Path(config.recipe.run_dir), config.recipe.min_free_gib)
     check_port()
-    check_gpus(config)
+    try:
+        check_gpus(config)
+    except ConfigError as error:
+        if here:
+            raise
+        print(f"recipe.train: not on this machine: {error}", file=sys.stderr)
     check_first_checkpoint(config)
     check_loggers(config)
 

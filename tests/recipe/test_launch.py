@@ -115,6 +115,15 @@ def test_impossible_recipe_settings_are_refused(config: Any, change: dict, messa
         check_templates(OmegaConf.merge(config, {"recipe": change}))
 
 
+@pytest.mark.parametrize("mode", ["per_question", "per_rollout"])
+def test_a_draw_among_one_template_is_refused(config: Any, mode: str) -> None:
+    one = {"recipe": {"augment": {"mode": mode, "templates": ["qwen-math"]}}}
+    with pytest.raises(ConfigError, match=f"mode={mode} has one template to draw from, qwen-math"):
+        check_templates(OmegaConf.merge(config, one))
+    two = {"recipe": {"augment": {"mode": mode, "templates": ["qwen-math", "open-r1"]}}}
+    check_templates(OmegaConf.merge(config, two))
+
+
 def test_unknown_templates_are_refused_with_the_known(config: Any) -> None:
     for key in ("templates", "validation_template"):
         value = ["openr1"] if key == "templates" else "openr1"

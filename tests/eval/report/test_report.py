@@ -25,6 +25,7 @@ from eval.report.rollouts import visible
 from eval.report.tables import (
     checkpoint_table,
     configuration,
+    environment_table,
     header_table,
     level_table,
     markdown_table,
@@ -478,6 +479,18 @@ def test_a_value_that_looks_like_a_token_is_blanked_whatever_its_key(
 ) -> None:
     (run / "config.yaml").write_text(f"recipe: {{remark: '{value}'}}\n")
     assert (value not in configuration(collect(run))) == hidden
+
+
+def test_a_token_of_the_command_is_in_no_table_and_the_commit_is(run: Path) -> None:
+    token, commit = "hf_abcdefghij1234567890", "0123456789abcdef0123456789abcdef01234567"
+    typed = f"python -m recipe.train toy +trainer.hub_token={token}"
+    resumed = [{"command": typed, "commit": commit}]
+    environment = {"command": typed, "resumed": resumed, "commit": commit, "host": {"cores": 2}}
+    (run / "environment.json").write_text(json.dumps(environment))
+    shown = environment_table(collect(run))
+    assert token not in str(shown) and token not in str(header_table(collect(run)))
+    assert ["commit", commit] in shown and ["host cores", "2"] in shown
+    assert [row[0] for row in shown] == ["command", "resumed", "commit", "host cores"]
 
 
 def test_a_template_with_dollars_in_its_name_is_drawn(run: Path) -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.checks.machine import check_first_checkpoint
+from recipe.checks import machine
+from recipe.checks.dry_run import checkpoints
+from recipe.checks.machine import check_first_checkpoint, check_machine
 from recipe.errors import ConfigError
 from recipe.run.checkpoints import TRACKER
 
@@ -33,6 +35,41 @@ def test_a_disk_too_small_for_one_checkpoint_is_refused_at_the_start(
         check_first_checkpoint(config(run))
     disk(monkeypatch, 18.6e9)
     check_first_checkpoint(config(run))
+
+
+def test_a_plan_says_when_all_checkpoints_would_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three checkpoints of 18.5 GB."""
+    planned = config(tmp_path)
+    keep = {"max_actor_ckpt_to_keep": None}
+    kept = {"keep_every": None, "keep_best": None}
+    model = {"model": {"path": MODEL}}
+    more = {"trainer": keep, "recipe": kept, "actor_rollout_ref": model}
+    planned = OmegaConf.merge(planned, more)
+    disk(monkeypatch, 55e9)
+    assert checkpoints(planned, 30).endswith(
+        "at most 55.6 GB in all: MORE THAN THE 55 GB FREE THERE"
+    )
+    disk(monkeypatch, 56e9)
+    assert checkpoints(planned, 30).endswith("at most 55.6 GB in all")
+
+
+def test_a_run_for_gpus_is_planned_where_there_are_none_and_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(machine, "gpu_count", lambda: 0)
+    disk(monkeypatch, 1e12)
+    gpus = {"device": "cuda", "n_gpus_per_node": 8, "logger": ["console"]}
+    run = OmegaConf.merge(config(tmp_path), {"trainer": gpus, "recipe": {"min_free_gib": 1}})
+    with pytest.raises(ConfigError, match="no GPU that CUDA can use"):
+        check_machine(run)
+    check_machine(run, here=False)
+    assert "not on this machine: trainer.device=cuda" in capsys.readouterr().err
+    disk(monkeypatch, 1e9)
+    with pytest.raises(ConfigError, match="GiB free for the run folder"):
+        check_machine(run, here=False)
 
 
 def test_what_saves_nothing_has_saved_or_is_not_known_is_let_through(
