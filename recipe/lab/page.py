@@ -113,6 +113,33 @@ def comparisons(experiment: Experiment, lines: Lines) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
+def other_starts(experiment: Experiment, lines: Lines) -> str:
+    """A warning of compared runs of one seed and world whose start models were not the same.
+
+    A start model is a function of world and seed on one machine; on another one, where floats may
+    round differently, another model is taught. Step 0 of the measurement tells.
+    """
+    found = []
+    for one, other in experiment.compare:
+        if experiment.arm(one).world != experiment.arm(other).world:
+            continue
+        for seed in sorted(s for name, s in lines if name == one and (other, s) in lines):
+            if _start(lines[one, seed]) != _start(lines[other, seed]):
+                found.append(f"{one} - {other} of seed {seed}")
+    if not found:
+        return ""
+    return (
+        "\n\n**Not of one start model**, since it was taught on two machines, whose floats differ: "
+        f"{', '.join(found)}. These differences are of the start, too."
+    )
+
+
+def _start(line: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """What the first checkpoint on record, the start model, answered right."""
+    first = line["measured"][min(line["measured"], key=int)]
+    return {template: (n["pass@1"], n["greedy"]) for template, n in first.items()}
+
+
 def runs(lines: Lines) -> str:
     """Every run with its commit, that of its measurement where it is another, and its seconds."""
     rows = [["run", "commit", "seconds"], ["---"] * 3]
@@ -142,8 +169,8 @@ def results(experiment: Experiment, lines: Lines, missing: int) -> str:
         f"{checkpoints(experiment, lines)}\n\n"
         "## Paired by seed\n\nBold: 0 lies outside the interval (Student's t; many comparisons are "
         f"listed, and one in twenty of those without any effect would be bold).\n\n"
-        f"{comparisons(experiment, lines)}\n\n## Curves\n\nTraining curves are means over {BIN} "
-        f"steps; the band is the range over seeds.\n\n{pictures}\n\n## Runs\n\n{runs(lines)}\n"
+        f"{comparisons(experiment, lines)}{other_starts(experiment, lines)}\n\n## Curves\n\n"
+        f"Training curves are means over {BIN} steps; the band is the range over seeds.\n\n{pictures}\n\n## Runs\n\n{runs(lines)}\n"
     )
 
 

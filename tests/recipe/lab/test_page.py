@@ -1,12 +1,13 @@
 """results.md says what the record says."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from lab_experiment import experiment
 
 from recipe.lab import page
-from recipe.lab.experiment import load_experiment, names
+from recipe.lab.experiment import Arm, load_experiment, names
 
 
 def line(arm: str, seed: int, accuracy: float, curve: list[float]) -> dict[str, Any]:
@@ -65,6 +66,18 @@ def test_tables_by_hand() -> None:
     assert "| kl - grpo: qwen-math greedy | 2 | +0.000 | +0.000 to +0.000 |" in text
     assert "**3 counted runs are still to be made.**" in text
     assert "| kl, seed 1001 | 0123456789 | 61 |" in text
+
+
+def test_arms_of_one_seed_that_began_with_two_models_are_named() -> None:
+    found = lines()
+    assert page.other_starts(experiment(), found) == ""
+    found["kl", 1001]["measured"]["9"]["qwen-math"] |= {"pass@1": 0.7490}
+    told = page.results(experiment(), found, missing=0)
+    assert "floats differ: kl - grpo of seed 1001. These" in told
+    apart = dataclasses.replace(
+        experiment(), arms=(experiment().arms[0], Arm(name="kl", world="few", set=("a=1",)))
+    )
+    assert page.other_starts(apart, found) == ""  # another world has another start model
 
 
 def test_a_run_names_the_commit_that_measured_it_where_it_is_another() -> None:
