@@ -170,7 +170,8 @@ def results(experiment: Experiment, lines: Lines, missing: int) -> str:
         "## Paired by seed\n\nBold: 0 lies outside the interval (Student's t; many comparisons are "
         f"listed, and one in twenty of those without any effect would be bold).\n\n"
         f"{comparisons(experiment, lines)}{other_starts(experiment, lines)}\n\n## Curves\n\n"
-        f"Training curves are means over {BIN} steps; the band is the range over seeds.\n\n{pictures}\n\n## Runs\n\n{runs(lines)}\n"
+        f"Training curves are means over {BIN} steps; the band is the range over seeds.\n\n"
+        f"{pictures}\n\n## Runs\n\n{runs(lines)}\n"
     )
 
 
