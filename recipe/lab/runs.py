@@ -145,7 +145,10 @@ def run_all(
     jobs: int = 1,
     commands: Commands | None = None,
 ) -> list[tuple[str, int]]:
-    """Make the runs, adding each line to `record` as it is done; those that failed."""
+    """Make the runs, adding their lines to `record` in the order of `todo`; those that failed.
+
+    Called again after a kill, it adds at once the lines of runs that were done and not yet recorded.
+    """
     threads = max(1, (os.cpu_count() or 1) // jobs)
     commands = commands or Commands()
     failed = []
@@ -155,8 +158,11 @@ def run_all(
             for arm, seed in todo
         }
         for (name, seed), task in tasks.items():
-            line = task.result()
-            print(f"{name} seed {seed}:", "done" if line else "failed, see its log", flush=True)
+            try:
+                line, why = task.result(), "failed, see its log"
+            except ExperimentError as error:  # of one run: the others are recorded all the same
+                line, why = None, str(error)
+            print(f"{name} seed {seed}:", "done" if line else why, flush=True)
             if line is None:
                 failed.append((name, seed))
                 continue
