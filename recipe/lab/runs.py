@@ -147,7 +147,7 @@ def run_all(
 ) -> list[tuple[str, int]]:
     """Make the runs, adding their lines to `record` in the order of `todo`; those that failed.
 
-    Called again after a kill, it adds at once the lines of runs that were done and not yet recorded.
+    Called again after a kill, it first adds the lines of runs that were done and not recorded.
     """
     threads = max(1, (os.cpu_count() or 1) // jobs)
     commands = commands or Commands()
