@@ -13,6 +13,7 @@ Every subclass of a class of verl lists in its docstring what it overrides, and 
     GroupedClient                recipe.rollout.client
     RecipeRewardManager          recipe.rollout.reward
     StatedDtypeMerger            recipe.export.merge
+    PrefixTreeEngine             recipe.actor.engine
     PlatformCPU                  recipe.patches.cpu.cpu_platform
     GMPOLossConfig               recipe.algorithms.gmpo, which overrides nothing
 

@@ -1,0 +1,160 @@
+"""The engine with prefix trees against verl's own, on one batch: values, gradients, what it leaves.
+
+Both classes prepare and read the same micro-batch for one model; no process group, no Ray.
+"""
+
+import functools
+import types
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+
+import recipe.plugin  # noqa: F401  (as in every process of a run)
+from recipe.actor import engine as ours
+from recipe.actor.prefix_tree import plant
+
+pytestmark = pytest.mark.config
+
+
+def model(**changes: Any) -> Qwen2ForCausalLM:
+    settings: dict[str, Any] = {
+        **{"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": "sdpa"},
+    }
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(Qwen2Config(**{**settings, **changes}))
+
+
+def batch(**given: Any) -> TensorDict:
+    """Three groups of four responses to one prompt each, many of them alike at first."""
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for _ in range(3):
+        prompt = torch.randint(0, 50, (9,), generator=generator)
+        for length in (3, 8, 8, 5):
+            rows.append(torch.cat([prompt, torch.randint(0, 2, (length,), generator=generator)]))
+    nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    positions = [torch.arange(len(row)) for row in rows]
+    data = TensorDict(
+        {
+            "input_ids": nested,
+            "position_ids": torch.nested.as_nested_tensor(positions, layout=torch.jagged),
+        },
+        batch_size=len(rows),
+    )
+    data["multi_modal_inputs"] = NonTensorStack(*([{}] * len(rows)))  # as a run's rows have it
+    settings = {"use_remove_padding": False, "temperature": 0.7, "calculate_entropy": True}
+    tu.assign_non_tensor(data, **{**settings, **given})
+    return data
+
+
+def made(cls: type, module: Qwen2ForCausalLM) -> Any:
+    """An engine of which only these two methods are used."""
+    engine = object.__new__(cls)
+    engine.module, engine.pad_to_length, engine.use_ulysses_sp = module, False, False
+    engine.engine_config = types.SimpleNamespace(
+        entropy_checkpointing=False, entropy_from_logits_with_chunking=False
+    )
+    return engine
+
+
+def computed(cls: type, module: Qwen2ForCausalLM, data: TensorDict) -> tuple[dict, torch.Tensor]:
+    """(what forward_step would hand to the loss, the gradient of a weighted sum of all of it)."""
+    engine = made(cls, module)
+    module.zero_grad()
+    inputs, arguments = engine.prepare_model_inputs(data)
+    raw = module(**inputs, use_cache=False)
+    found = engine.prepare_model_outputs(raw, arguments, data, None)
+    total = torch.zeros(())
+    for name, value in sorted(found.items()):
+        generator = torch.Generator().manual_seed(len(name))
+        weights = torch.randn(len(value.values()), generator=generator)
+        lengths = value.offsets().diff().tolist()
+        for row, part in zip(value.unbind(), weights.split(lengths), strict=True):
+            total = total + (row[:-1] * part[:-1]).sum()  # a row's last value is of no token
+    total.backward()
+    grads = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+    return found, grads.clone()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("capacity", [1, 30, 400])
+def test_values_and_gradients_are_verls(
+    temperature: float, capacity: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ours, "plant", functools.partial(plant, capacity=capacity))
+    module, data = model(), batch(temperature=temperature, calculate_sum_pi_squared=True)
+    mine, my_grads = computed(ours.PrefixTreeEngine, module, data)
+    theirs, their_grads = computed(FSDPEngineWithLMHead, module, data)
+    assert set(mine) == set(theirs) == {"log_probs", "entropy", "sum_pi_squared"}
+    for name, wanted in theirs.items():
+        for a, b in zip(mine[name].unbind(), wanted.unbind(), strict=True):
+            torch.testing.assert_close(a[:-1], b[:-1], atol=2e-6, rtol=0)
+    assert their_grads.abs().max() > 1
+    torch.testing.assert_close(my_grads, their_grads, atol=1e-4, rtol=1e-4)
+
+
+def test_what_rows_share_is_computed_once() -> None:
+    inputs, _ = made(ours.PrefixTreeEngine, model()).prepare_model_inputs(batch())
+    padded, _ = made(FSDPEngineWithLMHead, model()).prepare_model_inputs(batch())
+    assert inputs["input_ids"].numel() < padded["input_ids"].numel() / 2
+    assert padded["input_ids"].shape == (12, 17)
+
+
+def test_a_wrong_value_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: labels one place off are other log-probabilities."""
+    data, module = batch(), model()
+    right, _ = computed(ours.PrefixTreeEngine, module, data)
+    real = ours.values_of
+    monkeypatch.setattr(ours, "values_of", lambda z, labels, node: real(z, labels.roll(1), node))
+    wrong, _ = computed(ours.PrefixTreeEngine, module, data)
+    assert (wrong["log_probs"].values() - right["log_probs"].values()).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [
+        ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, {}),
+        ({"attention_dropout": 0.1}, {}),
+        ({}, {"positions": 1}),
+        ({}, {"temperature": torch.full((12,), 0.7)}),
+    ],
+    ids=["sliding window", "dropout", "positions from 1", "a temperature for each row"],
+)
+def test_what_is_not_plain_goes_verls_way(settings: dict, given: dict) -> None:
+    shift = given.pop("positions", 0)
+    data, module = batch(), model(**settings)
+    if "temperature" in given:
+        data = data.exclude("temperature")
+        data["temperature"] = given["temperature"]
+    if shift:
+        positions = [row + shift for row in data["position_ids"].unbind()]
+        data["position_ids"] = torch.nested.as_nested_tensor(positions, layout=torch.jagged)
+    inputs, arguments = made(ours.PrefixTreeEngine, module).prepare_model_inputs(data)
+    assert "forest" not in arguments
+    assert inputs["input_ids"].shape == (12, 17)  # padded rows, as verl makes them
+
+
+@pytest.mark.parametrize("kind", ["mamba", "qwen2_moe", "gemma3_text"])
+def test_a_model_that_is_not_known_goes_verls_way(kind: str) -> None:
+    known = types.SimpleNamespace(
+        model_type="qwen2", _attn_implementation="sdpa", attention_dropout=0.0, layer_types=None
+    )
+    assert ours.suits(known)
+    assert not ours.suits(types.SimpleNamespace(**{**vars(known), "model_type": kind}))
+    flash = {"_attn_implementation": "flash_attention_2"}
+    assert not ours.suits(types.SimpleNamespace(**{**vars(known), **flash}))
+
+
+def test_it_is_the_cpus_engine_and_nobody_elses() -> None:
+    backends = EngineRegistry._engines["language_model"]
+    for name in ("fsdp", "fsdp2"):
+        assert backends[name]["cpu"] is ours.PrefixTreeEngine
+        assert backends[name]["cuda"] is FSDPEngineWithLMHead
+    assert EngineRegistry._engines["value_model"]["fsdp"]["cpu"] is FSDPEngineWithValueHead
