@@ -17,6 +17,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 import recipe.patches.cpu.engines  # noqa: F401  (verl's own classes for the device cpu)
 from recipe.actor.prefix_tree import Forest, plant
+from recipe.patches.logprobs import CHUNK
 
 # Causal attention is the only way in which a token of these sees others.
 KNOWN = ("llama", "qwen2", "qwen3")
@@ -27,15 +28,16 @@ NOT_PLAIN = ("use_remove_padding", "use_fused_kernels", "distillation_use_topk")
 def suits(config: Any) -> bool:
     """Whether a forest is the same for this model: full attention by a mask, nothing drawn."""
     full = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-    known = config.model_type in KNOWN and config._attn_implementation in ("sdpa", "eager")
+    # Only SDPA takes a mask of booleans: "eager" would add it to the scores.
+    known = config.model_type in KNOWN and config._attn_implementation == "sdpa"
     return full and known and not config.attention_dropout
 
 
 def values_of(logits_NV: Tensor, labels: Tensor, node: Tensor) -> Tensor:
     """log softmax(logits[node])[labels], float32, of logits of nodes that several tokens share."""
-    logits = logits_NV.float()
-    chosen = logits.flatten().gather(0, node * logits.shape[-1] + labels)
-    return chosen - logits.logsumexp(-1).gather(0, node)
+    chosen = logits_NV.flatten().gather(0, node * logits_NV.shape[-1] + labels).float()
+    lse_N = torch.cat([part.float().logsumexp(-1) for part in logits_NV.split(CHUNK)])
+    return chosen - lse_N.gather(0, node)
 
 
 class PrefixTreeEngine(FSDPEngineWithLMHead):

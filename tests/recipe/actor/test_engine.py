@@ -148,8 +148,9 @@ def test_a_model_that_is_not_known_goes_verls_way(kind: str) -> None:
     )
     assert ours.suits(known)
     assert not ours.suits(types.SimpleNamespace(**{**vars(known), "model_type": kind}))
-    flash = {"_attn_implementation": "flash_attention_2"}
-    assert not ours.suits(types.SimpleNamespace(**{**vars(known), **flash}))
+    for other in ("flash_attention_2", "eager"):
+        attention = {"_attn_implementation": other}
+        assert not ours.suits(types.SimpleNamespace(**{**vars(known), **attention}))
 
 
 def test_it_is_the_cpus_engine_and_nobody_elses() -> None:
