@@ -79,7 +79,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({LOSS: "kl_cov", MICRO: 1}, "within a micro-batch"),
     ({LOSS: "clip_cov", DYNAMIC: True}, "within a micro-batch"),
     ({LOSS: "kl_cov", MINI: 16}, "rounding noise"),
-    ({LOSS: "geo_mean", MEAN: SEQUENCE}, "number of micro-batches"),
+    ({LOSS: "geo_mean", MEAN: SEQUENCE, MICRO: 32}, "number of micro-batches"),
     ({LOSS: "gmpo", MEAN: SEQUENCE}, "wants .*actor.policy_loss._target_"),
     ({LOSS: "sapo"}, "ignores .*actor.loss_agg_mode=token-mean"),
     ({LOSS: "gmpo", TARGET: GMPO_TARGET}, "ignores .*actor.loss_agg_mode=token-mean"),
