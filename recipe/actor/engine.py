@@ -22,15 +22,26 @@ from recipe.patches.logprobs import CHUNK
 # Causal attention is the only way in which a token of these sees others.
 KNOWN = ("llama", "qwen2", "qwen3")
 # What makes verl's batch anything but plain rows of text.
-NOT_PLAIN = ("use_remove_padding", "use_fused_kernels", "distillation_use_topk")
+NOT_PLAIN = {
+    "use_remove_padding": True,  # verl's values where the key is absent
+    "use_fused_kernels": False,
+    "distillation_use_topk": False,
+    "distillation_only": False,
+}
 
 
-def suits(config: Any) -> bool:
-    """Whether a forest is the same for this model: full attention by a mask, nothing drawn."""
+def suits(model: torch.nn.Module) -> bool:
+    """Whether a forest is the same for it: full causal attention by a mask, nothing drawn."""
+    config: Any = model.config
     full = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
     # Only SDPA takes a mask of booleans: "eager" would add it to the scores.
     known = config.model_type in KNOWN and config._attn_implementation == "sdpa"
-    return full and known and not config.attention_dropout
+    causal = getattr(config, "is_causal", True)
+    # What a dropout draws for a node all rows through it would share.
+    drawn = config.attention_dropout or any(
+        isinstance(part, torch.nn.Dropout) and part.p > 0 for part in model.modules()
+    )
+    return bool(full and known and causal and not drawn)
 
 
 def values_of(logits_NV: Tensor, labels: Tensor, node: Tensor) -> Tensor:
@@ -67,7 +78,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
 
     def _plain(self, micro_batch: Any) -> bool:
         """Whether the micro-batch is rows of text from position 0, at one temperature."""
-        if any(tu.get_non_tensor_data(micro_batch, key, False) for key in NOT_PLAIN):
+        if any(tu.get_non_tensor_data(micro_batch, k, absent) for k, absent in NOT_PLAIN.items()):
             return False
         rows, positions = micro_batch["input_ids"], micro_batch["position_ids"]
         if isinstance(micro_batch["temperature"], Tensor) or positions.dim() != 2:
@@ -77,7 +88,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         offsets = rows.offsets()
         start = offsets[:-1].repeat_interleave(offsets.diff())
         from_0 = torch.equal(positions.values(), torch.arange(int(offsets[-1])) - start)
-        return from_0 and suits(self.module.config)
+        return from_0 and suits(self.module)
 
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: Any, logits_processor_func: Any
@@ -87,10 +98,10 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
             return super().prepare_model_outputs(
                 output, output_args, micro_batch, logits_processor_func
             )
-        temperature = float(micro_batch["temperature"])
         logits = output.logits.flatten(0, 1)
-        if temperature != 1.0:
-            logits = logits / max(temperature, 1e-8)  # verl's floor
+        temperature = torch.tensor(float(micro_batch["temperature"]))
+        if temperature != 1.0:  # as verl does it: its floor, and in the dtype of the logits
+            logits = logits / temperature.clamp(min=1e-8).to(logits.dtype)
         values = {"log_probs": values_of(logits, output_args["labels"], forest.node_N)}
         if tu.get_non_tensor_data(micro_batch, "calculate_entropy", False):
             entropy = functional.entropy_from_logits(logits)

@@ -5,6 +5,7 @@ Both classes prepare and read the same micro-batch for one model; no process gro
 
 import functools
 import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -89,6 +90,7 @@ def test_values_and_gradients_are_verls(
     temperature: float, capacity: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ours, "plant", functools.partial(plant, capacity=capacity))
+    monkeypatch.setattr(ours, "CHUNK", 7)
     module, data = model(), batch(temperature=temperature, calculate_sum_pi_squared=True)
     mine, my_grads = computed(ours.PrefixTreeEngine, module, data)
     theirs, their_grads = computed(FSDPEngineWithLMHead, module, data)
@@ -98,6 +100,21 @@ def test_values_and_gradients_are_verls(
             torch.testing.assert_close(a[:-1], b[:-1], atol=2e-6, rtol=0)
     assert their_grads.abs().max() > 1
     torch.testing.assert_close(my_grads, their_grads, atol=1e-4, rtol=1e-4)
+
+
+def test_with_16_bits_a_temperature_is_rounded_as_verl_rounds_it() -> None:
+    """bfloat16 has 0.69921875 for 0.7; the values of one row of its own are verl's to the bit."""
+    module, data = model().bfloat16(), batch(temperature=0.7)
+    found = {}
+    for cls in (ours.PrefixTreeEngine, FSDPEngineWithLMHead):
+        engine = made(cls, module)
+        logits = torch.linspace(-4, 4, 50).bfloat16()
+        inputs, arguments = engine.prepare_model_inputs(data)
+        raw = types.SimpleNamespace(logits=logits.expand(*inputs["input_ids"].shape, 50))
+        found[cls] = engine.prepare_model_outputs(raw, arguments, data, None)
+    mine, theirs = found.values()
+    for name, wanted in theirs.items():
+        assert torch.equal(mine[name].values().float(), wanted.values().float()), name
 
 
 def test_what_rows_share_is_computed_once() -> None:
@@ -117,40 +134,64 @@ def test_a_wrong_value_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (wrong["log_probs"].values() - right["log_probs"].values()).abs().max() > 0.1
 
 
-@pytest.mark.parametrize(
-    ("settings", "given"),
-    [
-        ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, {}),
-        ({"attention_dropout": 0.1}, {}),
-        ({}, {"positions": 1}),
-        ({}, {"temperature": torch.full((12,), 0.7)}),
-    ],
-    ids=["sliding window", "dropout", "positions from 1", "a temperature for each row"],
-)
-def test_what_is_not_plain_goes_verls_way(settings: dict, given: dict) -> None:
-    shift = given.pop("positions", 0)
-    data, module = batch(), model(**settings)
-    if "temperature" in given:
-        data = data.exclude("temperature")
-        data["temperature"] = given["temperature"]
-    if shift:
-        positions = [row + shift for row in data["position_ids"].unbind()]
-        data["position_ids"] = torch.nested.as_nested_tensor(positions, layout=torch.jagged)
-    inputs, arguments = made(ours.PrefixTreeEngine, module).prepare_model_inputs(data)
+def shifted(data: TensorDict) -> None:
+    positions = [row + 1 for row in data["position_ids"].unbind()]
+    data["position_ids"] = torch.nested.as_nested_tensor(positions, layout=torch.jagged)
+
+
+def by_row(data: TensorDict) -> None:
+    del data["temperature"]
+    data["temperature"] = torch.full((12,), 0.7)
+
+
+def with_an_image(data: TensorDict) -> None:
+    del data["multi_modal_inputs"]
+    images = [{"pixel_values": torch.zeros(1, 4)}] * 12
+    data["multi_modal_inputs"] = NonTensorStack(*images)
+
+
+@pytest.mark.parametrize("change", [shifted, by_row, with_an_image])
+def test_rows_that_are_not_plain_go_verls_way(change: Callable[[TensorDict], None]) -> None:
+    data = batch()
+    change(data)
+    inputs, arguments = made(ours.PrefixTreeEngine, model()).prepare_model_inputs(data)
     assert "forest" not in arguments
     assert inputs["input_ids"].shape == (12, 17)  # padded rows, as verl makes them
 
 
+@pytest.mark.parametrize("key", ours.NOT_PLAIN)
+def test_settings_that_are_not_known_go_verls_way(key: str) -> None:
+    engine = made(ours.PrefixTreeEngine, model())
+    assert engine._plain(batch())
+    assert not engine._plain(batch(**{key: True}))
+
+
+def test_without_a_word_of_it_rows_are_packed_as_in_verl() -> None:
+    data = batch()
+    del data["use_remove_padding"]
+    inputs, _ = made(ours.PrefixTreeEngine, model()).prepare_model_inputs(data)
+    assert inputs["input_ids"].shape == (1, 12 * 9 + 3 * 24)
+
+
+def test_models_that_suit() -> None:
+    assert ours.suits(model())
+    assert not ours.suits(model(use_sliding_window=True, sliding_window=4, max_window_layers=1))
+    for change in (
+        {"attention_dropout": 0.1},
+        {"is_causal": False},
+        {"attn_implementation": "eager"},
+    ):
+        assert not ours.suits(model(**change)), change
+    drawing = model()
+    drawing.model.layers[0].mlp.act_fn = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.3))
+    assert not ours.suits(drawing)
+
+
 @pytest.mark.parametrize("kind", ["mamba", "qwen2_moe", "gemma3_text"])
 def test_a_model_that_is_not_known_goes_verls_way(kind: str) -> None:
-    known = types.SimpleNamespace(
-        model_type="qwen2", _attn_implementation="sdpa", attention_dropout=0.0, layer_types=None
-    )
-    assert ours.suits(known)
-    assert not ours.suits(types.SimpleNamespace(**{**vars(known), "model_type": kind}))
-    for other in ("flash_attention_2", "eager"):
-        attention = {"_attn_implementation": other}
-        assert not ours.suits(types.SimpleNamespace(**{**vars(known), **attention}))
+    other = model()
+    other.config.model_type = kind
+    assert not ours.suits(other)
 
 
 def test_it_is_the_cpus_engine_and_nobody_elses() -> None:
