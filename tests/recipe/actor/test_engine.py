@@ -117,6 +117,11 @@ def test_with_16_bits_a_temperature_is_rounded_as_verl_rounds_it() -> None:
         assert torch.equal(mine[name].values().float(), wanted.values().float()), name
 
 
+def test_a_temperature_of_0_has_verls_floor() -> None:
+    values, _ = computed(ours.PrefixTreeEngine, model(), batch(temperature=0.0))
+    assert values["log_probs"].values().isfinite().all()
+
+
 def test_what_rows_share_is_computed_once() -> None:
     inputs, _ = made(ours.PrefixTreeEngine, model()).prepare_model_inputs(batch())
     padded, _ = made(FSDPEngineWithLMHead, model()).prepare_model_inputs(batch())
