@@ -1,6 +1,7 @@
 """A byte-level tokenizer and a Qwen2 of random weights, as `save_pretrained` writes them."""
 
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -42,3 +43,16 @@ def save_tiny(folder: Path, seed: int, positions: int = 1024) -> None:
     )
     Qwen2ForCausalLM(config).save_pretrained(folder)
     save_tokenizer(folder)
+
+
+def untrained(**changes: Any) -> Any:
+    """A Qwen2 of two layers and 40 tokens with random weights; `changes` of its settings."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    settings: dict[str, Any] = {
+        **{"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": "sdpa"},
+    }
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(Qwen2Config(**{**settings, **changes}))

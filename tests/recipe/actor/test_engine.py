@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from tiny_model import untrained as model
+from transformers import Qwen2ForCausalLM
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
@@ -23,21 +24,12 @@ from recipe.actor.prefix_tree import plant
 pytestmark = pytest.mark.config
 
 
-def model(**changes: Any) -> Qwen2ForCausalLM:
-    settings: dict[str, Any] = {
-        **{"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": "sdpa"},
-    }
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(Qwen2Config(**{**settings, **changes}))
-
-
 def batch(**given: Any) -> TensorDict:
     """Three groups of four responses to one prompt each, many of them alike at first."""
     generator = torch.Generator().manual_seed(0)
     rows = []
     for _ in range(3):
-        prompt = torch.randint(0, 50, (9,), generator=generator)
+        prompt = torch.randint(0, 40, (9,), generator=generator)
         for length in (3, 8, 8, 5):
             rows.append(torch.cat([prompt, torch.randint(0, 2, (length,), generator=generator)]))
     nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
@@ -108,9 +100,9 @@ def test_with_16_bits_a_temperature_is_rounded_as_verl_rounds_it() -> None:
     found = {}
     for cls in (ours.PrefixTreeEngine, FSDPEngineWithLMHead):
         engine = made(cls, module)
-        logits = torch.linspace(-4, 4, 50).bfloat16()
+        logits = torch.linspace(-4, 4, 40).bfloat16()
         inputs, arguments = engine.prepare_model_inputs(data)
-        raw = types.SimpleNamespace(logits=logits.expand(*inputs["input_ids"].shape, 50))
+        raw = types.SimpleNamespace(logits=logits.expand(*inputs["input_ids"].shape, 40))
         found[cls] = engine.prepare_model_outputs(raw, arguments, data, None)
     mine, theirs = found.values()
     for name, wanted in theirs.items():

@@ -5,7 +5,8 @@ import random
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from tiny_model import untrained
+from transformers import Qwen2ForCausalLM
 
 from recipe.actor.prefix_tree import Forest, plant
 
@@ -76,17 +77,7 @@ def test_every_token_sees_its_own_sequence_in_order(seed: int, capacity: int) ->
 
 @pytest.fixture(scope="module")
 def model() -> Qwen2ForCausalLM:
-    config = Qwen2Config(
-        vocab_size=40,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attn_implementation="sdpa",
-    )
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(config)
+    return untrained()
 
 
 def shared(model: Qwen2ForCausalLM, forest: Forest) -> torch.Tensor:

@@ -2,27 +2,13 @@
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
-
-
-def model() -> Qwen2ForCausalLM:
-    config = Qwen2Config(
-        vocab_size=40,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attn_implementation="sdpa",
-    )
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(config)
+from tiny_model import untrained
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_with_sdpa_a_packed_sequence_sees_only_itself(checkpointing: bool) -> None:
     """machine: gpu has use_remove_padding, which leaves the mask to the position ids."""
-    actor = model().train()
+    actor = untrained().train()
     if checkpointing:  # as in a run: recomputed in the backward pass
         actor.gradient_checkpointing_enable()
     lengths = [7, 1, 12]
