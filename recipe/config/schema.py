@@ -268,7 +268,7 @@ VERL: dict[str, Any] = {
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": Positive | None,
     "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": Positive,
     "actor_rollout_ref.model.path": Text | None,
-    "actor_rollout_ref.model.external_lib": Text | None,
+    "actor_rollout_ref.model.external_lib": Texts | None,
     "actor_rollout_ref.model.use_remove_padding": bool,
     "actor_rollout_ref.model.enable_gradient_checkpointing": bool,
     f"{ROLLOUT}.n": Positive,

@@ -1,11 +1,56 @@
-"""verl's client of the rollout servers, asking the load balancer once for a group."""
+"""verl's client of the rollout servers: one place at the load balancer and one call for a group."""
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+from ray.exceptions import RayTaskError
 from verl.workers.rollout.llm_server import LLMServerClient
+
+
+class Together:
+    """The handle of a server of `recipe.rollout.server` as verl's client uses it.
+
+    Requests that are made in one turn of the event loop, as the rollouts of a question are, go to
+    the server in one call. Each has its own answer, or its own exception.
+    """
+
+    def __init__(self, server: Any) -> None:
+        self.server = server
+        self.generate = self  # verl calls server.generate.remote(...)
+        self._waiting: list[tuple[dict[str, Any], asyncio.Future[Any]]] = []
+        self._calls: set[asyncio.Task[None]] = set()  # the event loop itself keeps no task alive
+
+    def remote(self, **request: Any) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._send)
+        answer: asyncio.Future[Any] = loop.create_future()
+        self._waiting.append((request, answer))
+        return answer
+
+    def _send(self) -> None:
+        asked, self._waiting = self._waiting, []
+        call = asyncio.ensure_future(self._call(asked))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def _call(self, asked: list[tuple[dict[str, Any], asyncio.Future[Any]]]) -> None:
+        try:
+            results = await self.server.generate_group.remote([request for request, _ in asked])
+        except Exception as error:  # the server is gone, or the call could not be sent
+            results = [error] * len(asked)
+        for (_, answer), result in zip(asked, results, strict=True):
+            if answer.done():  # cancelled
+                continue
+            if isinstance(result, RayTaskError):
+                result = result.as_instanceof_cause()  # what Ray raises for a call of its own
+            if isinstance(result, Exception):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
 
 
 @dataclass(slots=True)
@@ -17,12 +62,13 @@ class Held:
 
 
 class GroupedClient(LLMServerClient):
-    """A client whose requests of one group share one place at the load balancer.
+    """A client whose requests of one group share one place at the load balancer, and one call.
 
     verl asks its load balancer, one actor for all servers, for a server before every request and
     tells it of every end. The requests of a group get the same server anyway, by their common id:
     here the first one asks and the last one tells, 2 calls for a group in place of 2 (N + 1) G. The
-    balancer then counts open groups instead of open requests; groups are of one size.
+    balancer then counts open groups instead of open requests; groups are of one size. Where the
+    server can take them (`recipe.rollout.server`) the requests go to it `Together`.
 
     Overrides of verl:
       __init__          takes over a client as verl's manager has made it
@@ -38,7 +84,7 @@ class GroupedClient(LLMServerClient):
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
         held = self._held.get(request_id)
         if held is None:
-            asked = asyncio.ensure_future(super()._acquire_server(request_id, **extra))
+            asked = asyncio.ensure_future(self._ask(super()._acquire_server(request_id, **extra)))
             held = self._held[request_id] = Held(asked)
         held.requests += 1
         try:
@@ -48,6 +94,10 @@ class GroupedClient(LLMServerClient):
             if self._drop(request_id, held):  # nobody waits any more: an answer is given back
                 held.server.add_done_callback(partial(self._give_back, request_id))
             raise
+
+    async def _ask(self, place: Awaitable[tuple[str, Any]]) -> tuple[str, Any]:
+        name, server = await place
+        return name, Together(server) if hasattr(server, "generate_group") else server
 
     def _give_back(self, request_id: str, server: asyncio.Task[Any]) -> None:
         if not server.cancelled() and server.exception() is None:

@@ -20,6 +20,7 @@ from prompt_aug.files import write_text
 
 RUN_DIR = "RECIPE_RUN_DIR"  # marks every process of a run (recipe.run.processes)
 DEADLINE = "RECIPE_DEADLINE"  # seconds since the epoch at which the job is killed
+ENGINE_THREADS = "RECIPE_ENGINE_THREADS"  # of the engine on a CPU, in place of OMP_NUM_THREADS
 RUN_ID = "RECIPE_RUN_ID"  # one per launch: keeps the weight sockets of two runs apart
 
 COMMON = {
@@ -57,6 +58,18 @@ def set_defaults(*, cpu: bool, **more: str) -> None:
         os.environ.setdefault(name, value)
 
 
+def threads() -> dict[str, str]:
+    """Threads on a CPU: one per core for the actor, half as many, at least one, for the engine.
+
+    While the engine generates, its server, the agent loop and the storage work as well, and of a
+    small model's threads all but one wait, by spinning, on the cores that these want.
+    """
+    cores = os.environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
+    first = cores.split(",")[0].strip()  # OpenMP takes "4,2" for nested levels
+    half = int(first) // 2 if first.isdigit() else 1
+    return {"OMP_NUM_THREADS": cores, ENGINE_THREADS: str(max(1, half))}
+
+
 def keep_wandb_run(path: Path) -> None:
     """One wandb run for all starts of a training: its id is in the file `path`.
 
@@ -71,7 +84,7 @@ def keep_wandb_run(path: Path) -> None:
 
 def inherited() -> dict[str, str]:
     """What actors on other nodes have to be given; those on this one inherit it."""
-    names = (*COMMON, *CPU, *LOGGERS, "OMP_NUM_THREADS", RUN_DIR, RUN_ID, DEADLINE)
+    names = (*COMMON, *CPU, *LOGGERS, *threads(), RUN_DIR, RUN_ID, DEADLINE)
     return {name: os.environ[name] for name in names if name in os.environ}
 
 

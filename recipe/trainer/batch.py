@@ -9,7 +9,8 @@ Symbols: B real rows, T tokens of the longest response, R rows of verl's batch, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,24 @@ FIELDS = (
     *("response_mask", "loss_mask", "rm_scores", "old_log_probs"),
     *("entropy", "rollout_log_probs", "ref_log_prob"),  # where the settings make them
 )
+
+# Every field that verl's actor and reference model read, for any of its losses, where it is there.
+# They would get all others as well, the dataset's columns among them, as Python objects by row.
+ACTOR_FIELDS = (
+    *("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask"),
+    *("old_log_probs", "ref_log_prob", "advantages", "rollout_is_weights"),
+    *("routed_experts", "teacher_ids", "teacher_logprobs"),
+)
+
+
+@contextmanager
+def for_actor(batch: Any) -> Iterator[None]:
+    """In here workers that get verl's `batch` are sent `ACTOR_FIELDS` alone."""
+    before, batch.fields = batch.fields, list(ACTOR_FIELDS)
+    try:
+        yield
+    finally:
+        batch.fields = before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ def set_environment(config: DictConfig) -> None:
     """Set what the libraries read at import; every process of the run inherits it."""
     cpu = config.trainer.device == "cpu"
     run_dir = str(Path(config.recipe.run_dir).resolve())
-    more = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))} if cpu else {}
+    more = environment.threads() if cpu else {}
     more["TENSORBOARD_DIR"] = str(folder.RunFolder(Path(run_dir)).tensorboard)
     more["WANDB_DIR"] = run_dir
     environment.set_defaults(cpu=cpu, **more)

@@ -7,6 +7,7 @@ import ray
 from omegaconf import DictConfig
 from verl.trainer.main_ppo import TaskRunnerV1
 
+from recipe.rollout import server
 from recipe.run import progress
 
 # A class under @ray.remote cannot be subclassed; this is the class it was made from.
@@ -17,13 +18,15 @@ class RecipeTaskRunner(_Runner):
     """verl's, for ``recipe_sync``.
 
     Overrides of verl:
-      run   registers the trainer in the process that looks it up; one run per Ray cluster
+      run   registers trainer and rollout server in the process that looks them up; one run per
+            Ray cluster
     """
 
     def run(self, config: DictConfig) -> None:
         import recipe.trainer.trainer  # noqa: F401
 
         progress.reached(Path(config.recipe.run_dir), "trainer process started")
+        server.register()
         # Before verl's run: its tq.init joins a queue that exists, and says nothing.
         refuse_shared_queue()
         super().run(config)

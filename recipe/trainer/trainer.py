@@ -62,9 +62,11 @@ class RecipeTrainer(SavingTrainer):
       _fetch_one_gen_batch   gives every row its epoch, which draws depend on, and groups ids that
                              are the same in every run; the curriculum chooses
       _balance_batch         mini-batches that do not depend on which rollout finished first
+      _compute_old_log_prob  sends the workers only what they read
+      _compute_ref_log_prob  the same
       _compute_advantage     advantages, weights and statistics of whole groups, on the driver, from
                              one read of the batch; does not call verl's (verl_part.py)
-      _update_actor          counts optimizer steps
+      _update_actor          the same; counts optimizer steps
       _compute_metrics       writes metrics.jsonl and rollouts/ into the run folder
       _val_metrics_update    mean and standard error; verl's bootstrap is slow and biased as pass@k
     """
@@ -140,6 +142,25 @@ class RecipeTrainer(SavingTrainer):
         batch.reorder([i for rows in dealt for i in rows])
         return batch
 
+    # ---------------------------------------------------------------- passes of the actor
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict) -> Any:
+        with batches.for_actor(batch):
+            return super()._compute_old_log_prob(batch, metrics)
+
+    def _compute_ref_log_prob(self, batch: Any, metrics: dict) -> Any:
+        with batches.for_actor(batch):
+            return super()._compute_ref_log_prob(batch, metrics)
+
+    def _update_actor(self, batch: Any, metrics: dict) -> Any:
+        actor = self.config.actor_rollout_ref.actor
+        mini_batch = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
+        self.watchdog.begin()
+        # verl has padded the batch to whole mini-batches, so nothing is left over.
+        self.optimizer_steps += actor.ppo_epochs * (len(batch) // mini_batch)
+        with batches.for_actor(batch):
+            return super()._update_actor(batch, metrics)
+
     # ---------------------------------------------------------------- resume
 
     @property
@@ -211,7 +232,8 @@ class RecipeTrainer(SavingTrainer):
             return batches.fetch(batch), None
         # For this pass alone: verl's `_update_actor` sets its own temperature and entropy again.
         batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=wanted)
-        self.actor_rollout_wg.compute_log_prob(batch)
+        with batches.for_actor(batch):
+            self.actor_rollout_wg.compute_log_prob(batch)
         fetched = batches.fetch(batch, (*batches.FIELDS, "log_probs"))
         mask = fetched.data["response_mask"]
         return fetched, batches.matrix(response_from_nested(fetched.data["log_probs"], mask))
@@ -232,14 +254,6 @@ class RecipeTrainer(SavingTrainer):
             run_folder.write_arrays(path, arrays)
 
     # ---------------------------------------------------------------- statistics
-
-    def _update_actor(self, batch: Any, metrics: dict) -> Any:
-        actor = self.config.actor_rollout_ref.actor
-        mini_batch = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
-        self.watchdog.begin()
-        # verl has padded the batch to whole mini-batches, so nothing is left over.
-        self.optimizer_steps += actor.ppo_epochs * (len(batch) // mini_batch)
-        return super()._update_actor(batch, metrics)
 
     def _compute_metrics(self, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)

@@ -1,6 +1,7 @@
 """verl's platform interface over a CPU: one device, gloo, weights through shared memory."""
 
 import contextlib
+import os
 import resource
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -9,6 +10,8 @@ from typing import Any
 import psutil
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+from recipe.run import environment
 
 
 def _resident(*_: Any) -> int:
@@ -68,8 +71,9 @@ def _device_module() -> ModuleType:
 class PlatformCPU(PlatformBase):
     """One logical device "cpu"; Ray books it as the resource ``GPU``, which verl's check knows.
 
-    All but one of the methods are what verl's interface asks for. Overrides of verl:
+    All but two of the methods are what verl's interface asks for. Overrides of verl:
       is_platform_available   no: detection must not choose the CPU
+      rollout_env_vars        the threads of the rollout server and its engine
     """
 
     device_name = "cpu"
@@ -129,6 +133,10 @@ class PlatformCPU(PlatformBase):
 
     def ray_resource_name(self) -> str:
         return "GPU"
+
+    def rollout_env_vars(self) -> dict[str, str]:
+        threads = os.environ.get(environment.ENGINE_THREADS)
+        return {"OMP_NUM_THREADS": threads} if threads else {}
 
     def ray_noset_envvars(self) -> list[str]:
         return []

@@ -1,17 +1,23 @@
-"""The requests of a group share one place at verl's load balancer, which loses none."""
+"""A group's requests share one place at verl's load balancer, which loses none, and one call."""
 
+import ast
 import asyncio
 import inspect
+import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from ray.exceptions import ActorDiedError, RayTaskError
+from verl.workers.rollout import replica
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from recipe.rollout.client import GroupedClient
+from recipe.rollout.server import Grouping
 
 
 class Method:
@@ -59,9 +65,25 @@ class Server:
         return TokenOutput(token_ids=[self.number], extra_fields={"global_steps": 1})
 
 
-@pytest.fixture
-def balancer() -> Balancer:
-    return Balancer({"a": Server(1), "b": Server(2)})
+class Grouped(Server):
+    """One that takes a group in one call; its answers go through pickle, as Ray's do."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.groups: list[list[list[int]]] = []
+        self.generate_group = Method(self._generate_group)
+
+    async def _generate_group(self, requests: list[dict[str, Any]]) -> Any:
+        self.groups.append([request["prompt_ids"] for request in requests])
+        real = Grouping()
+        real.generate = self._generate
+        return pickle.loads(pickle.dumps(await real.generate_group(requests)))
+
+
+@pytest.fixture(params=[Server, Grouped])
+def balancer(request: pytest.FixtureRequest) -> Balancer:
+    """Of verl's servers, and of ours."""
+    return Balancer({"a": request.param(1), "b": request.param(2)})
 
 
 CONFIG = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm"}}})
@@ -195,3 +217,92 @@ def test_a_cancelled_request_leaves_the_server_to_the_others(balancer: Balancer)
 
     assert asyncio.run(run()).token_ids in ([1], [2])
     assert balancer.open == {"a": 0, "b": 0}
+
+
+# What goes to the server together.
+
+
+def two_groups(server: Grouped) -> list[Any]:
+    """The answers to three requests of one group and two of another, 0 5 is refused."""
+
+    async def run() -> list[Any]:
+        client = grouped(Balancer({"a": server}))
+        asked = [("g1", [1, 3]), ("g1", [0, 5]), ("g2", [1, 1]), ("g1", [1, 2]), ("g2", [1, 4])]
+        calls = [client.generate(g, prompt_ids=ids, sampling_params={}) for g, ids in asked]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    return asyncio.run(run())
+
+
+def test_a_group_is_one_call_and_every_request_has_its_own_answer() -> None:
+    server = Grouped(7)
+    answers = two_groups(server)
+    assert server.groups == [[[1, 3], [0, 5], [1, 2]], [[1, 1], [1, 4]]]
+    assert server.generate.calls == 0
+    tokens = [a if isinstance(a, Exception) else a.token_ids for a in answers]
+    assert tokens[0] == tokens[2] == tokens[3] == tokens[4] == [7]
+
+
+def test_a_request_that_fails_raises_what_ray_would_raise_and_spares_its_neighbours() -> None:
+    refused = two_groups(Grouped(7))[1]
+    assert isinstance(refused, RayTaskError) and isinstance(refused, ValueError)
+    assert "the request is refused" in str(refused)
+    assert "in _generate" in str(refused)  # where on the server
+
+
+def test_a_server_that_is_gone_fails_all_requests_of_the_call() -> None:
+    server = Grouped(7)
+
+    def gone(requests: list[dict[str, Any]]) -> Any:
+        raise ActorDiedError()
+
+    server.generate_group = Method(gone)
+    assert [type(answer) for answer in two_groups(server)] == [ActorDiedError] * 5
+
+
+def test_requests_made_later_go_in_a_call_of_their_own() -> None:
+    """A repeated rollout, or the second turn of an agent, must not wait for anybody."""
+    server = Grouped(7)
+
+    async def run() -> None:
+        client = grouped(Balancer({"a": server}))
+        first = asyncio.ensure_future(group(client, "g1", [1, 30]))
+        await asyncio.sleep(0.01)
+        await group(client, "g1", [2])
+        assert not first.done()
+        await first
+
+    asyncio.run(run())
+    assert server.groups == [[[1, 1], [1, 30]], [[1, 2]]]
+
+
+def test_a_request_that_is_cancelled_on_its_way_leaves_the_others_their_answers() -> None:
+    async def run() -> Any:
+        client = grouped(Balancer({"a": Grouped(7)}))
+        calls = [client.generate("g1", prompt_ids=[1, w], sampling_params={}) for w in (20, 20)]
+        first, second = map(asyncio.ensure_future, calls)
+        await asyncio.sleep(0.01)  # both are with the server
+        first.cancel()
+        return await asyncio.wait_for(second, 5)
+
+    assert asyncio.run(run()).token_ids == [7]
+
+
+def arguments_of_verls_generate() -> set[str]:
+    """From its source: its module imports vLLM."""
+    folder = Path(replica.__file__).parent
+    text = (folder / "vllm_rollout" / "vllm_async_server.py").read_text(encoding="utf-8")
+    classes = [n for n in ast.parse(text).body if isinstance(n, ast.ClassDef)]
+    server = next(n for n in classes if n.name == "vLLMHttpServer")
+    functions = [n for n in server.body if isinstance(n, ast.AsyncFunctionDef)]
+    return {a.arg for a in next(f for f in functions if f.name == "generate").args.args}
+
+
+def test_the_names_in_a_request_are_those_of_verls_method() -> None:
+    """`generate_group` hands on by name what verl's client gives to its server's `generate`."""
+    server = Grouped(7)
+    seen: list[dict[str, Any]] = []
+    server.generate_group = Method(lambda requests: seen.extend(requests) or [None] * 5)
+    two_groups(server)
+    assert len(seen) == 5 and {"prompt_ids", "request_id"} <= set(seen[0])
+    assert all(set(request) <= arguments_of_verls_generate() for request in seen)

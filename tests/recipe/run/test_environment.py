@@ -1,4 +1,4 @@
-"""One wandb run for all starts of a training."""
+"""One wandb run for all starts of a training; threads of actor and engine on a CPU."""
 
 import os
 from pathlib import Path
@@ -31,3 +31,35 @@ def test_every_start_of_a_run_goes_on_in_its_wandb_run(
     assert started(tmp_path / "a", monkeypatch) == first
     assert started(tmp_path / "b", monkeypatch) != first
     assert started(tmp_path / "a", monkeypatch, WANDB_RUN_ID="mine")["WANDB_RUN_ID"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("given", "actor", "engine"),
+    [
+        (None, "6", "3"),  # one per core that this process may use
+        ("", "6", "3"),
+        ("1", "1", "1"),
+        ("2", "2", "1"),
+        ("5", "5", "2"),
+        ("8,2", "8,2", "4"),  # the outer level of OpenMP
+        ("many", "many", "1"),  # OpenMP ignores it; so does this
+    ],
+)
+def test_the_engine_has_half_of_the_threads(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, actor: str, engine: str
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert environment.threads() == {
+        "OMP_NUM_THREADS": actor,
+        environment.ENGINE_THREADS: engine,
+    }
+
+
+def test_actors_on_other_nodes_are_given_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    monkeypatch.setenv(environment.ENGINE_THREADS, "3")
+    handed = environment.inherited()
+    assert (handed["OMP_NUM_THREADS"], handed[environment.ENGINE_THREADS]) == ("8", "3")

@@ -1,10 +1,13 @@
 """The record of a step: read once, sorted, without padding; written once, with what is left out."""
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rollout_batches import Queue, fetched, record, row
+from verl.workers import engine_workers
 
 from recipe.trainer import batch as batches
 
@@ -101,3 +104,76 @@ def test_a_mask_that_verl_has_changed_is_the_one_that_is_written(
     assert queue.column("response_mask")["b_2_0"] == [1, 0, 1]
     assert queue.column("response_mask")["b_0_0"] == [0, 0, 0, 0]
     assert queue.column("loss_mask")["b_2_0"] == [1, 1, 1]
+
+
+# What is sent to the actor.
+
+# The files of verl in which its workers read a batch, and under which names.
+WORKERS = ("engine_workers", "utils/losses", "utils/padding", "engine/utils")
+WORKERS += ("engine/base", "engine/fsdp/transformer_impl")
+BATCHES = {"data", "micro_batch", "mini_batch_td", "batch", "tensordict"}
+SETTINGS = {  # not columns: verl's trainer and workers set them beside the rows
+    *("compute_loss", "dataloader_kwargs", "disable_auto_offload", "enable_routing_replay"),
+    *("epochs", "global_token_num", "mini_batch_size", "num_mini_batch", "seed", "temperature"),
+    *("no_lora_adapter", "update_lr_scheduler", "batch_num_tokens", "dp_size"),
+    *("global_batch_size", "max_token_len_per_gpu", "micro_batch_size_per_gpu"),
+    *("indices", "max_response_len", "max_seq_len"),
+}
+NOT_OURS = {  # columns, of what this project does not train
+    *("values", "returns"),  # a critic
+    *("images_seqlens", "multi_modal_inputs"),  # images
+    *("prompt_embeds", "prompt_embeds_mask"),  # diffusion
+    *("negative_prompt_embeds", "negative_prompt_embeds_mask"),
+    "attention_mask",  # of padded batches; those of TransferQueue are ragged
+}
+
+
+def names_read(source: str) -> set[str]:
+    """Every text in a call, an index or a comparison with a batch: `d["x"]`, `"x" in d`, get."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            texts = [*node.args, *(k.value for k in node.keywords if k.arg == "key")]
+            around = [node.func, *node.args]
+        elif isinstance(node, ast.Subscript):
+            texts, around = [node.slice], [node.value]
+        elif isinstance(node, ast.Compare):
+            texts, around = [node.left], node.comparators
+        else:
+            continue
+        known = {n.id for part in around for n in ast.walk(part) if isinstance(n, ast.Name)}
+        if known & BATCHES:
+            values = [t.value for t in texts if isinstance(t, ast.Constant)]
+            found |= {value for value in values if isinstance(value, str)}
+    return found
+
+
+def test_every_column_that_verls_actor_reads_is_sent() -> None:
+    """A column that is optional in verl and missing here would be ignored in silence."""
+    folder = Path(engine_workers.__file__).parent
+    sources = [(folder / f"{name}.py").read_text(encoding="utf-8") for name in WORKERS]
+    read = set().union(*map(names_read, sources))
+    assert {"input_ids", "old_log_probs", "rollout_is_weights", "ref_log_prob"} <= read
+    assert read - SETTINGS - NOT_OURS <= set(batches.ACTOR_FIELDS)
+    assert not set(batches.ACTOR_FIELDS) & (SETTINGS | NOT_OURS)
+
+
+def test_reading_a_batch_is_found_in_every_spelling() -> None:
+    source = """
+x = data["a"]
+y = micro_batch.get("b", None)
+z = tu.get(data, key="c")
+if "d" in data.keys(): data.pop("e")
+w = config["not"]
+other.get("neither")
+"""
+    assert names_read(source) == {"a", "b", "c", "d", "e"}
+
+
+def test_the_fields_are_narrowed_for_the_call_alone() -> None:
+    batch = Queue(ROWS).batch()
+    batch.fields = ["all"]
+    with pytest.raises(RuntimeError, match="the worker failed"), batches.for_actor(batch):
+        assert batch.fields == list(batches.ACTOR_FIELDS)
+        raise RuntimeError("the worker failed")
+    assert batch.fields == ["all"]
