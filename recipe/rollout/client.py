@@ -38,19 +38,32 @@ class Together:
         call.add_done_callback(self._calls.discard)
 
     async def _call(self, asked: list[tuple[dict[str, Any], asyncio.Future[Any]]]) -> None:
+        """One call of the server. Every request is answered, whatever happens: nobody waits on."""
+        results: list[Any] = [RuntimeError("the call to the rollout server was given up")]
         try:
             results = await self.server.generate_group.remote([request for request, _ in asked])
+            if len(results) != len(asked):
+                told = f"{len(results)} answers of the rollout server to {len(asked)} requests"
+                results = [RuntimeError(told)]
         except Exception as error:  # the server is gone, or the call could not be sent
-            results = [error] * len(asked)
-        for (_, answer), result in zip(asked, results, strict=True):
-            if answer.done():  # cancelled
-                continue
-            if isinstance(result, RayTaskError):
-                result = result.as_instanceof_cause()  # what Ray raises for a call of its own
-            if isinstance(result, Exception):
-                answer.set_exception(result)
-            else:
-                answer.set_result(result)
+            results = [error]
+        finally:
+            if len(results) != len(asked):
+                results = results * len(asked)
+            for (_, answer), result in zip(asked, results, strict=True):
+                _settle(answer, result)
+
+
+def _settle(answer: asyncio.Future[Any], result: Any) -> None:
+    """Give `result` to who waits for `answer`; an exception is raised there."""
+    if answer.done():  # cancelled
+        return
+    if isinstance(result, RayTaskError):
+        result = result.as_instanceof_cause()  # what Ray raises for a call of its own
+    if isinstance(result, Exception):
+        answer.set_exception(result)
+    else:
+        answer.set_result(result)
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ task runner, in whose process verl looks for the class of its replicas.
 """
 
 import asyncio
+import pickle
 import traceback
 from typing import Any
 
@@ -23,13 +24,29 @@ class Grouping:
         Comes back when the last of them has ended. In the place of one that failed is what Ray
         would have made of its exception, so that its neighbours' tokens are not lost.
         """
-        return list(await asyncio.gather(*map(self._settled, requests)))
+        calls = (self.generate(**_own(request)) for request in requests)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        return [_carried(r) if isinstance(r, BaseException) else r for r in results]
 
-    async def _settled(self, request: dict[str, Any]) -> Any:
-        try:
-            return await self.generate(**request)
-        except Exception as error:  # raised again by the client, in the rollout that it concerns
-            return RayTaskError("generate", traceback.format_exc(), error)
+
+def _own(request: dict[str, Any]) -> dict[str, Any]:
+    """A request with dicts of its own: verl's `generate` takes entries out of sampling_params.
+
+    What was one object on the way in is one object still after pickle, in one call of Ray.
+    """
+    return {k: dict(v) if isinstance(v, dict) else v for k, v in request.items()}
+
+
+def _carried(error: BaseException) -> RayTaskError:
+    """`error` as Ray would hand it over; only its text where it does not come through pickle."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        cause = pickle.loads(pickle.dumps(error))
+    except Exception:  # what a class of exceptions does there is its own business
+        cause = None
+    if not isinstance(cause, Exception):  # nor may a cancellation here cancel who asked
+        cause = RuntimeError(repr(error))
+    return RayTaskError("generate", text, cause)
 
 
 def replicas() -> Any:
@@ -40,7 +57,8 @@ def replicas() -> Any:
     import ray
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-    server = ray.remote(type("GroupedServer", (Grouping, vLLMHttpServer), {}))
+    # verl's name: Ray puts it before what a server prints, and into the title of its process.
+    server = ray.remote(type("vLLMHttpServer", (Grouping, vLLMHttpServer), {}))
 
     def replica(*args: Any, **kwargs: Any) -> Any:
         made = vLLMReplica(*args, **kwargs)

@@ -66,7 +66,7 @@ def threads() -> dict[str, str]:
     """
     cores = os.environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
     first = cores.split(",")[0].strip()  # OpenMP takes "4,2" for nested levels
-    half = int(first) // 2 if first.isdigit() else 1
+    half = int(first) // 2 if first.isdecimal() else 1
     return {"OMP_NUM_THREADS": cores, ENGINE_THREADS: str(max(1, half))}
 
 

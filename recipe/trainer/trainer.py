@@ -17,6 +17,7 @@ Every subclass of a class of verl lists in its docstring what it overrides, and 
     PlatformCPU                  recipe.patches.cpu.cpu_platform
     GMPOLossConfig               recipe.algorithms.gmpo, which overrides nothing
 
+`recipe.rollout.server` adds a method to verl's vLLM server when it is made, and overrides nothing.
 What replaces foreign code is listed in recipe.patches.
 """
 

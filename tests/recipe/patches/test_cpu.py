@@ -307,3 +307,29 @@ def test_without_being_asked_nothing_is_changed(
     program = VERL.split("import verl.utils.distributed")[0].replace(DEVICE, "'any'")
     unasked = look(f"{program}\nprint(json.dumps(seen))", VERL_PLATFORM="nvidia")
     assert unasked["patched"] == [False, False]
+
+
+# Our server in verl's replica: vLLM is imported.
+
+REPLICA = """
+import json
+from recipe.rollout import server
+from verl.workers.rollout.replica import get_rollout_replica_class
+server.register()
+make = get_rollout_replica_class("vllm")
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+vLLMReplica.__init__ = lambda self, **_: setattr(self, "server_class", None)
+made = make(replica_rank=0).server_class.__ray_metadata__
+print(json.dumps({
+    "name": made.class_name,
+    "methods": "generate_group" in made.method_meta.methods,
+    "free": not {"generate_group"} & set(dir(vLLMHttpServer)),
+}))
+"""
+
+
+@pytest.mark.config
+def test_verls_replica_has_our_server_under_verls_name() -> None:
+    """The drills and Ray's log know a server by verl's name (tests/drills/kills.py)."""
+    seen = look(REPLICA, VERL_PLATFORM="cpu")
+    assert seen == {"name": "vLLMHttpServer", "methods": True, "free": True}

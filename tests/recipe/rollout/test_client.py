@@ -58,11 +58,15 @@ class Server:
     def __init__(self, number: int) -> None:
         self.number, self.generate = number, Method(self._generate)
 
-    async def _generate(self, *, prompt_ids: list[int], **_: Any) -> TokenOutput:
+    async def _generate(
+        self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> TokenOutput:
+        seed = sampling_params.pop("seed", None)  # taken out, as verl's takes out max_tokens
         await asyncio.sleep(0.001 * prompt_ids[-1])
         if prompt_ids[0] == 0:
             raise ValueError("the request is refused")
-        return TokenOutput(token_ids=[self.number], extra_fields={"global_steps": 1})
+        more = {"global_steps": 1, "asked": (tuple(prompt_ids), seed)}
+        return TokenOutput(token_ids=[self.number], extra_fields=more)
 
 
 class Grouped(Server):
@@ -222,14 +226,23 @@ def test_a_cancelled_request_leaves_the_server_to_the_others(balancer: Balancer)
 # What goes to the server together.
 
 
-def two_groups(server: Grouped) -> list[Any]:
-    """The answers to three requests of one group and two of another, 0 5 is refused."""
+ASKED = [("g1", [1, 3]), ("g1", [0, 5]), ("g2", [1, 1]), ("g1", [2, 2]), ("g2", [1, 4])]
+
+
+def two_groups(server: Grouped, *, one_dict: bool = False) -> list[Any]:
+    """The answers to three requests of one group and two of another; 0 5 is refused.
+
+    The seed of each is its place, or that of all is 0, in one dict that all of them share.
+    """
+    shared = {"seed": 0}
 
     async def run() -> list[Any]:
         client = grouped(Balancer({"a": server}))
-        asked = [("g1", [1, 3]), ("g1", [0, 5]), ("g2", [1, 1]), ("g1", [1, 2]), ("g2", [1, 4])]
-        calls = [client.generate(g, prompt_ids=ids, sampling_params={}) for g, ids in asked]
-        return await asyncio.gather(*calls, return_exceptions=True)
+        calls = [
+            client.generate(g, prompt_ids=ids, sampling_params=shared if one_dict else {"seed": i})
+            for i, (g, ids) in enumerate(ASKED)
+        ]
+        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
 
     return asyncio.run(run())
 
@@ -237,10 +250,76 @@ def two_groups(server: Grouped) -> list[Any]:
 def test_a_group_is_one_call_and_every_request_has_its_own_answer() -> None:
     server = Grouped(7)
     answers = two_groups(server)
-    assert server.groups == [[[1, 3], [0, 5], [1, 2]], [[1, 1], [1, 4]]]
+    assert server.groups == [[[1, 3], [0, 5], [2, 2]], [[1, 1], [1, 4]]]
     assert server.generate.calls == 0
-    tokens = [a if isinstance(a, Exception) else a.token_ids for a in answers]
-    assert tokens[0] == tokens[2] == tokens[3] == tokens[4] == [7]
+    for place in (0, 2, 3, 4):
+        assert answers[place].extra_fields["asked"] == (tuple(ASKED[place][1]), place)
+
+
+def test_requests_that_share_their_parameters_do_not_take_them_from_each_other() -> None:
+    answers = two_groups(Grouped(7), one_dict=True)
+    assert [answers[i].extra_fields["asked"][1] for i in (0, 2, 3, 4)] == [0] * 4
+
+
+def test_the_requests_of_a_call_run_at_the_same_time() -> None:
+    """The first waits for the second: one after the other they would never end."""
+
+    async def run() -> list[Any]:
+        there = asyncio.Event()
+
+        async def generate(first: bool) -> str:
+            if not first:
+                there.set()
+            await there.wait()
+            return "first" if first else "second"
+
+        server = Grouping()
+        server.generate = generate
+        asked = [{"first": True}, {"first": False}]
+        return await asyncio.wait_for(server.generate_group(asked), 5)
+
+    assert asyncio.run(run()) == ["first", "second"]
+
+
+class PickyError(Exception):
+    """Goes through pickle in one direction."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(one)
+
+
+@pytest.mark.parametrize("error", [PickyError(1, 2), asyncio.CancelledError("gone")])
+def test_an_exception_that_cannot_travel_leaves_the_neighbours_theirs(error: BaseException) -> None:
+    async def generate(fails: bool) -> str:
+        if fails:
+            raise error
+        return "tokens"
+
+    server = Grouping()
+    server.generate = generate
+    made = asyncio.run(server.generate_group([{"fails": True}, {"fails": False}]))
+    failed, kept = pickle.loads(pickle.dumps(made))
+    assert kept == "tokens"
+    assert isinstance(failed, RayTaskError) and type(error).__name__ in repr(failed.cause)
+    assert type(failed.cause) is RuntimeError
+
+
+@pytest.mark.parametrize("answers", [[], [1], [1] * 9])
+def test_a_wrong_number_of_answers_is_an_error_of_every_request(answers: list[int]) -> None:
+    server = Grouped(7)
+    server.generate_group = Method(lambda requests: answers)
+    got = two_groups(server)
+    assert [type(answer) for answer in got] == [RuntimeError] * 5
+    assert f"{len(answers)} answers" in str(got[0])
+
+
+def test_a_call_that_is_cancelled_is_an_error_of_every_request() -> None:
+    def cancelled(requests: list[dict[str, Any]]) -> Any:
+        raise asyncio.CancelledError
+
+    server = Grouped(7)
+    server.generate_group = Method(cancelled)
+    assert [type(answer) for answer in two_groups(server)] == [RuntimeError] * 5
 
 
 def test_a_request_that_fails_raises_what_ray_would_raise_and_spares_its_neighbours() -> None:

@@ -1,10 +1,16 @@
 """The trainer's ids of groups; what it saves is test_saving.py, the rest runs end to end."""
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import AdaptiveKLController
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from recipe.rollout import server
+from recipe.trainer import task_runner
+from recipe.trainer.batch import ACTOR_FIELDS
 from recipe.trainer.question_stats import QuestionStats
 from recipe.trainer.trainer import RecipeTrainer
 
@@ -53,3 +59,35 @@ def test_an_adaptive_coefficient_goes_on_where_it_was() -> None:
     third = trainer()
     third.load_own_state(old)  # of a checkpoint that began before it was kept
     assert third.kl_ctrl_in_reward.value == 0.1
+
+
+@pytest.mark.parametrize(
+    "name", ["_compute_old_log_prob", "_compute_ref_log_prob", "_update_actor"]
+)
+def test_the_actor_is_sent_only_what_it_reads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(PPOTrainer, name, lambda self, batch, metrics: sent.append(batch.fields))
+    trainer: Any = object.__new__(RecipeTrainer)
+    actor = {"ppo_mini_batch_size": 1, "ppo_epochs": 1}
+    trainer.config = OmegaConf.create({"actor_rollout_ref": {"actor": actor, "rollout": {"n": 1}}})
+    trainer.watchdog, trainer.optimizer_steps = SimpleNamespace(begin=lambda: None), 0
+
+    class Batch(list[str]):
+        fields: list[str] | None = None
+
+    batch = Batch(["a"])
+    getattr(trainer, name)(batch, {})
+    assert sent == [list(ACTOR_FIELDS)] and batch.fields is None
+
+
+def test_the_rollout_server_is_registered_before_verl_looks_it_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(task_runner.progress, "reached", lambda *_: None)
+    monkeypatch.setattr(task_runner, "refuse_shared_queue", lambda: None)
+    monkeypatch.setattr(server, "register", lambda: order.append("register"))
+    monkeypatch.setattr(task_runner._Runner, "run", lambda self, config: order.append("verl"))
+    runner: Any = object.__new__(task_runner.RecipeTaskRunner)
+    runner.run(OmegaConf.create({"recipe": {"run_dir": "r"}}))
+    assert order == ["register", "verl"]
