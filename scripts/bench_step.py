@@ -20,6 +20,7 @@ from typing import Any
 from prompt_aug.commands import make_parser
 from recipe.run.environment import ENGINE_THREADS
 from recipe.run.folder import read_metrics
+from recipe.toy.world import names
 
 PARTS = ("step", "gen", "old_log_prob", "adv", "update_actor", "update_weights")
 Settings = list[str]  # overrides, and NAME=value for the environment
@@ -77,7 +78,7 @@ def main() -> None:
         example="python scripts/bench_step.py --steps 6",
     )
     parser.add_argument("--steps", type=int, default=6, help="of each variant")
-    parser.add_argument("--world", default="staircase", help="of recipe/toy/worlds")
+    parser.add_argument("--world", default="staircase", choices=names(), help="of recipe/toy")
     parser.add_argument("--only", nargs="+", help="variants with one of these words; the default")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/bench_step"), help="where the runs go"

@@ -3,8 +3,8 @@
 Each change closes a gap of verl 0.9.1, vLLM or torch. The test named beside it looks at the foreign
 code without the change and fails when the gap is closed there: then the change is to be deleted.
 Subclasses through the interfaces that verl offers for it (trainer, replay buffer, task runner,
-rollout workers, reward and agent loop, model merger) are no patches: each lists in its docstring
-what it overrides, and tests/recipe/test_overrides.py compares.
+rollout workers and server, reward and agent loop, model merger) are no patches: each lists in its
+docstring what it overrides, and tests/recipe/test_overrides.py compares.
 
 Two more places change foreign code, and tests/recipe/patches/test_list.py looks for others:
 

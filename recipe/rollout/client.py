@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError
 from verl.workers.rollout.llm_server import LLMServerClient
 
 
@@ -14,14 +14,15 @@ class Together:
     """The handle of a server of `recipe.rollout.server` as verl's client uses it.
 
     Requests that are made in one turn of the event loop, as the rollouts of a question are, go to
-    the server in one call. Each has its own answer, or its own exception.
+    the server in one call. Each has its own answer. Where the call fails each is made once more by
+    itself, as verl makes it, so that its failure is its own.
     """
 
     def __init__(self, server: Any) -> None:
         self.server = server
         self.generate = self  # verl calls server.generate.remote(...)
         self._waiting: list[tuple[dict[str, Any], asyncio.Future[Any]]] = []
-        self._calls: set[asyncio.Task[None]] = set()  # the event loop itself keeps no task alive
+        self._calls: set[asyncio.Task[list[Any]]] = set()  # the event loop keeps no task alive
 
     def remote(self, **request: Any) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
@@ -33,37 +34,35 @@ class Together:
 
     def _send(self) -> None:
         asked, self._waiting = self._waiting, []
-        call = asyncio.ensure_future(self._call(asked))
-        self._calls.add(call)
+        self._calls.add(call := asyncio.ensure_future(self._results([r for r, _ in asked])))
+        # Callbacks come however the call ends: nobody is left waiting.
         call.add_done_callback(self._calls.discard)
+        call.add_done_callback(partial(_deliver, [answer for _, answer in asked]))
 
-    async def _call(self, asked: list[tuple[dict[str, Any], asyncio.Future[Any]]]) -> None:
-        """One call of the server. Every request is answered, whatever happens: nobody waits on."""
-        results: list[Any] = [RuntimeError("the call to the rollout server was given up")]
+    async def _results(self, requests: list[dict[str, Any]]) -> list[Any]:
+        """A TokenOutput or an exception for each of `requests`."""
         try:
-            results = await self.server.generate_group.remote([request for request, _ in asked])
-            if len(results) != len(asked):
-                told = f"{len(results)} answers of the rollout server to {len(asked)} requests"
-                results = [RuntimeError(told)]
-        except Exception as error:  # the server is gone, or the call could not be sent
-            results = [error]
-        finally:
-            if len(results) != len(asked):
-                results = results * len(asked)
-            for (_, answer), result in zip(asked, results, strict=True):
-                _settle(answer, result)
+            results = await self.server.generate_group.remote(requests)
+        except RayError:  # of one of them, or of the server
+            calls = (self.server.generate.remote(**request) for request in requests)
+            return await asyncio.gather(*calls, return_exceptions=True)
+        if len(results) != len(requests):
+            raise RuntimeError(f"a rollout server gave {len(results)} answers to {len(requests)}")
+        return list(results)
 
 
-def _settle(answer: asyncio.Future[Any], result: Any) -> None:
-    """Give `result` to who waits for `answer`; an exception is raised there."""
-    if answer.done():  # cancelled
-        return
-    if isinstance(result, RayTaskError):
-        result = result.as_instanceof_cause()  # what Ray raises for a call of its own
-    if isinstance(result, Exception):
-        answer.set_exception(result)
-    else:
-        answer.set_result(result)
+def _deliver(answers: list[asyncio.Future[Any]], call: asyncio.Task[list[Any]]) -> None:
+    """Give what `call` has ended with to those who wait for `answers`."""
+    given_up = RuntimeError("the call to the rollout server was given up")
+    error = given_up if call.cancelled() else call.exception()
+    results = [error] * len(answers) if error else call.result()
+    for answer, result in zip(answers, results, strict=True):
+        if answer.done():  # cancelled
+            continue
+        if isinstance(result, BaseException):
+            answer.set_exception(result)
+        else:
+            answer.set_result(result)
 
 
 @dataclass(slots=True)

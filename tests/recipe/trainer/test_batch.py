@@ -111,6 +111,7 @@ def test_a_mask_that_verl_has_changed_is_the_one_that_is_written(
 # The files of verl in which its workers read a batch, and under which names.
 WORKERS = ("engine_workers", "utils/losses", "utils/padding", "engine/utils")
 WORKERS += ("engine/base", "engine/fsdp/transformer_impl")
+OUR_ENGINE = Path(batches.__file__).parents[1] / "actor" / "engine.py"
 BATCHES = {"data", "micro_batch", "mini_batch_td", "batch", "tensordict"}
 SETTINGS = {  # not columns: verl's trainer and workers set them beside the rows
     *("compute_loss", "dataloader_kwargs", "disable_auto_offload", "enable_routing_replay"),
@@ -118,6 +119,7 @@ SETTINGS = {  # not columns: verl's trainer and workers set them beside the rows
     *("no_lora_adapter", "update_lr_scheduler", "batch_num_tokens", "dp_size"),
     *("global_batch_size", "max_token_len_per_gpu", "micro_batch_size_per_gpu"),
     *("indices", "max_response_len", "max_seq_len"),
+    *("calculate_entropy", "calculate_sum_pi_squared"),
 }
 NOT_OURS = {  # columns, of what this project does not train
     *("values", "returns"),  # a critic
@@ -148,10 +150,11 @@ def names_read(source: str) -> set[str]:
     return found
 
 
-def test_every_column_that_verls_actor_reads_is_sent() -> None:
+def test_every_column_that_an_actor_reads_is_sent() -> None:
     """A column that is optional in verl and missing here would be ignored in silence."""
     folder = Path(engine_workers.__file__).parent
-    sources = [(folder / f"{name}.py").read_text(encoding="utf-8") for name in WORKERS]
+    files = [*(folder / f"{name}.py" for name in WORKERS), OUR_ENGINE]
+    sources = [path.read_text(encoding="utf-8") for path in files]
     read = set().union(*map(names_read, sources))
     assert {"input_ids", "old_log_probs", "rollout_is_weights", "ref_log_prob"} <= read
     assert read - SETTINGS - NOT_OURS <= set(batches.ACTOR_FIELDS)
