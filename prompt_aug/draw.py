@@ -1,4 +1,4 @@
-"""Which template and which phrasing a rollout gets: pure functions, no random-number object.
+"""Which template and which rephrasing a rollout gets: pure functions, no random-number object.
 
     x = BLAKE2b-64(seed, epoch, uid[, rollout]) / 2^64  in [0, 1)
     template = the first k with  w_1 + ... + w_k > x (w_1 + ... + w_n)
@@ -56,23 +56,23 @@ def draw(
     return drawn[-1]  # point rounded up to the sum of all weights
 
 
-def phrasing(*, rollout: int, per_phrasing: int, available: int) -> int:
-    """Index n of the phrasing that a rollout answers: 0 is the question, n its n-th neighbour.
+def rephrasing(*, rollout: int, per_rephrasing: int, available: int) -> int:
+    """Index n of the rephrasing that a rollout answers: 0 is the question, n its n-th rephrasing.
 
-        n = (rollout // per_phrasing) mod (available + 1)
+        n = (rollout // per_rephrasing) mod (available + 1)
 
-    `rollout` counts within the group, `per_phrasing` is G, the responses to each phrasing, and
-    `available` the number of neighbours in use. With N neighbours and a group of (N + 1) G (arXiv
-    2601.22478) every phrasing gets exactly G. A question with fewer neighbours keeps the size of
-    its group: its phrasings are repeated in order, and without any all responses are to the
+    `rollout` counts within the group, `per_rephrasing` is G, the responses to each rephrasing, and
+    `available` the number of rephrasings in use. With N rephrasings and a group of (N + 1) G (arXiv
+    2601.22478) every text gets exactly G. A question with fewer rephrasings keeps the size of
+    its group: its texts are repeated in order, and without any all responses are to the
     question itself.
     Raises ValueError for impossible counts.
     """
-    if rollout < 0 or per_phrasing < 1 or available < 0:
+    if rollout < 0 or per_rephrasing < 1 or available < 0:
         raise ValueError(
-            f"impossible: rollout={rollout}, per_phrasing={per_phrasing}, available={available}"
+            f"impossible: rollout={rollout}, per_rephrasing={per_rephrasing}, available={available}"
         )
-    return rollout // per_phrasing % (available + 1)
+    return rollout // per_rephrasing % (available + 1)
 
 
 def _check(names: Sequence[str], weights: Sequence[float] | None, mode: str) -> None:

@@ -38,7 +38,7 @@ SCHEMA = pa.schema(
                     ("index", pa.int64()),
                     ("level", pa.int64()),
                     ("answers", _TEXTS),
-                    ("neighbours", _TEXTS),
+                    ("rephrasings", _TEXTS),
                 ]
             ),
         ),
@@ -55,7 +55,7 @@ class QuestionError(UserError, ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A question; any of `answers` is right. `neighbours` are rephrasings with the same answers."""
+    """A question; any of `answers` is right, also for its `rephrasings`."""
 
     uid: str
     text: str
@@ -63,7 +63,7 @@ class Question:
     source: str
     split: str = "train"
     level: int | None = None
-    neighbours: tuple[str, ...] = ()
+    rephrasings: tuple[str, ...] = ()
 
 
 def normalise(text: str) -> str:
@@ -78,7 +78,7 @@ def make_question(
     source: str,
     split: str = "train",
     level: int | None = None,
-    neighbours: Sequence[str] = (),
+    rephrasings: Sequence[str] = (),
 ) -> Question:
     """A question with its uid; text and answers are trimmed.
 
@@ -99,7 +99,7 @@ def make_question(
         source=source,
         split=split,
         level=level,
-        neighbours=tuple(neighbours),
+        rephrasings=tuple(rephrasings),
     )
 
 
@@ -116,7 +116,7 @@ def to_row(question: Question, index: int = 0) -> dict[str, Any]:
             "index": index,
             "level": question.level,
             "answers": list(question.answers),
-            "neighbours": list(question.neighbours),
+            "rephrasings": list(question.rephrasings),
         },
     }
 
@@ -128,6 +128,10 @@ def from_row(row: Mapping[str, Any]) -> Question:
     list. Raises QuestionError if there is no question or no answer.
     """
     extra = row.get("extra_info") or {}
+    if extra.get("neighbours") is not None:
+        raise QuestionError(
+            "extra_info.neighbours: renamed to extra_info.rephrasings. Rename the field."
+        )
     reward_model = row.get("reward_model") or {}
     gold = extra.get("answers")
     if gold is None or len(gold) == 0:
@@ -139,7 +143,7 @@ def from_row(row: Mapping[str, Any]) -> Question:
         source=str(row.get("data_source") or "unknown"),
         split=str(extra.get("split") or "train"),
         level=int(level) if isinstance(level, int | float) and level == level else None,
-        neighbours=_texts(extra.get("neighbours")),
+        rephrasings=_texts(extra.get("rephrasings")),
     )
 
 

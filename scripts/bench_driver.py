@@ -12,7 +12,7 @@ The table holds the median seconds, their ratio to those of verl's GRPO advantag
 of a step of 30 s: the published steps of prompt augmentation (arXiv 2602.03190) take tens of
 seconds. The last line is the sum of what a CW-GRPO step (arXiv 2605.11538) does on the driver: the
 columns made a record and the advantages written back, the whole of recipe.algorithms.compute
-(advantages, weights, their metrics), and the statistics of groups and phrasings. TransferQueue
+(advantages, weights, their metrics), and the statistics of groups and rephrasings. TransferQueue
 itself is in the paired steps of scripts/bench_trainer.py.
 """
 
@@ -33,7 +33,7 @@ from recipe.algorithms.compute import compute_advantages
 from recipe.algorithms.covariance import covariance_metrics, token_covariance
 from recipe.algorithms.rollouts import RolloutBatch
 from recipe.trainer.batch import Fetched, matrix, ragged, rollouts_of
-from recipe.trainer.metrics import entropy, group_metrics, neighbour_metrics
+from recipe.trainer.metrics import entropy, group_metrics, rephrasing_metrics
 
 SETTINGS = Path(__file__).resolve().parents[1] / "recipe" / "config" / "recipe.yaml"
 GROUP = 8
@@ -42,12 +42,12 @@ VERL = "verl: compute_grpo_outcome_advantage"
 WHOLE = "recipe.algorithms.compute.compute_advantages, CW-GRPO"
 RECORD = "columns to the record"
 BACK = "advantages back to rows"
-CW_GRPO = (RECORD, WHOLE, BACK, "entropy", "group_metrics", "neighbour_metrics")
+CW_GRPO = (RECORD, WHOLE, BACK, "entropy", "group_metrics", "rephrasing_metrics")
 STATUS = {1.0: "correct", 0.0: "wrong"}
 
 
 def made_up(rows: int, tokens: int, seed: int) -> SimpleNamespace:
-    """Columns as TransferQueue has them, groups of 8, two to each of four phrasings."""
+    """Columns as TransferQueue has them, groups of 8, two to each of four rephrasings."""
     random = torch.Generator().manual_seed(seed)
     lengths = torch.randint(max(1, tokens // 12), tokens + 1, (rows,), generator=random).tolist()
     groups = [i // GROUP for i in range(rows)]
@@ -57,7 +57,7 @@ def made_up(rows: int, tokens: int, seed: int) -> SimpleNamespace:
     extra_fields = []
     for i, right in enumerate(rights):
         graded = {"acc": right, "format": 1.0, "response": "", "pred": "", "status": STATUS[right]}
-        place = {"template": "t", "neighbour": i % GROUP // 2, "truncated": False}
+        place = {"template": "t", "rephrasing": i % GROUP // 2, "truncated": False}
         extra_fields.append({**place, "generated_under": None, "reward_extra_info": graded})
     scores = [torch.zeros(n) for n in lengths]
     for score, right in zip(scores, rights, strict=True):
@@ -124,7 +124,7 @@ def lines(made: SimpleNamespace) -> dict[str, Callable[[], object]]:
         BACK: lambda: ragged(advantages_BT.float(), made.lengths),
         "entropy": lambda: entropy(batch),
         "group_metrics": lambda: group_metrics(batch, rewards_B),
-        "neighbour_metrics": lambda: neighbour_metrics(batch, rewards_B),
+        "rephrasing_metrics": lambda: rephrasing_metrics(batch, rewards_B),
         WHOLE: lambda: compute_advantages(batch, settings),
     }
 

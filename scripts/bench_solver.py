@@ -4,8 +4,8 @@
 
 The start model of the toy world `sums`, taught under the prompt of the solver, is right in about
 half of its answers and often forgets a carry. It is served by vLLM's OpenAI server on the CPU and
-answers held-out questions, each with one good rephrasing (another wording) and one faulty:
-another wording with a number changed or with the operation reversed, in turn. Printed are the
+answers held-out questions, each with one good rephrasing and one faulty:
+another rephrasing with a number changed or with the operation reversed, in turn. Printed are the
 share of the faulty ones that the check doubts (wanted: at least 90 %) and of the good ones (at
 most 5 %), with Wilson's 95 % intervals. Everything runs through the stages of `python -m
 prompt_aug.rephrase --solve`, except that the filters, which would see these faults at once, are
@@ -33,7 +33,7 @@ from prompt_aug.rephrase.solver import SOLVE
 from prompt_aug.rephrase.stages import solve
 from prompt_aug.templates import Bank, Template
 from recipe.toy.build import Settings, make
-from recipe.toy.problems import Problem, all_problems, phrase, problems, to_question, wordings
+from recipe.toy.problems import Problem, all_problems, phrase, problems, rephrasings, to_question
 from recipe.toy.world import World, load_world
 
 SEED = 11
@@ -63,7 +63,7 @@ def planted(world: World, count: int) -> Iterator[tuple[Question, dict[str, str]
     known = {(p.a, p.op, p.b) for p in all_problems(world)}
     chosen = [p for p in problems(world, "test", 2 * count, SEED) if p.a >= 10][:count]
     for i, problem in enumerate(chosen):
-        _, *others = wordings(problem, SEED)
+        _, *others = rephrasings(problem, SEED)
         edited = faulty(problem, known, reverse=i % 2 == 0)
         texts = {
             "good": phrase(problem, others[i % 3]),

@@ -26,7 +26,7 @@ def test_it_runs_and_prints_every_line(
     rows = cells(table)
     names = [bench.VERL, "grpo", "token_covariance", "covariance_metrics"]
     names += ["gaussian_covariance", "clip_cov", "A w", bench.RECORD, bench.BACK]
-    names += ["entropy", "group_metrics", "neighbour_metrics", bench.WHOLE]
+    names += ["entropy", "group_metrics", "rephrasing_metrics", bench.WHOLE]
     assert [row[0] for row in rows] == [*names, f"CW-GRPO step: {' + '.join(bench.CW_GRPO)}"]
     assert all(float(cell) >= 0 for row in rows for cell in row[1:])
     assert float(rows[0][2]) == 1.0
@@ -36,7 +36,7 @@ def test_the_table_by_hand(bench: ModuleType) -> None:
     parts = {"grpo": 0.25, "token_covariance": 0.25, "covariance_metrics": 0.5}
     parts |= {"gaussian_covariance": 1.0, "clip_cov": 8.0, "A w": 1.0}
     parts |= {bench.RECORD: 0.0625, bench.BACK: 0.0625, "group_metrics": 0.25, bench.WHOLE: 2.5}
-    parts |= {"entropy": 0.0625, "neighbour_metrics": 0.0625}
+    parts |= {"entropy": 0.0625, "rephrasing_metrics": 0.0625}
     rows = cells(bench.table({bench.VERL: 0.5, **parts}))
     assert rows[0][1:] == ["0.5000", "1.00", "1.667"]
     assert rows[4] == ["gaussian_covariance", "1.0000", "2.00", "3.333"]

@@ -174,7 +174,7 @@ def test_a_training_command_of_an_unknown_form_is_not_passed_over(line: str) -> 
         ("format_weight=0", "format_weight=0 trainer.v1.trainer_mode=sync", "recipe_sync"),
         ("format_weight=0", "format_weight=0 data.train_batch_size=100", "not a multiple"),
         ("[qwen-math]", "[qwen-math, abel]", "wants one name"),
-        ("format_weight=0", "format_weight=0 recipe.neighbours.count=4", "must be a multiple"),
+        ("format_weight=0", "format_weight=0 recipe.rephrasings.count=4", "must be a multiple"),
     ],
 )
 def test_a_command_that_rots_fails(old: str, new: str, said: str) -> None:

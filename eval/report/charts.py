@@ -43,7 +43,7 @@ STYLE: Any = {  # Any: matplotlib types each key of its own
 
 
 def running_mean(values: Sequence[float], window: int) -> NDArray[np.float64]:
-    """Mean of each value and its neighbours, `window` of them at most, fewer at the ends."""
+    """Mean of each value and the adjacent values, `window` of them at most, fewer at the ends."""
     array = np.asarray(values, dtype=np.float64)
     half = window // 2
     sums = np.concatenate([[0.0], np.cumsum(array)])

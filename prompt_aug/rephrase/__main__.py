@@ -1,4 +1,4 @@
-"""Rephrase questions: generate candidates, check that they are the same problem, choose neighbours.
+"""Rephrase questions: generate candidates, check that they are the same problem, choose.
 
     python -m prompt_aug.rephrase QUESTIONS.parquet OUT.parquet --model MODEL --n 3
 
@@ -127,7 +127,7 @@ def finish(
         texts = [question.text, *(candidate.text for candidate in fit)]
         known = {t: rates[question.uid, t] for t in texts if (question.uid, t) in rates}
         choice = choose(
-            question.text, texts[1:], options.n, rates=known, per_phrasing=options.per_phrasing
+            question.text, texts[1:], options.n, rates=known, per_rephrasing=options.per_rephrasing
         )
         choices[question.uid] = choice
         chosen[question.uid] = [fit[place] for place in choice.ranked]
@@ -139,7 +139,7 @@ def finish(
 
 def say(report: dict[str, Any], out: Path) -> None:
     """Print the counts of a manifest."""
-    shown = {key: report[key] for key in ("candidates", "verdicts", "filters", "neighbours")}
+    shown = {key: report[key] for key in ("candidates", "verdicts", "filters", "rephrasings")}
     print(json.dumps(shown, indent=1))
     expected = report["expected_groups_with_signal"]
     if expected["questions_with_pass_rates"]:
@@ -147,7 +147,7 @@ def say(report: dict[str, Any], out: Path) -> None:
             f"expected groups with signal: {expected['chosen']:.1f} of "
             f"{expected['questions_with_pass_rates']}, {expected['chosen_at_random']:.1f} at random"
         )
-    elif set(report["neighbours"]) == {"0"}:
+    elif set(report["rephrasings"]) == {"0"}:
         print("no candidate was chosen")
     else:
         print("chosen by distance alone: no pass rates (--solve or --pass-rates)")

@@ -19,7 +19,7 @@ _QUOTES = {'"': '"', "“": "”", "«": "»"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A text that may become a neighbour. `source` says where it is from (key, sample, model)."""
+    """A text that may become a rephrasing. `source` says where it is from (key, sample, model)."""
 
     uid: str
     text: str

@@ -1,7 +1,7 @@
-r"""Which of the accepted candidates become neighbours, and in which order.
+r"""Which of the accepted candidates become rephrasings, and in which order.
 
-A question with N neighbours has a group of (N + 1) G responses, which has a signal if its rewards
-are mixed. With pass rates p_0 of the question and p_1 .. p_N of the neighbours
+A question with N rephrasings has a group of (N + 1) G responses, which has a signal if its rewards
+are mixed. With pass rates p_0 of the question and p_1 .. p_N of the rephrasings
 
     P(mixed) = 1 - prod_n E[p_n^G] - prod_n E[(1 - p_n)^G]
 
@@ -35,7 +35,7 @@ TIE = 1e-9
 class Choice:
     """Places of the chosen among the candidates, by rank, and what they are expected to give.
 
-    mixed:   P(mixed) of the question with these neighbours, None without any pass rate
+    mixed:   P(mixed) of the question with these rephrasings, None without any pass rate
     random:  the mean of it over all choices of so many
     """
 
@@ -49,10 +49,10 @@ def expected_power(right: int, responses: int, power: int) -> float:
     return math.prod((right + 1 + i) / (responses + 2 + i) for i in range(power))
 
 
-def mixed(rates: Sequence[Rate], per_phrasing: int) -> float:
-    """P(mixed) of `per_phrasing` responses to each phrasing with these (right, responses)."""
-    right = math.prod(expected_power(c, k, per_phrasing) for c, k in rates)
-    wrong = math.prod(expected_power(k - c, k, per_phrasing) for c, k in rates)
+def mixed(rates: Sequence[Rate], per_rephrasing: int) -> float:
+    """P(mixed) of `per_rephrasing` responses to each rephrasing with these (right, responses)."""
+    right = math.prod(expected_power(c, k, per_rephrasing) for c, k in rates)
+    wrong = math.prod(expected_power(k - c, k, per_rephrasing) for c, k in rates)
     return 1 - right - wrong
 
 
@@ -67,7 +67,7 @@ def choose(
     count: int,
     *,
     rates: Mapping[str, Rate] | None = None,
-    per_phrasing: int = 8,
+    per_rephrasing: int = 8,
 ) -> Choice:
     """The `count` best of the candidates, ranked; fewer where there are fewer.
 
@@ -81,7 +81,7 @@ def choose(
 
         def worth(place: int, before: list[str] = before) -> tuple[float, float]:
             texts = [*before, candidates[place]]
-            signal = mixed([known.get(t, UNKNOWN) for t in texts], per_phrasing) if known else 0.0
+            signal = mixed([known.get(t, UNKNOWN) for t in texts], per_rephrasing) if known else 0.0
             return round(signal / TIE) * TIE, min(distance(candidates[place], t) for t in before)
 
         left = [i for i in range(len(candidates)) if i not in chosen]
@@ -90,13 +90,15 @@ def choose(
         return Choice(tuple(chosen))
     return Choice(
         tuple(chosen),
-        _of(question, [candidates[i] for i in chosen], known, per_phrasing),
-        _at_random(question, candidates, len(chosen), known, per_phrasing),
+        _of(question, [candidates[i] for i in chosen], known, per_rephrasing),
+        _at_random(question, candidates, len(chosen), known, per_rephrasing),
     )
 
 
-def _of(question: str, texts: Sequence[str], known: Mapping[str, Rate], per_phrasing: int) -> float:
-    return mixed([known.get(t, UNKNOWN) for t in (question, *texts)], per_phrasing)
+def _of(
+    question: str, texts: Sequence[str], known: Mapping[str, Rate], per_rephrasing: int
+) -> float:
+    return mixed([known.get(t, UNKNOWN) for t in (question, *texts)], per_rephrasing)
 
 
 def _at_random(
@@ -104,9 +106,9 @@ def _at_random(
     candidates: Sequence[str],
     count: int,
     known: Mapping[str, Rate],
-    per_phrasing: int,
+    per_rephrasing: int,
 ) -> float:
     """The mean of P(mixed) over the choices of `count`, at most the first `MOST_SUBSETS`."""
     subsets = itertools.islice(itertools.combinations(candidates, count), MOST_SUBSETS)
-    worths = [_of(question, subset, known, per_phrasing) for subset in subsets]
+    worths = [_of(question, subset, known, per_rephrasing) for subset in subsets]
     return sum(worths) / len(worths)

@@ -3,17 +3,17 @@
     python -m prompt_aug.rephrase.diagnose QUESTIONS.parquet FOLDER --model MODEL --base-url URL \\
         [--embedder Qwen/Qwen3-Embedding-0.6B --embedder-url URL]
 
-The paper compares G responses to a question with N x G responses to its N neighbours, and finds
+The paper compares G responses to a question with N x G responses to its N rephrasings, and finds
 fewer groups whose rewards are all equal. But 24 responses are all equal less often than 8, whatever
 they answer: for pass rates p of a Beta distribution, E[p^G + (1 - p)^G] falls with G. So this
 samples (N + 1) G responses to each question, G for the paper's left side and N G for the control:
 
     original    all rewards of G responses to q^0 are equal
-    neighbours  all rewards of G responses to each of q^1 .. q^N are equal
+    rephrasings  all rewards of G responses to each of q^1 .. q^N are equal
     control     all rewards of N G further responses to q^0 are equal
 
-`neighbours - control` is the effect of rephrasing alone. Distances are 1 - cosine between embedded
-responses, averaged over the pairs of a question: of one phrasing (within) and of two (between).
+`rephrasings - control` is the effect of rephrasing alone. Distances are 1 - cosine between embedded
+responses, averaged over the pairs of a question: of one rephrasing (within) and of two (between).
 Intervals are 95 % percentiles of a bootstrap over questions. Writes diagnosis.json and .png.
 """
 
@@ -42,41 +42,41 @@ from prompt_aug.rephrase.stages import generate
 
 Embed = Callable[[Sequence[str]], np.ndarray]
 RESAMPLES, PARTS, PER_CALL = 2000, 20, 64
-SETS = ("original", "neighbours", "control")
+SETS = ("original", "rephrasings", "control")
 EMBEDDER = "Qwen/Qwen3-Embedding-0.6B"  # the paper's authors' choice
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The graded responses to one question: phrasings[0] has (N + 1) G, the others G each."""
+    """The graded responses to one question: rephrasings[0] has (N + 1) G, the others G each."""
 
     rewards: tuple[tuple[bool, ...], ...]
     texts: tuple[tuple[str, ...], ...]
 
-    def sets(self, per_phrasing: int) -> dict[str, list[tuple[int, int]]]:
-        """name of `SETS` -> (phrasing, place) of its responses."""
+    def sets(self, per_rephrasing: int) -> dict[str, list[tuple[int, int]]]:
+        """name of `SETS` -> (rephrasing, place) of its responses."""
         count = len(self.rewards[0])
         return {
-            "original": [(0, i) for i in range(per_phrasing)],
-            "neighbours": [
+            "original": [(0, i) for i in range(per_rephrasing)],
+            "rephrasings": [
                 (n, i) for n in range(1, len(self.rewards)) for i in range(len(self.rewards[n]))
             ],
-            "control": [(0, i) for i in range(per_phrasing, count)],
+            "control": [(0, i) for i in range(per_rephrasing, count)],
         }
 
 
-def all_equal(sampled: Sampled, per_phrasing: int) -> dict[str, bool]:
+def all_equal(sampled: Sampled, per_rephrasing: int) -> dict[str, bool]:
     """For each of `SETS`, whether all its rewards are equal."""
     return {
         name: len({sampled.rewards[n][i] for n, i in places}) == 1
-        for name, places in sampled.sets(per_phrasing).items()
+        for name, places in sampled.sets(per_rephrasing).items()
     }
 
 
-def distances(sampled: Sampled, per_phrasing: int, embed: Embed) -> dict[str, float]:
-    """Mean of 1 - cosine over the pairs of each of `SETS`, and of the neighbours apart.
+def distances(sampled: Sampled, per_rephrasing: int, embed: Embed) -> dict[str, float]:
+    """Mean of 1 - cosine over the pairs of each of `SETS`, and of the rephrasings apart.
 
-    "neighbours within": pairs of one phrasing; "neighbours between": of two.
+    "rephrasings within": pairs of one rephrasing; "rephrasings between": of two.
     """
     flat = [(n, i) for n, texts in enumerate(sampled.texts) for i in range(len(texts))]
     vectors = embed([sampled.texts[n][i] for n, i in flat])
@@ -84,18 +84,18 @@ def distances(sampled: Sampled, per_phrasing: int, embed: Embed) -> dict[str, fl
     place = {key: row for row, key in enumerate(flat)}
     far = 1 - vectors @ vectors.T
     found: dict[str, float] = {}
-    for name, keys in sampled.sets(per_phrasing).items():
+    for name, keys in sampled.sets(per_rephrasing).items():
         pairs = list(itertools.combinations(keys, 2))
         found[name] = _mean([far[place[a], place[b]] for a, b in pairs])
-        if name == "neighbours":
+        if name == "rephrasings":
             for part, same in (("within", True), ("between", False)):
                 chosen = [far[place[a], place[b]] for a, b in pairs if (a[0] == b[0]) == same]
-                found[f"neighbours {part}"] = _mean(chosen)
+                found[f"rephrasings {part}"] = _mean(chosen)
     return found
 
 
 def _mean(values: Sequence[float]) -> float:
-    """NaN of none, as with one response to a phrasing, or with one neighbour."""
+    """NaN of none, as with one response to a rephrasing, or with one rephrasing."""
     return float(np.mean(values)) if values else float("nan")
 
 
@@ -114,7 +114,7 @@ def summarise(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     A column that is NaN in every row is left out.
     """
     columns = {name: [float(row[name]) for row in rows] for name in rows[0]}
-    pairs = [("neighbours", "original"), ("control", "original"), ("neighbours", "control")]
+    pairs = [("rephrasings", "original"), ("control", "original"), ("rephrasings", "control")]
     for one, other in pairs:
         both = zip(columns[one], columns[other], strict=True)
         columns[f"{one} - {other}"] = [a - b for a, b in both]
@@ -153,9 +153,9 @@ def sample(
     )
     store, plan = Store(options.folder), []
     for question in questions:
-        neighbours = list(question.neighbours[: options.n])
+        rephrasings = list(question.rephrasings[: options.n])
         first = solve_requests(question, [question.text], sampling, (options.n + 1) * options.g)
-        plan.append([*first, *solve_requests(question, neighbours, sampling, options.g)])
+        plan.append([*first, *solve_requests(question, rephrasings, sampling, options.g)])
     flat = [request for requests in plan for request in requests]
     endpoint = Endpoint(
         base_url=options.base_url, concurrency=options.concurrency, per_request=options.g
@@ -204,12 +204,12 @@ def build_parser() -> argparse.ArgumentParser:
         (__doc__ or "").split("\n\n")[0],
         example="python -m prompt_aug.rephrase.diagnose train.parquet runs/diagnosis --model NAME",
     )
-    parser.add_argument("questions", type=Path, help="with extra_info.neighbours")
+    parser.add_argument("questions", type=Path, help="with extra_info.rephrasings")
     parser.add_argument("folder", type=Path, help="of responses, diagnosis.json and .png")
     parser.add_argument("--model", required=True, help="as the endpoint names it")
     parser.add_argument("--base-url", help="default: OPENAI_BASE_URL, else OpenAI's")
-    parser.add_argument("--n", type=int, default=3, help="neighbours of a question")
-    parser.add_argument("--g", type=int, default=8, help="responses to each phrasing")
+    parser.add_argument("--n", type=int, default=3, help="rephrasings of a question")
+    parser.add_argument("--g", type=int, default=8, help="responses to each rephrasing")
     parser.add_argument("--limit", type=int, help="only the first so many questions")
     parser.add_argument("--temperature", type=float, default=1.0, help="of the responses")
     parser.add_argument("--answer-tokens", type=int, default=3072, help="at most, of a response")
@@ -235,15 +235,15 @@ def diagnose(options: argparse.Namespace) -> int:
     if options.embedder_url and not options.embedder:
         options.embedder = EMBEDDER
     everything = read_parquet(options.questions)[: options.limit]
-    questions = [q for q in everything if len(q.neighbours) >= options.n]
+    questions = [q for q in everything if len(q.rephrasings) >= options.n]
     if not questions:
-        raise RephraseError(f"no question of {options.questions} has {options.n} neighbours")
+        raise RephraseError(f"no question of {options.questions} has {options.n} rephrasings")
     with lock(options.folder):
         budget = Budget(options.max_requests, options.max_tokens, spent=Store(options.folder).spent)
         sampled = sample(questions, options, budget)
         report: dict[str, Any] = {
             "questions": len(questions),
-            "left_out_for_too_few_neighbours": len(everything) - len(questions),
+            "left_out_for_too_few_rephrasings": len(everything) - len(questions),
             "model": options.model,
             "n": options.n,
             "g": options.g,

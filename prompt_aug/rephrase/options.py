@@ -25,7 +25,7 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("questions", type=Path, help="a parquet file of prompt_aug.prepare")
     parser.add_argument("out", type=Path, help="the parquet file to write")
-    parser.add_argument("--n", type=int, default=3, help="neighbours wanted for each question")
+    parser.add_argument("--n", type=int, default=3, help="rephrasings wanted for each question")
     parser.add_argument("--candidates", type=int, help="candidates asked for (default: 2 n)")
     parser.add_argument("--limit", type=int, help="only the first so many questions")
     parser.add_argument("--work", type=Path, help="folder of raw answers (default: OUT.work)")
@@ -72,13 +72,13 @@ def _add_checks(group: Any) -> None:
     )
     group.add_argument("--take-doubtful", action="store_true", help="use doubtful ones, too")
     group.add_argument("--decisions", type=Path, help="what a reviewer saved from the review page")
-    group.add_argument("--solve", type=int, default=0, help="answers of --solver to every phrasing")
+    group.add_argument("--solve", type=int, default=0, help="answers of --solver to each")
     group.add_argument("--solver", help="model of --solve (default: --model)")
     group.add_argument("--solver-url", help="its endpoint (default: --base-url)")
     group.add_argument("--solver-tokens", type=int, default=2048, help="at most, of one answer")
     group.add_argument("--pass-rates", type=Path, help="json lines of uid, text, right, responses")
     group.add_argument(
-        "--per-phrasing", type=int, default=8, help="G, the responses to each phrasing"
+        "--per-rephrasing", type=int, default=8, help="G, the responses to each rephrasing"
     )
 
 
@@ -86,8 +86,10 @@ def validate(options: argparse.Namespace) -> None:
     """Raises RephraseError for what cannot be done, before anything is read or sent."""
     options.candidates = options.candidates or 2 * options.n
     options.work = options.work or options.out.with_name(options.out.name + ".work")
-    positive = "n candidates limit per_request concurrency answer_tokens solver_tokens per_phrasing"
-    at_least(1, options, *positive.split(), "max_requests", "max_tokens")
+    positive = (
+        "n candidates limit per_request concurrency answer_tokens solver_tokens per_rephrasing"
+    )
+    at_least(1, options, *positive.split(), "per_rephrasing", "max_requests", "max_tokens")
     at_least(0, options, "solve", "retries", "temperature")
     if options.candidates < options.n:
         raise RephraseError(f"--candidates {options.candidates} is fewer than --n {options.n}")

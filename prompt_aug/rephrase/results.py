@@ -1,6 +1,6 @@
-"""What the pipeline leaves: questions with neighbours, provenance, manifest, dataset card.
+"""What the pipeline leaves: questions with rephrasings, provenance, manifest, dataset card.
 
-OUT.parquet                  what `recipe.train` reads: extra_info.neighbours, by rank
+OUT.parquet                  what `recipe.train` reads: extra_info.rephrasings, by rank
 OUT.parquet.candidates.jsonl every candidate: verdict, reasons, source, pass rates, reviewer, rank
 OUT.parquet.README.md        a dataset card with the hub's metadata block
 OUT.parquet.manifest.json    counts, settings, digests; written last
@@ -36,9 +36,9 @@ class Outcome:
     rates: Mapping[tuple[str, str], Rate]
 
     def rephrased(self) -> list[Question]:
-        """The questions with the chosen texts as neighbours."""
+        """The questions with the chosen texts as rephrasings."""
         return [
-            dataclasses.replace(q, neighbours=tuple(c.text for c in self.chosen[q.uid]))
+            dataclasses.replace(q, rephrasings=tuple(c.text for c in self.chosen[q.uid]))
             for q in self.questions
         ]
 
@@ -87,7 +87,7 @@ def summary(
     candidates: Mapping[str, Sequence[Candidate]],
     choices: Mapping[str, Choice],
 ) -> dict[str, Any]:
-    """Counts of verdicts, of each filter, of neighbours; expected groups with signal."""
+    """Counts of verdicts, of each filter, of rephrasings; expected groups with signal."""
     listed = [candidate for group in candidates.values() for candidate in group]
     filters: Counter[str] = Counter()
     for candidate in listed:
@@ -98,9 +98,9 @@ def summary(
         "candidates": len(listed),
         "verdicts": dict(sorted(Counter(c.verdict for c in listed).items())),
         "filters": dict(filters.most_common()),
-        "neighbours": {
+        "rephrasings": {
             str(count): number
-            for count, number in sorted(Counter(len(q.neighbours) for q in questions).items())
+            for count, number in sorted(Counter(len(q.rephrasings) for q in questions).items())
         },
         "chosen_by": "pass rates, then distance" if known else "distance alone (no pass rates)",
         "expected_groups_with_signal": {
@@ -116,7 +116,7 @@ def card(out: Path, report: Mapping[str, Any]) -> str:
     settings = json.dumps(report["settings"], indent=2, default=str)
     verdicts = ", ".join(f"{n} {name}" for name, n in report["verdicts"].items()) or "none"
     rows = "\n".join(f"| {name} | {count} |" for name, count in report["filters"].items())
-    neighbours = ", ".join(f"{q} questions with {n}" for n, q in report["neighbours"].items())
+    rephrasings = ", ".join(f"{q} questions with {n}" for n, q in report["rephrasings"].items())
     return f"""---
 pretty_name: {out.stem}, rephrased
 task_categories:
@@ -132,8 +132,8 @@ configs:
   data_files: {out.name}
 ---
 
-{report["questions"]} questions, each with rephrasings in `extra_info.neighbours`, by rank
-({neighbours}). Made with `python -m prompt_aug.rephrase`, after TA-GRPO (arXiv 2601.22478).
+{report["questions"]} questions, each with rephrasings in `extra_info.rephrasings`, by rank
+({rephrasings}). Made with `python -m prompt_aug.rephrase`, after TA-GRPO (arXiv 2601.22478).
 
 Of {report["candidates"]} candidates: {verdicts}. A candidate is accepted where no filter sees a
 difference in meaning; that is no proof. Chosen by {report["chosen_by"]}.

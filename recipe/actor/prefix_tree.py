@@ -79,7 +79,7 @@ class _Row:
 def plant(sequences: Sequence[Sequence[int]], capacity: int = CAPACITY) -> Forest:
     """The forest of `sequences`, none of them empty; rows of `capacity` places, or of the longest.
 
-    Sequences are taken in their order as lists, in which those that begin alike are neighbours; one
+    Sequences are taken in their order as lists, in which those that begin alike are adjacent; one
     that does not fit into the row begins the next one, with a copy of what it shares.
     """
     capacity = max(capacity, max(map(len, sequences)))

@@ -10,7 +10,7 @@ loss: min, max and the dual clip are positively homogeneous in A, so w A through
 is the weighted clipped loss. The log-probabilities are those of the policy that starts the step
 (verl's ``old_log_probs``): at the first optimizer step of a batch they are the current policy's.
 
-Symbols: B responses, T tokens of the longest; q^n the n-th phrasing of a question.
+Symbols: B responses, T tokens of the longest; q^n the n-th rephrasing of a question.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Advantages:
 
 
 def group_of(advantage: Mapping[str, Any]) -> str:
-    """ "question" or "phrasing": what the advantages of ``recipe.advantage`` are taken over."""
+    """ "question" or "rephrasing": what the advantages of ``recipe.advantage`` are taken over."""
     own = ADVANTAGES.facts(advantage["name"]).group
     return str(advantage.get("group") or own or "question")
 
@@ -63,7 +63,7 @@ def compute_advantages(rollouts: RolloutBatch, recipe: Mapping[str, Any]) -> Adv
     rewards_B, metrics = shaped_rewards(rollouts, recipe["history"])
 
     joint = group_of(recipe["advantage"]) == "question"
-    group_B = rollouts.group_B if joint else rollouts.phrasing_B
+    group_B = rollouts.group_B if joint else rollouts.rephrasing_B
     function, arguments = ADVANTAGES.call(recipe["advantage"])
     inputs = ADVANTAGES.facts(recipe["advantage"]["name"]).inputs
     arguments.update({name: getattr(rollouts, name) for name in inputs})

@@ -38,14 +38,14 @@ class Facts:
     `inputs` are attributes of `recipe.algorithms.rollouts.RolloutBatch`, passed as keywords of
     the same name. `settings` makes keyword arguments of what the configuration says
     (``recipe.weights.<name>``, ``arguments``), and raises ValueError for bad ones; without it those
-    are the arguments. `group`: the only one of "question" and "phrasing" that the
-    name stands for. `neighbours`: without rephrasings it is another method.
+    are the arguments. `group`: the only one of "question" and "rephrasing" that the
+    name stands for. `rephrasings`: without rephrasings it is another method.
     """
 
     inputs: tuple[str, ...] = ()
     settings: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     group: str | None = None
-    neighbours: bool = False
+    rephrasings: bool = False
     nonnegative_rewards: bool = False
     uses_rewards: bool = True
 

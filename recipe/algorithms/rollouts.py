@@ -17,16 +17,16 @@ class RolloutBatch:
     """The graded responses of a step: a column for everything, B rows sorted by group and rollout.
 
     Numbers are float64. Two kinds of groups: `group_B` is the same for all responses to a question
-    that was drawn once, rephrasings included; `phrasing_B` for those to one phrasing of it.
+    that was drawn once, rephrasings included; `rephrasing_B` for those to one rephrasing of it.
     """
 
     keys: list[str]
     seed: int  # of what is drawn in this step
     questions: list[str]  # content hash
     group_B: Tensor  # int64
-    phrasing_B: Tensor  # int64
+    rephrasing_B: Tensor  # int64
     rollouts: list[int]  # the number of the response in its group
-    neighbours: list[int]  # n of the phrasing q^n that it answers; 0 is the question itself
+    rephrasings: list[int]  # n of the rephrasing q^n that it answers; 0 is the question itself
     templates: list[str]
     gold: list[tuple[str, ...]]
     text: list[str]  # the response

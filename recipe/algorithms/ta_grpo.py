@@ -11,7 +11,7 @@ from recipe.algorithms.grpo import grpo
 from recipe.algorithms.registry import advantage
 
 
-@advantage(group="question", neighbours=True)
+@advantage(group="question", rephrasings=True)
 def ta_grpo(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
     """Eq. 3: A_i^n = (R_i^n - mean) / (std + 1e-6) over the (N+1)G rewards of a question.
 
@@ -23,11 +23,11 @@ def ta_grpo(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
     return grpo(rewards_B, group_B)
 
 
-@advantage(group="phrasing", neighbours=True)
+@advantage(group="rephrasing", rephrasings=True)
 def ta_grpo_star(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
-    """A_i^n = (R_i^n - mean) / (std + 1e-6) over the G rewards of one phrasing q^n.
+    """A_i^n = (R_i^n - mean) / (std + 1e-6) over the G rewards of one rephrasing q^n.
 
-    `group_B` must hold an id per phrasing: the question and each of its N rephrasings are N + 1
+    `group_B` must hold an id per rephrasing: the question and each of its N rephrasings are N + 1
     groups of G. The rest is as in `ta_grpo`.
     """
     return grpo(rewards_B, group_B)

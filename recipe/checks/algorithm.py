@@ -31,7 +31,7 @@ GMPO_TARGET = "recipe.algorithms.gmpo.GMPOLossConfig"
 def check_algorithm(config: DictConfig) -> None:
     """Refuse, before anything starts, what is unknown, ignored by verl, or contradicts itself."""
     check_advantage(config)
-    check_neighbours(config)
+    check_rephrasings(config)
     check_weights(config)
     check_loss(config)
     check_aggregation(config)
@@ -49,8 +49,10 @@ def check_advantage(config: DictConfig) -> None:
     """`recipe.advantage`, and verl's keys that it takes the place of."""
     section, algorithm = config.recipe.advantage, config.algorithm
     ADVANTAGES.call(section)  # raises ConfigError for an unknown name and for bad settings
+    if section.group == "phrasing":
+        raise ConfigError("recipe.advantage.group=phrasing: renamed. Set it to rephrasing.")
     if section.group is not None:
-        require_one_of("recipe.advantage.group", section.group, ("question", "phrasing"))
+        require_one_of("recipe.advantage.group", section.group, ("question", "rephrasing"))
     wanted = ADVANTAGES.facts(section.name).group
     if wanted and group_of(section) != wanted:
         raise ConfigError(
@@ -63,8 +65,8 @@ def check_advantage(config: DictConfig) -> None:
             "algorithm.norm_adv_by_std_in_grpo: leave those alone and set recipe.advantage.name "
             f"({', '.join(ADVANTAGES)})"
         )
-    count, rows = int(config.recipe.neighbours.count), int(config.actor_rollout_ref.rollout.n)
-    size = rows // (count + 1) if group_of(section) == "phrasing" else rows
+    count, rows = int(config.recipe.rephrasings.count), int(config.actor_rollout_ref.rollout.n)
+    size = rows // (count + 1) if group_of(section) == "rephrasing" else rows
     if size < 2 and ADVANTAGES.facts(section.name).uses_rewards:
         raise ConfigError(
             f"a group of {size} response has no baseline, so every advantage would be 0: raise "
@@ -112,36 +114,36 @@ def _first(flags: dict[str, Any]) -> str:
     return next(key for key, on in flags.items() if on)
 
 
-def check_neighbours(config: DictConfig) -> None:
-    """`recipe.neighbours`; and nothing may use log-probabilities under q^n in a ratio under q^0."""
-    section, rollout = config.recipe.neighbours, config.actor_rollout_ref.rollout
-    by_phrasing = config.recipe.advantage.group == "phrasing"
+def check_rephrasings(config: DictConfig) -> None:
+    """`recipe.rephrasings`; no log-probabilities under q^n may enter a ratio under q^0."""
+    section, rollout = config.recipe.rephrasings, config.actor_rollout_ref.rollout
+    by_rephrasing = config.recipe.advantage.group == "rephrasing"
     for key, on in (
-        ("neighbours.ratio=own", section.ratio == "own"),
-        ("advantage.group=phrasing", by_phrasing),
+        ("rephrasings.ratio=own", section.ratio == "own"),
+        ("advantage.group=rephrasing", by_rephrasing),
     ):
         if on and section.count == 0:
-            raise ConfigError(f"recipe.{key} without recipe.neighbours.count has no use")
+            raise ConfigError(f"recipe.{key} without recipe.rephrasings.count has no use")
     if section.count == 0:
-        if ADVANTAGES.facts(config.recipe.advantage.name).neighbours:
+        if ADVANTAGES.facts(config.recipe.advantage.name).rephrasings:
             raise ConfigError(
-                f"recipe.advantage.name={config.recipe.advantage.name} without neighbours is GRPO: "
-                "set recipe.neighbours.count, or recipe.advantage.name=grpo"
+                f"recipe.advantage.name={config.recipe.advantage.name}: this is GRPO without "
+                "rephrasings. Set recipe.rephrasings.count, or recipe.advantage.name=grpo."
             )
         return
     if rollout.n % (section.count + 1):
         raise ConfigError(
             f"actor_rollout_ref.rollout.n={rollout.n} must be a multiple of "
-            f"recipe.neighbours.count + 1 = {section.count + 1}: the same number of responses to "
-            "the question and to each neighbour"
+            f"recipe.rephrasings.count + 1 = {section.count + 1}: the same number of responses to "
+            "the question and to each rephrasing"
         )
     correction = config.algorithm.rollout_correction
     used = [k for k in ("bypass_mode", "rollout_is", "rollout_rs") if correction.get(k)]
     if used and section.ratio == "anchored":
         raise ConfigError(
             f"algorithm.rollout_correction.{used[0]} uses the engine's log-probabilities, which "
-            "TA-GRPO has under the neighbour q^n, in a ratio that is under q^0: unset it, or set "
-            "recipe.neighbours.ratio=own"
+            "TA-GRPO has under the rephrasing q^n, in a ratio that is under q^0: unset it, or set "
+            "recipe.rephrasings.ratio=own"
         )
 
 

@@ -105,10 +105,10 @@ def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, An
         kept, dropped = fitting(questions, templates, tokenizer, config, key)
         counts: dict[str, Any] = {"questions": len(kept)}
         if split == "train":
-            kept, neighbours = fit_neighbours(kept, templates, tokenizer, config)
+            kept, rephrasings = fit_rephrasings(kept, templates, tokenizer, config)
             kept = only_question(kept, config)
             check_enough(len(kept), config)
-            counts.update(neighbours)
+            counts.update(rephrasings)
         else:
             check_best(kept, config)
         folder = RunFolder(Path(config.recipe.run_dir))
@@ -126,8 +126,8 @@ def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, An
 
 
 def digest(questions: Sequence[Question]) -> str:
-    """SHA-256 of the questions in their order: texts, answers and neighbours."""
-    lines = [json.dumps([q.text, list(q.answers), list(q.neighbours)]) for q in questions]
+    """SHA-256 of the questions in their order: texts, answers and rephrasings."""
+    lines = [json.dumps([q.text, list(q.answers), list(q.rephrasings)]) for q in questions]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
@@ -201,15 +201,15 @@ def fitting(
     return kept, dropped
 
 
-def fit_neighbours(
+def fit_rephrasings(
     questions: list[Question], templates: list[Template], tokenizer: Any, config: Any
 ) -> tuple[list[Question], dict[str, int]]:
-    """(questions with the neighbours in use, those that fit the prompt limit; their counts)."""
-    count = int(config.recipe.neighbours.count)
+    """(questions with the rephrasings in use, those that fit the prompt limit; their counts)."""
+    count = int(config.recipe.rephrasings.count)
     if not count:
         return questions, {}
     limit, style = int(config.data.max_prompt_length), config.recipe.augment.style
-    listed = [(q, text) for q in questions for text in q.neighbours[:count]]
+    listed = [(q, text) for q in questions for text in q.rephrasings[:count]]
     texts = [dataclasses.replace(q, text=text, uid=str(i)) for i, (q, text) in enumerate(listed)]
     long = {int(d.uid) for d in overlong(texts, templates, tokenizer, limit=limit, style=style)}
     fitting: dict[str, list[str]] = {q.uid: [] for q in questions}
@@ -219,15 +219,15 @@ def fit_neighbours(
     used = sum(map(len, fitting.values()))
     if not used:
         raise ConfigError(
-            f"recipe.neighbours.count={count}, but no question of data.train_files has a neighbour "
+            f"recipe.rephrasings.count={count}, but no question of data.train_files has one "
             f"of at most data.max_prompt_length={limit} tokens: add rephrasings to the data, or "
-            "set recipe.neighbours.count=0"
+            "set recipe.rephrasings.count=0"
         )
-    kept = [dataclasses.replace(q, neighbours=tuple(fitting[q.uid])) for q in questions]
-    missing = sum(len(q.neighbours) < count for q in kept)
+    kept = [dataclasses.replace(q, rephrasings=tuple(fitting[q.uid])) for q in questions]
+    missing = sum(len(q.rephrasings) < count for q in kept)
     if missing:
-        print(f"{missing} of {len(kept)} questions have fewer than {count} neighbours in use")
-    counts = {"neighbours": used, "neighbours_too_long": len(long), "with_fewer": missing}
+        print(f"{missing} of {len(kept)} questions have fewer than {count} rephrasings in use")
+    counts = {"rephrasings": used, "rephrasings_too_long": len(long), "with_fewer": missing}
     return kept, counts
 
 

@@ -59,6 +59,9 @@ def example_folder(example: str) -> Path:
     )
 
 
+RENAMED = {"neighbours": "rephrasings"}  # sections of `recipe`: old name -> new
+
+
 def compose_config(example: str, overrides: list[str]) -> DictConfig:
     """The resolved configuration of an example.
 
@@ -202,6 +205,10 @@ def _refuse_unknown(config: DictConfig, folder: Path) -> None:
 
 def unknown_key(key: str) -> str:
     """The message about a key that does not exist, with what may have been meant."""
+    section, _, rest = key.removeprefix("recipe.").partition(".")
+    if key.startswith("recipe.") and section in RENAMED:
+        new = ".".join(filter(None, ("recipe", RENAMED[section], rest)))
+        return f"{key}: renamed to {new}. Use the new name."
     full = sorted(k for k in known_keys() if k.endswith(f".{key}"))
     if full:
         return f"no key '{key}': keys are given in full, as {' or '.join(full[:3])}"

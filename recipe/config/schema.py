@@ -80,7 +80,7 @@ class Rollout(Record):
     hang_seconds: Above0
 
 
-class Neighbours(Record):
+class Rephrasings(Record):
     count: Count
     ratio: Literal["anchored", "own"]
 
@@ -147,7 +147,7 @@ class Recipe(Record):
     augment: Augment
     reward: Reward
     rollout: Rollout
-    neighbours: Neighbours
+    rephrasings: Rephrasings
     advantage: Advantage
     weights: TokenWeights
     dynamic_sampling: DynamicSampling

@@ -33,7 +33,7 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measure:
-    """How checkpoints are measured: test questions in their own wording, at temperature 1."""
+    """How checkpoints are measured: test questions as first asked, at temperature 1."""
 
     questions: int
     samples: int

@@ -1,6 +1,6 @@
 """Measure the exported checkpoints of a run: ``python -m recipe.lab.measure RUN EXPERIMENT``.
 
-Test questions of the run's world in their own wording, sampled at temperature 1 and greedily, under
+Test questions of the run's world as first asked, sampled at temperature 1 and greedily, under
 each template of the experiment. Writes RUN/measured.json, last and whole:
 {"commit": of the code that measured, "steps": {step: {template: numbers}}}.
 """

@@ -14,8 +14,8 @@ Curve = list[tuple[float, float]]  # step, value
 LAST_BINS = 2  # of a curve: its value at the end
 CAUTION = (
     "Columns with different numbers of seeds are not comparable: the paired differences are. "
-    "`train/...` is over what an arm trains on, its own templates, wordings and kept groups, and "
-    "groups may differ in size; the held-out figures are the same for all."
+    "`train/...` is over what an arm trains on, its own templates, rephrasings and kept groups; "
+    "groups may differ in size. The held-out figures are the same for all."
 )
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#882255")
 
@@ -163,7 +163,7 @@ def results(experiment: Experiment, lines: Lines, missing: int) -> str:
     return (
         f"# {name}: what was measured\n\nWritten by `python scripts/experiment.py {name}`. {left}"
         f"Steps: {experiment.steps}; checkpoints measured on {asked} test "
-        f"questions x {experiment.measure.samples} samples at temperature 1 in their own wording. "
+        f"questions x {experiment.measure.samples} samples at temperature 1 as first asked. "
         f"Mean ± standard deviation over seeds; a curve's end is the mean of its last "
         f"{BIN * LAST_BINS} steps. {CAUTION}\n\n{table(experiment, lines)}\n\n"
         f"{checkpoints(experiment, lines)}\n\n"

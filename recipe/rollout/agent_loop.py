@@ -1,10 +1,10 @@
-"""One rollout: draw a template and a phrasing, render, generate, hand on what it is trained under.
+"""One rollout: draw a template and a rephrasing, render, generate, set the prompt to train under.
 
 Which template a rollout gets is a pure function of (seed, epoch, question uid, rollout index):
 the same with any number of workers, on every node, after any resume (`prompt_aug.draw`). A row
 that is not of the split "train" is rendered with the fixed validation template.
 
-TA-GRPO (arXiv 2601.22478, Eq. 4): a response to the neighbour q^n is generated under q^n and handed
+TA-GRPO (arXiv 2601.22478, Eq. 4): a response to the rephrasing q^n is generated under q^n, handed
 on with the prompt of q^0, in the same template. verl computes the old and the new log-probabilities
 from that prompt, so the numerator and the denominator of the ratio are both under q^0. The engine's
 own log-probabilities stay those under q^n: a diagnostic, never part of a ratio.
@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 from verl.utils.profiler import simple_timer
 
-from prompt_aug.draw import draw, phrasing
+from prompt_aug.draw import draw, rephrasing
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import Bank, Rendered
 
@@ -45,19 +45,19 @@ def choose_template(augment: DictConfig, bank: Bank, seed: int, row: dict[str, A
     )
 
 
-def choose_phrasing(recipe: DictConfig, group_size: int, row: dict[str, Any]) -> tuple[int, str]:
+def choose_rephrasing(recipe: DictConfig, group_size: int, row: dict[str, Any]) -> tuple[int, str]:
     """(n, text of q^n) for one rollout; n = 0, the question, outside training.
 
-    `group_size` is ``actor_rollout_ref.rollout.n`` = (N + 1) G, N = ``recipe.neighbours.count``.
+    `group_size` is ``actor_rollout_ref.rollout.n`` = (N + 1) G, N = ``recipe.rephrasings.count``.
     """
     question, extra = str(row["raw_prompt"][-1]["content"]), row["extra_info"]
-    count = int(recipe.neighbours.count)
+    count = int(recipe.rephrasings.count)
     if count == 0 or extra["split"] != "train":
         return 0, question
-    texts = [question, *list(extra.get("neighbours") or ())[:count]]
-    n = phrasing(
+    texts = [question, *list(extra.get("rephrasings") or ())[:count]]
+    n = rephrasing(
         rollout=int(row["session_id"]),
-        per_phrasing=group_size // (count + 1),
+        per_rephrasing=group_size // (count + 1),
         available=len(texts) - 1,
     )
     return n, texts[n]
@@ -76,7 +76,7 @@ def request_seed(seed: int, group: str, rollout: int) -> int:
 
 @register("prompt_augmentation")
 class PromptAugmentationAgentLoop(AgentLoopBase):
-    """Single turn: a phrasing in the drawn template, its prefill in the assistant's turn.
+    """Single turn: a rephrasing in the drawn template, its prefill in the assistant's turn.
 
     `run` is what verl's interface asks for. Overrides of verl:
       __init__   reads the configuration once
@@ -103,10 +103,10 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
         return name, rendered, ids
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        n, text = choose_phrasing(self.recipe, int(self.rollout_config.n), kwargs)
+        n, text = choose_rephrasing(self.recipe, int(self.rollout_config.n), kwargs)
         name, rendered, generated_under = self.prompt(kwargs, text)
         trained_under = generated_under
-        if n > 0 and self.recipe.neighbours.ratio == "anchored":
+        if n > 0 and self.recipe.rephrasings.ratio == "anchored":
             _, _, trained_under = self.prompt(kwargs, kwargs["raw_prompt"][-1]["content"])
         params = dict(sampling_params)
         if self.recipe.rollout.request_seeds and kwargs["extra_info"]["split"] == "train":
@@ -138,7 +138,7 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
                 "template": name,
                 "prefill": rendered.prefill,
                 "truncated": len(ids) >= self.response_length,
-                "neighbour": n,
+                "rephrasing": n,
                 "generated_under": None if trained_under is generated_under else generated_under,
             },
         )

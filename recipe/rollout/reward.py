@@ -37,11 +37,11 @@ def combine(accuracy: float, format_reward: float, overlong: float, settings: Di
     return accuracy + settings.format_weight * paid - overlong
 
 
-def _phrasings(row: Mapping[str, Any]) -> str:
+def _rephrasings(row: Mapping[str, Any]) -> str:
     """The question and its rephrasings, any of which may have been asked: none may be copied."""
-    neighbours = row["extra_info"].get("neighbours")
+    rephrasings = row["extra_info"].get("rephrasings")
     return "\n".join(
-        [str(row["raw_prompt"][-1]["content"]), *(neighbours if neighbours is not None else ())]
+        [str(row["raw_prompt"][-1]["content"]), *(rephrasings if rephrasings is not None else ())]
     )
 
 
@@ -73,7 +73,7 @@ class RecipeRewardManager(RewardManagerBase):
             text,
             list(row["extra_info"]["answers"]),
             template,
-            question=_phrasings(row),
+            question=_rephrasings(row),
         )
         accuracy = float(graded.correct)
         format_reward = template.format_reward(text)

@@ -32,9 +32,9 @@ from recipe.toy.problems import (
     all_problems,
     phrase,
     problems,
+    rephrasings,
     split_of,
     to_question,
-    wordings,
 )
 from recipe.toy.world import World, load_world
 
@@ -72,7 +72,7 @@ def digest(settings: Settings, bank: Bank) -> str:
 def corpus(world: World, bank: Bank) -> list[str]:
     """The texts that the tokenizer's merges are learned from: prompts and answers of the world."""
     samples = problems(world, "train", 400, seed=0)
-    words = [phrase(p, i) for p in samples for i in wordings(p, 0)]
+    words = [phrase(p, i) for p in samples for i in rephrasings(p, 0)]
     frames = [render(bank[name], words[0], None).text for name in bank.names]
     answers = [demonstration(p, name) for p in samples[:40] for name in bank.names]
     return words + frames * 50 + answers

@@ -1,7 +1,7 @@
 """What the start model of a world can do: ``python -m recipe.toy.card WORLD [--seed 0]``.
 
 Builds the world unless it is in the cache, samples its start model at temperature 1 on test
-questions in all four wordings, and prints a card in markdown: pass@k by wording and level, how
+questions in all four forms, and prints a card in markdown: pass@k by rephrasing and level, how
 often each skill is right, entropy, length, and the share of groups without signal. `--out FILE`
 writes it.
 """
@@ -21,8 +21,8 @@ from prompt_aug.files import write_text
 from prompt_aug.templates import load_bank
 from recipe.run.environment import describe
 from recipe.toy.build import Settings, make
-from recipe.toy.problems import Problem, phrase, problems, wordings
-from recipe.toy.world import WORDINGS, World, load_world
+from recipe.toy.problems import Problem, phrase, problems, rephrasings
+from recipe.toy.world import REPHRASINGS, World, load_world
 
 KS = (1, 8, 32)
 GROUPS = (4, 8, 16, 32)
@@ -31,11 +31,11 @@ TEMPLATE = "qwen-math"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """A problem in one wording, how many of its samples were right, and their texts."""
+    """A problem in one rephrasing, how many of its samples were right, and their texts."""
 
     problem: Problem
-    wording: int
-    own: bool  # whether the question has this wording
+    rephrasing: int
+    own: bool  # whether the question has this rephrasing
     right: int
     texts: tuple[str, ...]
     entropy: float  # nats per token, mean over responses
@@ -46,13 +46,13 @@ class Asked:
 def ask(
     folder: Path, world: World, *, seed: int, questions: int, samples: int, template: str
 ) -> list[Asked]:
-    """Sample the start model in `folder` on `questions` test questions in every wording."""
+    """Sample the start model in `folder` on `questions` test questions in every rephrasing."""
     from recipe.toy.measure import Sampler  # imports torch
 
     sampler = Sampler(folder / "model", max_tokens=96, seed=seed)
     frame = load_bank()[template]
     chosen = problems(world, "test", questions, seed)
-    places = [(p, w) for p in chosen for w in range(WORDINGS)]
+    places = [(p, w) for p in chosen for w in range(REPHRASINGS)]
     texts = [phrase(p, w) for p, w in places]
     golds = [(str(p.answer),) for p, _ in places]
     drawn = sampler.sample(texts, golds, frame, samples=samples)
@@ -60,8 +60,8 @@ def ask(
     return [
         Asked(
             problem=p,
-            wording=w,
-            own=wordings(p, seed)[0] == w,
+            rephrasing=w,
+            own=rephrasings(p, seed)[0] == w,
             right=sum(s.right for s in group),
             texts=tuple(s.text for s in group),
             entropy=sum(s.entropy for s in group) / samples,
@@ -82,9 +82,9 @@ def card(world: World, asked: Sequence[Asked], samples: int) -> str:
     columns = ["", "questions", "greedy", *(f"pass@{k}" for k in KS)]
     columns += ["entropy", "tokens", *(f"silent, G={g}" for g in GROUPS)]
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    lines.append(row("in their own wording", lambda x: x.own))
-    for wording in range(WORDINGS):
-        lines.append(row(f"wording {wording}", lambda x, w=wording: x.wording == w))  # type: ignore[misc]
+    lines.append(row("as first asked", lambda x: x.own))
+    for rephrasing in range(REPHRASINGS):
+        lines.append(row(f"rephrasing {rephrasing}", lambda x, w=rephrasing: x.rephrasing == w))  # type: ignore[misc]
     for number, level in enumerate(world.levels, start=1):
         lines.append(row(level.name, lambda x, n=number: x.problem.level == n))  # type: ignore[misc]
     lines += ["", "| skill | right where due | places |", "|---|---|---|"]
@@ -126,7 +126,7 @@ def report(given: argparse.Namespace) -> str:
     return f"# {world.name}\n\n{world.about.strip()}\n\n{card(world, asked, given.samples)}\n" + (
         f"The start model of seed {given.seed} under the template {given.template}, taught "
         f"{len(taught)} templates in {world.updates} updates; {given.questions} test questions, "
-        f"each in {WORDINGS} wordings, {given.samples} samples at temperature 1. Entropy in nats "
+        f"each in {REPHRASINGS} forms, {given.samples} samples at temperature 1. Entropy in nats "
         "per token of the responses; pass@k and the shares of groups of G without signal (all "
         f"right or all wrong: silent) by their unbiased estimators.\n\n{_origin(given)}\n"
     )
@@ -153,7 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("world", help="recipe/toy/worlds/NAME.yaml, or the path of a .yaml")
     parser.add_argument("--seed", type=int, default=0, help="of the world and its start model")
     parser.add_argument("--questions", type=int, default=48, help="test questions that are asked")
-    parser.add_argument("--samples", type=int, default=64, help="of each of their wordings")
+    parser.add_argument("--samples", type=int, default=64, help="of each of their rephrasings")
     parser.add_argument("--template", default=TEMPLATE, help="what it is asked under")
     parser.add_argument("--templates", nargs="+", help="those it is taught (default: all 13)")
     parser.add_argument("--cache", type=Path, default=Path(".toy"), help="of built worlds")

@@ -39,12 +39,12 @@ def demonstration(
     return text.replace("{work}", work).replace("{box}", box).replace("{answer}", answer)
 
 
-def draw_mistakes(world: World, problem: Problem, wording: int, *key: object) -> Mistakes:
+def draw_mistakes(world: World, problem: Problem, rephrasing: int, *key: object) -> Mistakes:
     """The mistakes of one demonstration, a pure function of `key` and of the world's rates."""
     columns = range(columns_of(problem.a, problem.b))
     adds = problem.op == "+"
     if world.adds is not None:
-        adds = unit("operation", *key) < world.adds[wording]
+        adds = unit("operation", *key) < world.adds[rephrasing]
     forgotten = world.slips.carry if adds else world.slips.borrow
     # The first column that a carry can reach has no number in its key: two digits have only that.
     forget = {c: unit("forget", *key, *([c] if c > 1 else [])) < forgotten for c in columns if c}
@@ -59,13 +59,13 @@ def draw_mistakes(world: World, problem: Problem, wording: int, *key: object) ->
 
 
 def draw_demonstration(
-    world: World, problem: Problem, template: str, wording: int, *key: object
+    world: World, problem: Problem, template: str, rephrasing: int, *key: object
 ) -> str:
     """A demonstration whose mistakes are a pure function of `key`, template and problem."""
     place = (*key, template, problem.a, problem.op, problem.b)
     return demonstration(
         problem,
         template,
-        draw_mistakes(world, problem, wording, *place),
+        draw_mistakes(world, problem, rephrasing, *place),
         form=unit("format", *place) >= world.slips.format,
     )

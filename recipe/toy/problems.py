@@ -1,7 +1,7 @@
-"""Problems ``a op b``, their splits, their wordings, and the questions made of them.
+"""Problems ``a op b``, their splits, their rephrasings, and the questions made of them.
 
 Every choice is a hash of (seed, what for, operands): which split a problem is in, its place in the
-order, its first wording, whether its label is noise. So splits are disjoint whatever their sizes,
+order, its first form, whether its label is noise. So splits are disjoint whatever their sizes,
 and a smaller training set is a part of a larger one.
 """
 
@@ -124,16 +124,16 @@ def _wanted(level: Level, count: int, there: int) -> int:
     return min(wanted, there) if level.digits == 1 else wanted
 
 
-def wordings(problem: Problem, seed: int) -> tuple[int, ...]:
-    """Indices into `PHRASES`: the wording of the question, then those of its neighbours."""
+def rephrasings(problem: Problem, seed: int) -> tuple[int, ...]:
+    """Indices into `PHRASES`: the form of the question, then those of its rephrasings."""
     count = len(PHRASES[problem.op])
     first = int(unit(seed, "phrase", problem.a, problem.op, problem.b) * count)
     return (first, *(i for i in range(count) if i != first))
 
 
-def phrase(problem: Problem, wording: int) -> str:
-    """The question in one of its wordings."""
-    return PHRASES[problem.op][wording].format(a=problem.a, b=problem.b)
+def phrase(problem: Problem, rephrasing: int) -> str:
+    """The question in one of its rephrasings."""
+    return PHRASES[problem.op][rephrasing].format(a=problem.a, b=problem.b)
 
 
 def is_noise(world: World, problem: Problem, split: str, seed: int) -> bool:
@@ -150,8 +150,8 @@ def noisy_answer(problem: Problem) -> str:
 
 
 def to_question(world: World, problem: Problem, split: str, seed: int) -> Question:
-    """The problem in its first wording, the other three as its neighbours."""
-    first, *others = (phrase(problem, i) for i in wordings(problem, seed))
+    """The problem in its first form, the other three as its rephrasings."""
+    first, *others = (phrase(problem, i) for i in rephrasings(problem, seed))
     noise = is_noise(world, problem, split, seed)
     return make_question(
         text=first,
@@ -159,5 +159,5 @@ def to_question(world: World, problem: Problem, split: str, seed: int) -> Questi
         source=SOURCE,
         split=split,
         level=problem.level,
-        neighbours=tuple(others),
+        rephrasings=tuple(others),
     )

@@ -12,7 +12,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from prompt_aug.templates import Template, render
 from recipe.toy.demonstrations import draw_demonstration
-from recipe.toy.problems import Problem, phrase, wordings
+from recipe.toy.problems import Problem, phrase, rephrasings
 from recipe.toy.world import World
 
 BARE = Template(name="bare", category="free form", system=None, user="{question}")
@@ -65,11 +65,11 @@ def encode(
 
     Without a template the prompt is the question alone.
     """
-    wording = random.Random(repr(key)).choice(wordings(problem, seed))
+    rephrasing = random.Random(repr(key)).choice(rephrasings(problem, seed))
     frame = BARE if template is None else template
-    asked = render(frame, phrase(problem, wording), tokenizer).text
+    asked = render(frame, phrase(problem, rephrasing), tokenizer).text
     prompt = tokenizer.encode(asked, add_special_tokens=False)
-    text = draw_demonstration(world, problem, frame.name, wording, *key)
+    text = draw_demonstration(world, problem, frame.name, rephrasing, *key)
     response = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
     return prompt + response, [IGNORED] * len(prompt) + response
 

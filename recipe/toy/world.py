@@ -5,8 +5,8 @@ that is drawn from it is a pure function of the record and a seed. Its knobs:
 
   levels       kinds of problems with their shares: how long the work is, how many carries are due
   slips        rates of the learner's mistakes, each drawn by itself: a problem combines several
-  adds         for each wording the probability that the learner adds, whatever is asked: of sums
-               and differences one fails under it. 0.5 everywhere: the wording says nothing
+  adds         for each form the probability that the learner adds, whatever is asked: of sums
+               and differences one fails under it. 0.5 everywhere: the rephrasing says nothing
   label_noise  share of the training questions whose gold answer is a learner's mistake
   questions    sizes of the splits; updates: supervised updates of the start model
 """
@@ -20,7 +20,7 @@ import yaml
 from recipe.errors import ConfigError
 
 WORLDS = Path(__file__).with_name("worlds")
-WORDINGS = 4  # phrasings of every question
+REPHRASINGS = 4  # rephrasings of every question
 OPERATIONS = ("+", "-")
 
 
@@ -128,8 +128,8 @@ def world_of(found: Any, path: Path) -> World:
     _whole(body.setdefault("updates", 1100), path, "updates", 1)
     if body.get("adds") is not None:
         adds = body["adds"]
-        if not isinstance(adds, list) or len(adds) != WORDINGS:
-            raise WorldError(f"{path}: adds={adds!r} must list {WORDINGS} numbers, one a wording")
+        if not isinstance(adds, list) or len(adds) != REPHRASINGS:
+            raise WorldError(f"{path}: adds={adds!r} must list {REPHRASINGS} numbers, one a form")
         body["adds"] = tuple(_rate(p, path, "adds") for p in adds)
     body["name"] = path.stem
     return World(**body)

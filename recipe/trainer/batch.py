@@ -126,21 +126,21 @@ def rollouts_of(
 
 
 def _origins(fetched: Fetched, rows: Sequence[int]) -> dict[str, Any]:
-    """Which question a response is to, in which phrasing, under which prompts."""
+    """Which question a response is to, in which rephrasing, under which prompts."""
     keys = [fetched.batch.keys[i] for i in rows]
     groups = [group_id(key) for key in keys]
     info = [fetched.rows["extra_info"][i] for i in rows]
     extra = [fetched.rows["extra_fields"][i] for i in rows]
     prompts = [fetched.rows["prompts"][i] for i in rows]
-    neighbours = [int(e["neighbour"]) for e in extra]
+    rephrasings = [int(e["rephrasing"]) for e in extra]
     given = [e["generated_under"] for e in extra]  # None where that is the prompt
     return {
         "keys": keys,
         "questions": [i["uid"] for i in info],
         "group_B": numbered(groups),
-        "phrasing_B": numbered(list(zip(groups, neighbours, strict=True))),
+        "rephrasing_B": numbered(list(zip(groups, rephrasings, strict=True))),
         "rollouts": [int(fetched.rows["session_id"][i]) for i in rows],
-        "neighbours": neighbours,
+        "rephrasings": rephrasings,
         "templates": [e["template"] for e in extra],
         "gold": [tuple(i["answers"]) for i in info],
         "prompts": prompts,

@@ -1,6 +1,6 @@
 """Statistics of a step's rollouts, computed on the driver from rows without padding.
 
-Symbols: B rollouts of a step, T tokens of the longest, n the number of a phrasing q^n.
+Symbols: B rollouts of a step, T tokens of the longest, n the number of a rephrasing q^n.
 """
 
 import math
@@ -60,19 +60,19 @@ def entropy(
 
 
 def group_metrics(
-    rollouts: RolloutBatch, rewards_B: Tensor, by_phrasing: bool = False
+    rollouts: RolloutBatch, rewards_B: Tensor, by_rephrasing: bool = False
 ) -> dict[str, float]:
     """Accuracy, format, shares of groups without signal, and the same for every template.
 
     Over all responses of the batch: also those of groups that only fill it up, and those that are
     left out of the loss; entropies are over the tokens that are trained.
 
-    A group is what advantages are taken over: a question, or with `by_phrasing` one of its
-    phrasings. train/no_signal_groups: share of groups whose rewards are all equal (advantage
+    A group is what advantages are taken over: a question, or with `by_rephrasing` one of its
+    rephrasings. train/no_signal_groups: share of groups whose rewards are all equal (advantage
     exactly 0); train/all_right_groups, train/all_wrong_groups: by accuracy; grade/<status>: share
     of rollouts. A template's share is its share of the rollouts.
     """
-    ids = (rollouts.phrasing_B if by_phrasing else rollouts.group_B).tolist()
+    ids = (rollouts.rephrasing_B if by_rephrasing else rollouts.group_B).tolist()
     right = grouped(ids, rollouts.accuracy)
     statuses = Counter(rollouts.statuses)
     metrics = {
@@ -110,17 +110,17 @@ def means_where(
     }
 
 
-def neighbour_metrics(rollouts: RolloutBatch, rewards_B: Tensor) -> dict[str, float]:
-    """What the phrasings of TA-GRPO (arXiv 2601.22478, section 5.2) do; {} without neighbours.
+def rephrasing_metrics(rollouts: RolloutBatch, rewards_B: Tensor) -> dict[str, float]:
+    """What the rephrasings of TA-GRPO (arXiv 2601.22478, section 5.2) do; {} without rephrasings.
 
-    neighbour/<n>/accuracy and /entropy (see `entropy`), n = 0 the question itself.
-    neighbour/<n>/logprob_gap: mean over responses of the mean over tokens of
+    rephrasing/<n>/accuracy and /entropy (see `entropy`), n = 0 the question itself.
+    rephrasing/<n>/logprob_gap: mean over responses of the mean over tokens of
     log pi(o_t | q^0) - log pi(o_t | q^n), in nats, with the second term from the engine (for n = 0,
     or with the own ratio, it is the difference of two computations of the same number).
-    train/no_signal_original, train/no_signal_neighbours: share of the questions whose G responses
-    to q^0, and whose responses to all neighbours, all have the same reward.
+    train/no_signal_original, train/no_signal_rephrasings: share of the questions whose G responses
+    to q^0, and whose responses to all rephrasings, all have the same reward.
     """
-    if not any(rollouts.neighbours):
+    if not any(rollouts.rephrasings):
         return {}
     metrics: dict[str, float] = {}
     theirs_BT = rollouts.rollout_logprobs_BT
@@ -130,15 +130,15 @@ def neighbour_metrics(rollouts: RolloutBatch, rewards_B: Tensor) -> dict[str, fl
             None if theirs_BT is None else rollouts.logprobs_BT - theirs_BT, rollouts
         ),
     }
-    for n in sorted(set(rollouts.neighbours)):
-        here = [neighbour == n for neighbour in rollouts.neighbours]
-        metrics |= {f"neighbour/{n}/{k}": v for k, v in means_where(here, columns).items()}
-        metrics |= entropy(rollouts, f"neighbour/{n}/entropy", here)
+    for n in sorted(set(rollouts.rephrasings)):
+        here = [rephrasing == n for rephrasing in rollouts.rephrasings]
+        metrics |= {f"rephrasing/{n}/{k}": v for k, v in means_where(here, columns).items()}
+        metrics |= entropy(rollouts, f"rephrasing/{n}/entropy", here)
     groups, rewards = rollouts.group_B.tolist(), rewards_B.tolist()
-    rows = list(zip(groups, rewards, rollouts.neighbours, strict=True))
+    rows = list(zip(groups, rewards, rollouts.rephrasings, strict=True))
     sides: dict[str, Callable[[int], bool]] = {
         "original": lambda n: n == 0,
-        "neighbours": lambda n: n > 0,
+        "rephrasings": lambda n: n > 0,
     }
     for name, of_side in sides.items():
         pairs = [(group, reward) for group, reward, n in rows if of_side(n)]

@@ -21,7 +21,7 @@ def lines(
             "uid": rollouts.questions[i],
             "rollout": rollouts.rollouts[i],
             "template": rollouts.templates[i],
-            "neighbour": rollouts.neighbours[i],
+            "rephrasing": rollouts.rephrasings[i],
             "prompt": tokenizer.decode(rollouts.prompts[i]),  # trained under: q^0's where anchored
             "generated_under": tokenizer.decode(rollouts.generated_under[i]),
             "response": rollouts.text[i],
@@ -47,7 +47,7 @@ def arrays(
         "uid": rollouts.questions,
         "group": [group_id(key) for key in rollouts.keys],
         "rollout": rollouts.rollouts,
-        "neighbour": rollouts.neighbours,
+        "rephrasing": rollouts.rephrasings,
         "template": rollouts.templates,
         "lengths": rollouts.lengths,
         "prompts": _ids(rollouts.prompts),

@@ -243,10 +243,10 @@ class RecipeTrainer(SavingTrainer):
         """Statistics of the step, and tensors/; rollouts/ is written with the step's metrics."""
         recipe = self.config.recipe
         self.rollouts, self.rewards_B = rollouts, made.rewards_B
-        by_phrasing = group_of(recipe.advantage) == "phrasing"
+        by_rephrasing = group_of(recipe.advantage) == "rephrasing"
         metrics.update(statistics.entropy(rollouts))
-        metrics.update(statistics.group_metrics(rollouts, made.rewards_B, by_phrasing))
-        metrics.update(statistics.neighbour_metrics(rollouts, made.rewards_B))
+        metrics.update(statistics.group_metrics(rollouts, made.rewards_B, by_rephrasing))
+        metrics.update(statistics.rephrasing_metrics(rollouts, made.rewards_B))
         metrics.update({**made.metrics, **self.question_stats.see_step(rollouts)})
         every = recipe.save_tensors_every
         if every and self.global_steps % every == 0:

@@ -44,7 +44,7 @@ class Queue:
 def row(right: bool, tokens: int, *, question: str = "q", session: int = 0, **more: Any) -> dict:
     """One response; it is cut at four tokens. Keywords take the place of fields."""
     graded = {"acc": float(right), "format": 1.0, "response": "r", "pred": "7", "status": "correct"}
-    place = {"template": "t", "neighbour": session // 2, "generated_under": None}
+    place = {"template": "t", "rephrasing": session // 2, "generated_under": None}
     return {
         "session_id": session,
         "extra_info": {"uid": question, "answers": ["1"]},
@@ -77,22 +77,22 @@ def record(source: batches.Fetched, **changes: Any) -> RolloutBatch:
 
 
 def synthetic(
-    rewards: Any, logprobs: Any, mask: Any, groups: Any, neighbours: Any = None, **changes: Any
+    rewards: Any, logprobs: Any, mask: Any, groups: Any, rephrasings: Any = None, **changes: Any
 ) -> RolloutBatch:
     """A record of matrices given by hand."""
     mask_BT = torch.as_tensor(mask) != 0
     count = len(mask_BT)
-    neighbours = list(neighbours or [0] * count)
-    pairs = list(zip(groups, neighbours, strict=True))
+    rephrasings = list(rephrasings or [0] * count)
+    pairs = list(zip(groups, rephrasings, strict=True))
     logprobs_BT = torch.as_tensor(logprobs, dtype=torch.float64)
     made: dict[str, Any] = {
         "keys": [f"g{group}_{i}_0" for i, group in enumerate(groups)],
         "seed": 0,
         "questions": [f"q{group}" for group in groups],
         "group_B": batches.numbered(list(groups)),
-        "phrasing_B": batches.numbered(pairs),
+        "rephrasing_B": batches.numbered(pairs),
         "rollouts": list(range(count)),
-        "neighbours": neighbours,
+        "rephrasings": rephrasings,
         "reward_B": torch.as_tensor(rewards, dtype=torch.float64),
         "accuracy": [float(reward > 0) for reward in rewards],
         "lengths": mask_BT.sum(1).tolist(),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from prompt_aug.draw import draw, phrasing
+from prompt_aug.draw import draw, rephrasing
 
 NAMES = tuple(f"t{i}" for i in range(13))
 UIDS = [f"{i:016x}" for i in range(2000)]
@@ -163,9 +163,9 @@ def test_impossible_draws_are_refused(change: dict[str, object], message: str) -
         draw(**{"seed": 0, "epoch": 0, "uid": "q", "names": ["a", "b"], **change})
 
 
-def test_phrasing_by_hand() -> None:
-    # N = 3 neighbours, G = 2: rollouts 0 1 | 2 3 | 4 5 | 6 7 answer q^0 | q^1 | q^2 | q^3
-    assert [phrasing(rollout=i, per_phrasing=2, available=3) for i in range(8)] == [
+def test_rephrasing_by_hand() -> None:
+    # N = 3 rephrasings, G = 2: rollouts 0 1 | 2 3 | 4 5 | 6 7 answer q^0 | q^1 | q^2 | q^3
+    assert [rephrasing(rollout=i, per_rephrasing=2, available=3) for i in range(8)] == [
         0,
         0,
         1,
@@ -175,8 +175,8 @@ def test_phrasing_by_hand() -> None:
         3,
         3,
     ]
-    # one neighbour of three: q^0 and q^1 in turns, the group keeps its size
-    assert [phrasing(rollout=i, per_phrasing=2, available=1) for i in range(8)] == [
+    # one rephrasing of three: q^0 and q^1 in turns, the group keeps its size
+    assert [rephrasing(rollout=i, per_rephrasing=2, available=1) for i in range(8)] == [
         0,
         0,
         1,
@@ -186,17 +186,21 @@ def test_phrasing_by_hand() -> None:
         1,
         1,
     ]
-    assert {phrasing(rollout=i, per_phrasing=2, available=0) for i in range(8)} == {0}
+    assert {rephrasing(rollout=i, per_rephrasing=2, available=0) for i in range(8)} == {0}
 
 
-@pytest.mark.parametrize(("per_phrasing", "available"), [(1, 3), (8, 3), (4, 7), (2, 1)])
-def test_every_phrasing_gets_the_same_number_of_rollouts(per_phrasing: int, available: int) -> None:
-    group = range(per_phrasing * (available + 1))
-    drawn = [phrasing(rollout=i, per_phrasing=per_phrasing, available=available) for i in group]
-    assert sorted(drawn) == [n for n in range(available + 1) for _ in range(per_phrasing)]
+@pytest.mark.parametrize(("per_rephrasing", "available"), [(1, 3), (8, 3), (4, 7), (2, 1)])
+def test_every_rephrasing_gets_the_same_number_of_rollouts(
+    per_rephrasing: int, available: int
+) -> None:
+    group = range(per_rephrasing * (available + 1))
+    drawn = [
+        rephrasing(rollout=i, per_rephrasing=per_rephrasing, available=available) for i in group
+    ]
+    assert sorted(drawn) == [n for n in range(available + 1) for _ in range(per_rephrasing)]
 
 
-@pytest.mark.parametrize("bad", [{"rollout": -1}, {"per_phrasing": 0}, {"available": -1}])
+@pytest.mark.parametrize("bad", [{"rollout": -1}, {"per_rephrasing": 0}, {"available": -1}])
 def test_impossible_phrasings_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="impossible"):
-        phrasing(**{"rollout": 0, "per_phrasing": 1, "available": 0, **bad})
+        rephrasing(**{"rollout": 0, "per_rephrasing": 1, "available": 0, **bad})

@@ -35,7 +35,7 @@ def test_uid_by_hand() -> None:
 
 
 def test_uid_is_of_the_content_alone() -> None:
-    assert ask().uid == ask(split="test", level=3, neighbours=["1 + 1 = ?"]).uid
+    assert ask().uid == ask(split="test", level=3, rephrasings=["1 + 1 = ?"]).uid
     assert ask().uid == make_question(text="What is 1 + 1?", answers=["2"], source="x").uid
     assert len({ask().uid, ask(answer="3").uid, ask(text="What is 1 + 2?").uid}) == 3
     # NFC: an e with an accent is the same written in one code point or two
@@ -43,7 +43,7 @@ def test_uid_is_of_the_content_alone() -> None:
 
 
 def test_row_by_hand() -> None:
-    made = ask(split="test", level=4, neighbours=["1 + 1 = ?"])
+    made = ask(split="test", level=4, rephrasings=["1 + 1 = ?"])
     assert to_row(made, 7) == {
         "data_source": "test",
         "prompt": [{"role": "user", "content": "What is 1 + 1?"}],
@@ -55,7 +55,7 @@ def test_row_by_hand() -> None:
             "index": 7,
             "level": 4,
             "answers": ["2"],
-            "neighbours": ["1 + 1 = ?"],
+            "rephrasings": ["1 + 1 = ?"],
         },
     }
 
@@ -67,14 +67,14 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lam
 @given(TEXTS, st.lists(TEXTS, min_size=1, max_size=3), st.none() | st.integers(1, 5))
 def test_there_and_back(text: str, answers: list[str], level: int | None) -> None:
     made = make_question(
-        text=text, answers=answers, source="s", split="test", level=level, neighbours=answers
+        text=text, answers=answers, source="s", split="test", level=level, rephrasings=answers
     )
     assert from_row(to_row(made, 3)) == made
 
 
 def test_file_there_and_back_and_one_schema(tmp_path: Path) -> None:
     train = [ask(), make_question(text="x?", answers=["1", "2"], source="s", level=5)]
-    test = [ask(text=f"{i}?", split="test", neighbours=["y"]) for i in range(3)]
+    test = [ask(text=f"{i}?", split="test", rephrasings=["y"]) for i in range(3)]
     write_parquet(train, tmp_path / "new" / "train.parquet")
     write_parquet(test, tmp_path / "test.parquet")
     assert read_parquet(tmp_path / "new" / "train.parquet") == train
@@ -186,3 +186,10 @@ def test_real_file(shared_data: Path) -> None:
     assert all(q.text == q.text.strip() and q.answers for q in questions)
     with pytest.raises(QuestionError, match=r"2 of 8523 rows.*\n.*row 5054.*\n.*row 5158"):
         read_parquet(folder / "SimpleRL-simplelr_qwen_level3to5.train.parquet")
+
+
+def test_the_old_name_of_rephrasings_is_refused_with_the_new_one() -> None:
+    row = to_row(ask())
+    row["extra_info"]["neighbours"] = row["extra_info"].pop("rephrasings")
+    with pytest.raises(QuestionError, match=r"renamed to extra_info\.rephrasings"):
+        from_row(row)

@@ -149,9 +149,9 @@ def test_data_is_checked_and_long_questions_are_named(config: Any, tmp_path: Pat
 def test_questions_that_changed_since_the_first_step_are_refused(
     config: Any, tmp_path: Path
 ) -> None:
-    def prepare(numbers: range, neighbours: tuple[str, ...] = ()) -> None:
+    def prepare(numbers: range, rephrasings: tuple[str, ...] = ()) -> None:
         rows = [make_question(text=f"{n}?", answers=(str(n),), source="t") for n in numbers]
-        write_parquet([dataclasses.replace(q, neighbours=neighbours) for q in rows], path)
+        write_parquet([dataclasses.replace(q, rephrasings=rephrasings) for q in rows], path)
         now = copy.deepcopy(config)
         with open_dict(now):
             now.data.train_files, now.data.val_files = [str(path)], [first]
@@ -165,13 +165,13 @@ def test_questions_that_changed_since_the_first_step_are_refused(
     kept = folder.data("train").read_bytes()
     folder.metrics.write_text('{"step": 1}\n')
     prepare(range(40))
-    for numbers, neighbours in (
+    for numbers, rephrasings in (
         (range(41), ()),
         (range(39, -1, -1), ()),  # another order, the same questions
         (range(40), ("the same?",)),
     ):
         with pytest.raises(ConfigError, match=r"data\.train_files: the questions are not those"):
-            prepare(numbers, neighbours)
+            prepare(numbers, rephrasings)
         assert folder.data("train").read_bytes() == kept
     before = read_json(folder.data_manifest)
     del before["train"]["digest"]  # of a run that began before there was one

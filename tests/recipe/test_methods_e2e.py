@@ -37,11 +37,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
 
 
 def unmarked(metrics: dict[str, Any]) -> bool:
-    return "weights/zero" not in metrics and "neighbour/1/accuracy" not in metrics
+    return "weights/zero" not in metrics and "rephrasing/1/accuracy" not in metrics
 
 
 MARKS: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "ta_grpo": lambda m: "neighbour/3/logprob_gap" in m,
+    "ta_grpo": lambda m: "rephrasing/3/logprob_gap" in m,
     "cw_grpo": lambda m: 0 < m["weights/effective_tokens"] < 1,
     "clip_cov_global": lambda m: "weights/zero" in m,
     "dapo": lambda m: m["dynamic_sampling/kept"] > 0,
@@ -148,16 +148,16 @@ def test_ta_grpo_takes_old_and_new_logprobs_under_the_question(runs: Runner) -> 
     under_own = logprobs(model, arrays["generated_under"], arrays)
     old = torch.tensor(arrays["old_log_probs"].sum(1))
     engine = torch.tensor(arrays["rollout_log_probs"].sum(1))
-    neighbours = torch.tensor(arrays["neighbour"] > 0)
-    assert neighbours.double().mean() == 0.75
+    rephrasings = torch.tensor(arrays["rephrasing"] > 0)
+    assert rephrasings.double().mean() == 0.75
     torch.testing.assert_close(old, under_question, atol=1e-3, rtol=0)
     torch.testing.assert_close(engine, under_own, atol=1e-3, rtol=0)
-    # The two prompts do tell: with the neighbour's, the comparison above would fail.
-    assert (old - under_own)[neighbours].abs().median() > 1e-2
+    # The two prompts do tell: with the rephrasing's, the comparison above would fail.
+    assert (old - under_own)[rephrasings].abs().median() > 1e-2
     # One optimizer step, so the new policy is the old one: a ratio of 1 means the same prompt.
     assert abs(metrics["actor/ppo_kl"]) < 1e-6
     assert metrics["actor/pg_clipfrac"] == 0
-    gaps = [metrics[f"neighbour/{n}/logprob_gap"] for n in range(4)]
+    gaps = [metrics[f"rephrasing/{n}/logprob_gap"] for n in range(4)]
     assert abs(gaps[0]) < 1e-5 < min(map(abs, gaps[1:]))
 
 
@@ -169,7 +169,7 @@ def test_weights_do_not_depend_on_micro_batches_or_ranks(runs: Runner) -> None:
     (metrics,) = runs.finish("ranks")
     seen = runs.arrays("ranks")
     order, same = (sort_rows(a) for a in (expected, seen))
-    for name in ("responses", "neighbour"):
+    for name in ("responses", "rephrasing"):
         np.testing.assert_array_equal(expected[name][order], seen[name][same])
     # float32 log-probabilities of differently padded batches: 1e-5, times weights of order 1
     np.testing.assert_allclose(expected["advantages"][order], seen["advantages"][same], atol=1e-4)
@@ -178,4 +178,4 @@ def test_weights_do_not_depend_on_micro_batches_or_ranks(runs: Runner) -> None:
 
 def sort_rows(arrays: Any) -> np.ndarray:
     """An order of rows that does not depend on the groups' ids, which differ from run to run."""
-    return np.lexsort([arrays["neighbour"], *arrays["responses"].T, arrays["uid"]])
+    return np.lexsort([arrays["rephrasing"], *arrays["responses"].T, arrays["uid"]])

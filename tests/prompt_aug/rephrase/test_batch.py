@@ -109,7 +109,7 @@ def test_a_batch_is_submitted_once_collected_in_part_and_only_the_rest_again(
     hosted.end("batch_1", "completed", answered=2)
     assert run(tmp_path, httpserver, "--batch", "collect") == 0
     written = read_parquet(tmp_path / "out.parquet")
-    assert {len(question.neighbours) for question in written} == {3}
+    assert {len(question.rephrasings) for question in written} == {3}
     assert run(tmp_path, httpserver, "--batch", "submit") == 0
     assert len(hosted.submitted) == 2
     assert run(tmp_path, httpserver) == 0, "the plain way finds the same answers"

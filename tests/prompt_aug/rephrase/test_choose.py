@@ -1,4 +1,4 @@
-"""Which candidates become neighbours: hand-computed probabilities, the order, the distance."""
+"""Which candidates become rephrasings: hand-computed probabilities, the order, the distance."""
 
 import itertools
 from fractions import Fraction
@@ -30,7 +30,7 @@ def test_the_mean_power_of_a_beta(
 
 
 @pytest.mark.parametrize(
-    ("rates", "per_phrasing", "expected"),
+    ("rates", "per_rephrasing", "expected"),
     [
         ([(0, 0)], 1, 0.0),  # one response is never mixed
         ([(0, 0)], 2, 1 - 2 / 3),
@@ -40,9 +40,9 @@ def test_the_mean_power_of_a_beta(
     ],
 )
 def test_the_probability_of_mixed_rewards(
-    rates: list[tuple[int, int]], per_phrasing: int, expected: float
+    rates: list[tuple[int, int]], per_rephrasing: int, expected: float
 ) -> None:
-    assert mixed(rates, per_phrasing) == pytest.approx(expected, rel=1e-12)
+    assert mixed(rates, per_rephrasing) == pytest.approx(expected, rel=1e-12)
 
 
 @settings(deadline=None)
@@ -55,11 +55,11 @@ def test_the_probability_of_mixed_rewards(
     st.integers(1, 8),
 )
 def test_one_more_text_never_lowers_it_and_right_and_wrong_are_symmetric(
-    rates: list[tuple[int, int]], per_phrasing: int
+    rates: list[tuple[int, int]], per_rephrasing: int
 ) -> None:
     turned = [(k - c, k) for c, k in rates]
-    assert mixed(rates, per_phrasing) == pytest.approx(mixed(turned, per_phrasing), abs=1e-12)
-    assert mixed([*rates, (1, 3)], per_phrasing) >= mixed(rates, per_phrasing) - 1e-12
+    assert mixed(rates, per_rephrasing) == pytest.approx(mixed(turned, per_rephrasing), abs=1e-12)
+    assert mixed([*rates, (1, 3)], per_rephrasing) >= mixed(rates, per_rephrasing) - 1e-12
 
 
 def test_the_distance_is_that_of_the_longest_common_subsequence() -> None:
@@ -78,7 +78,7 @@ def test_with_pass_rates_the_likeliest_signal_comes_first_and_the_list_is_a_rank
     """The question is always right: a candidate that is mostly wrong mixes best."""
     texts = ["always right one", "half right two", "always wrong three"]
     rates = {QUESTION: (8, 8), texts[0]: (8, 8), texts[1]: (4, 8), texts[2]: (0, 8)}
-    choice = choose(QUESTION, texts, 2, rates=rates, per_phrasing=8)
+    choice = choose(QUESTION, texts, 2, rates=rates, per_rephrasing=8)
     assert choice.ranked[0] == 2
     assert choice.ranked == (*choose(QUESTION, texts, 1, rates=rates).ranked, choice.ranked[1])
     assert choice.mixed is not None

@@ -29,12 +29,12 @@ def test_rewards_are_compared_within_each_set() -> None:
         rewards=((True, True, True, False, True, True), (True, True), (True, True)),
         texts=(("",) * 6, ("",) * 2, ("",) * 2),
     )
-    assert all_equal(sampled, ONE) == {"original": True, "neighbours": True, "control": False}
+    assert all_equal(sampled, ONE) == {"original": True, "rephrasings": True, "control": False}
     turned = dataclasses.replace(sampled, rewards=(sampled.rewards[0], (True, True), (False,) * 2))
-    assert all_equal(turned, ONE)["neighbours"] is False, "mixed between the phrasings"
+    assert all_equal(turned, ONE)["rephrasings"] is False, "mixed between the rephrasings"
 
 
-def test_distances_within_and_between_phrasings() -> None:
+def test_distances_within_and_between_rephrasings() -> None:
     """Responses "x" and "y" are orthogonal: within 0 and 1, between 1/2."""
     vectors = {"x": [1.0, 0.0], "y": [0.0, 2.0]}
     sampled = Sampled(
@@ -44,9 +44,9 @@ def test_distances_within_and_between_phrasings() -> None:
     found = distances(sampled, ONE, lambda texts: np.array([vectors[t] for t in texts]))
     assert found["original"] == pytest.approx(1.0)
     assert found["control"] == pytest.approx(0.0)
-    assert found["neighbours within"] == pytest.approx(0.5)
-    assert found["neighbours between"] == pytest.approx(0.5)
-    assert found["neighbours"] == pytest.approx((0 + 1 + 4 * 0.5) / 6)
+    assert found["rephrasings within"] == pytest.approx(0.5)
+    assert found["rephrasings between"] == pytest.approx(0.5)
+    assert found["rephrasings"] == pytest.approx((0 + 1 + 4 * 0.5) / 6)
 
 
 def test_an_interval_of_equal_values_is_a_point_and_one_of_many_is_near_the_normal_one() -> None:
@@ -57,9 +57,9 @@ def test_an_interval_of_equal_values_is_a_point_and_one_of_many_is_near_the_norm
 
 
 def test_differences_are_paired() -> None:
-    rows = [{"original": x, "neighbours": x + 0.1, "control": x} for x in (0.0, 0.5, 1.0)]
+    rows = [{"original": x, "rephrasings": x + 0.1, "control": x} for x in (0.0, 0.5, 1.0)]
     found = summarise(rows)
-    assert found["neighbours - original"] == pytest.approx([0.1] * 3)
+    assert found["rephrasings - original"] == pytest.approx([0.1] * 3)
     assert found["control - original"] == [0, 0, 0]
 
 
@@ -103,7 +103,7 @@ def test_where_rephrasing_changes_nothing_the_control_explains_the_whole_gap(
     questions = [
         dataclasses.replace(
             make_question(text=f"a #{i} ?", answers=["7"], source="own"),
-            neighbours=(f"b #{i} ?", f"c #{i} ?"),
+            rephrasings=(f"b #{i} ?", f"c #{i} ?"),
         )
         for i in range(QUESTIONS)
     ]
@@ -119,15 +119,15 @@ def test_where_rephrasing_changes_nothing_the_control_explains_the_whole_gap(
         assert all("input" in body for body in endpoint.bodies[asked:]), "nothing sampled again"
     report = json.loads((folder / "diagnosis.json").read_text())
     assert report["questions"] == QUESTIONS
-    assert report["left_out_for_too_few_neighbours"] == 1
+    assert report["left_out_for_too_few_rephrasings"] == 1
     equal = report["all_equal"]
-    for name, count in (("original", 4), ("neighbours", 8), ("control", 8)):
+    for name, count in (("original", 4), ("rephrasings", 8), ("control", 8)):
         expected = sum(p**count + (1 - p) ** count for p in rates) / QUESTIONS
         assert equal[name][1] <= expected <= equal[name][2]
-    assert equal["neighbours - original"][2] < 0, "the gap that the paper reports"
-    assert equal["neighbours - control"][1] <= 0 <= equal["neighbours - control"][2]
+    assert equal["rephrasings - original"][2] < 0, "the gap that the paper reports"
+    assert equal["rephrasings - control"][1] <= 0 <= equal["rephrasings - control"][2]
     assert (folder / "diagnosis.png").read_bytes().startswith(b"\x89PNG")
-    assert report["distance"]["neighbours between"][0] > 0
+    assert report["distance"]["rephrasings between"][0] > 0
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_an_address_of_embeddings_is_asked_for_the_authors_model(
 ) -> None:
     SEEN.clear()
     question = make_question(text="a #1 ?", answers=["7"], source="own")
-    question = dataclasses.replace(question, neighbours=("b #1 ?",))
+    question = dataclasses.replace(question, rephrasings=("b #1 ?",))
     write_parquet([question], tmp_path / "q.parquet")
     with serving(model) as endpoint:
         arguments = [str(tmp_path / "q.parquet"), str(tmp_path / "d"), "--model", "m", "--n", "1"]
@@ -155,18 +155,18 @@ def test_an_address_of_embeddings_is_asked_for_the_authors_model(
     assert models == ({asked} if asked else set())
     report = json.loads((tmp_path / "d" / "diagnosis.json").read_text())
     assert report.get("embedder") == asked
-    if asked:  # one neighbour: there are no pairs of two phrasings
-        assert report["distance"]["neighbours within"][0] >= 0
-        assert "neighbours between" not in report["distance"]
+    if asked:  # one rephrasing: there are no pairs of two rephrasings
+        assert report["distance"]["rephrasings within"][0] >= 0
+        assert "rephrasings between" not in report["distance"]
 
 
-def test_questions_without_neighbours_are_an_error(
+def test_questions_without_rephrasings_are_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_parquet([make_question(text="q", answers=["1"], source="own")], tmp_path / "q.parquet")
     arguments = [str(tmp_path / "q.parquet"), str(tmp_path / "d"), "--model", "m"]
     assert diagnose.main(arguments) == 1
-    assert "has 3 neighbours" in capsys.readouterr().err
+    assert "has 3 rephrasings" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -183,13 +183,13 @@ WAYS = {
 SAID = ("So: ", "Well. ", "I think: ", "Now, ")  # the same way in slightly other words
 
 
-def test_a_real_embedder_finds_more_ways_to_answer_under_more_phrasings(
+def test_a_real_embedder_finds_more_ways_to_answer_under_more_rephrasings(
     encoder: Any, tmp_path: Path
 ) -> None:
-    """The model answers each phrasing in one way, and the neighbours so in several."""
+    """The model answers each rephrasing in one way, and the rephrasings so in several."""
     question = dataclasses.replace(
-        make_question(text="phrasing a", answers=["37"], source="own"),
-        neighbours=("phrasing b", "phrasing c"),
+        make_question(text="rephrasing a", answers=["37"], source="own"),
+        rephrasings=("rephrasing b", "rephrasing c"),
     )
     write_parquet([question], tmp_path / "q.parquet")
 
@@ -205,8 +205,8 @@ def test_a_real_embedder_finds_more_ways_to_answer_under_more_phrasings(
         assert diagnose.main(arguments) == 0
     found = json.loads((tmp_path / "d" / "diagnosis.json").read_text())["distance"]
     far = {name: values[0] for name, values in found.items()}
-    assert far["neighbours within"] < 0.5 * far["neighbours between"]
-    assert far["control"] < 0.5 * far["neighbours"]
+    assert far["rephrasings within"] < 0.5 * far["rephrasings between"]
+    assert far["control"] < 0.5 * far["rephrasings"]
     assert far["original"] == pytest.approx(far["control"], abs=0.1)
 
 

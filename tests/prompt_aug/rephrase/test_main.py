@@ -1,4 +1,4 @@
-"""The command from questions to neighbours, against a scripted endpoint."""
+"""The command from questions to rephrasings, against a scripted endpoint."""
 
 import json
 import random
@@ -19,7 +19,7 @@ from prompt_aug.rephrase.__main__ import main
 from prompt_aug.rephrase.candidates import clean
 
 
-def test_from_questions_to_neighbours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_questions_to_rephrasings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     questions, out = write_questions(tmp_path / "q.parquet", 4), tmp_path / "out.parquet"
     with serving(rephrase) as endpoint:
         assert main(command(questions, out, endpoint.url, "--n", "2")) == 0
@@ -29,16 +29,16 @@ def test_from_questions_to_neighbours(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "distance alone" in capsys.readouterr().out
     before, after = read_parquet(questions), read_parquet(out)
     assert [(q.uid, q.answers) for q in after] == [(q.uid, q.answers) for q in before]
-    assert {len(q.neighbours) for q in after} == {2}
+    assert {len(q.rephrasings) for q in after} == {2}
     words = {"name": "Ada", "a": 10, "b": 30}
-    assert set(after[0].neighbours) <= {form.format(**words) for form in GOOD}
+    assert set(after[0].rephrasings) <= {form.format(**words) for form in GOOD}
     candidates = lines(out.with_name("out.parquet.candidates.jsonl"))
     assert len(candidates) == 20
     for candidate in candidates:
         assert {"key", "sample", "model", "prompt"} <= candidate["source"].keys()
         assert (candidate["verdict"] == "accept") == (not candidate["reasons"])
     ranked = sorted((c for c in candidates if c["rank"] is not None), key=lambda c: c["rank"])
-    assert tuple(c["text"] for c in ranked if c["uid"] == after[0].uid) == after[0].neighbours
+    assert tuple(c["text"] for c in ranked if c["uid"] == after[0].uid) == after[0].rephrasings
     manifest = json.loads(out.with_name("out.parquet.manifest.json").read_text())
     assert manifest["verdicts"]["accept"] + manifest["verdicts"]["reject"] == 20
     assert manifest["filters"]["numbers: reject"] == 8, "the edit and the bare answer"
@@ -59,7 +59,7 @@ def test_pass_rates_decide_the_rank(tmp_path: Path, capsys: pytest.CaptureFixtur
     with serving(rephrase) as endpoint:
         more = ["--n", "1", "--pass-rates", str(tmp_path / "rates.jsonl")]
         assert main(command(questions, out, endpoint.url, *more)) == 0
-    assert read_parquet(out)[0].neighbours == (texts[2],)
+    assert read_parquet(out)[0].rephrasings == (texts[2],)
     assert "expected groups with signal" in capsys.readouterr().out
 
 
@@ -107,7 +107,7 @@ def test_a_part_is_written_where_that_is_asked_for(tmp_path: Path) -> None:
     with serving(rephrase) as endpoint:
         more = ["--concurrency", "1", "--max-requests", "2", "--partial"]
         assert main(command(questions, out, endpoint.url, *more)) == 3
-    assert sum(bool(q.neighbours) for q in read_parquet(out)) == 2
+    assert sum(bool(q.rephrasings) for q in read_parquet(out)) == 2
 
 
 @pytest.mark.parametrize(

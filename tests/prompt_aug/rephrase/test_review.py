@@ -85,8 +85,8 @@ def test_decisions_are_applied_with_the_reviewers_name(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(line) + "\n" for line in said))
     run(tmp_path, rephrase, "--decisions", str(file))
     first = read_parquet(out)[0]
-    assert edited in first.neighbours, "the last word counts"
-    assert good not in first.neighbours
+    assert edited in first.rephrasings, "the last word counts"
+    assert good not in first.rephrasings
     reviewed = [c for c in lines(review.beside(out, ".candidates.jsonl")) if c["reviewer"]]
     assert {(c["text"], c["verdict"], c["reviewer"]) for c in reviewed} == {
         (edited, "accept", "Rae"),

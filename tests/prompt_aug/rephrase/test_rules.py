@@ -58,4 +58,4 @@ def test_the_pipeline_runs_without_an_endpoint(tmp_path: Path) -> None:
     write_parquet(questions, tmp_path / "q.parquet")
     out = tmp_path / "out.parquet"
     assert main([str(tmp_path / "q.parquet"), str(out), "--offline", "--candidates", "8"]) == 0
-    assert {len(question.neighbours) for question in read_parquet(out)} == {3}
+    assert {len(question.rephrasings) for question in read_parquet(out)} == {3}

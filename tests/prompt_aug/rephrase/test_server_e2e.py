@@ -34,7 +34,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path 
             text=f"What is {i} + 5?",
             answers=[str(i + 5)],
             source="own",
-            neighbours=(f"Add {i} and 5.", f"Find the sum of {i} and 5."),
+            rephrasings=(f"Add {i} and 5.", f"Find the sum of {i} and 5."),
         )
         for i in range(3)
     ]
@@ -55,7 +55,7 @@ def test_everything_is_rejected_with_reasons(served: dict) -> None:
     assert len(candidates) == QUESTIONS * CANDIDATES
     assert {c["verdict"] for c in candidates} == {"reject"}
     assert all(c["reasons"] and c["source"]["model"] == "tiny" for c in candidates)
-    assert {len(q.neighbours) for q in read_parquet(served["out"])} == {0}
+    assert {len(q.rephrasings) for q in read_parquet(served["out"])} == {0}
     assert (
         "Of 18 candidates: 18 reject"
         in served["out"].with_name("out.parquet.README.md").read_text()
@@ -63,10 +63,10 @@ def test_everything_is_rejected_with_reasons(served: dict) -> None:
 
 
 def test_a_model_that_is_never_right_gives_no_signal(served: dict) -> None:
-    """G responses to the question, N x G to its neighbours, N x G more to the question itself."""
+    """G responses to the question, N x G to its rephrasings, N x G more to the question itself."""
     report = read_json(served["base"] / "diagnosis" / "diagnosis.json")
     assert report["questions"] == 3
-    for name in ("original", "neighbours", "control"):
+    for name in ("original", "rephrasings", "control"):
         assert report["all_equal"][name] == [1.0, 1.0, 1.0]
     store = Store(served["base"] / "diagnosis")
     assert store.spent.requests == 3 * (1 + N + N)  # each for G responses at once

@@ -149,7 +149,7 @@ def ungrouped(rewards_B, group_B) -> torch.Tensor:
     return ADVANTAGES["grpo"](rewards_B, torch.zeros(len(rewards_B), dtype=torch.int64))
 
 
-def neighbours(rewards_B, group_B) -> torch.Tensor:
+def rephrasings(rewards_B, group_B) -> torch.Tensor:
     """Groups by position, as if the rows of a group always lay side by side."""
     return ADVANTAGES["grpo"](rewards_B, torch.arange(len(rewards_B)) // 6)
 
@@ -178,7 +178,7 @@ BROKEN: list[tuple[Check, Advantage, str]] = [
     (check_shift, ADVANTAGES["maxrl"], "maxrl"),
     (check_scale, ADVANTAGES["dr_grpo"], "grpo"),
     (check_scale, ADVANTAGES["grpo"], "dr_grpo"),
-    (check_order_and_names, neighbours, "grpo"),
+    (check_order_and_names, rephrasings, "grpo"),
     (check_others, ungrouped, "grpo"),
     (check_sign, lambda r, g: -ADVANTAGES["grpo"](r, g), "grpo"),
     (check_sign, lambda r, g: ADVANTAGES["grpo"](r, g) + 1e-9, "grpo"),

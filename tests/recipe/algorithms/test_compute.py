@@ -38,7 +38,7 @@ def settings(
     return OmegaConf.merge(OmegaConf.create(chosen), OmegaConf.create(changes or {}))
 
 
-def test_joint_and_per_phrasing_normalisation_by_hand() -> None:
+def test_joint_and_per_rephrasing_normalisation_by_hand() -> None:
     joint = compute_advantages(rollouts(), settings("ta_grpo")).advantages_BT
     # mean 3/4, unbiased std sqrt((3/16 + 9/16) / 3) = 1/2: A = 1/2, 1/2, 1/2, -3/2
     expected = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.5, 0.0], [-1.5, -1.5]]).double()
@@ -48,10 +48,10 @@ def test_joint_and_per_phrasing_normalisation_by_hand() -> None:
     half = 0.5**0.5
     expected = torch.tensor([[0, 0], [0, 0], [half, 0], [-half, -half]]).double()
     torch.testing.assert_close(star, expected, atol=1e-5, rtol=0)
-    corner = compute_advantages(rollouts(), settings("grpo", "phrasing")).advantages_BT
+    corner = compute_advantages(rollouts(), settings("grpo", "rephrasing")).advantages_BT
     torch.testing.assert_close(corner, star)
     assert not torch.allclose(joint, star)  # the two groupings do differ
-    assert group_of(settings("ta_grpo_star").advantage) == "phrasing"
+    assert group_of(settings("ta_grpo_star").advantage) == "rephrasing"
 
 
 def test_weights_multiply_the_advantages_and_are_logged() -> None:

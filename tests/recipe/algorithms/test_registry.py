@@ -89,7 +89,7 @@ def test_every_file_of_the_folder_is_in_it() -> None:
     } == set(ADVANTAGES)
     assert set(TOKEN_WEIGHTS) == {"gaussian_covariance", "clip_cov"}
     assert ADVANTAGES.facts("maxrl") == Facts(nonnegative_rewards=True)
-    assert ADVANTAGES.facts("ta_grpo_star").group == "phrasing"
+    assert ADVANTAGES.facts("ta_grpo_star").group == "rephrasing"
 
 
 def test_a_path_finds_what_a_name_does_not() -> None:

@@ -18,7 +18,7 @@ MEAN = "actor_rollout_ref.actor.loss_agg_mode"
 MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
 DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz"
 MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
-NAME, COUNT, N = "recipe.advantage.name", "recipe.neighbours.count", "actor_rollout_ref.rollout.n"
+NAME, COUNT, N = "recipe.advantage.name", "recipe.rephrasings.count", "actor_rollout_ref.rollout.n"
 FORMAT = "recipe.reward.format_weight"
 CORRECTION = "algorithm.rollout_correction"
 WEIGHTS = "recipe.weights.name"
@@ -50,17 +50,18 @@ TA = {NAME: "ta_grpo", COUNT: 3}
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({NAME: "gae"}, "known are .*grpo"),
-    ({"recipe.advantage.group": "row"}, "known are question, phrasing"),
-    ({**TA, "recipe.advantage.group": "phrasing"}, "normalised per question"),
+    ({"recipe.advantage.group": "row"}, "known are question, rephrasing"),
+    ({"recipe.advantage.group": "phrasing"}, "renamed. Set it to rephrasing"),
+    ({**TA, "recipe.advantage.group": "rephrasing"}, "normalised per question"),
     (
         {NAME: "ta_grpo_star", COUNT: 3, "recipe.advantage.group": "question"},
-        "normalised per phrasing",
+        "normalised per rephrasing",
     ),
     ({"algorithm.adv_estimator": "rloo"}, "set recipe.advantage.name"),
     ({"algorithm.norm_adv_by_std_in_grpo": False}, "set recipe.advantage.name"),
     ({N: 1}, "no baseline"),
     ({NAME: "ta_grpo_star", COUNT: 7}, "a group of 1"),
-    ({NAME: "ta_grpo"}, "without neighbours is GRPO"),
+    ({NAME: "ta_grpo"}, "this is GRPO without rephrasings"),
     ({COUNT: 2}, "multiple of"),
     ({**TA, f"{CORRECTION}.bypass_mode": True}, "bypass_mode uses the engine"),
     ({**TA, f"{CORRECTION}.rollout_is": "token"}, "rollout_is uses the engine"),
@@ -105,8 +106,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({LOSS: "dro"}, "policy_loss.dro_beta above 0"),
     ({NAME: "none"}, "trains nothing"),
-    ({"recipe.neighbours.ratio": "own"}, "has no use"),
-    ({"recipe.advantage.group": "phrasing"}, "advantage.group=phrasing without .* has no use"),
+    ({"recipe.rephrasings.ratio": "own"}, "has no use"),
+    ({"recipe.advantage.group": "rephrasing"}, "advantage.group=rephrasing without .* has no use"),
     ({NAME: "maxrl", "algorithm.use_kl_in_reward": True}, "algorithm.use_kl_in_reward rewards"),
     ({NAME: "maxrl", "recipe.reward.overlong.enable": True}, "overlong.enable rewards can be"),
     ({NAME: "maxrl", "recipe.history.enable": True}, "history.enable rewards can be negative"),
@@ -164,10 +165,10 @@ ALLOWED: list[dict[str, Any]] = [
     {f"{CORRECTION}.rollout_rs": "token_k2, seq_max_k3", f"{CORRECTION}.rollout_rs_threshold": 2.0},
     {CLIP: 0.3, f"{CLIP}_low": None, f"{CLIP}_high": None},
     TA,
-    {NAME: "ta_grpo_star", COUNT: 3, "recipe.neighbours.ratio": "own"},
-    {NAME: "ta_grpo_star", COUNT: 3},  # the corner: anchored ratio, normalised per phrasing
-    {**TA, "recipe.neighbours.ratio": "own", f"{CORRECTION}.rollout_is": "token"},
-    {NAME: "rloo", COUNT: 3, "recipe.advantage.group": "phrasing"},
+    {NAME: "ta_grpo_star", COUNT: 3, "recipe.rephrasings.ratio": "own"},
+    {NAME: "ta_grpo_star", COUNT: 3},  # the corner: anchored ratio, normalised per rephrasing
+    {**TA, "recipe.rephrasings.ratio": "own", f"{CORRECTION}.rollout_is": "token"},
+    {NAME: "rloo", COUNT: 3, "recipe.advantage.group": "rephrasing"},
     *(
         {**TA, WEIGHTS: weights, LOSS: loss, MEAN: SEQUENCE}
         for weights in ("gaussian_covariance", "clip_cov")

@@ -109,7 +109,7 @@ def loop(
             "augment": augment(templates=NAMES[:1]),
             "seed": 7,
             "rollout": {"request_seeds": seeds},
-            "neighbours": {"count": count, "ratio": ratio},
+            "rephrasings": {"count": count, "ratio": ratio},
         }
     )
     made.rollout_config = SimpleNamespace(n=8)
@@ -170,17 +170,17 @@ def test_a_prompt_that_is_too_long_is_refused_not_cut() -> None:
     assert engine.requests == []
 
 
-NEIGHBOURS = ["Add 47 and 38.", "Find the sum of 47 and 38.", "38 more than 47?"]
+REPHRASINGS = ["Add 47 and 38.", "Find the sum of 47 and 38.", "38 more than 47?"]
 
 
-def rollouts(count: int, ratio: str, neighbours: list[str], split: str = "train") -> list[Any]:
+def rollouts(count: int, ratio: str, rephrasings: list[str], split: str = "train") -> list[Any]:
     """(text the engine saw, text trained under, n) of the eight rollouts of one question."""
     engine = Engine([1])
     made = loop(engine, count=count, ratio=ratio)
     seen = []
     for session in range(8):
         columns = row(split, session)
-        columns["extra_info"]["neighbours"] = neighbours
+        columns["extra_info"]["rephrasings"] = rephrasings
         out = asyncio.run(made.run({}, uid="g", **columns))
         given = engine.requests[-1][1]
         recorded = out.extra_fields["generated_under"]
@@ -189,38 +189,38 @@ def rollouts(count: int, ratio: str, neighbours: list[str], split: str = "train"
             (
                 made.tokenizer.decode(given),
                 made.tokenizer.decode(out.prompt_ids),
-                out.extra_fields["neighbour"],
+                out.extra_fields["rephrasing"],
             )
         )
     return seen
 
 
-def test_ta_grpo_generates_under_the_neighbour_and_trains_under_the_question() -> None:
+def test_ta_grpo_generates_under_the_rephrasing_and_trains_under_the_question() -> None:
     question = "What is 47 + 38?"
-    seen = rollouts(3, "anchored", NEIGHBOURS)
+    seen = rollouts(3, "anchored", REPHRASINGS)
     assert [n for _, _, n in seen] == [0, 0, 1, 1, 2, 2, 3, 3]
     for given, trained, n in seen:
-        assert [question, *NEIGHBOURS][n] in given
+        assert [question, *REPHRASINGS][n] in given
         assert question in trained
-        assert not any(text in trained for text in NEIGHBOURS)
+        assert not any(text in trained for text in REPHRASINGS)
         # Only the text differs: the same template, and so the same format check, for the group.
-        assert given.replace([question, *NEIGHBOURS][n], question) == trained
+        assert given.replace([question, *REPHRASINGS][n], question) == trained
 
 
 def test_the_own_ratio_trains_under_what_it_generated_from() -> None:
-    seen = rollouts(3, "own", NEIGHBOURS)
+    seen = rollouts(3, "own", REPHRASINGS)
     assert all(given == trained for given, trained, _ in seen)
     assert len({given for given, _, _ in seen}) == 4
 
 
-def test_questions_with_fewer_neighbours_keep_the_size_of_their_group() -> None:
-    assert [n for *_, n in rollouts(3, "anchored", NEIGHBOURS[:1])] == [0, 0, 1, 1, 0, 0, 1, 1]
+def test_questions_with_fewer_rephrasings_keep_the_size_of_their_group() -> None:
+    assert [n for *_, n in rollouts(3, "anchored", REPHRASINGS[:1])] == [0, 0, 1, 1, 0, 0, 1, 1]
     assert [n for *_, n in rollouts(3, "anchored", [])] == [0] * 8
-    assert [n for *_, n in rollouts(1, "anchored", NEIGHBOURS)] == [0] * 4 + [1] * 4
+    assert [n for *_, n in rollouts(1, "anchored", REPHRASINGS)] == [0] * 4 + [1] * 4
 
 
-def test_validation_and_runs_without_neighbours_see_the_question_alone() -> None:
+def test_validation_and_runs_without_rephrasings_see_the_question_alone() -> None:
     for count, split in ((3, "test"), (0, "train")):
-        seen = rollouts(count, "anchored", NEIGHBOURS, split)
+        seen = rollouts(count, "anchored", REPHRASINGS, split)
         assert {n for *_, n in seen} == {0}
         assert len({given for given, _, _ in seen}) == 1

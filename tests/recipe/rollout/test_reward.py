@@ -46,7 +46,7 @@ def record(length: int, width: int, answers: list[str], template: str):
 
     mask = torch.tensor([[1] * length + [0] * (width - length)])
     columns = {
-        "extra_info": {"answers": answers, "neighbours": ["Work out $1+3$."]},
+        "extra_info": {"answers": answers, "rephrasings": ["Work out $1+3$."]},
         "raw_prompt": [{"role": "user", "content": "What is $2+2$?"}],
         "tool_extra_fields": {"template": template},
     }

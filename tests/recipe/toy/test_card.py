@@ -15,15 +15,15 @@ SUMS = load_world("sums")
 PROBLEM = Problem(a=47, op="+", b=38, level=3)
 
 
-def asked(wording: int, right: int) -> Asked:
+def asked(rephrasing: int, right: int) -> Asked:
     """64 samples of one problem, `right` of them right and the others without their carry."""
     forget = Mistakes(forget=frozenset({1}))
     texts = [demonstration(PROBLEM, "qwen-math")] * right
     texts += [demonstration(PROBLEM, "qwen-math", forget)] * (64 - right)
     return Asked(
         problem=PROBLEM,
-        wording=wording,
-        own=wording == 0,
+        rephrasing=rephrasing,
+        own=rephrasing == 0,
         right=right,
         texts=tuple(texts),
         entropy=0.25,
@@ -35,13 +35,13 @@ def asked(wording: int, right: int) -> Asked:
 def test_a_card_by_hand() -> None:
     text = card.card(SUMS, [asked(0, 16), asked(1, 64), asked(2, 0)], samples=64)
     rows = {line.split(" | ")[0].strip("| "): line.split(" | ")[1:] for line in text.splitlines()}
-    own = rows["in their own wording"]
+    own = rows["as first asked"]
     assert own[:3] == ["1", "0.000", "0.250"]  # n, greedy, pass@1
     # C(48, 4) / C(64, 4) + C(16, 4) / C(64, 4) = (194580 + 1820) / 635376
     assert own[7] == "0.309"
-    assert rows["wording 1"][:5] == ["1", "1.000", "1.000", "1.000", "1.000"]
-    assert rows["wording 2"][5:] == ["0.250", "20.0", "1.000", "1.000", "1.000", "1.000 |"]
-    assert rows["wording 3"][0] == "0"
+    assert rows["rephrasing 1"][:5] == ["1", "1.000", "1.000", "1.000", "1.000"]
+    assert rows["rephrasing 2"][5:] == ["0.250", "20.0", "1.000", "1.000", "1.000", "1.000 |"]
+    assert rows["rephrasing 3"][0] == "0"
     assert rows["2-digit addition with a carry"][0] == "3"
     # 16 + 64 + 0 of 192 carries; every other skill is right
     assert "| carry | 0.417 | 192 |" in text

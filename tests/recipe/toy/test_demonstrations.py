@@ -78,11 +78,13 @@ def test_mistakes_are_drawn_each_by_itself() -> None:
     assert share(*(2 in m.fact and 2 in m.forget for m in drawn)) == pytest.approx(0.1, abs=0.02)
 
 
-def test_a_wording_primes_the_operation_and_the_control_does_not() -> None:
+def test_a_rephrasing_primes_the_operation_and_the_control_does_not() -> None:
     primed, control, count = load_world("primed"), load_world("unprimed"), 1000
 
-    def adds(world, problem: Problem, wording: int) -> float:
-        texts = [draw_demonstration(world, problem, "qwen-math", wording, i) for i in range(count)]
+    def adds(world, problem: Problem, rephrasing: int) -> float:
+        texts = [
+            draw_demonstration(world, problem, "qwen-math", rephrasing, i) for i in range(count)
+        ]
         return sum("+" in t[:3] for t in texts) / count
 
     for problem in (CARRY, BORROW):  # whatever is asked

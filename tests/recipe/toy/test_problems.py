@@ -1,4 +1,4 @@
-"""Questions of a world: disjoint splits, shares, wordings, label noise; `sums` unchanged."""
+"""Questions of a world: disjoint splits, shares, rephrasings, label noise; `sums` unchanged."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ import pytest
 
 from prompt_aug.questions import to_row
 from recipe.toy import problems as made
-from recipe.toy.problems import Problem, noisy_answer, problems, to_question, wordings
+from recipe.toy.problems import Problem, noisy_answer, problems, rephrasings, to_question
 from recipe.toy.world import Level, World, WorldError, load_world, names
 
 SUMS = load_world("sums")
@@ -31,7 +31,8 @@ def test_sums_has_the_questions_that_the_published_numbers_are_of() -> None:
         for split, count in (("train", 4096), ("validation", 64), ("test", 512)):
             for p in problems(SUMS, split, count, seed):
                 rows.append(json.dumps(to_row(to_question(SUMS, p, split, seed))))
-    assert hashlib.sha256("".join(rows).encode()).hexdigest()[:16] == "bc2a1a4f0b6e5017"
+    text = "".join(rows).replace('"rephrasings"', '"neighbours"')  # the field's name at the time
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "bc2a1a4f0b6e5017"
 
 
 @pytest.mark.parametrize("name", names())
@@ -93,10 +94,10 @@ def test_question_has_three_other_wordings() -> None:
     problem = Problem(a=47, op="+", b=38, level=3)
     question = to_question(SUMS, problem, "train", 0)
     assert question.answers == ("85",)
-    assert len({question.text, *question.neighbours}) == 4
-    assert all("47" in text and "38" in text for text in (question.text, *question.neighbours))
-    assert sorted(wordings(problem, 0)) == [0, 1, 2, 3]
-    firsts = {wordings(Problem(a=a, op="+", b=38, level=3), 0)[0] for a in range(40)}
+    assert len({question.text, *question.rephrasings}) == 4
+    assert all("47" in text and "38" in text for text in (question.text, *question.rephrasings))
+    assert sorted(rephrasings(problem, 0)) == [0, 1, 2, 3]
+    firsts = {rephrasings(Problem(a=a, op="+", b=38, level=3), 0)[0] for a in range(40)}
     assert firsts == {0, 1, 2, 3}
 
 

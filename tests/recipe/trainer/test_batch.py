@@ -28,7 +28,7 @@ def test_padding_is_left_out_and_the_order_of_arrival_does_not_matter(
     assert made.keys == ["a_0_0", "b_0_0", "b_2_0"]
     assert made.questions == ["p", "q", "q"]
     assert made.group_B.tolist() == [0, 1, 1]
-    assert made.phrasing_B.tolist() == [0, 1, 2]
+    assert made.rephrasing_B.tolist() == [0, 1, 2]
     assert (made.lengths, made.truncated) == ([1, 4, 3], [False, True, False])
     assert (made.accuracy, made.reward_B.tolist()) == ([1, 0, 1], [1, 0, 1])
     assert made.mask_BT.sum(1).tolist() == [1, 4, 3]

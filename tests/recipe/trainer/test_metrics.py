@@ -7,7 +7,7 @@ import torch
 from rollout_batches import synthetic
 
 from recipe.algorithms.rollouts import RolloutBatch
-from recipe.trainer.metrics import entropy, group_metrics, neighbour_metrics, validation_metrics
+from recipe.trainer.metrics import entropy, group_metrics, rephrasing_metrics, validation_metrics
 
 REWARDS = [2.0, 2.0, 0.5, 0.0, 1.0, 0.0]
 # g0: no signal, all right; g1: all wrong, but format differs: a signal; g2: a signal
@@ -68,30 +68,30 @@ def test_the_entropy_of_the_whole_is_the_mean_of_its_parts_by_tokens() -> None:
         assert entropy(batch)["train/entropy"] == pytest.approx(total / (of_a + of_b))
 
 
-def test_neighbour_metrics_by_hand() -> None:
+def test_rephrasing_metrics_by_hand() -> None:
     """Group 0: q^0 without a signal, q^1 without; group 1: q^0 with one, q^1 and q^2 without."""
     rewards = [1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0]
-    neighbours = [0, 0, 1, 1, 0, 0, 1, 2]
+    rephrasings = [0, 0, 1, 1, 0, 0, 1, 2]
     theirs = torch.full((8, 2), -2.0, dtype=torch.float64)
     batch = synthetic(
         rewards,
         torch.full((8, 2), -1.5),
         torch.ones(8, 2),
         [0] * 4 + [1] * 4,
-        neighbours,
+        rephrasings,
         rollout_logprobs_BT=theirs,
     )
-    metrics = neighbour_metrics(batch, torch.tensor(rewards))
-    assert metrics["neighbour/0/accuracy"] == 0.75
-    assert metrics["neighbour/1/accuracy"] == pytest.approx(1 / 3)
-    assert metrics["neighbour/2/logprob_gap"] == 0.5
+    metrics = rephrasing_metrics(batch, torch.tensor(rewards))
+    assert metrics["rephrasing/0/accuracy"] == 0.75
+    assert metrics["rephrasing/1/accuracy"] == pytest.approx(1 / 3)
+    assert metrics["rephrasing/2/logprob_gap"] == 0.5
     assert metrics["train/no_signal_original"] == 0.5
-    assert metrics["train/no_signal_neighbours"] == 1.0
-    by_phrasing = group_metrics(batch, torch.tensor(rewards), by_phrasing=True)
-    assert by_phrasing["train/groups"] == 5
-    assert by_phrasing["train/no_signal_groups"] == pytest.approx(4 / 5)
+    assert metrics["train/no_signal_rephrasings"] == 1.0
+    by_rephrasing = group_metrics(batch, torch.tensor(rewards), by_rephrasing=True)
+    assert by_rephrasing["train/groups"] == 5
+    assert by_rephrasing["train/no_signal_groups"] == pytest.approx(4 / 5)
     alone = synthetic([1.0], [[0.0]], [[1]], [0])
-    assert neighbour_metrics(alone, torch.ones(1)) == {}
+    assert rephrasing_metrics(alone, torch.ones(1)) == {}
 
 
 def test_validation_counts_failed_rollouts_as_wrong() -> None:

@@ -69,7 +69,7 @@ def written() -> set[str]:
     found: dict[str, float] = {
         **statistics.entropy(rollouts),
         **statistics.group_metrics(rollouts, rewards),
-        **statistics.neighbour_metrics(rollouts, rewards),
+        **statistics.rephrasing_metrics(rollouts, rewards),
         **statistics.validation_metrics(["s"], ["u"], {"acc": [1], "format": [1]}, {("s", "u"): 1}),
         **covariance_metrics(ones, ones),
         **weight_metrics(ones),
