@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from eval.errors import EvaluationError
 from prompt_aug.files import FileError, read_json, sha256, write_json
+from prompt_aug.progress import Progress
 from recipe.run.folder import MANIFEST, RunFolder, numbered
 
 MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
@@ -124,8 +123,8 @@ def from_model(model: str, digests: Digests | None = None) -> Checkpoint:
         return Checkpoint(step=None, model=model, identity={"model": model})
     if not (folder / "config.json").exists():
         raise EvaluationError(f"{model} is not a Hugging Face model folder: config.json is missing")
-    paths = tqdm(_model_files(folder), desc=f"digest of {folder.name}", leave=False, disable=None)
-    files = {path.name: digests.of(path) for path in paths}
+    with Progress(f"digest of {folder.name}"):
+        files = {path.name: digests.of(path) for path in _model_files(folder)}
     return Checkpoint(step=None, model=model, identity={"files": _digest(files)}, files=files)
 
 

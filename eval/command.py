@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from prompt_aug.commands import run
+from prompt_aug.progress import Progress
 
 
 def text(value: str) -> str:
@@ -42,7 +43,8 @@ def run_command(
     options = parser.parse_args(arguments)
 
     def carried_out() -> int:
-        command(options)
+        with Progress(parser.prog.removeprefix("python -m ")):
+            command(options)
         return 0
 
     return run(carried_out, interrupted=f"{saved}; the same command continues from there")

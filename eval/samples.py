@@ -13,12 +13,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tqdm import tqdm
-
 from eval.benchmarks import LoadedBenchmark
 from eval.engine import Completion, Engine, Request
 from eval.errors import EvaluationError
 from prompt_aug.files import append_lines, iter_lines
+from prompt_aug.progress import Progress
 from prompt_aug.prompts import Prompt, Prompts
 from recipe.run.folder import BenchmarkFolder
 
@@ -129,7 +128,7 @@ class PendingSamples:
         """Sample `requests`; what is done is on the disk a moment later, in any order."""
         facts, done = engine.facts(), 0
         title = f"generate {self.benchmark.name}"
-        with tqdm(total=len(requests), desc=title, unit="sample") as bar:
+        with Progress(title, len(requests), "samples") as bar:
             for batch in _batches(engine.stream(requests)):
                 files.append((self._record(*pair) for pair in batch), facts)
                 done += len(batch)

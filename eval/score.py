@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from eval import intervals, metrics
 from eval.command import existing, run_command
@@ -20,6 +19,7 @@ from prompt_aug.commands import make_parser
 from prompt_aug.estimates import FloatArray, powers
 from prompt_aug.files import iter_lines, read_json, read_lines, write_json, write_lines
 from prompt_aug.grading import VERSION, grade_many, normal_form
+from prompt_aug.progress import Progress
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import Template
 from recipe.run import environment
@@ -52,7 +52,7 @@ def grade_samples(
     }
     if missing := [key for key in wanted if key not in samples]:
         raise EvaluationError(f"{title}: {len(missing)} samples are missing: run eval.sweep again")
-    with tqdm(total=len(wanted), desc=title, unit="sample") as bar:
+    with Progress(title, len(wanted), "samples") as bar:
         grades = grade_many(
             [(samples[k]["response"], q["gold"], q["question"]) for k, q in wanted.items()],
             template,

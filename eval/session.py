@@ -20,6 +20,7 @@ import numpy as np
 from eval.checkpoints import Checkpoint
 from eval.engine import Engine, TokenIds, VllmEngine
 from eval.settings import Settings
+from prompt_aug.progress import Progress
 
 OpenEngine = Callable[[str, Settings, int], AbstractContextManager[Engine]]
 Reference = Callable[[str, Sequence[TokenIds], str], list[list[float]]]
@@ -104,9 +105,10 @@ class Session:
             assert self._engine is not None
             return self._engine
         self.close()
-        self._engine = self._stack.enter_context(
-            self._open(checkpoint.model, self._settings, context)
-        )
+        with Progress("start the engine"):
+            self._engine = self._stack.enter_context(
+                self._open(checkpoint.model, self._settings, context)
+            )
         self.starts += 1
         self._model, self._signature, self._context = checkpoint.model, kind, context
         return self._engine

@@ -25,8 +25,8 @@ import yaml
 from prompt_aug.commands import in_columns, make_parser, run
 from prompt_aug.errors import UserError
 from prompt_aug.files import FileError, is_held, read_json
+from prompt_aug.progress import duration
 from recipe.run.folder import RunFolder, read_metrics
-from recipe.run.progress import duration
 
 HEADER = ("run", "step", "age", "state", "held out", "training", "disk")
 

@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from prompt_aug.commands import make_parser
 from prompt_aug.errors import UserError
+from prompt_aug.progress import Progress
 from recipe.config.wording import ONE_RUN
 
 STOPPED = 130  # the shell's exit code after Ctrl-C
@@ -81,9 +82,10 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
     from recipe.run.folder import RunFolder, record_environment
     from recipe.trainer import launch
 
-    config = compose_config(example, overrides)
-    launch.set_environment(config)  # before `check`, which imports torch and transformers
-    bank = check(config, here=not dry_run)
+    with Progress("recipe.train: checks"):
+        config = compose_config(example, overrides)
+        launch.set_environment(config)  # before `check`, which imports torch and transformers
+        bank = check(config, here=not dry_run)
     if dry_run:
         from recipe.checks.dry_run import describe
 
@@ -91,7 +93,8 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
         return 0
     folder = RunFolder(Path(config.recipe.run_dir))
     with lock(folder.root):
-        prepare(config, bank)
+        with Progress("recipe.train: data and model"):
+            prepare(config, bank)
         if launch.finished(config):
             print(f"recipe.train: all steps of {folder.root} are done already")
             return 0

@@ -14,6 +14,8 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' scripts/setup.sh
     exit 0
 fi
+# shellcheck source=scripts/heartbeat.sh
+. scripts/heartbeat.sh
 venv=${RECIPE_VENV:-.venv}
 [[ $venv == /* ]] || venv=$PWD/$venv
 index=${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
@@ -129,9 +131,10 @@ refuse_foreign
 make_venv
 rm -f "$stamp"
 say "installing $torch"
-install_torch
+heartbeat "setup: torch" install_torch
 say "installing $lock ($(grep -c == "$lock") packages; about 1.5 GB to download the first time)"
-pip install --no-deps -r "$lock" | progress
+install_lock() { pip install --no-deps -r "$lock" | progress; }
+heartbeat "setup: packages" install_lock
 say "installing the project"
 pip install --quiet --no-deps --no-build-isolation -e .
 "$venv/bin/python" - <<'PY' || die "torch is not the CPU build: remove $venv and start again"

@@ -23,6 +23,8 @@ if [[ ${1:-} == --fast ]]; then
     fast=true
     shift
 fi
+# shellcheck source=scripts/heartbeat.sh
+. scripts/heartbeat.sh
 bash scripts/setup.sh || exit 1
 bin=${RECIPE_VENV:-.venv}/bin
 failed=() took=()
@@ -32,7 +34,7 @@ stage() {
     local name=$1 began=$SECONDS
     shift
     printf '\n== %s\n' "$name"
-    "$@" || failed+=("$name")
+    heartbeat "$name" "$@" || failed+=("$name")
     took+=("$name $((SECONDS - began)) s")
 }
 

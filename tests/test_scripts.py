@@ -73,6 +73,7 @@ def test_a_script_is_valid_and_strict(path: Path) -> None:
         "test.sh",  # goes on after a failed stage
         "job.sh",  # sourced
         "ray_nodes.sh",
+        "heartbeat.sh",  # is sourced
     )
 
 

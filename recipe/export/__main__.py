@@ -15,11 +15,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from prompt_aug.commands import add_steps, make_parser, run
 from prompt_aug.errors import UserError
 from prompt_aug.files import InUseError, digests, lock, sync, write_json
+from prompt_aug.progress import Progress
 from recipe.export.jobs import (
     DTYPES,
     ExportError,
@@ -152,11 +151,10 @@ def export(run: Path, steps: Sequence[int] | None, dtype: str | None) -> Iterato
     config = read_config(run)
     jobs, notes = find(run)
     jobs = choose(run, jobs, steps)
-    for note in notes:
-        tqdm.write(f"recipe.export: {note}", file=sys.stderr)
-    with tqdm(jobs, desc="export", unit="step") as bar:
-        for job in bar:
-            bar.set_postfix_str(f"step {job.step}")
+    with Progress("export", len(jobs), "steps") as bar:
+        for note in notes:
+            bar.say(f"recipe.export: {note}")
+        for job in jobs:
             try:
                 # By step: the jobs of an array export theirs at the same time.
                 with lock(RunFolder(run).export_lock(job.step)):
@@ -166,9 +164,10 @@ def export(run: Path, steps: Sequence[int] | None, dtype: str | None) -> Iterato
                 if steps is not None:
                     yield f"{held}: wait for it or stop it"
                 else:  # the jobs of an array each take what no other one holds
-                    tqdm.write(f"recipe.export: {held} and continues", file=sys.stderr)
+                    bar.say(f"recipe.export: {held} and continues")
             except Exception as error:  # one bad checkpoint must not stop the others
                 yield f"step {job.step}: {_describe(error)}"
+            bar.update()
 
 
 def _describe(error: Exception) -> str:
@@ -196,7 +195,7 @@ def export_as(options: argparse.Namespace) -> int:
     run_dir, failed = Path(options.run), False
     for failure in export(run_dir, options.steps, options.dtype):
         failed = True
-        tqdm.write(f"error: {failure}", file=sys.stderr)
+        print(f"error: {failure}", file=sys.stderr)
     if failed:
         return 1
     exports = RunFolder(run_dir).exports

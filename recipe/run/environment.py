@@ -42,6 +42,9 @@ CPU = {
     # Without this vLLM turns the executor "uni" (see config/machine/cpu.yaml) back into "mp".
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "GLOO_SOCKET_IFNAME": "lo",
+    # A waiting OpenMP thread sleeps. By default it spins, and beside other work takes the core from
+    # the thread it waits for: scripts/bench_load.py.
+    "GOMP_SPINCOUNT": "0",
 }
 LOGGERS = ("TENSORBOARD_DIR", "WANDB_DIR", "WANDB_MODE", "WANDB_RUN_ID", "WANDB_RESUME")
 

@@ -1,12 +1,13 @@
-"""What a training shows: a line for every stage of its start, then one for every step, or a bar.
+"""What a training shows: a line for every stage of its start, then one for every step.
 
-The trainer is another process, perhaps on another node: it says in logs/start.jsonl of the run
-folder which stage it has reached, and in metrics.jsonl what a step gave. The launching process
-reads both and shows them: plain lines in a file, a bar on a terminal.
+The trainer is another process, perhaps on another node. It appends the stage that it has reached
+to logs/start.jsonl of the run folder, and a step's metrics to metrics.jsonl. The launching process
+reads both and prints them.
 """
 
 import contextlib
 import math
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,9 +15,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from omegaconf import DictConfig
-from tqdm import tqdm
 
 from prompt_aug.files import append_lines, read_lines, write_text
+from prompt_aug.progress import EVERY, duration
 from recipe.run.folder import RunFolder, read_metrics
 
 # The stages of a start in order: what is said when one is done, and while it is under way.
@@ -32,8 +33,6 @@ STAGES = {
 }
 TRAINING = "training"  # after the last stage: steps begin, the first one is `step` + 1
 POLL = 0.25  # seconds
-STILL = 60.0  # seconds between lines about a stage under way, without a terminal
-BAR = "{desc} {percentage:3.0f}%|{bar:12}| {n_fmt}/{total_fmt} {postfix}"
 
 
 def reached(run_dir: Path, stage: str, **more: Any) -> None:
@@ -42,15 +41,6 @@ def reached(run_dir: Path, stage: str, **more: Any) -> None:
 
 
 # ------------------------------------------------------------------------- lines
-
-
-def duration(seconds: float) -> str:
-    """``8 s``, ``4 min 10 s``, ``2 h 05 min``, ``3 d 04 h``."""
-    whole = round(seconds)
-    for size, unit, part, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // part:02d} {small}"
-    return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"
 
 
 def time_left(lines: list[dict[str, Any]], total: int) -> float | None:
@@ -101,67 +91,35 @@ def describe(lines: list[dict[str, Any]], total: int) -> str:
 
 
 class Lines:
-    """Stages and steps as plain lines: for a file or a pipe."""
+    """Stages and steps as lines, and what is under way.
 
-    def __init__(self, out: TextIO, total: int) -> None:
-        self.out, self.total, self.told = out, total, 0.0
+    On a terminal the work under way is the last line, rewritten at every look. Elsewhere it is a
+    line of its own whenever nothing was said for `EVERY` seconds.
+    """
+
+    def __init__(
+        self, out: TextIO, total: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.out, self.total, self.clock, self.last = out, total, clock, clock()
+        self.erase = "\r\033[K" if out.isatty() else ""
 
     def say(self, text: str) -> None:
-        print(text, file=self.out, flush=True)
+        self.last = self.clock()
+        print(f"{self.erase}{text}", file=self.out, flush=True)
 
-    def under_way(self, stage: str, seconds: float) -> None:
-        if seconds - self.told >= STILL:
-            self.told = seconds
-            self.say(f"start: still {STAGES[stage]} after {duration(seconds)}")
+    def under_way(self, text: str) -> None:
+        if self.erase:
+            room = shutil.get_terminal_size().columns - 1
+            print(f"{self.erase}{text[:room]}", end="", file=self.out, flush=True)
+        elif self.clock() - self.last >= EVERY:
+            self.say(text)
 
     def done(self, stage: str, seconds: float) -> None:
-        self.told = 0.0
         number = f"{list(STAGES).index(stage) + 1}/{len(STAGES)}"
         self.say(f"start {number}: {stage} ({seconds:.1f} s)")
 
-    def training(self, step: int, text: str) -> None:
-        self.say(text)
-
-    def step(self, lines: list[dict[str, Any]]) -> None:
-        self.say(describe(lines, self.total))
-
     def close(self) -> None:
-        pass
-
-
-class Bar(Lines):
-    """The same on a terminal: stages under way count their seconds, steps move a bar."""
-
-    def __init__(self, out: TextIO, total: int) -> None:
-        super().__init__(out, total)
-        self.bar = tqdm(total=total, file=out, bar_format="{desc}", dynamic_ncols=True, leave=True)
-
-    def say(self, text: str) -> None:
-        self.bar.clear()
-        super().say(text)
-        self.bar.refresh()
-
-    def under_way(self, stage: str, seconds: float) -> None:
-        self.bar.set_description_str(f"{STAGES[stage]} ... {seconds:.0f} s")
-
-    def training(self, step: int, text: str) -> None:
-        self.bar.bar_format = BAR
-        self.bar.set_description_str("training", refresh=False)
-        self.bar.n = self.bar.initial = step
-        self.say(text)
-
-    def step(self, lines: list[dict[str, Any]]) -> None:
-        shown = {k: v for k, v in numbers(lines[-1]).items() if k not in ("tokens/s", "seconds")}
-        left = time_left(lines, self.total)
-        parts = [f"left {duration(left)}"] if left is not None else []
-        parts += [f"{name} {value}" for name, value in shown.items()]
-        self.bar.set_postfix_str(", ".join(parts), refresh=False)
-        self.bar.update(lines[-1]["step"] - self.bar.n)
-        if held_out := validation(lines[-1]):
-            self.say(f"step {lines[-1]['step']}: {held_out}")
-
-    def close(self) -> None:
-        self.bar.close()
+        print(self.erase, end="", file=self.out, flush=True)
 
 
 class Follower:
@@ -170,7 +128,7 @@ class Follower:
     def __init__(self, config: DictConfig, out: TextIO) -> None:
         self.folder = RunFolder(Path(config.recipe.run_dir))
         steps = int(config.trainer.total_training_steps)
-        self.shown = (Bar if out.isatty() else Lines)(out, steps)
+        self.shown = Lines(out, steps)
         self.plan = (
             f"{steps} steps of {config.data.train_batch_size} questions x "
             f"{config.actor_rollout_ref.rollout.n} responses"
@@ -195,10 +153,18 @@ class Follower:
             else:
                 self.shown.done(record["stage"], now - self.since)
             self.since = now
-        if self.from_step is None and self.stages < len(STAGES):
-            self.shown.under_way(list(STAGES)[self.stages], now - self.since)
-        elif self.from_step is not None:
-            self._steps()
+        if self.from_step is not None:
+            self._steps(now)
+        if under_way := self._under_way():
+            self.shown.under_way(f"{under_way}: {duration(now - self.since)} so far")
+
+    def _under_way(self) -> str:
+        """The stage or step that has begun at `since`; "" between the last stage and step 1."""
+        if self.from_step is None:
+            rest = list(STAGES.values())[self.stages :]
+            return f"start: {rest[0]}" if rest else ""
+        done, total = self.lines[-1]["step"] if self.lines else self.from_step, self.shown.total
+        return f"step {done + 1}/{total}" if done < total else "end: waiting for the processes"
 
     def _printed(self, start: int) -> None:
         """Show the whole lines that logs/train.log has got since."""
@@ -212,11 +178,10 @@ class Follower:
     def _begin(self, step: int, now: float) -> None:
         self.from_step = step
         after = f" after step {step}" if step else ""
-        self.shown.training(
-            step, f"training{after}: {self.plan}; the start took {duration(now - self.began)}"
-        )
+        took = duration(now - self.began)
+        self.shown.say(f"training{after}: {self.plan}; the start took {took}")
 
-    def _steps(self) -> None:
+    def _steps(self, now: float) -> None:
         size = self.folder.metrics.stat().st_size if self.folder.metrics.exists() else 0
         if size == self.size:  # a step takes seconds or minutes, its file may be long
             return
@@ -225,7 +190,8 @@ class Follower:
         for line in read_metrics(self.folder.root):
             if line["step"] > last:
                 self.lines.append(line)
-                self.shown.step(self.lines)
+                self.shown.say(describe(self.lines, self.shown.total))
+                self.since = now
 
 
 @contextlib.contextmanager

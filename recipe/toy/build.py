@@ -10,10 +10,8 @@ killed one left there is thrown away.
 import contextlib
 import dataclasses
 import hashlib
-import io
 import json
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from prompt_aug.files import InUseError, is_held, lock
+from prompt_aug.progress import Progress
 from prompt_aug.questions import write_parquet
 from prompt_aug.templates import Bank, load_bank, render
 from recipe.toy.demonstrations import demonstration
@@ -67,6 +66,21 @@ def digest(settings: Settings, bank: Bank) -> str:
     known = repr([bank[n] for n in bank.names])
     content = json.dumps(settings.record(), sort_keys=True) + known + source
     return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def shipped_start(settings: Settings, bank: Bank) -> Path:
+    """File of the start model of these settings, in float16; it exists for the quick start alone.
+
+    The name is a digest of what decides the weights: the mistakes that are taught, how often, the
+    prompts, the seed. The quick start thus begins alike on every machine; a taught model does not,
+    since the last bits of a sum depend on the processor. `scripts/ship_start.py` writes the file.
+    """
+    world = settings.world.record()
+    taught = {key: world[key] for key in ("levels", "slips", "adds", "updates")}
+    prompts = [render(bank[name], "?", None).text for name in bank.names]
+    content = json.dumps([taught, prompts, settings.templates, settings.seed], sort_keys=True)
+    key = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return Path(__file__).with_name("start") / f"{key}.safetensors"
 
 
 def corpus(world: World, bank: Bank) -> list[str]:
@@ -142,6 +156,7 @@ def _turn(place: Path, waiting: str) -> Iterator[None]:
 def _teach(settings: Settings, bank: Bank, folder: Path) -> None:
     """Write questions, start model and, last, the manifest of a world into `folder`."""
     # Seconds of imports, which a refused or finished run does without.
+    from safetensors.torch import load_model
     from transformers.utils.logging import disable_progress_bar
 
     from recipe.toy.tokenizer import build_tokenizer
@@ -156,22 +171,27 @@ def _teach(settings: Settings, bank: Bank, folder: Path) -> None:
     tokenizer = build_tokenizer(corpus(world, bank))
     model = build_model(tokenizer, seed)
     frames = [bank[name] for name in settings.templates]
-    warm_up = WarmUp(updates=world.updates, seed=seed)
-    print(f"toy world {world.name}: teaching the start model ({world.updates} updates)", flush=True)
-    with _bars():
-        loss = train(model, tokenizer, world, demonstrated(world, seed), frames, warm_up)
     disable_progress_bar()
+    if (shipped := shipped_start(settings, bank)).is_file():
+        print(f"toy world {world.name}: start model from {shipped.name}", flush=True)
+        load_model(model, shipped)
+        loss, seconds = None, 0.0
+    else:
+        print(f"toy world {world.name}: teaching the start model", flush=True)
+        warm_up = WarmUp(updates=world.updates, seed=seed)
+        taught = demonstrated(world, seed)
+        with Progress("teach", world.updates, "updates") as bar:
+            loss = train(model, tokenizer, world, taught, frames, warm_up, bar.update)
+            seconds = bar.clock() - bar.began
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    record = {**settings.record(), "parameters": model.num_parameters(), "warmup_loss": loss}
+    record = {
+        **settings.record(),
+        "parameters": model.num_parameters(),
+        "warmup_loss": loss,
+        "seconds": seconds,
+    }
     (folder / MANIFEST).write_text(json.dumps(record, indent=2))
-
-
-def _bars() -> contextlib.AbstractContextManager[object]:
-    """Progress bars on a terminal alone: in a file each of their moves would be a line."""
-    if sys.stderr.isatty():
-        return contextlib.nullcontext()
-    return contextlib.redirect_stderr(io.StringIO())
 
 
 def demonstrated(world: World, seed: int) -> list[Problem]:

@@ -1,13 +1,12 @@
 """The start model: a tiny Qwen2, trained on the demonstrations by plain supervised learning."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from prompt_aug.templates import Template, render
@@ -92,30 +91,26 @@ def train(
     problems: Sequence[Problem],
     templates: Sequence[Template],
     settings: WarmUp,
+    on_update: Callable[[], object] = int,  # does nothing
 ) -> float:
-    """Minimise the mean cross entropy of the demonstration tokens; returns the last loss (nats).
+    """Minimize the mean cross entropy of the demonstration tokens; return the last loss (nats).
 
-    The rate rises over a tenth of the updates and falls linearly to a tenth of its peak.
+    The rate rises over a tenth of the updates, then falls linearly to a tenth of its peak.
     """
     rng = random.Random(settings.seed)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
     )
     loss = torch.zeros(())
-    for update in tqdm(range(settings.updates), desc="warm-up", mininterval=5):
+    for update in range(settings.updates):
         for group in optimizer.param_groups:
             group["lr"] = _rate(settings, update)
         bare = update < settings.bare_share * settings.updates
+        keys = [(settings.seed, update, i) for i in range(settings.batch * (2 if bare else 1))]
+        drawn = [(None if bare else rng.choice(templates), rng.choice(problems)) for _ in keys]
         rows = [
-            encode(
-                tokenizer,
-                world,
-                None if bare else rng.choice(templates),
-                rng.choice(problems),
-                (settings.seed, update, i),
-                settings.seed,
-            )
-            for i in range(settings.batch * (2 if bare else 1))
+            encode(tokenizer, world, template, problem, key, settings.seed)
+            for key, (template, problem) in zip(keys, drawn, strict=True)
         ]
         ids, mask, labels = collate(rows, tokenizer.pad_token_id)
         logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
@@ -124,6 +119,7 @@ def train(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        on_update()
     return float(loss.detach())
 
 

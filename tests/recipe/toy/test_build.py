@@ -1,10 +1,14 @@
 """A world is built once, whoever wants it at the same time."""
 
+import dataclasses
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from prompt_aug.templates import Bank, load_bank
 from recipe.toy import build
@@ -66,3 +70,31 @@ def test_a_build_that_was_cut_is_made_again(
     monkeypatch.setattr(build, "_teach", teach)
     folder = build.make(settings, bank, tmp_path)
     assert [path.name for path in folder.iterdir()] == [build.MANIFEST]
+
+
+def test_the_quick_start_begins_with_the_shipped_model_and_other_settings_do_not(
+    toy_config: Any, bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = build.settings_of(toy_config, bank)
+    shipped = build.shipped_start(settings, bank)
+    assert shipped.is_file(), "the settings of examples/toy changed: see scripts/ship_start.py"
+    fewer = dataclasses.replace(settings.world.questions, train=20)  # not what the model is taught
+    same = dataclasses.replace(settings.world, questions=fewer)
+    assert build.shipped_start(dataclasses.replace(settings, world=same), bank) == shipped
+    others = [
+        dataclasses.replace(settings, seed=settings.seed + 1),
+        dataclasses.replace(settings, templates=settings.templates[:1]),
+        dataclasses.replace(settings, world=dataclasses.replace(settings.world, updates=9)),
+        dataclasses.replace(settings, world=load_world("sums")),
+    ]
+    assert not any(build.shipped_start(other, bank).is_file() for other in others)
+
+    monkeypatch.setattr("recipe.toy.warmup.train", None)  # a call would fail
+    folder = build.make(settings, bank, tmp_path)
+    weights = load_file(folder / "model" / "model.safetensors")
+    expected = load_file(shipped)  # also has the tied output head
+    assert len(weights) >= len(expected) - 1
+    assert {str(w.dtype) for w in weights.values()} == {"torch.float32"}
+    assert all(
+        torch.equal(weights[name], w.float()) for name, w in expected.items() if name in weights
+    )

@@ -60,7 +60,7 @@ def test_the_control_differs_in_the_priming_alone() -> None:
         ({"levels": [{**LEVEL, "digits": 2.0}]}, r"digits=2\.0 must be a whole number"),
         ({"levels": [{**LEVEL, "carries": 2}]}, "carries=2 must be a whole number from 0 to 1"),
         ({"levels": [{"op": "+", "digits": 2}]}, "entry 1: share must be there"),
-        ({"adds": [0.5, 0.5]}, "must list 4 numbers, one a rephrasing"),
+        ({"adds": [0.5, 0.5]}, "must list 4 numbers, one a form"),
         ({"adds": [0.5, 0.5, 0.5, 2]}, "adds=2 must be a number from 0 to 1"),
         ({"questions": {"train": 0}}, r"questions\.train=0 must be a whole number from 1"),
         ({"updates": "many"}, "updates='many'"),
