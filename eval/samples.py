@@ -99,6 +99,7 @@ class PendingSamples:
                 "prompt_sha256": prompt_digest(prompt.rendered.text),
                 "question": question.text,
                 "gold": list(question.answers),
+                "options": list(question.options),
                 "level": question.level,
                 "template": self.template,
                 "prompt": prompt.rendered.text,

@@ -54,7 +54,10 @@ def grade_samples(
         raise EvaluationError(f"{title}: {len(missing)} samples are missing: run eval.sweep again")
     with Progress(title, len(wanted), "samples") as bar:
         grades = grade_many(
-            [(samples[k]["response"], q["gold"], q["question"]) for k, q in wanted.items()],
+            [
+                (samples[k]["response"], q["gold"], q["question"], q.get("options", ()))
+                for k, q in wanted.items()
+            ],
             template,
             on_grade=lambda _: bar.update(),
         )

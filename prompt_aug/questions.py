@@ -38,6 +38,7 @@ SCHEMA = pa.schema(
                     ("index", pa.int64()),
                     ("level", pa.int64()),
                     ("answers", _TEXTS),
+                    ("options", _TEXTS),
                     ("rephrasings", _TEXTS),
                 ]
             ),
@@ -55,7 +56,10 @@ class QuestionError(UserError, ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A question; any of `answers` is right, also for its `rephrasings`."""
+    """A question; any of `answers` is right, also for its `rephrasings`.
+
+    With `options`, which its text lists as (A), (B), ..., an answer is a letter.
+    """
 
     uid: str
     text: str
@@ -64,6 +68,7 @@ class Question:
     split: str = "train"
     level: int | None = None
     rephrasings: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
 
 def normalise(text: str) -> str:
@@ -79,6 +84,7 @@ def make_question(
     split: str = "train",
     level: int | None = None,
     rephrasings: Sequence[str] = (),
+    options: Sequence[str] = (),
 ) -> Question:
     """A question with its uid; text and answers are trimmed.
 
@@ -100,6 +106,7 @@ def make_question(
         split=split,
         level=level,
         rephrasings=tuple(rephrasings),
+        options=tuple(options),
     )
 
 
@@ -116,6 +123,7 @@ def to_row(question: Question, index: int = 0) -> dict[str, Any]:
             "index": index,
             "level": question.level,
             "answers": list(question.answers),
+            "options": list(question.options),
             "rephrasings": list(question.rephrasings),
         },
     }
@@ -144,6 +152,7 @@ def from_row(row: Mapping[str, Any]) -> Question:
         split=str(extra.get("split") or "train"),
         level=int(level) if isinstance(level, int | float) and level == level else None,
         rephrasings=_texts(extra.get("rephrasings")),
+        options=_texts(extra.get("options")),
     )
 
 

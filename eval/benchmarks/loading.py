@@ -2,7 +2,6 @@
 
 import csv
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +15,9 @@ from eval.benchmarks.record import (
     read_benchmark,
 )
 from eval.errors import EvaluationError
+from prompt_aug.grading.choice import LETTERS
 from prompt_aug.prepare.sources import Columns, SourceError, complete, load_rows, read_level
 from prompt_aug.questions import Question, make_question, read_parquet
-
-LETTERS = "ABCDEFGHIJ"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,13 +27,12 @@ class BenchmarkRequest:
     name: str
     path: str | None = None
     samples: int | None = None
-    sha256: str | None = None
     template: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedBenchmark:
-    """Questions in file order, `size` of the whole benchmark, and a digest of what is asked.
+    """Questions in file order, `size` of the whole benchmark, and the digest of what is asked.
 
     `template` is its own, None where it is asked with that of the evaluation.
     """
@@ -78,10 +75,7 @@ def suite_requests(folder: Path) -> list[BenchmarkRequest]:
     missing = [b.suite_folder for b in members if not (folder / str(b.suite_folder)).is_dir()]
     if missing:
         raise EvaluationError(f"evaluation suite {folder} lacks the folders {missing}")
-    return [
-        BenchmarkRequest(name=b.name, path=str(folder / str(b.suite_folder)), sha256=b.suite_sha256)
-        for b in members
-    ]
+    return [BenchmarkRequest(name=b.name, path=str(folder / str(b.suite_folder))) for b in members]
 
 
 def load(
@@ -98,19 +92,18 @@ def load(
     """
     benchmark, path = _resolve(request)
     questions = _questions(benchmark, path, request.name)
-    wanted = request.sha256
-    if benchmark is not None and path is None:
-        wanted = wanted or benchmark.sha256
     source = str(path or (benchmark and (benchmark.file or f"hub:{benchmark.hub}")))
     if benchmark is not None and len(questions) != benchmark.questions:
         raise EvaluationError(
             f"{request.name} has {benchmark.questions} questions, but {source} has "
             f"{len(questions)}: give it another name, or the right file"
         )
-    if wanted and _digest(questions) != wanted:
+    allowed = benchmark.digests(local=path is not None) if benchmark is not None else set()
+    if allowed and content_digest(questions) not in allowed:
         raise EvaluationError(
-            f"{request.name}: the questions of {source} are not those of the digest "
-            f"{wanted[:12]}: take the published file, or ask for it as another name=PATH"
+            f"{request.name}: the content of {source} has the digest {content_digest(questions)} "
+            f"and not {' or '.join(sorted(d[:12] for d in allowed))}: its questions or answers "
+            "have changed. Take the published file, or another name: --benchmark NAME=PATH"
         )
     kept, own = tuple(questions[:max_questions]), benchmark.template if benchmark else None
     default = 1 if greedy or benchmark is None else benchmark.samples
@@ -121,7 +114,7 @@ def load(
         questions=kept,
         size=len(questions),
         samples=_checked_samples(request.name, asked),
-        sha256=_digest(kept),
+        sha256=content_digest(kept),
         template=request.template or own,
     )
 
@@ -194,11 +187,16 @@ def _from_rows(rows: Any, names: Sequence[str], benchmark: Benchmark) -> list[Qu
         answers = answer_texts(row[str(columns.answer)], benchmark.answer_from)
         if not answers or not text:
             raise EvaluationError(f"benchmark {name}: row {number} has no question or no answer")
+        options: tuple[str, ...] = ()
         if benchmark.options:
-            options = [str(row[column]).strip() for column in benchmark.options]
-            text, answers = multiple_choice(text, answers[0], options, benchmark.shuffle_seed)
+            wrong = [str(row[column]).strip() for column in benchmark.options]
+            text, answers, options = multiple_choice(
+                text, answers[0], wrong, benchmark.shuffle_seed
+            )
         level = read_level(row.get(benchmark.level)) if benchmark.level else None
-        made = make_question(text=text, answers=answers, source=name, split="test", level=level)
+        made = make_question(
+            text=text, answers=answers, source=name, split="test", level=level, options=options
+        )
         questions.append(made)
     return questions
 
@@ -226,24 +224,25 @@ def answer_texts(value: object, answer_from: str | None = None) -> tuple[str, ..
 
 def multiple_choice(
     text: str, right: str, wrong: Sequence[str], seed: int
-) -> tuple[str, tuple[str, ...]]:
-    """(the question with lettered options, the right letter).
+) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """(the question with lettered options, the right letter, the options in their order).
 
     The order is that of a hash of (seed, question, option): no clock, no row number, so the same
-    on every machine and after any change of the file's order.
+    on every machine and after any change of the file's order. Two wrong options may be the same,
+    as in two questions of GPQA-Diamond; they stand in the order of their columns.
     """
 
     def key(option: str) -> str:
         return hashlib.sha256(f"{seed}\0{text}\0{option}".encode()).hexdigest()
 
     options = sorted([right, *wrong], key=key)
-    if len(set(options)) != len(options) or len(options) > len(LETTERS):
-        raise EvaluationError(f"two options are the same, or too many: {text[:60]!r}")
+    if right in wrong or len(options) > len(LETTERS):
+        raise EvaluationError(f"a wrong option is the right one, or too many: {text[:60]!r}")
     listed = "\n".join(f"({LETTERS[i]}) {option}" for i, option in enumerate(options))
     asked = f"{text}\n{listed}\nAnswer with the letter of the right option."
-    return asked, (LETTERS[options.index(right)],)
+    return asked, (LETTERS[options.index(right)],), tuple(options)
 
 
-def _digest(questions: Sequence[Question]) -> str:
-    content = json.dumps([[q.text, list(q.answers)] for q in questions])
-    return hashlib.sha256(content.encode()).hexdigest()
+def content_digest(questions: Sequence[Question]) -> str:
+    """The digest of questions and answers: of their uids, so whatever the order and white space."""
+    return hashlib.sha256("\n".join(sorted(q.uid for q in questions)).encode()).hexdigest()

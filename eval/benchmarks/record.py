@@ -11,15 +11,20 @@ The files beside this module are the known ones; a user's own is asked for as NA
     shuffle_seed   of the order of its options
     template       what its questions are asked with, whatever the others are asked with
     samples        of each question when sampling; greedy decoding takes one
-    sha256         of what is asked and answered; other content is refused
-    suite_folder, suite_sha256     where a published suite has it, and the digest of that copy
+    sha256         digest of all questions and answers, in any order; other content is refused.
+                   Of a hub data set: read from the very file that its revision holds
+    copies         digests of other copies that are known to be whole, by where they were read
+    suite_folder   where a published suite has it
     licence        what its owners say
+
+Without sha256 a hub data set is held to its revision, and where that is not known either (null) to
+the copies. A file under a known name is held to any of the digests.
 """
 
 import difflib
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +57,8 @@ class Benchmark:
     template: str | None = None
     samples: int = 1
     sha256: str | None = None
+    copies: Mapping[str, str] = field(default_factory=dict)
     suite_folder: str | None = None
-    suite_sha256: str | None = None
     licence: str = ""
 
     def __post_init__(self) -> None:
@@ -68,6 +73,16 @@ class Benchmark:
         if self.options and not self.answer:
             raise EvaluationError(f"benchmark {self.name}: options need the answer's column")
 
+    def digests(self, *, local: bool) -> set[str]:
+        """The digests that its content may have, from a local file or from its own source; or any.
+
+        A revision fixes the content of a hub data set that was not read when it was written down.
+        """
+        own = {self.sha256} if self.sha256 else set()
+        if local or (self.hub and not own and self.revision is None):
+            own |= set(self.copies.values())
+        return own
+
 
 def read_benchmark(path: Path, name: str | None = None) -> Benchmark:
     """The benchmark of a yaml file; its name is the file's unless `name` is given."""
@@ -76,7 +91,7 @@ def read_benchmark(path: Path, name: str | None = None) -> Benchmark:
         record = yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:
         raise EvaluationError(f"{path} is not valid yaml: {error}") from error
-    known = [field.name for field in fields(Benchmark) if field.name != "name"]
+    known = [key.name for key in fields(Benchmark) if key.name != "name"]
     if not isinstance(record, Mapping) or "questions" not in record:
         raise EvaluationError(f"{path}: a benchmark is a record with the key questions")
     for key in record:

@@ -25,6 +25,7 @@ from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from prompt_aug.grading.arithmetic import TooBig
+from prompt_aug.grading.choice import chosen
 from prompt_aug.grading.echo import does_its_work, is_copied, restates
 from prompt_aug.grading.equality import compare
 from prompt_aug.grading.extract import (
@@ -157,7 +158,8 @@ _OPEN_BOX = re.compile(r"\\boxed\{(\s*[^\s{}][^\n]*)$")
 
 
 Gold = str | Sequence[str]
-Pair = tuple[str, Gold] | tuple[str, Gold, str | None]
+Options = Sequence[str]
+Pair = tuple[str, Gold] | tuple[str, Gold, str | None] | tuple[str, Gold, str | None, Options]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,12 +191,14 @@ def grade(
     template: Any = None,
     *,
     question: str | None = None,
+    options: Options = (),
     extraction: Extraction | None = None,
 ) -> Grade:
     """Grades a whole response; any of several golds may match.
 
     `template` may carry an `answer_tag` other than "answer". With `question`, an answer that only
-    repeats it is `echo`. Raises `TypeError` or `ValueError`
+    repeats it is `echo`. With the `options` of a multiple-choice question, whose gold is a letter,
+    `choice` decides. Raises `TypeError` or `ValueError`
     for an unusable gold: that is a fault of the data, not of the response.
     """
     golds = _golds(gold)
@@ -205,6 +209,8 @@ def grade(
     answer = extract(response, settings)
     if answer is None:
         return Grade(correct=False, extracted=None, status="no_answer", seconds=_since(start))
+    if options:
+        return _grade_choice(answer, golds, options, start)
     return _grade_extracted(answer, golds, question, start)
 
 
@@ -222,14 +228,17 @@ def grade_many(
     extraction: Extraction | None = None,
     on_grade: Callable[[Grade], object] | None = None,
 ) -> list[Grade]:
-    """Grades (response, gold) or (response, gold, question) on every worker, in order.
+    """Grades (response, gold[, question[, options]]) on every worker, in order.
 
     `on_grade` serves progress bars.
     """
 
     def one(pair: Pair) -> Grade:
-        response, gold, question = pair if len(pair) == 3 else (*pair, None)
-        result = grade(response, gold, template, question=question, extraction=extraction)
+        response, gold = pair[:2]
+        question, options = pair[2] if len(pair) > 2 else None, pair[3] if len(pair) > 3 else ()
+        result = grade(
+            response, gold, template, question=question, options=options, extraction=extraction
+        )
         if on_grade is not None:
             on_grade(result)
         return result
@@ -302,6 +311,23 @@ def _grade_extracted(answer: str, golds: list[str], question: str | None, start:
         status=status,
         detail=detail,
         seconds=max(0.0, _since(start) - waited),
+    )
+
+
+def _grade_choice(answer: str, golds: list[str], options: Options, start: float) -> Grade:
+    """`extracted` is the letter that was chosen, or the whole answer where none was."""
+
+    def equal(option: str, said: str) -> bool:
+        return _grade_extracted(said, [option], None, start).correct
+
+    letter = chosen(answer, options, equal)
+    status: Status = "correct" if letter in golds else "wrong" if answer.strip() else "no_answer"
+    return Grade(
+        correct=letter in golds,
+        extracted=letter or answer[:MAX_ANSWER],
+        status=status,
+        detail="" if letter else "not one option's letter, alone or with its text",
+        seconds=_since(start),
     )
 
 

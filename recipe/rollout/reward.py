@@ -74,6 +74,7 @@ class RecipeRewardManager(RewardManagerBase):
             list(row["extra_info"]["answers"]),
             template,
             question=_rephrasings(row),
+            options=row["extra_info"].get("options") or (),
         )
         accuracy = float(graded.correct)
         format_reward = template.format_reward(text)

@@ -1,6 +1,6 @@
 """Denominators, files, hub errors, and answers as texts."""
 
-import dataclasses
+import re
 from pathlib import Path
 
 import datasets
@@ -139,12 +139,55 @@ def test_every_known_benchmark_is_a_whole_record() -> None:
     assert all(benchmark.hub and benchmark.licence for benchmark in known.values())
 
 
-def test_the_suites_content_is_that_of_the_published_one(shared_data: Path) -> None:
-    for request in suite_requests(shared_data / "evaluation_suite"):
-        assert request.sha256 is not None
-        load(request, greedy=True)
-        with pytest.raises(EvaluationError, match="not those of the digest"):
-            load(dataclasses.replace(request, sha256="0" * 64), greedy=True)
+def test_every_hub_data_set_is_held_to_a_revision_or_to_copies() -> None:
+    for name, benchmark in known_benchmarks().items():
+        if benchmark.revision is not None:
+            assert re.fullmatch("[0-9a-f]{40}", benchmark.revision), name
+        held = benchmark.digests(local=False) or benchmark.revision
+        assert held, f"{name} would load whatever the hub has"
+        assert all(re.fullmatch("[0-9a-f]{64}", d) for d in benchmark.digests(local=True)), name
+
+
+def test_the_revision_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+
+    def note(source: str, *_: object, revision: str | None, **__: object) -> None:
+        asked[source] = revision
+        raise SourceError("no route")
+
+    monkeypatch.setattr("eval.benchmarks.loading.load_rows", note)
+    with pytest.raises(EvaluationError):
+        load(BenchmarkRequest(name="math500"), greedy=True)
+    assert asked == {"HuggingFaceH4/MATH-500": known_benchmark("math500").revision}
+
+
+def numbered(count: int, answer: str = "7") -> datasets.Dataset:
+    return datasets.Dataset.from_list(
+        [{"problem": f"Question {i}?", "question": f"Question {i}?", "answer": answer}
+         for i in range(count)]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["aime25", "olympiadbench"])  # held to its file, to the copies
+def test_a_changed_hub_data_set_of_the_same_size_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = numbered(known_benchmark(name).questions)
+    monkeypatch.setattr("eval.benchmarks.loading.load_rows", lambda *_, **__: rows)
+    with pytest.raises(EvaluationError, match=f"{name}: the content of hub:.* have changed"):
+        load(BenchmarkRequest(name=name), greedy=True)
+
+
+def test_a_changed_copy_of_the_same_size_is_refused(tmp_path: Path, shared_data: Path) -> None:
+    rows = datasets.load_from_disk(str(shared_data / "evaluation_suite" / "aime"))
+    backwards = rows.select(reversed(range(len(rows))))
+    backwards.save_to_disk(str(tmp_path / "backwards"))
+    other = rows.map(lambda row, i: {"answer": "0" if i == 7 else row["answer"]}, with_indices=True)
+    other.save_to_disk(str(tmp_path / "changed"))
+    load(BenchmarkRequest(name="aime24", path=str(tmp_path / "backwards")), greedy=True)
+    with pytest.raises(EvaluationError, match="its questions or answers have changed"):
+        load(BenchmarkRequest(name="aime24", path=str(tmp_path / "changed")), greedy=True)
+    load(BenchmarkRequest(name="mine", path=str(tmp_path / "changed")), greedy=True)
 
 
 def own(
@@ -171,7 +214,7 @@ def test_a_users_own_benchmark_is_a_yaml_file_in_their_folder(tmp_path: Path) ->
     changed = own(
         tmp_path / "far", "question,answer\n1 + 1?,2\n2 + 2?,5\n", sha256=benchmark.sha256
     )
-    with pytest.raises(EvaluationError, match="not those of the digest"):
+    with pytest.raises(EvaluationError, match="have changed"):
         load(parse_request(f"mine={changed}"), greedy=False)
 
 
@@ -205,50 +248,61 @@ def test_an_answer_is_what_follows_the_marker_for_the_last_time(tmp_path: Path) 
 
 def test_the_order_of_options_is_that_of_the_stored_seed() -> None:
     right, wrong = "right", ["one", "two", "three"]
-    texts = {seed: multiple_choice("Which?", right, wrong, seed) for seed in range(20)}
-    assert texts[0] == multiple_choice("Which?", right, wrong[::-1], 0)
-    letters = {answers[0] for _, answers in texts.values()}
-    assert letters == set("ABCD")
-    for text, (letter,) in texts.values():
+    made = {seed: multiple_choice("Which?", right, wrong, seed) for seed in range(20)}
+    assert made[0] == multiple_choice("Which?", right, wrong[::-1], 0)
+    assert {answers[0] for _, answers, _ in made.values()} == set("ABCD")
+    for text, (letter,), options in made.values():
         assert f"({letter}) right\n" in text + "\n"
-    with pytest.raises(EvaluationError, match="two options are the same"):
-        multiple_choice("Which?", "one", wrong, 0)
+        assert options["ABCD".index(letter)] == right
+        assert set(options) == {right, *wrong}
 
 
-def test_gpqa_from_a_local_csv_is_graded_by_letter(tmp_path: Path) -> None:
-    path = tmp_path / "gpqa.csv"
-    gpqa_rows(198).to_csv(str(path))
-    benchmark = load(BenchmarkRequest(name="gpqa-diamond", path=str(path)), greedy=True)
-    (letter,) = benchmark.questions[0].answers
-    wrong = next(other for other in "ABCD" if other != letter)
-    assert grade(rf"\boxed{{{letter}}}", [letter]).correct
-    assert not grade(rf"\boxed{{{wrong}}}", [letter]).correct
+def test_two_wrong_options_may_be_the_same_but_none_the_right_one() -> None:
+    text, (letter,), options = multiple_choice("Which?", "right", ["one", "two", "one"], 0)
+    assert sorted(options) == ["one", "one", "right", "two"]
+    assert options["ABCD".index(letter)] == "right"
+    assert text.count(") one\n") == 2
+    with pytest.raises(EvaluationError, match="a wrong option is the right one"):
+        multiple_choice("Which?", "one", ["one", "two", "three"], 0)
 
 
-def gpqa_rows(count: int) -> datasets.Dataset:
-    return datasets.Dataset.from_list(
-        [
-            {
-                "Question": f"Question {i}?",
-                "Correct Answer": f"right {i}",
-                **{f"Incorrect Answer {j}": f"wrong {i} {j}" for j in (1, 2, 3)},
-            }
-            for i in range(count)
-        ]
+def choices(folder: Path, count: int) -> Path:
+    rows = [
+        f"Question {i}?,right {i} \\%,{','.join(f'wrong {i} {j}' for j in (1, 2, 2))}"
+        for i in range(count)
+    ]
+    return own(
+        folder,
+        "\n".join(["q,right,w1,w2,w3", *rows]),
+        questions=count,
+        text="q",
+        answer="right",
+        options=["w1", "w2", "w3"],
     )
 
 
-def test_gpqa_options_have_a_fixed_order_that_hides_the_right_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("eval.benchmarks.loading.load_rows", lambda *_, **__: gpqa_rows(198))
-    benchmark = load(BenchmarkRequest(name="gpqa-diamond"), greedy=True)
-    assert benchmark == load(BenchmarkRequest(name="gpqa-diamond"), greedy=True)
-    letters = []
-    for index, question in enumerate(benchmark.questions):
-        (letter,) = question.answers
-        assert f"({letter}) right {index}\n" in question.text
-        letters.append(letter)
+def test_multiple_choice_is_graded_by_the_letter_and_its_text(tmp_path: Path) -> None:
+    path = choices(tmp_path, 3)
+    benchmark = load(BenchmarkRequest(name="mine", path=str(path)), greedy=True)
+    question = benchmark.questions[0]
+    (letter,), said = question.answers, r"right 0 \%"
+    other = next(o for o in "ABCD" if o != letter)
+
+    def right(answer: str) -> bool:
+        asked = {"question": question.text, "options": question.options}
+        return grade(rf"\boxed{{{answer}}}", question.answers, **asked).correct
+
+    assert right(letter)
+    assert right(f"({letter}) {said}")
+    assert not right(other)
+    assert not right(f"({other}) {said}")
+
+
+def test_options_have_a_fixed_order_that_hides_the_right_one(tmp_path: Path) -> None:
+    request = BenchmarkRequest(name="mine", path=str(choices(tmp_path, 198)))
+    benchmark = load(request, greedy=True)
+    assert benchmark == load(request, greedy=True)
+    letters = [question.answers[0] for question in benchmark.questions]
     counts = {letter: letters.count(letter) for letter in "ABCD"}
     # Uniform over four places: 49.5 +- 6.1 each; a fixed place would have 198.
     assert all(25 < count < 75 for count in counts.values()), counts

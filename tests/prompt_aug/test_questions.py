@@ -55,6 +55,7 @@ def test_row_by_hand() -> None:
             "index": 7,
             "level": 4,
             "answers": ["2"],
+            "options": [],
             "rephrasings": ["1 + 1 = ?"],
         },
     }

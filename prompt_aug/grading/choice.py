@@ -1,0 +1,47 @@
+r"""Answers to multiple-choice questions: the leading letter decides.
+
+`B`, `(B)`, `\text{B. } 10^{-4}` and `(B) $10^{-4}$ eV` all choose B. What stands behind the letter
+must be the text of that option: in another spelling, with the same value, or cut after a word, as
+prose is at a full stop. `B or C` and the text of another option choose nothing. The options are
+part of the question, so nothing is an echo here.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+
+LETTERS = "ABCDEFGHIJ"
+_STYLE = r"\\(?:text|math)[a-z]*|\\(?:mbox|bf|rm|displaystyle)(?![a-zA-Z])"
+_SPACE = r"\\[()\[\],;:! ]|\\q?quad(?![a-zA-Z])"
+_AFTER = rf"(?:[\s$)}}\]*]|{_SPACE})*"
+_LEADING = re.compile(
+    rf"(?:[\s$({{\[*]|{_STYLE}|{_SPACE})*"
+    rf"(?:(?i:option|choice|answer)(?![a-zA-Z])(?:[\s:({{]|{_SPACE})*)?"
+    rf"([A-J])(?![a-zA-Z]){_AFTER}(?:[.:,](?!\d){_AFTER})?(?:-(?=\s))?"
+)
+_IDLE = re.compile(rf"{_STYLE}|{_SPACE}|\\(?:left|right)(?![a-zA-Z])|[$*]")
+_BRACES = re.compile(r"[{}\\]")
+
+
+def chosen(answer: str, options: Sequence[str], equal: Callable[[str, str], bool]) -> str | None:
+    """The letter that `answer` chooses, None where it chooses none of `options` or several.
+
+    `equal` compares the text behind the letter with the option's where their spelling differs.
+    """
+    leading = _LEADING.match(answer)
+    if leading is None or (place := LETTERS.index(leading[1])) >= len(options):
+        return None
+    said, option = answer[leading.end() :], options[place]
+    words = _words(said)
+    if words == _words(option)[: len(words)] or "".join(words) == "".join(_words(option)):
+        return leading[1]
+    unopened = max(0, said.count("}") - said.count("{"))  # of a \text{ before the letter
+    said = said.rstrip(" $.)")
+    return leading[1] if equal(option, said[: len(said) - unopened]) else None
+
+
+def _words(text: str) -> list[str]:
+    """The words that are compared: without dollars, braces, style, brackets around them, case."""
+    plain = _IDLE.sub(" ", unicodedata.normalize("NFKC", text)).split()
+    spelled = (_BRACES.sub("", word).strip("()[]").rstrip(".,;:").casefold() for word in plain)
+    return [word for word in spelled if word]

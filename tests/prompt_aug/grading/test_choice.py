@@ -1,0 +1,81 @@
+"""Multiple choice: the letter decides, and the text behind it must be that option's."""
+
+import pytest
+
+from prompt_aug.grading import grade, grade_many
+
+OPTIONS = ("10^-11 eV", "10^-4 eV", "10^{-9} \\text{ eV}", "No, since the key is -5; it grows")
+QUESTION = "Two states live 10^-4 s. Which energies tell them apart? (A) 10^-11 eV (B) 10^-4 eV"
+
+
+def status(answer: str, gold: str = "B") -> str:
+    return grade(rf"\boxed{{{answer}}}", gold, question=QUESTION, options=OPTIONS).status
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "B",
+        "(B)",
+        "B.",
+        r"\text{B}",
+        r"\mathbf{(B)}",
+        "Option B",
+        "(B) 10^-4 eV",
+        r"(B) $10^{-4}$ eV",
+        r"\text{(B) 10^-4 eV}",
+        r"B. 10^{-4}\,\text{eV}",
+        "B: 10^-4 EV.",
+        r"(B)\ 0.0001\text{ eV}",
+    ],
+)
+def test_the_right_letter_is_right_alone_and_with_its_text(answer: str) -> None:
+    assert status(answer) == "correct"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "C",
+        "E",
+        "10^-4 eV",  # the letter was asked for
+        "B or C",
+        "B, C",
+        "B/C",
+        "B?",
+        "(B) 10^-11 eV",  # another option's text
+        "(A) 10^-4 eV",
+        "Both",
+        "not B",
+        "(B) 10^4 eV",
+    ],
+)
+def test_anything_else_is_wrong(answer: str) -> None:
+    assert status(answer) == "wrong"
+
+
+def test_text_may_end_after_a_word_of_the_option_but_not_within_one() -> None:
+    assert status("(D) No", "D") == "correct"
+    assert status("(D) No, since the key is -5", "D") == "correct"
+    assert status("(D) No, since the key is 5", "D") == "wrong"
+    assert status("(D) N", "D") == "wrong"
+
+
+def test_what_was_chosen_is_the_letter_so_that_votes_for_it_are_one_answer() -> None:
+    chosen = [
+        grade(text, "A", options=OPTIONS).extracted
+        for text in (r"\boxed{B}", r"\boxed{(B) 10^-4 eV}", "The answer is (B) 10^-4 eV.")
+    ]
+    assert chosen == ["B"] * 3
+
+
+def test_nothing_boxed_is_no_answer() -> None:
+    assert status("  ") == "no_answer"
+    assert grade("Let me think", "B", options=OPTIONS).status == "no_answer"
+
+
+def test_options_are_the_fourth_of_what_is_graded_at_once() -> None:
+    answer = r"\boxed{(B) 10^-4 eV}"
+    with_options, without = grade_many([(answer, "B", QUESTION, OPTIONS), (answer, "B", QUESTION)])
+    assert with_options.correct
+    assert not without.correct
