@@ -25,8 +25,6 @@ IGNORED: dict[str, Any] = {
     "trainer.v1.sampler.sync_refill_failed_groups": False,
     "critic.enable": None,
     "actor_rollout_ref.actor.grad_clip": 1.0,  # the engine reads actor.optim.clip_grad
-    # Not handed to the tokenizer by this project's rendering, in training or in evaluation.
-    "data.apply_chat_template_kwargs": {},
     "data.mm_processor_kwargs": {},
 }
 INSTEAD = {"actor_rollout_ref.actor.grad_clip": "actor_rollout_ref.actor.optim.clip_grad"}
