@@ -81,6 +81,7 @@ class Reward(Record):
 class Rollout(Record):
     poll_seconds: Above0
     request_seeds: bool
+    joint_limit: bool
     hang_seconds: Above0
 
 

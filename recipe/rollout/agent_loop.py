@@ -125,6 +125,9 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
                 prompt_ids=generated_under,
                 sampling_params=params,
             )
+        limit = self.response_length
+        if self.recipe.rollout.get("joint_limit"):
+            limit = min(limit, int(self.rollout_config.max_model_len) - len(generated_under))
         ids = list(output.token_ids)[: self.response_length]
         logprobs = list(output.log_probs)[: self.response_length] if output.log_probs else None
         metrics["num_preempted"] = -1 if output.num_preempted is None else output.num_preempted
@@ -139,7 +142,7 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
                 **output.extra_fields,
                 "template": name,
                 "prefill": rendered.prefill,
-                "truncated": len(ids) >= self.response_length,
+                "truncated": len(ids) >= limit,
                 "rephrasing": n,
                 "generated_under": None if trained_under is generated_under else generated_under,
             },
