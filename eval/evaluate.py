@@ -32,11 +32,12 @@ class Item:
     benchmark: LoadedBenchmark
     evaluation: EvaluationFolder
     template: Template
+    extraction: str
 
     @property
     def identity(self) -> dict[str, Any]:
         """What its scores must agree on, beside the model and the grader."""
-        return benchmark_identity(self.benchmark, self.template)
+        return benchmark_identity(self.benchmark, self.template, self.extraction)
 
     @property
     def folder(self) -> BenchmarkFolder:
@@ -86,9 +87,21 @@ class Evaluation:
                 benchmark=benchmark,
                 evaluation=evaluation,
                 template=self.prompts.bank[benchmark.template or self.settings.template],
+                extraction=self.settings.extraction,
             )
             for benchmark in self.benchmarks
         ]
+
+    def plan(self, tokenizer: Any) -> str:
+        """What would be asked: the settings, and the first prompt of every benchmark."""
+        told = [f"{key}: {value}" for key, value in self.identity.items()]
+        for benchmark in self.benchmarks:
+            prompt = PendingSamples(benchmark, self.prompts, tokenizer).prompts[0]
+            told.append(
+                f"{benchmark.name}: {len(benchmark.questions)} questions x {benchmark.samples}, "
+                f"extraction {self.settings.extraction}, first prompt:\n{prompt.shown()}"
+            )
+        return "\n".join(told)
 
     def prepare(self) -> None:
         """Write settings.json and prompts.yaml; the same settings give the same files.

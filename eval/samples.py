@@ -76,7 +76,8 @@ class PendingSamples:
         self.prompts: list[Prompt] = []
         for question in benchmark.questions:
             try:
-                self.prompts.append(prompts.render(self.template, question.text, tokenizer))
+                text, system = question.text, question.system
+                self.prompts.append(prompts.render(self.template, text, tokenizer, system))
             except ValueError as error:
                 raise EvaluationError(
                     f"{benchmark.name}: question {question.uid} cannot be rendered: {error}"

@@ -17,6 +17,7 @@ from eval.errors import EvaluationError
 from eval.samples import TOO_LONG, Sample, SampleFiles, SampleKey
 from prompt_aug.commands import make_parser
 from prompt_aug.estimates import FloatArray, powers
+from prompt_aug.extraction import BESIDE, extraction, verdicts
 from prompt_aug.files import iter_lines, read_json, read_lines, write_json, write_lines
 from prompt_aug.grading import VERSION, grade_many, normal_form
 from prompt_aug.progress import Progress
@@ -39,11 +40,12 @@ def grade_samples(
     count: int,
     template: Template,
     title: str = "grade",
+    setting: str = "default",
 ) -> Lines:
     """A verdict for each of the first `count` samples of each question, by training's grader.
 
-    The graded text is the response alone, after the template's prefill, as in training. A sample
-    that is missing is an error, never a wrong answer.
+    `setting` names the extraction; the verdicts of `BESIDE` are in each line too. The graded text
+    is the response alone, after the prefill. A missing sample is an error, never a wrong answer.
     """
     wanted: dict[SampleKey, Mapping[str, Any]] = {
         question_key(question, sample): question
@@ -59,6 +61,7 @@ def grade_samples(
                 for k, q in wanted.items()
             ],
             template,
+            extraction=extraction(setting),
             on_grade=lambda _: bar.update(),
         )
     return [
@@ -70,8 +73,9 @@ def grade_samples(
             "extracted": grade.extracted,
             "form": None if grade.extracted is None else normal_form(grade.extracted),
             "status": str(grade.status),
+            "under": verdicts(setting, grade, samples[uid, prompt, sample], question, template),
         }
-        for (uid, prompt, sample), grade in zip(wanted, grades, strict=True)
+        for ((uid, prompt, sample), question), grade in zip(wanted.items(), grades, strict=True)
     ]
 
 
@@ -121,6 +125,10 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     return {
         **estimate(metrics.accuracy(correct)),
         "samples": total,
+        "accuracy_under": {
+            name: sum(line.get("under", {}).get(name, False) for line in lines) / total
+            for name in BESIDE
+        },
         "interval": list(intervals.accuracy_interval(correct)),
         "pass_at_k": _by_text(metrics.pass_at_powers(correct)),
         "pass_all_k": _by_text(metrics.all_at_powers(correct)),
@@ -170,7 +178,8 @@ def score_benchmark(
     questions = read_lines(folder.questions)
     samples = SampleFiles(folder, identity).load()
     count = int(record["settings"]["samples"])
-    grades = grade_samples(questions, samples, count, template, f"grade {folder.root.name}")
+    title, setting = f"grade {folder.root.name}", record["settings"].get("extraction", "default")
+    grades = grade_samples(questions, samples, count, template, title, setting)
     write_lines(folder.grades, [{"grader": VERSION, "model": dict(identity)}, *grades])
     scores = score(join(questions, samples, grades, count))
     entry = {**record, "grader": VERSION, "model": dict(identity), **scores}

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,9 +18,11 @@ import yaml
 
 from eval.benchmarks import MOST_SAMPLES, BenchmarkRequest, LoadedBenchmark
 from eval.errors import EvaluationError
+from prompt_aug.extraction import EXTRACTIONS, ExtractionName
 from prompt_aug.files import read_text
-from prompt_aug.prompts import Prompts
-from prompt_aug.templates import Style, load_bank
+from prompt_aug.prompts import FORM, Prompts
+from prompt_aug.templates import Form, load_bank
+from prompt_aug.templates.rendering import PLAIN, Style, System, Turn
 from recipe.run.folder import RunFolder
 
 DTYPES = ("float32", "bfloat16", "float16", "auto")
@@ -40,6 +42,10 @@ class Settings:
     template: str = "qwen-math"
     bank: str | None = None
     style: Style = "auto"
+    chat: Mapping[str, Any] = field(default_factory=dict)
+    instruction: Turn = "system"
+    system: System = "row"
+    extraction: ExtractionName = "default"
     benchmarks: tuple[BenchmarkRequest, ...] = ()
     samples: int | None = None
     temperature: float = 0.0
@@ -61,6 +67,7 @@ class Settings:
             (self.max_tokens < 1, "max_tokens", "at least 1"),
             (self.dtype not in DTYPES, "dtype", f"one of {', '.join(DTYPES)}"),
             (self.style not in STYLES, "style", f"one of {', '.join(STYLES)}"),
+            (self.extraction not in EXTRACTIONS, "extraction", f"one of {', '.join(EXTRACTIONS)}"),
             (self.max_questions is not None and self.max_questions < 1, "max_questions", ">= 1"),
             (self.max_model_len is not None and self.max_model_len < 2, "max_model_len", ">= 2"),
             (self.tensor_parallel < 1, "tensor_parallel", "at least 1"),
@@ -71,6 +78,11 @@ class Settings:
             if wrong:
                 raise EvaluationError(f"evaluation: {name} is {getattr(self, name)}, not {wanted}")
 
+    @property
+    def form(self) -> Form:
+        """How a template's texts become a prompt."""
+        return Form(**{name: getattr(self, name) for name in FORM})
+
     def prompts(self) -> Prompts:
         """The renderer of these settings; raises for an unknown bank or template."""
         bank = load_bank(self.bank)
@@ -79,7 +91,7 @@ class Settings:
             bank=bank,
             source=self.bank,
             format="strict",
-            style=self.style,
+            form=self.form,
             validation_template=self.template,
         )
 
@@ -103,10 +115,11 @@ def from_run(run: Path) -> Settings:
     config = yaml.safe_load(read_text(path)) or {}
     section = dict(config.get("eval") or {})
     augment = (config.get("recipe") or {}).get("augment") or {}
+    chat = (config.get("data") or {}).get("apply_chat_template_kwargs")
     if prompts.exists():
-        augment = {"bank": str(prompts), "style": Prompts.read(prompts).style}
-    section.setdefault("bank", augment.get("bank"))
-    section.setdefault("style", augment.get("style", "auto"))
+        augment = {"bank": str(prompts), **dataclasses.asdict(Prompts.read(prompts).form)}
+    section |= {key: augment[key] for key in ("bank", *FORM) if key in augment}
+    section.setdefault("chat", chat)
     names = {field.name for field in dataclasses.fields(Settings)}
     unknown = sorted(set(section) - names)
     if unknown:
@@ -165,10 +178,13 @@ def shared_identity(settings: Settings, template: object) -> dict[str, Any]:
     """Everything but the model and the questions that can change a response.
 
     The number of samples is no part of it: a sample's seed depends on (seed, question, number).
+    Of the form, what has its default is left out: older folders keep their names.
     """
+    form = dataclasses.asdict(settings.form)
     return {
         "template": settings.template,
         "style": settings.style,
+        **{key: value for key, value in form.items() if value != getattr(PLAIN, key)},
         "template_sha256": _digest(template),
         "temperature": settings.temperature,
         "top_p": settings.top_p,
@@ -186,7 +202,9 @@ def folder_name(identity: Mapping[str, Any]) -> str:
     return f"{template}-t{identity['temperature']:g}-{digest}"
 
 
-def benchmark_identity(benchmark: LoadedBenchmark, template: object) -> dict[str, Any]:
+def benchmark_identity(
+    benchmark: LoadedBenchmark, template: object, extraction: str
+) -> dict[str, Any]:
     """What a benchmark's scores must agree on; the path is not part of it, its content is.
 
     `template` is what it is asked with, named here where it is the benchmark's own.
@@ -198,6 +216,7 @@ def benchmark_identity(benchmark: LoadedBenchmark, template: object) -> dict[str
         "questions": len(benchmark.questions),
         "of": benchmark.size,
         "samples": benchmark.samples,
+        "extraction": extraction,
     }
 
 

@@ -13,7 +13,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+import yaml
 
 from eval import settings as settings_module
 from eval.benchmarks import LoadedBenchmark, load, parse_request, suite_requests
@@ -33,8 +35,11 @@ from eval.score import require_one_grader
 from eval.session import Session
 from eval.settings import Settings
 from prompt_aug.commands import add_steps, make_parser
+from prompt_aug.extraction import EXTRACTIONS
 from prompt_aug.files import InUseError, read_json
 from prompt_aug.grading import VERSION
+from prompt_aug.prompts import load_tokenizer
+from prompt_aug.templates.rendering import System, Turn
 from recipe.run.folder import RunFolder
 
 WATCH_SECONDS = 30.0
@@ -61,6 +66,11 @@ def _parser() -> argparse.ArgumentParser:
         help="what one benchmark is asked with instead")  # fmt: skip
     add("--bank", type=text, help="template bank file (default: the run's own, or the project's)")
     add("--style", choices=settings_module.STYLES, help="default: the run's own, or auto")
+    add("--chat", type=_chat, metavar="{KEY: VALUE}",
+        help="arguments of the chat template, as '{enable_thinking: false}'")  # fmt: skip
+    add("--instruction", choices=get_args(Turn), help="turn of the template's instruction")
+    add("--system", choices=get_args(System), help="whose system prompt, if a row has one")
+    add("--extraction", choices=EXTRACTIONS, help="which text counts as the answer")
     add("--temperature", type=float, help="0 is greedy (default: the run's, or 0)")
     add("--top-p", type=float, help="default: the run's, or 1")
     add("--max-tokens", type=int, help="limit of a response (default: the run's, or 3000)")
@@ -69,9 +79,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, help="default: the run's, or 0")
     add("--dtype", choices=settings_module.DTYPES, help="default: the run's, or auto")
     _engine_options(parser)
+    add("--dry-run", action="store_true", help="show what would be asked, with the first prompts")
     add("--watch", action="store_true",
         help="follow a training: export and evaluate each checkpoint as it is saved")  # fmt: skip
     return parser
+
+
+def _chat(value: str) -> dict[str, Any]:
+    """Arguments of a chat template, a mapping in yaml."""
+    found = yaml.safe_load(value)
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{value!r} is not a mapping such as '{{key: value}}'")
+    return found
 
 
 def _engine_options(parser: argparse.ArgumentParser) -> None:
@@ -92,6 +111,8 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
     base = Settings() if run is None else settings_module.from_run(run)
     if options.preset is not None:
         base = dataclasses.replace(base, **settings_module.presets()[options.preset])
+        plain = tuple(dataclasses.replace(r, template=None) for r in base.benchmarks)
+        base = dataclasses.replace(base, benchmarks=plain)
     names = {field.name for field in dataclasses.fields(Settings)} - {"benchmarks"}
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     requests = [parse_request(request) for request in options.benchmark]
@@ -151,8 +172,12 @@ def sweep(options: argparse.Namespace) -> None:
     for run in options.runs or [None]:
         root = options.out or RunFolder(run).evaluation
         settings = _settings(options, run)
-        check_hardware(settings)
         benchmarks = [_load(request, settings) for request in settings.benchmarks]
+        if options.dry_run:
+            model = options.model[0] if run is None else find(run, options.steps)[0][0].model
+            print(Evaluation(root, settings, benchmarks).plan(load_tokenizer(model)))
+            continue
+        check_hardware(settings)
         worker = Worker(Evaluation(root, settings, benchmarks), Digests(root / ".digests.json"))
         with Session(settings) as session:
             if run is None:

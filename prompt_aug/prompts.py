@@ -1,25 +1,36 @@
 """The prompts of one run: one record that training, validation and evaluation all render from.
 
-A run writes it to its folder (``prompts.yaml``: a template bank with the style, the format setting
+A run writes it to its folder (``prompts.yaml``: a template bank with the form, the format setting
 and the validation template beside it), so that a model is asked months later exactly as it was
-trained, whatever has become of the bank's own file. A chat template may open a ``<think>`` tag by
-itself, for instance: a model trained with style "raw" and evaluated with "auto" answers another
-prompt, and nothing but its score tells.
+trained, whatever has become of the bank's own file. The checks at the start, the agent loop,
+validation and evaluation all call `Prompts.render`.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 
 from prompt_aug.errors import UserError
 from prompt_aug.files import write_text
-from prompt_aug.templates import Bank, BankError, Rendered, Style, load_bank, render
+from prompt_aug.questions import Question
+from prompt_aug.templates import (
+    Bank,
+    BankError,
+    Form,
+    Overlong,
+    Rendered,
+    load_bank,
+    overlong,
+    render,
+)
 
 HEAD = ("source", "format", "style", "validation_template")
+FORM = ("style", "chat", "instruction", "system")
 
 
 class TokenizerError(UserError):
@@ -57,24 +68,36 @@ class Prompt:
     rendered: Rendered
     ids: tuple[int, ...]
 
+    def shown(self) -> str:
+        """The text as it is sent, with its size and digest; a bar marks its end."""
+        digest = hashlib.sha256(self.rendered.text.encode()).hexdigest()
+        return f"{self.rendered.text}|\n({len(self.ids)} tokens, sha256 {digest})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
     """How a run's questions become prompts.
 
     `source` is the file that the bank came from, None the project's own; it is recorded, never read
-    again. `bank` carries the format setting "strict" or "published" in its templates.
+    again. `bank` carries the format setting "strict" or "published" in its templates, and each
+    template its stop strings.
     """
 
     bank: Bank
     source: str | None
     format: str
-    style: Style
+    form: Form
     validation_template: str
 
     @classmethod
+    def from_config(cls, config: Any) -> "Prompts":
+        """From a composed configuration: ``recipe.augment`` and the chat template's arguments."""
+        chat = config.data.get("apply_chat_template_kwargs")
+        return cls.from_section({**config.recipe.augment, "chat": chat})
+
+    @classmethod
     def from_section(cls, augment: Mapping[str, Any]) -> "Prompts":
-        """From the section ``recipe.augment`` of a configuration; its other keys are not read."""
+        """From the keys of ``recipe.augment`` and `chat`; other keys are not read."""
         source, setting = augment.get("bank"), augment.get("format", "strict")
         return cls._checked(load_bank(source, setting), source and str(source), augment)
 
@@ -94,13 +117,14 @@ class Prompts:
 
     @classmethod
     def _checked(cls, bank: Bank, source: str | None, section: Mapping[str, Any]) -> "Prompts":
-        style = section.get("style", "auto")
-        if style not in get_args(Style):
-            raise BankError(f"style {style!r}: known are {', '.join(get_args(Style))}")
+        given = {key: section[key] for key in FORM if section.get(key) is not None}
+        given["chat"] = dict(given.get("chat", {}))
         name = str(section.get("validation_template", "qwen-math"))
         bank[name]  # raises UnknownTemplateError
         setting = str(section.get("format", "strict"))
-        return cls(bank=bank, source=source, format=setting, style=style, validation_template=name)
+        return cls(
+            bank=bank, source=source, format=setting, form=Form(**given), validation_template=name
+        )
 
     def to_yaml(self) -> str:
         """The file's text: the same record gives the same bytes."""
@@ -108,21 +132,32 @@ class Prompts:
         for name, template in self.bank.items():
             entry = _plain(dataclasses.asdict(template))
             templates[name] = {k: v for k, v in entry.items() if k != "name" and v is not None}
-        record = {key: getattr(self, key) for key in HEAD} | {"templates": templates}
+        form = dataclasses.asdict(self.form)
+        record = {key: form[key] if key in form else getattr(self, key) for key in HEAD}
+        record |= form | {"templates": templates}
         return yaml.safe_dump(record, sort_keys=False, allow_unicode=True, width=10_000)
 
     def write(self, path: Path) -> None:
         """Write `path`, which `read` and `load_bank` understand."""
         write_text(path, self.to_yaml())
 
-    def render(self, template: str, question: str, tokenizer: Any) -> Prompt:
-        """The prompt of `question` under the template of that name.
+    def render(
+        self, template: str, question: str, tokenizer: Any, system: str | None = None
+    ) -> Prompt:
+        """The prompt of `question` under the template of that name; `system` is its own.
 
         Raises UnknownTemplateError, or ValueError where the question cannot be rendered.
         """
-        rendered = render(self.bank[template], question, tokenizer, self.style)
+        rendered = render(self.bank[template], question, tokenizer, self.form, system)
         ids = tokenizer.encode(rendered.text, add_special_tokens=False)
         return Prompt(rendered=rendered, ids=tuple(ids))
+
+    def overlong(
+        self, questions: Sequence[Question], names: Sequence[str], tokenizer: Any, limit: int
+    ) -> list[Overlong]:
+        """The questions with more than `limit` tokens under any of the templates of `names`."""
+        templates = [self.bank[name] for name in names]
+        return overlong(questions, templates, tokenizer, limit=limit, form=self.form)
 
 
 def _plain(value: Any) -> Any:

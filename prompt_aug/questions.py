@@ -59,6 +59,7 @@ class Question:
     """A question; any of `answers` is right, also for its `rephrasings`.
 
     With `options`, which its text lists as (A), (B), ..., an answer is a letter.
+    `system` is a system prompt of its own, which a row may bring along.
     """
 
     uid: str
@@ -69,6 +70,7 @@ class Question:
     level: int | None = None
     rephrasings: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    system: str | None = None
 
 
 def normalise(text: str) -> str:
@@ -85,6 +87,7 @@ def make_question(
     level: int | None = None,
     rephrasings: Sequence[str] = (),
     options: Sequence[str] = (),
+    system: str | None = None,
 ) -> Question:
     """A question with its uid; text and answers are trimmed.
 
@@ -107,6 +110,7 @@ def make_question(
         level=level,
         rephrasings=tuple(rephrasings),
         options=tuple(options),
+        system=system,
     )
 
 
@@ -114,7 +118,10 @@ def to_row(question: Question, index: int = 0) -> dict[str, Any]:
     """The verl-style row; training and validation files have the same columns."""
     return {
         "data_source": question.source,
-        "prompt": [{"role": "user", "content": question.text}],
+        "prompt": [
+            *([{"role": "system", "content": question.system}] if question.system else []),
+            {"role": "user", "content": question.text},
+        ],
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": question.answers[0]},
         "extra_info": {
@@ -132,9 +139,13 @@ def to_row(question: Question, index: int = 0) -> dict[str, Any]:
 def from_row(row: Mapping[str, Any]) -> Question:
     """The question of a verl-style row, of this project or foreign (without our `extra_info`).
 
-    A foreign row gives the last user message and ``reward_model.ground_truth``, a string or a
-    list. Raises QuestionError if there is no question or no answer.
+    A foreign row gives its system message, the last user message and
+    ``reward_model.ground_truth``, a string or a list. Raises QuestionError if there is no question
+    or no answer, and for images or videos, which no template here can show.
     """
+    for column in ("images", "videos"):
+        if row.get(column) is not None and len(row[column]):
+            raise QuestionError(f"the column {column!r} is not empty: questions are text. Drop it.")
     extra = row.get("extra_info") or {}
     if extra.get("neighbours") is not None:
         raise QuestionError(
@@ -153,6 +164,7 @@ def from_row(row: Mapping[str, Any]) -> Question:
         level=int(level) if isinstance(level, int | float) and level == level else None,
         rephrasings=_texts(extra.get("rephrasings")),
         options=_texts(extra.get("options")),
+        system=system_text(row.get("prompt")),
     )
 
 
@@ -215,7 +227,15 @@ def user_text(prompt: str | Iterable[Mapping[str, Any]] | None, column: str) -> 
     said = [m["content"] for m in prompt or () if m.get("role") == "user" and m.get("content")]
     if not said:
         raise QuestionError(f"the column {column!r} has no user message")
-    return str(said[-1])
+    if not isinstance(said[-1], str):
+        raise QuestionError(f"the column {column!r} holds parts (an image?): questions are text")
+    return said[-1]
+
+
+def system_text(prompt: str | Iterable[Mapping[str, Any]] | None) -> str | None:
+    """The system message of a chat, None where it has none."""
+    chat = () if isinstance(prompt, str) else prompt or ()
+    return next((str(m["content"]) for m in chat if m.get("role") == "system"), None)
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def check(config: DictConfig, *, here: bool = True) -> Any:
     from recipe.run.folder import RunFolder
     from recipe.toy import build as toy
 
-    bank = validate(config)
+    prompts = validate(config)
     run_dir = Path(config.recipe.run_dir).resolve()
     with open_dict(config):  # absolute: actors may run on another node or in another folder
         config.trainer.default_local_dir = str(Path(config.trainer.default_local_dir).resolve())
@@ -46,13 +46,13 @@ def check(config: DictConfig, *, here: bool = True) -> Any:
     built = toy.attach(config) if config.recipe.toy.enable else None
     check_files(config, built)
     if built is not None:
-        check_own(config, built, toy.settings_of(config, bank).world.questions.train)
+        check_own(config, built, toy.settings_of(config, prompts.bank).world.questions.train)
     check_same_run(config, RunFolder(run_dir))
     check_machine(config, here=here)
-    return bank
+    return prompts
 
 
-def prepare(config: DictConfig, bank: Any) -> None:
+def prepare(config: DictConfig) -> None:
     """The toy world where there is none, the checked questions, and config.yaml."""
     from prompt_aug.files import write_json, write_text
     from recipe.checks.checkpoints import check_checkpoints
@@ -68,7 +68,7 @@ def prepare(config: DictConfig, bank: Any) -> None:
     if config.recipe.toy.enable:
         toy.build(config)
     shown = OmegaConf.to_yaml(config, resolve=True)  # with the user's own data files
-    report = prepare_data(config, bank, load_tokenizer(config))
+    report = prepare_data(config, prompts, load_tokenizer(config))
     write_json(folder.data_manifest, report)
     prompts.write(folder.prompts)
     write_text(folder.config, shown)
@@ -85,16 +85,16 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
     with Progress("recipe.train: checks"):
         config = compose_config(example, overrides)
         launch.set_environment(config)  # before `check`, which imports torch and transformers
-        bank = check(config, here=not dry_run)
+        prompts = check(config, here=not dry_run)
     if dry_run:
         from recipe.checks.dry_run import describe
 
-        print(describe(config, bank))
+        print(describe(config, prompts))
         return 0
     folder = RunFolder(Path(config.recipe.run_dir))
     with lock(folder.root):
         with Progress("recipe.train: data and model"):
-            prepare(config, bank)
+            prepare(config)
         if launch.finished(config):
             print(f"recipe.train: all steps of {folder.root} are done already")
             return 0

@@ -14,7 +14,7 @@ import yaml
 
 from prompt_aug.errors import UserError
 from prompt_aug.grading.extract import closed_boxes
-from prompt_aug.questions import Question, QuestionError, make_question, user_text
+from prompt_aug.questions import Question, QuestionError, make_question, system_text, user_text
 
 PRESETS_FILE = Path(__file__).with_name("presets.yaml")
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".arrow": "arrow"}
@@ -257,7 +257,15 @@ def to_question(row: Mapping[str, Any], columns: Columns, source: str, split: st
         )
     answers = [_answer(value, columns.answer_from) for value in _golds(row, columns)]
     level = read_level(_get(row, columns.level)) if columns.level else None
-    return make_question(text=text, answers=answers, source=source, split=split, level=level)
+    value = _get(row, columns.text or "")
+    return make_question(
+        text=text,
+        answers=answers,
+        source=source,
+        split=split,
+        level=level,
+        system=system_text(value) if isinstance(value, list) else None,
+    )
 
 
 def question_text(row: Mapping[str, Any], columns: Columns) -> str:

@@ -7,6 +7,7 @@ outside the loss and outside what the format check sees), stop strings and a for
 
 from prompt_aug.templates.bank import load_bank
 from prompt_aug.templates.rendering import (
+    Form,
     Overlong,
     Rendered,
     Style,
@@ -27,6 +28,7 @@ __all__ = [
     "FORMAT_SETTINGS",
     "Bank",
     "BankError",
+    "Form",
     "FormatSetting",
     "Overlong",
     "Rendered",

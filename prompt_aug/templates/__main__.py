@@ -1,4 +1,7 @@
-"""The command `python -m prompt_aug.templates check [BANK]`: validate a bank and show it.
+"""The command `python -m prompt_aug.templates`: check a bank, or make one of an authors' checkout.
+
+    check [BANK]                  validate a bank and show it
+    published CHECKOUT OUT.json   write the prompts of an authors' checkout as a bank
 
 Every template is rendered for a sample question, as plain text or with the chat template of a
 tokenizer, and its format reward is shown for an empty response, which must be paid nothing.
@@ -7,9 +10,11 @@ tokenizer, and its format reward is shown for an empty response, which must be p
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from prompt_aug.commands import make_parser, run
+from prompt_aug.files import write_json
 from prompt_aug.templates import (
     FORMAT_SETTINGS,
     BankError,
@@ -19,6 +24,7 @@ from prompt_aug.templates import (
     render,
 )
 from prompt_aug.templates.format_checks import RULE_KEYS
+from prompt_aug.templates.published import DIGESTS, digest, renderings
 
 SAMPLE = "What is $1 + 1$?"
 
@@ -86,8 +92,9 @@ def build_parser() -> argparse.ArgumentParser:
         __doc__,
         example="python -m prompt_aug.templates check my_bank.yaml --strict",
     )
-    parser.add_argument("command", choices=["check"], help="validate and show")
+    parser.add_argument("command", choices=["check", "published"], help="what to do")
     parser.add_argument("bank", nargs="?", help="yaml or json file (default: the project's own)")
+    parser.add_argument("out", nargs="?", help="published: the .json file to write")
     parser.add_argument("--question", default=SAMPLE, help="the question to render")
     parser.add_argument("--tokenizer", help="folder or hub id, to render with its chat template")
     parser.add_argument("--format", choices=FORMAT_SETTINGS, default="strict", help="which checks")
@@ -110,10 +117,23 @@ def check(options: argparse.Namespace) -> int:
     return 1 if notes and options.strict else 0
 
 
+def published(options: argparse.Namespace) -> int:
+    """Write the renderings of a checkout, and say whether they are those compared with."""
+    if not options.bank or not options.out or not options.out.endswith(".json"):
+        raise BankError("published: name the CHECKOUT and the OUT.json to write")
+    name, found = renderings(Path(options.bank))
+    write_json(Path(options.out), found)
+    same = digest(found) == DIGESTS[name]
+    print(f"{options.out}: {len(found)} prompts of {name}, sha256 {digest(found)}")
+    print("as compared with by this project" if same else "NOT the prompts that it compared with")
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; 0 valid, 1 not valid (the reason on stderr), 2 wrong usage."""
     options = build_parser().parse_args(arguments)
-    return run(lambda: check(options), interrupted="nothing was written")
+    command = {"check": check, "published": published}[options.command]
+    return run(lambda: command(options), interrupted="nothing was written")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Banks from files: yaml, one record a template, or the published renderings as json.
 
-The renderings published with arXiv 2602.03190 are one ChatML string per template name, with the
-words SYSTEM and QUESTION, or only QUESTION, in the places of the message texts. Wording and prefill
-come from there; format checks, category and answer tag from the project's template of that name.
+Published renderings are one ChatML string per template name, with QUESTION in the place of the
+question (`prompt_aug.templates.published`). Wording and prefill come from there; format checks,
+category and answer tag from the project's template of that name, if there is one.
 """
 
 import functools
@@ -16,9 +16,14 @@ import yaml
 
 from prompt_aug.files import FileError, read_json, read_text
 from prompt_aug.templates.format_checks import RULE_KEYS, Rule
+from prompt_aug.templates.published import QUESTION, how_to_make
 from prompt_aug.templates.template import SLOT, Bank, BankError, FormatSetting, Template
 
 OWN_BANK = Path(__file__).with_name("template_bank.yaml")
+BANKS: dict[str | None, Path] = {
+    None: OWN_BANK,
+    "papers": Path(__file__).with_name("paper_prompts.yaml"),
+}
 _CHATML = re.compile(
     r"(?:<\|im_start\|>system\n(?P<system>.*?)<\|im_end\|>\n)?"
     r"<\|im_start\|>user\n(?P<user>.*?)<\|im_end\|>\n"
@@ -30,15 +35,16 @@ _CHATML = re.compile(
 def load_bank(path: str | Path | None = None, format_setting: FormatSetting = "strict") -> Bank:
     """The bank of a yaml file, or of published renderings in a .json file; None: the own bank.
 
-    The project's own bank has the 13 templates of arXiv 2602.03190.
+    The project's own bank has the 13 templates of arXiv 2602.03190, "papers" the prompts that
+    papers print.
     Raises BankError for a missing or malformed file, unknown or repeated keys, and bad templates.
     """
-    path = OWN_BANK if path is None else Path(path)
+    path = BANKS.get(path and str(path)) or Path(str(path))
     try:
         templates = _published(path) if path.suffix == ".json" else _from_yaml(read_text(path))
         return Bank(templates).with_format(format_setting)
     except FileError as error:
-        raise BankError(f"template bank: {error}") from error
+        raise BankError(f"template bank: {error}.{how_to_make(path)}") from error
     except BankError as error:
         raise BankError(f"template bank {path}: {error}") from error
 
@@ -56,21 +62,21 @@ def _from_yaml(text: str) -> tuple[Template, ...]:
 
 
 def _published(path: Path) -> tuple[Template, ...]:
-    renderings, own = read_json(path), load_bank()
+    renderings, known = read_json(path), {**load_bank("papers"), **load_bank()}
     if not isinstance(renderings, Mapping):
         raise BankError("published renderings are one ChatML string by template name")
     templates = []
     for name, rendering in renderings.items():
         match = _CHATML.fullmatch(str(rendering))
-        if match is None or name not in own:
-            raise BankError(f"{name} is not ChatML, or not a template of the project's own bank")
+        if match is None:
+            raise BankError(f"{name} is not ChatML")
         templates.append(
             replace(
-                own[name],
+                known.get(name) or Template(name=name, category="published"),
                 system=match["system"],
-                user=match["user"].replace("QUESTION", SLOT),
+                user=match["user"].replace(QUESTION, SLOT),
                 prefill=match["prefill"],
-                source=f"published with arXiv 2602.03190, read from {path.name}",
+                source=f"the authors' code, read from {path.name}",
             )
         )
     return tuple(templates)

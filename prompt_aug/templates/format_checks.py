@@ -110,7 +110,7 @@ def format_reward(rules: Sequence[Rule], response: str, prefill: str = "") -> fl
 
 
 def published_reward(markers: Sequence[str], response: str) -> float:
-    """The check as published with arXiv 2602.03190: the share of markers that occur exactly once.
+    """The check of the code of arXiv 2602.03190: the share of markers that occur exactly once.
 
     Nothing else is looked at: neither order, nor nesting, nor a repeated prefill. 1 if there are no
     markers. Departure: the share is rounded to a multiple of 1/1024 (1/3 becomes 341/1024), so

@@ -6,7 +6,7 @@ machine, `recipe.checks.data` at the questions. Ranges of single keys are in `re
 
 from omegaconf import DictConfig
 
-from prompt_aug.templates import Bank
+from prompt_aug.prompts import Prompts
 from recipe.checks.algorithm import check_algorithm
 from recipe.checks.checkpoints import check_keeping
 from recipe.checks.data import check_templates
@@ -14,19 +14,19 @@ from recipe.checks.verl import check_batches, check_engines, check_lengths, chec
 from recipe.config.schema import check_types
 
 
-def validate(config: DictConfig) -> Bank:
+def validate(config: DictConfig) -> Prompts:
     """Refuse a composed configuration that could not run, or would not do what it says.
 
-    Reads nothing but the bank of templates, which it returns; `config` stays as it is. Raises
-    ConfigError, or BankError for a bank that cannot be read. Whoever changes a configuration that
-    `compose_config` made calls this again.
+    Reads nothing but the bank of templates; returns how the run asks. `config` is not changed.
+    Raises ConfigError, or BankError for a bank that cannot be read. Whoever changes a configuration
+    that `compose_config` made calls this again.
     """
     check_types(config)
-    bank = check_templates(config)
+    prompts = check_templates(config)
     check_verl(config)
     check_algorithm(config)
     check_engines(config)
     check_batches(config)
     check_lengths(config)
     check_keeping(config)
-    return bank
+    return prompts

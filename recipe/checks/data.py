@@ -12,18 +12,23 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from prompt_aug import prompts
+from prompt_aug import prompts as tokenizers
 from prompt_aug.files import read_json
+from prompt_aug.prompts import Prompts
 from prompt_aug.questions import Question, read_parquet, write_parquet
-from prompt_aug.templates import Bank, Overlong, Template, load_bank, overlong
+from prompt_aug.templates import Bank, Overlong, UnknownTemplateError
 from recipe.errors import ConfigError
 from recipe.run.folder import RunFolder
 
 
-def check_templates(config: DictConfig) -> Bank:
-    """Refuse unknown templates and settings of `recipe.augment` that contradict; the bank."""
+def check_templates(config: DictConfig) -> Prompts:
+    """Refuse unknown templates and settings of `recipe.augment` that contradict; the record."""
     augment, reward = config.recipe.augment, config.recipe.reward
-    bank = load_bank(augment.bank, augment.format)  # BankError for a missing or malformed bank
+    try:
+        prompts = Prompts.from_config(config)  # BankError for a missing or malformed bank
+    except UnknownTemplateError as error:
+        raise ConfigError(f"recipe.augment.validation_template: {error}") from error
+    bank = prompts.bank
     names = list(augment.templates or bank.names)
     _check_known(config, names, bank)
     if augment.mode == "fixed" and len(names) != 1:
@@ -52,7 +57,7 @@ def check_templates(config: DictConfig) -> Bank:
         raise ConfigError(
             "recipe.one_question: the method is about one question; give its uid or its row number"
         )
-    return bank
+    return prompts
 
 
 def _check_known(config: DictConfig, names: list[str], bank: Bank) -> None:
@@ -60,7 +65,6 @@ def _check_known(config: DictConfig, names: list[str], bank: Bank) -> None:
     own = [entry["template"] for entry in config.eval.benchmarks if entry.get("template")]
     for key, listed in (
         ("recipe.augment.templates", names),
-        ("recipe.augment.validation_template", [config.recipe.augment.validation_template]),
         ("eval.template", [config.eval.template]),
         ("eval.benchmarks", own),
     ):
@@ -82,12 +86,12 @@ def read_questions(files: Any, key: str) -> list[Question]:
 def load_tokenizer(config: DictConfig) -> Any:
     """The tokenizer of the start model; ConfigError where the model cannot be had."""
     try:
-        return prompts.load_tokenizer(config.actor_rollout_ref.model.path)
-    except prompts.TokenizerError as error:
+        return tokenizers.load_tokenizer(config.actor_rollout_ref.model.path)
+    except tokenizers.TokenizerError as error:
         raise ConfigError(f"recipe.model_path: {error}") from error
 
 
-def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, Any]:
+def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[str, Any]:
     """Check the questions, write them into the run folder, and point verl at them.
 
     A training question stays if it fits ``data.max_prompt_length`` under every template that may
@@ -96,16 +100,16 @@ def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, An
     """
     augment, report = config.recipe.augment, {}
     drawn = {
-        ("train", "train_files"): list(augment.templates or bank.names),
+        ("train", "train_files"): list(augment.templates or prompts.bank.names),
         ("test", "val_files"): [augment.validation_template],
     }
     for (split, key), names in drawn.items():
         questions = read_questions(config.data[key], f"data.{key}")
-        templates = [bank[n] for n in names]
-        kept, dropped = fitting(questions, templates, tokenizer, config, key)
+        check_own_systems(questions, names, config, key)
+        kept, dropped = fitting(questions, prompts, names, tokenizer, config, key)
         counts: dict[str, Any] = {"questions": len(kept)}
         if split == "train":
-            kept, rephrasings = fit_rephrasings(kept, templates, tokenizer, config)
+            kept, rephrasings = fit_rephrasings(kept, prompts, names, tokenizer, config)
             kept = only_question(kept, config)
             check_enough(len(kept), config)
             counts.update(rephrasings)
@@ -127,7 +131,12 @@ def prepare_data(config: DictConfig, bank: Bank, tokenizer: Any) -> dict[str, An
 
 def digest(questions: Sequence[Question]) -> str:
     """SHA-256 of the questions in their order: texts, answers and rephrasings."""
-    lines = [json.dumps([q.text, list(q.answers), list(q.rephrasings)]) for q in questions]
+    lines = [
+        json.dumps(
+            [q.text, list(q.answers), list(q.rephrasings), *([q.system] if q.system else [])]
+        )
+        for q in questions
+    ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
@@ -179,12 +188,30 @@ def check_enough(questions: int, config: DictConfig) -> None:
         )
 
 
+def check_own_systems(
+    questions: list[Question], names: list[str], config: DictConfig, key: str
+) -> None:
+    """Refuse system prompts of rows that would replace those of several templates."""
+    own = sum(question.system is not None for question in questions)
+    if own and len(names) > 1 and config.recipe.augment.system == "row":
+        raise ConfigError(
+            f"data.{key}: {own} questions have a system prompt, which would replace those of "
+            f"{len(names)} templates. Set recipe.augment.mode=fixed with one template, or "
+            "recipe.augment.system=template to ignore the rows' own."
+        )
+
+
 def fitting(
-    questions: list[Question], templates: list[Template], tokenizer: Any, config: Any, key: str
+    questions: list[Question],
+    prompts: Prompts,
+    names: list[str],
+    tokenizer: Any,
+    config: Any,
+    key: str,
 ) -> tuple[list[Question], list[Overlong]]:
-    """(questions that fit the prompt limit under all `templates`, those that do not)."""
-    limit, style = int(config.data.max_prompt_length), config.recipe.augment.style
-    dropped = overlong(questions, templates, tokenizer, limit=limit, style=style)
+    """(questions that fit the prompt limit under all templates `names`, those that do not)."""
+    limit = int(config.data.max_prompt_length)
+    dropped = prompts.overlong(questions, names, tokenizer, limit)
     gone = {d.uid for d in dropped}
     kept = [q for q in questions if q.uid not in gone]
     if not kept:
@@ -202,16 +229,16 @@ def fitting(
 
 
 def fit_rephrasings(
-    questions: list[Question], templates: list[Template], tokenizer: Any, config: Any
+    questions: list[Question], prompts: Prompts, names: list[str], tokenizer: Any, config: Any
 ) -> tuple[list[Question], dict[str, int]]:
     """(questions with the rephrasings in use, those that fit the prompt limit; their counts)."""
     count = int(config.recipe.rephrasings.count)
     if not count:
         return questions, {}
-    limit, style = int(config.data.max_prompt_length), config.recipe.augment.style
+    limit = int(config.data.max_prompt_length)
     listed = [(q, text) for q in questions for text in q.rephrasings[:count]]
     texts = [dataclasses.replace(q, text=text, uid=str(i)) for i, (q, text) in enumerate(listed)]
-    long = {int(d.uid) for d in overlong(texts, templates, tokenizer, limit=limit, style=style)}
+    long = {int(d.uid) for d in prompts.overlong(texts, names, tokenizer, limit)}
     fitting: dict[str, list[str]] = {q.uid: [] for q in questions}
     for i, (question, text) in enumerate(listed):
         if i not in long:

@@ -6,8 +6,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from prompt_aug.templates import Bank
-from recipe.checks.data import load_tokenizer, prepare_data
+from prompt_aug.prompts import Prompts
+from recipe.checks.data import load_tokenizer, prepare_data, read_questions
 from recipe.errors import ConfigError
 from recipe.plan.estimate import checkpoint_bytes
 from recipe.plan.shapes import shape_of
@@ -15,7 +15,7 @@ from recipe.run import checkpoints as saved_checkpoints
 from recipe.run import host
 
 
-def describe(config: DictConfig, bank: Bank) -> str:
+def describe(config: DictConfig, prompts: Prompts) -> str:
     """Steps, responses, checkpoints and disk of a checked configuration, a line each.
 
     Reads the questions as the run would; writes nothing but a temporary folder.
@@ -32,7 +32,7 @@ def describe(config: DictConfig, bank: Bank) -> str:
     lines = {
         "run folder": config.recipe.run_dir,
         "start model": config.actor_rollout_ref.model.path,
-        "questions": questions(config, bank),
+        "questions": questions(config, prompts),
         "steps": f"{steps}" + (f", of which {saved} are done and saved" if saved else ""),
         "responses": f"{groups} questions x {size} = {groups * size} a step, "
         f"{groups * size * max(0, steps - saved):,} to come, of at most "
@@ -41,10 +41,22 @@ def describe(config: DictConfig, bank: Bank) -> str:
         "checkpoints": checkpoints(config, steps),
     }
     width = max(map(len, lines))
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines.items())
+    told = [f"{name:<{width}}  {value}" for name, value in lines.items()]
+    return "\n".join([*told, *first_prompt(config, prompts)])
 
 
-def questions(config: DictConfig, bank: Bank) -> str:
+def first_prompt(config: DictConfig, prompts: Prompts) -> list[str]:
+    """The first training question under the first template; nothing before there is a toy world."""
+    paths = list(config.data.train_files)
+    if not all(Path(path).exists() for path in paths):
+        return []
+    question = read_questions(paths[:1], "data.train_files")[0]
+    name = (config.recipe.augment.templates or prompts.bank.names)[0]
+    prompt = prompts.render(name, question.text, load_tokenizer(config), question.system)
+    return [f"first prompt, template {name}:", prompt.shown()]
+
+
+def questions(config: DictConfig, prompts: Prompts) -> str:
     """How many training and validation questions fit, or that the toy world is not made yet."""
     made = [Path(p) for p in [*config.data.train_files, *config.data.val_files]]
     if config.recipe.toy.enable and not all(p.exists() for p in made):
@@ -52,7 +64,7 @@ def questions(config: DictConfig, bank: Bank) -> str:
     kept = config.recipe.run_dir, config.data.train_files, config.data.val_files
     with tempfile.TemporaryDirectory() as scratch:
         config.recipe.run_dir = scratch
-        report = prepare_data(config, bank, load_tokenizer(config))
+        report = prepare_data(config, prompts, load_tokenizer(config))
     config.recipe.run_dir, config.data.train_files, config.data.val_files = kept
     return ", ".join(
         f"{report[split]['questions']} for {use} ({len(report[split]['dropped'])} too long)"

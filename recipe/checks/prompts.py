@@ -12,7 +12,7 @@ def check_same_prompts(config: DictConfig, folder: RunFolder) -> Prompts:
 
     config.yaml only names the bank's file: its content may have changed since.
     """
-    prompts = Prompts.from_section(config.recipe.augment)
+    prompts = Prompts.from_config(config)
     if folder.metrics.exists() and folder.prompts.exists():
         before = Prompts.read(folder.prompts)
         names = sorted({*before.bank, *prompts.bank})

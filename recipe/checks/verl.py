@@ -25,8 +25,6 @@ IGNORED: dict[str, Any] = {
     "trainer.v1.sampler.sync_refill_failed_groups": False,
     "critic.enable": None,
     "actor_rollout_ref.actor.grad_clip": 1.0,  # the engine reads actor.optim.clip_grad
-    # Not handed to the tokenizer by this project's rendering, in training or in evaluation.
-    "data.apply_chat_template_kwargs": {},
     "data.mm_processor_kwargs": {},
 }
 INSTEAD = {"actor_rollout_ref.actor.grad_clip": "actor_rollout_ref.actor.optim.clip_grad"}
@@ -146,11 +144,13 @@ def check_lengths(config: DictConfig) -> None:
     prompt, response = config.data.max_prompt_length, config.data.max_response_length
     longest, what = prompt + response, f"a prompt of {prompt} and a response of {response} tokens"
     rollout = config.actor_rollout_ref.rollout
-    if (rollout.max_model_len or 0) < longest:
+    needed = prompt + 1 if config.recipe.rollout.joint_limit else longest
+    if (rollout.max_model_len or 0) < needed:
         raise ConfigError(
             f"actor_rollout_ref.rollout.max_model_len={rollout.max_model_len} is less than {what}: "
             "verl would silently cut responses before data.max_response_length. Set it "
-            f"to {longest} or more, or shorten data.max_response_length"
+            f"to {needed} or more, or shorten data.max_response_length, or set "
+            "recipe.rollout.joint_limit=true"
         )
     keys = ["actor.ppo_max_token_len_per_gpu"] * bool(
         config.actor_rollout_ref.actor.use_dynamic_bsz

@@ -44,7 +44,7 @@ def example_names() -> list[str]:
 
 
 def group_names(group: str) -> list[str]:
-    """The files of a group: machine, scale or method."""
+    """The files of a group: machine, scale, method or published."""
     return sorted(path.stem for path in (CONFIG / group).glob("*.yaml"))
 
 

@@ -16,7 +16,8 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAda
 from pydantic import ValidationError as PydanticError
 
 from prompt_aug.draw import Mode
-from prompt_aug.templates.rendering import Style
+from prompt_aug.extraction import ExtractionName
+from prompt_aug.templates.rendering import Style, System, Turn
 from prompt_aug.templates.template import FormatSetting
 from recipe.config.wording import ACTOR, ROLLOUT, WHY, WORDING
 from recipe.errors import ConfigError
@@ -59,6 +60,8 @@ class Augment(Record):
     mode: Mode
     format: FormatSetting
     style: Style
+    instruction: Turn
+    system: System
     validation_template: Text
 
 
@@ -71,12 +74,14 @@ class Overlong(Record):
 class Reward(Record):
     format_weight: Weight
     format_gated: bool
+    extraction: ExtractionName
     overlong: Overlong
 
 
 class Rollout(Record):
     poll_seconds: Above0
     request_seeds: bool
+    joint_limit: bool
     hang_seconds: Above0
 
 
@@ -172,6 +177,7 @@ class Evaluation(Record):
 
     template: Text
     benchmarks: list[Benchmark]
+    extraction: ExtractionName
     temperature: Weight
     top_p: Part
     max_tokens: Positive

@@ -29,8 +29,8 @@ def examples_and_methods() -> str:
     lines += [
         f"  {name:<18} {_headline(EXAMPLES / name / 'config.yaml')}" for name in example_names()
     ]
-    for group in ("method", "scale", "machine"):
-        lines += ["", f"{group.capitalize()}s: {group}=NAME with any example"]
+    for group in ("method", "published", "scale", "machine"):
+        lines += ["", f"{group.capitalize()}: {group}=NAME with any example"]
         files = [CONFIG / group / f"{name}.yaml" for name in group_names(group)]
         lines += [f"  {path.stem:<18} {_headline(path)}" for path in files]
     return "\n".join(lines)

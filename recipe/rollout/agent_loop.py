@@ -20,6 +20,7 @@ from verl.utils.profiler import simple_timer
 
 from prompt_aug.draw import draw, rephrasing
 from prompt_aug.prompts import Prompts
+from prompt_aug.questions import system_text, user_text
 from prompt_aug.templates import Bank, Rendered
 
 EPOCH = "recipe_epoch"  # the column in which the trainer puts the epoch of a row
@@ -50,7 +51,7 @@ def choose_rephrasing(recipe: DictConfig, group_size: int, row: dict[str, Any]) 
 
     `group_size` is ``actor_rollout_ref.rollout.n`` = (N + 1) G, N = ``recipe.rephrasings.count``.
     """
-    question, extra = str(row["raw_prompt"][-1]["content"]), row["extra_info"]
+    question, extra = user_text(row["raw_prompt"], "prompt"), row["extra_info"]
     count = int(recipe.rephrasings.count)
     if count == 0 or extra["split"] != "train":
         return 0, question
@@ -85,14 +86,15 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.recipe = self.config.recipe
-        self.prompts = Prompts.from_section(self.recipe.augment)  # evaluation has the same record
+        self.prompts = Prompts.from_config(self.config)  # evaluation has the same record
         self.prompt_length = int(self.rollout_config.prompt_length)
         self.response_length = int(self.rollout_config.response_length)
 
     def prompt(self, row: dict[str, Any], text: str) -> tuple[str, Rendered, list[int]]:
         """(template name, rendered prompt, its token ids); ValueError where it is too long."""
         name = choose_template(self.recipe.augment, self.prompts.bank, self.recipe.seed, row)
-        prompt = self.prompts.render(name, text, self.tokenizer)
+        system = system_text(row["raw_prompt"])
+        prompt = self.prompts.render(name, text, self.tokenizer, system)
         rendered, ids = prompt.rendered, list(prompt.ids)
         if len(ids) > self.prompt_length:
             raise ValueError(
@@ -107,7 +109,7 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
         name, rendered, generated_under = self.prompt(kwargs, text)
         trained_under = generated_under
         if n > 0 and self.recipe.rephrasings.ratio == "anchored":
-            _, _, trained_under = self.prompt(kwargs, kwargs["raw_prompt"][-1]["content"])
+            _, _, trained_under = self.prompt(kwargs, user_text(kwargs["raw_prompt"], "prompt"))
         params = dict(sampling_params)
         if self.recipe.rollout.request_seeds and kwargs["extra_info"]["split"] == "train":
             group, rollout = str(kwargs["uid"]), int(kwargs["session_id"])
@@ -123,6 +125,9 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
                 prompt_ids=generated_under,
                 sampling_params=params,
             )
+        limit = self.response_length
+        if self.recipe.rollout.get("joint_limit"):
+            limit = min(limit, int(self.rollout_config.max_model_len) - len(generated_under))
         ids = list(output.token_ids)[: self.response_length]
         logprobs = list(output.log_probs)[: self.response_length] if output.log_probs else None
         metrics["num_preempted"] = -1 if output.num_preempted is None else output.num_preempted
@@ -137,7 +142,7 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
                 **output.extra_fields,
                 "template": name,
                 "prefill": rendered.prefill,
-                "truncated": len(ids) >= self.response_length,
+                "truncated": len(ids) >= limit,
                 "rephrasing": n,
                 "generated_under": None if trained_under is generated_under else generated_under,
             },

@@ -22,8 +22,10 @@ from omegaconf import DictConfig
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
+from prompt_aug.extraction import extraction
 from prompt_aug.grading import grade
-from prompt_aug.templates import load_bank
+from prompt_aug.prompts import Prompts
+from prompt_aug.questions import user_text
 
 
 def overlong_penalty(length: int, limit: int, buffer: int, factor: float) -> float:
@@ -41,7 +43,7 @@ def _rephrasings(row: Mapping[str, Any]) -> str:
     """The question and its rephrasings, any of which may have been asked: none may be copied."""
     rephrasings = row["extra_info"].get("rephrasings")
     return "\n".join(
-        [str(row["raw_prompt"][-1]["content"]), *(rephrasings if rephrasings is not None else ())]
+        [user_text(row["raw_prompt"], "prompt"), *(rephrasings if rephrasings is not None else ())]
     )
 
 
@@ -56,7 +58,7 @@ class RecipeRewardManager(RewardManagerBase):
         super().__init__(config, tokenizer, compute_score)
         self.settings = config.recipe.reward
         self.limit = int(config.data.max_response_length)
-        self.bank = load_bank(config.recipe.augment.bank, config.recipe.augment.format)
+        self.bank = Prompts.from_config(config).bank
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         item = data[0]
@@ -75,6 +77,7 @@ class RecipeRewardManager(RewardManagerBase):
             template,
             question=_rephrasings(row),
             options=row["extra_info"].get("options") or (),
+            extraction=extraction(self.settings.extraction),
         )
         accuracy = float(graded.correct)
         format_reward = template.format_reward(text)

@@ -45,7 +45,7 @@ CPU = {
     # A waiting OpenMP thread sleeps. By default it spins, and beside other work takes the core from
     # the thread it waits for: scripts/bench_load.py.
     "GOMP_SPINCOUNT": "0",
-    # Ray starts its workers at niceness 15: beside other work they would get a few per cent of a core.
+    # Ray starts its workers at niceness 15: beside other work they would get almost no CPU time.
     "RAY_worker_niceness": "0",
 }
 LOGGERS = ("TENSORBOARD_DIR", "WANDB_DIR", "WANDB_MODE", "WANDB_RUN_ID", "WANDB_RESUME")

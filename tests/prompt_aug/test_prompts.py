@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from prompt_aug.prompts import Prompts, TokenizerError, load_tokenizer
-from prompt_aug.templates import BankError, UnknownTemplateError, load_bank
+from prompt_aug.templates import BankError, Form, UnknownTemplateError, load_bank
 
 PUBLISHED = "published_templates.json"
 
@@ -14,12 +14,14 @@ PUBLISHED = "published_templates.json"
 @pytest.mark.parametrize("setting", ["strict", "published"])
 def test_what_is_written_is_what_is_read(tmp_path: Path, setting: str) -> None:
     section = {"format": setting, "style": "raw", "validation_template": "deepseek-r1"}
+    section |= {"instruction": "user", "system": "template"}
     prompts = Prompts.from_section(section)
     path = tmp_path / "prompts.yaml"
     prompts.write(path)
     again = Prompts.read(path)
     assert list(again.bank.items()) == list(prompts.bank.items())
-    assert (again.style, again.format, again.source) == ("raw", setting, None)
+    assert (again.form, again.format, again.source) == (prompts.form, setting, None)
+    assert again.form == Form(style="raw", instruction="user", system="template")
     assert again.validation_template == "deepseek-r1"
     assert again.to_yaml() == path.read_text(encoding="utf-8")
     # The file is a bank by itself, so a template is asked for in one way only.

@@ -119,13 +119,32 @@ def foreign(content: str, gold: Any) -> dict[str, Any]:
 def test_foreign_rows(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "f.parquet", [foreign("Q? ", "7"), foreign("R?", "8")])
     assert read_parquet(path) == [
-        make_question(text="Q?", answers=["7"], source="theirs"),
-        make_question(text="R?", answers=["8"], source="theirs"),
+        make_question(text="Q?", answers=["7"], source="theirs", system="Be brief."),
+        make_question(text="R?", answers=["8"], source="theirs", system="Be brief."),
     ]
     listed = write_rows(tmp_path / "l.parquet", [foreign("Q?", ["7", "seven"])])
     assert read_parquet(listed)[0].answers == ("7", "seven")
     number = write_rows(tmp_path / "n.parquet", [foreign("Q?", 34)])
     assert read_parquet(number)[0].answers == ("34",)
+
+
+def test_a_system_prompt_of_a_row_is_written_again(tmp_path: Path) -> None:
+    (theirs,) = read_parquet(write_rows(tmp_path / "f.parquet", [foreign("Q?", "7")]))
+    write_parquet([theirs], tmp_path / "g.parquet")
+    assert read_parquet(tmp_path / "g.parquet")[0].system == theirs.system == "Be brief."
+
+
+@pytest.mark.parametrize("column", ["images", "videos"])
+def test_rows_with_images_are_refused(tmp_path: Path, column: str) -> None:
+    path = write_rows(tmp_path / "i.parquet", [{**foreign("Q?", "7"), column: ["a.png"]}])
+    with pytest.raises(QuestionError, match=f"row 0: the column '{column}' is not empty"):
+        read_parquet(path)
+    empty = write_rows(tmp_path / "e.parquet", [{**foreign("Q?", "7"), column: []}])
+    assert read_parquet(empty)[0].text == "Q?"
+    parts = foreign("Q?", "7")
+    parts["prompt"] = [{"role": "user", "content": [{"type": "image"}]}]
+    with pytest.raises(QuestionError, match="holds parts"):
+        read_parquet(write_rows(tmp_path / "p.parquet", [parts]))
 
 
 def test_rows_without_an_answer_are_named(tmp_path: Path) -> None:

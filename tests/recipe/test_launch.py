@@ -15,8 +15,8 @@ import pytest
 from omegaconf import OmegaConf, open_dict
 
 from prompt_aug.files import lock, read_json, write_json
+from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question, write_parquet
-from prompt_aug.templates import load_bank
 from recipe import train
 from recipe.checks import data
 from recipe.checks.data import check_templates
@@ -132,14 +132,14 @@ def test_unknown_templates_are_refused_with_the_known(config: Any) -> None:
 
 
 def test_data_is_checked_and_long_questions_are_named(config: Any, tmp_path: Path) -> None:
-    short, bank = questions(tmp_path / "a.parquet", 40), load_bank()
+    short, prompts = questions(tmp_path / "a.parquet", 40), Prompts.from_section({})
     long = make_question(text="x" * 5000, answers=("1",), source="t")
     write_parquet([long], tmp_path / "b.parquet")
     with open_dict(config):
         config.data.train_files = [short, str(tmp_path / "b.parquet")]
         config.data.val_files = [short]
         config.data.max_prompt_length = 1000
-    report = data.prepare_data(config, bank, Characters())
+    report = data.prepare_data(config, prompts, Characters())
     assert report["train"]["questions"] == 40
     assert [d["uid"] for d in report["train"]["dropped"]] == [long.uid]
     assert report["train"]["dropped"][0]["length"] > 5000
@@ -156,7 +156,9 @@ def test_questions_that_changed_since_the_first_step_are_refused(
         with open_dict(now):
             now.data.train_files, now.data.val_files = [str(path)], [first]
             now.data.max_prompt_length = 1000
-        write_json(folder.data_manifest, data.prepare_data(now, load_bank(), Characters()))
+        write_json(
+            folder.data_manifest, data.prepare_data(now, Prompts.from_section({}), Characters())
+        )
 
     path, folder = tmp_path / "a.parquet", RunFolder(Path(config.recipe.run_dir))
     first = questions(tmp_path / "v.parquet", 20)
@@ -186,10 +188,10 @@ def test_the_best_by_what_no_validation_writes_is_refused(config: Any, tmp_path:
         config.data.max_prompt_length = 1000
         config.recipe.keep_best = "val/tt/accuracy"
     with pytest.raises(ConfigError, match=r"a validation on data.val_files writes val/t/accuracy$"):
-        data.prepare_data(config, load_bank(), Characters())
+        data.prepare_data(config, Prompts.from_section({}), Characters())
     config.recipe.keep_best = "val/t/accuracy"
     config.data.train_files = config.data.val_files = [path]
-    data.prepare_data(config, load_bank(), Characters())
+    data.prepare_data(config, Prompts.from_section({}), Characters())
 
 
 @pytest.mark.parametrize("case", ["missing", "unset", "few", "all_long", "no_answer", "empty"])
@@ -222,7 +224,7 @@ def test_bad_data_is_refused(config: Any, tmp_path: Path, case: str) -> None:
         "empty": "no rows",
     }
     with pytest.raises((ConfigError, ValueError), match=messages[case]):
-        data.prepare_data(config, load_bank(), Characters())
+        data.prepare_data(config, Prompts.from_section({}), Characters())
 
 
 def test_a_curriculum_wants_as_many_questions_as_it_looks_at(config: Any) -> None:

@@ -15,7 +15,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from prompt_aug.questions import make_question
-from prompt_aug.templates import Template, load_bank, overlong, prompt_length, render
+from prompt_aug.templates import (
+    BankError,
+    Form,
+    Template,
+    load_bank,
+    overlong,
+    prompt_length,
+    render,
+)
 
 QWEN = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\nQwen's own words<|im_end|>\n"
@@ -144,7 +152,7 @@ def test_raw_text_of_base_models() -> None:
     plain = "SYS\n\nQ\nStep by step.\n\n<think>\n"
     assert render(FULL, "Q").text == plain
     assert render(FULL, "Q", tokenizer(None, ())).text == plain
-    assert render(FULL, "Q", qwen(), style="raw").text == plain
+    assert render(FULL, "Q", qwen(), Form(style="raw")).text == plain
     # a base Llama puts a BOS before plain text, so the string has it
     assert render(FULL, "Q", tokenizer(None, (), BOS)).text == BOS + plain
     # a tokenizer that has a BOS but does not write it
@@ -154,11 +162,43 @@ def test_raw_text_of_base_models() -> None:
 
 
 def test_styles() -> None:
-    assert render(FULL, "Q", qwen(), style="chat") == render(FULL, "Q", qwen())
+    assert render(FULL, "Q", qwen(), Form(style="chat")) == render(FULL, "Q", qwen())
     with pytest.raises(ValueError, match="needs a tokenizer with a chat template"):
-        render(FULL, "Q", style="chat")
-    with pytest.raises(ValueError, match="unknown style"):
-        render(FULL, "Q", style="markdown")  # type: ignore[arg-type]
+        render(FULL, "Q", None, Form(style="chat"))
+    with pytest.raises(BankError, match="style=markdown: must be auto, chat, raw, bare"):
+        Form(style="markdown")  # type: ignore[arg-type]
+
+
+def test_the_instruction_in_the_users_turn() -> None:
+    form = Form(instruction="user")
+    assert render(FULL, "Q", qwen(), form).messages == (("user", "SYS\nQ\nStep by step."),)
+    bare = render(FULL, "Q", qwen(), Form(instruction="user", style="bare")).text
+    assert bare == "SYS\nQ\nStep by step." + FULL.prefill
+
+
+def test_a_system_prompt_of_the_question_takes_the_templates_place() -> None:
+    assert render(FULL, "Q", qwen(), system="OWN").messages[0] == ("system", "OWN")
+    ignored = render(FULL, "Q", qwen(), Form(system="template"), "OWN")
+    assert ignored == render(FULL, "Q", qwen())
+
+
+THINKING = "{{ messages[-1].content }}{% if enable_thinking %}THINK{% else %}ANSWER{% endif %}"
+
+
+def test_arguments_reach_the_chat_template_or_are_refused() -> None:
+    made, base = tokenizer(THINKING, ()), replace(FULL, system=None)
+    for value, word in ((True, "THINK"), (False, "ANSWER")):
+        form = Form(chat={"enable_thinking": value})
+        assert word in render(base, "Q", made, form).text
+    with pytest.raises(
+        ValueError, match=r"kwargs\.thinking_on: the tokenizer's chat template does"
+    ):
+        render(base, "Q", made, Form(chat={"thinking_on": True}))
+    with pytest.raises(ValueError, match="needs a tokenizer with a chat template"):
+        render(base, "Q", None, Form(chat={"enable_thinking": True}))
+    for chat, style in (({"tokenize": True}, "auto"), ({"enable_thinking": True}, "raw")):
+        with pytest.raises(BankError, match=r"data\.apply_chat_template_kwargs"):
+            Form(chat=chat, style=style)  # type: ignore[arg-type]
 
 
 def state(made: Any) -> str:
@@ -200,7 +240,7 @@ def test_a_question_cannot_end_its_own_turn(text: str) -> None:
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda t: t.strip()))
 def test_any_question_stands_unchanged_in_every_prompt(text: str) -> None:
     for template in BANK.values():
-        rendered = render(template, text, style="raw")
+        rendered = render(template, text, Form(style="raw"))
         before, after = template.user.split("{question}")
         assert before + text + after in rendered.text
         assert rendered.text.endswith(template.prefill)

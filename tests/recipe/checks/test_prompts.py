@@ -17,7 +17,8 @@ def test_a_bank_that_changed_since_the_first_step_is_refused(tmp_path: Path) -> 
     entry = {"category": "mine", "user": "Solve: {question}"}
     bank.write_text(yaml.safe_dump({"templates": {"mine": entry}}))
     augment = {"bank": str(bank), "format": "strict", "style": "auto"}
-    config = OmegaConf.create({"recipe": {"augment": {**augment, "validation_template": "mine"}}})
+    section = {"augment": {**augment, "validation_template": "mine"}}
+    config = OmegaConf.create({"recipe": section, "data": {}})
     check_same_prompts(config, folder).write(folder.prompts)
     entry["user"] = "Solve it: {question}"
     bank.write_text(yaml.safe_dump({"templates": {"mine": entry}}))

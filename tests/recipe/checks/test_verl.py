@@ -86,13 +86,13 @@ def test_what_would_be_ignored_or_break_a_promise_is_refused(
         preflight_verl.check_verl(changed(config, **{key: value}))
 
 
-@pytest.mark.parametrize("key", ["apply_chat_template_kwargs", "mm_processor_kwargs"])
-def test_arguments_of_a_template_that_nobody_reads_are_refused(config: Any, key: str) -> None:
-    """They are no keys of verl's, so any would pass from a file: `enable_thinking` for one."""
+@pytest.mark.parametrize("key", ["mm_processor_kwargs"])
+def test_arguments_of_a_processor_that_nobody_reads_are_refused(config: Any, key: str) -> None:
+    """They are no keys of verl's, so any would pass from a file."""
     assert config.data[key] == {}
     given = copy.deepcopy(config)
     with open_dict(given):
-        given.data[key] = {"enable_thinking": False}
+        given.data[key] = {"size": 3}
     with pytest.raises(ConfigError, match=rf"data\.{key}=.* has no effect"):
         preflight_verl.check_verl(given)
 

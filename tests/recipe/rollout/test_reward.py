@@ -61,12 +61,13 @@ def record(length: int, width: int, answers: list[str], template: str):
 def score(texts: list[str], length: int, template: str, answers: list[str], overlong: bool = False):
     config = OmegaConf.create(
         {
-            "data": {"max_response_length": 4},
+            "data": {"max_response_length": 4, "apply_chat_template_kwargs": {}},
             "recipe": {
                 "augment": {"bank": None, "format": "strict"},
                 "reward": {
                     "format_weight": 1.0,
                     "format_gated": False,
+                    "extraction": "default",
                     "overlong": {"enable": overlong, "buffer": 2, "factor": 1.0},
                 },
             },
