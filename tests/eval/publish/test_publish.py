@@ -245,6 +245,25 @@ def test_an_upload_is_private_and_has_the_card(
     assert set(hub.files) == {"README.md", "config.json", "manifest.json"}
 
 
+@pytest.mark.parametrize(
+    ("offline", "repository"), [(True, "me/model"), (False, "me/model"), (False, "a/b/c")]
+)
+def test_an_upload_that_fails_ends_in_one_line(
+    offline: bool,
+    repository: str,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    endpoint = "http://127.0.0.1:9"  # nothing listens there
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(card, "HfApi", lambda: HfApi(endpoint=endpoint, token="none"))
+    assert main([str(run), "--steps", "20", "--push", repository]) == 1
+    told = capsys.readouterr().err
+    assert f"--push {repository}" in told and endpoint in told and told.count("\n") == 1
+
+
 def test_only_a_run_that_is_evaluated_can_be_published(run: Path) -> None:
     assert [one.step for one in evaluated(run, None, None)] == [0, 20]
     shutil.rmtree(run / "eval")
