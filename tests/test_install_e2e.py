@@ -1,4 +1,4 @@
-"""TransferQueue installs files in a top-level recipe/ too: every process must find this project's."""
+"""TransferQueue installs files in a recipe/ too: every process must find this project's."""
 
 import os
 import subprocess
@@ -50,7 +50,7 @@ def environment() -> dict[str, str]:
 
 
 def where(python: Path, folder: Path, *arguments: str) -> dict[str, Path]:
-    """{process: the file of the package `recipe` in it}; the working folder has a recipe/ as well."""
+    """{process: the file of its package `recipe`}; the working folder has a recipe/ as well."""
     (folder / "recipe" / "simple_use_case").mkdir(parents=True)
     (folder / "program.py").write_text(PROGRAM)
     command = [python, "program.py", *arguments]

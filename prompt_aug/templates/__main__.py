@@ -113,7 +113,7 @@ def check(options: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; 0 valid, 1 not valid (the reason on stderr), 2 wrong usage."""
     options = build_parser().parse_args(arguments)
-    return run(lambda: check(options), interrupted="nothing was written")
+    return run("prompt_aug.templates", lambda: check(options), interrupted="nothing was written")
 
 
 if __name__ == "__main__":

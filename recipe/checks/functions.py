@@ -1,4 +1,4 @@
-"""The user's own functions and modules: called on a small batch, or looked for, before Ray starts."""
+"""The user's own functions and modules: called once, or looked for, before Ray starts."""
 
 import importlib.util
 import re

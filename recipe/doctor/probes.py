@@ -20,8 +20,8 @@ MARK = "recipe.doctor answer: "
 _PACKAGE = """
 import sys
 sys.path[:] = filter(None, sys.path)  # without the working folder, which not all processes share
-import recipe
-answer = {"folder": list(recipe.__path__)[0]}
+from recipe import __path__ as places
+answer = {"folder": list(places)[0]}
 """
 _VERL = """
 import recipe.plugin  # by itself first: verl would swallow what it raises

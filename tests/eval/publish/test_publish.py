@@ -48,9 +48,9 @@ def unasked(benchmark: Path, number: int) -> None:
 def test_nothing_asked_and_unknown_steps_are_refused(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(run)]) == 1
+    assert main([str(run)]) == 2
     assert main([str(run), "--steps", "30", "--card"]) == 1
-    assert main([str(run), "--push", "me/model"]) == 1
+    assert main([str(run), "--push", "me/model"]) == 2
     told = capsys.readouterr().err
     assert "nothing to do" in told and "no scores of the steps [30]: [0, 20]" in told
     assert "--push uploads one checkpoint" in told
