@@ -47,4 +47,8 @@ def run_command(
             command(options)
         return 0
 
-    return run(carried_out, interrupted=f"{saved}; the same command continues from there")
+    return run(
+        parser.prog.removeprefix("python -m "),
+        carried_out,
+        interrupted=f"{saved}; the same command continues from there",
+    )

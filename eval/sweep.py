@@ -35,6 +35,7 @@ from eval.score import require_one_grader
 from eval.session import Session
 from eval.settings import Settings
 from prompt_aug.commands import add_steps, make_parser
+from prompt_aug.errors import UsageError
 from prompt_aug.extraction import EXTRACTIONS
 from prompt_aug.files import InUseError, read_json
 from prompt_aug.grading import VERSION
@@ -127,7 +128,7 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
     merged = _with_templates(merged, options.template_of)
     asked = [request.name for request in merged.benchmarks]
     if not asked:
-        raise EvaluationError("no benchmark: write --benchmark NAME=PATH (or set eval.benchmarks)")
+        raise UsageError("no benchmark: write --benchmark NAME=PATH (or set eval.benchmarks)")
     if len(set(asked)) != len(asked):
         raise EvaluationError(f"a benchmark is named twice: {asked}")
     return merged
@@ -159,11 +160,11 @@ def _models(options: argparse.Namespace, digests: Digests) -> list[Checkpoint]:
 
 def _check(options: argparse.Namespace) -> None:
     if bool(options.runs) == bool(options.model):
-        raise EvaluationError("give either run folders or --model HF_FOLDER")
+        raise UsageError("give either run folders or --model HF_FOLDER")
     if options.model and (options.out is None or options.steps or options.watch):
-        raise EvaluationError("--model needs --out DIR, and takes no --steps and no --watch")
+        raise UsageError("--model needs --out DIR, and takes no --steps and no --watch")
     if len(options.runs) > 1 and (options.out is not None or options.watch):
-        raise EvaluationError("--out and --watch are for one run: start the command for each")
+        raise UsageError("--out and --watch are for one run: start the command for each")
 
 
 def sweep(options: argparse.Namespace) -> None:

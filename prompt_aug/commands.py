@@ -1,12 +1,16 @@
-"""What the commands of the project share: help, ``--version``, tables, errors in one line."""
+"""What the commands of the project share: help, ``--version``, tables, errors in one line.
+
+An error begins with the module that was run, as in ``eval.sweep: ...``. Exit codes: 0 done, 1 could
+not, 2 wrong usage, 130 interrupted.
+"""
 
 import argparse
 import importlib.metadata
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from prompt_aug.errors import UserError
+from prompt_aug.errors import UsageError, UserError
 
 DISTRIBUTION = "rlvr-recipes"
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -21,14 +25,22 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return f"{action.help or ''} (default: %(default)s)" if shown and not told else action.help
 
 
+class _Parser(argparse.ArgumentParser):
+    """Errors begin as those of `run` do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(2, f"{self.prog.removeprefix('python -m ')}: {message}\n")
+
+
 def make_parser(prog: str, description: str | None, *, example: str) -> argparse.ArgumentParser:
     """A parser with ``--version`` and an example, that does not take abbreviated options.
 
     An abbreviation would silently change its meaning with the next option that begins like it.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=prog,
-        description=description,
+        description=(description or "").replace("``", ""),
         epilog=f"example:\n  {example}",
         formatter_class=_Formatter,
         allow_abbrev=False,
@@ -39,6 +51,18 @@ def make_parser(prog: str, description: str | None, *, example: str) -> argparse
         version = "not installed"
     parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {version}")
     return parser
+
+
+class _Renamed(argparse.Action):
+    """Refuse an option that has another name now; its `const` is the new name."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(f"{self.option_strings[0]}: renamed to {self.const}. Use the new name.")
+
+
+def add_renamed(parser: Any, old: str, new: str) -> None:
+    """Refuse the option `old` with the name of the option that replaces it."""
+    parser.add_argument(old, action=_Renamed, const=new, help=argparse.SUPPRESS)
 
 
 class _Steps(argparse.Action):
@@ -86,16 +110,16 @@ def in_columns(
     return "\n".join([rows[0], *under, *rows[1:]])
 
 
-def run(command: Callable[[], int], *, interrupted: str) -> int:
-    """The exit code of `command`; what a user can fix is reported in one line on stderr, code 1.
+def run(name: str, command: Callable[[], int], *, interrupted: str) -> int:
+    """The exit code of `command`; what a user can fix is reported in one line on stderr.
 
-    `interrupted` says after Ctrl-C what is kept and how to continue.
+    `name` is that of the module; `interrupted` says after Ctrl-C what is kept and how to continue.
     """
     try:
         return command()
     except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
-        print(f"interrupted: {interrupted}", file=sys.stderr)
+        print(f"{name}: interrupted; {interrupted}", file=sys.stderr)
         return INTERRUPTED

@@ -4,11 +4,15 @@
 class UserError(Exception):
     """A mistake that the user can fix; the message names the value, the reason and the remedy.
 
-    Every command catches this class, prints the message and exits with 1. Its subclasses are the
-    only errors of the project that are not defects: ``QuestionError`` and ``BankError`` (data),
-    ``ConfigError`` (settings), ``InUseError`` (a folder another process works in),
-    ``FileError`` (a damaged file), ``ExhaustedError`` (no signal left), ``EvaluationError``.
+    Every command catches this class, prints the message and exits with 1 (`UsageError`: 2). Its
+    subclasses are the only errors of the project that are not defects: ``QuestionError`` and
+    ``BankError`` (data), ``ConfigError`` (settings), ``InUseError`` (a folder another process works
+    in), ``FileError`` (a damaged file), ``ExhaustedError`` (no signal left), ``EvaluationError``.
     """
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+class UsageError(UserError):
+    """Options that are missing, out of range or contradict each other; exit code 2, as argparse."""

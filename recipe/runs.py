@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
         "folder", metavar="FOLDER", nargs="?", default="runs", help="where to look for run folders"
     )
     options = parser.parse_args(arguments)
-    return run(lambda: show(options), interrupted="nothing was changed")
+    return run("recipe.runs", lambda: show(options), interrupted="nothing was changed")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from prompt_aug.commands import make_parser
-from prompt_aug.errors import UserError
+from prompt_aug.errors import UsageError, UserError
 from prompt_aug.progress import Progress
 from recipe.config.wording import ONE_RUN
 
@@ -142,8 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("-m", "--multirun", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_intermixed_args(arguments)
     if given.multirun:  # hydra's own option, that others of its programs have
-        print(f"recipe.train: --multirun: {ONE_RUN}", file=sys.stderr)
-        return 2
+        parser.error(f"--multirun: {ONE_RUN}")
     if given.example is None and not given.list:
         parser.error("name an example: --list shows them")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SLURM's way to say: end now
@@ -160,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
         return STOPPED
     except (UserError, OSError) as error:
         print(f"recipe.train: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
 
 
 if __name__ == "__main__":

@@ -25,16 +25,16 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests" / "recipe" / "test_bad_settings.py"
 OTHERS: list[tuple[str, list[str], int, str]] = [
     ("recipe.export", ["nowhere"], 1, "not a run folder"),
-    ("recipe.export", ["", "--steps", "1"], 1, "RUN is empty"),
+    ("recipe.export", ["", "--steps", "1"], 2, "RUN is empty"),
     ("recipe.runs", ["nowhere"], 1, "is not a folder"),
     ("recipe.plan", ["tyo"], 1, "did you mean toy"),
     ("eval.sweep", ["nowhere"], 2, "is not a folder"),
-    ("eval.sweep", ["--model", "m"], 1, "needs --out"),
+    ("eval.sweep", ["--model", "m"], 2, "needs --out"),
     ("eval.report", ["nowhere"], 1, "nowhere"),
     ("prompt_aug.prepare", ["nowhere", "o.parquet"], 2, "--against --no-benchmarks is required"),
     ("prompt_aug.prepare", ["nowhere", "o.parquet", "--no-benchmarks"], 1, "nowhere"),
     ("prompt_aug.templates", ["check", "nowhere.yaml"], 1, "nowhere.yaml"),
-    ("prompt_aug.rephrase", ["q.parquet", "o.parquet"], 1, "--model"),
+    ("prompt_aug.rephrase", ["q.parquet", "o.parquet"], 2, "--model"),
 ]
 
 

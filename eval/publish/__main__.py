@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from eval.command import add_settings, existing, path, run_command, text
-from eval.errors import EvaluationError
 from eval.publish import card, harness, inspect_log, loggers
 from eval.publish.evaluated import evaluated
 from prompt_aug.commands import add_steps, make_parser
+from prompt_aug.errors import UsageError
 
 LOGGERS = {"tensorboard": loggers.to_tensorboard, "wandb": loggers.to_wandb}
 
@@ -22,7 +22,7 @@ LOGGERS = {"tensorboard": loggers.to_tensorboard, "wandb": loggers.to_wandb}
 def check_asked(options: argparse.Namespace) -> None:
     """Refuse a command without anything to do, before anything is read."""
     if not any((options.lm_eval, options.inspect, options.log, options.card, options.push)):
-        raise EvaluationError("nothing to do: add --lm-eval, --inspect, --log, --card or --push")
+        raise UsageError("nothing to do: add --lm-eval, --inspect, --log, --card or --push")
 
 
 def publish(options: argparse.Namespace) -> None:
@@ -30,7 +30,7 @@ def publish(options: argparse.Namespace) -> None:
     check_asked(options)
     checkpoints = evaluated(options.run, options.settings, options.steps)
     if options.push and len(checkpoints) != 1:
-        raise EvaluationError("--push uploads one checkpoint: add --steps N")
+        raise UsageError("--push uploads one checkpoint: add --steps N")
     now = datetime.now(UTC)
     for checkpoint in checkpoints:
         if options.lm_eval:

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
+from httpx import HTTPError
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, constants
+from huggingface_hub.errors import HFValidationError
 
 from eval.errors import EvaluationError
 from eval.publish.evaluated import Evaluated
@@ -69,10 +71,17 @@ def push(checkpoint: Evaluated, repository: str, *, public: bool = False) -> str
     """
     write(checkpoint)
     hub = HfApi()
-    hub.create_repo(repository, private=not public, exist_ok=True)
-    done = hub.upload_folder(
-        repo_id=repository,
-        folder_path=export_of(checkpoint),
-        commit_message=f"{checkpoint.model}, with its scores",
-    )
+    try:
+        hub.create_repo(repository, private=not public, exist_ok=True)
+        done = hub.upload_folder(
+            repo_id=repository,
+            folder_path=export_of(checkpoint),
+            commit_message=f"{checkpoint.model}, with its scores",
+        )
+    except (HTTPError, OSError, HFValidationError) as error:
+        raise EvaluationError(
+            f"--push {repository}: {constants.ENDPOINT} does not take it: "
+            f"{str(error).partition(chr(10))[0]}. Check the network, HF_ENDPOINT and the token "
+            "(`hf auth login`), then run the same command again."
+        ) from error
     return str(done.commit_url)

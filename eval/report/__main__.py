@@ -21,6 +21,7 @@ from eval.report.page import render_html, render_markdown
 from eval.report.rollouts import rollout_samples
 from eval.report.tables import checkpoint_table
 from prompt_aug.commands import in_columns, make_parser
+from prompt_aug.errors import UsageError
 from prompt_aug.files import replacing, write_json, write_text
 from recipe.run.folder import RunFolder
 
@@ -33,7 +34,7 @@ def build(
 ) -> list[RunData]:
     """Write the whole report into `out` (one run: RUN/report); returns what it was made from."""
     if out is None and len(paths) > 1:
-        raise EvaluationError("a report of several runs needs --out FOLDER")
+        raise UsageError("a report of several runs needs --out FOLDER")
     folder = out or RunFolder(paths[0]).report
     runs = [collect(run, settings) for run in paths]
     if len({run.name for run in runs}) != len(runs):

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from prompt_aug.commands import make_parser, run
-from prompt_aug.errors import UserError
+from prompt_aug.errors import UsageError, UserError
 from prompt_aug.files import read_json, read_text, sha256, write_json
 from prompt_aug.prepare.filters import Numbered, prepare
 from prompt_aug.prepare.overlap import LIKENESS_LIMIT, LIKENESS_N, OVERLAP_LIMIT, OVERLAP_N
@@ -197,7 +197,7 @@ def check_paths(options: argparse.Namespace) -> None:
         for item in value if isinstance(value, list) else [value]:
             if item == "" or (key == "out" and item == Path()):
                 name = {"source": "SOURCE", "out": "OUT"}.get(key, f"--{key.replace('_', '-')}")
-                raise SourceError(f"{name} is empty (an unset shell variable?)")
+                raise UsageError(f"{name} is empty (an unset shell variable?)")
     out = options.out.resolve()
     if out.suffix != ".parquet":
         raise SourceError(f"OUT is a parquet file: {options.out} must end in .parquet")
@@ -228,7 +228,7 @@ def choose(options: argparse.Namespace) -> Asked:
         given["text_else"] = ()  # what was asked for, or nothing
     columns = dataclasses.replace(columns, **given)
     if columns.levels and columns.level is None:
-        raise SourceError("--levels needs --level-column")
+        raise UsageError("--levels needs --level-column")
     on_hub = preset if preset and options.source == name else None
     source = on_hub.hub if on_hub else options.source
     return Asked(
@@ -259,7 +259,7 @@ def prepare_as(options: argparse.Namespace) -> int:
     """Prepare as the options say; the exit status."""
     check_paths(options)
     if not 0 < options.overlap <= 1:
-        raise SourceError(f"--overlap {options.overlap} must lie in (0, 1]")
+        raise UsageError(f"--overlap {options.overlap} must lie in (0, 1]")
     asked = choose(options)
     benchmarks = load_benchmarks(options.against or [])
     rows = read_rows(asked)
@@ -314,7 +314,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; 0 done, 1 could not (with one line that says why), 2 wrong usage."""
     options = build_parser().parse_args(arguments)
     return run(
-        lambda: prepare_as(options), interrupted="no manifest was written; run the command again"
+        "prompt_aug.prepare",
+        lambda: prepare_as(options),
+        interrupted="no manifest was written; run the command again",
     )
 
 

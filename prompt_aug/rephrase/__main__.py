@@ -17,7 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from prompt_aug.errors import UserError
+from prompt_aug.errors import UsageError, UserError
 from prompt_aug.files import iter_lines, lock
 from prompt_aug.prepare.overlap import OverlapIndex
 from prompt_aug.questions import Question, read_parquet
@@ -32,7 +32,7 @@ from prompt_aug.rephrase.results import Outcome, write_results
 from prompt_aug.rephrase.review import Decisions, read_decisions
 from prompt_aug.rephrase.stages import SOLVED, EndedBySignalError, batch, generate, solve
 
-DONE, FAILED, BUDGET_REACHED, INCOMPLETE = 0, 1, 3, 4
+DONE, FAILED, WRONG_USAGE, BUDGET_REACHED, INCOMPLETE = range(5)
 
 
 class IncompleteError(RephraseError):
@@ -237,14 +237,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(options)
     except BudgetError as error:
-        print(f"stopped: {error}", file=sys.stderr)
+        print(f"prompt_aug.rephrase: stopped: {error}", file=sys.stderr)
         return BUDGET_REACHED
     except IncompleteError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"prompt_aug.rephrase: {error}", file=sys.stderr)
         return INCOMPLETE
     except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return FAILED
+        print(f"prompt_aug.rephrase: {error}", file=sys.stderr)
+        return WRONG_USAGE if isinstance(error, UsageError) else FAILED
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import openai
 
-from prompt_aug.commands import make_parser, run
+from prompt_aug.commands import add_renamed, make_parser, run
 from prompt_aug.files import lock, write_json
 from prompt_aug.grading import grade_many
 from prompt_aug.questions import Question, read_parquet
@@ -220,14 +220,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--embedder-url", help="its endpoint (default: --base-url)")
     parser.add_argument("--max-requests", type=int, help="attempts, retries included")
-    parser.add_argument("--max-tokens", type=int, help="of prompts and answers")
+    parser.add_argument("--max-total-tokens", type=int, help="of all prompts and answers")
+    add_renamed(parser, "--max-tokens", "--max-total-tokens")
     return parser
 
 
 def diagnose(options: argparse.Namespace) -> int:
     """Sample, grade, embed, write; 0."""
     at_least(1, options, "n", "g", "limit", "answer_tokens", "concurrency")
-    at_least(1, options, "max_requests", "max_tokens")
+    at_least(1, options, "max_requests", "max_total_tokens")
     for name in ("base_url", "embedder_url"):
         check_url(name, getattr(options, name))
     if options.folder.is_file():
@@ -239,7 +240,9 @@ def diagnose(options: argparse.Namespace) -> int:
     if not questions:
         raise RephraseError(f"no question of {options.questions} has {options.n} rephrasings")
     with lock(options.folder):
-        budget = Budget(options.max_requests, options.max_tokens, spent=Store(options.folder).spent)
+        budget = Budget(
+            options.max_requests, options.max_total_tokens, spent=Store(options.folder).spent
+        )
         sampled = sample(questions, options, budget)
         report: dict[str, Any] = {
             "questions": len(questions),
@@ -267,7 +270,11 @@ def diagnose(options: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; 0 done, 1 could not, 2 wrong usage."""
     options = build_parser().parse_args(arguments)
-    return run(lambda: diagnose(options), interrupted="what is answered is kept in FOLDER")
+    return run(
+        "prompt_aug.rephrase.diagnose",
+        lambda: diagnose(options),
+        interrupted="what is answered is kept in FOLDER",
+    )
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.commands import make_parser
+from prompt_aug.commands import add_renamed, make_parser
+from prompt_aug.errors import UsageError
 from prompt_aug.rephrase.generate.budget import Budget, Price, Spending, price_of
 from prompt_aug.rephrase.generate.client import KEY_VARIABLE, Endpoint
-from prompt_aug.rephrase.generate.prompts import RephraseError
 from prompt_aug.rephrase.generate.store import Sampling
 
 
@@ -61,7 +61,8 @@ def _add_model(group: Any) -> None:
 
 def _add_budget(group: Any) -> None:
     group.add_argument("--max-requests", type=int, help="attempts, retries included")
-    group.add_argument("--max-tokens", type=int, help="of prompts and answers")
+    group.add_argument("--max-total-tokens", type=int, help="of all prompts and answers")
+    add_renamed(group, "--max-tokens", "--max-total-tokens")
     group.add_argument("--max-cost", help="dollars")
     group.add_argument("--price", nargs=2, metavar=("IN", "OUT"), help="dollars per million tokens")
 
@@ -83,54 +84,52 @@ def _add_checks(group: Any) -> None:
 
 
 def validate(options: argparse.Namespace) -> None:
-    """Raises RephraseError for what cannot be done, before anything is read or sent."""
+    """Raises UsageError for what cannot be done, before anything is read or sent."""
     options.candidates = options.candidates or 2 * options.n
     options.work = options.work or options.out.with_name(options.out.name + ".work")
     positive = (
         "n candidates limit per_request concurrency answer_tokens solver_tokens per_rephrasing"
     )
-    at_least(1, options, *positive.split(), "per_rephrasing", "max_requests", "max_tokens")
+    at_least(1, options, *positive.split(), "per_rephrasing", "max_requests", "max_total_tokens")
     at_least(0, options, "solve", "retries", "temperature")
     if options.candidates < options.n:
-        raise RephraseError(f"--candidates {options.candidates} is fewer than --n {options.n}")
+        raise UsageError(f"--candidates {options.candidates} is fewer than --n {options.n}")
     for name, most in (("top_p", 1.0), ("timeout", math.inf)):
         if not 0 < getattr(options, name) <= most:
-            raise RephraseError(
-                f"--{name.replace('_', '-')} {getattr(options, name)}: out of range"
-            )
+            raise UsageError(f"--{name.replace('_', '-')} {getattr(options, name)}: out of range")
     for name in ("base_url", "solver_url"):
         check_url(name, getattr(options, name))
     _validate_what_is_asked(options)
     if options.out.is_dir():
-        raise RephraseError(f"OUT {options.out} is a folder: name a file")
+        raise UsageError(f"OUT {options.out} is a folder: name a file")
     if options.work.exists() and not options.work.is_dir():
-        raise RephraseError(f"--work {options.work} is a file: name a folder")
+        raise UsageError(f"--work {options.work} is a file: name a folder")
     if options.out.resolve() == options.questions.resolve():
-        raise RephraseError("OUT is the file of the questions: name another")
+        raise UsageError("OUT is the file of the questions: name another")
 
 
 def _validate_what_is_asked(options: argparse.Namespace) -> None:
     if not options.offline and not options.model:
-        raise RephraseError("name a --model, or rehearse with --offline")
+        raise UsageError("name a --model, or rehearse with --offline")
     if options.offline and options.solve:
-        raise RephraseError("--offline asks no model: leave out --solve")
+        raise UsageError("--offline asks no model: leave out --solve")
     if options.solve and not (options.solver or options.model):
-        raise RephraseError("--solve needs a --solver")
+        raise UsageError("--solve needs a --solver")
 
 
 def at_least(least: int, options: argparse.Namespace, *names: str) -> None:
-    """Raises RephraseError where an option that is given is less than `least`."""
+    """Raises UsageError where an option that is given is less than `least`."""
     for name in names:
         value = getattr(options, name)
         if value is not None and not value >= least:
-            raise RephraseError(f"--{name.replace('_', '-')} must be {least} or more")
+            raise UsageError(f"--{name.replace('_', '-')} must be {least} or more")
 
 
 def check_url(name: str, url: str | None) -> None:
-    """Raises RephraseError for what is not the address of a server."""
+    """Raises UsageError for what is not the address of a server."""
     parts = urllib.parse.urlsplit(url or "http://x")
     if parts.scheme not in ("http", "https") or not parts.netloc or " " in (url or ""):
-        raise RephraseError(
+        raise UsageError(
             f"--{name.replace('_', '-')} {url}: an address like http://localhost:8000/v1 is wanted"
         )
 
@@ -169,33 +168,31 @@ def price(options: argparse.Namespace, model: str, base_url: str | None) -> Pric
         try:
             values = [Decimal(text) / 10**6 for text in options.price]
         except InvalidOperation:
-            raise RephraseError(
-                f"--price {options.price}: two numbers, dollars per million"
-            ) from None
+            raise UsageError(f"--price {options.price}: two numbers, dollars per million") from None
         if not all(value.is_finite() and value >= 0 for value in values):
-            raise RephraseError(f"--price {options.price}: two numbers, 0 or more")
+            raise UsageError(f"--price {options.price}: two numbers, 0 or more")
         return Price(*values)
     return price_of(model, base_url, batch=bool(options.batch))
 
 
 def budget(options: argparse.Namespace, spent: Spending, after: Budget | None = None) -> Budget:
-    """The limits, with what is spent already. Raises RephraseError.
+    """The limits, with what is spent already. Raises UsageError.
 
     With `after`, the budget of the solver: what that of the candidates has left.
     """
     try:
         cost = None if options.max_cost is None else Decimal(options.max_cost)
     except InvalidOperation:
-        raise RephraseError(f"--max-cost {options.max_cost}: a number of dollars") from None
+        raise UsageError(f"--max-cost {options.max_cost}: a number of dollars") from None
     if cost is not None and not (cost.is_finite() and cost > 0):
-        raise RephraseError(f"--max-cost {options.max_cost}: a number of dollars above 0")
+        raise UsageError(f"--max-cost {options.max_cost}: a number of dollars above 0")
     model, url = options.model, endpoint(options).base_url
     if after is not None:
         model, url = solver_sampling(options).model, solver_endpoint(options).base_url
     used = after.spent if after else Spending()
     left = {
         "max_requests": (options.max_requests, used.requests),
-        "max_tokens": (options.max_tokens, used.tokens_in + used.tokens_out),
+        "max_tokens": (options.max_total_tokens, used.tokens_in + used.tokens_out),
         "max_cost": (cost, (after and after.cost(used)) or 0),
     }
     limits: dict[str, Any] = {

@@ -118,7 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="the OUT.parquet of the pipeline")
     parser.add_argument("page", type=Path, help="the HTML file to write")
     options = parser.parse_args(arguments)
-    return run(lambda: write_page(options), interrupted="no page was written")
+    return run(
+        "prompt_aug.rephrase.review", lambda: write_page(options), interrupted="no page was written"
+    )
 
 
 if __name__ == "__main__":

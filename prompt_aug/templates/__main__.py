@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; 0 valid, 1 not valid (the reason on stderr), 2 wrong usage."""
     options = build_parser().parse_args(arguments)
     command = {"check": check, "published": published}[options.command]
-    return run(lambda: command(options), interrupted="nothing was written")
+    return run("prompt_aug.templates", lambda: command(options), interrupted="nothing was written")
 
 
 if __name__ == "__main__":

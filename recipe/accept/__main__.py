@@ -95,8 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
     wanted = stages(folder, options.cpu)
     names = [stage.name for stage in wanted]
     if unknown := set(options.only or ()) - set(names):
-        print(f"recipe.accept: no stage {', '.join(unknown)}; they are {', '.join(names)}")
-        return 1
+        parser.error(f"--only: no stage {', '.join(unknown)}; they are {', '.join(names)}")
     if not take(folder, anew=not options.only):
         print(f"recipe.accept: {folder} is not of an acceptance run: choose another --folder")
         return 1

@@ -10,6 +10,7 @@ from prompt_aug.prompts import Prompts
 from recipe.checks.algorithm import check_algorithm
 from recipe.checks.checkpoints import check_keeping
 from recipe.checks.data import check_templates
+from recipe.checks.functions import check_functions
 from recipe.checks.verl import check_batches, check_engines, check_lengths, check_verl
 from recipe.config.schema import check_types
 
@@ -25,6 +26,7 @@ def validate(config: DictConfig) -> Prompts:
     prompts = check_templates(config)
     check_verl(config)
     check_algorithm(config)
+    check_functions(config)
     check_engines(config)
     check_batches(config)
     check_lengths(config)

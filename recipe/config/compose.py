@@ -6,9 +6,11 @@ verl and recipe.yaml has is refused wherever it comes from: hydra lets a file ad
 override with ``+``, and nothing would ever read it.
 """
 
+import contextlib
 import difflib
 import functools
 import importlib.util
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,13 +29,17 @@ from recipe.errors import ConfigError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CONFIG = Path(__file__).resolve().parent
+# Keyword arguments of a function, whose signature `recipe.algorithms.registry` checks.
+ARGUMENTS = ("recipe.advantage.arguments", "recipe.weights.arguments")
 # Sections that verl hands on as keyword arguments of other libraries: any key may be added there.
 OPEN = (
     "ray_kwargs",
     "actor_rollout_ref.model.override_config",
     "actor_rollout_ref.rollout.engine_kwargs",
     "actor_rollout_ref.actor.optim.override_optimizer_config",
+    *ARGUMENTS,
 )
+PLAIN = re.compile(r"""[^\[{'"~].*""")  # a value that hydra's syntax of lists, ... does not begin
 # What hydra raises for a file or a choice it cannot use; it has no error class for a torn file.
 COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError)
 
@@ -62,14 +68,38 @@ def example_folder(example: str) -> Path:
 RENAMED = {"neighbours": "rephrasings"}  # sections of `recipe`: old name -> new
 
 
+def readable(overrides: list[str]) -> list[str]:
+    """Overrides that hydra can read: plain text quoted, and ``++`` before keys of `ARGUMENTS`.
+
+    Text that hydra reads already is left as it is.
+    """
+    return [_readable(text) for text in overrides]
+
+
+def _readable(text: str) -> str:
+    parse = OverridesParser.create().parse_override
+    key, equals, value = text.partition("=")
+    name = key.lstrip("+")
+    if equals and any(f"{name}.".startswith(f"{section}.") for section in ARGUMENTS):
+        key = f"++{name}"
+    quoted = "'" + value.replace("'", "\\'") + "'"
+    with contextlib.suppress(HydraException):
+        parse(f"{key}{equals}{value}")
+        return f"{key}{equals}{value}"
+    with contextlib.suppress(HydraException):
+        if PLAIN.fullmatch(value) and parse(f"{key}={quoted}").value() == value:
+            return f"{key}={quoted}"
+    return text
+
+
 def compose_config(example: str, overrides: list[str]) -> DictConfig:
-    """The resolved configuration of an example.
+    """The resolved configuration of an example, from overrides in hydra's syntax or plain text.
 
     ConfigError, in one line, for a file that cannot be read, an unknown key, group or choice, and
     for values that `recipe.config.schema` refuses.
     """
     folder = example_folder(example)
-    config = compose_unresolved(folder, overrides)
+    config = compose_unresolved(folder, readable(overrides))
     try:
         OmegaConf.resolve(config)
     except OmegaConfBaseException as error:

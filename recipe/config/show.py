@@ -17,6 +17,7 @@ from recipe.config.compose import (
     example_folder,
     example_names,
     group_names,
+    readable,
     search_path,
     verl_config,
 )
@@ -62,7 +63,7 @@ def _layers(example: str, overrides: list[str]) -> Iterator[tuple[str, Any]]:
     with initialize_config_dir(str(folder), version_base=None):
         loader = GlobalHydra.instance().config_loader()
         found = loader.compute_defaults_list(
-            "config", [search_path(CONFIG), *overrides], RunMode.RUN
+            "config", [search_path(CONFIG), *readable(overrides)], RunMode.RUN
         )
         for default in found.defaults:
             if default.config_path is None or default.config_path.startswith("hydra"):
@@ -73,7 +74,7 @@ def _layers(example: str, overrides: list[str]) -> Iterator[tuple[str, Any]]:
             for part in reversed([p for p in (default.package or "").split(".") if p]):
                 content = {part: content}
             yield _place(path, folder), content
-    for text in overrides:
+    for text in readable(overrides):
         override = OverridesParser.create().parse_override(text)
         nested: Any = override.value()
         for part in reversed(override.key_or_group.split(".")):

@@ -12,10 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO
 
-from recipe.doctor.checks import Check, install
+from recipe.doctor.checks import ROOT, Check, install
 
 MARK = "recipe.doctor answer: "
 
+# TransferQueue installs files in recipe/ too, and other packages have one with an __init__.py.
+_PACKAGE = """
+import sys
+sys.path[:] = filter(None, sys.path)  # without the working folder, which not all processes share
+from recipe import __path__ as places
+answer = {"folder": list(places)[0]}
+"""
 _VERL = """
 import recipe.plugin  # by itself first: verl would swallow what it raises
 import verl
@@ -77,15 +84,21 @@ def probes(cpu: bool) -> list[Probe]:
         verl["cpu registered"] = True
         vllm["linear layers"] = "recipe.patches.cpu.vllm_plugin"
     programs: dict[str, tuple[str, dict[str, object]]] = {
+        "the package recipe": (_PACKAGE, {"folder": str(ROOT / "recipe")}),
         "import verl and its plug-in": (_VERL, verl),
         "import vllm and its plug-in": (_VLLM, vllm),
         "import ray": (_RAY, {}),
         "the launcher recipe.train": (_LAUNCHER, {}),
     }
     return [
-        Probe(name=name, program=program, wanted=wanted, remedy=install(cpu))
+        Probe(name=name, program=program, wanted=wanted, remedy=_remedy(name, cpu))
         for name, (program, wanted) in programs.items()
     ]
+
+
+def _remedy(name: str, cpu: bool) -> str:
+    shadow = "uninstall another package recipe, take it out of PYTHONPATH, or "
+    return (shadow if name == "the package recipe" else "") + install(cpu)
 
 
 def start_one(probe: Probe, environment: Mapping[str, str]) -> Started:

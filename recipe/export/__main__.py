@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_aug.commands import add_steps, make_parser, run
-from prompt_aug.errors import UserError
+from prompt_aug.errors import UsageError, UserError
 from prompt_aug.files import InUseError, digests, lock, sync, write_json
 from prompt_aug.progress import Progress
 from recipe.export.jobs import (
@@ -191,11 +191,11 @@ def build_parser() -> argparse.ArgumentParser:
 def export_as(options: argparse.Namespace) -> int:
     """Export as the options say; the exit status, 1 where a step failed."""
     if not options.run:
-        raise ExportError("RUN is empty (an unset shell variable?)")
+        raise UsageError("RUN is empty (an unset shell variable?)")
     run_dir, failed = Path(options.run), False
     for failure in export(run_dir, options.steps, options.dtype):
         failed = True
-        print(f"error: {failure}", file=sys.stderr)
+        print(f"recipe.export: {failure}", file=sys.stderr)
     if failed:
         return 1
     exports = RunFolder(run_dir).exports
@@ -208,6 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Entry point; 0 done, 1 could not (told in a line for each step), 2 wrong usage."""
     options = build_parser().parse_args(arguments)
     return run(
+        "recipe.export",
         lambda: export_as(options),
         interrupted="the steps exported so far stay; the same command continues with the rest",
     )

@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
         write_json(RunFolder(given.run).measured, found)
         return 0
 
-    return run(measure, interrupted="nothing was written")
+    return run("recipe.lab.measure", measure, interrupted="nothing was written")
 
 
 if __name__ == "__main__":

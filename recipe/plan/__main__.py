@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from prompt_aug.commands import make_parser, run
+from prompt_aug.errors import UsageError
 from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
 from recipe.plan import estimate
@@ -144,11 +145,11 @@ def main(arguments: list[str] | None = None) -> int:
         help="share of the peak memory traffic that generation reaches",
     )
     options = parser.parse_intermixed_args(arguments)
-    return run(lambda: plan(options), interrupted="nothing was changed")
+    return run("recipe.plan", lambda: plan(options), interrupted="nothing was changed")
 
 
 def check_options(options: Namespace) -> None:
-    """Refuse numbers that no run has; ConfigError with all of them, one a line."""
+    """Refuse numbers that no run has; UsageError with all of them, one a line."""
     above0 = ("a number above 0, at most 1", lambda share: 0 < share <= 1)
     count = ("at least 1", lambda number: number >= 1)
     wanted = {
@@ -165,7 +166,7 @@ def check_options(options: Namespace) -> None:
         if given[name] is not None and not holds(given[name])
     ]
     if wrong:
-        raise ConfigError("\n".join(wrong))
+        raise UsageError("\n".join(wrong))
 
 
 def plan(options: Namespace) -> int:

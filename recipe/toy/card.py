@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prompt_aug.commands import make_parser, run
-from prompt_aug.errors import UserError
+from prompt_aug.errors import UsageError
 from prompt_aug.estimates import no_signal, pass_at_k
 from prompt_aug.files import write_text
 from prompt_aug.templates import load_bank
@@ -112,7 +112,7 @@ def report(given: argparse.Namespace) -> str:
     for name in (*taught, given.template):
         bank[name]  # a template that is not there is refused before the build
     if given.samples < max(*KS, *GROUPS):
-        raise UserError(f"--samples {given.samples}: at least {max(*KS, *GROUPS)} are wanted")
+        raise UsageError(f"--samples {given.samples}: at least {max(*KS, *GROUPS)} are wanted")
     settings = Settings(world=world, templates=taught, seed=given.seed)
     folder = make(settings, bank, given.cache)
     asked = ask(
@@ -167,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(text)
         return 0
 
-    return run(show, interrupted="no card was written")
+    return run("recipe.toy.card", show, interrupted="no card was written")
 
 
 if __name__ == "__main__":

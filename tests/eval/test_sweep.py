@@ -152,7 +152,8 @@ def test_a_users_mistake_is_one_line(
     arguments: list[str],
     message: str,
 ) -> None:
-    assert sweep.main([str(run) if a == "RUN" else a for a in arguments]) == 1
+    code = 2 if "--model" in (*arguments, *message.split()) else 1
+    assert sweep.main([str(run) if a == "RUN" else a for a in arguments]) == code
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
     assert engine.starts == 0

@@ -4,8 +4,8 @@ import argparse
 
 import pytest
 
-from prompt_aug.commands import add_steps, in_columns, make_parser, run
-from prompt_aug.errors import UserError
+from prompt_aug.commands import add_renamed, add_steps, in_columns, make_parser, run
+from prompt_aug.errors import UsageError, UserError
 
 
 def fail(error: BaseException) -> int:
@@ -15,15 +15,16 @@ def fail(error: BaseException) -> int:
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (UserError("no such key"), 1, "error: no such key\n"),
-        (OSError("disk full"), 1, "error: disk full\n"),
-        (KeyboardInterrupt(), 130, "interrupted: nothing is lost\n"),
+        (UserError("no such key"), 1, "x.y: no such key\n"),
+        (UsageError("--out is missing"), 2, "x.y: --out is missing\n"),
+        (OSError("disk full"), 1, "x.y: disk full\n"),
+        (KeyboardInterrupt(), 130, "x.y: interrupted; nothing is lost\n"),
     ],
 )
 def test_what_a_user_can_mend_is_one_line(
     error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(lambda: fail(error), interrupted="nothing is lost") == code
+    assert run("x.y", lambda: fail(error), interrupted="nothing is lost") == code
     assert capsys.readouterr().err == line
 
 
@@ -37,13 +38,13 @@ def test_a_table_in_columns_by_hand() -> None:
 
 def test_a_defect_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
-        run(lambda: 1 // 0, interrupted="")
-    assert run(lambda: 3, interrupted="") == 3
+        run("x.y", lambda: 1 // 0, interrupted="")
+    assert run("x.y", lambda: 3, interrupted="") == 3
 
 
 @pytest.fixture
 def parser() -> argparse.ArgumentParser:
-    parser = make_parser("python -m x", "What it does.\n\n  kept as written", example="x --seed 1")
+    parser = make_parser("python -m x", "What ``it`` does.\n\n  kept as written", example="x")
     parser.add_argument("--seed", type=int, default=7, help="of the draw")
     parser.add_argument("--quiet", action="store_true", help="say less")
     return parser
@@ -54,7 +55,7 @@ def test_help_has_defaults_and_an_example(parser: argparse.ArgumentParser) -> No
     assert "What it does.\n\n  kept as written" in text
     assert "of the draw (default: 7)" in text
     assert "say less\n" in text
-    assert text.endswith("example:\n  x --seed 1\n")
+    assert text.endswith("example:\n  x\n")
 
 
 def test_an_abbreviation_is_refused(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +63,21 @@ def test_an_abbreviation_is_refused(parser: argparse.ArgumentParser) -> None:
         parser.parse_args(["--see", "3"])
     assert error.value.code == 2
     assert parser.parse_args(["--seed", "3"]).seed == 3
+
+
+def test_wrong_usage_is_told_like_other_errors(
+    parser: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_renamed(parser, "--start", "--seed")
+    for given, told in (
+        ("--seed=x", "argument --seed"),
+        ("--start=3", "--start: renamed to --seed"),
+    ):
+        with pytest.raises(SystemExit) as error:
+            parser.parse_args([given])
+        assert error.value.code == 2
+        assert f"\nx: {told}" in capsys.readouterr().err
+    assert "--start" not in parser.format_help()
 
 
 def test_version(parser: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]) -> None:

@@ -158,6 +158,13 @@ SETTINGS: list[tuple[str, str]] = [
     ("recipe.advantage.name=nowhere.f", "must be in the PYTHONPATH"),
     ("recipe.advantage.name=os.path", "is not a function"),
     ("recipe.advantage.name=this_is.broken-name", "no dotted path"),
+    ("recipe.advantage.name=os.path.join", "a call on a trial batch"),
+    ("recipe.weights.name=math.sqrt", "a call on a trial batch"),
+    ("reward.reward_manager.module.path=pkg://nowhere", "there is no module nowhere"),
+    ("reward.reward_manager.module.path=/nowhere.py", "there is no such file"),
+    ("reward.reward_manager.name=Nobody", "Nobody is not defined there"),
+    (f"{R}.agent.agent_loop_manager_class=nowhere.Manager", "there is no module nowhere"),
+    ("actor_rollout_ref.model.external_lib=nowhere", "there is no module nowhere"),
     ("recipe.advantage.arguments={zzz: 1}", "takes no zzz; its arguments are rewards_B"),
     ("recipe.advantage.arguments=3", "recipe.advantage.arguments=3"),
     ("recipe.weights.arguments={zzz: 1}", "has no effect with"),
@@ -289,6 +296,8 @@ COMMANDS: list[tuple[list[str], int, str]] = [
     (["toy", "recipe.toy.world=nope"], 1, "there is no nope.yaml"),
     (["toy", "recipe.run_dir=/dev/null/x"], 1, "cannot write there"),
     (["toy", "machine=null"], 1, "must be a string or a list"),
+    (["toy", "recipe.run_dir=~/x"], 1, "not an override of the form key=value"),
+    (["toy", "recipe.run_dir=runs/ü x", "recipe.seed=-1"], 1, "recipe.seed=-1"),
     (["toy", "+method=dapo"], 1, "Multiple values for method"),
     (["toy", "recipe.toy.enable=false"], 1, "recipe.model_path is not set"),
     (["toy", "data.train_files=/nowhere.parquet"], 1, "no such file"),
@@ -477,6 +486,36 @@ def test_an_own_function_in_a_broken_module_is_refused(
     config = OmegaConf.merge(base, {"recipe": {"advantage": {"name": f"{name}.f"}}})
     with pytest.raises(ConfigError, match=f"{name} cannot be imported .{words}"):
         validate(config)
+
+
+OWN = """
+def scaled(rewards_B, group_B, *, scale): return scale * rewards_B
+def shorter(rewards_B, group_B): return rewards_B[1:]
+def power(logprobs_BT, advantages_BT, mask_BT, group_B, *, power): return mask_BT.double() ** power
+"""
+
+
+def test_an_own_function_is_called_once_before_the_run(
+    base: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "called_once.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cases: list[tuple[str, str, dict[str, Any], str | None]] = [
+        ("advantage", "scaled", {}, "missing 1 required keyword-only argument: 'scale'"),
+        ("advantage", "scaled", {"scale": float("inf")}, "must be finite"),
+        ("advantage", "scaled", {"scale": 2.0}, None),
+        ("advantage", "shorter", {}, r"shape \(15,\) .* shape \(16,\)"),
+        ("weights", "power", {"power": 0.7}, None),
+        ("weights", "power", {}, r"recipe\.weights\.arguments\.NAME=VALUE"),
+    ]
+    for section, name, arguments, words in cases:
+        chosen = {"name": f"called_once.{name}", "arguments": arguments}
+        config = OmegaConf.merge(base, {"recipe": {section: chosen}})
+        if words is None:
+            validate(config)
+            continue
+        with pytest.raises(ConfigError, match=words):
+            validate(config)
 
 
 @pytest.mark.parametrize("content", [b"recipe: {", b"\xff", b"- a\n"])

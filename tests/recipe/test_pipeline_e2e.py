@@ -300,7 +300,7 @@ def test_export_evaluation_and_report(finished: dict[str, Any]) -> None:
     done = call(sys.executable, "-m", "recipe.export", run)
     damaged = finished["saved"] == 3  # else it was trained and saved again
     assert done.returncode == int(damaged), done.stderr[-3000:]
-    assert ("error: step 3: " in done.stderr) == damaged  # and all others are exported
+    assert ("recipe.export: step 3: " in done.stderr) == damaged  # and all others are exported
     manifest = read_json(run / "hf" / f"step_{STEPS}" / "manifest.json")
     assert manifest["step"] == STEPS
     trained = AutoModelForCausalLM.from_pretrained(run / "hf" / f"step_{STEPS}").state_dict()

@@ -92,7 +92,8 @@ class Budget:
         if self.max_cost is not None and self.price is None:
             raise RephraseError(
                 "--max-cost: the price of this model at this endpoint is not known, so a limit in "
-                "money cannot be kept: use --max-tokens, or --price IN OUT (dollars per million)"
+                "money cannot be kept: use --max-total-tokens, or --price IN OUT (dollars per "
+                "million)"
             )
 
     def cost(self, spending: Spending) -> Decimal | None:
@@ -107,7 +108,7 @@ class Budget:
             return f"--max-requests {self.max_requests}"
         tokens = spending.tokens_in + spending.tokens_out
         if self.max_tokens is not None and tokens > self.max_tokens:
-            return f"--max-tokens {self.max_tokens}"
+            return f"--max-total-tokens {self.max_tokens}"
         cost = self.cost(spending)
         if self.max_cost is not None and cost is not None and cost > self.max_cost:
             return f"--max-cost {self.max_cost}"

@@ -48,9 +48,9 @@ def unasked(benchmark: Path, number: int) -> None:
 def test_nothing_asked_and_unknown_steps_are_refused(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(run)]) == 1
+    assert main([str(run)]) == 2
     assert main([str(run), "--steps", "30", "--card"]) == 1
-    assert main([str(run), "--push", "me/model"]) == 1
+    assert main([str(run), "--push", "me/model"]) == 2
     told = capsys.readouterr().err
     assert "nothing to do" in told and "no scores of the steps [30]: [0, 20]" in told
     assert "--push uploads one checkpoint" in told
@@ -243,6 +243,25 @@ def test_an_upload_is_private_and_has_the_card(
     assert main([str(run), "--steps", "20", "--push", "me/model"]) == 0
     assert hub.private is True
     assert set(hub.files) == {"README.md", "config.json", "manifest.json"}
+
+
+@pytest.mark.parametrize(
+    ("offline", "repository"), [(True, "me/model"), (False, "me/model"), (False, "a/b/c")]
+)
+def test_an_upload_that_fails_ends_in_one_line(
+    offline: bool,
+    repository: str,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    endpoint = "http://127.0.0.1:9"  # nothing listens there
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(card, "HfApi", lambda: HfApi(endpoint=endpoint, token="none"))
+    assert main([str(run), "--steps", "20", "--push", repository]) == 1
+    told = capsys.readouterr().err
+    assert f"--push {repository}" in told and endpoint in told and told.count("\n") == 1
 
 
 def test_only_a_run_that_is_evaluated_can_be_published(run: Path) -> None:

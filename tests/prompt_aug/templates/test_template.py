@@ -202,7 +202,7 @@ def test_bad_banks_are_refused(
         load_bank(path)
     assert "bank.yaml" in str(error.value)
     assert main(["check", str(path)]) == 1
-    assert "error: template bank" in capsys.readouterr().err
+    assert "prompt_aug.templates: template bank" in capsys.readouterr().err
 
 
 def test_a_users_bank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

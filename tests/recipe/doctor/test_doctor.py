@@ -1,6 +1,7 @@
 """Each check of the doctor on something broken, and the exit code."""
 
 import importlib.metadata
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -250,6 +251,20 @@ def test_a_run_on_the_cpu_needs_the_plug_ins_of_the_project() -> None:
     }
     gpu = {probe.name: probe.wanted for probe in doctor_probes.probes(cpu=False)}
     assert gpu["import vllm and its plug-in"] == {"platform": "cuda"}
+
+
+@pytest.mark.parametrize("init", [True, False])
+def test_a_foreign_package_recipe_stops_a_run(init: bool, tmp_path: Path) -> None:
+    """One with an __init__.py hides ours; a folder without, as TransferQueue installs, does not."""
+    (tmp_path / "recipe").mkdir()
+    if init:
+        (tmp_path / "recipe" / "__init__.py").touch()
+    probe = next(p for p in doctor_probes.probes(cpu=True) if p.name == "the package recipe")
+    path = os.pathsep.join([str(tmp_path), str(checks.ROOT)])
+    started = doctor_probes.start_one(probe, {"PYTHONPATH": path})
+    check = doctor_probes.finish_one(started)
+    assert check.ok is not init
+    assert check.detail.startswith(f"folder {tmp_path if init else checks.ROOT}/recipe")
 
 
 @pytest.mark.config

@@ -226,7 +226,7 @@ def test_steps_that_are_not_there_and_folders_that_are_no_run(
         with pytest.raises(SystemExit, match="2"):
             export.main([str(run), "--steps", *steps])
         assert f"--steps {' '.join(steps)}: neither" in capsys.readouterr().err
-    assert export.main([""]) == 1
+    assert export.main([""]) == 2
     assert "RUN is empty" in capsys.readouterr().err
 
 
@@ -239,7 +239,7 @@ def test_ctrl_c_says_what_is_kept(
     monkeypatch.setattr(export, "convert", interrupted)
     assert export.main([str(make_run(tmp_path))]) == 130
     told = capsys.readouterr().err.splitlines()[-1]
-    assert told.startswith("interrupted: the steps exported so far stay")
+    assert told.startswith("recipe.export: interrupted; the steps exported so far stay")
     assert [p.name for p in (tmp_path / "run" / "hf").glob(".step_*")] == []
 
 

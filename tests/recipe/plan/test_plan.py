@@ -176,7 +176,7 @@ def test_the_page_of_sizes_shows_commands() -> None:
 def test_numbers_that_no_run_has_are_refused(
     option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main(["prompt_aug", option, value]) == 1
+    assert command.main(["prompt_aug", option, value]) == 2
     told = capsys.readouterr()
     assert said in told.err and not told.out
 
