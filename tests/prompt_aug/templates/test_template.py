@@ -86,7 +86,7 @@ def test_a_teacher_is_its_base_with_a_prefill() -> None:
 
 
 def test_nine_instruction_texts() -> None:
-    """As in the authors' code: three teachers share their base's text, and abel that of qwen-math."""
+    """Three teachers share their base's text, and abel that of qwen-math, as with the authors."""
     bank = load_bank()
     assert len({(t.system, t.user) for t in bank.values()}) == 9
     assert (bank["abel"].system, bank["abel"].user) == (
