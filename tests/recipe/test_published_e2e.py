@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
 # Method and sizes of the toy world: the layers set those of the papers.
 LAYERS = {"ta_grpo": "ta_grpo", "cw_grpo": "cw_grpo", "prompt_aug": "prompt_aug"}
 SIZES = ["data.max_prompt_length=200", "data.max_response_length=40", "recipe.toy.templates=null"]
+SIZES += ["recipe.reward.overlong.buffer=40"]
 
 
 @pytest.fixture(scope="module")
