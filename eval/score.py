@@ -177,8 +177,9 @@ def score_benchmark(
     """
     questions = read_lines(folder.questions)
     samples = SampleFiles(folder, identity).load()
-    count = int(record["settings"]["samples"])
-    title, setting = f"grade {folder.root.name}", record["settings"].get("extraction", "default")
+    record["settings"] = {"extraction": "default", **record["settings"]}
+    count, setting = int(record["settings"]["samples"]), record["settings"]["extraction"]
+    title = f"grade {folder.root.name}"
     grades = grade_samples(questions, samples, count, template, title, setting)
     write_lines(folder.grades, [{"grader": VERSION, "model": dict(identity)}, *grades])
     scores = score(join(questions, samples, grades, count))

@@ -29,8 +29,47 @@ SCALE = f"{ACTOR}.loss_scale_factor"
 ADVANTAGE, COUNT = "recipe.advantage.name", "recipe.rephrasings.count"
 RATIO, FILTER = "recipe.rephrasings.ratio", "algorithm.filter_groups.enable"
 WEIGHTS = "recipe.weights.name"
+SAMPLES = {
+    f"actor_rollout_ref.{place}" for place in ("rollout.n", "actor.rollout_n", "ref.rollout_n")
+}
 PUNISHED = {"recipe.reward.overlong.enable", "recipe.reward.overlong.factor"}
 AUGMENT = {"recipe.augment.mode", "recipe.augment.templates", "recipe.reward.format_weight"}
+
+# What its authors ran, beside the sizes: a layer of published/ each.
+LAYERS = {
+    "ta_grpo": {"recipe.augment.instruction": "user", "recipe.reward.extraction": "strict"},
+    "ta_grpo_star": {"recipe.augment.instruction": "user", "recipe.reward.extraction": "strict"},
+    "grpo_ds": {"actor_rollout_ref.rollout.n": 8, "recipe.augment.templates": ["ta-grpo"]},
+    "cw_grpo": {
+        "recipe.augment.style": "chat",
+        "recipe.augment.format": "published",
+        KL: True,
+        f"{ACTOR}.kl_loss_coef": 0.04,
+        "actor_rollout_ref.rollout.max_model_len": 4096,
+    },
+    "clip_cov": {"recipe.augment.templates": ["cw-grpo"], KL: True},
+    "prompt_aug published=prompt_aug": {
+        "recipe.augment.format": "published",
+        "recipe.reward.extraction": "last_number",
+        "eval.extraction": "strict",
+        "recipe.augment.templates": None,
+    },
+    "grpo published=prompt_aug": {"recipe.augment.templates": ["qwen-math"], KL: True},
+    # And ours beside them.
+    "ta_grpo published=corrected": {
+        "recipe.augment.instruction": "system",
+        "recipe.augment.bank": None,
+        "recipe.reward.extraction": "default",
+    },
+    "grpo_ds published=corrected": {"actor_rollout_ref.rollout.n": 32},
+    "cw_grpo published=corrected": {
+        "recipe.augment.format": "strict",
+        "recipe.augment.style": "raw",
+        KL: False,
+        "actor_rollout_ref.rollout.max_model_len": 4608,
+    },
+    "prompt_aug": {"recipe.augment.format": "strict", "recipe.reward.extraction": "default"},
+}
 
 # Follow from recipe.name.
 IDENTITY = {
@@ -74,7 +113,8 @@ ON_TOY = {(" ".join(compare_methods.arguments(name)), BASELINE): keys for name, 
 LIKE_GRPO = ("dr_grpo", "seed_grpo", "rloo", "maxrl", "gspo", "gmpo", "cispo", "sapo", "kl_cov")
 PUBLISHED = {
     ("ta_grpo", "ta_grpo_star"): {ADVANTAGE, RATIO},
-    ("ta_grpo", "grpo_ds"): {ADVANTAGE, COUNT, FILTER},
+    ("ta_grpo", "grpo_ds"): {ADVANTAGE, COUNT, FILTER, *SAMPLES},  # Table 1: 8 responses
+    ("ta_grpo published=corrected", "grpo_ds published=corrected"): {ADVANTAGE, COUNT, FILTER},
     ("dapo", "prompt_aug"): {
         *AUGMENT,
         "recipe.toy.templates",  # follows the templates; the toy world is off
@@ -112,7 +152,7 @@ PUBLISHED |= {
     ("ta_grpo", "ta_grpo method=grpo"): {ADVANTAGE, COUNT},
     ("cw_grpo", "cw_grpo method=grpo"): {WEIGHTS},
     ("grpo_ds", "grpo_ds method=grpo"): {FILTER},
-    ("ta_grpo method=grpo", "grpo_ds method=grpo"): set(),  # one baseline serves both
+    ("ta_grpo method=grpo published=grpo_ds", "grpo_ds method=grpo"): set(),
     ("prompt_aug", DAPO_LOSS): {*AUGMENT, "recipe.toy.templates"},
     ("dapo", DAPO_LOSS): {f"{ACTOR}.clip_ratio_c", FILTER, *PUNISHED},
 }
@@ -235,7 +275,7 @@ def test_settings_of_the_papers_beside_the_sizes() -> None:
         assert config.actor_rollout_ref.actor.kl_loss_coef == 0.001
         assert config.actor_rollout_ref.rollout.temperature == 1.0
     assert prompt_aug.recipe.augment.templates is None  # all 13
-    assert len(validate(prompt_aug).names) == 13
+    assert len(validate(prompt_aug).bank) == 13
     cw_grpo, one_shot = composed("cw_grpo"), composed("one_shot")
     assert cw_grpo.actor_rollout_ref.rollout.temperature == 0.7
     assert cw_grpo.actor_rollout_ref.actor.optim.lr_warmup_steps_ratio == 0.1
@@ -244,6 +284,12 @@ def test_settings_of_the_papers_beside_the_sizes() -> None:
     assert one_shot.actor_rollout_ref.actor.entropy_coeff == 0.001
     factor = composed("dr_grpo").actor_rollout_ref.actor.loss_scale_factor
     assert factor == composed("dr_grpo").data.max_response_length == 3072
+
+
+@pytest.mark.parametrize("command", LAYERS)
+def test_a_layer_sets_what_was_run(command: str) -> None:
+    config = composed(*command.split())
+    assert {key: OmegaConf.select(config, key) for key in LAYERS[command]} == LAYERS[command]
 
 
 def test_methods_on_the_toy_task_have_equal_numbers_of_responses() -> None:

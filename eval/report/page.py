@@ -98,6 +98,7 @@ def _sections(
         "chosen": tables.chosen(run),
         "checkpoints": tables.checkpoint_table(run),
         "pass_at_k": tables.pass_at_k_table(run),
+        "extraction": tables.extraction_table(run),
         "levels": tables.level_table(run),
         "templates": tables.template_table(run),
         "rollouts": rollouts,
@@ -127,6 +128,7 @@ def render_markdown(
             + tables.chosen(run)
         )
         found: list[Table] = [tables.checkpoint_table(run), tables.pass_at_k_table(run)]
+        found += [tables.extraction_table(run)]
         parts += [markdown_table(table) for table in found if table]
     parts += [f"**{source}**\n\n{markdown_table(table)}" for source, table in beside["expected"]]
     parts += [

@@ -92,6 +92,19 @@ def pass_at_k_table(data: RunData) -> Table:
     return table
 
 
+def extraction_table(data: RunData) -> Table:
+    """Accuracy with a box required and with prose read, where it differs: base models."""
+    table = [["checkpoint", "benchmark", "strict: a box", "default: prose too", "scored with"]]
+    for row in data.rows:
+        for name, entry in row.benchmarks.items():
+            under = entry.get("accuracy_under", {})  # scores of older graders lack it
+            if len(set(under.values())) > 1:
+                cells = [f"{100 * under[key]:.1f}" for key in ("strict", "default")]
+                used = str(entry["settings"]["extraction"])
+                table.append([_step_name(row.step), name, *cells, used])
+    return table if len(table) > 1 else []
+
+
 def markdown_table(table: Table) -> str:
     """A table in Markdown; the bar of a cell is escaped."""
     rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]

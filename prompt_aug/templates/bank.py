@@ -39,7 +39,7 @@ def load_bank(path: str | Path | None = None, format_setting: FormatSetting = "s
     papers print.
     Raises BankError for a missing or malformed file, unknown or repeated keys, and bad templates.
     """
-    path = BANKS.get(path and str(path)) or Path(str(path))
+    path = BANKS.get(None if path is None else str(path)) or Path(str(path))
     try:
         templates = _published(path) if path.suffix == ".json" else _from_yaml(read_text(path))
         return Bank(templates).with_format(format_setting)

@@ -34,6 +34,7 @@ ARGUMENTS = ("recipe.advantage.arguments", "recipe.weights.arguments")
 # Sections that verl hands on as keyword arguments of other libraries: any key may be added there.
 OPEN = (
     "ray_kwargs",
+    "data.apply_chat_template_kwargs",
     "actor_rollout_ref.model.override_config",
     "actor_rollout_ref.rollout.engine_kwargs",
     "actor_rollout_ref.actor.optim.override_optimizer_config",

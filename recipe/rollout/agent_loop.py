@@ -104,6 +104,13 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
             )
         return name, rendered, ids
 
+    def longest(self, prompt: list[int]) -> int:
+        """Tokens that a response to `prompt` may have."""
+        limit = self.response_length
+        if self.recipe.rollout.get("joint_limit"):
+            limit = min(limit, int(self.rollout_config.max_model_len) - len(prompt))
+        return limit
+
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         n, text = choose_rephrasing(self.recipe, int(self.rollout_config.n), kwargs)
         name, rendered, generated_under = self.prompt(kwargs, text)
@@ -125,9 +132,6 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
                 prompt_ids=generated_under,
                 sampling_params=params,
             )
-        limit = self.response_length
-        if self.recipe.rollout.get("joint_limit"):
-            limit = min(limit, int(self.rollout_config.max_model_len) - len(generated_under))
         ids = list(output.token_ids)[: self.response_length]
         logprobs = list(output.log_probs)[: self.response_length] if output.log_probs else None
         metrics["num_preempted"] = -1 if output.num_preempted is None else output.num_preempted
@@ -142,7 +146,7 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
                 **output.extra_fields,
                 "template": name,
                 "prefill": rendered.prefill,
-                "truncated": len(ids) >= limit,
+                "truncated": len(ids) >= self.longest(generated_under),
                 "rephrasing": n,
                 "generated_under": None if trained_under is generated_under else generated_under,
             },

@@ -45,6 +45,30 @@ def test_grading_again_uses_the_responses_on_disk(scored: EvaluationFolder) -> N
     assert regrade(scored)["benchmarks"]["toy"] == entry
 
 
+@pytest.mark.parametrize(
+    ("setting", "accuracy"), [("strict", 0.25), ("default", 0.5), ("last_number", 0.75)]
+)
+def test_the_extraction_decides_and_is_recorded(
+    scored: EvaluationFolder, setting: str, accuracy: float
+) -> None:
+    """Of a box, an answer in prose, a number alone, and a wrong box."""
+    files = scored.benchmark("toy")
+    (path,) = files.sample_files()
+    head, *samples = read_lines(path)
+    texts = [r"\boxed{1}", "The answer is 1.", "so we get to 1 somehow, which ends it"]
+    changed = [{**s, "response": r} for s, r in zip(samples, texts, strict=True)]
+    fourth = {**changed[0], "uid": "toy-3", "response": r"\boxed{7}"}
+    write_lines(path, [head, *changed, fourth])
+    questions = [{**q, "asked": True} for q in read_lines(files.questions)]
+    write_lines(files.questions, questions)
+    entry = read_json(files.scores)
+    write_json(files.scores, {**entry, "settings": {**entry["settings"], "extraction": setting}})
+    made = regrade(scored)["benchmarks"]["toy"]
+    assert made["accuracy"] == accuracy
+    assert made["settings"]["extraction"] == setting
+    assert made["accuracy_under"] == {"strict": 0.25, "default": 0.5}
+
+
 def test_the_command_grades_everything_below_a_folder(
     scored: EvaluationFolder, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

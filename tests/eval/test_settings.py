@@ -16,7 +16,7 @@ from eval.settings import (
     presets,
     shared_identity,
 )
-from prompt_aug.prompts import Prompts
+from prompt_aug.prompts import FORM, Prompts
 from prompt_aug.templates import load_bank
 
 
@@ -84,6 +84,8 @@ def test_a_folder_without_a_configuration_is_no_run(tmp_path: Path) -> None:
         {"dtype": "bfloat16"},
         {"max_model_len": 99},
         {"style": "raw"},
+        {"instruction": "user"},
+        {"chat": {"enable_thinking": False}},
     ],
 )
 def test_every_setting_that_can_change_a_response_is_compared(change: dict[str, object]) -> None:
@@ -114,6 +116,20 @@ def test_a_reworded_template_of_the_same_name_is_another_one() -> None:
 def test_a_preset_is_made_of_settings(name: str) -> None:
     settings = Settings(**presets()[name])
     assert settings.greedy == (name == "paper_prompt_aug")
+    sampling = {"extraction", "temperature", "top_p", "max_tokens", "max_model_len", "samples"}
+    assert presets()[name].keys() >= {"bank", "template", *FORM, *sampling}  # nothing of the run's
+
+
+def test_presets_are_the_papers_protocols() -> None:
+    protocols = {
+        name: (p["style"], p["extraction"], p["max_tokens"], p["samples"])
+        for name, p in presets().items()
+    }
+    assert protocols == {
+        "paper_prompt_aug": ("chat", "strict", 3000, 5),
+        "paper_ta_grpo": ("bare", "strict", 3072, 128),
+        "paper_cw_grpo": ("chat", "last_number", 32768, 1),
+    }
 
 
 def test_templates_and_style_are_those_of_the_training(tmp_path: Path) -> None:

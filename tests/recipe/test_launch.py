@@ -146,6 +146,18 @@ def test_data_is_checked_and_long_questions_are_named(config: Any, tmp_path: Pat
     assert report["test"]["dropped"] == []
 
 
+def test_own_system_prompts_do_not_replace_several_templates(config: Any, tmp_path: Path) -> None:
+    made = [make_question(text=f"{n}?", answers=("1",), source="t", system="S") for n in range(40)]
+    write_parquet(made, tmp_path / "a.parquet")
+    with open_dict(config):
+        config.data.train_files = config.data.val_files = [str(tmp_path / "a.parquet")]
+        config.data.max_prompt_length = 1000
+    with pytest.raises(ConfigError, match="40 questions have a system prompt, which would replace"):
+        data.prepare_data(config, Prompts.from_section({}), Characters())
+    config.recipe.augment.system = "template"
+    data.prepare_data(config, Prompts.from_section({"system": "template"}), Characters())
+
+
 def test_questions_that_changed_since_the_first_step_are_refused(
     config: Any, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ from eval.report.tables import (
     checkpoint_table,
     configuration,
     environment_table,
+    extraction_table,
     header_table,
     level_table,
     markdown_table,
@@ -497,3 +498,15 @@ def test_a_template_with_dollars_in_its_name_is_drawn(run: Path) -> None:
     line = {"step": 1, "template/$a{$/accuracy": 0.5, "template/$a{$/format": 0.5}
     (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     assert drawn(figures.templates([collect(run)]))
+
+
+def test_strict_and_default_stand_side_by_side_where_they_differ(run: Path) -> None:
+    assert extraction_table(collect(run)) == []
+    (path, *_) = sorted((run / "eval").rglob("step_*/scores.json"))
+    scores = json.loads(path.read_text())
+    name, entry = next(iter(scores["benchmarks"].items()))
+    entry["accuracy_under"] = {"strict": 0.125, "default": 0.5}
+    entry["settings"]["extraction"] = "strict"
+    path.write_text(json.dumps(scores))
+    _, row = extraction_table(collect(run))
+    assert row[1:] == [name, "12.5", "50.0", "strict"]

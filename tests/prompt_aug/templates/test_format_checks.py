@@ -152,7 +152,7 @@ def test_rewards_are_dyadic_and_in_range(noise: str, which: int) -> None:
 
 
 def test_sums_of_eight_equal_rewards_are_exact_in_float32() -> None:
-    """The law behind 'dyadic'; thirds, as published, break it."""
+    """The law behind 'dyadic'; thirds, as the authors' code has them, break it."""
     import numpy as np
 
     def advantage(reward: float) -> float:

@@ -86,7 +86,7 @@ def test_a_teacher_is_its_base_with_a_prefill() -> None:
 
 
 def test_nine_instruction_texts() -> None:
-    """As published: three teachers share their base's text, and abel that of qwen-math."""
+    """Three teachers share their base's text, and abel that of qwen-math, as with the authors."""
     bank = load_bank()
     assert len({(t.system, t.user) for t in bank.values()}) == 9
     assert (bank["abel"].system, bank["abel"].user) == (
@@ -267,4 +267,4 @@ def test_published_renderings_are_a_bank_by_path(shared_data: Path) -> None:
     assert len(bank) == 13
     assert bank["open-r1"].source.endswith("published_templates.json")
     assert bank["open-r1"].system != load_bank()["open-r1"].system
-    assert bank["abel"].format_reward("") == 1.0  # constant, as published
+    assert bank["abel"].format_reward("") == 1.0  # constant, as in the authors' code

@@ -116,6 +116,13 @@ def test_the_longest_prompt_and_response_must_fit(config: Any) -> None:
         preflight_verl.check_lengths(changed(fits, **{dynamic: "true", **halves}))
 
 
+def test_a_joint_limit_of_prompt_and_response_has_to_be_said(config: Any) -> None:
+    short = changed(config, **{f"{ROLLOUT}__max_model_len": config.data.max_prompt_length + 1})
+    with pytest.raises(ConfigError, match=r"recipe\.rollout\.joint_limit=true"):
+        preflight_verl.check_lengths(short)
+    preflight_verl.check_lengths(changed(short, recipe__rollout__joint_limit="true"))
+
+
 def test_the_reference_model_has_sequence_ranks_of_its_own(config: Any) -> None:
     """verl's new key of the actor says nothing of the reference model, the old one does."""
     longest = config.data.max_prompt_length + config.data.max_response_length

@@ -43,7 +43,7 @@ def test_the_readme_has_a_file_for_each_thing_of_ones_own(mine: Path) -> None:
 
 def test_an_example_with_its_own_method_and_templates(mine: Path) -> None:
     config = compose_config(str(mine), [])
-    assert validate(config).names == ("shout",)
+    assert validate(config).bank.names == ("shout",)
     assert config.actor_rollout_ref.actor.loss_agg_mode == "seq-mean-token-mean"  # of grpo
     other = compose_config(str(mine), ["method=cw_grpo", "recipe.augment.templates=null"])
     assert other.recipe.weights.name == "gaussian_covariance"  # the project's own are still there

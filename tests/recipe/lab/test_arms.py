@@ -26,7 +26,7 @@ def start_of(name: str, world: str, seed: int) -> Path:
     """Where the first arm of an experiment in that world finds its questions and start model."""
     arm = next(a for a in load_experiment(name).arms if a.world == world)
     config = composed_arm(name, arm, seed)
-    return toy.folder_of(config, validate(config))
+    return toy.folder_of(config, validate(config).bank)
 
 
 @pytest.mark.parametrize(("name", "arm"), ARMS, ids=str)
@@ -34,7 +34,7 @@ def test_an_arm_would_start_with_as_many_responses_as_the_others(name: str, arm:
     experiment = load_experiment(name)
     chosen = experiment.arm(arm)
     config = composed_arm(name, chosen, seed=1000)
-    start = toy.folder_of(config, validate(config))
+    start = toy.folder_of(config, validate(config).bank)
     assert start == start_of(name, chosen.world, 1000) != start_of(name, chosen.world, 1001)
     assert config.recipe.toy.updates is None  # the world says how long its start model learns
     assert config.data.train_batch_size * config.actor_rollout_ref.rollout.n == 64

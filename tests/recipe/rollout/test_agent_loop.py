@@ -156,6 +156,25 @@ def test_every_rollout_has_a_seed_of_its_own_that_order_does_not_change() -> Non
     assert request_seed(7, "0-a", 0) == drawn[0] != request_seed(8, "0-a", 0)
 
 
+def test_a_response_at_a_joint_limit_is_marked() -> None:
+    made = loop(Engine([5, 6, 7]))
+    made.recipe.rollout.joint_limit = True
+    prompt = len(made.prompt(row(), "What is 47 + 38?")[2])
+    for limit, truncated in ((prompt + 3, True), (prompt + 4, False)):
+        made.rollout_config.max_model_len = limit
+        out = asyncio.run(made.run({}, uid="g", **row()))
+        assert out.extra_fields["truncated"] is truncated
+
+
+def test_a_rows_system_prompt_is_asked_with() -> None:
+    engine = Engine([5])
+    made, own = loop(engine), row()
+    own["raw_prompt"] = [{"role": "system", "content": "Be brief."}, *own["raw_prompt"]]
+    asyncio.run(made.run({}, uid="g", **own))
+    asked = made.tokenizer.decode(engine.requests[0][1])
+    assert "Be brief." in asked and "47 + 38" in asked
+
+
 def test_a_response_at_the_limit_is_marked_and_cut() -> None:
     out = asyncio.run(loop(Engine(list(range(9)))).run({}, uid="g", **row()))
     assert out.response_ids == [0, 1, 2, 3, 4, 5]

@@ -1,0 +1,175 @@
+"""Prompts and format rewards of the published layers are those of the papers' authors.
+
+digests.json holds what the authors' own code gave, at the commits that examples/PUBLISHED.md names,
+for one question and for the responses of tests/helpers/published_responses.py. None of their text
+is here.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from published_responses import digest, responses
+from tiny_model import save_tokenizer
+
+from eval import sweep
+from prompt_aug.prompts import Prompts, load_tokenizer
+from prompt_aug.questions import make_question, write_parquet
+from prompt_aug.templates import BankError, load_bank
+from prompt_aug.templates.__main__ import main as templates
+from recipe import train
+
+AUTHORS = json.loads(Path(__file__).with_name("digests.json").read_text())
+PROMPTS, REWARDS = AUTHORS["prompts"], AUTHORS["format_rewards"]
+NAMES = load_bank().names
+MADE = Path(__file__).resolve().parents[2] / "data" / "published"  # where the command writes
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def bank(name: str, shared_data: Path) -> str:
+    """A bank made of an authors' checkout: prompt augmentation's is in the shared data too."""
+    path = (
+        shared_data / "published_templates.json" if name == "prompt_aug" else MADE / f"{name}.json"
+    )
+    if not path.is_file():
+        pytest.skip(f"needs {path}, which `python -m prompt_aug.templates published` makes")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model folder with a ChatML tokenizer, and a parquet file of the one question."""
+    folder = tmp_path_factory.mktemp("published")
+    save_tokenizer(folder / "model")
+    config = {"model_type": "qwen2", "max_position_embeddings": 40_000, "vocab_size": 320}
+    config |= {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    (folder / "model" / "config.json").write_text(json.dumps(config))
+    (folder / "model" / "model.safetensors").write_bytes(b"no weights")
+    text, three = AUTHORS["question"], ("a?", "b?", "c?")
+    question = make_question(text=text, answers=("2",), source="t", rephrasings=three)
+    write_parquet([question] * 256, folder / "questions.parquet")
+    return folder / "model", folder / "questions.parquet"
+
+
+@pytest.mark.config
+@pytest.mark.parametrize(
+    ("layer", "own", "expected"),
+    [
+        ("ta_grpo", None, "ta_grpo/train/box2"),
+        ("ta_grpo", "ta_grpo", "ta_grpo/train/code"),
+        ("cw_grpo", None, "cw_grpo/train"),
+        ("prompt_aug", "prompt_aug", "prompt_aug/train/abel"),
+    ],
+)
+def test_a_dry_run_prints_the_authors_prompt(
+    files: tuple[Path, Path],
+    shared_data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    layer: str,
+    own: str | None,
+    expected: str,
+) -> None:
+    model, questions = files
+    given = [f"recipe.augment.bank={bank(own, shared_data)}"] if own else []
+    given += [f"published={layer}", f"recipe.model_path={model}", f"recipe.run_dir={tmp_path}"]
+    given += [f"data.train_files=[{questions}]", f"data.val_files=[{questions}]"]
+    given += ["data.max_prompt_length=1024", "actor_rollout_ref.rollout.max_model_len=4200"]
+    code = train.main([layer, *given, "--dry-run"])
+    shown = capsys.readouterr()
+    assert code == 0, shown.err
+    assert f"sha256 {PROMPTS[expected]}" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("preset", "own", "expected"),
+    [
+        ("paper_ta_grpo", None, "ta_grpo/evaluation/box2"),
+        ("paper_ta_grpo", "ta_grpo", "ta_grpo/evaluation/code"),
+        ("paper_cw_grpo", "cw_grpo", "cw_grpo/evaluation"),
+        ("paper_prompt_aug", None, "prompt_aug/evaluation"),
+    ],
+)
+def test_a_plan_of_a_preset_prints_the_authors_prompt(
+    files: tuple[Path, Path],
+    shared_data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    preset: str,
+    own: str | None,
+    expected: str,
+) -> None:
+    model, questions = files
+    given = ["--bank", bank(own, shared_data)] if own else []
+    given += ["--model", str(model), "--out", str(tmp_path), "--benchmark", f"one={questions}"]
+    code = sweep.main([*given, "--preset", preset, "--dry-run"])
+    shown = capsys.readouterr()
+    assert code == 0, shown.err
+    assert f"sha256 {PROMPTS[expected]}" in shown.out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_template_of_a_converted_checkout_is_the_authors_to_the_byte(
+    files: tuple[Path, Path], shared_data: Path, name: str
+) -> None:
+    prompts = Prompts.from_section({"bank": bank("prompt_aug", shared_data), "style": "chat"})
+    prompt = prompts.render(name, AUTHORS["question"], load_tokenizer(str(files[0])))
+    assert sha256(prompt.rendered.text) == PROMPTS[f"prompt_aug/train/{name}"]
+
+
+@pytest.fixture(scope="module")
+def corpus() -> list[str]:
+    texts = list(responses())
+    assert len(texts) == REWARDS["responses"] >= 5000
+    assert digest(texts) == REWARDS["responses_sha256"]
+    return texts
+
+
+@pytest.mark.parametrize("name", [*NAMES, "cw-grpo"])
+def test_format_rewards_are_the_authors(corpus: list[str], name: str) -> None:
+    """In 1024ths: thirds are rounded to them, everything else is exact."""
+    template = load_bank("papers" if name == "cw-grpo" else None, "published")[name]
+    rewards = [round(1024 * template.format_reward(text)) for text in corpus]
+    authors: dict[str, Any] = REWARDS["rewards"][name]
+    assert Counter(map(str, rewards)) == authors["rewards"]
+    assert sha256(json.dumps(rewards)) == authors["sha256"]
+
+
+def checkout(folder: Path) -> Path:
+    """A checkout like CW-GRPO's, in other words."""
+    (folder / "recipes").mkdir(parents=True)
+    (folder / "recipes" / "gaussian_1.5b.yaml").write_text('system_prompt: "Box {{}} it."\n')
+    code = folder / "src" / "open_r1" / "evaluate.py"
+    code.parent.mkdir(parents=True)
+    code.write_text('MATH_QUERY_TEMPLATE = """\nSay {{X}}.\n\n{Question}\n""".strip()\n')
+    return folder
+
+
+def test_a_checkout_becomes_a_bank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "cw_grpo.json"
+    with pytest.raises(BankError, match=r"git clone https://.*\n.*templates published CHECKOUT .*"):
+        load_bank(out)
+    assert templates(["published", str(checkout(tmp_path / "there")), str(out)]) == 0
+    assert (
+        "NOT the prompts" in capsys.readouterr().out
+    )  # another checkout than the one compared with
+    made = load_bank(out, "published")
+    assert made["cw-grpo"].system == "Box {{}} it."  # its recipe is not formatted: the braces stay
+    assert made["cw-grpo"].published == ("\n</think>\n",)
+    assert made["cw-grpo-query"].user == "Say {X}.\n\n{question}"
+    assert made["cw-grpo-query"].system is None
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
+    assert templates(["published", str(tmp_path), str(tmp_path / "x.json")]) == 1
+    (tmp_path / "utils.py").write_text("instruction_following = input()\n")
+    assert templates(["published", str(tmp_path), str(tmp_path / "x.json")]) == 1
+    assert not (tmp_path / "x.json").exists()
