@@ -53,6 +53,17 @@ class Preset:
     columns: Columns
     files: str | None = None
     rows: Mapping[str, int] = field(default_factory=dict)
+    out: Mapping[str, str] = field(default_factory=dict)
+
+
+def command_for(path: str | Path) -> str:
+    """The command that makes `path`, where it is one of the files that the examples read."""
+    for name, preset in load_presets().items():
+        for split, out in preset.out.items():
+            if Path(out) == Path(path):
+                option = "" if split == preset.split else f" --split {split}"
+                return f"python -m prompt_aug.prepare {name} {out}{option} --no-benchmarks"
+    return f"python -m prompt_aug.prepare SOURCE {path} --against BENCHMARKS"
 
 
 def load_presets(path: Path = PRESETS_FILE) -> dict[str, Preset]:
