@@ -13,6 +13,7 @@ from prompt_aug.prepare import __main__ as prepare
 from prompt_aug.prepare.sources import (
     Columns,
     SourceError,
+    command_for,
     load_presets,
     load_rows,
     read_level,
@@ -102,7 +103,7 @@ PRESET_ROWS: dict[str, tuple[dict[str, Any], str, str, int | None]] = {
 }
 
 
-def test_files_of_the_examples_name_the_command_that_makes_them(tmp_path: Path) -> None:
+def test_files_of_the_examples_name_the_command_that_makes_them() -> None:
     made = command_for("data/math/test.parquet").split()
     assert made[3:] == "math-level3to5 data/math/test.parquet --split test --no-benchmarks".split()
     for preset in load_presets().values():
