@@ -39,10 +39,12 @@ def combine(accuracy: float, format_reward: float, overlong: float, settings: Di
 
 def _rephrasings(row: Mapping[str, Any]) -> str:
     """The question and its rephrasings, any of which may have been asked: none may be copied."""
-    rephrasings = row["extra_info"].get("rephrasings")
-    return "\n".join(
-        [str(row["raw_prompt"][-1]["content"]), *(rephrasings if rephrasings is not None else ())]
-    )
+    return "\n".join([str(row["raw_prompt"][-1]["content"]), *_listed(row, "rephrasings")])
+
+
+def _listed(row: Mapping[str, Any], key: str) -> list[str]:
+    value = row["extra_info"].get(key)
+    return [] if value is None else list(value)  # an array has no truth value
 
 
 class RecipeRewardManager(RewardManagerBase):
@@ -74,7 +76,7 @@ class RecipeRewardManager(RewardManagerBase):
             list(row["extra_info"]["answers"]),
             template,
             question=_rephrasings(row),
-            options=row["extra_info"].get("options") or (),
+            options=_listed(row, "options"),
         )
         accuracy = float(graded.correct)
         format_reward = template.format_reward(text)
