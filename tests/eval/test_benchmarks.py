@@ -181,11 +181,11 @@ def test_a_changed_hub_data_set_of_the_same_size_is_refused(
 
 
 def test_a_changed_copy_of_the_same_size_is_refused(tmp_path: Path, shared_data: Path) -> None:
-    rows = datasets.load_from_disk(str(shared_data / "evaluation_suite" / "aime"))
-    backwards = rows.select(reversed(range(len(rows))))
-    backwards.save_to_disk(str(tmp_path / "backwards"))
-    other = rows.map(lambda row, i: {"answer": "0" if i == 7 else row["answer"]}, with_indices=True)
-    other.save_to_disk(str(tmp_path / "changed"))
+    # In memory: a map of the shared folder's rows would leave a cache file beside them.
+    rows = datasets.load_from_disk(str(shared_data / "evaluation_suite" / "aime")).to_list()
+    datasets.Dataset.from_list(rows[::-1]).save_to_disk(str(tmp_path / "backwards"))
+    rows[7] = {**rows[7], "answer": "0"}
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "changed"))
     load(BenchmarkRequest(name="aime24", path=str(tmp_path / "backwards")), greedy=True)
     with pytest.raises(EvaluationError, match="its questions or answers have changed"):
         load(BenchmarkRequest(name="aime24", path=str(tmp_path / "changed")), greedy=True)
