@@ -7,7 +7,8 @@
 #   SEED=1 RUN=runs/demo-1 bash scripts/demo.sh
 #   bash scripts/demo.sh trainer.total_training_steps=8
 #
-# About 10 minutes on 2 CPU cores, the set-up of the first call (scripts/setup.sh) aside.
+# About 5 minutes on 2 CPU cores, after the set-up of the first call (scripts/setup.sh). A seed other
+# than 0 teaches its own start model first.
 #
 # SEED  seed of data, draws, start model and sampling    (default: 0)
 # RUN   the run folder, relative to the repository root  (default: runs/demo)

@@ -7,6 +7,7 @@ from composed import composed
 from load_script import load_script
 from omegaconf import OmegaConf
 
+from prompt_aug.prepare.sources import command_for
 from recipe.checks import validate
 from recipe.checks.verl import check_batches
 from recipe.config.compose import EXAMPLES, example_names, group_names
@@ -199,6 +200,13 @@ def test_an_example_would_start(name: str) -> None:
     config = composed(name)
     validate(config)
     assert config.trainer.device == ("cuda" if name in GPU else "cpu")
+
+
+@pytest.mark.parametrize("name", GPU)
+def test_an_empty_clone_is_told_how_to_make_the_data(name: str) -> None:
+    data = composed(name).data
+    for path in {*data.train_files, *data.val_files} - {"data/one_shot/train.parquet"}:  # their own
+        assert "SOURCE" not in command_for(path), f"no preset says how to make {path}"
 
 
 @pytest.mark.parametrize("name", GPU)

@@ -32,16 +32,25 @@ def chosen(answer: str, options: Sequence[str], equal: Callable[[str, str], bool
     if leading is None or (place := LETTERS.index(leading[1])) >= len(options):
         return None
     said, option = answer[leading.end() :], options[place]
-    words = _words(said)
-    if words == _words(option)[: len(words)] or "".join(words) == "".join(_words(option)):
+    words, others = _words(said), [other for other in options if other != option]
+    if words != _words(option) and words in map(_words, others):
+        return None
+    folded, known = _folded(words), _folded(_words(option))
+    if folded == known[: len(folded)] or "".join(folded) == "".join(known):
         return leading[1]
     unopened = max(0, said.count("}") - said.count("{"))  # of a \text{ before the letter
     said = said.rstrip(" $.)")
-    return leading[1] if equal(option, said[: len(said) - unopened]) else None
+    said = said[: len(said) - unopened]
+    found = equal(option, said) and not any(equal(other, said) for other in others)
+    return leading[1] if found else None
 
 
 def _words(text: str) -> list[str]:
-    """The words that are compared: without dollars, braces, style, brackets around them, case."""
+    """The words that are compared: without dollars, braces, style, and brackets around them."""
     plain = _IDLE.sub(" ", unicodedata.normalize("NFKC", text)).split()
-    spelled = (_BRACES.sub("", word).strip("()[]").rstrip(".,;:").casefold() for word in plain)
+    spelled = (_BRACES.sub("", word).strip("()[]").rstrip(".,;:") for word in plain)
     return [word for word in spelled if word]
+
+
+def _folded(words: list[str]) -> list[str]:
+    return [word.casefold() for word in words]

@@ -25,6 +25,7 @@ from prompt_aug.errors import UsageError, UserError
 from prompt_aug.files import read_json, read_text, sha256, write_json
 from prompt_aug.prepare.filters import Numbered, prepare
 from prompt_aug.prepare.overlap import LIKENESS_LIMIT, LIKENESS_N, OVERLAP_LIMIT, OVERLAP_N
+from prompt_aug.prepare.rephrased import join
 from prompt_aug.prepare.sources import (
     Columns,
     SourceError,
@@ -264,6 +265,7 @@ def prepare_as(options: argparse.Namespace) -> int:
     benchmarks = load_benchmarks(options.against or [])
     rows = read_rows(asked)
     columns = complete(asked.columns, column_names(rows), asked.source)
+    rows, joined = join(rows, columns) if columns.group else (rows, {})
     questions, report = prepare(
         rows,
         columns=columns,
@@ -272,7 +274,7 @@ def prepare_as(options: argparse.Namespace) -> int:
         benchmarks=benchmarks,
         overlap_limit=options.overlap,
     )
-    print_report(report)
+    print_report(report := {**report, **joined})
     if not questions or (options.strict and report["kept"] < report["rows_of_wanted_levels"]):
         raise SourceError(
             "nothing written: " + ("rows were refused" if questions else "no row is left")
@@ -299,6 +301,12 @@ def prepare_as(options: argparse.Namespace) -> int:
 def print_report(report: Mapping[str, Any]) -> None:
     """What was kept and refused, with the first rows of each reason."""
     print(f"{report['rows_of_wanted_levels']} rows read, {report['kept']} kept")
+    if counts := report.get("rephrasings_of_a_question"):
+        listed = ", ".join(
+            f"{count} of {questions} questions" for count, questions in counts.items()
+        )
+        print(f"  rephrasings: {listed}; the paper has {report['rephrasings_of_the_paper']}")
+        print(f"  rows left out: {report['rows_left_out']}")
     for reason, count in report["refused"].items():
         shown = [r for r in report["refused_rows"] if r["reason"] == reason][:SHOWN]
         print(f"  refused, {reason}: {count}")

@@ -18,6 +18,7 @@ from prompt_aug.questions import Question, QuestionError, make_question, system_
 
 PRESETS_FILE = Path(__file__).with_name("presets.yaml")
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".arrow": "arrow"}
+JOINED = "rephrasings of one group"  # a row's own, made by `rephrased.join`
 HUB_SECONDS = 3.0  # what the hub has to answer in before it counts as unreachable
 TEXT_COLUMNS = ("question", "problem", "prompt", "text")
 RENDERED = ("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|begin_of_text|>")
@@ -40,6 +41,9 @@ class Columns:
     text_after: str | None = None
     text_before: str | None = None
     levels: tuple[int, ...] = ()
+    group: str | None = None
+    order: str | None = None
+    rephrasings: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +57,17 @@ class Preset:
     columns: Columns
     files: str | None = None
     rows: Mapping[str, int] = field(default_factory=dict)
+    out: Mapping[str, str] = field(default_factory=dict)
+
+
+def command_for(path: str | Path) -> str:
+    """The command that makes `path`, where it is one of the files that the examples read."""
+    for name, preset in load_presets().items():
+        for split, out in preset.out.items():
+            if Path(out) == Path(path):
+                option = "" if split == preset.split else f" --split {split}"
+                return f"python -m prompt_aug.prepare {name} {out}{option} --no-benchmarks"
+    return f"python -m prompt_aug.prepare SOURCE {path} --against BENCHMARKS"
 
 
 def load_presets(path: Path = PRESETS_FILE) -> dict[str, Preset]:
@@ -255,17 +270,22 @@ def to_question(row: Mapping[str, Any], columns: Columns, source: str, split: st
             f"the text holds {marks[0]}: it is a prompt that a chat template made, not a question; "
             "name the column of the question with --text-column"
         )
-    answers = [_answer(value, columns.answer_from) for value in _golds(row, columns)]
     level = read_level(_get(row, columns.level)) if columns.level else None
     value = _get(row, columns.text or "")
     return make_question(
         text=text,
-        answers=answers,
+        answers=answers_of(row, columns),
         source=source,
         split=split,
         level=level,
+        rephrasings=row.get(JOINED, ()),
         system=system_text(value) if isinstance(value, list) else None,
     )
+
+
+def answers_of(row: Mapping[str, Any], columns: Columns) -> list[str]:
+    """The answers of one row; QuestionError where the column does not have them."""
+    return [_answer(value, columns.answer_from) for value in _golds(row, columns)]
 
 
 def question_text(row: Mapping[str, Any], columns: Columns) -> str:

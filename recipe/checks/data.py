@@ -14,6 +14,7 @@ from omegaconf import DictConfig, open_dict
 
 from prompt_aug import prompts as tokenizers
 from prompt_aug.files import read_json
+from prompt_aug.prepare.sources import command_for
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import Question, read_parquet, write_parquet
 from prompt_aug.templates import Bank, Overlong, UnknownTemplateError
@@ -285,6 +286,7 @@ def check_files(config: DictConfig, built: Path | None) -> None:
         raise ConfigError("recipe.model_path is not set: name a model folder or a hub id")
     if built is None or not Path(model).is_relative_to(built):
         check_model_folder(model)
+    missing = []
     for key in ("train_files", "val_files"):
         paths = _paths(config.data[key])
         if not paths:
@@ -292,9 +294,9 @@ def check_files(config: DictConfig, built: Path | None) -> None:
         for path in paths:
             mine = built is not None and Path(path).is_relative_to(built)
             if not mine and not Path(path).exists():
-                raise ConfigError(
-                    f"data.{key}: {path}: no such file; `python -m prompt_aug.prepare` makes one"
-                )
+                missing.append(f"data.{key}: {path}: no such file. Make it: `{command_for(path)}`")
+    if missing:
+        raise ConfigError("\n".join(missing))
 
 
 def check_model_folder(model: str) -> None:

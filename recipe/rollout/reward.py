@@ -41,10 +41,13 @@ def combine(accuracy: float, format_reward: float, overlong: float, settings: Di
 
 def _rephrasings(row: Mapping[str, Any]) -> str:
     """The question and its rephrasings, any of which may have been asked: none may be copied."""
-    rephrasings = row["extra_info"].get("rephrasings")
-    return "\n".join(
-        [user_text(row["raw_prompt"], "prompt"), *(rephrasings if rephrasings is not None else ())]
-    )
+    asked = user_text(row["raw_prompt"], "prompt")
+    return "\n".join([asked, *_listed(row, "rephrasings")])
+
+
+def _listed(row: Mapping[str, Any], key: str) -> list[str]:
+    value = row["extra_info"].get(key)
+    return [] if value is None else list(value)  # an array has no truth value
 
 
 class RecipeRewardManager(RewardManagerBase):
@@ -76,7 +79,7 @@ class RecipeRewardManager(RewardManagerBase):
             list(row["extra_info"]["answers"]),
             template,
             question=_rephrasings(row),
-            options=row["extra_info"].get("options") or (),
+            options=_listed(row, "options"),
             extraction=extraction(self.settings.extraction),
         )
         accuracy = float(graded.correct)

@@ -18,9 +18,11 @@ from eval.benchmarks import (
     suite_requests,
 )
 from eval.errors import EvaluationError
+from eval.score import grade_samples
 from prompt_aug.grading import grade
 from prompt_aug.prepare.sources import SourceError
 from prompt_aug.questions import make_question, write_parquet
+from prompt_aug.templates import load_bank
 
 
 @pytest.fixture
@@ -179,11 +181,11 @@ def test_a_changed_hub_data_set_of_the_same_size_is_refused(
 
 
 def test_a_changed_copy_of_the_same_size_is_refused(tmp_path: Path, shared_data: Path) -> None:
-    rows = datasets.load_from_disk(str(shared_data / "evaluation_suite" / "aime"))
-    backwards = rows.select(reversed(range(len(rows))))
-    backwards.save_to_disk(str(tmp_path / "backwards"))
-    other = rows.map(lambda row, i: {"answer": "0" if i == 7 else row["answer"]}, with_indices=True)
-    other.save_to_disk(str(tmp_path / "changed"))
+    # In memory: a map of the shared folder's rows would leave a cache file beside them.
+    rows = datasets.load_from_disk(str(shared_data / "evaluation_suite" / "aime")).to_list()
+    datasets.Dataset.from_list(rows[::-1]).save_to_disk(str(tmp_path / "backwards"))
+    rows[7] = {**rows[7], "answer": "0"}
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "changed"))
     load(BenchmarkRequest(name="aime24", path=str(tmp_path / "backwards")), greedy=True)
     with pytest.raises(EvaluationError, match="its questions or answers have changed"):
         load(BenchmarkRequest(name="aime24", path=str(tmp_path / "changed")), greedy=True)
@@ -296,6 +298,29 @@ def test_multiple_choice_is_graded_by_the_letter_and_its_text(tmp_path: Path) ->
     assert right(f"({letter}) {said}")
     assert not right(other)
     assert not right(f"({other}) {said}")
+
+
+def test_options_travel_with_the_question(tmp_path: Path) -> None:
+    path = choices(tmp_path, 3)
+    benchmark = load(BenchmarkRequest(name="mine", path=str(path)), greedy=True)
+    write_parquet(benchmark.questions, tmp_path / "copy.parquet")
+    copy = load(BenchmarkRequest(name="copy", path=str(tmp_path / "copy.parquet")), greedy=True)
+    assert [q.options for q in copy.questions] == [q.options for q in benchmark.questions]
+    assert all(len(q.options) == 4 for q in copy.questions)
+    line = {
+        "uid": "u",
+        "prompt_sha256": "p",
+        "question": copy.questions[0].text,
+        "gold": list(copy.questions[0].answers),
+        "options": list(copy.questions[0].options),
+        "asked": True,
+    }
+    said = f"({line['gold'][0]}) right 0 \\%"
+    sample = {("u", "p", 0): {"response": rf"\boxed{{{said}}}"}}
+    template = load_bank()["qwen-math"]
+    (with_options,) = grade_samples([line], sample, 1, template)
+    assert with_options["correct"]
+    assert with_options["extracted"] == line["gold"][0]
 
 
 def test_options_have_a_fixed_order_that_hides_the_right_one(tmp_path: Path) -> None:

@@ -61,6 +61,16 @@ def test_text_may_end_after_a_word_of_the_option_but_not_within_one() -> None:
     assert status("(D) N", "D") == "wrong"
 
 
+@pytest.mark.parametrize(
+    ("right", "other"),
+    [("110-130", "140-160"), ("Bb Bb", "BB BB"), ("True, False", "False, True"), ("3 km", "3")],
+)
+def test_the_text_of_another_option_is_wrong_however_near(right: str, other: str) -> None:
+    options = ("none", right, other)
+    assert grade(rf"\boxed{{(B) {right}}}", "B", options=options).correct
+    assert not grade(rf"\boxed{{(B) {other}}}", "B", options=options).correct
+
+
 def test_what_was_chosen_is_the_letter_so_that_votes_for_it_are_one_answer() -> None:
     chosen = [
         grade(text, "A", options=OPTIONS).extracted

@@ -401,3 +401,35 @@ def test_a_validation_split_is_held_out_by_content(tmp_path: Path) -> None:
         assert prepare.main(
             [str(tmp_path / "a.jsonl"), str(out), "--no-benchmarks", "--validation", count]
         )
+
+
+def test_rows_that_rephrase_one_question_are_joined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def row(index: int, sub_index: int, question: str, answer: str = "2") -> dict[str, Any]:
+        return {
+            "index": index,
+            "sub_index": sub_index,
+            "question": question,
+            "answer": answer,
+        }
+
+    rows = [
+        row(0, 2, "Add one and one."),
+        row(0, 0, "What is 1 + 1?"),
+        row(0, 1, "Find the sum of 1 and 1."),
+        row(0, 3, "Find the  sum of 1 and 1."),
+        row(0, 4, "What is 1 + 2?", "3"),
+        row(0, 5, ""),
+        row(1, 0, "What is 2 + 2?", "4"),
+        row(1, 1, "Two and two make what?", "4"),
+        row(-1, 0, ""),
+    ]
+    assert run(tmp_path, "--preset", "ta-grpo", "--no-benchmarks", rows=rows) == 0
+    one, two = read_parquet(tmp_path / "out" / "train.parquet")
+    assert one.text == "What is 1 + 1?"
+    assert one.rephrasings == ("Find the sum of 1 and 1.", "Add one and one.")
+    assert two.rephrasings == ("Two and two make what?",)
+    assert "1 of 1 questions, 2 of 1 questions; the paper has 3" in capsys.readouterr().out
+    manifest = json.loads((tmp_path / "out" / "train.parquet.manifest.json").read_text())
+    assert manifest["rows_left_out"] == {"padding": 2, "another answer": 1, "repeated": 1}

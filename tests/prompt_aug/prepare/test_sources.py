@@ -13,6 +13,7 @@ from prompt_aug.prepare import __main__ as prepare
 from prompt_aug.prepare.sources import (
     Columns,
     SourceError,
+    command_for,
     load_presets,
     load_rows,
     read_level,
@@ -92,8 +93,25 @@ PRESET_ROWS: dict[str, tuple[dict[str, Any], str, str, int | None]] = {
         None,
     ),
     "open-rs": ({"problem": "Q?", "solution": "so", "answer": "7"}, "Q?", "7", None),
+    "ta-grpo": (
+        {"question": "Q?", "answer": "7", "index": 0, "sub_index": 0},
+        "Q?",
+        "7",
+        None,
+    ),
     "openr1-math": ({"problem": "Q?", "solution": "so", "answer": "7"}, "Q?", "7", None),
 }
+
+
+def test_files_of_the_examples_name_the_command_that_makes_them() -> None:
+    made = command_for("data/math/test.parquet").split()
+    assert made[3:] == "math-level3to5 data/math/test.parquet --split test --no-benchmarks".split()
+    for preset in load_presets().values():
+        for split, out in preset.out.items():
+            options = prepare.build_parser().parse_args(command_for(Path(out)).split()[3:])
+            asked = prepare.choose(options)
+            assert (asked.source, asked.split, str(options.out)) == (preset.hub, split, out)
+    assert "SOURCE mine.parquet" in command_for("mine.parquet")
 
 
 def test_presets() -> None:

@@ -1,6 +1,7 @@
 """The reward: values by hand, the manager over real verl records, the paper's ungated sum."""
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,12 +42,16 @@ class Words:
         return "".join(self.texts[i] for i in ids.tolist())
 
 
-def record(length: int, width: int, answers: list[str], template: str):
+def record(length: int, width: int, answers: list[str], template: str, options: Any = None):
     from verl import DataProto
 
     mask = torch.tensor([[1] * length + [0] * (width - length)])
     columns = {
-        "extra_info": {"answers": answers, "rephrasings": ["Work out $1+3$."]},
+        "extra_info": {
+            "answers": answers,
+            "options": options,
+            "rephrasings": ["Work out $1+3$."],
+        },
         "raw_prompt": [{"role": "user", "content": "What is $2+2$?"}],
         "tool_extra_fields": {"template": template},
     }
@@ -58,7 +63,14 @@ def record(length: int, width: int, answers: list[str], template: str):
     return DataProto(batch=batch, non_tensor_batch=arrays)
 
 
-def score(texts: list[str], length: int, template: str, answers: list[str], overlong: bool = False):
+def score(
+    texts: list[str],
+    length: int,
+    template: str,
+    answers: list[str],
+    overlong: bool = False,
+    options: Any = None,
+):
     config = OmegaConf.create(
         {
             "data": {"max_response_length": 4, "apply_chat_template_kwargs": {}},
@@ -74,7 +86,7 @@ def score(texts: list[str], length: int, template: str, answers: list[str], over
         }
     )
     manager = RecipeRewardManager(config, Words(texts), None)
-    return asyncio.run(manager.run_single(record(length, len(texts), answers, template)))
+    return asyncio.run(manager.run_single(record(length, len(texts), answers, template, options)))
 
 
 def test_manager_grades_and_adds_the_drawn_templates_format() -> None:
@@ -96,6 +108,13 @@ def test_manager_pays_nothing_for_a_formula_of_the_question(copied: str) -> None
     texts = [f"\\boxed{{{copied}}}", "", "", ""]
     info = score(texts, 1, "qwen-math", ["4"])["reward_extra_info"]
     assert (info["acc"], info["status"]) == (0.0, "echo")
+
+
+def test_manager_grades_multiple_choice_by_the_options_of_the_row() -> None:
+    texts = ["\\boxed{(B) 2+2}", "", "", ""]
+    options = np.array(["5", "2+2"], dtype=object)
+    assert score(texts, 1, "qwen-math", ["B"], options=options)["reward_extra_info"]["acc"] == 1.0
+    assert score(texts, 1, "qwen-math", ["A"], options=options)["reward_extra_info"]["acc"] == 0.0
 
 
 def test_manager_takes_any_of_several_answers_and_punishes_length() -> None:
