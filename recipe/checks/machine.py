@@ -8,6 +8,7 @@ from urllib.parse import urlparse
 
 from omegaconf import DictConfig
 
+from prompt_aug.places import unwritable
 from recipe.errors import ConfigError
 from recipe.plan.estimate import checkpoint_bytes
 from recipe.plan.shapes import shape_of
@@ -38,7 +39,7 @@ def check_machine(config: DictConfig, *, here: bool = True) -> None:
 
 def check_room(run_dir: Path, gib: float) -> None:
     """Refuse a run folder that cannot be made or written, or on a nearly full disk."""
-    if reason := host.unwritable(run_dir):
+    if reason := unwritable(run_dir):
         raise ConfigError(
             f"recipe.run_dir={run_dir}: cannot write there ({reason}): choose another folder with "
             "recipe.run_dir=..."
