@@ -86,8 +86,8 @@ def load_rows(
     """The rows of `source`, an indexable ``datasets.Dataset``.
 
     `source` is a parquet, jsonl, json, arrow or csv file, a folder that ``save_to_disk`` wrote (of
-    one data set, or of several with `split` naming one), a folder of such files, or the id of a data
-    set on the hub (at `revision`; of its files only `files`, with the split's name in
+    one data set, or of several with `split` naming one), a folder of such files, or the id of a
+    data set on the hub (at `revision`; of its files only `files`, with the split's name in
     place of ``{split}``). Raises SourceError; where the hub does not answer and the data set is not
     in the cache, within seconds.
     """

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from prompt_aug.places import unwritable
 from recipe.errors import ConfigError
 from recipe.plan.estimate import checkpoint_bytes
-from recipe.plan.shapes import shape_of
+from recipe.plan.shapes import check_heads, shape_of
 from recipe.run import host
 from recipe.run.checkpoints import tracked_step
 from recipe.run.environment import gpu_count
@@ -34,6 +34,7 @@ def check_machine(config: DictConfig, *, here: bool = True) -> None:
             raise
         print(f"recipe.train: not on this machine: {error}", file=sys.stderr)
     check_first_checkpoint(config)
+    check_heads(config)
     check_loggers(config)
 
 
