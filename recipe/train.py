@@ -97,11 +97,14 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
             prepare(config)
         if launch.finished(config):
             print(f"recipe.train: all steps of {folder.root} are done already")
+            print(ending.next_commands(config))
             return 0
         record_environment(folder.root)
         code, told = carry_out(config)
         ending.record(folder, code, told)
     print(f"recipe.train: {told}", file=sys.stderr if code else sys.stdout)
+    if not code:
+        print(ending.next_commands(config))
     return code
 
 
@@ -134,7 +137,11 @@ def main(arguments: list[str] | None = None) -> int:
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--list", action="store_true", help="the examples and methods, a line each")
     only.add_argument(
-        "--cfg", action="store_true", help="every key, its value, and the file that set it"
+        "--cfg",
+        nargs="?",
+        const="all",
+        choices=("all", "diff"),
+        help="every key, its value, and the file that set it; diff: those that are not defaults",
     )
     only.add_argument(
         "--dry-run", action="store_true", help="all checks; then what the run would do and write"
@@ -151,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(show.examples_and_methods())
             return 0
         if given.cfg:
-            print(show.with_sources(given.example, given.overrides))
+            print(show.with_sources(given.example, given.overrides, given.cfg == "diff"))
             return 0
         return start(given.example, given.overrides, given.dry_run)
     except KeyboardInterrupt:

@@ -23,6 +23,7 @@ import yaml
 from prompt_aug.commands import make_parser, run
 from prompt_aug.errors import UsageError, UserError
 from prompt_aug.files import read_json, read_text, sha256, write_json
+from prompt_aug.places import unwritable
 from prompt_aug.prepare.filters import Numbered, prepare
 from prompt_aug.prepare.overlap import LIKENESS_LIMIT, LIKENESS_N, OVERLAP_LIMIT, OVERLAP_N
 from prompt_aug.prepare.rephrased import join
@@ -38,6 +39,9 @@ from prompt_aug.prepare.sources import (
 from prompt_aug.questions import VALIDATION, write_parquet
 
 SHOWN = 10
+KNOWN = (
+    Path(__file__).resolve().parents[2] / "eval" / "benchmarks"
+)  # which eval.sweep knows by name
 RECORD = (".yaml", ".yml")
 
 
@@ -58,15 +62,17 @@ def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
     """Question texts by benchmark name, from ``[NAME=]SOURCE[@SPLIT]``.
 
     SOURCE is a file, a folder (one that holds several data sets gives each) or a hub id, of which
-    SPLIT is "test" if not named; or the record of a benchmark, a yaml file as in eval/benchmarks,
-    or a folder of them. Raises SourceError.
+    SPLIT is "test" if not named; or the record of a benchmark, the name of one in eval/benchmarks,
+    a yaml file like those, or a folder of them. Raises SourceError.
     """
     benchmarks: dict[str, list[str]] = {}
     for specification in specifications:
         name, _, rest = specification.rpartition("=")
         source, _, split = rest.partition("@")
         name = name or Path(source).stem
-        if source and (records := records_of(Path(source))):
+        known = KNOWN / f"{source}.yaml"
+        place = known if known.is_file() and not Path(source).exists() else Path(source)
+        if source and (records := records_of(place)):
             for path in records:
                 benchmarks[name if len(records) == 1 else path.stem] = record_texts(path)
             continue
@@ -178,8 +184,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--against",
         action="append",
         metavar="[NAME=]SOURCE[@SPLIT]",
-        help="keep out the questions of this benchmark, or eval/benchmarks for all that are"
-        " known; may be given again (SPLIT: test)",
+        help="keep out the questions of this benchmark, as aime24, or eval/benchmarks for all that"
+        " are known; may be given again (SPLIT: test)",
     )
     checks.add_argument(
         "--no-benchmarks", action="store_true", help="do not look for benchmark questions"
@@ -193,7 +199,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def check_paths(options: argparse.Namespace) -> None:
-    """Refuse empty options, and an output that would overwrite what is read. Raises SourceError."""
+    """Refuse empty options, and an output that cannot be written or is read. Raises SourceError."""
     for key, value in vars(options).items():
         for item in value if isinstance(value, list) else [value]:
             if item == "" or (key == "out" and item == Path()):
@@ -204,6 +210,8 @@ def check_paths(options: argparse.Namespace) -> None:
         raise SourceError(f"OUT is a parquet file: {options.out} must end in .parquet")
     if out.is_dir():
         raise SourceError(f"OUT {options.out} is a folder: name a file")
+    if reason := unwritable(out.parent):
+        raise SourceError(f"OUT {options.out} cannot be written ({reason}): choose another folder")
     for text in (options.source, *(options.against or [])):
         read = Path(text.rpartition("=")[2].partition("@")[0])
         if read.exists() and (read.resolve() == out or read.resolve() in out.parents):

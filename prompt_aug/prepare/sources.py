@@ -1,6 +1,7 @@
 """Rows of a local file, a local folder or a hub data set, and the column maps that read them."""
 
 import ast
+import csv
 import re
 import threading
 import urllib.error
@@ -17,7 +18,13 @@ from prompt_aug.grading.extract import closed_boxes
 from prompt_aug.questions import Question, QuestionError, make_question, system_text, user_text
 
 PRESETS_FILE = Path(__file__).with_name("presets.yaml")
-BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".arrow": "arrow"}
+BUILDERS = {
+    ".parquet": "parquet",
+    ".jsonl": "json",
+    ".json": "json",
+    ".arrow": "arrow",
+    ".csv": "csv",
+}
 JOINED = "rephrasings of one group"  # a row's own, made by `rephrased.join`
 HUB_SECONDS = 3.0  # what the hub has to answer in before it counts as unreachable
 TEXT_COLUMNS = ("question", "problem", "prompt", "text")
@@ -93,9 +100,9 @@ def load_rows(
 ) -> Any:
     """The rows of `source`, an indexable ``datasets.Dataset``.
 
-    `source` is a parquet, jsonl, json or arrow file, a folder that ``save_to_disk`` wrote (of one
-    data set, or of several with `split` naming one), a folder of parquet or jsonl files, or the id
-    of a data set on the hub (at `revision`; of its files only `files`, with the split's name in
+    `source` is a parquet, jsonl, json, arrow or csv file, a folder that ``save_to_disk`` wrote (of
+    one data set, or of several with `split` naming one), a folder of such files, or the id of a
+    data set on the hub (at `revision`; of its files only `files`, with the split's name in
     place of ``{split}``). Raises SourceError; where the hub does not answer and the data set is not
     in the cache, within seconds.
     """
@@ -178,11 +185,23 @@ def _from_files(datasets: Any, paths: list[Path]) -> Any:
     if len(kinds) != 1 or not kinds <= set(BUILDERS):
         raise SourceError(f"{paths[0]}: known are files ending in {', '.join(BUILDERS)}")
     builder = BUILDERS[kinds.pop()]
+    if builder == "csv":  # datasets would guess types: 1.50 is 1.5 to it, and NA no answer
+        rows = [row for path in paths for row in _csv_rows(path)]
+        return datasets.Dataset.from_list(rows)
     if builder == "json":  # datasets would put other characters in the place of broken ones
         for path in paths:
             _require_utf8(path)
     files = [str(path) for path in paths]
     return datasets.load_dataset(builder, data_files=files, split="train")
+
+
+def _csv_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file, strict=True))
+    for number, row in enumerate(rows):
+        if None in row or None in row.values():
+            raise SourceError(f"{path}: row {number} has not as many columns as the first line")
+    return rows
 
 
 def _require_utf8(path: Path) -> None:

@@ -1,22 +1,30 @@
 """What a run would do and write, told by ``recipe.train EXAMPLE --dry-run``."""
 
+import dataclasses
+import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from prompt_aug.prompts import Prompts
+from recipe.algorithms.compute import group_of
 from recipe.checks.data import load_tokenizer, prepare_data, read_questions
 from recipe.errors import ConfigError
-from recipe.plan.estimate import checkpoint_bytes
-from recipe.plan.shapes import shape_of
+from recipe.plan.estimate import Assumptions, checkpoint_bytes, run_hours
+from recipe.plan.shapes import GPUS, shape_of
+from recipe.plan.work import work_of
 from recipe.run import checkpoints as saved_checkpoints
 from recipe.run import host
+from recipe.run.folder import read_metrics
+
+GPU = "h100-80"  # what the hours are estimated for
 
 
 def describe(config: DictConfig, prompts: Prompts) -> str:
-    """Steps, responses, checkpoints and disk of a checked configuration, a line each.
+    """Method, reward, steps, checkpoints, disk and hours of a checked configuration, a line each.
 
     Reads the questions as the run would; writes nothing but a temporary folder.
     """
@@ -32,6 +40,9 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
     lines = {
         "run folder": config.recipe.run_dir,
         "start model": config.actor_rollout_ref.model.path,
+        "method": method(config),
+        "reward": reward(config.recipe.reward),
+        "learning rate": learning_rate(config.actor_rollout_ref.actor.optim),
         "questions": questions(config, prompts),
         "steps": f"{steps}" + (f", of which {saved} are done and saved" if saved else ""),
         "responses": f"{groups} questions x {size} = {groups * size} a step, "
@@ -39,6 +50,7 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
         f"{config.data.max_response_length} tokens{more}",
         "updates": f"{updates} optimizer steps a step, {updates * steps:,} in all",
         "checkpoints": checkpoints(config, steps),
+        "hours": hours(config, steps - saved),
     }
     width = max(map(len, lines))
     told = [f"{name:<{width}}  {value}" for name, value in lines.items()]
@@ -54,6 +66,62 @@ def first_prompt(config: DictConfig, prompts: Prompts) -> list[str]:
     name = (config.recipe.augment.templates or prompts.bank.names)[0]
     prompt = prompts.render(name, question.text, load_tokenizer(config), question.system)
     return [f"first prompt, template {name}:", prompt.shown()]
+
+
+def method(config: DictConfig) -> str:
+    """Advantage, token weights, loss and clip, after the name of the file in config/method."""
+    recipe, actor = config.recipe, config.actor_rollout_ref.actor
+    chosen = HydraConfig.get().runtime.choices.get("method") if HydraConfig.initialized() else None
+    parts = [
+        f"advantage {recipe.advantage.name} over each {group_of(recipe.advantage)}",
+        f"weights {recipe.weights.name}",
+        f"loss {actor.policy_loss.loss_mode} ({actor.loss_agg_mode})",
+        f"clip {actor.clip_ratio_low}, {actor.clip_ratio_high}",
+        f"KL loss {actor.kl_loss_coef}" if actor.use_kl_loss else "no KL loss",
+    ]
+    return (f"{chosen}: " if chosen else "") + ", ".join(parts)
+
+
+def reward(section: DictConfig) -> str:
+    """The formula of `recipe.rollout.reward` with its settings."""
+    told = "accuracy"
+    if section.format_weight:
+        told += f" + {section.format_weight} x format"
+        told += " (of right answers)" if section.format_gated else ""
+    if section.overlong.enable:
+        told += f" - up to {section.overlong.factor} over the last {section.overlong.buffer} tokens"
+    return told
+
+
+def learning_rate(optim: DictConfig) -> str:
+    """The rate, its schedule and its warmup."""
+    steps = optim.lr_warmup_steps
+    if steps > 0:
+        warmup = f"warmup over {steps} updates"
+    elif optim.lr_warmup_steps_ratio:
+        warmup = f"warmup over {optim.lr_warmup_steps_ratio:.0%} of the updates"
+    else:
+        warmup = "no warmup"
+    return f"{optim.lr}, {optim.lr_scheduler_type}, {warmup}"
+
+
+def hours(config: DictConfig, steps: int) -> str:
+    """Of the `steps` to come: as measured in the run folder, else as `recipe.plan` estimates."""
+    lines = read_metrics(Path(config.recipe.run_dir))
+    measured = [line["timing_s/step"] for line in lines if "timing_s/step" in line]
+    if measured:
+        step = statistics.median(measured)
+        return f"{steps * step / 3600:.2g}, at {step:.1f} s a step as in the run folder"
+    gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    try:
+        shape = shape_of(str(config.recipe.model_path))
+    except ConfigError:
+        shape = None
+    if config.trainer.device == "cpu" or shape is None:
+        return "unknown: no step was measured in the run folder"
+    work = dataclasses.replace(work_of(config, gpus), steps=steps)
+    told = run_hours(shape, work, GPUS[GPU], Assumptions())
+    return f"{told:.1f} on {gpus} x {GPU}, estimated by recipe.plan and not measured"
 
 
 def questions(config: DictConfig, prompts: Prompts) -> str:

@@ -8,9 +8,10 @@ from urllib.parse import urlparse
 
 from omegaconf import DictConfig
 
+from prompt_aug.places import unwritable
 from recipe.errors import ConfigError
 from recipe.plan.estimate import checkpoint_bytes
-from recipe.plan.shapes import shape_of
+from recipe.plan.shapes import check_heads, shape_of
 from recipe.run import host
 from recipe.run.checkpoints import tracked_step
 from recipe.run.environment import gpu_count
@@ -33,12 +34,13 @@ def check_machine(config: DictConfig, *, here: bool = True) -> None:
             raise
         print(f"recipe.train: not on this machine: {error}", file=sys.stderr)
     check_first_checkpoint(config)
+    check_heads(config)
     check_loggers(config)
 
 
 def check_room(run_dir: Path, gib: float) -> None:
     """Refuse a run folder that cannot be made or written, or on a nearly full disk."""
-    if reason := host.unwritable(run_dir):
+    if reason := unwritable(run_dir):
         raise ConfigError(
             f"recipe.run_dir={run_dir}: cannot write there ({reason}): choose another folder with "
             "recipe.run_dir=..."

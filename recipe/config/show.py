@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from recipe.config.compose import (
     CONFIG,
     EXAMPLES,
+    base,
     compose_config,
     example_folder,
     example_names,
@@ -37,15 +38,22 @@ def examples_and_methods() -> str:
     return "\n".join(lines)
 
 
-def with_sources(example: str, overrides: list[str]) -> str:
-    """Every key of the composed configuration, ``key=value  # where it was set``."""
+def with_sources(example: str, overrides: list[str], changed: bool = False) -> str:
+    """Every key of the composed configuration, ``key=value  # where it was set``.
+
+    `changed`: only those set to another value than in recipe.yaml and in verl's configuration.
+    """
     config: Any = OmegaConf.to_container(compose_config(example, overrides), resolve=True)
     origin: dict[str, str] = {}
+    defaults, raws = dict(_flat(base())), dict[str, Any]()
     for source, content in _layers(example, overrides):
         for key, raw in _flat(content):
+            raws[key] = raw
             origin[key] = f"{source}: {raw}" if "${" in str(raw) else source
     lines = []
     for key, value in _flat(config):
+        if changed and (key not in raws or raws[key] == defaults.get(key, raws)):
+            continue
         lines.append((f"{key}={shown(value)}", _origin(key, origin)))
     width = min(80, max(len(text) for text, _ in lines))
     return "\n".join(f"{text:<{width}}  # {source}" for text, source in lines)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from prompt_aug.places import nearest, unwritable
 from recipe.run import host
 
 PROJECT = "rlvr-recipes"
@@ -247,8 +248,8 @@ def temporary_folder() -> Path:
 
 def writable(name: str, folder: Path, least_gib: float) -> Check:
     """A file can be made in `folder`, or where it would be made, and there is room."""
-    place, remedy = host.nearest(folder), "free some room or rights there, or choose another folder"
-    if reason := host.unwritable(folder):
+    place, remedy = nearest(folder), "free some room or rights there, or choose another folder"
+    if reason := unwritable(folder):
         return Check.problem(name, f"cannot write in {place}: {reason}", remedy)
     free = host.free_gib(folder)
     detail = f"{place}, {free:.1f} GiB free"

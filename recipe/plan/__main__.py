@@ -2,16 +2,14 @@
 
 Memory of a GPU, rollout waves, size of a checkpoint and hours, by the formulas of
 recipe/plan/estimate.py from the example's configuration. Starts nothing and loads no model: the
-shape comes from a local config.json or from recipe/plan/shapes.json. Nothing of it was measured on
-a GPU; the hours stand and fall with --mean-response, --mfu and --traffic. What breaks first on the
-way to 100 nodes: recipe/plan/GROWTH.md.
+shape comes from a local config.json, recipe/plan/shapes.json or the cache of Hugging Face. Nothing
+of it was measured on a GPU; the hours stand and fall with --mean-response, --mfu and --traffic.
+What breaks first on the way to 100 nodes: recipe/plan/GROWTH.md.
 """
 
 import sys
 from argparse import Namespace
 from typing import Any
-
-from omegaconf import DictConfig
 
 from prompt_aug.commands import make_parser, run
 from prompt_aug.errors import UsageError
@@ -19,50 +17,10 @@ from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
 from recipe.plan import estimate
 from recipe.plan.estimate import Assumptions, Work
-from recipe.plan.shapes import GPUS, Gpu, Shape, shape_of
+from recipe.plan.shapes import GPUS, Gpu, Shape, check_heads, shape_of
+from recipe.plan.work import work_of
 
 GIB = 2**30
-
-
-def work_of(config: DictConfig, gpus: int, mean_response: int | None, validation: int) -> Work:
-    """What the configuration asks of `gpus` GPUs; by default responses are half of their limit."""
-    roles, data, trainer = config.actor_rollout_ref, config.data, config.trainer
-    actor, rollout = roles.actor, roles.rollout
-    if gpus % rollout.tensor_model_parallel_size:
-        raise ConfigError(
-            f"--gpus {gpus} is not a multiple of "
-            "actor_rollout_ref.rollout.tensor_model_parallel_size="
-            f"{rollout.tensor_model_parallel_size}: change one of them"
-        )
-    prompt, response = data.max_prompt_length, data.max_response_length
-    if mean_response is not None and mean_response > response:
-        raise ConfigError(
-            f"--mean-response {mean_response} is more than data.max_response_length={response}"
-        )
-    micro = actor.ppo_max_token_len_per_gpu
-    if not actor.use_dynamic_bsz:
-        micro = actor.ppo_micro_batch_size_per_gpu * (prompt + response)
-    attention = roles.model.override_config.get("attn_implementation", "flash_attention_2")
-    frequency = trainer.test_freq
-    return Work(
-        gpus=gpus,
-        tensor_parallel=rollout.tensor_model_parallel_size,
-        questions=data.train_batch_size,
-        responses=rollout.n,
-        prompt=prompt,
-        response=response,
-        mean_prompt=min(prompt, 200),
-        mean_response=mean_response or response // 2,
-        micro_tokens=micro,
-        epochs=actor.ppo_epochs,
-        reference=bool(actor.use_kl_loss or config.algorithm.use_kl_in_reward),
-        packed_mask=bool(roles.model.use_remove_padding and attention == "sdpa"),
-        utilisation=rollout.gpu_memory_utilization,
-        sequences=rollout.max_num_seqs,
-        steps=trainer.total_training_steps,
-        validation=validation,
-        validations=trainer.total_training_steps // frequency if frequency > 0 else 0,
-    )
 
 
 def memory_lines(shape: Shape, work: Work, gpu: Gpu) -> list[str]:
@@ -103,15 +61,11 @@ def memory_lines(shape: Shape, work: Work, gpu: Gpu) -> list[str]:
 
 
 def hour_lines(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> list[str]:
-    responses = work.questions * work.responses
-    seconds = {"rollouts": estimate.rollout_seconds(responses, shape, work, gpu, assume)}
-    seconds |= estimate.actor_seconds(shape, work, gpu, assume) | {"overhead": assume.overhead}
-    step = sum(seconds.values())
-    tested = estimate.rollout_seconds(work.validation, shape, work, gpu, assume)
-    hours = (work.steps * step + work.validations * tested) / 3600
+    seconds = estimate.step_seconds(shape, work, gpu, assume)
+    hours = estimate.run_hours(shape, work, gpu, assume)
     parts = ", ".join(f"{name} {value:.0f}" for name, value in seconds.items())
     return [
-        f"step           {step:.0f} s: {parts}",
+        f"step           {sum(seconds.values()):.0f} s: {parts}",
         f"run            {work.steps} steps and {work.validations} validations of "
         f"{work.validation} responses: {hours:.1f} h, {hours * work.gpus:.0f} GPU hours",
         f"assumed        mean prompt {work.mean_prompt}, mean response {work.mean_response} "
@@ -176,6 +130,7 @@ def plan(options: Namespace) -> int:
     if not config.recipe.model_path:
         raise ConfigError("recipe.model_path is not set: name a model to plan for")
     shape, gpu = shape_of(config.recipe.model_path), GPUS[options.gpu]
+    check_heads(config)
     work = work_of(config, options.gpus, options.mean_response, options.validation)
     assume = Assumptions(mfu=options.mfu, traffic=options.traffic)
     lines = memory_lines(shape, work, gpu)

@@ -138,3 +138,20 @@ def actor_seconds(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> di
     rate = work.gpus * gpu.flops * assume.mfu
     passes = 1 + work.reference
     return {"log-probs": passes * forward / rate, "update": 4 * work.epochs * forward / rate}
+
+
+def step_seconds(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> dict[str, float]:
+    """Seconds of one step by part."""
+    responses = work.questions * work.responses
+    return {
+        "rollouts": rollout_seconds(responses, shape, work, gpu, assume),
+        **actor_seconds(shape, work, gpu, assume),
+        "overhead": assume.overhead,
+    }
+
+
+def run_hours(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> float:
+    """Hours of all steps and validations."""
+    step = sum(step_seconds(shape, work, gpu, assume).values())
+    tested = rollout_seconds(work.validation, shape, work, gpu, assume)
+    return (work.steps * step + work.validations * tested) / 3600

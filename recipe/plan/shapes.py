@@ -6,13 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from omegaconf import DictConfig, OmegaConf
+
 from prompt_aug.files import read_json
 from recipe.errors import ConfigError
+
+# Of config.json: what every decoder has.
+FIELDS = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads"),
+    *("intermediate_size", "vocab_size"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """A decoder of the qwen2 or qwen3 kind (llama is one without `bias`)."""
+    """A dense decoder: attention and a gated MLP in every layer, as in llama, qwen2 and qwen3."""
 
     hidden: int
     layers: int
@@ -27,10 +35,20 @@ class Shape:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Self:
-        """From the fields of a Hugging Face config.json; ConfigError for other kinds of models."""
+        """From the fields of a Hugging Face config.json; ConfigError for a mixture of experts.
+
+        The norms and biases of other kinds than llama, qwen2 and qwen3 may differ: few parameters.
+        """
+        config = config.get("text_config") or config  # of models that read images too
         kind = config.get("model_type")
-        if kind not in ("qwen2", "qwen3", "llama"):
-            raise ConfigError(f"model_type {kind}: the plan knows qwen2, qwen3 and llama alone")
+        missing = [name for name in FIELDS if name not in config]
+        experts = [name for name in config if "expert" in name]
+        if missing or experts:
+            why = f"it has {experts[0]}" if experts else f"it has no {', '.join(missing)}"
+            raise ConfigError(
+                f"model_type {kind}: {why}, and the plan knows dense decoders alone. Estimate with "
+                "a dense model of the same size: recipe.model_path=..."
+            )
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
         return cls(
             hidden=hidden,
@@ -41,7 +59,7 @@ class Shape:
             intermediate=config["intermediate_size"],
             vocab=config["vocab_size"],
             tied=bool(config.get("tie_word_embeddings", False)),
-            bias=kind == "qwen2",
+            bias=bool(config.get("attention_bias", kind == "qwen2")),
             qk_norm=kind == "qwen3",
         )
 
@@ -70,17 +88,48 @@ class Shape:
 
 
 def shape_of(model: str) -> Shape:
-    """The shape of a local folder with a config.json, or of a model of shapes.json."""
+    """The shape of a local folder, a model of shapes.json, or one in Hugging Face's cache."""
     local = Path(model) / "config.json"
     if local.is_file():
         return Shape.of(read_json(local))
     known = json.loads((importlib.resources.files(__package__) / "shapes.json").read_text())
-    if model not in known:
+    if found := known.get(model) or known.get(model.removesuffix("-Instruct")):
+        return Shape.of(found)
+    cached = _in_cache(model)
+    if cached is None:
         raise ConfigError(
             f"the shape of {model} is not known: name a local folder with its config.json "
-            f"(recipe.model_path=...), or one of {', '.join(known)}"
+            "(recipe.model_path=...), a model that is in the cache of Hugging Face, or one of "
+            f"{', '.join(known)}"
         )
-    return Shape.of(known[model])
+    return Shape.of(read_json(cached))
+
+
+def _in_cache(model: str) -> Path | None:
+    """The config.json of a hub id that was downloaded before; asks no server."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(model, "config.json")
+    except HFValidationError:  # a path, not an id
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def check_heads(config: DictConfig) -> None:
+    """Refuse engines over a number of GPUs that does not divide the model's attention heads."""
+    key, model = "actor_rollout_ref.rollout.tensor_model_parallel_size", config.recipe.model_path
+    tensor = OmegaConf.select(config, key) or 1
+    try:
+        heads = shape_of(str(model)).heads
+    except ConfigError:  # not known
+        return
+    if heads % tensor:
+        raise ConfigError(
+            f"{key}={tensor}: it does not divide the {heads} attention heads of {model}. Set it to "
+            "a divisor."
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

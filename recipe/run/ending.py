@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import re
+import shlex
 import shutil
 import traceback
 from pathlib import Path
@@ -48,6 +49,16 @@ def how_to_go_on(config: DictConfig) -> str:
     if done:
         return f"{done} steps were done and none was saved ({every}): the same command starts anew"
     return "no step was done: the same command starts from the beginning"
+
+
+def next_commands(config: DictConfig) -> str:
+    """The commands that export, evaluate and report a finished run, a line each."""
+    where = Path(config.recipe.run_dir)
+    here = where.relative_to(Path.cwd()) if where.is_relative_to(Path.cwd()) else where
+    run = shlex.quote(str(here))
+    asked = "" if config.eval.benchmarks else " --benchmark math500"
+    commands = (f"recipe.export {run}", f"eval.sweep {run}{asked}", f"eval.report {run}")
+    return "next:\n" + "\n".join(f"  python -m {command}" for command in commands)
 
 
 def explain(error: BaseException, config: DictConfig) -> str:

@@ -42,7 +42,7 @@ CPU = {
     # Without this vLLM turns the executor "uni" (see config/machine/cpu.yaml) back into "mp".
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "GLOO_SOCKET_IFNAME": "lo",
-    # vLLM compiles one comparison of its sampler: 30 s at the first start, and a C++ compiler needed.
+    # vLLM compiles one comparison of its sampler: 30 s at the first start, with a C++ compiler.
     "TORCH_COMPILE_DISABLE": "1",
     # A waiting OpenMP thread sleeps. By default it spins, and beside other work takes the core from
     # the thread it waits for: scripts/bench_load.py.

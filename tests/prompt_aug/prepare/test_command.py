@@ -254,7 +254,7 @@ def test_a_rendered_prompt_is_no_question(
 
 
 def test_the_records_of_benchmarks_say_what_to_keep_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = tmp_path / "records"
     records.mkdir()
@@ -269,6 +269,10 @@ def test_the_records_of_benchmarks_say_what_to_keep_out(
         kept[given] = (manifest["kept"], sorted(manifest["benchmarks"]))
     assert kept["pears.jsonl"][0] == kept["pears.yaml"][0] == kept[""][0] < kept["plums.yaml"][0]
     assert (kept["plums.yaml"][1], kept[""][1]) == (["plums"], ["pears", "plums"])
+    with monkeypatch.context() as patch:  # by its name, as eval.sweep knows it
+        patch.setattr(prepare, "KNOWN", records)
+        assert prepare.load_benchmarks(["pears"]).keys() == {"pears"}
+    assert (prepare.KNOWN / "aime24.yaml").is_file()
     (records / "pears.yaml").write_text("questions: 1\n")
     assert prepare.main([source, out, "--against", str(records)]) == 1
     assert "pears.yaml is no record of a benchmark" in capsys.readouterr().err
@@ -339,6 +343,7 @@ def test_wrong_options(
         ("folder", "folder/new.parquet", "would change folder, which is read"),
         ("a.parquet", "b.parquet", "would change b.parquet, which is read"),  # the benchmark
         ("a.parquet", "folder.parquet", "is a folder"),
+        ("nowhere.parquet", "/proc/x/out.parquet", "cannot be written"),  # before it is read
         ("a.parquet", "out.json", "must end in .parquet"),
         ("a.parquet", "", "OUT is empty"),
         ("", "out.parquet", "SOURCE is empty"),

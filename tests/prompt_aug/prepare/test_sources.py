@@ -152,6 +152,19 @@ def test_unreadable_sources(tmp_path: Path, name: str, content: str | None, mess
     assert "\n" not in str(caught.value)
 
 
+def test_a_csv_is_text_as_it_stands(tmp_path: Path) -> None:
+    path = tmp_path / "q.csv"
+    path.write_text('\ufeffquestion,answer\n"Which, then?",1.50\nWhere?,NA\n', encoding="utf-8")
+    assert load_rows(str(path)).to_list() == load_rows(str(tmp_path)).to_list()
+    assert load_rows(str(path)).to_list() == [
+        {"question": "Which, then?", "answer": "1.50"},
+        {"question": "Where?", "answer": "NA"},
+    ]
+    path.write_text("question,answer\nWhere?\n")
+    with pytest.raises(SourceError, match="row 0 has not as many columns"):
+        load_rows(str(path))
+
+
 def test_an_empty_folder_and_equal_benchmarks(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no file ending in"):
         load_rows(str(tmp_path))

@@ -15,6 +15,7 @@ from recipe.plan import estimate
 from recipe.plan.estimate import Assumptions, Work
 from recipe.plan.shapes import GPUS, Shape, shape_of
 
+PAGE = Path(__file__).parents[3] / "examples" / "SIZES.md"
 SHAPE = shape_of("Qwen/Qwen2.5-Math-1.5B")
 H100 = GPUS["h100-80"]
 # examples/prompt_aug on eight GPUs.
@@ -53,11 +54,39 @@ def test_parameters_of_a_folder_are_counted_as_transformers_counts(
     assert shape_of(str(tmp_path)).parameters == sum(p.numel() for p in model.parameters())
 
 
+def test_every_model_of_the_page_of_sizes_is_known() -> None:
+    """| Qwen3-4B | 4.02 G | ... | 147 KB |"""
+    row = re.compile(r"^\| ([\w.-]+) \| ([\d.]+) G \|.*\| (\d+) KB \|$", re.MULTILINE)
+    found = row.findall(PAGE.read_text())
+    assert len(found) >= 7
+    owners = {"Qwen": "Qwen", "Deep": "deepseek-ai", "Llam": "meta-llama"}
+    for name, parameters, cache in found:
+        shape = shape_of(f"{owners[name[:4]]}/{name}")
+        assert (f"{shape.parameters / 1e9:.2f}", f"{shape.kv_bytes / 1e3:.0f}") == (
+            parameters,
+            cache,
+        )
+
+
+def test_a_model_in_the_cache_of_hugging_face_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "models--someone--model"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    inner = {"model_type": "gemma", "head_dim": 16, "vocab_size": 50, "hidden_size": 24}
+    inner |= {"intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4}
+    (folder / "snapshots" / "abc" / "config.json").write_text(json.dumps({"text_config": inner}))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert shape_of("someone/model").head_dim == 16
+
+
 def test_an_unknown_model_says_what_to_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json .*Qwen/Qwen3-1\.7B"):
         shape_of("someone/model")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
-    with pytest.raises(ConfigError, match="mamba"):
+    with pytest.raises(ConfigError, match="mamba: it has no hidden_size"):
         shape_of(str(tmp_path))
 
 
@@ -140,7 +169,6 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "recipe.model_path is not set" in capsys.readouterr().err
 
 
-PAGE = Path(__file__).parents[3] / "examples" / "SIZES.md"
 SHOWN = re.findall(
     r"^\$ python -m recipe\.plan (.*)\n((?:.+\n)+?)```$", PAGE.read_text(), re.MULTILINE
 )
@@ -163,6 +191,7 @@ def test_the_page_of_sizes_shows_commands() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
+        ("--gpus", "7", "--gpus 7: a mini-batch of 32 questions x 8"),
         ("--gpus", "0", "--gpus 0: should be at least 1"),
         ("--gpus", "-8", "--gpus -8: should be at least 1"),
         ("--mean-response", "-5", "--mean-response -5: should be at least 1"),
@@ -176,7 +205,7 @@ def test_the_page_of_sizes_shows_commands() -> None:
 def test_numbers_that_no_run_has_are_refused(
     option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main(["prompt_aug", option, value]) == 2
+    assert command.main(["prompt_aug", option, value]) == (1 if value == "7" else 2)
     told = capsys.readouterr()
     assert said in told.err and not told.out
 

@@ -1,6 +1,7 @@
 """The end of a run in words: the first cause, what is saved, where to look."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,22 @@ def config(tmp_path: Path) -> Any:
             "trainer": {"default_local_dir": str(tmp_path / "run" / "saves"), "save_freq": 4},
         }
     )
+
+
+def test_the_next_commands_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "mein lauf ü"
+    config = OmegaConf.create({"recipe": {"run_dir": str(run)}, "eval": {"benchmarks": []}})
+    told = [shlex.split(line) for line in ending.next_commands(config).splitlines()[1:]]
+    assert [words[2:4] for words in told] == [
+        ["recipe.export", "runs/mein lauf ü"],
+        ["eval.sweep", "runs/mein lauf ü"],
+        ["eval.report", "runs/mein lauf ü"],
+    ]
+    assert told[1][4:] == ["--benchmark", "math500"]
+    config.eval.benchmarks = [{"name": "aime24"}]
+    config.recipe.run_dir = "/elsewhere/run"
+    assert "eval.sweep /elsewhere/run\n" in ending.next_commands(config)
 
 
 def test_a_full_disk_is_named_by_its_error_or_by_the_room_left(

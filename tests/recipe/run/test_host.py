@@ -7,21 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from prompt_aug import places
 from recipe.run import host
 
 
 def test_where_a_folder_would_be_made_is_looked_at(tmp_path: Path) -> None:
     wanted = tmp_path / "not" / "yet"
-    assert host.nearest(wanted) == tmp_path
-    assert host.unwritable(wanted) is None
+    assert places.nearest(wanted) == tmp_path
+    assert places.unwritable(wanted) is None
     assert list(tmp_path.iterdir()) == []
     assert host.free_gib(wanted) > 0
 
 
 def test_what_takes_no_file_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert host.unwritable(tmp_path / "file" / "run") == f"{tmp_path / 'file'} is a file"
-    assert host.unwritable(Path("/proc"))  # also to root, whom rights do not stop
+    assert places.unwritable(tmp_path / "file" / "run") == f"{tmp_path / 'file'} is a file"
+    assert places.unwritable(Path("/proc"))  # also to root, whom rights do not stop
 
 
 def test_a_free_port_can_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:

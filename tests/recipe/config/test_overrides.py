@@ -1,0 +1,48 @@
+"""Overrides as a user types them: paths with any characters, arguments of own functions by key."""
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from recipe.config import show
+from recipe.config.compose import compose_config, readable
+
+PATHS = [
+    *("runs/mein lauf ü", "runs/it's #1 & (2)", "runs/a=b", "runs/100%", "C:\\runs\\x", "läufe/é"),
+    *("runs/名前", "runs/a{b}", "runs/$HOME;x"),
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_reaches_the_configuration_as_it_was_typed(path: str) -> None:
+    (text,) = readable([f"recipe.run_dir={path}"])
+    assert OverridesParser.create().parse_override(text).value() == path
+    assert readable([text]) == [text]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("recipe.seed=3", "a.b=[1, 2]", "a.b={c: d}", "a.b='quoted, text'", "+a.b=null", "~a.b"),
+        *("a=1,2", "a=[ü]", "method=dapo", "recipe.seed", "a=${recipe.name}", "a=~/x", "a="),
+    ],
+)
+def test_what_is_hydras_syntax_is_left_to_hydra(text: str) -> None:
+    assert readable([text]) == [text]
+
+
+@pytest.mark.config
+def test_arguments_of_an_own_function_are_set_by_key() -> None:
+    keys = ["recipe.weights.arguments.power=0.7", "+recipe.weights.arguments.kind=ü"]
+    config = compose_config("toy", [*keys, "recipe.run_dir=runs/mein lauf ü"])
+    assert config.recipe.weights.arguments == {"power": 0.7, "kind": "ü"}
+    assert config.trainer.default_local_dir == "runs/mein lauf ü/checkpoints"
+
+
+@pytest.mark.config
+def test_the_difference_from_the_defaults() -> None:
+    """One line a key; what is set to its default is not in it."""
+    told = show.with_sources("toy", ["recipe.seed=42", "recipe.weights.arguments.k=1"], True)
+    shown = dict(line.split("  # ")[0].strip().split("=", 1) for line in told.splitlines())
+    assert shown["data.train_batch_size"] == "16" and shown["recipe.weights.arguments.k"] == "1"
+    assert not {"recipe.seed", "data.seed", "algorithm.adv_estimator"} & set(shown)
+    assert len(shown) < 100 < len(show.with_sources("toy", []).splitlines())
