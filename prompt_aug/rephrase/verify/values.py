@@ -59,7 +59,7 @@ _TOKEN = re.compile(
     r"|[a-z]+|%|[" + AMOUNT + r"]"
 )
 _LITERAL = re.compile(
-    r"\\frac(?:\{(\d+)\}|(\d))(?:\{(\d+)\}|(\d))|(?<![\d.])(\d+)/(\d+)(?![\d.])|(\d*\.\d+|\d+)"
+    r"(?<![\d.])(\d+)/(\d+)(?![\d.])|(\d*\.\d+|\d+)"
 )
 _POWER = re.compile(r"\^\{?([23])\}?(?![\d.])")
 
@@ -233,13 +233,6 @@ def _named(tokens: Sequence[str], place: int, token: str) -> Number | None:
         return Number(Fraction(value), soft=True, start=place, end=place + 1)
     if token in _ORDINALS:
         value = _ORDINALS[token]
-        return Number(Fraction(value), soft=value <= 2, start=place, end=place + 1)
+        soft = value <= 2 or value >= 100  # "the nearest hundredth", "two decimal places"
+        return Number(Fraction(value), soft=soft, start=place, end=place + 1)
     return None
-
-
-def ratios(tokens: Sequence[str]) -> Iterator[Fraction]:
-    """What something is multiplied by: twice, triple, 3 times."""
-    for number in in_words(tokens):
-        after = tokens[number.end] if number.end < len(tokens) else ""
-        if tokens[number.start] in _TIMES or after in ("times", "fold"):
-            yield number.value
