@@ -2,9 +2,9 @@
 
     python scripts/bench.py rephrase --set gsm-plus=DIR --set mathcheck=DIR ...
 
-rephrase: accept and reject rates of the checks of `prompt_aug.rephrase` on public pairs. Each set is
-read from a checkout of its repository, which you name (`--set NAME=DIR`); nothing is downloaded.
-Sets marked `held out` were not looked at while the checks were written.
+rephrase: accept and reject rates of the checks of `prompt_aug.rephrase` on public pairs. Each set
+is read from a checkout of its repository, which you name (`--set NAME=DIR`). Nothing is downloaded.
+No pair of a set marked `held out` was looked at while the checks were written.
 """
 
 import csv
@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import sys
+import zlib
 from argparse import ArgumentTypeError, Namespace
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from prompt_aug.prepare.overlap import words
 from prompt_aug.prepare.sources import load_rows
 from prompt_aug.rephrase.verify import Check, check
 
-SURE, CLEAR = 0.4, 0.1  # cosine of a pair, and how much less the next question has
+SURE, CLEAR = 0.45, 0.1  # cosine of a pair, and how much less the next question has
 Reader = Callable[[Mapping[str, Path]], Iterator["Pair"]]
 GSM_TEST = "data/test/GSM8K_test.jsonl"
 CHANGED = {
@@ -82,8 +83,13 @@ def gsm_plus(folders: Mapping[str, Path]) -> Iterator[Pair]:
             yield Pair("reworded", "good", *own, str(line["seed_answer"]))
         elif name == "distraction insertion":
             yield Pair("distractor", "extra", *own)
-        else:
+        elif _changes(line):
             yield Pair(CHANGED[name], "changed", *own)
+
+
+def _changes(line: Mapping[str, Any]) -> bool:
+    """Return True if the answer is another one: 0.5 of a house is half a house."""
+    return str(line["answer"]) != str(line["seed_answer"])
 
 
 def mathcheck(folders: Mapping[str, Path]) -> Iterator[Pair]:
@@ -97,7 +103,10 @@ def mathcheck(folders: Mapping[str, Path]) -> Iterator[Pair]:
         raise BenchError(f"{path}: no such file. Name the checkout of the set's repository.")
     responses: dict[str, dict[str, str]] = defaultdict(dict)
     for solver in ("gpt-3.5-turbo", "gemini-1.5-pro-latest", "o1-mini"):
-        file = folder / f"results/gsm_checklist_{solver}_task_all_question_all_zeroshot_prediction.json"
+        file = (
+            folder
+            / f"results/gsm_checklist_{solver}_task_all_question_all_zeroshot_prediction.json"
+        )
         for line in json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ():
             if line["task_type"] == "solving":
                 responses[solver][line["question"]] = str(line["model_prediction"])
@@ -146,7 +155,7 @@ def hidden(folders: Mapping[str, Path]) -> Iterator[Pair]:
     reworded = {" ".join(q.split()): text for q, text in _gsm_rewordings(folders)}
     for line in _lines(folders["gsm-plus"] / "dataset/gsmplus_testmini.jsonl"):
         text = reworded.get(" ".join(line["seed_question"].split()))
-        if text and line["perturbation_type"] in CHANGED:
+        if text and line["perturbation_type"] in CHANGED and _changes(line):
             yield Pair(CHANGED[line["perturbation_type"]], "hidden", line["question"], text)
 
 
@@ -173,8 +182,10 @@ def dice_math(folders: Mapping[str, Path]) -> Iterator[Pair]:
 
 
 def _half(read: Reader, part: int) -> Reader:
-    """Every second pair, so that one half can be looked at and the other be held out."""
-    return lambda folders: itertools.islice(read(folders), part, None, 2)
+    """Half of the pairs, so that one half can be looked at and the other be held out."""
+    return lambda folders: (
+        p for p in read(folders) if zlib.crc32(p.candidate.encode()) % 2 == part
+    )
 
 
 class Nearest:
@@ -196,7 +207,9 @@ class Nearest:
         return Counter([*found, *(" ".join(pair) for pair in itertools.pairwise(found))])
 
     def _weights(self, found: Mapping[str, int]) -> dict[str, float]:
-        rare = {g: math.log(self.total / self.seen[g]) * (1 + math.log(n)) for g, n in found.items()}
+        rare = {
+            g: math.log(self.total / self.seen[g]) * (1 + math.log(n)) for g, n in found.items()
+        }
         norm = math.sqrt(sum(weight**2 for weight in rare.values())) or 1.0
         return {gram: weight / norm for gram, weight in rare.items()}
 
@@ -213,7 +226,9 @@ class Nearest:
 def math_perturb(folders: Mapping[str, Path]) -> Iterator[Pair]:
     """MATH-Perturb (arXiv 2502.06453, Kaffaljidhmah2/MATH-Perturb): simple against hard."""
     folder = folders["math-perturb"] / "math_perturb"
-    hard = {line["problem_id"]: line["problem"] for line in _lines(folder / "math_perturb_hard.jsonl")}
+    hard = {
+        line["problem_id"]: line["problem"] for line in _lines(folder / "math_perturb_hard.jsonl")
+    }
     for line in _lines(folder / "math_perturb_simple.jsonl"):
         if line["problem_id"] in hard:
             yield Pair("simple, hard", "changed", line["problem"], hard[line["problem_id"]])
@@ -295,7 +310,11 @@ def _rates(counts: Counter[str]) -> list[str]:
     total = counts.total()
     low, high = wilson(counts["accept"] / total, total)
     shares = [counts[name] / total for name in ("accept", "doubtful", "reject")]
-    return [str(total), f"{shares[0]:.3f} [{low:.3f}, {high:.3f}]", *(f"{s:.3f}" for s in shares[1:])]
+    return [
+        str(total),
+        f"{shares[0]:.3f} [{low:.3f}, {high:.3f}]",
+        *(f"{s:.3f}" for s in shares[1:]),
+    ]
 
 
 def _solved(found: Sequence[tuple[Pair, Check]]) -> Iterator[list[str]]:
@@ -318,7 +337,9 @@ def _show(groups: Mapping[Any, Sequence[tuple[Pair, Check]]], count: int) -> Non
         wanted = "accept" if kind == "good" else "reject"
         wrong = [(p, c) for p, c in found if (c.verdict == "accept") != (wanted == "accept")]
         spoke = Counter(f"{r.filter}: {r.verdict}" for _, c in found for r in c.reasons)
-        print(f"## {kind}, {group}: {len(wrong)} of {len(found)} wrong; {dict(spoke.most_common(9))}")
+        print(
+            f"## {kind}, {group}: {len(wrong)} of {len(found)} wrong; {dict(spoke.most_common(9))}"
+        )
         for pair, verdict in wrong[:count]:
             print(f"  Q {pair.question}\n  R {pair.candidate}")
             print("   ", [(r.filter, r.verdict, r.detail) for r in verdict.reasons])

@@ -26,9 +26,10 @@ def compare_numbers(
     """Yield values that one text has and the other has in no spelling."""
     own, other = numbers(question), numbers(candidate)
     lost, new = _unmatched(own, other), _unmatched(other, own)
-    converted = {(a, b) for a in lost for b in new if _converted(a, b, question, candidate)}
-    lost -= {a for a, _ in converted}
-    new -= {b for _, b in converted}
+    texts = question.prose.lower(), candidate.prose.lower()
+    before, after = ({Fraction(1), *(n.value for n in listed)} for listed in (own, other))
+    lost = {a for a in lost if not any(_converted(a, b, *texts) for b in after)}
+    new = {b for b in new if not any(_converted(a, b, *texts) for a in before)}
     if lost and new:
         yield reject("numbers", f"{_listed(lost)} became {_listed(new)}")
     elif lost := lost - {n.value for n in own if n.counts}:
@@ -43,16 +44,16 @@ def compare_numbers(
             yield doubt("numbers", f"{_listed(new)} came in")
     else:
         fewer, more = _counts(own, other), _counts(other, own)
-        if fewer and more:
-            yield doubt("numbers", f"{_listed(fewer)} less often, {_listed(more)} more often")
+        if (fewer or more) and not any(_converted(a, b, *texts) for a in fewer for b in more):
+            detail = f"{_listed(fewer) or 'none'} less often, {_listed(more) or 'none'} more often"
+            yield doubt("numbers", detail)
 
 
-def _converted(one: Fraction, two: Fraction, question: Reading, candidate: Reading) -> bool:
+def _converted(one: Fraction, two: Fraction, first: str, second: str) -> bool:
     """Return True if the values are one quantity in two units that the texts name."""
-    texts = (question.prose.lower(), candidate.prose.lower())
     for factor, large, small in UNITS:
-        for a, b, (first, second) in ((one, two, texts), (two, one, texts[::-1])):
-            if a * factor == b and re.search(large, first) and re.search(small, second):
+        for a, b, texts in ((one, two, (first, second)), (two, one, (second, first))):
+            if a * factor == b and re.search(large, texts[0]) and re.search(small, texts[1]):
                 return True
     return False
 

@@ -19,18 +19,20 @@ _SIGNS = {"+": "plus", "-": "minus", "−": "minus", "×": "times", "*": "times"
 _SUM = re.compile(r"(?<![-+*/=^] )(?<![\w.])(\d+) ([-+−×*÷]) (\d+)(?![\w.]\d| ?[-+*/=^])")
 _TIMES = re.compile(r"\\(?:times|cdot)\b")
 MOST_NESTED = 8  # fractions in one another that are spelled in a line
-_UNICODE = str.maketrans({
-    "√": " \\sqrt ", "×": "*", "·": "*", "⋅": "*", "∙": "*", "÷": "/", "−": "-", "–": "-", "≤": "<=",
-    "≥": ">=", "≠": "!=", "π": "pi", "∞": "infty", "°": " ", "θ": "theta", "α": "alpha", "β": "beta",
-    "⌊": "floor(", "⌋": ")", "⌈": "ceil(", "⌉": ")", "∠": "angle ", "½": "1/2", "¼": "1/4", "∈": " in ",
-    "ω": "omega", "λ": "lambda", "∑": "sum", "∫": "int", "…": "...", "′": "'", "’": "'",
-})  # fmt: skip
+_UNICODE = str.maketrans(
+    dict(zip("×·⋅∙÷−–°½ⁿ", ("*", "*", "*", "*", "/", "-", "-", " ", "1/2", "^n"), strict=True))
+    | dict(zip("√≤≥≠∈", (" \\sqrt ", "<=", ">=", "!=", " in "), strict=True))
+    | dict(zip("π∞θαβω", "pi infty theta alpha beta omega".split(), strict=True))
+    | dict(zip("⌊⌋⌈⌉λ…′’", ("floor(", ")", "ceil(", ")", "lambda", "...", "'", "'"), strict=True))
+)
 _LOWERED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+")
 _TEX = tuple(
     (re.compile(pattern), spelled)
     for pattern, spelled in (
-        (r"\\(?:text|textbf|mathrm|mathbf|overline|operatorname|displaystyle|left|right|mathit)(?![a-zA-Z])", ""),
+        (r"\\(?:text|mbox|textnormal)\s*\{[^{}]*[a-z]{2}[^{}]*\}", ";"),
+        (r"\\(?:text|math)(?:bf|rm|it)?(?![a-zA-Z])", ""),
+        (r"\\(?:overline|operatorname|displaystyle|left|right)(?![a-zA-Z])", ""),
         (r"\\(?:cdot|times|,|!|;|:|quad|qquad| )(?![a-zA-Z])", " "),
         (r"\\div(?![a-zA-Z])", "/"),
         (r"\\(?:leq?|leqslant)(?![a-zA-Z])|=<", "<="),
@@ -180,7 +182,7 @@ def _as_number(formula: str) -> str | None:
 def compact(formula: str) -> str:
     """Return TeX, Unicode or ASCII in one spelling without spaces: "x^2+1/(2y)", "sqrt5", "<="."""
     plain = formula.replace(r"\$", " ").replace(AMOUNT, " ").translate(_UNICODE)
-    plain = _SUPERSCRIPT.sub(_raised, plain)
+    plain = _SUPERSCRIPT.sub(_raised, _THOUSANDS.sub("", plain))
     for pattern, spelled in _TEX:
         plain = pattern.sub(spelled, plain)
     plain = squeeze(canonical(plain))

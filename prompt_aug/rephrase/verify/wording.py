@@ -55,7 +55,7 @@ def vocabulary() -> tuple[frozenset[str], dict[str, str]]:
 
 @functools.lru_cache(maxsize=256)
 def tokens(reading: Reading) -> tuple[str, ...]:
-    """Return stems, ``#value``, formulas and `NOT` in order; a one-letter formula is ``$letter``."""
+    """Return stems, ``#value``, formulas and `NOT`; a one-letter formula is ``$letter``."""
     prose = _NEGATED.sub(r"\1 not", reading.prose.lower())
     prose = re.sub(r"[’']s?\b", "", prose).replace("cann not", "can not")
     formulas, found = iter(reading.formulas), list[str]()
