@@ -60,9 +60,11 @@ class Run:
         self.store = Store(options.work)
         self.benchmarks = _benchmarks(options)
         self.stops: list[UserError] = []
-        self.rates: Rates = {}
+        self.given, self.rates = read_rates(options.pass_rates), Rates()
+        self.decisions = read_decisions(options.decisions)
         self.listed: Listed = {question.uid: [] for question in self.questions}
         self.requests: list[Request] = []
+        self.failed: set[str] = set()  # uids of requests that failed in this run
         stages = [
             ("", options.model, options.base_url),
             (SOLVED, options.solve, options.solve_url),
@@ -101,6 +103,8 @@ class Run:
         wanted = {}
         for request in self.requests:
             missing = self.options.n - self.accepted(request.uid)
+            if request.uid in self.failed:
+                continue
             if missing > 0 and self.store.asked(request) < self.options.most:
                 wanted[request.uid] = math.ceil(missing / share)
         return wanted
@@ -112,13 +116,11 @@ class Run:
         self.verdicts({r.uid: self.store.texts(r) for r in self.requests})
         while (more := self.wanting()) and not self.stops:
             self.with_samples(more)
-            before = [self.store.asked(request) for request in self.requests]
             with self.stoppable():
                 generate(self.requests, self.store, self.endpoint, self.budget, "candidates")
             new = {r.uid: self.store.texts(r) for r in self.requests if r.uid in more}
             self.verdicts(new)
-            if before == [self.store.asked(request) for request in self.requests]:
-                break  # all that is left fails
+            self.failed |= {r.uid for r in self.requests if self.store.missing(r)}
 
     def verdicts(self, responses: dict[str, list[dict[str, Any]]]) -> None:
         """Check, solve and judge the candidates of these questions."""
@@ -150,8 +152,7 @@ class Run:
         """Apply the reviewer's decisions, choose, write, report."""
         options = self.options
         take = ("accept", "doubtful") if options.take_doubtful else ("accept",)
-        rates = self.rates | read_rates(options.pass_rates)
-        decisions = read_decisions(options.decisions)
+        rates, decisions = self.rates | self.given, self.decisions
         listed = {uid: decide(several, decisions) for uid, several in self.listed.items()}
         if decisions:
             applied = sum(c.reviewer is not None for several in listed.values() for c in several)
@@ -199,7 +200,11 @@ def _say(report: dict[str, Any], options: Namespace, budget: Budget) -> None:
         elif doubtful and not options.judge:
             advice.append(f"--judge=MODEL decides the {doubtful} doubtful candidates")
         print(f"{short} questions have fewer than {options.n} rephrasings: {'; '.join(advice)}")
-    print(f"spent: {budget.summary()}\nwrote {options.out}")
+    expected = report["expected_groups_with_signal"]
+    if count := expected["questions_with_pass_rates"]:
+        chosen, random = expected["chosen"], expected["chosen_at_random"]
+        print(f"expected groups with signal: {chosen:.1f} of {count}, {random:.1f} at random")
+    print(f"chosen by {report['chosen_by']}\nspent: {budget.summary()}\nwrote {options.out}")
 
 
 def read_rates(path: Path | None) -> Rates:
@@ -214,9 +219,8 @@ def read_rates(path: Path | None) -> Rates:
             right, responses = int(line["right"]), int(line["responses"])
             rates[str(line["uid"]), str(line["text"])] = (right, responses)
         except (KeyError, TypeError, ValueError) as error:
-            raise RephraseError(
-                f"{path}, line {number}: needs uid, text, right, responses"
-            ) from error
+            needs = "needs uid, text, right, responses"
+            raise RephraseError(f"{path}, line {number}: {needs}") from error
         if not 0 <= right <= responses:
             raise RephraseError(f"{path}, line {number}: {right} right of {responses}")
     if not rates:
@@ -261,29 +265,22 @@ def dry_run(run: Run) -> None:
     guess, most, expected = run.wanting(), Spending(), Spending()
     answers = len(run.store.answers)
     per_answer = run.store.spent.tokens_out / answers if answers else options.answer_tokens / 4
-    for request in run.requests:
-        if request.uid not in guess:
-            continue
+
+    def needs(count: int, tokens: float, request: Request) -> Spending:
+        requests = math.ceil(count / options.per_request)
+        read = estimate(request.messages, 1, 1).tokens_in
+        return Spending(requests, requests * read, int(count * tokens))
+
+    for request in (r for r in run.requests if r.uid in guess):
         left = options.most - run.store.asked(request)
-        for total, count, tokens in (
-            (most, left, options.answer_tokens), (expected, min(left, guess[request.uid]), per_answer)
-        ):  # fmt: skip
-            requests = math.ceil(count / options.per_request)
-            one = estimate(request.messages, count, 1)
-            more = Spending(requests, requests * one.tokens_in, int(count * tokens))
-            if total is most:
-                most = most.plus(more)
-            else:
-                expected = expected.plus(more)
+        most = most.plus(needs(left, options.answer_tokens, request))
+        expected = expected.plus(needs(min(left, guess[request.uid]), per_answer, request))
     source = f"of {answers} answers so far" if answers else "a guess: run with --limit=20 first"
     for name, total in (("expected", expected), ("at most", most)):
         cost = f"${total.at(price).dollars:.2f}" if price else "unknown price"
-        print(
-            f"{name}: {total.requests} requests, {total.tokens_in} + {total.tokens_out} tokens, {cost}"
-        )
-    print(
-        f"expected by the tokens and the acceptance {source}; --solve and --judge are not included"
-    )
+        tokens = f"{total.tokens_in} + {total.tokens_out} tokens"
+        print(f"{name}: {total.requests} requests, {tokens}, {cost}")
+    print(f"expected by tokens and acceptance {source}; --solve and --judge are not included")
 
 
 def run(options: Namespace) -> int:

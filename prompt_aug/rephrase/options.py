@@ -96,23 +96,24 @@ def validate(options: argparse.Namespace) -> None:
     at_least(1, options, *"solve_tokens per_rephrasing answers max_requests max_tokens".split())
     at_least(0, options, "retries", "temperature")
     for small, large in (("n", "most"), ("agree", "answers")):
-        if getattr(options, small) > getattr(options, large):
-            raise RephraseError(
-                f"--{large}={getattr(options, large)}: less than --{small}={getattr(options, small)}"
-            )
+        least, most = getattr(options, small), getattr(options, large)
+        if least > most:
+            raise RephraseError(f"--{large}={most}: less than --{small}={least}")
     for name, most in (("top_p", 1.0), ("timeout", math.inf)):
         if not 0 < getattr(options, name) <= most:
             raise RephraseError(
-                f"--{name.replace('_', '-')}={getattr(options, name)}: out of range"
+                f"--{name.replace('_', '-')}: {getattr(options, name)} is out of range"
             )
     for name in ("base_url", "solve_url", "judge_url"):
         check_url(name, getattr(options, name))
+    _validate_files(options)
     if not (options.offline or options.source or options.model):
-        raise RephraseError(
-            "--model: missing. Name a model, --from=FILE, or rehearse with --offline."
-        )
+        raise RephraseError("--model: missing. Name it, or --from=FILE, or use --offline.")
     if options.offline and (options.solve or options.judge):
         raise RephraseError("--offline: sends no requests. Remove --solve and --judge.")
+
+
+def _validate_files(options: argparse.Namespace) -> None:
     if options.out.is_dir():
         raise RephraseError(f"OUT={options.out}: a folder. Name a file.")
     if options.work.exists() and not options.work.is_dir():

@@ -39,10 +39,11 @@ class Spending(NamedTuple):
     dollars: Decimal = Decimal(0)
 
     def plus(self, other: "Spending", sign: int = 1) -> "Spending":
-        a, b, c, d = (sign * value for value in other)
-        one = self
         return Spending(
-            one.requests + int(a), one.tokens_in + int(b), one.tokens_out + int(c), one.dollars + d
+            self.requests + sign * other.requests,
+            self.tokens_in + sign * other.tokens_in,
+            self.tokens_out + sign * other.tokens_out,
+            self.dollars + sign * other.dollars,
         )
 
     def at(self, price: Price | None) -> "Spending":
@@ -78,8 +79,8 @@ class Budget:
     max_requests: int | None = None
     max_tokens: int | None = None
     max_cost: Decimal | None = None
-    spent: Spending = Spending()
-    reserved: Spending = Spending()
+    spent: Spending = field(default_factory=Spending)
+    reserved: Spending = field(default_factory=Spending)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def over(self, spending: Spending) -> str | None:
@@ -111,5 +112,6 @@ class Budget:
 
     def summary(self) -> str:
         """Return what is spent, in words."""
-        money = f", ${self.spent.dollars:.4f}" if self.spent.dollars else ""
-        return f"{self.spent.requests} requests, {self.spent.tokens_in} + {self.spent.tokens_out} tokens{money}"
+        requests, tokens_in, tokens_out, dollars = self.spent
+        money = f", ${dollars:.4f}" if dollars else ""
+        return f"{requests} requests, {tokens_in} + {tokens_out} tokens{money}"

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx2
@@ -37,6 +38,7 @@ REFUSED = {
 FINAL = (400, 413, 422)  # the same request gets the same answer
 EQUAL_FAILURES = 8
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds before a retry, doubled each time
+MOST_PATIENCE = 60.0  # seconds; a server that names more is not asked again by this run
 MOST_LIMITED = 60  # responses 429 in a row that end the run
 
 
@@ -104,9 +106,20 @@ async def post(client: httpx2.AsyncClient, url: str, body: dict[str, Any]) -> di
         raise RefusedError(f"{url}: the quota is used up ({line})")
     if status in REFUSED:
         raise RefusedError(f"{url}: the endpoint {REFUSED[status]} ({line}). Key: {KEY_VARIABLE}.")
-    wait = response.headers.get("retry-after", "")
-    seconds = float(wait) if wait.replace(".", "", 1).isdigit() else None
-    raise Failure(line, status, retry=status in (408, 409, 429) or status >= 500, wait=seconds)
+    wait = _retry_after(response)
+    again = status in (408, 409, 429) or status >= 500
+    raise Failure(line, status, retry=again and (wait or 0) <= MOST_PATIENCE, wait=wait)
+
+
+def _retry_after(response: httpx2.Response) -> float | None:
+    """Return the seconds that the server names, as a number or a date."""
+    said = response.headers.get("retry-after", "")
+    try:
+        if said.replace(".", "", 1).isdigit():
+            return float(said)
+        return parsedate_to_datetime(said).timestamp() - time.time()
+    except (TypeError, ValueError):
+        return None
 
 
 def _first_line(response: httpx2.Response) -> str:

@@ -1,7 +1,7 @@
 """Cheap checks of a candidate rephrasing: accept, doubtful or reject, with reasons.
 
-They reject what is clearly another text and accept what shows no difference in numbers, formulas and,
-in a near copy, words. A doubtful candidate needs a solver, a judge or a reader.
+They reject what is clearly another text. They accept what shows no difference in numbers, in
+formulas and, in a near copy, in words. A doubtful candidate needs a solver, a judge or a reader.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence

@@ -1,7 +1,7 @@
 r"""Formulas of two texts: which sides of relations went missing, came in, or were edited.
 
 "$f(x) = 2x$ for $x > 0$" may be written as one formula or three, in TeX, Unicode or ASCII. So the
-sides of relations are compared, in one compact spelling, with the whole other text in that spelling.
+sides of relations are compared, in one compact spelling, with the whole other text.
 """
 
 import re

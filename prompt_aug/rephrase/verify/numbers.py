@@ -15,7 +15,7 @@ UNITS = (
     (24, "day", "hour"), (60, "hour", "min"), (60, "min", "sec"), (3600, "hour", "sec"),
     (3, "yard", "f(?:oo|ee)t"), (16, "pound", "ounce"), (100, "dollar|\ue001", "cent|¢"),
     (1000, "km|kilo", "m(?:eter)?\\b|gram"), (100, "m(?:eter)?\\b", "cm|centi"),
-    (365, "year", "day"), (52, "year", "week"), (10, "cm|centi", "mm|milli"), (10, "decade", "year"),
+    (365, "year", "day"), (52, "year", "week"), (10, "decade", "year"),
 )  # fmt: skip
 SHARED = 0.4  # an added sentence has less of its words in the question
 
@@ -28,8 +28,12 @@ def compare_numbers(
     lost, new = _unmatched(own, other), _unmatched(other, own)
     texts = question.prose.lower(), candidate.prose.lower()
     before, after = ({Fraction(1), *(n.value for n in listed)} for listed in (own, other))
-    lost = {a for a in lost if not any(_converted(a, b, *texts) for b in after)}
-    new = {b for b in new if not any(_converted(a, b, *texts) for a in before)}
+
+    def unexplained(values: set[Fraction], first: bool) -> set[Fraction]:
+        known, (a, b) = (after, texts) if first else (before, texts[::-1])
+        return {v for v in values if not any(_converted(v, k, a, b) for k in known)}
+
+    lost, new = unexplained(lost, True), unexplained(new, False)
     if lost and new:
         yield reject("numbers", f"{_listed(lost)} became {_listed(new)}")
     elif lost := lost - {n.value for n in own if n.counts}:
@@ -43,8 +47,9 @@ def compare_numbers(
         else:
             yield doubt("numbers", f"{_listed(new)} came in")
     else:
-        fewer, more = _counts(own, other), _counts(other, own)
-        if (fewer or more) and not any(_converted(a, b, *texts) for a in fewer for b in more):
+        fewer = unexplained(_counts(own, other), True)
+        more = unexplained(_counts(other, own), False)
+        if fewer or more:
             detail = f"{_listed(fewer) or 'none'} less often, {_listed(more) or 'none'} more often"
             yield doubt("numbers", detail)
 

@@ -11,8 +11,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from prompt_aug.grading.normalize import canonical, squeeze
-
 DRAWING = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
 # A sum of two numbers may as well be said in words: "47 + 38", "47 plus 38".
 _SIGNS = {"+": "plus", "-": "minus", "−": "minus", "×": "times", "*": "times", "÷": "divided by"}
@@ -30,6 +28,7 @@ _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+")
 _TEX = tuple(
     (re.compile(pattern), spelled)
     for pattern, spelled in (
+        (r"\\\\", ";"),
         (r"\\(?:text|mbox|textnormal)\s*\{[^{}]*[a-z]{2}[^{}]*\}", ";"),
         (r"\\(?:text|math)(?:bf|rm|it)?(?![a-zA-Z])", ""),
         (r"\\(?:overline|operatorname|displaystyle|left|right)(?![a-zA-Z])", ""),
@@ -46,7 +45,6 @@ _TEX = tuple(
         (r"\^?\\circ|\\degree", ""),
         (r"\\l?dots|\\cdots", "..."),
         (r"\\[dt]frac", r"\\frac"),
-        (r"\\\\", ";"),
         (r"&", ""),
     )
 )  # fmt: skip
@@ -185,14 +183,13 @@ def compact(formula: str) -> str:
     plain = _SUPERSCRIPT.sub(_raised, _THOUSANDS.sub("", plain))
     for pattern, spelled in _TEX:
         plain = pattern.sub(spelled, plain)
-    plain = squeeze(canonical(plain))
     for _ in range(MOST_NESTED):  # from the inside out
-        before, plain = plain, _ROOT.sub(r"sqrt(\1)", _FRACTION.sub(_divided, plain))
+        before, plain = plain, _ROOT.sub(r"sqrt(\1\2)", _FRACTION.sub(_divided, plain))
         if plain == before:
             break
     plain = _COMMAND.sub(r"\1", plain.replace("{", "(").replace("}", ")"))
     plain = re.sub(r"[\s*\\]", "", plain.replace("[", "(").replace("]", ")"))
-    return _ATOM.sub(r"\1\2", plain)
+    return _ATOM.sub(r"\1\2", plain).rstrip(".,;")
 
 
 def _raised(match: re.Match[str]) -> str:
@@ -202,7 +199,7 @@ def _raised(match: re.Match[str]) -> str:
 def _divided(match: re.Match[str]) -> str:
     """Return a fraction as it is written in a line: x/2, (x+1)/(x-2)."""
     sides = (match.group(1) or match.group(2), match.group(3) or match.group(4))
-    return "/".join(side if re.fullmatch(r"\w+", side) else f"({side})" for side in sides)
+    return "/".join(side if re.fullmatch(r"[\w^.]+", side) else f"({side})" for side in sides)
 
 
 def _plain_fraction(match: re.Match[str]) -> str:
