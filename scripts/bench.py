@@ -12,6 +12,7 @@ import heapq
 import itertools
 import json
 import math
+import random
 import sys
 import zlib
 from argparse import ArgumentTypeError, Namespace
@@ -25,7 +26,7 @@ from prompt_aug.commands import in_columns, make_parser, run
 from prompt_aug.errors import UserError
 from prompt_aug.estimates import wilson
 from prompt_aug.grading import grade_many
-from prompt_aug.prepare.overlap import words
+from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex, words
 from prompt_aug.prepare.sources import load_rows
 from prompt_aug.rephrase.verify import Check, check
 
@@ -282,28 +283,56 @@ def rephrase(options: Namespace) -> int:
     folders = dict(options.set)
     if unknown := folders.keys() - {name for s in SETS.values() for name in s.needs}:
         raise BenchError(f"--set {', '.join(sorted(unknown))}: unknown. See --help.")
-    rows, totals = [["set", "kind", "pairs", "n", "accept", "doubtful", "reject"]], {}
+    head = ["set", "kind", "pairs", "n", "accept", "doubtful", "reject", "overlap"]
+    rows: list[list[str]] = [head]
+    totals: dict[tuple[str, str, bool], Counter[str]] = {}
+    everything: list[Pair] = []
     for name, one in SETS.items():
         if not all(need in folders for need in one.needs):
             continue
         groups: dict[tuple[str, str], list[tuple[Pair, Check]]] = defaultdict(list)
         pairs = list(one.read(folders))
+        everything += pairs
         for pair, verdict in zip(pairs, checked(pairs), strict=True):
             groups[pair.kind, pair.group].append((pair, verdict))
             total = totals.setdefault((one.subject, pair.kind, one.held_out), Counter())
             total[verdict.verdict] += 1
         shown = name + (" (held out)" if one.held_out else "")
         for (kind, group), found in sorted(groups.items()):
-            rows.append([shown, kind, group, *_rates(Counter(c.verdict for _, c in found))])
+            rates = _rates(Counter(str(c.verdict) for _, c in found))
+            rows.append([shown, kind, group, *rates, f"{_overlap([p for p, _ in found]):.3f}"])
         for line in _solved([pair for pairs in groups.values() for pair in pairs]):
-            rows.append([shown, *line])
+            rows.append([shown, *line, ""])
         if options.show and not one.held_out:
             _show(groups, options.show)
     for (subject, kind, held_out), counts in sorted(totals.items()):
         shown = f"all {'held out' if held_out else 'tuned on'}"
-        rows.append([shown, kind, subject, *_rates(counts)])
+        rows.append([shown, kind, subject, *_rates(counts), ""])
+    if options.fuzz:
+        print(_fuzz(everything, options.fuzz))
     print(in_columns(rows, left=("kind", "pairs", "accept")))
     return 0
+
+
+def _overlap(pairs: Sequence[Pair]) -> float:
+    """Return the share that decontamination finds, the questions being a benchmark."""
+    index = OverlapIndex({"questions": [pair.question for pair in pairs]})
+    found = (index.best(pair.candidate) for pair in pairs)
+    return sum(match is not None and match.score >= OVERLAP_LIMIT for match in found) / len(pairs)
+
+
+def _fuzz(pairs: Sequence[Pair], count: int) -> str:
+    """Check random edits of the pairs, and report those on which a filter raised."""
+    rng, raised = random.Random(0), list[str]()
+    pieces = ["0 times", "1/0", "$", "\\frac{", "{", "^", "half of 0", "²", "3:00", "", "%", "√("]
+    for _ in range(count):
+        pair = rng.choice(pairs)
+        place = rng.randrange(len(pair.candidate) + 1)
+        text = (
+            pair.candidate[:place] + rng.choice(pieces) + pair.candidate[place + rng.randrange(9) :]
+        )
+        raised += [r.detail for r in check(pair.question, text).reasons if r.filter == "error"]
+    return f"{count} random edits: {len(raised)} filters raised {sorted(set(raised))[:5]}"
 
 
 def _rates(counts: Counter[str]) -> list[str]:
@@ -366,6 +395,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--set", type=_named, action="append", required=True, help=f"NAME=CHECKOUT of {names}"
     )
     one.add_argument("--show", type=int, default=0, help="wrong verdicts to print for each group")
+    one.add_argument("--fuzz", type=int, default=0, help="random edits that must raise nothing")
     one.set_defaults(command=rephrase)
     options = parser.parse_args(arguments)
     return run(lambda: int(options.command(options)), interrupted="nothing is kept")

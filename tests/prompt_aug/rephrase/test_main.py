@@ -221,7 +221,6 @@ def killed_runs(
 
 @pytest.mark.config
 def test_kills_repeat_nothing_that_was_finished_and_end_in_the_same_file(tmp_path: Path) -> None:
-    """The long form, 50 kills: scripts/bench.py client --kills 50."""
     count, concurrency, kills = 120, 4, 2
     questions = write_questions(tmp_path / "q.parquet", count)
 
@@ -263,6 +262,90 @@ def test_a_solver_finds_an_edit_that_the_filters_missed_and_gives_pass_rates(
     assert {c["verdict"] for c in good} == {"accept"}
     assert good[0]["pass_rate"] == {"right": 4, "responses": 4}
     assert good[0]["source"]["solver"]["right"] == 4
+
+
+def arithmetic(number: int, body: dict[str, Any]) -> Reply:
+    """Rephrase, solve and judge: the sum of the numbers, and a judge that denies other numbers."""
+    asked = body["messages"][0]["content"]
+    if "boxed" in asked:
+        total = sum(int(word) for word in re.findall(r"\d+", asked))
+        return Reply(chat([f"\\boxed{{{total}}}"] * body["n"]))
+    if "same_unknown" in asked:
+        one, two = asked.split("Problem: ")[1].split("Rephrasing: ")
+        same = sorted(re.findall(r"\d+", one)) == sorted(re.findall(r"\d+", two))
+        fields = dict.fromkeys(("same_unknown", "same_conditions", "same_answer"), same)
+        return Reply(chat([json.dumps(fields | {"difference": "a number"})]))
+    return rephrase(number, body)
+
+
+def test_candidates_are_requested_until_there_are_enough(tmp_path: Path) -> None:
+    """The model's first candidates of question 0 are all faulty, those of the others are good."""
+    questions, out = write_questions(tmp_path / "q.parquet", 3), tmp_path / "out.parquet"
+
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        reply = rephrase(number, body | {"n": 5})
+        texts = [choice["message"]["content"] for choice in reply.body["choices"]]
+        first = "Ada has 10 apples" in body["messages"][0]["content"].rpartition("Question: ")[2]
+        faulty = first and sum(b["messages"] == body["messages"] for b in endpoint.bodies) < 2
+        return Reply(chat([texts[3] if faulty else texts[i % 3] for i in range(body["n"])]))
+
+    arguments = ["--most", "12", "--per-request", "12"]
+    with serving(script) as endpoint:
+        assert main(command(questions, out, endpoint.url, *arguments)) == 0
+        sent = [body["n"] for body in endpoint.bodies]
+        assert sorted(sent)[:3] == [6, 6, 6], "three for each, at an acceptance of one half"
+        assert len(sent) == 4, "one question needs more"
+        assert main(command(questions, out, endpoint.url, *arguments)) == 0
+        assert len(endpoint.bodies) == 4
+        assert main(command(questions, out, endpoint.url, *arguments, "--limit", "1")) == 0
+        assert len(endpoint.bodies) == 4
+    assert {len(q.rephrasings) for q in read_parquet(out)} == {3}
+
+
+def test_a_file_goes_through_the_same_checks_solver_and_judge(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions, out = write_questions(tmp_path / "q.parquet", 2), tmp_path / "out.parquet"
+    first, second = read_parquet(questions)
+    vague = "Ada has some apples, 10 of them, and gets 30. Both are many. How many, if 10 is right?"
+    rows = [
+        {"uid": first.uid, "text": GOOD[0].format(name="Ada", a=10, b=30)},
+        {"question": second.text, "rephrasings": ["Bob has 11 and buys 33.", vague]},
+        {"question": "another", "text": "one"},
+    ]
+    source = tmp_path / "theirs.jsonl"
+    source.write_text("\n".join(map(json.dumps, rows)))
+    with serving(arithmetic) as endpoint:
+        more = ["--from", str(source), "--solve", "s", "--judge", "j", "--base-url", endpoint.url]
+        assert main([str(questions), str(out), *more]) == 0
+    assert "1 lines of other questions" in capsys.readouterr().out
+    verdicts = {c["text"]: c for c in lines(out.with_name("out.parquet.candidates.jsonl"))}
+    assert verdicts[rows[0]["text"]]["verdict"] == "accept"  # type: ignore[index]
+    assert len(verdicts) == 3
+    manifest = json.loads(out.with_name("out.parquet.manifest.json").read_text())
+    assert manifest["accepted_by"]["checks"] == 1
+    assert manifest["solver"] == {"asked": 2, "answered": 2} or manifest["solver"]["asked"] == 1
+
+
+def test_doubtful_candidates_are_decided_by_the_solver_and_then_the_judge(tmp_path: Path) -> None:
+    questions, out = write_questions(tmp_path / "q.parquet", 1), tmp_path / "out.parquet"
+    question = read_parquet(questions)[0]
+    doubtful = "Ada owns 10 apples and later 30 are bought. Of 10 and 30, how many result at all?"
+    changed = "Ada owns 10 apples. Later some more are bought by her. How many does she own then?"
+    source = tmp_path / "theirs.jsonl"
+    rows = [{"uid": question.uid, "text": text} for text in (doubtful, changed)]
+    source.write_text("\n".join(map(json.dumps, rows)))
+    with serving(arithmetic) as endpoint:
+        arguments = [str(questions), str(out), "--from", str(source), "--base-url", endpoint.url]
+        assert main([*arguments, "--take-doubtful"]) == 0
+        before = lines(out.with_name("out.parquet.candidates.jsonl"))
+        assert [c["verdict"] for c in before] == ["doubtful"] * 2
+        assert len(read_parquet(out)[0].rephrasings) == 2
+        assert main([*arguments, "--judge", "j", "--take-doubtful"]) == 0
+        judged = lines(out.with_name("out.parquet.candidates.jsonl"))
+    assert [c["verdict"] for c in judged] == ["doubtful", "doubtful"]
+    assert {c["path"] for c in judged} == {"judge"}
+    assert read_parquet(out)[0].rephrasings == (), "what a judge doubted is not taken"
 
 
 @pytest.mark.config
