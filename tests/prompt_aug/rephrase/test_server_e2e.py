@@ -44,7 +44,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path 
             "--answer-tokens",
             "48",
             "--solve",
-            MODEL,
+            "tiny",
             "--answers",
             "2",
             "--agree",
