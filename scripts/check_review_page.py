@@ -26,7 +26,7 @@ from prompt_aug.rephrase.__main__ import main as pipeline
 SKIPPED = 77
 WIDTHS = (380, 900, 1500)
 DOUBTFUL = (
-    "Ada owns 10 apples, and 30 other apples are bought by Ada and her sister. Find the total."
+    "Ada owns 10 apples, and 30 apples and 10 plums are bought by her sister. Find the total."
 )
 HOSTILE = (
     "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"

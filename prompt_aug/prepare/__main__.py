@@ -194,6 +194,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--validation", type=int, metavar="N",
         help="hold N questions out, in OUT.validation.parquet,"
         " to pick a checkpoint by")  # fmt: skip
+    add(
+        "--allow-text", action="store_true", help="keep answers of prose, which grade by text alone"
+    )
     add("--strict", action="store_true", help="write nothing and fail if any row is refused")
     return parser
 
@@ -281,6 +284,7 @@ def prepare_as(options: argparse.Namespace) -> int:
         split=options.as_split,
         benchmarks=benchmarks,
         overlap_limit=options.overlap,
+        allow_text=options.allow_text,
     )
     print_report(report := {**report, **joined})
     if not questions or (options.strict and report["kept"] < report["rows_of_wanted_levels"]):

@@ -1,6 +1,7 @@
 """The checks of `prompt_aug.prepare`: which rows of a data set are refused, and why."""
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from prompt_aug.prepare.sources import Columns, kept_levels, to_question
 from prompt_aug.questions import Question, QuestionError, normalise
 
 GRADED_AT_ONCE = 512
+PROSE_WORDS = 4  # an answer of so many words and no number is a sentence
+_WORD, _COMMAND = re.compile(r"[A-Za-z]{2,}"), re.compile(r"\\[A-Za-z]+")
 REASONS = ("empty", "duplicate", "contradiction", "benchmark_overlap", "ungradable")
 Numbered = list[tuple[int, Question]]
 
@@ -81,13 +84,22 @@ def refuse_overlap(
     return kept, refused
 
 
-def refuse_ungradable(questions: Numbered) -> tuple[Numbered, list[Refused]]:
-    """Refuse questions with an answer that, put into a box, is not graded right against itself."""
+def is_prose(gold: str) -> bool:
+    """Return True for a sentence instead of a value: "See the proof below"."""
+    words = _WORD.findall(_COMMAND.sub(" ", gold))
+    return len(words) >= PROSE_WORDS and not re.search(r"[\d=$]", gold)
+
+
+def refuse_ungradable(
+    questions: Numbered, allow_text: bool = False
+) -> tuple[Numbered, list[Refused]]:
+    """Refuse questions with an answer that is not graded right against itself, or is prose."""
     kept, refused = [], []
     golds = [
         (number, question, gold) for number, question in questions for gold in question.answers
     ]
-    bad: dict[int, str] = {}
+    prose = () if allow_text else ((number, gold) for number, _, gold in golds if is_prose(gold))
+    bad = {number: f"{gold[:80]!r} is prose. Keep it with --allow-text." for number, gold in prose}
     for start in tqdm(range(0, len(golds), GRADED_AT_ONCE), "grade the answers", disable=None):
         part = golds[start : start + GRADED_AT_ONCE]
         grades = grade_many([("\\boxed{" + gold + "}", gold) for _, _, gold in part])
@@ -110,13 +122,14 @@ def prepare(
     split: str = "train",
     benchmarks: Mapping[str, Sequence[str]],
     overlap_limit: float = OVERLAP_LIMIT,
+    allow_text: bool = False,
 ) -> tuple[Numbered, dict[str, Any]]:
     """The questions kept, each with its row number, and the report that the manifest holds."""
     questions, refused = read_rows(rows, columns, source, split)
     read = len(questions) + len(refused)
     questions, duplicates, contradictions = refuse_repeats(questions)
     questions, overlaps = refuse_overlap(questions, OverlapIndex(benchmarks), overlap_limit)
-    questions, ungradable = refuse_ungradable(questions)
+    questions, ungradable = refuse_ungradable(questions, allow_text)
     refused += [*contradictions, *overlaps, *ungradable]
     near = [
         {"rows": [questions[i][0], questions[j][0]], "likeness": round(score, 3)}

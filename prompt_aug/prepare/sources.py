@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import json
 import re
 import threading
 import urllib.error
@@ -191,8 +192,29 @@ def _from_files(datasets: Any, paths: list[Path]) -> Any:
     if builder == "json":  # datasets would put other characters in the place of broken ones
         for path in paths:
             _require_utf8(path)
+    for path in paths:
+        if not path.stat().st_size:
+            raise SourceError(f"{path}: an empty file. Name one with rows.")
     files = [str(path) for path in paths]
-    return datasets.load_dataset(builder, data_files=files, split="train")
+    try:
+        return datasets.load_dataset(builder, data_files=files, split="train")
+    except Exception:  # datasets names neither the file nor the line
+        for path in paths:
+            if path.suffix == ".jsonl":
+                _require_json_lines(path)
+        raise
+
+
+def _require_json_lines(path: Path) -> None:
+    """Raises SourceError with the number of the first line that is no JSON object."""
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                found = json.loads(line) if line.strip() else {}
+            except (ValueError, RecursionError) as error:
+                raise SourceError(f"{path}, line {number}: broken JSON ({error})") from None
+            if not isinstance(found, dict):
+                raise SourceError(f"{path}, line {number}: no JSON object. Write one a line.")
 
 
 def _csv_rows(path: Path) -> list[dict[str, str]]:

@@ -1,106 +1,185 @@
-"""Rephrase questions: generate candidates, check that they are the same problem, choose.
+"""Rephrase questions: request candidates, check, solve and judge them, choose.
 
-    python -m prompt_aug.rephrase QUESTIONS.parquet OUT.parquet --model MODEL --n 3
+    python -m prompt_aug.rephrase QUESTIONS.parquet OUT.parquet --model MODEL --n 3 --most 12
 
-Raw answers are kept in --work by request hash and sample, so that a run that was cut, a changed
-filter or a further candidate asks for nothing twice. Exit status: 0 done; 1 could not, with one
-line that says why; 2 wrong usage; 3 a budget is reached; 4 some requests failed (run it again).
+Candidates are requested until a question has --n accepted ones, or --most candidates. Responses are
+kept in --work, so a second run requests only what is missing. Exit status: 0 done; 1 error;
+2 wrong usage; 3 a budget is reached; 4 some requests failed (run the same command again).
 """
 
 import contextlib
 import json
+import math
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from prompt_aug.errors import UsageError, UserError
 from prompt_aug.files import iter_lines, lock
 from prompt_aug.prepare.overlap import OverlapIndex
-from prompt_aug.questions import Question, read_parquet
+from prompt_aug.questions import Question, normalise, read_parquet
 from prompt_aug.rephrase import options as cli
 from prompt_aug.rephrase import rules
-from prompt_aug.rephrase.candidates import Candidate, check_answers, decide, usable
+from prompt_aug.rephrase.candidates import check_answers, decide, usable
 from prompt_aug.rephrase.choose import Rate, choose
 from prompt_aug.rephrase.generate.budget import Budget, BudgetError, Spending, estimate
+from prompt_aug.rephrase.generate.client import Endpoint
 from prompt_aug.rephrase.generate.prompts import RephraseError, load_prompt
 from prompt_aug.rephrase.generate.store import Request, Store, make_request
 from prompt_aug.rephrase.results import Outcome, write_results
-from prompt_aug.rephrase.review import Decisions, read_decisions
-from prompt_aug.rephrase.stages import SOLVED, EndedBySignalError, batch, generate, solve
+from prompt_aug.rephrase.review import read_decisions
+from prompt_aug.rephrase.stages import (
+    JUDGED,
+    SOLVED,
+    EndedBySignalError,
+    Listed,
+    answerable,
+    generate,
+    judge,
+    solve,
+)
 
 DONE, FAILED, WRONG_USAGE, BUDGET_REACHED, INCOMPLETE = range(5)
+FIRST_GUESS = 0.5  # share of candidates that is accepted, before any is known
+Rates = dict[tuple[str, str], Rate]
 
 
 class IncompleteError(RephraseError):
     """Some requests failed in a way that may pass."""
 
 
-def make_requests(questions: Sequence[Question], options: Namespace) -> list[Request]:
-    """A request for the candidates of each question."""
-    prompt = load_prompt(options.prompt)
-    return [
-        make_request(
-            question.uid,
-            question.text,
-            prompt=prompt,
-            sampling=cli.sampling(options),
-            samples=options.candidates,
-        )
-        for question in questions
-    ]
+class Run:
+    """One run of the pipeline: its settings, stores, and what is known of each question."""
 
+    def __init__(self, options: Namespace) -> None:
+        self.options = options
+        self.questions = read_parquet(options.questions)[: options.limit]
+        self.store = Store(options.work)
+        self.benchmarks = _benchmarks(options)
+        self.stops: list[UserError] = []
+        self.given, self.rates = read_rates(options.pass_rates), Rates()
+        self.decisions = read_decisions(options.decisions)
+        self.listed: Listed = {question.uid: [] for question in self.questions}
+        self.requests: list[Request] = []
+        self.failed: set[str] = set()  # uids of requests that failed in this run
+        stages = [
+            ("", options.model, options.base_url),
+            (SOLVED, options.solve, options.solve_url),
+            (JUDGED, options.judge, options.judge_url),
+        ]
+        ends = {folder: cli.endpoint(options, model, url) for folder, model, url in stages if model}
+        spent = Spending()
+        for folder, end in ends.items():
+            spent = spent.plus(Store(options.work / folder).spent.at(end.price))
+        self.endpoint: Endpoint | None = ends.get("")
+        self.budget: Budget = cli.budget(options, spent, list(ends.values()))
+        if self.endpoint and not (options.source or options.offline):
+            prompt = load_prompt(options.prompt)
+            sampling = cli.sampling(options, options.model, options.answer_tokens)
+            self.requests = [
+                make_request(q.uid, q.text, prompt=prompt, sampling=sampling, samples=0)
+                for q in self.questions
+            ]
 
-def by_rules(question: Question, options: Namespace) -> list[dict[str, Any]]:
-    """Candidates of the rules, in the form of a model's answers."""
-    texts = rules.candidates(question.text, options.candidates)
-    return [{"text": text, "model": rules.MODEL, "sample": i} for i, text in enumerate(texts)]
+    def with_samples(self, more: dict[str, int]) -> None:
+        """Set the samples of each request: those requested before, and `more`."""
+        self.requests = [
+            replace(r, samples=min(self.options.most, self.store.asked(r) + more.get(r.uid, 0)))
+            for r in self.requests
+        ]
 
+    def accepted(self, uid: str) -> int:
+        """Count the accepted candidates of a question, each text once."""
+        return len(usable(self.listed[uid]))
 
-def dry_run(requests: Sequence[Request], store: Store, options: Namespace) -> None:
-    """Print what is left to ask for, at most."""
-    total = Spending()
-    for request in requests:
-        missing = len(store.missing(request))
-        for start in range(0, missing, options.per_request):
-            count = min(options.per_request, missing - start)
-            total += estimate(request.messages, count, request.sampling.max_tokens)
-    budget = cli.budget(options, Spending())
-    cost = budget.cost(total)
-    print(
-        f"requests: {total.requests} (and what fails is tried up to {options.retries} times more)"
-    )
-    print(f"tokens of prompts: about {total.tokens_in}; of answers: at most {total.tokens_out}")
-    print(f"cost: {'unknown price' if cost is None else f'at most ${cost:.2f}'}")
+    def wanting(self) -> dict[str, int]:
+        """Return how many further candidates each question needs, by the acceptance so far."""
+        candidates = sum(map(len, self.listed.values()))
+        accepted = sum(self.accepted(uid) for uid in self.listed)
+        share = max(accepted / candidates, 0.1) if candidates else FIRST_GUESS
+        wanted = {}
+        for request in self.requests:
+            missing = self.options.n - self.accepted(request.uid)
+            if request.uid in self.failed:
+                continue
+            if missing > 0 and self.store.asked(request) < self.options.most:
+                wanted[request.uid] = math.ceil(missing / share)
+        return wanted
 
+    def until_enough(self) -> None:
+        """Request, check, solve and judge until no question needs more, or a stop."""
+        assert self.endpoint is not None
+        self.with_samples({})
+        self.verdicts({r.uid: self.store.texts(r) for r in self.requests})
+        while (more := self.wanting()) and not self.stops:
+            self.with_samples(more)
+            with self.stoppable():
+                generate(self.requests, self.store, self.endpoint, self.budget, "candidates")
+            new = {r.uid: self.store.texts(r) for r in self.requests if r.uid in more}
+            self.verdicts(new)
+            self.failed |= {r.uid for r in self.requests if self.store.missing(r)}
 
-def read_rates(path: Path | None) -> dict[tuple[str, str], Rate]:
-    """(uid, text) -> (right, responses) of a file of JSON lines. Raises RephraseError."""
-    if path is None:
-        return {}
-    if not path.is_file():
-        raise RephraseError(f"--pass-rates {path}: no such file")
-    rates = {}
-    for number, line in enumerate(iter_lines(path), start=1):
+    def verdicts(self, responses: dict[str, list[dict[str, Any]]]) -> None:
+        """Check, solve and judge the candidates of these questions."""
+        asked = [q for q in self.questions if responses.get(q.uid)]
+        extra = self.options.allow_extra
+        listed = {
+            q.uid: check_answers(q, responses[q.uid], self.benchmarks, allow_extra=extra)
+            for q in asked
+        }
+        with self.stoppable():
+            if self.options.solve and asked and not self.stops:
+                listed, rates = solve(asked, listed, self.budget, self.options)
+                self.rates |= rates
+            if self.options.judge and asked and not self.stops:
+                listed = judge(asked, listed, self.budget, self.options)
+        self.listed |= listed
+
+    @contextlib.contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """With --partial, keep a stop for the end; without, it ends the run."""
         try:
-            right, responses = int(line["right"]), int(line["responses"])
-            rates[str(line["uid"]), str(line["text"])] = (right, responses)
-        except (KeyError, TypeError, ValueError) as error:
-            raise RephraseError(
-                f"{path}, line {number}: wants uid, text, right, responses"
-            ) from error
-        if not 0 <= right <= responses:
-            raise RephraseError(f"{path}, line {number}: {right} right of {responses}")
-    if not rates:
-        raise RephraseError(f"--pass-rates {path}: no line in it")
-    return rates
+            yield
+        except (BudgetError, EndedBySignalError) as error:
+            if not self.options.partial:
+                raise
+            self.stops.append(error)
+
+    def finish(self) -> None:
+        """Apply the reviewer's decisions, choose, write, report."""
+        options = self.options
+        take = ("accept", "doubtful") if options.take_doubtful else ("accept",)
+        rates, decisions = self.rates | self.given, self.decisions
+        listed = {uid: decide(several, decisions) for uid, several in self.listed.items()}
+        if decisions:
+            applied = sum(c.reviewer is not None for several in listed.values() for c in several)
+            print(f"decisions: {len(decisions)} read, {applied} candidates decided")
+        choices, chosen = {}, {}
+        for question in self.questions:
+            fit = usable(listed[question.uid], take)
+            texts = [question.text, *(candidate.text for candidate in fit)]
+            known = {t: rates[question.uid, t] for t in texts if (question.uid, t) in rates}
+            choice = choose(
+                question.text,
+                texts[1:],
+                options.n,
+                rates=known,
+                per_rephrasing=options.per_rephrasing,
+            )
+            choices[question.uid] = choice
+            chosen[question.uid] = [fit[place] for place in choice.ranked]
+        settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
+        settings["prompt_sha256"] = load_prompt(options.prompt).sha256
+        outcome = Outcome(self.questions, listed, choices, chosen, rates)
+        solver = answerable(self.rates, self.questions, options.agree) if options.solve else None
+        report = write_results(options.out, outcome, settings, solver)
+        _say(report, options, self.budget)
 
 
-def benchmarks_of(options: Namespace) -> OverlapIndex | None:
-    """The questions that no candidate may be."""
+def _benchmarks(options: Namespace) -> OverlapIndex | None:
     if not options.against:
         return None
     from prompt_aug.prepare.__main__ import load_benchmarks
@@ -108,127 +187,134 @@ def benchmarks_of(options: Namespace) -> OverlapIndex | None:
     return OverlapIndex(load_benchmarks(options.against))
 
 
-def finish(
-    questions: Sequence[Question],
-    candidates: dict[str, list[Candidate]],
-    rates: dict[tuple[str, str], Rate],
-    decisions: Decisions,
-    options: Namespace,
-) -> None:
-    """Apply the reviewer's decisions, choose, write, report."""
-    take = ("accept", "doubtful") if options.take_doubtful else ("accept",)
-    candidates = {uid: decide(listed, decisions) for uid, listed in candidates.items()}
-    if decisions:
-        applied = sum(c.reviewer is not None for listed in candidates.values() for c in listed)
-        print(f"decisions: {len(decisions)} read, {applied} candidates decided")
-    choices, chosen = {}, {}
-    for question in questions:
-        fit = usable(candidates[question.uid], take)
-        texts = [question.text, *(candidate.text for candidate in fit)]
-        known = {t: rates[question.uid, t] for t in texts if (question.uid, t) in rates}
-        choice = choose(
-            question.text, texts[1:], options.n, rates=known, per_rephrasing=options.per_rephrasing
-        )
-        choices[question.uid] = choice
-        chosen[question.uid] = [fit[place] for place in choice.ranked]
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
-    settings["prompt_sha256"] = load_prompt(options.prompt).sha256
-    outcome = Outcome(questions, candidates, choices, chosen, rates)
-    say(write_results(options.out, outcome, settings), options.out)
-
-
-def say(report: dict[str, Any], out: Path) -> None:
-    """Print the counts of a manifest."""
-    shown = {key: report[key] for key in ("candidates", "verdicts", "filters", "rephrasings")}
-    print(json.dumps(shown, indent=1))
+def _say(report: dict[str, Any], options: Namespace, budget: Budget) -> None:
+    """Print the counts of a manifest, and what would help."""
+    names = ("candidates", "verdicts", "accepted_by", "filters", "rephrasings", "solver")
+    print(json.dumps({name: report[name] for name in names if report[name]}, indent=1))
+    short = sum(count for n, count in report["rephrasings"].items() if int(n) < options.n)
+    if short:
+        doubtful = report["verdicts"].get("doubtful", 0)
+        advice = [f"raise --most={options.most}"]
+        if doubtful and not options.solve:
+            advice.append(f"--solve=MODEL decides most of the {doubtful} doubtful candidates")
+        elif doubtful and not options.judge:
+            advice.append(f"--judge=MODEL decides the {doubtful} doubtful candidates")
+        print(f"{short} questions have fewer than {options.n} rephrasings: {'; '.join(advice)}")
     expected = report["expected_groups_with_signal"]
-    if expected["questions_with_pass_rates"]:
-        print(
-            f"expected groups with signal: {expected['chosen']:.1f} of "
-            f"{expected['questions_with_pass_rates']}, {expected['chosen_at_random']:.1f} at random"
-        )
-    elif set(report["rephrasings"]) == {"0"}:
-        print("no candidate was chosen")
+    if count := expected["questions_with_pass_rates"]:
+        chosen, random = expected["chosen"], expected["chosen_at_random"]
+        print(f"expected groups with signal: {chosen:.1f} of {count}, {random:.1f} at random")
+    print(f"chosen by {report['chosen_by']}\nspent: {budget.summary()}\nwrote {options.out}")
+
+
+def read_rates(path: Path | None) -> Rates:
+    """Return (uid, text) -> (right, responses) of a file of JSON lines. Raises RephraseError."""
+    if path is None:
+        return {}
+    if not path.is_file():
+        raise RephraseError(f"--pass-rates={path}: no such file")
+    rates = {}
+    for number, line in enumerate(iter_lines(path), start=1):
+        try:
+            right, responses = int(line["right"]), int(line["responses"])
+            rates[str(line["uid"]), str(line["text"])] = (right, responses)
+        except (KeyError, TypeError, ValueError) as error:
+            needs = "needs uid, text, right, responses"
+            raise RephraseError(f"{path}, line {number}: {needs}") from error
+        if not 0 <= right <= responses:
+            raise RephraseError(f"{path}, line {number}: {right} right of {responses}")
+    if not rates:
+        raise RephraseError(f"--pass-rates={path}: empty")
+    return rates
+
+
+def imported(path: Path, questions: Sequence[Question]) -> dict[str, list[dict[str, Any]]]:
+    """Return the candidates of --from by uid, in the form of a model's responses."""
+    if not path.is_file():
+        raise RephraseError(f"--from={path}: no such file")
+    if path.suffix == ".parquet":
+        lines = [{"question": q.text, "rephrasings": q.rephrasings} for q in read_parquet(path)]
     else:
-        print("chosen by distance alone: no pass rates (--solve or --pass-rates)")
-    print(f"wrote {out}")
+        lines = list(iter_lines(path))
+    uids = {normalise(question.text): question.uid for question in questions}
+    found: dict[str, list[dict[str, Any]]] = {question.uid: [] for question in questions}
+    unknown = 0
+    for number, line in enumerate(lines, start=1):
+        texts = line.get("rephrasings") if "rephrasings" in line else [line.get("text")]
+        if not isinstance(texts, list | tuple) or not all(isinstance(t, str) for t in texts):
+            raise RephraseError(f"--from={path}, line {number}: needs uid or question, and text")
+        uid = line.get("uid") or uids.get(normalise(str(line.get("question"))))
+        if uid not in found:
+            unknown += 1
+            continue
+        known = len(found[uid])
+        found[uid] += [
+            {"text": t, "model": path.name, "sample": known + i} for i, t in enumerate(texts)
+        ]
+    print(f"--from: {sum(map(len, found.values()))} candidates; {unknown} lines of other questions")
+    if not any(found.values()):
+        raise RephraseError(f"--from={path}: no candidate of a question of QUESTIONS")
+    return found
 
 
-@contextlib.contextmanager
-def _results_of_a_part(options: Namespace, stops: list[UserError]) -> Iterator[None]:
-    """With --partial, a stop while generating is kept for the end; without, it ends the run."""
-    try:
-        yield
-    except (BudgetError, EndedBySignalError) as error:
-        if not options.partial:
-            raise
-        stops.append(error)
+def dry_run(run: Run) -> None:
+    """Print what is expected and at most left to request, from the token counts so far."""
+    options, price = run.options, run.endpoint.price if run.endpoint else None
+    run.with_samples({})
+    run.verdicts({r.uid: run.store.texts(r) for r in run.requests})
+    guess, most, expected = run.wanting(), Spending(), Spending()
+    answers = len(run.store.answers)
+    per_answer = run.store.spent.tokens_out / answers if answers else options.answer_tokens / 4
+
+    def needs(count: int, tokens: float, request: Request) -> Spending:
+        requests = math.ceil(count / options.per_request)
+        read = estimate(request.messages, 1, 1).tokens_in
+        return Spending(requests, requests * read, int(count * tokens))
+
+    for request in (r for r in run.requests if r.uid in guess):
+        left = options.most - run.store.asked(request)
+        most = most.plus(needs(left, options.answer_tokens, request))
+        expected = expected.plus(needs(min(left, guess[request.uid]), per_answer, request))
+    source = f"of {answers} answers so far" if answers else "a guess: run with --limit=20 first"
+    for name, total in (("expected", expected), ("at most", most)):
+        cost = f"${total.at(price).dollars:.2f}" if price else "unknown price"
+        tokens = f"{total.tokens_in} + {total.tokens_out} tokens"
+        print(f"{name}: {total.requests} requests, {tokens}, {cost}")
+    print(f"expected by tokens and acceptance {source}; --solve and --judge are not included")
 
 
 def run(options: Namespace) -> int:
-    """The whole of it; the exit status."""
+    """Run the command; the exit status."""
     cli.validate(options)
-    questions = read_parquet(options.questions)[: options.limit]
-    rates, decisions = read_rates(options.pass_rates), read_decisions(options.decisions)
-    benchmarks = benchmarks_of(options)
     with lock(options.work):
-        if options.offline:
-            listed = {q.uid: check_answers(q, by_rules(q, options), benchmarks) for q in questions}
-            finish(questions, listed, rates, decisions, options)
-            return DONE
-        store = Store(options.work)
-        requests = make_requests(questions, options)
+        pipeline = Run(options)
         if options.dry_run:
-            dry_run(requests, store, options)
+            dry_run(pipeline)
             return DONE
-        budget, stops = cli.budget(options, store.spent), list[UserError]()
-        if options.batch:
-            complete = batch(requests, store, budget, options)
-            if options.batch == "submit":
-                return DONE
-            if not (complete or options.partial):
-                return INCOMPLETE
+        if options.offline:
+            pipeline.verdicts({q.uid: by_rules(q, options) for q in pipeline.questions})
+        elif options.source:
+            pipeline.verdicts(imported(options.source, pipeline.questions))
         else:
-            with _results_of_a_part(options, stops):
-                generate(requests, store, cli.endpoint(options), budget, "candidates")
-        failed = count_failed(requests, store, options)
-        listed = {
-            question.uid: check_answers(question, store.texts(request), benchmarks)
-            for question, request in zip(
-                questions, tqdm(requests, desc="checks", disable=None), strict=True
-            )
-        }
-        listed, found = solved(questions, listed, budget, stops, options)
-        finish(questions, listed, found | rates, decisions, options)
-    if stops:
-        raise stops[0]
+            pipeline.until_enough()
+        failed = pipeline.store.failed(r for r in pipeline.requests if pipeline.store.missing(r))
+        if failed and not options.partial:
+            raise IncompleteError(_failures(failed))
+        pipeline.finish()
+    if pipeline.stops:
+        raise pipeline.stops[0]
     return INCOMPLETE if failed else DONE
 
 
-def count_failed(requests: Sequence[Request], store: Store, options: Namespace) -> int:
-    """How many candidates are missing. Raises IncompleteError where results need all of them."""
-    failed = sum(len(store.missing(request)) for request in requests)
-    if failed and not options.partial:
-        reason = store.last_failure(requests)
-        raise IncompleteError(
-            f"{failed} candidates failed ({reason}); run it again, or with --partial"
-        )
-    return failed
+def by_rules(question: Question, options: Namespace) -> list[dict[str, Any]]:
+    """Return candidates of the rules, in the form of a model's responses."""
+    texts = rules.candidates(question.text, options.most)
+    return [{"text": text, "model": rules.MODEL, "sample": i} for i, text in enumerate(texts)]
 
 
-def solved(
-    questions: Sequence[Question],
-    listed: dict[str, list[Candidate]],
-    budget: Budget,
-    stops: list[UserError],
-    options: Namespace,
-) -> tuple[dict[str, list[Candidate]], dict[tuple[str, str], Rate]]:
-    """The candidates and pass rates after --solve, where that is asked for."""
-    if options.solve:
-        spent = Store(options.work / SOLVED).spent
-        with _results_of_a_part(options, stops):
-            return solve(questions, listed, cli.budget(options, spent, after=budget), options)
-    return listed, {}
+def _failures(failed: Any) -> str:
+    listed = "; ".join(f"{count} times {error}" for error, count in failed.most_common(3))
+    return f"{failed.total()} candidates failed: {listed}. Run it again, or with --partial."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,6 +10,7 @@ from prompt_aug.questions import Question, normalise
 from prompt_aug.rephrase.verify import Reason, Verdict, check
 from prompt_aug.rephrase.verify.reasons import reject, verdict_of
 
+MODELS = ("solver", "judge")
 _LABEL = re.compile(
     r"^\W*(?:rephras\w*(?:\s+(?:question|problem|it|version))?|question)\s*:\W{0,2}\s+", re.I
 )
@@ -27,11 +28,17 @@ class Candidate:
     reasons: tuple[Reason, ...]
     source: dict[str, Any] = field(default_factory=dict)
     reviewer: str | None = None
+    path: str = "checks"  # what decided: checks, solver, judge or reviewer
+
+    @property
+    def doubted_by_a_model(self) -> bool:
+        """True if a solver or a judge gave a reason against it."""
+        return any(reason.filter in MODELS for reason in self.reasons)
 
     def doubted(self, reason: Reason) -> "Candidate":
-        """The candidate with one more reason."""
+        """Return the candidate with one more reason, of a solver or a judge."""
         reasons = (*self.reasons, reason)
-        return replace(self, reasons=reasons, verdict=verdict_of(reasons))
+        return replace(self, reasons=reasons, verdict=verdict_of(reasons), path=reason.filter)
 
 
 def clean(answer: str) -> str:
@@ -48,13 +55,16 @@ def check_answers(
     answers: Iterable[dict[str, Any]],
     benchmarks: OverlapIndex | None = None,
     overlap_limit: float = 0.5,
+    allow_extra: bool = False,
 ) -> list[Candidate]:
     """A candidate for each raw answer, checked against the question and the accepted before it."""
     found: list[Candidate] = []
     accepted: list[str] = []
     for answer in answers:
         text = clean(answer["text"])
-        result = check(question.text, text, accepted, answers=question.answers)
+        result = check(
+            question.text, text, accepted, answers=question.answers, allow_extra=allow_extra
+        )
         extra = []
         if answer.get("finish") == "length":
             extra.append(reject("length", "the answer was cut at its limit of tokens"))
@@ -77,10 +87,14 @@ def check_answers(
 
 
 def usable(candidates: Sequence[Candidate], take: Collection[str] = ("accept",)) -> list[Candidate]:
-    """The candidates whose verdict is in `take`, each text once."""
+    """Return the candidates whose verdict is in `take`, each text once.
+
+    One that a solver or a judge doubted is taken only if a reviewer accepted it.
+    """
     known: dict[str, Candidate] = {}
     for candidate in candidates:
-        if candidate.verdict in take:
+        doubted = candidate.verdict == "doubtful" and candidate.doubted_by_a_model
+        if candidate.verdict in take and not doubted:
             known.setdefault(normalise(candidate.text), candidate)
     return list(known.values())
 
@@ -99,6 +113,6 @@ def decide(
         broken = any(reason.filter == "diagram" for reason in candidate.reasons)
         if word is not None and not (broken and word[0] == "accept"):
             verdict: Any = word[0]
-            candidate = replace(candidate, verdict=verdict, reviewer=word[1])
+            candidate = replace(candidate, verdict=verdict, reviewer=word[1], path="reviewer")
         decided.append(candidate)
     return decided

@@ -21,9 +21,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from prompt_aug.rephrase.verify.meaning import likeness
 from prompt_aug.rephrase.verify.reading import read
-from prompt_aug.rephrase.verify.wording import tokens
+from prompt_aug.rephrase.verify.wording import likeness, tokens
 
 Rate = tuple[int, int]  # (right, responses)
 UNKNOWN: Rate = (0, 0)

@@ -18,6 +18,7 @@ Intervals are 95 % percentiles of a bootstrap over questions. Writes diagnosis.j
 """
 
 import argparse
+import asyncio
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -26,15 +27,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openai
 
 from prompt_aug.commands import add_renamed, make_parser, run
 from prompt_aug.files import lock, write_json
 from prompt_aug.grading import grade_many
 from prompt_aug.questions import Question, read_parquet
 from prompt_aug.rephrase.generate.budget import Budget
-from prompt_aug.rephrase.generate.client import Endpoint
-from prompt_aug.rephrase.generate.prompts import RephraseError
+from prompt_aug.rephrase.generate.client import Endpoint, Failure, post
+from prompt_aug.rephrase.generate.prompts import RephraseError, load_prompt
 from prompt_aug.rephrase.generate.store import Sampling, Store
 from prompt_aug.rephrase.options import at_least, check_url
 from prompt_aug.rephrase.solver import solve_requests
@@ -123,25 +123,31 @@ def summarise(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 
 class EndpointEmbedder:
-    """`/v1/embeddings` of an OpenAI-compatible endpoint, a text once."""
+    """`/v1/embeddings` of an OpenAI-compatible endpoint; each text is sent once."""
 
-    def __init__(self, client: openai.OpenAI, model: str) -> None:
-        self.client, self.model = client, model
+    def __init__(self, endpoint: Endpoint, model: str) -> None:
+        self.endpoint, self.model = endpoint, model
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         distinct = list(dict.fromkeys(text or " " for text in texts))
-        found: dict[str, list[float]] = {}
-        try:
-            for start in range(0, len(distinct), PER_CALL):
-                part = distinct[start : start + PER_CALL]
-                answer = self.client.embeddings.create(model=self.model, input=part)
-                if len(answer.data) != len(part):
-                    raise RephraseError(f"the embedder gave {len(answer.data)} of {len(part)}")
-                for entry in answer.data:
-                    found[part[entry.index]] = entry.embedding
-        except openai.OpenAIError as error:
-            raise RephraseError(f"embedder: {type(error).__name__}: {error}"[:300]) from error
+        found = asyncio.run(self._request(distinct))
         return np.array([found[text or " "] for text in texts])
+
+    async def _request(self, texts: Sequence[str]) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        url = self.endpoint.url("embeddings")
+        async with self.endpoint.client() as client:
+            for start in range(0, len(texts), PER_CALL):
+                part = texts[start : start + PER_CALL]
+                try:
+                    answer = await post(client, url, {"model": self.model, "input": part})
+                    vectors = {part[e["index"]]: e["embedding"] for e in answer["data"]}
+                except (Failure, KeyError, TypeError, IndexError) as error:
+                    raise RephraseError(f"embedder: {error}"[:300]) from error
+                if len(vectors) != len(part):
+                    raise RephraseError(f"embedder: {len(vectors)} vectors for {len(part)} texts")
+                found |= vectors
+        return found
 
 
 def sample(
@@ -151,11 +157,13 @@ def sample(
     sampling = Sampling(
         model=options.model, temperature=options.temperature, max_tokens=options.answer_tokens
     )
-    store, plan = Store(options.folder), []
+    store, plan, prompt = Store(options.folder), [], load_prompt("solve")
     for question in questions:
         rephrasings = list(question.rephrasings[: options.n])
-        first = solve_requests(question, [question.text], sampling, (options.n + 1) * options.g)
-        plan.append([*first, *solve_requests(question, rephrasings, sampling, options.g)])
+        first = solve_requests(
+            question, [question.text], prompt, sampling, (options.n + 1) * options.g
+        )
+        plan.append([*first, *solve_requests(question, rephrasings, prompt, sampling, options.g)])
     flat = [request for requests in plan for request in requests]
     endpoint = Endpoint(
         base_url=options.base_url, concurrency=options.concurrency, per_request=options.g
@@ -255,9 +263,8 @@ def diagnose(options: argparse.Namespace) -> int:
         }
         if options.embedder:
             endpoint = Endpoint(base_url=options.embedder_url or options.base_url)
-            with endpoint.batch_client() as client:
-                embed = EndpointEmbedder(client, options.embedder)
-                rows = [distances(s, options.g, embed) for s in sampled]
+            embed = EndpointEmbedder(endpoint, options.embedder)
+            rows = [distances(s, options.g, embed) for s in sampled]
             report |= {"embedder": options.embedder, "distance": summarise(rows)}
         write_json(options.folder / "diagnosis.json", report)
         plot(report, options.folder / "diagnosis.png")

@@ -50,14 +50,23 @@ class Outcome:
                 yield record(candidate, ranks.get(id(candidate)), self.rates)
 
 
-def write_results(out: Path, outcome: Outcome, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Write all four files, the manifest last; the manifest's content."""
+def write_results(
+    out: Path,
+    outcome: Outcome,
+    settings: Mapping[str, Any],
+    solver: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """Write all four files, the manifest last; return the manifest's content.
+
+    `solver`: how many questions the solver was asked, and answered in their own wording.
+    """
     manifest = beside(out, ".manifest.json")
     manifest.unlink(missing_ok=True)
     written = outcome.rephrased()
     write_parquet(written, out)
     write_lines(beside(out, ".candidates.jsonl"), outcome.records())
-    report = summary(written, outcome.candidates, outcome.choices) | {"settings": dict(settings)}
+    report = summary(written, outcome.candidates, outcome.choices)
+    report |= {"solver": solver and dict(solver), "settings": dict(settings)}
     write_text(beside(out, ".README.md"), card(out, report))
     names = (out, beside(out, ".candidates.jsonl"), beside(out, ".README.md"))
     report["sha256"] = {path.name: sha256(path) for path in names}
@@ -78,6 +87,7 @@ def record(
         "rank": rank,
         "pass_rate": None if rate is None else {"right": rate[0], "responses": rate[1]},
         "reviewer": candidate.reviewer,
+        "path": candidate.path,
         "source": candidate.source,
     }
 
@@ -97,6 +107,7 @@ def summary(
         "questions": len(questions),
         "candidates": len(listed),
         "verdicts": dict(sorted(Counter(c.verdict for c in listed).items())),
+        "accepted_by": dict(Counter(c.path for c in listed if c.verdict == "accept")),
         "filters": dict(filters.most_common()),
         "rephrasings": {
             str(count): number
@@ -115,6 +126,7 @@ def card(out: Path, report: Mapping[str, Any]) -> str:
     """README.md of a dataset on the hub: the metadata block, what it is, how it was made."""
     settings = json.dumps(report["settings"], indent=2, default=str)
     verdicts = ", ".join(f"{n} {name}" for name, n in report["verdicts"].items()) or "none"
+    accepted = ", ".join(f"{name} {n}" for name, n in report["accepted_by"].items()) or "nothing"
     rows = "\n".join(f"| {name} | {count} |" for name, count in report["filters"].items())
     rephrasings = ", ".join(f"{q} questions with {n}" for n, q in report["rephrasings"].items())
     return f"""---
@@ -135,8 +147,8 @@ configs:
 {report["questions"]} questions, each with rephrasings in `extra_info.rephrasings`, by rank
 ({rephrasings}). Made with `python -m prompt_aug.rephrase`, after TA-GRPO (arXiv 2601.22478).
 
-Of {report["candidates"]} candidates: {verdicts}. A candidate is accepted where no filter sees a
-difference in meaning; that is no proof. Chosen by {report["chosen_by"]}.
+Of {report["candidates"]} candidates: {verdicts}. Accepted by: {accepted}. The checks accept what
+shows no difference in numbers and formulas; that is no proof. Chosen by {report["chosen_by"]}.
 `{out.name}.candidates.jsonl` has every candidate with its reasons and where it is from.
 
 | filter: verdict | candidates |

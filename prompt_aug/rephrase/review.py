@@ -64,6 +64,9 @@ def entries(questions: Path, out: Path) -> Iterator[dict[str, Any]]:
             "verdict": line["verdict"],
             "reasons": [[r["filter"], r["verdict"], r["detail"]] for r in line["reasons"]],
             "pass_rate": line["pass_rate"],
+            "path": line.get("path", ""),
+            "solver": line["source"].get("solver"),
+            "judge": line["source"].get("judge"),
             "reviewer": line["reviewer"],
         }
 

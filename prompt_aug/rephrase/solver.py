@@ -1,22 +1,20 @@
-"""The solver check: k answers of a model to every text, graded by the project's grader.
+"""Verdicts of models on candidates: answers of a solver, and the judgment of a judge.
 
-A rephrasing that is harder is what TA-GRPO wants, so few right answers alone say nothing. What says
-something is a *new dominant wrong answer*: where the text has become another problem, the model
-agrees on the answer of that one. With w the most frequent answer to the candidate, given by a of
-its k responses and by b of the k' responses to the question itself, the candidate is doubtful if
+A solver answers the candidate k times; the project's grader compares with the gold. With m of k
+right the candidate is accepted, because another problem rarely has the same answer. With m of k
+(at least two) on one wrong answer, which is not the question's own most frequent answer, it is
+doubtful. Otherwise the verdict of the checks stays: so it does if the solver cannot answer the
+question itself. Agreement therefore favors easy questions.
 
-    w is wrong,   a >= 3,   a is more than the right answers to it,
-    P(at least a of the a + b fall to the candidate | hypergeometric) < 0.05   (Fisher, one-sided)
-
-The question's own most frequent wrong answer is no new one. Agreement with the gold and with the
-question's most frequent answer is reported with Wilson's 95 % interval.
+A judge compares the two texts where no solver decided, and returns a structured verdict.
 """
 
-import math
+import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from prompt_aug.estimates import wilson
 from prompt_aug.grading import grade_answer, grade_many
 from prompt_aug.questions import Question
 from prompt_aug.rephrase.candidates import Candidate
@@ -25,19 +23,14 @@ from prompt_aug.rephrase.generate.prompts import Prompt
 from prompt_aug.rephrase.generate.store import Request, Sampling, Store, make_request
 from prompt_aug.rephrase.verify.reasons import doubt
 
-LEAST, SURE = 3, 0.05
 MOST_CLASSES = 8  # different wrong answers compared with one another; the others count alone
-SOLVE = Prompt(
-    "solve",
-    "Box 2 of arXiv 2601.22478v5",
-    "{question}\n\nPlease provide step-by-step reasoning, and enclose your final answer in the "
-    "box: \\boxed{}.",
-)
+FIELDS = ("same_unknown", "same_conditions", "same_answer")
+_OBJECT = re.compile(r"\{[^{}]*\}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The answers to one text: how many right, and each wrong answer with how often."""
+    """Responses to one text: how many right, and each wrong answer with how often."""
 
     right: int
     responses: int
@@ -47,30 +40,28 @@ class Answers:
     def rate(self) -> Rate:
         return self.right, self.responses
 
-    def most_frequent_wrong(self) -> tuple[str, int]:
-        """The first of `wrong`, ("", 0) without any."""
-        return self.wrong[0] if self.wrong else ("", 0)
-
 
 def solve_requests(
-    question: Question, texts: Sequence[str], sampling: Sampling, samples: int
+    question: Question, texts: Sequence[str], prompt: Prompt, sampling: Sampling, samples: int
 ) -> list[Request]:
-    """A request for `samples` answers to each text."""
+    """Return a request for `samples` answers to each text."""
     return [
-        make_request(question.uid, text, prompt=SOLVE, sampling=sampling, samples=samples)
+        make_request(question.uid, text, prompt=prompt, sampling=sampling, samples=samples)
         for text in texts
     ]
 
 
 def answers_of(question: Question, request: Request, store: Store) -> Answers:
-    """The graded answers to one text; responses without an answer are wrong, each by itself."""
-    texts = store.responses(request)
-    grades = grade_many((text, list(question.answers)) for text in texts)
+    """Grade the responses to one text; one without an answer is wrong, by itself."""
+    grades = grade_many((text, list(question.answers)) for text in store.responses(request))
     classes: list[tuple[str, int]] = []
     for grade in grades:
         if grade.correct or not grade.extracted:
             continue
-        place = _place(grade.extracted, [name for name, _ in classes[:MOST_CLASSES]])
+        known = (
+            i for i, (name, _) in enumerate(classes[:MOST_CLASSES]) if _same(name, grade.extracted)
+        )
+        place = next(known, None)
         if place is None:
             classes.append((grade.extracted, 1))
         else:
@@ -79,60 +70,50 @@ def answers_of(question: Question, request: Request, store: Store) -> Answers:
     return Answers(sum(g.correct for g in grades), len(grades), tuple(classes))
 
 
-def _place(answer: str, known: Sequence[str]) -> int | None:
-    """The first of the `known` answers that is the same answer."""
-    for place, other in enumerate(known):
-        if answer == other or _same(answer, other):
-            return place
-    return None
-
-
 def _same(answer: str, other: str) -> bool:
-    """Whether the grader takes one for the other; an answer that is no gold equals only itself."""
+    """Return True if the grader takes one for the other."""
     try:
-        return grade_answer(answer, other).correct
+        return answer == other or grade_answer(answer, other).correct
     except (TypeError, ValueError):
         return False
 
 
-def fisher(a: int, k: int, b: int, m: int) -> float:
-    """P(X >= a), X the number in the first k of k + m places of a + b things put at random."""
-    total, things = k + m, a + b
-    ways = math.comb(total, things)
-    high = min(k, things)
-    return sum(math.comb(k, x) * math.comb(m, things - x) for x in range(a, high + 1)) / ways
+def solved(candidate: Candidate, own: Answers, answers: Answers, agree: int) -> Candidate:
+    """Apply the answers to a candidate that the checks did not reject."""
+    shown = {"right": answers.right, "responses": answers.responses, "wrong": answers.wrong[:2]}
+    candidate = replace(candidate, source=candidate.source | {"solver": shown})
+    if answers.right >= agree:
+        path = "checks" if candidate.verdict == "accept" else "solver"
+        return replace(candidate, verdict="accept", path=path)
+    name, count = answers.wrong[0] if answers.wrong else ("", 0)
+    usual = own.wrong[0][0] if own.wrong and own.wrong[0][1] >= own.right else None
+    if count >= max(agree, 2) and not (usual is not None and _same(usual, name)):
+        detail = f"{count} of {answers.responses} responses answer {name[:40]!r}"
+        return candidate.doubted(doubt("solver", detail))
+    return candidate
 
 
-def judge(candidate: Candidate, question: Answers, answers: Answers) -> Candidate:
-    """The candidate, doubtful where its responses agree on a new wrong answer."""
-    name, count = answers.most_frequent_wrong()
-    before = next((n for other, n in question.wrong if other == name or _same(name, other)), 0)
-    if count < LEAST or count <= answers.right:
-        return candidate
-    if question.most_frequent_wrong()[1] == before > 0 and before >= question.right:
-        return candidate  # it is the question's own most frequent answer
-    chance = fisher(count, answers.responses, before, question.responses)
-    if chance >= SURE:
-        return candidate
-    detail = (
-        f"{count} of {answers.responses} responses answer {name[:40]!r}, to the question "
-        f"{before} of {question.responses} (p = {chance:.3f})"
-    )
-    return candidate.doubted(doubt("solver", detail))
+def judged(candidate: Candidate, response: str) -> Candidate:
+    """Apply a judge's response to a doubtful candidate."""
+    found = read_judgment(response)
+    if found is None:
+        return candidate.doubted(doubt("judge", f"no verdict in {response.strip()[:80]!r}"))
+    candidate = replace(candidate, source=candidate.source | {"judge": found})
+    if all(found[name] for name in FIELDS):
+        return replace(candidate, verdict="accept", path="judge")
+    denied = ", ".join(name for name in FIELDS if not found[name])
+    return candidate.doubted(doubt("judge", f"not {denied}: {found['difference']}"[:300]))
 
 
-def agreement(question: Answers, answers: Answers) -> dict[str, object]:
-    """Shares of the responses that agree with the gold, and with the question's most frequent
-    answer, each as [share, low, high]."""
-    name, count = question.most_frequent_wrong()
-    same = answers.right
-    if count > question.right:
-        same = next((n for other, n in answers.wrong if other == name or _same(name, other)), 0)
-    total = answers.responses
-    shares = {"gold": answers.right, "most_frequent": same}
-    return {**{name: _share(agree, total) for name, agree in shares.items()}, "responses": total}
-
-
-def _share(agree: int, total: int) -> list[float]:
-    """[share, low, high]; [0, 0, 1], where nothing is known, without responses."""
-    return [agree / total, *wilson(agree / total, total)] if total else [0.0, 0.0, 1.0]
+def read_judgment(response: str) -> dict[str, Any] | None:
+    """Return the fields of the last JSON object that has them all as booleans."""
+    for text in reversed(_OBJECT.findall(response.rpartition("</think>")[2])):
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if all(isinstance(found.get(name), bool) for name in FIELDS):
+            return {name: found[name] for name in FIELDS} | {
+                "difference": str(found.get("difference", ""))
+            }
+    return None

@@ -1,120 +1,134 @@
-"""The stages that ask an endpoint: candidates, and a solver's answers to them."""
+"""Stages that send requests: candidates, answers of a solver, judgments of a judge."""
 
 import asyncio
 import contextlib
 import signal
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-import openai
 from tqdm import tqdm
 
 from prompt_aug.questions import Question
 from prompt_aug.rephrase import options as cli
 from prompt_aug.rephrase.candidates import Candidate
 from prompt_aug.rephrase.choose import Rate
-from prompt_aug.rephrase.generate.batch import Batches
 from prompt_aug.rephrase.generate.budget import Budget
-from prompt_aug.rephrase.generate.client import Endpoint, Generation, RefusedError
-from prompt_aug.rephrase.generate.prompts import RephraseError
-from prompt_aug.rephrase.generate.store import Request, Store
-from prompt_aug.rephrase.solver import agreement, answers_of, judge, solve_requests
+from prompt_aug.rephrase.generate.client import Endpoint, Generation
+from prompt_aug.rephrase.generate.prompts import CANDIDATE, SLOT, RephraseError, load_prompt
+from prompt_aug.rephrase.generate.store import Request, Store, make_request
+from prompt_aug.rephrase.solver import answers_of, judged, solve_requests, solved
 
-SOLVED = "solved"  # the folder of the solver's answers, in --work
+SOLVED, JUDGED = "solved", "judged"  # folders of responses, in --work
+Listed = dict[str, list[Candidate]]
 
 
 class EndedBySignalError(RephraseError):
-    """A signal asked for the end; what is answered is kept."""
+    """A signal asked for the end; completed requests are kept."""
 
 
 def generate(
     requests: Sequence[Request], store: Store, endpoint: Endpoint, budget: Budget, title: str
 ) -> None:
-    """Ask for all that is missing, with progress; SIGINT and SIGTERM end it cleanly."""
+    """Request what is missing, with progress; SIGINT and SIGTERM end it at the next response."""
     open_requests = [request for request in requests if store.missing(request)]
-    total = sum(request.samples for request in requests)
-    done = total - sum(len(store.missing(request)) for request in open_requests)
+    total = sum(len(store.missing(request)) for request in open_requests)
 
     async def run(bar: Any) -> None:
         generation = Generation(store, endpoint, budget)
 
         def report(answers: int) -> None:
             bar.update(answers)
-            cost = budget.cost(budget.spent)
-            bar.set_postfix_str("" if cost is None else f"${cost:.3f}", refresh=False)
+            bar.set_postfix_str(budget.summary(), refresh=False)
+
+        def stop() -> None:
+            generation.stop(
+                EndedBySignalError("stopped by a signal. Run the same command again to resume.")
+            )
+            for number in (signal.SIGINT, signal.SIGTERM):  # a second one ends it at once
+                loop.remove_signal_handler(number)
 
         generation.report = report
         loop = asyncio.get_running_loop()
-        stop = EndedBySignalError(
-            "stopped by a signal; what is answered is kept: run it again to continue"
-        )
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.add_signal_handler(number, generation.stop, stop)
+                loop.add_signal_handler(number, stop)
         await generation.run(open_requests)
 
     if open_requests:
-        with tqdm(total=total, initial=done, desc=title, unit="answer", mininterval=1.0) as bar:
+        with tqdm(total=total, desc=title, unit="answer", mininterval=1.0, disable=None) as bar:
             asyncio.run(run(bar))
-    print(f"{title}: {budget.summary()}")
-
-
-def batch(requests: Sequence[Request], store: Store, budget: Budget, options: Namespace) -> bool:
-    """Submit or collect batches; whether nothing is missing any more. Raises RefusedError."""
-    endpoint = cli.endpoint(options)
-    with endpoint.batch_client() as client:
-        try:
-            batches = Batches(options.work, client, store)
-            if options.batch == "submit":
-                lines = batches.submit(requests, budget, endpoint.per_request)
-                print(f"submitted {lines} requests; collect them with --batch collect")
-                return False
-            statuses = batches.collect(requests)
-        except openai.OpenAIError as error:
-            raise RefusedError(f"batches: {type(error).__name__}: {error}"[:500]) from error
-    missing = sum(len(store.missing(request)) for request in requests)
-    shown = ", ".join(f"{count} {status}" for status, count in statuses.items()) or "none open"
-    print(f"batches: {shown}; {missing} candidates are missing")
-    return not missing
 
 
 def solve(
-    questions: Sequence[Question],
-    candidates: Mapping[str, Sequence[Candidate]],
-    budget: Budget,
-    options: Namespace,
-) -> tuple[dict[str, list[Candidate]], dict[tuple[str, str], Rate]]:
-    """(candidates with the solver's doubts, pass rates by uid and text).
-
-    Rejected candidates are not answered.
-    """
-    store, sampling = Store(options.work / SOLVED), cli.solver_sampling(options)
+    questions: Sequence[Question], listed: Listed, budget: Budget, options: Namespace
+) -> tuple[Listed, dict[tuple[str, str], Rate]]:
+    """Return the candidates after --solve, and pass rates by uid and text."""
+    store, prompt = (
+        Store(options.work / SOLVED),
+        load_prompt(options.solve_prompt, option="--solve-prompt"),
+    )
     texts = {
-        q.uid: [q.text, *dict.fromkeys(c.text for c in candidates[q.uid] if c.verdict != "reject")]
+        q.uid: list(
+            dict.fromkeys([q.text, *(c.text for c in listed[q.uid] if c.verdict != "reject")])
+        )
         for q in questions
     }
-    requests = {q.uid: solve_requests(q, texts[q.uid], sampling, options.solve) for q in questions}
-    flat = [request for listed in requests.values() for request in listed]
-    generate(flat, store, cli.solver_endpoint(options), budget, "solver")
-    judged: dict[str, list[Candidate]] = {}
-    rates: dict[tuple[str, str], Rate] = {}
-    for question in tqdm(questions, desc="grading", disable=None):
-        found = {
-            text: answers_of(question, request, store)
-            for text, request in zip(texts[question.uid], requests[question.uid], strict=True)
-        }
-        own = found[question.text]
+    sampling = cli.sampling(options, options.solve, options.solve_tokens)
+    requests = {
+        q.uid: solve_requests(q, texts[q.uid], prompt, sampling, options.answers)
+        for q in questions
+        if len(texts[q.uid]) > 1
+    }
+    flat = [request for several in requests.values() for request in several]
+    generate(flat, store, cli.endpoint(options, options.solve, options.solve_url), budget, "solver")
+    after, rates = dict(listed), dict[tuple[str, str], Rate]()
+    for question in (q for q in questions if q.uid in requests):
+        pairs = zip(texts[question.uid], requests[question.uid], strict=True)
+        found = {text: answers_of(question, request, store) for text, request in pairs}
         rates |= {(question.uid, text): answers.rate for text, answers in found.items()}
-        judged[question.uid] = [
-            judge(
-                replace(c, source=c.source | {"solver": agreement(own, found[c.text])}),
-                own,
-                found[c.text],
-            )
-            if c.text in found and c.verdict != "reject"
-            else c
-            for c in candidates[question.uid]
+        after[question.uid] = [
+            c
+            if c.verdict == "reject"
+            else solved(c, found[question.text], found[c.text], options.agree)
+            for c in listed[question.uid]
         ]
-    return judged, rates
+    return after, rates
+
+
+def judge(
+    questions: Sequence[Question], listed: Listed, budget: Budget, options: Namespace
+) -> Listed:
+    """Return the candidates after --judge, which is asked about those that are still doubtful."""
+    store = Store(options.work / JUDGED)
+    prompt = load_prompt(options.judge_prompt, option="--judge-prompt", slots=(SLOT, CANDIDATE))
+    sampling = cli.sampling(options, options.judge, options.solve_tokens, temperature=0.0)
+    asked: dict[tuple[str, str], Request] = {}
+    for question in questions:
+        for candidate in listed[question.uid]:
+            if candidate.verdict == "doubtful" and not candidate.doubted_by_a_model:
+                asked[question.uid, candidate.text] = make_request(
+                    question.uid,
+                    question.text,
+                    candidate.text,
+                    prompt=prompt,
+                    sampling=sampling,
+                    samples=1,
+                )
+    endpoint = cli.endpoint(options, options.judge, options.judge_url)
+    generate(list(asked.values()), store, endpoint, budget, "judge")
+    after: Listed = defaultdict(list)
+    for candidate in (c for several in listed.values() for c in several):
+        request = asked.get((candidate.uid, candidate.text))
+        found = store.responses(request) if request else []
+        after[candidate.uid].append(judged(candidate, found[0]) if found else candidate)
+    return {uid: after[uid] for uid in listed}
+
+
+def answerable(
+    rates: Mapping[tuple[str, str], Rate], questions: Sequence[Question], agree: int
+) -> dict[str, int]:
+    """Count the questions that the solver was asked, and answered in their own wording."""
+    own = [rates[q.uid, q.text] for q in questions if (q.uid, q.text) in rates]
+    return {"asked": len(own), "answered": sum(right >= agree for right, _ in own)}

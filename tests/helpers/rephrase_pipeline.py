@@ -46,7 +46,7 @@ def rephrase(_: int, body: dict[str, Any]) -> Reply:
 def command(questions: Path, out: Path, url: str, *more: str) -> list[str]:
     return [
         *(str(questions), str(out), "--base-url", url, "--model", "scripted"),
-        *("--candidates", "5", "--per-request", "5", *more),
+        *("--most", "5", "--per-request", "5", *more),
     ]
 
 

@@ -326,7 +326,7 @@ def rephrase(run: Path) -> str:
         **{"SERVER_ARGS": "--dtype float32 --enforce-eager", "VLLM_CPU_KVCACHE_SPACE": "1"},
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
-    options = ("--candidates", "3", "--answer-tokens", "48")
+    options = ("--most", "3", "--answer-tokens", "48")
     arguments = (str(questions), str(out), *options)
     job = submit(run, "--time=60", job="rephrase", arguments=arguments, **environment)
     wait("the end", lambda: field(job, "JobState") in ENDED, LONGEST)

@@ -1,149 +1,117 @@
-"""What may be spent: requests, tokens, money, reserved before anything is sent.
+"""Limits in requests, tokens and dollars, reserved before a request is sent.
 
     spent + reserved + wanted <= limit     for each limit that is set
 
-`wanted` is an estimate (the prompt's bytes / 3 and all the output tokens that may come), so that
-what is really used stays below the limit, or above it by no more than the requests in flight. Every
-attempt counts as a request. An attempt without an answer (a timeout, a broken stream) keeps its
-reservation as spent: the server may have charged for it. One refused with a status is free.
+`wanted` is an estimate: the prompt's bytes / 3, and all output tokens that may come. An attempt
+without a response keeps its reservation as spent, because the server may have charged for it. An
+attempt that was never sent, or was answered with an error status, costs no tokens.
 """
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import NamedTuple
 
 import genai_prices
 
 from prompt_aug.rephrase.generate.prompts import RephraseError
 
-BYTES_PER_TOKEN = 3
+BYTES_PER_TOKEN, MILLION = 3, 10**6
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
+class BudgetError(RephraseError):
+    """A limit is reached; completed requests are kept."""
+
+
+class Price(NamedTuple):
     """Dollars per token, read and written."""
 
     input: Decimal
     output: Decimal
 
-    def of(self, tokens_in: int, tokens_out: int) -> Decimal:
-        return self.input * tokens_in + self.output * tokens_out
 
-
-@dataclass(frozen=True, slots=True)
-class Spending:
-    """Requests (attempts), tokens of prompts, tokens of answers."""
+class Spending(NamedTuple):
+    """Requests, tokens of prompts, tokens of responses, dollars (0 without a price)."""
 
     requests: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
+    dollars: Decimal = Decimal(0)
 
-    def __add__(self, other: "Spending") -> "Spending":
+    def plus(self, other: "Spending", sign: int = 1) -> "Spending":
         return Spending(
-            self.requests + other.requests,
-            self.tokens_in + other.tokens_in,
-            self.tokens_out + other.tokens_out,
+            self.requests + sign * other.requests,
+            self.tokens_in + sign * other.tokens_in,
+            self.tokens_out + sign * other.tokens_out,
+            self.dollars + sign * other.dollars,
         )
 
-    def __sub__(self, other: "Spending") -> "Spending":
-        return Spending(
-            self.requests - other.requests,
-            self.tokens_in - other.tokens_in,
-            self.tokens_out - other.tokens_out,
-        )
+    def at(self, price: Price | None) -> "Spending":
+        """Return the same tokens with their dollars."""
+        if price is None:
+            return self
+        return self._replace(dollars=price.input * self.tokens_in + price.output * self.tokens_out)
 
 
-def price_of(model: str, base_url: str | None, *, batch: bool = False) -> Price | None:
-    """The price of a model at an endpoint, None where `genai_prices` knows none.
-
-    Of a batch half the price is taken, as hosted batch endpoints charge.
-    """
-    million = 10**6
+def price_of(model: str, base_url: str | None) -> Price | None:
+    """Return the price of a model at an endpoint, None if `genai_prices` has none."""
     prices = []
-    for usage in ({"input_tokens": million}, {"output_tokens": million}):
-        counts = {"input_tokens": 0, "output_tokens": 0, **usage}
+    for tokens in ((MILLION, 0), (0, MILLION)):
+        usage = genai_prices.Usage(input_tokens=tokens[0], output_tokens=tokens[1])
         try:
-            found = genai_prices.calc_price(
-                genai_prices.Usage(**counts), model, provider_api_url=base_url
-            )
+            found = genai_prices.calc_price(usage, model, provider_api_url=base_url)
         except LookupError:
             return None
-        prices.append(found.total_price / million / (2 if batch else 1))
+        prices.append(found.total_price / MILLION)
     return Price(*prices)
 
 
-class BudgetError(RephraseError):
-    """A limit is reached; what was asked so far is kept."""
-
-
-@dataclass(slots=True)
-class Budget:
-    """The limits, what is spent (of earlier runs in the same folder too), what is reserved."""
-
-    max_requests: int | None = None
-    max_tokens: int | None = None
-    max_cost: Decimal | None = None
-    price: Price | None = None
-    spent: Spending = field(default_factory=Spending)
-    reserved: Spending = field(default_factory=Spending)
-    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
-
-    def __post_init__(self) -> None:
-        if self.max_cost is not None and self.price is None:
-            raise RephraseError(
-                "--max-cost: the price of this model at this endpoint is not known, so a limit in "
-                "money cannot be kept: use --max-total-tokens, or --price IN OUT (dollars per "
-                "million)"
-            )
-
-    def cost(self, spending: Spending) -> Decimal | None:
-        """Dollars, None without a price."""
-        if self.price is None:
-            return None
-        return self.price.of(spending.tokens_in, spending.tokens_out)
-
-    def over(self, spending: Spending) -> str | None:
-        """The limit that `spending` would break, None where it breaks none."""
-        if self.max_requests is not None and spending.requests > self.max_requests:
-            return f"--max-requests {self.max_requests}"
-        tokens = spending.tokens_in + spending.tokens_out
-        if self.max_tokens is not None and tokens > self.max_tokens:
-            return f"--max-total-tokens {self.max_tokens}"
-        cost = self.cost(spending)
-        if self.max_cost is not None and cost is not None and cost > self.max_cost:
-            return f"--max-cost {self.max_cost}"
-        return None
-
-    async def reserve(self, wanted: Spending) -> None:
-        """Wait until `wanted` fits; BudgetError where it never will, as nothing is in flight."""
-        async with self.changed:
-            while limit := self.over(self.spent + self.reserved + wanted):
-                if self.reserved == Spending() or self.over(self.spent + wanted):
-                    raise BudgetError(f"{limit} is reached: {self.summary()}")
-                await self.changed.wait()
-            self.reserved += wanted
-
-    async def settle(self, wanted: Spending, used: Spending) -> None:
-        """Replace a reservation by what was used."""
-        async with self.changed:
-            self.reserved -= wanted
-            self.spent += used
-            self.changed.notify_all()
-
-    def summary(self) -> str:
-        """What is spent, in words."""
-        cost = self.cost(self.spent)
-        money = "" if cost is None else f", ${cost:.4f}"
-        tokens = f"{self.spent.tokens_in} + {self.spent.tokens_out} tokens"
-        return f"{self.spent.requests} requests, {tokens}{money}"
-
-
 def estimate(messages: list[dict[str, str]], answers: int, max_tokens: int) -> Spending:
-    """What a request for `answers` answers may use at most, the prompt by its length."""
+    """Return what a request for `answers` responses may use at most."""
     size = sum(len(message["content"].encode()) for message in messages)
     return Spending(1, size // BYTES_PER_TOKEN + 16, answers * max_tokens)
 
 
-def without_answer(wanted: Spending) -> Spending:
-    """What an attempt that was refused with a status has used: one request."""
-    return replace(Spending(), requests=wanted.requests)
+@dataclass(slots=True)
+class Budget:
+    """The limits, what all stages and earlier runs spent, and what is reserved."""
+
+    max_requests: int | None = None
+    max_tokens: int | None = None
+    max_cost: Decimal | None = None
+    spent: Spending = field(default_factory=Spending)
+    reserved: Spending = field(default_factory=Spending)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def over(self, spending: Spending) -> str | None:
+        """Return the limit that `spending` would break."""
+        for name, limit, value in (
+            ("--max-requests", self.max_requests, spending.requests),
+            ("--max-total-tokens", self.max_tokens, spending.tokens_in + spending.tokens_out),
+            ("--max-cost", self.max_cost, spending.dollars),
+        ):
+            if limit is not None and value > limit:
+                return f"{name} {limit}"
+        return None
+
+    async def reserve(self, wanted: Spending) -> None:
+        """Wait until `wanted` fits. Raises BudgetError if it never will."""
+        async with self.changed:
+            while limit := self.over(self.spent.plus(self.reserved).plus(wanted)):
+                if self.reserved.requests == 0 or self.over(self.spent.plus(wanted)):
+                    raise BudgetError(f"{limit} is reached: {self.summary()}")
+                await self.changed.wait()
+            self.reserved = self.reserved.plus(wanted)
+
+    async def settle(self, wanted: Spending, used: Spending) -> None:
+        """Replace a reservation by what was used."""
+        async with self.changed:
+            self.reserved = self.reserved.plus(wanted, -1)
+            self.spent = self.spent.plus(used)
+            self.changed.notify_all()
+
+    def summary(self) -> str:
+        """Return what is spent, in words."""
+        requests, tokens_in, tokens_out, dollars = self.spent
+        money = f", ${dollars:.4f}" if dollars else ""
+        return f"{requests} requests, {tokens_in} + {tokens_out} tokens{money}"

@@ -1,292 +1,325 @@
-"""Requests to an OpenAI-compatible endpoint: concurrent, within a budget, stopped cleanly.
+"""Requests to an OpenAI-compatible endpoint: concurrent, within a budget, stopped at once.
 
-Retries are the client library's alone, with its handling of Retry-After. They are counted by a
-transport below it, which reserves the budget for every attempt before it is sent and ends all work
-on what no retry repairs: a key that is refused, a quota that is used up, a limit that is reached.
+Retries are ours, so that a stop takes effect at the next response. A 429 halves the concurrency,
+waits as the server says, and counts neither as a request nor as a failure. A refused key, a used-up
+quota, an unknown model and `EQUAL_FAILURES` equal failures in a row end the run.
 """
 
 import asyncio
 import json
 import os
+import random
 import time
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx2
-import openai
 
 from prompt_aug.rephrase.generate.budget import (
     Budget,
     BudgetError,
+    Price,
     Spending,
     estimate,
-    without_answer,
 )
 from prompt_aug.rephrase.generate.prompts import RephraseError
 from prompt_aug.rephrase.generate.store import Request, Store
 
-KEY_VARIABLE = "OPENAI_API_KEY"
+KEY_VARIABLE, HOSTED = "OPENAI_API_KEY", "https://api.openai.com/v1"
 QUOTA = ("insufficient_quota", "billing_hard_limit_reached")
+REFUSED = {
+    401: "refuses the key",
+    402: "wants payment",
+    403: "refuses the key",
+    404: "has no such model or path",
+}
+FINAL = (400, 413, 422)  # the same request gets the same answer
+EQUAL_FAILURES = 8
+FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds before a retry, doubled each time
+MOST_PATIENCE = 60.0  # seconds; a server that names more is not asked again by this run
+MOST_LIMITED = 60  # responses 429 in a row that end the run
 
 
 class RefusedError(RephraseError):
-    """The endpoint refuses all requests: a wrong key, a used-up quota, an unknown model."""
+    """The endpoint refuses all requests, or gives one failure for all."""
 
 
-class _Stop(openai.OpenAIError):  # the client passes its own class on, without a retry
-    def __init__(self, cause: RephraseError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
+@dataclass(frozen=True, slots=True)
+class Failure(Exception):  # noqa: N818 - an outcome, raised and caught in this file
+    """Why an attempt gave no responses; `sent` is False if nothing reached the server."""
 
-
-@dataclass(slots=True)
-class _Attempts:
-    """What one request may use, has reserved for the attempt in flight, and has used."""
-
-    wanted: Spending
-    pending: bool = False
-    used: Spending = field(default_factory=Spending)
-
-
-_attempts: ContextVar[_Attempts] = ContextVar("attempts")
-
-
-class _Counted(httpx2.AsyncBaseTransport):
-    """Reserves each attempt; ends the work where the answer's status says so."""
-
-    def __init__(self, inner: httpx2.AsyncBaseTransport, budget: Budget) -> None:
-        self.inner, self.budget = inner, budget
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        state = _attempts.get()
-        await settle(self.budget, state, state.wanted)  # the attempt before was never answered
-        try:
-            await self.budget.reserve(state.wanted)
-        except BudgetError as error:
-            raise _Stop(error) from error
-        state.pending = True
-        response = await self.inner.handle_async_request(request)
-        if response.status_code >= 400:
-            await settle(self.budget, state, without_answer(state.wanted))
-            await response.aread()
-            if refusal := _refusal(response):
-                raise _Stop(refusal)
-        return response
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
-
-
-def _refusal(response: httpx2.Response) -> RefusedError | None:
-    """The error for what no retry repairs; it never holds the key."""
-    code, message = _error_of(response)
-    if response.status_code in (401, 403):
-        return RefusedError(
-            f"the endpoint refuses the key (status {response.status_code}): set {KEY_VARIABLE}"
-        )
-    if code in QUOTA or (response.status_code == 402):
-        return RefusedError(f"the endpoint's quota is used up ({message[:200]})")
-    if response.status_code == 404:
-        return RefusedError(f"the endpoint has no such model or path ({message[:200]})")
-    return None
-
-
-def _error_of(response: httpx2.Response) -> tuple[str, str]:
-    """(code, message) of an OpenAI error body, empty where there is none."""
-    try:
-        error = json.loads(response.content).get("error")
-    except (ValueError, AttributeError, RecursionError):
-        return "", ""
-    if not isinstance(error, dict):
-        return "", str(error or "")
-    return str(error.get("code") or error.get("type") or ""), str(error.get("message") or "")
-
-
-async def settle(budget: Budget, state: _Attempts, used: Spending) -> None:
-    """End the attempt in flight, if there is one, as having used `used`."""
-    if state.pending:
-        state.pending = False
-        state.used += used
-        await budget.settle(state.wanted, used)
+    line: str
+    status: int = 0
+    sent: bool = True
+    retry: bool = False
+    wait: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """Where and how to ask. `per_request` answers are asked for at once, as `n`."""
+    """Where and how requests are sent; `per_request` responses are requested at once, as `n`."""
 
     base_url: str | None = None
     concurrency: int = 16
     retries: int = 6
     timeout: float = 300.0
     per_request: int = 8
+    price: Price | None = None
 
-    def key(self) -> str:
-        """The key of the environment, "none" where an endpoint of one's own needs none."""
+    def client(self) -> httpx2.AsyncClient:
+        """Return a client. Raises RephraseError if the hosted endpoint has no key."""
         key = os.environ.get(KEY_VARIABLE)
         if not key and self.base_url is None:
-            raise RephraseError(f"set {KEY_VARIABLE}, or --base-url of an endpoint without a key")
-        return key or "none"
-
-    def batch_client(self) -> openai.OpenAI:
-        """A client for files and batches, which are no attempts at answers."""
-        return openai.OpenAI(
-            api_key=self.key(),
-            base_url=self.base_url,
-            max_retries=self.retries,
-            timeout=self.timeout,
+            raise RephraseError(f"{KEY_VARIABLE} is not set. Set it, or --base-url.")
+        return httpx2.AsyncClient(
+            headers={"Authorization": f"Bearer {key or 'none'}"}, timeout=self.timeout
         )
 
-    def client(self, budget: Budget) -> openai.AsyncOpenAI:
-        """The library's client over the counting transport."""
-        limits = httpx2.Limits(max_connections=self.concurrency)
-        inner = httpx2.AsyncHTTPTransport(limits=limits)
-        return openai.AsyncOpenAI(
-            api_key=self.key(),
-            base_url=self.base_url,
-            max_retries=self.retries,
-            timeout=self.timeout,
-            http_client=httpx2.AsyncClient(transport=_Counted(inner, budget), timeout=self.timeout),
-        )
+    def url(self, path: str) -> str:
+        """Return the address of `path`."""
+        return f"{(self.base_url or HOSTED).rstrip('/')}/{path}"
+
+
+async def post(client: httpx2.AsyncClient, url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON object of the response. Raises Failure."""
+    try:
+        response = await client.post(url, json=body)
+    except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+        raise Failure(f"{url}: cannot connect ({error})", sent=False, retry=True) from error
+    except httpx2.TimeoutException as error:
+        raise Failure(f"no response in time ({type(error).__name__})", retry=True) from error
+    except httpx2.HTTPError as error:
+        raise Failure(f"{type(error).__name__}: {error}", retry=True) from error
+    try:
+        found = json.loads(response.content)
+    except (ValueError, RecursionError):
+        found = None
+    status = response.status_code
+    if status == 200 and isinstance(found, dict):
+        return found
+    refusal = found.get("error") if isinstance(found, dict) else None
+    said = refusal.get("message") if isinstance(refusal, dict) else refusal
+    line = f"status {status}: {said or _first_line(response)}"[:300]
+    if isinstance(refusal, dict) and {refusal.get("code"), refusal.get("type")} & {*QUOTA}:
+        raise RefusedError(f"{url}: the quota is used up ({line})")
+    if status in REFUSED:
+        raise RefusedError(f"{url}: the endpoint {REFUSED[status]} ({line}). Key: {KEY_VARIABLE}.")
+    wait = _retry_after(response)
+    again = status in (408, 409, 429) or status >= 500
+    raise Failure(line, status, retry=again and (wait or 0) <= MOST_PATIENCE, wait=wait)
+
+
+def _retry_after(response: httpx2.Response) -> float | None:
+    """Return the seconds that the server names, as a number or a date."""
+    said = response.headers.get("retry-after", "")
+    try:
+        if said.replace(".", "", 1).isdigit():
+            return float(said)
+        return parsedate_to_datetime(said).timestamp() - time.time()
+    except (TypeError, ValueError):
+        return None
+
+
+def _first_line(response: httpx2.Response) -> str:
+    """Return the kind of a body that is no JSON object, and its first line."""
+    kind = response.headers.get("content-type", "no content type")
+    lines = [line.strip() for line in response.text.splitlines() if line.strip()]
+    return f"{kind}: {lines[0][:160] if lines else 'an empty body'}"
 
 
 class Generation:
-    """Asks for what a store lacks of a list of requests."""
+    """Requests what a store lacks."""
 
     def __init__(self, store: Store, endpoint: Endpoint, budget: Budget) -> None:
         self.store, self.endpoint, self.budget = store, endpoint, budget
-        self.per_request = endpoint.per_request
+        self.per_request, self.limit = endpoint.per_request, endpoint.concurrency
+        self.active = self.equal = self.limited = 0
+        self.last, self.resume_at = "", 0.0
         self.stopped: RephraseError | None = None
+        self.ended = asyncio.Event()
         self.report: Callable[[int], object] = lambda _: None
 
     async def run(self, requests: Sequence[Request]) -> None:
-        """Ask for all of them. Raises BudgetError or RefusedError after what is in flight ended."""
+        """Complete all requests. Raises what stopped it, after the attempts in flight ended."""
         queue = iter(requests)
-        async with self.endpoint.client(self.budget) as client:
-
-            async def work() -> None:
-                for request in queue:
-                    if self.stopped:
-                        return
-                    await self._complete(client, request)
-
-            async with asyncio.TaskGroup() as group:
-                for _ in range(self.endpoint.concurrency):
-                    group.create_task(work())
+        async with self.endpoint.client() as self.client, asyncio.TaskGroup() as group:
+            for _ in range(self.endpoint.concurrency):
+                group.create_task(self._work(queue))
         if self.stopped:
             raise self.stopped
 
     def stop(self, cause: RephraseError) -> None:
-        """Start no further request."""
+        """Start no further attempt."""
         self.stopped = self.stopped or cause
+        self.ended.set()
 
-    async def _complete(self, client: openai.AsyncOpenAI, request: Request) -> None:
-        """Ask until nothing of `request` is missing; a failure ends it."""
-        missing = self.store.missing(request)
-        while missing and not self.stopped:
-            wanted = missing[: self.per_request]
-            records = await self._ask(client, request, wanted)
-            self.store.add(records)
-            answered = sum(record["status"] == "answer" for record in records)
-            self.report(answered)
-            if not any(record["status"] == "answer" or record["final"] for record in records):
-                return
-            if len(records) < len(wanted):  # the endpoint gives fewer answers than asked for
-                self.per_request = 1
+    async def _work(self, queue: Iterator[Request]) -> None:
+        for request in queue:
             missing = self.store.missing(request)
+            while missing and not self.stopped:
+                records = await self._ask(request, missing[: self.per_request])
+                self.store.add(records)
+                self.report(sum(record["status"] == "answer" for record in records))
+                if not any(r["status"] == "answer" or r["final"] for r in records):
+                    break
+                missing = self.store.missing(request)
 
-    async def _ask(
-        self, client: openai.AsyncOpenAI, request: Request, samples: list[int]
-    ) -> list[dict[str, Any]]:
-        """One request of the client; the records of its samples."""
-        sampling = request.sampling
-        state = _Attempts(estimate(request.messages, len(samples), sampling.max_tokens))
-        _attempts.set(state)
-        start = time.time()
+    async def _ask(self, request: Request, samples: list[int]) -> list[dict[str, Any]]:
+        """Return a record for each response of one request, after retries; [] if stopped."""
+        sampling, start = request.sampling, time.time()
+        body = {
+            "model": sampling.model,
+            "messages": request.messages,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_tokens,
+            "n": len(samples),
+        }
+        wanted = estimate(request.messages, len(samples), sampling.max_tokens).at(
+            self.endpoint.price
+        )
+        attempt, used = 0, Spending()
+        while not self.stopped:
+            try:
+                answer, spent = await self._attempt(body, wanted)
+            except Failure as failure:
+                used = used.plus(self._cost(failure, wanted))
+                if len(samples) > 1 and failure.status in FINAL:
+                    self.per_request = 1  # it may not know n: request one, and report its answer
+                    return await self._ask(request, samples[:1])
+                attempt += failure.status != 429
+                if failure.retry and attempt <= self.endpoint.retries:
+                    await self._wait(failure, attempt)
+                    continue
+                self._failed(failure)
+                return _failures(request, samples, failure, used, start)
+            except RephraseError as error:
+                self.stop(error)
+                return []
+            self.equal = self.limited = 0
+            self.limit = min(self.limit + 1, self.endpoint.concurrency)
+            if len(answer["choices"]) < len(samples):  # fewer than requested
+                self.per_request = 1
+            return _records(request, samples, answer, used.plus(spent), start)
+        return []
+
+    async def _attempt(
+        self, body: dict[str, Any], wanted: Spending
+    ) -> tuple[dict[str, Any], Spending]:
+        """Send one request when the concurrency allows. Raises Failure, RephraseError."""
+        while self.active >= self.limit or time.time() < self.resume_at:
+            await self._pause(0.02 if self.active >= self.limit else self.resume_at - time.time())
+            if self.stopped:
+                raise self.stopped
+        self.active += 1
+        spent = wanted
         try:
-            answer = await client.chat.completions.create(
-                model=sampling.model,
-                messages=request.messages,  # type: ignore[arg-type]
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                max_tokens=sampling.max_tokens,
-                n=len(samples),
-            )
-            choices, used = _read(answer)
-        except _Stop as error:
-            self.stop(error.cause)
-            return []
-        except (openai.OpenAIError, httpx2.HTTPError, ValueError, TypeError) as error:
-            await settle(self.budget, state, state.wanted)
-            if len(samples) > 1 and isinstance(error, openai.BadRequestError):
-                self.per_request = 1  # it may not know n: ask for one, and then say what it says
-                return await self._ask(client, request, samples[:1])
-            return _failures(request, samples, error, state.used, start)
-        await settle(self.budget, state, used or state.wanted)
-        return _records(request, samples, choices, answer, state.used, start)
+            await self.budget.reserve(wanted)
+        except BudgetError:
+            self.active -= 1
+            raise
+        try:
+            answer = await post(self.client, self.endpoint.url("chat/completions"), body)
+            _check(answer)
+            usage = answer.get("usage") or {}
+            if usage.get("prompt_tokens"):
+                counts = int(usage["prompt_tokens"]), int(usage.get("completion_tokens") or 0)
+                spent = Spending(1, *counts).at(self.endpoint.price)
+            return answer, spent
+        except Failure as failure:
+            spent = self._cost(failure, wanted)
+            raise
+        except RephraseError:
+            spent = Spending(1)
+            raise
+        finally:
+            self.active -= 1
+            await self.budget.settle(wanted, spent)
+
+    @staticmethod
+    def _cost(failure: Failure, wanted: Spending) -> Spending:
+        """Return what a failed attempt is booked as."""
+        if not failure.sent or failure.status == 429:
+            return Spending()
+        return Spending(1) if failure.status >= 400 else wanted
+
+    async def _wait(self, failure: Failure, attempt: int) -> None:
+        """Wait before a retry; a 429 makes all workers wait and halves their number."""
+        seconds = failure.wait
+        if failure.status == 429:
+            self.limited += 1
+            self.limit = max(1, self.limit // 2)
+            if self.limited >= MOST_LIMITED:
+                self.stop(RefusedError(f"{MOST_LIMITED} times in a row {failure.line}"))
+            seconds = seconds if seconds is not None else min(2.0**self.limited, LONGEST_WAIT) / 4
+            self.resume_at = max(self.resume_at, time.time() + seconds)
+        elif seconds is None:
+            seconds = min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT) * random.uniform(0.5, 1)
+        await self._pause(seconds)
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, but wake up at a stop."""
+        try:
+            await asyncio.wait_for(self.ended.wait(), max(seconds, 0.001))
+        except TimeoutError:
+            return
+
+    def _failed(self, failure: Failure) -> None:
+        """Count equal failures in a row, and stop at `EQUAL_FAILURES`."""
+        self.equal = self.equal + 1 if failure.line == self.last else 1
+        self.last = failure.line
+        if self.equal >= EQUAL_FAILURES:
+            self.stop(RefusedError(f"{self.equal} equal failures in a row: {failure.line}"))
 
 
-def _read(answer: Any) -> tuple[list[Any], Spending | None]:
-    """(choices, what was used) of an answer. Raises ValueError where it is none."""
-    choices = getattr(answer, "choices", None)
-    if not isinstance(choices, list) or not choices:
-        raise ValueError("the endpoint's answer has no choices")
-    usage = answer.usage
-    if usage is None or not usage.prompt_tokens:
-        return choices, None
-    return choices, Spending(1, int(usage.prompt_tokens), int(usage.completion_tokens or 0))
+def _check(answer: dict[str, Any]) -> None:
+    """Raises Failure for an object of another schema, and shows its beginning."""
+    choices = answer.get("choices")
+    if (
+        not isinstance(choices, list)
+        or not choices
+        or not all(isinstance(c, dict) and isinstance(c.get("message"), dict) for c in choices)
+    ):
+        raise Failure(f"not a chat completion: {json.dumps(answer)[:160]}")
 
 
 def _records(
-    request: Request,
-    samples: list[int],
-    choices: list[Any],
-    answer: Any,
-    used: Spending,
-    start: float,
+    request: Request, samples: list[int], answer: dict[str, Any], used: Spending, start: float
 ) -> list[dict[str, Any]]:
-    """A record for each choice; one without a text is a failure. The first has what all used."""
+    """Return a record for each choice; the first has what all used."""
     records = []
-    for sample, choice in zip(samples, choices, strict=False):
-        text = getattr(choice.message, "content", None)
-        record = _base(request, sample, start)
+    for sample, choice in zip(samples, answer["choices"], strict=False):
+        text, record = choice["message"].get("content"), _base(request, sample, start)
         if isinstance(text, str) and text.strip():
-            record |= {"status": "answer", "text": text, "finish": choice.finish_reason}
-            record |= {"answered_by": answer.model}
+            record |= {"status": "answer", "text": text, "finish": choice.get("finish_reason")}
+            record |= {"answered_by": answer.get("model")}
         else:
             record |= {"status": "failed", "final": True, "empty": True}
-            record |= {"error": f"an empty text ({choice.finish_reason})"}
+            record |= {"error": f"an empty text ({choice.get('finish_reason')})"}
         records.append(record)
-    records[0]["used"] = [used.requests, used.tokens_in, used.tokens_out]
+    records[0]["used"] = list(used[:3])
     return records
 
 
 def _failures(
-    request: Request, samples: list[int], error: Exception, used: Spending, start: float
+    request: Request, samples: list[int], failure: Failure, used: Spending, start: float
 ) -> list[dict[str, Any]]:
-    """A record for each sample that got no answer."""
-    final = isinstance(error, openai.BadRequestError | openai.UnprocessableEntityError)
-    records = [
-        _base(request, sample, start)
-        | {"status": "failed", "final": final, "error": f"{type(error).__name__}: {error}"[:500]}
-        for sample in samples
-    ]
-    records[0]["used"] = [used.requests, used.tokens_in, used.tokens_out]
+    """Return a record for each sample without a response."""
+    failed = {"status": "failed", "final": failure.status in FINAL, "error": failure.line}
+    records = [_base(request, sample, start) | failed for sample in samples]
+    records[0]["used"] = list(used[:3])
     return records
 
 
 def _base(request: Request, sample: int, start: float) -> dict[str, Any]:
-    sampling = request.sampling
-    return {
-        "key": request.key,
-        "sample": sample,
-        "uid": request.uid,
-        "model": sampling.model,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "max_tokens": sampling.max_tokens,
-        "prompt": request.prompt,
-        "time": round(start, 3),
-        "seconds": round(time.time() - start, 3),
+    sampling = {
+        k: getattr(request.sampling, k) for k in ("model", "temperature", "top_p", "max_tokens")
     }
+    times = {"time": round(start, 3), "seconds": round(time.time() - start, 3)}
+    return (
+        {"key": request.key, "sample": sample, "uid": request.uid, "prompt": request.prompt}
+        | sampling
+        | times
+    )

@@ -1,6 +1,7 @@
 """Instructions as data: `prompts.yaml`, or a file of the user's with the place of the question."""
 
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import yaml
 
 from prompt_aug.errors import UserError
 
-SLOT = "{question}"
+SLOT, CANDIDATE = "{question}", "{candidate}"
 
 
 class RephraseError(UserError, ValueError):
@@ -29,29 +30,40 @@ class Prompt:
         """The hash of the text, in hex."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
-    def messages(self, question: str) -> list[dict[str, str]]:
-        """The chat with the question in its place."""
-        return [{"role": "user", "content": self.text.replace(SLOT, question)}]
+    def messages(self, question: str, candidate: str = "") -> list[dict[str, str]]:
+        """Return the chat with the texts in their places, in one pass: a text may hold a slot."""
+        texts = {SLOT: question, CANDIDATE: candidate}
+        parts = re.split(f"({re.escape(SLOT)}|{re.escape(CANDIDATE)})", self.text)
+        return [{"role": "user", "content": "".join(texts.get(part, part) for part in parts)}]
 
 
-def load_prompt(name: str) -> Prompt:
-    """The prompt of that name, or the text file of that path. Raises RephraseError."""
-    file = Path(__file__).with_name("prompts.yaml")
-    known: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    if name in known:
-        return Prompt(name, known[name]["source"], known[name]["text"])
+def load_prompt(name: str, *, option: str = "--prompt", slots: tuple[str, ...] = (SLOT,)) -> Prompt:
+    """Return the prompt of that name, or of a file: text, or yaml with `text` and `source`.
+
+    Raises RephraseError if a slot does not stand in it once.
+    """
+    known: dict[str, Any] = yaml.safe_load(
+        Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8")
+    )
     path = Path(name)
-    if not path.is_file():
+    if name not in known and not path.is_file():
         raise RephraseError(
-            f"--prompt {name}: neither one of {', '.join(known)} nor a file; a file holds the "
-            f"instruction, with {SLOT} where the question goes"
+            f"{option}={name}: neither one of {', '.join(known)} nor a file. Write the instruction "
+            f"to a file, with {' and '.join(slots)} where the texts go."
         )
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise RephraseError(f"--prompt {name}: no text in UTF-8") from error
-    if text.count(SLOT) != 1:
-        raise RephraseError(
-            f"--prompt {name}: {SLOT} stands there {text.count(SLOT)} times: once is wanted"
-        )
-    return Prompt(path.name, str(path.name), text)
+        found = known[name] if name in known else path.read_text(encoding="utf-8")
+        if path.suffix in (".yaml", ".yml") and name not in known:
+            found = yaml.safe_load(found)
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RephraseError(f"{option}={name}: not UTF-8 text or yaml. {error}") from error
+    if isinstance(found, dict):
+        text, source = str(found.get("text", "")), str(found.get("source", path.name))
+    else:
+        text, source = str(found), path.name
+    for slot in slots:
+        if text.count(slot) != 1:
+            raise RephraseError(
+                f"{option}={name}: {slot} stands there {text.count(slot)} times. Once is wanted."
+            )
+    return Prompt(name if name in known else path.name, source, text)

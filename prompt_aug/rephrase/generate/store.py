@@ -15,6 +15,7 @@ again; any other is, by the next run.
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,10 +58,10 @@ def key_of(sampling: Sampling, messages: list[dict[str, str]]) -> str:
 
 
 def make_request(
-    uid: str, text: str, *, prompt: Prompt, sampling: Sampling, samples: int
+    uid: str, text: str, candidate: str = "", *, prompt: Prompt, sampling: Sampling, samples: int
 ) -> Request:
-    """The request for `samples` answers to `prompt` with `text` in it."""
-    messages = prompt.messages(text)
+    """The request for `samples` answers to `prompt` with the texts in it."""
+    messages = prompt.messages(text, candidate)
     return Request(
         key=key_of(sampling, messages),
         uid=uid,
@@ -89,7 +90,7 @@ class Store:
             self.failures.pop(place, None)
         elif place not in self.answers:
             self.failures[place] = record
-        self.spent += Spending(*record.get("used", (0, 0, 0)))
+        self.spent = self.spent.plus(Spending(*record.get("used", (0, 0, 0))))
 
     def add(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append the records; a sample that is there already is not written again."""
@@ -125,8 +126,12 @@ class Store:
             if place in self.answers or self.failures.get(place, {}).get("empty")
         ]
 
-    def last_failure(self, requests: Iterable[Request]) -> str:
-        """What the last of these that failed said, "" where none is recorded."""
+    def asked(self, request: Request) -> int:
+        """Return how many samples of `request` were requested and need no retry."""
+        final = (place for place, record in self.failures.items() if record.get("final"))
+        return max((n + 1 for key, n in (*self.answers, *final) if key == request.key), default=0)
+
+    def failed(self, requests: Iterable[Request]) -> Counter[str]:
+        """Count the errors of samples of `requests` that have no response."""
         known = {request.key for request in requests}
-        said = [str(r.get("error")) for (key, _), r in self.failures.items() if key in known]
-        return said[-1][:200] if said else ""
+        return Counter(str(r.get("error")) for (key, _), r in self.failures.items() if key in known)

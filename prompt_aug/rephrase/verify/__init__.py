@@ -1,27 +1,24 @@
-"""Whether a candidate is the question in other words: accept, doubtful or reject, with reasons."""
+"""Cheap checks of a candidate rephrasing: accept, doubtful or reject, with reasons.
 
-from collections.abc import Collection, Sequence
+They reject what is clearly another text. They accept what shows no difference in numbers, in
+formulas and, in a near copy, in words. A doubtful candidate needs a solver, a judge or a reader.
+"""
 
-from prompt_aug.rephrase.verify.asked import compare_asked
-from prompt_aug.rephrase.verify.bound import compare_bindings
-from prompt_aug.rephrase.verify.mathematics import (
-    compare_formulas,
-    compare_numbers,
-    renamed,
-    renaming,
-)
-from prompt_aug.rephrase.verify.meaning import compare_words
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from prompt_aug.rephrase.verify.formulas import compare_formulas
+from prompt_aug.rephrase.verify.numbers import compare_numbers
 from prompt_aug.rephrase.verify.reading import read
-from prompt_aug.rephrase.verify.reasons import Check, Reason, Verdict, verdict_of
+from prompt_aug.rephrase.verify.reasons import Check, Reason, Verdict, doubt, reject, verdict_of
 from prompt_aug.rephrase.verify.surface import copies, leaked_answers, surface
-from prompt_aug.rephrase.verify.values import numbers
+from prompt_aug.rephrase.verify.wording import compare_words
 
 __all__ = ["FILTERS", "Check", "Reason", "Verdict", "check"]
 
 LONGEST_TEXT = 2000  # characters that a candidate may have beyond three times the question's
 FILTERS = (
-    "diagram language length chatter leak copy sibling renamed numbers formulas edit contrast "
-    "order unit comparison flow people clause asked form overlap solver"
+    "diagram language length chatter leak copy sibling numbers extra formulas edit error overlap "
+    "solver judge"
 ).split()
 
 
@@ -31,29 +28,29 @@ def check(
     siblings: Sequence[str] = (),
     *,
     answers: Collection[str] = (),
+    allow_extra: bool = False,
 ) -> Check:
-    """The verdict on `candidate` as a rephrasing of `question`, with the reason of each filter.
+    """Compare `candidate` with `question` and return the verdict with all reasons.
 
-    `siblings` are the candidates of the same question that are kept before this one; `answers` are
-    the question's right answers, which must not stand in the candidate unless they stand in the
-    question. "reject": what was seen is a fault. "doubtful": it may be one, and a reader or the
-    solver check has to say. "accept": no filter saw anything, which is no proof.
-
-    Similarity of embeddings is no part of this: between an edited and a rephrased question it says
-    the wrong thing (an edit of one number is closer than an honest rewording).
+    `siblings` are accepted candidates of the same question. `answers` are right answers, which must
+    not stand in the candidate unless they stand in the question. With `allow_extra` an added
+    sentence with a quantity is doubtful instead of rejected. A filter that raises is one doubtful
+    reason with its name.
     """
     if len(candidate) > LONGEST_TEXT + 3 * len(question):
-        reason = Reason("length", "reject", f"{len(candidate)} characters")
-        return Check("reject", (reason,))
-    own, other = read(question), read(candidate)
-    reasons = (
-        *surface(question, candidate),
-        *copies(question, candidate, siblings),
-        *leaked_answers(question, candidate, answers),
-        *compare_numbers(numbers(own), numbers(other)),
-        *compare_formulas(own, other),
-        *compare_words(own, other),
-        *compare_bindings(own, other),
-        *compare_asked(renamed(own, renaming(own.formulas, other.formulas)), other),
+        return Check("reject", (reject("length", f"{len(candidate)} characters"),))
+    filters: tuple[tuple[str, Callable[[], Iterable[Reason]]], ...] = (
+        ("surface", lambda: surface(question, candidate)),
+        ("copies", lambda: copies(question, candidate, siblings)),
+        ("leak", lambda: leaked_answers(question, candidate, answers)),
+        ("numbers", lambda: compare_numbers(read(question), read(candidate), allow_extra)),
+        ("formulas", lambda: compare_formulas(read(question), read(candidate))),
+        ("edit", lambda: compare_words(read(question), read(candidate))),
     )
-    return Check(verdict_of(reasons), reasons)
+    reasons: list[Reason] = []
+    for name, run in filters:
+        try:
+            reasons += run()
+        except Exception as error:  # a fault of ours must not end a paid run
+            reasons.append(doubt("error", f"{name} raised {type(error).__name__}: {error}"[:200]))
+    return Check(verdict_of(tuple(reasons)), tuple(reasons))

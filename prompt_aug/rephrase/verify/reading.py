@@ -11,19 +11,50 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from prompt_aug.grading.normalize import canonical, squeeze
-
 DRAWING = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
 # A sum of two numbers may as well be said in words: "47 + 38", "47 plus 38".
 _SIGNS = {"+": "plus", "-": "minus", "−": "minus", "×": "times", "*": "times", "÷": "divided by"}
 _SUM = re.compile(r"(?<![-+*/=^] )(?<![\w.])(\d+) ([-+−×*÷]) (\d+)(?![\w.]\d| ?[-+*/=^])")
 _TIMES = re.compile(r"\\(?:times|cdot)\b")
-_FRACTION = re.compile(r"\\frac(?:\{([^{}]+)\}|(\w))(?:\{([^{}]+)\}|(\w))")
 MOST_NESTED = 8  # fractions in one another that are spelled in a line
+_UNICODE = str.maketrans(
+    dict(zip("×·⋅∙÷−–°½ⁿ", ("*", "*", "*", "*", "/", "-", "-", " ", "1/2", "^n"), strict=True))
+    | dict(zip("√≤≥≠∈", (" \\sqrt ", "<=", ">=", "!=", " in "), strict=True))
+    | dict(zip("π∞θαβω", "pi infty theta alpha beta omega".split(), strict=True))
+    | dict(zip("⌊⌋⌈⌉λ…′’", ("floor(", ")", "ceil(", ")", "lambda", "...", "'", "'"), strict=True))
+)
+_LOWERED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
+_SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+")
+_TEX = tuple(
+    (re.compile(pattern), spelled)
+    for pattern, spelled in (
+        (r"\\\\", ";"),
+        (r"\\(?:text|mbox|textnormal)\s*\{[^{}]*[a-z]{2}[^{}]*\}", ";"),
+        (r"\\(?:text|math)(?:bf|rm|it)?(?![a-zA-Z])", ""),
+        (r"\\(?:overline|operatorname|displaystyle|left|right)(?![a-zA-Z])", ""),
+        (r"\\(?:cdot|times|,|!|;|:|quad|qquad| )(?![a-zA-Z])", " "),
+        (r"\\div(?![a-zA-Z])", "/"),
+        (r"\\(?:leq?|leqslant)(?![a-zA-Z])|=<", "<="),
+        (r"\\(?:geq?|geqslant)(?![a-zA-Z])", ">="),
+        (r"\\neq?(?![a-zA-Z])|\\not\s*=", "!="),
+        (r"\\lt(?![a-zA-Z])", "<"),
+        (r"\\gt(?![a-zA-Z])", ">"),
+        (r"\\lfloor", "floor("),
+        (r"\\lceil", "ceil("),
+        (r"\\r(?:floor|ceil)", ")"),
+        (r"\^?\\circ|\\degree", ""),
+        (r"\\l?dots|\\cdots", "..."),
+        (r"\\[dt]frac", r"\\frac"),
+        (r"&", ""),
+    )
+)  # fmt: skip
+_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]+)\}|(\w))\s*(?:\{([^{}]+)\}|(\w))")
+_ROOT = re.compile(r"\\sqrt\s*(?:\{([^{}]+)\}|\(([^()]+)\))")
+_COMMAND = re.compile(r"\\([a-zA-Z]+)")
+_ATOM = re.compile(r"(?:(?<=[/^])|(?<=sqrt))\(([A-Za-z0-9.]+)\)|(?<![A-Za-z0-9^])\((\w)\)(?=[/^])")
 FORMULA = "\ue000"  # stands for a formula in `Reading.prose`; of the private use area
 AMOUNT = "\ue001"  # a dollar sign that is money
 
-_SENTENCE = re.compile(r"(?<=[.?!;])\s+(?=[A-Z$\\\ue000\ue001\d(])")
 _DISPLAY = re.compile(
     r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)"
     r"|\\begin\{(?:align|equation|gather|eqnarray)\*?\}(.+?)"
@@ -38,7 +69,7 @@ _NUMBER = re.compile(
     r"|-?\d*\\frac\{\d+\}\{\d+\}|-?\d*\\frac\d\d|\d+\\text\{(?:st|nd|rd|th)\}"
     r"|\d+\^(?:\{?\\text\{(?:st|nd|rd|th)\}\}?|\{(?:st|nd|rd|th)\})"
 )
-_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\s*\\!|,)\s*(?=\d{3}(?!\d))")
+_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}\s*|,\s*\\!\s*|,)(?=\d{3}(?!\d))")
 _ARRAY = re.compile(r"\\begin\{(?:tabular|array)\}\{[^{}]*\}|\\end\{(?:tabular|array)\}|\\\\(?=\s)")
 _BARE = re.compile(
     r"(?<![\w\\])(?:(?:[A-Za-z]\([a-z]\)|\d*[a-zA-Z](?:\^\{?\d+\}?)?|\d+(?:\.\d+)?)\s*"
@@ -52,13 +83,15 @@ class Reading:
     """What a text is made of.
 
     prose:     the words, with `FORMULA` where a formula stood and no drawings
-    formulas:  the formulas in order, each in the grader's canonical spelling without spaces
+    formulas:  the formulas in order, each `compact`
     drawings:  the ``[asy]`` blocks, as they stand
+    whole:     the text without drawings
     """
 
     prose: str
     formulas: tuple[str, ...]
     drawings: tuple[str, ...]
+    whole: str = ""
 
 
 @functools.lru_cache(maxsize=256)
@@ -75,20 +108,10 @@ def read(text: str) -> Reading:
         number = _as_sum(piece) or _as_number(piece)
         if number is not None:
             prose.append(f" {number} ")
-        elif spelled := _spelled(piece.replace(AMOUNT, " ")):
+        elif spelled := compact(piece):
             formulas.append(spelled)
             prose.append(f" {FORMULA} ")
-    return Reading(prose="".join(prose), formulas=tuple(formulas), drawings=drawings)
-
-
-def sentences(reading: Reading) -> list[Reading]:
-    """The sentences of a reading, each with its own formulas."""
-    found, start = [], 0
-    for part in _SENTENCE.split(reading.prose):
-        count = part.count(FORMULA)
-        found.append(Reading(part, reading.formulas[start : start + count], ()))
-        start += count
-    return found
+    return Reading(prose="".join(prose), formulas=tuple(formulas), drawings=drawings, whole=text)
 
 
 def _pieces(text: str) -> Iterator[tuple[str, bool]]:
@@ -153,23 +176,30 @@ def _as_number(formula: str) -> str | None:
     return re.sub(r"(\d)\^?\{?\s*(st|nd|rd|th)\}?", r"\1\2", plain)
 
 
-def _spelled(formula: str) -> str:
-    """The grader's canonical spelling without spaces, fonts and braces around one character."""
-    plain = formula.replace(r"\$", " ")  # $\$5$ and $5$ dollars state the same number
-    spelled = re.sub(r"\\(?:text|overline|mathrm)(?![a-zA-Z])", "", squeeze(canonical(plain)))
-    spelled = re.sub(r"\\(?:cdot|times)(?![a-zA-Z])\s?", "*", spelled)
-    spelled = re.sub(r"\{([A-Za-z0-9])\}", r"\1", spelled)
+@functools.lru_cache(maxsize=1024)
+def compact(formula: str) -> str:
+    """Return TeX, Unicode or ASCII in one spelling without spaces: "x^2+1/(2y)", "sqrt5", "<="."""
+    plain = formula.replace(r"\$", " ").replace(AMOUNT, " ").translate(_UNICODE)
+    plain = _SUPERSCRIPT.sub(_raised, _THOUSANDS.sub("", plain))
+    for pattern, spelled in _TEX:
+        plain = pattern.sub(spelled, plain)
     for _ in range(MOST_NESTED):  # from the inside out
-        before, spelled = spelled, _FRACTION.sub(_divided, spelled)
-        if spelled == before:
+        before, plain = plain, _ROOT.sub(r"sqrt(\1\2)", _FRACTION.sub(_divided, plain))
+        if plain == before:
             break
-    return spelled
+    plain = _COMMAND.sub(r"\1", plain.replace("{", "(").replace("}", ")"))
+    plain = re.sub(r"[\s*\\]", "", plain.replace("[", "(").replace("]", ")"))
+    return _ATOM.sub(r"\1\2", plain).rstrip(".,;")
+
+
+def _raised(match: re.Match[str]) -> str:
+    return "^{" + match.group().translate(_LOWERED) + "}"
 
 
 def _divided(match: re.Match[str]) -> str:
-    """A fraction as it is written in a line: x/2, (x+1)/(x-2)."""
+    """Return a fraction as it is written in a line: x/2, (x+1)/(x-2)."""
     sides = (match.group(1) or match.group(2), match.group(3) or match.group(4))
-    return "/".join(side if re.fullmatch(r"\w+", side) else f"({side})" for side in sides)
+    return "/".join(side if re.fullmatch(r"[\w^.]+", side) else f"({side})" for side in sides)
 
 
 def _plain_fraction(match: re.Match[str]) -> str:
@@ -184,7 +214,7 @@ def _bare(prose: str, formulas: list[str]) -> str:
         found = match.group()
         if not re.search(r"[A-Za-z]", found) or not re.search(r"[=<>^+*/−]", found):
             return found
-        formulas.append(_spelled(found))
+        formulas.append(compact(found))
         return f" {FORMULA} "
 
     return _BARE.sub(taken, prose)

@@ -55,7 +55,7 @@ def surface(question: str, candidate: str) -> Iterator[Reason]:
     if (match := _CHATTER.search(candidate)) and not _CHATTER.search(question):
         yield reject("chatter", f"not the question alone: {match.group().strip()!r}")
     elif _LIST.search(candidate) and not _LIST.search(question):
-        yield reject("chatter", "a list where the question has none")
+        yield doubt("chatter", "a list where the question has none")
     if (match := _LEAK.search(candidate)) and not _LEAK.search(question):
         yield reject("leak", f"tells a solution: {match.group().strip()!r}")
     elif (match := _REASONING.search(candidate)) and not _REASONING.search(question):

@@ -55,12 +55,10 @@ MOST_COUNTED = 6
 LONGEST_RUN = 12  # words of one number
 LONGEST_NUMBER = 200  # characters; no question has one, and int() refuses 4300 digits
 _TOKEN = re.compile(
-    r"\d{1,2}:\d{2}(?!\d)|\d+(?:,\d{3})+(?:\.\d+)?|\d+\s+\d+/\d+(?![\d/])|\d+/\d+|\d*\.\d+|\d+"
+    r"\d+(?:,\d{3})+(?:\.\d+)?|\d+\s+\d+/\d+(?![\d/])|\d+/\d+|\d*\.\d+|\d+"
     r"|[a-z]+|%|[" + AMOUNT + r"]"
 )
-_LITERAL = re.compile(
-    r"\\frac(?:\{(\d+)\}|(\d))(?:\{(\d+)\}|(\d))|(?<![\d.])(\d+)/(\d+)(?![\d.])|(\d*\.\d+|\d+)"
-)
+_LITERAL = re.compile(r"(?<![\d.])(\d+)/(\d+)(?![\d.])|(\d*\.\d+|\d+)")
 _POWER = re.compile(r"\^\{?([23])\}?(?![\d.])")
 
 
@@ -120,18 +118,11 @@ def in_words(tokens: Sequence[str]) -> Iterator[Number]:
 def _at(tokens: Sequence[str], place: int) -> Number | None:
     """The number that starts at this token, with the longest reading."""
     token = tokens[place]
-    for reader in (_clock, _digits, _spelled, _fraction, _named):
+    for reader in (_digits, _spelled, _fraction, _named):
         found = reader(tokens, place, token)
         if found is not None:
             return found
     return None
-
-
-def _clock(tokens: Sequence[str], place: int, token: str) -> Number | None:
-    if ":" not in token:
-        return None
-    hours, minutes = token.split(":")
-    return Number(Fraction(int(hours) * 60 + int(minutes)), start=place, end=place + 1)
 
 
 def _digits(tokens: Sequence[str], place: int, token: str) -> Number | None:
@@ -140,7 +131,7 @@ def _digits(tokens: Sequence[str], place: int, token: str) -> Number | None:
     value, end = _value(token), place + 1
     if value is None:
         return None
-    soft = place > 0 and tokens[place - 1] in _NAMERS
+    soft = token == "00" or (place > 0 and tokens[place - 1] in _NAMERS)
     if end < len(tokens) and tokens[end] in ("st", "nd", "rd", "th"):
         return Number(value, soft=soft or value <= 2, start=place, end=end + 1)
     money = place > 0 and tokens[place - 1] == AMOUNT
@@ -233,13 +224,6 @@ def _named(tokens: Sequence[str], place: int, token: str) -> Number | None:
         return Number(Fraction(value), soft=True, start=place, end=place + 1)
     if token in _ORDINALS:
         value = _ORDINALS[token]
-        return Number(Fraction(value), soft=value <= 2, start=place, end=place + 1)
+        soft = value <= 2 or value >= 100  # "the nearest hundredth", "two decimal places"
+        return Number(Fraction(value), soft=soft, start=place, end=place + 1)
     return None
-
-
-def ratios(tokens: Sequence[str]) -> Iterator[Fraction]:
-    """What something is multiplied by: twice, triple, 3 times."""
-    for number in in_words(tokens):
-        after = tokens[number.end] if number.end < len(tokens) else ""
-        if tokens[number.start] in _TIMES or after in ("times", "fold"):
-            yield number.value

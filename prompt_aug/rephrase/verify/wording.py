@@ -1,57 +1,40 @@
-"""The words of a question and what they mean: contrasts, synonyms, words that say nothing.
+"""Words of a question as comparable tokens, and edits of a near copy.
 
-The tables are `vocabulary.yaml`. A word is compared by a crude stem; two words of one list of
-synonyms have one meaning, the list's first word.
+A rewording changes many words and no number. An edit changes few words and one that matters. So in
+a near copy each changed token must be a synonym, a name or a word of `vocabulary.yaml`'s `neutral`.
 """
 
 import functools
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from rapidfuzz.distance import LCSseq
 
 from prompt_aug.rephrase.verify.reading import AMOUNT, FORMULA, Reading
+from prompt_aug.rephrase.verify.reasons import Reason, doubt, reject
 from prompt_aug.rephrase.verify.values import in_words, words
 
-_SUFFIXES = ("ingly", "edly", "ing", "ies", "ied", "es", "ed", "ly", "s", "e", "y")
+# A near copy: so much in common in the same order, or less in so few runs, or one inside the other.
+NEAR, LOOSELY_NEAR, FEW_RUNS, INSIDE = 0.85, 0.6, 3, 0.93
+SENTENCE_WORDS = 3
 NEGATIONS = frozenset(
     "not no never neither nor cannot without none fail fails unable except".split()
 )
 NOT = "<not>"  # no stem: "note" has the stem "not"
-_UN = re.compile(r"\bun(?:sold|used|eaten|paid|read|occupied|filled|equal|able|married|solved)\b")
-_NAME = re.compile(r"(?<![.?!]\s)(?<!^)\b[A-Z][a-z]{2,}\b")
-_BOUND = re.compile(r"\bat (least|most)\b")
+SOFT = ("#1", "#2")  # "one", "both", "pair" come and go
+_SUFFIXES = ("ingly", "edly", "ing", "ies", "ied", "es", "ed", "ly", "s", "e", "y")
 _NEGATED = re.compile(r"\b(\w+)n['’]t\b")
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """`vocabulary.yaml`, as sets and stems.
-
-    contrasts:  group -> meaning -> phrases
-    strict:     groups of which no rephrasing turns one meaning into another
-    telling:    group -> meanings that say something where they come or go alone
-    asked:      meaning -> stems, for each contrast of the part that asks
-    flows:      "in" and "out" -> stems
-    """
-
-    contrasts: dict[str, dict[str, tuple[tuple[str, ...], ...]]]
-    strict: frozenset[str]
-    telling: dict[str, frozenset[str]]
-    asked: tuple[dict[str, frozenset[str]], ...]
-    flows: dict[str, frozenset[str]]
-    meaning: dict[str, str]
-    neutral: frozenset[str]
-    silent: frozenset[str]  # meanings of neutral words: those of "expression", "use"
+_SENTENCE = re.compile(r"(?<=[.?!;])\s+")
+_NAME = re.compile(r"\b[A-Z][a-z]{2,}\b")
 
 
 @functools.cache
 def stem(word: str) -> str:
-    """`word` without one English ending: apples, appl(e); crude, and the same on both sides."""
+    """Return `word` without one English ending: apples, appl(e)."""
     for suffix in _SUFFIXES:
         if word.endswith(suffix) and len(word) - len(suffix) >= 3:
             word = word[: -len(suffix)]
@@ -60,54 +43,22 @@ def stem(word: str) -> str:
 
 
 @functools.cache
-def vocabulary() -> Vocabulary:
-    """`vocabulary.yaml`, read once."""
-    file = Path(__file__).with_name("vocabulary.yaml")
-    raw: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    contrasts = {
-        group: {
-            name: tuple(tuple(phrase.lower().replace("-", " ").split()) for phrase in phrases)
-            for name, phrases in poles.items()
-            if name not in ("strict", "telling")
-        }
-        for group, poles in raw["contrasts"].items()
-    }
-    strict = frozenset(group for group, poles in raw["contrasts"].items() if poles["strict"])
-    telling = {
-        group: frozenset(poles.get("telling", ())) for group, poles in raw["contrasts"].items()
-    }
-    asked = tuple(
-        {name: frozenset(map(stem, listed)) for name, listed in poles.items()}
-        for poles in raw["asked"].values()
-    )
+def vocabulary() -> tuple[frozenset[str], dict[str, str]]:
+    """Read the neutral words, and stem -> stem of the first synonym."""
+    raw: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("vocabulary.yaml").read_text())
     meaning: dict[str, str] = {}
-    for listed in raw["synonyms"]:
+    for listed in (line.split() for line in raw["synonyms"].splitlines()):
         for word in listed:
             meaning.setdefault(stem(word), stem(listed[0]))
-    neutral = frozenset(raw["neutral"].split()) - NEGATIONS
-    silent = frozenset(stem(word) for word in neutral if meaning.get(stem(word)) == stem(word))
-    return Vocabulary(
-        contrasts=contrasts,
-        strict=strict,
-        telling=telling | {"negation": frozenset(("not",))},
-        asked=asked,
-        flows={name: frozenset(map(stem, listed)) for name, listed in raw["flows"].items()},
-        meaning=meaning,
-        neutral=neutral,
-        silent=silent,
-    )
+    return frozenset(raw["neutral"].split()) - NEGATIONS, meaning
 
 
 @functools.lru_cache(maxsize=256)
 def tokens(reading: Reading) -> tuple[str, ...]:
-    """The text as comparable tokens in order: stems, ``#value``, formulas, `NOT`.
-
-    A formula of one letter is ``$letter``, which no word is.
-    """
+    """Return stems, ``#value``, formulas and `NOT`; a one-letter formula is ``$letter``."""
     prose = _NEGATED.sub(r"\1 not", reading.prose.lower())
     prose = re.sub(r"[’']s?\b", "", prose).replace("cann not", "can not")
-    formulas = iter(reading.formulas)
-    found: list[str] = []
+    formulas, found = iter(reading.formulas), list[str]()
     for piece in re.split(f"({FORMULA})", prose):
         if piece == FORMULA:
             formula = next(formulas, "")
@@ -117,69 +68,82 @@ def tokens(reading: Reading) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _prose_tokens(prose: str) -> list[str]:
-    """The stems of a prose without formulas, its numbers as ``#value``."""
+def _prose_tokens(prose: str) -> Iterator[str]:
     listed = words(prose)
     at = {number.start: number for number in in_words(listed)}
-    found, place = [], 0
+    place = 0
     while place < len(listed):
-        number = at.get(place)
-        if number is not None:
-            found.append(f"#{number.value}{'%' if number.percent else ''}")
+        if number := at.get(place):
+            yield f"#{number.value}{'%' if number.percent else ''}"
             place = number.end
             continue
         word = listed[place]
         place += 1
         if word in NEGATIONS:
-            found.append(NOT)
+            yield NOT
         elif word not in (AMOUNT, "%"):
-            found.append(word if word in vocabulary().neutral else stem(word))
-    return found
+            yield word if word in vocabulary()[0] else stem(word)
 
 
-def meaning_of(word: str) -> str:
-    """The stem of a word, or of the first of its synonyms."""
-    return vocabulary().meaning.get(stem(word), stem(word))
+def likeness(own: Sequence[str], other: Sequence[str]) -> float:
+    """Return 2 L / (m + n), L the longest common subsequence of lists of m and n tokens."""
+    return 2 * LCSseq.similarity(own, other) / max(len(own) + len(other), 1)
 
 
-def content(found: Sequence[str]) -> list[str]:
-    """The tokens that say something, each as the first of its synonyms."""
-    known = vocabulary()
-    said = (known.meaning.get(token, token) for token in found if token not in known.neutral)
-    return [token for token in said if token not in known.silent and len(token) > 1]
+def is_near(own: Sequence[str], other: Sequence[str]) -> bool:
+    """Return True if `other` is `own` with few runs of tokens changed, put in or taken out."""
+    common, shorter = LCSseq.similarity(own, other), max(min(len(own), len(other)), 1)
+    alike = likeness(own, other)
+    if alike >= NEAR or (common / shorter >= INSIDE and shorter > 5):
+        return True
+    runs = sum(code.tag != "equal" for code in LCSseq.opcodes(own, other))
+    return alike >= LOOSELY_NEAR and runs <= FEW_RUNS
 
 
-@functools.lru_cache(maxsize=256)
-def meanings(reading: Reading) -> dict[str, Counter[str]]:
-    """group -> meanings of it that the prose has, with how often."""
-    prose = _BOUND.sub(r"at\1", reading.prose.lower())  # no extreme
-    listed = re.findall(r"[a-z]+", prose)
-    joined = " " + "  ".join(listed) + " "  # two spaces: neighbouring phrases share none
-    exact, stems = Counter(listed), Counter(map(stem, listed))
-    found: dict[str, Counter[str]] = {}
-    for group, poles in vocabulary().contrasts.items():
-        found[group] = +Counter(
-            {
-                name: sum(_occurrences(joined, exact, stems, phrase) for phrase in phrases)
-                for name, phrases in poles.items()
-            }
-        )
-    denied = sum(exact[word] for word in NEGATIONS)
-    denied += sum(len(form.findall(reading.prose.lower())) for form in (_NEGATED, _UN))
-    found["negation"] = +Counter({"not": denied})
-    return found
+def compare_words(question: Reading, candidate: Reading) -> Iterator[Reason]:
+    """Yield the edits of a near copy."""
+    own, other = tokens(question), tokens(candidate)
+    if not is_near(own, other):
+        return
+    names = _names(question) ^ _names(candidate)  # a renamed person is no fault
+    lost, new = _content(own, names), _content(other, names)
+    lost, new = lost - new, new - lost
+    # A letter named once more or less says nothing; one in another's place is an edit.
+    if not all(any(token[0] == "$" for token in side) for side in (lost, new)):
+        lost, new = (Counter({t: n for t, n in c.items() if t[0] != "$"}) for c in (lost, new))
+    detail = f"a near copy in which {_shown(lost)} became {_shown(new)}"
+    gone = {*lost, *new} - (set(own) & set(other))  # not only said once less
+    if NOT in (lost | new) or any(t[0] == "#" and t not in SOFT for t in gone):
+        yield reject("edit", detail)
+    elif lost or new:
+        yield doubt("edit", detail)
+    elif _figures(own) != _figures(other):
+        yield reject("edit", "a near copy in which numbers or formulas changed places")
 
 
-def _occurrences(
-    joined: str, exact: Counter[str], stems: Counter[str], phrase: tuple[str, ...]
-) -> int:
-    """How often the words of `phrase` stand in a row; a long single word counts by its stem."""
-    if len(phrase) > 1:
-        return joined.count(" " + "  ".join(phrase) + " ")
-    return exact[phrase[0]] if len(phrase[0]) <= 5 else stems[stem(phrase[0])]
+def uncovered(one: Reading, other: Reading, share: float) -> Iterator[str]:
+    """Yield sentences of `one` with less than `share` of their content in `other`."""
+    known = set(_content(tokens(other), set()))
+    for sentence in _SENTENCE.split(one.prose):
+        said = set(_content(tokens(Reading(sentence, (), ())), set()))
+        if len(said) >= SENTENCE_WORDS and len(said & known) < share * len(said):
+            yield sentence.strip()
 
 
-def names_in(prose: str) -> set[str]:
-    """Capitalised words within sentences: people, places, days."""
-    found = {match.group().lower() for match in _NAME.finditer(prose)}
-    return {name for name in found if name not in vocabulary().neutral}
+def _content(found: Sequence[str], names: set[str]) -> Counter[str]:
+    """Count the tokens that matter, each as the first of its synonyms."""
+    neutral, meaning = vocabulary()
+    said = (meaning.get(token, token) for token in found if token not in neutral | names)
+    return Counter(token for token in said if len(token) > 1)
+
+
+def _names(reading: Reading) -> set[str]:
+    return {stem(name.lower()) for name in _NAME.findall(reading.prose)}
+
+
+def _figures(found: Sequence[str]) -> list[str]:
+    return [token for token in found if any(char.isdigit() for char in token) and token not in SOFT]
+
+
+def _shown(counts: Counter[str]) -> str:
+    return ", ".join(sorted(counts)) or "nothing"

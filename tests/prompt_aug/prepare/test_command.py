@@ -438,3 +438,35 @@ def test_rows_that_rephrase_one_question_are_joined(
     assert "1 of 1 questions, 2 of 1 questions; the paper has 3" in capsys.readouterr().out
     manifest = json.loads((tmp_path / "out" / "train.parquet.manifest.json").read_text())
     assert manifest["rows_left_out"] == {"padding": 2, "another answer": 1, "repeated": 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('{"problem": "a", "answer": "1"}\n{"problem": "b", "answer\n', "line 2: broken JSON"),
+        ('{"problem": "a", "answer": "1"}\n\n[1, 2]\n', "line 3: no JSON object"),
+        ("", "an empty file"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_line(
+    content: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(content)
+    assert prepare.main([str(file), str(tmp_path / "out.parquet"), "--no-benchmarks"]) == 1
+    said = capsys.readouterr().err
+    assert f"{file}" in said
+    assert told in said
+
+
+def test_an_answer_of_prose_is_refused_unless_text_is_allowed(tmp_path: Path) -> None:
+    rows = [
+        {"problem": "Prove that 2 is prime.", "answer": "See the proof below."},
+        {"problem": "Who wins?", "answer": "\\text{Evelyn}"},
+        {"problem": "Which values of x?", "answer": "all real numbers"},
+    ]
+    file, out = jsonl(tmp_path / "rows.jsonl", rows), tmp_path / "out.parquet"
+    assert prepare.main([str(file), str(out), "--no-benchmarks"]) == 0
+    assert [q.text for q in read_parquet(out)] == ["Who wins?", "Which values of x?"]
+    assert prepare.main([str(file), str(out), "--no-benchmarks", "--allow-text"]) == 0
+    assert len(read_parquet(out)) == 3

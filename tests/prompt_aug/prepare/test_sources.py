@@ -138,7 +138,7 @@ def test_rows_that_a_preset_does_not_fit() -> None:
     [
         ("no", None, "neither a file, nor a folder, nor an id"),
         ("a.txt", "x", "known are files ending in .parquet"),
-        ("a.jsonl", '{"problem": "1"', "local data cannot be loaded: ValueError: Unexpected"),
+        ("a.jsonl", '{"problem": "1"', "line 1: broken JSON"),
         ("b.jsonl", '{"problem": "\udcff"}\n', "is not UTF-8 text"),
         ("a.parquet", "x", "local data cannot be loaded"),
     ],

@@ -26,9 +26,9 @@ SAMPLING = Sampling(model="scripted", max_tokens=50)
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client's backoff starts at half a second; a Retry-After of the server stays."""
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
-    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.02)
+    """The backoff starts at half a second; a Retry-After of the server stays."""
+    monkeypatch.setattr("prompt_aug.rephrase.generate.client.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("prompt_aug.rephrase.generate.client.LONGEST_WAIT", 0.02)
     monkeypatch.setenv("OPENAI_API_KEY", "a-secret-key")
 
 
@@ -104,9 +104,9 @@ def test_at_most_the_allowed_number_is_in_flight(tmp_path: Path) -> None:
 def test_a_full_server_is_asked_again_after_the_time_it_names(
     httpserver: HTTPServer, tmp_path: Path
 ) -> None:
-    """429 with and without Retry-After, then 500 and 503: one layer of retries, the client's."""
+    """429 with and without Retry-After, then 500 and 503."""
     trouble = [
-        Response("{}", status=429, headers={"retry-after-ms": "30"}),
+        Response("{}", status=429, headers={"retry-after": "0.03"}),
         Response("{}", status=429),
         Response("{}", status=500),
         Response("{}", status=503),
@@ -122,9 +122,8 @@ def test_a_full_server_is_asked_again_after_the_time_it_names(
     store = ask(tmp_path, httpserver.url_for("/v1"), requests(1), budget, retries=4, concurrency=1)
     assert len(store.answers) == 1
     assert len(httpserver.log) == 5
-    assert budget.spent == Spending(5, 100, 20), "every attempt counts, refused ones no tokens"
-    layers = [request.headers["x-stainless-retry-count"] for request, _ in httpserver.log]
-    assert layers == ["0", "1", "2", "3", "4"], "one layer of retries, the client's"
+    assert budget.spent == Spending(3, 100, 20), "a 429 is no request, a refused one no tokens"
+    assert budget.reserved == Spending()
 
 
 @pytest.mark.parametrize(("status", "as_date"), [(429, True), (503, False)])
@@ -163,15 +162,15 @@ def test_a_server_that_wants_an_hour_is_not_asked_again_by_this_run(tmp_path: Pa
 @pytest.mark.parametrize(
     ("reply", "error"),
     [
-        (Reply({}, status=500), "InternalServerError"),
-        (Reply({}, status=429), "RateLimitError"),
-        (Reply(hang_up=True), "APIConnectionError"),
-        (Reply(chat(["x" * 500]), cut=100), "APIConnectionError"),
-        (Reply(chat(["x"]), delay=1.0), "APITimeoutError"),
-        (Reply(b"{broken"), ""),
-        (Reply({"choices": []}), "no choices"),
-        (Reply({"error": "none"}), "no choices"),
-        (Reply([1]), ""),
+        (Reply({}, status=500), "status 500"),
+        (Reply(b"<html>\n<h1>Bad gateway</h1>", headers={"content-type": "text/html"}), "<html>"),
+        (Reply(hang_up=True), "ProtocolError"),
+        (Reply(chat(["x" * 500]), cut=100), "ProtocolError"),
+        (Reply(chat(["x"]), delay=1.0), "no response in time"),
+        (Reply(b"{broken"), "{broken"),
+        (Reply({"choices": []}), 'not a chat completion: {"choices": []}'),
+        (Reply({"error": "none"}), "not a chat completion"),
+        (Reply([1]), "[1]"),
     ],
 )
 def test_an_exhausted_request_is_a_recorded_failure_and_tried_by_the_next_run(
@@ -271,8 +270,9 @@ def test_a_budget_holds(
                 tmp_path,
                 endpoint.url,
                 requests(20),
-                Budget(price=price, **limits),
+                Budget(**limits),
                 concurrency=concurrency,
+                price=price,
             )
         sent = len(endpoint.bodies)
     assert allowed - 1 <= sent <= allowed + concurrency - 1
@@ -280,7 +280,8 @@ def test_a_budget_holds(
     assert len(store.answers) == sent
     assert store.spent == Spending(sent, 100 * sent, 20 * sent)
     with pytest.raises(BudgetError), serving(answer) as endpoint:
-        ask(tmp_path, endpoint.url, requests(20), Budget(price=price, spent=store.spent, **limits))
+        budget = Budget(spent=store.spent.at(price), **limits)
+        ask(tmp_path, endpoint.url, requests(20), budget, price=price)
 
 
 def test_an_attempt_without_an_answer_is_charged_in_full(tmp_path: Path) -> None:
@@ -300,14 +301,66 @@ def test_retries_count_against_the_budget(tmp_path: Path) -> None:
         assert len(endpoint.bodies) == 5
 
 
-def test_a_limit_in_money_needs_a_price() -> None:
+def test_a_known_model_has_a_price() -> None:
     assert price_of("no-such-model", None) is None
-    with pytest.raises(RephraseError, match="--price"):
-        Budget(max_cost=Decimal(1))
-    known, half = price_of("gpt-4o", None), price_of("gpt-4o", None, batch=True)
+    known = price_of("gpt-4o", None)
     assert known is not None
-    assert half is not None
-    assert known.of(10**6, 0) == 2 * half.of(10**6, 0) > 0
+    assert 0 < Spending(1, 10**6, 0).at(known).dollars < Spending(1, 0, 10**6).at(known).dollars
+
+
+def test_nothing_is_booked_that_was_never_sent(tmp_path: Path) -> None:
+    budget = Budget(max_requests=3)
+    store = ask(tmp_path, "http://127.0.0.1:1/v1", requests(4), budget, retries=1)
+    assert budget.spent == store.spent == Spending()
+    assert all("cannot connect" in record["error"] for record in store.failures.values())
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply({"error": {"message": "cuda out of memory"}}, status=500),
+        Reply(b"<html>cuda out of memory</html>", headers={"content-type": "text/html"}),
+        Reply({"error": {"message": "cuda out of memory"}}, status=400),
+    ],
+)
+def test_equal_failures_in_a_row_end_the_run(reply: Reply, tmp_path: Path) -> None:
+    with serving(lambda n, b: reply) as endpoint:
+        with pytest.raises(RefusedError, match=r"8 equal failures.*cuda out of memory"):
+            ask(tmp_path, endpoint.url, requests(50), retries=0, concurrency=2)
+        assert len(endpoint.bodies) <= 8 + 2
+
+
+def test_too_many_requests_lower_the_concurrency(tmp_path: Path) -> None:
+    """The server takes one request at a time, and answers all others with 429."""
+    budget, held = Budget(), 0
+
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        nonlocal held
+        if endpoint.in_flight > 1:
+            held += 1
+            return Reply({}, status=429)
+        return Reply(chat(["x"]), delay=0.01)
+
+    with serving(script) as endpoint:
+        store = ask(tmp_path, endpoint.url, requests(30), budget, concurrency=8, retries=0)
+    assert len(store.answers) == budget.spent.requests == 30
+    assert 0 < held < 60, "fewer than with eight at a time"
+
+
+def test_a_stop_ends_the_retries(tmp_path: Path) -> None:
+    reply = Reply({}, status=503, headers={"retry-after": "50"})
+    store, sent = Store(tmp_path), time.monotonic()
+    with serving(lambda n, b: reply) as endpoint:
+        generation = Generation(store, Endpoint(base_url=endpoint.url, concurrency=2), Budget())
+
+        async def run() -> None:
+            asyncio.get_running_loop().call_later(0.3, generation.stop, RefusedError("stopped"))
+            await generation.run(requests(3))
+
+        with pytest.raises(RefusedError, match="stopped"):
+            asyncio.run(run())
+        assert len(endpoint.bodies) == 2
+    assert time.monotonic() - sent < 40, "less than one wait"
 
 
 def test_a_dying_server_loses_no_answer(tmp_path: Path) -> None:

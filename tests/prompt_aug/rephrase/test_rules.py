@@ -57,5 +57,5 @@ def test_the_pipeline_runs_without_an_endpoint(tmp_path: Path) -> None:
     questions = [make_question(text=t, answers=[str(a)], source="toy") for t, a in TOY]
     write_parquet(questions, tmp_path / "q.parquet")
     out = tmp_path / "out.parquet"
-    assert main([str(tmp_path / "q.parquet"), str(out), "--offline", "--candidates", "8"]) == 0
+    assert main([str(tmp_path / "q.parquet"), str(out), "--offline", "--most", "8"]) == 0
     assert {len(question.rephrasings) for question in read_parquet(out)} == {3}

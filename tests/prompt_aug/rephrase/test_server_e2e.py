@@ -40,8 +40,19 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path 
     ]
     write_parquet(asked, base / "asked.parquet")
     with serving_model(base / "model", "tiny", base / "server.log", length=8192) as url:
-        tokens = ["--answer-tokens", "48", "--solve", "2", "--solver-tokens", "16"]
-        options = command(questions, out, url, "--candidates", str(CANDIDATES), *tokens)
+        tokens = [
+            "--answer-tokens",
+            "48",
+            "--solve",
+            "tiny",
+            "--answers",
+            "2",
+            "--agree",
+            "2",
+            "--solve-tokens",
+            "16",
+        ]
+        options = command(questions, out, url, "--most", str(CANDIDATES), *tokens)
         options[options.index("scripted")] = "tiny"
         assert main(options) == 0
         diagnosis = [str(base / "asked.parquet"), str(base / "diagnosis"), "--model", "tiny"]

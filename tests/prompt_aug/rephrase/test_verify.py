@@ -6,7 +6,6 @@ import json
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_aug.rephrase import check, rules, verify
-from prompt_aug.rephrase.verify import meaning
+from prompt_aug.rephrase.verify import wording
 from prompt_aug.rephrase.verify.reading import read
 from prompt_aug.rephrase.verify.values import numbers
 
@@ -36,12 +35,17 @@ def pairs_of(name: str) -> list[dict[str, str]]:
 
 PAIRS = [pair for name in FILES for pair in pairs_of(name)]
 # Share of the pairs of a kind that may be accepted; for "good", that may be rejected, be doubtful.
-MAY_BE_ACCEPTED = {"numbers": 0.01, "reversed": 0.03, "removed": 0.1, "added": 0.15}
-MAY_BE_ACCEPTED |= {"minimal": 0.02}
-# A fault inside of a rewording of the whole question has no near copy that gives it away.
-MAY_BE_ACCEPTED_REWORDED = MAY_BE_ACCEPTED | {"reversed": 0.12, "minimal": 0.1}
+# The rest of a kind is left to a solver or a judge.
+MAY_BE_ACCEPTED = {"numbers": 0.02}
 MAY_BE_REJECTED = {"word": 0.05, "math": 0.1, "special": 0.0}
-MAY_BE_DOUBTFUL = 0.15
+MAY_BE_DOUBTFUL = 0.2
+
+
+def edited(text: str, rng: random.Random) -> str:
+    """Replace, drop or put in one piece of a text."""
+    place, end = sorted((rng.randrange(len(text) + 1), rng.randrange(len(text) + 1)))
+    pieces = ["0 times", "1/0", "$", "\\frac{", "{", "^", "half of 0", "-", "²", "3:00", "", "%"]
+    return text[:place] + rng.choice(pieces) + text[min(end, place + rng.randrange(9)) :]
 
 
 def values(text: str) -> list[Fraction]:
@@ -68,7 +72,7 @@ def values(text: str) -> list[Fraction]:
         ("the thirteenth term and the 50th, and the twenty-first", [13, 21, 50]),
         (r"an angle of $60^\circ$, $6\%$ and 7 percent", [6, 7, 60]),
         ("one hundred and two, two million", [102, 2000000]),
-        ("at 3:20", [200]),
+        ("at 3:20", [3, 20]),
         ("two friends have $5 and $7", [2, 5, 7]),
     ],
 )
@@ -120,14 +124,8 @@ def test_the_pairs_are_enough() -> None:
 
 @pytest.mark.parametrize("kind", MAY_BE_ACCEPTED)
 def test_few_faulty_pairs_are_accepted(kind: str, verdicts: Counts) -> None:
-    for names, allowed in (
-        (("first", "edits"), MAY_BE_ACCEPTED),
-        (("reworded",), MAY_BE_ACCEPTED_REWORDED),
-    ):
-        counts = sum(
-            (c for (n, _, k), c in verdicts.items() if k == kind and n in names), Counter()
-        )
-        assert counts["accept"] <= allowed[kind] * counts.total()
+    counts = sum((c for (_, _, k), c in verdicts.items() if k == kind), Counter())
+    assert counts["accept"] <= MAY_BE_ACCEPTED[kind] * counts.total()
 
 
 @pytest.mark.parametrize("of", MAY_BE_REJECTED)
@@ -154,7 +152,7 @@ BETTER = "After purchasing 5 apples in addition to her 12, what number of apples
         (BETTER.replace("purchasing 5 apples in addition to", "adding some to"), None, {"numbers"}),
         (QUESTION, "reject", {"copy"}),
         (BETTER + " The answer is 17.", "reject", {"leak", "numbers"}),
-        (QUESTION.replace("buys 5 more", "buys 5 fewer"), "reject", {"contrast"}),
+        (QUESTION.replace("buys 5 more", "eats 5 more"), "doubtful", {"edit"}),
     ],
 )
 def test_one_fault_at_a_time(candidate: str, wanted: str | None, named: set[str]) -> None:
@@ -178,11 +176,8 @@ def test_an_answer_in_the_text_is_a_leak_unless_the_question_has_it() -> None:
     assert "leak" not in {r.filter for r in check(QUESTION, BETTER, answers=["12"]).reasons}
 
 
-def test_renamed_variables_pass_where_the_words_changed_as_well() -> None:
+def test_renamed_variables_pass_unless_one_is_left() -> None:
     question = "Find the largest integer $x$ with $x^2 + 3x < 100$."
-    assert (
-        check(question, "Find the largest integer $n$ with $n^2 + 3n < 100$.").verdict == "reject"
-    )
     reworded = (
         "An integer $n$ satisfies $n^2+3n<100$. What is the greatest value that $n$ can have?"
     )
@@ -195,117 +190,79 @@ def test_renamed_variables_pass_where_the_words_changed_as_well() -> None:
     ("question", "good", "faulty", "named"),
     [
         (
-            "A car goes 5 miles in 40 minutes. How many minutes does it take for 12 miles?",
-            "If 40 minutes is what a car takes for 5 miles, how many minutes are 12 miles?",
-            "If 40 minutes is what a car takes for 5 miles, how many miles are 12 minutes?",
-            "unit",
+            "Ann peels an orange in 3 minutes. How many oranges does she peel in an hour?",
+            "An orange takes Ann 3 minutes to peel. After 60 minutes, how many are peeled?",
+            "An orange takes Ann 3 minutes to peel. After 70 minutes, how many are peeled?",
+            "numbers",
         ),
         (
-            "Ann puts 48 eggs into boxes of 6. How many boxes does she fill?",
-            "Into boxes of 6, Ann packs her 48 eggs. What is the number of full boxes?",
-            "Into 6 boxes, Ann packs her 48 eggs. What is the number of full boxes?",
-            "unit",
+            "Katy mixes sugar and water as 7:13 and needs 120 spoons. How much is sugar?",
+            "In a mix of 120 spoons, sugar is to water as 7 to 13. What is the amount of sugar?",
+            "In a mix of 120 spoons, sugar is to water as 7 to 12. What is the amount of sugar?",
+            "numbers",
         ),
         (
-            "Ben has 5 more cards than Amy, who has 3 more than Zoe. Zoe has 8. How many has Ben?",
-            "Zoe has 8 cards. Amy owns 3 more than Zoe, Ben 5 more than Amy. What is Ben's number?",
-            "Zoe has 8 cards. Amy owns 3 more than Zoe, Ben 5 more than Zoe. What is Ben's number?",
-            "comparison",
+            r"Find all $x$ with $\sqrt{x+1} \le \frac{x^2}{2}$ and $x \ne 3$.",
+            "Which values x satisfy √(x + 1) ≤ x²/2, where x ≠ 3 must hold?",
+            "Which values x satisfy √(x + 1) ≤ x³/2, where x ≠ 3 must hold?",
+            "formulas",
         ),
         (
-            "Tom is 7 years older than Kim, who is 9. What is the age of Tom?",
-            "Kim is 9, and Tom is older than Kim by 7 years. Find the age of Tom.",
-            "Kim is 9, and Kim is older than Tom by 7 years. Find the age of Tom.",
-            "comparison",
+            r"Let $f(x) = 3x - 7$ for $x < 5$. Find $f(2)$.",
+            r"A function is given by \(f(x)=3x-7\) if \(x<5\). What is the value of \(f(2)\)?",
+            r"A function is given by \(f(x)=3x-7\) if \(x\le 5\). What is the value of \(f(2)\)?",
+            "formulas",
         ),
         (
-            "A jar holds 50 nuts. Eve finds 12 more and then loses 8. How many nuts are there?",
-            "Eve, whose jar holds 50 nuts, finds another 12, then loses 8. What is their number?",
-            "Eve, whose jar holds 50 nuts, loses 12, then finds another 8. What is their number?",
-            "flow",
+            "Ann has 12 apples, and Bob has 5 pears. How many fruits have they together now?",
+            "Eve has 12 apples, and Tom has 5 pears. How many fruits have they together now?",
+            "Ann has 5 apples, and Bob has 12 pears. How many fruits have they together now?",
+            "edit",
         ),
         (
-            "Let $x + 2y = 9$ and $x - y = 3$. Find $x$.",
-            "The numbers $x$ and $y$ satisfy $x + 2y = 9$ and $x - y = 3$. What is $x$?",
-            "The numbers $x$ and $y$ satisfy $x + 2y = 9$ and $x - y = 3$. What is $y$?",
-            "asked",
-        ),
-        (
-            "Round $\\sqrt{7}$ to the nearest tenth.",
-            "What is $\\sqrt{7}$, rounded to the nearest tenth?",
-            "What is $\\sqrt{7}$, rounded to the nearest hundredth?",
-            "form",
+            "Ann walks 3 weeks and rests 12 days. How many days is she away from home?",
+            "How long, in days, is Ann not at home if she rests 12 days after 21 days of walking, "
+            "that is weeks?",
+            "How long, in days, is Ann not at home if she rests 12 days after 24 days of walking, "
+            "that is weeks?",
+            "numbers",
         ),
     ],
 )
-def test_what_a_number_is_bound_to_and_what_is_asked(
+def test_what_is_a_fault_and_what_is_none(
     question: str, good: str, faulty: str, named: str
 ) -> None:
-    assert named not in {reason.filter for reason in check(question, good).reasons}
+    assert check(question, good).reasons == ()
     found = check(question, faulty)
-    assert named in {reason.filter for reason in found.reasons}
     assert found.verdict != "accept"
+    assert named in {reason.filter for reason in found.reasons}
 
 
-def test_two_things_that_change_places_are_no_rewording() -> None:
-    question = r"Find the projection of the vector $(1,-2)$ onto the vector $(8,1)$."
-    swapped = r"Find the projection of the vector $(8,1)$ onto the vector $(1,-2)$."
-    assert "order" in {reason.filter for reason in check(question, swapped).reasons}
-    joined = "A box has 3 red beads and 5 blue beads. How many beads are there?"
-    turned = "A box has 5 blue beads and 3 red beads. How many beads are there?"
-    assert "reject" not in {r.verdict for r in check(joined, turned).reasons if r.filter == "order"}
+def test_an_added_sentence_with_a_quantity_is_rejected_unless_allowed() -> None:
+    added = "Her tall brother owns 30 red marbles. " + BETTER
+    assert {r.filter: r.verdict for r in check(QUESTION, added).reasons} == {"extra": "reject"}
+    assert check(QUESTION, added, allow_extra=True).verdict == "doubtful"
 
 
-def test_a_converted_unit_is_doubtful_and_a_heap_of_numbers_is_not() -> None:
-    question = "Ann runs 3 miles a day for 2 weeks. How many miles does she run in this time?"
-    converted = "In 14 days, Ann runs 3 miles on each of them. What is her total number of miles?"
-    assert check(question, converted).verdict == "doubtful"
-    heap = converted.replace("14 days", "14 days, 5 hours and 9 minutes")
-    assert check(question, heap).verdict == "reject"
+def test_a_filter_that_raises_is_a_doubt_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(verify, "compare_numbers", broken)
+    result = check(QUESTION, BETTER)
+    assert [(r.filter, r.detail) for r in result.reasons] == [
+        ("error", "numbers raised ZeroDivisionError: by zero")
+    ]
+    assert result.verdict == "doubtful"
 
 
-def test_a_word_whose_stem_looks_like_a_negation_is_none() -> None:
-    question = "What is the sum of the first 12 odd numbers? (The first of them is 1.)"
-    noted = "When the first 12 odd numbers are added, what is the sum? (Note that the first is 1.)"
-    assert check(question, noted).verdict != "reject"
-
-
-FAULTS = {
-    "compare_numbers": ("numbers", "removed", "added"),
-    "compare_formulas": ("minimal",),
-    "compare_words": ("reversed",),
-    "compare_asked": ("reversed", "minimal"),
-    "compare_bindings": ("reversed",),
-    "surface": ("leaked", "language", "diagram"),
-    "copies": ("copy",),
-}
-
-
-@pytest.mark.parametrize("removed", FAULTS)
-def test_without_one_of_the_filters_more_faulty_candidates_pass(
-    removed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Edits put into good rewordings, where no near copy gives them away, and faulty pairs."""
-    seen = [pair for pair in hard_faults(FAULTS[removed]) if verdict_of(*pair) != "accept"]
-    monkeypatch.setattr(verify, removed, lambda *_: iter(()))
-    assert any(check(*pair).verdict == "accept" for pair in seen)
-
-
-def hard_faults(kinds: Sequence[str]) -> list[tuple[str, str]]:
-    """Good rewordings with one thing changed, and the faulty pairs of some kinds."""
-    swaps = [("12", "13"), ("older", "younger"), ("twice", "half"), ("- 1$", "+ 1$")]
-    swaps += [("largest", "smallest"), ("greatest", "least"), ("$13^{13}+5$", "$13^{13}-5$")]
-    found = []
-    for pair in [*pairs_of("first"), *pairs_of("reworded")]:
-        if pair["kind"] == "good":
-            found += [
-                (pair["question"], pair["candidate"].replace(a, b))
-                for a, b in swaps
-                if a in pair["candidate"]
-            ]
-        elif pair["kind"] in kinds:
-            found.append((pair["question"], pair["candidate"]))
-    return found
+def test_random_edits_of_pairs_raise_nothing() -> None:
+    """The long form, 10,000 edits: scripts/bench.py rephrase --fuzz 10000."""
+    rng = random.Random(0)
+    for _ in range(600):
+        pair = rng.choice(PAIRS)
+        text = edited(pair["candidate"], rng)
+        assert not [r for r in check(pair["question"], text).reasons if r.filter == "error"]
 
 
 def test_one_number_changed_in_a_good_rewording_is_seen() -> None:
@@ -323,17 +280,6 @@ def test_one_number_changed_in_a_good_rewording_is_seen() -> None:
             seen += check(pair["question"], changed).verdict != "accept"
     assert total > 25
     assert seen == total
-
-
-def test_a_whole_sentence_lost_is_seen() -> None:
-    question = (
-        "A box holds red and blue beads. Whenever somebody shakes it, some falls through cracks. "
-        "The beads together weigh 90 grams and one red bead weighs 3 grams. How many beads are "
-        "there?"
-    )
-    lost = "Beads in red and blue fill a box. Their total weight is 90 grams and a red bead's is 3 "
-    lost += "grams. What is the number of beads?"
-    assert check(question, lost).verdict != "accept"
 
 
 @settings(deadline=None)
@@ -365,9 +311,9 @@ def test_a_huge_candidate_is_rejected_unread(candidate: str) -> None:
 
 
 def test_the_nearness_of_a_copy_is_that_of_the_longest_common_subsequence() -> None:
-    assert meaning.likeness("abcd", "abxd") == 2 * 3 / 8
-    assert meaning.is_near("a b c d e f g h".split(), "a b c d e f g x".split())
-    assert not meaning.is_near("a b c d e f g h".split(), "h b x d y f z a".split())
+    assert wording.likeness("abcd", "abxd") == 2 * 3 / 8
+    assert wording.is_near("a b c d e f g h".split(), "a b c d e f g x".split())
+    assert not wording.is_near("a b c d e f g h".split(), "h b x d y f z a".split())
 
 
 def test_the_readme_says_what_check_says() -> None:
