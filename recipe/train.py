@@ -18,8 +18,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from prompt_aug.commands import make_parser
-from prompt_aug.errors import UsageError, UserError
+from prompt_aug.commands import make_parser, run
 from prompt_aug.progress import Progress
 from recipe.config.wording import ONE_RUN
 
@@ -125,8 +124,6 @@ def carry_out(config: DictConfig) -> tuple[int, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    from recipe.config import show
-
     parser = make_parser(
         "python -m recipe.train",
         __doc__,
@@ -153,20 +150,20 @@ def main(arguments: list[str] | None = None) -> int:
     if given.example is None and not given.list:
         parser.error("name an example: --list shows them")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SLURM's way to say: end now
-    try:
-        if given.list:
-            print(show.examples_and_methods())
-            return 0
-        if given.cfg:
-            print(show.with_sources(given.example, given.overrides, given.cfg == "diff"))
-            return 0
+    return run("recipe.train", lambda: do(given), interrupted="stopped before the first step")
+
+
+def do(given: argparse.Namespace) -> int:
+    """Show what was asked for, or start; the exit code."""
+    from recipe.config import show
+
+    if given.list:
+        print(show.examples_and_methods())
+    elif given.cfg:
+        print(show.with_sources(given.example, given.overrides, given.cfg == "diff"))
+    else:
         return start(given.example, given.overrides, given.dry_run)
-    except KeyboardInterrupt:
-        print("\nrecipe.train: stopped before the first step", file=sys.stderr)
-        return STOPPED
-    except (UserError, OSError) as error:
-        print(f"recipe.train: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+    return 0
 
 
 if __name__ == "__main__":
