@@ -92,7 +92,7 @@ def collect(run: Path, settings: str | None = None) -> RunData:
         raise EvaluationError(f"run folder {run} does not exist")
     notes: list[str] = []
     folder = RunFolder(run)
-    config = yaml.safe_load(_optional_text(folder.config, notes)) or {}
+    config = read_config(folder, notes)
     environment = _optional_json(folder.environment, notes)
     lines = read_metrics(run)
     if not lines:
@@ -121,6 +121,11 @@ def collect(run: Path, settings: str | None = None) -> RunData:
         levels=_levels(evaluated, scores),
         notes=notes,
     )
+
+
+def read_config(folder: RunFolder, notes: list[str]) -> dict[str, Any]:
+    """The run's config.yaml; {} and a note where it is missing."""
+    return yaml.safe_load(_optional_text(folder.config, notes)) or {}
 
 
 def _selection(

@@ -65,7 +65,7 @@ function layout(figure, panel, logY, printing) {
   const axis = { gridcolor: printing ? "#dfe3e8" : colour("--line"), zeroline: false, automargin: true };
   const large = panel.curves.some((curve) => curve.y.some((y) => Math.abs(y) >= 1000));
   return {
-    ...(printing ? { width: 660, height: 330 } : { autosize: true }),
+    ...(printing ? { width: figure.panels.length > 1 ? 335 : 680, height: 270 } : { autosize: true }),
     title: { text: label(panel.title), font: { size: 14 }, x: 0, xref: "paper" },
     font: { color: ink, size: 12 },
     paper_bgcolor: "rgba(0,0,0,0)",
