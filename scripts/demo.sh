@@ -33,29 +33,6 @@ seed=${SEED:-0}
 run=${RUN:-runs/demo}
 bash scripts/setup.sh
 python=${RECIPE_VENV:-.venv}/bin/python
-mkdir -p "$run"
-
-# What the run's work left: unchanged at the end means that this call had nothing to do.
-work() {
-    find "$run" \( -name metrics.jsonl -o -name manifest.json -o -name scores.json \) \
-        -exec cksum {} + 2>/dev/null | sort
-}
-
-# Seconds over all calls so far, without the set-up; kept up to date so that a kill loses 5 at most.
-before=$(cat "$run/.seconds" 2>/dev/null || echo 0)
-found=$(work)
-SECONDS=0
-clock() {
-    echo $((before + SECONDS)) >"$run/.seconds.tmp"
-    mv "$run/.seconds.tmp" "$run/.seconds"
-}
-(while sleep 5 && kill -0 $$ 2>/dev/null; do clock; done) >/dev/null 2>&1 &
-ticker=$!
-stop_clock() {
-    kill "$ticker" 2>/dev/null || true
-    wait "$ticker" 2>/dev/null || true
-}
-trap stop_clock EXIT
 
 stage() {
     printf '\n== %s\n' "$1"
@@ -66,13 +43,4 @@ stage() {
 stage "train ($run, seed $seed)" recipe.train toy "recipe.run_dir=$run" "recipe.seed=$seed" "$@"
 stage "convert the checkpoints" recipe.export "$run"
 stage "evaluate them" eval.sweep "$run"
-
-stop_clock
-if [[ $(work) == "$found" ]]; then
-    echo "$before" >"$run/.seconds"
-else
-    clock
-    printf '{"wall_seconds": %s}\n' "$(<"$run/.seconds")" >"$run/timing.json.tmp"
-    mv "$run/timing.json.tmp" "$run/timing.json"
-fi
 stage "report" eval.report "$run"

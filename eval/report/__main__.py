@@ -14,12 +14,16 @@ from eval.command import add_settings, path, run_command, text
 from eval.errors import EvaluationError
 from eval.report import charts
 from eval.report.archive import archive
-from eval.report.compare import expected_tables, runs_table
+from eval.report.compare import (
+    checkpoints_of_all,
+    configurations_table,
+    expected_tables,
+    runs_table,
+)
 from eval.report.data import RunData, collect, summary
 from eval.report.figures import figures
 from eval.report.page import render_html, render_markdown
 from eval.report.rollouts import rollout_samples
-from eval.report.tables import checkpoint_table
 from prompt_aug.commands import in_columns, make_parser
 from prompt_aug.errors import UsageError
 from prompt_aug.files import replacing, write_json, write_text
@@ -45,7 +49,12 @@ def build(
     for run, found in zip(runs, rollouts, strict=True):
         missing = [] if found else ["no sample rollouts: rollouts/step_N.jsonl is missing"]
         run.notes.extend([*absent, *missing])
-    beside = {"comparison": runs_table(runs), "expected": expected_tables(runs, expected)}
+    beside = {
+        "comparison": runs_table(runs),
+        "differing": configurations_table(runs),
+        "checkpoints": checkpoints_of_all(runs),
+        "expected": expected_tables(runs, expected),
+    }
     name = " and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
     for figure in drawn:
         with replacing(folder / f"{figure.name}.png") as file:
@@ -66,12 +75,12 @@ def _summary(runs: Sequence[RunData], numbers: Sequence[dict[str, Any]]) -> dict
 
 
 def _report(options: argparse.Namespace) -> None:
-    for run in build(options.runs, options.out, options.settings, options.expected):
-        if len(options.runs) > 1:
-            print(f"{run.name}:")
-        print(in_columns(checkpoint_table(run), rule=True))
+    runs = build(options.runs, options.out, options.settings, options.expected)
+    for of, table in checkpoints_of_all(runs):
+        print("\n".join(filter(None, (of, in_columns(table, rule=True)))))
+    for run in runs:
         for note in run.notes:
-            print(f"note: {note}")
+            print(f"note: {run.name}: {note}" if len(runs) > 1 else f"note: {note}")
     folder = options.out or RunFolder(options.runs[0]).report
     print(f"report: {folder / 'index.html'}")
 

@@ -66,6 +66,8 @@ def png(figure: Figure) -> bytes:
         grid = canvas.subplots(rows, columns, squeeze=False).flatten().tolist()
         for axes, panel in zip(grid, figure.panels, strict=False):
             _draw(axes, panel, figure)
+            if shared := figure.y_range():
+                axes.set_ylim(*shared)
         for axes in grid[len(figure.panels) :]:
             axes.set_visible(False)
         buffer = io.BytesIO()

@@ -9,9 +9,19 @@ import yaml
 from eval.errors import EvaluationError
 from eval.intervals import Difference, paired
 from eval.report.data import CheckpointRow, RunData
-from eval.report.tables import Table, share
+from eval.report.tables import (
+    NAMES,
+    Table,
+    checkpoint_table,
+    flat_configuration,
+    method,
+    p_value,
+    share,
+)
 from eval.settings import differences
 from prompt_aug.files import read_text
+from recipe.run.folder import select
+from recipe.run.progress import duration
 
 EXPECTED = Path(__file__).with_name("expected.yaml")
 
@@ -26,20 +36,47 @@ def runs_table(runs: Sequence[RunData]) -> Table:
     if len(runs) < 2:
         return []
     first = next((run for run in runs if run.rows), None)
-    head = ["run", "start", "result", "at step", "gain over start", "p"]
-    table = [[*head, f"against {first.name}" if first else "against", "p"]]
+    head = ["run", "method", "start", "result", "at step", "gain over start", "p"]
+    head += [f"against {first.name}" if first else "against", "p", "seed", "training time"]
+    table = [head]
     for run in runs:
-        if not run.rows:
-            table.append([run.name, *["-"] * (len(head) + 1)])
-            continue
-        last, start = run.result, run.rows[0] if run.rows[0].step == 0 else None
-        cells = [run.name, share(start.total) if start else "-", share(last.total)]
-        cells += [str(last.step), share(last.gain, signed=True)]
-        cells.append(f"{last.paired.p_value:.2g}" if last.paired else "-")
-        other = _difference(first.result, last) if first and run is not first else None
-        cells += [_interval(other), f"{other.p_value:.2g}" if other else "-"]
-        table.append(cells)
+        cells = [run.name, method(run.config) or "-"]
+        if run.rows:
+            last, start = run.result, run.rows[0] if run.rows[0].step == 0 else None
+            cells += [share(start.total) if start else "-", share(last.total)]
+            cells += [str(last.step), share(last.gain, signed=True), p_value(last.paired)]
+            other = _difference(first.result, last) if first and run is not first else None
+            cells += [_interval(other), p_value(other)]
+        cells += ["-"] * (len(head) - len(cells) - 2)
+        seed, seconds = select(run.config, "recipe.seed"), run.last("train/wall_seconds")
+        cells += ["-" if seed is None else str(seed)]
+        table.append([*cells, "-" if seconds is None else duration(seconds)])
     return table
+
+
+def configurations_table(runs: Sequence[RunData]) -> Table:
+    """The keys of config.yaml whose values differ between runs, a column per run."""
+    if len(runs) < 2:
+        return []
+    flat = [dict(flat_configuration(run)) for run in runs]
+    keys = dict.fromkeys(key for values in flat for key in values if key not in NAMES)
+    rows = [[key, *(values.get(key, "-") for values in flat)] for key in keys]
+    return [["key", *(run.name for run in runs)], *(r for r in rows if len(set(r[1:])) > 1)]
+
+
+def checkpoints_of_all(runs: Sequence[RunData]) -> list[tuple[str, Table]]:
+    """(heading, table) of the checkpoints: one for all runs that have the same columns."""
+    found: dict[tuple[str, ...], tuple[list[str], Table]] = {}
+    for run in runs:
+        head, *rows = checkpoint_table(run)
+        names, table = found.setdefault(tuple(head), ([], []))
+        names.append(run.name)
+        table += [[run.name, *row] if len(runs) > 1 else row for row in rows]
+    first = ["run"] if len(runs) > 1 else []
+    return [
+        ("" if len(found) == 1 else ", ".join(names), [[*first, *head], *table])
+        for head, (names, table) in found.items()
+    ]
 
 
 def _difference(one: CheckpointRow, other: CheckpointRow) -> Difference | None:

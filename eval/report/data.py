@@ -47,7 +47,6 @@ class RunData:
     metrics: Sequence[Mapping[str, Any]]
     rows: Sequence[CheckpointRow]
     eval_settings: Mapping[str, Any]
-    timing: Mapping[str, Any]
     evaluated: Mapping[int, Path]
     date: str | None = None
     levels: Mapping[tuple[int, str, int], Estimate] = field(default_factory=dict)
@@ -93,9 +92,8 @@ def collect(run: Path, settings: str | None = None) -> RunData:
         raise EvaluationError(f"run folder {run} does not exist")
     notes: list[str] = []
     folder = RunFolder(run)
-    config = yaml.safe_load(_optional_text(folder.config, notes)) or {}
+    config = read_config(folder, notes)
     environment = _optional_json(folder.environment, notes)
-    timing = _optional_json(folder.timing, [])
     lines = read_metrics(run)
     if not lines:
         notes.append("metrics.jsonl has no training step: there are no training curves")
@@ -118,12 +116,16 @@ def collect(run: Path, settings: str | None = None) -> RunData:
         rows=checkpoint_rows(scores, notes, selection),
         selection=selection,
         eval_settings=scores[max(scores)]["settings"] if scores else {},
-        timing=timing,
         evaluated=evaluated,
         date=_date(folder.metrics),
         levels=_levels(evaluated, scores),
         notes=notes,
     )
+
+
+def read_config(folder: RunFolder, notes: list[str]) -> dict[str, Any]:
+    """The run's config.yaml; {} and a note where it is missing."""
+    return yaml.safe_load(_optional_text(folder.config, notes)) or {}
 
 
 def _selection(
@@ -183,7 +185,8 @@ def summary(data: RunData) -> dict[str, Any]:
     """The numbers of summary.json; null where the run does not say.
 
     accuracy is the mean over all questions of all benchmarks; standard_error is clustered by
-    question; gain is over the start model, paired by question.
+    question; gain is over the start model, paired by question. wall_seconds is the training's own
+    time: without teaching or loading a start model before it, export and evaluation.
     """
     start = next((row for row in data.rows if row.step == 0), None)
     seed = (data.config.get("recipe") or {}).get("seed")
@@ -195,7 +198,7 @@ def summary(data: RunData) -> dict[str, Any]:
         "optimizer_steps": None if optimizer_steps is None else int(optimizer_steps),
         "training_steps": int(data.metrics[-1]["step"]) if data.metrics else None,
         "seed": seed,
-        "wall_seconds": data.timing.get("wall_seconds", data.last("train/wall_seconds")),
+        "wall_seconds": data.last("train/wall_seconds"),
         "evaluation": dict(data.eval_settings),
         "selection": dict(data.selection) or None,
         "notes": list(data.notes),

@@ -68,7 +68,21 @@ class Figure:
 
     def as_json(self) -> dict[str, Any]:
         """What the page is given."""
-        return asdict(self)
+        return {**asdict(self), "y_range": self.y_range()}
+
+    def y_range(self) -> tuple[float, float] | None:
+        """The range of y that panels of one unit share; None of one panel, or of several units."""
+        if len(self.panels) < 2 or len({panel.unit for panel in self.panels}) > 1:
+            return None
+        ends = [
+            y + sign * error
+            for panel in self.panels
+            for curve in panel.curves
+            for y, error in zip(curve.y, curve.error or [0.0] * len(curve.y), strict=True)
+            for sign in (-1, 1)
+        ]
+        margin = 0.05 * (max(ends) - min(ends)) or 0.05
+        return min(ends) - margin, max(ends) + margin
 
     def as_csv(self) -> str:
         """A line per point: panel, unit, curve, x, y, standard error."""

@@ -24,7 +24,7 @@ from eval.report.archive import Archive
 from eval.report.data import RunData
 from eval.report.figures import Figure
 from eval.report.rollouts import Sample
-from eval.report.tables import Table, markdown_table
+from eval.report.tables import markdown_table
 
 # Package and file of the JavaScript of others, embedded as it was installed.
 LIBRARIES = (("plotly", "package_data/plotly.min.js"), ("sphinxcontrib", "katex.min.js"))
@@ -69,7 +69,7 @@ def render_html(
     samples: Archive,
     beside: Mapping[str, Any],
 ) -> str:
-    """The page. `beside`: the tables `runs` and `expected`, which compare runs."""
+    """The page. `beside`: the tables that compare runs, by name."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     code, allowed = scripts()
     return environment.from_string(own("report.html.j2")).render(
@@ -96,7 +96,6 @@ def _sections(
         "header": tables.header_table(run),
         "headline": tables.headline(run, numbers),
         "chosen": tables.chosen(run),
-        "checkpoints": tables.checkpoint_table(run),
         "pass_at_k": tables.pass_at_k_table(run),
         "extraction": tables.extraction_table(run),
         "levels": tables.level_table(run),
@@ -117,19 +116,21 @@ def render_markdown(
     beside: Mapping[str, Any],
 ) -> str:
     """The report without the model's texts, which are in index.html."""
+    several = len(runs) > 1
     parts = [f"# {name}"]
-    if beside["comparison"]:
+    if several:
         parts.append(markdown_table(beside["comparison"]))
-    for run, summary in zip(runs, numbers, strict=True):
-        parts += [f"## {run.name}"] if len(runs) > 1 else []
-        parts.append(", ".join(f"{k} {value}" for k, value in tables.headline(run, summary)))
-        parts.append(
-            "Per cent of samples right, ± one standard error clustered by question. "
-            + tables.chosen(run)
-        )
-        found: list[Table] = [tables.checkpoint_table(run), tables.pass_at_k_table(run)]
-        found += [tables.extraction_table(run)]
-        parts += [markdown_table(table) for table in found if table]
+        parts += ["## What differs in the configuration", markdown_table(beside["differing"])]
+    else:
+        parts += [", ".join(f"{k} {v}" for k, v in tables.headline(runs[0], numbers[0]))]
+    parts.append("Per cent of samples right, ± one standard error clustered by question.")
+    parts += [(f"{run.name}: " if several else "") + tables.chosen(run) for run in runs]
+    parts += [f"{of}\n\n{markdown_table(table)}" for of, table in beside["checkpoints"]]
+    for run in runs:
+        if table := tables.pass_at_k_table(run):
+            parts += [f"### pass@k of {run.name}" if several else "", markdown_table(table)]
+        if table := tables.extraction_table(run):
+            parts += [f"### {run.name}: answers read by rule", markdown_table(table)]
     parts += [f"**{source}**\n\n{markdown_table(table)}" for source, table in beside["expected"]]
     parts += [
         f"## {figure.title}\n\n{figure.caption} ([data]({figure.name}.csv))\n\n"

@@ -46,34 +46,39 @@ function runningMean(values, window) {
 const label = (text) => visible(text).replace(/[<>&]/g, (c) => ({ "<": "‹", ">": "›", "&": "＆" })[c]);
 
 function traces(panel, window) {
-  return panel.curves.map((curve, i) => ({
-    x: curve.x,
-    y: window > 1 && !panel.stacked ? runningMean(curve.y, window) : curve.y,
-    name: label(curve.label || panel.title),
-    mode: curve.x.length < 12 && !panel.stacked ? "lines+markers" : "lines",
-    line: { color: COLOURS[i % COLOURS.length], width: 2 },
-    marker: { size: 6 },
-    stackgroup: panel.stacked ? "one" : undefined,
-    error_y: curve.error && window <= 1 ? { array: curve.error, thickness: 1.2, width: 3 } : undefined,
-  }));
+  const smooth = window > 1 && !panel.stacked;
+  return panel.curves.flatMap((curve, i) => {
+    const raw = { x: curve.x, y: curve.y, mode: "lines", line: { color: COLOURS[i % COLOURS.length], width: 1 },
+      opacity: 0.35, hoverinfo: "skip", showlegend: false, legendgroup: i };
+    const line = { ...raw, name: label(curve.label || panel.title), line: { ...raw.line, width: 2 },
+      y: smooth ? runningMean(curve.y, window) : curve.y, opacity: 1, hoverinfo: "all", showlegend: true,
+      mode: curve.x.length < 12 && !panel.stacked ? "lines+markers" : "lines", marker: { size: 6 },
+      stackgroup: panel.stacked ? "one" : undefined,
+      error_y: curve.error && !smooth ? { array: curve.error, thickness: 1.2, width: 3 } : undefined };
+    return smooth ? [raw, line] : [line];
+  });
 }
 
-function layout(figure, panel, logY) {
-  const style = getComputedStyle(document.body), ink = style.getPropertyValue("--ink").trim();
-  const axis = { gridcolor: style.getPropertyValue("--line").trim(), zeroline: false, automargin: true };
+function layout(figure, panel, logY, printing) {
+  const style = getComputedStyle(document.body), colour = (name) => style.getPropertyValue(name).trim();
+  const ink = printing ? "#1d2430" : colour("--ink");
+  const axis = { gridcolor: printing ? "#dfe3e8" : colour("--line"), zeroline: false, automargin: true };
+  const large = panel.curves.some((curve) => curve.y.some((y) => Math.abs(y) >= 1000));
   return {
+    ...(printing ? { width: figure.panels.length > 1 ? 335 : 680, height: 270 } : { autosize: true }),
     title: { text: label(panel.title), font: { size: 14 }, x: 0, xref: "paper" },
     font: { color: ink, size: 12 },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     margin: { l: 50, r: 10, t: 40, b: panel.curves.length > 1 ? 80 : 45 },
     hovermode: "x unified",
-    hoverlabel: { bgcolor: style.getPropertyValue("--tint").trim() },
+    hoverlabel: { bgcolor: colour("--tint") },
     showlegend: panel.curves.length > 1,
     legend: { orientation: "h", yref: "container", yanchor: "bottom", y: 0 },
     xaxis: { ...axis, title: { text: label(figure.x_title) }, type: figure.log_x ? "log" : "linear",
       ...(figure.log_x ? { tickvals: panel.curves[0].x } : {}) },
-    yaxis: { ...axis, title: { text: label(panel.unit) }, type: logY ? "log" : "linear" },
+    yaxis: { ...axis, title: { text: label(panel.unit) }, type: logY ? "log" : "linear", exponentformat: "none",
+      hoverformat: large ? ",.0f" : ".3~r", ...(figure.y_range && !logY ? { range: figure.y_range } : {}) },
   };
 }
 
@@ -101,15 +106,14 @@ function figureElement(figure) {
     max: String(Math.max(2, longest >> 1)), step: "2", "aria-label": "smoothing, steps" });
   const width = make("output", {}, smooth.value);
   const log = make("input", { type: "checkbox" });
-  const draw = () => {
+  const draw = (printing = false) => {
     width.textContent = smooth.value;
     figure.panels.forEach((panel, i) => Plotly.react(
-      places[i], traces(panel, Number(smooth.value)), layout(figure, panel, log.checked),
+      places[i], traces(panel, Number(smooth.value)), layout(figure, panel, log.checked, printing),
       { responsive: true, displayModeBar: false }));
   };
-  smooth.addEventListener("input", draw);
-  log.addEventListener("change", draw);
-  dark.addEventListener("change", () => places[0].data && draw());
+  smooth.addEventListener("input", () => draw());
+  log.addEventListener("change", () => draw());
   const smoothing = longest < 12 ? [] : [make("label", {}, "smoothing ", smooth, " ", width, " steps")];
   const element = make("figure", { id: figure.name },
     make("figcaption", {}, make("b", {}, figure.title), ": ", figure.caption),
@@ -121,17 +125,20 @@ function figureElement(figure) {
   return [element, draw];
 }
 
-function showFigures() {
-  const drawings = new Map();
-  const seen = new IntersectionObserver((entries) => {  // drawn when it is first scrolled to
-    for (const { target, isIntersecting } of entries)
-      if (isIntersecting) { seen.unobserve(target); whole.then(drawings.get(target)); }
-  }, { rootMargin: "600px" });
-  for (const figure of data("figure-data")) {
+async function showFigures() {
+  const draws = data("figure-data").map((figure) => {
     const [element, draw] = figureElement(figure);
-    document.getElementById("figures").append(element);
-    drawings.set(element, draw);
-    seen.observe(element);
+    document.getElementById(figure.name === "accuracy" ? "first-figure" : "figures").append(element);
+    return draw;
+  });
+  const all = (printing) => draws.forEach((draw) => draw(printing));
+  await whole;
+  addEventListener("beforeprint", () => all(true));  // as wide as paper, in its colours
+  addEventListener("afterprint", () => all(false));
+  dark.addEventListener("change", () => all(false));
+  for (const draw of draws) {
+    draw();
+    await new Promise((resolve) => setTimeout(resolve));  // the page stays responsive
   }
 }
 
@@ -167,8 +174,8 @@ index.first = [0];
 for (const count of index.count) index.first.push(index.first[index.first.length - 1] + count);
 const RIGHT = index.statuses.indexOf("correct");
 const PAGE = 50;
-const state = { text: "", deep: false, status: "", benchmark: "", checkpoint: "", differ: false,
-  page: 0, matches: null, run: 0 };
+const given = new URLSearchParams(location.search);  // the filters, so that a reload or a link keeps them
+const state = { page: Number(given.get("page")), matches: null, run: 0 };
 const blocks = new Map();
 
 async function block(number) {
@@ -203,7 +210,7 @@ function fits(question) {
   if (state.benchmark && entry.b !== state.benchmark) return false;
   if (state.differ && new Set(shares(question).filter((x) => x !== null)).size < 2) return false;
   if (state.text && !(state.matches && state.matches.has(question)) &&
-    !`${entry.t}\n${entry.g}\n${entry.u}`.toLowerCase().includes(state.text)) return false;
+    !`${entry.t}\n${entry.g}\n${entry.u}`.toLowerCase().includes(state.text.toLowerCase())) return false;
   if (!state.status && state.checkpoint === "") return true;
   for (let i = index.first[question]; i < index.first[question + 1]; i++) if (wanted(i)) return true;
   return false;
@@ -275,6 +282,9 @@ function show() {
     `${index.c.length} answers; page ${state.page + 1} of ${pages}`;
   back.disabled = state.page === 0;
   forth.disabled = state.page === pages - 1;
+  const { matches, run, ...filters } = state;
+  const kept = new URLSearchParams(Object.entries(filters).filter(([, value]) => value));
+  history.replaceState(null, "", `?${kept}${location.hash}`);
 }
 
 // Looks into every response, block by block; a newer search ends this one.
@@ -287,48 +297,49 @@ async function searchResponses() {
     const entry = index.questions[number];
     const { r } = (await block(entry.k))[number];
     if (run !== state.run) return;
-    if (r.some((record) => record[1].toLowerCase().includes(state.text))) state.matches.add(number);
+    if (r.some((record) => record[1].toLowerCase().includes(state.text.toLowerCase()))) state.matches.add(number);
     if (entry.k !== last) { last = entry.k; told.textContent = `searching: question ${number}`; }
   }
   show();
 }
 
-function select(name, options) {
-  const element = make("select", { "aria-label": name, change: () => {
-    state[name] = element.value;
-    state.page = 0;
-    show();
-  } }, ...options.map(([value, text]) => make("option", { value }, text)));
+let waiting = 0;
+
+// An element that sets a filter; it begins with what the address says.
+function control(name, tag, attributes, ...children) {
+  const element = make(tag, { "aria-label": name, input: () => {
+    state[name] = element[property];
+    clearTimeout(waiting);
+    waiting = setTimeout(() => { state.page = 0; searchResponses(); }, 250);
+  }, ...attributes }, ...children);
+  const property = element.type === "checkbox" ? "checked" : "value";
+  if (given.has(name)) element[property] = given.get(name);
+  state[name] = element[property];
   return element;
 }
+
+const select = (name, options) =>
+  control(name, "select", {}, ...options.map(([value, text]) => make("option", { value }, text)));
 
 function showSamples() {
   if (!index.questions.length) {
     document.getElementById("samples").append(make("p", {}, "No checkpoint is evaluated yet."));
     return;
   }
-  let waiting = 0;
-  const changed = () => {
-    clearTimeout(waiting);
-    waiting = setTimeout(() => { state.page = 0; searchResponses(); }, 250);
-  };
-  const search = make("input", { type: "search", placeholder: "search questions, golds, ids",
-    "aria-label": "search", input: () => { state.text = search.value.toLowerCase(); changed(); } });
-  const deep = make("input", { type: "checkbox", change: () => { state.deep = deep.checked; changed(); } });
-  const differ = make("input", { type: "checkbox",
-    change: () => { state.differ = differ.checked; state.page = 0; show(); } });
   const names = [...new Set(index.questions.map((entry) => entry.b))];
   const others = index.statuses.filter((status) => status !== "correct" && status !== "wrong");
   document.getElementById("samples").append(
-    make("div", { class: "tools" }, search, make("label", {}, deep, " also in responses"),
+    make("div", { class: "tools" },
+      control("text", "input", { type: "search", placeholder: "search questions, golds, ids" }),
+      make("label", {}, control("deep", "input", { type: "checkbox" }), " also in responses"),
       select("status", [["", "right and wrong"], ["correct", "right"], ["wrong", "not right"],
         ...others.map((status) => [status, status.replaceAll("_", " ")])]),
       select("benchmark", [["", "all benchmarks"], ...names.map((name) => [name, name])]),
       select("checkpoint", [["", "all checkpoints"],
         ...index.checkpoints.map((_, c) => [String(c), checkpointName(c)])]),
-      make("label", {}, differ, " checkpoints disagree")),
+      make("label", {}, control("differ", "input", { type: "checkbox" }), " checkpoints disagree")),
     list, make("div", { class: "tools" }, back, forth, told));
-  show();
+  searchResponses();
 }
 
 showSamples();

@@ -23,7 +23,7 @@ class Sample:
 
     step: int
     heading: str
-    question: str
+    preview: str
     prompt: str
     response: str
     correct: bool
@@ -76,7 +76,7 @@ def _rollout(step: int, line: Mapping[str, Any]) -> Sample:
     return Sample(
         step=step,
         heading=visible(line.get("template", "no template"), 80),
-        question=_short(line.get("question") or line.get("prompt", "")),
+        preview=_short(line.get("response", "")),
         prompt=visible(line.get("prompt", "")),
         response=visible(line.get("response", "")),
         correct=bool(line.get("accuracy")),
@@ -85,7 +85,7 @@ def _rollout(step: int, line: Mapping[str, Any]) -> Sample:
 
 
 def _short(text: object) -> str:
-    """The beginning of a question, on one line."""
+    """The beginning of a text, on one line."""
     return visible(" ".join(str(text).split()), 100).split("\n")[0]
 
 

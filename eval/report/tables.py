@@ -1,11 +1,12 @@
 """The tables and facts of one run, as texts; nothing is escaped here."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 
+from eval.intervals import Difference
 from eval.metrics import Estimate
 from eval.report.data import RunData
 from eval.report.figures import template_names
@@ -18,11 +19,29 @@ from recipe.run.progress import duration
 CONFIG_SECTIONS = ("recipe", "eval", "algorithm", "trainer", "data")
 SECRET = re.compile(r"token|secret|passw|api_?key|credential", re.IGNORECASE)
 # What looks like a token, whatever its key: the usual prefixes, a key in a URL, a long random word.
+# 40 or 64 hex digits are a commit or a digest, unless a key in the same text names a secret.
 TOKEN = re.compile(
     r"\b(hf|sk|pk|ghp|gho|glpat|xox[abp]|wandb)[_-][\w-]{8,}|AKIA[0-9A-Z]{12,}|://[^/\s:]+:[^/\s]+@|"
-    r"(?<![\w/.-])(?=\w*\d)(?=\w*[A-Za-z])\w{32,}(?![\w/.-])"
+    rf"(?i:{SECRET.pattern})\w*\W{{1,3}}[0-9a-f]{{40}}|"
+    r"(?<![\w/.-])(?!(?:[0-9a-f]{40}|[0-9a-f]{64})\b)(?=\w*\d)(?=\w*[A-Za-z])\w{32,}(?![\w/.-])"
 )
-TYPED = ("command", "resumed")  # of environment.json: what a user wrote; a commit is no secret
+# Keys of config.yaml that make a method, with their names in it.
+PARTS = {
+    "recipe.advantage.name": "advantage",
+    "recipe.weights.name": "weights",
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "loss",
+    "recipe.rephrasings.count": "rephrasings",
+    "algorithm.filter_groups.enable": "dynamic sampling",
+    "recipe.reward.overlong.enable": "overlong penalty",
+    "recipe.history.enable": "length history",
+    "recipe.curriculum.enable": "curriculum",
+    "recipe.one_question": "one question",
+}
+# Keys that name a run or its place, and so differ between any two.
+NAMES = (
+    *("recipe.name", "recipe.run_dir", "recipe.method"),
+    *("trainer.default_local_dir", "trainer.experiment_name"),
+)
 Table = list[list[str]]
 
 
@@ -44,6 +63,13 @@ def share(value: Estimate | Mapping[str, Any] | None, *, signed: bool = False) -
     return shown if error is None else f"{shown} ±{100 * error:.1f}"
 
 
+def p_value(difference: Difference | None) -> str:
+    """The p-value of a paired difference with two digits; below 0.001 only that."""
+    if difference is None:
+        return "-"
+    return "<0.001" if difference.p_value < 0.001 else f"{difference.p_value:.2g}"
+
+
 def checkpoint_table(data: RunData) -> Table:
     """A row per checkpoint, first row the headings. Per cent, ± one standard error."""
     if not data.rows:
@@ -61,7 +87,7 @@ def checkpoint_table(data: RunData) -> Table:
         cells += [share(entry) for entry in entries]
         cells += [share(row.total)] if several else []
         cells.append(share(row.gain, signed=True))
-        cells.append("-" if row.paired is None else f"{row.paired.p_value:.2g}")
+        cells.append(p_value(row.paired))
         total = sum(entry["samples"] for entry in entries)
 
         def rate(key: str, entries: list[Any] = entries, total: int = total) -> float:
@@ -117,17 +143,31 @@ def settings_table(data: RunData) -> Table:
     return [[name, str(value)] for name, value in data.eval_settings.items()]
 
 
+def method(config: Mapping[str, Any]) -> str | None:
+    """The method of a run: the name that was chosen, and what the configuration makes of it."""
+    templates = select(config, "recipe.augment.templates")
+    augmented = select(config, "recipe.augment.mode") in ("per_question", "per_rollout")
+    if augmented and (templates is None or len(templates) > 1):
+        kinds = "all" if templates is None else len(templates)
+        parts = [f"prompt augmentation with {kinds} templates"]
+    else:
+        parts = []
+    for key, label in PARTS.items():
+        value = select(config, key)
+        if value not in (None, False, 0, "none", "vanilla"):
+            parts.append(label if value is True else f"{label} {value}")
+    name, made = select(config, "recipe.method"), ", ".join(parts)
+    return f"{name} ({made})" if name and made else name or made or None
+
+
 def header_table(data: RunData) -> Table:
     """What was trained, how, on what, from which code, and when; a row only for what is known."""
-    advantage = select(data.config, "recipe.advantage.name")
-    weights = select(data.config, "recipe.weights.name")
-    method = " + ".join(str(x) for x in (advantage, weights) if x not in (None, "none"))
     files = select(data.config, "data.train_files") or []
     commit = data.environment.get("commit")
     changed = " with uncommitted changes" if data.environment.get("uncommitted_changes") else ""
     rows = [
         ("model", data.model),
-        ("method", method or None),
+        ("method", method(data.config)),
         ("data", ", ".join(map(str, [files] if isinstance(files, str) else files)) or None),
         ("command", data.environment.get("command")),
         ("commit", f"{commit}{changed}" if commit else None),
@@ -170,8 +210,7 @@ def environment_table(data: RunData) -> Table:
     """environment.json, flattened one level."""
     table = []
     for name, value in data.environment.items():
-        if name in TYPED:
-            value = _without_secrets(value)
+        value = _without_secrets(value, name)
         if isinstance(value, Mapping):
             table += [[f"{name} {key}", str(inner)] for key, inner in value.items()]
         else:
@@ -183,6 +222,19 @@ def configuration(data: RunData) -> str:
     """The sections of config.yaml that make the run, with anything like a secret blanked."""
     sections = {name: data.config[name] for name in CONFIG_SECTIONS if name in data.config}
     return yaml.safe_dump(_without_secrets(sections), sort_keys=False, allow_unicode=True)
+
+
+def flat_configuration(data: RunData) -> Iterator[tuple[str, str]]:
+    """(dotted key, value) of config.yaml, without secrets."""
+
+    def walk(node: Any, prefix: str) -> Iterator[tuple[str, str]]:
+        for key, value in node.items():
+            if isinstance(value, Mapping) and value:
+                yield from walk(value, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}", str(value)
+
+    yield from walk(_without_secrets(data.config), "")
 
 
 def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -201,7 +253,7 @@ def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]
     if numbers["optimizer_steps"] is not None:
         facts.append(("optimizer steps", str(numbers["optimizer_steps"])))
     if numbers["wall_seconds"] is not None:
-        facts.append(("wall time", duration(numbers["wall_seconds"])))
+        facts.append(("training time", duration(numbers["wall_seconds"])))
     if numbers["seed"] is not None:
         facts.append(("seed", str(numbers["seed"])))
     return facts

@@ -13,6 +13,7 @@ STEPS = "trainer.total_training_steps"
 # where the learning rate does not depend on it.
 FREE = (
     "recipe.run_dir",  # a run folder may be renamed or moved
+    "recipe.method",  # a name; the keys that the method sets are compared
     "trainer.default_local_dir",
     "trainer.save_freq",
     "trainer.test_freq",

@@ -140,6 +140,7 @@ class Recipe(Record):
     """The section `recipe`."""
 
     name: Text
+    method: Text | None
     run_dir: Text
     seed: Seed
     min_free_gib: Weight

@@ -44,7 +44,6 @@ class RunFolder:
     logs/               train.log: what the run's processes print; start.jsonl: the stages of the
                         last start; end.json: how it ended; error.txt: the traceback it ended with
     report/             index.html, report.md, summary.json, pictures
-    timing.json         {"wall_seconds": s} of scripts/demo.sh
     measured.json       what recipe.lab.measure says of the exported steps; seconds.json: its stages
     tensorboard/        the same numbers for TensorBoard; .wandb_run_id names the run in wandb
     .stop               the run is asked to end (recipe.run.stop, these three)
@@ -141,10 +140,6 @@ class RunFolder:
     @property
     def report(self) -> Path:
         return self.root / "report"
-
-    @property
-    def timing(self) -> Path:
-        return self.root / "timing.json"
 
     @property
     def measured(self) -> Path:

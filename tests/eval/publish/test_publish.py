@@ -188,8 +188,16 @@ def test_scores_in_the_trainings_wandb_run(run: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_card_has_the_scores_for_a_hub_and_for_people(run: Path) -> None:
+    (run / "config.yaml").write_text(
+        "recipe: {method: gspo, advantage: {name: grpo}}\n"
+        "actor_rollout_ref: {model: {path: some/model}}\ndata: {train_files: [/data/a.parquet]}\n"
+    )
     assert main([str(run), "--card"]) == 0
     read = ModelCard.load(run / "hf" / "step_20" / "README.md")
+    assert read.data.base_model == "some/model"
+    for line in ("- Base model: some/model", "- Method: gspo (advantage grpo)", "- Data: a.parquet",
+                 "- License: ", "```text\nquestion 0\n\n```"):  # fmt: skip
+        assert line in read.text
     (result,) = read.data.eval_results or []
     assert (result.dataset_name, result.metric_value) == ("toy", 62.5)
     assert "| toy | 4 of 4 x 2 | 62.5" in read.text

@@ -1,6 +1,7 @@
 """The report of a run written by hand: its numbers, its pictures, and text that attacks it."""
 
 import base64
+import dataclasses
 import gzip
 import hashlib
 import json
@@ -17,11 +18,18 @@ import pytest
 from evaluated import write_checkpoint
 
 from eval.errors import EvaluationError
+from eval.intervals import Difference
 from eval.report import archive, charts, figures
 from eval.report.__main__ import build, main
-from eval.report.compare import expected, expected_tables, runs_table
+from eval.report.compare import (
+    checkpoints_of_all,
+    configurations_table,
+    expected,
+    expected_tables,
+    runs_table,
+)
 from eval.report.data import RunData, collect, summary
-from eval.report.rollouts import visible
+from eval.report.rollouts import rollout_samples, visible
 from eval.report.tables import (
     checkpoint_table,
     configuration,
@@ -30,9 +38,12 @@ from eval.report.tables import (
     header_table,
     level_table,
     markdown_table,
+    method,
+    p_value,
     share,
     template_table,
 )
+from prompt_aug.errors import UsageError
 from prompt_aug.files import dump_lines
 from prompt_aug.grading import VERSION
 
@@ -156,11 +167,6 @@ def test_summary_by_hand(run: Path) -> None:
     assert (numbers["seed"], numbers["wall_seconds"]) == (7, 130.0)
 
 
-def test_wall_seconds_of_the_whole_command_win(run: Path) -> None:
-    (run / "timing.json").write_text('{"wall_seconds": 412.5}')
-    assert summary(collect(run))["wall_seconds"] == 412.5
-
-
 def test_the_page_stands_alone_and_the_models_text_stays_text(run: Path) -> None:
     build([run])
     source = (run / "report" / "index.html").read_text()
@@ -201,7 +207,7 @@ def test_the_command_prints_the_table_and_the_path(
 ) -> None:
     assert main([str(run)]) == 0
     out = capsys.readouterr().out
-    assert "start (step 0)  25.0 ±25.0" in out
+    assert re.search(r"start \(step 0\) +25.0 ±25.0", out)
     assert f"report: {run / 'report' / 'index.html'}" in out
 
 
@@ -302,7 +308,7 @@ def test_pictures_are_the_same_bytes_twice_and_follow_the_data(run: Path) -> Non
 def test_parts_longer_than_the_step_are_not_stacked() -> None:
     def panel(gen: float) -> figures.Panel:
         lines = [{"step": s, "timing_s/step": 5.0, "timing_s/gen": gen} for s in (1, 2)]
-        empty: dict[str, Any] = {key: {} for key in ("config", "environment", "timing")}
+        empty: dict[str, Any] = {key: {} for key in ("config", "environment")}
         data = RunData(name="r", metrics=lines, rows=[], eval_settings={}, evaluated={}, **empty)
         figure = figures.step_time([data])
         assert figure is not None
@@ -358,7 +364,7 @@ def test_runs_stand_side_by_side(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(run, other)
     write_eval(other, 20, {"toy": [[1], [1], [1], [1]]})
-    with pytest.raises(EvaluationError, match="--out"):
+    with pytest.raises(UsageError, match="--out"):
         build([run, other])
     with pytest.raises(EvaluationError, match="same name"):
         build([run, run], tmp_path / "out")
@@ -366,11 +372,11 @@ def test_runs_stand_side_by_side(run: Path, tmp_path: Path) -> None:
     source = (tmp_path / "out" / "index.html").read_text()
     assert dangers(source) == []
     table = runs_table([collect(run), collect(other)])
-    assert [row[:4] for row in table[1:]] == [
-        ["my <run>", "25.0 ±25.0", "75.0 ±25.0", "20"],
-        ["other", "25.0 ±25.0", "100.0 [51.0, 100.0]", "20"],
+    assert [[row[0], *row[2:5], *row[9:]] for row in table[1:]] == [
+        ["my <run>", "25.0 ±25.0", "75.0 ±25.0", "20", "7", "2 min 10 s"],
+        ["other", "25.0 ±25.0", "100.0 [51.0, 100.0]", "20", "7", "2 min 10 s"],
     ]
-    assert table[2][6].startswith("+25.0 [")
+    assert table[2][7].startswith("+25.0 [")
     curves = json.loads(Page(source).data("figure-data"))[0]["panels"][0]["curves"]
     assert [curve["label"] for curve in curves] == ["my <run>", "other"]
     assert set(json.loads((tmp_path / "out" / "summary.json").read_text())) == {run.name, "other"}
@@ -380,7 +386,60 @@ def test_runs_asked_other_questions_are_not_compared(run: Path, tmp_path: Path) 
     other = tmp_path / "other"
     shutil.copytree(run, other)
     write_eval(other, 20, {"toy": [[1], [1], [1]]})
-    assert runs_table([collect(run), collect(other)])[2][6:] == ["-", "-"]
+    assert runs_table([collect(run), collect(other)])[2][7:9] == ["-", "-"]
+
+
+def test_what_differs_in_the_configuration_is_named_without_secrets(
+    run: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    (other / "config.yaml").write_text(
+        "recipe: {seed: 8, name: x}\ntrainer: {api_key: other}\ndata: {max_tokens: 5, more: 1}\n"
+    )
+    assert configurations_table([collect(run), collect(other)]) == [
+        ["key", "my <run>", "other"],
+        ["recipe.seed", "7", "8"],
+        ["data.more", "-", "1"],
+    ]
+    assert configurations_table([collect(run)]) == []
+
+
+def test_checkpoints_of_runs_with_the_same_columns_stand_in_one_table(
+    run: Path, tmp_path: Path
+) -> None:
+    other, third = tmp_path / "other", tmp_path / "third"
+    shutil.copytree(run, other)
+    shutil.copytree(run, third)
+    write_eval(third, 20, {"toy": [[1], [0], [1]]})
+    (_, table), (named, rows) = checkpoints_of_all([collect(p) for p in (run, other, third)])
+    assert [row[:2] for row in table[1:]] == [
+        [name, step] for name in ("my <run>", "other") for step in ("start (step 0)", "step 20")
+    ]
+    assert named == "third" and len(rows) == 3
+
+
+def test_panels_of_one_unit_share_their_range(run: Path) -> None:
+    lines = [{"step": 1, "template/a/accuracy": 0.1, "template/a/format": 0.2,
+              "template/b/accuracy": 1.1, "template/b/format": 1.0}]  # fmt: skip
+    (run / "metrics.jsonl").write_text(dump_lines(lines))
+    data = collect(run)
+    shared, alone = figures.templates([data]), figures.accuracy([data])
+    assert shared is not None and shared.y_range() == pytest.approx((0.05, 1.15))
+    assert alone is not None and alone.y_range() is None
+    other = [figures.Panel(title=p.title, unit=p.title, curves=p.curves) for p in shared.panels]
+    assert dataclasses.replace(shared, panels=other).y_range() is None
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.0001, "<0.001"), (0.001, "0.001"), (0.5, "0.5")])
+def test_a_small_p_value_is_not_spelled_out(value: float, shown: str) -> None:
+    assert p_value(Difference(mean=0.1, low=0.0, high=0.2, p_value=value, questions=4)) == shown
+
+
+def test_the_preview_of_a_rollout_is_its_response(run: Path) -> None:
+    rollout = {"prompt": "<|im_start|>system\n", "response": "one\ntwo", "accuracy": 1.0}
+    (run / "rollouts" / "step_1.jsonl").write_text(dump_lines([rollout]))
+    assert rollout_samples(run)[0].preview == "one two"
 
 
 def test_published_numbers_stand_beside_a_run_of_the_same_model(run: Path) -> None:
@@ -452,15 +511,46 @@ def test_the_head_says_what_was_trained_and_from_which_code(run: Path) -> None:
         "recipe: {advantage: {name: grpo}, weights: {name: clip_cov}}\n"
         "data: {train_files: [a.parquet]}\n"
     )
-    (run / "environment.json").write_text('{"commit": "abc", "uncommitted_changes": true}')
+    commit = "0123456789abcdef" * 2 + "01234567"
+    (run / "environment.json").write_text(
+        json.dumps({"commit": commit, "uncommitted_changes": True})
+    )
     os.utime(run / "metrics.jsonl", (0, 86_400))
     assert header_table(collect(run)) == [
         ["model", "some/model"],
-        ["method", "grpo + clip_cov"],
+        ["method", "advantage grpo, weights clip_cov"],
         ["data", "a.parquet"],
-        ["commit", "abc with uncommitted changes"],
+        ["commit", f"{commit} with uncommitted changes"],
         ["date", "1970-01-02 00:00 UTC"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "augment", "shown"),
+    [
+        ({"method": "grpo"}, {"mode": "fixed", "templates": ["a"]}, "grpo (advantage grpo)"),
+        ({}, {"mode": "per_question", "templates": ["a"]}, "advantage grpo"),
+        (
+            {"method": "hapo", "history": {"enable": True}}, {"mode": "fixed", "templates": ["a"]},
+            "hapo (advantage grpo, length history)",
+        ),
+        (
+            {"method": "prompt_aug"}, {"mode": "per_question", "templates": None},
+            "prompt_aug (prompt augmentation with all templates, advantage grpo)",
+        ),
+        (
+            {}, {"mode": "per_rollout", "templates": ["a", "b"]},
+            "prompt augmentation with 2 templates, advantage grpo",
+        ),
+    ],
+)  # fmt: skip
+def test_the_method_is_what_the_configuration_makes(
+    recipe: dict[str, Any], augment: dict[str, Any], shown: str
+) -> None:
+    assert (
+        method({"recipe": {"advantage": {"name": "grpo"}, "augment": augment, **recipe}}) == shown
+    )
+    assert method({}) is None
 
 
 @pytest.mark.parametrize(
@@ -468,7 +558,10 @@ def test_the_head_says_what_was_trained_and_from_which_code(run: Path) -> None:
     [
         ("hf_abcdefghijklmnop", True),
         ("https://user:password@host/x", True),
-        ("0123456789abcdef0123456789abcdef01234567", True),
+        ("0123456789abcdef0123456789abcdef01234567", False),  # a commit
+        ("WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567 python", True),
+        ("0123456789abcdef0123456789abcdef0123456", True),
+        ("sk-abcdefghijklmnop", True),
         ("AKIA" + "IOSFODNN7EXAMPLE", True),  # the form of a key, not one
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", False),
         ("/a/long/path/with/step_10/and_more_than_thirty_two_letters_1/x", False),

@@ -82,7 +82,7 @@ def test_every_path_of_a_run_by_hand(tmp_path: Path) -> None:
     assert {
         str(path.relative_to(tmp_path))
         for path in (
-            folder.config, folder.prompts, folder.environment, folder.metrics, folder.timing,
+            folder.config, folder.prompts, folder.environment, folder.metrics,
             folder.data("train"), folder.data_manifest, folder.rollouts(3), folder.tensors(3),
             folder.checkpoint(3), folder.exported(3), folder.manifest(3), folder.evaluation,
             folder.report, folder.metrics_before, folder.tensorboard, folder.wandb_run,
@@ -90,7 +90,7 @@ def test_every_path_of_a_run_by_hand(tmp_path: Path) -> None:
             folder.end, folder.error, folder.measured, folder.seconds, folder.export_lock(3),
         )
     } == {
-        "config.yaml", "prompts.yaml", "environment.json", "metrics.jsonl", "timing.json",
+        "config.yaml", "prompts.yaml", "environment.json", "metrics.jsonl",
         "data/train.parquet", "data/manifest.json", "rollouts/step_3.jsonl", "tensors/step_3.npz",
         "checkpoints/global_step_3", "hf/step_3", "hf/step_3/manifest.json", "eval", "report",
         "metrics.before.jsonl", "tensorboard", ".wandb_run_id", ".stop", ".stepping", ".hung",
