@@ -59,7 +59,7 @@ def text(checkpoint: Evaluated) -> str:
         eval_results=_results(checkpoint),
     )
     rows = [
-        ["", checkpoint.model],
+        ["run", checkpoint.run.resolve().name],
         ["base model", name],
         ["method", method(config)],
         ["training data", ", ".join(sorted(sources)) or "not recorded"],
@@ -124,8 +124,8 @@ def _scores(checkpoint: Evaluated) -> str:
         rows.append([name, size, share(entry)])
     settings = ", ".join(f"{k} {v}" for k, v in checkpoint.settings.items() if "sha256" not in k)
     return (
-        f"{markdown_table(rows)}\n\n± one standard error, clustered by question; at 0 and 100 % "
-        f"the 95 % interval. Settings: {settings}. Grader {checkpoint.record['grader']}."
+        f"{markdown_table(rows)}\n\n±: one standard error, clustered by question. Brackets: 95 % "
+        f"interval, at 0 and 100 %. Settings: {settings}. Grader {checkpoint.record['grader']}."
     )
 
 
@@ -144,9 +144,9 @@ def _prompt(checkpoint: Evaluated, config: Mapping[str, Any]) -> str:
     content = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
     fence = "`" * (max([2, *map(len, re.findall("`+", content))]) + 1)
     return (
-        f"Template `{template.name}`, style `{prompts.style}`: the messages are rendered with the "
-        "tokenizer's chat template (style `raw`, or no chat template: joined by empty lines), and "
-        f"the response begins with the prefill.\n\n{fence}yaml\n{content}{fence}\n"
+        f"Template `{template.name}`, style `{prompts.style}`. Render the messages with the "
+        "tokenizer's chat template and append the prefill. With style `raw`, or without a chat "
+        f"template, join the messages with empty lines.\n\n{fence}yaml\n{content}{fence}\n"
         + (f"\nTemplates in training: {', '.join(trained)}.\n" if trained else "")
     )
 

@@ -18,7 +18,8 @@ LAST_BINS = 2  # of a curve: its value at the end
 CAUTION = (
     "Columns with different numbers of seeds are not comparable: the paired differences are. "
     "`train/...` is over what an arm trains on, its own templates, rephrasings and kept groups; "
-    "groups may differ in size. The held-out figures are the same for all."
+    "groups may differ in size. The held-out figures are the same for all. Names such as "
+    "`qwen-math` are prompt templates, not models."
 )
 MOST = 5  # curves in a picture
 COLOURS = (
