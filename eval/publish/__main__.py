@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--lm-eval", type=path, metavar="DIR", help="samples as lm-evaluation-harness logs them")
     add("--inspect", type=path, metavar="DIR", help=".eval logs for `inspect view`")
     add("--log", nargs="+", choices=sorted(LOGGERS), default=[], help="into the training's run")
-    add("--card", action="store_true", help="README.md with the scores, in RUN/hf/step_N")
+    add("--card", action="store_true", help="model card README.md, in RUN/hf/step_N")
     add("--push", type=text, metavar="REPOSITORY", help="upload RUN/hf/step_N, private")
     add("--public", action="store_true", help="with --push: for everyone to see")
     return run_command(parser, arguments, publish, "what was written stays")

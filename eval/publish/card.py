@@ -1,21 +1,36 @@
-"""The model card of an exported checkpoint, with its scores, and the folder's way to a hub."""
+"""Model card of an exported checkpoint, and the upload of its folder to a hub."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import yaml
 from httpx import HTTPError
-from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, constants
+from huggingface_hub import (
+    EvalResult,
+    HfApi,
+    ModelCard,
+    ModelCardData,
+    constants,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import HFValidationError
 
 from eval.errors import EvaluationError
 from eval.publish.evaluated import Evaluated
-from eval.report.data import read_config
-from eval.report.tables import markdown_table, method, share
-from prompt_aug.files import read_json, write_text
+from eval.report import tables
+from eval.report.tables import markdown_table, share
+from prompt_aug.files import read_json, read_text, write_text
+from prompt_aug.prepare.sources import load_presets
+from prompt_aug.prompts import Prompts
+from prompt_aug.questions import read_parquet
 from recipe.run.folder import MANIFEST, RunFolder, select
 
 CARD = "README.md"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+CACHED = re.compile(r"/models--([\w.-]+?)--([\w.-]+)/snapshots/")  # a model in the hub's cache
+TOY_LICENSE = "apache-2.0"  # the toy start model is a part of this repository
 
 
 def export_of(checkpoint: Evaluated) -> Path:
@@ -29,8 +44,65 @@ def export_of(checkpoint: Evaluated) -> Path:
 
 
 def text(checkpoint: Evaluated) -> str:
-    """The card: metadata that a hub reads, then the same scores for people."""
-    results = [
+    """The card: metadata for a hub, then the facts of the run, the scores and the prompt."""
+    run = RunFolder(checkpoint.run)
+    config = yaml.safe_load(read_text(run.config)) if run.config.is_file() else {}
+    name, hub_id, license_name = base_model(config)
+    trained = read_json(run.environment) if run.environment.is_file() else {}
+    train = run.data("train")
+    sources = {q.source for q in read_parquet(train)} if train.is_file() else set()
+    hubs = sorted({p.hub for name, p in load_presets().items() if name in sources and p.hub})
+    data = ModelCardData(
+        base_model=hub_id,
+        datasets=hubs or None,
+        license=license_name,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["reinforcement-learning", "math", "verl"],
+        model_name=checkpoint.model,
+        eval_results=_results(checkpoint),
+    )
+    rows = [
+        ["run", checkpoint.run.resolve().name],
+        ["base model", name],
+        ["method", tables.method(config) or "not recorded"],
+        ["training data", ", ".join(sorted(sources)) or "not recorded"],
+        ["step", str(checkpoint.step)],
+        [
+            "license",
+            license_name or "unknown: see the base model's. Add `license:` before publishing.",
+        ],
+        ["commit of the training", str(trained.get("commit"))],
+        ["commit of the evaluation", str(checkpoint.record["environment"].get("commit"))],
+    ]
+    body = (
+        f"# {checkpoint.model}\n\n{markdown_table(rows)}\n\n## Scores\n\n{_scores(checkpoint)}\n\n"
+        f"## Prompt\n\n{_prompt(checkpoint, config)}"
+    )
+    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}"))
+
+
+def base_model(config: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
+    """Name, hub id and license of the start model. No path of this machine goes into a card.
+
+    The license is read from the model's own card, in its folder or in the hub's cache.
+    """
+    path = str(select(config, "actor_rollout_ref.model.path") or "not recorded")
+    cache, world = (select(config, f"recipe.toy.{key}") for key in ("cache", "world"))
+    if select(config, "recipe.toy.enable") and Path(path).is_relative_to(cache):
+        return f"start model of the toy world {world}", None, TOY_LICENSE
+    cached = CACHED.search(path)
+    name = "/".join(cached.groups()) if cached else path
+    hub_id = name if HUB_ID.fullmatch(name) and (cached or not Path(path).is_dir()) else None
+    card = try_to_load_from_cache(hub_id, CARD) if hub_id else str(Path(path) / CARD)
+    license_name = None
+    if isinstance(card, str) and Path(card).is_file():
+        license_name = ModelCard.load(card, ignore_metadata_errors=True).data.license
+    return hub_id or Path(name).name, hub_id, license_name
+
+
+def _results(checkpoint: Evaluated) -> list[EvalResult]:
+    return [
         EvalResult(
             task_type="text-generation",
             dataset_type=name,
@@ -40,68 +112,41 @@ def text(checkpoint: Evaluated) -> str:
         )
         for name, entry in checkpoint.benchmarks.items()
     ]
-    origin = _origin(checkpoint)
-    base = origin["Base model"]
-    data = ModelCardData(
-        base_model=base if HUB_ID.fullmatch(base) else None,
-        library_name="transformers",
-        tags=["reinforcement-learning", "math", "verl"],
-        model_name=checkpoint.model,
-        eval_results=results,
-    )
-    rows = [["benchmark", "questions x samples", "per cent right"]]
+
+
+def _scores(checkpoint: Evaluated) -> str:
+    rows = [["benchmark", "questions x samples", "% correct"]]
     for name, entry in checkpoint.benchmarks.items():
         asked = entry["settings"]
         size = f"{asked['questions']} of {asked['of']} x {asked['samples']}"
         rows.append([name, size, share(entry)])
     settings = ", ".join(f"{k} {v}" for k, v in checkpoint.settings.items() if "sha256" not in k)
-    about = "\n".join(f"- {name}: {value}" for name, value in origin.items())
-    body = (
-        f"# {checkpoint.model}\n\n{about}\n\n## Prompt\n\n{_prompt(checkpoint)}\n\n## Scores\n\n"
-        f"{markdown_table(rows)}\n\n± one standard error, clustered by "
-        f"question; at 0 and 100 % the 95 % interval. Settings: {settings}. Grader "
-        f"{checkpoint.record['grader']}, commit {checkpoint.record['environment'].get('commit')}.\n"
+    return (
+        f"{markdown_table(rows)}\n\n±: one standard error, clustered by question. Brackets: 95 % "
+        f"interval, at 0 and 100 %. Settings: {settings}. Grader {checkpoint.record['grader']}."
     )
-    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}"))
 
 
-def _origin(checkpoint: Evaluated) -> dict[str, str]:
-    """Base model, method, data and license, as far as the run folder records them.
-
-    Files by their names: a card is published, and folders are of this machine.
-    """
-    folder = RunFolder(checkpoint.run)
-    config = read_config(folder, [])
-    model = str(select(config, "actor_rollout_ref.model.path") or "unknown")
-    if select(config, "recipe.toy.enable"):
-        model = f"start model of the toy world {select(config, 'recipe.toy.world')}"
-    elif Path(model).is_absolute():
-        model = Path(model).name
-    files = select(config, "data.train_files") or []
-    data = ", ".join(Path(file).name for file in ([files] if isinstance(files, str) else files))
-    if folder.data_manifest.exists():
-        data += f" ({read_json(folder.data_manifest)['train']['questions']} questions)"
-    return {
-        "Base model": model,
-        "Method": method(config) or "unknown",
-        "Data": data or "unknown",
-        "License": "that of the base model, as far as the license of the data permits. "
-        "Check both and set `license` above before you publish",
+def _prompt(checkpoint: Evaluated, config: Mapping[str, Any]) -> str:
+    """The template that the scores were measured with, as messages."""
+    prompts = Prompts.read(checkpoint.folder.prompts)
+    template = prompts.bank[checkpoint.settings["template"]]
+    system = [{"role": "system", "content": template.system}] if template.system else []
+    shown = {
+        "messages": [*system, {"role": "user", "content": template.user}],
+        "apply_chat_template_kwargs": dict(prompts.form.chat),
+        "prefill": template.prefill,
+        "stop": list(template.stop),
     }
-
-
-def _prompt(checkpoint: Evaluated) -> str:
-    """The first question as the model was asked it, in a fence that the text cannot close."""
-    for name in checkpoint.benchmarks:
-        for question, _ in checkpoint.samples(name):
-            prompt = str(question["prompt"])
-            longest = max([2, *(len(run) for run in re.findall("`+", prompt))])
-            fence = "`" * (longest + 1)
-            return (
-                f"Template {question['template']}; the first question of {name}:\n\n"
-                f"{fence}text\n{prompt}\n{fence}"
-            )
-    return "No question was asked."
+    trained = select(config, "recipe.augment.templates") or []
+    content = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
+    fence = "`" * (max([2, *map(len, re.findall("`+", content))]) + 1)
+    return (
+        f"Template `{template.name}`, style `{prompts.form.style}`. Render the messages with the "
+        "tokenizer's chat template and append the prefill. With style `raw`, or without a chat "
+        f"template, join the messages with empty lines.\n\n{fence}yaml\n{content}{fence}\n"
+        + (f"\nTemplates in training: {', '.join(trained)}.\n" if trained else "")
+    )
 
 
 def write(checkpoint: Evaluated) -> Path:

@@ -1,7 +1,10 @@
 """The record of an experiment as results.md: tables, differences, and a picture of each curve."""
 
+import io
+import re
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,32 @@ LAST_BINS = 2  # of a curve: its value at the end
 CAUTION = (
     "Columns with different numbers of seeds are not comparable: the paired differences are. "
     "`train/...` is over what an arm trains on, its own templates, rephrasings and kept groups; "
-    "groups may differ in size. The held-out figures are the same for all."
+    "groups may differ in size. The held-out figures are the same for all. Names such as "
+    "`qwen-math` are prompt templates, not models."
 )
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#882255")
+MOST = 5  # curves in a picture
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"),  # of the first MOST arms
+    *("#56B4E9", "#444444", "#882255", "#999933"),
+)
+LABELS = {  # title and y label of the keys of metrics.jsonl
+    "train/accuracy": ("Accuracy in training", "share of responses correct"),
+    "train/entropy": ("Entropy in training", "nats per token"),
+    "train/no_signal_groups": ("Zero-variance groups in training", "share of groups"),
+    "covariance/std": ("Token covariance: standard deviation", "nats x advantage"),
+    "covariance/positive/p1": ("Positive token covariance: 99th percentile", "nats x advantage"),
+    "covariance/negative/p1": ("Negative token covariance: 1st percentile", "nats x advantage"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """A PNG: at most MOST arms, {arm: the curve of each of its runs}."""
+
+    file: str
+    title: str
+    label: str
+    curves: dict[str, list[Curve]]
 
 
 def figures(line: dict[str, Any]) -> dict[str, float]:
@@ -155,10 +181,7 @@ def results(experiment: Experiment, lines: Lines, missing: int) -> str:
     """The whole of results.md."""
     name = experiment.name
     left = f"**{missing} counted runs are still to be made.** " if missing else ""
-    drawn = (*held_out(experiment), *experiment.curves)
-    pictures = "\n".join(
-        f"![{key}]({picture(key)})" for key in drawn if trajectories(experiment, lines, key)
-    )
+    drawn = "\n".join(f"![{p.title}]({p.file})" for p in pictures(experiment, lines))
     asked = _asked(experiment, lines)
     return (
         f"# {name}: what was measured\n\nWritten by `python scripts/experiment.py {name}`. {left}"
@@ -170,8 +193,8 @@ def results(experiment: Experiment, lines: Lines, missing: int) -> str:
         "## Paired by seed\n\nBold: 0 lies outside the interval (Student's t; many comparisons are "
         f"listed, and one in twenty of those without any effect would be bold).\n\n"
         f"{comparisons(experiment, lines)}{other_starts(experiment, lines)}\n\n## Curves\n\n"
-        f"Training curves are means over {BIN} steps; the band is the range over seeds.\n\n"
-        f"{pictures}\n\n## Runs\n\n{runs(lines)}\n"
+        f"Line: mean over seeds. Band: range over seeds. Training curves are means over {BIN} "
+        f"steps.\n\n{drawn}\n\n## Runs\n\n{runs(lines)}\n"
     )
 
 
@@ -181,9 +204,36 @@ def _asked(experiment: Experiment, lines: Lines) -> int:
     return next((n["questions"] for n in found if "questions" in n), experiment.measure.questions)
 
 
-def picture(key: str) -> str:
-    """The file name of a curve's picture."""
-    return key.replace("/", "_").replace(" ", "_").replace("@", "_at_") + ".png"
+def pictures(experiment: Experiment, lines: Lines) -> list[Picture]:
+    """A picture of each curve on record: of the MOST arms that `compare` names first.
+
+    A held-out figure of more arms has a second picture: the other arms, beside the first ones.
+    """
+    made = []
+    for key in (*held_out(experiment), *experiment.curves):
+        found = trajectories(experiment, lines, key)
+        shown = [name for name in by_comparison(experiment) if name in found]
+        main, others = shown[:MOST], shown[MOST : 2 * MOST - 1]
+        template, _, figure = key.partition(" ")
+        title, label = LABELS.get(key, (key, key))
+        file = re.sub(r"[/ ]", "_", key.replace("@", "_at_"))
+        if figure:
+            title, label = f"Held-out {figure}, template {template}", figure
+            file = f"template_{file}"
+        if main:
+            curves = {name: found[name] for name in main}
+            made.append(Picture(file=f"{file}.png", title=title, label=label, curves=curves))
+        if figure and others:
+            curves = {name: found[name] for name in (*main[: MOST - len(others)], *others)}
+            file, title = f"{file}_other_arms.png", f"{title}: other arms"
+            made.append(Picture(file=file, title=title, label=label, curves=curves))
+    return made
+
+
+def by_comparison(experiment: Experiment) -> list[str]:
+    """The arms in the order of `compare`, of a pair the baseline first; then those in no pair."""
+    paired = (name for one, other in experiment.compare for name in (other, one))
+    return list(dict.fromkeys([*paired, *(arm.name for arm in experiment.arms)]))
 
 
 def trajectories(experiment: Experiment, lines: Lines, key: str) -> dict[str, list[Curve]]:
@@ -214,33 +264,36 @@ def _curve(experiment: Experiment, line: dict[str, Any], key: str) -> Curve:
     return [(BIN * i + (BIN + 1) / 2, value) for i, value in enumerate(values)]
 
 
-def looks(arms: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """{arm: (colour, line)}, no two alike: each colour solid, then each dashed, then dotted."""
-    return dict(zip(arms, ((c, d) for d in ("-", "--", ":") for c in COLOURS), strict=False))
-
-
 def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
-    """A PNG for each curve of which something is on record."""
-    from matplotlib.figure import Figure  # a second of imports
+    """Write the pictures. The letters are large: a page shows a picture at half its size."""
+    import matplotlib  # a second of imports
+    from matplotlib.figure import Figure
+    from PIL import Image
 
-    styles = looks([arm.name for arm in experiment.arms])
-    for key in (*held_out(experiment), *experiment.curves):
-        found = trajectories(experiment, lines, key)
-        if not found:
-            continue
-        figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
-        axes = figure.add_subplot()
-        for name, curves in found.items():
-            columns = list(zip(*curves, strict=False))
-            steps = [column[0][0] for column in columns]
-            values = [[value for _, value in column] for column in columns]
-            means = [statistics.fmean(v) for v in values]
-            colour, dash = styles[name]
-            label = f"{name} ({len(curves)})"
-            axes.plot(steps, means, color=colour, linestyle=dash, label=label)
-            low, high = [min(v) for v in values], [max(v) for v in values]
-            axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
-        axes.set(xlabel="step", title=f"held out, {key}" if key in held_out(experiment) else key)
-        # Beside the curves: with bands over most of the axes there is no free place in them.
-        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        figure.savefig(folder / picture(key), metadata={"Software": None})
+    colours = dict(zip(by_comparison(experiment), COLOURS, strict=False))
+    for picture in pictures(experiment, lines):
+        with matplotlib.rc_context({"font.size": 15}):
+            figure = Figure(figsize=(11, 5), dpi=110, layout="constrained")
+            axes = figure.add_subplot()
+            for name, curves in picture.curves.items():
+                columns = list(zip(*curves, strict=False))
+                steps = [column[0][0] for column in columns]
+                values = [[value for _, value in column] for column in columns]
+                means = [statistics.fmean(v) for v in values]
+                low, high = [min(v) for v in values], [max(v) for v in values]
+                colour, label = colours[name], f"{name} ({len(curves)} seeds)"
+                axes.plot(steps, means, color=colour, linewidth=3, label=label)
+                axes.fill_between(steps, low, high, fc=(colour, 0.1), ec=(colour, 0.4))
+            axes.set(xlabel="training step", ylabel=picture.label, title=picture.title)
+            axes.spines[["top", "right"]].set_visible(False)
+            if "pass@" in picture.label:
+                axes.set_ylim(-0.02, 1.02)  # the same for all templates
+            # Beside the curves: with bands over most of the axes there is no free place in them.
+            axes.legend(
+                frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), alignment="left",
+                title="line: mean over seeds\nband: range over seeds",
+            )  # fmt: skip
+            figure.savefig(drawn := io.BytesIO())
+        # A third of the bytes. The octree keeps the colours of the lines, other methods shift them.
+        image = Image.open(drawn).convert("RGB").quantize(64, Image.Quantize.FASTOCTREE)
+        image.save(folder / picture.file, optimize=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from evaluated import write_checkpoint
 from huggingface_hub import HfApi, ModelCard, constants
 from pytest_httpserver import HTTPServer
@@ -21,6 +22,7 @@ from eval.publish import card
 from eval.publish.__main__ import main
 from eval.publish.evaluated import evaluated
 from prompt_aug.files import read_json, read_lines, write_json, write_lines
+from prompt_aug.questions import make_question, write_parquet
 
 OUTCOMES = {"toy": [[1, 0], [1, 1], [0, 0], [1, 1]]}
 
@@ -188,22 +190,51 @@ def test_scores_in_the_trainings_wandb_run(run: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_card_has_the_scores_for_a_hub_and_for_people(run: Path) -> None:
-    (run / "config.yaml").write_text(
-        "recipe: {method: gspo, advantage: {name: grpo}}\n"
-        "actor_rollout_ref: {model: {path: some/model}}\ndata: {train_files: [/data/a.parquet]}\n"
-    )
     assert main([str(run), "--card"]) == 0
     read = ModelCard.load(run / "hf" / "step_20" / "README.md")
-    assert read.data.base_model == "some/model"
-    for line in ("- Base model: some/model", "- Method: gspo (advantage grpo)", "- Data: a.parquet",
-                 "- License: ", "```text\nquestion 0\n\n```"):  # fmt: skip
-        assert line in read.text
     (result,) = read.data.eval_results or []
     assert (result.dataset_name, result.metric_value) == ("toy", 62.5)
     assert "| toy | 4 of 4 x 2 | 62.5" in read.text
+    assert "\n- role: user\n  content: '{question}'\n" in read.text
+    assert (read.data.base_model, read.data.license) == (None, None)  # nothing is on record
     assert not (run / "hf" / "step_0" / "README.md").exists()  # it is somebody else's model
     (run / "hf" / "step_20" / "manifest.json").unlink()
     assert main([str(run), "--steps", "20", "--card"]) == 1
+
+
+def start_from(run: Path, model: str, **sections: Any) -> ModelCard:
+    """The card of a run whose configuration names `model` as the start."""
+    config = {"actor_rollout_ref": {"model": {"path": model}}, **sections}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert main([str(run), "--steps", "20", "--card"]) == 0
+    return ModelCard.load(run / "hf" / "step_20" / "README.md")
+
+
+def test_the_card_names_base_model_license_data_and_method(run: Path, tmp_path: Path) -> None:
+    (run / "data").mkdir()
+    questions = [make_question(text="1+1?", answers=["2"], source=s) for s in ("gsm8k", "mine")]
+    write_parquet(questions, run / "data" / "train.parquet")
+    recipe = {"advantage": {"name": "ta_grpo"}, "augment": {"templates": ["abel", "qwen-math"]}}
+    card = start_from(run, "Owner/Base-1.5B", recipe=recipe)
+    assert (card.data.base_model, card.data.datasets) == ("Owner/Base-1.5B", ["openai/gsm8k"])
+    assert "| method | ta_grpo |" in card.text and "abel, qwen-math" in card.text
+    assert "| training data | gsm8k, mine |" in card.text
+    snapshot = tmp_path / "hub" / "models--Owner--Base" / "snapshots" / "1f"
+    assert start_from(run, str(snapshot)).data.base_model == "Owner/Base"
+
+
+def test_the_license_is_that_of_a_local_base_and_its_path_stays_private(
+    run: Path, tmp_path: Path
+) -> None:
+    base = tmp_path / "private" / "base"
+    base.mkdir(parents=True)
+    (base / "README.md").write_text("---\nlicense: mit\n---\n# Base\n")
+    card = start_from(run, str(base))
+    assert (card.data.license, card.data.base_model) == ("mit", None)
+    assert "| base model | base |" in card.text and "private" not in card.content
+    toy = {"toy": {"enable": True, "cache": str(tmp_path), "world": "few"}}
+    card = start_from(run, str(base), recipe=toy)
+    assert card.data.license == "apache-2.0" and "toy world few" in card.text
 
 
 class Hub:

@@ -8,6 +8,7 @@ from lab_experiment import experiment
 
 from recipe.lab import page
 from recipe.lab.experiment import Arm, load_experiment, names
+from recipe.lab.runs import read_record
 
 
 def line(arm: str, seed: int, accuracy: float, curve: list[float]) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def test_a_run_names_the_commit_that_measured_it_where_it_is_another() -> None:
 def test_pictures_are_drawn_of_what_was_logged(tmp_path: Path) -> None:
     page.draw(experiment(), lines(), tmp_path)
     drawn = {path.name for path in tmp_path.iterdir()}
-    held_out = {"qwen-math_pass_at_1.png", "qwen-math_pass_at_2.png"}
+    held_out = {f"template_qwen-math_pass_at_{k}.png" for k in (1, 2)}
     assert drawn == {"train_accuracy.png", *held_out}
     text = page.results(experiment(), lines(), missing=0)
     assert all(f"]({name})" in text for name in drawn)
@@ -110,9 +111,15 @@ def test_curves_by_hand() -> None:
     assert page.trajectories(experiment(), lines(), "never/logged") == {}
 
 
-def test_no_two_arms_look_alike() -> None:
+def test_no_picture_has_more_than_five_arms_and_no_two_look_alike() -> None:
     for name in names():
-        arms = [arm.name for arm in load_experiment(name).arms]
-        chosen = page.looks(arms)
-        assert list(chosen) == arms
-        assert len(set(chosen.values())) == len(arms)
+        tried = load_experiment(name)
+        arms = page.by_comparison(tried)
+        assert set(arms) == {arm.name for arm in tried.arms}
+        assert len(set(page.COLOURS)) >= len(arms)
+        made = page.pictures(tried, read_record(tried.folder / "record.jsonl", tried))
+        assert all(1 <= len(picture.curves) <= page.MOST for picture in made)
+        held_out = [set(p.curves) for p in made if p.title.startswith("Held-out")]
+        assert set().union(*held_out) == set(arms)
+        assert all((tried.folder / picture.file).is_file() for picture in made)
+        assert {p.name for p in tried.folder.glob("*.png")} == {p.file for p in made}
