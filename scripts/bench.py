@@ -281,6 +281,8 @@ def checked(pairs: Sequence[Pair]) -> list[Check]:
 def rephrase(options: Namespace) -> int:
     """The table of all sets whose checkouts are named."""
     folders = dict(options.set)
+    if not folders:
+        raise BenchError("--set: missing. Name at least one checkout.")
     if unknown := folders.keys() - {name for s in SETS.values() for name in s.needs}:
         raise BenchError(f"--set {', '.join(sorted(unknown))}: unknown. See --help.")
     head = ["set", "kind", "pairs", "n", "accept", "doubtful", "reject", "overlap"]
@@ -389,10 +391,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         example="python scripts/bench.py rephrase --set gsm-plus=checkouts/GSM-Plus",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    one = commands.add_parser("rephrase", help="the checks of rephrasings, on public pairs")
+    one = commands.add_parser(
+        "rephrase", help="checks of rephrasings on public pairs", allow_abbrev=False
+    )
     names = ", ".join(sorted({need for found in SETS.values() for need in found.needs}))
     one.add_argument(
-        "--set", type=_named, action="append", required=True, help=f"NAME=CHECKOUT of {names}"
+        "--set", type=_named, action="append", default=[], help=f"NAME=CHECKOUT of {names}"
     )
     one.add_argument("--show", type=int, default=0, help="wrong verdicts to print for each group")
     one.add_argument("--fuzz", type=int, default=0, help="random edits that must raise nothing")
