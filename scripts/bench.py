@@ -278,20 +278,25 @@ def checked(pairs: Sequence[Pair]) -> list[Check]:
     return [check(pair.question, pair.candidate) for pair in pairs]
 
 
-def rephrase(options: Namespace) -> int:
-    """The table of all sets whose checkouts are named."""
-    folders = dict(options.set)
+def _folders(options: Namespace) -> dict[str, Path]:
+    """Return the named checkouts. Raises BenchError for none and for an unknown name."""
+    folders: dict[str, Path] = dict(options.set)
     if not folders:
         raise BenchError("--set: missing. Name at least one checkout.")
-    if unknown := folders.keys() - {name for s in SETS.values() for name in s.needs}:
+    if unknown := folders.keys() - {name for one in SETS.values() for name in one.needs}:
         raise BenchError(f"--set {', '.join(sorted(unknown))}: unknown. See --help.")
+    return folders
+
+
+def rephrase(options: Namespace) -> int:
+    """Print the table of all sets whose checkouts are named; 0."""
+    folders = _folders(options)
     head = ["set", "kind", "pairs", "n", "accept", "doubtful", "reject", "overlap"]
     rows: list[list[str]] = [head]
     totals: dict[tuple[str, str, bool], Counter[str]] = {}
     everything: list[Pair] = []
-    for name, one in SETS.items():
-        if not all(need in folders for need in one.needs):
-            continue
+    known = {name: one for name, one in SETS.items() if folders.keys() >= {*one.needs}}
+    for name, one in known.items():
         groups: dict[tuple[str, str], list[tuple[Pair, Check]]] = defaultdict(list)
         pairs = list(one.read(folders))
         everything += pairs
@@ -354,7 +359,7 @@ def _solved(found: Sequence[tuple[Pair, Check]]) -> Iterator[list[str]]:
         for kind in ("good", "changed", "extra"):
             of_kind = [(p, c) for p, c in found if p.kind == kind and solver in p.solved]
             grades = grade_many([(p.solved[solver][1], [p.answer]) for p, _ in of_kind])
-            counts = Counter(
+            counts: Counter[str] = Counter(
                 "accept" if c.verdict == "doubtful" and grade.correct else c.verdict
                 for (_, c), grade in zip(of_kind, grades, strict=True)
             )
