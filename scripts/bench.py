@@ -4,7 +4,7 @@
 
 rephrase: accept and reject rates of the checks of `prompt_aug.rephrase` on public pairs. Each set
 is read from a checkout of its repository, which you name (`--set NAME=DIR`). Nothing is downloaded.
-No pair of a set marked `held out` was looked at while the checks were written.
+How far a set marked `held out` is unseen stands in prompt_aug/rephrase/README.md.
 """
 
 import csv
