@@ -4,7 +4,7 @@
 
 rephrase: accept and reject rates of the checks of `prompt_aug.rephrase` on public pairs. Each set
 is read from a checkout of its repository, which you name (`--set NAME=DIR`). Nothing is downloaded.
-No pair of a set marked `held out` was looked at while the checks were written.
+How far a set marked `held out` is unseen stands in prompt_aug/rephrase/README.md.
 """
 
 import csv
@@ -278,18 +278,25 @@ def checked(pairs: Sequence[Pair]) -> list[Check]:
     return [check(pair.question, pair.candidate) for pair in pairs]
 
 
-def rephrase(options: Namespace) -> int:
-    """The table of all sets whose checkouts are named."""
-    folders = dict(options.set)
-    if unknown := folders.keys() - {name for s in SETS.values() for name in s.needs}:
+def _folders(options: Namespace) -> dict[str, Path]:
+    """Return the named checkouts. Raises BenchError for none and for an unknown name."""
+    folders: dict[str, Path] = dict(options.set)
+    if not folders:
+        raise BenchError("--set: missing. Name at least one checkout.")
+    if unknown := folders.keys() - {name for one in SETS.values() for name in one.needs}:
         raise BenchError(f"--set {', '.join(sorted(unknown))}: unknown. See --help.")
+    return folders
+
+
+def rephrase(options: Namespace) -> int:
+    """Print the table of all sets whose checkouts are named; 0."""
+    folders = _folders(options)
     head = ["set", "kind", "pairs", "n", "accept", "doubtful", "reject", "overlap"]
     rows: list[list[str]] = [head]
     totals: dict[tuple[str, str, bool], Counter[str]] = {}
     everything: list[Pair] = []
-    for name, one in SETS.items():
-        if not all(need in folders for need in one.needs):
-            continue
+    known = {name: one for name, one in SETS.items() if folders.keys() >= {*one.needs}}
+    for name, one in known.items():
         groups: dict[tuple[str, str], list[tuple[Pair, Check]]] = defaultdict(list)
         pairs = list(one.read(folders))
         everything += pairs
@@ -352,7 +359,7 @@ def _solved(found: Sequence[tuple[Pair, Check]]) -> Iterator[list[str]]:
         for kind in ("good", "changed", "extra"):
             of_kind = [(p, c) for p, c in found if p.kind == kind and solver in p.solved]
             grades = grade_many([(p.solved[solver][1], [p.answer]) for p, _ in of_kind])
-            counts = Counter(
+            counts: Counter[str] = Counter(
                 "accept" if c.verdict == "doubtful" and grade.correct else c.verdict
                 for (_, c), grade in zip(of_kind, grades, strict=True)
             )
@@ -389,10 +396,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         example="python scripts/bench.py rephrase --set gsm-plus=checkouts/GSM-Plus",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    one = commands.add_parser("rephrase", help="the checks of rephrasings, on public pairs")
+    one = commands.add_parser(
+        "rephrase", help="checks of rephrasings on public pairs", allow_abbrev=False
+    )
     names = ", ".join(sorted({need for found in SETS.values() for need in found.needs}))
     one.add_argument(
-        "--set", type=_named, action="append", required=True, help=f"NAME=CHECKOUT of {names}"
+        "--set", type=_named, action="append", default=[], help=f"NAME=CHECKOUT of {names}"
     )
     one.add_argument("--show", type=int, default=0, help="wrong verdicts to print for each group")
     one.add_argument("--fuzz", type=int, default=0, help="random edits that must raise nothing")

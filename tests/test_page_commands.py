@@ -166,7 +166,7 @@ def test_a_command_of_a_page_is_taken(
             "--against --no-benchmarks is required",
         ),
         ("python -m prompt_aug.prepare SOURCE OUT --no-benchmarks", "must end in .parquet"),
-        ("python -m prompt_aug.rephrase Q.parquet OUT.parquet", "name a --model"),
+        ("python -m prompt_aug.rephrase Q.parquet OUT.parquet", "--model: missing"),
         ("python -m eval.publish RUN", "nothing to do"),
         ("python -m eval.publish RUN --step 20 --card", "unrecognized arguments: --step"),
         ("python -m recipe.plan --gpus 8", "required: example"),

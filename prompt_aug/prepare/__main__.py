@@ -192,8 +192,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--overlap", type=float, default=OVERLAP_LIMIT, help="share of 8-grams, in (0, 1]")
     add("--validation", type=int, metavar="N",
-        help="hold N questions out, in OUT.validation.parquet,"
-        " to pick a checkpoint by")  # fmt: skip
+        help="hold N questions out, in OUT.validation.parquet, to pick checkpoints by")  # fmt: skip
     add(
         "--allow-text", action="store_true", help="keep answers of prose, which grade by text alone"
     )

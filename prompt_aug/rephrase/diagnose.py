@@ -140,7 +140,8 @@ class EndpointEmbedder:
             for start in range(0, len(texts), PER_CALL):
                 part = texts[start : start + PER_CALL]
                 try:
-                    answer = await post(client, url, {"model": self.model, "input": part})
+                    body = {"model": self.model, "input": part, "encoding_format": "float"}
+                    answer = await post(client, url, body)
                     vectors = {part[e["index"]]: e["embedding"] for e in answer["data"]}
                 except (Failure, KeyError, TypeError, IndexError) as error:
                     raise RephraseError(f"embedder: {error}"[:300]) from error

@@ -79,6 +79,7 @@ class Store:
         self.path = folder / ANSWERS
         self.answers: dict[tuple[str, int], dict[str, Any]] = {}
         self.failures: dict[tuple[str, int], dict[str, Any]] = {}
+        self.counts: dict[str, int] = {}  # key -> one more than its last sample
         self.spent = Spending()
         for record in iter_lines(self.path):
             self._take(record)
@@ -90,6 +91,8 @@ class Store:
             self.failures.pop(place, None)
         elif place not in self.answers:
             self.failures[place] = record
+        if record["status"] == "answer" or record.get("final"):
+            self.counts[place[0]] = max(self.counts.get(place[0], 0), place[1] + 1)
         self.spent = self.spent.plus(Spending(*record.get("used", (0, 0, 0))))
 
     def add(self, records: Iterable[Mapping[str, Any]]) -> None:
@@ -128,8 +131,7 @@ class Store:
 
     def asked(self, request: Request) -> int:
         """Return how many samples of `request` were requested and need no retry."""
-        final = (place for place, record in self.failures.items() if record.get("final"))
-        return max((n + 1 for key, n in (*self.answers, *final) if key == request.key), default=0)
+        return self.counts.get(request.key, 0)
 
     def failed(self, requests: Iterable[Request]) -> Counter[str]:
         """Count the errors of samples of `requests` that have no response."""

@@ -6,8 +6,8 @@ formulas and, in a near copy, in words. A doubtful candidate needs a solver, a j
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from prompt_aug.rephrase.verify.amounts import compare_numbers
 from prompt_aug.rephrase.verify.formulas import compare_formulas
-from prompt_aug.rephrase.verify.numbers import compare_numbers
 from prompt_aug.rephrase.verify.reading import read
 from prompt_aug.rephrase.verify.reasons import Check, Reason, Verdict, doubt, reject, verdict_of
 from prompt_aug.rephrase.verify.surface import copies, leaked_answers, surface
@@ -17,8 +17,8 @@ __all__ = ["FILTERS", "Check", "Reason", "Verdict", "check"]
 
 LONGEST_TEXT = 2000  # characters that a candidate may have beyond three times the question's
 FILTERS = (
-    "diagram language length chatter leak copy sibling numbers extra formulas edit error overlap "
-    "solver judge"
+    "diagram language length chatter leak copy sibling numbers extra formulas edit operation "
+    "error overlap solver judge"
 ).split()
 
 

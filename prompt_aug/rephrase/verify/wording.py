@@ -42,6 +42,17 @@ def stem(word: str) -> str:
     return word[:-1] if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "sl" else word
 
 
+OPERATIONS = {
+    words.split()[0]: frozenset(map(stem, words.split()))
+    for words in (
+        "sum plus add",
+        "difference minus subtract",
+        "product times multiply multiplied",
+        "quotient divided divide ratio",
+    )
+}
+
+
 @functools.cache
 def vocabulary() -> tuple[frozenset[str], dict[str, str]]:
     """Read the neutral words, and stem -> stem of the first synonym."""
@@ -103,6 +114,11 @@ def is_near(own: Sequence[str], other: Sequence[str]) -> bool:
 def compare_words(question: Reading, candidate: Reading) -> Iterator[Reason]:
     """Yield the edits of a near copy."""
     own, other = tokens(question), tokens(candidate)
+    before, after = (
+        {name for name, words in OPERATIONS.items() if words & {*found}} for found in (own, other)
+    )
+    if before and after and not before & after:
+        yield doubt("operation", f"{', '.join(before)} became {', '.join(after)}")
     if not is_near(own, other):
         return
     names = _names(question) ^ _names(candidate)  # a renamed person is no fault

@@ -1,6 +1,5 @@
 """Section 5.2 with its control: hand values, and a model whose pass rates are known."""
 
-import base64
 import dataclasses
 import hashlib
 import itertools
@@ -70,12 +69,12 @@ def pass_rate(asked: str) -> float:
 
 
 def embeddings(vectors: Sequence[Sequence[float]]) -> Reply:
-    """The body of `/v1/embeddings`, as base64: what the client asks for."""
+    """The body of `/v1/embeddings`, as floats: what the client asks for."""
     data = [
         {
             "object": "embedding",
             "index": i,
-            "embedding": base64.b64encode(np.asarray(v, dtype="<f4").tobytes()).decode(),
+            "embedding": [float(x) for x in v],
         }
         for i, v in enumerate(vectors)
     ]
