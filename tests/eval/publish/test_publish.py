@@ -217,7 +217,7 @@ def test_the_card_names_base_model_license_data_and_method(run: Path, tmp_path: 
     recipe = {"advantage": {"name": "ta_grpo"}, "augment": {"templates": ["abel", "qwen-math"]}}
     card = start_from(run, "Owner/Base-1.5B", recipe=recipe)
     assert (card.data.base_model, card.data.datasets) == ("Owner/Base-1.5B", ["openai/gsm8k"])
-    assert "| method | ta_grpo |" in card.text and "abel, qwen-math" in card.text
+    assert "| method | advantage ta_grpo |" in card.text and "abel, qwen-math" in card.text
     assert "| training data | gsm8k, mine |" in card.text
     snapshot = tmp_path / "hub" / "models--Owner--Base" / "snapshots" / "1f"
     assert start_from(run, str(snapshot)).data.base_model == "Owner/Base"
