@@ -15,6 +15,7 @@ from typing import Any
 
 from prompt_aug.commands import make_parser, run
 from prompt_aug.files import write_json
+from prompt_aug.prompts import load_tokenizer
 from prompt_aug.templates import (
     FORMAT_SETTINGS,
     BankError,
@@ -72,19 +73,6 @@ def describe(rule: Any) -> str:
     )
 
 
-def load_tokenizer(path: str | None) -> Any:
-    """The tokenizer of a local folder or hub id; None for none."""
-    if path is None:
-        return None
-    from transformers import AutoTokenizer  # deferred: it takes seconds, and most checks need none
-
-    try:
-        return AutoTokenizer.from_pretrained(path)
-    except Exception as error:  # the loaders raise many kinds; each means the same here
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BankError(f"cannot load the tokenizer {path!r}: {first}") from error
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = make_parser(
@@ -109,7 +97,7 @@ def check(options: argparse.Namespace) -> int:
     if not options.question.strip():
         raise BankError("--question must not be empty")
     bank = load_bank(options.bank, options.format)
-    tokenizer = load_tokenizer(options.tokenizer)
+    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else None
     for template in bank.values():
         print(show(template, options.question, tokenizer), end="\n\n")
     notes = sum(len(problems(template)) for template in bank.values())
