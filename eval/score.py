@@ -42,24 +42,21 @@ def grade_samples(
     title: str = "grade",
     setting: str = "default",
 ) -> Lines:
-    """A verdict for each of the first `count` samples of each question, by training's grader.
+    """Grade the first `count` samples of each question, as in training: the text after the prefill.
 
-    `setting` names the extraction; the verdicts of `BESIDE` are in each line too. The graded text
-    is the response alone, after the prefill. A missing sample is an error, never a wrong answer.
+    `setting` names the extraction; each line also has the verdicts of `BESIDE`.
     """
     wanted: dict[SampleKey, Mapping[str, Any]] = {
         question_key(question, sample): question
         for question in questions
         for sample in range(count if question["asked"] else 0)
     }
-    if missing := [key for key in wanted if key not in samples]:
-        raise EvaluationError(f"{title}: {len(missing)} samples are missing: run eval.sweep again")
+    if lost := [key for key in wanted if key not in samples]:
+        raise EvaluationError(f"{title}: {len(lost)} samples are missing: run eval.sweep again")
     with Progress(title, len(wanted), "samples") as bar:
+        asked = [(q["gold"], q["question"], q.get("options", ())) for q in wanted.values()]
         grades = grade_many(
-            [
-                (samples[k]["response"], q["gold"], q["question"], q.get("options", ()))
-                for k, q in wanted.items()
-            ],
+            [(samples[key]["response"], *rest) for key, rest in zip(wanted, asked, strict=True)],
             template,
             extraction=extraction(setting),
             on_grade=lambda _: bar.update(),

@@ -39,8 +39,8 @@ from prompt_aug.errors import UsageError
 from prompt_aug.extraction import EXTRACTIONS
 from prompt_aug.files import InUseError, read_json
 from prompt_aug.grading import VERSION
-from prompt_aug.prompts import load_tokenizer
 from prompt_aug.templates.rendering import System, Turn
+from prompt_aug.tokenizers import load_tokenizer
 from recipe.run.folder import RunFolder
 
 WATCH_SECONDS = 30.0

@@ -287,9 +287,8 @@ def prepare_as(options: argparse.Namespace) -> int:
     )
     print_report(report := {**report, **joined})
     if not questions or (options.strict and report["kept"] < report["rows_of_wanted_levels"]):
-        raise SourceError(
-            "nothing written: " + ("rows were refused" if questions else "no row is left")
-        )
+        why = "rows were refused" if questions else "no row is left"
+        raise SourceError(f"nothing written: {why}")
     settings = {
         "source": asked.source,
         "config": asked.config,

@@ -1,8 +1,6 @@
 """Rows of a local file, a local folder or a hub data set, and the column maps that read them."""
 
 import ast
-import csv
-import json
 import re
 import threading
 import urllib.error
@@ -14,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from prompt_aug.errors import UserError
 from prompt_aug.grading.extract import closed_boxes
+from prompt_aug.prepare.text_files import SourceError, csv_rows, require_json_lines, require_utf8
 from prompt_aug.questions import Question, QuestionError, make_question, system_text, user_text
 
 PRESETS_FILE = Path(__file__).with_name("presets.yaml")
@@ -31,10 +29,6 @@ HUB_SECONDS = 3.0  # what the hub has to answer in before it counts as unreachab
 TEXT_COLUMNS = ("question", "problem", "prompt", "text")
 RENDERED = ("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|begin_of_text|>")
 ANSWER_COLUMNS = ("answer", "reward_model.ground_truth", "ground_truth", "final_answer")
-
-
-class SourceError(UserError, ValueError):
-    """A source that cannot be read; the message says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,11 +181,11 @@ def _from_files(datasets: Any, paths: list[Path]) -> Any:
         raise SourceError(f"{paths[0]}: known are files ending in {', '.join(BUILDERS)}")
     builder = BUILDERS[kinds.pop()]
     if builder == "csv":  # datasets would guess types: 1.50 is 1.5 to it, and NA no answer
-        rows = [row for path in paths for row in _csv_rows(path)]
+        rows = [row for path in paths for row in csv_rows(path)]
         return datasets.Dataset.from_list(rows)
     if builder == "json":  # datasets would put other characters in the place of broken ones
         for path in paths:
-            _require_utf8(path)
+            require_utf8(path)
     for path in paths:
         if not path.stat().st_size:
             raise SourceError(f"{path}: an empty file. Name one with rows.")
@@ -201,38 +195,8 @@ def _from_files(datasets: Any, paths: list[Path]) -> Any:
     except Exception:  # datasets names neither the file nor the line
         for path in paths:
             if path.suffix == ".jsonl":
-                _require_json_lines(path)
+                require_json_lines(path)
         raise
-
-
-def _require_json_lines(path: Path) -> None:
-    """Raises SourceError with the number of the first line that is no JSON object."""
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                found = json.loads(line) if line.strip() else {}
-            except (ValueError, RecursionError) as error:
-                raise SourceError(f"{path}, line {number}: broken JSON ({error})") from None
-            if not isinstance(found, dict):
-                raise SourceError(f"{path}, line {number}: no JSON object. Write one a line.")
-
-
-def _csv_rows(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file, strict=True))
-    for number, row in enumerate(rows):
-        if None in row or None in row.values():
-            raise SourceError(f"{path}: row {number} has not as many columns as the first line")
-    return rows
-
-
-def _require_utf8(path: Path) -> None:
-    with path.open(encoding="utf-8") as file:
-        try:
-            for _ in file:
-                pass
-        except UnicodeDecodeError as error:
-            raise SourceError(f"{path} is not UTF-8 text ({error}): convert it") from None
 
 
 def _from_folder(datasets: Any, path: Path, split: str) -> Any:

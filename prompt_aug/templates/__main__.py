@@ -15,7 +15,6 @@ from typing import Any
 
 from prompt_aug.commands import make_parser, run
 from prompt_aug.files import write_json
-from prompt_aug.prompts import load_tokenizer
 from prompt_aug.templates import (
     FORMAT_SETTINGS,
     BankError,
@@ -26,6 +25,7 @@ from prompt_aug.templates import (
 )
 from prompt_aug.templates.format_checks import RULE_KEYS
 from prompt_aug.templates.published import DIGESTS, digest, renderings
+from prompt_aug.tokenizers import load_tokenizer
 
 SAMPLE = "What is $1 + 1$?"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from prompt_aug import prompts as tokenizers
+from prompt_aug import tokenizers
 from prompt_aug.files import read_json
 from prompt_aug.prepare.sources import command_for
 from prompt_aug.prompts import Prompts

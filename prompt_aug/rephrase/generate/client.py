@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-import httpx2
+import httpx
 
 from prompt_aug.rephrase.generate.budget import (
     Budget,
@@ -68,12 +68,12 @@ class Endpoint:
     per_request: int = 8
     price: Price | None = None
 
-    def client(self) -> httpx2.AsyncClient:
+    def client(self) -> httpx.AsyncClient:
         """Return a client. Raises RephraseError if the hosted endpoint has no key."""
         key = os.environ.get(KEY_VARIABLE)
         if not key and self.base_url is None:
             raise RephraseError(f"{KEY_VARIABLE} is not set. Set it, or --base-url.")
-        return httpx2.AsyncClient(
+        return httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key or 'none'}"}, timeout=self.timeout
         )
 
@@ -82,15 +82,15 @@ class Endpoint:
         return f"{(self.base_url or HOSTED).rstrip('/')}/{path}"
 
 
-async def post(client: httpx2.AsyncClient, url: str, body: dict[str, Any]) -> dict[str, Any]:
+async def post(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON object of the response. Raises Failure."""
     try:
         response = await client.post(url, json=body)
-    except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         raise Failure(f"{url}: cannot connect ({error})", sent=False, retry=True) from error
-    except httpx2.TimeoutException as error:
+    except httpx.TimeoutException as error:
         raise Failure(f"no response in time ({type(error).__name__})", retry=True) from error
-    except httpx2.HTTPError as error:
+    except httpx.HTTPError as error:
         raise Failure(f"{type(error).__name__}: {error}", retry=True) from error
     try:
         found = json.loads(response.content)
@@ -111,7 +111,7 @@ async def post(client: httpx2.AsyncClient, url: str, body: dict[str, Any]) -> di
     raise Failure(line, status, retry=again and (wait or 0) <= MOST_PATIENCE, wait=wait)
 
 
-def _retry_after(response: httpx2.Response) -> float | None:
+def _retry_after(response: httpx.Response) -> float | None:
     """Return the seconds that the server names, as a number or a date."""
     said = response.headers.get("retry-after", "")
     try:
@@ -122,7 +122,7 @@ def _retry_after(response: httpx2.Response) -> float | None:
         return None
 
 
-def _first_line(response: httpx2.Response) -> str:
+def _first_line(response: httpx.Response) -> str:
     """Return the kind of a body that is no JSON object, and its first line."""
     kind = response.headers.get("content-type", "no content type")
     lines = [line.strip() for line in response.text.splitlines() if line.strip()]

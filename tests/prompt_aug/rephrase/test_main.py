@@ -79,7 +79,7 @@ def test_what_is_left_to_do_is_said_before_it_is_paid_for(
     ("limit", "status", "told"),
     [
         (["--max-requests", "2"], 3, "--max-requests 2 is reached"),
-        (["--max-cost", "1"], 1, "--price"),
+        (["--max-cost", "1"], 2, "--price"),
         (["--max-cost", "x", "--price", "1", "1"], 2, "not a number of dollars"),
         (["--n", "9"], 2, "less than --n=9"),
         (["--prompt", "nowhere.txt"], 1, "neither one of"),
