@@ -72,9 +72,10 @@ LAYERS = {
     "prompt_aug": {"recipe.augment.format": "strict", "recipe.reward.extraction": "default"},
 }
 
-# Follow from recipe.name.
+# Names, and what follows from them.
 IDENTITY = {
     "recipe.name",
+    "recipe.method",
     "recipe.run_dir",
     "trainer.experiment_name",
     "trainer.default_local_dir",

@@ -142,8 +142,8 @@ def test_no_readme_is_passed_over() -> None:
     for path in READMES[1:]:
         found = commands_of(path.read_text("utf-8"))
         table = path.parent == EXAMPLES  # the index of the examples shows no command
-        # The demo has its own test; rephrasing trains nothing by itself.
-        other = path.parent.name in ("toy", "rephrase_math")
+        # The demo has its own test; rephrasing and published checkpoints train nothing.
+        other = path.parent.name in ("toy", "rephrase_math", "published_checkpoints")
         assert bool(found) != (table or other), path
     assert {"prompt_aug", "toy_bank", "math_smoke"} <= {c.example for c in COMMANDS}
     assert any("trainer.nnodes=2" in c.overrides for c in COMMANDS)
