@@ -109,7 +109,8 @@ def main(arguments: list[str]) -> None:
     steps = f"trainer.total_training_steps={STEPS * len(methods)}"
     config = compose_config("toy_methods", settings(methods[0], [*overrides, steps]))
     launch.set_environment(config)
-    train.prepare(config, train.check(config))
+    train.check(config)
+    train.prepare(config)
     config.trainer.v1.trainer_mode = "shared_run"
     environment.COMMON[SHARED] = os.environ[SHARED]  # the names that are handed to Ray's actors
     launch.run(config)
