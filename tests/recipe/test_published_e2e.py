@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from method_runs import Runner, finite
 
 from prompt_aug.files import read_json, read_lines
