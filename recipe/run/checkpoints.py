@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from prompt_aug.files import write_text
+from prompt_aug.base.files import write_text
 from recipe.errors import ConfigError
 from recipe.run.folder import CHECKPOINT, numbered
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from prompt_aug.errors import UserError
-from prompt_aug.files import write_json, write_text
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import write_json, write_text
 from recipe.run import checkpoints, folder
 
 BEGINS = "=== "  # the line with which a start begins in logs/train.log

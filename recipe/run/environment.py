@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.files import write_text
+from prompt_aug.base.files import write_text
 
 RUN_DIR = "RECIPE_RUN_DIR"  # marks every process of a run (recipe.run.processes)
 DEADLINE = "RECIPE_DEADLINE"  # seconds since the epoch at which the job is killed

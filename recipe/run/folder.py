@@ -1,8 +1,8 @@
 """The run folder, the contract between the stages: every path in it, and how it is written.
 
 `RunFolder` is the only place that spells a name of the run folder; training, export, evaluation
-and report ask it. A file appears whole or not at all (prompt_aug/files.py); metrics.jsonl grows
-by lines. Imports neither torch nor ray: a command that only reads a run starts at once.
+and report ask it. A file appears whole or not at all (prompt_aug/base/files.py); metrics.jsonl
+grows by lines. Imports neither torch nor ray: a command that only reads a run starts at once.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from prompt_aug.files import (
+from prompt_aug.base.files import (
     append_lines,
     read_json,
     read_lines,

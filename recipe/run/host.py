@@ -7,7 +7,7 @@ import shutil
 import socket
 from pathlib import Path
 
-from prompt_aug.places import nearest
+from prompt_aug.base.places import nearest
 
 PORT_REMEDY = "stop what holds the ports, or widen net.ipv4.ip_local_port_range"
 

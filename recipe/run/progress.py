@@ -16,8 +16,8 @@ from typing import Any, TextIO
 
 from omegaconf import DictConfig
 
-from prompt_aug.files import append_lines, read_lines, write_text
-from prompt_aug.progress import EVERY, duration
+from prompt_aug.base.files import append_lines, read_lines, write_text
+from prompt_aug.base.progress import EVERY, duration
 from recipe.run.folder import RunFolder, read_metrics
 
 # The stages of a start in order: what is said when one is done, and while it is under way.

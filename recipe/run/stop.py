@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from prompt_aug.errors import UserError
-from prompt_aug.files import write_text
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import write_text
 from recipe.errors import HungError
 from recipe.run import processes
 from recipe.run.environment import DEADLINE

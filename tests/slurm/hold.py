@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from prompt_aug import files
+from prompt_aug.base import files
 
 
 def unsupported(*_: object) -> None:

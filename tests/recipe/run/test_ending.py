@@ -10,7 +10,7 @@ from omegaconf import OmegaConf, open_dict
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from prompt_aug.files import read_json
+from prompt_aug.base.files import read_json
 from recipe import train
 from recipe.errors import ExhaustedError
 from recipe.run import ending

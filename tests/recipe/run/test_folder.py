@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prompt_aug.files import read_json
+from prompt_aug.base.files import read_json
 from recipe.run import environment
 from recipe.run import folder as run_folder
 

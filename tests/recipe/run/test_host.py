@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prompt_aug import places
+from prompt_aug.base import places
 from recipe.run import host
 
 

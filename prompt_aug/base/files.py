@@ -23,7 +23,7 @@ from typing import IO, Any, Self
 
 from tqdm import tqdm
 
-from prompt_aug.errors import UserError
+from prompt_aug.base.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from prompt_aug import files
-from prompt_aug.errors import UserError
-from prompt_aug.files import (
+from prompt_aug.base import files
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import (
     FileError,
     InUseError,
     MissingFileError,
@@ -48,7 +48,7 @@ def test_a_kill_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
     write_text(path, "old")
     code = (
         "import os, signal, sys\nfrom pathlib import Path\n"
-        "from prompt_aug.files import replacing\n"
+        "from prompt_aug.base.files import replacing\n"
         "with replacing(Path(sys.argv[1])) as file:\n"
         "    file.write(b'half'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -165,7 +165,8 @@ def test_digests_are_those_of_sha256sum(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- locks
 
 HOLDER = (
-    "import errno, fcntl, os, sys, time\nfrom pathlib import Path\nfrom prompt_aug import files\n"
+    "import errno, fcntl, os, sys, time\nfrom pathlib import Path\n"
+    "from prompt_aug.base import files\n"
     "def unsupported(*_): raise OSError(errno.ENOSYS, 'not implemented')\n"
     "if sys.argv[2] == 'no flock': fcntl.flock = unsupported\n"
     "held = files.lock(Path(sys.argv[1]))\nprint('held', flush=True)\ntime.sleep(60)\n"
