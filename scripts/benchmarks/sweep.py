@@ -59,6 +59,7 @@ def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
             sweep(given.run, root / "repeat" / str(seed), *one_step(checkpoint.step, seed), *more)
             for seed in range(given.repeats)
             for checkpoint in find(given.run)[0]
+            if checkpoint.step is not None
         ]
         measured = {
             "one engine": one,

@@ -48,7 +48,8 @@ def measure(method: str, steps: int, out: Path) -> list[float]:
     settings += [f"skip.rollout_tq.steps={replayed}"]
     config = compose_config("toy_methods", settings)
     launch.set_environment(config)
-    train.prepare(config, train.check(config))
+    train.check(config)
+    train.prepare(config)
     config.trainer.v1.trainer_mode = "paired"
     launch.run(config)
     lines = [json.loads(line) for line in (out / "paired.jsonl").read_text().splitlines()]
