@@ -1,9 +1,9 @@
-"""The prompts of one run: one record that training, validation and evaluation all render from.
+"""The prompts of one run: one record from which training, validation and evaluation render.
 
 A run writes it to its folder (``prompts.yaml``: a template bank with the form, the format setting
-and the validation template beside it), so that a model is asked months later exactly as it was
-trained, whatever has become of the bank's own file. The checks at the start, the agent loop,
-validation and evaluation all call `Prompts.render`.
+and the validation template). A later evaluation then uses the prompts of the training, even if the
+bank's own file has changed. Preflight checks, the agent loop, validation and evaluation all call
+`Prompts.render`.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from prompt_aug.base.files import write_text
+from prompt_aug.base.files import FileError, read_text, write_text
 from prompt_aug.questions import Question
 from prompt_aug.templates import (
     Bank,
@@ -27,6 +27,7 @@ from prompt_aug.templates import (
     overlong,
     render,
 )
+from prompt_aug.typed import parse_yaml
 
 HEAD = ("source", "format", "style", "validation_template")
 FORM = ("style", "chat", "instruction", "system")
@@ -40,18 +41,17 @@ class Prompt:
     ids: tuple[int, ...]
 
     def shown(self) -> str:
-        """The text as it is sent, with its size and digest; a bar marks its end."""
+        """Return the text, its size and digest; a bar marks the end of the text."""
         digest = hashlib.sha256(self.rendered.text.encode()).hexdigest()
         return f"{self.rendered.text}|\n({len(self.ids)} tokens, sha256 {digest})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
-    """How a run's questions become prompts.
+    """Templates and settings that turn the questions of a run into prompts.
 
-    `source` is the file that the bank came from, None the project's own; it is recorded, never read
-    again. `bank` carries the format setting "strict" or "published" in its templates, and each
-    template its stop strings.
+    `source` is the file of the bank, None the project's own; it is recorded, never read again. The
+    templates of `bank` carry the format setting "strict" or "published" and their stop strings.
     """
 
     bank: Bank
@@ -62,28 +62,26 @@ class Prompts:
 
     @classmethod
     def from_config(cls, config: Any) -> "Prompts":
-        """From a composed configuration: ``recipe.augment`` and the chat template's arguments."""
+        """Create from ``recipe.augment`` and the chat template's arguments of a configuration."""
         chat = config.data.get("apply_chat_template_kwargs")
         return cls.from_section({**config.recipe.augment, "chat": chat})
 
     @classmethod
     def from_section(cls, augment: Mapping[str, Any]) -> "Prompts":
-        """From the keys of ``recipe.augment`` and `chat`; other keys are not read."""
+        """Create from the keys of ``recipe.augment`` and `chat`; other keys are ignored."""
         source, setting = augment.get("bank"), augment.get("format", "strict")
         return cls._checked(load_bank(source, setting), source and str(source), augment)
 
     @classmethod
     def read(cls, path: Path) -> "Prompts":
-        """From a file that `write` wrote; BankError where it is missing or no such file."""
-        if not path.is_file():
-            raise BankError(f"{path}: no such file")
+        """Read a file of `write`. Raises BankError if it is missing or has another content."""
         try:
-            head = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise BankError(f"{path} is not valid yaml: {error}") from error
+            head = parse_yaml(read_text(path), str(path))
+        except FileError as error:
+            raise BankError(str(error)) from error
         missing = [key for key in HEAD if not isinstance(head, dict) or key not in head]
         if missing:
-            raise BankError(f"{path} lacks {', '.join(missing)}: not written by a training run")
+            raise BankError(f"{path}: not written by a training run, {', '.join(missing)} not set")
         return cls._checked(load_bank(path, head["format"]), head["source"], head)
 
     @classmethod
@@ -98,26 +96,26 @@ class Prompts:
         )
 
     def to_yaml(self) -> str:
-        """The file's text: the same record gives the same bytes."""
-        templates = {}
-        for name, template in self.bank.items():
-            entry = _plain(dataclasses.asdict(template))
-            templates[name] = {k: v for k, v in entry.items() if k != "name" and v is not None}
+        """Return the text of the file; equal records give equal bytes."""
+        templates = {
+            name: template.model_dump(mode="json", exclude_none=True, exclude={"name"})
+            for name, template in self.bank.items()
+        }
         form = dataclasses.asdict(self.form)
         record = {key: form[key] if key in form else getattr(self, key) for key in HEAD}
         record |= form | {"templates": templates}
         return yaml.safe_dump(record, sort_keys=False, allow_unicode=True, width=10_000)
 
     def write(self, path: Path) -> None:
-        """Write `path`, which `read` and `load_bank` understand."""
+        """Write `path`, which `read` and `load_bank` can read."""
         write_text(path, self.to_yaml())
 
     def render(
         self, template: str, question: str, tokenizer: Any, system: str | None = None
     ) -> Prompt:
-        """The prompt of `question` under the template of that name; `system` is its own.
+        """Return the prompt of `question` under a template; `system` is the question's own.
 
-        Raises UnknownTemplateError, or ValueError where the question cannot be rendered.
+        Raises UnknownTemplateError, or ValueError if the question cannot be rendered.
         """
         rendered = render(self.bank[template], question, tokenizer, self.form, system)
         ids = tokenizer.encode(rendered.text, add_special_tokens=False)
@@ -126,12 +124,6 @@ class Prompts:
     def overlong(
         self, questions: Sequence[Question], names: Sequence[str], tokenizer: Any, limit: int
     ) -> list[Overlong]:
-        """The questions with more than `limit` tokens under any of the templates of `names`."""
+        """Return the questions with more than `limit` tokens under any template of `names`."""
         templates = [self.bank[name] for name in names]
         return overlong(questions, templates, tokenizer, limit=limit, form=self.form)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items() if inner is not None}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

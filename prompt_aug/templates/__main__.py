@@ -1,10 +1,10 @@
-"""The command `python -m prompt_aug.templates`: check a bank, or make one of an authors' checkout.
+"""The command `python -m prompt_aug.templates`: check a bank, or make one from a checkout.
 
     check [BANK]                  validate a bank and show it
     published CHECKOUT OUT.json   write the prompts of an authors' checkout as a bank
 
-Every template is rendered for a sample question, as plain text or with the chat template of a
-tokenizer, and its format reward is shown for an empty response, which must be paid nothing.
+`check` renders every template for a sample question, as plain text or with the chat template of a
+tokenizer, and notes what a valid template should still avoid.
 """
 
 import argparse
@@ -24,57 +24,48 @@ from prompt_aug.templates import (
     prompt_length,
     render,
 )
-from prompt_aug.templates.format_checks import RULE_KEYS
 from prompt_aug.templates.published import DIGESTS, digest, renderings
+from prompt_aug.typed import shown
 
 SAMPLE = "What is $1 + 1$?"
 
 
-def problems(template: Template) -> list[str]:
-    """What a valid template should still not do."""
-    found = []
+def _problems(template: Template) -> list[str]:
+    found, asked = [], (template.system or "") + template.user
     if template.format and template.format_reward("") > 0:
         found.append("an empty response gets a format reward")
     if template.prefill != template.prefill.rstrip(" \t"):
         found.append("the prefill ends in spaces, which most tokenizers merge with the next word")
-    if "boxed" not in (template.system or "") + template.user:
+    if "boxed" not in asked:
         found.append("neither system nor user asks for a \\boxed answer")
-    tag = template.answer_tag
-    if tag and f"<{tag}>" not in (template.system or "") + template.user:
-        found.append(f"answer_tag is {tag}, but neither system nor user shows <{tag}>")
+    if template.answer_tag and f"<{template.answer_tag}>" not in asked:
+        found.append(f"neither system nor user shows <{template.answer_tag}>, the answer_tag")
     return found
 
 
-def show(template: Template, question: str, tokenizer: Any) -> str:
-    """A few lines for reading: name, size, the rendered prompt, the format checks."""
+def _show(template: Template, question: str, tokenizer: Any) -> str:
     prompt = render(template, question, tokenizer).text
     size = f"{len(prompt)} characters"
     if tokenizer is not None:
         size += f", {prompt_length(template, question, tokenizer)} tokens"
-    rules = [f"  {rule.weight:g}: {describe(rule)}" for rule in template.format]
+    rules = []
+    for rule in template.format:
+        checks = rule.model_dump(exclude_defaults=True, exclude={"weight"})
+        listed = ", ".join(f"{key} {shown(value)}" for key, value in checks.items())
+        rules.append(f"  {rule.weight:g}: {listed}")
     return "\n".join(
         [
             f"=== {template.name} ({template.category}; {size}; {template.source or 'no source'})",
             prompt + "|",
             f"--- format ({template.format_setting}):",
             *(rules or ["  constant 1"]),
-            *(f"  note: {problem}" for problem in problems(template)),
+            *(f"  note: {problem}" for problem in _problems(template)),
         ]
     )
 
 
-def describe(rule: Any) -> str:
-    """The checks of a rule as ``name value, name value``."""
-    checks = ((key, getattr(rule, key)) for key in RULE_KEYS if key != "weight")
-    return ", ".join(
-        f"{key} {list(value) if isinstance(value, tuple) else value!r}"
-        for key, value in checks
-        if value
-    )
-
-
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the command line."""
     parser = make_parser(
         "python -m prompt_aug.templates",
         __doc__,
@@ -99,26 +90,26 @@ def check(options: argparse.Namespace) -> int:
     bank = load_bank(options.bank, options.format)
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else None
     for template in bank.values():
-        print(show(template, options.question, tokenizer), end="\n\n")
-    notes = sum(len(problems(template)) for template in bank.values())
+        print(_show(template, options.question, tokenizer), end="\n\n")
+    notes = sum(len(_problems(template)) for template in bank.values())
     print(f"{len(bank)} templates, valid, {notes} notes")
     return 1 if notes and options.strict else 0
 
 
 def published(options: argparse.Namespace) -> int:
-    """Write the renderings of a checkout, and say whether they are those compared with."""
+    """Write the renderings of a checkout, and print whether they are those compared with."""
     if not options.bank or not options.out or not options.out.endswith(".json"):
         raise BankError("published: name the CHECKOUT and the OUT.json to write")
     name, found = renderings(Path(options.bank))
     write_json(Path(options.out), found)
     same = digest(found) == DIGESTS[name]
     print(f"{options.out}: {len(found)} prompts of {name}, sha256 {digest(found)}")
-    print("as compared with by this project" if same else "NOT the prompts that it compared with")
+    print("the prompts compared with" if same else "NOT the prompts compared with")
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; 0 valid, 1 not valid (the reason on stderr), 2 wrong usage."""
+    """Entry point. Exit codes: 0 valid, 1 invalid (reason on stderr), 2 wrong usage."""
     options = build_parser().parse_args(arguments)
     command = {"check": check, "published": published}[options.command]
     return run("prompt_aug.templates", lambda: command(options), interrupted="nothing was written")

@@ -1,6 +1,6 @@
 """Renderings from an authors' checkout: their wording, which this project does not ship.
 
-A rendering is one ChatML string by template name, with QUESTION in the place of the question. The
+A rendering is one ChatML string per template name, with QUESTION as the place of the question. The
 checkout is read, never imported: strings of its files by `ast`, chat templates in jinja's sandbox.
 """
 
@@ -19,8 +19,8 @@ from prompt_aug.base.files import read_text
 from prompt_aug.templates.template import BankError
 
 QUESTION = "QUESTION"
-# By the name of the file that a published layer or preset reads: where its wording comes from, and
-# the digest of the renderings of the checkout that this project was compared with.
+# By the name of the file that a published layer or preset reads: the repository of its wording, and
+# the digest of the renderings that this project was compared with.
 URLS = {
     "prompt_aug": "https://github.com/wenquanlu/prompt-augmentation-GRPO",
     "ta_grpo": "https://github.com/lhkhiem28/TA-GRPO",
@@ -34,18 +34,18 @@ DIGESTS = {
 
 
 def how_to_make(path: Path) -> str:
-    """The two commands that make a missing file of renderings; nothing for another file."""
+    """Return the two commands that make a missing file of renderings; "" for another file."""
     if path.suffix != ".json" or path.stem not in URLS:
         return ""
     return (
-        " Its wording is its authors', and made from their code:\n"
+        " Make it from the authors' code:\n"
         f"  git clone {URLS[path.stem]} CHECKOUT\n"
         f"  python -m prompt_aug.templates published CHECKOUT {path}"
     )
 
 
 def renderings(checkout: Path) -> tuple[str, dict[str, str]]:
-    """(name in URLS, renderings by template name) of an authors' checkout."""
+    """Return (name in URLS, renderings by template name) of an authors' checkout."""
     for file, (name, read) in _READERS.items():
         if (checkout / file).is_file():
             try:
@@ -56,7 +56,7 @@ def renderings(checkout: Path) -> tuple[str, dict[str, str]]:
 
 
 def digest(found: Mapping[str, str]) -> str:
-    """SHA-256 of renderings, whatever the order of their names."""
+    """Return the SHA-256 of renderings; the order of their names does not matter."""
     return hashlib.sha256(json.dumps(dict(found), sort_keys=True).encode()).hexdigest()
 
 

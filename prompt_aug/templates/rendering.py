@@ -1,7 +1,7 @@
-"""From a template and a question to the exact prompt string, without touching the tokenizer.
+"""Render a template and a question to the exact prompt string; the tokenizer is not changed.
 
-``Rendered.text`` is what to tokenise with ``add_special_tokens=False``: every special token that
-the model wants, the BOS included, is already in it as text.
+Tokenize ``Rendered.text`` with ``add_special_tokens=False``: it contains all special tokens of the
+prompt, the BOS included, as text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,24 +18,24 @@ Style = Literal["auto", "chat", "raw", "bare"]
 Turn = Literal["system", "user"]
 System = Literal["row", "template"]
 Messages = tuple[tuple[str, str], ...]
-# Llama 3.2 and later write today's date into the system message; the same run tomorrow must have
-# the same prompts. This is the date that Llama 3.1 writes; other chat templates do not read it.
+# Llama 3.2 and later write today's date into the system message, which would change the prompts of
+# a run every day. This is the date that Llama 3.1 writes; other chat templates do not read it.
 DATE = "26 Jul 2024"
-# Arguments of apply_chat_template that this module sets, or that change what it returns.
+# Arguments of apply_chat_template that this module sets, or that change its result.
 RESERVED = ("conversation", "tokenize", "add_generation_prompt", "continue_final_message", "tools",
             "return_dict", "return_tensors", "return_assistant_tokens_mask")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
-    """How the texts of a template become one prompt, the same for every question of a run.
+    """Settings that turn the texts of a template into one prompt, the same for a whole run.
 
-    `style` "chat" is the tokenizer's chat template, "raw" plain text (system, user and prefill, for
-    base models), "bare" the same without a blank line behind the question, "auto" chat where the
-    tokenizer has a chat template. `chat` are arguments of the chat template (``enable_thinking``).
-    `instruction` is the turn of the template's system text: "user" puts it before the question,
-    with a line break. `system` "row" replaces that text by a question's own system prompt, where it
-    has one; "template" never does. Raises BankError for values that no rendering knows.
+    `style`: "chat" uses the tokenizer's chat template, "raw" plain text (system, user and prefill,
+    for base models), "bare" the same without a blank line after the question, "auto" chat if the
+    tokenizer has a chat template, else raw. `chat` are arguments of the chat template
+    (``enable_thinking``). `instruction` is the turn of the template's system text: "user" puts it
+    before the question, with a line break. `system`: "row" replaces that text by the question's own
+    system prompt, if it has one; "template" never does. Raises BankError for unsupported values.
     """
 
     style: Style = "auto"
@@ -47,7 +47,7 @@ class Form:
         for key, known in (("style", Style), ("instruction", Turn), ("system", System)):
             if getattr(self, key) not in get_args(known):
                 raise BankError(
-                    f"{key}={getattr(self, key)}: must be {', '.join(get_args(known))}."
+                    f"{key}={getattr(self, key)}: unknown. Use {', '.join(get_args(known))}."
                 )
         if reserved := [key for key in self.chat if key in RESERVED]:
             raise BankError(
@@ -66,7 +66,7 @@ PLAIN = Form()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendered:
-    """A prompt: `text` ends with `prefill`; `messages` are (role, content) pairs before it."""
+    """A prompt. `text` ends with `prefill`; `messages` are the (role, content) pairs before it."""
 
     text: str
     messages: Messages
@@ -76,7 +76,7 @@ class Rendered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overlong:
-    """A question that has `length` tokens under `template`: more than the limit."""
+    """A question with `length` tokens under `template`, more than the limit."""
 
     uid: str
     template: str
@@ -90,16 +90,21 @@ def render(
     form: Form = PLAIN,
     system: str | None = None,
 ) -> Rendered:
-    """The prompt of `question_text` under `template`; `system` is the question's own, if any.
+    """Return the prompt of `question_text` under `template`; `system` is the question's own.
 
-    Where a chat template has no place for a system message, its text opens the user message.
-    Raises ValueError for an empty question, one that contains a special token of the tokenizer
-    (it could close the user's turn), a chat template that loses the question, and an argument
-    that the chat template does not read.
+    If a chat template does not support a system message, its text opens the user message.
+    Raises ValueError for an empty question, for one that contains a special token of the tokenizer
+    (it could close the user's turn), for a chat template that omits the question, and for an
+    argument that the chat template does not read.
     """
     if not question_text.strip():
         raise ValueError("an empty question cannot be rendered")
-    _refuse_special_tokens(question_text, tokenizer)
+    for token in getattr(tokenizer, "all_special_tokens", ()):
+        if token and token in question_text:
+            raise ValueError(
+                f"the question contains the special token {token!r}, which could end the user's "
+                f"turn: {question_text[:60]!r}... Drop the question or rewrite it."
+            )
     has_chat = getattr(tokenizer, "chat_template", None) is not None
     if not has_chat and (form.style == "chat" or form.chat):
         raise ValueError("style 'chat' needs a tokenizer with a chat template; use 'raw'")
@@ -124,7 +129,7 @@ def render(
 
 
 def prompt_length(template: Template, text: str, tokenizer: Any, form: Form = PLAIN) -> int:
-    """Tokens of the whole prompt of the question `text` under `template`, prefill included."""
+    """Return the tokens of the prompt of `text` under `template`, prefill included."""
     prompt = render(template, text, tokenizer, form).text
     return len(tokenizer.encode(prompt, add_special_tokens=False))
 
@@ -138,9 +143,9 @@ def overlong(
     form: Form = PLAIN,
     batch: int = 512,
 ) -> list[Overlong]:
-    """The questions whose prompt has more than `limit` tokens under any of `templates`.
+    """Return the questions whose prompt has more than `limit` tokens under any of `templates`.
 
-    Any of them may be drawn in some epoch. Each question is listed once, with its longest prompt.
+    Each question is listed once, with its longest prompt.
     """
     found: list[Overlong] = []
     for start in tqdm(range(0, len(questions), batch), desc="prompt lengths", disable=None):
@@ -162,7 +167,7 @@ def overlong(
 def _chat_text(
     messages: Messages, tokenizer: Any, arguments: Mapping[str, Any]
 ) -> tuple[str, Messages]:
-    """The chat template's text up to the assistant's turn, and the messages that it was given."""
+    """Return the text up to the assistant's turn, and the messages that the template rendered."""
     own = str(arguments.get("chat_template") or tokenizer.chat_template)
     for name in arguments:
         if name != "chat_template" and name not in own:
@@ -194,18 +199,9 @@ def _chat_text(
 
 
 def _bos(tokenizer: Any) -> str:
-    """The BOS token as text if the tokenizer would put it before a plain text, else nothing."""
+    """Return the BOS token as text if the tokenizer puts it before plain text, else ""."""
     bos = getattr(tokenizer, "bos_token", None)
     if not bos:
         return ""
     ids = tokenizer.encode("")
     return bos if ids and ids[0] == tokenizer.bos_token_id else ""
-
-
-def _refuse_special_tokens(text: str, tokenizer: Any) -> None:
-    for token in getattr(tokenizer, "all_special_tokens", ()):
-        if token and token in text:
-            raise ValueError(
-                f"the question contains the special token {token!r}, which could end the user's "
-                f"turn: {text[:60]!r}... Drop the question or rewrite it"
-            )

@@ -106,7 +106,7 @@ def test_settings_of_the_machine_are_not_compared() -> None:
 
 def test_a_reworded_template_of_the_same_name_is_another_one() -> None:
     template = load_bank()["qwen-math"]
-    reworded = dataclasses.replace(template, system="Something else.")
+    reworded = template.model_copy(update={"system": "Something else."})
     old, new = (shared_identity(Settings(), t) for t in (template, reworded))
     assert [line.split(":")[0] for line in differences(old, new)] == ["template_sha256"]
     json.dumps(old)  # must be storable as it stands

@@ -1,6 +1,7 @@
 """Format checks: values by hand, laws, hostile text, and the published check as a control."""
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -10,16 +11,9 @@ from hypothesis import strategies as st
 from prompt_aug.templates import load_bank
 from prompt_aug.templates.format_checks import (
     Rule,
-    boxed_after,
-    boxed_in,
-    check_rules,
-    ends_with,
-    filled,
-    filled_between,
     format_reward,
-    in_order,
+    has_content,
     published_reward,
-    well_nested,
 )
 
 BANK = load_bank()
@@ -172,81 +166,71 @@ def test_sums_of_eight_equal_rewards_are_exact_in_float32() -> None:
     "text", ["7", "A", "π", r"\pi", r"\infty", r"\{\}", "∅", "<", r"\text{no}"]
 )
 def test_what_says_something(text: str) -> None:
-    assert filled(text)
+    assert has_content(text)
 
 
 @pytest.mark.parametrize(
     "text", ["", " ", ".", "?", "...", "$$", "{}", r"\,", r"\quad", r"\text{}"]
 )
 def test_what_says_nothing(text: str) -> None:
-    assert not filled(text)
+    assert not has_content(text)
 
 
 def test_every_real_answer_says_something(shared_data: Path) -> None:
-    """The control of `filled`: of all golds of the real data it must refuse none."""
+    """The control of `has_content`: of all golds of the real data it must refuse none."""
     golds = {
         str(row["reward_model"]["ground_truth"])
         for path in shared_data.rglob("*.parquet")
         for row in pq.read_table(path, columns=["reward_model"]).to_pylist()
     }
     assert len(golds) > 1000
-    assert [gold for gold in golds if gold and not filled(gold)] == []
-
-
-def test_between_and_last() -> None:
-    assert filled_between("<a> 1 </a>", "<a>", "</a>")
-    assert not filled_between("<a> . </a> 1 <a> 1 </a>", "<a>", "</a>")  # the first pair counts
-    assert not filled_between("<a> 1", "<a>", "</a>")
-    assert not filled_between("1 </a>", "<a>", "</a>")
-    assert ends_with("x </a>\n", "</a>")
-    assert not ends_with("x </a>\n.", "</a>")
-    assert not ends_with("", "</a>")
-
-
-def test_nesting() -> None:
-    assert well_nested("<a>x</a><b>y</b>", ["a", "b"])
-    assert well_nested("<a><b></b></a>", ["a", "b"])
-    assert not well_nested("<a><b></a></b>", ["a", "b"])
-    assert not well_nested("<a><a></a></a>", ["a"])
-    assert not well_nested("</a><a>", ["a"])
-    assert not well_nested("<a>", ["a"])
-    assert not well_nested("<a></a><a>", ["a"])
-    assert not well_nested("<a><b></b>", ["a", "b"])
-    assert not well_nested("text", ["a"])
-
-
-def test_order_counts_each_marker_once() -> None:
-    assert in_order("a b c", ["a", "b", "c"])
-    assert not in_order("a b a", ["a", "b"])
-    assert not in_order("b a", ["a", "b"])
-    assert not in_order("a", ["a", "b"])
-    assert in_order("x\n</t>\n<a>\ny", ["\n</t>\n", "\n<a>\n"])  # the newline is shared
-
-
-def test_boxed_in_and_after() -> None:
-    assert boxed_in("<answer>\\boxed{1}</answer>", "answer")
-    assert not boxed_in("\\boxed{1}<answer></answer>", "answer")
-    assert not boxed_in("<answer>\\boxed{1}", "answer")
-    assert not boxed_in("</answer>\\boxed{1}<answer>", "answer")
-    assert boxed_after("is: \\boxed{1}", "is:")
-    assert not boxed_after("\\boxed{1} is:", "is:")
+    assert [gold for gold in golds if gold and not has_content(gold)] == []
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("check", "holds", "fails"),
     [
-        (lambda: Rule(weight=1 / 3, boxed=True), "dyadic"),
-        (lambda: Rule(weight=0.0, boxed=True), "dyadic"),
-        (lambda: Rule(weight=0.5), "empty response would be paid"),
-        (lambda: Rule(weight=0.5, absent=("<think>",)), "empty response would be paid"),
-        (lambda: Rule(weight=0.5, once=("",)), "empty or no text"),
-        (lambda: Rule(weight=0.5, filled=(("a",),)), "pairs"),
-        (lambda: check_rules([Rule(weight=0.5, boxed=True)]), "sum to 0.5"),
+        (
+            {"filled": [["<a>", "</a>"]]},
+            ["<a> 1 </a>"],
+            ["<a> . </a> 1 <a> 1 </a>", "<a> 1", "1 </a>"],  # the first pair counts
+        ),
+        ({"last": "</a>"}, ["x </a>\n"], ["x </a>\n.", ""]),
+        (
+            {"nested": ["a", "b"]},
+            ["<a>x</a><b>y</b>", "<a><b></b></a>"],
+            ["<a><b></a></b>", "<a><a></a></a>", "</a><a>", "<a>", "<a></a><a>", "<a><b></b>", "x"],
+        ),
+        ({"order": ["a", "b", "c"]}, ["a b c"], ["b a c", "a", "a b a c"]),
+        ({"order": ["\n</t>\n", "\n<a>\n"]}, ["x\n</t>\n<a>\ny"], []),  # a shared newline
+        (
+            {"boxed_in": "answer"},
+            [f"<answer>{BOX}</answer>"],
+            [f"{BOX}<answer></answer>", f"<answer>{BOX}", f"</answer>{BOX}<answer>"],
+        ),
+        ({"boxed_after": "is:"}, [f"is: {BOX}"], [f"{BOX} is:"]),
     ],
 )
-def test_bad_rules_are_refused(make: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()  # type: ignore[operator]
+def test_each_check_by_hand(check: dict[str, Any], holds: list[str], fails: list[str]) -> None:
+    rule = Rule.model_validate({"weight": 1, **check})
+    assert [text for text in holds if not rule.holds(text)] == []
+    assert [text for text in fails if rule.holds(text)] == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"weight": 1 / 3, "boxed": True},
+        {"weight": 0.0, "boxed": True},
+        {"weight": 0.5},  # an empty response would be paid
+        {"weight": 0.5, "absent": ["<think>"]},
+        {"weight": 0.5, "once": [""]},
+        {"weight": 0.5, "filled": [["a"]]},
+    ],
+)
+def test_bad_rules_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        Rule.model_validate(values)
 
 
 def test_no_rules_are_a_constant() -> None:

@@ -5,7 +5,6 @@ expected strings are written out by hand.
 """
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,7 +102,7 @@ def test_qwen() -> None:
 
 
 def test_qwen_keeps_its_own_default_system_message() -> None:
-    text = render(replace(FULL, system=None, prefill=""), "Q", qwen()).text
+    text = render(FULL.model_copy(update={"system": None, "prefill": ""}), "Q", qwen()).text
     assert text == (
         "<|im_start|>system\nQwen's own words<|im_end|>\n"
         "<|im_start|>user\nQ\nStep by step.<|im_end|>\n<|im_start|>assistant\n"
@@ -165,7 +164,7 @@ def test_styles() -> None:
     assert render(FULL, "Q", qwen(), Form(style="chat")) == render(FULL, "Q", qwen())
     with pytest.raises(ValueError, match="needs a tokenizer with a chat template"):
         render(FULL, "Q", None, Form(style="chat"))
-    with pytest.raises(BankError, match="style=markdown: must be auto, chat, raw, bare"):
+    with pytest.raises(BankError, match="style=markdown"):
         Form(style="markdown")  # type: ignore[arg-type]
 
 
@@ -186,7 +185,7 @@ THINKING = "{{ messages[-1].content }}{% if enable_thinking %}THINK{% else %}ANS
 
 
 def test_arguments_reach_the_chat_template_or_are_refused() -> None:
-    made, base = tokenizer(THINKING, ()), replace(FULL, system=None)
+    made, base = tokenizer(THINKING, ()), FULL.model_copy(update={"system": None})
     for value, word in ((True, "THINK"), (False, "ANSWER")):
         form = Form(chat={"enable_thinking": value})
         assert word in render(base, "Q", made, form).text

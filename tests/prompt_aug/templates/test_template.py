@@ -152,39 +152,38 @@ def test_unknown_name_lists_the_known_and_the_closest() -> None:
     with pytest.raises(UnknownTemplateError) as error:
         bank["open-r1-techer"]
     assert isinstance(error.value, KeyError)
-    assert "Did you mean 'open-r1-teacher'?" in str(error.value)
-    assert "simplerl, qwen-math" in str(error.value)
+    assert "open-r1-teacher?" in str(error.value) and "simplerl" in str(error.value)
     assert "open-r1-techer" not in bank
     assert bank.get("open-r1-techer") is None
 
 
 BAD_BANKS = {
-    "": "section 'templates:'",
-    "templates: [1]": "section 'templates:'",
-    "templates: {}": "section 'templates:'",
-    "templates: {a: 1}": "not a record",
-    "templates: {a: {}}": "category is missing",
-    "templates: {a: {category: c, usr: x}}": "unknown keys \\['usr'\\]",
-    "templates: {a: {category: c, user: no slot}}": "exactly once",
-    "templates: {a: {category: c, user: '{question} {question}'}}": "exactly once",
-    "templates: {a: {category: c, system: '{question}'}}": "belongs into user",
-    "templates: {a: {category: c, prefill: 7}}": "must be a text",
-    "templates: {a: {category: c, stop: 7}}": "list of texts",
-    "templates: {a: {category: c, stop: ['']}}": "empty string",
-    "templates: {a: {category: c, format_setting: lax}}": "format_setting",
-    "templates: {a: {category: c, format: [{boxed: true}]}}": "needs a weight",
-    "templates: {a: {category: c, format: [{weight: 1, box: true}]}}": "unknown format checks",
-    "templates: {a: {category: c, format: [{weight: x, boxed: true}]}}": "template a",
-    "templates: {a: {category: c, format: [{weight: 0.3, boxed: true}]}}": "dyadic",
+    "": "templates: not set",
+    "templates: [1]": "templates: not set",
+    "templates: {}": "templates: not set",
+    "templates: {a: 1}": "templates: a=1",
+    "templates: {a: {}}": "a.category: not set",
+    "templates: {a: {category: c, usr: x}}": "a.usr: unknown key, did you mean user",
+    "templates: {a: {category: c, 7: x}}": "a.7: unknown key",
+    "templates: {a: {category: c, user: no slot}}": "a: user must contain",
+    "templates: {a: {category: c, user: '{question} {question}'}}": "a: user must contain",
+    "templates: {a: {category: c, system: '{question}'}}": "user only",
+    "templates: {a: {category: c, prefill: 7}}": "a.prefill=7",
+    "templates: {a: {category: c, stop: 7}}": "a.stop=7",
+    "templates: {a: {category: c, stop: ['']}}": r"a.stop\[0\]",
+    "templates: {a: {category: c, format_setting: lax}}": "a.format_setting=lax",
+    "templates: {a: {category: c, format: 7}}": "a.format=7",
+    "templates: {a: {category: c, format: [{boxed: true}]}}": r"a.format\[0\].weight: not set",
+    "templates: {a: {category: c, format: [{weight: 1, box: true}]}}": "box: unknown",
+    "templates: {a: {category: c, format: [{weight: x, boxed: true}]}}": "weight=x",
+    "templates: {a: {category: c, format: [{weight: 0.3, boxed: true}]}}": "weight=0.3",
     "templates: {a: {category: c, format: [{weight: 0.5, boxed: true}]}}": "sum to 0.5",
-    "templates: {a: {category: c}, a: {category: d}}": "'a' stands twice",
-    "templates: {a: {category: c, category: d}}": "'category' stands twice",
-    "templates: {a: {category: c, format: 7}}": "format must be a list of rules",
-    "templates: {a: {category: c, format: [{weight: 1, boxed: yep}]}}": "boxed must be true or",
-    "templates: {a: {category: c, format: [{weight: 1, filled: [[x]]}]}}": "pairs",
-    "templates: {a: {category: c, format: [{weight: 1, filled: 7}]}}": "list of pairs",
-    "templates: {a: {category: c, format: [{weight: 1, last: 7}]}}": "empty or no text",
-    "templates: {a: {category: c, 7: x}}": "unknown keys \\['7'\\]",
+    "templates: {a: {category: c, format: [{weight: 1, boxed: yep}]}}": "boxed=yep",
+    "templates: {a: {category: c, format: [{weight: 1, filled: [[x]]}]}}": "filled",
+    "templates: {a: {category: c, format: [{weight: 1, filled: 7}]}}": "filled=7",
+    "templates: {a: {category: c, format: [{weight: 1, last: 7}]}}": "last=7",
+    "templates: {a: {category: c}, a: {category: d}}": "'a' is repeated",
+    "templates: {a: {category: c, category: d}}": "'category' is repeated",
     "templates: {a: {category: 2024-13-45}}": "not valid yaml",
     "templates: {[a]: b}": "not valid yaml",
     "templates: [": "not valid yaml",
@@ -249,7 +248,7 @@ def test_check_without_a_command_is_wrong_usage() -> None:
 
 def test_a_bank_refuses_equal_names_and_nothing() -> None:
     template = Template(name="a", category="c")
-    with pytest.raises(BankError, match="twice"):
+    with pytest.raises(BankError, match="one name"):
         Bank([template, template])
     with pytest.raises(BankError, match="at least one"):
         Bank([])
