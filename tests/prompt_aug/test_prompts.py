@@ -78,7 +78,7 @@ def test_another_file_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(BankError, match=r"prompts\.yaml"):
         Prompts.read(path)
-    with pytest.raises(BankError, match="none.yaml"):
+    with pytest.raises(BankError, match=r"none\.yaml"):
         Prompts.read(tmp_path / "none.yaml")
 
 
