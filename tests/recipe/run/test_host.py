@@ -1,4 +1,4 @@
-"""What the machine has for a run; the commands' messages are tested with them."""
+"""Disk space and ports of the machine."""
 
 import socket
 import subprocess
