@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
+from pydantic import BaseModel
 
 from eval.benchmarks import MOST_SAMPLES, BenchmarkRequest, LoadedBenchmark
 from eval.errors import EvaluationError
@@ -237,4 +238,6 @@ def _digest(value: object) -> str:
 def _stable(value: object) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    elif isinstance(value, BaseModel):
+        value = dict(value)
     return json.dumps(value, sort_keys=True, default=_stable)
