@@ -1,4 +1,4 @@
-"""Make a verl-style parquet file of questions from a data set, with every refused row named.
+"""Make a verl-style parquet file of questions from a data set, and list every refused row.
 
     python -m prompt_aug.prepare SOURCE OUT.parquet --against BENCHMARK [--against ...]
 
@@ -10,25 +10,22 @@ their numbers (from 0), the near duplicates and the SHA-256 of the data.
 """
 
 import argparse
-import dataclasses
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.errors import UsageError, UserError
 from prompt_aug.base.files import read_json, read_text, sha256, write_json
 from prompt_aug.base.places import unwritable
-from prompt_aug.prepare.filters import Numbered, prepare
+from prompt_aug.prepare.filters import Numbered, join_rephrasings, prepare
 from prompt_aug.prepare.overlap import LIKENESS_LIMIT, LIKENESS_N, OVERLAP_LIMIT, OVERLAP_N
-from prompt_aug.prepare.rephrased import join
 from prompt_aug.prepare.sources import (
     Columns,
+    Preset,
     SourceError,
     column_names,
     complete,
@@ -37,33 +34,19 @@ from prompt_aug.prepare.sources import (
     question_text,
 )
 from prompt_aug.questions import VALIDATION, write_parquet
+from prompt_aug.typed import parse_yaml
 
 SHOWN = 10
-KNOWN = (
-    Path(__file__).resolve().parents[2] / "eval" / "benchmarks"
-)  # which eval.sweep knows by name
+KNOWN = Path(__file__).resolve().parents[2] / "eval" / "benchmarks"  # those of eval.sweep
 RECORD = (".yaml", ".yml")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """What is to be read, by the options and the preset; `rows` of each split, where known."""
-
-    source: str
-    config: str | None
-    split: str
-    columns: Columns
-    name: str
-    files: str | None
-    rows: Mapping[str, int]
-
-
 def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
-    """Question texts by benchmark name, from ``[NAME=]SOURCE[@SPLIT]``.
+    """Return question texts by benchmark name, from ``[NAME=]SOURCE[@SPLIT]``.
 
-    SOURCE is a file, a folder (one that holds several data sets gives each) or a hub id, of which
-    SPLIT is "test" if not named; or the record of a benchmark, the name of one in eval/benchmarks,
-    a yaml file like those, or a folder of them. Raises SourceError.
+    SOURCE is a file, a folder (one of several data sets gives each) or a hub id, of which SPLIT is
+    "test" by default; or the record of a benchmark: a name in eval/benchmarks, a yaml file like
+    those, or a folder of them. Raises SourceError.
     """
     benchmarks: dict[str, list[str]] = {}
     for specification in specifications:
@@ -72,9 +55,9 @@ def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
         name = name or Path(source).stem
         known = KNOWN / f"{source}.yaml"
         place = known if known.is_file() and not Path(source).exists() else Path(source)
-        if source and (records := records_of(place)):
+        if source and (records := _records_of(place)):
             for path in records:
-                benchmarks[name if len(records) == 1 else path.stem] = record_texts(path)
+                benchmarks[name if len(records) == 1 else path.stem] = _record_texts(path)
             continue
         listed = Path(source) / "dataset_dict.json"
         parts = {name: split or "test"}
@@ -84,43 +67,45 @@ def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
                 raise SourceError(f"{listed} does not list its splits")
             parts = {f"{name}/{part}": part for part in splits["splits"]}
         for part, part_split in parts.items():
-            rows = load_rows(source, split=part_split)
-            columns = complete(Columns(), column_names(rows), source, answer=False)
             if part in benchmarks:
                 raise SourceError(f"two benchmarks are called {part}: write NAME={source}")
-            benchmarks[part] = [question_text(row, columns) for row in rows]
+            rows = load_rows(source, split=part_split)
+            benchmarks[part] = _texts(rows, Columns(), source)
     return benchmarks
 
 
-def records_of(path: Path) -> list[Path]:
-    """The yaml files that `path` is, or that the folder `path` holds."""
+def _texts(rows: Any, columns: Columns, source: str) -> list[str]:
+    columns = complete(columns, column_names(rows), source, answer=False)
+    return [question_text(row, columns) for row in rows]
+
+
+def _records_of(path: Path) -> list[Path]:
+    """Return the yaml files that `path` is, or that the folder `path` contains."""
     if path.suffix in RECORD:
         return [path]
     return sorted(p for p in path.iterdir() if p.suffix in RECORD) if path.is_dir() else []
 
 
-def record_texts(path: Path) -> list[str]:
-    """The question texts of a benchmark's record, of which eval.benchmarks.record has the keys."""
+def _record_texts(path: Path) -> list[str]:
+    """Return the question texts of a benchmark's record; keys as in eval.benchmarks.record."""
     try:
-        record = yaml.safe_load(read_text(path))
-    except (OSError, UserError, yaml.YAMLError) as error:
-        raise SourceError(f"{path}: the record of a benchmark cannot be read: {error}") from error
+        record = parse_yaml(read_text(path), str(path))
+    except (OSError, UserError) as error:
+        raise SourceError(f"the record of a benchmark cannot be read: {error}") from error
     if not isinstance(record, Mapping) or not (record.get("hub") or record.get("file")):
         raise SourceError(f"{path} is no record of a benchmark: it has neither hub nor file")
     source = str(path.parent / record["file"]) if record.get("file") else str(record["hub"])
     split, revision = record.get("split", "test"), record.get("revision")
     rows = load_rows(source, record.get("config"), split, revision=revision)
-    asked = Columns(text=record.get("text"))
-    columns = complete(asked, column_names(rows), source, answer=False)
-    return [question_text(row, columns) for row in rows]
+    return _texts(rows, Columns(text=record.get("text")), source)
 
 
 def write(
     questions: Numbered, out: Path, report: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> Path:
-    """Write the parquet file, then its manifest; returns the manifest's path.
+    """Write the parquet file, then its manifest; return the manifest's path.
 
-    An old manifest goes first, so that a manifest always describes the file beside it.
+    An old manifest is removed first, so that a manifest always describes the file beside it.
     """
     manifest = out.with_name(out.name + ".manifest.json")
     manifest.unlink(missing_ok=True)
@@ -132,34 +117,25 @@ def write(
 def hold_out(
     questions: Numbered, count: int, near: Iterable[Mapping[str, Any]]
 ) -> tuple[Numbered, Numbered]:
-    """(what is left to train on, `count` validation questions), both in row order.
+    """Return (training questions, `count` validation questions), both in row order.
 
-    Which ones is a function of their uids alone. A question that another one resembles stays in
-    training: its like there would have taught the answer.
+    The choice depends on the uids alone. A question with a near duplicate stays in training, where
+    its duplicate would reveal the answer.
     """
     alike = {row for pair in near for row in pair["rows"]}
     free = [question.uid for row, question in questions if row not in alike]
     if not 0 < count < len(free):
         raise SourceError(f"--validation {count}: {len(free)} questions can be held out")
     held = set(sorted(free, key=lambda uid: hashlib.sha256(uid.encode()).digest())[:count])
-    kept = [(row, question) for row, question in questions if question.uid not in held]
-    return kept, [
-        (row, dataclasses.replace(question, split=VALIDATION))
+    return [(row, question) for row, question in questions if question.uid not in held], [
+        (row, replace(question, split=VALIDATION))
         for row, question in questions
         if question.uid in held
     ]
 
 
-def write_held_out(held: Numbered, out: Path, settings: Mapping[str, Any]) -> int:
-    """Write the validation questions beside `out`; how many."""
-    beside = out.with_name(f"{out.stem}.{VALIDATION}.parquet")
-    write(held, beside, {"kept": len(held), "held_out_of": out.name}, settings)
-    print(f"wrote {beside} ({len(held)} questions held out of training)")
-    return len(held)
-
-
 def build_parser() -> argparse.ArgumentParser:
-    """The command line; a column option wins over the preset."""
+    """Return the command line; a column option overrides the preset."""
     parser = make_parser(
         "python -m prompt_aug.prepare",
         __doc__,
@@ -201,7 +177,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def check_paths(options: argparse.Namespace) -> None:
-    """Refuse empty options, and an output that cannot be written or is read. Raises SourceError."""
+    """Reject empty options, and an OUT that cannot be written or is an input."""
     for key, value in vars(options).items():
         for item in value if isinstance(value, list) else [value]:
             if item == "" or (key == "out" and item == Path()):
@@ -220,66 +196,50 @@ def check_paths(options: argparse.Namespace) -> None:
             raise SourceError(f"OUT {options.out} would change {read}, which is read")
 
 
-def choose(options: argparse.Namespace) -> Asked:
-    """What the options and the preset ask for. Raises SourceError."""
+def choose(options: argparse.Namespace) -> tuple[str, Preset]:
+    """Return (name of the data set, what to read): the preset with the options' changes."""
     presets = load_presets()
     name = options.preset or (options.source if options.source in presets else None)
     if name is not None and name not in presets:
         raise SourceError(f"unknown preset {name!r}: known are {', '.join(presets)}")
-    preset = presets.get(name) if name else None
-    columns = preset.columns if preset else Columns()
-    given = {
+    known = presets[name] if name else Preset(hub=options.source, split="train")
+    change = {
         key: getattr(options, key)
-        for key in ("text", "answer", "level", "answer_from")
+        for key in ("config", "split", "text", "answer", "level", "answer_from")
         if getattr(options, key) is not None
     }
     if options.levels:
-        given["levels"] = tuple(options.levels)
+        change["levels"] = tuple(options.levels)
     if options.text is not None:
-        given["text_else"] = ()  # what was asked for, or nothing
-    columns = dataclasses.replace(columns, **given)
-    if columns.levels and columns.level is None:
+        change["text_else"] = ()  # an explicit column has no alternatives
+    if options.source != name:  # a local copy of the preset, or no preset
+        change |= {"hub": options.source, "files": None, "rows": {}}
+    asked = known.model_copy(update=change)
+    if asked.levels and asked.level is None:
         raise UsageError("--levels needs --level-column")
-    on_hub = preset if preset and options.source == name else None
-    source = on_hub.hub if on_hub else options.source
-    return Asked(
-        source=source,
-        config=options.config or (preset.config if preset else None),
-        split=options.split or (preset.split if preset else "train"),
-        columns=columns,
-        name=options.name or name or Path(source).stem,
-        files=on_hub.files if on_hub else None,
-        rows=on_hub.rows if on_hub else {},
-    )
-
-
-def read_rows(asked: Asked) -> Any:
-    """The rows asked for; SourceError where they are not as many as the preset knows."""
-    rows = load_rows(asked.source, asked.config, asked.split, files=asked.files)
-    wanted = asked.rows.get(asked.split, len(rows))
-    if len(rows) != wanted:
-        raise SourceError(
-            f"{asked.source}: {len(rows)} rows in the split {asked.split}, and {wanted} when the "
-            f"preset was written: the data set has changed. Look at it, and give its columns with "
-            "--text-column and --answer-column in place of the preset"
-        )
-    return rows
+    return options.name or name or Path(options.source).stem, asked
 
 
 def prepare_as(options: argparse.Namespace) -> int:
-    """Prepare as the options say; the exit status."""
+    """Prepare as the options say; return the exit code."""
     check_paths(options)
     if not 0 < options.overlap <= 1:
         raise UsageError(f"--overlap {options.overlap} must lie in (0, 1]")
-    asked = choose(options)
+    name, asked = choose(options)
     benchmarks = load_benchmarks(options.against or [])
-    rows = read_rows(asked)
-    columns = complete(asked.columns, column_names(rows), asked.source)
-    rows, joined = join(rows, columns) if columns.group else (rows, {})
+    rows = load_rows(asked.hub, asked.config, asked.split, files=asked.files)
+    if len(rows) != (expected := asked.rows.get(asked.split, len(rows))):
+        raise SourceError(
+            f"{asked.hub}: {len(rows)} rows in the split {asked.split}, and {expected} when the "
+            "preset was written: the data set has changed. Look at it, and replace the preset by "
+            "--text-column and --answer-column."
+        )
+    columns = complete(asked.columns, column_names(rows), asked.hub)
+    rows, joined = join_rephrasings(rows, columns) if columns.group else (rows, {})
     questions, report = prepare(
         rows,
         columns=columns,
-        source=asked.name,
+        source=name,
         split=options.as_split,
         benchmarks=benchmarks,
         overlap_limit=options.overlap,
@@ -290,37 +250,36 @@ def prepare_as(options: argparse.Namespace) -> int:
         why = "rows were refused" if questions else "no row is left"
         raise SourceError(f"nothing written: {why}")
     settings = {
-        "source": asked.source,
+        "source": asked.hub,
         "config": asked.config,
         "files": asked.files,
         "split": asked.split,
-        "columns": dataclasses.asdict(columns),
+        "columns": columns.model_dump(mode="json"),
         "benchmarks": {key: len(texts) for key, texts in benchmarks.items()},
         "overlap": {"n": OVERLAP_N, "limit": options.overlap},
         "likeness": {"n": LIKENESS_N, "limit": LIKENESS_LIMIT},
     }
     if options.validation is not None:
-        near = report["near_duplicates"]
-        questions, held = hold_out(questions, options.validation, near)
-        report = {**report, "held_out": write_held_out(held, options.out, settings)}
+        questions, held = hold_out(questions, options.validation, report["near_duplicates"])
+        beside = options.out.with_name(f"{options.out.stem}.{VALIDATION}.parquet")
+        write(held, beside, {"kept": len(held), "held_out_of": options.out.name}, settings)
+        print(f"wrote {beside} ({len(held)} questions held out of training)")
+        report = {**report, "held_out": len(held)}
     manifest = write(questions, options.out, report, settings)
     print(f"wrote {options.out} ({len(questions)} questions) and {manifest.name}")
     return 0
 
 
 def print_report(report: Mapping[str, Any]) -> None:
-    """What was kept and refused, with the first rows of each reason."""
+    """Print the counts, with the first rows of each reason."""
     print(f"{report['rows_of_wanted_levels']} rows read, {report['kept']} kept")
     if counts := report.get("rephrasings_of_a_question"):
-        listed = ", ".join(
-            f"{count} of {questions} questions" for count, questions in counts.items()
-        )
+        listed = ", ".join(f"{count} of {number} questions" for count, number in counts.items())
         print(f"  rephrasings: {listed}; the paper has {report['rephrasings_of_the_paper']}")
         print(f"  rows left out: {report['rows_left_out']}")
     for reason, count in report["refused"].items():
-        shown = [r for r in report["refused_rows"] if r["reason"] == reason][:SHOWN]
         print(f"  refused, {reason}: {count}")
-        for entry in shown:
+        for entry in [r for r in report["refused_rows"] if r["reason"] == reason][:SHOWN]:
             print(f"    row {entry['row']}: {entry['detail']}")
     for first, rows in list(report["duplicates_of_row"].items())[:SHOWN]:
         print(f"    rows {rows[:SHOWN]} repeat row {first}")
@@ -329,7 +288,7 @@ def print_report(report: Mapping[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; 0 done, 1 could not (with one line that says why), 2 wrong usage."""
+    """Entry point. Exit codes: 0 done, 1 could not (reason on stderr), 2 wrong usage."""
     options = build_parser().parse_args(arguments)
     return run(
         "prompt_aug.prepare",

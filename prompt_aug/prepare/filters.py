@@ -1,4 +1,4 @@
-"""The checks of `prompt_aug.prepare`: which rows of a data set are refused, and why."""
+"""The checks of `prompt_aug.prepare`: rows of a data set that are refused, with the reason."""
 
 import dataclasses
 import re
@@ -11,11 +11,18 @@ from tqdm import tqdm
 
 from prompt_aug.grading import grade_answer, grade_many
 from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex, near_duplicates
-from prompt_aug.prepare.sources import Columns, kept_levels, to_question
+from prompt_aug.prepare.sources import (
+    JOINED,
+    Columns,
+    answers_of,
+    kept_levels,
+    question_text,
+    to_question,
+)
 from prompt_aug.questions import Question, QuestionError, normalise
 
 GRADED_AT_ONCE = 512
-PROSE_WORDS = 4  # an answer of so many words and no number is a sentence
+PROSE_WORDS = 4  # an answer of this many words without a number is a sentence
 _WORD, _COMMAND = re.compile(r"[A-Za-z]{2,}"), re.compile(r"\\[A-Za-z]+")
 REASONS = ("empty", "duplicate", "contradiction", "benchmark_overlap", "ungradable")
 Numbered = list[tuple[int, Question]]
@@ -23,7 +30,7 @@ Numbered = list[tuple[int, Question]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refused:
-    """Row `row` of the source is not in the output, because of `reason`; `detail` says more."""
+    """Row `row` of the source, left out for `reason`; `detail` explains."""
 
     row: int
     reason: str
@@ -33,7 +40,7 @@ class Refused:
 def read_rows(
     rows: Any, columns: Columns, source: str, split: str
 ) -> tuple[Numbered, list[Refused]]:
-    """The questions of all rows of a wanted level, and the rows that have none or no answer."""
+    """Return the questions of the requested levels, and the rows without question or answer."""
     questions: Numbered = []
     refused = []
     for number, row in tqdm(kept_levels(rows, columns), "read", total=len(rows), disable=None):
@@ -44,10 +51,49 @@ def read_rows(
     return questions, refused
 
 
+def join_rephrasings(rows: Any, columns: Columns) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return (a row per question, with its rephrasings under `JOINED`; their part of the report).
+
+    Rows that share `columns.group` are one question: the row with the lowest `columns.order`, then
+    its rephrasings in that order. Left out are padding rows without a text, texts that repeat an
+    earlier one, and texts with another answer than the question's.
+    """
+    groups: dict[Any, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row[str(columns.group)], []).append(row)
+    dropped: Counter[str] = Counter()
+    joined = []
+    for group in groups.values():
+        ordered = sorted(group, key=lambda row: int(row[str(columns.order)]))
+        texts = [(row, question_text(row, columns).strip()) for row in ordered]
+        texts = [(row, text) for row, text in texts if text]
+        dropped["padding"] += len(ordered) - len(texts)
+        if not texts:
+            continue
+        (first, question), kept = texts[0], []
+        seen = {normalise(question)}
+        for row, text in texts[1:]:
+            if answers_of(row, columns) != answers_of(first, columns):
+                dropped["another answer"] += 1
+            elif normalise(text) in seen:
+                dropped["repeated"] += 1
+            else:
+                seen.add(normalise(text))
+                kept.append(text)
+        joined.append({**first, JOINED: kept})
+    counts = Counter(len(row[JOINED]) for row in joined)
+    return joined, {
+        "rows_joined": len(rows),
+        "rephrasings_of_a_question": dict(sorted(counts.items())),
+        "rephrasings_of_the_paper": columns.rephrasings,
+        "rows_left_out": dict(dropped),
+    }
+
+
 def refuse_repeats(
     questions: Numbered,
 ) -> tuple[Numbered, dict[int, list[int]], list[Refused]]:
-    """(kept, rows that repeat a kept row, rows of questions with contradicting answers)."""
+    """Return (kept, rows that repeat a kept row, rows with contradicting answers)."""
     groups: dict[str, Numbered] = {}
     for number, question in questions:
         groups.setdefault(normalise(question.text), []).append((number, question))
@@ -94,24 +140,17 @@ def refuse_ungradable(
     questions: Numbered, allow_text: bool = False
 ) -> tuple[Numbered, list[Refused]]:
     """Refuse questions with an answer that is not graded right against itself, or is prose."""
-    kept, refused = [], []
-    golds = [
-        (number, question, gold) for number, question in questions for gold in question.answers
-    ]
-    prose = () if allow_text else ((number, gold) for number, _, gold in golds if is_prose(gold))
+    golds = [(number, gold) for number, question in questions for gold in question.answers]
+    prose = () if allow_text else (pair for pair in golds if is_prose(pair[1]))
     bad = {number: f"{gold[:80]!r} is prose. Keep it with --allow-text." for number, gold in prose}
     for start in tqdm(range(0, len(golds), GRADED_AT_ONCE), "grade the answers", disable=None):
         part = golds[start : start + GRADED_AT_ONCE]
-        grades = grade_many([("\\boxed{" + gold + "}", gold) for _, _, gold in part])
-        for (number, _, gold), grade in zip(part, grades, strict=True):
+        grades = grade_many([("\\boxed{" + gold + "}", gold) for _, gold in part])
+        for (number, gold), grade in zip(part, grades, strict=True):
             if not grade.correct:
                 bad.setdefault(number, f"{gold[:80]!r} graded {grade.status!s} against itself")
-    for number, question in questions:
-        if number in bad:
-            refused.append(Refused(row=number, reason="ungradable", detail=bad[number]))
-        else:
-            kept.append((number, question))
-    return kept, refused
+    kept = [(number, question) for number, question in questions if number not in bad]
+    return kept, [Refused(row=row, reason="ungradable", detail=bad[row]) for row in sorted(bad)]
 
 
 def prepare(
@@ -124,7 +163,7 @@ def prepare(
     overlap_limit: float = OVERLAP_LIMIT,
     allow_text: bool = False,
 ) -> tuple[Numbered, dict[str, Any]]:
-    """The questions kept, each with its row number, and the report that the manifest holds."""
+    """Return the questions kept, each with its row number, and the report for the manifest."""
     questions, refused = read_rows(rows, columns, source, split)
     read = len(questions) + len(refused)
     questions, duplicates, contradictions = refuse_repeats(questions)

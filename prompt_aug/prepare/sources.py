@@ -1,20 +1,28 @@
 """Rows of a local file, a local folder or a hub data set, and the column maps that read them."""
 
 import ast
+import csv
+import json
 import re
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
+from pydantic import Field
 
+from prompt_aug.base.errors import UserError
 from prompt_aug.grading.extract import closed_boxes
-from prompt_aug.prepare.text_files import SourceError, csv_rows, require_json_lines, require_utf8
-from prompt_aug.questions import Question, QuestionError, make_question, system_text, user_text
+from prompt_aug.questions import (
+    Question,
+    QuestionError,
+    make_question,
+    system_text,
+    user_text,
+)
+from prompt_aug.typed import Record, Several, read_typed
 
 PRESETS_FILE = Path(__file__).with_name("presets.yaml")
 BUILDERS = {
@@ -24,46 +32,51 @@ BUILDERS = {
     ".arrow": "arrow",
     ".csv": "csv",
 }
-JOINED = "rephrasings of one group"  # a row's own, made by `rephrased.join`
-HUB_SECONDS = 3.0  # what the hub has to answer in before it counts as unreachable
+JOINED = "rephrasings of one group"  # added to a row by `filters.join_rephrasings`
+HUB_SECONDS = 3.0  # without a response the hub counts as unreachable
 TEXT_COLUMNS = ("question", "problem", "prompt", "text")
 RENDERED = ("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|begin_of_text|>")
 ANSWER_COLUMNS = ("answer", "reward_model.ground_truth", "ground_truth", "final_answer")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Columns:
-    """Where a data set keeps what; see presets.yaml for the keys. None: found by usual names."""
+class SourceError(UserError, ValueError):
+    """A source that cannot be read. The message says what to do."""
+
+
+class Columns(Record):
+    """Columns of a data set; see presets.yaml for the keys. None: found by the usual names."""
 
     text: str | None = None
-    text_else: tuple[str, ...] = ()
+    text_else: Several[str] = ()
     answer: str | None = None
     level: str | None = None
     answer_from: str | None = None
     text_after: str | None = None
     text_before: str | None = None
-    levels: tuple[int, ...] = ()
+    levels: Several[int] = ()
     group: str | None = None
     order: str | None = None
     rephrasings: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Preset:
-    """A known data set: its place on the hub and its columns."""
+class Preset(Columns):
+    """A known data set: its place on the hub and its columns; see presets.yaml for the keys."""
 
-    name: str
     hub: str
-    config: str | None
+    config: str | None = None
     split: str
-    columns: Columns
     files: str | None = None
-    rows: Mapping[str, int] = field(default_factory=dict)
-    out: Mapping[str, str] = field(default_factory=dict)
+    rows: Mapping[str, int] = Field(default_factory=dict)
+    out: Mapping[str, str] = Field(default_factory=dict)
+
+    @property
+    def columns(self) -> Columns:
+        """The column map alone."""
+        return Columns(**{key: getattr(self, key) for key in Columns.model_fields})
 
 
 def command_for(path: str | Path) -> str:
-    """The command that makes `path`, where it is one of the files that the examples read."""
+    """Return the command that makes `path`, if it is one of the files that the examples read."""
     for name, preset in load_presets().items():
         for split, out in preset.out.items():
             if Path(out) == Path(path):
@@ -73,16 +86,8 @@ def command_for(path: str | Path) -> str:
 
 
 def load_presets(path: Path = PRESETS_FILE) -> dict[str, Preset]:
-    """The presets by name."""
-    presets = {}
-    keys = {field.name for field in fields(Columns)}
-    for name, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items():
-        columns = {key: entry.pop(key) for key in list(entry) if key in keys}
-        for key in ("levels", "text_else"):
-            columns[key] = tuple(columns.get(key, ()))
-        entry.setdefault("config", None)
-        presets[name] = Preset(name=name, columns=Columns(**columns), **entry)
-    return presets
+    """Return the presets by name."""
+    return read_typed(path, dict[str, Preset], SourceError)
 
 
 def load_rows(
@@ -93,15 +98,14 @@ def load_rows(
     revision: str | None = None,
     files: str | None = None,
 ) -> Any:
-    """The rows of `source`, an indexable ``datasets.Dataset``.
+    """Return the rows of `source`, an indexable ``datasets.Dataset``.
 
-    `source` is a parquet, jsonl, json, arrow or csv file, a folder that ``save_to_disk`` wrote (of
-    one data set, or of several with `split` naming one), a folder of such files, or the id of a
-    data set on the hub (at `revision`; of its files only `files`, with the split's name in
-    place of ``{split}``). Raises SourceError; where the hub does not answer and the data set is not
-    in the cache, within seconds.
+    `source` is a parquet, jsonl, json, arrow or csv file, a folder of such files, a folder of
+    ``save_to_disk`` (one data set, or several of which `split` names one), or the id of a data set
+    on the hub (at `revision`; only its `files`, with the split for ``{split}``). Raises
+    SourceError, within seconds if the hub does not respond and the data set is not cached.
     """
-    import datasets  # deferred: it takes a second
+    import datasets  # slow, so it is imported on first use
 
     path = Path(source)
     try:
@@ -111,21 +115,21 @@ def load_rows(
             return _from_folder(datasets, path, split)
     except SourceError:
         raise
-    except Exception as error:  # datasets raises many kinds; each must end as one readable line
+    except Exception as error:  # datasets raises many kinds of errors
         raise SourceError(
             f"{source}: local data cannot be loaded: {_first_cause(error)}"
         ) from error
     if re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not source.startswith("."):
         if files is None:
             return _from_hub(datasets, source, name=config, split=split, revision=revision)
-        # All that is read of these files is one split, which datasets calls "train".
+        # datasets calls the only split of these files "train".
         file = files.format(split=split)
         return _from_hub(datasets, source, data_files=file, split="train", revision=revision)
     raise SourceError(f"{source!r}: neither a file, nor a folder, nor an id like owner/name")
 
 
 def hub_answers(endpoint: str, seconds: float = HUB_SECONDS) -> bool:
-    """Whether anything answers at `endpoint` (through a proxy, if one is set) within `seconds`."""
+    """Return whether `endpoint` responds within `seconds`, through a proxy if one is set."""
     answered = threading.Event()
 
     def ask() -> None:
@@ -133,12 +137,12 @@ def hub_answers(endpoint: str, seconds: float = HUB_SECONDS) -> bool:
         try:
             with urllib.request.urlopen(request, timeout=seconds):
                 answered.set()
-        except urllib.error.HTTPError:  # an answer too, such as "not allowed"
+        except urllib.error.HTTPError:  # a response too, such as "not allowed"
             answered.set()
         except (OSError, ValueError):
             pass
 
-    # In a thread: looking up a name has no time limit of its own.
+    # In a thread, because a name lookup has no time limit.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(seconds)
@@ -150,7 +154,7 @@ def _from_hub(datasets: Any, source: str, **asked: Any) -> Any:
 
     offline = bool(constants.HF_HUB_OFFLINE)
     if not offline and not hub_answers(constants.ENDPOINT):
-        # The clients would try again for up to a minute before they look into their cache.
+        # The clients would retry for up to a minute before they look into their cache.
         offline = constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
         return datasets.load_dataset(source, **asked)
@@ -168,7 +172,7 @@ def _from_hub(datasets: Any, source: str, **asked: Any) -> Any:
 
 
 def _first_cause(error: BaseException) -> str:
-    """The first line of the error at the head of the chain: what went wrong, not what followed."""
+    """Return the first line of the first error of a chain."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     lines = str(error).strip().splitlines()
@@ -180,12 +184,12 @@ def _from_files(datasets: Any, paths: list[Path]) -> Any:
     if len(kinds) != 1 or not kinds <= set(BUILDERS):
         raise SourceError(f"{paths[0]}: known are files ending in {', '.join(BUILDERS)}")
     builder = BUILDERS[kinds.pop()]
-    if builder == "csv":  # datasets would guess types: 1.50 is 1.5 to it, and NA no answer
-        rows = [row for path in paths for row in csv_rows(path)]
+    if builder == "csv":  # datasets would read 1.50 as 1.5 and NA as missing
+        rows = [row for path in paths for row in _csv_rows(path)]
         return datasets.Dataset.from_list(rows)
-    if builder == "json":  # datasets would put other characters in the place of broken ones
+    if builder == "json":  # datasets would replace invalid bytes
         for path in paths:
-            require_utf8(path)
+            _require_utf8(path)
     for path in paths:
         if not path.stat().st_size:
             raise SourceError(f"{path}: an empty file. Name one with rows.")
@@ -195,8 +199,37 @@ def _from_files(datasets: Any, paths: list[Path]) -> Any:
     except Exception:  # datasets names neither the file nor the line
         for path in paths:
             if path.suffix == ".jsonl":
-                require_json_lines(path)
+                _require_json_lines(path)
         raise
+
+
+def _csv_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file, strict=True))
+    for number, row in enumerate(rows):
+        if None in row or None in row.values():
+            raise SourceError(f"{path}: row {number} has not as many columns as the first line")
+    return rows
+
+
+def _require_utf8(path: Path) -> None:
+    with path.open(encoding="utf-8") as file:
+        try:
+            for _ in file:
+                pass
+        except UnicodeDecodeError as error:
+            raise SourceError(f"{path} is not UTF-8 text ({error}): convert it") from None
+
+
+def _require_json_lines(path: Path) -> None:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                found = json.loads(line) if line.strip() else {}
+            except (ValueError, RecursionError) as error:
+                raise SourceError(f"{path}, line {number}: broken JSON ({error})") from None
+            if not isinstance(found, dict):
+                raise SourceError(f"{path}, line {number}: no JSON object. Write one a line.")
 
 
 def _from_folder(datasets: Any, path: Path, split: str) -> Any:
@@ -216,41 +249,38 @@ def _from_folder(datasets: Any, path: Path, split: str) -> Any:
 def complete(
     columns: Columns, names: Iterable[str], source: str, *, answer: bool = True
 ) -> Columns:
-    """`columns` with missing ones found among the usual names; SourceError if there is none.
+    """Return `columns` with missing ones found by the usual names. Raises SourceError.
 
-    `names` are of the columns; those of a record (``extra_info.question``) may be among them, or
-    the record stands for all that it may hold. Without `answer` only the text is looked for.
+    `names` are column names; those of a record (``extra_info.question``) may be listed, or else the
+    record may hold any. Without `answer` only the text is looked for.
     """
     present = set(names)
 
-    def there(column: str) -> bool:
+    def exists(column: str) -> bool:
         record = column.partition(".")[0]
         opaque = record in present and not any(n.startswith(f"{record}.") for n in present)
         return column in present or opaque
 
-    def find(given: tuple[str, ...], usual: tuple[str, ...], what: str) -> str:
-        candidates = given or usual
+    def find(what: str, asked: str | None, usual: tuple[str, ...] = (), more: Any = ()) -> str:
+        candidates = ((asked,) if asked else ()) + tuple(more) or usual
         for candidate in candidates:
-            if there(candidate):
+            if exists(candidate):
                 return candidate
         raise SourceError(
             f"{source} has no column {' or '.join(candidates)} for the {what} (it has "
-            f"{', '.join(sorted(present))}): name one with --{what}-column"
+            f"{', '.join(sorted(present))}). Name one with --{what}-column."
         )
 
-    def given(column: str | None) -> tuple[str, ...]:
-        return () if column is None else (column,)
-
-    texts = (*given(columns.text), *columns.text_else)
-    text = find(texts, TEXT_COLUMNS, "text")
+    found = {"text": find("text", columns.text, TEXT_COLUMNS, columns.text_else), "text_else": ()}
     if columns.level is not None:
-        find(given(columns.level), (), "level")
-    gold = find(given(columns.answer), ANSWER_COLUMNS, "answer") if answer else columns.answer
-    return replace(columns, text=text, text_else=(), answer=gold)
+        find("level", columns.level)
+    if answer:
+        found["answer"] = find("answer", columns.answer, ANSWER_COLUMNS)
+    return columns.model_copy(update=found)
 
 
 def column_names(rows: Any) -> list[str]:
-    """The columns of a ``datasets.Dataset``, and with a dot what their records hold."""
+    """Return the columns of a ``datasets.Dataset`` and, with a dot, the fields of records."""
 
     def walk(features: Mapping[str, Any], prefix: str) -> Iterator[str]:
         for name, kind in features.items():
@@ -262,52 +292,64 @@ def column_names(rows: Any) -> list[str]:
 
 
 def read_level(value: Any) -> int | None:
-    """3 for 3, 3.0, "3", "3.0" and "Level 3"; None where there is no number."""
+    """Return 3 for 3, 3.0, "3", "3.0" and "Level 3"; None without a number."""
     match = re.search(r"\d+", str(value)) if value is not None else None
     return int(match.group()) if match else None
 
 
 def to_question(row: Mapping[str, Any], columns: Columns, source: str, split: str) -> Question:
-    """The question of one row; QuestionError if it has none, or no answer."""
+    """Return the question of one row. Raises QuestionError without a question or an answer."""
     text = question_text(row, columns)
     if marks := [mark for mark in RENDERED if mark in text]:
         raise QuestionError(
-            f"the text holds {marks[0]}: it is a prompt that a chat template made, not a question; "
-            "name the column of the question with --text-column"
+            f"the text holds {marks[0]}: it is a prompt that a chat template made, not a question. "
+            "Name the column of the question with --text-column."
         )
-    level = read_level(_get(row, columns.level)) if columns.level else None
     value = _get(row, columns.text or "")
     return make_question(
         text=text,
         answers=answers_of(row, columns),
         source=source,
         split=split,
-        level=level,
+        level=read_level(_get(row, columns.level)) if columns.level else None,
         rephrasings=row.get(JOINED, ()),
         system=system_text(value) if isinstance(value, list) else None,
     )
 
 
 def answers_of(row: Mapping[str, Any], columns: Columns) -> list[str]:
-    """The answers of one row; QuestionError where the column does not have them."""
-    return [_answer(value, columns.answer_from) for value in _golds(row, columns)]
+    """Return the answers of one row. Raises QuestionError if the column does not have them."""
+    value = _get(row, columns.answer or "")
+    if isinstance(value, list | tuple):
+        golds = [str(item) for item in value]
+    else:
+        golds = [] if value is None else _listed(str(value))
+    return [_answer(gold, columns.answer_from) for gold in golds]
 
 
 def question_text(row: Mapping[str, Any], columns: Columns) -> str:
-    """The text of one row without the frame that the data set puts around it."""
+    """Return the text of one row without the frame that the data set puts around it."""
     column = columns.text or ""
     value = _get(row, column)
     if not isinstance(value, list):
         value = "" if value is None else str(value)
-    return _between(user_text(value, column), columns.text_after, columns.text_before)
+    text = user_text(value, column)
+    if columns.text_after is not None:
+        _, found, text = text.partition(columns.text_after)
+        if not found:
+            raise QuestionError(f"no {columns.text_after!r} before the question")
+    if columns.text_before is not None:
+        text, found, _ = text.rpartition(columns.text_before)
+        if not found:
+            raise QuestionError(f"no {columns.text_before!r} after the question")
+    return text
 
 
 def kept_levels(rows: Any, columns: Columns) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """(row number, row) of the rows whose level is wanted."""
+    """Yield (row number, row) of the rows of a requested level."""
     for number, row in enumerate(rows):
-        if columns.levels and read_level(_get(row, columns.level or "")) not in columns.levels:
-            continue
-        yield number, row
+        if not columns.levels or read_level(_get(row, columns.level or "")) in columns.levels:
+            yield number, row
 
 
 def _get(row: Mapping[str, Any], dotted: str) -> Any:
@@ -317,26 +359,15 @@ def _get(row: Mapping[str, Any], dotted: str) -> Any:
     return value
 
 
-def _golds(row: Mapping[str, Any], columns: Columns) -> list[str]:
-    value = _get(row, columns.answer or "")
-    if value is None:
-        return []
-    if isinstance(value, list | tuple):
-        return [str(item) for item in value]
-    text = str(value)
-    if text.startswith("[") and text.endswith("]"):
-        return _listed(text)
-    return [text]
-
-
 def _listed(text: str) -> list[str]:
-    """The strings of a list written as text, ``['9.6\\n']``; an interval ``[0, 1]`` stays."""
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return [text]
-    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-        return value
+    """Return the strings of a list written as text, ``['9.6\\n']``; ``[0, 1]`` is one answer."""
+    if text.startswith("[") and text.endswith("]"):
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return [text]
+        if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+            return value
     return [text]
 
 
@@ -352,15 +383,3 @@ def _answer(text: str, answer_from: str | None) -> str:
     if not marker:
         raise QuestionError(f"no {answer_from!r} in the column to take the answer from")
     return answer
-
-
-def _between(text: str, after: str | None, before: str | None) -> str:
-    if after is not None:
-        _, found, text = text.partition(after)
-        if not found:
-            raise QuestionError(f"the frame {after!r} does not stand before the question")
-    if before is not None:
-        text, found, _ = text.rpartition(before)
-        if not found:
-            raise QuestionError(f"the frame {before!r} does not stand after the question")
-    return text

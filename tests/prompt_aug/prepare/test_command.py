@@ -1,6 +1,5 @@
 """The command prepare: refusals by row, manifest, options, killed and run again, real data."""
 
-import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -211,7 +210,7 @@ def simplerl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(sources, "hub_answers", lambda _: True)
     presets = load_presets()
     known = presets["math-level3to5"]
-    presets["math-level3to5"] = dataclasses.replace(known, rows=counts)
+    presets["math-level3to5"] = known.model_copy(update={"rows": counts})
     monkeypatch.setattr(prepare, "load_presets", lambda: presets)
     assert known.rows == {"train": 8523, "test": 500}
     return presets
@@ -233,7 +232,7 @@ def test_a_data_set_on_the_hub_that_has_changed_is_refused(
     tmp_path: Path, simplerl: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     preset = simplerl["math-level3to5"]
-    simplerl["math-level3to5"] = dataclasses.replace(preset, rows={"train": 4})
+    simplerl["math-level3to5"] = preset.model_copy(update={"rows": {"train": 4}})
     command = ["math-level3to5", str(tmp_path / "out.parquet"), "--no-benchmarks"]
     assert prepare.main(command) == 1
     assert "3 rows in the split train, and 4 when the preset" in capsys.readouterr().err
@@ -315,7 +314,7 @@ def test_columns_levels_and_lists(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--text-column", "nope"], "no column nope for the text (it has answer, problem)"),
-        (["--answer-column", "nope"], "name one with --answer-column"),
+        (["--answer-column", "nope"], "Name one with --answer-column"),
         (["--preset", "nope"], "unknown preset 'nope': known are math-level3to5"),
         (["--levels", "3"], "--levels needs --level-column"),
         (["--overlap", "0"], "--overlap 0.0 must lie in (0, 1]"),

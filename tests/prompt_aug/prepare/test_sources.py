@@ -109,8 +109,8 @@ def test_files_of_the_examples_name_the_command_that_makes_them() -> None:
     for preset in load_presets().values():
         for split, out in preset.out.items():
             options = prepare.build_parser().parse_args(command_for(Path(out)).split()[3:])
-            asked = prepare.choose(options)
-            assert (asked.source, asked.split, str(options.out)) == (preset.hub, split, out)
+            _, asked = prepare.choose(options)
+            assert (asked.hub, asked.split, str(options.out)) == (preset.hub, split, out)
     assert "SOURCE mine.parquet" in command_for("mine.parquet")
 
 
@@ -127,7 +127,7 @@ def test_rows_that_a_preset_does_not_fit() -> None:
     for name, row, message in (
         ("math-train", {"problem": "Q?", "solution": "7"}, "no .*boxed"),
         ("gsm8k", {"question": "Q?", "answer": "7"}, "no '####'"),
-        ("dapo-math-17k", {"prompt": [{"role": "user", "content": "Q?"}]}, "does not stand before"),
+        ("dapo-math-17k", {"prompt": [{"role": "user", "content": "Q?"}]}, "before the question"),
     ):
         with pytest.raises(QuestionError, match=message):
             to_question(row, presets[name].columns, name, "train")
