@@ -131,12 +131,19 @@ def _readings(gold: Node, pred: Node) -> list[tuple[Node, Node]]:
     pairs = [(g, p) for g in golds for p in preds if (g.kind == "leaf") == (p.kind == "leaf")]
     point = "." in pred.text
     pairs = [(g, p) for g, p in pairs if point or not _is_decimal_comma(gold, g)]
-    return [(g, p) for g, p in pairs if "." in gold.text or not _WHOLE.search(p.text)]
+    return [
+        (g, p)
+        for g, p in pairs
+        if "." in gold.text or not (_is_decimal_comma(pred, p) and _WHOLE.search(p.text))
+    ]
 
 
-def _is_decimal_comma(gold: Node, reading: Node) -> bool:
-    """1,2 read as 1.2: only where the prediction has a decimal point, else the gold is a list."""
-    return "." in reading.text and "." not in gold.text
+def _is_decimal_comma(node: Node, reading: Node) -> bool:
+    """Return whether the reading takes a comma for a decimal point: 1,2 as 1.2.
+
+    A gold is read so only if the prediction has a decimal point; otherwise it is a list.
+    """
+    return reading.kind == "leaf" and "." in reading.text and "." not in node.text
 
 
 def _unwrapped(node: Node) -> Node:

@@ -154,6 +154,30 @@ def after_phrase(text: str) -> str | None:
     return sentence or None
 
 
+_FOREIGN = re.compile(
+    r"(?:la réponse(?: finale)? est|die (?:endgültige )?antwort (?:ist|lautet)"
+    r"|la respuesta(?: final)? es|a resposta(?: final)? é|la risposta(?: finale)? è"
+    r"|ответ\s*[:—-]|答案(?:是|为|為|：|:)|答えは)\s*[:：]?\s*",
+    re.IGNORECASE,
+)
+_PLAIN_NUMBER = re.compile(r"-?\d[\d,]{0,40}(?:\.\d{1,40})?(?:/\d{1,20})?(?:\s?\\?%)?")
+_FOREIGN_END = re.compile(r"\s*(?:です|である|だ)?\s*[.。!！]?\s*")
+
+
+def _foreign(text: str) -> str | None:
+    """Return the value of a last line such as "La réponse est 12.", and nothing else after it."""
+    line = text[-_MAX_PHRASE:].rstrip().rpartition("\n")[2]
+    last = deque(_FOREIGN.finditer(line), maxlen=1)
+    if not last:
+        return None
+    place = last[0].end()
+    span = _ANY_SPAN.match(line, place)
+    value = span or _PLAIN_NUMBER.match(line, place)
+    if value is None or not _FOREIGN_END.fullmatch(line, value.end()):
+        return None
+    return inside(span[0]) if span else value[0]
+
+
 def final_formula(text: str, start: int) -> str | None:
     """The formula of a "final answer is $...$" after `start` that holds no box."""
     last = deque(_FINAL.finditer(text, start), maxlen=1)
@@ -307,6 +331,8 @@ def extract(response: str, settings: Extraction) -> str | None:
 
 def _answer_in(text: str, settings: Extraction) -> str | None:
     boxes = closed_boxes(text)
+    while len(boxes) > 1 and not boxes[-1][2].strip():
+        boxes.pop()  # an empty box at the end takes nothing back
     if boxes:
         later = None if settings.strict else final_formula(text, boxes[-1][1])
         return joined(text, boxes) if later is None else later
@@ -317,7 +343,7 @@ def _answer_in(text: str, settings: Extraction) -> str | None:
     _, tag, inside = text.rpartition(f"<{settings.answer_tag}>")
     if tag:
         return unwrap(inside) or None
-    if (stated := after_phrase(text) or conclusion(text)) is not None:
+    if (stated := after_phrase(text) or _foreign(text) or conclusion(text)) is not None:
         return stated
     if settings.last_number and (numbers := _LAST_NUMBER.findall(text)):
         return str(numbers[-1]).rstrip(",")

@@ -37,7 +37,7 @@ from prompt_aug.grading.extract import (
     stated_value,
 )
 from prompt_aug.grading.normalize import canonical, is_balanced, squeeze
-from prompt_aug.grading.notation import whole
+from prompt_aug.grading.notation import same_letters, whole
 from prompt_aug.grading.pool import GraderError, Verdict, WorkerPool, default_pool
 from prompt_aug.grading.structure import Node, build
 from prompt_aug.grading.units import TRIGONOMETRIC
@@ -131,11 +131,11 @@ def _latex(text: str, base: str) -> str:
     return text.replace("\\degree", "^{\\circ}").strip()
 
 
-def judge_with_workers(pred: Node, undecided: list[Node]) -> tuple[Status, str, float]:
-    """(status, detail, seconds spent waiting for a worker) of what the exact path left open."""
+def judge_with_workers(undecided: list[tuple[Node, Node]]) -> tuple[Status, str, float]:
+    """Return (status, detail, seconds spent waiting) of the pairs the exact path left open."""
     failed: tuple[Status, str] = ("wrong", "")
     waited = 0.0
-    for gold in undecided:
+    for gold, pred in undecided:
         referee = _Referee(default_pool())
         try:
             if compare(gold, pred, referee):
@@ -372,19 +372,20 @@ def _compare(answer: str, golds: list[str]) -> tuple[Status, str, float]:
         return "unparsable", "brackets that do not close", 0.0
     if _MACRO.search(written):
         return "unparsable", "a command that changes TeX", 0.0
-    pred, known = build(written), [whole(canonical(gold)) for gold in golds]
+    known = [whole(canonical(gold)) for gold in golds]
     try:
         if any(squeeze(text) == squeeze(written) for text in known):
             return "correct", "", 0.0
         undecided = []
-        for gold in map(build, known):
+        for text in known:
+            gold, pred = map(build, same_letters(text, written))
             verdict = compare(gold, pred, None)
             if verdict:
                 return "correct", "", 0.0
             if verdict is None:
-                undecided.append(gold)
+                undecided.append((gold, pred))
     except TooBig as error:
         return "too_long", f"a number too large to write down ({error})", 0.0
     if not undecided:
         return "wrong", "", 0.0
-    return judge_with_workers(pred, undecided)
+    return judge_with_workers(undecided)

@@ -65,6 +65,11 @@ def amounts(text: str) -> str:
 def whole(text: str) -> str:
     """The same answer in LaTeX, where canonical LaTeX is one of the ways that are known here."""
     text = _cases(_outward(_FOR_ALL.sub("", text)))
+    if (ordinal := _ORDINAL.fullmatch(text)) and _suffix(int(ordinal[1])) == ordinal[2].lower():
+        return ordinal[1]
+    if price := _CODE_FIRST.fullmatch(text):
+        return rf"{price[2]}\text{{ {_CURRENCY_OF[price[1]]}}}"
+    text = _components(text)
     if builder := _BUILDER.fullmatch(text):
         text = builder[1]
     words = " ".join(TEXT.sub(r" \1 ", text).split()).rstrip(".")
@@ -74,6 +79,72 @@ def whole(text: str) -> str:
         return ":".join(re.split(r"\s+to\s+", words))
     value = _spelled(words.lower())
     return text if value is None else str(value)
+
+
+_ORDINAL = re.compile(
+    r"(?:\\text\{\s*)?(\d{1,9})\s*\^?(?:\s|\\text|[{}])*(st|nd|rd|th)[\s}]*",
+    re.IGNORECASE,
+)
+_CURRENCY_OF = {"USD": "dollars", "US": "dollars", "EUR": "euros", "GBP": "sterling", "JPY": "yen"}
+_CODE_FIRST = re.compile(
+    rf"(?:\\text\{{\s*)?({'|'.join(_CURRENCY_OF)})[\s}}]*({_DIGITS})"
+    r"(?:\\text\{ ?dollars\})?[\s}]*"
+)
+_UNIT_VECTOR = (
+    r"(?:(?:\\mathbf\s*\{)?\s*\\(?:hat|vec|overrightarrow)\s*\{?\s*(?:\\text\{)?\s*\\?([ijk])(?:math)?[\s}]*"
+    r"|\\text\{\s*(?:\\hat\s*)?([ijk])\s*\})"
+)
+_COMPONENT = re.compile(
+    rf"\s*([+-]?)\s*((?:\([^()]*\)|\{{[^{{}}]*\}}|[^-+(){{}}])*?)\s*(?:\\cdot\s*|\*\s*)?{_UNIT_VECTOR}\s*"
+)
+
+
+def _suffix(number: int) -> str:
+    if number % 100 in (11, 12, 13):
+        return "th"
+    return {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+
+
+def _components(text: str) -> str:
+    r"""Return `3\hat{i}+4\hat{j}` as (3,4), with a third component if k occurs; else the text."""
+    found: dict[str, str] = {}
+    position = 0
+    while part := _COMPONENT.match(text, position):
+        name = part[3] or part[4]
+        if name in found or (found and not part[1]):
+            return text
+        found[name] = part[1].replace("+", "") + (part[2].strip() or "1")
+        position = part.end()
+    if position < len(text) or len(found) < 2:
+        return text
+    return f"({','.join(found.get(name, '0') for name in ('ijk' if 'k' in found else 'ij'))})"
+
+
+_INTEGER = re.compile(
+    r"\s*,?\s*(?:\\text\{\s*)?(?:where\s+|for\s+(?:any|all)\s+(?:integers?\s+)?)?\}?\s*\b([kmn])\s*"
+    r"(?:\\in\s*\\math(?:bb|bf)\s*\{?\s*Z\s*\}?|\\text\{\s*is an(?:y)? integer\s*\})[\s}.]*$"
+)
+_FREE = re.compile(r"(?<![\\a-zA-Z])[kmn](?![a-zA-Z])")
+_CONSTANT = re.compile(r"\+\s*([Cc])\s*$")
+
+
+def same_letters(gold: str, prediction: str) -> tuple[str, str]:
+    r"""Return both texts, with the gold's letters for a free integer and a constant.
+
+    `n\pi, n\in\mathbb{Z}` answers `k\pi`, and `x^2+c` answers `x^2+C`. Other letters have a
+    meaning in the question.
+    """
+    if r"\pi" in gold and r"\pi" in prediction:
+        texts = [_INTEGER.sub("", text) for text in (gold, prediction)]
+        letters = [set(_FREE.findall(text)) for text in texts]
+        if len(letters[0]) == len(letters[1]) == 1:
+            return texts[0], _FREE.sub(letters[0].pop(), texts[1])
+    constant, other = _CONSTANT.search(gold), _CONSTANT.search(prediction)
+    if constant and other and constant[1] == "C" and other[1] == "c":
+        before = prediction[: other.start()]
+        if not re.search(r"(?<![\\a-zA-Z])[cC](?![a-zA-Z])", before):
+            return gold, f"{before}+C"
+    return gold, prediction
 
 
 # A remark on a letter: f(x) = 2x \text{ for all } x, all integers n > 3.

@@ -10,7 +10,7 @@ from itertools import cycle, product
 
 from prompt_aug.grading.evaluate import evaluate
 from prompt_aug.grading.notation import TEXT_PATTERN
-from prompt_aug.grading.units import UNSURE, split_unit
+from prompt_aug.grading.units import UNSURE, in_one_unit, split_unit
 
 MAX_DEPTH = 12
 
@@ -30,10 +30,12 @@ _NOT_A_LABEL = re.compile(
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 _SPACED_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+_LEADING_ZERO = re.compile(r"0\d")
 _MIXED = re.compile(r"([-+]?\d+) (\d+)/(\d+)")
 _MATRIX = re.compile(
     r"\\begin\s*\{([pbB]?matrix|array)\}(?:\{[^{}]*\})?((?:(?!\\end).)*)\\end\s*\{\1\}", re.DOTALL
 )
+_NESTED_ROWS = re.compile(r"\[\s*\[([^\[\]()]+(?:\]\s*,\s*\[[^\[\]()]+)+)\]\s*\]")  # [[1,2],[3,4]]
 OR = re.compile(r"\s*,?\s*(?<![\\a-zA-Z])or(?![a-zA-Z])\s*")
 # Behind 1,2 it makes an item of a list: 1,2/3 is no decimal. 1,2 \cdot 10^5 is one.
 _OPERATION = re.compile(r"\s*(?:[-+/*^!(]|\\(?:frac|sqrt|pi|div|(?:cdot|times)(?!\s*10))(?![a-z]))")
@@ -72,6 +74,11 @@ def build(text: str, *, depth: int = 0) -> Node:
             return replace(node, label="".join(label.group(1).split()))
     if (number := _number(text, depth=depth)) is not None:
         return number
+    if readings := in_one_unit(text):
+        items = tuple(Node(kind="leaf", text=reading) for reading in readings)
+        return Node(kind="either", text=text, items=items)
+    if point := _POINT.fullmatch(text):
+        return _point(point[1], point[2], text, depth)
     for kind, parts in (("union", split_top(text, r"\cup")), ("list", split_list(text))):
         if len(parts) > 1:
             return _group(kind, parts, text, depth=depth)
@@ -137,10 +144,24 @@ def _number(text: str, *, depth: int) -> Node | None:
         readings.append(Node(kind="leaf", text=body.replace(",", ".") + tail))
     if not readings:
         return None
-    if not tail:
-        parts = body.split(",")
+    parts = body.split(",")
+    if not tail and not any(_LEADING_ZERO.match(part) for part in parts):  # 276,000 lists nothing
         readings.append(_group("list", parts, text, depth=depth))
     return Node(kind="either", text=text, items=tuple(readings))
+
+
+_POINT = re.compile(r"([A-Z]'*(?:_\{?\d\}?)?)\s*(\([^()=]*\d[^()=]*,[^()=]*\))")
+_CHOOSE = re.compile(r"\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)")
+
+
+def _point(name: str, coordinates: str, text: str, depth: int) -> Node:
+    """Return the readings of `P(3,4)`: a point with its name; of `C(5,2)` also the binomial."""
+    point = replace(build(coordinates, depth=depth + 1), label=name)
+    chosen = _CHOOSE.fullmatch(coordinates) if name == "C" else None
+    if point.kind != "tuple" or not chosen:
+        return point if point.kind == "tuple" else _leaf(text, depth)
+    binomial = Node(kind="leaf", text=rf"\binom{{{chosen[1]}}}{{{chosen[2]}}}")
+    return Node(kind="either", text=text, items=(point, binomial))
 
 
 def _split_number(text: str) -> tuple[str, str]:
@@ -163,6 +184,12 @@ def _bracketed(text: str, *, depth: int) -> Node | None:
             for row in rows
         )
         return Node(kind="matrix", text=text, items=items)
+    if nested := _NESTED_ROWS.fullmatch(text):
+        table = [row.split(",") for row in re.split(r"\]\s*,\s*\[", nested[1])]
+        if len({len(row) for row in table}) == 1:
+            rows = " \\\\ ".join(" & ".join(row) for row in table)
+            matrix = build(rf"\begin{{matrix}}{rows}\end{{matrix}}", depth=depth + 1)
+            return replace(matrix, text=text)
     if text.startswith(r"\{") and text.endswith(r"\}") and len(text) >= 4:
         inside = text[2:-2]
         if (
@@ -190,7 +217,7 @@ def _leaf(text: str, depth: int) -> Node:
     if _PLUS_MINUS.search(text):
         return _group("list", _both_signs(text), text, depth=depth)
     name, sign, value = text.partition(r"\approx")
-    if sign and _NAME_ONLY.fullmatch(name) and value.strip():
+    if sign and _NAME_ONLY.fullmatch(name) and name.strip() != r"\pi" and value.strip():
         return build(value, depth=depth + 1)
     if (shown := _ROUNDED.fullmatch(text)) and _is_near(shown[1], shown[2]):
         return build(shown[1], depth=depth + 1)

@@ -131,6 +131,37 @@ def split_unit(text: str) -> tuple[str, str | None]:
     return rest.strip(), _unit_of(words)
 
 
+_PARTS_OF = {  # how many of the smaller unit make the larger one
+    ("year", "month"): 12,
+    ("week", "day"): 7,
+    ("day", "h"): 24,
+    ("h", "min"): 60,
+    ("min", "s"): 60,
+    ("ft", "in"): 12,
+    ("lb", "oz"): 16,
+}
+_LARGE_AND_SMALL = re.compile(
+    r"(\d{1,6})[\s~]*(?:\\text\{)?\s*([A-Za-z]+)\.?[\s,}]*(?:(?:\\text\{)?\s*and[\s}]*)?"
+    r"(\d{1,6})[\s~]*(?:\\text\{)?\s*([A-Za-z]+)\.?[\s}]*"
+)
+
+
+def in_one_unit(text: str) -> tuple[str, ...]:
+    r"""Return `2\text{ hours }30\text{ minutes}` as 150 minutes and as 150/60 hours; else ()."""
+    found = _LARGE_AND_SMALL.fullmatch(text)
+    if found is None:
+        return ()
+    large, small = _UNIT_OF.get(found[2].lower(), ""), _UNIT_OF.get(found[4].lower(), "")
+    size = _PARTS_OF.get((large, small), 0)
+    if int(found[3]) >= size:
+        return ()
+    total = int(found[1]) * size + int(found[3])
+    return (
+        rf"{total}\text{{ {found[4]}}}",
+        rf"\frac{{{total}}}{{{size}}}\text{{ {found[2]}}}",
+    )
+
+
 def words_behind(text: str) -> str:
     """The words behind a value, whatever they mean, without their plural; "" where none are."""
     value, unit = split_unit(text)

@@ -127,7 +127,7 @@ def compare_words(gold: str, pred: str) -> bool | None:
         return (
             (digits[0] == digits[1] and len(bases) == 1) if _DIGITS.fullmatch(digits[1]) else None
         )
-    if _is_empty(gold) and _is_empty(pred):
+    if (_is_empty(gold) and _is_empty(pred)) or (_is_missing(gold) and _is_missing(pred)):
         return True
     runs = ["".join(_flat(text).split()) for text in (gold, pred)]
     if all(map(_CAPITALS.fullmatch, runs)):
@@ -137,6 +137,13 @@ def compare_words(gold: str, pred: str) -> bool | None:
     if all(words):
         return words[0] == words[1]
     return False if any(words) and is_number(pred if words[0] else gold) else None
+
+
+_MISSING = re.compile(r"(?:(?:the )?limit )?does ?n(?:o|')t exist|dne")
+
+
+def _is_missing(text: str) -> bool:
+    return bool(_MISSING.fullmatch(_flat(text).strip(" .").lower()))
 
 
 def _is_empty(text: str) -> bool:
@@ -174,6 +181,8 @@ def words_of(text: str, *, marked: bool = False) -> str:
         return ""
     if not any(map((_MARKED_WORD if marked else _PLAIN_WORD).fullmatch, runs)):
         return ""
+    if len(runs) > 1 and runs[0].lower() in ("a", "an", "the"):
+        runs = runs[1:]
     return " ".join(run if len(run) == 1 and run not in "Aa" else run.lower() for run in runs)
 
 
