@@ -69,8 +69,8 @@ def register() -> None:
 
 def measure(method: str, steps: int, out: Path) -> list[float]:
     """Seconds of every step."""
-    from recipe import train
     from recipe.config.compose import compose_config
+    from recipe.preflight.checks import check, prepare
     from recipe.trainer import launch
 
     here = Path(__file__).resolve()
@@ -88,7 +88,7 @@ def measure(method: str, steps: int, out: Path) -> list[float]:
     settings += [f"skip.rollout_tq.steps={list(range(GENERATING, steps + 1))}".replace(" ", "")]
     config = compose_config("toy_methods", [f"method={method}", *settings])
     launch.set_environment(config)
-    train.prepare(config, train.check(config))
+    prepare(config, check(config))
     config.trainer.v1.trainer_mode = "paired"
     launch.run(config)
     lines = [json.loads(line) for line in (out / "paired.jsonl").read_text().splitlines()]

@@ -8,10 +8,10 @@ from load_script import load_script
 from omegaconf import OmegaConf
 
 from prompt_aug.prepare.sources import command_for
-from recipe.checks import validate
-from recipe.checks.verl import check_batches
 from recipe.config.compose import EXAMPLES, example_names, group_names
-from recipe.errors import ConfigError
+from recipe.preflight.checks import validate
+from recipe.preflight.engine import micro_batches
+from recipe.preflight.rules import Setup
 
 pytestmark = pytest.mark.config
 
@@ -214,10 +214,9 @@ def test_an_empty_clone_is_told_how_to_make_the_data(name: str) -> None:
 def test_an_example_would_start_on_two_nodes(name: str) -> None:
     config = OmegaConf.merge(composed(name), {"trainer": {"nnodes": 2}})
     if config.data.train_batch_size == 12:  # 9 rows a GPU: scale/open_rs is for one node
-        with pytest.raises(ConfigError, match="does not divide the 9 rows"):
-            check_batches(config)
+        assert "does not divide the 9 rows" in "".join(micro_batches(Setup(config)))
         return
-    check_batches(config)
+    assert not list(micro_batches(Setup(config)))
 
 
 def test_verl_converts_every_example() -> None:

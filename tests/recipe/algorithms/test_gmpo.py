@@ -8,7 +8,7 @@ import torch
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
 from recipe.algorithms import gmpo as losses
-from recipe.checks.algorithm import HOMOGENEOUS
+from recipe.preflight.algorithm import HOMOGENEOUS
 
 ROWS, TOKENS = 6, 5
 
