@@ -25,7 +25,7 @@ def test_every_key_that_a_text_in_the_code_names_exists() -> None:
 
 
 def test_constants_are_known_and_ambiguous_ones_are_not() -> None:
-    assert CONSTANTS["ACTOR"] == "actor_rollout_ref.actor"
+    assert CONSTANTS["KL_IN_REWARD"] == "algorithm.use_kl_in_reward"
     assert constants_of(['A, B = "a", "b"', 'A = "c"', "B, C = 1, f'x'"]) == {"B": "b"}
 
 

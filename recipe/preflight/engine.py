@@ -117,6 +117,31 @@ def is_set(key: str, message: str) -> Rule:
     return Rule(key, lambda s: s.get(key), message)
 
 
+def needs_package(name: str, package: str) -> Rule:
+    return Rule(
+        "{MODEL}.override_config.attn_implementation",
+        lambda s: attention(s) == name and is_missing(package),
+        f"{name} (verl's default is flash_attention_2) needs the package {package}, which is not "
+        "installed. Set sdpa, or install it (requirements/README.md).",
+    )
+
+
+def keeps_all(key: str) -> Rule:
+    return Rule(
+        f"{{A}}.checkpoint.{key}",
+        lambda s: ", ".join({"model", "optimizer", "extra"} - set(s.actor.checkpoint[key])),
+        "a resumed run would start without: {found}. Keep model, optimizer and extra.",
+    )
+
+
+def same_length(key: str) -> Rule:
+    return Rule(
+        f"{{R}}.{key} data.max_{key}",
+        lambda s: s.rollout[key] != s.data[f"max_{key}"],
+        f"the engine reads one and rewards the other. Set data.max_{key} alone.",
+    )
+
+
 LORA = "only full-parameter training is exported and evaluated here. Unset it."
 
 ENGINE: list[Check] = [
@@ -169,15 +194,7 @@ ENGINE: list[Check] = [
         unknown_optimizer,
         "there is no such optimizer. Correct the name, or install the package.",
     ),
-    *(
-        Rule(
-            "{MODEL}.override_config.attn_implementation",
-            lambda s, name=name, package=package: attention(s) == name and is_missing(package),
-            f"{name} (verl's default is flash_attention_2) needs the package {package}, which is "
-            "not installed. Set sdpa, or install it (requirements/README.md).",
-        )
-        for name, package in FLASH.items()
-    ),
+    *(needs_package(name, package) for name, package in FLASH.items()),
     Rule(
         "{MODEL}.override_config.attn_implementation {A}.ulysses_sequence_parallel_size",
         lambda s: attention(s) not in FLASH and s.sequence_ranks() > 1,
@@ -204,14 +221,8 @@ ENGINE: list[Check] = [
         "verl 0.9.1 then never records which checkpoint is the last, and a stopped run would start "
         "from its first step. Unset it.",
     ),
-    *(
-        Rule(
-            f"{{A}}.checkpoint.{key}",
-            lambda s, key=key: {"model", "optimizer", "extra"} - set(s.actor.checkpoint[key]),
-            "a resumed run would start without its {found}. Keep model, optimizer and extra.",
-        )
-        for key in ("save_contents", "load_contents")
-    ),
+    keeps_all("save_contents"),
+    keeps_all("load_contents"),
     # ---------------------------------------------------------------- lengths
     Rule(
         "{R}.max_model_len",
@@ -221,14 +232,8 @@ ENGINE: list[Check] = [
         "data.max_response_length, or set recipe.rollout.joint_limit=true.",
     ),
     token_limits,
-    *(
-        Rule(
-            f"{{R}}.{key} data.max_{key}",
-            lambda s, key=key: s.rollout[key] != s.data[f"max_{key}"],
-            f"the engine reads one and rewards the other. Set data.max_{key} alone.",
-        )
-        for key in ("prompt_length", "response_length")
-    ),
+    same_length("prompt_length"),
+    same_length("response_length"),
     # ---------------------------------------------------------------- sizes that must divide
     Rule(
         "{R}.tensor_model_parallel_size",

@@ -1,8 +1,4 @@
-"""The slow checks of the doctor: verl, vLLM, Ray and the launcher, each in a process of its own.
-
-verl and vLLM swallow an exception of a plug-in; here each plug-in is loaded by itself, and what it
-raises is shown.
-"""
+"""Slow checks of the doctor: verl, vLLM, Ray and the launcher, each in a process of its own."""
 
 import json
 import subprocess
@@ -10,21 +6,44 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
-from recipe.doctor.checks import ROOT, Check, install
+ROOT = Path(__file__).resolve().parents[2]
+GPU_INSTALL = "pip install --no-deps -r requirements/gpu.txt && pip install --no-deps -e ."
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Finding of a check: a problem if there is a remedy; `needed` if a run could not start."""
+
+    name: str
+    detail: str
+    remedy: str = ""
+    needed: bool = True
+
+    @property
+    def ok(self) -> bool:
+        return not self.remedy
+
+
+def install(cpu: bool) -> str:
+    """Return how to make the environment of a run on the CPU, or on GPUs."""
+    how = "make the environment with `bash scripts/setup.sh`" if cpu else f"run `{GPU_INSTALL}`"
+    return f"{how}, see requirements/README.md"
+
 
 MARK = "recipe.doctor answer: "
-
-# TransferQueue installs files in recipe/ too, and other packages have one with an __init__.py.
-_PACKAGE = """
+# Programs that set `answer`. TransferQueue installs files in recipe/ too, and other packages have
+# one with an __init__.py. verl and vLLM swallow what a plug-in raises, so it is loaded by itself.
+PACKAGE = """
 import sys
 sys.path[:] = filter(None, sys.path)  # without the working folder, which not all processes share
 from recipe import __path__ as places
 answer = {"folder": list(places)[0]}
 """
-_VERL = """
-import recipe.plugin  # by itself first: verl would swallow what it raises
+IMPORT_VERL = """
+import recipe.plugin
 import verl
 from verl.plugin.platform import get_platform
 from verl.plugin.platform.platform_manager import PlatformRegistry
@@ -33,10 +52,10 @@ answer = {
     "cpu registered": "cpu" in PlatformRegistry.registered_names(),
 }
 """
-_VLLM = """
+IMPORT_VLLM = """
 import importlib.metadata
 for point in importlib.metadata.entry_points(group="vllm.general_plugins"):
-    point.load()()  # vLLM would swallow what it raises
+    point.load()()
 import vllm
 from vllm.platforms import current_platform
 from vllm.model_executor.layers import utils
@@ -46,64 +65,49 @@ answer = {
     "linear layers": utils.dispatch_cpu_unquantized_gemm.__module__,
 }
 """
-_RAY = """
+IMPORT_RAY = """
 import ray
 answer = {"version": ray.__version__}
 """
-_LAUNCHER = """
+LAUNCHER = """
 import recipe.train
-answer = {"can be": "imported"}
+from recipe.config.compose import compose_config
+from recipe.preflight.checks import SETTINGS, validate
+validate(compose_config("toy", []))
+answer = {"can be": "imported", "rules that the toy passes": sum(map(len, SETTINGS.values()))}
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Probe:
     """A program that sets `answer`, and the part of the answer that a run needs."""
 
     name: str
     program: str
-    wanted: dict[str, object]
-    remedy: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Started:
-    """A probe at work."""
-
-    probe: Probe
-    process: subprocess.Popen[str]
-    output: IO[str]
-    errors: IO[str]
+    wanted: Mapping[str, object]
+    remedy: str = "correct the program"
 
 
 def probes(cpu: bool) -> list[Probe]:
-    """What to import, and what it must answer, for a run on the CPU or on GPUs."""
-    verl: dict[str, object] = {"platform": "cpu" if cpu else "cuda"}
-    vllm: dict[str, object] = {"platform": "cpu" if cpu else "cuda"}
-    if cpu:
-        verl["cpu registered"] = True
-        vllm["linear layers"] = "recipe.patches.cpu.vllm_plugin"
-    programs: dict[str, tuple[str, dict[str, object]]] = {
-        "the package recipe": (_PACKAGE, {"folder": str(ROOT / "recipe")}),
-        "import verl and its plug-in": (_VERL, verl),
-        "import vllm and its plug-in": (_VLLM, vllm),
-        "import ray": (_RAY, {}),
-        "the launcher recipe.train": (_LAUNCHER, {}),
-    }
+    """Return what to import, and the answers needed, for a run on the CPU or on GPUs."""
+    device = {"platform": "cpu" if cpu else "cuda"}
+    layers = {"linear layers": "recipe.patches.cpu.vllm_plugin"} if cpu else {}
+    registered = {"cpu registered": True} if cpu else {}
+    shadow = f"uninstall another package recipe, take it out of PYTHONPATH, or {install(cpu)}"
     return [
-        Probe(name=name, program=program, wanted=wanted, remedy=_remedy(name, cpu))
-        for name, (program, wanted) in programs.items()
+        Probe("the package recipe", PACKAGE, {"folder": str(ROOT / "recipe")}, shadow),
+        Probe("import verl and its plug-in", IMPORT_VERL, {**device, **registered}, install(cpu)),
+        Probe("import vllm and its plug-in", IMPORT_VLLM, {**device, **layers}, install(cpu)),
+        Probe("import ray", IMPORT_RAY, {}, install(cpu)),
+        Probe("the launcher recipe.train", LAUNCHER, {}, install(cpu)),
     ]
 
 
-def _remedy(name: str, cpu: bool) -> str:
-    shadow = "uninstall another package recipe, take it out of PYTHONPATH, or "
-    return (shadow if name == "the package recipe" else "") + install(cpu)
+Started = tuple[Probe, subprocess.Popen[str], IO[str], IO[str]]  # with its output and its errors
 
 
-def start_one(probe: Probe, environment: Mapping[str, str]) -> Started:
-    output = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-    errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+def start(probe: Probe, environment: Mapping[str, str]) -> Started:
+    output, errors = (tempfile.TemporaryFile("w+", errors="replace") for _ in range(2))  # noqa: SIM115
     program = f"{probe.program}\nimport json\nprint({MARK!r} + json.dumps(answer))"
     process = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -113,49 +117,27 @@ def start_one(probe: Probe, environment: Mapping[str, str]) -> Started:
         env=dict(environment),
         text=True,
     )
-    return Started(probe=probe, process=process, output=output, errors=errors)
+    return probe, process, output, errors
 
 
-def start(environment: Mapping[str, str], cpu: bool) -> list[Started]:
-    """Start every probe, side by side."""
-    return [start_one(probe, environment) for probe in probes(cpu)]
-
-
-def _read(file: IO[str]) -> str:
-    with file:
-        file.seek(0)
-        return file.read()
-
-
-def finish_one(started: Started, seconds: float = 180.0) -> Check:
-    """The check of a probe; its own traceback where it failed."""
-    probe, late = started.probe, False
+def finish(started: Started, seconds: float = 180.0) -> Check:
+    """Return the finding of a probe, with its own traceback where it failed."""
+    probe, process, *files = started
     try:
-        started.process.wait(seconds)
+        process.wait(seconds)
     except subprocess.TimeoutExpired:
-        started.process.kill()
-        started.process.wait()
-        late = True
-    output, errors = _read(started.output), _read(started.errors)
-    if late:
-        return Check.problem(probe.name, f"no answer in {seconds:.0f} s", probe.remedy)
+        process.kill()
+        process.wait()
+        return Check(probe.name, f"no answer in {seconds:.0f} s", probe.remedy)
+    for file in files:
+        file.seek(0)
+    output, errors = (file.read() for file in files)
     answers = [line for line in output.split("\n") if line.startswith(MARK)]
-    if started.process.returncode or not answers:
-        detail = f"exit code {started.process.returncode}\n{_traceback(errors)}"
-        return Check.problem(probe.name, detail, probe.remedy)
+    if process.returncode or not answers:
+        traceback = errors[max(0, errors.rfind("Traceback (most recent call last)")) :].rstrip()
+        end = "\n".join(traceback.split("\n")[-20:])
+        return Check(probe.name, f"exit code {process.returncode}\n{end}", probe.remedy)
     answer = json.loads(answers[-1].removeprefix(MARK))
     text = ", ".join(f"{key} {value}" for key, value in answer.items())
     odd = [f"{k} should be {v}" for k, v in probe.wanted.items() if answer.get(k) != v]
-    if odd:
-        return Check.problem(probe.name, f"{text}; {', '.join(odd)}", probe.remedy)
-    return Check.fine(probe.name, text)
-
-
-def finish(started: list[Started]) -> list[Check]:
-    return [finish_one(one) for one in started]
-
-
-def _traceback(errors: str, lines: int = 20) -> str:
-    """The last traceback in what a process wrote, its end if it is long."""
-    tail = errors[errors.rfind("Traceback (most recent call last)") :] if errors else ""
-    return "\n".join(tail.rstrip().split("\n")[-lines:])
+    return Check(probe.name, "; ".join([text, *odd]), probe.remedy if odd else "")

@@ -167,7 +167,9 @@ class Rule:
             yield f"{head}: {self.message.format(found=found, s=setup, **SHORT)}"
 
 
-def one_of(key: str, known: Iterable[str], when: Callable[[Setup], Any] = lambda s: True) -> Rule:
+def one_of(
+    key: str, known: Iterable[str | None], when: Callable[[Setup], Any] = lambda s: True
+) -> Rule:
     """Return the rule that a key, where `when` holds, has one of the `known` values."""
     names = tuple(known)
     return Rule(

@@ -5,14 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from recipe.preflight.accept import Stage, StageError, stages
-from recipe.preflight.checks import validate
 
 from eval import sweep
 from eval.benchmarks import parse_request
-from recipe.preflight import accept as command
-from recipe.preflight import accept
 from recipe.config.compose import compose_config
+from recipe.preflight import accept
+from recipe.preflight import accept as command
+from recipe.preflight.accept import Stage, StageError, stages
+from recipe.preflight.checks import validate
 from recipe.run import folder as run_folder
 
 

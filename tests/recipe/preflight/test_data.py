@@ -1,33 +1,29 @@
-"""What `recipe.train` refuses before Ray starts, and how it composes."""
+"""Questions, run folders and machines: what is refused, and what the checked files hold."""
 
 import copy
 import dataclasses
-import os
-import shutil
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
+import yaml
 from omegaconf import OmegaConf, open_dict
-from recipe.checks import data
-from recipe.checks.data import check_templates
-from recipe.checks.machine import check_port, check_room
-from recipe.checks.same_run import check_same_run
 
-from prompt_aug.files import lock, read_json, write_json
+from prompt_aug.files import read_json, write_json
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question, write_parquet
-from recipe import train
 from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
-from recipe.run import folder as run_folder
-from recipe.run import processes
+from recipe.preflight import data
+from recipe.preflight.checks import validate
+from recipe.preflight.machine import first_checkpoint, gpus, lacks_wandb_key, port, room
+from recipe.preflight.resume import repair_checkpoints, same_prompts, same_run
+from recipe.preflight.rules import Setup
+from recipe.run.checkpoints import TRACKER
 from recipe.run.folder import RunFolder
-from recipe.trainer import launch
+
+MATH_1B = "Qwen/Qwen2.5-Math-1.5B"
 
 
 @pytest.fixture
@@ -35,17 +31,20 @@ def config(toy_config: Any, tmp_path: Path) -> Any:
     copied = copy.deepcopy(toy_config)
     with open_dict(copied):
         copied.recipe.run_dir = str(tmp_path / "run")
+        copied.data.max_prompt_length = 1000
     return copied
 
 
-def questions(path: Path, count: int, text: str = "What is {i} + 1?") -> str:
-    write_parquet(
-        [
-            make_question(text=text.format(i=i), answers=(str(i + 1),), source="t")
-            for i in range(count)
-        ],
-        path,
-    )
+def changed(config: Any, **sections: Any) -> Setup:
+    return Setup(OmegaConf.merge(config, sections))
+
+
+def questions(path: Path, count: int) -> str:
+    made = [
+        make_question(text=f"What is {i} + 1?", answers=(str(i + 1),), source="t")
+        for i in range(count)
+    ]
+    write_parquet(made, path)
     return str(path)
 
 
@@ -60,17 +59,25 @@ class Characters:
         return {"input_ids": [[1] * len(t) for t in texts]}
 
 
-def test_examples_compose_over_the_real_schema(config: Any) -> None:
-    assert config.trainer.v1.trainer_mode == "recipe_sync"
-    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == "vanilla"
-    assert config.trainer.device == "cpu"
-    assert config.data.seed == config.actor_rollout_ref.rollout.seed == config.recipe.seed == 0
+def prepare(config: Any, train: Any, validation: Any = None, **augment: Any) -> dict[str, Any]:
+    with open_dict(config):
+        config.data.train_files = train
+        config.data.val_files = validation or train
+    return data.prepare_data(config, Prompts.from_section(augment), Characters())
+
+
+# ------------------------------------------------------------------------- composition
+
+
+def test_examples_compose_over_the_real_schema(toy_config: Any) -> None:
+    assert toy_config.trainer.v1.trainer_mode == "recipe_sync"
+    assert toy_config.actor_rollout_ref.actor.policy_loss.loss_mode == "vanilla"
+    assert toy_config.data.seed == toy_config.actor_rollout_ref.rollout.seed == 0
     other = compose_config("toy", ["recipe.seed=7", "machine=gpu"])  # the command line wins
-    assert other.actor_rollout_ref.rollout.seed == 7
-    assert other.trainer.device == "cuda"
+    assert (other.actor_rollout_ref.rollout.seed, other.trainer.device) == (7, "cuda")
 
 
-@pytest.mark.config  # whole configurations through hydra: a second each
+@pytest.mark.config
 @pytest.mark.parametrize("machine", ["cpu", "gpu"])
 def test_actor_and_reference_compute_in_the_same_precision(machine: str) -> None:
     """Else the KL term compares number formats: verl's default for the reference is bfloat16."""
@@ -79,67 +86,14 @@ def test_actor_and_reference_compute_in_the_same_precision(machine: str) -> None
         assert roles.actor.fsdp_config.get(key) == roles.ref.fsdp_config.get(key)
 
 
-@pytest.mark.config
-@pytest.mark.parametrize("override", ["trainer.nope=1", "recipe.augment.modes=x", "machine=tpu"])
-def test_unknown_keys_on_the_command_line_are_refused(override: str) -> None:
-    with pytest.raises(ConfigError, match=r"no key|Could not find"):
-        compose_config("toy", [override])
+# ------------------------------------------------------------------------- questions
 
 
-@pytest.mark.config
-def test_unknown_keys_in_an_example_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(
-        "defaults: [recipe, {override machine: cpu}, _self_]\n"
-        "recipe: {name: x}\ntrainer: {total_training_steps: 1}\ndata: {train_batch_sise: 3}\n"
-    )
-    with pytest.raises(ConfigError, match="train_batch_sise"):
-        compose_config(str(tmp_path), [])
-
-
-def test_unknown_example_names_the_known() -> None:
-    with pytest.raises(ConfigError, match=r"known are .*toy"):
-        compose_config("nothing", [])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"augment": {"mode": "fixed"}}, "wants one name"),
-        ({"augment": {"weights": [1.0]}}, "1 values for 4 templates"),
-        ({"reward": {"overlong": {"enable": True, "buffer": 500}}}, "is more than"),
-    ],
-)
-def test_impossible_recipe_settings_are_refused(config: Any, change: dict, message: str) -> None:
-    check_templates(config)
-    with pytest.raises(ConfigError, match=message):
-        check_templates(OmegaConf.merge(config, {"recipe": change}))
-
-
-@pytest.mark.parametrize("mode", ["per_question", "per_rollout"])
-def test_a_draw_among_one_template_is_refused(config: Any, mode: str) -> None:
-    one = {"recipe": {"augment": {"mode": mode, "templates": ["qwen-math"]}}}
-    with pytest.raises(ConfigError, match=f"mode={mode} has one template to draw from, qwen-math"):
-        check_templates(OmegaConf.merge(config, one))
-    two = {"recipe": {"augment": {"mode": mode, "templates": ["qwen-math", "open-r1"]}}}
-    check_templates(OmegaConf.merge(config, two))
-
-
-def test_unknown_templates_are_refused_with_the_known(config: Any) -> None:
-    for key in ("templates", "validation_template"):
-        value = ["openr1"] if key == "templates" else "openr1"
-        with pytest.raises(ConfigError, match="open-r1"):
-            check_templates(OmegaConf.merge(config, {"recipe": {"augment": {key: value}}}))
-
-
-def test_data_is_checked_and_long_questions_are_named(config: Any, tmp_path: Path) -> None:
-    short, prompts = questions(tmp_path / "a.parquet", 40), Prompts.from_section({})
+def test_long_questions_are_dropped_and_named(config: Any, tmp_path: Path) -> None:
+    short = questions(tmp_path / "a.parquet", 40)
     long = make_question(text="x" * 5000, answers=("1",), source="t")
     write_parquet([long], tmp_path / "b.parquet")
-    with open_dict(config):
-        config.data.train_files = [short, str(tmp_path / "b.parquet")]
-        config.data.val_files = [short]
-        config.data.max_prompt_length = 1000
-    report = data.prepare_data(config, prompts, Characters())
+    report = prepare(config, [short, str(tmp_path / "b.parquet")], [short])
     assert report["train"]["questions"] == 40
     assert [d["uid"] for d in report["train"]["dropped"]] == [long.uid]
     assert report["train"]["dropped"][0]["length"] > 5000
@@ -148,126 +102,175 @@ def test_data_is_checked_and_long_questions_are_named(config: Any, tmp_path: Pat
 
 def test_own_system_prompts_do_not_replace_several_templates(config: Any, tmp_path: Path) -> None:
     made = [make_question(text=f"{n}?", answers=("1",), source="t", system="S") for n in range(40)]
-    write_parquet(made, tmp_path / "a.parquet")
-    with open_dict(config):
-        config.data.train_files = config.data.val_files = [str(tmp_path / "a.parquet")]
-        config.data.max_prompt_length = 1000
-    with pytest.raises(ConfigError, match="40 questions have a system prompt, which would replace"):
-        data.prepare_data(config, Prompts.from_section({}), Characters())
+    path = tmp_path / "a.parquet"
+    write_parquet(made, path)
+    with pytest.raises(ConfigError, match=r"data\.train_files: 40 .*recipe\.augment\.system"):
+        prepare(config, [str(path)])
     config.recipe.augment.system = "template"
-    data.prepare_data(config, Prompts.from_section({"system": "template"}), Characters())
+    prepare(config, [str(path)], system="template")
 
 
 def test_questions_that_changed_since_the_first_step_are_refused(
     config: Any, tmp_path: Path
 ) -> None:
-    def prepare(numbers: range, rephrasings: tuple[str, ...] = ()) -> None:
+    def run(numbers: range, rephrasings: tuple[str, ...] = ()) -> None:
         rows = [make_question(text=f"{n}?", answers=(str(n),), source="t") for n in numbers]
         write_parquet([dataclasses.replace(q, rephrasings=rephrasings) for q in rows], path)
-        now = copy.deepcopy(config)
-        with open_dict(now):
-            now.data.train_files, now.data.val_files = [str(path)], [first]
-            now.data.max_prompt_length = 1000
-        write_json(
-            folder.data_manifest, data.prepare_data(now, Prompts.from_section({}), Characters())
-        )
+        report = prepare(copy.deepcopy(config), [str(path)], [first])
+        write_json(folder.data_manifest, report)
 
     path, folder = tmp_path / "a.parquet", RunFolder(Path(config.recipe.run_dir))
     first = questions(tmp_path / "v.parquet", 20)
-    prepare(range(39))
-    prepare(range(40))  # no step was done: nothing is mixed
+    run(range(39))
+    run(range(40))  # no step was done: nothing is mixed
     kept = folder.data("train").read_bytes()
     folder.metrics.write_text('{"step": 1}\n')
-    prepare(range(40))
+    run(range(40))
     for numbers, rephrasings in (
         (range(41), ()),
         (range(39, -1, -1), ()),  # another order, the same questions
         (range(40), ("the same?",)),
     ):
         with pytest.raises(ConfigError, match=r"data\.train_files: the questions are not those"):
-            prepare(numbers, rephrasings)
+            run(numbers, rephrasings)
         assert folder.data("train").read_bytes() == kept
     before = read_json(folder.data_manifest)
     del before["train"]["digest"]  # of a run that began before there was one
     write_json(folder.data_manifest, before)
-    prepare(range(41))
+    run(range(41))
 
 
 def test_the_best_by_what_no_validation_writes_is_refused(config: Any, tmp_path: Path) -> None:
     path = questions(tmp_path / "a.parquet", 40)  # of the source t
-    with open_dict(config):
-        config.data.train_files, config.data.val_files = [path], [path]
-        config.data.max_prompt_length = 1000
-        config.recipe.keep_best = "val/tt/accuracy"
-    with pytest.raises(ConfigError, match=r"a validation on data.val_files writes val/t/accuracy$"):
-        data.prepare_data(config, Prompts.from_section({}), Characters())
+    config.recipe.keep_best = "val/tt/accuracy"
+    with pytest.raises(ConfigError, match=r"recipe\.keep_best=val/tt/.*val/t/accuracy"):
+        prepare(config, [path])
     config.recipe.keep_best = "val/t/accuracy"
-    config.data.train_files = config.data.val_files = [path]
-    data.prepare_data(config, Prompts.from_section({}), Characters())
+    prepare(config, [path])
 
 
-@pytest.mark.parametrize("case", ["missing", "unset", "few", "all_long", "no_answer", "empty"])
-def test_bad_data_is_refused(config: Any, tmp_path: Path, case: str) -> None:
-    import pandas
-
-    good = questions(tmp_path / "good.parquet", 40)
-    bad, limit = str(tmp_path / "bad.parquet"), 2000
-    if case == "few":
-        questions(tmp_path / "bad.parquet", 3)
-    elif case == "all_long":
-        questions(tmp_path / "bad.parquet", 40)
-        limit = 10
-    elif case == "empty":
-        pandas.read_parquet(good).iloc[:0].to_parquet(bad)
-    elif case == "no_answer":
-        table = pandas.read_parquet(good)
+@pytest.mark.parametrize(
+    ("case", "named"),
+    [
+        ("missing", r"no such file"),
+        ("unset", r"data\.train_files: not set"),
+        ("few", r"data\.train_batch_size=16: there are 3 "),
+        ("all_long", r"data\.max_prompt_length=10: all 40"),
+        ("no_answer", r"row 2"),
+        ("empty", r"no rows"),
+    ],
+)
+def test_bad_data_is_refused(config: Any, tmp_path: Path, case: str, named: str) -> None:
+    good, bad = questions(tmp_path / "good.parquet", 40), str(tmp_path / "bad.parquet")
+    table = pandas.read_parquet(good)
+    if case == "no_answer":
         table.at[2, "reward_model"] = {"style": "rule", "ground_truth": ""}
         table.at[2, "extra_info"] = {**table.at[2, "extra_info"], "answers": []}
-        table.to_parquet(bad)
+    rows = {"few": 3, "empty": 0}.get(case, 40)
+    if case != "missing":
+        table.iloc[:rows].to_parquet(bad)
+    if case == "all_long":
+        config.data.max_prompt_length = 10
+    with pytest.raises((ConfigError, ValueError), match=named):
+        prepare(config, None if case == "unset" else [bad], [good])
+
+
+CURRICULUM = {"recipe": {"curriculum": {"enable": True}}}
+SAMPLING = {"algorithm": {"filter_groups": {"enable": True}}}
+BOTH = {"recipe": {**CURRICULUM["recipe"], "dynamic_sampling": {"max_gen_batches": 3}}, **SAMPLING}
+
+
+@pytest.mark.parametrize(
+    ("sections", "enough", "named"),
+    [
+        ({}, 16, "data.train_batch_size"),
+        (CURRICULUM, 64, "recipe.curriculum.candidates"),  # a batch is chosen from four
+        (BOTH, 192, "recipe.dynamic_sampling.max_gen_batches"),
+        ({"trainer": {"total_epochs": 2}}, 192, "trainer.total_epochs=2"),  # 24 steps of 16
+    ],
+)
+def test_too_few_questions_for_a_step(
+    config: Any, sections: dict[str, Any], enough: int, named: str
+) -> None:
+    setup = changed(config, **sections)
+    assert list(data.too_few(enough, setup)) == []
+    assert named in "".join(data.too_few(enough - 1, setup))
+    setup.config.data.train_max_samples = enough - 1
+    assert named in "".join(data.too_few(10_000, setup))
+
+
+@pytest.mark.parametrize("sections", [CURRICULUM, SAMPLING])
+def test_epochs_are_not_counted_where_a_step_reads_more_than_a_batch(
+    config: Any, sections: dict[str, Any]
+) -> None:
+    setup = changed(config, **sections, trainer={"total_epochs": 1000})
+    assert "trainer.total_epochs=1000" in "".join(data.too_few(10_000, setup))
+
+
+def test_a_missing_data_file_is_refused_before_the_toy_world_is_built(
+    config: Any, tmp_path: Path
+) -> None:
+    built = tmp_path / "toy"
     with open_dict(config):
-        config.data.train_files = None if case == "unset" else [bad]
-        config.data.val_files, config.data.max_prompt_length = [good], limit
-    messages = {
-        "missing": "no such file",
-        "unset": "data.train_files is not set",
-        "few": "3 training questions are fewer",
-        "all_long": "all 40 questions are longer",
-        "no_answer": "row 2",
-        "empty": "no rows",
-    }
-    with pytest.raises((ConfigError, ValueError), match=messages[case]):
-        data.prepare_data(config, Prompts.from_section({}), Characters())
+        config.actor_rollout_ref.model.path = str(built / "model")
+        config.data.train_files = config.data.val_files = [str(built / "train.parquet")]
+    assert list(data.files(Setup(config, built=built, world_questions=99))) == []
+    config.data.val_files = str(tmp_path / "none.parquet")
+    (found,) = data.files(Setup(config, built=built))
+    assert found.startswith(f"data.val_files={tmp_path}/none.parquet")
 
 
-def test_a_curriculum_wants_as_many_questions_as_it_looks_at(config: Any) -> None:
-    data.check_enough(16, config)  # a batch
-    with open_dict(config):
-        config.recipe.curriculum.enable = True
-    with pytest.raises(ConfigError, match="63 training questions are fewer than the 64"):
-        data.check_enough(63, config)
-    data.check_enough(64, config)
-    with open_dict(config):  # every batch that is asked for again is chosen from four
-        config.algorithm.filter_groups.enable = True
-        config.recipe.dynamic_sampling.max_gen_batches = 3
-    with pytest.raises(ConfigError, match="191 training questions are fewer than the 192"):
-        data.check_enough(191, config)
-    data.check_enough(192, config)
+def test_a_folder_that_has_lost_its_tokenizer_is_refused(config: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    assert list(data.model_folder(str(tmp_path))) == []
+    config.actor_rollout_ref.model.path = str(tmp_path)
+    with pytest.raises(ConfigError, match=r"recipe\.model_path: .* gives no token"):
+        data.load_tokenizer(config)
 
 
-def test_a_limit_on_the_samples_counts(config: Any) -> None:
-    with open_dict(config):
-        config.data.train_max_samples = 15
-    with pytest.raises(ConfigError, match="15 training questions are fewer"):
-        data.check_enough(40, config)
-    config.data.train_max_samples = 16
-    data.check_enough(40, config)
+# ------------------------------------------------------------------------- resuming
 
 
-@pytest.mark.config
-def test_a_method_that_wants_a_value_says_which() -> None:
-    with pytest.raises(ConfigError, match=r"recipe\.one_question: the method is about one"):
-        check_templates(compose_config("toy", ["method=one_shot"]))
-    check_templates(compose_config("toy", ["method=one_shot", "recipe.one_question=3"]))
+def begun(config: Any, folder: Path) -> RunFolder:
+    """A run folder of `config` in which a step was done."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
+    (folder / "metrics.jsonl").write_text("")
+    return RunFolder(folder)
+
+
+ROLES = "actor_rollout_ref"
+OPTIM = {"lr_warmup_steps_ratio": 0.1}
+LONGER = {"trainer": {"total_training_steps": 99}}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({}, ""),
+        ({"recipe": {"name": "other"}}, "recipe.name"),
+        ({ROLES: {"actor": {"optim": {"lr": 1.0}}}}, "actor_rollout_ref.actor.optim.lr"),
+        ({ROLES: {"rollout": {"temperature": 0.5}}}, "actor_rollout_ref.rollout.temperature"),
+        ({"data": {"train_batch_size": 32}}, "data.train_batch_size"),
+        ({"recipe": {"augment": {"mode": "per_rollout"}}}, "recipe.augment.mode"),
+        (LONGER, ""),
+        ({ROLES: {"rollout": {"gpu_memory_utilization": 0.3}}}, ""),
+        ({ROLES: {"actor": {"ppo_max_token_len_per_gpu": 512}}}, ""),
+        ({"eval": {"temperature": 1.0}}, ""),
+        ({"recipe": {"dynamic_sampling": {"max_gen_batches": 3}}}, ""),
+        ({"trainer": {"save_freq": 1, "test_freq": 1, "logger": ["console", "file"]}}, ""),
+    ],
+)
+def test_a_run_resumes_as_the_same_experiment(
+    config: Any, change: dict[str, Any], named: str
+) -> None:
+    folder = Path(config.recipe.run_dir)
+    assert list(same_run(changed(config, **change))) == []  # there is no run yet
+    run = begun(config, folder)
+    found = list(same_run(changed(config, **change)))
+    assert bool(found) is bool(named) and named in "".join(found)
+    run.metrics.unlink()
+    assert list(same_run(changed(config, **change))) == []  # no step was done: nothing is mixed
 
 
 @pytest.mark.parametrize(
@@ -279,178 +282,181 @@ def test_a_method_that_wants_a_value_says_which() -> None:
         ({"lr_scheduler_type": "cosine"}, False),
     ],
 )
-def test_a_run_goes_on_for_longer_unless_its_learning_rate_would_jump(
-    config: Any, tmp_path: Path, optim: dict[str, Any], free: bool
+def test_a_run_may_be_made_longer_unless_its_learning_rate_would_jump(
+    config: Any, optim: dict[str, Any], free: bool
 ) -> None:
-    before = OmegaConf.merge(config, {"actor_rollout_ref": {"actor": {"optim": optim}}})
-    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(before, resolve=True))
-    (tmp_path / "metrics.jsonl").write_text("")
-    longer = OmegaConf.merge(before, {"trainer": {"total_training_steps": 99}})
-    if free:
-        check_same_run(longer, RunFolder(tmp_path))
-    else:
-        with pytest.raises(ConfigError, match=r"trainer\.total_training_steps"):
-            check_same_run(longer, RunFolder(tmp_path))
+    before = OmegaConf.merge(config, {ROLES: {"actor": {"optim": optim}}})
+    begun(before, Path(config.recipe.run_dir))
+    found = "".join(same_run(changed(before, **LONGER)))
+    assert ("trainer.total_training_steps" in found) is not free
 
 
-def test_room_and_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_room(tmp_path, 0.0)
-    with pytest.raises(ConfigError, match="min_free_gib"):
-        check_room(tmp_path, 1e9)
+@pytest.mark.parametrize("content", [b"recipe: {", b"\xff", b"- a\n"])
+def test_a_run_folder_with_a_torn_record_is_refused(config: Any, content: bytes) -> None:
+    folder = begun(config, Path(config.recipe.run_dir))
+    folder.config.write_bytes(content)
+    assert str(folder.config) in "".join(same_run(Setup(config)))
+
+
+def test_a_bank_that_changed_since_the_first_step_is_refused(config: Any, tmp_path: Path) -> None:
+    def write(user: str) -> None:
+        entry = {"category": "mine", "user": user}
+        bank.write_text(yaml.safe_dump({"templates": {"mine": entry}}))
+
+    bank, folder = tmp_path / "bank.yaml", RunFolder(Path(config.recipe.run_dir))
+    augment = {"bank": str(bank), "templates": ["mine"], "validation_template": "mine"}
+    write("Solve: {question}")
+    Setup(OmegaConf.merge(config, {"recipe": {"augment": augment}})).prompts.write(folder.prompts)
+    write("Solve it: {question}")
+    assert list(same_prompts(changed(config, recipe={"augment": augment}))) == []
+    folder.metrics.write_text('{"step": 1}\n')
+    found = "".join(same_prompts(changed(config, recipe={"augment": augment})))
+    assert found.startswith(f"recipe.augment.bank={bank}: the templates mine ")
+    write("Solve: {question}")
+    assert list(same_prompts(changed(config, recipe={"augment": augment}))) == []
+
+
+def test_a_tracker_without_its_checkpoint_is_refused(config: Any, tmp_path: Path) -> None:
+    config.trainer.default_local_dir = str(tmp_path)
+    assert repair_checkpoints(config) == []
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("50")
+    with pytest.raises(ConfigError, match="names step 50, but no whole checkpoint"):
+        repair_checkpoints(config)
+
+
+# ------------------------------------------------------------------------- the machine
+
+
+def test_room_and_ports(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(folder: Path, gib: float) -> str:
+        section = {"run_dir": str(folder), "min_free_gib": gib}
+        return "".join(room(changed(config, recipe=section)))
+
+    assert told(tmp_path, 0.0) == ""
+    assert "recipe.min_free_gib" in told(tmp_path, 1e9)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot write"):
-        check_room(tmp_path / "file" / "run", 0.0)
-    check_port()
+    assert f"recipe.run_dir={tmp_path}/file/run" in told(tmp_path / "file" / "run", 0.0)
+    assert list(port(Setup(config))) == []
 
     def refuse(*_: Any) -> None:
         raise OSError(98, "Address already in use")
 
     monkeypatch.setattr("socket.socket.bind", refuse)
-    with pytest.raises(ConfigError, match="no free TCP port"):
-        check_port()
+    assert "no free TCP port" in "".join(port(Setup(config)))
 
 
-def test_a_folder_of_another_experiment_is_refused(config: Any, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    check_same_run(config, folder)
-    folder.config.write_text(OmegaConf.to_yaml(config, resolve=True))
-    check_same_run(config, folder)
-    changed = OmegaConf.merge(config, {"actor_rollout_ref": {"actor": {"optim": {"lr": 1.0}}}})
-    check_same_run(changed, folder)  # no step was done: nothing is mixed up
-    folder.metrics.write_text("")
-    longer = OmegaConf.merge(config, {"trainer": {"total_training_steps": 99}})
-    check_same_run(longer, folder)  # going on for longer is the same experiment
-    less = {"rollout": {"gpu_memory_utilization": 0.3}, "actor": {"ppo_max_token_len_per_gpu": 512}}
-    check_same_run(OmegaConf.merge(config, {"actor_rollout_ref": less}), folder)
-    with pytest.raises(ConfigError, match=r"actor_rollout_ref\.actor\.optim\.lr"):
-        check_same_run(changed, folder)
+def test_a_gpu_run_needs_its_gpus(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = changed(config, trainer={"device": "cuda", "n_gpus_per_node": 8})
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for found, named in ((0, "trainer.device"), (4, "trainer.n_gpus_per_node=8"), (8, "")):
+        monkeypatch.setattr("recipe.preflight.machine.gpu_count", lambda found=found: found)
+        told = "".join(gpus(setup))
+        assert bool(told) is bool(named) and named in told
+        assert list(gpus(Setup(config))) == []  # machine=cpu
+    monkeypatch.setattr("recipe.preflight.machine.gpu_count", lambda: 0)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert list(gpus(setup)) == []  # the GPUs of another cluster
 
 
-def test_a_finished_run_is_left_alone(config: Any, tmp_path: Path) -> None:
-    with open_dict(config):
-        config.trainer.default_local_dir = str(tmp_path)
-    tracker = tmp_path / "latest_checkpointed_iteration.txt"
-    assert not launch.finished(config)
-    tracker.write_text(str(config.trainer.total_training_steps - 1))
-    assert not launch.finished(config)
-    tracker.write_text(str(config.trainer.total_training_steps))
-    assert launch.finished(config)
-
-
-def test_a_finished_run_without_checkpoints_is_left_alone(config: Any, tmp_path: Path) -> None:
-    with open_dict(config):
-        config.trainer.default_local_dir = str(tmp_path / "checkpoints")
-        config.recipe.run_dir = str(tmp_path)
-        config.trainer.total_training_steps = 2
-    for step in (1, 2):
-        assert not launch.finished(config)
-        run_folder.append_metrics(tmp_path, step, {})
-    assert not launch.finished(config)  # its last checkpoint is still to come
-    config.trainer.save_freq = -1
-    assert launch.finished(config)
-
-
-@pytest.mark.config
-def test_a_refused_command_says_one_thing_and_starts_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "recipe.train", "toy", f"recipe.run_dir={tmp_path}/r"]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY")}
-    done = subprocess.run(
-        [*command, "recipe.augment.templates=[nope]"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "no template 'nope'" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "r" / "config.yaml").exists()
-
-
-def test_a_run_starts_its_own_ray_unless_told_where_one_is(
-    config: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_run_for_gpus_is_planned_where_there_are_none(
+    config: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    own = copy.deepcopy(config)
-    launch.set_ray(own)
-    assert own.ray_kwargs.ray_init.address == "local"
-    assert own.ray_kwargs.ray_init.log_to_driver is True  # into logs/train.log
-    assert own.ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM == "cpu"
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    launch.set_ray(config)
-    assert config.ray_kwargs.ray_init.get("address") is None
+    monkeypatch.setattr("recipe.preflight.machine.gpu_count", lambda: 0)
+    config.trainer.device = "cuda"
+    assert list(gpus(Setup(config, here=False))) == []
+    assert "not on this machine: trainer.device=cuda" in capsys.readouterr().err
 
 
-def test_a_missing_data_file_is_refused_before_the_toy_world_is_built(
-    config: Any, tmp_path: Path
-) -> None:
-    built = tmp_path / "toy"
-    with open_dict(config):
-        config.actor_rollout_ref.model.path = str(built / "model")
-        # will be made: fine
-        config.data.train_files = config.data.val_files = [str(built / "train.parquet")]
-    data.check_files(config, built)
-    with open_dict(config):
-        config.data.val_files = str(tmp_path / "none.parquet")
-    with pytest.raises(ConfigError, match=r"val_files: .*none\.parquet: no such file"):
-        data.check_files(config, built)
-
-
-def test_a_folder_that_has_lost_its_tokenizer_is_refused(config: Any, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
-    data.check_model_folder(str(tmp_path))
-    with open_dict(config):
-        config.actor_rollout_ref.model.path = str(tmp_path)
-    with pytest.raises(ConfigError, match=r"recipe\.model_path: .* gives no token"):
-        data.load_tokenizer(config)
-
-
-@pytest.mark.config
-@pytest.mark.parametrize("place", ["file/run", "in_use"])
-def test_a_folder_that_cannot_be_had_is_one_clear_line(
-    place: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("model", "save_freq", "free", "saved", "refused"),
+    [
+        # 12 bytes for each of the 1,543,714,304 parameters of tests/recipe/preflight/test_plan.py
+        (MATH_1B, 10, 18.4e9, False, True),
+        (MATH_1B, 10, 18.6e9, False, False),
+        (MATH_1B, 10, 18.4e9, True, False),  # the trainer checks the room of later ones
+        (MATH_1B, -1, 1e9, False, False),
+        (None, 10, 1e9, False, False),
+        ("someone/a-model", 10, 1e9, False, False),
+    ],
+)
+def test_the_disk_holds_the_first_checkpoint(
+    config: Any,
     monkeypatch: pytest.MonkeyPatch,
+    model: str | None,
+    save_freq: int,
+    free: float,
+    saved: bool,
+    refused: bool,
 ) -> None:
-    monkeypatch.setattr(launch, "set_environment", lambda config: None)
-    (tmp_path / "file").write_text("")
-    held = lock(tmp_path / "in_use")
-    with held:
-        assert train.main(["toy", f"recipe.run_dir={tmp_path / place}"]) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert ("cannot write" if place == "file/run" else "in use by") in said
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": free}))
+    run = Path(config.recipe.run_dir)  # not made yet
+    trainer = {"save_freq": save_freq, "default_local_dir": str(run / "checkpoints")}
+    if saved:
+        (run / "checkpoints").mkdir(parents=True)
+        (run / "checkpoints" / TRACKER).write_text("10")
+    setup = changed(config, recipe={"model_path": model}, trainer=trainer)
+    assert bool(list(first_checkpoint(setup))) is refused
 
 
-@pytest.mark.parametrize("already_over", [False, True])
-def test_the_death_of_rays_head_ends_the_run_with_a_reason(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, already_over: bool
+def test_wandb_needs_a_key(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = changed(config, trainer={"logger": ["console", "wandb"]})
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    netrc = tmp_path / "netrc"
+    monkeypatch.setenv("NETRC", str(netrc))
+    assert lacks_wandb_key(setup) and not lacks_wandb_key(Setup(config))
+    netrc.write_text("machine example.com login user password p\n")
+    assert lacks_wandb_key(setup)
+    netrc.write_text("machine api.wandb.ai login user password p\n")
+    assert not lacks_wandb_key(setup)
+    netrc.unlink()
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_API_KEY", "k")):
+        with monkeypatch.context() as patched:
+            patched.setenv(name, value)
+            assert not lacks_wandb_key(setup)
+
+
+# ------------------------------------------------------------------------- own functions
+
+OWN = """
+def scaled(rewards_B, group_B, *, scale): return scale * rewards_B
+def shorter(rewards_B, group_B): return rewards_B[1:]
+def power(logprobs_BT, advantages_BT, mask_BT, group_B, *, power): return mask_BT.double() ** power
+"""
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "arguments", "named"),
+    [
+        ("advantage", "scaled", {}, "'scale'"),
+        ("advantage", "scaled", {"scale": float("inf")}, "must be finite"),
+        ("advantage", "scaled", {"scale": 2.0}, None),
+        ("advantage", "shorter", {}, r"shape \(15,\) .* shape \(16,\)"),
+        ("weights", "power", {"power": 0.7}, None),
+        ("weights", "power", {}, r"recipe\.weights\.arguments\.NAME=VALUE"),
+        ("advantage", "boom", {}, "boom cannot be imported .ValueError: boom"),
+        ("advantage", "torn", {}, "torn cannot be imported .SyntaxError"),
+    ],
+)
+def test_an_own_function_is_called_once_before_the_run(
+    toy_config: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    section: str,
+    name: str,
+    arguments: dict[str, Any],
+    named: str | None,
 ) -> None:
-    """At the end of a run its death is no accident: `over` is set before it."""
-    monkeypatch.setattr(launch, "LOOK", 0.05)
-    said, ended, over = list[str](), list[int](), threading.Event()
-    shutil.copy("/bin/sleep", tmp_path / "gcs_server")
-    environment = {**os.environ, "RECIPE_RUN_DIR": config.recipe.run_dir}
-    head = subprocess.Popen([tmp_path / "gcs_server", "60"], env=environment)
-    arguments = (config, said.append, over, ended.append)
-    watch = threading.Thread(target=launch.watch_head, args=arguments, daemon=True)
-    try:
-        while not processes.heads(config.recipe.run_dir):
-            time.sleep(0.02)
-        watch.start()
-        time.sleep(0.3)
-        assert watch.is_alive() and not ended
-        if already_over:
-            over.set()
-    finally:
-        head.kill()
-        head.wait()
-    watch.join(20)
-    assert ended == ([] if already_over else [1])
-    if not already_over:
-        assert "Ray's head process (gcs_server) has ended" in said[0]
-        assert "no step was done" in said[0]
-        assert read_json(RunFolder(Path(config.recipe.run_dir)).end)["code"] == 1
+    modules = {"called_once": OWN, "boom": "raise ValueError('boom')\n", "torn": "def f(:\n"}
+    for module, text in modules.items():
+        (tmp_path / f"{module}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = f"{name}.f" if name in modules else f"called_once.{name}"
+    chosen = {"name": path, "arguments": arguments}
+    config = OmegaConf.merge(toy_config, {"recipe": {section: chosen}})
+    if named is None:
+        validate(config)
+    else:
+        with pytest.raises(ConfigError, match=named):
+            validate(config)

@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
-from recipe.preflight.estimate import Assumptions, Work
-from recipe.preflight.shapes import GPUS, Shape, shape_of
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from recipe.errors import ConfigError
-from recipe.preflight import plan as command
 from recipe.preflight import estimate
+from recipe.preflight import plan as command
+from recipe.preflight.estimate import Assumptions, Work
+from recipe.preflight.shapes import GPUS, Shape, shape_of
 
 PAGE = Path(__file__).parents[3] / "examples" / "SIZES.md"
 SHAPE = shape_of("Qwen/Qwen2.5-Math-1.5B")

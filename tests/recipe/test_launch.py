@@ -1,0 +1,135 @@
+"""How `recipe.train` starts, finds a finished run, and ends when Ray dies."""
+
+import copy
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import open_dict
+
+from prompt_aug.files import lock, read_json
+from recipe import train
+from recipe.run import folder as run_folder
+from recipe.run import processes
+from recipe.run.folder import RunFolder
+from recipe.trainer import launch
+
+
+@pytest.fixture
+def config(toy_config: Any, tmp_path: Path) -> Any:
+    copied = copy.deepcopy(toy_config)
+    with open_dict(copied):
+        copied.recipe.run_dir = str(tmp_path / "run")
+    return copied
+
+
+def test_a_finished_run_is_left_alone(config: Any, tmp_path: Path) -> None:
+    with open_dict(config):
+        config.trainer.default_local_dir = str(tmp_path)
+    tracker = tmp_path / "latest_checkpointed_iteration.txt"
+    assert not launch.finished(config)
+    tracker.write_text(str(config.trainer.total_training_steps - 1))
+    assert not launch.finished(config)
+    tracker.write_text(str(config.trainer.total_training_steps))
+    assert launch.finished(config)
+
+
+def test_a_finished_run_without_checkpoints_is_left_alone(config: Any, tmp_path: Path) -> None:
+    with open_dict(config):
+        config.trainer.default_local_dir = str(tmp_path / "checkpoints")
+        config.recipe.run_dir = str(tmp_path)
+        config.trainer.total_training_steps = 2
+    for step in (1, 2):
+        assert not launch.finished(config)
+        run_folder.append_metrics(tmp_path, step, {})
+    assert not launch.finished(config)  # its last checkpoint is still to come
+    config.trainer.save_freq = -1
+    assert launch.finished(config)
+
+
+@pytest.mark.config
+def test_a_refused_command_says_one_thing_and_starts_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "recipe.train", "toy", f"recipe.run_dir={tmp_path}/r"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY")}
+    done = subprocess.run(
+        [*command, "recipe.augment.templates=[nope]"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "no template 'nope'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "r" / "config.yaml").exists()
+
+
+def test_a_run_starts_its_own_ray_unless_told_where_one_is(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    own = copy.deepcopy(config)
+    launch.set_ray(own)
+    assert own.ray_kwargs.ray_init.address == "local"
+    assert own.ray_kwargs.ray_init.log_to_driver is True  # into logs/train.log
+    assert own.ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM == "cpu"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    launch.set_ray(config)
+    assert config.ray_kwargs.ray_init.get("address") is None
+
+
+@pytest.mark.config
+@pytest.mark.parametrize("place", ["file/run", "in_use"])
+def test_a_folder_that_cannot_be_had_is_one_clear_line(
+    place: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch, "set_environment", lambda config: None)
+    (tmp_path / "file").write_text("")
+    held = lock(tmp_path / "in_use")
+    with held:
+        assert train.main(["toy", f"recipe.run_dir={tmp_path / place}"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert ("cannot write" if place == "file/run" else "in use by") in said
+
+
+@pytest.mark.parametrize("already_over", [False, True])
+def test_the_death_of_rays_head_ends_the_run_with_a_reason(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, already_over: bool
+) -> None:
+    """At the end of a run its death is no accident: `over` is set before it."""
+    monkeypatch.setattr(launch, "LOOK", 0.05)
+    said, ended, over = list[str](), list[int](), threading.Event()
+    shutil.copy("/bin/sleep", tmp_path / "gcs_server")
+    environment = {**os.environ, "RECIPE_RUN_DIR": config.recipe.run_dir}
+    head = subprocess.Popen([tmp_path / "gcs_server", "60"], env=environment)
+    arguments = (config, said.append, over, ended.append)
+    watch = threading.Thread(target=launch.watch_head, args=arguments, daemon=True)
+    try:
+        while not processes.heads(config.recipe.run_dir):
+            time.sleep(0.02)
+        watch.start()
+        time.sleep(0.3)
+        assert watch.is_alive() and not ended
+        if already_over:
+            over.set()
+    finally:
+        head.kill()
+        head.wait()
+    watch.join(20)
+    assert ended == ([] if already_over else [1])
+    if not already_over:
+        assert "Ray's head process (gcs_server) has ended" in said[0]
+        assert "no step was done" in said[0]
+        assert read_json(RunFolder(Path(config.recipe.run_dir)).end)["code"] == 1
