@@ -17,15 +17,15 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from prompt_aug.commands import make_parser, run
-from prompt_aug.progress import Progress
+from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.progress import Progress
 
 STOPPED = 130  # the shell's exit code after Ctrl-C
 
 
 def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
     """Compose, check, prepare and run; returns the exit code."""
-    from prompt_aug.files import lock
+    from prompt_aug.base.files import lock
     from recipe.config.compose import compose_config
     from recipe.run import ending
     from recipe.run.folder import RunFolder, record_environment

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prompt_aug.commands import make_parser
-from prompt_aug.files import read_json, write_text
+from prompt_aug.base.commands import make_parser
+from prompt_aug.base.files import read_json, write_text
 from recipe.run.folder import read_metrics
 
 Figures = dict[str, float]

@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from prompt_aug.files import write_json
+from prompt_aug.base.files import write_json
 from recipe.config.compose import compose_config
 from recipe.preflight.shapes import shape_of
 from recipe.toy import build

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from prompt_aug.files import write_json, write_text
+from prompt_aug.base.files import write_json, write_text
 from prompt_aug.prompts import Prompts
 from recipe.config.schema import check_types
 from recipe.preflight.algorithm import ALGORITHM

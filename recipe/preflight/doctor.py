@@ -17,8 +17,8 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from prompt_aug.commands import make_parser
-from prompt_aug.places import nearest, unwritable
+from prompt_aug.base.commands import make_parser
+from prompt_aug.base.places import nearest, unwritable
 from recipe.preflight.probes import ROOT, Check, finish, install, probes, start
 from recipe.run import host
 

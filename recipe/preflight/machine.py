@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlparse
 
-from prompt_aug.places import unwritable
+from prompt_aug.base.places import unwritable
 from recipe.errors import ConfigError
 from recipe.preflight.estimate import checkpoint_bytes
 from recipe.preflight.rules import Check, Rule, Setup

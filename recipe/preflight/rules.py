@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from prompt_aug.errors import UserError
+from prompt_aug.base.errors import UserError
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import Bank, BankError, UnknownTemplateError
 from prompt_aug.typed import shown

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from prompt_aug.files import read_json
+from prompt_aug.base.files import read_json
 from recipe.errors import ConfigError
 
 # Of config.json: what every decoder has.

@@ -26,7 +26,7 @@ SHARING = [name for name in METHODS if name not in (*RUN_ALONE, *SEEN_ELSEWHERE)
 ACTOR = "actor_rollout_ref.actor"
 ONE_UPDATE = [f"{ACTOR}.ppo_mini_batch_size=4", "recipe.save_tensors_every=1"]
 
-# Everything at once that may go together: see also tests/recipe/checks/test_algorithm.py.
+# Everything at once that may go together: see also tests/recipe/preflight/test_rules.py.
 TOGETHER = [
     *("recipe.augment.mode=per_rollout", "recipe.augment.templates=null"),
     *("recipe.reward.format_weight=1.0", "recipe.overlong_filter=true"),

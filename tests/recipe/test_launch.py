@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from omegaconf import open_dict
 
-from prompt_aug.files import lock, read_json
+from prompt_aug.base.files import lock, read_json
 from recipe import train
 from recipe.run import folder as run_folder
 from recipe.run import processes

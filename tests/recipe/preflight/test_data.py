@@ -10,7 +10,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf, open_dict
 
-from prompt_aug.files import read_json, write_json
+from prompt_aug.base.files import read_json, write_json
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question, write_parquet
 from recipe.config.compose import compose_config
