@@ -75,6 +75,11 @@ Aggregation = Literal[
     "seq-mean-token-sum-norm", "seq-mean-token-mean",
 ]  # fmt: skip
 Precision = Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"]
+# verl.trainer.ppo.core_algos.kl_penalty; "+" gives the unbiased gradient.
+KLType = Literal[
+    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3",
+    "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+",
+]  # fmt: skip
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 # (section, type, keys). Of verl's keys what verl itself rejects at once is not repeated.
@@ -111,7 +116,7 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("recipe.rephrasings", Count, "count"),
     ("recipe.rephrasings", Literal["anchored", "own"], "ratio"),
     ("recipe.advantage", Text, "name"),
-    ("recipe.advantage", Text | None, "group"),
+    ("recipe.advantage", Literal["question", "rephrasing"] | None, "group"),
     ("recipe.advantage", dict[str, Any] | None, "arguments"),
     ("recipe.weights", Text, "name"),
     ("recipe.weights", dict[str, Any] | None, "arguments"),
@@ -147,8 +152,11 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("data", Count, "dataloader_num_workers"),
     ("data", bool, "shuffle filter_overlong_prompts"),
     ("algorithm", bool, "filter_groups.enable use_kl_in_reward"),
-    ("algorithm", Text, "filter_groups.metric"),
-    ("algorithm", Weight, "kl_ctrl.kl_coef"),
+    ("algorithm.filter_groups", Literal["acc", "reward", "format", "overlong"], "metric"),
+    ("algorithm", KLType, "kl_penalty"),
+    ("algorithm.kl_ctrl", Weight, "kl_coef"),
+    ("algorithm.kl_ctrl", Literal["fixed", "adaptive"], "type"),
+    ("algorithm.rollout_correction", Literal["token", "sequence"] | None, "rollout_is"),
     *(
         (role, kind, keys)
         for role in (A, "actor_rollout_ref.ref")
@@ -170,6 +178,7 @@ _TABLE: list[tuple[str, Any, str]] = [
     (A, Seed, "data_loader_seed"),
     (A, float, "entropy_coeff"),
     (A, Weight, "kl_loss_coef"),
+    (A, KLType, "kl_loss_type"),
     (A, Weight | None, "clip_ratio_low clip_ratio_high"),
     (A, Above0, "clip_ratio tau_pos tau_neg"),
     (A, Above0 | None, "loss_scale_factor"),

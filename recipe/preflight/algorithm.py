@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import group_of
-from recipe.preflight.rules import Check, Rule, Setup, one_of
+from recipe.preflight.rules import Check, Rule, Setup
 
 # Losses that are positively homogeneous in a token's advantage: a weight on it weights the loss.
 HOMOGENEOUS = ("vanilla", "gspo", "sapo", "cispo", "gpg", "dppo_tv", "dppo_kl")
@@ -16,9 +16,8 @@ REJECTIONS = (
     *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
     *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"),
 )
+LOSSES = (*HOMOGENEOUS, *PER_MICRO_BATCH, *GEOMETRIC, "dro")
 GMPO_TARGET = "recipe.algorithms.gmpo.GMPOLossConfig"
-# verl.trainer.ppo.core_algos.kl_penalty; "+" gives the unbiased gradient.
-KL_TYPES = [k + end for end in ("", "+") for k in "kl k1 abs mse k2 low_var_kl k3".split()]
 
 
 def advantage(s: Setup) -> Iterator[str]:
@@ -107,25 +106,13 @@ def needs_rephrasings(key: str, value: str) -> Rule:
 
 HISTORY, FILTER = "recipe.history.enable", "algorithm.filter_groups.enable"
 KL_IN_REWARD, OVERLONG = "algorithm.use_kl_in_reward", "recipe.reward.overlong.enable"
-TAKEN_OVER = (
-    "recipe.advantage computes the advantages. Leave it alone and set recipe.advantage.name "
-    f"({', '.join(ADVANTAGES)})."
-)
-
 ALGORITHM: list[Check] = [
     advantage,
-    one_of("recipe.advantage.group", (None, "question", "rephrasing")),
     Rule(
         "recipe.advantage.name recipe.advantage.group",
         lambda s: s.facts.group and group_of(s.recipe.advantage) != s.facts.group,
         "this advantage is normalized per {s.facts.group}. Leave recipe.advantage.group null, or "
         "set recipe.advantage.name=grpo with the group you want.",
-    ),
-    Rule("algorithm.adv_estimator", lambda s: s.algorithm.adv_estimator != "grpo", TAKEN_OVER),
-    Rule(
-        "algorithm.norm_adv_by_std_in_grpo",
-        lambda s: not s.algorithm.get("norm_adv_by_std_in_grpo", True),
-        TAKEN_OVER,
     ),
     Rule(
         "{R}.n",
@@ -187,7 +174,11 @@ ALGORITHM: list[Check] = [
         "{found}. Use one of " + ", ".join(HOMOGENEOUS) + ", or recipe.weights.name=none.",
     ),
     own_loss,
-    one_of("{LOSS}", (*HOMOGENEOUS, *PER_MICRO_BATCH, *GEOMETRIC, "dro"), lambda s: s.loss),
+    Rule(
+        "{LOSS}",
+        lambda s: s.loss and s.loss not in LOSSES,
+        f"unknown. Known are {', '.join(LOSSES)}.",
+    ),
     Rule(
         "{LOSS}",
         lambda s: s.loss in PER_MICRO_BATCH and (s.actor.use_dynamic_bsz or s.micro_rows < 2),
@@ -255,9 +246,6 @@ ALGORITHM: list[Check] = [
         ),
         "trains nothing by itself. Set {A}.entropy_coeff (entropy loss alone) or {A}.use_kl_loss.",
     ),
-    one_of("{A}.kl_loss_type", KL_TYPES, lambda s: s.actor.use_kl_loss),
-    one_of("algorithm.kl_penalty", KL_TYPES, lambda s: s.algorithm.use_kl_in_reward),
-    one_of("algorithm.kl_ctrl.type", ("fixed", "adaptive"), lambda s: s.algorithm.use_kl_in_reward),
     Rule(
         "{R}.calculate_log_probs {C}",
         lambda s: not s.rollout.calculate_log_probs and corrections(s),
@@ -270,7 +258,6 @@ ALGORITHM: list[Check] = [
         "takes the engine's log-probabilities as the old ones, and verl 0.9.1's V1 trainer then "
         "ignores {found}. Unset one or the other.",
     ),
-    one_of("{C}.rollout_is", (None, "token", "sequence")),
     Rule(
         "{C}.rollout_rs",
         lambda s: ", ".join(unknown_rejections(s)),
@@ -281,11 +268,6 @@ ALGORITHM: list[Check] = [
         lambda s: s.correction.get("rollout_rs") and s.correction.rollout_rs_threshold is None,
         "the bound is missing beyond which a response or token is not trained on. Set "
         "{C}.rollout_rs_threshold: for a ..._k1 LOWER_UPPER, as in 0.5_2.0, otherwise one number.",
-    ),
-    one_of(
-        "algorithm.filter_groups.metric",
-        ("acc", "reward", "format", "overlong"),
-        lambda s: s.filter.enable,
     ),
     Rule(
         "algorithm.filter_groups.metric recipe.curriculum.enable",

@@ -120,7 +120,7 @@ def hours(config: DictConfig, steps: int) -> str:
         shape = None
     if config.trainer.device == "cpu" or shape is None:
         return "unknown: no step was measured in the run folder"
-    work = dataclasses.replace(work_of(config, gpus), steps=steps)
+    work = dataclasses.replace(work_of(config), steps=steps)
     told = run_hours(shape, work, GPUS[GPU], Assumptions())
     return f"{told:.1f} on {gpus} x {GPU}, estimated by recipe.plan and not measured"
 

@@ -12,30 +12,56 @@ from recipe.preflight.rules import Check, Rule, Setup
 from recipe.run.folder import RunFolder
 
 EPOCHS = 1_000_000  # of recipe.yaml: more than any number of steps needs
-# Keys without effect in verl 0.9.1's V1 trainer with this project's agent loop and rewards -> the
-# only value that does what it says, and what to do.
-NO_EFFECT: dict[str, tuple[Any, str]] = {
-    "custom_reward_function.path": (None, "Set the keys under recipe.reward."),
-    "reward.custom_reward_function.path": (None, "Set the keys under recipe.reward."),
-    "reward_model.reward_manager": ("naive", "Set the keys under recipe.reward."),
-    "algorithm.filter_groups.max_num_gen_batches": (0, "Set recipe.dynamic_sampling."),
-    "algorithm.use_pf_ppo": (False, "Unset it."),
-    "{R}.val_kwargs.do_sample": (False, "Set {R}.val_kwargs.temperature."),
-    "{R}.do_sample": (True, "Set {R}.temperature."),
-    "{R}.over_sample_rate": (0, "Set recipe.dynamic_sampling."),
-    "trainer.balance_batch": (True, "Unset it."),
-    "trainer.esi_redundant_time": (0, "Unset it."),
-    "trainer.v1.sampler.custom_sampler.path": (None, "Unset it."),
-    "trainer.v1.sampler.sync_refill_failed_groups": (False, "Unset it."),
-    "critic.enable": (None, "Unset it: no method here has a critic."),
-    "trainer.critic_warmup": (0, "Unset it: its steps would train nothing."),
-    "{A}.grad_clip": (1.0, "Set {A}.optim.clip_grad."),
-    "data.mm_processor_kwargs": ({}, "Unset it."),
-}
+GRADER, SAMPLING = "Set the keys under recipe.reward.", "Set recipe.dynamic_sampling."
+LORA = "only full-parameter training is exported and evaluated here. Unset it."
+OVERRIDDEN = "recipe.advantage computes the advantages. Unset it and set recipe.advantage.name."
+# (key, the only value with which verl 0.9.1 or this project does what it says, why and what to do).
+FIXED: list[tuple[str, Any, str]] = [
+    ("custom_reward_function.path", None, f"no effect. {GRADER}"),
+    ("reward.custom_reward_function.path", None, f"no effect. {GRADER}"),
+    ("reward_model.reward_manager", "naive", f"no effect. {GRADER}"),
+    ("algorithm.filter_groups.max_num_gen_batches", 0, f"no effect. {SAMPLING}"),
+    ("algorithm.use_pf_ppo", False, "no effect. Unset it."),
+    ("algorithm.adv_estimator", "grpo", OVERRIDDEN),
+    ("algorithm.norm_adv_by_std_in_grpo", True, OVERRIDDEN),
+    ("{R}.val_kwargs.do_sample", False, "no effect. Set {R}.val_kwargs.temperature."),
+    ("{R}.do_sample", True, "no effect. Set {R}.temperature."),
+    ("{R}.over_sample_rate", 0, f"no effect. {SAMPLING}"),
+    ("{R}.full_determinism", False, "all responses of a group would be the same. Unset it."),
+    ("{A}.grad_clip", 1.0, "no effect. Set {A}.optim.clip_grad."),
+    ("{A}.checkpoint.async_save", False, "verl never records the last checkpoint. Unset it."),
+    ("{MODEL}.lora_rank", 0, LORA),
+    ("{MODEL}.lora.rank", 0, LORA),
+    ("{MODEL}.lora_adapter_path", None, LORA),
+    ("data.mm_processor_kwargs", {}, "no effect. Unset it."),
+    ("critic.enable", None, "no effect. Unset it: no method here has a critic."),
+    ("distillation.enabled", False, "the agent loop has no teacher. Unset it."),
+    ("reward.reward_model.enable", False, f"rewards come from this project's grader. {GRADER}"),
+    (
+        "reward.reward_manager.source",
+        "importlib",
+        "the trainer reads its columns. Unset it.",
+    ),
+    ("trainer.balance_batch", True, "no effect. Unset it."),
+    ("trainer.critic_warmup", 0, "its steps would train nothing. Unset it."),
+    ("trainer.esi_redundant_time", 0, "no effect. Unset it."),
+    ("trainer.val_only", False, "verl trains all the same. Unset it; run python -m eval.sweep."),
+    ("trainer.v1.sampler.custom_sampler.path", None, "no effect. Unset it."),
+    ("trainer.v1.sampler.sync_refill_failed_groups", False, "no effect. Unset it."),
+    ("trainer.v1.trainer_mode", "recipe_sync", "this is not this project's trainer. Unset it."),
+    (
+        "trainer.resume_mode",
+        "auto",
+        "verl would do this at every restart, so a run that is requeued would never end. Leave it "
+        "at auto. To start over choose another recipe.run_dir; to go back to a step delete the "
+        "later folders of checkpoints/; to train on another run's weights export them and set "
+        "recipe.model_path.",
+    ),
+]
 
 
-def no_effect(key: str, default: Any, remedy: str) -> Rule:
-    return Rule(key, lambda s: s.get(key) not in (default, None), f"no effect here. {remedy}")
+def fixed(key: str, only: Any, message: str) -> Rule:
+    return Rule(key, lambda s: s.get(key) not in (only, None), message)
 
 
 def attention(s: Setup) -> str:
@@ -113,10 +139,6 @@ def elsewhere(s: Setup) -> Path | None:
     return None if same else wanted
 
 
-def is_set(key: str, message: str) -> Rule:
-    return Rule(key, lambda s: s.get(key), message)
-
-
 def needs_package(name: str, package: str) -> Rule:
     return Rule(
         "{MODEL}.override_config.attn_implementation",
@@ -142,25 +164,21 @@ def same_length(key: str) -> Rule:
     )
 
 
-LORA = "only full-parameter training is exported and evaluated here. Unset it."
+TENSOR = Rule(
+    "{R}.tensor_model_parallel_size",
+    lambda s: s.gpus % s.rollout.tensor_model_parallel_size,
+    "it does not divide the {s.gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node). Set it "
+    "to a divisor.",
+)
+ROWS = Rule(
+    "{A}.ppo_mini_batch_size {R}.n",
+    lambda s: s.mini_rows % s.ranks,
+    "the {s.mini_rows} rows of a mini-batch do not divide over {s.ranks} data-parallel ranks "
+    "(trainer.nnodes x trainer.n_gpus_per_node). Set another mini-batch or number of GPUs.",
+)
 
 ENGINE: list[Check] = [
-    *(no_effect(key, default, remedy) for key, (default, remedy) in NO_EFFECT.items()),
-    is_set(
-        "reward.reward_model.enable",
-        "rewards come from this project's grader, and with a reward model every rollout would "
-        "fail. Unset it.",
-    ),
-    is_set(
-        "distillation.enabled",
-        "the agent loop has no log-probabilities of a teacher, so there is nothing to distill. "
-        "Unset it.",
-    ),
-    Rule(
-        "trainer.v1.trainer_mode",
-        lambda s: s.trainer.v1.trainer_mode != "recipe_sync",
-        "this project's trainer is recipe_sync. Leave the key alone.",
-    ),
+    *(fixed(key, only, message) for key, only, message in FIXED),
     Rule(
         "{R}.agent.default_agent_loop",
         lambda s: (
@@ -170,25 +188,6 @@ ENGINE: list[Check] = [
         "rewards and statistics need what prompt_augmentation writes. Leave the key alone, or "
         "register your own loop with {R}.agent.agent_loop_config_path.",
     ),
-    Rule(
-        "reward.reward_manager.source",
-        lambda s: s.config.reward.reward_manager.source != "importlib",
-        "verl's reward managers do not write the columns that this trainer reads. Leave "
-        "reward.reward_manager alone, or name a subclass of recipe.rollout.reward by its module.",
-    ),
-    is_set(
-        "{R}.full_determinism",
-        "all requests of an engine would have one seed, and all responses to a question would be "
-        "the same. Unset it.",
-    ),
-    is_set(
-        "trainer.val_only",
-        "verl trains all the same unless trainer.val_before_train is set. Unset it and run "
-        "python -m eval.sweep.",
-    ),
-    is_set("{MODEL}.lora_rank", LORA),
-    is_set("{MODEL}.lora.rank", LORA),
-    is_set("{MODEL}.lora_adapter_path", LORA),
     Rule(
         "{A}.optim.optimizer {A}.optim.optimizer_impl",
         unknown_optimizer,
@@ -207,20 +206,6 @@ ENGINE: list[Check] = [
         "export and evaluation look for checkpoints in {found}. Leave the key alone and choose the "
         "folder of the run with recipe.run_dir=...; for another disk make its checkpoints/ a link.",
     ),
-    Rule(
-        "trainer.resume_mode",
-        lambda s: s.trainer.resume_mode != "auto",
-        "verl would do this at every restart, so a run that is requeued would never end. Leave it "
-        "at auto. To start over choose another recipe.run_dir; to go back to a step delete the "
-        "later folders of checkpoints/; to train on another run's weights export them and set "
-        "recipe.model_path.",
-    ),
-    Rule(
-        "{A}.checkpoint.async_save",
-        lambda s: s.get("{A}.checkpoint.async_save"),
-        "verl 0.9.1 then never records which checkpoint is the last, and a stopped run would start "
-        "from its first step. Unset it.",
-    ),
     keeps_all("save_contents"),
     keeps_all("load_contents"),
     # ---------------------------------------------------------------- lengths
@@ -235,12 +220,7 @@ ENGINE: list[Check] = [
     same_length("prompt_length"),
     same_length("response_length"),
     # ---------------------------------------------------------------- sizes that must divide
-    Rule(
-        "{R}.tensor_model_parallel_size",
-        lambda s: s.gpus % s.rollout.tensor_model_parallel_size,
-        "it does not divide the {s.gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node). Set it "
-        "to a divisor.",
-    ),
+    TENSOR,
     Rule(
         "{A}.ulysses_sequence_parallel_size",
         lambda s: s.gpus % s.sequence_ranks(),
@@ -265,11 +245,6 @@ ENGINE: list[Check] = [
         "the batch is not a multiple of the mini-batch (both in questions). Set "
         "{A}.ppo_mini_batch_size to a divisor.",
     ),
-    Rule(
-        "{A}.ppo_mini_batch_size {R}.n",
-        lambda s: s.mini_rows % s.ranks,
-        "the {s.mini_rows} rows of a mini-batch do not divide over {s.ranks} data-parallel ranks "
-        "(trainer.nnodes x trainer.n_gpus_per_node). Set another mini-batch or number of GPUs.",
-    ),
+    ROWS,
     micro_batches,
 ]

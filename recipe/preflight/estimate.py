@@ -59,31 +59,17 @@ class Assumptions:
     overhead: float = 15.0  # seconds of a step that are neither: driver, grading, weights, sleep
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Memory:
-    """Bytes on one GPU while the actor trains."""
-
-    states: float
-    gathered: float
-    activations: float
-    logits: float
-    mask: float
-
-    @property
-    def total(self) -> float:
-        return self.states + self.gathered + self.activations + self.logits + self.mask
-
-
-def actor_memory(shape: Shape, work: Work) -> Memory:
+def actor_memory(shape: Shape, work: Work) -> dict[str, float]:
+    """Return the bytes on one GPU while the actor trains, by part."""
     tokens, outputs = work.micro_tokens, shape.embedding * (1 if shape.tied else 2)
-    return Memory(
-        states=16 * shape.parameters / work.gpus,
-        gathered=2 * (outputs + 2 * shape.layer),
-        activations=tokens * shape.layers * 2 * shape.hidden
+    return {
+        "states": 16 * shape.parameters / work.gpus,
+        "gathered": 2 * (outputs + 2 * shape.layer),
+        "activations": tokens * shape.layers * 2 * shape.hidden
         + tokens * 2 * (8 * shape.hidden + 4 * shape.intermediate),
-        logits=tokens * shape.vocab * 4 + 8 * min(LOGIT_CHUNK, tokens) * shape.vocab,
-        mask=float(tokens**2) if work.packed_mask else 0.0,
-    )
+        "logits": tokens * shape.vocab * 4 + 8 * min(LOGIT_CHUNK, tokens) * shape.vocab,
+        "mask": float(tokens**2) if work.packed_mask else 0.0,
+    }
 
 
 def checkpoint_bytes(shape: Shape) -> int:

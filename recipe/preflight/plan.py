@@ -7,8 +7,8 @@ GPU; the hours depend on --mean-response, --mfu and --traffic. What breaks first
 nodes: recipe/preflight/GROWTH.md.
 """
 
-import sys
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable
 from typing import Any
 
 from omegaconf import DictConfig
@@ -18,6 +18,7 @@ from prompt_aug.base.errors import UsageError
 from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
 from recipe.preflight import estimate
+from recipe.preflight.engine import ROWS, TENSOR
 from recipe.preflight.estimate import Assumptions, Work
 from recipe.preflight.machine import HEADS
 from recipe.preflight.rules import Setup, refuse
@@ -27,38 +28,35 @@ GIB = 2**30
 
 
 def memory_lines(shape: Shape, work: Work, gpu: Gpu) -> list[str]:
-    """The part on memory; a line that begins with NO says what does not fit."""
+    """Return the lines on memory; one that begins with NO says what does not fit."""
     memory = estimate.actor_memory(shape, work)
-    cache = estimate.cache_tokens(shape, work, gpu)
-    names = ("states", "gathered", "activations", "logits", "mask", "total")
-    parts = ", ".join(f"{name} {getattr(memory, name) / GIB:.1f}" for name in names)
-    responses = work.questions * work.responses
-    together = memory.states + gpu.memory * work.utilisation
+    cache, total = estimate.cache_tokens(shape, work, gpu), sum(memory.values())
+    parts = ", ".join(f"{k} {v / GIB:.1f}" for k, v in (memory | {"total": total}).items())
+    responses, engines = work.questions * work.responses, work.gpus // work.tensor_parallel
     lines = [
         f"parameters     {shape.parameters:,}",
         f"actor          GiB on a GPU, micro-batches of {work.micro_tokens:,} tokens: {parts}",
         f"engine         KV cache {max(0, cache):,} tokens of {shape.kv_bytes:,} bytes, "
         f"{estimate.at_once(shape, work, gpu)} sequences at once",
-        f"rollouts       {responses:,} responses of a step over "
-        f"{work.gpus // work.tensor_parallel} engines: "
+        f"rollouts       {responses:,} responses of a step over {engines} engines: "
         f"{estimate.waves(responses, shape, work, gpu)} waves",
         f"checkpoint     {estimate.checkpoint_bytes(shape) / 1e9:.1f} GB",
     ]
-    if memory.total > gpu.memory:
+    role = "actor_rollout_ref.rollout"
+    if total > gpu.memory:
         lines.append(
-            f"NO             the actor wants {memory.total / GIB:.1f} of {gpu.memory / GIB:.1f} "
+            f"NO             the actor wants {total / GIB:.1f} of {gpu.memory / GIB:.1f} "
             "GiB: lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu, or take more GPUs"
         )
-    if together > gpu.memory:
+    if memory["states"] + gpu.memory * work.utilisation > gpu.memory:
         lines.append(
             "NO             the actor's states stay on the GPU beside the engine: lower "
-            "actor_rollout_ref.rollout.gpu_memory_utilization"
+            f"{role}.gpu_memory_utilization"
         )
     if cache < work.prompt + work.response:
         lines.append(
             "NO             the KV cache does not hold one longest sequence: raise "
-            "actor_rollout_ref.rollout.gpu_memory_utilization or "
-            "actor_rollout_ref.rollout.tensor_model_parallel_size"
+            f"{role}.gpu_memory_utilization or {role}.tensor_model_parallel_size"
         )
     return lines
 
@@ -78,59 +76,63 @@ def hour_lines(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> list[
     ]
 
 
-def work_of(
-    config: DictConfig, gpus: int, mean_response: int | None = None, validation: int = 500
-) -> Work:
-    """What the configuration asks of `gpus` GPUs; by default responses are half of their limit."""
-    roles, data, trainer = config.actor_rollout_ref, config.data, config.trainer
-    actor, rollout = roles.actor, roles.rollout
-    check_division(actor, rollout, gpus)
-    prompt, response = data.max_prompt_length, data.max_response_length
+def work_of(config: DictConfig, mean_response: int | None = None, validation: int = 500) -> Work:
+    """Return what a configuration asks of its GPUs; responses have half of their limit by default.
+
+    Raises ConfigError for a number of GPUs over which engines or mini-batches do not divide.
+    """
+    setup = Setup(config)
+    refuse([TENSOR, ROWS, HEADS], setup)
+    prompt, response = config.data.max_prompt_length, config.data.max_response_length
     if mean_response is not None and mean_response > response:
         raise UsageError(
             f"--mean-response {mean_response} is more than data.max_response_length={response}"
         )
-    micro = actor.ppo_max_token_len_per_gpu
-    if not actor.use_dynamic_bsz:
-        micro = actor.ppo_micro_batch_size_per_gpu * (prompt + response)
-    attention = roles.model.override_config.get("attn_implementation", "flash_attention_2")
-    frequency = trainer.test_freq
+    actor, rollout, frequency = setup.actor, setup.rollout, config.trainer.test_freq
+    fixed = actor.ppo_micro_batch_size_per_gpu
+    attention = setup.model.override_config.get("attn_implementation", "flash_attention_2")
     return Work(
-        gpus=gpus,
+        gpus=setup.gpus,
         tensor_parallel=rollout.tensor_model_parallel_size,
-        questions=data.train_batch_size,
+        questions=config.data.train_batch_size,
         responses=rollout.n,
         prompt=prompt,
         response=response,
         mean_prompt=min(prompt, 200),
         mean_response=mean_response or response // 2,
-        micro_tokens=micro,
+        micro_tokens=actor.ppo_max_token_len_per_gpu
+        if actor.use_dynamic_bsz
+        else fixed * (prompt + response),
         epochs=actor.ppo_epochs,
         reference=bool(actor.use_kl_loss or config.algorithm.use_kl_in_reward),
-        packed_mask=bool(roles.model.use_remove_padding and attention == "sdpa"),
+        packed_mask=bool(setup.model.use_remove_padding and attention == "sdpa"),
         utilisation=rollout.gpu_memory_utilization,
         sequences=rollout.max_num_seqs,
-        steps=trainer.total_training_steps,
+        steps=config.trainer.total_training_steps,
         validation=validation,
-        validations=trainer.total_training_steps // frequency if frequency > 0 else 0,
+        validations=config.trainer.total_training_steps // frequency if frequency > 0 else 0,
     )
 
 
-def check_division(actor: DictConfig, rollout: DictConfig, gpus: int) -> None:
-    """Refuse a number of GPUs over which engines or mini-batches do not divide."""
-    if gpus % rollout.tensor_model_parallel_size:
-        raise ConfigError(
-            f"--gpus {gpus} is not a multiple of "
-            "actor_rollout_ref.rollout.tensor_model_parallel_size="
-            f"{rollout.tensor_model_parallel_size}: change one of them"
-        )
-    rows = actor.ppo_mini_batch_size * rollout.n * actor.ulysses_sequence_parallel_size
-    if rows % gpus:
-        raise ConfigError(
-            f"--gpus {gpus}: a mini-batch of {actor.ppo_mini_batch_size} questions x {rollout.n} "
-            "responses does not divide over them. Change "
-            "actor_rollout_ref.actor.ppo_mini_batch_size or --gpus"
-        )
+def at_least(least: int) -> Callable[[str], int]:
+    """Return the type of an option that is a whole number of `least` or more."""
+
+    def number(text: str) -> int:
+        if not text.lstrip("-").isdecimal() or int(text) < least:
+            raise ArgumentTypeError(f"{text} should be a whole number of at least {least}")
+        return int(text)
+
+    return number
+
+
+def share(text: str) -> float:
+    """Return the value of an option that is a share above 0."""
+    try:
+        if 0 < float(text) <= 1:
+            return float(text)
+    except ValueError:
+        pass
+    raise ArgumentTypeError(f"{text} should be a number above 0, at most 1")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -138,66 +140,31 @@ def main(arguments: list[str] | None = None) -> int:
         "python -m recipe.plan", __doc__, example="python -m recipe.plan dapo --gpus 16"
     )
     add: Any = parser.add_argument
+    assume = Assumptions()
     add("example", help="a folder in examples/, or the path of one")
     add("overrides", nargs="*", help="hydra overrides, key=value")
-    add("--gpus", type=int, default=8, help="all together")
+    add("--gpus", type=at_least(1), default=8, help="all together")
     add("--gpu", choices=list(GPUS), default="h100-80", help="what each of them is")
-    add("--mean-response", type=int, help="tokens; default: half of data.max_response_length")
-    add("--validation", type=int, default=500, help="responses of one validation")
-    add(
-        "--mfu",
-        type=float,
-        default=Assumptions().mfu,
-        help="share of the peak FLOP/s that an update reaches",
-    )
-    add(
-        "--traffic",
-        type=float,
-        default=Assumptions().traffic,
-        help="share of the peak memory traffic that generation reaches",
-    )
+    add("--mean-response", type=at_least(1), help="tokens; default: half of the longest response")
+    add("--validation", type=at_least(0), default=500, help="responses of one validation")
+    add("--mfu", type=share, default=assume.mfu, help="share of the peak FLOP/s in an update")
+    add("--traffic", type=share, default=assume.traffic, help="of the bandwidth in generation")
     options = parser.parse_intermixed_args(arguments)
     return run("recipe.plan", lambda: plan(options), interrupted="nothing was changed")
 
 
-def check_options(options: Namespace) -> None:
-    """Refuse numbers that no run has; UsageError with all of them, one a line."""
-    above0 = ("a number above 0, at most 1", lambda share: 0 < share <= 1)
-    count = ("at least 1", lambda number: number >= 1)
-    wanted = {
-        "gpus": count,
-        "mean_response": count,
-        "validation": ("at least 0", lambda number: number >= 0),
-        "mfu": above0,
-        "traffic": above0,
-    }
-    given = vars(options)
-    wrong = [
-        f"--{name.replace('_', '-')} {given[name]}: should be {said}"
-        for name, (said, holds) in wanted.items()
-        if given[name] is not None and not holds(given[name])
-    ]
-    if wrong:
-        raise UsageError("\n".join(wrong))
-
-
 def plan(options: Namespace) -> int:
-    """Print the plan; 1 where the run does not fit."""
-    check_options(options)
+    """Print the plan; returns 1 where the run does not fit."""
     config = compose_config(options.example, options.overrides)
     if not config.recipe.model_path:
-        raise ConfigError("recipe.model_path is not set: name a model to plan for")
+        raise ConfigError("recipe.model_path: not set. Name a model to plan for.")
+    config.trainer.nnodes, config.trainer.n_gpus_per_node = 1, options.gpus
     shape, gpu = shape_of(config.recipe.model_path), GPUS[options.gpu]
-    refuse([HEADS], Setup(config))
-    work = work_of(config, options.gpus, options.mean_response, options.validation)
-    assume = Assumptions(mfu=options.mfu, traffic=options.traffic)
+    work = work_of(config, options.mean_response, options.validation)
     lines = memory_lines(shape, work, gpu)
     if estimate.at_once(shape, work, gpu):
+        assume = Assumptions(mfu=options.mfu, traffic=options.traffic)
         lines += hour_lines(shape, work, gpu, assume)
     print(f"{options.example}: {config.recipe.model_path} on {options.gpus} x {options.gpu}")
     print("\n".join(lines))
     return int(any(line.startswith("NO ") for line in lines))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

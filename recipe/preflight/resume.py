@@ -9,38 +9,28 @@ from omegaconf import DictConfig, OmegaConf
 
 from prompt_aug.prompts import Prompts
 from recipe.config.compose import flat
-from recipe.preflight.rules import Check, Setup
+from recipe.preflight.rules import SHORT, Check, Setup
 from recipe.run import checkpoints
 from recipe.run.folder import RunFolder
 
 STEPS = "trainer.total_training_steps"
-# Keys that may differ when a run is resumed: how often to save, where to log, memory; and STEPS
+# Keys and sections that may differ when a run is resumed, since they change no result but for
+# rounding: names and places, how often to save and log, memory, engines and workers; and STEPS
 # where the learning rate does not depend on it.
 FREE = (
-    "recipe.run_dir",  # a run folder may be renamed or moved
-    "recipe.method",  # a name; the keys that the method sets are compared
-    "trainer.default_local_dir",
-    "trainer.save_freq",
-    "trainer.test_freq",
-    "trainer.logger",
-    "eval",
-    "recipe.min_free_gib",
-    "recipe.save_rollouts_every",
-    "recipe.worker_logs",
-    "recipe.keep_every",
-    "recipe.rollout.hang_seconds",
-    "recipe.keep_best",
-    "recipe.save_tensors_every",
-    "recipe.dynamic_sampling",  # what a run that ended for lack of a signal asks to change
-    "ray_kwargs",
-    # Memory: what a run that ran out of it has to lower; results change by rounding alone.
-    "actor_rollout_ref.rollout.gpu_memory_utilization",
-    "actor_rollout_ref.rollout.max_num_seqs",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
-    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
-    "trainer.max_actor_ckpt_to_keep",
-)
+    "eval ray_kwargs global_profiler recipe.run_dir recipe.method recipe.min_free_gib "
+    "recipe.save_rollouts_every recipe.save_tensors_every recipe.worker_logs recipe.keep_every "
+    "recipe.keep_best recipe.rollout.hang_seconds recipe.dynamic_sampling reward.num_workers "
+    "trainer.default_local_dir trainer.save_freq trainer.test_freq trainer.val_before_train "
+    "trainer.logger trainer.project_name trainer.experiment_name trainer.max_actor_ckpt_to_keep "
+    "{A}.ppo_max_token_len_per_gpu {A}.profiler {A}.fsdp_config.param_offload "
+    "{A}.fsdp_config.optimizer_offload {A}.fsdp_config.offload_policy "
+    "{REF}.log_prob_max_token_len_per_gpu {REF}.profiler {REF}.fsdp_config.param_offload "
+    "{REF}.fsdp_config.offload_policy {MODEL}.enable_gradient_checkpointing "
+    "{MODEL}.enable_activation_offload {R}.log_prob_max_token_len_per_gpu {R}.profiler "
+    "{R}.gpu_memory_utilization {R}.max_num_seqs {R}.tensor_model_parallel_size {R}.enforce_eager "
+    "{R}.free_cache_engine {R}.enable_sleep_mode {R}.agent.num_workers"
+).format(**SHORT).split()  # fmt: skip
 
 
 def has_steps(folder: RunFolder) -> bool:
@@ -62,7 +52,7 @@ def same_run(s: Setup) -> Iterator[str]:
         return
     old = dict(flat(OmegaConf.to_container(before)))
     now = dict(flat(OmegaConf.to_container(s.config, resolve=True)))
-    free = (*FREE, STEPS) if steps_are_free(s) else FREE
+    free = [*FREE, STEPS] if steps_are_free(s) else FREE
     keys = [
         key
         for key in sorted({*old, *now})

@@ -167,18 +167,6 @@ class Rule:
             yield f"{head}: {self.message.format(found=found, s=setup, **SHORT)}"
 
 
-def one_of(
-    key: str, known: Iterable[str | None], when: Callable[[Setup], Any] = lambda s: True
-) -> Rule:
-    """Return the rule that a key, where `when` holds, has one of the `known` values."""
-    names = tuple(known)
-    return Rule(
-        key,
-        lambda s: when(s) and s.get(key) not in names,
-        f"unknown. Known are {', '.join(map(shown, names))}.",
-    )
-
-
 def messages(checks: Iterable[Check], setup: Setup) -> list[str]:
     """Return the messages of all checks, each once."""
     found: dict[str, None] = {}
@@ -208,7 +196,7 @@ def page(themes: dict[str, list[Check]]) -> str:
         for check in checks:
             if isinstance(check, Rule):
                 keys = " ".join(f"`{key.format(**SHORT)}`" for key in check.keys.split())
-                text = check.message.format(found="...", s=_Placeholders(), **SHORT)
+                text = check.message.format(found="X", s=_Placeholders(), **SHORT)
             else:
                 keys, text = "(computed)", (check.__doc__ or "").split("\n")[0]
             lines.append(f"| {keys} | {text.replace('|', '&#124;')} |")
@@ -216,7 +204,7 @@ def page(themes: dict[str, list[Check]]) -> str:
 
 
 class _Placeholders:
-    """Stands for a `Setup` on the page: every value is shown as dots."""
+    """Stands for a `Setup` on the page: every value is shown as X."""
 
     def __getattr__(self, name: str) -> "_Placeholders":
         return self
@@ -225,4 +213,4 @@ class _Placeholders:
         return self
 
     def __str__(self) -> str:
-        return "..."
+        return "X"

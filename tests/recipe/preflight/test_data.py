@@ -13,12 +13,12 @@ from omegaconf import OmegaConf, open_dict
 from prompt_aug.base.files import read_json, write_json
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question, write_parquet
-from recipe.config.compose import compose_config
+from recipe.config.compose import compose_config, known_keys
 from recipe.errors import ConfigError
 from recipe.preflight import data
 from recipe.preflight.checks import validate
 from recipe.preflight.machine import first_checkpoint, gpus, lacks_wandb_key, port, room
-from recipe.preflight.resume import repair_checkpoints, same_prompts, same_run
+from recipe.preflight.resume import FREE, repair_checkpoints, same_prompts, same_run
 from recipe.preflight.rules import Setup
 from recipe.run.checkpoints import TRACKER
 from recipe.run.folder import RunFolder
@@ -256,6 +256,11 @@ LONGER = {"trainer": {"total_training_steps": 99}}
         (LONGER, ""),
         ({ROLES: {"rollout": {"gpu_memory_utilization": 0.3}}}, ""),
         ({ROLES: {"actor": {"ppo_max_token_len_per_gpu": 512}}}, ""),
+        ({ROLES: {"actor": {"fsdp_config": {"param_offload": True}}}}, ""),
+        ({ROLES: {"actor": {"fsdp_config": {"optimizer_offload": True}}}}, ""),
+        ({ROLES: {"rollout": {"tensor_model_parallel_size": 2, "enforce_eager": True}}}, ""),
+        ({ROLES: {"rollout": {"agent": {"num_workers": 3}}}, "reward": {"num_workers": 3}}, ""),
+        ({"global_profiler": {"tool": "torch"}, "trainer": {"val_before_train": True}}, ""),
         ({"eval": {"temperature": 1.0}}, ""),
         ({"recipe": {"dynamic_sampling": {"max_gen_batches": 3}}}, ""),
         ({"trainer": {"save_freq": 1, "test_freq": 1, "logger": ["console", "file"]}}, ""),
@@ -289,6 +294,10 @@ def test_a_run_may_be_made_longer_unless_its_learning_rate_would_jump(
     begun(before, Path(config.recipe.run_dir))
     found = "".join(same_run(changed(before, **LONGER)))
     assert ("trainer.total_training_steps" in found) is not free
+
+
+def test_every_free_key_exists() -> None:
+    assert set(FREE) <= known_keys()
 
 
 @pytest.mark.parametrize("content", [b"recipe: {", b"\xff", b"- a\n"])

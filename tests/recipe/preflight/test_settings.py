@@ -64,6 +64,9 @@ reward.reward_manager.source=register       reward.reward_manager.module.path=/n
 reward.custom_reward_function.path=x.py     custom_reward_function.path=x.py
 critic.enable=true          distillation.enabled=true      ray_kwargs.ray_init.num_cpus=0
 algorithm.adv_estimator=gae         algorithm.norm_adv_by_std_in_grpo=false
+algorithm.kl_penalty=full           algorithm.kl_ctrl.type=x         {A}.kl_loss_type=foo
+algorithm.filter_groups.metric=score        algorithm.rollout_correction.rollout_is=tokens
+recipe.advantage.group=row          recipe.advantage.group=phrasing
 eval.temperature=hot        eval.temperature=-1            eval.benchmarks=3
 eval.template=nope          eval.max_model_len=1           eval.dtype=int8
 eval.max_tokens=0
