@@ -8,10 +8,9 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from prompt_aug.base.places import unwritable
-from recipe.errors import ConfigError
 from recipe.preflight.estimate import checkpoint_bytes
 from recipe.preflight.rules import Check, Rule, Setup
-from recipe.preflight.shapes import Shape, shape_of
+from recipe.preflight.shapes import known_shape
 from recipe.run import host
 from recipe.run.checkpoints import tracked_step
 from recipe.run.environment import gpu_count
@@ -62,17 +61,9 @@ def gpus(s: Setup) -> Iterator[str]:
         print(f"recipe.train: not on this machine: {message}", file=sys.stderr)
 
 
-def known_shape(s: Setup) -> Shape | None:
-    """Return the shape of the start model; None for other kinds and models not known here."""
-    try:
-        return shape_of(s.recipe.model_path) if s.recipe.model_path else None
-    except ConfigError:
-        return None
-
-
 def first_checkpoint(s: Setup) -> Iterator[str]:
     """The disk holds one checkpoint; the trainer checks the room of each later one."""
-    shape, run_dir = known_shape(s), Path(s.recipe.run_dir).resolve()
+    shape, run_dir = known_shape(s.recipe.model_path), Path(s.recipe.run_dir).resolve()
     if shape is None or s.trainer.save_freq <= 0 or unwritable(run_dir):
         return
     if tracked_step(Path(s.trainer.default_local_dir)):
@@ -88,7 +79,7 @@ def first_checkpoint(s: Setup) -> Iterator[str]:
 
 def odd_heads(s: Setup) -> int | None:
     """Return the attention heads of the model where they do not divide over an engine's GPUs."""
-    shape = known_shape(s)
+    shape = known_shape(s.recipe.model_path)
     tensor = s.rollout.tensor_model_parallel_size
     return shape.heads if shape and shape.heads % tensor else None
 

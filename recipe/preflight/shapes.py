@@ -103,6 +103,14 @@ def shape_of(model: str) -> Shape:
     return Shape.of(read_json(cached))
 
 
+def known_shape(model: str | None) -> Shape | None:
+    """Return the shape of a model, None where it is not known."""
+    try:
+        return shape_of(model) if model else None
+    except ConfigError:
+        return None
+
+
 def _in_cache(model: str) -> Path | None:
     """The config.json of a hub id that was downloaded before; asks no server."""
     from huggingface_hub import try_to_load_from_cache
