@@ -4,7 +4,7 @@ For every rollout, verl 0.9.1 creates an agent loop through hydra, calls the loa
 calls a reward actor and writes to TransferQueue. Here all rollouts of a question share one agent
 loop, one slot at the load balancer (`recipe.rollout.client`), one reward call and one write. The
 stored rows are the same. verl's key ``actor_rollout_ref.rollout.agent.agent_loop_manager_class``
-names the manager. The benchmark of a step measures the gain (scripts/).
+names the manager. `scripts/bench.py step` measures the gain.
 """
 
 import asyncio

@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from prompt_aug.files import read_json, write_json
+from prompt_aug.base.files import read_json, write_json
 from recipe.errors import ExhaustedError, HungError, LostEngineError, RolloutError
 from recipe.run import checkpoints, progress
 from recipe.run import folder as run_folder

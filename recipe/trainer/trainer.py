@@ -33,7 +33,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.workers.utils.padding import response_from_nested
 
-from prompt_aug.files import write_lines
+from prompt_aug.base.files import write_lines
 from recipe.algorithms.compute import (
     Advantages,
     compute_advantages,

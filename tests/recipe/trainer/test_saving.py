@@ -10,7 +10,7 @@ import torch
 from fake_trainer import FakeTrainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from prompt_aug.files import read_json
+from prompt_aug.base.files import read_json
 from recipe.errors import ExhaustedError, HungError, LostEngineError, RolloutError
 from recipe.run import checkpoints
 from recipe.run import folder as run_folder
