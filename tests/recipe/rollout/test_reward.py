@@ -46,7 +46,7 @@ def record(length: int, width: int, answers: list[str], template: str, options: 
     from verl import DataProto
 
     mask = torch.tensor([[1] * length + [0] * (width - length)])
-    given = {"answers": answers, "options": options, "rephrasings": ["Work out $1+3$."]}
+    given = {"answers": answers, "options": options, "rephrasings": ["Work out $8/2$."]}
     columns = {
         "extra_info": given,
         "raw_prompt": [{"role": "user", "content": "What is $2+2$?"}],
@@ -101,7 +101,7 @@ def test_the_manager_grades_and_adds_the_drawn_templates_format() -> None:
 
 
 def test_a_formula_of_the_question_or_of_a_rephrasing_scores_nothing() -> None:
-    for copied in ("2+2", "1+3"):
+    for copied in ("2+2", "8/2"):
         info = score([f"\\boxed{{{copied}}}", "", "", ""], 1, "qwen-math", ["4"])
         graded = info["reward_extra_info"]
         assert (graded["acc"], graded["status"]) == (0.0, "echo"), copied
