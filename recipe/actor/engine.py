@@ -2,7 +2,7 @@
 
 Named by ``actor_rollout_ref.model.external_lib`` (`config/machine/cpu.yaml`). With
 ``recipe.patches.cpu.engines`` in its place the engine is verl's own, which computes each row by
-itself; scripts/bench_prefix_tree.py compares the two, tests/recipe/actor the values and gradients.
+itself; `scripts/bench.py step` compares the times, tests/recipe/actor the values and gradients.
 """
 
 from typing import Any

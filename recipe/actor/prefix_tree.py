@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 # Places of a row: more share longer beginnings, and attention is quadratic in them. Between 320 and
-# 448 the work of rows of some 120 tokens hardly differs (scripts/bench_prefix_tree.py).
+# 448 the work of rows of some 120 tokens hardly differs.
 CAPACITY = 384
 
 

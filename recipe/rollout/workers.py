@@ -5,7 +5,7 @@ balancer, a call to a reward actor, and a write to TransferQueue. All rollouts o
 known together, so here they share one agent loop, one place at the load balancer
 (`recipe.rollout.client`), one reward call and one write; what is stored is the same. Attached
 through verl's own key ``actor_rollout_ref.rollout.agent.agent_loop_manager_class``; the gain is
-measured by scripts/bench_step.py.
+measured by scripts/bench.py step.
 """
 
 import asyncio
