@@ -27,7 +27,7 @@ def test_counting_gpus_does_not_start_cuda(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "is_available", counted_by_nvml)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     check_hardware(Settings(tensor_parallel=2))
-    with pytest.raises(EvaluationError, match="--tensor-parallel 4 .* 2"):
+    with pytest.raises(EvaluationError, match=r"--tensor-parallel 4 .* 2"):
         check_hardware(Settings(tensor_parallel=4))
 
 

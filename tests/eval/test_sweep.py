@@ -198,9 +198,8 @@ def test_dry_run_prints_settings_and_first_prompts(
 ) -> None:
     assert sweep.main([str(run), "--dry-run", "--template-of", "other=open-r1"]) == 0
     out = capsys.readouterr().out
-    assert (
-        "max_tokens: 8" in out and "toy: 3 questions x 1" in out and "other: what is 0 + 1?" in out
-    )
+    for text in ("max_tokens: 8", "toy: 3 questions x 1", "other: what is 0 + 1?"):
+        assert text in out
     assert engine.starts == 0 and not list(run.glob("eval/**/*"))
 
 
