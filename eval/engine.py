@@ -25,15 +25,15 @@ CPU_SEQUENCES = 128  # 16,000 tokens/s for a 0.3M-parameter model on 2 cores
 CPU_BATCHED_TOKENS = 4096
 IN_FLIGHT = 2048  # requests with the engine at once
 TokenIds = tuple[int, ...]
+SampleKey = tuple[str, str, int]  # uid, digest of the prompt, number of the sample
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A sample to generate: the question's index, the sample's number, the prompt tokens."""
+    """A sample to generate: the question's index, the key of the sample, the prompt tokens."""
 
     question: int
-    sample: int
-    uid: str
+    key: SampleKey
     prompt_token_ids: TokenIds
     stop: tuple[str, ...] = ()
 
@@ -135,7 +135,7 @@ class Engine:
             temperature=self._settings.temperature,
             top_p=self._settings.top_p,
             max_tokens=self._settings.max_tokens,
-            seed=request_seed(self._settings.seed, request.uid, request.sample),
+            seed=request_seed(self._settings.seed, request.key[0], request.key[2]),
             stop=list(request.stop) or None,
             include_stop_str_in_output=True,
             output_kind=RequestOutputKind.FINAL_ONLY,

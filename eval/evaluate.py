@@ -125,8 +125,20 @@ class Evaluation:
                 pending = PendingSamples(item.benchmark, self.prompts, tokenizer)
                 kind = signature(checkpoint.model, tokenizer)
                 context = self._context(checkpoint.model, kind, tokenizer)
-                _warn_too_long(pending, context)
-                write_lines(folder.questions, pending.questions(context))
+                questions = pending.questions(context)
+                unasked = sum(not question["asked"] for question in questions)
+                count, name = len(questions), item.benchmark.name
+                if unasked == count:
+                    raise EvaluationError(
+                        f"no question of {name} fits into the context of {context} tokens: raise "
+                        "max_model_len or use a model with a longer context"
+                    )
+                if unasked:
+                    print(
+                        f"warning: {unasked} of {count} questions of {name} do not fit into the "
+                        f"context of {context} tokens and count as wrong ({TOO_LONG})"
+                    )
+                write_lines(folder.questions, questions)
                 files = SampleFiles(folder, checkpoint.identity)
                 if requests := pending.requests(context, files.load()):
                     probes = [prompt.ids for prompt in pending.prompts]
@@ -154,22 +166,7 @@ class Evaluation:
         if asked is not None:
             return asked
         if kind not in self._longest:
-            prompts = [PendingSamples(b, self.prompts, tokenizer) for b in self.benchmarks]
-            self._longest[kind] = max(pending.longest_prompt for pending in prompts)
+            pending = [PendingSamples(b, self.prompts, tokenizer) for b in self.benchmarks]
+            self._longest[kind] = max(len(prompt.ids) for p in pending for prompt in p.prompts)
         needed = self._longest[kind] + self.settings.max_tokens
         return min(needed, limit or needed)
-
-
-def _warn_too_long(pending: PendingSamples, context: int) -> None:
-    lengths = [len(prompt.ids) for prompt in pending.prompts]
-    unasked, name = sum(length >= context for length in lengths), pending.benchmark.name
-    if unasked == len(lengths):
-        raise EvaluationError(
-            f"no question of {name} fits into the context of {context} tokens (the shortest prompt "
-            f"has {min(lengths)}); raise max_model_len or use a model with a longer context"
-        )
-    if unasked:
-        print(
-            f"warning: {unasked} of {len(lengths)} questions of {name} do not fit into the context "
-            f"of {context} tokens and count as wrong ({TOO_LONG})"
-        )

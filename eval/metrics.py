@@ -12,16 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from prompt_aug.estimates import (
-    FloatArray,
-    Interval,
-    Table,
-    all_table,
-    no_signal_table,
-    pass_table,
-    powers,
-    wilson,
-)
+from prompt_aug.estimates import FloatArray, Interval, Table, powers, wilson
 
 DRAWS = 1000
 FLIPS = 10_000
@@ -79,31 +70,18 @@ def accuracy(correct_Qn: ArrayLike) -> Estimate:  # noqa: N803
 
 def right_counts(correct_Qn: ArrayLike) -> NDArray[np.int64]:  # noqa: N803
     """Return c, the number of right samples, of each question. Every sample must be 0 or 1."""
-    given = np.asarray(correct_Qn)
-    if given.dtype == np.bool_ and given.ndim == 2 and given.size:
-        return given.sum(axis=1, dtype=np.int64)
     samples = as_samples(correct_Qn)
     if not np.all((samples == 0.0) | (samples == 1.0)):
         raise ValueError("pass@k counts right samples: each must be 0 or 1")
     return samples.sum(axis=1).astype(np.int64)
 
 
-def pass_at_powers(correct_Qn: ArrayLike) -> dict[int, float]:  # noqa: N803
-    """Return pass@k for the k of `powers`. pass@1 equals the accuracy."""
-    return _at_powers(correct_Qn, pass_table)
+def at_powers(correct_Qn: ArrayLike, table: Table) -> dict[int, float]:  # noqa: N803
+    """Return the mean over questions of a table of `prompt_aug.estimates`, for k of `powers`.
 
-
-def all_at_powers(correct_Qn: ArrayLike) -> dict[int, float]:  # noqa: N803
-    """Return pass^k for the k of `powers`. pass^1 equals the accuracy."""
-    return _at_powers(correct_Qn, all_table)
-
-
-def no_signal_at_powers(correct_Qn: ArrayLike) -> dict[int, float]:  # noqa: N803
-    """Return the share of zero-variance groups of k responses, for the k >= 2 of `powers`."""
-    return {k: v for k, v in _at_powers(correct_Qn, no_signal_table).items() if k > 1}
-
-
-def _at_powers(correct_Qn: ArrayLike, table: Table) -> dict[int, float]:  # noqa: N803
+    `pass_table` gives pass@k, `all_table` pass^k, `no_signal_table` the share of zero-variance
+    groups of k responses.
+    """
     right, samples = right_counts(correct_Qn), np.shape(correct_Qn)[1]
     ks = powers(samples)
     return dict(zip(ks, table(samples, ks)[right].mean(axis=0).tolist(), strict=True))
@@ -142,8 +120,15 @@ def resample(correct_Qn: ArrayLike, seed: int = 0, draws: int = DRAWS) -> NDArra
     the distribution of drawing Q x n samples one by one.
     """
     right, samples = right_counts(correct_Qn), int(np.shape(correct_Qn)[1])
-    weights = np.bincount(right, minlength=samples + 1) / right.size
-    chance = weights @ _binomials(samples)
+    counts = np.arange(samples + 1)
+    # Binomial(n, c / n) at 0 ... n in row c, by logarithms, which do not overflow.
+    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, samples + 1)))])
+    choose = logs[samples] - logs[counts] - logs[samples - counts]
+    p = counts[1:samples, None] / samples
+    inner = np.exp(choose + counts * np.log(p) + (samples - counts) * np.log1p(-p))
+    ends = np.eye(samples + 1)
+    chance = np.bincount(right, minlength=samples + 1) / right.size
+    chance = chance @ np.concatenate([ends[:1], inner, ends[-1:]])
     return np.random.default_rng(seed).multinomial(right.size, chance / chance.sum(), size=draws)
 
 
@@ -207,30 +192,12 @@ def majority(
     samples = correct.shape[1]
     if not 1 <= k <= samples or len(answers_Qn) != correct.shape[0]:
         raise ValueError(f"maj@{k} of {len(answers_Qn)} x {samples} samples")
-    blocks = range(0, samples // k * k, k)
-    won = [
-        _vote(answers[start : start + k], right[start : start + k])
-        for answers, right in zip(answers_Qn, correct, strict=True)
-        for start in blocks
-    ]
+    won = []
+    for answers, right in zip(answers_Qn, correct, strict=True):
+        for start in range(0, samples // k * k, k):
+            pairs = zip(answers[start : start + k], right[start : start + k], strict=True)
+            votes = Counter((x, "" if x else answer) for answer, x in pairs if answer is not None)
+            most = max(votes.values(), default=0)
+            tied = [float(x) for (x, _), count in votes.items() if count == most]
+            won.append(np.mean(tied or [0.0]))
     return float(np.mean(won))
-
-
-def _vote(answers: Sequence[str | None], right: FloatArray) -> float:
-    given = ((a, bool(x)) for a, x in zip(answers, right, strict=True) if a is not None)
-    votes = Counter((is_right, "" if is_right else answer) for answer, is_right in given)
-    most = max(votes.values(), default=0)
-    return float(np.mean([float(r) for (r, _), n in votes.items() if n == most] or [0.0]))
-
-
-def _binomials(samples: int) -> FloatArray:
-    """Return Binomial(n, c / n) at 0 ... n in row c = 0 ... n. Logarithms avoid overflow."""
-    counts = np.arange(samples + 1)
-    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, samples + 1)))])
-    choose = logs[samples] - logs[counts] - logs[samples - counts]
-    table = np.zeros((samples + 1, samples + 1))
-    table[0, 0] = table[samples, samples] = 1.0
-    p = counts[1:samples, None] / samples
-    if p.size:
-        table[1:samples] = np.exp(choose + counts * np.log(p) + (samples - counts) * np.log1p(-p))
-    return table

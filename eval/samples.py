@@ -14,7 +14,7 @@ from typing import Any
 
 from eval import EvaluationError
 from eval.benchmarks import LoadedBenchmark
-from eval.engine import Engine, Request
+from eval.engine import Engine, Request, SampleKey
 from prompt_aug.files import append_lines, iter_lines
 from prompt_aug.progress import Progress
 from prompt_aug.prompts import Prompt, Prompts
@@ -22,13 +22,7 @@ from recipe.run.folder import BenchmarkFolder
 
 TOO_LONG = "prompt_too_long"
 FLUSH_SAMPLES, FLUSH_SECONDS = 256, 2.0  # a kill loses at most this much
-SampleKey = tuple[str, str, int]  # uid, digest of the prompt, number
 Sample = Mapping[str, Any]
-
-
-def prompt_digest(text: str) -> str:
-    """Distinguish two prompts of one uid, whose questions differ in white space only."""
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 class SampleFiles:
@@ -76,21 +70,13 @@ class PendingSamples:
                     f"{benchmark.name}: question {question.uid} cannot be rendered: {error}"
                 ) from error
 
-    @property
-    def longest_prompt(self) -> int:
-        return max(len(prompt.ids) for prompt in self.prompts)
-
-    def key(self, question: int, sample: int) -> SampleKey:
-        """Return the key of a sample of the question at index `question`."""
-        text = self.prompts[question].rendered.text
-        return self.benchmark.questions[question].uid, prompt_digest(text), sample
-
     def questions(self, context: int) -> list[dict[str, Any]]:
         """Return the lines of questions.jsonl, which grading and scoring need later."""
         return [
             {
                 "uid": question.uid,
-                "prompt_sha256": prompt_digest(prompt.rendered.text),
+                # Distinguishes two prompts of one uid, whose questions differ in white space.
+                "prompt_sha256": hashlib.sha256(prompt.rendered.text.encode()).hexdigest()[:8],
                 "question": question.text,
                 "gold": list(question.answers),
                 "options": list(question.options),
@@ -106,14 +92,13 @@ class PendingSamples:
     def requests(self, context: int, made: Mapping[SampleKey, Sample]) -> list[Request]:
         """Return the missing samples in question order, each once."""
         missing: dict[SampleKey, Request] = {}
-        for index, prompt in enumerate(self.prompts):
+        lines = zip(self.questions(context), self.prompts, strict=True)
+        for index, (line, prompt) in enumerate(lines):
             ids, stop = prompt.ids, tuple(prompt.rendered.stop)
-            for sample in range(self.benchmark.samples if len(ids) < context else 0):
-                key = self.key(index, sample)
+            for sample in range(self.benchmark.samples if line["asked"] else 0):
+                key = (line["uid"], line["prompt_sha256"], sample)
                 if key not in made and key not in missing:
-                    missing[key] = Request(
-                        question=index, sample=sample, uid=key[0], prompt_token_ids=ids, stop=stop
-                    )
+                    missing[key] = Request(question=index, key=key, prompt_token_ids=ids, stop=stop)
         return list(missing.values())
 
     def generate(self, engine: Engine, requests: Sequence[Request], files: SampleFiles) -> None:
@@ -123,8 +108,7 @@ class PendingSamples:
         with Progress(f"generate {self.benchmark.name}", len(requests), "samples") as bar:
             try:
                 for request, response in engine.stream(requests):
-                    key = self.key(request.question, request.sample)
-                    place = dict(zip(("uid", "prompt_sha256", "sample"), key, strict=True))
+                    place = dict(zip(("uid", "prompt_sha256", "sample"), request.key, strict=True))
                     batch.append({**place, **response})
                     done += 1
                     if len(batch) >= FLUSH_SAMPLES or time.monotonic() - began > FLUSH_SECONDS:

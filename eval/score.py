@@ -15,9 +15,10 @@ import numpy as np
 
 from eval import EvaluationError, metrics
 from eval.command import existing, run_command
-from eval.samples import TOO_LONG, Sample, SampleFiles, SampleKey
+from eval.engine import SampleKey
+from eval.samples import TOO_LONG, Sample, SampleFiles
 from prompt_aug.commands import make_parser
-from prompt_aug.estimates import powers
+from prompt_aug.estimates import all_table, no_signal_table, pass_table, powers
 from prompt_aug.extraction import BESIDE, extraction, verdicts
 from prompt_aug.files import iter_lines, read_json, read_lines, write_json, write_lines
 from prompt_aug.grading import VERSION, grade_many, normal_form
@@ -121,6 +122,7 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     def by_text(values: Mapping[int, float]) -> dict[str, float]:
         return {str(k): value for k, value in values.items()}
 
+    no_signal, ks = by_text(metrics.at_powers(correct, no_signal_table)), powers(len(table[0]))
     return {
         **asdict(metrics.accuracy(correct)),
         "samples": total,
@@ -129,12 +131,10 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
             for name in BESIDE
         },
         "interval": list(metrics.accuracy_interval(correct)),
-        "pass_at_k": by_text(metrics.pass_at_powers(correct)),
-        "pass_all_k": by_text(metrics.all_at_powers(correct)),
-        "no_signal_k": by_text(metrics.no_signal_at_powers(correct)),
-        "majority_at_k": by_text(
-            {k: metrics.majority(answers, correct, k) for k in powers(len(table[0]))}
-        ),
+        "pass_at_k": by_text(metrics.at_powers(correct, pass_table)),
+        "pass_all_k": by_text(metrics.at_powers(correct, all_table)),
+        "no_signal_k": {k: v for k, v in no_signal.items() if k != "1"},  # one has no group
+        "majority_at_k": by_text({k: metrics.majority(answers, correct, k) for k in ks}),
         "status_rates": {name: count / total for name, count in sorted(statuses.items())},
         "truncation_rate": sum(line["finish_reason"] == "length" for line in lines) / total,
         "mean_tokens": sum(line["tokens"] for line in lines) / total,

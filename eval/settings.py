@@ -103,15 +103,6 @@ def presets() -> dict[str, dict[str, Any]]:
     return dict(yaml.safe_load(read_text(Path(__file__).with_name("presets.yaml"))))
 
 
-def last_step(run: Path) -> int:
-    """Return the step at which the training of `run` ends."""
-    step = select(read_config(run), "trainer.total_training_steps")
-    if not isinstance(step, int):
-        config = RunFolder(run).config
-        raise EvaluationError(f"{config}: trainer.total_training_steps={step}: not a number")
-    return step
-
-
 def shared_identity(settings: Settings, template: object) -> dict[str, Any]:
     """Return everything that can change a response, except the model and the questions.
 

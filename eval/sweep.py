@@ -24,7 +24,7 @@ from eval.engine import check_hardware, prepare_environment
 from eval.evaluate import Evaluation, Item
 from eval.score import require_one_grader
 from eval.session import Session
-from eval.settings import Settings, from_run, last_step, presets
+from eval.settings import Settings, from_run, presets, read_config
 from prompt_aug.commands import add_steps, make_parser
 from prompt_aug.errors import UsageError
 from prompt_aug.extraction import EXTRACTIONS
@@ -33,7 +33,7 @@ from prompt_aug.grading import VERSION
 from prompt_aug.templates.rendering import Style, System, Turn
 from prompt_aug.tokenizers import load_tokenizer
 from recipe.run.evaluation import DType
-from recipe.run.folder import RunFolder
+from recipe.run.folder import RunFolder, select
 
 WATCH_SECONDS = 30.0
 
@@ -118,14 +118,6 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
     return settings.replaced(benchmarks=tuple(requests))
 
 
-def _models(options: argparse.Namespace, cache: Path) -> list[Checkpoint]:
-    found = [from_model(model, cache) for model in options.model]
-    names = [checkpoint.name for checkpoint in found]
-    if len(set(names)) != len(names):
-        raise EvaluationError(f"two models have the same name, and so the same folder: {names}")
-    return found
-
-
 def sweep(options: argparse.Namespace) -> None:
     """Check everything that can be checked, then do the items that no other worker holds."""
     if bool(options.runs) == bool(options.model):
@@ -147,7 +139,10 @@ def sweep(options: argparse.Namespace) -> None:
         check_hardware(settings)
         with Session(settings) as session:
             if run is None:
-                work(evaluation, _models(options, cache), session, cache)
+                models = [from_model(model, cache) for model in options.model]
+                if len(names := {model.name for model in models}) != len(models):
+                    raise EvaluationError(f"two models have the same name: {sorted(names)}")
+                work(evaluation, models, session, cache)
             else:
                 _follow(run, options, evaluation, session, cache)
             if session.starts:
@@ -158,7 +153,9 @@ def _follow(
     run: Path, options: argparse.Namespace, evaluation: Evaluation, session: Session, cache: Path
 ) -> None:
     """Evaluate a run; with --watch until the training's last step is evaluated."""
-    last = last_step(run) if options.watch else 0
+    last = select(read_config(run), "trainer.total_training_steps")
+    if options.watch and not isinstance(last, int):
+        raise EvaluationError(f"{run}: trainer.total_training_steps={last}: not a number")
     while True:
         if options.watch:
             # The export has its own lock and skips what is done. It may fail while a step is saved.
@@ -203,7 +200,14 @@ def work(
                 held.append(item)
         for item in evaluation.items(checkpoint):
             if item.is_done():
-                _print_scores(item)
+                entry = read_json(item.folder.scores)
+                error, asked = entry["standard_error"], entry["settings"]
+                spread = "" if error is None else f" +- {error:.4f}"
+                size = f"{entry['questions']} of {asked['of']} questions x {asked['samples']}"
+                truncated = f"truncated {entry['truncation_rate']:.4f}"
+                print(
+                    f"  {item.name}: accuracy {entry['accuracy']:.4f}{spread} ({size}), {truncated}"
+                )
     if waiting := [item.name for item in held if not item.is_done()]:
         print(f"note: {len(waiting)} items are with other workers: {', '.join(waiting[:8])}")
 
@@ -217,16 +221,6 @@ def _check_graders(checkpoint: Checkpoint, items: Sequence[Item]) -> None:
         if entry["model"] == checkpoint.identity:
             versions[str(folder.benchmark(name).root)] = entry["grader"]
     require_one_grader(versions)
-
-
-def _print_scores(item: Item) -> None:
-    entry = read_json(item.folder.scores)
-    error, asked = entry["standard_error"], entry["settings"]
-    spread = "" if error is None else f" +- {error:.4f}"
-    print(
-        f"  {item.name}: accuracy {entry['accuracy']:.4f}{spread} ({entry['questions']} of "
-        f"{asked['of']} questions x {asked['samples']}), truncated {entry['truncation_rate']:.4f}"
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

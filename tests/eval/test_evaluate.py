@@ -63,13 +63,13 @@ def run(tmp_path: Path, model: Path) -> Runner:
 
 
 def asked(engine: FakeEngine) -> list[tuple[int, int]]:
-    return sorted((request.question, request.sample) for request in engine.asked)
+    return sorted((request.question, request.key[2]) for request in engine.asked)
 
 
 def test_scores_by_hand(run: Runner, make_benchmark: MakeBenchmark) -> None:
     def answer(request: Request) -> str:
         # Questions 0 and 1 are right twice, 2 once, 3 never, with no answer at all.
-        return right(request) if request.question + request.sample <= 2 else "no idea"
+        return right(request) if request.question + request.key[2] <= 2 else "no idea"
 
     scores = run(FakeEngine(answer), make_benchmark(questions=4, samples=2))
     entry = scores["benchmarks"]["toy"]

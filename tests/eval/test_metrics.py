@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from eval import metrics
-from eval.metrics import accuracy_interval, majority, paired, resample
+from eval.metrics import accuracy_interval, at_powers, majority, paired, resample
+from prompt_aug.estimates import all_table, no_signal_table, pass_table
 
 
 def test_accuracy_and_clustered_error_by_hand() -> None:
@@ -84,7 +85,7 @@ def test_paired_difference_by_hand_and_against_the_unpaired_error() -> None:
         lambda: metrics.accuracy([[float("nan")]]),
         lambda: paired({"a": 1.0}, {"b": 1.0}),
         lambda: paired({}, {}),
-        lambda: metrics.pass_at_powers([[0.5, 1.0]]),
+        lambda: at_powers([[0.5, 1.0]], pass_table),
         lambda: majority([["a", "b"]], [[1, 0]], 3),
         lambda: metrics.mean_over_benchmarks([]),
     ],
@@ -96,7 +97,7 @@ def test_bad_input_is_refused(call) -> None:
 
 def test_pass_and_pass_all_at_powers() -> None:
     correct = np.array([[1, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
-    anyone, everyone = metrics.pass_at_powers(correct), metrics.all_at_powers(correct)
+    anyone, everyone = at_powers(correct, pass_table), at_powers(correct, all_table)
     assert list(everyone) == [1, 2, 4, 6]
     assert everyone[1] == pytest.approx(anyone[1]) == pytest.approx(correct.mean())
     assert everyone[6] == pytest.approx(1 / 3) and anyone[6] == pytest.approx(2 / 3)
@@ -105,13 +106,12 @@ def test_pass_and_pass_all_at_powers() -> None:
 def test_no_signal_is_the_share_of_groups_whose_rewards_are_all_equal() -> None:
     correct = np.array([[1, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
     # Pairs of c = 1 or 3 of 4: 3 of the 6 are equal. With c = 0 or 4: all.
-    shares = metrics.no_signal_at_powers(correct)
-    assert shares == {2: pytest.approx(3 / 4), 4: pytest.approx(1 / 2)}
+    shares = at_powers(correct, no_signal_table)
+    assert shares == pytest.approx({1: 1.0, 2: 3 / 4, 4: 1 / 2})
     for row in correct:
         groups = list(combinations(row, 2))
         share = sum(len(set(group)) == 1 for group in groups) / len(groups)
-        assert metrics.no_signal_at_powers([row])[2] == pytest.approx(share)
-    assert metrics.no_signal_at_powers([[1], [0]]) == {}  # one response alone has no group
+        assert at_powers([row], no_signal_table)[2] == pytest.approx(share)
 
 
 # ------------------------------------------------------------------------- intervals

@@ -8,14 +8,7 @@ import pytest
 
 from eval import EvaluationError
 from eval.benchmarks import BenchmarkRequest
-from eval.settings import (
-    Settings,
-    differences,
-    folder_name,
-    from_run,
-    presets,
-    shared_identity,
-)
+from eval.settings import Settings, differences, folder_name, from_run, presets, shared_identity
 from prompt_aug.prompts import FORM, Prompts
 from prompt_aug.templates import load_bank
 
