@@ -67,19 +67,13 @@ def _sample(
     score = {"value": "C" if line["correct"] else "I", "answer": line.get("extracted")}
     shown = {"tokens": written, "finish_reason": line["finish_reason"]}
     return {
-        "id": uid,
-        "epoch": line["sample"] + 1,
-        "input": question["question"],
-        "target": list(question["gold"]),
+        "id": uid, "epoch": line["sample"] + 1, "input": question["question"],
+        "target": list(question["gold"]), "store": {}, "events": [], "attachments": {},
         "messages": [{"role": "user", "content": question["prompt"], "source": "input"}, answer],
         "output": {"model": model, "choices": [choice], "completion": text, "usage": usage},
-        "scores": {SCORER: {**score, "explanation": line["status"]}},
+        "scores": {SCORER: {**score, "explanation": line["status"]}}, "model_usage": {model: usage},
         "metadata": {**{key: question[key] for key in ("uid", "level", "template")}, **shown},
-        "store": {},
-        "events": [],
-        "model_usage": {model: usage},
-        "attachments": {},
-    }
+    }  # fmt: skip
 
 
 def _header(
@@ -93,25 +87,17 @@ def _header(
     generation = checkpoint.generation(**dict(zip(keys, keys, strict=True)))
     extra = {"grader": entry["grader"], "questions_of": entry["settings"]["of"]}
     return {
-        "version": 2,
-        "status": "success",
+        "version": 2, "status": "success",
         "eval": {
-            "eval_id": identity,
-            "run_id": identity,
-            "created": date,
-            "task": name,
-            "task_id": identity,
-            "task_version": 0,
+            "eval_id": identity, "run_id": identity, "task_id": identity, "created": date,
+            "task": name, "task_version": 0, "model": model, "model_generate_config": generation,
             "dataset": {"name": name, "samples": len(ids), "sample_ids": ids},
-            "model": model,
-            "model_generate_config": generation,
             "config": {"epochs": entry["settings"]["samples"]},
             "metadata": {**checkpoint.settings, **extra},
         },
         "plan": {"name": "plan", "steps": [], "config": generation},
         "results": {
-            "total_samples": entry["samples"],
-            "completed_samples": entry["samples"],
+            "total_samples": entry["samples"], "completed_samples": entry["samples"],
             "scores": [{"name": SCORER, "scorer": SCORER, "metrics": metrics}],
         },
-    }
+    }  # fmt: skip

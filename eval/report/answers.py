@@ -12,13 +12,13 @@ import base64
 import gzip
 import json
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from eval.report.data import CheckpointRow, RunData
-from eval.score import read_scored
+from eval.score import Lines, read_scored
 from prompt_aug.files import iter_lines
 from recipe.run.folder import RunFolder
 
@@ -43,39 +43,55 @@ class Archive:
 
 @dataclass
 class _Question:
-    entry: dict[str, Any]
+    entry: dict[str, Any]  # of the index; "s" has [checkpoint, number, status, tokens] of a sample
     prompts: dict[str, int] = field(default_factory=dict)
-    samples: list[tuple[int, int, str, int]] = field(default_factory=list)
     records: list[list[Any]] = field(default_factory=list)
 
 
 def archive(runs: Sequence[RunData]) -> Archive:
     """Return all samples of the runs. A note of a run names the checkpoints that are left out."""
     checkpoints: list[dict[str, Any]] = []
+    statuses: dict[str, int] = {}
     found: dict[tuple[str, str, str], _Question] = {}
     for run in runs:
         for row in _kept(run, MOST_SAMPLES // len(runs)):
-            for name, entry in row.benchmarks.items():
-                for question, samples in read_scored(
-                    run.evaluated[row.step].benchmark(name), entry
-                ):
-                    # Two runs may ask the same question with different prompts.
-                    prompt = question["prompt_sha256"] if len(runs) == 1 else ""
-                    known = found.setdefault((name, question["uid"], prompt), _Question({
-                        "b": name, "u": question["uid"], "t": question["question"],
-                        "g": " | ".join(question["gold"]), "l": question["level"],
-                    }))  # fmt: skip
-                    place = known.prompts.setdefault(question["prompt"], len(known.prompts))
-                    for sample in samples:
-                        known.samples.append(
-                            (len(checkpoints), sample["sample"], sample["status"], sample["tokens"])
-                        )
-                        text, limit = sample.get("response", ""), RESPONSE_CHARACTERS
-                        text = text[:limit] + rest(text, limit)
-                        record = [place, text, sample.get("extracted"), sample["finish_reason"]]
-                        known.records.append(record)
+            for name, question, samples in _scored(run, row):
+                # Two runs may ask the same question with different prompts.
+                prompt = question["prompt_sha256"] if len(runs) == 1 else ""
+                entry = {"b": name, "u": question["uid"], "t": question["question"], "s": []}
+                entry["g"] = " | ".join(question["gold"])
+                known = found.setdefault((name, question["uid"], prompt), _Question(entry))
+                place = known.prompts.setdefault(question["prompt"], len(known.prompts))
+                for sample in samples:
+                    status = statuses.setdefault(sample["status"], len(statuses))
+                    facts = [len(checkpoints), sample["sample"], status, sample["tokens"]]
+                    known.entry["s"].append(facts)
+                    text, limit = sample.get("response", ""), RESPONSE_CHARACTERS
+                    text = text[:limit] + rest(text, limit)
+                    record = [place, text, sample.get("extracted"), sample["finish_reason"]]
+                    known.records.append(record)
             checkpoints.append({"run": run.name, "step": row.step})
-    return _packed(list(found.values()), checkpoints)
+    blocks: list[str] = []
+    block: dict[int, Any] = {}
+    size = 0
+    for number, known in enumerate(found.values()):
+        known.entry["k"] = len(blocks)
+        block[number] = {"p": list(known.prompts), "r": known.records}
+        size += sum(len(record[1]) for record in known.records) + 100
+        if size > BLOCK_CHARACTERS or number == len(found) - 1:
+            packed = gzip.compress(json.dumps(block).encode(), compresslevel=6, mtime=0)
+            blocks.append(base64.b64encode(packed).decode("ascii"))
+            block, size = {}, 0
+    entries = [known.entry for known in found.values()]
+    index = {"checkpoints": checkpoints, "statuses": list(statuses), "questions": entries}
+    return Archive(index, blocks)
+
+
+def _scored(run: RunData, row: CheckpointRow) -> Iterator[tuple[str, dict[str, Any], Lines]]:
+    """Yield (benchmark, question, its graded samples) of a checkpoint."""
+    for name, entry in row.benchmarks.items():
+        files = run.evaluated[row.step].benchmark(name)
+        yield from ((name, *scored) for scored in read_scored(files, entry))
 
 
 def _kept(run: RunData, most: int) -> list[CheckpointRow]:
@@ -90,34 +106,6 @@ def _kept(run: RunData, most: int) -> list[CheckpointRow]:
     steps = ", ".join(str(row.step) for row in kept)
     run.notes.append(f"samples of {len(rows)} checkpoints would be too many: those of {steps}")
     return kept
-
-
-def _packed(questions: list[_Question], checkpoints: list[dict[str, Any]]) -> Archive:
-    blocks: list[str] = []
-    block: dict[int, Any] = {}
-    size = 0
-    for number, question in enumerate(questions):
-        question.entry["k"] = len(blocks)
-        block[number] = {"p": list(question.prompts), "r": question.records}
-        size += sum(len(record[1]) for record in question.records) + 100
-        if size > BLOCK_CHARACTERS or number == len(questions) - 1:
-            packed = gzip.compress(json.dumps(block).encode(), compresslevel=6, mtime=0)
-            blocks.append(base64.b64encode(packed).decode("ascii"))
-            block, size = {}, 0
-    flat = [sample for question in questions for sample in question.samples]
-    statuses = sorted({status for _, _, status, _ in flat})
-    code = {status: i for i, status in enumerate(statuses)}
-    index = {
-        "checkpoints": checkpoints,
-        "statuses": statuses,
-        "questions": [question.entry for question in questions],
-        "count": [len(question.samples) for question in questions],
-        "c": [c for c, _, _, _ in flat],
-        "n": [n for _, n, _, _ in flat],
-        "s": [code[status] for _, _, status, _ in flat],
-        "t": [tokens for _, _, _, tokens in flat],
-    }
-    return Archive(index, blocks)
 
 
 # ------------------------------------------------------------------------- rollouts

@@ -133,14 +133,11 @@ function typeset(text) {
 
 const index = data("sample-index"), filters = byId("filters");
 const RIGHT = index.statuses.indexOf("correct"), PAGE = 50;
-const first = [0];  // the number of each question's first sample
-for (const count of index.count) first.push(first.at(-1) + count);
-const samplesOf = (question) => Array.from({ length: index.count[question] }, (_, i) => first[question] + i);
 const checkpointName = (c) => filters.elements.checkpoint.options[c + 1].text;
 const blocks = new Map();
 let filter = {}, matches = new Set(), search = 0;
 
-async function texts(question) {
+async function texts(question) {  // its prompts p and the records r of its samples
   await whole;
   const number = index.questions[question].k;
   if (!blocks.has(number)) {
@@ -152,62 +149,58 @@ async function texts(question) {
   return blocks.get(number)[question];
 }
 
-function shares(question) {  // of right samples, by checkpoint
-  const right = index.checkpoints.map(() => 0), all = index.checkpoints.map(() => 0);
-  for (const i of samplesOf(question)) {
-    all[index.c[i]]++;
-    right[index.c[i]] += index.s[i] === RIGHT;
-  }
-  return all.map((count, c) => count ? right[c] / count : null);
+function shares(question) {  // of right samples, by checkpoint; null: not asked
+  return index.checkpoints.map((_, c) => {
+    const own = question.s.filter((sample) => sample[0] === c);
+    return own.length ? own.filter((sample) => sample[2] === RIGHT).length / own.length : null;
+  });
 }
-
-const wanted = (i) => (!filter.checkpoint || index.c[i] === Number(filter.checkpoint)) &&
-  (!filter.status || (filter.status === "not right" ? index.s[i] !== RIGHT : index.statuses[index.s[i]] === filter.status));
 
 const contains = (text) => text.toLowerCase().includes(filter.text.toLowerCase());
+const wanted = ([checkpoint, , status]) =>
+  (!filter.checkpoint || checkpoint === Number(filter.checkpoint)) &&
+  (!filter.status || (filter.status === "not right" ? status !== RIGHT : index.statuses[status] === filter.status));
 
-function fits(question) {
-  const { b, t, g, u } = index.questions[question];
+function fits(question, number) {
+  const { b, t, g, u, s } = question;
   return (!filter.benchmark || b === filter.benchmark) &&
-    (!filter.text || matches.has(question) || contains(`${t}\n${g}\n${u}`)) &&
-    (!filter.differ || new Set(shares(question).filter((x) => x !== null)).size > 1) &&
-    samplesOf(question).some(wanted);
+    (!filter.text || matches.has(number) || contains(`${t}\n${g}\n${u}`)) &&
+    (!filter.differ || new Set(shares(question).filter((x) => x !== null)).size > 1) && s.some(wanted);
 }
 
-function sampleElement(i, prompts, [prompt, response, extracted, finish]) {
-  const verdict = index.s[i] === RIGHT ? "right" : "wrong";
-  const summary = [["right" === verdict ? "right" : "wrong", verdict], ["", checkpointName(index.c[i])],
-    ["", `sample ${index.n[i]}`], ["status", index.statuses[index.s[i]]], ["soft", `${index.t[i]} tokens`],
-    ["question", visible(extracted ?? "")]].map(([name, text]) => make("span", { class: name }, text));
-  return folded(summary, () => [
+function sampleElement([checkpoint, sample, status, tokens], prompts, [prompt, response, extracted, finish]) {
+  const verdict = status === RIGHT ? "right" : "wrong";
+  const summary = [[verdict, verdict], ["", checkpointName(checkpoint)], ["", `sample ${sample}`],
+    ["status", index.statuses[status]], ["soft", `${tokens} tokens`], ["question", visible(extracted ?? "")]];
+  return folded(summary.map(([name, text]) => make("span", { class: name }, text)), () => [
     make("p", { class: "soft" }, `ended by: ${finish}`),
     folded(["prompt"], () => [make("pre", { class: "prompt" }, visible(prompts[prompt]))]),
     make("pre", {}, ...(response ? typeset(response) : ["(empty response)"])),
     folded(["as written"], () => [make("pre", {}, visible(response))])], "sample");
 }
 
-function questionElement(question) {
-  const { b, t, g, u } = index.questions[question];
+function questionElement(number) {
+  const question = index.questions[number], { b, t, g, u, s } = question;
   const bars = shares(question).map((share, c) => make("i", { style: `--right: ${100 * (share ?? 0)}%`,
     title: `${checkpointName(c)}: ${share === null ? "not asked" : (100 * share).toFixed(0) + " % right"}` }));
   const summary = [make("span", { class: "bars" }, ...bars), make("span", { class: "soft" }, b),
     make("span", { class: "question" }, visible(t.slice(0, 140)))];
   return make("li", {}, folded(summary, async () => {
-    const { p, r } = await texts(question);
+    const { p, r } = await texts(number);
     return [make("pre", {}, ...typeset(t)),
       make("p", {}, "gold: ", ...typeset(g.includes("$") ? g : `$${g}$`), ` (${b}, ${u})`),
-      ...samplesOf(question).filter(wanted).map((i) => sampleElement(i, p, r[i - first[question]]))];
+      ...s.flatMap((sample, i) => wanted(sample) ? [sampleElement(sample, p, r[i])] : [])];
   }));
 }
 
 function show() {
-  const found = [...index.questions.keys()].filter(fits), page = filters.elements.page;
+  const found = [...index.questions.keys()].filter((i) => fits(index.questions[i], i)), page = filters.elements.page;
   const pages = Math.max(1, Math.ceil(found.length / PAGE));
   page.value = Math.max(0, Math.min(Number(page.value), pages - 1));
   const start = page.value * PAGE;
   byId("questions").replaceChildren(...found.slice(start, start + PAGE).map(questionElement));
-  byId("found").textContent = `${found.length} of ${index.questions.length} questions, ` +
-    `${index.c.length} answers; page ${Number(page.value) + 1} of ${pages}`;
+  byId("found").textContent = `${found.length} of ${index.questions.length} questions; ` +
+    `page ${Number(page.value) + 1} of ${pages}`;
   byId("previous").disabled = start === 0;
   byId("next").disabled = Number(page.value) === pages - 1;
   // A reload or a link keeps the filters.
