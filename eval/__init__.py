@@ -1,6 +1,6 @@
 """Evaluation: sample, grade, score and report the checkpoints of a run, or any model."""
 
-from prompt_aug.errors import UserError
+from prompt_aug.base.errors import UserError
 
 
 class EvaluationError(UserError):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from prompt_aug.estimates import FloatArray, Interval, Table, powers, wilson
+from prompt_aug.base.estimates import FloatArray, Interval, Table, powers, wilson
 
 DRAWS = 1000
 FLIPS = 10_000
@@ -77,7 +77,7 @@ def right_counts(correct_Qn: ArrayLike) -> NDArray[np.int64]:  # noqa: N803
 
 
 def at_powers(correct_Qn: ArrayLike, table: Table) -> dict[int, float]:  # noqa: N803
-    """Return the mean over questions of a table of `prompt_aug.estimates`, for k of `powers`.
+    """Return the mean over questions of a table of `prompt_aug.base.estimates`, for k of `powers`.
 
     `pass_table` gives pass@k, `all_table` pass^k, `no_signal_table` the share of zero-variance
     groups of k responses.

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from eval import EvaluationError
 from eval.benchmarks import LoadedBenchmark
-from prompt_aug.files import read_text
+from prompt_aug.base.files import read_text
 from prompt_aug.prompts import FORM, Prompts
 from prompt_aug.templates import Form, load_bank
 from prompt_aug.templates.rendering import PLAIN, Style, System, Turn

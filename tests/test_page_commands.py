@@ -17,7 +17,7 @@ import pytest
 from load_script import load_script
 
 from eval.publish.__main__ import check_asked
-from prompt_aug.errors import UserError
+from prompt_aug.base.errors import UserError
 from prompt_aug.prepare.__main__ import check_paths
 from prompt_aug.rephrase.options import validate
 

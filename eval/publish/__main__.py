@@ -14,9 +14,9 @@ from eval import EvaluationError
 from eval.command import add_settings, existing, path, run_command, text
 from eval.publish import Evaluated, card, harness, inspect_log, loggers
 from eval.report.data import scored_steps
-from prompt_aug.commands import add_steps, make_parser
-from prompt_aug.errors import UsageError
-from prompt_aug.files import read_json
+from prompt_aug.base.commands import add_steps, make_parser
+from prompt_aug.base.errors import UsageError
+from prompt_aug.base.files import read_json
 
 
 def check_asked(options: argparse.Namespace) -> None:

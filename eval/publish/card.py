@@ -20,7 +20,7 @@ from huggingface_hub.errors import HFValidationError
 from eval import EvaluationError
 from eval.publish import Evaluated
 from eval.report import tables
-from prompt_aug.files import read_json, read_text, write_text
+from prompt_aug.base.files import read_json, read_text, write_text
 from prompt_aug.prepare.sources import load_presets
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import read_parquet

@@ -15,7 +15,7 @@ from typing import Any
 
 from eval.publish import Evaluated
 from eval.score import Lines
-from prompt_aug.files import write_json, write_lines
+from prompt_aug.base.files import write_json, write_lines
 
 METRIC = "exact_match"
 

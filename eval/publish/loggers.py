@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from eval.publish import Evaluated
-from prompt_aug.files import read_text
+from prompt_aug.base.files import read_text
 from recipe.run import environment
 from recipe.run.folder import RunFolder, select
 

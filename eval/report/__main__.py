@@ -15,9 +15,9 @@ from eval.report.answers import archive, rollouts
 from eval.report.data import RunData, collect, summary
 from eval.report.figures import figures
 from eval.report.page import render_html, render_markdown, results
-from prompt_aug.commands import in_columns, make_parser
-from prompt_aug.errors import UsageError
-from prompt_aug.files import replacing, write_json, write_text
+from prompt_aug.base.commands import in_columns, make_parser
+from prompt_aug.base.errors import UsageError
+from prompt_aug.base.files import replacing, write_json, write_text
 from recipe.run.folder import RunFolder
 
 

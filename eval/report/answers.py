@@ -19,7 +19,7 @@ from typing import Any
 
 from eval.report.data import CheckpointRow, RunData
 from eval.score import Lines, read_scored
-from prompt_aug.files import iter_lines
+from prompt_aug.base.files import iter_lines
 from recipe.run.folder import RunFolder
 
 MOST_SAMPLES = 200_000  # of a page; with more, checkpoints in between are left out

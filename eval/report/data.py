@@ -17,7 +17,7 @@ from eval import EvaluationError, metrics
 from eval.metrics import Difference, paired
 from eval.score import require_one_grader
 from eval.settings import differences
-from prompt_aug.files import MissingFileError, read_json, read_text
+from prompt_aug.base.files import MissingFileError, read_json, read_text
 from prompt_aug.questions import VALIDATION
 from recipe.run.folder import EvaluationFolder, RunFolder, numbered, read_metrics, select
 

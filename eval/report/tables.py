@@ -13,9 +13,9 @@ from eval import EvaluationError, metrics
 from eval.metrics import Difference, paired
 from eval.report.data import CheckpointRow, RunData, asked_differently, question_means
 from eval.report.figures import template_names
-from prompt_aug.estimates import wilson
-from prompt_aug.files import read_lines, read_text
-from prompt_aug.progress import duration
+from prompt_aug.base.estimates import wilson
+from prompt_aug.base.files import read_lines, read_text
+from prompt_aug.base.progress import duration
 from prompt_aug.questions import VALIDATION
 from recipe.run.folder import select
 

@@ -7,7 +7,7 @@ import pytest
 
 from eval import EvaluationError, checkpoints
 from eval.checkpoints import file_digest, find, from_model, verify
-from prompt_aug.files import digests, read_json, write_json
+from prompt_aug.base.files import digests, read_json, write_json
 
 FILES = {
     "config.json": b"{}",

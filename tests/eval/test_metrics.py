@@ -8,7 +8,7 @@ import pytest
 
 from eval import metrics
 from eval.metrics import accuracy_interval, at_powers, majority, paired, resample
-from prompt_aug.estimates import all_table, no_signal_table, pass_table
+from prompt_aug.base.estimates import all_table, no_signal_table, pass_table
 
 
 def test_accuracy_and_clustered_error_by_hand() -> None:
