@@ -25,7 +25,6 @@ from prompt_aug.typed import (
     OrNever,
     Part,
     Positive,
-    Record,
     Seed,
     Share,
     Text,
@@ -37,6 +36,7 @@ from prompt_aug.typed import (
     problems,
 )
 from recipe.errors import ConfigError
+from recipe.run.evaluation import EvaluationSection
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 WHY = {  # reasons that a range does not show by itself
@@ -54,15 +54,6 @@ def _validated(key: str) -> str:
     if key != f"val/{source}/accuracy" or not source:
         raise ValueError("should be val/SOURCE/accuracy, SOURCE a data_source of data.val_files")
     return key
-
-
-class Benchmark(Record):
-    """An entry of ``eval.benchmarks``; without a path one of those in eval/benchmarks/."""
-
-    name: Text
-    path: Text | None = None
-    samples: Positive | None = None
-    template: Text | None = None
 
 
 # verl's own list (verl.utils.tracking, which imports torch); a test compares them.
@@ -134,16 +125,6 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("recipe.curriculum", Positive, "candidates"),
     ("recipe.curriculum", Share, "target"),
     ("recipe.curriculum", Part, "decay"),
-    ("eval", Text, "template"),
-    ("eval", list[Benchmark], "benchmarks"),
-    ("eval", ExtractionName, "extraction"),
-    ("eval", Weight, "temperature"),
-    ("eval", Part, "top_p gpu_memory_utilization"),
-    ("eval", Positive, "max_tokens"),
-    ("eval", Positive | None, "max_questions"),
-    ("eval", Seed, "seed"),
-    ("eval", Literal["float32", "bfloat16", "float16", "auto"], "dtype"),
-    ("eval", Annotated[int, Field(ge=2)] | None, "max_model_len"),
     ("data", Positive, "train_batch_size max_prompt_length max_response_length"),
     ("data", Positive | None, "gen_batch_size val_batch_size"),
     ("data", OrAll, "train_max_samples val_max_samples"),
@@ -225,7 +206,9 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("transfer_queue.backend.SimpleStorage", Positive, "num_data_storage_units"),
     ("ray_kwargs.ray_init", Positive | None, "num_cpus"),
 ]
-TYPES = {f"{place}.{key}": adapter(kind) for place, kind, keys in _TABLE for key in keys.split()}
+TYPES = {"eval": adapter(EvaluationSection)} | {
+    f"{place}.{key}": adapter(kind) for place, kind, keys in _TABLE for key in keys.split()
+}
 
 
 def check_types(config: DictConfig) -> None:

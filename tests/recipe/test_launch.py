@@ -26,44 +26,33 @@ def config(toy_config: Any, tmp_path: Path) -> Any:
     copied = copy.deepcopy(toy_config)
     with open_dict(copied):
         copied.recipe.run_dir = str(tmp_path / "run")
+        copied.data.max_prompt_length = 1000
     return copied
 
 
-def test_a_finished_run_is_left_alone(config: Any, tmp_path: Path) -> None:
+def test_a_finished_run_is_not_started(config: Any, tmp_path: Path) -> None:
     with open_dict(config):
-        config.trainer.default_local_dir = str(tmp_path)
-    tracker = tmp_path / "latest_checkpointed_iteration.txt"
-    assert not launch.finished(config)
-    tracker.write_text(str(config.trainer.total_training_steps - 1))
-    assert not launch.finished(config)
-    tracker.write_text(str(config.trainer.total_training_steps))
-    assert launch.finished(config)
-
-
-def test_a_finished_run_without_checkpoints_is_left_alone(config: Any, tmp_path: Path) -> None:
-    with open_dict(config):
-        config.trainer.default_local_dir = str(tmp_path / "checkpoints")
-        config.recipe.run_dir = str(tmp_path)
+        config.trainer.default_local_dir = config.recipe.run_dir = str(tmp_path)
         config.trainer.total_training_steps = 2
     for step in (1, 2):
         assert not launch.finished(config)
         run_folder.append_metrics(tmp_path, step, {})
-    assert not launch.finished(config)  # its last checkpoint is still to come
+        (tmp_path / "latest_checkpointed_iteration.txt").write_text(str(step - 1))
+    assert not launch.finished(config)  # the last checkpoint is missing
     config.trainer.save_freq = -1
+    assert launch.finished(config)  # and without checkpoints the last line counts
+    config.trainer.save_freq = 1
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
     assert launch.finished(config)
 
 
 @pytest.mark.config
-def test_a_refused_command_says_one_thing_and_starts_nothing(tmp_path: Path) -> None:
+def test_a_rejected_command_prints_one_message_and_starts_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "recipe.train", "toy", f"recipe.run_dir={tmp_path}/r"]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY")}
     done = subprocess.run(
         [*command, "recipe.augment.templates=[nope]"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=120,
-        check=False,
+        **{"capture_output": True, "text": True, "timeout": 120},
+        env={k: v for k, v in os.environ.items() if not k.startswith("RAY")},
     )
     assert done.returncode == 1
     assert "no template 'nope'" in done.stderr
@@ -71,7 +60,26 @@ def test_a_refused_command_says_one_thing_and_starts_nothing(tmp_path: Path) -> 
     assert not (tmp_path / "r" / "config.yaml").exists()
 
 
-def test_a_run_starts_its_own_ray_unless_told_where_one_is(
+@pytest.mark.config
+@pytest.mark.parametrize(
+    ("place", "named"), [("file/run", "cannot write"), ("in_use", "in use by")]
+)
+def test_an_unusable_folder_is_one_line(
+    place: str,
+    named: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch, "set_environment", lambda config: None)
+    (tmp_path / "file").write_text("")
+    with lock(tmp_path / "in_use"):
+        assert train.main(["toy", f"recipe.run_dir={tmp_path / place}"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and named in said
+
+
+def test_a_run_starts_its_own_ray_unless_an_address_is_set(
     config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -86,30 +94,12 @@ def test_a_run_starts_its_own_ray_unless_told_where_one_is(
     assert config.ray_kwargs.ray_init.get("address") is None
 
 
-@pytest.mark.config
-@pytest.mark.parametrize("place", ["file/run", "in_use"])
-def test_a_folder_that_cannot_be_had_is_one_clear_line(
-    place: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(launch, "set_environment", lambda config: None)
-    (tmp_path / "file").write_text("")
-    held = lock(tmp_path / "in_use")
-    with held:
-        assert train.main(["toy", f"recipe.run_dir={tmp_path / place}"]) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert ("cannot write" if place == "file/run" else "in use by") in said
-
-
 @pytest.mark.parametrize("already_over", [False, True])
 def test_the_death_of_rays_head_ends_the_run_with_a_reason(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, already_over: bool
 ) -> None:
-    """At the end of a run its death is no accident: `over` is set before it."""
-    monkeypatch.setattr(launch, "LOOK", 0.05)
+    """At the end of a run, marked by `over`, its death is expected."""
+    monkeypatch.setattr(launch, "POLL", 0.05)
     said, ended, over = list[str](), list[int](), threading.Event()
     shutil.copy("/bin/sleep", tmp_path / "gcs_server")
     environment = {**os.environ, "RECIPE_RUN_DIR": config.recipe.run_dir}
@@ -131,5 +121,4 @@ def test_the_death_of_rays_head_ends_the_run_with_a_reason(
     assert ended == ([] if already_over else [1])
     if not already_over:
         assert "Ray's head process (gcs_server) has ended" in said[0]
-        assert "no step was done" in said[0]
         assert read_json(RunFolder(Path(config.recipe.run_dir)).end)["code"] == 1

@@ -168,7 +168,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1,543,714,304" in said and "16 x h100-80" in said and "18.5 GB" in said
     assert "mean response 1500 tokens" in said and "not measured on a GPU" in said
     assert command.main(["toy"]) == 1
-    assert "recipe.model_path is not set" in capsys.readouterr().err
+    assert "recipe.model_path: not set" in capsys.readouterr().err
 
 
 ROWS = re.findall(r"^\| `(\w+)`, (\d+) GPUs \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
