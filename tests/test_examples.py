@@ -204,7 +204,7 @@ def test_an_example_would_start(name: str) -> None:
         return
     for path in {*config.data.train_files, *config.data.val_files} - {OWN_DATA}:
         assert "SOURCE" not in command_for(path), f"no preset makes {path}"
-    two_nodes = OmegaConf.merge(config, {"trainer": {"nnodes": 2}})
+    two_nodes: Any = OmegaConf.merge(config, {"trainer": {"nnodes": 2}})
     if config.data.train_batch_size == 12:  # 9 rows a GPU: scale/open_rs is for one node
         with pytest.raises(ConfigError, match="micro_batch_size_per_gpu"):
             check_batches(two_nodes)
