@@ -23,8 +23,8 @@ from pydantic import (
     ValidationError,
 )
 
-from prompt_aug.errors import UserError
-from prompt_aug.files import FileError, read_json, read_text
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import FileError, read_json, read_text
 
 T = TypeVar("T")
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)

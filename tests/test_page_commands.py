@@ -15,7 +15,7 @@ from load_script import load_script
 from page_commands import JOBS, Command, commands_of
 
 from eval.publish.__main__ import check_asked
-from prompt_aug.errors import UserError
+from prompt_aug.base.errors import UserError
 from prompt_aug.prepare.__main__ import check_paths
 from prompt_aug.rephrase.options import validate
 
