@@ -228,8 +228,6 @@ def test_verl_converts_every_example() -> None:
         assert get_policy_loss_fn(actor.policy_loss.loss_mode)
         assert actor.clip_ratio_high == config.actor_rollout_ref.actor.clip_ratio_high
         assert rollout.n == actor.rollout_n == config.actor_rollout_ref.rollout.n
-    with pytest.raises(ValueError, match="nope"):
-        get_policy_loss_fn("nope")
 
 
 COMPARED = [*ON_TOY.items(), *PUBLISHED.items()]

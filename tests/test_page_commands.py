@@ -3,12 +3,13 @@
 Nothing is run: `main` stops after parsing.
 """
 
-import argparse
 import importlib
 import re
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from load_script import load_script
@@ -28,7 +29,7 @@ FOUND = [*ROOT.glob("*.md"), *(page for name in FOLDERS for page in (ROOT / name
 PAGES = sorted(page for page in FOUND if str(page.relative_to(ROOT)) not in HISTORY)
 COMMANDS = list(dict.fromkeys(c for page in PAGES for c in commands_of(page.read_text("utf-8"))))
 # Option checks of a command after its parser and before it reads a file.
-CHECKS: dict[str, Callable[[argparse.Namespace], None]] = {
+CHECKS: dict[str, Callable[[Namespace], None]] = {
     "eval.publish": check_asked,
     "prompt_aug.prepare": check_paths,
     "prompt_aug.rephrase": validate,
@@ -52,19 +53,6 @@ class ParsedError(Exception):
 @pytest.fixture
 def parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Command], None]:
     """Return a function that parses a command; it raises SystemExit or UserError."""
-    given: list[tuple[str, ...]] = []
-    real = {name: getattr(argparse.ArgumentParser, name) for name in PARSING}
-
-    def stop(name: str) -> Callable[..., None]:
-        def parsed(self: argparse.ArgumentParser, *_: object) -> None:
-            for each in PARSING:  # they call each other
-                monkeypatch.setattr(argparse.ArgumentParser, each, real[each])
-            raise ParsedError(real[name](self, given[-1]))
-
-        return parsed
-
-    for name in PARSING:
-        monkeypatch.setattr(argparse.ArgumentParser, name, stop(name))
     monkeypatch.chdir(tmp_path)
 
     def parsed(command: Command) -> None:
@@ -72,8 +60,14 @@ def parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Command]
             for word in command.arguments:
                 if re.fullmatch(r"\w[\w/]*", word):
                     Path(word).mkdir(parents=True, exist_ok=True)
-        given.append(command.arguments)
-        with pytest.raises(ParsedError) as made:
+        with monkeypatch.context() as patch, pytest.raises(ParsedError) as made:
+            for name in PARSING:
+
+                def stop(parser: ArgumentParser, *_: Any, name: str = name) -> None:
+                    patch.undo()  # the three call each other
+                    raise ParsedError(getattr(parser, name)(command.arguments))
+
+                patch.setattr(ArgumentParser, name, stop)
             load(command.name).main()
         CHECKS.get(command.name, lambda options: None)(made.value.args[0])
 
