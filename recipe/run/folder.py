@@ -1,8 +1,8 @@
 """The run folder: every path in it, and how its files are written.
 
-Only `RunFolder` spells a name of the run folder; training, export, evaluation and report use it. A
-file appears whole or not at all (prompt_aug/base/files.py); metrics.jsonl grows by lines. This module
-imports neither torch nor ray, so a command that only reads a run starts at once.
+Only `RunFolder` spells a name of the run folder; training, export, evaluation and report use it.
+A file appears whole or not at all (prompt_aug/base/files.py); metrics.jsonl grows by lines. This
+module imports neither torch nor ray, so a command that only reads a run starts at once.
 """
 
 import math
