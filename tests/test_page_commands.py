@@ -91,8 +91,6 @@ def test_a_command_of_a_page_is_accepted(
         ("python -m prompt_aug.prepare SOURCE OUT --no-benchmarks", ".parquet"),
         ("python -m prompt_aug.rephrase Q.parquet OUT.parquet", "--model"),
         ("python -m eval.publish RUN", "--card"),
-        ("python -m eval.publish RUN --step 20 --card", "--step"),
-        ("python -m recipe.plan --gpus 8", "example"),
         ("bash scripts/submit.sh --array=0-3 sweep RUN --benchmrak amc", "--benchmrak"),
         ("python scripts/compare_methods.py --jbos 2", "--jbos"),
     ],
