@@ -42,7 +42,7 @@ from prompt_aug.grading.formulas import (
     written_form,
 )
 from prompt_aug.grading.normalize import canonical, squeeze
-from prompt_aug.grading.notation import TEXT_PATTERN
+from prompt_aug.grading.notation import TEXT_PATTERN, whole
 from prompt_aug.grading.steps import carries, is_no_simpler, steps_of
 from prompt_aug.grading.structure import split_top
 from prompt_aug.grading.units import split_unit
@@ -89,6 +89,27 @@ def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
         or _keeps(_REPEATED, last_side(prediction), golds, question)
         or _left_undone(last_side(written), known, question)
     )
+
+
+_PLAIN_NUMBER = re.compile(r"-?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?")
+_UNARY_MINUS = re.compile(r"(?<![\w)}\]!])\s*[-+]")
+_OPERATION = re.compile(r"\\(?:frac|sqrt|cdot|times|div|binom)(?![a-zA-Z])|[-+*/^!]")
+_SCIENTIFIC = re.compile(r"-?\d+(?:\.\d+)?\s*\\(?:times|cdot)\s*10\s*\^\s*\{?\s*-?\d+\s*\}?")
+
+
+def is_unworked(prediction: str, golds: Sequence[str]) -> bool:
+    r"""Return whether a right prediction leaves two or more operations, where golds are numbers.
+
+    `(16-3-4)\cdot 2` does; `\frac{1}{2}`, `2^{10}` and `3\times10^5` do not.
+    """
+    known = (split_unit(whole(canonical(gold)))[0].rstrip("% ") for gold in golds)
+    if not all(map(_PLAIN_NUMBER.fullmatch, known)):
+        return False
+    value = value_of(whole(canonical(prediction)).partition(r"\approx")[0])
+    if _SCIENTIFIC.fullmatch(value):
+        return False
+    value = re.sub(TEXT_PATTERN, " ", value)
+    return len(_OPERATION.findall(_UNARY_MINUS.sub(" ", value))) > 1
 
 
 def restates(prediction: str, stated: str | None, golds: Sequence[str], question: str) -> bool:

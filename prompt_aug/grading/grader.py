@@ -26,7 +26,7 @@ from typing import Any, Literal, get_args
 
 from prompt_aug.grading.arithmetic import TooBig
 from prompt_aug.grading.choice import chosen
-from prompt_aug.grading.echo import does_its_work, is_copied, restates
+from prompt_aug.grading.echo import does_its_work, is_copied, is_unworked, restates
 from prompt_aug.grading.equality import compare
 from prompt_aug.grading.extract import (
     Extraction,
@@ -43,7 +43,8 @@ from prompt_aug.grading.structure import Node, build
 from prompt_aug.grading.units import TRIGONOMETRIC
 
 Status = Literal[
-    "correct", "wrong", "echo", "no_answer", "unparsable", "timeout", "too_long", "error"
+    *("correct", "unworked", "wrong", "echo", "no_answer"),
+    *("unparsable", "timeout", "too_long", "error"),
 ]
 MAX_WORKER_CALLS = 12  # a list of n formulas can need n * n of them
 _CACHED = 1 << 14
@@ -168,7 +169,8 @@ class Grade:
 
     correct:    the prediction equals a gold
     extracted:  the answer found in the response, None where there is none; untrusted text
-    status:     correct | wrong | echo: it repeats a formula of the question or leaves undone what
+    status:     correct | unworked: the gold's value as arithmetic that is not worked out, such as
+                (16-3-4)*2 for 18; correct unless `pay_unworked` is False | wrong | echo: it repeats a formula of the question or leaves undone what
                 the question asks (only where the question is given) | no_answer: nothing
                 answered | unparsable: math-verify cannot read the prediction | timeout: comparing
                 took too much CPU | too_long: over `MAX_ANSWER` characters, nested too deep, or a
@@ -193,6 +195,7 @@ def grade(
     question: str | None = None,
     options: Options = (),
     extraction: Extraction | None = None,
+    pay_unworked: bool = True,
 ) -> Grade:
     """Grades a whole response; any of several golds may match.
 
@@ -211,7 +214,10 @@ def grade(
         return Grade(correct=False, extracted=None, status="no_answer", seconds=_since(start))
     if options:
         return _grade_choice(answer, golds, options, start)
-    return _grade_extracted(answer, golds, question, start)
+    found = _grade_extracted(answer, golds, question, start)
+    if found.status == "unworked" and not pay_unworked:
+        found = replace(found, correct=False)
+    return found
 
 
 def grade_answer(prediction: str, gold: Gold, *, question: str | None = None) -> Grade:
@@ -301,12 +307,14 @@ def _grade_extracted(answer: str, golds: list[str], question: str | None, start:
         )
     try:
         status, detail, waited = _judge(answer, golds, question)
+        if status == "correct" and is_unworked(answer, golds):
+            status, detail = "unworked", "arithmetic that is not worked out"
     except GraderError:
         raise  # the installation is at fault, and every grade would be wrong
     except Exception as error:  # one answer must not end a training run; the rate shows it
         status, detail, waited = "error", f"internal: {type(error).__name__}: {error}", 0.0
     return Grade(
-        correct=status == "correct",
+        correct=status in ("correct", "unworked"),
         extracted=answer,
         status=status,
         detail=detail,

@@ -87,7 +87,7 @@ def _records_of(path: Path) -> list[Path]:
 
 
 def _record_texts(path: Path) -> list[str]:
-    """Return the question texts of a benchmark's record; keys as in eval.benchmarks.record."""
+    """Return the question texts of a benchmark's record; keys as in eval.benchmarks."""
     try:
         record = parse_yaml(read_text(path), str(path))
     except (OSError, UserError) as error:

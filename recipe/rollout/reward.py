@@ -81,6 +81,7 @@ class RecipeRewardManager(RewardManagerBase):
             question=_asked(row),
             options=_listed(row, "options"),
             extraction=extraction(self.settings.extraction),
+            pay_unworked=self.settings.unworked == "pay",
         )
         accuracy = float(graded.correct)
         format_reward = template.format_reward(text)
