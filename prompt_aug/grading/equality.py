@@ -85,11 +85,8 @@ def _compare_option(letter: str, value: str, pred: Node, oracle: Oracle | None) 
 def _compare_structures(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     """The same, of which one at least was no leaf before it was unwrapped."""
     if "leaf" in (gold.kind, pred.kind):
-        return (
-            _compare_leaves(gold, pred, oracle)
-            if gold.kind == pred.kind
-            else _mixed(gold, pred, oracle)
-        )
+        both = gold.kind == pred.kind
+        return (_compare_leaves if both else _mixed)(gold, pred, oracle)
     if "union" in (gold.kind, pred.kind):
         same = _unordered(gold, pred, None) if gold.kind == pred.kind else None
         return True if same else _ask(gold, pred, oracle)
@@ -344,11 +341,9 @@ def _with_names(node: Node) -> Node:
     if len(labels) < 2 or not all(map(is_letter_label, labels)):
         return node
     values = build(sides[1])
-    if (
-        values.kind != "tuple"
-        or len(values.items) != len(labels)
-        or any(v.label for v in values.items)
-    ):
+    if values.kind != "tuple" or len(values.items) != len(labels):
+        return node
+    if any(value.label for value in values.items):
         return node
     items = tuple(replace(v, label=n) for v, n in zip(values.items, labels, strict=True))
     return replace(values, items=items, text=node.text)

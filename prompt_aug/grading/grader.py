@@ -42,10 +42,12 @@ from prompt_aug.grading.pool import GraderError, Verdict, WorkerPool, default_po
 from prompt_aug.grading.structure import Node, build
 from prompt_aug.grading.units import TRIGONOMETRIC
 
+# fmt: off
 Status = Literal[
-    *("correct", "unworked", "wrong", "echo", "no_answer"),
-    *("unparsable", "timeout", "too_long", "error"),
+    "correct", "unworked", "wrong", "echo", "no_answer", "unparsable", "timeout", "too_long",
+    "error",
 ]
+# fmt: on
 MAX_WORKER_CALLS = 12  # a list of n formulas can need n * n of them
 _CACHED = 1 << 14
 
@@ -165,19 +167,21 @@ Pair = tuple[str, Gold] | tuple[str, Gold, str | None] | tuple[str, Gold, str | 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grade:
-    """What the grader found.
+    """Result of grading one response.
 
     correct:    the prediction equals a gold
-    extracted:  the answer found in the response, None where there is none; untrusted text
-    status:     correct | unworked: the gold's value as arithmetic that is not worked out, such as
-                (16-3-4)*2 for 18; correct unless `pay_unworked` is False | wrong | echo: it repeats a formula of the question or leaves undone what
-                the question asks (only where the question is given) | no_answer: nothing
-                answered | unparsable: math-verify cannot read the prediction | timeout: comparing
-                took too much CPU | too_long: over `MAX_ANSWER` characters, nested too deep, or a
-                number too large to write down | error: a worker failed, for example at its memory
-                limit (see `detail`)
-    detail:     more on the status, for people
-    seconds:    time spent on grading; waiting for a free worker is not part of it
+    extracted:  the answer found in the response, None without one; untrusted text
+    status:     correct | wrong
+                unworked: arithmetic that is not worked out, (16-3-4)*2 for 18, where it is refused
+                echo: repeats a formula of the question, or leaves undone what the question asks
+                    (only if the question is given)
+                no_answer | unparsable: math-verify cannot read the prediction
+                timeout: the comparison took too much CPU time
+                too_long: over `MAX_ANSWER` characters, nested too deep, or too large a number
+                error: a worker failed, for example at its memory limit (see `detail`)
+    detail:     more about the status, for people
+    seconds:    time spent on grading, without waiting for a free worker
+    unworked:   the prediction equals a gold as arithmetic that is not worked out
     """
 
     correct: bool
@@ -185,6 +189,7 @@ class Grade:
     status: Status
     detail: str = ""
     seconds: float = 0.0
+    unworked: bool = False
 
 
 def grade(
@@ -215,8 +220,8 @@ def grade(
     if options:
         return _grade_choice(answer, golds, options, start)
     found = _grade_extracted(answer, golds, question, start)
-    if found.status == "unworked" and not pay_unworked:
-        found = replace(found, correct=False)
+    if found.unworked and not pay_unworked:
+        return replace(found, correct=False, status="unworked")
     return found
 
 
@@ -307,18 +312,17 @@ def _grade_extracted(answer: str, golds: list[str], question: str | None, start:
         )
     try:
         status, detail, waited = _judge(answer, golds, question)
-        if status == "correct" and is_unworked(answer, golds):
-            status, detail = "unworked", "arithmetic that is not worked out"
     except GraderError:
         raise  # the installation is at fault, and every grade would be wrong
     except Exception as error:  # one answer must not end a training run; the rate shows it
         status, detail, waited = "error", f"internal: {type(error).__name__}: {error}", 0.0
     return Grade(
-        correct=status in ("correct", "unworked"),
+        correct=status == "correct",
         extracted=answer,
         status=status,
         detail=detail,
         seconds=max(0.0, _since(start) - waited),
+        unworked=status == "correct" and is_unworked(answer, golds),
     )
 
 
@@ -340,14 +344,11 @@ def _grade_choice(answer: str, golds: list[str], options: Options, start: float)
 
 
 def nesting(text: str) -> int:
-    """How deep the brackets of `text` stand in one another."""
+    """Return how deep the brackets of `text` are nested."""
     level = deepest = 0
     for char in text:
-        if char in "([{":
-            level += 1
-            deepest = max(deepest, level)
-        elif char in ")]}":
-            level -= 1
+        level += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, level)
     return deepest
 
 

@@ -187,9 +187,9 @@ def _bracketed(text: str, *, depth: int) -> Node | None:
     if nested := _NESTED_ROWS.fullmatch(text):
         table = [row.split(",") for row in re.split(r"\]\s*,\s*\[", nested[1])]
         if len({len(row) for row in table}) == 1:
-            rows = " \\\\ ".join(" & ".join(row) for row in table)
-            matrix = build(rf"\begin{{matrix}}{rows}\end{{matrix}}", depth=depth + 1)
-            return replace(matrix, text=text)
+            body = r" \\ ".join(" & ".join(row) for row in table)
+            typed = rf"\begin{{matrix}}{body}\end{{matrix}}"
+            return replace(build(typed, depth=depth + 1), text=text)
     if text.startswith(r"\{") and text.endswith(r"\}") and len(text) >= 4:
         inside = text[2:-2]
         if (

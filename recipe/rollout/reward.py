@@ -3,10 +3,12 @@
     reward = accuracy + format_weight * format * [accuracy = 1 or not format_gated] - overlong
 
 accuracy is 0 or 1, from `prompt_aug.grading`. The grader also reads the question: an answer that
-only repeats a formula of it scores 0 (status "echo"). format is the format reward of the drawn
-template, in [0, 1] and dyadic, of the text after the prefill. By default wrong answers get it too,
-as in arXiv 2602.03190. `overlong` is DAPO's soft punishment (arXiv 2503.14476, eq. 13), with L the
-response length, L_max its limit, and C the buffer, all in tokens:
+only repeats a formula of it scores 0 (status "echo"). Arithmetic that is not worked out has the
+status "unworked"; `recipe.reward.unworked` pays or refuses it.
+format is the format reward of the drawn template, in [0, 1] and dyadic, of the text after the
+prefill. By default wrong answers get it too, as in arXiv 2602.03190. `overlong` is DAPO's soft
+punishment (arXiv 2503.14476, eq. 13), with L the response length, L_max its limit, and C the
+buffer, all in tokens:
 
     overlong = factor * clip((L - (L_max - C)) / C, 0, 1)
 
@@ -95,7 +97,7 @@ class RecipeRewardManager(RewardManagerBase):
                 "acc": accuracy,
                 "format": format_reward,
                 "overlong": overlong,
-                "status": str(graded.status),
+                "status": "unworked" if graded.unworked else str(graded.status),
                 "pred": graded.extracted or "",
                 "response": text,
             },

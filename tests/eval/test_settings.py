@@ -1,6 +1,5 @@
 """Settings of an evaluation: their sources, and which of them make two evaluations differ."""
 
-import dataclasses
 import json
 from pathlib import Path
 

@@ -5,6 +5,8 @@ Columns: kind, gold, right answers and wrong answers; " | " separates two.
 
 from pathlib import Path
 
+import pytest
+
 from prompt_aug.grading import grade, grade_answer
 
 LINES = Path(__file__).with_name("forms.tsv").read_text(encoding="utf-8").splitlines()[1:]
@@ -97,6 +99,30 @@ def test_right_forms_are_paid() -> None:
     right = graded(RIGHT)
     assert len(right) >= 200
     assert {form for (_, form), correct in right.items() if not correct} == REFUSED
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "unworked"),
+    [
+        (r"(16-3-4)\cdot 2", "18", True),
+        (r"\text{The answer is }(16-3-4)\cdot 2", "18", True),
+        ("x=2+3+4", "9", True),
+        (r"\$(5+3)*2", r"\$16", True),
+        ("9=4+3+2", "9", True),
+        ("4+3+2=9", "9", False),
+        (r"\frac{120}{60}", "2", False),
+        (r"\frac{-7}{2}", "-3.5", False),
+        ("2^{10}", "1024", False),
+        (r"3\times 10^5", "300000", False),
+        (r"1\frac{1}{2}", "1.5", False),
+        (r"2\sqrt{3}+\sqrt{12}", r"4\sqrt{3}", False),  # the gold is no plain number
+    ],
+)
+def test_unworked_arithmetic(answer: str, gold: str, unworked: bool) -> None:
+    paid = grade(rf"\boxed{{{answer}}}", gold)
+    assert (paid.correct, paid.status, paid.unworked) == (True, "correct", unworked)
+    refused = grade(rf"\boxed{{{answer}}}", gold, pay_unworked=False)
+    assert (refused.correct, refused.status == "unworked") == (not unworked, unworked)
 
 
 def test_wrong_forms_are_refused() -> None:

@@ -8,6 +8,7 @@ import pytest
 from pyarrow import ipc, parquet
 
 from prompt_aug.grading import grade, grade_many
+from prompt_aug.grading.echo import is_unworked
 from prompt_aug.grading.equality import compare
 from prompt_aug.grading.normalize import canonical
 from prompt_aug.grading.structure import build
@@ -30,6 +31,10 @@ def read_golds(folder: Path) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def golds(shared_data: Path) -> list[list[str]]:
     return read_golds(shared_data)
+
+
+def test_no_gold_is_unworked_arithmetic(golds: list[list[str]]) -> None:
+    assert [gold for known in golds for gold in known if is_unworked(gold, [gold])] == []
 
 
 def mutant(text: str) -> str | None:

@@ -67,6 +67,7 @@ def score(
     answers: list[str],
     overlong: bool = False,
     options: Any = None,
+    unworked: str = "pay",
 ):
     config = OmegaConf.create(
         {
@@ -77,6 +78,7 @@ def score(
                     "format_weight": 1.0,
                     "format_gated": False,
                     "extraction": "default",
+                    "unworked": unworked,
                     "overlong": {"enable": overlong, "buffer": 2, "factor": 1.0},
                 },
             },
@@ -84,6 +86,13 @@ def score(
     )
     manager = RecipeRewardManager(config, Words(texts), None)
     return asyncio.run(manager.run_single(record(length, len(texts), answers, template, options)))
+
+
+def test_unworked_arithmetic_is_paid_or_refused() -> None:
+    for setting, accuracy in (("pay", 1.0), ("refuse", 0.0)):
+        result = score(["\\boxed{(5-3)*2}"], 1, "abel", ["4"], unworked=setting)
+        assert result["reward_extra_info"]["acc"] == accuracy
+        assert result["reward_extra_info"]["status"] == "unworked"
 
 
 def test_the_manager_grades_and_adds_the_drawn_templates_format() -> None:
