@@ -136,10 +136,7 @@ def _readings(gold: Node, pred: Node) -> list[tuple[Node, Node]]:
 
 
 def _is_decimal_comma(node: Node, reading: Node) -> bool:
-    """Return whether the reading takes a comma for a decimal point: 1,2 as 1.2.
-
-    A gold is read so only if the prediction has a decimal point; otherwise it is a list.
-    """
+    """Return whether the reading takes a comma for a decimal point: 1,2 as 1.2."""
     return reading.kind == "leaf" and "." in reading.text and "." not in node.text
 
 

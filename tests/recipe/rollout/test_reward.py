@@ -90,7 +90,7 @@ def score(
 
 def test_unworked_arithmetic_is_paid_or_refused() -> None:
     for setting, accuracy in (("pay", 1.0), ("refuse", 0.0)):
-        result = score(["\\boxed{(5-3)*2}"], 1, "abel", ["4"], unworked=setting)
+        result = score(["\\boxed{(16-3-4)*2}"], 1, "abel", ["18"], unworked=setting)
         assert result["reward_extra_info"]["acc"] == accuracy
         assert result["reward_extra_info"]["status"] == "unworked"
 
