@@ -165,12 +165,11 @@ def test_a_step_by_hand(
 
 
 @pytest.mark.parametrize("missing", [2, 3, 4])
-def test_the_limit_is_kept_where_it_is_no_multiple_of_a_request(
-    monkeypatch: pytest.MonkeyPatch, missing: int
-) -> None:
-    """verl requests two questions for each missing one, 4 or more of the remaining 4."""
+def test_a_request_is_cut_to_the_limit(monkeypatch: pytest.MonkeyPatch, missing: int) -> None:
+    """In rounds verl requests all 2 x `missing` questions at once; four are left."""
     script = [MIXED] * (4 - missing) + [WRONG] * 40
-    _, counts, queue, _ = sample(monkeypatch, script, batch=4, max_gen_batches=2)
+    limits = {"batch": 4, "max_gen_batches": 2, "in_rounds": True}
+    _, counts, queue, _ = sample(monkeypatch, script, **limits)
     assert queue.count == counts["generated"] == 8
 
 
