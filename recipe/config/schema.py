@@ -40,6 +40,7 @@ from recipe.kinds import (
     as_list,
     validated,
 )
+from recipe.run.evaluation import EvaluationSection
 
 
 class Toy(Record):
@@ -162,31 +163,6 @@ class Recipe(Record):
     curriculum: Curriculum
     one_question: Text | Count | None
     save_tensors_every: Count
-
-
-class Benchmark(Record):
-    """An entry of ``eval.benchmarks``; without a path one of those in eval/benchmarks/."""
-
-    name: Text
-    path: Text | None = None
-    samples: Positive | None = None
-    template: Text | None = None
-
-
-class Evaluation(Record):
-    """The section `eval`: `eval.settings` checks again what reaches it, hours later."""
-
-    template: Text
-    benchmarks: list[Benchmark]
-    extraction: ExtractionName
-    temperature: Weight
-    top_p: Part
-    max_tokens: Positive
-    seed: Seed
-    dtype: Literal["float32", "bfloat16", "float16", "auto"]
-    max_model_len: Annotated[int, Field(ge=2)] | None
-    gpu_memory_utilization: Part
-    max_questions: Positive | None
 
 
 # verl's own list (verl.utils.tracking, which imports torch): a test holds them together.
@@ -318,7 +294,10 @@ VERL: dict[str, Any] = {
     "ray_kwargs.ray_init.num_cpus": Positive | None,
 }
 
-_OURS: dict[str, TypeAdapter] = {"recipe": TypeAdapter(Recipe), "eval": TypeAdapter(Evaluation)}
+_OURS: dict[str, TypeAdapter] = {
+    "recipe": TypeAdapter(Recipe),
+    "eval": TypeAdapter(EvaluationSection),
+}
 _VALUE = ConfigDict(strict=True, allow_inf_nan=False)
 _VERL = {key: TypeAdapter(kind, config=_VALUE) for key, kind in VERL.items()}
 

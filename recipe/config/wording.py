@@ -24,6 +24,7 @@ WORDING = {  # of pydantic's errors that speak of Python
     "int_type": "should be a whole number",
     "float_type": "should be a number",
     "list_type": "should be a list, as [a, b]",
+    "tuple_type": "should be a list, as [a, b]",
     "missing": "is missing; the defaults are in recipe/config/recipe.yaml",
     "extra_forbidden": "is not a key of the section recipe",
 }

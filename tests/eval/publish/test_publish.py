@@ -20,7 +20,7 @@ from werkzeug import Request, Response
 
 from eval.publish import card
 from eval.publish.__main__ import main
-from eval.publish.evaluated import evaluated
+from eval.report.data import scored_steps
 from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
 from prompt_aug.questions import make_question, write_parquet
 
@@ -304,6 +304,6 @@ def test_an_upload_that_fails_ends_in_one_line(
 
 
 def test_only_a_run_that_is_evaluated_can_be_published(run: Path) -> None:
-    assert [one.step for one in evaluated(run, None, None)] == [0, 20]
+    assert list(scored_steps(run, None)) == [0, 20]
     shutil.rmtree(run / "eval")
     assert main([str(run), "--card"]) == 1
