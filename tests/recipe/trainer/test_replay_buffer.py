@@ -22,7 +22,7 @@ HALF, LOST = (1.0, None), (None, None)  # failed rollouts
 
 
 class Queue:
-    """Stands in for TransferQueue: keys with tags, and the accuracy of every rollout."""
+    """A fake TransferQueue: keys with tags, and the accuracy of every rollout."""
 
     def __init__(self, script: Iterable[Group], looks: Callable[[], int]) -> None:
         self.script: Iterator[Group] = iter(script)
