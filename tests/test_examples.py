@@ -8,10 +8,10 @@ from load_script import load_script
 from omegaconf import OmegaConf
 
 from prompt_aug.prepare.sources import command_for
-from recipe.checks import validate
-from recipe.checks.verl import check_batches
 from recipe.config.compose import EXAMPLES, example_names, group_names
-from recipe.errors import ConfigError
+from recipe.preflight.checks import validate
+from recipe.preflight.engine import micro_batches
+from recipe.preflight.rules import Setup
 
 pytestmark = pytest.mark.config
 
@@ -206,10 +206,9 @@ def test_an_example_would_start(name: str) -> None:
         assert "SOURCE" not in command_for(path), f"no preset makes {path}"
     two_nodes: Any = OmegaConf.merge(config, {"trainer": {"nnodes": 2}})
     if config.data.train_batch_size == 12:  # 9 rows a GPU: scale/open_rs is for one node
-        with pytest.raises(ConfigError, match="micro_batch_size_per_gpu"):
-            check_batches(two_nodes)
+        assert "micro_batch_size_per_gpu" in "".join(micro_batches(Setup(two_nodes)))
     else:
-        check_batches(two_nodes)
+        assert not list(micro_batches(Setup(two_nodes)))
 
 
 def test_verl_converts_every_example() -> None:

@@ -10,10 +10,11 @@ from composed import composed
 from omegaconf import DictConfig, OmegaConf
 from page_commands import command_of, fenced_lines
 
-from recipe.checks import validate
-from recipe.checks.same_run import check_same_run
 from recipe.config.compose import EXAMPLES
 from recipe.errors import ConfigError
+from recipe.preflight.checks import validate
+from recipe.preflight.resume import same_run
+from recipe.preflight.rules import Setup, refuse
 from recipe.run.folder import RunFolder
 
 pytestmark = pytest.mark.config
@@ -65,7 +66,8 @@ def check_folders(commands: Iterable[tuple[str, ...]], scratch: Path) -> None:
     for first, *others in by_folder.values():
         OmegaConf.save(first, folder.config)
         for other in others:
-            check_same_run(other, folder)
+            moved = OmegaConf.merge(other, {"recipe": {"run_dir": str(folder.root)}})
+            refuse([same_run], Setup(moved))
 
 
 def test_commands_that_share_a_run_folder_are_one_run(tmp_path: Path) -> None:

@@ -87,9 +87,8 @@ def lose_rollouts() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    from recipe import train
-    from recipe.checks import validate
     from recipe.config.compose import compose_config
+    from recipe.preflight.checks import check, prepare, validate
     from recipe.run import environment
     from recipe.trainer import launch
 
@@ -105,8 +104,7 @@ def main(arguments: list[str]) -> None:
     steps = f"trainer.total_training_steps={STEPS * len(methods)}"
     config = compose_config("toy_methods", settings(methods[0], [*overrides, steps]))
     launch.set_environment(config)
-    train.check(config)
-    train.prepare(config)
+    prepare(config, check(config))
     config.trainer.v1.trainer_mode = "shared_run"
     environment.COMMON[SHARED] = os.environ[SHARED]  # the variables that Ray's actors inherit
     launch.run(config)
