@@ -11,7 +11,7 @@ import yaml
 
 from eval import EvaluationError, metrics
 from eval.metrics import Difference, paired
-from eval.report.data import CheckpointRow, RunData, asked_differently, question_means
+from eval.report.data import RunData, asked_differently, question_means
 from eval.report.figures import template_names
 from prompt_aug.base.estimates import wilson
 from prompt_aug.base.files import read_lines, read_text
@@ -307,7 +307,13 @@ def runs_table(runs: Sequence[RunData]) -> Table:
         cells = ["-"] * 7
         if run.rows:
             last, start = run.result, run.rows[0] if run.rows[0].step == 0 else None
-            other = _difference(first.result, last) if first and run is not first else None
+            base, other = first.result.benchmarks if first else {}, None
+            same = set(base) == set(last.benchmarks) and not asked_differently(
+                base, last.benchmarks
+            )
+            if same and run is not first:
+                sides = (question_means(side, list(base)) for side in (base, last.benchmarks))
+                other = paired(*sides)
             cells = [share(start.total) if start else "-", share(last.total), str(last.step)]
             cells += [change(last.gain), p_value(last.gain), "-", p_value(other)]
             if other:
@@ -317,14 +323,6 @@ def runs_table(runs: Sequence[RunData]) -> Table:
         cells += ["-" if seed is None else str(seed), "-" if seconds is None else duration(seconds)]
         table.append([run.name, method(run.config) or "-", *cells])
     return table
-
-
-def _difference(one: CheckpointRow, other: CheckpointRow) -> Difference | None:
-    """Return other - one, paired by question, or None if they were asked differently."""
-    a, b = one.benchmarks, other.benchmarks
-    if set(a) != set(b) or asked_differently(a, b):
-        return None
-    return paired(question_means(a, list(a)), question_means(b, list(a)))
 
 
 def configurations_table(runs: Sequence[RunData]) -> Table:
