@@ -307,13 +307,9 @@ def runs_table(runs: Sequence[RunData]) -> Table:
         cells = ["-"] * 7
         if run.rows:
             last, start = run.result, run.rows[0] if run.rows[0].step == 0 else None
-            base, other = first.result.benchmarks if first else {}, None
-            same = set(base) == set(last.benchmarks) and not asked_differently(
-                base, last.benchmarks
-            )
-            if same and run is not first:
-                sides = (question_means(side, list(base)) for side in (base, last.benchmarks))
-                other = paired(*sides)
+            other, (a, b) = None, (first.result.benchmarks if first else {}, last.benchmarks)
+            if run is not first and set(a) == set(b) and not asked_differently(a, b):
+                other = paired(question_means(a, list(a)), question_means(b, list(a)))
             cells = [share(start.total) if start else "-", share(last.total), str(last.step)]
             cells += [change(last.gain), p_value(last.gain), "-", p_value(other)]
             if other:
