@@ -174,20 +174,23 @@ def level_table(data: RunData) -> Table:
     if not data.rows:
         return []
     rows = list({row.step: row for row in (data.rows[0], data.result)}.values())
-    found: dict[tuple[str, int], dict[int, list[float]]] = {}
-    for row in rows:
+    found: dict[tuple[str, int], list[list[float]]] = {}
+    for column, row in enumerate(rows):
         for name, entry in row.benchmarks.items():
             questions = read_lines(data.evaluated[row.step].benchmark(name).questions)
             for question, mean in zip(questions, entry["question_means"], strict=True):
                 if question["level"] is not None:
-                    means = found.setdefault((name, question["level"]), {})
-                    means.setdefault(row.step, []).append(mean)
+                    place = found.setdefault((name, question["level"]), [[] for _ in rows])
+                    place[column].append(mean)
+    table = [
+        [
+            name,
+            str(level),
+            *(share(metrics.accuracy([[x] for x in m])) if m else "-" for m in means),
+        ]
+        for (name, level), means in sorted(found.items())
+    ]
     head = ["benchmark", "level", *(step_name(row.step) for row in rows)]
-    cells = {
-        place: [share(metrics.accuracy(np.array(means[r.step])[:, None])) for r in rows]
-        for place, means in found.items()
-    }
-    table = [[name, str(level), *cells[name, level]] for name, level in sorted(found)]
     return [head, *table] if table else []
 
 
