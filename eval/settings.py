@@ -109,18 +109,13 @@ def shared_identity(settings: Settings, template: object) -> dict[str, Any]:
     The number of samples is not part of it, because a sample's seed does not depend on it. Form
     settings with their default value are left out.
     """
-    form = dataclasses.asdict(settings.form)
+    form, keys = dataclasses.asdict(settings.form), ("temperature", "top_p", "max_tokens", "seed")
     return {
         "template": settings.template,
         "style": settings.style,
         **{key: value for key, value in form.items() if value != getattr(PLAIN, key)},
         "template_sha256": _digest(template),
-        "temperature": settings.temperature,
-        "top_p": settings.top_p,
-        "max_tokens": settings.max_tokens,
-        "seed": settings.seed,
-        "dtype": settings.dtype,
-        "max_model_len": settings.max_model_len,
+        **{key: getattr(settings, key) for key in (*keys, "dtype", "max_model_len")},
     }
 
 

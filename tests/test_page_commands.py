@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from load_script import load_script
-from page_commands import JOBS, Command, commands_of
+from page_commands import FENCED, JOBS, Command, commands_of
 
 from eval.publish.__main__ import check_asked
 from prompt_aug.base.errors import UserError
@@ -102,6 +102,13 @@ def test_a_wrong_command_is_rejected(
     with pytest.raises((SystemExit, UserError)) as refused:
         parse(command)
     assert named in f"{refused.value} {capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_of_a_page_exist(page: Path) -> None:
+    text = FENCED.sub("", page.read_text("utf-8"))
+    links = [link for link in re.findall(r"\]\(([^)\s#]+)[^)\s]*\)", text) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 PAGE = """

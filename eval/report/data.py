@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from eval import EvaluationError, metrics
 from eval.metrics import Difference, paired
@@ -19,6 +18,7 @@ from eval.score import require_one_grader
 from eval.settings import differences
 from prompt_aug.base.files import MissingFileError, read_json, read_text
 from prompt_aug.questions import VALIDATION
+from prompt_aug.typed import parse_yaml
 from recipe.run.folder import EvaluationFolder, RunFolder, numbered, read_metrics, select
 
 Series = tuple[list[float], list[float]]
@@ -87,7 +87,7 @@ def collect(run: Path, settings: str | None = None) -> RunData:
     texts = {}
     for path in (folder.config, folder.environment):
         try:
-            texts[path] = yaml.safe_load(read_text(path))  # JSON is yaml
+            texts[path] = parse_yaml(read_text(path), str(path))  # JSON is yaml
         except MissingFileError:
             notes.append(f"{path.name} is missing")
     lines = read_metrics(run)
@@ -103,7 +103,16 @@ def collect(run: Path, settings: str | None = None) -> RunData:
             f"{run} has neither metrics.jsonl nor eval/SETTINGS/step_N/scores.json: nothing to "
             "report; train first, then `python -m eval.sweep`"
         )
-    selection = _selection(evaluated, scores)
+    selection: dict[str, Any] = {}
+    if scores and (path := evaluated[max(evaluated)].selection).exists():
+        selection, entries = read_json(path), {s: r["benchmarks"] for s, r in scores.items()}
+        picked = selection["benchmark"]
+        now = {str(step): e.get(picked, {}).get("accuracy") for step, e in entries.items()}
+        if now != selection["scores"]:
+            raise EvaluationError(
+                f"{path}: the scores have changed since this selection. Run `python -m "
+                "eval.selection` again, or delete the file"
+            )
     written = time.gmtime(folder.metrics.stat().st_mtime) if folder.metrics.exists() else None
     return RunData(
         name=run.resolve().name,
@@ -117,24 +126,6 @@ def collect(run: Path, settings: str | None = None) -> RunData:
         date=time.strftime("%Y-%m-%d %H:%M UTC", written) if written else None,
         notes=notes,
     )
-
-
-def _selection(
-    evaluated: Mapping[int, EvaluationFolder], scores: Mapping[int, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return the record of eval.selection, or {}. Raise EvaluationError if scores have changed."""
-    path = evaluated[max(evaluated)].selection if evaluated else None
-    if path is None or not path.exists():
-        return {}
-    record = dict(read_json(path))
-    name = record["benchmark"]
-    now = {str(s): r["benchmarks"].get(name, {}).get("accuracy") for s, r in scores.items()}
-    if now != record["scores"]:
-        raise EvaluationError(
-            f"{path}: the scores have changed since this selection. Run `python -m eval.selection` "
-            "again, or delete the file"
-        )
-    return record
 
 
 def checkpoint_rows(
@@ -201,10 +192,24 @@ def summary(data: RunData) -> dict[str, Any]:
     """
     start = next((row for row in data.rows if row.step == 0), None)
     optimizer_steps = data.last("train/optimizer_steps")
+    keys = ("accuracy", "standard_error", "questions")
+    rows = [
+        {
+            "step": row.step,
+            **{key: getattr(row.total, key) for key in keys},
+            "gain": row.gain and row.gain.mean,
+            "gain_standard_error": row.gain and row.gain.standard_error,
+            "gain_interval": row.gain and [row.gain.low, row.gain.high],
+            "gain_p_value": row.gain and row.gain.p_value,
+            "benchmarks": {n: {key: e[key] for key in keys} for n, e in row.benchmarks.items()},
+        }
+        for row in data.rows
+        if row.step > 0
+    ]
     return {
         "start_accuracy": start.total.accuracy if start else None,
         "start_standard_error": start.total.standard_error if start else None,
-        "checkpoints": [_summary_row(row) for row in data.rows if row.step > 0],
+        "checkpoints": rows,
         "optimizer_steps": None if optimizer_steps is None else int(optimizer_steps),
         "training_steps": int(data.metrics[-1]["step"]) if data.metrics else None,
         "seed": select(data.config, "recipe.seed"),
@@ -212,19 +217,6 @@ def summary(data: RunData) -> dict[str, Any]:
         "evaluation": dict(data.eval_settings),
         "selection": dict(data.selection) or None,
         "notes": list(data.notes),
-    }
-
-
-def _summary_row(row: CheckpointRow) -> dict[str, Any]:
-    gain, keys = row.gain, ("accuracy", "standard_error", "questions")
-    return {
-        "step": row.step,
-        **{key: getattr(row.total, key) for key in keys},
-        "gain": gain and gain.mean,
-        "gain_standard_error": gain and gain.standard_error,
-        "gain_interval": gain and [gain.low, gain.high],
-        "gain_p_value": gain and gain.p_value,
-        "benchmarks": {n: {key: e[key] for key in keys} for n, e in row.benchmarks.items()},
     }
 
 

@@ -8,7 +8,6 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from eval.report.data import CheckpointRow, RunData
@@ -26,11 +25,33 @@ STEP_PARTS = (
     "update_actor",
     "update_weights",
 )
-REWARD_PARTS = {
-    "critic/score/mean": "reward",
-    "train/accuracy": "accuracy",
-    "train/format": "format",
-}
+# Figures of metrics, by name: title, caption, and panels of (title, unit, {metric: label}).
+# Not verl's actor/entropy, which is aggregated as the loss is, so its unit depends on the method.
+# Not verl's response_length/clip_ratio, which is the share as long as the longest of the step.
+PLAIN: dict[str, tuple[str, str, list[tuple[str, str, dict[str, str]]]]] = {
+    "reward": ("Reward", "mean over the rollouts of a step; accuracy and format are parts of it", [
+        ("Reward, accuracy and format in training", "mean per rollout", {
+            "critic/score/mean": "reward", "train/accuracy": "accuracy", "train/format": "format",
+        }),
+    ]),
+    "no_signal": (
+        "Zero-variance groups",
+        "all rollouts of the question have the same reward, so their advantages are 0",
+        [("Zero-variance groups", "share of groups", {"train/no_signal_groups": ""})],
+    ),
+    "entropy": ("Entropy", "mean over response tokens", [
+        ("Policy entropy", "nats per token", {"train/entropy": ""}),
+    ]),
+    "response_length": ("Response length", "mean over the rollouts, and the truncated share", [
+        ("Response length", "tokens", {"response_length/mean": ""}),
+        ("Truncated", "share of responses", {"train/truncated": ""}),
+    ]),
+    "optimization": ("Optimization", "means over the mini-batches of a step", [
+        ("Gradient norm", "L2 norm", {"actor/grad_norm": ""}),
+        ("KL to the sampling policy", "nats per token", {"actor/ppo_kl": ""}),
+        ("Clipped tokens", "share", {"actor/pg_clipfrac": ""}),
+    ]),
+}  # fmt: skip
 TOTAL = "all questions"
 STEP_SECONDS = "Seconds per training step"
 
@@ -204,57 +225,16 @@ def _metrics(
 
 def figures(runs: Runs) -> tuple[list[Figure], list[str]]:
     """Return the figures in the order of the page, and a note for each that has no data."""
-    grades = {
-        key: key.removeprefix("grade/")
-        for key in sorted({key for run in runs for key in run.keys("grade/")})
-        if any(any(run.series(key)[1]) for run in runs)
+    found = sorted({key for run in runs for key in run.keys("grade/") if any(run.series(key)[1])})
+    grades = {key: key.removeprefix("grade/") for key in found}
+    status = [("Grading status in training", "share of rollouts", grades)]
+    plain = {
+        name: _metrics(runs, name, title, caption, *panels)
+        for name, (title, caption, panels) in PLAIN.items()
     }
-    ours = partial(_metrics, runs)
     made = [
-        accuracy(runs),
-        pass_at_k(runs),
-        ours(
-            "reward",
-            "Reward",
-            "mean over the rollouts of a step; accuracy and format are parts of it",
-            ("Reward, accuracy and format in training", "mean per rollout", REWARD_PARTS),
-        ),
-        templates(runs),
-        ours(
-            "no_signal",
-            "Zero-variance groups",
-            "all rollouts of the question have the same reward, so their advantages are 0",
-            ("Zero-variance groups", "share of groups", {"train/no_signal_groups": ""}),
-        ),
-        # verl's actor/entropy is aggregated as the loss is, so its unit depends on the method.
-        ours(
-            "entropy",
-            "Entropy",
-            "mean over response tokens",
-            ("Policy entropy", "nats per token", {"train/entropy": ""}),
-        ),
-        # verl's response_length/clip_ratio is the share as long as the longest of the step.
-        ours(
-            "response_length",
-            "Response length",
-            "mean over the rollouts of a step, and the share of truncated responses",
-            ("Response length", "tokens", {"response_length/mean": ""}),
-            ("Truncated", "share of responses", {"train/truncated": ""}),
-        ),
-        ours(
-            "optimization",
-            "Optimization",
-            "means over the mini-batches of a step",
-            ("Gradient norm", "L2 norm", {"actor/grad_norm": ""}),
-            ("KL to the sampling policy", "nats per token", {"actor/ppo_kl": ""}),
-            ("Clipped tokens", "share", {"actor/pg_clipfrac": ""}),
-        ),
-        ours(
-            "grades",
-            "Grading status",
-            "shares of all training rollouts",
-            ("Grading status in training", "share of rollouts", grades),
-        ),
+        *(accuracy(runs), pass_at_k(runs), plain.pop("reward"), templates(runs), *plain.values()),
+        _metrics(runs, "grades", "Grading status", "shares of all training rollouts", *status),
         step_time(runs),
     ]
     # pass@k needs several samples of a question, which few request.

@@ -175,5 +175,6 @@ def render_markdown(
         f"![{figure.title}]({figure.name}.png)"
         for figure in figures
     ]
+    parts.append("## Settings and environment")
     parts += [block.markdown() for run in runs for block in settings(run, len(runs) > 1)]
     return "\n\n".join(filter(None, parts)) + "\n"

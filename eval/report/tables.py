@@ -11,7 +11,7 @@ import yaml
 
 from eval import EvaluationError, metrics
 from eval.metrics import Difference, paired
-from eval.report.data import CheckpointRow, RunData, asked_differently, question_means
+from eval.report.data import RunData, asked_differently, question_means
 from eval.report.figures import template_names
 from prompt_aug.base.estimates import wilson
 from prompt_aug.base.files import read_lines, read_text
@@ -174,20 +174,23 @@ def level_table(data: RunData) -> Table:
     if not data.rows:
         return []
     rows = list({row.step: row for row in (data.rows[0], data.result)}.values())
-    found: dict[tuple[str, int], dict[int, list[float]]] = {}
-    for row in rows:
+    found: dict[tuple[str, int], list[list[float]]] = {}
+    for column, row in enumerate(rows):
         for name, entry in row.benchmarks.items():
             questions = read_lines(data.evaluated[row.step].benchmark(name).questions)
             for question, mean in zip(questions, entry["question_means"], strict=True):
                 if question["level"] is not None:
-                    means = found.setdefault((name, question["level"]), {})
-                    means.setdefault(row.step, []).append(mean)
+                    place = found.setdefault((name, question["level"]), [[] for _ in rows])
+                    place[column].append(mean)
+    table = [
+        [
+            name,
+            str(level),
+            *(share(metrics.accuracy([[x] for x in m])) if m else "-" for m in means),
+        ]
+        for (name, level), means in sorted(found.items())
+    ]
     head = ["benchmark", "level", *(step_name(row.step) for row in rows)]
-    cells = {
-        place: [share(metrics.accuracy(np.array(means[r.step])[:, None])) for r in rows]
-        for place, means in found.items()
-    }
-    table = [[name, str(level), *cells[name, level]] for name, level in sorted(found)]
     return [head, *table] if table else []
 
 
@@ -307,7 +310,9 @@ def runs_table(runs: Sequence[RunData]) -> Table:
         cells = ["-"] * 7
         if run.rows:
             last, start = run.result, run.rows[0] if run.rows[0].step == 0 else None
-            other = _difference(first.result, last) if first and run is not first else None
+            other, (a, b) = None, (first.result.benchmarks if first else {}, last.benchmarks)
+            if run is not first and set(a) == set(b) and not asked_differently(a, b):
+                other = paired(question_means(a, list(a)), question_means(b, list(a)))
             cells = [share(start.total) if start else "-", share(last.total), str(last.step)]
             cells += [change(last.gain), p_value(last.gain), "-", p_value(other)]
             if other:
@@ -317,14 +322,6 @@ def runs_table(runs: Sequence[RunData]) -> Table:
         cells += ["-" if seed is None else str(seed), "-" if seconds is None else duration(seconds)]
         table.append([run.name, method(run.config) or "-", *cells])
     return table
-
-
-def _difference(one: CheckpointRow, other: CheckpointRow) -> Difference | None:
-    """Return other - one, paired by question, or None if they were asked differently."""
-    a, b = one.benchmarks, other.benchmarks
-    if set(a) != set(b) or asked_differently(a, b):
-        return None
-    return paired(question_means(a, list(a)), question_means(b, list(a)))
 
 
 def configurations_table(runs: Sequence[RunData]) -> Table:

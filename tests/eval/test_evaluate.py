@@ -223,16 +223,6 @@ def test_other_weights_are_sampled_again_and_old_samples_stay(
     assert again.asked == []
 
 
-def test_another_benchmark_joins_the_scores(run: Runner, make_benchmark: MakeBenchmark) -> None:
-    toy, other = make_benchmark(), make_benchmark("other", questions=2)
-    run(FakeEngine(right), toy)
-    engine = FakeEngine(lambda _: "")
-    scores = run(engine, toy, other)
-    assert len(engine.asked) == 2
-    assert scores["average"]["per_question"]["accuracy"] == 6 / 8
-    assert scores["average"]["per_benchmark"]["accuracy"] == 1 / 2
-
-
 def test_a_repeated_question_is_asked_once_and_counts_twice(
     run: Runner, make_benchmark: MakeBenchmark
 ) -> None:

@@ -203,15 +203,6 @@ def test_dry_run_prints_settings_and_first_prompts(
     assert engine.starts == 0 and not list(run.glob("eval/**/*"))
 
 
-def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
-    for option in ("--help", "--version"):
-        with pytest.raises(SystemExit) as end:
-            sweep.main([option])
-        assert end.value.code == 0
-    out = capsys.readouterr().out
-    assert "example:\n  python -m eval.sweep" in out and "rlvr-recipes 0" in out
-
-
 def test_models_are_evaluated_side_by_side(run: Path, engine: FakeEngine, tmp_path: Path) -> None:
     models = [str(run / "hf" / f"step_{step}") for step in (1, 2)]
     command = [f"--benchmark=toy={tmp_path / 'toy.parquet'}", "--out", str(tmp_path / "out")]

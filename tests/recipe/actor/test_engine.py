@@ -25,7 +25,7 @@ pytestmark = pytest.mark.config
 
 
 def batch(**given: Any) -> TensorDict:
-    """Three groups of four responses to one prompt each, many of them alike at first."""
+    """Three groups of four responses to one prompt each, many with common prefixes."""
     generator = torch.Generator().manual_seed(0)
     rows = []
     for _ in range(3):
@@ -48,7 +48,7 @@ def batch(**given: Any) -> TensorDict:
 
 
 def made(cls: type, module: Qwen2ForCausalLM) -> Any:
-    """An engine of which only these two methods are used."""
+    """An engine for its two methods, without verl's __init__."""
     engine = object.__new__(cls)
     engine.module, engine.pad_to_length, engine.use_ulysses_sp = module, False, False
     engine.engine_config = types.SimpleNamespace(
@@ -58,7 +58,7 @@ def made(cls: type, module: Qwen2ForCausalLM) -> Any:
 
 
 def computed(cls: type, module: Qwen2ForCausalLM, data: TensorDict) -> tuple[dict, torch.Tensor]:
-    """(what forward_step would hand to the loss, the gradient of a weighted sum of all of it)."""
+    """(the outputs for the loss, the gradient of a weighted sum of them)."""
     engine = made(cls, module)
     module.zero_grad()
     inputs, arguments = engine.prepare_model_inputs(data)
@@ -95,7 +95,7 @@ def test_values_and_gradients_are_verls(
 
 
 def test_with_16_bits_a_temperature_is_rounded_as_verl_rounds_it() -> None:
-    """bfloat16 has 0.69921875 for 0.7; the values of one row of its own are verl's to the bit."""
+    """bfloat16 has 0.69921875 for 0.7; the values of a single row equal verl's to the bit."""
     module, data = model().bfloat16(), batch(temperature=0.7)
     found = {}
     for cls in (ours.PrefixTreeEngine, FSDPEngineWithLMHead):
@@ -121,8 +121,8 @@ def test_common_prefixes_are_computed_once() -> None:
     assert padded["input_ids"].shape == (12, 17)
 
 
-def test_a_wrong_value_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: labels one place off are other log-probabilities."""
+def test_shifted_labels_give_other_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the comparison."""
     data, module = batch(), model()
     right, _ = computed(ours.PrefixTreeEngine, module, data)
     real = ours.values_of

@@ -192,7 +192,7 @@ def bare() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def adapted() -> dict[str, Any]:
-    """verl as it finds the project by its entry point alone."""
+    """verl with the project's entry point."""
     return look(VERL, "adapted")
 
 
@@ -246,7 +246,7 @@ def test_verls_merger_still_makes_every_tensor_bfloat16(
 
 
 @pytest.mark.config
-def test_vllm_still_throws_linear_weights_away() -> None:
+def test_vllm_still_discards_linear_weights() -> None:
     bare, kept = look(VLLM), look(VLLM, "adapted")
     assert bare["cpu"] and kept["cpu"]
     assert bare["elements"] == 0 and not bare["loader kept"], CLOSED
@@ -298,6 +298,6 @@ print(json.dumps({
 
 @pytest.mark.config
 def test_verls_replica_has_our_server_under_verls_name() -> None:
-    """The drills and Ray's log know a server by verl's name (tests/drills/kills.py)."""
+    """The drills and Ray's log identify a server by verl's name (tests/drills/kills.py)."""
     seen = look(REPLICA, VERL_PLATFORM="cpu")
     assert seen == {"name": "vLLMHttpServer", "methods": True, "free": True}

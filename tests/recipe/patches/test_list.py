@@ -85,7 +85,7 @@ def test_nothing_else_changes_foreign_code() -> None:
         ("import os, sys, torch\nos.environ['A'] = 'b'\nsys.x = 1\nother.x = torch.x", 0),
     ],
 )
-def test_a_change_of_foreign_code_is_seen(source: str, found: int) -> None:
+def test_a_change_of_foreign_code_is_found(source: str, found: int) -> None:
     assert len(list(changes(source))) == found
 
 
