@@ -38,24 +38,10 @@ _SIGNS = {
         sign: rf"\{name} "
         for sign, name in zip(
             "\u03b1\u03b2\u03b3\u03b4\u03b5\u03b8\u03bb\u03bc\u03c0\u03c1\u03c3\u03c4\u03c6\u03c9\u0394\u03a9",
-            [
-                "alpha",
-                "beta",
-                "gamma",
-                "delta",
-                "epsilon",
-                "theta",
-                "lambda",
-                "mu",
-                "pi",
-                "rho",
-                "sigma",
-                "tau",
-                "phi",
-                "omega",
-                "Delta",
-                "Omega",
-            ],
+            (
+                "alpha beta gamma delta epsilon theta lambda mu pi "
+                "rho sigma tau phi omega Delta Omega"
+            ).split(),
             strict=True,
         )
     },

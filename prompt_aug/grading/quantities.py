@@ -42,14 +42,10 @@ _LONG_DECIMAL = re.compile(r"-?\d{1,9}\.(\d{6,30})")
 _OPPOSED = [
     {a: b, b: a}
     for a, b in (
-        *(("am", "pm"), ("north", "south"), ("east", "west"), ("left", "right"), ("up", "down")),
-        *(("profit", "loss"), ("gain", "loss"), ("increase", "decrease"), ("boys", "girls")),
-        *(
-            ("more", "less"),
-            ("f", "c"),
-            ("fahrenheit", "celsius"),
-            ("clockwise", "counterclockwise"),
-        ),
+        pair.split("/")
+        for pair in "am/pm north/south east/west left/right up/down profit/loss gain/loss f/c"
+        " more/less increase/decrease boys/girls fahrenheit/celsius"
+        " clockwise/counterclockwise".split()
     )
 ]
 

@@ -54,17 +54,7 @@ _PLAIN_HYPHEN = re.compile(r"(?<=[A-Za-z]{4})-(?=[A-Za-z]{2})|(?<=[A-Za-z]{2})-(
 _LETTER_LIST = re.compile(r"[A-Za-z](?:\s*,\s*(?:and\s+|or\s+)?[A-Za-z])+")
 
 _CAPITALS = re.compile(r"[A-Z]{2,20}")
-_EMPTY = frozenset(
-    (
-        "none",
-        "there is no solution",
-        "there are no solutions",
-        "no solution",
-        "no solutions",
-        "no real solution",
-        "no real solutions",
-    )
-)
+_EMPTY = re.compile(r"none|(?:there (?:is|are) )?no (?:real )?solutions?")
 
 EMPTY_SIGN = re.compile(r"\\emptyset|\\\{\s*\\\}")
 
@@ -147,7 +137,8 @@ def _is_missing(text: str) -> bool:
 
 
 def _is_empty(text: str) -> bool:
-    return bool(EMPTY_SIGN.fullmatch(text)) or _flat(text).strip(" .").lower() in _EMPTY
+    said = _flat(text).strip(" .").lower()
+    return bool(EMPTY_SIGN.fullmatch(text) or _EMPTY.fullmatch(said))
 
 
 def _flat(text: str) -> str:

@@ -7,69 +7,9 @@ import pytest
 from pyarrow import parquet
 
 from prompt_aug.grading import Extraction, grade
-from prompt_aug.grading.extract import conclusion, extract, is_value, last_boxed
+from prompt_aug.grading.extract import extract, last_boxed
 
 LONG = "We add the parts one after the other, and nothing is lost on the way. " * 12
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("7", "-2.5", "1,234", "3/4", r"\frac{1}{2}", "x = 5", "(1, 2]", "12 cm", "5 apples", "C"),
-        *("40%", "$x$ and $y$", r"\[ \text{all of them} \]", "AB = 3", "2 or 3", "sin x", r"\pi"),
-    ],
-)
-def test_a_value_is_a_value(text: str) -> None:
-    assert is_value(text)
-    assert conclusion(text) is not None
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "no idea", "we get 5", "yes", "5 is wrong", "2. Next we add", "two", "9" * 200, "."],
-)
-def test_other_text_is_no_value(text: str) -> None:
-    assert not is_value(text)
-    assert conclusion(text) is None
-
-
-@pytest.mark.parametrize(
-    ("ending", "answer"),
-    [
-        ("Hence the area equals 24.", "24"),
-        ("So, the point $(x, y)$ that we want is $(2, -1)$.", "$(2, -1)$"),
-        ("Thus, we have\n\\[ x = 3 \\]", "x = 3"),
-        ("Therefore:\n\n$$x = 3.$$", "x = 3."),
-        ("**Therefore, there are 15 ways.** I hope it is correct.", "15 ways"),
-        ("Therefore, the price falls by 30%.", "30%"),
-        ("Then $y = 4$ So, the value of $y$ is 4.", "4"),
-        ("Therefore, 3 of 5 balls are red.", None),
-        ("Therefore, $x = 1$ and $y = 2$", None),
-        ("Therefore, the price falls by 3", None),
-        ("Therefore, is it 3?", None),
-        ("The price falls by 30%.", None),
-        ("So the next term is 30, and so on.", None),
-    ],
-)
-def test_the_end_of_a_long_response(ending: str, answer: str | None) -> None:
-    assert conclusion(LONG + ending) == answer
-
-
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        ("### Final Answer\n\nThe sides are 3, 4 and 5.", "3, 4 and 5"),
-        (r"Answer \(2 + 2\)", "2 + 2"),
-        ("Answer: Room 12", "Room 12"),
-        (r"The answer is $\text{no}$ indeed", r"\text{no}"),
-        (r"The answer is 12 because $5 + 7 = 12$.", "12 because $5 + 7 = 12$"),
-        (r"\boxed{4}, so the final answer is $\boxed{5}$", "5"),
-        (r"\boxed{4}. I am sure that the final answer is correct.", "4"),
-        ("So $2 = 2$.<|im_start|>user\nThe answer is 5", None),
-    ],
-)
-def test_answer_phrases(response: str, answer: str | None) -> None:
-    assert extract(response, Extraction()) == answer
 
 
 def test_strict_reads_no_prose() -> None:

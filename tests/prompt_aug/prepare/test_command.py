@@ -411,12 +411,7 @@ def test_rows_that_rephrase_one_question_are_joined(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def row(index: int, sub_index: int, question: str, answer: str = "2") -> dict[str, Any]:
-        return {
-            "index": index,
-            "sub_index": sub_index,
-            "question": question,
-            "answer": answer,
-        }
+        return {"index": index, "sub_index": sub_index, "question": question, "answer": answer}
 
     rows = [
         row(0, 2, "Add one and one."),

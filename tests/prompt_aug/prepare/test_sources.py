@@ -62,44 +62,26 @@ DAPO = (
     "Solve it. The last line should be of the form Answer: $Answer where it "
     "is the answer to the problem.\n\nHow many?\nIn all?\n\nRemember to put your answer last."
 )
+CHAT = [{"role": "user", "content": DAPO}]
+BOXES = "\\boxed{1}, no, $\\boxed{\\frac{1}{2}}$"
+PLAIN = {"problem": "Q?", "solution": "so", "answer": "7"}
 PRESET_ROWS: dict[str, tuple[dict[str, Any], str, str, int | None]] = {
     "math-level3to5": (
-        {
-            "extra_info": {"question": "Q?"},
-            "reward_model": {"ground_truth": "118", "style": "rule"},
-        },
-        "Q?",
-        "118",
-        None,
+        {"extra_info": {"question": "Q?"}, "reward_model": {"ground_truth": "118"}},
+        *("Q?", "118", None),
     ),
     "math-train": (
-        {
-            "problem": "Q?",
-            "level": "Level 5",
-            "solution": "\\boxed{1}, no, $\\boxed{\\frac{1}{2}}$",
-        },
-        "Q?",
-        "\\frac{1}{2}",
-        5,
+        {"problem": "Q?", "level": "Level 5", "solution": BOXES},
+        *("Q?", "\\frac{1}{2}", 5),
     ),
     "gsm8k": ({"question": "Q?", "answer": "6 #### 3\n#### 1,000"}, "Q?", "1,000", None),
     "dapo-math-17k": (
-        {
-            "prompt": [{"role": "user", "content": DAPO}],
-            "reward_model": {"ground_truth": "34", "style": "rule"},
-        },
-        "How many?\nIn all?",
-        "34",
-        None,
+        {"prompt": CHAT, "reward_model": {"ground_truth": "34"}},
+        *("How many?\nIn all?", "34", None),
     ),
-    "open-rs": ({"problem": "Q?", "solution": "so", "answer": "7"}, "Q?", "7", None),
-    "ta-grpo": (
-        {"question": "Q?", "answer": "7", "index": 0, "sub_index": 0},
-        "Q?",
-        "7",
-        None,
-    ),
-    "openr1-math": ({"problem": "Q?", "solution": "so", "answer": "7"}, "Q?", "7", None),
+    "open-rs": (PLAIN, "Q?", "7", None),
+    "ta-grpo": ({"question": "Q?", "answer": "7", "index": 0, "sub_index": 0}, "Q?", "7", None),
+    "openr1-math": (PLAIN, "Q?", "7", None),
 }
 
 
