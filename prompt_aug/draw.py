@@ -1,11 +1,11 @@
-"""Which template and which rephrasing a rollout gets: pure functions, no random-number object.
+"""Draw the template and the rephrasing of a rollout: pure functions without a random generator.
 
     x = BLAKE2b-64(seed, epoch, uid[, rollout]) / 2^64  in [0, 1)
     template = the first k with  w_1 + ... + w_k > x (w_1 + ... + w_n)
 
-A draw depends on nothing but its arguments, so it is the same under any number of workers, on
-every node, and after any resume. One template per question and epoch, shared by its whole group,
-is what arXiv 2602.03190 does (there: unseeded, uniform over 13).
+A draw depends on its arguments alone, so it is the same for any number of workers, on every node,
+and after a resume. arXiv 2602.03190 draws one template per question and epoch, shared by the whole
+group (unseeded, uniform over 13).
 """
 
 import hashlib
@@ -29,11 +29,11 @@ def draw(
     weights: Sequence[float] | None = None,
     mode: Mode = "per_question",
 ) -> str:
-    """The name of the template of one rollout.
+    """Return the name of the template of one rollout.
 
     `uid` identifies the question; `rollout` counts within its group and matters in the mode
-    "per_rollout" only. `weights` go with `names`, need not sum to 1, and are uniform if None; a
-    name of weight 0 is never drawn. "fixed" wants exactly one name.
+    "per_rollout" only. `weights` belong to `names`, need not sum to 1, and are uniform if None; a
+    name of weight 0 is never drawn. "fixed" requires exactly one name.
     Raises ValueError for no names, repeated names, impossible weights or an unknown mode.
     """
     _check(names, weights, mode)
@@ -57,15 +57,14 @@ def draw(
 
 
 def rephrasing(*, rollout: int, per_rephrasing: int, available: int) -> int:
-    """Index n of the rephrasing that a rollout answers: 0 is the question, n its n-th rephrasing.
+    """Return the index n of a rollout's rephrasing: 0 is the question, n its n-th rephrasing.
 
         n = (rollout // per_rephrasing) mod (available + 1)
 
     `rollout` counts within the group, `per_rephrasing` is G, the responses to each rephrasing, and
     `available` the number of rephrasings in use. With N rephrasings and a group of (N + 1) G (arXiv
-    2601.22478) every text gets exactly G. A question with fewer rephrasings keeps the size of
-    its group: its texts are repeated in order, and without any all responses are to the
-    question itself.
+    2601.22478) every text gets exactly G. For a question with fewer rephrasings the group keeps its
+    size and the texts repeat in order; without any, all responses answer the question itself.
     Raises ValueError for impossible counts.
     """
     if rollout < 0 or per_rephrasing < 1 or available < 0:
@@ -83,7 +82,7 @@ def _check(names: Sequence[str], weights: Sequence[float] | None, mode: str) -> 
     if len(set(names)) != len(names):
         raise ValueError(f"a template is named twice in {list(names)}: use weights instead")
     if mode == "fixed" and len(names) != 1:
-        raise ValueError(f"mode 'fixed' wants exactly one template, got {len(names)}")
+        raise ValueError(f"mode 'fixed' needs exactly one template, got {len(names)}")
     if weights is None:
         return
     if len(weights) != len(names):

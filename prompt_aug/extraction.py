@@ -1,7 +1,7 @@
-"""Which of a response's texts counts as its answer: one of three settings, by name.
+"""Three settings that select the answer in a response, by name.
 
 strict        the last box; a response without one has no answer
-default       a box, else what the prose states (prompt_aug/grading/GRADING.md)
+default       a box, else the value stated in prose (prompt_aug/grading/GRADING.md)
 last_number   default, else the last number of the response
 """
 
@@ -16,11 +16,11 @@ from prompt_aug.templates import Template
 
 ExtractionName = Literal["strict", "default", "last_number"]
 EXTRACTIONS: tuple[str, ...] = get_args(ExtractionName)
-BESIDE = ("strict", "default")  # those whose accuracy stands in every score
+BESIDE = ("strict", "default")  # every score reports both accuracies
 
 
 def extraction(name: str) -> Extraction:
-    """The grader's setting of that name; one of EXTRACTIONS."""
+    """Return the grader's setting of a name in EXTRACTIONS."""
     return Extraction(strict=name == "strict", last_number=name == "last_number")
 
 
@@ -31,9 +31,9 @@ def verdicts(
     question: Mapping[str, Any],
     template: Template,
 ) -> dict[str, bool]:
-    """Whether a sample that has `grade` under the setting `given` is right, under each of BESIDE.
+    """Return the verdict of each setting of BESIDE for a sample with `grade` under `given`.
 
-    Grades again only where two settings find different answers.
+    Grades again only if two settings find different answers.
     """
     response, found = sample["response"], {given: bool(grade.correct)}
     for name in BESIDE:

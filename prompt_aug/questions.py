@@ -51,7 +51,7 @@ VALIDATION = "validation"  # the split of questions that were held out of the tr
 
 
 class QuestionError(UserError, ValueError):
-    """A file or row that cannot be read as questions; the message says which and what to do."""
+    """A file or row that cannot be read as questions. The message says which and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +74,7 @@ class Question:
 
 
 def normalise(text: str) -> str:
-    """NFC, with every run of white space one space and none at the ends."""
+    """Return NFC text with single spaces and none at the ends."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
@@ -89,7 +89,7 @@ def make_question(
     options: Sequence[str] = (),
     system: str | None = None,
 ) -> Question:
-    """A question with its uid; text and answers are trimmed.
+    """Return a question with its uid; text and answers are trimmed.
 
     Raises QuestionError for an empty text, no answer, or an empty answer.
     """
@@ -115,7 +115,7 @@ def make_question(
 
 
 def to_row(question: Question, index: int = 0) -> dict[str, Any]:
-    """The verl-style row; training and validation files have the same columns."""
+    """Return the verl-style row; training and validation files have the same columns."""
     return {
         "data_source": question.source,
         "prompt": [
@@ -137,11 +137,11 @@ def to_row(question: Question, index: int = 0) -> dict[str, Any]:
 
 
 def from_row(row: Mapping[str, Any]) -> Question:
-    """The question of a verl-style row, of this project or foreign (without our `extra_info`).
+    """Return the question of a verl-style row, also of one without our `extra_info`.
 
-    A foreign row gives its system message, the last user message and
-    ``reward_model.ground_truth``, a string or a list. Raises QuestionError if there is no question
-    or no answer, and for images or videos, which no template here can show.
+    Such a row gives its system message, the last user message and ``reward_model.ground_truth``, a
+    string or a list. Raises QuestionError without a question or an answer, and for images or
+    videos, which templates do not support.
     """
     for column in ("images", "videos"):
         if row.get(column) is not None and len(row[column]):
@@ -169,10 +169,10 @@ def from_row(row: Mapping[str, Any]) -> Question:
 
 
 def read_parquet(path: str | Path) -> list[Question]:
-    """The questions of a verl-style parquet file, in row order.
+    """Return the questions of a verl-style parquet file, in row order.
 
     Raises QuestionError for a missing, unreadable or empty file, and for rows without a question
-    or an answer, whose numbers (from 0) it names.
+    or an answer, with their numbers (from 0).
     """
     path = Path(path)
     if not path.is_file():
@@ -206,10 +206,7 @@ def read_parquet(path: str | Path) -> list[Question]:
 
 
 def write_parquet(questions: Sequence[Question], path: str | Path) -> None:
-    """Write the questions, atomically: the file is the old or the new one, never a part.
-
-    Raises QuestionError if there are none.
-    """
+    """Write the questions atomically. Raises QuestionError if there are none."""
     if not questions:
         raise QuestionError(f"no questions to write to {path}")
     rows = [to_row(question, index) for index, question in enumerate(questions)]
@@ -218,9 +215,9 @@ def write_parquet(questions: Sequence[Question], path: str | Path) -> None:
 
 
 def user_text(prompt: str | Iterable[Mapping[str, Any]] | None, column: str) -> str:
-    """A prompt that is a text, or the last user message of one that is a chat.
+    """Return a text prompt, or the last user message of a chat.
 
-    QuestionError, which names the `column`, where a chat has none.
+    Raises QuestionError, with the `column`, if a chat has none.
     """
     if isinstance(prompt, str):
         return prompt
@@ -233,7 +230,7 @@ def user_text(prompt: str | Iterable[Mapping[str, Any]] | None, column: str) -> 
 
 
 def system_text(prompt: str | Iterable[Mapping[str, Any]] | None) -> str | None:
-    """The system message of a chat, None where it has none."""
+    """Return the system message of a chat, or None."""
     chat = () if isinstance(prompt, str) else prompt or ()
     return next((str(m["content"]) for m in chat if m.get("role") == "system"), None)
 

@@ -1,7 +1,7 @@
-"""What the commands of the project share: help, ``--version``, tables, errors in one line.
+"""Shared parts of the commands: help, ``--version``, tables, errors in one line.
 
-An error begins with the module that was run, as in ``eval.sweep: ...``. Exit codes: 0 done, 1 could
-not, 2 wrong usage, 130 interrupted.
+An error begins with the module that was run, as in ``eval.sweep: ...``. Exit codes: 0 done, 1
+failed, 2 wrong usage, 130 interrupted.
 """
 
 import argparse
@@ -17,7 +17,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Text as it was written, and the default behind each option that has one."""
+    """Keeps the text as written and adds the default of each option."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         shown = action.default not in (None, False, [], argparse.SUPPRESS)
@@ -26,7 +26,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Errors begin as those of `run` do."""
+    """Formats errors as `run` does."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -34,9 +34,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser(prog: str, description: str | None, *, example: str) -> argparse.ArgumentParser:
-    """A parser with ``--version`` and an example, that does not take abbreviated options.
+    """Return a parser with ``--version`` and an example, without abbreviated options.
 
-    An abbreviation would silently change its meaning with the next option that begins like it.
+    An abbreviation could change its meaning when an option is added.
     """
     parser = _Parser(
         prog=prog,
@@ -82,7 +82,7 @@ class _Steps(argparse.Action):
 
 
 def add_steps(parser: argparse.ArgumentParser) -> None:
-    """``--steps``, the same for all commands that work on the checkpoints of a run."""
+    """Add ``--steps``, for the commands that work on the checkpoints of a run."""
     parser.add_argument(
         "--steps",
         nargs="+",
@@ -95,9 +95,9 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
 def in_columns(
     table: Sequence[Sequence[str]], *, left: Sequence[str] = (), rule: bool = False
 ) -> str:
-    """A table for a terminal, its first row the header; `rule` draws a line under it.
+    """Return a table for a terminal; its first row is the header, underlined with `rule`.
 
-    Columns stand to the right, as numbers do, but for the first and those called as in `left`.
+    Columns are right-aligned, except the first and those named in `left`.
     """
     head = table[0]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -111,9 +111,9 @@ def in_columns(
 
 
 def run(name: str, command: Callable[[], int], *, interrupted: str) -> int:
-    """The exit code of `command`; what a user can fix is reported in one line on stderr.
+    """Run `command` and return its exit code; errors of the user are one line on stderr.
 
-    `name` is that of the module; `interrupted` says after Ctrl-C what is kept and how to continue.
+    `name` is the module; `interrupted` is printed after Ctrl-C: what is kept, how to continue.
     """
     try:
         return command()

@@ -1,4 +1,4 @@
-"""The root of the project's errors: what a user can fix, told in one line without a traceback."""
+"""Base class of the errors that a user can fix; commands print them without a traceback."""
 
 
 class UserError(Exception):

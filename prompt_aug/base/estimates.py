@@ -1,6 +1,6 @@
-"""Estimates from counts of right samples, in plain numpy: pass@k, groups without signal, Wilson.
+"""Estimates from counts of right samples, in numpy: pass@k, zero-variance groups, Wilson.
 
-Legend: n samples of a question, c of them right; k of the n are drawn. Bad counts: `ValueError`.
+n samples of a question, c of them right; k of the n are drawn. Invalid counts raise ValueError.
 """
 
 import math
@@ -16,7 +16,7 @@ Z = 1.959963984540054  # the normal distribution's 97.5 % quantile
 
 
 def wilson(rate: float, trials: int) -> Interval:
-    r"""Wilson's 95 % score interval of a share of `trials` independent trials.
+    r"""Return Wilson's 95 % score interval of a share of `trials` independent trials.
 
     .. math:: \Big( p + \frac{z^2}{2n} \pm z \sqrt{\frac{p(1-p)}{n} + \frac{z^2}{4n^2}} \Big)
               \Big/ \Big( 1 + \frac{z^2}{n} \Big)
@@ -32,7 +32,7 @@ def wilson(rate: float, trials: int) -> Interval:
 
 
 def pass_table(samples: int, ks: Sequence[int]) -> FloatArray:
-    r"""pass@k of a question with c of n right, by row c = 0 ... n and column k of `ks`.
+    r"""Return pass@k for c of n right, in row c = 0 ... n and column k of `ks`.
 
     .. math:: 1 - \binom{n-c}{k} / \binom{n}{k} = 1 - \prod_{i=n-c+1}^{n} (1 - k/i)
 
@@ -58,7 +58,7 @@ def all_table(samples: int, ks: Sequence[int]) -> FloatArray:
 
 
 def no_signal_table(samples: int, ks: Sequence[int]) -> FloatArray:
-    r"""The share of groups of k responses that teach nothing: all right or all wrong.
+    r"""Return the share of zero-variance groups of k responses: all right or all wrong.
 
     .. math:: \binom{c}{k} / \binom{n}{k} + \binom{n-c}{k} / \binom{n}{k}
               = \text{pass\^{}k} + 1 - \text{pass@k}
@@ -71,17 +71,17 @@ def no_signal_table(samples: int, ks: Sequence[int]) -> FloatArray:
 
 
 def pass_at_k(right: ArrayLike, samples: int, k: int) -> float:
-    """Unbiased pass@k, the mean over questions; `right` holds c for each, `samples` is n."""
+    """Return unbiased pass@k, the mean over questions; `right` has c of each, `samples` is n."""
     return _mean(pass_table, right, samples, k)
 
 
 def no_signal(right: ArrayLike, samples: int, k: int) -> float:
-    """Unbiased share of groups of k without signal; arguments as those of `pass_at_k`."""
+    """Return the unbiased share of zero-variance groups of k; arguments as in `pass_at_k`."""
     return _mean(no_signal_table, right, samples, k)
 
 
 def powers(samples: int) -> list[int]:
-    """k = 1, 2, 4, ... up to n, and n itself."""
+    """Return k = 1, 2, 4, ... up to n, and n itself."""
     return sorted({2**i for i in range(samples.bit_length()) if 2**i <= samples} | {samples})
 
 

@@ -1,20 +1,19 @@
-"""Where files can be written. Standard library only: the doctor runs where all else is broken."""
+"""Checks of writable folders. Standard library only, for the doctor on a broken installation."""
 
 import tempfile
 from pathlib import Path
 
 
 def nearest(folder: Path) -> Path:
-    """`folder`, or the nearest one above it that is there: where it would be made."""
+    """Return `folder`, or its nearest parent that exists, where it would be created."""
     folder = folder.absolute()
     return next(place for place in (folder, *folder.parents) if place.exists())
 
 
 def unwritable(folder: Path) -> str | None:
-    """Why `folder`, or where it would be made, takes no file; None: it does.
+    """Return why no file can be written to `folder`, or to the place of a new one; None if it can.
 
-    Tried with a file that has no name: permissions alone do not show a quota, nor, to root, a disk
-    mounted to be read.
+    Writes an unnamed file, because permissions do not show a quota or, to root, a read-only disk.
     """
     place = nearest(folder)
     if not place.is_dir():

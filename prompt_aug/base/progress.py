@@ -23,10 +23,10 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """Context manager around one stage of a command; counts `update` calls up to `total`.
+    """Context manager of one stage of a command; counts `update` calls up to `total`.
 
-    A thread prints the line, so that a stage that never calls `update` is not silent either. The
-    estimate is elapsed / done * (total - done). `out` defaults to standard error.
+    A thread prints the line, so that a stage without `update` calls also reports. The estimate is
+    elapsed / done * (total - done). `out` defaults to standard error.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Progress:
             print(text, file=self.out, flush=True)
 
     def line(self) -> str:
-        """The state now: counts, time so far and, once a unit is done, the time left."""
+        """Return counts, time so far and, after the first unit, the time left."""
         passed = self.clock() - self.began
         if not self.total:
             return f"{self.title}: {duration(passed)} so far"

@@ -1,4 +1,4 @@
-"""The tokenizer of a model, checked for files that are lost or damaged."""
+"""Load the tokenizer of a model and check it for missing or damaged files."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ from prompt_aug.base.errors import UserError
 
 
 class TokenizerError(UserError):
-    """From a model's folder or hub id no tokenizer can be loaded, or one that knows no text."""
+    """A tokenizer that cannot be loaded, or that gives no tokens for text."""
 
 
 def load_tokenizer(model: str) -> Any:
-    """The tokenizer of a model, given as a folder or a hub id; raises TokenizerError.
+    """Return the tokenizer of a model folder or hub id. Raises TokenizerError.
 
-    Of a folder that has lost tokenizer.json transformers 5 makes an empty tokenizer without a
-    word. Every prompt then has no tokens, and a model that is asked nothing scores 0.
+    For a folder without tokenizer.json, transformers 5 silently creates an empty tokenizer. Every
+    prompt would then have no tokens, and the model would score 0.
     """
-    from transformers import AutoTokenizer  # seconds: what can be refused without it comes before
+    from transformers import AutoTokenizer  # takes seconds
 
     remedy = "name a model folder, or a hub id that is in the cache or can be downloaded"
     try:
