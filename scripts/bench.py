@@ -175,6 +175,13 @@ def dice_gsm(folders: Mapping[str, Path]) -> Iterator[Pair]:
     return _rewritten(folder, [line["question"] for line in _table(folder / "original.csv")])
 
 
+def dice_evasive(folders: Mapping[str, Path]) -> Iterator[Pair]:
+    """GSM8K test, rewritten by GPT-4 so that a detector of contamination misses it (DICE)."""
+    asked = _table(folders["dice"] / "OOD_test/scripts/data/gsm8k/original.csv")
+    folder = folders["dice"] / "data/DINM_DATA/gsm-evasive"
+    return _rewritten(folder, [line["question"] for line in asked])
+
+
 def dice_math(folders: Mapping[str, Path]) -> Iterator[Pair]:
     """MATH test, rewritten by GPT-4 (DICE); its originals are the questions of `math`."""
     rows = load_rows(str(folders["math"]))
@@ -245,6 +252,25 @@ def var_math(folders: Mapping[str, Path]) -> Iterator[Pair]:
             yield Pair("other numbers", "changed", seed["question"], line["question"])
 
 
+def audit(kind: str) -> Reader:
+    """Return a reader of the contamination audit's edits of MATH-500 problems.
+
+    github.com/ademcodesproducts/contamination-audit: other numbers, or one more sentence of context
+    without a quantity, both written by GPT-4o.
+    """
+    named = {"number_swap": ("numbers replaced", "changed"), "surface_noise": ("context", "good")}
+
+    def read(folders: Mapping[str, Path]) -> Iterator[Pair]:
+        path = folders["audit"] / "data/processed/contaminated_and_perturbations.csv"
+        rows = [row for row in _table(path) if row["problem"].strip()]
+        own = {r["math500_id"]: r["problem"] for r in rows if r["perturbation_type"] == "original"}
+        for row in rows:
+            if row["perturbation_type"] == kind and row["math500_id"] in own:
+                yield Pair(*named[kind], own[row["math500_id"]], row["problem"])
+
+    return read
+
+
 @dataclass(frozen=True, slots=True)
 class PairSet:
     """A set of pairs: the checkouts it is read from, its subject, and if it was held out."""
@@ -256,6 +282,9 @@ class PairSet:
 
 
 SETS = {
+    "Contamination audit, numbers": PairSet(audit("number_swap"), ("audit",), subject="MATH"),
+    "Contamination audit, context": PairSet(audit("surface_noise"), ("audit",), subject="MATH"),
+    "DICE GSM8K, evasive": PairSet(dice_evasive, ("dice",)),
     "GSM-Plus": PairSet(gsm_plus, ("gsm-plus",), held_out=False),
     "MathCheck-GSM": PairSet(mathcheck, ("mathcheck",), held_out=False),
     "MATH-Perturb": PairSet(math_perturb, ("math-perturb",), subject="MATH"),
@@ -407,7 +436,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one.add_argument("--fuzz", type=int, default=0, help="random edits that must raise nothing")
     one.set_defaults(command=rephrase)
     options = parser.parse_args(arguments)
-    return run(lambda: int(options.command(options)), interrupted="nothing is kept")
+    return run("bench", lambda: int(options.command(options)), interrupted="nothing is kept")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,11 @@ from scripted_endpoint import Reply, chat, serving
 from werkzeug import Request as HttpRequest
 from werkzeug import Response
 
-from prompt_aug.rephrase.generate.budget import Budget, BudgetError, Price, Spending, price_of
+from prompt_aug.rephrase.generate.budget import Budget, BudgetError, Spending
 from prompt_aug.rephrase.generate.client import Endpoint, Generation, RefusedError
 from prompt_aug.rephrase.generate.prompts import Prompt, RephraseError, load_prompt
 from prompt_aug.rephrase.generate.store import Request, Sampling, Store, make_request
+from prompt_aug.rephrase.options import price_of
 
 PROMPT = Prompt("short", "own", "Rephrase: {question}")
 SAMPLING = Sampling(model="scripted", max_tokens=50)
@@ -263,7 +264,7 @@ def test_a_budget_holds(
     limits: dict[str, Any], allowed: int, concurrency: int, tmp_path: Path
 ) -> None:
     """120 tokens and 2 cents an answer: of 400 tokens 3 are sure, as the 4th might need 56 + 20."""
-    price = Price(Decimal("0.0001"), Decimal("0.0005"))
+    price = (Decimal("0.0001"), Decimal("0.0005"))
     with serving(lambda n, b: Reply(chat(["x"]))) as endpoint:
         with pytest.raises(BudgetError, match="max-"):
             ask(

@@ -13,6 +13,7 @@ from scripted_endpoint import Reply, chat, serving
 from prompt_aug.questions import read_parquet
 from prompt_aug.rephrase import review
 from prompt_aug.rephrase.__main__ import main
+from prompt_aug.rephrase.inputs import read_decisions
 
 HOSTILE = "</script><script>alert(1)</script> <img src=x onerror=alert(1)> 10 & 30 {{ 7*7 }}"
 
@@ -61,11 +62,10 @@ def test_nothing_that_a_model_wrote_becomes_markup(tmp_path: Path) -> None:
     assert review.main([str(questions), str(out), str(tmp_path / "p.html")]) == 0
     html = (tmp_path / "p.html").read_text()
     page = Tags(html)
-    assert page.tags.count("script") == 1
+    assert page.tags.count("script") == 2
     assert "img" not in page.tags
     assert not any(name.startswith("on") for name in page.attributes)
-    assert "http://" not in html
-    assert "https://" not in html
+    assert not {"src", "href", "action"} & set(page.attributes), "the page loads nothing"
     data = json.loads(re.search(r"const all = (.*);\n", page.script)[1])  # type: ignore[index]
     assert data[0]["text"] == HOSTILE, "the text itself is whole"
     assert "<" not in re.search(r"const all = (.*);\n", html)[1]  # type: ignore[index]
@@ -107,7 +107,7 @@ def test_a_decision_that_is_none_is_an_error(line: dict[str, str], tmp_path: Pat
     file = tmp_path / "decisions.jsonl"
     file.write_text(json.dumps(line) + "\n")
     with pytest.raises(review.RephraseError, match="line 1"):
-        review.read_decisions(file)
+        read_decisions(file)
 
 
 def test_a_page_without_candidates_says_what_is_missing(

@@ -8,7 +8,12 @@ import pytest
 from prompt_aug.questions import make_question, read_parquet, write_parquet
 from prompt_aug.rephrase import check
 from prompt_aug.rephrase.__main__ import main
-from prompt_aug.rephrase.rules import candidates
+from prompt_aug.rephrase.rules import responses
+
+
+def candidates(question: str, count: int) -> list[str]:
+    return [response["text"] for response in responses(question, count)]
+
 
 TOY = [
     ("What is 47 + 38?", 85),

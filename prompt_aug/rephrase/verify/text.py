@@ -1,0 +1,162 @@
+r"""A text as prose and formulas, each formula in one spelling of TeX, Unicode and ASCII.
+
+A dollar sign opens a formula in MATH and an amount in word problems. It is an amount if no second
+sign follows, or if the text between the two reads as prose. A formula that is only a number
+(``$20,\!000$``, ``$6\%$``, ``$60^\circ$``) becomes prose, so that `$5$`, `5` and "five" are equal.
+"""
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+FORMULA, AMOUNT = "\ue000", "\ue001"  # placeholders in the prose: a formula, a sign of money
+DRAWING = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
+MOST_NESTED = 8  # fractions in one another that are spelled in a line
+_ENVIRONMENT = "(?:align|equation|gather|eqnarray)"
+_DISPLAY = re.compile(
+    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)"
+    rf"|\\begin\{{{_ENVIRONMENT}\*?\}}(.+?)\\end\{{{_ENVIRONMENT}\*?\}}",
+    re.DOTALL,
+)
+_ARRAY = re.compile(r"\\(?:begin|end)\{(?:tabular|array)\}(?:\{[^{}]*\})?|\\\\(?=\s)")
+_MARKED_TEXT = re.compile(r"\\(?:text|textbf|textit|mbox|mathrm|operatorname)\s*\{[^{}]*\}")
+_PROSE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+_FUNCTIONS = frozenset("sin cos tan cot sec csc log gcd lcm mod max min det abs exp arcsin".split())
+_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}\s*|,\s*\\!\s*|,)(?=\d{3}(?!\d))")
+_NUMBER = re.compile(rf"{AMOUNT}? ?-?(?:\d+ )?(?:\d*\.)?\d+(?:/\d+)?(?: ?(?:%|[a-z]+))*")
+_TERM = r"(?:[A-Za-z]\([a-z]\)|\d*[a-zA-Z](?:\^\{?\d+\}?)?|\d+(?:\.\d+)?)"
+_BARE = re.compile(rf"(?<![\w\\])(?:{_TERM}\s*(?:<=|>=|[-+*/=<>≤≥−])\s*)+{_TERM}(?![\w\\])")
+_UNICODE = str.maketrans(
+    dict(zip("×·⋅∙÷−–°½ⁿ", ("*", "*", "*", "*", "/", "-", "-", " ", "1/2", "^n"), strict=True))
+    | dict(zip("√≤≥≠∈", (" \\sqrt ", "<=", ">=", "!=", " in "), strict=True))
+    | dict(zip("π∞θαβωλ", "pi infty theta alpha beta omega lambda".split(), strict=True))
+    | dict(zip("⌊⌋⌈⌉…′’", ("floor(", ")", "ceil(", ")", "...", "'", "'"), strict=True))
+)
+_LOWERED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
+_TEX = tuple(
+    (re.compile(pattern), spelled)
+    for pattern, spelled in (
+        (r"\\\\", ";"),
+        (r"\\(?:text|mbox|textnormal)\s*\{[^{}]*[a-z]{2}[^{}]*\}", ";"),
+        (r"\\(?:text|math)(?:bf|rm|it)?(?![a-zA-Z])", ""),
+        (r"\\(?:overline|operatorname|displaystyle|left|right)(?![a-zA-Z])|&", ""),
+        (r"\\(?:cdot|times|,|!|;|:|quad|qquad| )(?![a-zA-Z])", " "),
+        (r"\\div(?![a-zA-Z])", "/"),
+        (r"\\(?:leq?|leqslant)(?![a-zA-Z])|=<", "<="),
+        (r"\\(?:geq?|geqslant)(?![a-zA-Z])", ">="),
+        (r"\\neq?(?![a-zA-Z])|\\not\s*=", "!="),
+        (r"\\lt(?![a-zA-Z])", "<"),
+        (r"\\gt(?![a-zA-Z])", ">"),
+        (r"\\l(floor|ceil)", r"\1("),
+        (r"\\r(?:floor|ceil)", ")"),
+        (r"\^?\\circ|\\degree", ""),
+        (r"\\l?dots|\\cdots", "..."),
+        (r"\\[dt]frac", r"\\frac"),
+    )
+)
+_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]+)\}|(\w))\s*(?:\{([^{}]+)\}|(\w))")
+_ROOT = re.compile(r"\\sqrt\s*(?:\{([^{}]+)\}|\(([^()]+)\))")
+_ATOM = re.compile(r"(?:(?<=[/^])|(?<=sqrt))\(([A-Za-z0-9.]+)\)|(?<![A-Za-z0-9^])\((\w)\)(?=[/^])")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A text without drawings: `prose` has `FORMULA` for each of the compact `formulas`."""
+
+    prose: str
+    formulas: tuple[str, ...] = ()
+    whole: str = ""
+
+
+@functools.lru_cache(maxsize=256)
+def read(text: str) -> Reading:
+    """Split `text` into prose and formulas, in time linear in its length."""
+    text = _ARRAY.sub(" ", DRAWING.sub(" ", text)).replace("\\$", AMOUNT)
+    prose: list[str] = []
+    formulas: list[str] = []
+
+    def bare(match: re.Match[str]) -> str:
+        found = match.group()  # a formula without dollar signs: x^2 + 1 = y
+        if not re.search(r"[A-Za-z]", found):
+            return found
+        formulas.append(compact(found))
+        return f" {FORMULA} "
+
+    for piece, is_formula in _pieces(text):
+        if not is_formula:
+            prose.append(_BARE.sub(bare, piece))
+        elif number := _as_number(piece):
+            prose.append(f" {number} ")
+        elif spelled := compact(piece):
+            formulas.append(spelled)
+            prose.append(f" {FORMULA} ")
+    return Reading("".join(prose), tuple(formulas), text)
+
+
+def _pieces(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield the text in order, as (piece, True for a formula)."""
+    start = 0
+    for match in _DISPLAY.finditer(text):
+        yield from _inline(text[start : match.start()])
+        yield next(group for group in match.groups() if group is not None), True
+        start = match.end()
+    yield from _inline(text[start:])
+
+
+def _inline(text: str) -> Iterator[tuple[str, bool]]:
+    parts = text.split("$")
+    yield parts[0], False
+    index = 1
+    while index < len(parts):
+        inside = parts[index]
+        if index + 1 < len(parts) and not _is_money(inside, parts[index + 1]):
+            yield inside, True
+            yield parts[index + 1], False
+            index += 2
+        else:
+            yield AMOUNT + inside, False
+            index += 1
+
+
+def _is_money(inside: str, after: str) -> bool:
+    """Return True if the sign before `inside` is an amount's: what follows reads as prose."""
+    found = _PROSE_WORD.findall(_MARKED_TEXT.sub(" ", inside))
+    words = [word for word in found if word.lower() not in _FUNCTIONS and not word.isupper()]
+    if not re.match(r"\s?\d", inside):
+        return len(words) > 5  # an unclosed formula runs into a sentence
+    return bool(words) or (inside[-1:].isspace() and after[:1].isdigit())
+
+
+def _as_number(formula: str) -> str | None:
+    """Return a formula that is one number, with a unit or not, as prose."""
+    plain = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree", " degrees ", _THOUSANDS.sub("", formula))
+    plain = re.sub(r"\\[dt]?frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))", r" \1\2/\3\4", plain)
+    plain = re.sub(r"\^?\s*\{?\\(?:text|mathrm|textrm|rm)\b|\\[,;!: ]|[{}]", " ", plain)
+    plain = " ".join(plain.replace("\\%", "%").split()).strip(" .,;:?")
+    return plain if _NUMBER.fullmatch(plain) else None
+
+
+@functools.lru_cache(maxsize=1024)
+def compact(formula: str) -> str:
+    """Return TeX, Unicode or ASCII in one spelling without spaces: "x^2+1/(2y)", "sqrt5", "<="."""
+    plain = formula.replace(r"\$", " ").replace(AMOUNT, " ").translate(_UNICODE)
+    plain = re.sub(
+        "[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+",
+        lambda match: "^{" + match.group().translate(_LOWERED) + "}",
+        _THOUSANDS.sub("", plain),
+    )
+    for pattern, spelled in _TEX:
+        plain = pattern.sub(spelled, plain)
+    for _ in range(MOST_NESTED):  # from the inside out
+        before, plain = plain, _ROOT.sub(r"sqrt(\1\2)", _FRACTION.sub(_divided, plain))
+        if plain == before:
+            break
+    plain = re.sub(r"\\([a-zA-Z]+)", r"\1", plain.translate(str.maketrans("{}[]", "()()")))
+    return _ATOM.sub(r"\1\2", re.sub(r"[\s*\\]", "", plain)).rstrip(".,;")
+
+
+def _divided(match: re.Match[str]) -> str:
+    """Return a fraction as it is written in a line: x/2, (x+1)/(x-2)."""
+    sides = (match.group(1) or match.group(2), match.group(3) or match.group(4))
+    return "/".join(side if re.fullmatch(r"[\w^.]+", side) else f"({side})" for side in sides)
