@@ -99,9 +99,6 @@ def mathcheck(folders: Mapping[str, Path]) -> Iterator[Pair]:
     Its `results` hold one response of each model to each question: the stored solver answers.
     """
     folder = folders["mathcheck"]
-    path = folder / "gsm_checklist.json"
-    if not path.is_file():
-        raise BenchError(f"{path}: no such file. Name the checkout of the set's repository.")
     responses: dict[str, dict[str, str]] = defaultdict(dict)
     for solver in ("gpt-3.5-turbo", "gemini-1.5-pro-latest", "o1-mini"):
         file = (
@@ -111,6 +108,17 @@ def mathcheck(folders: Mapping[str, Path]) -> Iterator[Pair]:
         for line in json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ():
             if line["task_type"] == "solving":
                 responses[solver][line["question"]] = str(line["model_prediction"])
+    return _checklist(folder / "gsm_checklist.json", responses)
+
+
+def mathcheck_geo(folders: Mapping[str, Path]) -> Iterator[Pair]:
+    """MathCheck-GEO of the same repository: questions about a figure, 60 seeds."""
+    return _checklist(folders["mathcheck"] / "geo_checklist.json", {})
+
+
+def _checklist(path: Path, responses: Mapping[str, Mapping[str, str]]) -> Iterator[Pair]:
+    if not path.is_file():
+        raise BenchError(f"{path}: no such file. Name the checkout of the set's repository.")
     groups: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for line in json.loads(path.read_text(encoding="utf-8")):
         if line["task_type"] == "solving":
@@ -173,13 +181,6 @@ def dice_gsm(folders: Mapping[str, Path]) -> Iterator[Pair]:
     """GSM8K test, rewritten by GPT-4 (arXiv 2406.04197, github.com/THU-KEG/DICE)."""
     folder = folders["dice"] / "OOD_test/scripts/data/gsm8k"
     return _rewritten(folder, [line["question"] for line in _table(folder / "original.csv")])
-
-
-def dice_evasive(folders: Mapping[str, Path]) -> Iterator[Pair]:
-    """GSM8K test, rewritten by GPT-4 so that a detector of contamination misses it (DICE)."""
-    asked = _table(folders["dice"] / "OOD_test/scripts/data/gsm8k/original.csv")
-    folder = folders["dice"] / "data/DINM_DATA/gsm-evasive"
-    return _rewritten(folder, [line["question"] for line in asked])
 
 
 def dice_math(folders: Mapping[str, Path]) -> Iterator[Pair]:
@@ -258,7 +259,10 @@ def audit(kind: str) -> Reader:
     github.com/ademcodesproducts/contamination-audit: other numbers, or one more sentence of context
     without a quantity, both written by GPT-4o.
     """
-    named = {"number_swap": ("numbers replaced", "changed"), "surface_noise": ("context", "good")}
+    named = {
+        "number_swap": ("numbers replaced", "changed"),
+        "surface_noise": ("sentence of context", "extra"),
+    }
 
     def read(folders: Mapping[str, Path]) -> Iterator[Pair]:
         path = folders["audit"] / "data/processed/contaminated_and_perturbations.csv"
@@ -284,9 +288,9 @@ class PairSet:
 SETS = {
     "Contamination audit, numbers": PairSet(audit("number_swap"), ("audit",), subject="MATH"),
     "Contamination audit, context": PairSet(audit("surface_noise"), ("audit",), subject="MATH"),
-    "DICE GSM8K, evasive": PairSet(dice_evasive, ("dice",)),
     "GSM-Plus": PairSet(gsm_plus, ("gsm-plus",), held_out=False),
     "MathCheck-GSM": PairSet(mathcheck, ("mathcheck",), held_out=False),
+    "MathCheck-GEO": PairSet(mathcheck_geo, ("mathcheck",), subject="geometry"),
     "MATH-Perturb": PairSet(math_perturb, ("math-perturb",), subject="MATH"),
     "VAR-MATH": PairSet(var_math, ("var-math",), subject="MATH"),
     "llm-decontaminator": PairSet(decontaminator, ("llm-decontaminator", "metamath")),
