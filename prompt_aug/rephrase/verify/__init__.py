@@ -4,7 +4,7 @@ They reject what is clearly another text. They accept what shows no difference i
 formulas and, in a near copy, in words. A doubtful candidate needs a solver, a judge or a reader.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from prompt_aug.rephrase.verify.edit import added_quantity, compare_words
@@ -44,18 +44,12 @@ def check(
     """
     if len(candidate) > LONGEST_TEXT + 3 * len(question):
         return Check("reject", (reject("length", f"{len(candidate)} characters"),))
-
-    def extra() -> Iterator[Reason]:
-        for sentence in added_quantity(read(question), read(candidate)):
-            detail = f"an added sentence with a quantity: {sentence[:80]!r}"
-            yield (doubt if allow_extra else reject)("extra", detail)
-
     filters: dict[str, Callable[[], Iterable[Reason]]] = {
         "surface": lambda: surface(question, candidate),
         "copies": lambda: copies(question, candidate, siblings),
         "leak": lambda: leaked_answers(question, candidate, answers),
         "numbers": lambda: compare_numbers(read(question), read(candidate)),
-        "extra": extra,
+        "extra": lambda: added_quantity(read(question), read(candidate), allow_extra),
         "formulas": lambda: compare_formulas(read(question), read(candidate)),
         "edit": lambda: compare_words(read(question), read(candidate)),
     }

@@ -115,18 +115,18 @@ def compare_words(question: Reading, candidate: Reading) -> Iterator[Reason]:
         yield reject("edit", "a near copy in which numbers or formulas changed places")
 
 
-def added_quantity(question: Reading, candidate: Reading) -> Iterator[str]:
-    """Yield a sentence of the candidate whose words and a value are not in the question."""
+def added_quantity(
+    question: Reading, candidate: Reading, allow_extra: bool = False
+) -> Iterator[Reason]:
+    """Yield sentences of the candidate with a value and words that are not in the question."""
     lost, new = differences(question, candidate)
     known = _content(tokens(question), set()).keys()
-    for sentence in map(Reading, _SENTENCE.split(candidate.prose) if new and not lost else ()):
-        said = _content(tokens(sentence), set()).keys()
-        if (
-            new & {n.value for n in numbers(sentence)}
-            and len(said) >= SENTENCE_WORDS
-            and len(said & known) < SHARED * len(said)
-        ):
-            yield sentence.prose.strip()
+    for sentence in _SENTENCE.split(candidate.prose) if new and not lost else ():
+        said = _content(tokens(Reading(sentence)), set()).keys()
+        strange = len(said) >= SENTENCE_WORDS and len(said & known) < SHARED * len(said)
+        if strange and new & {number.value for number in numbers(Reading(sentence))}:
+            detail = f"an added sentence with a quantity: {sentence.strip()[:80]!r}"
+            yield (doubt if allow_extra else reject)("extra", detail)
 
 
 def _content(found: Sequence[str], names: set[str]) -> Counter[str]:

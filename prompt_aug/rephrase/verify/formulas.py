@@ -18,14 +18,13 @@ _RELATION = re.compile(r"(<=|>=|!=|<|>|=)")
 _SPLIT = re.compile(r",(?![^(\[{]*[)\]}])|\\(?:text|quad)|\\\\|&|;|(?<=[^a-z])and(?=[^a-z])")
 _OPERATION = re.compile(r"[-+*/^|!]|sqrt|sin|cos|tan|log|sum|int|prod|floor|ceil")
 _WHOLE = re.compile(r"[A-Za-z]?[(\[][^()\[\]]*,[^()\[\]]*[)\]]|[A-Za-z]\(-?\d+(?:\.\d+)?\)")
-_SPELLING = re.compile(r"[A-Za-z]{2,}|[()\[\]{}.,\s]")
-_FUNCTION = re.compile(r"(sqrt|sin|cos|tan|log|ln|floor|ceil|pi|text)")
+_LETTER = re.compile(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
+_SPELLING = re.compile(r"[A-Za-z()\[\]{}.,\s]+")
 
 
 def compare_formulas(question: Reading, candidate: Reading) -> Iterator[Reason]:
     """Yield pieces and relations of formulas that stand in one text only."""
-    names = renaming(question.formulas, candidate.formulas)
-    own = [rename(formula, names) for formula in question.formulas]
+    own = renamed(question.formulas, candidate.formulas)
     flat_own, flat_other = (
         "\n".join([*found, compact("".join(found)), compact(reading.whole)])
         for found, reading in ((own, question), (candidate.formulas, candidate))
@@ -33,7 +32,7 @@ def compare_formulas(question: Reading, candidate: Reading) -> Iterator[Reason]:
     lost = [piece for piece in pieces(own) if piece not in flat_other]
     new = [piece for piece in pieces(candidate.formulas) if piece not in flat_own]
     for one, other in ((a, b) for a in lost for b in new if fuzz.ratio(a, b) >= EDIT_LIKENESS):
-        # Another bracket or command may be another spelling; another digit, sign or letter is not.
+        # Another bracket, command or name of a variable may be no fault; another digit or sign is.
         same = _SPELLING.sub("", one) == _SPELLING.sub("", other)
         yield (doubt if same else reject)("formulas", f"{one} became {other}")
         return
@@ -46,6 +45,14 @@ def compare_formulas(question: Reading, candidate: Reading) -> Iterator[Reason]:
         if before[sides] != after[sides]:
             yield reject("formulas", f"{sides} related by {before[sides]}, then {after[sides]}")
             return
+
+
+def renamed(question: Sequence[str], candidate: Sequence[str]) -> list[str]:
+    """Return the question's formulas with the letters that the candidate has in their places."""
+    own, other = (dict.fromkeys(_LETTER.findall(" ".join(said))) for said in (question, candidate))
+    gone, came = [n for n in own if n not in other], [n for n in other if n not in own]
+    names = dict(zip(gone, came, strict=True)) if len(gone) == len(came) else {}
+    return [_LETTER.sub(lambda m: names.get(m.group(), m.group()), said) for said in question]
 
 
 def _sides(formulas: Sequence[str]) -> Iterator[list[str]]:
@@ -74,26 +81,3 @@ def relations(formulas: Sequence[str]) -> dict[tuple[str, str], set[str]]:
                     left, sign, right = right, sign.translate(str.maketrans("<>", "><")), left
                 found.setdefault((left, right), set()).add(sign)
     return found
-
-
-def renaming(question: Sequence[str], candidate: Sequence[str]) -> dict[str, str]:
-    """Return the one-to-one renaming of letters that gives the candidate more pieces, or {}."""
-    own, other = (
-        list(dict.fromkeys(re.findall(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])", " ".join(found))))
-        for found in (question, candidate)
-    )
-    gone, came = ([n for n in a if n not in b] for a, b in ((own, other), (other, own)))
-    if not gone or len(gone) != len(came):
-        return {}
-    names = dict(zip(gone, came, strict=True))
-    before = pieces(question).keys() & pieces(candidate).keys()
-    after = pieces([rename(f, names) for f in question]).keys() & pieces(candidate).keys()
-    return names if len(after) > len(before) else {}
-
-
-def rename(formula: str, names: dict[str, str]) -> str:
-    """Replace one-letter names, but not letters of function names."""
-    return "".join(
-        part if _FUNCTION.fullmatch(part) else "".join(names.get(char, char) for char in part)
-        for part in _FUNCTION.split(formula)
-    )

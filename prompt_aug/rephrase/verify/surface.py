@@ -31,7 +31,6 @@ _LEAK = re.compile(
     r"|\bhint\b|\bwe (?:get|obtain|conclude)\b|\bstep\s*\d|\bsince\b.{0,60}="
     r"|\bso (?:the|we)\b.{0,40}="
 )
-_REASONING = re.compile(r"(?i)\b(?:therefore|thus|hence|which (?:gives|yields))\b")
 _NUMERIC = re.compile(r"[-\d.,/$\s]+|\$?\\[dt]?frac\{?\d+\}?\{?\d+\}?\$?")
 
 
@@ -53,7 +52,6 @@ def surface(question: str, candidate: str) -> Iterator[Reason]:
         ("chatter", _CHATTER, reject, "not the question alone"),
         ("chatter", _LIST, doubt, "a list"),
         ("leak", _LEAK, reject, "names a solution"),
-        ("leak", _REASONING, doubt, "may name a solution"),
     ):
         if (match := pattern.search(candidate)) and not pattern.search(question):
             yield reason(name, f"{detail}: {match.group().strip()[:80]!r}")

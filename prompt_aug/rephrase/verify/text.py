@@ -13,10 +13,9 @@ from dataclasses import dataclass
 FORMULA, AMOUNT = "\ue000", "\ue001"  # placeholders in the prose: a formula, a sign of money
 DRAWING = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
 MOST_NESTED = 8  # fractions in one another that are spelled in a line
-_ENVIRONMENT = "(?:align|equation|gather|eqnarray)"
-_DISPLAY = re.compile(
-    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)"
-    rf"|\\begin\{{{_ENVIRONMENT}\*?\}}(.+?)\\end\{{{_ENVIRONMENT}\*?\}}",
+_FORMULAS = re.compile(
+    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(?P<inline>[^$]+)\$"
+    r"|\\begin\{(?:align|equation|gather|eqnarray)\*?\}(.+?)\\end\{",
     re.DOTALL,
 )
 _ARRAY = re.compile(r"\\(?:begin|end)\{(?:tabular|array)\}(?:\{[^{}]*\})?|\\\\(?=\s)")
@@ -97,26 +96,16 @@ def read(text: str) -> Reading:
 def _pieces(text: str) -> Iterator[tuple[str, bool]]:
     """Yield the text in order, as (piece, True for a formula)."""
     start = 0
-    for match in _DISPLAY.finditer(text):
-        yield from _inline(text[start : match.start()])
-        yield next(group for group in match.groups() if group is not None), True
-        start = match.end()
-    yield from _inline(text[start:])
-
-
-def _inline(text: str) -> Iterator[tuple[str, bool]]:
-    parts = text.split("$")
-    yield parts[0], False
-    index = 1
-    while index < len(parts):
-        inside = parts[index]
-        if index + 1 < len(parts) and not _is_money(inside, parts[index + 1]):
-            yield inside, True
-            yield parts[index + 1], False
-            index += 2
+    while match := _FORMULAS.search(text, start):
+        inside = next(group for group in match.groups() if group is not None)
+        if match["inline"] and _is_money(inside, text[match.end() : match.end() + 1]):
+            yield text[start : match.start()] + AMOUNT, False
+            start = match.start() + 1
         else:
-            yield AMOUNT + inside, False
-            index += 1
+            yield text[start : match.start()], False
+            yield inside, True
+            start = match.end()
+    yield text[start:].replace("$", AMOUNT), False
 
 
 def _is_money(inside: str, after: str) -> bool:
@@ -125,7 +114,7 @@ def _is_money(inside: str, after: str) -> bool:
     words = [word for word in found if word.lower() not in _FUNCTIONS and not word.isupper()]
     if not re.match(r"\s?\d", inside):
         return len(words) > 5  # an unclosed formula runs into a sentence
-    return bool(words) or (inside[-1:].isspace() and after[:1].isdigit())
+    return bool(words) or (inside[-1:].isspace() and after.isdigit())
 
 
 def _as_number(formula: str) -> str | None:

@@ -23,34 +23,38 @@ _SMALL = rf"(?:(?:{_TENS})(?:[\s-](?:{_UNITS}))?|{_TEENS}|{_UNITS}|zero)"
 _SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "dozen": 12}
 _SCALE = "(?:hundred|thousand|million|billion)"
 _CARDINAL = rf"(?:{_SMALL}(?:(?:[\s-]{_SCALE})+(?:[\s-](?:and\s)?{_SMALL})?)*|{_SCALE})"
-_ORDINALS = dict(
-    zip(
+_ORDINALS = {
+    word: value
+    for value, word in enumerate(
         "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth "
-        "thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth "
-        "thirtieth fortieth fiftieth hundredth thousandth".split(),
-        [*range(1, 21), 30, 40, 50, 100, 1000],
-        strict=True,
+        "thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth".split(),
+        start=1,
     )
-)
+} | {
+    "twentieth": 20,
+    "thirtieth": 30,
+    "fortieth": 40,
+    "fiftieth": 50,
+    "hundredth": 100,
+    "thousandth": 1000,
+}
 _PARTS = _ORDINALS | {"half": 2, "halve": 2, "quarter": 4}
-_NAMED = dict.fromkeys("twice double doubles doubled doubling twofold".split(), 2)
-_NAMED |= dict.fromkeys("thrice triple triples tripled tripling threefold".split(), 3)
-_NAMED |= dict.fromkeys("quadruple quadruples quadrupled".split(), 4)
-_SOFT = dict.fromkeys("both pair pairs couple couples either".split(), 2) | {"once": 1, "single": 1}
+_PART = "|".join(list(_PARTS)[2:])
+_TIMES = {"twice": 2, "doubl": 2, "twofo": 2, "thric": 3, "tripl": 3, "three": 3, "quadr": 4}
+_SOFT = {"both": 2, "pair": 2, "coupl": 2, "eithe": 2, "once": 1, "singl": 1}
 _NUMBER = re.compile(
-    rf"""(?:\b(?P<before>step|part|case|figure|problem|example|question|option|choice|clue)\s|(?P<money>{AMOUNT}\s?))?
-    (?:\b(?:(?P<one>an?|one)[\s-](?P<part>{"|".join(list(_PARTS)[2:])})
-       |(?P<top>{_CARDINAL})[\s-](?P<parts>{"|".join(list(_PARTS)[2:])})s)\b(?P<whole>\s(?:of|as|the
-          |less|more|that|its|his)\b|\s*$)?
+    rf"""(?:\b(?P<namer>step|part|case|figure|problem|example|question|option|choice|clue)\s
+        |(?P<money>{AMOUNT}\s?))?
+    (?:\b(?:(?:an?|one)[\s-](?P<part>{_PART})|(?P<top>{_CARDINAL})[\s-](?P<parts>{_PART})s)\b
+         (?P<of>\s(?:of|as|the|less|more|that|its|his)\b|\s*$)?
       |\b(?:(?P<tens>{_TENS})[\s-])?(?P<ordinal>{"|".join(_ORDINALS)})\b
       |(?:(?P<digits>\d+(?:,\d{{3}})+(?:\.\d+)?|\d+\s+\d+/\d+(?![\d/])|\d+/\d+|\d*\.\d+|\d+)
             (?P<th>\s?(?:st|nd|rd|th)\b)?
-         |\b(?P<words>{_CARDINAL})\b
-         |\b(?P<half>half)(?:\san?)?\b(?=\sdozen)
-         |\b(?P<dozen>dozens?)\b)
+         |\b(?P<words>{_CARDINAL})\b|\b(?P<dozen>(?:half\s(?:an?\s)?)?dozens?)\b)
        (?:[\s-](?P<scale>{"|".join(_SCALES)})s?\b)?(?:\s?(?P<percent>%|percent\b))?
        (?:\sand\s(?:a|one)\s(?P<and>half|third|quarter)\b)?
-      |\b(?P<named>half|quarters?|{"|".join([*_NAMED, *_SOFT])})\b)""",
+      |\b(?P<named>half|quarters?|twice|thrice|(?:doubl|tripl|quadrupl)(?:e[sd]?|ing)
+          |(?:two|three)fold|both|pairs?|couples?|either|once|single)\b)""",
     re.VERBOSE,
 )
 LONGEST_NUMBER = 200  # characters; int() refuses 4300 digits
@@ -96,7 +100,7 @@ def in_formulas(formulas: Sequence[str]) -> Iterator[Number]:
 
 
 def _spelled(words: str) -> int:
-    """Return the value of number words; 0 for a run that is no number ("thousand hundred")."""
+    """Return the value of number words; 0 for none and for "thousand hundred"."""
     try:
         return int(text2num(words, "en"))
     except ValueError:
@@ -113,33 +117,30 @@ def _digits(text: str) -> Fraction | None:
 
 def number_of(match: re.Match[str]) -> Number | None:
     """Return the number that a match of `_NUMBER` spells."""
-    found = match.groupdict()
+    found = match.groupdict("")
     if part := found["part"]:
-        return Number(Fraction(1, _PARTS[part]), soft=found["whole"] is None and part != "half")
+        return Number(Fraction(1, _PARTS[part]), soft=not found["of"] and part != "half")
     if found["parts"]:
         return Number(Fraction(_spelled(found["top"]), _PARTS[found["parts"]]))
     if found["ordinal"]:
-        rank = _ORDINALS[found["ordinal"]] + (_spelled(found["tens"]) if found["tens"] else 0)
+        rank = _ORDINALS[found["ordinal"]] + _spelled(found["tens"])
         return Number(Fraction(rank), soft=rank <= 2 or rank >= 100)  # "the nearest hundredth"
     if name := found["named"]:
         if name.startswith(("half", "quarter")):
             return Number(Fraction(1, _PARTS[name.rstrip("s")]), soft=name != "half")
-        return Number(Fraction(_NAMED.get(name) or _SOFT[name]), soft=name in _SOFT)
+        return Number(Fraction((_TIMES | _SOFT)[name[:5].rstrip("s")]), soft=name[:5] not in _TIMES)
+    if dozen := found["dozen"]:
+        return Number(Fraction(6 if "half" in dozen else 12), soft=dozen == "dozens")
     scaled = bool(found["scale"] or found["percent"] or found["and"])
+    value = _digits(found["digits"]) if found["digits"] else Fraction(_spelled(found["words"]))
+    if value is None:
+        return None
     if found["digits"]:
-        plain = _digits(found["digits"])
-        if plain is None:
-            return None
-        small = plain <= 2 if found["th"] else plain == 1 and not (found["money"] or scaled)
-        soft = small or found["digits"] == "00" or found["before"] is not None
-        value: Fraction = plain
-    elif found["words"]:
-        value = Fraction(_spelled(found["words"]))
-        soft = value <= 2 and not scaled
+        small = value <= 2 if found["th"] else value == 1 and not (found["money"] or scaled)
+        soft = small or found["digits"] == "00" or bool(found["namer"])
     else:
-        value = Fraction(6) if found["half"] else Fraction(12)
-        return Number(value, soft=found["dozen"] == "dozens")
-    value *= _SCALES.get(found["scale"] or "", 1)
+        soft = value <= 2 and not scaled
+    value *= _SCALES.get(found["scale"], 1)
     value += Fraction(1, _PARTS[found["and"]]) if found["and"] else 0
     return Number(value, soft, bool(found["percent"]))
 
@@ -150,7 +151,7 @@ def in_tokens(prose: str) -> str:
     def token(match: re.Match[str]) -> str:
         number = number_of(match)
         shown = f"#{number.value}{'%' if number.percent else ''}" if number else ""
-        return f"{match['before'] or ''} {shown} "
+        return f"{match['namer'] or ''} {shown} "
 
     return _NUMBER.sub(token, prose)
 
