@@ -15,7 +15,7 @@ DRAWING = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
 MOST_NESTED = 8  # fractions in one another that are spelled in a line
 _FORMULAS = re.compile(
     r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(?P<inline>[^$]+)\$"
-    r"|\\begin\{(?:align|equation|gather|eqnarray)\*?\}(.+?)\\end\{",
+    r"|\\begin\{(?:align|equation|gather|eqnarray)\*?\}(.+?)\\end\{[a-z]+\*?\}",
     re.DOTALL,
 )
 _ARRAY = re.compile(r"\\(?:begin|end)\{(?:tabular|array)\}(?:\{[^{}]*\})?|\\\\(?=\s)")
