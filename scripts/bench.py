@@ -108,15 +108,7 @@ def mathcheck(folders: Mapping[str, Path]) -> Iterator[Pair]:
         for line in json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ():
             if line["task_type"] == "solving":
                 responses[solver][line["question"]] = str(line["model_prediction"])
-    return _checklist(folder / "gsm_checklist.json", responses)
-
-
-def mathcheck_geo(folders: Mapping[str, Path]) -> Iterator[Pair]:
-    """MathCheck-GEO of the same repository: questions about a figure, 60 seeds."""
-    return _checklist(folders["mathcheck"] / "geo_checklist.json", {})
-
-
-def _checklist(path: Path, responses: Mapping[str, Mapping[str, str]]) -> Iterator[Pair]:
+    path = folder / "gsm_checklist.json"
     if not path.is_file():
         raise BenchError(f"{path}: no such file. Name the checkout of the set's repository.")
     groups: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
@@ -290,7 +282,6 @@ SETS = {
     "Contamination audit, context": PairSet(audit("surface_noise"), ("audit",), subject="MATH"),
     "GSM-Plus": PairSet(gsm_plus, ("gsm-plus",), held_out=False),
     "MathCheck-GSM": PairSet(mathcheck, ("mathcheck",), held_out=False),
-    "MathCheck-GEO": PairSet(mathcheck_geo, ("mathcheck",), subject="geometry"),
     "MATH-Perturb": PairSet(math_perturb, ("math-perturb",), subject="MATH"),
     "VAR-MATH": PairSet(var_math, ("var-math",), subject="MATH"),
     "llm-decontaminator": PairSet(decontaminator, ("llm-decontaminator", "metamath")),

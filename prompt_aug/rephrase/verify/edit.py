@@ -37,7 +37,7 @@ OPERATIONS = {
 }
 _SUFFIXES = ("ingly", "edly", "ing", "ies", "ied", "es", "ed", "ly", "s", "e", "y")
 _NEGATED = re.compile(r"\b(\w+)n['’]t\b")
-_TOKEN = re.compile(rf"{FORMULA}|#[\d/]+%?|[a-z]+")
+_TOKEN = re.compile(rf"{FORMULA}|#[\d/]+%?|[^\W\d_]+")
 _SENTENCE = re.compile(r"(?<=[.?!;])\s+")
 _NAME = re.compile(r"\b[A-Z][a-z]{2,}\b")
 
