@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from eval.errors import EvaluationError
-from prompt_aug.files import FileError, read_json, sha256, write_json
-from prompt_aug.progress import Progress
+from prompt_aug.base.files import FileError, read_json, sha256, write_json
+from prompt_aug.base.progress import Progress
 from recipe.run.folder import MANIFEST, RunFolder, numbered
 
 MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")

@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from prompt_aug.commands import run
-from prompt_aug.progress import Progress
+from prompt_aug.base.commands import run
+from prompt_aug.base.progress import Progress
 
 
 def text(value: str) -> str:

@@ -1,6 +1,6 @@
 """The one exception that the commands of `eval` turn into a message and exit code 1."""
 
-from prompt_aug.errors import UserError
+from prompt_aug.base.errors import UserError
 
 
 class EvaluationError(UserError):

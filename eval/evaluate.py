@@ -17,11 +17,11 @@ from eval.samples import PendingSamples, SampleFiles
 from eval.score import combine, score_benchmark
 from eval.session import Session, signature
 from eval.settings import Settings, benchmark_identity, differences, folder_name, shared_identity
-from prompt_aug.files import FileError, lock, read_json, write_json, write_lines
+from prompt_aug.base.files import FileError, lock, read_json, write_json, write_lines
+from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.grading import VERSION
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import Bank, Template
-from prompt_aug.tokenizers import load_tokenizer
 from recipe.run.folder import BenchmarkFolder, EvaluationFolder
 
 

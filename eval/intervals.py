@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from eval.metrics import paired_difference, right_counts
-from prompt_aug.estimates import FloatArray, Interval, wilson
+from prompt_aug.base.estimates import FloatArray, Interval, wilson
 
 DRAWS = 1000
 FLIPS = 10_000

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from prompt_aug.estimates import (
+from prompt_aug.base.estimates import (
     FloatArray,
     Table,
     all_table,

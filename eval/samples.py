@@ -16,8 +16,8 @@ from typing import Any
 from eval.benchmarks import LoadedBenchmark
 from eval.engine import Completion, Engine, Request
 from eval.errors import EvaluationError
-from prompt_aug.files import append_lines, iter_lines
-from prompt_aug.progress import Progress
+from prompt_aug.base.files import append_lines, iter_lines
+from prompt_aug.base.progress import Progress
 from prompt_aug.prompts import Prompt, Prompts
 from recipe.run.folder import BenchmarkFolder
 

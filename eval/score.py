@@ -15,12 +15,12 @@ from eval import intervals, metrics
 from eval.command import existing, run_command
 from eval.errors import EvaluationError
 from eval.samples import TOO_LONG, Sample, SampleFiles, SampleKey
-from prompt_aug.commands import make_parser
-from prompt_aug.estimates import FloatArray, powers
+from prompt_aug.base.commands import make_parser
+from prompt_aug.base.estimates import FloatArray, powers
+from prompt_aug.base.files import iter_lines, read_json, read_lines, write_json, write_lines
+from prompt_aug.base.progress import Progress
 from prompt_aug.extraction import BESIDE, extraction, verdicts
-from prompt_aug.files import iter_lines, read_json, read_lines, write_json, write_lines
 from prompt_aug.grading import VERSION, grade_many, normal_form
-from prompt_aug.progress import Progress
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import Template
 from recipe.run import environment

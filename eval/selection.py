@@ -15,8 +15,8 @@ from typing import Any
 from eval.command import add_settings, existing, run_command, text
 from eval.errors import EvaluationError
 from eval.report.data import choose_evaluation
-from prompt_aug.commands import make_parser
-from prompt_aug.files import read_json, read_lines, write_json
+from prompt_aug.base.commands import make_parser
+from prompt_aug.base.files import read_json, read_lines, write_json
 from prompt_aug.questions import VALIDATION, read_parquet
 from recipe.run.folder import EvaluationFolder, RunFolder
 

@@ -20,7 +20,7 @@ import numpy as np
 from eval.checkpoints import Checkpoint
 from eval.engine import Engine, TokenIds, VllmEngine
 from eval.settings import Settings
-from prompt_aug.progress import Progress
+from prompt_aug.base.progress import Progress
 
 OpenEngine = Callable[[str, Settings, int], AbstractContextManager[Engine]]
 Reference = Callable[[str, Sequence[TokenIds], str], list[list[float]]]

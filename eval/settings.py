@@ -18,8 +18,8 @@ import yaml
 
 from eval.benchmarks import MOST_SAMPLES, BenchmarkRequest, LoadedBenchmark
 from eval.errors import EvaluationError
+from prompt_aug.base.files import read_text
 from prompt_aug.extraction import EXTRACTIONS, ExtractionName
-from prompt_aug.files import read_text
 from prompt_aug.prompts import FORM, Prompts
 from prompt_aug.templates import Form, load_bank
 from prompt_aug.templates.rendering import PLAIN, Style, System, Turn

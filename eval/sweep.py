@@ -34,13 +34,13 @@ from eval.evaluate import Evaluation, Item
 from eval.score import require_one_grader
 from eval.session import Session
 from eval.settings import Settings
-from prompt_aug.commands import add_steps, make_parser
-from prompt_aug.errors import UsageError
+from prompt_aug.base.commands import add_steps, make_parser
+from prompt_aug.base.errors import UsageError
+from prompt_aug.base.files import InUseError, read_json
+from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.extraction import EXTRACTIONS
-from prompt_aug.files import InUseError, read_json
 from prompt_aug.grading import VERSION
 from prompt_aug.templates.rendering import System, Turn
-from prompt_aug.tokenizers import load_tokenizer
 from recipe.run.folder import RunFolder
 
 WATCH_SECONDS = 30.0

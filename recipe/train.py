@@ -18,8 +18,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from prompt_aug.commands import make_parser, run
-from prompt_aug.progress import Progress
+from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.progress import Progress
 from recipe.config.wording import ONE_RUN
 
 STOPPED = 130  # the shell's exit code after Ctrl-C
@@ -53,7 +53,7 @@ def check(config: DictConfig, *, here: bool = True) -> Any:
 
 def prepare(config: DictConfig) -> None:
     """The toy world where there is none, the checked questions, and config.yaml."""
-    from prompt_aug.files import write_json, write_text
+    from prompt_aug.base.files import write_json, write_text
     from recipe.checks.checkpoints import check_checkpoints
     from recipe.checks.data import load_tokenizer, prepare_data
     from recipe.checks.prompts import check_same_prompts
@@ -75,7 +75,7 @@ def prepare(config: DictConfig) -> None:
 
 def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
     """Compose, check, prepare, run; returns the exit code."""
-    from prompt_aug.files import lock
+    from prompt_aug.base.files import lock
     from recipe.config.compose import compose_config
     from recipe.run import ending
     from recipe.run.folder import RunFolder, record_environment

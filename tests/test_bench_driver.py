@@ -1,5 +1,6 @@
-"""scripts/bench_driver.py runs, and its table says what its numbers say."""
+"""scripts/benchmarks/driver.py runs, and its table says what its numbers say."""
 
+from argparse import ArgumentParser
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from load_script import load_script
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    return load_script("bench_driver")
+    return load_script("benchmarks/driver")
 
 
 def cells(table: list[str]) -> list[list[str]]:
@@ -20,7 +21,7 @@ def cells(table: list[str]) -> list[list[str]]:
 def test_it_runs_and_prints_every_line(
     bench: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bench.main(["--rows", "16", "--tokens", "8", "--repeats", "1"])
+    bench.main(ArgumentParser(), ["--rows", "16", "--tokens", "8", "--repeats", "1"])
     head, _, *table = capsys.readouterr().out.splitlines()
     assert head.startswith("16 x 8, ")
     rows = cells(table)

@@ -1,4 +1,4 @@
-"""scripts/bench_trainer.py: who does which step, and the figures of the pairs by hand."""
+"""scripts/benchmarks/trainer.py: who does which step, and the figures of the pairs by hand."""
 
 from types import ModuleType
 
@@ -8,7 +8,7 @@ from load_script import load_script
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    return load_script("bench_trainer")
+    return load_script("benchmarks/trainer")
 
 
 def test_whose_step_it_is(bench: ModuleType) -> None:

@@ -5,13 +5,13 @@ import ast
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from load_script import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
-OWNER = ROOT / "prompt_aug" / "commands.py"
+OWNER = ROOT / "prompt_aug" / "base" / "commands.py"
 
 
 def sources() -> Iterator[Path]:
@@ -31,9 +31,14 @@ def test_every_parser_is_made_in_one_place() -> None:
 
 
 COMMANDS = [p for p in sources() if calls(p, "make_parser") and p.name != "options.py"]
+BENCHMARKS = [p for p in sources() if p.parent.name == "benchmarks" and p.stem != "paired"]
+COMMANDS += BENCHMARKS
 
 
-def load(path: Path) -> ModuleType:
+def load(path: Path) -> ModuleType | SimpleNamespace:
+    if path.parent.name == "benchmarks":
+        bench = load_script("bench")
+        return SimpleNamespace(main=lambda: bench.main([path.stem]))
     if path.parent.name == "scripts":
         return load_script(path.stem)
     return importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
@@ -79,3 +84,39 @@ def test_there_are_commands() -> None:
     names = {str(path.relative_to(ROOT)) for path in COMMANDS}
     assert {"recipe/train.py", "eval/sweep.py", "prompt_aug/prepare/__main__.py"} < names
     assert len(names) > 20
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "code", "words"),
+    [
+        ("recipe.export", ["nowhere"], 1, "not a run folder"),
+        ("recipe.export", ["", "--steps", "1"], 2, "RUN is empty"),
+        ("recipe.runs", ["nowhere"], 1, "is not a folder"),
+        ("recipe.plan", ["tyo"], 1, "did you mean toy"),
+        ("eval.sweep", ["nowhere"], 2, "is not a folder"),
+        ("eval.sweep", ["--model", "m"], 2, "--out"),
+        ("eval.report", ["nowhere"], 1, "nowhere"),
+        ("prompt_aug.prepare", ["nowhere", "o.parquet"], 2, "--no-benchmarks"),
+        ("prompt_aug.prepare", ["nowhere", "o.parquet", "--no-benchmarks"], 1, "nowhere"),
+        ("prompt_aug.templates", ["check", "nowhere.yaml"], 1, "nowhere.yaml"),
+        ("prompt_aug.rephrase", ["q.parquet", "o.parquet"], 2, "--model"),
+    ],
+)
+def test_wrong_arguments_are_refused_and_leave_nothing(
+    module: str,
+    arguments: list[str],
+    code: int,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    package = (ROOT / module.replace(".", "/")).is_dir()
+    command = importlib.import_module(f"{module}.__main__" if package else module)
+    try:
+        assert command.main(arguments) == code
+    except SystemExit as error:  # argparse
+        assert error.code == code
+    assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

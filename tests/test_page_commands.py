@@ -11,13 +11,13 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from load_script import load_script
 
 from eval.publish.__main__ import check_asked
-from prompt_aug.errors import UserError
+from prompt_aug.base.errors import UserError
 from prompt_aug.prepare.__main__ import check_paths
 from prompt_aug.rephrase.options import validate
 
@@ -79,6 +79,8 @@ def command_of(line: str) -> Command | None:
     match words:
         case ["python", "-m", name, *rest] if name.partition(".")[0] in OURS:
             return Command(name=name, arguments=filled(name, rest))
+        case ["python", "scripts/bench.py", name, *rest]:
+            return Command(name=f"scripts/benchmarks/{name}.py", arguments=filled(name, rest))
         case ["python", name, *rest] if name.startswith("scripts/"):
             return Command(name=name, arguments=filled(name, rest))
         case ["bash", "scripts/submit.sh", *rest]:
@@ -96,7 +98,9 @@ def filled(name: str, words: list[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def load(name: str) -> ModuleType:
+def load(name: str) -> ModuleType | SimpleNamespace:
+    if name.startswith("scripts/benchmarks/"):
+        return SimpleNamespace(main=lambda: load_script("bench").main([Path(name).stem]))
     if name.startswith("scripts/"):
         return load_script(Path(name).stem)
     package = (ROOT / name.replace(".", "/")).is_dir()
@@ -191,7 +195,7 @@ Text, `python -m recipe.export RUN` and `python3 -c x`.
 ```bash
 $ X=1 python -m eval.sweep RUN \\
     --steps N   # a comment
-cd x && python scripts/bench_step.py && python -m pip list
+cd x && python scripts/bench.py step && python -m pip list
 bash scripts/submit.sh --nodes=2 --time=1 train toy 'data.train_files=[a, b]'
 ```
 """
@@ -200,7 +204,7 @@ bash scripts/submit.sh --nodes=2 --time=1 train toy 'data.train_files=[a, b]'
 def test_commands_are_read_as_the_shell_does() -> None:
     assert [(c.name, c.arguments) for c in commands_of(PAGE)] == [
         ("eval.sweep", ("RUN", "--steps", "8")),
-        ("scripts/bench_step.py", ()),
+        ("scripts/benchmarks/step.py", ()),
         ("recipe.train", ("toy", "data.train_files=[a, b]")),
         ("recipe.export", ("RUN",)),
         ("recipe.runs", ("FOLDER",)),

@@ -31,7 +31,7 @@ from typing import Any
 import yaml
 
 from eval.errors import EvaluationError
-from prompt_aug.files import read_text
+from prompt_aug.base.files import read_text
 
 FOLDER = Path(__file__).parent
 MOST_SAMPLES = 100_000  # of a question: more is a typing error, and would not fit into memory

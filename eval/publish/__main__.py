@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from eval.command import add_settings, existing, path, run_command, text
 from eval.publish import card, harness, inspect_log, loggers
 from eval.publish.evaluated import evaluated
-from prompt_aug.commands import add_steps, make_parser
-from prompt_aug.errors import UsageError
+from prompt_aug.base.commands import add_steps, make_parser
+from prompt_aug.base.errors import UsageError
 
 LOGGERS = {"tensorboard": loggers.to_tensorboard, "wandb": loggers.to_wandb}
 

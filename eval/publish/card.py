@@ -21,7 +21,7 @@ from eval.errors import EvaluationError
 from eval.publish.evaluated import Evaluated
 from eval.report import tables
 from eval.report.tables import markdown_table, share
-from prompt_aug.files import read_json, read_text, write_text
+from prompt_aug.base.files import read_json, read_text, write_text
 from prompt_aug.prepare.sources import load_presets
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import read_parquet

@@ -8,7 +8,7 @@ from typing import Any
 from eval.errors import EvaluationError
 from eval.report.data import choose_evaluation
 from eval.score import Lines, read_scored
-from prompt_aug.files import read_json
+from prompt_aug.base.files import read_json
 from recipe.run.folder import EvaluationFolder, RunFolder
 
 

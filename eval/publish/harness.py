@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.publish.evaluated import Evaluated
-from prompt_aug.files import write_json, write_lines
+from prompt_aug.base.files import write_json, write_lines
 
 METRIC = "exact_match"
 

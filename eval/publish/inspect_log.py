@@ -18,7 +18,7 @@ from typing import Any
 
 from eval.publish.evaluated import Evaluated
 from eval.samples import TOO_LONG
-from prompt_aug.files import replacing
+from prompt_aug.base.files import replacing
 
 SCORER = "grader"
 VERSION = 2

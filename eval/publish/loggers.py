@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from eval.publish.evaluated import Evaluated
-from prompt_aug.files import read_text
+from prompt_aug.base.files import read_text
 from recipe.run import environment
 from recipe.run.folder import RunFolder
 

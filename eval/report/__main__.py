@@ -24,9 +24,9 @@ from eval.report.data import RunData, collect, summary
 from eval.report.figures import figures
 from eval.report.page import render_html, render_markdown
 from eval.report.rollouts import rollout_samples
-from prompt_aug.commands import in_columns, make_parser
-from prompt_aug.errors import UsageError
-from prompt_aug.files import replacing, write_json, write_text
+from prompt_aug.base.commands import in_columns, make_parser
+from prompt_aug.base.errors import UsageError
+from prompt_aug.base.files import replacing, write_json, write_text
 from recipe.run.folder import RunFolder
 
 

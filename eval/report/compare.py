@@ -19,7 +19,7 @@ from eval.report.tables import (
     share,
 )
 from eval.settings import differences
-from prompt_aug.files import read_text
+from prompt_aug.base.files import read_text
 from recipe.run.folder import select
 from recipe.run.progress import duration
 

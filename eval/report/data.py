@@ -19,7 +19,7 @@ from eval.intervals import Difference, paired
 from eval.metrics import Estimate
 from eval.score import require_one_grader
 from eval.settings import differences
-from prompt_aug.files import read_json, read_lines
+from prompt_aug.base.files import read_json, read_lines
 from prompt_aug.questions import VALIDATION
 from recipe.run.folder import EvaluationFolder, RunFolder, numbered, read_metrics, select
 

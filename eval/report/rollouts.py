@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.files import iter_lines
+from prompt_aug.base.files import iter_lines
 from recipe.run.folder import RunFolder
 
 TEXT_LIMIT = 4000

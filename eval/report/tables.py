@@ -10,7 +10,7 @@ from eval.intervals import Difference
 from eval.metrics import Estimate
 from eval.report.data import RunData
 from eval.report.figures import template_names
-from prompt_aug.estimates import wilson
+from prompt_aug.base.estimates import wilson
 from prompt_aug.questions import VALIDATION
 from recipe.run.folder import select
 from recipe.run.progress import duration

@@ -13,8 +13,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from prompt_aug.errors import UsageError, UserError
-from prompt_aug.files import lock
+from prompt_aug.base.errors import UsageError, UserError
+from prompt_aug.base.files import lock
 from prompt_aug.rephrase.generate.budget import BudgetError
 from prompt_aug.rephrase.options import build_parser, validate
 from prompt_aug.rephrase.pipeline import Run

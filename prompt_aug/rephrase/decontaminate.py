@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from prompt_aug.commands import make_parser, run
-from prompt_aug.errors import UsageError
-from prompt_aug.files import lock, write_lines
+from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.errors import UsageError
+from prompt_aug.base.files import lock, write_lines
 from prompt_aug.prepare.__main__ import load_benchmarks
 from prompt_aug.questions import read_parquet, write_parquet
 from prompt_aug.rephrase.candidates import Candidate

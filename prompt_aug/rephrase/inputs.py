@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.files import iter_lines
+from prompt_aug.base.files import iter_lines
 from prompt_aug.questions import Question, normalise, read_parquet
 from prompt_aug.rephrase.candidates import Decisions
 from prompt_aug.rephrase.choose import Rate

@@ -10,8 +10,8 @@ from typing import Any
 
 import genai_prices
 
-from prompt_aug.commands import add_renamed, make_parser
-from prompt_aug.errors import UsageError
+from prompt_aug.base.commands import add_renamed, make_parser
+from prompt_aug.base.errors import UsageError
 from prompt_aug.rephrase.generate.budget import Budget, Price, Spending
 from prompt_aug.rephrase.generate.client import KEY_VARIABLE, Endpoint
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from prompt_aug.errors import UserError
+from prompt_aug.base.errors import UserError
 from prompt_aug.prepare.overlap import OverlapIndex
 from prompt_aug.questions import Question, read_parquet
 from prompt_aug.rephrase import options as cli

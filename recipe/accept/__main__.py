@@ -15,8 +15,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prompt_aug.commands import make_parser
-from prompt_aug.files import write_text
+from prompt_aug.base.commands import make_parser
+from prompt_aug.base.files import write_text
 from recipe.accept.stages import Figures, Stage, StageError, stages
 
 MARK = ".acceptance"  # in every folder that this command made, and may delete

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.commands import make_parser
+from prompt_aug.base.commands import make_parser
 
 MODEL = "Qwen/Qwen2.5-Math-1.5B"
 TOY = ["recipe.toy.updates=1", "recipe.toy.train_questions=200", "recipe.toy.test_questions=40"]

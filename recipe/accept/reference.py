@@ -31,7 +31,7 @@ def main(path: str, out: Path) -> int:
     from verl.utils.torch_functional import logprobs_from_logits
 
     import recipe.plugin  # noqa: F401  (as in every process of a run)
-    from prompt_aug.files import write_json
+    from prompt_aug.base.files import write_json
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from prompt_aug.files import read_json
+from prompt_aug.base.files import read_json
 from recipe.run import folder as run_folder
 
 Figures = dict[str, float]

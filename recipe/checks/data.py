@@ -12,8 +12,8 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from prompt_aug import tokenizers
-from prompt_aug.files import read_json
+from prompt_aug.base import tokenizers
+from prompt_aug.base.files import read_json
 from prompt_aug.prepare.sources import command_for
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import Question, read_parquet, write_parquet

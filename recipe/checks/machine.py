@@ -8,7 +8,7 @@ from urllib.parse import urlparse
 
 from omegaconf import DictConfig
 
-from prompt_aug.places import unwritable
+from prompt_aug.base.places import unwritable
 from recipe.errors import ConfigError
 from recipe.plan.estimate import checkpoint_bytes
 from recipe.plan.shapes import check_heads, shape_of

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from prompt_aug.commands import make_parser
+from prompt_aug.base.commands import make_parser
 from recipe.doctor import checks, probes
 from recipe.doctor.checks import Check
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from prompt_aug.places import nearest, unwritable
+from prompt_aug.base.places import nearest, unwritable
 from recipe.run import host
 
 PROJECT = "rlvr-recipes"

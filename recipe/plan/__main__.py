@@ -11,8 +11,8 @@ import sys
 from argparse import Namespace
 from typing import Any
 
-from prompt_aug.commands import make_parser, run
-from prompt_aug.errors import UsageError
+from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.errors import UsageError
 from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
 from recipe.plan import estimate

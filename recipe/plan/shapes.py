@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from omegaconf import DictConfig, OmegaConf
 
-from prompt_aug.files import read_json
+from prompt_aug.base.files import read_json
 from recipe.errors import ConfigError
 
 # Of config.json: what every decoder has.

@@ -2,7 +2,7 @@
 
 from omegaconf import DictConfig
 
-from prompt_aug.errors import UsageError
+from prompt_aug.base.errors import UsageError
 from recipe.errors import ConfigError
 from recipe.plan.estimate import Work
 

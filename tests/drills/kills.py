@@ -33,7 +33,7 @@ from typing import Any
 
 import psutil
 
-from prompt_aug.files import append_lines, digests, read_json, read_lines, write_json
+from prompt_aug.base.files import append_lines, digests, read_json, read_lines, write_json
 from recipe.run import checkpoints, processes
 from recipe.run import folder as run_folder
 

@@ -9,7 +9,7 @@ import pytest
 from eval import checkpoints
 from eval.checkpoints import Digests, find, from_model, verify
 from eval.errors import EvaluationError
-from prompt_aug.files import digests
+from prompt_aug.base.files import digests
 
 FILES = {
     "config.json": b"{}",

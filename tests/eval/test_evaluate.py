@@ -16,7 +16,7 @@ from eval.errors import EvaluationError
 from eval.evaluate import Evaluation
 from eval.score import regrade
 from eval.settings import Settings
-from prompt_aug.files import InUseError, lock, read_lines
+from prompt_aug.base.files import InUseError, lock, read_lines
 from recipe.run.folder import EvaluationFolder
 
 SETTINGS = Settings(max_tokens=64, dtype="float32")

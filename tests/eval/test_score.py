@@ -9,7 +9,7 @@ from evaluated import MODEL, write_checkpoint
 from eval.engine import prepare_environment, request_seed
 from eval.errors import EvaluationError
 from eval.score import combine, main, regrade
-from prompt_aug.files import read_json, read_lines, write_json, write_lines
+from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
 from prompt_aug.grading import VERSION
 from recipe.run.folder import EvaluationFolder
 

@@ -10,7 +10,7 @@ from eval.errors import EvaluationError
 from eval.report.data import collect, summary
 from eval.report.tables import chosen, headline
 from eval.selection import main, pick, select
-from prompt_aug.files import read_json, read_lines, write_json, write_lines
+from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
 from prompt_aug.questions import VALIDATION, Question, make_question, write_parquet
 from recipe.run.folder import RunFolder
 

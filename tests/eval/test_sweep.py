@@ -12,7 +12,7 @@ from fake_engine import FakeEngine, reference
 from eval import sweep
 from eval.benchmarks import LoadedBenchmark
 from eval.session import Session
-from prompt_aug.files import digests, lock, read_json, write_json
+from prompt_aug.base.files import digests, lock, read_json, write_json
 from prompt_aug.grading import VERSION
 
 

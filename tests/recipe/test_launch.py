@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf, open_dict
 
-from prompt_aug.files import lock, read_json, write_json
+from prompt_aug.base.files import lock, read_json, write_json
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question, write_parquet
 from recipe import train

@@ -19,8 +19,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from prompt_aug.base.files import read_json, read_lines
 from prompt_aug.draw import draw
-from prompt_aug.files import read_json, read_lines
 from prompt_aug.questions import Question, make_question, read_parquet, write_parquet
 from prompt_aug.templates import load_bank
 from recipe.run import checkpoints, processes

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from method_runs import TOGETHER, Runner, finite
 
-from prompt_aug.files import read_json
+from prompt_aug.base.files import read_json
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 

@@ -58,10 +58,11 @@ def surface(question: str, candidate: str) -> Iterator[Reason]:
 
 
 def _is_english(text: str) -> bool:
-    """Return True if enough words are English function words, or there are few words."""
+    """Return True if enough words are English function words, or there are few Latin letters."""
     listed = _WORDS.findall(read(text).prose.lower())
-    if sum(map(len, listed)) < 20:
-        return True
+    letters = "".join(listed)
+    if len(letters) < 20:
+        return sum(letter > "\u024f" for letter in letters) <= len(letters) / 2
     return sum(word in NEUTRAL for word in listed) >= FEWEST_ENGLISH * len(listed)
 
 

@@ -21,7 +21,7 @@ from werkzeug import Request, Response
 from eval.publish import card
 from eval.publish.__main__ import main
 from eval.publish.evaluated import evaluated
-from prompt_aug.files import read_json, read_lines, write_json, write_lines
+from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
 from prompt_aug.questions import make_question, write_parquet
 
 OUTCOMES = {"toy": [[1, 0], [1, 1], [0, 0], [1, 1]]}

@@ -43,8 +43,8 @@ from eval.report.tables import (
     share,
     template_table,
 )
-from prompt_aug.errors import UsageError
-from prompt_aug.files import dump_lines
+from prompt_aug.base.errors import UsageError
+from prompt_aug.base.files import dump_lines
 from prompt_aug.grading import VERSION
 
 pytestmark = pytest.mark.config  # whole reports with their pictures: half a second each

@@ -1,4 +1,4 @@
-"""What the machine has for a run; the commands' messages are tested with them."""
+"""Disk space and ports of the machine."""
 
 import socket
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prompt_aug import places
+from prompt_aug.base import places
 from recipe.run import host
 
 

@@ -10,12 +10,12 @@ def test_an_actor_that_is_gone_is_named_and_a_new_one_is_welcome() -> None:
     answers = [{"queue", "worker_0"}, {"queue", "worker_0", "worker_1"}, {"queue", "worker_1"}]
     now = [0.0]
     alive = Liveness(named=lambda: answers.pop(0), clock=lambda: now[0])
-    alive.look()
+    alive.require_all()
     now[0] = EVERY - 0.1
-    alive.look()  # too early to ask again
+    alive.require_all()  # too early to ask again
     assert len(answers) == 2
     now[0] = EVERY
-    alive.look()
+    alive.require_all()
     now[0] = 2 * EVERY
     with pytest.raises(LostEngineError, match=r"^worker_0 ended in the middle of a step"):
-        alive.look()
+        alive.require_all()

@@ -23,19 +23,19 @@ nameless = Actor.remote()
 pids = ray.get([mine.pid.remote(), others.pid.remote(), nameless.pid.remote()])
 now = [0.0]
 alive = Liveness(clock=lambda: now[0])
-alive.look()
+alive.require_all()
 print(alive.known)
 for pid in pids[1:]:
     os.kill(pid, signal.SIGKILL)
 time.sleep(3)
 now[0] += 100
-alive.look()
+alive.require_all()
 os.kill(pids[0], signal.SIGKILL)
 end = time.monotonic() + 60
 try:
     while time.monotonic() < end:
         now[0] += 100
-        alive.look()
+        alive.require_all()
         time.sleep(0.2)
 except LostEngineError as error:
     print(error)

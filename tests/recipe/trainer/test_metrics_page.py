@@ -46,17 +46,13 @@ def texts_of(file: str) -> list[str]:
 
 
 def counted() -> set[str]:
-    """The counts of dynamic sampling, which the buffer puts its prefix before."""
+    """The counts of dynamic sampling, to which the buffer adds its prefix."""
     tree = ast.parse((TRAINER / "replay_buffer.py").read_text("utf-8"))
-    made = [n.value for n in ast.walk(tree) if isinstance(n, ast.Assign) if "counts" in names(n)]
-    (counts,) = [node for node in made if isinstance(node, ast.Dict)]
-    keys = [key.value for key in counts.keys if isinstance(key, ast.Constant)]
+    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    (counts,) = [n.value for n in assigned if ast.unparse(n.targets[0]) == "counts"]
+    keys = [ast.literal_eval(key) for key in counts.keys]  # type: ignore[attr-defined]
     evicted = [text for text in texts_of("replay_buffer.py") if re.fullmatch(r"evicted\w*", text)]
     return {f"dynamic_sampling/{name}" for name in [*keys, *evicted]}
-
-
-def names(node: ast.Assign) -> list[str]:
-    return [target.id for target in node.targets if isinstance(target, ast.Name)]
 
 
 def written() -> set[str]:

@@ -1,25 +1,23 @@
 """Shares of planted benchmark questions that decontamination finds.
 
-    python scripts/bench_decontamination.py --set metamath=DIR --set llm-decontaminator=DIR \\
-        --set gsm-plus=DIR --set math=FILE
-
 The benchmark is GSM8K's test set; for "TeX respelled" it is 1,000 questions of `math`. Each planted
 text is a question of the benchmark in another spelling or wording. "clean" is the second half of
 GSM8K's test set against the first half: what is found there is an error, or a true near duplicate.
 """
 
-import sys
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import bench
+from benchmarks import rephrase as pairs
 
-from prompt_aug.commands import in_columns, make_parser, run
+from prompt_aug.base.commands import in_columns
 from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex
 from prompt_aug.prepare.sources import load_rows
 from prompt_aug.rephrase.decontaminate import compare, local_embedder, shortlist
 from prompt_aug.rephrase.diagnose import Embed
 
+EXAMPLE = "--set metamath=DIR --set llm-decontaminator=DIR --set gsm-plus=DIR --set math=FILE"
 SAMPLE = 1000
 RESPELLED = {"\\frac": "\\dfrac", "\\left(": "(", "\\right)": ")", "$": " $ ", ",": "\\,,"}
 
@@ -33,10 +31,10 @@ def respelled(text: str) -> str:
 
 def planted(folders: Mapping[str, Path]) -> dict[str, tuple[list[str], list[str]]]:
     """Return kind -> (texts, benchmark questions)."""
-    rewordings = list(bench._gsm_rewordings(folders))
+    rewordings = list(pairs._gsm_rewordings(folders))
     test = [question for question, _ in rewordings]
     math = [str(row["question"]) for row in load_rows(str(folders["math"]))][:SAMPLE]
-    changed = [p for p in bench.gsm_plus(folders) if p.group == "numbers replaced"]
+    changed = [p for p in pairs.gsm_plus(folders) if p.group == "numbers replaced"]
     half = len(test) // 2
     return {
         "exact": (test, test),
@@ -54,9 +52,9 @@ def row_of(name: str, texts: Sequence[str], benchmark: Sequence[str], embed: Emb
         match is not None and match.score >= OVERLAP_LIMIT for match in map(index.best, texts)
     )
     listed: dict[int, set[str]] = {}
-    own, pairs = 0, 0
+    own, count = 0, 0
     for pair in shortlist(texts, benchmark, embed):
-        pairs += 1
+        count += 1
         own += pair.question == pair.benchmark
         verdict = compare(benchmark[pair.benchmark], texts[pair.question]).verdict
         listed.setdefault(pair.question, set()).add(verdict)
@@ -64,28 +62,14 @@ def row_of(name: str, texts: Sequence[str], benchmark: Sequence[str], embed: Emb
     doubtful = sum("doubtful" in v and "accept" not in v for v in listed.values())
     shares = (by_grams, own if name != "clean" else 0, same, doubtful)
     shown = [f"{count / len(texts):.3f}" for count in shares]
-    return [name, str(len(texts)), *shown, f"{pairs / len(texts):.2f}"]
+    return [name, str(len(texts)), *shown, f"{count / len(texts):.2f}"]
 
 
-def decontamination(folders: Mapping[str, Path]) -> int:
-    """Print the table; 0."""
+def main(parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    parser.add_argument("--set", type=pairs._named, action="append", required=True)
+    folders = dict(parser.parse_args(arguments).set)
     head = ["planted", "n", "n-grams", "in shortlist", "checks: same", "for a judge", "pairs each"]
     embed = local_embedder()
     rows = [row_of(name, *both, embed) for name, both in planted(folders).items()]
     print(in_columns([head, *rows]))
     return 0
-
-
-def main() -> int:
-    parser = make_parser(
-        "python scripts/bench_decontamination.py",
-        __doc__,
-        example="python scripts/bench_decontamination.py --set metamath=checkouts/MetaMath ...",
-    )
-    parser.add_argument("--set", type=bench._named, action="append", required=True)
-    options = parser.parse_args()
-    return run("bench", lambda: decontamination(dict(options.set)), interrupted="nothing is kept")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from prompt_aug.errors import UserError
+from prompt_aug.base.errors import UserError
 
 
 class TokenizerError(UserError):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from prompt_aug.errors import UsageError, UserError
+from prompt_aug.base.errors import UsageError, UserError
 
 DISTRIBUTION = "rlvr-recipes"
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it

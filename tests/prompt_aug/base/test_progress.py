@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from prompt_aug.progress import Progress, duration
+from prompt_aug.base.progress import Progress, duration
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,22 @@
-"""What the driver's own work costs in a step: advantages, token weights, covariance metrics.
-
-    OMP_NUM_THREADS=2 python scripts/bench_driver.py [--rows 1024] [--tokens 3072] [--repeats 5]
+"""Cost of the driver's own work in a step: advantages, token weights, covariance metrics.
 
 The batch is made up, from `--seed`: groups of 8 responses of tokens / 12 to tokens tokens (256 to
 3072), rewards of 0 and 1 from one pass rate per group, and a log-probability for every token.
 verl's function gets what verl's trainer gives it (float32 rewards per token, the mask as integers,
-uids as strings); ours get what recipe.trainer.batch makes (float64). After one round unmeasured,
-every round measures all lines one after the other: a slow moment of the machine meets them all.
+uids as strings); ours get what recipe.trainer.batch makes (float64). After one warm-up round, every
+round measures all lines in turn, so that a slow moment of the machine affects them all.
 
-The table holds the median seconds, their ratio to those of verl's GRPO advantage, and their share
-of a step of 30 s: the published steps of prompt augmentation (arXiv 2602.03190) take tens of
-seconds. The last line is the sum of what a CW-GRPO step (arXiv 2605.11538) does on the driver: the
-columns made a record and the advantages written back, the whole of recipe.algorithms.compute
-(advantages, weights, their metrics), and the statistics of groups and rephrasings. TransferQueue
-itself is in the paired steps of scripts/bench_trainer.py.
+The table holds median seconds, the ratio to verl's GRPO advantage, and the share of a step of 30 s
+(published steps of prompt augmentation, arXiv 2602.03190, take tens of seconds). The last line is
+the sum of what a CW-GRPO step (arXiv 2605.11538) does on the driver: columns to a record,
+recipe.algorithms.compute (advantages, weights, metrics), statistics of groups and rephrasings,
+advantages back to rows. `bench.py trainer` includes TransferQueue.
 """
 
 import statistics
 import time
-from collections.abc import Callable
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +25,6 @@ import torch
 from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
-from prompt_aug.commands import make_parser
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import compute_advantages
 from recipe.algorithms.covariance import covariance_metrics, token_covariance
@@ -35,7 +32,8 @@ from recipe.algorithms.rollouts import RolloutBatch
 from recipe.trainer.batch import Fetched, matrix, ragged, rollouts_of
 from recipe.trainer.metrics import entropy, group_metrics, rephrasing_metrics
 
-SETTINGS = Path(__file__).resolve().parents[1] / "recipe" / "config" / "recipe.yaml"
+EXAMPLE = "--rows 256"
+SETTINGS = Path(__file__).resolve().parents[2] / "recipe" / "config" / "recipe.yaml"
 GROUP = 8
 STEP_SECONDS = 30.0
 VERL = "verl: compute_grpo_outcome_advantage"
@@ -155,22 +153,13 @@ def table(medians: dict[str, float]) -> list[str]:
     ]
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = make_parser(
-        "python scripts/bench_driver.py",
-        __doc__,
-        example="python scripts/bench_driver.py --rows 256",
-    )
+def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     parser.add_argument("--rows", type=int, default=1024, help="responses of the made-up step")
     parser.add_argument("--tokens", type=int, default=3072, help="of the longest response")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds that are measured")
+    parser.add_argument("--repeats", type=int, default=5, help="measured rounds")
     parser.add_argument("--seed", type=int, default=0, help="of the made-up step")
     given = parser.parse_args(arguments)
     batch = made_up(given.rows, given.tokens, given.seed)
     tokens = sum(batch.lengths)
     print(f"{given.rows} x {given.tokens}, {tokens} tokens, {torch.get_num_threads()} threads\n")
     print("\n".join(table(measure(lines(batch), given.repeats))))
-
-
-if __name__ == "__main__":
-    main()

@@ -4,8 +4,8 @@ import argparse
 
 import pytest
 
-from prompt_aug.commands import add_renamed, add_steps, in_columns, make_parser, run
-from prompt_aug.errors import UsageError, UserError
+from prompt_aug.base.commands import add_renamed, add_steps, in_columns, make_parser, run
+from prompt_aug.base.errors import UsageError, UserError
 
 
 def fail(error: BaseException) -> int:

@@ -1,7 +1,5 @@
 r"""Coverage-guided fuzzing of the grader: mutates answers, keeps those that reach new lines.
 
-    python scripts/fuzz_grading.py [--minutes 10] [--seed 0] [--trace-every 4]
-
 Laws that every input must keep:
  1. grading returns a `Grade` with a known status, never raises and has no internal error;
  2. an answer is equal to itself: `grade_answer(x, x)` is correct, and so is `\boxed{x}` where the
@@ -28,16 +26,18 @@ import json
 import random
 import sys
 import time
+from argparse import ArgumentParser
 from collections import Counter
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 from tqdm import tqdm
 
-from prompt_aug.commands import make_parser
 from prompt_aug.grading import STATUSES, Extraction, grade, grade_answer, normal_form
 from prompt_aug.grading.extract import extract
 
+EXAMPLE = "--minutes 1"
 MAX_SECONDS = 240.0
 SEEDS = (
     r"\frac{1}{2} 3\sqrt{5} x=5 \pm (1,2] \{1,2\} 50\% 1,234 52_8 \text{(C)} 90^\circ x^2-1 2i \pi"
@@ -254,19 +254,13 @@ def broken_laws(text: str, gold: str) -> list[str]:
     return broken
 
 
-def main() -> None:
-    """Fuzzes for the given time."""
-    parser = make_parser(
-        "python scripts/fuzz_grading.py",
-        __doc__,
-        example="python scripts/fuzz_grading.py --minutes 1",
-    )
+def main(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long")
     parser.add_argument("--seed", type=int, default=0, help="of the mutations")
     parser.add_argument(
         "--trace-every", type=int, default=4, help="inputs for each one whose lines are traced"
     )
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     rng, corpus, lines = random.Random(options.seed), list(SEEDS), Lines()
     statuses: Counter[str] = Counter()
     failures: dict[str, list[str]] = {}
@@ -302,8 +296,4 @@ def main() -> None:
     print(json.dumps(report))
     for text, (gold, *problems) in list(failures.items())[:20]:
         print(json.dumps({"input": text, "gold": gold, "problems": problems}))
-    sys.exit(1 if failures else 0)
-
-
-if __name__ == "__main__":
-    main()
+    return int(bool(failures))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_aug.estimates import all_table, no_signal, pass_at_k, powers, wilson
+from prompt_aug.base.estimates import all_table, no_signal, pass_at_k, powers, wilson
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,18 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from prompt_aug import files
-from prompt_aug.errors import UserError
-from prompt_aug.files import (
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import (
     FileError,
     InUseError,
     MissingFileError,
     append_lines,
     digests,
+    is_held,
     lock,
     read_json,
     read_lines,
@@ -48,7 +46,7 @@ def test_a_kill_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
     write_text(path, "old")
     code = (
         "import os, signal, sys\nfrom pathlib import Path\n"
-        "from prompt_aug.files import replacing\n"
+        "from prompt_aug.base.files import replacing\n"
         "with replacing(Path(sys.argv[1])) as file:\n"
         "    file.write(b'half'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -165,104 +163,55 @@ def test_digests_are_those_of_sha256sum(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- locks
 
 HOLDER = (
-    "import errno, fcntl, os, sys, time\nfrom pathlib import Path\nfrom prompt_aug import files\n"
-    "def unsupported(*_): raise OSError(errno.ENOSYS, 'not implemented')\n"
-    "if sys.argv[2] == 'no flock': fcntl.flock = unsupported\n"
+    "import sys, time\nfrom pathlib import Path\nfrom prompt_aug.base import files\n"
     "held = files.lock(Path(sys.argv[1]))\nprint('held', flush=True)\ntime.sleep(60)\n"
 )
 
 
-@pytest.fixture(params=["flock", "no flock"])
-def other(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Any]:
-    """Another process that holds the folder, on a file system with or without flock."""
-    monkeypatch.setattr(files, "SETTLE", 0.0)
-    if request.param == "no flock":
-        monkeypatch.setattr(fcntl, "flock", unsupported)
-    command = [sys.executable, "-c", HOLDER, str(tmp_path), request.param]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline().strip() == "held"
-    yield process
-    process.kill()
-    process.wait()
-
-
-def unsupported(*_: object) -> None:
-    raise OSError(errno.ENOSYS, "not implemented")
-
-
-def test_a_folder_has_one_holder_and_a_killed_one_frees_it(tmp_path: Path, other: Any) -> None:
-    with pytest.raises(InUseError, match=f"in use by process {other.pid} on "):
-        lock(tmp_path)
-    other.kill()
-    other.wait()
+def test_a_folder_has_one_holder_and_a_killed_one_frees_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "SLURM_JOB_ID": "5"}
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline().strip() == "held"
+        with pytest.raises(InUseError, match=rf"in use by process {other.pid} on .* \(job 5\)"):
+            lock(tmp_path)
+        assert is_held(tmp_path)
+        other.kill()
+    assert not is_held(tmp_path)
     with lock(tmp_path), pytest.raises(InUseError, match=f"process {os.getpid()}"):
         lock(tmp_path)
+    assert not is_held(tmp_path) and not is_held(tmp_path / "nowhere")
     lock(tmp_path).close()
 
 
-def left_by(folder: Path, **changes: object) -> None:
-    """A lock as another node leaves it: one whose kernel's locks do not reach this node."""
-    held = lock(folder)
-    owner = json.loads((folder / ".lock").read_text())
-    held.close()
-    (folder / ".lock").write_text(json.dumps({**owner, "host": "elsewhere", **changes}))
-
-
-def test_the_owner_on_another_node_counts_as_dead_only_without_a_sign(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "LEASE", 1.0)
-    left_by(tmp_path, pid=77, job="5")
+def test_a_check_does_not_take_the_lock_from_a_process_that_wants_it(tmp_path: Path) -> None:
+    lock(tmp_path).close()
     stop = threading.Event()
-    alive = threading.Thread(target=touch_until, args=(tmp_path / ".lock", stop))
-    alive.start()
+    asking = threading.Thread(target=lambda: [is_held(tmp_path) for _ in iter(stop.is_set, True)])
+    asking.start()
     try:
-        with pytest.raises(InUseError, match=r"process 77 on elsewhere \(job 5\)"):
-            lock(tmp_path)
+        for _ in range(50):
+            lock(tmp_path).close()
     finally:
         stop.set()
-        alive.join()
-    lock(tmp_path).close()
+        asking.join()
 
 
-def touch_until(path: Path, stop: threading.Event) -> None:
-    while not stop.wait(0.05):
-        os.utime(path)
-
-
-def test_a_holder_gives_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "BEAT", 0.01)
-    with lock(tmp_path):
-        before = (tmp_path / ".lock").stat().st_mtime_ns
-        touched = threading.Event()
-        for _ in range(1000):
-            if (tmp_path / ".lock").stat().st_mtime_ns != before:
-                touched.set()
-                break
-            touched.wait(0.01)
-        assert touched.is_set()
-
-
-@pytest.mark.parametrize("restarts", [1, 0])
-def test_a_requeued_job_takes_its_own_lock_on_another_node_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr(files, "LEASE", 0.0)
-    monkeypatch.setattr(files, "_is_touched", lambda *_: True)  # as a live one would be
-    left_by(tmp_path, job="5", restarts=0)
-    monkeypatch.setenv("SLURM_JOB_ID", "5")
-    monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
-    if restarts:
-        lock(tmp_path).close()
-    else:  # two tasks of one job
-        with pytest.raises(InUseError):
-            lock(tmp_path)
+    def unsupported(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with pytest.raises(FileError, match=str(tmp_path)):
+        lock(tmp_path)
+    assert not is_held(tmp_path)
 
 
-def test_an_error_that_is_not_about_locks_is_not_taken_for_one(
+def test_another_error_of_the_file_system_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -271,9 +220,3 @@ def test_an_error_that_is_not_about_locks_is_not_taken_for_one(
     monkeypatch.setattr(fcntl, "flock", broken)
     with pytest.raises(OSError, match="input/output"):
         lock(tmp_path)
-
-
-def test_a_file_of_an_older_lock_does_not_keep_anyone_out(tmp_path: Path) -> None:
-    (tmp_path / ".lock").write_text("12345")  # a process number, as it was once
-    lock(tmp_path).close()
-    assert (tmp_path / ".lock").read_text() == ""

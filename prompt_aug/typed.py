@@ -1,0 +1,252 @@
+"""Typed reader for the files and settings that a user writes: pydantic types, one-line errors.
+
+`read_typed` reads a yaml or json file into a pydantic model; `parse_typed` does the same for a
+value. Each problem becomes one line ``KEY=VALUE: what is wrong``, with the full key. All problems
+of a file are in one error. Models derive from `Record`: closed, frozen, and strict, so that the
+text "3" is no number and 1 is no boolean.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
+
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import FileError, read_json, read_text
+
+T = TypeVar("T")
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+UNSET = "???"  # OmegaConf's mark of a mandatory value
+
+# ------------------------------------------------------------------------- types of values
+
+
+class Record(BaseModel):
+    """Base of the models: unknown keys, other types, infinities and assignments are errors."""
+
+    model_config = STRICT
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    if len(set(values)) < len(values):
+        raise ValueError("a name is listed twice")
+    return values
+
+
+def _sum_above_zero(values: list[float]) -> list[float]:
+    if values and not sum(values) > 0:
+        raise ValueError("all weights are 0")
+    return values
+
+
+def _not_zero(value: int) -> int:
+    if value == 0:
+        raise ValueError("0 would leave none (-1: all)")
+    return value
+
+
+def _is_set(value: str) -> str:
+    if value == UNSET:
+        raise ValueError("is not set")
+    return value
+
+
+def as_list(value: Any) -> Any:
+    """A list of one for a text, otherwise the value."""
+    return [value] if isinstance(value, str) else value
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+# Rejects the empty text that an unset shell variable leaves.
+Text = Annotated[str, Field(pattern=r"\S"), AfterValidator(_is_set)]
+Texts = Annotated[list[Text], BeforeValidator(as_list)]
+Names = Annotated[list[Text], Field(min_length=1), AfterValidator(_distinct)]
+Weights = Annotated[list[Annotated[float, Field(ge=0)]], AfterValidator(_sum_above_zero)]
+Several = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]  # Several[Level]: a list in the file
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+OrNever = Annotated[int, Field(ge=-1)]  # verl's -1: never, or no limit
+OrAll = Annotated[int, Field(ge=-1), AfterValidator(_not_zero)]
+Weight = Annotated[float, Field(ge=0)]
+Above0 = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Part = Annotated[float, Field(gt=0, le=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # the range of numpy and vLLM
+
+# ------------------------------------------------------------------------- reading
+
+WORDING = {  # of pydantic's errors that use Python's terms
+    "string_pattern_mismatch": "must not be empty (is a shell variable not set?)",
+    "string_type": "should be text",
+    "bool_type": "should be true or false",
+    "int_type": "should be a whole number",
+    "float_type": "should be a number",
+    "list_type": "should be a list, as [a, b]",
+    "tuple_type": "should be a list, as [a, b]",
+    "dict_type": "should be a section of keys and values",
+    "model_type": "should be a section of keys and values",
+}
+
+
+class _UniqueKeyLoader(yaml.CSafeLoader):
+    """Safe loader that rejects repeated keys; yaml's own loader takes the last one."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        merge = "tag:yaml.org,2002:merge"  # "<<", which may be repeated
+        keys = [str(key.value) for key, _ in node.value if key.tag != merge]
+        repeated = sorted({key for key in keys if keys.count(key) > 1})
+        if repeated:
+            raise yaml.YAMLError(f"the key {repeated[0]!r} is repeated, {node.start_mark}")
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str, place: str) -> Any:
+    """Return the value of a yaml text; FileError naming `place` for bad yaml or repeated keys."""
+    try:
+        return yaml.load(text, Loader=_UniqueKeyLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date
+        said = " ".join(str(error).split())
+        raise FileError(f"{place}: not valid yaml: {said}. Correct the file.") from error
+
+
+def read_typed(path: Path, kind: type[T], error: type[UserError] = FileError) -> T:
+    """Read a yaml file, or a .json file, as `kind`: a `Record`, or any type pydantic validates.
+
+    Raises `error` for a missing or unreadable file and for wrong values, all problems in one.
+    """
+    try:
+        as_json = path.suffix == ".json"
+        value = read_json(path) if as_json else parse_yaml(read_text(path), str(path))
+    except FileError as problem:
+        raise problem if isinstance(problem, error) else error(str(problem)) from problem
+    return parse_typed(value, kind, str(path), error)
+
+
+def parse_typed(value: Any, kind: type[T], place: str, error: type[UserError] = FileError) -> T:
+    """Return `value` as `kind`; raises `error`, each line beginning with `place`."""
+    checker: TypeAdapter[T] = adapter(kind)
+    if found := problems(checker, value):
+        raise error("\n".join(f"{place}: {message}" for message in found.values()))
+    return checker.validate_python(value)
+
+
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return pydantic's validator of a type, strict also where the type is not a `Record`."""
+    is_record = isinstance(kind, type) and issubclass(kind, BaseModel)
+    return TypeAdapter(kind, config=None if is_record else STRICT)
+
+
+def problems(
+    checker: TypeAdapter[Any], value: Any, key: str = "", why: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return {full key: message} for all that is wrong with `value`, which is named `key`.
+
+    `why` holds a reason for keys whose range does not explain itself.
+    """
+    try:
+        checker.validate_python(value)
+    except ValidationError as error:
+        lines: dict[str, str] = {}
+        # Of the alternatives of a union the one with the right type explains the most.
+        found = sorted(error.errors(include_url=False), key=lambda e: e["type"].endswith("_type"))
+        for problem in found:
+            place = _keys(problem["loc"], value, problem["type"])
+            name = _full_key(key, place)
+            message = _message(checker, name, place, problem)
+            reason = (why or {}).get(name)
+            lines.setdefault(name, message + (f" ({reason})" if reason else ""))
+        return lines
+    return {}
+
+
+def _message(checker: TypeAdapter[Any], name: str, place: list[Any], problem: Any) -> str:
+    value, kind = problem["input"], problem["type"]
+    prefix = f"{name}: " if name else ""
+    if kind == "extra_forbidden":
+        known = _fields(checker, place[:-1])
+        meant = closest(str(place[-1]), known) or f". Known keys: {', '.join(known)}."
+        return f"{prefix}unknown key{meant}"
+    if name and (kind == "missing" or value is None or value == UNSET):
+        return f"{prefix}not set. Give it a value."
+    said = WORDING.get(kind) or problem["msg"].removeprefix("Value error, ")
+    said = said.replace("Input should", "should").replace("Value should", "should")
+    if not name or isinstance(value, Mapping | BaseModel):
+        return prefix + said
+    return f"{name}={shown(value)}: {said}"
+
+
+def _keys(place: tuple[int | str, ...], value: Any, kind: str) -> list[int | str]:
+    """Return pydantic's location without the names of the alternatives of a union."""
+    keys: list[int | str] = []
+    for number, part in enumerate(place, start=1):
+        last_missing = number == len(place) and kind == "missing"
+        if isinstance(value, Mapping) and (part in value or last_missing):
+            value = value.get(part)
+        elif isinstance(value, list | tuple) and isinstance(part, int):
+            value = value[part] if part < len(value) else None
+        else:
+            continue
+        keys.append(part)
+    return keys
+
+
+def _full_key(key: str, place: list[int | str]) -> str:
+    """``recipe`` and [augment, weights, 1] -> ``recipe.augment.weights[1]``."""
+    for part in place:
+        key += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return key.removeprefix(".")
+
+
+def _fields(checker: TypeAdapter[Any], place: list[int | str]) -> list[str]:
+    """Return the keys that the record at `place` may have."""
+    schema = checker.json_schema()
+    definitions = schema.get("$defs", {})
+
+    def alternatives(node: Any) -> Iterable[dict[str, Any]]:
+        if "$ref" in node:
+            node = definitions[node["$ref"].rpartition("/")[2]]
+        for part in node.get("anyOf", ()):
+            yield from alternatives(part)
+        yield node
+
+    def inside(node: dict[str, Any], part: int | str) -> Any:
+        if isinstance(part, int):
+            return node.get("items")
+        return node.get("properties", {}).get(part) or node.get("additionalProperties")
+
+    nodes = list(alternatives(schema))
+    for part in place:
+        nodes = [deeper for n in nodes if (x := inside(n, part)) for deeper in alternatives(x)]
+    return sorted({name for node in nodes for name in node.get("properties", {})})
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """Return ``, did you mean X?`` or nothing; a key with the same last part comes first."""
+    known, last = list(known), name.rpartition(".")[2]
+    same = [k for k in known if "." in name and k.rpartition(".")[2] == last]
+    near = difflib.get_close_matches(name, same or known, n=1, cutoff=0 if same else 0.6)
+    return f", did you mean {near[0]}?" if near else ""
+
+
+def shown(value: Any) -> str:
+    """Return a value as it is written in yaml and on the command line."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(shown, value))}]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return re.sub(r"\s+", " ", str(value))

@@ -1,0 +1,419 @@
+"""Accept and reject rates of the checks of `prompt_aug.rephrase` on public pairs.
+
+Each set is read from a checkout of its repository, which you name (`--set NAME=DIR`). Nothing is
+downloaded. prompt_aug/rephrase/README.md says how far a set marked `held out` is unseen.
+"""
+
+import csv
+import heapq
+import itertools
+import json
+import math
+import random
+import zlib
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prompt_aug.base.commands import in_columns
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.estimates import wilson
+from prompt_aug.grading import grade_many
+from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex, words
+from prompt_aug.prepare.sources import load_rows
+from prompt_aug.rephrase.verify import Check, check
+
+EXAMPLE = "--set gsm-plus=checkouts/GSM-Plus"
+SURE, CLEAR = 0.45, 0.1  # cosine of a pair, and how much less the next question has
+Reader = Callable[[Mapping[str, Path]], Iterator["Pair"]]
+GSM_TEST = "data/test/GSM8K_test.jsonl"
+CHANGED = {
+    "numerical substitution": "numbers replaced",
+    "digit expansion": "digits added",
+    "integer-decimal-fraction conversion": "whole to decimal",
+    "reversing operation": "reversed",
+    "adding operation": "step added",
+    "critical thinking": "condition removed",
+}
+
+
+class BenchError(UserError):
+    """A checkout that lacks a file, or a set that is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A question, a candidate, what the candidate is, and answers of solvers to the candidate.
+
+    kind: "good", "changed", "hidden" (changed inside a rewording) or "extra" (a distractor, same
+    answer). `solved`: solver -> (its response to the question, its response to the candidate).
+    """
+
+    group: str
+    kind: str
+    question: str
+    candidate: str
+    answer: str = ""
+    solved: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise BenchError(f"{path}: no such file. Name the checkout of the set's repository.")
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+
+
+def _table(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        raise BenchError(f"{path}: no such file. Name the checkout of the set's repository.")
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def gsm_plus(folders: Mapping[str, Path]) -> Iterator[Pair]:
+    """GSM-Plus (arXiv 2402.19255, github.com/qtli/GSM-Plus): 300 questions of each perturbation."""
+    for line in _lines(folders["gsm-plus"] / "dataset/gsmplus_testmini.jsonl"):
+        name, own = line["perturbation_type"], (line["seed_question"], line["question"])
+        if name == "problem understanding":
+            yield Pair("reworded", "good", *own, str(line["seed_answer"]))
+        elif name == "distraction insertion":
+            yield Pair("distractor", "extra", *own)
+        elif _changes(line):
+            yield Pair(CHANGED[name], "changed", *own)
+
+
+def _changes(line: Mapping[str, Any]) -> bool:
+    """Return True if the answer is another one: 0.5 of a house is half a house."""
+    return str(line["answer"]) != str(line["seed_answer"])
+
+
+def mathcheck(folders: Mapping[str, Path]) -> Iterator[Pair]:
+    """MathCheck-GSM (arXiv 2407.08733, github.com/PremiLab-Math/MathCheck), 129 seeds.
+
+    Its `results` hold one response of each model to each question: the stored solver answers.
+    """
+    folder = folders["mathcheck"]
+    path = folder / "gsm_checklist.json"
+    if not path.is_file():
+        raise BenchError(f"{path}: no such file. Name the checkout of the set's repository.")
+    responses: dict[str, dict[str, str]] = defaultdict(dict)
+    for solver in ("gpt-3.5-turbo", "gemini-1.5-pro-latest", "o1-mini"):
+        file = (
+            folder
+            / f"results/gsm_checklist_{solver}_task_all_question_all_zeroshot_prediction.json"
+        )
+        for line in json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ():
+            if line["task_type"] == "solving":
+                responses[solver][line["question"]] = str(line["model_prediction"])
+    groups: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for line in json.loads(path.read_text(encoding="utf-8")):
+        if line["task_type"] == "solving":
+            groups[line["group_id"]][line["question_type"]] = line
+    kinds = {
+        "problem_understanding_question": ("reworded", "good"),
+        "scenario_understanding": ("other unknown", "changed"),
+        "distractor_insertion_question": ("distractor", "extra"),
+    }
+    for group in groups.values():
+        seed = group["seed_question"]
+        for name, (shown, kind) in kinds.items():
+            text = group[name]["question"]
+            solved = {
+                solver: (answers[seed["question"]], answers[text])
+                for solver, answers in responses.items()
+                if seed["question"] in answers and text in answers
+            }
+            same = group[name]["answer"] == seed["answer"]
+            if kind == "changed" and same:
+                continue  # another unknown with the same value: the answer cannot tell
+            yield Pair(shown, kind, seed["question"], text, str(seed["answer"]), solved)
+
+
+def _gsm_rewordings(folders: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
+    """(question of GSM8K's test set, its rewording) of llm-decontaminator; same order."""
+    asked = [line["query"] for line in _lines(folders["metamath"] / GSM_TEST)]
+    said = _lines(folders["llm-decontaminator"] / "data/rephrase/rephrase_gsm8k.jsonl")
+    for question, line in zip(asked, said, strict=False):
+        text = line["text"].split("\nAnswer:")[0].removeprefix("Question:").strip()
+        if text:
+            yield question, text
+
+
+def decontaminator(folders: Mapping[str, Path]) -> Iterator[Pair]:
+    """GSM8K test, reworded to evade n-gram search (arXiv 2311.04850, lm-sys/llm-decontaminator)."""
+    for question, text in _gsm_rewordings(folders):
+        yield Pair("reworded", "good", question, text)
+
+
+def hidden(folders: Mapping[str, Path]) -> Iterator[Pair]:
+    """A changed question of GSM-Plus against a rewording of its seed, from another source."""
+    reworded = {" ".join(q.split()): text for q, text in _gsm_rewordings(folders)}
+    for line in _lines(folders["gsm-plus"] / "dataset/gsmplus_testmini.jsonl"):
+        text = reworded.get(" ".join(line["seed_question"].split()))
+        if text and line["perturbation_type"] in CHANGED and _changes(line):
+            yield Pair(CHANGED[line["perturbation_type"]], "hidden", line["question"], text)
+
+
+def _rewritten(folder: Path, texts: Sequence[str]) -> Iterator[Pair]:
+    """Rewritings whose nearest question is clear; this favors those that keep rare words."""
+    nearest = Nearest(texts)
+    for line in _table(folder / "rephrased1.csv"):
+        (first, place), (second, _) = nearest.two(line["question"])
+        if first > SURE and first - second > CLEAR:
+            yield Pair("rewritten", "good", texts[place], line["question"])
+
+
+def dice_gsm(folders: Mapping[str, Path]) -> Iterator[Pair]:
+    """GSM8K test, rewritten by GPT-4 (arXiv 2406.04197, github.com/THU-KEG/DICE)."""
+    folder = folders["dice"] / "OOD_test/scripts/data/gsm8k"
+    return _rewritten(folder, [line["question"] for line in _table(folder / "original.csv")])
+
+
+def dice_math(folders: Mapping[str, Path]) -> Iterator[Pair]:
+    """MATH test, rewritten by GPT-4 (DICE); its originals are the questions of `math`."""
+    rows = load_rows(str(folders["math"]))
+    texts = [text for row in rows if (text := row.get("problem") or row.get("question"))]
+    return _rewritten(folders["dice"] / "OOD_test/scripts/data/math", texts)
+
+
+def _half(read: Reader, part: int) -> Reader:
+    """Half of the pairs, so that one half can be looked at and the other be held out."""
+    return lambda folders: (
+        p for p in read(folders) if zlib.crc32(p.candidate.encode()) % 2 == part
+    )
+
+
+class Nearest:
+    """Cosine of words and word pairs, weighted by rarity."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        counts = [self._counts(text) for text in texts]
+        self.seen = Counter(gram for found in counts for gram in found)
+        self.total = len(texts)
+        self.places: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        for place, found in enumerate(counts):
+            for gram, weight in self._weights(found).items():
+                if self.seen[gram] < self.total / 3:
+                    self.places[gram].append((place, weight))
+
+    @staticmethod
+    def _counts(text: str) -> Counter[str]:
+        found = words(text)
+        return Counter([*found, *(" ".join(pair) for pair in itertools.pairwise(found))])
+
+    def _weights(self, found: Mapping[str, int]) -> dict[str, float]:
+        rare = {
+            g: math.log(self.total / self.seen[g]) * (1 + math.log(n)) for g, n in found.items()
+        }
+        norm = math.sqrt(sum(weight**2 for weight in rare.values())) or 1.0
+        return {gram: weight / norm for gram, weight in rare.items()}
+
+    def two(self, text: str) -> list[tuple[float, int]]:
+        """(cosine, place) of the nearest two texts."""
+        known = {gram: n for gram, n in self._counts(text).items() if gram in self.seen}
+        scores: dict[int, float] = defaultdict(float, {-1: 0.0, -2: 0.0})
+        for gram, weight in self._weights(known).items():
+            for place, other in self.places.get(gram, ()):
+                scores[place] += weight * other
+        return heapq.nlargest(2, ((score, place) for place, score in scores.items()))
+
+
+def math_perturb(folders: Mapping[str, Path]) -> Iterator[Pair]:
+    """MATH-Perturb (arXiv 2502.06453, Kaffaljidhmah2/MATH-Perturb): simple against hard."""
+    folder = folders["math-perturb"] / "math_perturb"
+    hard = {
+        line["problem_id"]: line["problem"] for line in _lines(folder / "math_perturb_hard.jsonl")
+    }
+    for line in _lines(folder / "math_perturb_simple.jsonl"):
+        if line["problem_id"] in hard:
+            yield Pair("simple, hard", "changed", line["problem"], hard[line["problem_id"]])
+
+
+def var_math(folders: Mapping[str, Path]) -> Iterator[Pair]:
+    """VAR-MATH (arXiv 2507.12885, github.com/nigelyaoj/VAR-MATH): AMC 23 with other numbers."""
+    folder = folders["var-math"] / "VAR_data"
+    own = {line["id"]: line for line in _lines(folder / "amc23/test.jsonl")}
+    for line in _lines(folder / "VAR_amc23/test.jsonl"):
+        seed = own.get(line["id"].split("_")[0])
+        if seed and seed["answer"] != line["answer"]:
+            yield Pair("other numbers", "changed", seed["question"], line["question"])
+
+
+def audit(kind: str) -> Reader:
+    """Return a reader of the contamination audit's edits of MATH-500 problems.
+
+    github.com/ademcodesproducts/contamination-audit: other numbers, or one more sentence of context
+    without a quantity, both written by GPT-4o.
+    """
+    named = {
+        "number_swap": ("numbers replaced", "changed"),
+        "surface_noise": ("sentence of context", "extra"),
+    }
+
+    def read(folders: Mapping[str, Path]) -> Iterator[Pair]:
+        path = folders["audit"] / "data/processed/contaminated_and_perturbations.csv"
+        rows = [row for row in _table(path) if row["problem"].strip()]
+        own = {r["math500_id"]: r["problem"] for r in rows if r["perturbation_type"] == "original"}
+        for row in rows:
+            if row["perturbation_type"] == kind and row["math500_id"] in own:
+                yield Pair(*named[kind], own[row["math500_id"]], row["problem"])
+
+    return read
+
+
+@dataclass(frozen=True, slots=True)
+class PairSet:
+    """A set of pairs: the checkouts it is read from, its subject, and if it was held out."""
+
+    read: Reader
+    needs: tuple[str, ...]
+    held_out: bool = True
+    subject: str = "word problems"
+
+
+SETS = {
+    "Contamination audit, numbers": PairSet(audit("number_swap"), ("audit",), subject="MATH"),
+    "Contamination audit, context": PairSet(audit("surface_noise"), ("audit",), subject="MATH"),
+    "GSM-Plus": PairSet(gsm_plus, ("gsm-plus",), held_out=False),
+    "MathCheck-GSM": PairSet(mathcheck, ("mathcheck",), held_out=False),
+    "MATH-Perturb": PairSet(math_perturb, ("math-perturb",), subject="MATH"),
+    "VAR-MATH": PairSet(var_math, ("var-math",), subject="MATH"),
+    "llm-decontaminator": PairSet(decontaminator, ("llm-decontaminator", "metamath")),
+    "DICE GSM8K": PairSet(dice_gsm, ("dice",)),
+    "DICE MATH, half": PairSet(_half(dice_math, 0), ("dice", "math"), False, "MATH"),
+    "DICE MATH, other half": PairSet(_half(dice_math, 1), ("dice", "math"), subject="MATH"),
+    "GSM-Plus, reworded, half": PairSet(
+        _half(hidden, 0), ("gsm-plus", "llm-decontaminator", "metamath"), False
+    ),
+    "GSM-Plus, reworded, other half": PairSet(
+        _half(hidden, 1), ("gsm-plus", "llm-decontaminator", "metamath")
+    ),
+}
+
+
+def checked(pairs: Sequence[Pair]) -> list[Check]:
+    """The verdict of each pair."""
+    return [check(pair.question, pair.candidate) for pair in pairs]
+
+
+def _folders(options: Namespace) -> dict[str, Path]:
+    """Return the named checkouts. Raises BenchError for none and for an unknown name."""
+    folders: dict[str, Path] = dict(options.set)
+    if not folders:
+        raise BenchError("--set: missing. Name at least one checkout.")
+    if unknown := folders.keys() - {name for one in SETS.values() for name in one.needs}:
+        raise BenchError(f"--set {', '.join(sorted(unknown))}: unknown. See --help.")
+    return folders
+
+
+def rephrase(options: Namespace) -> int:
+    """Print the table of all sets whose checkouts are named; 0."""
+    folders = _folders(options)
+    head = ["set", "kind", "pairs", "n", "accept", "doubtful", "reject", "overlap"]
+    rows: list[list[str]] = [head]
+    totals: dict[tuple[str, str, bool], Counter[str]] = {}
+    everything: list[Pair] = []
+    known = {name: one for name, one in SETS.items() if folders.keys() >= {*one.needs}}
+    for name, one in known.items():
+        groups: dict[tuple[str, str], list[tuple[Pair, Check]]] = defaultdict(list)
+        pairs = list(one.read(folders))
+        everything += pairs
+        for pair, verdict in zip(pairs, checked(pairs), strict=True):
+            groups[pair.kind, pair.group].append((pair, verdict))
+            total = totals.setdefault((one.subject, pair.kind, one.held_out), Counter())
+            total[verdict.verdict] += 1
+        shown = name + (" (held out)" if one.held_out else "")
+        for (kind, group), found in sorted(groups.items()):
+            rates = _rates(Counter(str(c.verdict) for _, c in found))
+            rows.append([shown, kind, group, *rates, f"{_overlap([p for p, _ in found]):.3f}"])
+        for line in _solved([pair for pairs in groups.values() for pair in pairs]):
+            rows.append([shown, *line, ""])
+        if options.show and not one.held_out:
+            _show(groups, options.show)
+    for (subject, kind, held_out), counts in sorted(totals.items()):
+        shown = f"all {'held out' if held_out else 'tuned on'}"
+        rows.append([shown, kind, subject, *_rates(counts), ""])
+    if options.fuzz:
+        print(_fuzz(everything, options.fuzz))
+    print(in_columns(rows, left=("kind", "pairs", "accept")))
+    return 0
+
+
+def _overlap(pairs: Sequence[Pair]) -> float:
+    """Return the share that decontamination finds, the questions being a benchmark."""
+    index = OverlapIndex({"questions": [pair.question for pair in pairs]})
+    found = (index.best(pair.candidate) for pair in pairs)
+    return sum(match is not None and match.score >= OVERLAP_LIMIT for match in found) / len(pairs)
+
+
+def _fuzz(pairs: Sequence[Pair], count: int) -> str:
+    """Check random edits of the pairs, and report those on which a filter raised."""
+    rng, raised = random.Random(0), list[str]()
+    pieces = ["0 times", "1/0", "$", "\\frac{", "{", "^", "half of 0", "²", "3:00", "", "%", "√("]
+    for _ in range(count):
+        pair = rng.choice(pairs)
+        place = rng.randrange(len(pair.candidate) + 1)
+        text = (
+            pair.candidate[:place] + rng.choice(pieces) + pair.candidate[place + rng.randrange(9) :]
+        )
+        raised += [r.detail for r in check(pair.question, text).reasons if r.filter == "error"]
+    return f"{count} random edits: {len(raised)} filters raised {sorted(set(raised))[:5]}"
+
+
+def _rates(counts: Counter[str]) -> list[str]:
+    total = counts.total()
+    low, high = wilson(counts["accept"] / total, total)
+    shares = [counts[name] / total for name in ("accept", "doubtful", "reject")]
+    return [
+        str(total),
+        f"{shares[0]:.3f} [{low:.3f}, {high:.3f}]",
+        *(f"{s:.3f}" for s in shares[1:]),
+    ]
+
+
+def _solved(found: Sequence[tuple[Pair, Check]]) -> Iterator[list[str]]:
+    """Rates after one stored answer of each solver: an agreeing answer accepts a doubtful one."""
+    for solver in sorted({name for pair, _ in found for name in pair.solved}):
+        for kind in ("good", "changed", "extra"):
+            of_kind = [(p, c) for p, c in found if p.kind == kind and solver in p.solved]
+            grades = grade_many([(p.solved[solver][1], [p.answer]) for p, _ in of_kind])
+            counts: Counter[str] = Counter(
+                "accept" if c.verdict == "doubtful" and grade.correct else c.verdict
+                for (_, c), grade in zip(of_kind, grades, strict=True)
+            )
+            if counts:
+                yield [kind, f"with one answer of {solver}", *_rates(counts)]
+
+
+def _show(groups: Mapping[Any, Sequence[tuple[Pair, Check]]], count: int) -> None:
+    """Print the first wrong verdicts of each group, and which filters spoke how often."""
+    for (kind, group), found in sorted(groups.items()):
+        wanted = "accept" if kind == "good" else "reject"
+        wrong = [(p, c) for p, c in found if (c.verdict == "accept") != (wanted == "accept")]
+        spoke = Counter(f"{r.filter}: {r.verdict}" for _, c in found for r in c.reasons)
+        print(
+            f"## {kind}, {group}: {len(wrong)} of {len(found)} wrong; {dict(spoke.most_common(9))}"
+        )
+        for pair, verdict in wrong[:count]:
+            print(f"  Q {pair.question}\n  R {pair.candidate}")
+            print("   ", [(r.filter, r.verdict, r.detail) for r in verdict.reasons])
+
+
+def _named(text: str) -> tuple[str, Path]:
+    name, _, path = text.partition("=")
+    if not path:
+        raise ArgumentTypeError(f"{text}: not NAME=PATH")
+    return name, Path(path)
+
+
+def main(parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    names = ", ".join(sorted({need for found in SETS.values() for need in found.needs}))
+    parser.add_argument(
+        "--set", type=_named, action="append", default=[], help=f"NAME=CHECKOUT of {names}"
+    )
+    parser.add_argument("--show", type=int, default=0, help="wrong verdicts to print per group")
+    parser.add_argument("--fuzz", type=int, default=0, help="random edits that must raise nothing")
+    return rephrase(parser.parse_args(arguments))

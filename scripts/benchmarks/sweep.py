@@ -1,0 +1,77 @@
+"""Wall time of an evaluation sweep: one engine for all checkpoints, or one start for each.
+
+Three ways on the same exported checkpoints of RUN, each into its own folder: one engine that loads
+the checkpoints one after the other; one engine start per checkpoint; one process per checkpoint and
+repeat, as the published sweep does it (198 checkpoints x 5 repeats: 990 starts). Options that are
+not listed go to eval.sweep. Prints a JSON line with seconds, engine starts and ratios to the first.
+The first two must make equal samples.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+
+from eval.checkpoints import find
+from prompt_aug.base.files import read_lines
+
+EXAMPLE = "runs/demo --repeats 2"
+
+
+def sweep(run: Path, out: Path, *more: str) -> tuple[float, int]:
+    """(seconds, engine starts) of one call of the command."""
+    command = [sys.executable, "-m", "eval.sweep", str(run), "--out", str(out), *more]
+    started = time.perf_counter()
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    starts = re.search(r"engine: (\d+) started", done.stdout)
+    return time.perf_counter() - started, int(starts[1]) if starts else 0
+
+
+def samples(out: Path) -> dict[tuple[str, str, int], str]:
+    """Every response below a folder, by checkpoint, question and number."""
+    return {
+        (path.parent.parent.name, line["uid"], line["sample"]): line["response"]
+        for path in out.glob("*/step_*/*/samples-*.jsonl")
+        for line in read_lines(path)[1:]
+    }
+
+
+def one_step(step: int, seed: int) -> list[str]:
+    """Options for one sample of every question from one checkpoint."""
+    return ["--steps", str(step), "--samples", "1", "--seed", str(seed)]
+
+
+def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run with exported checkpoints")
+    parser.add_argument("--repeats", type=int, default=2, help="samples of every question")
+    given, more = parser.parse_known_args(arguments)
+    count = ["--samples", str(given.repeats), *more]
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        one = sweep(given.run, root / "one", *count)
+        each = sweep(given.run, root / "each", "--no-reload", *count)
+        repeated = [
+            sweep(given.run, root / "repeat" / str(seed), *one_step(checkpoint.step, seed), *more)
+            for seed in range(given.repeats)
+            for checkpoint in find(given.run)[0]
+            if checkpoint.step is not None
+        ]
+        measured = {
+            "one engine": one,
+            "one start per checkpoint": each,
+            "one start per checkpoint and repeat": tuple(map(sum, zip(*repeated, strict=True))),
+        }
+        first = samples(root / "one")
+        equal = first == samples(root / "each")
+    report = {
+        name: {"seconds": round(seconds, 1), "starts": starts, "ratio": round(seconds / one[0], 2)}
+        for name, (seconds, starts) in measured.items()
+    }
+    print(json.dumps({"samples": len(first), "samples equal": equal, **report}))
+    if not equal:
+        sys.exit("the exchange of weights has changed samples")
