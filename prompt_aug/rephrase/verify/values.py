@@ -8,7 +8,7 @@ or bring it in: one, "two" and "both" as words, numbers that only name ("step 1"
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from text_to_num import text2num
@@ -23,21 +23,12 @@ _SMALL = rf"(?:(?:{_TENS})(?:[\s-](?:{_UNITS}))?|{_TEENS}|{_UNITS}|zero)"
 _SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "dozen": 12}
 _SCALE = "(?:hundred|thousand|million|billion)"
 _CARDINAL = rf"(?:{_SMALL}(?:(?:[\s-]{_SCALE})+(?:[\s-](?:and\s)?{_SMALL})?)*|{_SCALE})"
-_ORDINALS = {
-    word: value
-    for value, word in enumerate(
-        "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth "
-        "thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth".split(),
-        start=1,
-    )
-} | {
-    "twentieth": 20,
-    "thirtieth": 30,
-    "fortieth": 40,
-    "fiftieth": 50,
-    "hundredth": 100,
-    "thousandth": 1000,
-}
+_RANKS = (
+    "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth "
+    "fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
+)
+_ORDINALS = {word: value for value, word in enumerate(_RANKS.split(), start=1)}
+_ORDINALS |= {"thirtieth": 30, "fortieth": 40, "fiftieth": 50, "hundredth": 100, "thousandth": 1000}
 _PARTS = _ORDINALS | {"half": 2, "halve": 2, "quarter": 4}
 _PART = "|".join(list(_PARTS)[2:])
 _TIMES = {"twice": 2, "doubl": 2, "twofo": 2, "thric": 3, "tripl": 3, "three": 3, "quadr": 4}
@@ -58,7 +49,6 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 LONGEST_NUMBER = 200  # characters; int() refuses 4300 digits
-_LITERAL = re.compile(r"(?<![\d.])(\d+)/(\d+)(?![\d.])|(\d*\.\d+|\d+)")
 _POWER = re.compile(r"\^\{?([23])\}?(?![\d.])")
 CONVERSIONS = (
     (7, "week", "day"), (12, "year", "month"), (12, "dozen", ""), (12, "f(?:oo|ee)t", "inch"),
@@ -83,20 +73,15 @@ class Number:
 
 
 def numbers(reading: Reading) -> list[Number]:
-    """Return every value of the prose, then every one of the formulas."""
-    spelled = (number_of(match) for match in _NUMBER.finditer(reading.prose.lower()))
-    return [*(number for number in spelled if number), *in_formulas(reading.formulas)]
-
-
-def in_formulas(formulas: Sequence[str]) -> Iterator[Number]:
-    """Yield the literals of formulas; a square or cube is soft, since words say it too."""
-    for formula in formulas:
-        for match in _POWER.finditer(formula):
-            yield Number(Fraction(int(match.group(1))), soft=True)
-        for match in _LITERAL.finditer(_POWER.sub(" ", formula)):
-            value = _digits(match.group())
-            if value is not None:
-                yield Number(value, soft=match.group() in ("0", "1", "2"))
+    """Return every value; a square or cube of a formula is soft, since words say it too."""
+    formulas = " ; ".join(reading.formulas).replace(",", " , ")
+    prose = map(number_of, _NUMBER.finditer(reading.prose.lower()))
+    literals = filter(None, map(number_of, _NUMBER.finditer(_POWER.sub(" ", formulas))))
+    return [
+        *filter(None, prose),
+        *(replace(number, soft=number.value in (0, 1, 2)) for number in literals),
+        *(Number(Fraction(power), soft=True) for power in _POWER.findall(formulas)),
+    ]
 
 
 def _spelled(words: str) -> int:
