@@ -79,6 +79,7 @@ class Endpoint:
             base_url=(self.base_url or HOSTED).rstrip("/"),
             headers={"Authorization": f"Bearer {key or 'none'}"},
             timeout=self.timeout,
+            limits=httpx.Limits(max_connections=self.concurrency),
         )
 
     def estimate(self, request: Request, samples: int) -> Spending:

@@ -23,9 +23,6 @@ _CHATTER = re.compile(
     r"|</?(?:think|answer|question|script|img|div|span|html|body|iframe|svg|style)\b|</[a-z]+>"
     r"|^\W*(?:version|perspective|rephrasing)\s*\d"
 )
-_LIST = re.compile(
-    r"(?m)^\s*(?:\d+[.)]|[-*])\s+\S.*\n+\s*(?:\d+[.)]|[-*])\s+\S|\b1\..{20,}\b2\..{20,}"
-)
 _LEAK = re.compile(
     r"(?i)\\boxed|\bthe (?:final |correct )?answer (?:is|equals|=)|\b(?:answer|solution)\s*:"
     r"|\bhint\b|\bwe (?:get|obtain|conclude)\b|\bstep\s*\d|\bsince\b.{0,60}="
@@ -36,9 +33,8 @@ _NUMERIC = re.compile(r"[-\d.,/$\s]+|\$?\\[dt]?frac\{?\d+\}?\{?\d+\}?\$?")
 
 def surface(question: str, candidate: str) -> Iterator[Reason]:
     """Yield the faults of form."""
-    if [d.strip() for d in DRAWING.findall(question)] != [
-        d.strip() for d in DRAWING.findall(candidate)
-    ]:
+    drawings = [[d.strip() for d in DRAWING.findall(text)] for text in (question, candidate)]
+    if drawings[0] != drawings[1]:
         yield reject("diagram", "the [asy] blocks differ from the question's")
     if _is_english(question) != _is_english(candidate):
         yield reject("language", "one text is English, the other is not")
@@ -48,13 +44,9 @@ def surface(question: str, candidate: str) -> Iterator[Reason]:
         yield reject("length", f"{found} words, the question has {own}")
     elif (ratio < SHORT and own > 12) or (ratio > LONG and found > MANY):
         yield doubt("length", f"{found} words, the question has {own}")
-    for name, pattern, reason, detail in (
-        ("chatter", _CHATTER, reject, "not the question alone"),
-        ("chatter", _LIST, doubt, "a list"),
-        ("leak", _LEAK, reject, "names a solution"),
-    ):
+    for name, pattern in (("chatter", _CHATTER), ("leak", _LEAK)):
         if (match := pattern.search(candidate)) and not pattern.search(question):
-            yield reason(name, f"{detail}: {match.group().strip()[:80]!r}")
+            yield reject(name, f"not the question alone: {match.group().strip()[:80]!r}")
 
 
 def _is_english(text: str) -> bool:

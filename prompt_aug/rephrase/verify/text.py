@@ -33,27 +33,21 @@ _UNICODE = str.maketrans(
     | dict(zip("⌊⌋⌈⌉…′’", ("floor(", ")", "ceil(", ")", "...", "'", "'"), strict=True))
 )
 _LOWERED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
-_TEX = tuple(
-    (re.compile(pattern), spelled)
-    for pattern, spelled in (
-        (r"\\\\", ";"),
-        (r"\\(?:text|mbox|textnormal)\s*\{[^{}]*[a-z]{2}[^{}]*\}", ";"),
-        (r"\\(?:text|math)(?:bf|rm|it)?(?![a-zA-Z])", ""),
-        (r"\\(?:overline|operatorname|displaystyle|left|right)(?![a-zA-Z])|&", ""),
-        (r"\\(?:cdot|times|,|!|;|:|quad|qquad| )(?![a-zA-Z])", " "),
-        (r"\\div(?![a-zA-Z])", "/"),
-        (r"\\(?:leq?|leqslant)(?![a-zA-Z])|=<", "<="),
-        (r"\\(?:geq?|geqslant)(?![a-zA-Z])", ">="),
-        (r"\\neq?(?![a-zA-Z])|\\not\s*=", "!="),
-        (r"\\lt(?![a-zA-Z])", "<"),
-        (r"\\gt(?![a-zA-Z])", ">"),
-        (r"\\l(floor|ceil)", r"\1("),
-        (r"\\r(?:floor|ceil)", ")"),
-        (r"\^?\\circ|\\degree", ""),
-        (r"\\l?dots|\\cdots", "..."),
-        (r"\\[dt]frac", r"\\frac"),
-    )
-)
+_COMMANDS = {
+    **dict.fromkeys("left right displaystyle overline operatorname text textbf textrm".split(), ""),
+    **dict.fromkeys("textit mathbf mathrm mathit circ degree".split(), ""),
+    **dict.fromkeys("cdot times quad qquad".split(), " "),
+    **dict.fromkeys("frac dfrac tfrac".split(), "\\frac"),
+    **dict.fromkeys("le leq leqslant".split(), "<="),
+    **dict.fromkeys("ge geq geqslant".split(), ">="),
+    **dict.fromkeys("dots ldots cdots".split(), "..."),
+    **dict(
+        zip("ne neq lt gt div sqrt".split(), ("!=", "!=", "<", ">", "/", "\\sqrt"), strict=True)
+    ),
+    **dict(zip("lfloor lceil rfloor rceil".split(), ("floor(", "ceil(", ")", ")"), strict=True)),
+}
+_SEPARATOR = re.compile(r"\\\\|\\(?:text|mbox|textnormal)\s*\{[^{}]*[a-z]{2}[^{}]*\}")
+_SPACE = re.compile(r"\\[,!;: ]|&|\^(?=\s*\{?\s*\\circ)")
 _FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]+)\}|(\w))\s*(?:\{([^{}]+)\}|(\w))")
 _ROOT = re.compile(r"\\sqrt\s*(?:\{([^{}]+)\}|\(([^()]+)\))")
 _ATOM = re.compile(r"(?:(?<=[/^])|(?<=sqrt))\(([A-Za-z0-9.]+)\)|(?<![A-Za-z0-9^])\((\w)\)(?=[/^])")
@@ -135,14 +129,14 @@ def compact(formula: str) -> str:
         lambda match: "^{" + match.group().translate(_LOWERED) + "}",
         _THOUSANDS.sub("", plain),
     )
-    for pattern, spelled in _TEX:
-        plain = pattern.sub(spelled, plain)
+    plain = re.sub(r"\\not\s*=", "!=", _SPACE.sub(" ", _SEPARATOR.sub(";", plain)))
+    plain = re.sub(r"\\([a-zA-Z]+)", lambda m: _COMMANDS.get(m[1], m[1]), plain.replace("=<", "<="))
     for _ in range(MOST_NESTED):  # from the inside out
         before, plain = plain, _ROOT.sub(r"sqrt(\1\2)", _FRACTION.sub(_divided, plain))
         if plain == before:
             break
-    plain = re.sub(r"\\([a-zA-Z]+)", r"\1", plain.translate(str.maketrans("{}[]", "()()")))
-    return _ATOM.sub(r"\1\2", re.sub(r"[\s*\\]", "", plain)).rstrip(".,;")
+    plain = re.sub(r"[\s*\\]", "", plain.translate(str.maketrans("{}[]", "()()")))
+    return _ATOM.sub(r"\1\2", plain).rstrip(".,;")
 
 
 def _divided(match: re.Match[str]) -> str:
