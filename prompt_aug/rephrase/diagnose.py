@@ -18,11 +18,10 @@ Intervals are 95 % percentiles of a bootstrap over questions. Writes diagnosis.j
 """
 
 import argparse
-import asyncio
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,14 +33,14 @@ from prompt_aug.base.files import lock, write_json
 from prompt_aug.grading import grade_many
 from prompt_aug.questions import Question, read_parquet
 from prompt_aug.rephrase.generate.budget import Budget
-from prompt_aug.rephrase.generate.client import Endpoint, Failure, post
+from prompt_aug.rephrase.generate.client import Endpoint
+from prompt_aug.rephrase.generate.embed import Embed, embedder
 from prompt_aug.rephrase.generate.prompts import RephraseError, load_prompt
 from prompt_aug.rephrase.generate.store import Sampling, Store, make_request
 from prompt_aug.rephrase.options import at_least, check_url
 from prompt_aug.rephrase.pipeline import generate
 
-Embed = Callable[[Sequence[str]], np.ndarray]
-RESAMPLES, PARTS, PER_CALL = 2000, 20, 64
+RESAMPLES, PARTS = 2000, 20
 SETS = ("original", "rephrasings", "control")
 EMBEDDER = "Qwen/Qwen3-Embedding-0.6B"  # the paper's authors' choice
 
@@ -115,25 +114,6 @@ def summarise(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     return {name: interval(values) for name, values in known.items() if values}
 
 
-async def embed_at(endpoint: Endpoint, model: str, texts: Sequence[str]) -> np.ndarray:
-    """Return a row for each text, of `/v1/embeddings` of an endpoint. Raises RephraseError."""
-    distinct = list(dict.fromkeys(text or " " for text in texts))
-    found: dict[str, list[float]] = {}
-    async with endpoint.client() as client:
-        for start in range(0, len(distinct), PER_CALL):
-            part = distinct[start : start + PER_CALL]
-            try:
-                body = {"model": model, "input": part, "encoding_format": "float"}
-                answer = await post(client, "embeddings", body)
-                vectors = {part[e["index"]]: e["embedding"] for e in answer["data"]}
-            except (Failure, KeyError, TypeError, IndexError) as error:
-                raise RephraseError(f"embedder: {error}"[:300]) from error
-            if len(vectors) != len(part):
-                raise RephraseError(f"embedder: {len(vectors)} vectors for {len(part)} texts")
-            found |= vectors
-    return np.array([found[text or " "] for text in texts])
-
-
 def sample(
     questions: Sequence[Question], options: argparse.Namespace, store: Store, budget: Budget
 ) -> list[Sampled]:
@@ -189,33 +169,6 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser(
-        "python -m prompt_aug.rephrase.diagnose",
-        (__doc__ or "").split("\n\n")[0],
-        example="python -m prompt_aug.rephrase.diagnose train.parquet runs/diagnosis --model NAME",
-    )
-    parser.add_argument("questions", type=Path, help="with extra_info.rephrasings")
-    parser.add_argument("folder", type=Path, help="of responses, diagnosis.json and .png")
-    parser.add_argument("--model", required=True, help="as the endpoint names it")
-    parser.add_argument("--base-url", help="default: OPENAI_BASE_URL, else OpenAI's")
-    parser.add_argument("--n", type=int, default=3, help="rephrasings of a question")
-    parser.add_argument("--g", type=int, default=8, help="responses to each rephrasing")
-    parser.add_argument("--limit", type=int, help="only the first so many questions")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of the responses")
-    parser.add_argument("--answer-tokens", type=int, default=3072, help="at most, of a response")
-    parser.add_argument("--concurrency", type=int, default=16, help="requests in flight")
-    parser.add_argument(
-        "--embedder",
-        help=f"model of /v1/embeddings (with --embedder-url {EMBEDDER}; without both no distances)",
-    )
-    parser.add_argument("--embedder-url", help="its endpoint (default: --base-url)")
-    parser.add_argument("--max-requests", type=int, help="attempts, retries included")
-    parser.add_argument("--max-total-tokens", type=int, help="of all prompts and answers")
-    add_renamed(parser, "--max-tokens", "--max-total-tokens")
-    return parser
-
-
 def diagnose(options: argparse.Namespace) -> int:
     """Sample, grade, embed, write; 0."""
     names = "n g limit answer_tokens concurrency max_requests max_total_tokens"
@@ -241,11 +194,7 @@ def diagnose(options: argparse.Namespace) -> int:
             "all_equal": summarise([all_equal(s, options.g) for s in sampled]),
         }
         if model := options.embedder or (EMBEDDER if options.embedder_url else None):
-            endpoint = Endpoint(base_url=options.embedder_url or options.base_url)
-
-            def embed(texts: Sequence[str]) -> np.ndarray:
-                return asyncio.run(embed_at(endpoint, model, texts))
-
+            embed = embedder(model, options.embedder_url or options.base_url)
             rows = [distances(s, options.g, embed) for s in sampled]
             report |= {"embedder": model, "distance": summarise(rows)}
         write_json(options.folder / "diagnosis.json", report)
@@ -257,9 +206,33 @@ def diagnose(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; 0 done, 1 could not, 2 wrong usage."""
-    options = build_parser().parse_args(arguments)
+    """Entry point; 0 done, 1 error, 2 wrong usage."""
     name = "prompt_aug.rephrase.diagnose"
+    parser = make_parser(
+        f"python -m {name}",
+        (__doc__ or "").split("\n\n")[0],
+        example=f"python -m {name} train.parquet runs/diagnosis --model NAME",
+    )
+    add = parser.add_argument
+    add("questions", type=Path, help="with extra_info.rephrasings")
+    add("folder", type=Path, help="of responses, diagnosis.json and .png")
+    add("--model", required=True, help="as the endpoint names it")
+    add("--base-url", help="default: OPENAI_BASE_URL, else OpenAI's")
+    add("--n", type=int, default=3, help="rephrasings of a question")
+    add("--g", type=int, default=8, help="responses to each rephrasing")
+    add("--limit", type=int, help="only the first so many questions")
+    add("--temperature", type=float, default=1.0, help="of the responses")
+    add("--answer-tokens", type=int, default=3072, help="at most, of a response")
+    add("--concurrency", type=int, default=16, help="requests in flight")
+    add(
+        "--embedder",
+        help=f"model of /v1/embeddings (with --embedder-url {EMBEDDER}; without both no distances)",
+    )
+    add("--embedder-url", help="its endpoint (default: --base-url)")
+    add("--max-requests", type=int, help="attempts, retries included")
+    add("--max-total-tokens", type=int, help="of all prompts and answers")
+    add_renamed(parser, "--max-tokens", "--max-total-tokens")
+    options = parser.parse_args(arguments)
     return run(name, lambda: diagnose(options), interrupted="responses are kept in FOLDER")
 
 

@@ -14,8 +14,8 @@ from benchmarks import rephrase as pairs
 from prompt_aug.base.commands import in_columns
 from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex
 from prompt_aug.prepare.sources import load_rows
-from prompt_aug.rephrase.decontaminate import compare, local_embedder, shortlist
-from prompt_aug.rephrase.diagnose import Embed
+from prompt_aug.rephrase.decontaminate import compare, shortlist
+from prompt_aug.rephrase.generate.embed import Embed, embedder
 
 EXAMPLE = "--set metamath=DIR --set llm-decontaminator=DIR --set gsm-plus=DIR --set math=FILE"
 SAMPLE = 1000
@@ -69,7 +69,7 @@ def main(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     parser.add_argument("--set", type=pairs._named, action="append", required=True)
     folders = dict(parser.parse_args(arguments).set)
     head = ["planted", "n", "n-grams", "in shortlist", "checks: same", "for a judge", "pairs each"]
-    embed = local_embedder()
+    embed = embedder()
     rows = [row_of(name, *both, embed) for name, both in planted(folders).items()]
     print(in_columns([head, *rows]))
     return 0
