@@ -52,7 +52,10 @@ def renamed(question: Sequence[str], candidate: Sequence[str]) -> list[str]:
     own, other = (dict.fromkeys(_LETTER.findall(" ".join(said))) for said in (question, candidate))
     gone, came = [n for n in own if n not in other], [n for n in other if n not in own]
     names = dict(zip(gone, came, strict=True)) if len(gone) == len(came) else {}
-    return [_LETTER.sub(lambda m: names.get(m.group(), m.group()), said) for said in question]
+    turned = [_LETTER.sub(lambda m: names.get(m.group(), m.group()), said) for said in question]
+    theirs = pieces(candidate).keys()
+    better = len(pieces(turned).keys() & theirs) > len(pieces(question).keys() & theirs)
+    return turned if better else list(question)
 
 
 def _sides(formulas: Sequence[str]) -> Iterator[list[str]]:
