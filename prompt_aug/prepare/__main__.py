@@ -100,7 +100,7 @@ def records_of(path: Path) -> list[Path]:
 
 
 def record_texts(path: Path) -> list[str]:
-    """The question texts of a benchmark's record, of which eval.benchmarks.record has the keys."""
+    """The question texts of a benchmark's record, of which eval.benchmarks has the keys."""
     try:
         record = yaml.safe_load(read_text(path))
     except (OSError, UserError, yaml.YAMLError) as error:

@@ -83,6 +83,6 @@ PATCHES = (
         name="recipe.patches.cpu.vllm_plugin.register",
         changes="vLLM's dispatch_cpu_unquantized_gemm",
         why="vLLM packs linear weights on a CPU and drops the originals, which verl updates",
-        test=f"{CPU}::test_vllm_still_throws_linear_weights_away",
+        test=f"{CPU}::test_vllm_still_discards_linear_weights",
     ),
 )

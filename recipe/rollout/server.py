@@ -20,20 +20,17 @@ class Grouping:
         Return, or raise the first error, only when all requests have ended, so that none is left
         in the engine.
         """
-        calls = (self.generate(**_own(request)) for request in requests)
+        # Copies: verl's `generate` pops entries of sampling_params, a dict that may be shared.
+        copies = (
+            {k: dict(v) if isinstance(v, dict) else v for k, v in request.items()}
+            for request in requests
+        )
+        calls = (self.generate(**request) for request in copies)
         results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
         return results
-
-
-def _own(request: dict[str, Any]) -> dict[str, Any]:
-    """Copy the dicts of a request: verl's `generate` pops entries of sampling_params.
-
-    Requests in one Ray call may share a dict.
-    """
-    return {k: dict(v) if isinstance(v, dict) else v for k, v in request.items()}
 
 
 def replicas() -> Any:

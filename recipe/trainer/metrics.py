@@ -28,14 +28,6 @@ def values_by_id(ids: Iterable[Hashable], values: Iterable[float]) -> list[list[
     return list(groups.values())
 
 
-def row_means(values_BT: Tensor | None, rollouts: RolloutBatch) -> list[float] | None:
-    """The mean over the tokens of every response (0 without tokens); None without values."""
-    if values_BT is None:
-        return None
-    lengths = zip(values_BT.sum(1).tolist(), rollouts.lengths, strict=True)
-    return [total / max(1, length) for total, length in lengths]
-
-
 def entropy(
     rollouts: RolloutBatch, key: str = "train/entropy", here: Sequence[bool] | None = None
 ) -> dict[str, float]:
@@ -88,7 +80,7 @@ def group_metrics(
         "train/all_wrong_groups": mean(set(g) == {0.0} for g in right),
     }
     metrics.update({f"grade/{s}": statuses[s] / max(1, len(rollouts)) for s in STATUSES})
-    columns: dict[str, Sequence[float] | None] = {
+    columns: dict[str, Sequence[float]] = {
         "accuracy": rollouts.accuracy,
         "format": rollouts.formats,
         "length": rollouts.lengths,
@@ -101,14 +93,11 @@ def group_metrics(
     return metrics
 
 
-def means_where(
-    here: Sequence[bool], columns: dict[str, Sequence[float] | None]
-) -> dict[str, float]:
-    """The mean of every column that is not None, over the rows that are `here`."""
+def means_where(here: Sequence[bool], columns: dict[str, Sequence[float]]) -> dict[str, float]:
+    """The mean of every column over the rows that are `here`."""
     return {
         name: mean(value for value, chosen in zip(values, here, strict=True) if chosen)
         for name, values in columns.items()
-        if values is not None
     }
 
 
@@ -125,13 +114,11 @@ def rephrasing_metrics(rollouts: RolloutBatch, rewards_B: Tensor) -> dict[str, f
     if not any(rollouts.rephrasings):
         return {}
     metrics: dict[str, float] = {}
-    theirs_BT = rollouts.rollout_logprobs_BT
-    columns: dict[str, Sequence[float] | None] = {
-        "accuracy": rollouts.accuracy,
-        "logprob_gap": row_means(
-            None if theirs_BT is None else rollouts.logprobs_BT - theirs_BT, rollouts
-        ),
-    }
+    columns: dict[str, Sequence[float]] = {"accuracy": rollouts.accuracy}
+    if rollouts.rollout_logprobs_BT is not None:
+        gap_B = (rollouts.logprobs_BT - rollouts.rollout_logprobs_BT).sum(1).tolist()
+        lengths = zip(gap_B, rollouts.lengths, strict=True)
+        columns["logprob_gap"] = [gap / max(1, length) for gap, length in lengths]
     for n in sorted(set(rollouts.rephrasings)):
         here = [rephrasing == n for rephrasing in rollouts.rephrasings]
         metrics |= {f"rephrasing/{n}/{k}": v for k, v in means_where(here, columns).items()}

@@ -44,5 +44,5 @@ def refuse_shared_queue() -> None:
     raise RuntimeError(
         "another verl run uses the TransferQueue of this Ray cluster, and the two would train on "
         "each other's rollouts. Wait for its end, or unset RAY_ADDRESS so that this run starts its "
-        "own Ray: each run needs its own cluster."
+        "own Ray (one Ray cluster per run)."
     )

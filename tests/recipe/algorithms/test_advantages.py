@@ -44,17 +44,6 @@ def test_values_by_hand_of_two_groups_in_mixed_order(name: str) -> None:
     close(ADVANTAGES[name]([1.0, 2.0, 0.0, 0.0, 0.0, 0.0], [7, -2, 7, 7, -2, 7]), BY_HAND[name])
 
 
-def test_ta_grpo_pools_the_rephrasings_and_its_ablation_does_not() -> None:
-    # One question, G = 2: the question itself got 1 1, a rephrasing 0 1.
-    rewards_B, question_B, rephrasing_B = [1.0, 1.0, 0.0, 1.0], [0, 0, 0, 0], [0, 0, 1, 1]
-    # Joint: mean 3/4, squares 3/16 + 9/16 = 3/4, std = sqrt(3/4 / 3) = 1/2.
-    a, b = 0.25 / (0.5 + E), -0.75 / (0.5 + E)
-    close(ADVANTAGES["ta_grpo"](rewards_B, question_B), [a, a, b, a])
-    # Separate: 1 1 has zero variance; 0 1 has mean 1/2, std = sqrt(1/2).
-    c = 0.5 / (math.sqrt(0.5) + E)
-    close(ADVANTAGES["ta_grpo_star"](rewards_B, rephrasing_B), [0, 0, -c, c])
-
-
 def test_maxrl_of_a_mean_that_is_not_positive_is_zero() -> None:
     close(ADVANTAGES["maxrl"]([-1.0, 1.0, -3.0, 1.0], [0, 0, 1, 1]), [0, 0, 0, 0])
 

@@ -1,5 +1,6 @@
 """Gaussian covariance weights: values by hand, laws, and broken copies that break them."""
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -125,26 +126,19 @@ def check_units(fn: Weight) -> None:
     close(fn(3 * logprobs_BT - shift_B, 5 - advantages_BT / 4, mask_BT, group_B), wanted_BT, 1e-10)
 
 
-LAWS = [check_padding, check_split, check_order_and_names, check_mean, check_monotone, check_units]
+OFFICIAL: Weight = functools.partial(gaussian_covariance, **PRESETS["official_code"])
+BOTH = (check_padding, check_split, check_order_and_names, check_units)
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_law_of_the_gaussian_weights(law: Callable[[Weight], None]) -> None:
-    law(gaussian_covariance)
-
-
-@pytest.mark.parametrize("law", [check_padding, check_split, check_order_and_names, check_units])
-def test_law_of_the_official_code(law: Callable[[Weight], None]) -> None:
-    law(lambda *batch: gaussian_covariance(*batch, **PRESETS["official_code"]))
-
-
-def test_padding_counted_in_n_lifts_the_mean_weight() -> None:
-    *matrices, group_B = example()
-    lengths_B = matrices[2].sum(1)  # 1 2 3 4 | 5 6 1 2 | 3 4 5 6
-    weights_BT = gaussian_covariance(*matrices, group_B, normaliser="padded")
-    for rows, mean in ((slice(0, 4), 16 / 10), (slice(4, 8), 24 / 14), (slice(8, 12), 24 / 18)):
-        total = float(weights_BT[rows].sum() / lengths_B[rows].sum())
-        assert total == pytest.approx(mean, abs=1e-12)
+@pytest.mark.parametrize(
+    ("law", "weights"),
+    [
+        *((law, gaussian_covariance) for law in (*BOTH, check_mean, check_monotone)),
+        *((law, OFFICIAL) for law in BOTH),
+    ],
+)
+def test_law(law: Callable[[Weight], None], weights: Weight) -> None:
+    law(weights)
 
 
 def sequence_micro_batches(*batch: torch.Tensor) -> torch.Tensor:
@@ -161,8 +155,7 @@ def by_position(logprobs_BT, advantages_BT, mask_BT, group_B) -> torch.Tensor:
     return gaussian_covariance(logprobs_BT, advantages_BT, mask_BT, torch.arange(12) // 4)
 
 
-def with_option(**options: str) -> Weight:
-    return lambda *batch: gaussian_covariance(*batch, **options)
+with_option = functools.partial(functools.partial, gaussian_covariance)
 
 
 def wrong_sign(*batch: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
 import recipe.algorithms.gmpo  # noqa: F401  (registers the loss)
-from recipe.checks.algorithm import HOMOGENEOUS
+from recipe.preflight.algorithm import HOMOGENEOUS
 
 ROWS, TOKENS = 6, 5
 

@@ -31,9 +31,10 @@ import sys
 sys.path.insert(0, {helpers!r})
 from omegaconf import OmegaConf
 from recipe.config.compose import compose_config
-from recipe.checks.algorithm import check_algorithm
+from recipe.preflight.algorithm import ALGORITHM
+from recipe.preflight.rules import Setup, refuse
 config = compose_config("grpo", {overrides!r})
-check_algorithm(config)
+refuse(ALGORITHM, Setup(config))
 from rollout_batches import synthetic
 from recipe.algorithms.compute import compute_advantages
 batch = synthetic([1.0, 0.0], [[-1.0, -2.0]] * 2, [[1, 1], [1, 0]], [0, 0])

@@ -119,7 +119,7 @@ NOT_OURS = {  # columns, of what this project does not train
 
 
 def names_read(source: str) -> set[str]:
-    """Every text in a call, an index or a comparison with a batch: `d["x"]`, `"x" in d`, get."""
+    """Every string in a call, index or comparison with a batch: `d["x"]`, `"x" in d`, get."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):

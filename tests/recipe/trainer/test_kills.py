@@ -62,7 +62,7 @@ def verl(monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "actor" / "fsdp_config.json").write_text(json.dumps({"world_size": 2}))
         torch.save(self.train_dataloader.state_dict(), folder / "data.pt")
         with (self.saves / checkpoints.TRACKER).open("w") as file:
-            time.sleep(0.003)  # empty for a while, as on a file system of the network
+            time.sleep(0.003)  # empty for a while, as on a network file system
             file.write(str(self.global_steps))
 
     def load(self: Any) -> None:
@@ -81,7 +81,7 @@ def verl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def started(run: Path) -> Trainer:
-    """What every start does before the first step."""
+    """The start of a run, before the first step."""
     checkpoints.repair(run / "checkpoints")
     trainer = Trainer(run, total=LAST)
     trainer._load_checkpoint()
@@ -89,7 +89,7 @@ def started(run: Path) -> Trainer:
 
 
 def train_and_die(run: Path, seconds: float) -> None:
-    """A start in a process of its own, killed so long after its first step has begun."""
+    """A start in a process of its own, killed `seconds` after its first step has begun."""
     ready, told = os.pipe()
     child = os.fork()
     if child == 0:
@@ -104,7 +104,7 @@ def train_and_die(run: Path, seconds: float) -> None:
     os.close(ready)
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL, "it ended by itself"
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL, "the process ended by itself"
 
 
 def test_no_kill_loses_more_than_save_freq_steps_or_a_line(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What Ray says of the actors of a run, one of which is killed."""
+"""Ray reports the death of an actor of this run, and only of this run."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ except LostEngineError as error:
 
 
 @pytest.mark.e2e
-def test_ray_tells_of_a_kill_of_this_runs_actors_alone() -> None:
+def test_only_named_actors_of_this_run_are_watched() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False
     )

@@ -72,7 +72,7 @@ def means(cut: list[list[str]], lengths: Lengths) -> list[float]:
 def test_mini_batches_are_not_sorted_by_length() -> None:
     lengths = lognormal()
     theirs = means(mini_batches(lengths, PPOTrainerSync), lengths)
-    assert theirs == sorted(theirs) and theirs[-1] > 1.5 * theirs[0]  # verl has not closed the gap
+    assert theirs == sorted(theirs) and theirs[-1] > 1.5 * theirs[0]  # the gap of verl
     for step in range(1, 6):
         ours = means(mini_batches(lengths, step=step), lengths)
         assert max(ours) < 1.25 * min(ours)
@@ -119,7 +119,7 @@ def test_padding_replaces_failed_rollouts() -> None:
 
 
 def test_failed_rollouts_leave_mini_batches_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a run: verl appends its rows by itself, under a random id."""
+    """As in a run, verl appends padding rows with a random id."""
     lengths = lognormal()
     kept = tuple(row for row in lengths if "7_3_0" not in row[0])  # of 7, 17, ... 47
 

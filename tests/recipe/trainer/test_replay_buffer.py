@@ -22,7 +22,7 @@ HALF, LOST = (1.0, None), (None, None)  # failed rollouts
 
 
 class Queue:
-    """Stands in for TransferQueue: keys with tags, and the accuracy of every rollout."""
+    """A fake TransferQueue: keys with tags, and the accuracy of every rollout."""
 
     def __init__(self, script: Iterable[Group], looks: Callable[[], int]) -> None:
         self.script: Iterator[Group] = iter(script)
@@ -116,86 +116,60 @@ def sample(
     return groups, counts, queue, told
 
 
+LETTERS = {"W": WRONG, "R": RIGHT, "M": MIXED}
+LATE = {"max_gen_batches": 2, "on_exhausted": "stop", "looks": 2}
+FORMAT = {"metric": "format"}
+
+
 @pytest.mark.parametrize(
-    ("script", "changes", "groups", "counts", "told"),
+    ("script", "changes", "groups", "counts"),
     [
-        # u000 all wrong, u001 mixed; two are requested: u002 all right, u003 mixed.
-        (
-            [WRONG, MIXED, RIGHT, MIXED],
-            {},
-            ["u001", "u003"],
-            {"generated": 4, "kept": 2, "evicted_all_wrong": 1, "evicted_all_right": 1},
-            [("u000", 0.0), ("u002", 1.0)],
-        ),
+        ("MM", {}, [0, 1], {"kept": 2}),
+        # 0 all wrong, 1 mixed; two are requested: 2 all right, 3 mixed.
+        ("WMRM", {}, [1, 3], {"kept": 2, "evicted_all_wrong": 1, "evicted_all_right": 1}),
         # One group more than needed.
-        (
-            [WRONG, MIXED, MIXED, MIXED],
-            {},
-            ["u001", "u002"],
-            {"generated": 4, "kept": 2, "discarded": 1, "evicted_all_wrong": 1},
-            [("u000", 0.0)],
-        ),
-        ([MIXED, MIXED], {}, ["u000", "u001"], {"generated": 2, "kept": 2}, []),
+        ("WMMM", {}, [1, 2], {"kept": 2, "discarded": 1, "evicted_all_wrong": 1}),
         # The limit of 3 batches of 2: the one group with variance, and the latest without.
         (
-            [WRONG, MIXED, RIGHT, RIGHT, WRONG, WRONG],
+            "WMRRWW",
             {},
-            ["u001", "u005"],
+            [1, 5],
             {
-                **{"generated": 6, "kept": 1, "filled": 1, "exhausted": 1},
+                **{"kept": 1, "filled": 1, "exhausted": 1},
                 **{"evicted_all_wrong": 3, "evicted_all_right": 2},
             },
-            [("u000", 0.0), ("u002", 1.0), ("u003", 1.0), ("u004", 0.0), ("u005", 0.0)],
         ),
-        # No group with variance at all.
-        (
-            [WRONG] * 6,
-            {},
-            ["u004", "u005"],
-            {"generated": 6, "filled": 2, "exhausted": 1, "evicted_all_wrong": 6},
-            [(f"u{i:03d}", 0.0) for i in range(6)],
-        ),
+        ("WWWWWW", {}, [4, 5], {"filled": 2, "exhausted": 1, "evicted_all_wrong": 6}),
         # The limit is reached while the last two, which have variance, are still running.
-        (
-            [WRONG, WRONG, MIXED, MIXED],
-            {"max_gen_batches": 2, "on_exhausted": "stop", "looks": 2},
-            ["u002", "u003"],
-            {"generated": 4, "kept": 2, "evicted_all_wrong": 2},
-            [("u000", 0.0), ("u001", 0.0)],
-        ),
+        ("WWMM", LATE, [2, 3], {"kept": 2, "evicted_all_wrong": 2}),
         # Of another metric equal values are not called right or wrong.
-        (
-            [WRONG, MIXED, RIGHT, MIXED],
-            {"metric": "format"},
-            ["u001", "u003"],
-            {"generated": 4, "kept": 2, "evicted_equal": 2},
-            [("u000", 0.0), ("u002", 1.0)],
-        ),
+        ("WMRM", FORMAT, [1, 3], {"kept": 2, "evicted_equal": 2}),
     ],
 )
 def test_a_step_by_hand(
     monkeypatch: pytest.MonkeyPatch,
-    script: list[Group],
+    script: str,
     changes: dict[str, Any],
-    groups: list[str],
+    groups: list[int],
     counts: dict[str, int],
-    told: list[tuple[str, float]],
 ) -> None:
-    found, counted, queue, evicted = sample(monkeypatch, script, **changes)
-    assert (found, evicted, queue.count) == (groups, told, counts["generated"])
+    made = [LETTERS[letter] for letter in script]
+    found, counted, queue, evicted = sample(monkeypatch, made, **changes)
+    assert found == [f"u{i:03d}" for i in groups]
+    assert evicted == [(f"u{i:03d}", g[0]) for i, g in enumerate(made) if g != MIXED]
     names = ("kept", "filled", "exhausted", "discarded", "evicted_all_wrong", "evicted_all_right")
-    wanted = {**dict.fromkeys(names, 0), **counts, "evicted": len(told)}
-    assert counted == wanted
+    more = {"generated": len(script), "evicted": len(evicted)}
+    assert counted == {**dict.fromkeys(names, 0), **more, **counts}
+    assert queue.count == len(script)
     assert not any(tag.get("is_prompt") for tag in queue.tags.values())
 
 
 @pytest.mark.parametrize("missing", [2, 3, 4])
-def test_the_limit_is_kept_where_it_is_no_multiple_of_a_request(
-    monkeypatch: pytest.MonkeyPatch, missing: int
-) -> None:
-    """verl requests two questions for each missing one, 4 or more of the remaining 4."""
+def test_a_request_is_cut_to_the_limit(monkeypatch: pytest.MonkeyPatch, missing: int) -> None:
+    """In rounds verl requests all 2 x `missing` questions at once; four are left."""
     script = [MIXED] * (4 - missing) + [WRONG] * 40
-    _, counts, queue, _ = sample(monkeypatch, script, batch=4, max_gen_batches=2)
+    limits = {"batch": 4, "max_gen_batches": 2, "in_rounds": True}
+    _, counts, queue, _ = sample(monkeypatch, script, **limits)
     assert queue.count == counts["generated"] == 8
 
 
