@@ -1,6 +1,6 @@
 """Limits in requests, tokens and dollars, reserved before a request is sent.
 
-    spent + reserved + wanted <= limit     for each limit that is set
+    spent + reserved + wanted <= limit
 
 An attempt without a response keeps its reservation as spent: the server may have charged for it.
 """
@@ -16,7 +16,7 @@ Price = tuple[Decimal, Decimal]  # dollars per token, read and written
 
 
 class BudgetError(RephraseError):
-    """A limit is reached; completed requests are kept."""
+    """A limit is reached."""
 
 
 class Spending(NamedTuple):
@@ -28,17 +28,13 @@ class Spending(NamedTuple):
     dollars: Decimal = Decimal(0)
 
     def plus(self, other: "Spending", sign: int = 1) -> "Spending":
-        return Spending(
-            self.requests + sign * other.requests,
-            self.tokens_in + sign * other.tokens_in,
-            self.tokens_out + sign * other.tokens_out,
-            self.dollars + sign * other.dollars,
-        )
+        one, two, three = (a + sign * b for a, b in zip(self[:3], other[:3], strict=True))
+        return Spending(one, two, three, self.dollars + sign * other.dollars)
 
     def at(self, price: Price | None) -> "Spending":
         """Return the same tokens with their dollars."""
-        read, written = price or (0, 0)
-        return self._replace(dollars=Decimal(read * self.tokens_in + written * self.tokens_out))
+        read, written = price or (Decimal(0), Decimal(0))
+        return self._replace(dollars=read * self.tokens_in + written * self.tokens_out)
 
     def __str__(self) -> str:
         money = f", ${self.dollars:.4f}" if self.dollars else ""
