@@ -1,11 +1,11 @@
-"""Candidates: a model's raw answers, cleaned and checked, each with where it is from."""
+"""Candidates: raw responses of a model, cleaned and checked, each with its source."""
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
-from prompt_aug.prepare.overlap import OverlapIndex
+from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex
 from prompt_aug.questions import Question, normalise
 from prompt_aug.rephrase.verify import Reason, Verdict, check
 from prompt_aug.rephrase.verify.reasons import reject, verdict_of
@@ -16,11 +16,12 @@ _LABEL = re.compile(
 )
 _NEXT = re.compile(r"\n\s*(?:Question|Original|Rephras\w*(?: it)?)\s*:", re.I)
 _QUOTES = {'"': '"', "“": "”", "«": "»"}
+Decisions = Mapping[tuple[str, str], tuple[str, str]]  # (uid, text) -> (verdict, reviewer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A text that may become a rephrasing. `source` says where it is from (key, sample, model)."""
+    """A text that may become a rephrasing. `source` has key, sample and model."""
 
     uid: str
     text: str
@@ -41,9 +42,9 @@ class Candidate:
         return replace(self, reasons=reasons, verdict=verdict_of(reasons), path=reason.filter)
 
 
-def clean(answer: str) -> str:
-    """The rephrased question of an answer: no thoughts, no label, no quotes, no next example."""
-    text = answer.rpartition("</think>")[2].strip()
+def clean(response: str) -> str:
+    """Return the question of a response: no thoughts, no label, no quotes, no next example."""
+    text = response.rpartition("</think>")[2].strip()
     text = _LABEL.sub("", _NEXT.split(text)[0].strip()).strip()
     if len(text) > 1 and _QUOTES.get(text[0]) == text[-1] and text.count(text[-1]) <= 2:
         text = text[1:-1].strip()
@@ -52,37 +53,34 @@ def clean(answer: str) -> str:
 
 def check_answers(
     question: Question,
-    answers: Iterable[dict[str, Any]],
+    responses: Iterable[dict[str, Any]],
     benchmarks: OverlapIndex | None = None,
-    overlap_limit: float = 0.5,
     allow_extra: bool = False,
 ) -> list[Candidate]:
-    """A candidate for each raw answer, checked against the question and the accepted before it."""
+    """Return a candidate for each response, checked against the question and those before it."""
     found: list[Candidate] = []
-    accepted: list[str] = []
-    for answer in answers:
-        text = clean(answer["text"])
-        result = check(
+    for response in responses:
+        text = clean(response["text"])
+        accepted = [c.text for c in found if c.verdict == "accept"]
+        reasons = check(
             question.text, text, accepted, answers=question.answers, allow_extra=allow_extra
+        ).reasons
+        if response.get("finish") == "length":
+            reasons += (reject("length", "truncated at its limit of tokens"),)
+        match = benchmarks.best(text) if benchmarks else None
+        if match and match.score >= OVERLAP_LIMIT:
+            detail = f"a benchmark question: {match.of} {match.index} ({match.score:.2f})"
+            reasons += (reject("overlap", detail),)
+        dropped = ("text", "uid", "used", "status")
+        found.append(
+            Candidate(
+                uid=question.uid,
+                text=text,
+                verdict=verdict_of(reasons),
+                reasons=reasons,
+                source={k: v for k, v in response.items() if k not in dropped},
+            )
         )
-        extra = []
-        if answer.get("finish") == "length":
-            extra.append(reject("length", "the answer was cut at its limit of tokens"))
-        if benchmarks and (match := benchmarks.best(text)) and match.score >= overlap_limit:
-            place = f"{match.of} {match.index} ({match.score:.2f})"
-            extra.append(reject("overlap", f"a benchmark question: {place}"))
-        reasons = (*result.reasons, *extra)
-        source = {k: v for k, v in answer.items() if k not in ("text", "uid", "used", "status")}
-        candidate = Candidate(
-            uid=question.uid,
-            text=text,
-            verdict=verdict_of(reasons),
-            reasons=reasons,
-            source=source,
-        )
-        found.append(candidate)
-        if candidate.verdict == "accept":
-            accepted.append(text)
     return found
 
 
@@ -99,20 +97,17 @@ def usable(candidates: Sequence[Candidate], take: Collection[str] = ("accept",))
     return list(known.values())
 
 
-def decide(
-    candidates: Sequence[Candidate], decisions: dict[tuple[str, str], tuple[str, str]]
-) -> list[Candidate]:
-    """The candidates with a reviewer's word in place of the verdict, where there is one.
+def decide(candidates: Sequence[Candidate], decisions: Decisions) -> list[Candidate]:
+    """Return the candidates with a reviewer's verdict in place of the checks'.
 
-    `decisions`: (uid, normalised text) -> (verdict, reviewer). A reviewer overrules every filter
-    but "diagram": a question without its diagram is never the same.
+    A reviewer overrules every filter but "diagram": without its drawing a question is another.
     """
     decided = []
     for candidate in candidates:
-        word = decisions.get((candidate.uid, normalise(candidate.text)))
+        said = decisions.get((candidate.uid, normalise(candidate.text)))
         broken = any(reason.filter == "diagram" for reason in candidate.reasons)
-        if word is not None and not (broken and word[0] == "accept"):
-            verdict: Any = word[0]
-            candidate = replace(candidate, verdict=verdict, reviewer=word[1], path="reviewer")
+        if said is not None and not (broken and said[0] == "accept"):
+            verdict, reviewer = cast(Verdict, said[0]), said[1]
+            candidate = replace(candidate, verdict=verdict, reviewer=reviewer, path="reviewer")
         decided.append(candidate)
     return decided

@@ -21,18 +21,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from prompt_aug.rephrase.verify.reading import read
-from prompt_aug.rephrase.verify.wording import likeness, tokens
+from prompt_aug.rephrase.verify.edit import likeness, tokens
+from prompt_aug.rephrase.verify.text import read
 
 Rate = tuple[int, int]  # (right, responses)
-UNKNOWN: Rate = (0, 0)
 MOST_SUBSETS = 2000  # of which the average stands for a random choice
-TIE = 1e-9
+DIGITS = 9  # two probabilities that agree in so many are equal
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Places of the chosen among the candidates, by rank, and what they are expected to give.
+    """Places of the chosen among the candidates, by rank, and their expected signal.
 
     mixed:   P(mixed) of the question with these rephrasings, None without any pass rate
     random:  the mean of it over all choices of so many
@@ -44,19 +43,19 @@ class Choice:
 
 
 def expected_power(right: int, responses: int, power: int) -> float:
-    """E[p^power] for p ~ Beta(right + 1, responses - right + 1)."""
+    """Return E[p^power] for p ~ Beta(right + 1, responses - right + 1)."""
     return math.prod((right + 1 + i) / (responses + 2 + i) for i in range(power))
 
 
 def mixed(rates: Sequence[Rate], per_rephrasing: int) -> float:
-    """P(mixed) of `per_rephrasing` responses to each rephrasing with these (right, responses)."""
+    """Return P(mixed) of `per_rephrasing` responses to each text with these rates."""
     right = math.prod(expected_power(c, k, per_rephrasing) for c, k in rates)
     wrong = math.prod(expected_power(k - c, k, per_rephrasing) for c, k in rates)
     return 1 - right - wrong
 
 
 def distance(one: str, other: str) -> float:
-    """In [0, 1]: how far two texts are in their tokens, in order."""
+    """Return how far two texts are in their tokens, in order: a number in [0, 1]."""
     return 1 - likeness(tokens(read(one)), tokens(read(other)))
 
 
@@ -68,46 +67,31 @@ def choose(
     rates: Mapping[str, Rate] | None = None,
     per_rephrasing: int = 8,
 ) -> Choice:
-    """The `count` best of the candidates, ranked; fewer where there are fewer.
+    """Return the `count` best of the candidates, ranked; fewer where there are fewer.
 
     `rates`: text -> (right, responses) of the question and the candidates; None or without any of
     these texts: by distance alone.
     """
     known = {t: rates[t] for t in (question, *candidates) if rates and t in rates}
-    chosen: list[int] = []
-    while len(chosen) < min(count, len(candidates)):
-        before = [question, *(candidates[i] for i in chosen)]
 
-        def worth(place: int, before: list[str] = before) -> tuple[float, float]:
-            texts = [*before, candidates[place]]
-            signal = mixed([known.get(t, UNKNOWN) for t in texts], per_rephrasing) if known else 0.0
-            return round(signal / TIE) * TIE, min(distance(candidates[place], t) for t in before)
+    def signal(texts: Sequence[str]) -> float:
+        return mixed([known.get(t, (0, 0)) for t in (question, *texts)], per_rephrasing)
 
-        left = [i for i in range(len(candidates)) if i not in chosen]
-        chosen.append(max(left, key=lambda i: (*worth(i), -i)))
-    if not known or not chosen:
-        return Choice(tuple(chosen))
-    return Choice(
-        tuple(chosen),
-        _of(question, [candidates[i] for i in chosen], known, per_rephrasing),
-        _at_random(question, candidates, len(chosen), known, per_rephrasing),
-    )
-
-
-def _of(
-    question: str, texts: Sequence[str], known: Mapping[str, Rate], per_rephrasing: int
-) -> float:
-    return mixed([known.get(t, UNKNOWN) for t in (question, *texts)], per_rephrasing)
-
-
-def _at_random(
-    question: str,
-    candidates: Sequence[str],
-    count: int,
-    known: Mapping[str, Rate],
-    per_rephrasing: int,
-) -> float:
-    """The mean of P(mixed) over the choices of `count`, at most the first `MOST_SUBSETS`."""
-    subsets = itertools.islice(itertools.combinations(candidates, count), MOST_SUBSETS)
-    worths = [_of(question, subset, known, per_rephrasing) for subset in subsets]
-    return sum(worths) / len(worths)
+    ranked: list[int] = []
+    while len(ranked) < min(count, len(candidates)):
+        before = [candidates[i] for i in ranked]
+        worth = {
+            place: (
+                round(signal([*before, text]), DIGITS) if known else 0.0,
+                min(distance(text, other) for other in (question, *before)),
+            )
+            for place, text in enumerate(candidates)
+            if place not in ranked
+        }
+        ranked.append(max(worth, key=worth.__getitem__))
+    if not known or not ranked:
+        return Choice(tuple(ranked))
+    subsets = itertools.islice(itertools.combinations(candidates, len(ranked)), MOST_SUBSETS)
+    worths = [signal(subset) for subset in subsets]
+    chosen = signal([candidates[i] for i in ranked])
+    return Choice(tuple(ranked), chosen, sum(worths) / len(worths))

@@ -8,11 +8,14 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
+import genai_prices
+
 from prompt_aug.base.commands import add_renamed, make_parser
 from prompt_aug.base.errors import UsageError
-from prompt_aug.rephrase.generate.budget import MILLION, Budget, Price, Spending, price_of
+from prompt_aug.rephrase.generate.budget import Budget, Price, Spending
 from prompt_aug.rephrase.generate.client import KEY_VARIABLE, Endpoint
-from prompt_aug.rephrase.generate.store import Sampling
+
+MILLION = 10**6
 
 
 def build_parser(description: str) -> argparse.ArgumentParser:
@@ -22,7 +25,7 @@ def build_parser(description: str) -> argparse.ArgumentParser:
         description,
         example="python -m prompt_aug.rephrase train.parquet rephrased.parquet --model NAME",
     )
-    add = parser.add_argument
+    add: Any = parser.add_argument
     add("questions", type=Path, help="a parquet file of prompt_aug.prepare")
     add("out", type=Path, help="the parquet file to write")
     add("--n", type=int, default=3, help="rephrasings wanted for each question")
@@ -32,9 +35,7 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     add("--partial", action="store_true", help="write results of what there is, also after a stop")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--dry-run", action="store_true", help="print requests, tokens and cost")
-    mode.add_argument(
-        "--offline", action="store_true", help="rules instead of a model: a rehearsal"
-    )
+    mode.add_argument("--offline", action="store_true", help="a rehearsal: rules, no model")
     mode.add_argument(
         "--from",
         dest="source",
@@ -42,14 +43,7 @@ def build_parser(description: str) -> argparse.ArgumentParser:
         help="candidates of a file instead of a model: json lines of uid or question, and text or "
         "rephrasings; or a parquet file with rephrasings",
     )
-    _add_model(parser.add_argument_group("model").add_argument)
-    _add_budget(parser.add_argument_group("budget, of all stages and runs in --work").add_argument)
-    _add_verdicts(parser.add_argument_group("verdicts and selection").add_argument)
-    add_renamed(parser, "--max-tokens", "--max-total-tokens")
-    return parser
-
-
-def _add_model(add: Any) -> None:
+    add = parser.add_argument_group("model").add_argument
     add("--model", help="as the endpoint names it")
     add("--base-url", help=f"default: OpenAI's; the key is read from {KEY_VARIABLE}")
     add("--prompt", default="default", help="default, paper, or a file (text or yaml)")
@@ -60,19 +54,19 @@ def _add_model(add: Any) -> None:
     add("--concurrency", type=int, default=16, help="requests in flight, lowered after a 429")
     add("--retries", type=int, default=6, help="of one request")
     add("--timeout", type=float, default=300.0, help="seconds for one attempt")
-
-
-def _add_budget(add: Any) -> None:
+    add = parser.add_argument_group("budget, of all stages and runs in --work").add_argument
     add("--max-requests", type=int, help="attempts, retries included")
     add("--max-total-tokens", type=int, help="of prompts and responses")
     add("--max-cost", help="dollars")
     add("--price", nargs=2, metavar=("IN", "OUT"), help="dollars per million tokens, all models")
+    _add_verdicts(parser.add_argument_group("verdicts and selection").add_argument)
+    add_renamed(parser, "--max-tokens", "--max-total-tokens")
+    return parser
 
 
 def _add_verdicts(add: Any) -> None:
-    add(
-        "--against", action="append", default=[], help="[NAME=]SOURCE[@SPLIT]: reject its questions"
-    )
+    against = "[NAME=]SOURCE[@SPLIT]: reject its questions"
+    add("--against", action="append", default=[], help=against)
     add("--allow-extra", action="store_true", help="an added sentence with a quantity is doubtful")
     add("--solve", metavar="MODEL", help="accept what this model solves")
     add("--solve-url", help="its endpoint (default: --base-url)")
@@ -90,7 +84,7 @@ def _add_verdicts(add: Any) -> None:
 
 
 def validate(options: argparse.Namespace) -> None:
-    """Raises UsageError for what cannot be done, before anything is read or sent."""
+    """Reject what cannot be done, before anything is read or sent. Raises UsageError."""
     options.most = options.most or 4 * options.n
     options.work = options.work or options.out.with_name(options.out.name + ".work")
     at_least(1, options, *"n most limit per_request concurrency answer_tokens agree".split())
@@ -103,94 +97,84 @@ def validate(options: argparse.Namespace) -> None:
         if least > most:
             raise UsageError(f"--{large}={most}: less than --{small}={least}")
     for name, most in (("top_p", 1.0), ("timeout", math.inf)):
-        if not 0 < getattr(options, name) <= most:
-            raise UsageError(
-                f"--{name.replace('_', '-')}: {getattr(options, name)} is out of range"
-            )
-    for name in ("base_url", "solve_url", "judge_url"):
-        check_url(name, getattr(options, name))
-    _validate_files(options)
-    if not (options.offline or options.source or options.model):
-        raise UsageError("--model: missing. Name it, or --from=FILE, or use --offline.")
-    if options.offline and (options.solve or options.judge):
-        raise UsageError("--offline: sends no requests. Remove --solve and --judge.")
-
-
-def _validate_files(options: argparse.Namespace) -> None:
+        value = getattr(options, name)
+        if not 0 < value <= most:
+            raise UsageError(f"--{name.replace('_', '-')}: {value} is out of range")
+    check_url(options, "base_url", "solve_url", "judge_url")
     if options.out.is_dir():
         raise UsageError(f"OUT={options.out}: a folder. Name a file.")
     if options.work.exists() and not options.work.is_dir():
         raise UsageError(f"--work={options.work}: a file. Name a folder.")
     if options.out.resolve() == options.questions.resolve():
         raise UsageError("OUT: the file of the questions. Name another.")
+    if not (options.offline or options.source or options.model):
+        raise UsageError("--model: missing. Name it, or --from=FILE, or use --offline.")
+    if options.offline and (options.solve or options.judge):
+        raise UsageError("--offline: sends no requests. Remove --solve and --judge.")
 
 
 def at_least(least: int, options: argparse.Namespace, *names: str) -> None:
-    """Raises UsageError where an option that is given is less than `least`."""
+    """Reject options that are given and less than `least`. Raises UsageError."""
     for name in names:
         value = getattr(options, name)
         if value is not None and not value >= least:
             raise UsageError(f"--{name.replace('_', '-')}={value}: less than {least}")
 
 
-def check_url(name: str, url: str | None) -> None:
-    """Raises UsageError for what is not the address of a server."""
-    parts = urllib.parse.urlsplit(url or "http://x")
-    if parts.scheme not in ("http", "https") or not parts.netloc or " " in (url or ""):
-        raise UsageError(
-            f"--{name.replace('_', '-')}={url}: no address. Write http://localhost:8000/v1."
-        )
-
-
-def sampling(
-    options: argparse.Namespace, model: str, tokens: int, temperature: float | None = None
-) -> Sampling:
-    """Return how `model` is sampled."""
-    return Sampling(
-        model=model,
-        temperature=options.temperature if temperature is None else temperature,
-        top_p=options.top_p,
-        max_tokens=tokens,
-    )
+def check_url(options: argparse.Namespace, *names: str) -> None:
+    """Reject what is not the address of a server. Raises UsageError."""
+    for name in names:
+        url = getattr(options, name) or "http://x"
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc or " " in url:
+            said = f"--{name.replace('_', '-')}={url}"
+            raise UsageError(f"{said}: no address. Write http://localhost:8000/v1.")
 
 
 def endpoint(options: argparse.Namespace, model: str, url: str | None = None) -> Endpoint:
     """Return the endpoint of a stage, with the price of its model."""
     url = url or options.base_url or os.environ.get("OPENAI_BASE_URL")
+    price = price_of(model, url)
+    if options.price:
+        read, written = (_dollars("--price", text) / MILLION for text in options.price)
+        price = (read, written)
     return Endpoint(
         base_url=url,
         concurrency=options.concurrency,
         retries=options.retries,
         timeout=options.timeout,
         per_request=options.per_request,
-        price=_price(options) or price_of(model, url),
+        price=price,
     )
 
 
-def _price(options: argparse.Namespace) -> Price | None:
-    if not options.price:
+def price_of(model: str, base_url: str | None) -> Price | None:
+    """Return the price of a model at an endpoint, None if `genai_prices` has none."""
+    read = genai_prices.Usage(input_tokens=MILLION, output_tokens=0)
+    written = genai_prices.Usage(input_tokens=0, output_tokens=MILLION)
+    try:
+        found = [
+            genai_prices.calc_price(usage, model, provider_api_url=base_url).total_price / MILLION
+            for usage in (read, written)
+        ]
+    except LookupError:
         return None
-    values = [_decimal("--price", text) / MILLION for text in options.price]
-    if min(values) < 0:
-        raise UsageError(f"--price={options.price}: negative")
-    return Price(*values)
+    return found[0], found[1]
 
 
-def _decimal(name: str, text: str) -> Decimal:
+def _dollars(name: str, text: str) -> Decimal:
     try:
         value = Decimal(text)
     except InvalidOperation:
         value = Decimal("nan")
-    if not value.is_finite():
+    if not value.is_finite() or value < 0:
         raise UsageError(f"{name}={text}: not a number of dollars")
     return value
 
 
 def budget(options: argparse.Namespace, spent: Spending, endpoints: list[Endpoint]) -> Budget:
     """Return the limits of all stages. Raises UsageError for a limit that cannot be kept."""
-    cost = None if options.max_cost is None else _decimal("--max-cost", options.max_cost)
-    if cost is not None and cost <= 0:
-        raise UsageError(f"--max-cost={cost}: not above 0")
+    cost = None if options.max_cost is None else _dollars("--max-cost", options.max_cost)
     if cost is not None and any(endpoint.price is None for endpoint in endpoints):
         raise UsageError(
             "--max-cost: no price of a model is known. Use --max-total-tokens or --price IN OUT."

@@ -1,4 +1,4 @@
-"""What the pipeline leaves: questions with rephrasings, provenance, manifest, dataset card.
+"""The results of the pipeline: questions with rephrasings, provenance, manifest, dataset card.
 
 OUT.parquet                  what `recipe.train` reads: extra_info.rephrasings, by rank
 OUT.parquet.candidates.jsonl every candidate: verdict, reasons, source, pass rates, reviewer, rank
@@ -21,7 +21,7 @@ from prompt_aug.rephrase.choose import Choice, Rate
 
 
 def beside(out: Path, ending: str) -> Path:
-    """The file of the results with this ending."""
+    """Return the file of the results with this ending."""
     return out.with_name(out.name + ending)
 
 
@@ -35,95 +35,65 @@ class Outcome:
     chosen: Mapping[str, Sequence[Candidate]]
     rates: Mapping[tuple[str, str], Rate]
 
-    def rephrased(self) -> list[Question]:
-        """The questions with the chosen texts as rephrasings."""
-        return [
-            dataclasses.replace(q, rephrasings=tuple(c.text for c in self.chosen[q.uid]))
-            for q in self.questions
-        ]
-
     def records(self) -> Iterator[dict[str, Any]]:
-        """The line of every candidate."""
+        """Yield the line of every candidate."""
         ranks = {id(c): rank for listed in self.chosen.values() for rank, c in enumerate(listed)}
-        for listed in self.candidates.values():
-            for candidate in listed:
-                yield record(candidate, ranks.get(id(candidate)), self.rates)
+        for candidate in (c for listed in self.candidates.values() for c in listed):
+            rate = self.rates.get((candidate.uid, candidate.text))
+            yield dataclasses.asdict(candidate) | {
+                "rank": ranks.get(id(candidate)),
+                "pass_rate": None if rate is None else {"right": rate[0], "responses": rate[1]},
+            }
+
+    def summary(self) -> dict[str, Any]:
+        """Return counts of verdicts, filters and rephrasings, and expected groups with signal."""
+        listed = [candidate for group in self.candidates.values() for candidate in group]
+        filters: Counter[str] = Counter()
+        for candidate in listed:
+            filters.update({f"{r.filter}: {r.verdict}" for r in candidate.reasons})
+        known = [c for c in self.choices.values() if c.mixed is not None and c.random is not None]
+        sizes = Counter(len(self.chosen[q.uid]) for q in self.questions)
+        return {
+            "questions": len(self.questions),
+            "candidates": len(listed),
+            "verdicts": dict(sorted(Counter(c.verdict for c in listed).items())),
+            "accepted_by": dict(Counter(c.path for c in listed if c.verdict == "accept")),
+            "decided": sum(c.reviewer is not None for c in listed),
+            "filters": dict(filters.most_common()),
+            "rephrasings": {str(count): number for count, number in sorted(sizes.items())},
+            "chosen_by": "pass rates, then distance" if known else "distance alone (no pass rates)",
+            "expected_groups_with_signal": {
+                "questions_with_pass_rates": len(known),
+                "chosen": sum(c.mixed or 0.0 for c in known),
+                "chosen_at_random": sum(c.random or 0.0 for c in known),
+            },
+        }
 
 
 def write_results(
-    out: Path,
-    outcome: Outcome,
-    settings: Mapping[str, Any],
-    solver: Mapping[str, int] | None = None,
+    out: Path, outcome: Outcome, settings: Mapping[str, Any], solver: Mapping[str, int] | None
 ) -> dict[str, Any]:
     """Write all four files, the manifest last; return the manifest's content.
 
     `solver`: how many questions the solver was asked, and answered in their own wording.
     """
-    manifest = beside(out, ".manifest.json")
+    manifest, lines = beside(out, ".manifest.json"), beside(out, ".candidates.jsonl")
     manifest.unlink(missing_ok=True)
-    written = outcome.rephrased()
-    write_parquet(written, out)
-    write_lines(beside(out, ".candidates.jsonl"), outcome.records())
-    report = summary(written, outcome.candidates, outcome.choices)
-    report |= {"solver": solver and dict(solver), "settings": dict(settings)}
+    chosen = {uid: tuple(c.text for c in ranked) for uid, ranked in outcome.chosen.items()}
+    write_parquet(
+        [dataclasses.replace(q, rephrasings=chosen[q.uid]) for q in outcome.questions], out
+    )
+    write_lines(lines, outcome.records())
+    report = outcome.summary() | {"solver": solver and dict(solver), "settings": dict(settings)}
     write_text(beside(out, ".README.md"), card(out, report))
-    names = (out, beside(out, ".candidates.jsonl"), beside(out, ".README.md"))
+    names = (out, lines, beside(out, ".README.md"))
     report["sha256"] = {path.name: sha256(path) for path in names}
     write_json(manifest, report)
     return report
 
 
-def record(
-    candidate: Candidate, rank: int | None, rates: Mapping[tuple[str, str], Rate]
-) -> dict[str, Any]:
-    """The line of one candidate."""
-    rate = rates.get((candidate.uid, candidate.text))
-    return {
-        "uid": candidate.uid,
-        "text": candidate.text,
-        "verdict": candidate.verdict,
-        "reasons": [dataclasses.asdict(reason) for reason in candidate.reasons],
-        "rank": rank,
-        "pass_rate": None if rate is None else {"right": rate[0], "responses": rate[1]},
-        "reviewer": candidate.reviewer,
-        "path": candidate.path,
-        "source": candidate.source,
-    }
-
-
-def summary(
-    questions: Sequence[Question],
-    candidates: Mapping[str, Sequence[Candidate]],
-    choices: Mapping[str, Choice],
-) -> dict[str, Any]:
-    """Counts of verdicts, of each filter, of rephrasings; expected groups with signal."""
-    listed = [candidate for group in candidates.values() for candidate in group]
-    filters: Counter[str] = Counter()
-    for candidate in listed:
-        filters.update({f"{r.filter}: {r.verdict}" for r in candidate.reasons})
-    known = [c for c in choices.values() if c.mixed is not None and c.random is not None]
-    return {
-        "questions": len(questions),
-        "candidates": len(listed),
-        "verdicts": dict(sorted(Counter(c.verdict for c in listed).items())),
-        "accepted_by": dict(Counter(c.path for c in listed if c.verdict == "accept")),
-        "filters": dict(filters.most_common()),
-        "rephrasings": {
-            str(count): number
-            for count, number in sorted(Counter(len(q.rephrasings) for q in questions).items())
-        },
-        "chosen_by": "pass rates, then distance" if known else "distance alone (no pass rates)",
-        "expected_groups_with_signal": {
-            "questions_with_pass_rates": len(known),
-            "chosen": sum(c.mixed or 0.0 for c in known),
-            "chosen_at_random": sum(c.random or 0.0 for c in known),
-        },
-    }
-
-
 def card(out: Path, report: Mapping[str, Any]) -> str:
-    """README.md of a dataset on the hub: the metadata block, what it is, how it was made."""
+    """Return README.md of a dataset on the hub: the metadata block, content and origin."""
     settings = json.dumps(report["settings"], indent=2, default=str)
     verdicts = ", ".join(f"{n} {name}" for name, n in report["verdicts"].items()) or "none"
     accepted = ", ".join(f"{name} {n}" for name, n in report["accepted_by"].items()) or "nothing"
@@ -149,14 +119,13 @@ configs:
 
 Of {report["candidates"]} candidates: {verdicts}. Accepted by: {accepted}. The checks accept what
 shows no difference in numbers and formulas; that is no proof. Chosen by {report["chosen_by"]}.
-`{out.name}.candidates.jsonl` has every candidate with its reasons and where it is from.
+`{out.name}.candidates.jsonl` has every candidate with its reasons and its source.
 
 | filter: verdict | candidates |
 |---|---|
 {rows}
 
-The questions keep the licence of their source; a model's provider may restrict the use of what its
-model wrote.
+The questions keep the license of their source. A provider may restrict the use of its model's text.
 
 ```json
 {settings}

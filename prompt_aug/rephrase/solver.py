@@ -3,8 +3,8 @@
 A solver answers the candidate k times; the project's grader compares with the gold. With m of k
 right the candidate is accepted, because another problem rarely has the same answer. With m of k
 (at least two) on one wrong answer, which is not the question's own most frequent answer, it is
-doubtful. Otherwise the verdict of the checks stays: so it does if the solver cannot answer the
-question itself. Agreement therefore favors easy questions.
+doubtful. Otherwise, as for a question that the solver cannot answer, the verdict of the checks
+stays. Agreement therefore favors easy questions.
 
 A judge compares the two texts where no solver decided, and returns a structured verdict.
 """
@@ -19,11 +19,9 @@ from prompt_aug.grading import grade_answer, grade_many
 from prompt_aug.questions import Question
 from prompt_aug.rephrase.candidates import Candidate
 from prompt_aug.rephrase.choose import Rate
-from prompt_aug.rephrase.generate.prompts import Prompt
-from prompt_aug.rephrase.generate.store import Request, Sampling, Store, make_request
 from prompt_aug.rephrase.verify.reasons import doubt
 
-MOST_CLASSES = 8  # different wrong answers compared with one another; the others count alone
+MOST_CLASSES = 8  # different wrong answers compared with one another; the others are ignored
 FIELDS = ("same_unknown", "same_conditions", "same_answer")
 _OBJECT = re.compile(r"\{[^{}]*\}", re.DOTALL)
 
@@ -41,33 +39,16 @@ class Answers:
         return self.right, self.responses
 
 
-def solve_requests(
-    question: Question, texts: Sequence[str], prompt: Prompt, sampling: Sampling, samples: int
-) -> list[Request]:
-    """Return a request for `samples` answers to each text."""
-    return [
-        make_request(question.uid, text, prompt=prompt, sampling=sampling, samples=samples)
-        for text in texts
-    ]
-
-
-def answers_of(question: Question, request: Request, store: Store) -> Answers:
+def answers_of(question: Question, responses: Sequence[str]) -> Answers:
     """Grade the responses to one text; one without an answer is wrong, by itself."""
-    grades = grade_many((text, list(question.answers)) for text in store.responses(request))
-    classes: list[tuple[str, int]] = []
-    for grade in grades:
-        if grade.correct or not grade.extracted:
-            continue
-        known = (
-            i for i, (name, _) in enumerate(classes[:MOST_CLASSES]) if _same(name, grade.extracted)
-        )
-        place = next(known, None)
-        if place is None:
-            classes.append((grade.extracted, 1))
-        else:
-            classes[place] = (classes[place][0], classes[place][1] + 1)
-    classes.sort(key=lambda item: -item[1])
-    return Answers(sum(g.correct for g in grades), len(grades), tuple(classes))
+    grades = grade_many((text, list(question.answers)) for text in responses)
+    classes: dict[str, int] = {}
+    for said in (g.extracted for g in grades if not g.correct and g.extracted):
+        name = next((known for known in classes if _same(known, said)), said)
+        if name in classes or len(classes) < MOST_CLASSES:
+            classes[name] = classes.get(name, 0) + 1
+    wrong = sorted(classes.items(), key=lambda item: -item[1])
+    return Answers(sum(g.correct for g in grades), len(grades), tuple(wrong))
 
 
 def _same(answer: str, other: str) -> bool:
@@ -99,10 +80,10 @@ def judged(candidate: Candidate, response: str) -> Candidate:
     if found is None:
         return candidate.doubted(doubt("judge", f"no verdict in {response.strip()[:80]!r}"))
     candidate = replace(candidate, source=candidate.source | {"judge": found})
-    if all(found[name] for name in FIELDS):
-        return replace(candidate, verdict="accept", path="judge")
-    denied = ", ".join(name for name in FIELDS if not found[name])
-    return candidate.doubted(doubt("judge", f"not {denied}: {found['difference']}"[:300]))
+    if denied := [name for name in FIELDS if not found[name]]:
+        detail = f"not {', '.join(denied)}: {found['difference']}"
+        return candidate.doubted(doubt("judge", detail[:300]))
+    return replace(candidate, verdict="accept", path="judge")
 
 
 def read_judgment(response: str) -> dict[str, Any] | None:
@@ -113,7 +94,6 @@ def read_judgment(response: str) -> dict[str, Any] | None:
         except (ValueError, RecursionError):
             continue
         if all(isinstance(found.get(name), bool) for name in FIELDS):
-            return {name: found[name] for name in FIELDS} | {
-                "difference": str(found.get("difference", ""))
-            }
+            fields = {name: found[name] for name in FIELDS}
+            return fields | {"difference": str(found.get("difference", ""))}
     return None

@@ -242,6 +242,28 @@ def var_math(folders: Mapping[str, Path]) -> Iterator[Pair]:
             yield Pair("other numbers", "changed", seed["question"], line["question"])
 
 
+def audit(kind: str) -> Reader:
+    """Return a reader of the contamination audit's edits of MATH-500 problems.
+
+    github.com/ademcodesproducts/contamination-audit: other numbers, or one more sentence of context
+    without a quantity, both written by GPT-4o.
+    """
+    named = {
+        "number_swap": ("numbers replaced", "changed"),
+        "surface_noise": ("sentence of context", "extra"),
+    }
+
+    def read(folders: Mapping[str, Path]) -> Iterator[Pair]:
+        path = folders["audit"] / "data/processed/contaminated_and_perturbations.csv"
+        rows = [row for row in _table(path) if row["problem"].strip()]
+        own = {r["math500_id"]: r["problem"] for r in rows if r["perturbation_type"] == "original"}
+        for row in rows:
+            if row["perturbation_type"] == kind and row["math500_id"] in own:
+                yield Pair(*named[kind], own[row["math500_id"]], row["problem"])
+
+    return read
+
+
 @dataclass(frozen=True, slots=True)
 class PairSet:
     """A set of pairs: the checkouts it is read from, its subject, and if it was held out."""
@@ -253,6 +275,8 @@ class PairSet:
 
 
 SETS = {
+    "Contamination audit, numbers": PairSet(audit("number_swap"), ("audit",), subject="MATH"),
+    "Contamination audit, context": PairSet(audit("surface_noise"), ("audit",), subject="MATH"),
     "GSM-Plus": PairSet(gsm_plus, ("gsm-plus",), held_out=False),
     "MathCheck-GSM": PairSet(mathcheck, ("mathcheck",), held_out=False),
     "MATH-Perturb": PairSet(math_perturb, ("math-perturb",), subject="MATH"),

@@ -1,8 +1,8 @@
 """Requests to an OpenAI-compatible endpoint: concurrent, within a budget, stopped at once.
 
-Retries are ours, so that a stop takes effect at the next response. A 429 halves the concurrency,
-waits as the server says, and counts neither as a request nor as a failure. A refused key, a used-up
-quota, an unknown model and `EQUAL_FAILURES` equal failures in a row end the run.
+A 429 halves the concurrency, waits as the server says, and counts neither as a request nor as a
+failure. A refused key, a used-up quota, an unknown model and `EQUAL_FAILURES` equal failures in a
+row end the run.
 """
 
 import asyncio
@@ -11,24 +11,18 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
 
-from prompt_aug.rephrase.generate.budget import (
-    Budget,
-    BudgetError,
-    Price,
-    Spending,
-    estimate,
-)
+from prompt_aug.rephrase.generate.budget import Budget, Price, Spending
 from prompt_aug.rephrase.generate.prompts import RephraseError
 from prompt_aug.rephrase.generate.store import Request, Store
 
 KEY_VARIABLE, HOSTED = "OPENAI_API_KEY", "https://api.openai.com/v1"
-QUOTA = ("insufficient_quota", "billing_hard_limit_reached")
+QUOTA = {"insufficient_quota", "billing_hard_limit_reached"}
 REFUSED = {
     401: "refuses the key",
     402: "wants payment",
@@ -36,10 +30,12 @@ REFUSED = {
     404: "has no such model or path",
 }
 FINAL = (400, 413, 422)  # the same request gets the same answer
+RETRIED = (408, 409, 429)  # and all from 500
 EQUAL_FAILURES = 8
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds before a retry, doubled each time
 MOST_PATIENCE = 60.0  # seconds; a server that names more is not asked again by this run
 MOST_LIMITED = 60  # responses 429 in a row that end the run
+BYTES_PER_TOKEN = 3
 
 
 class RefusedError(RephraseError):
@@ -55,6 +51,12 @@ class Failure(Exception):  # noqa: N818 - an outcome, raised and caught in this 
     sent: bool = True
     retry: bool = False
     wait: float | None = None
+
+    def cost(self, wanted: Spending) -> Spending:
+        """Return what the attempt is booked as: nothing, one request, or all that was reserved."""
+        if not self.sent or self.status == 429:
+            return Spending()
+        return Spending(1) if self.status >= 400 else wanted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,18 +76,24 @@ class Endpoint:
         if not key and self.base_url is None:
             raise RephraseError(f"{KEY_VARIABLE} is not set. Set it, or --base-url.")
         return httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {key or 'none'}"}, timeout=self.timeout
+            base_url=(self.base_url or HOSTED).rstrip("/"),
+            headers={"Authorization": f"Bearer {key or 'none'}"},
+            timeout=self.timeout,
+            limits=httpx.Limits(max_connections=self.concurrency),
         )
 
-    def url(self, path: str) -> str:
-        """Return the address of `path`."""
-        return f"{(self.base_url or HOSTED).rstrip('/')}/{path}"
+    def estimate(self, request: Request, samples: int) -> Spending:
+        """Return what a request for `samples` responses may use at most."""
+        size = sum(len(message["content"].encode()) for message in request.messages)
+        tokens = size // BYTES_PER_TOKEN + 16, samples * request.sampling.max_tokens
+        return Spending(1, *tokens).at(self.price)
 
 
-async def post(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON object of the response. Raises Failure."""
+async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON object of the response. Raises Failure or RefusedError."""
+    url = f"{client.base_url}{path}"
     try:
-        response = await client.post(url, json=body)
+        response = await client.post(path, json=body)
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         raise Failure(f"{url}: cannot connect ({error})", sent=False, retry=True) from error
     except httpx.TimeoutException as error:
@@ -96,37 +104,31 @@ async def post(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> dic
         found = json.loads(response.content)
     except (ValueError, RecursionError):
         found = None
-    status = response.status_code
+    status, kind = response.status_code, response.headers.get("content-type", "no content type")
     if status == 200 and isinstance(found, dict):
         return found
     refusal = found.get("error") if isinstance(found, dict) else None
-    said = refusal.get("message") if isinstance(refusal, dict) else refusal
-    line = f"status {status}: {said or _first_line(response)}"[:300]
-    if isinstance(refusal, dict) and {refusal.get("code"), refusal.get("type")} & {*QUOTA}:
+    refusal = refusal if isinstance(refusal, dict) else {"message": refusal}
+    lines = [line.strip() for line in response.text.splitlines() if line.strip()]
+    said = refusal.get("message") or f"{kind}: {lines[0][:160] if lines else 'an empty body'}"
+    line = f"status {status}: {said}"[:300]
+    if {str(refusal.get("code")), str(refusal.get("type"))} & QUOTA:
         raise RefusedError(f"{url}: the quota is used up ({line})")
     if status in REFUSED:
         raise RefusedError(f"{url}: the endpoint {REFUSED[status]} ({line}). Key: {KEY_VARIABLE}.")
-    wait = _retry_after(response)
-    again = status in (408, 409, 429) or status >= 500
-    raise Failure(line, status, retry=again and (wait or 0) <= MOST_PATIENCE, wait=wait)
+    wait = _retry_after(response.headers.get("retry-after", ""))
+    again = (status in RETRIED or status >= 500) and (wait or 0) <= MOST_PATIENCE
+    raise Failure(line, status, retry=again, wait=wait)
 
 
-def _retry_after(response: httpx.Response) -> float | None:
+def _retry_after(said: str) -> float | None:
     """Return the seconds that the server names, as a number or a date."""
-    said = response.headers.get("retry-after", "")
     try:
         if said.replace(".", "", 1).isdigit():
             return float(said)
         return parsedate_to_datetime(said).timestamp() - time.time()
     except (TypeError, ValueError):
         return None
-
-
-def _first_line(response: httpx.Response) -> str:
-    """Return the kind of a body that is no JSON object, and its first line."""
-    kind = response.headers.get("content-type", "no content type")
-    lines = [line.strip() for line in response.text.splitlines() if line.strip()]
-    return f"{kind}: {lines[0][:160] if lines else 'an empty body'}"
 
 
 class Generation:
@@ -168,33 +170,28 @@ class Generation:
 
     async def _ask(self, request: Request, samples: list[int]) -> list[dict[str, Any]]:
         """Return a record for each response of one request, after retries; [] if stopped."""
-        sampling, start = request.sampling, time.time()
-        body = {
-            "model": sampling.model,
-            "messages": request.messages,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "max_tokens": sampling.max_tokens,
-            "n": len(samples),
-        }
-        wanted = estimate(request.messages, len(samples), sampling.max_tokens).at(
-            self.endpoint.price
-        )
-        attempt, used = 0, Spending()
+        start, attempt, used = time.time(), 0, Spending()
         while not self.stopped:
+            wait = 0.02 if self.active >= self.limit else self.resume_at - time.time()
+            if wait > 0:
+                await self._pause(wait)
+                continue
+            body = {**asdict(request.sampling), "messages": request.messages, "n": len(samples)}
             try:
-                answer, spent = await self._attempt(body, wanted)
+                answer, spent = await self._attempt(request, body)
             except Failure as failure:
-                used = used.plus(self._cost(failure, wanted))
+                used = used.plus(failure.cost(self.endpoint.estimate(request, len(samples))))
                 if len(samples) > 1 and failure.status in FINAL:
-                    self.per_request = 1  # it may not know n: request one, and report its answer
-                    return await self._ask(request, samples[:1])
+                    self.per_request, samples = 1, samples[:1]  # it may not know n
+                    continue
                 attempt += failure.status != 429
                 if failure.retry and attempt <= self.endpoint.retries:
                     await self._wait(failure, attempt)
                     continue
-                self._failed(failure)
-                return _failures(request, samples, failure, used, start)
+                self._count(failure)
+                failed = {"status": "failed", "final": failure.status in FINAL}
+                answers = [failed | {"error": failure.line}] * len(samples)
+                return _records(request, samples, answers, used, start)
             except RephraseError as error:
                 self.stop(error)
                 return []
@@ -202,48 +199,40 @@ class Generation:
             self.limit = min(self.limit + 1, self.endpoint.concurrency)
             if len(answer["choices"]) < len(samples):  # fewer than requested
                 self.per_request = 1
-            return _records(request, samples, answer, used.plus(spent), start)
+            answers = [_taken(choice, answer.get("model")) for choice in answer["choices"]]
+            return _records(request, samples, answers, used.plus(spent), start)
         return []
 
     async def _attempt(
-        self, body: dict[str, Any], wanted: Spending
+        self, request: Request, body: dict[str, Any]
     ) -> tuple[dict[str, Any], Spending]:
-        """Send one request when the concurrency allows. Raises Failure, RephraseError."""
-        while self.active >= self.limit or time.time() < self.resume_at:
-            await self._pause(0.02 if self.active >= self.limit else self.resume_at - time.time())
-            if self.stopped:
-                raise self.stopped
+        """Send one request within the budget. Raises Failure, RephraseError."""
+        wanted = spent = self.endpoint.estimate(request, body["n"])
         self.active += 1
-        spent = wanted
         try:
             await self.budget.reserve(wanted)
-        except BudgetError:
+        except RephraseError:
             self.active -= 1
             raise
         try:
-            answer = await post(self.client, self.endpoint.url("chat/completions"), body)
-            _check(answer)
+            answer = await post(self.client, "chat/completions", body)
+            choices = answer.get("choices")
+            if not (isinstance(choices, list) and choices and all(map(_is_choice, choices))):
+                raise Failure(f"not a chat completion: {json.dumps(answer)[:160]}")
             usage = answer.get("usage") or {}
             if usage.get("prompt_tokens"):
                 counts = int(usage["prompt_tokens"]), int(usage.get("completion_tokens") or 0)
                 spent = Spending(1, *counts).at(self.endpoint.price)
             return answer, spent
         except Failure as failure:
-            spent = self._cost(failure, wanted)
+            spent = failure.cost(wanted)
             raise
         except RephraseError:
             spent = Spending(1)
             raise
         finally:
             self.active -= 1
-            await self.budget.settle(wanted, spent)
-
-    @staticmethod
-    def _cost(failure: Failure, wanted: Spending) -> Spending:
-        """Return what a failed attempt is booked as."""
-        if not failure.sent or failure.status == 429:
-            return Spending()
-        return Spending(1) if failure.status >= 400 else wanted
+            self.budget.settle(wanted, spent)
 
     async def _wait(self, failure: Failure, attempt: int) -> None:
         """Wait before a retry; a 429 makes all workers wait and halves their number."""
@@ -266,7 +255,7 @@ class Generation:
         except TimeoutError:
             return
 
-    def _failed(self, failure: Failure) -> None:
+    def _count(self, failure: Failure) -> None:
         """Count equal failures in a row, and stop at `EQUAL_FAILURES`."""
         self.equal = self.equal + 1 if failure.line == self.last else 1
         self.last = failure.line
@@ -274,52 +263,30 @@ class Generation:
             self.stop(RefusedError(f"{self.equal} equal failures in a row: {failure.line}"))
 
 
-def _check(answer: dict[str, Any]) -> None:
-    """Raises Failure for an object of another schema, and shows its beginning."""
-    choices = answer.get("choices")
-    if (
-        not isinstance(choices, list)
-        or not choices
-        or not all(isinstance(c, dict) and isinstance(c.get("message"), dict) for c in choices)
-    ):
-        raise Failure(f"not a chat completion: {json.dumps(answer)[:160]}")
+def _is_choice(choice: Any) -> bool:
+    return isinstance(choice, dict) and isinstance(choice.get("message"), dict)
+
+
+def _taken(choice: dict[str, Any], model: str | None) -> dict[str, Any]:
+    """Return the record of one choice; an empty text is a failure that no retry mends."""
+    text, finish = choice["message"].get("content"), choice.get("finish_reason")
+    if isinstance(text, str) and text.strip():
+        return {"status": "answer", "text": text, "finish": finish, "answered_by": model}
+    return {"status": "failed", "final": True, "empty": True, "error": f"an empty text ({finish})"}
 
 
 def _records(
-    request: Request, samples: list[int], answer: dict[str, Any], used: Spending, start: float
+    request: Request,
+    samples: list[int],
+    answers: list[dict[str, Any]],
+    used: Spending,
+    start: float,
 ) -> list[dict[str, Any]]:
-    """Return a record for each choice; the first has what all used."""
-    records = []
-    for sample, choice in zip(samples, answer["choices"], strict=False):
-        text, record = choice["message"].get("content"), _base(request, sample, start)
-        if isinstance(text, str) and text.strip():
-            record |= {"status": "answer", "text": text, "finish": choice.get("finish_reason")}
-            record |= {"answered_by": answer.get("model")}
-        else:
-            record |= {"status": "failed", "final": True, "empty": True}
-            record |= {"error": f"an empty text ({choice.get('finish_reason')})"}
-        records.append(record)
+    """Return a record for each answer; the first has what all used."""
+    common: dict[str, Any] = {"key": request.key, "uid": request.uid, "prompt": request.prompt}
+    common |= asdict(request.sampling) | {"time": round(start, 3)}
+    common["seconds"] = round(time.time() - start, 3)
+    pairs = zip(samples, answers, strict=False)
+    records = [common | {"sample": sample} | answer for sample, answer in pairs]
     records[0]["used"] = list(used[:3])
     return records
-
-
-def _failures(
-    request: Request, samples: list[int], failure: Failure, used: Spending, start: float
-) -> list[dict[str, Any]]:
-    """Return a record for each sample without a response."""
-    failed = {"status": "failed", "final": failure.status in FINAL, "error": failure.line}
-    records = [_base(request, sample, start) | failed for sample in samples]
-    records[0]["used"] = list(used[:3])
-    return records
-
-
-def _base(request: Request, sample: int, start: float) -> dict[str, Any]:
-    sampling = {
-        k: getattr(request.sampling, k) for k in ("model", "temperature", "top_p", "max_tokens")
-    }
-    times = {"time": round(start, 3), "seconds": round(time.time() - start, 3)}
-    return (
-        {"key": request.key, "sample": sample, "uid": request.uid, "prompt": request.prompt}
-        | sampling
-        | times
-    )

@@ -1,4 +1,4 @@
-"""Instructions as data: `prompts.yaml`, or a file of the user's with the place of the question."""
+"""Instructions as data: `prompts.yaml`, or a file of the user's with the slot of the question."""
 
 import hashlib
 import re
@@ -14,12 +14,12 @@ SLOT, CANDIDATE = "{question}", "{candidate}"
 
 
 class RephraseError(UserError, ValueError):
-    """A setting or a file with which nothing can be rephrased; the message says what to do."""
+    """A setting, a file or an endpoint with which nothing can be rephrased."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A name, where the text is from, and the text with `SLOT` once."""
+    """A name, the source of the text, and the text with `SLOT` once."""
 
     name: str
     source: str
@@ -31,7 +31,7 @@ class Prompt:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def messages(self, question: str, candidate: str = "") -> list[dict[str, str]]:
-        """Return the chat with the texts in their places, in one pass: a text may hold a slot."""
+        """Return the chat with the texts in their slots, in one pass: a text may hold a slot."""
         texts = {SLOT: question, CANDIDATE: candidate}
         parts = re.split(f"({re.escape(SLOT)}|{re.escape(CANDIDATE)})", self.text)
         return [{"role": "user", "content": "".join(texts.get(part, part) for part in parts)}]
@@ -42,9 +42,7 @@ def load_prompt(name: str, *, option: str = "--prompt", slots: tuple[str, ...] =
 
     Raises RephraseError if a slot does not stand in it once.
     """
-    known: dict[str, Any] = yaml.safe_load(
-        Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8")
-    )
+    known = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
     path = Path(name)
     if name not in known and not path.is_file():
         raise RephraseError(
@@ -52,18 +50,16 @@ def load_prompt(name: str, *, option: str = "--prompt", slots: tuple[str, ...] =
             f"to a file, with {' and '.join(slots)} where the texts go."
         )
     try:
-        found = known[name] if name in known else path.read_text(encoding="utf-8")
+        found: Any = known[name] if name in known else path.read_text(encoding="utf-8")
         if path.suffix in (".yaml", ".yml") and name not in known:
             found = yaml.safe_load(found)
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise RephraseError(f"{option}={name}: not UTF-8 text or yaml. {error}") from error
-    if isinstance(found, dict):
-        text, source = str(found.get("text", "")), str(found.get("source", path.name))
-    else:
-        text, source = str(found), path.name
+    fields = found if isinstance(found, dict) else {"text": found}
+    text = str(fields.get("text", ""))
     for slot in slots:
         if text.count(slot) != 1:
             raise RephraseError(
-                f"{option}={name}: {slot} stands there {text.count(slot)} times. Once is wanted."
+                f"{option}={name}: {slot} stands there {text.count(slot)} times, not once."
             )
-    return Prompt(name if name in known else path.name, source, text)
+    return Prompt(path.name, str(fields.get("source", path.name)), text)

@@ -1,16 +1,15 @@
-"""Raw answers in an append-only file, found again by request hash and sample index.
+"""Raw responses in an append-only file, found again by request hash and sample index.
 
     key = first 32 hex digits of SHA-256(JSON [model, messages, parameters])
 
-The key has what decides the answer and nothing else: no row, no file name, no number of samples.
-So a question that moves in its file, a further candidate or a changed filter asks for nothing
-again, and a changed prompt or temperature asks for all. Records, one JSON object a line:
+The key has what decides the response and nothing else. So more questions, further candidates or
+changed checks request nothing again. Records, one JSON object a line:
 
     {"key", "sample", "status": "answer", "text", "finish", ...}
     {"key", "sample", "status": "failed", "error", "final", ...}
 
-A failure is never an empty text. One that is `final` (the server refuses the request) is not tried
-again; any other is, by the next run.
+A failure that is `final` (the server refuses the request) is not retried; others are, by the next
+run.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ ANSWERS = "answers.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How a model is asked: what goes into the key."""
+    """How a model is sampled: a part of the key."""
 
     model: str
     temperature: float = 1.0
@@ -40,7 +39,7 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What is to be asked for one text: `samples` answers to `messages`."""
+    """The messages of one text, and the number of responses wanted: `samples`."""
 
     key: str
     uid: str
@@ -50,20 +49,14 @@ class Request:
     samples: int
 
 
-def key_of(sampling: Sampling, messages: list[dict[str, str]]) -> str:
-    """The hash by which the answers are found again."""
-    parameters = {k: v for k, v in asdict(sampling).items() if k != "model"}
-    content = json.dumps([sampling.model, messages, parameters], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:32]
-
-
 def make_request(
     uid: str, text: str, candidate: str = "", *, prompt: Prompt, sampling: Sampling, samples: int
 ) -> Request:
-    """The request for `samples` answers to `prompt` with the texts in it."""
-    messages = prompt.messages(text, candidate)
+    """Return the request for `samples` responses to `prompt` with the texts in it."""
+    messages, parameters = prompt.messages(text, candidate), asdict(sampling)
+    content = json.dumps([parameters.pop("model"), messages, parameters], sort_keys=True)
     return Request(
-        key=key_of(sampling, messages),
+        key=hashlib.sha256(content.encode()).hexdigest()[:32],
         uid=uid,
         prompt=prompt.sha256,
         messages=messages,
@@ -73,7 +66,7 @@ def make_request(
 
 
 class Store:
-    """The answers of a folder; one process writes."""
+    """The responses of a folder; one process writes."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / ANSWERS
@@ -97,31 +90,24 @@ class Store:
 
     def add(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append the records; a sample that is there already is not written again."""
-        new = [
-            dict(record)
-            for record in records
-            if (record["key"], record["sample"]) not in self.answers
-        ]
+        new = [dict(r) for r in records if (r["key"], r["sample"]) not in self.answers]
         append_lines(self.path, new)
         for record in new:
             self._take(record)
 
     def missing(self, request: Request) -> list[int]:
-        """The samples of `request` that are to be asked for: no answer, no final failure."""
-        return [
-            sample
-            for sample in range(request.samples)
-            if (request.key, sample) not in self.answers
-            and not self.failures.get((request.key, sample), {}).get("final")
-        ]
+        """Return the samples of `request` without a response and without a final failure."""
+        places = [(request.key, sample) for sample in range(request.samples)]
+        known = (p in self.answers or self.failures.get(p, {}).get("final") for p in places)
+        return [sample for sample, found in enumerate(known) if not found]
 
     def texts(self, request: Request) -> list[dict[str, Any]]:
-        """The answers of `request` that are there, in the order of their samples."""
+        """Return the records of the responses of `request`, in the order of their samples."""
         places = ((request.key, sample) for sample in range(request.samples))
         return [self.answers[place] for place in places if place in self.answers]
 
     def responses(self, request: Request) -> list[str]:
-        """The texts of `texts`, and "" for each empty one: no candidate, but a (wrong) response."""
+        """Return the texts, and "" for each empty one: no candidate, but a (wrong) response."""
         places = [(request.key, sample) for sample in range(request.samples)]
         return [
             self.answers[place]["text"] if place in self.answers else ""

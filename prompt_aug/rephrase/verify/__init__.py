@@ -5,21 +5,26 @@ formulas and, in a near copy, in words. A doubtful candidate needs a solver, a j
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 
-from prompt_aug.rephrase.verify.amounts import compare_numbers
+from prompt_aug.rephrase.verify.edit import added_quantity, compare_words
 from prompt_aug.rephrase.verify.formulas import compare_formulas
-from prompt_aug.rephrase.verify.reading import read
-from prompt_aug.rephrase.verify.reasons import Check, Reason, Verdict, doubt, reject, verdict_of
+from prompt_aug.rephrase.verify.reasons import Reason, Verdict, doubt, reject, verdict_of
 from prompt_aug.rephrase.verify.surface import copies, leaked_answers, surface
-from prompt_aug.rephrase.verify.wording import compare_words
+from prompt_aug.rephrase.verify.text import read
+from prompt_aug.rephrase.verify.values import compare_numbers
 
-__all__ = ["FILTERS", "Check", "Reason", "Verdict", "check"]
+__all__ = ["Check", "Reason", "Verdict", "check"]
 
 LONGEST_TEXT = 2000  # characters that a candidate may have beyond three times the question's
-FILTERS = (
-    "diagram language length chatter leak copy sibling numbers extra formulas edit operation "
-    "error overlap solver judge"
-).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The verdict on a candidate: that of its worst reason; without one, "accept"."""
+
+    verdict: Verdict
+    reasons: tuple[Reason, ...] = ()
 
 
 def check(
@@ -39,16 +44,17 @@ def check(
     """
     if len(candidate) > LONGEST_TEXT + 3 * len(question):
         return Check("reject", (reject("length", f"{len(candidate)} characters"),))
-    filters: tuple[tuple[str, Callable[[], Iterable[Reason]]], ...] = (
-        ("surface", lambda: surface(question, candidate)),
-        ("copies", lambda: copies(question, candidate, siblings)),
-        ("leak", lambda: leaked_answers(question, candidate, answers)),
-        ("numbers", lambda: compare_numbers(read(question), read(candidate), allow_extra)),
-        ("formulas", lambda: compare_formulas(read(question), read(candidate))),
-        ("edit", lambda: compare_words(read(question), read(candidate))),
-    )
+    filters: dict[str, Callable[[], Iterable[Reason]]] = {
+        "surface": lambda: surface(question, candidate),
+        "copies": lambda: copies(question, candidate, siblings),
+        "leak": lambda: leaked_answers(question, candidate, answers),
+        "numbers": lambda: compare_numbers(read(question), read(candidate)),
+        "extra": lambda: added_quantity(read(question), read(candidate), allow_extra),
+        "formulas": lambda: compare_formulas(read(question), read(candidate)),
+        "edit": lambda: compare_words(read(question), read(candidate)),
+    }
     reasons: list[Reason] = []
-    for name, run in filters:
+    for name, run in filters.items():
         try:
             reasons += run()
         except Exception as error:  # a fault of ours must not end a paid run

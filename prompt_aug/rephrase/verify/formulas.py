@@ -5,40 +5,41 @@ sides of relations are compared, in one compact spelling, with the whole other t
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rapidfuzz import fuzz
 
-from prompt_aug.rephrase.verify.reading import Reading, compact
 from prompt_aug.rephrase.verify.reasons import Reason, doubt, reject
+from prompt_aug.rephrase.verify.text import Reading, compact
 
 EDIT_LIKENESS = 60.0  # two pieces so alike are one piece edited
+LONG = 3  # characters of a piece that must not come or go
 _RELATION = re.compile(r"(<=|>=|!=|<|>|=)")
 _SPLIT = re.compile(r",(?![^(\[{]*[)\]}])|\\(?:text|quad)|\\\\|&|;|(?<=[^a-z])and(?=[^a-z])")
 _OPERATION = re.compile(r"[-+*/^|!]|sqrt|sin|cos|tan|log|sum|int|prod|floor|ceil")
 _WHOLE = re.compile(r"[A-Za-z]?[(\[][^()\[\]]*,[^()\[\]]*[)\]]|[A-Za-z]\(-?\d+(?:\.\d+)?\)")
-_WORD = re.compile(r"[A-Za-z]{2,}")
-_FLIP = {">": "<", ">=": "<="}
+_LETTER = re.compile(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
+_SPELLING = re.compile(r"[A-Za-z()\[\]{}.,\s]+")
 
 
 def compare_formulas(question: Reading, candidate: Reading) -> Iterator[Reason]:
     """Yield pieces and relations of formulas that stand in one text only."""
-    names = renaming(question.formulas, candidate.formulas)
-    own = [rename(formula, names) for formula in question.formulas]
-    flat_own, flat_other = _flat(own, question), _flat(candidate.formulas, candidate)
-    lost = [p for p in pieces(own) if p not in flat_other]
-    new = [p for p in pieces(candidate.formulas) if p not in flat_own]
-    edits = [(a, b) for a in lost for b in new if fuzz.ratio(a, b) >= EDIT_LIKENESS]
-    if edits:
-        yield reject("formulas", f"{edits[0][0]} became {edits[0][1]}")
+    own = renamed(question.formulas, candidate.formulas)
+    flat_own, flat_other = (
+        "\n".join([*found, compact("".join(found)), compact(reading.whole)])
+        for found, reading in ((own, question), (candidate.formulas, candidate))
+    )
+    lost = [piece for piece in pieces(own) if piece not in flat_other]
+    new = [piece for piece in pieces(candidate.formulas) if piece not in flat_own]
+    for one, other in ((a, b) for a in lost for b in new if fuzz.ratio(a, b) >= EDIT_LIKENESS):
+        # Another bracket, command or name of a variable may be no fault; another digit or sign is.
+        same = _SPELLING.sub("", one) == _SPELLING.sub("", other)
+        yield (doubt if same else reject)("formulas", f"{one} became {other}")
         return
     if lost and new:
         yield doubt("formulas", f"{lost[0]} went missing, {new[0]} came in")
-    elif any(len(p) > 3 for p in lost):
-        yield doubt("formulas", f"{max(lost, key=len)} went missing")
-    elif any(len(p) > 3 for p in new):
-        yield doubt("formulas", f"{max(new, key=len)} came in")
+    elif gone := max((piece for piece in lost + new if len(piece) > LONG), key=len, default=""):
+        yield doubt("formulas", f"{gone} {'went missing' if lost else 'came in'}")
     before, after = relations(own), relations(candidate.formulas)
     for sides in sorted(before.keys() & after.keys()):
         if before[sides] != after[sides]:
@@ -46,66 +47,40 @@ def compare_formulas(question: Reading, candidate: Reading) -> Iterator[Reason]:
             return
 
 
-def pieces(formulas: Sequence[str]) -> Counter[str]:
-    """Count the sides of relations that say more than a letter or a number."""
-    found: Counter[str] = Counter()
-    for formula in formulas:
-        for part in _SPLIT.split(formula):
-            for side in map(_tidy, _RELATION.split(part)[::2]):
-                if _WHOLE.fullmatch(side) or (_OPERATION.search(side) and len(side) > 2):
-                    found[side] += 1
-    return found
+def renamed(question: Sequence[str], candidate: Sequence[str]) -> list[str]:
+    """Return the question's formulas with the letters that the candidate has in their places."""
+    own, other = (dict.fromkeys(_LETTER.findall(" ".join(said))) for said in (question, candidate))
+    gone, came = [n for n in own if n not in other], [n for n in other if n not in own]
+    names = dict(zip(gone, came, strict=True)) if len(gone) == len(came) else {}
+    turned = [_LETTER.sub(lambda m: names.get(m.group(), m.group()), said) for said in question]
+    theirs = pieces(candidate).keys()
+    better = len(pieces(turned).keys() & theirs) > len(pieces(question).keys() & theirs)
+    return turned if better else list(question)
+
+
+def _sides(formulas: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the sides and, between them, the relations of each part of the formulas."""
+    for part in (part for formula in formulas for part in _SPLIT.split(formula)):
+        yield [side.strip(" \n\t.,;:?") for side in _RELATION.split(part)]
+
+
+def pieces(formulas: Sequence[str]) -> dict[str, None]:
+    """Return the sides of relations that say more than a letter or a number, in order."""
+    return {
+        side: None
+        for sides in _sides(formulas)
+        for side in sides[::2]
+        if _WHOLE.fullmatch(side) or (_OPERATION.search(side) and len(side) > 2)
+    }
 
 
 def relations(formulas: Sequence[str]) -> dict[tuple[str, str], set[str]]:
     """Map two sides, in alphabetic order, to the signs between them."""
     found: dict[tuple[str, str], set[str]] = {}
-    for formula in formulas:
-        for part in _SPLIT.split(formula):
-            sides = _RELATION.split(part)
-            for left, sign, right in zip(sides[::2], sides[1::2], sides[2::2], strict=False):
-                left, right = _tidy(left), _tidy(right)
-                if sign in _FLIP:
-                    left, sign, right = right, _FLIP[sign], left
-                if left and right:
-                    first, last = sorted((left, right))
-                    turned = first != left and sign in ("<", "<=")
-                    found.setdefault((first, last), set()).add(sign + "'" * turned)
+    for sides in _sides(formulas):
+        for left, sign, right in zip(sides[::2], sides[1::2], sides[2::2], strict=False):
+            if left and right:
+                if left > right:
+                    left, sign, right = right, sign.translate(str.maketrans("<>", "><")), left
+                found.setdefault((left, right), set()).add(sign)
     return found
-
-
-def _tidy(side: str) -> str:
-    return re.sub(r"[.,;:?\s]+$|^[.,;:\s]+", "", side)
-
-
-def _flat(formulas: Sequence[str], reading: Reading) -> str:
-    return "\n".join([*formulas, compact("".join(formulas)), compact(reading.whole)])
-
-
-def letters(formulas: Sequence[str]) -> list[str]:
-    """Return the one-letter names of formulas, in order of first appearance."""
-    joined = " ".join(_WORD.sub(" ", formula) for formula in formulas)
-    return list(dict.fromkeys(re.findall(r"[A-Za-z]", joined)))
-
-
-def renaming(question: Sequence[str], candidate: Sequence[str]) -> dict[str, str]:
-    """Return the one-to-one renaming of letters that gives the candidate more pieces, or {}."""
-    own, other = letters(question), letters(candidate)
-    gone = [name for name in own if name not in other]
-    came = [name for name in other if name not in own]
-    if not gone or len(gone) != len(came):
-        return {}
-    names = dict(zip(gone, came, strict=True))
-    before = pieces(question).keys() & pieces(candidate).keys()
-    after = pieces([rename(f, names) for f in question]).keys() & pieces(candidate).keys()
-    return names if len(after) > len(before) else {}
-
-
-def rename(formula: str, names: dict[str, str]) -> str:
-    """Replace one-letter names, but not letters of function names."""
-    known = r"(sqrt|sin|cos|tan|log|ln|floor|ceil|pi|text)"
-    parts = re.split(known, formula) if names else [formula]
-    return "".join(
-        part if re.fullmatch(known, part) else "".join(names.get(char, char) for char in part)
-        for part in parts
-    )

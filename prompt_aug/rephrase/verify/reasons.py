@@ -8,19 +8,11 @@ Verdict = Literal["accept", "doubtful", "reject"]
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """The name of a filter, what it makes of the candidate, and what it saw."""
+    """The name of a filter, its verdict on the candidate, and what it saw."""
 
     filter: str
     verdict: Verdict
     detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The verdict on a candidate: that of its worst reason; without one, "accept"."""
-
-    verdict: Verdict
-    reasons: tuple[Reason, ...] = ()
 
 
 def reject(name: str, detail: str) -> Reason:
@@ -32,7 +24,7 @@ def doubt(name: str, detail: str) -> Reason:
 
 
 def verdict_of(reasons: tuple[Reason, ...]) -> Verdict:
-    """ "reject" if any reason is one, else "doubtful" if there is any, else "accept"."""
+    """Return "reject" if any reason is one, else "doubtful" if there is any, else "accept"."""
     if any(reason.verdict == "reject" for reason in reasons):
         return "reject"
     return "doubtful" if reasons else "accept"

@@ -1,229 +1,196 @@
-"""The numbers of a question as values, however they are written.
+r"""Numbers of two texts as values: which went missing, which came in, which were converted.
 
-"24", "twenty-four", "two dozen", ``$24$`` and "24th" are 24; "two-thirds" and ``\\frac{2}{3}`` are
-2/3; "25%" and "25 percent" are 25 percent. A value is *soft* where a good rephrasing may leave it
-out or bring it in: one, "two" and "both" as words, numbers that only name ("step 1"), small
-exponents ("squared").
+"24", "twenty-four", "two dozen", ``$24$`` and "24th" are 24; "two-thirds" and ``\frac{2}{3}`` are
+2/3; "25%" and "25 percent" are 25 percent. A value is *soft* if a good rephrasing may leave it out
+or bring it in: one, "two" and "both" as words, numbers that only name ("step 1"), squares.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from text_to_num import text2num
 
-from prompt_aug.rephrase.verify.reading import AMOUNT, Reading
+from prompt_aug.rephrase.verify.reasons import Reason, doubt, reject
+from prompt_aug.rephrase.verify.text import AMOUNT, Reading
 
-UNITS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
-UNITS += " fifteen sixteen seventeen eighteen nineteen"
-TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-SCALES = "hundred thousand million billion"
-_CARDINALS = frozenset(f"{UNITS} {TENS} {SCALES}".split())
-_ORDINALS = {
-    word: value
-    for value, word in enumerate(
-        "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth "
-        "thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth".split()
-    )
-} | {tens[:-1] + "ieth": 10 * n for n, tens in enumerate(TENS.split(), 2)}
-_ORDINALS |= {"hundredth": 100, "thousandth": 1000}
-_PARTS = {f"{word}s": value for word, value in _ORDINALS.items() if value > 2}
-_PARTS |= {word: value for word, value in _ORDINALS.items() if value > 2}
-_PARTS |= {"half": 2, "halves": 2, "quarter": 4, "quarters": 4}
-_TIMES = {
-    "twice": 2,
-    "double": 2,
-    "doubles": 2,
-    "doubled": 2,
-    "doubling": 2,
-    "twofold": 2,
-    "thrice": 3,
-    "triple": 3,
-    "triples": 3,
-    "tripled": 3,
-    "tripling": 3,
-    "threefold": 3,
-    "quadruple": 4,
-    "quadruples": 4,
-    "quadrupled": 4,
-}
-_SOFT_TWO = frozenset("both pair pairs couple couples either two-way".split())
-_NAMERS = frozenset("step part case figure problem example question option choice clue".split())
-_DEFINITE = frozenset("the these those all".split())
-MOST_COUNTED = 6
-LONGEST_RUN = 12  # words of one number
-LONGEST_NUMBER = 200  # characters; no question has one, and int() refuses 4300 digits
-_TOKEN = re.compile(
-    r"\d+(?:,\d{3})+(?:\.\d+)?|\d+\s+\d+/\d+(?![\d/])|\d+/\d+|\d*\.\d+|\d+"
-    r"|[a-z]+|%|[" + AMOUNT + r"]"
+_UNITS = "one|two|three|four|five|six|seven|eight|nine"
+_TENS = "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
+_TEENS = "ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|eighteen|nineteen"
+_SMALL = rf"(?:(?:{_TENS})(?:[\s-](?:{_UNITS}))?|{_TEENS}|{_UNITS}|zero)"
+_SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "dozen": 12}
+_SCALE = "(?:hundred|thousand|million|billion)"
+_CARDINAL = rf"(?:{_SMALL}(?:(?:[\s-]{_SCALE})+(?:[\s-](?:and\s)?{_SMALL})?)*|{_SCALE})"
+_RANKS = (
+    "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth "
+    "fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
 )
-_LITERAL = re.compile(r"(?<![\d.])(\d+)/(\d+)(?![\d.])|(\d*\.\d+|\d+)")
+_ORDINALS = {word: value for value, word in enumerate(_RANKS.split(), start=1)}
+_ORDINALS |= {"thirtieth": 30, "fortieth": 40, "fiftieth": 50, "hundredth": 100, "thousandth": 1000}
+_PARTS = _ORDINALS | {"half": 2, "halve": 2, "quarter": 4}
+_PART = "|".join(list(_PARTS)[2:])
+_TIMES = {"twice": 2, "doubl": 2, "twofo": 2, "thric": 3, "tripl": 3, "three": 3, "quadr": 4}
+_SOFT = {"both": 2, "pair": 2, "coupl": 2, "eithe": 2, "once": 1, "singl": 1}
+_NUMBER = re.compile(
+    rf"""(?:\b(?P<namer>step|part|case|figure|problem|example|question|option|choice|clue)\s
+        |(?P<money>{AMOUNT}\s?))?
+    (?:\b(?:(?:an?|one)[\s-](?P<part>{_PART})|(?P<top>{_CARDINAL})[\s-](?P<parts>{_PART})s)\b
+         (?P<of>\s(?:of|as|the|less|more|that|its|his)\b|\s*$)?
+      |\b(?:(?P<tens>{_TENS})[\s-])?(?P<ordinal>{"|".join(_ORDINALS)})\b
+      |(?:(?P<digits>\d+(?:,\d{{3}})+(?:\.\d+)?|\d+\s+\d+/\d+(?![\d/])|\d+/\d+|\d*\.\d+|\d+)
+            (?P<th>\s?(?:st|nd|rd|th)\b)?
+         |\b(?P<words>{_CARDINAL})\b|\b(?P<dozen>(?:half\s(?:an?\s)?)?dozens?)\b)
+       (?:[\s-](?P<scale>{"|".join(_SCALES)})s?\b)?(?:\s?(?P<percent>%|percent\b))?
+       (?:\sand\s(?:a|one)\s(?P<and>half|third|quarter)\b)?
+      |\b(?P<named>half|quarters?|twice|thrice|(?:doubl|tripl|quadrupl)(?:e[sd]?|ing)
+          |(?:two|three)fold|both|pairs?|couples?|either|once|single)\b)""",
+    re.VERBOSE,
+)
+LONGEST_NUMBER = 200  # characters; int() refuses 4300 digits
 _POWER = re.compile(r"\^\{?([23])\}?(?![\d.])")
+CONVERSIONS = (
+    (7, "week", "day"), (12, "year", "month"), (12, "dozen", ""), (12, "f(?:oo|ee)t", "inch"),
+    (24, "day", "hour"), (60, "hour", "min"), (60, "min", "sec"), (3600, "hour", "sec"),
+    (3, "yard", "f(?:oo|ee)t"), (16, "pound", "ounce"), (100, f"dollar|{AMOUNT}", "cent|¢"),
+    (1000, "km|kilo", "m(?:eter)?\\b|gram"), (100, "m(?:eter)?\\b", "cm|centi"),
+    (365, "year", "day"), (52, "year", "week"), (10, "decade", "year"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A value of a text, `start` and `end` its place in the tokens.
-
-    `soft` ones may come and go; one that `counts` what is named before ("the three friends") may
-    come.
-    """
+    """A value; a `soft` one may come and go."""
 
     value: Fraction
     soft: bool = False
     percent: bool = False
-    counts: bool = False
-    start: int = 0
-    end: int = 0
 
-
-def words(prose: str) -> list[str]:
-    """Lower-case words, numbers and signs of a prose, in order; hyphens separate."""
-    return [token for token in _TOKEN.findall(prose.lower()) if len(token) <= LONGEST_NUMBER]
+    @property
+    def share(self) -> Fraction:
+        return self.value / 100 if self.percent else self.value
 
 
 def numbers(reading: Reading) -> list[Number]:
-    """Every value of the prose, then every one of the formulas."""
-    return [*in_words(words(reading.prose)), *in_formulas(reading.formulas)]
+    """Return every value; a square or cube of a formula is soft, since words say it too."""
+    formulas = " ; ".join(reading.formulas).replace(",", " , ")
+    prose = map(number_of, _NUMBER.finditer(reading.prose.lower()))
+    literals = filter(None, map(number_of, _NUMBER.finditer(_POWER.sub(" ", formulas))))
+    return [
+        *filter(None, prose),
+        *(replace(number, soft=number.value in (0, 1, 2)) for number in literals),
+        *(Number(Fraction(power), soft=True) for power in _POWER.findall(formulas)),
+    ]
 
 
-def in_formulas(formulas: Sequence[str]) -> Iterator[Number]:
-    """The literals of formulas; a square or cube is soft, since words say it too."""
-    for formula in formulas:
-        for match in _POWER.finditer(formula):
-            yield Number(Fraction(int(match.group(1))), soft=True)
-        for match in _LITERAL.finditer(_POWER.sub(" ", formula)):
-            found = [group for group in match.groups() if group is not None]
-            if max(map(len, found)) > LONGEST_NUMBER:
-                continue
-            if len(found) == 2 and int(found[1]):
-                yield Number(Fraction(int(found[0]), int(found[1])))
-            else:
-                yield Number(Fraction(found[0]), soft=found[0] in ("0", "1", "2"))
+def _spelled(words: str) -> int:
+    """Return the value of number words; 0 for none and for "thousand hundred"."""
+    try:
+        return int(text2num(words, "en"))
+    except ValueError:
+        return 0
 
 
-def in_words(tokens: Sequence[str]) -> Iterator[Number]:
-    """The values of a list of `words`, each with the tokens it takes."""
-    place = 0
-    while place < len(tokens):
-        found = _at(tokens, place)
-        if found is None:
-            place += 1
-        else:
-            yield found
-            place = found.end
-
-
-def _at(tokens: Sequence[str], place: int) -> Number | None:
-    """The number that starts at this token, with the longest reading."""
-    token = tokens[place]
-    for reader in (_digits, _spelled, _fraction, _named):
-        found = reader(tokens, place, token)
-        if found is not None:
-            return found
-    return None
-
-
-def _digits(tokens: Sequence[str], place: int, token: str) -> Number | None:
-    if not token[0].isdigit() and token[0] != ".":
+def _digits(text: str) -> Fraction | None:
+    """Return the value of "1,200.5", "3/4" or "1 3/4"; None for n/0 and absurd lengths."""
+    whole, _, part = text.replace(",", "").strip().rpartition(" ")
+    if len(text) > LONGEST_NUMBER or re.search(r"/0+$", part):
         return None
-    value, end = _value(token), place + 1
+    return Fraction(whole.strip() or 0) + Fraction(part)
+
+
+def number_of(match: re.Match[str]) -> Number | None:
+    """Return the number that a match of `_NUMBER` spells."""
+    found = match.groupdict("")
+    if part := found["part"]:
+        return Number(Fraction(1, _PARTS[part]), soft=not found["of"] and part != "half")
+    if found["parts"]:
+        return Number(Fraction(_spelled(found["top"]), _PARTS[found["parts"]]))
+    if found["ordinal"]:
+        rank = _ORDINALS[found["ordinal"]] + _spelled(found["tens"])
+        return Number(Fraction(rank), soft=rank <= 2 or rank >= 100)  # "the nearest hundredth"
+    if name := found["named"]:
+        if name.startswith(("half", "quarter")):
+            return Number(Fraction(1, _PARTS[name.rstrip("s")]), soft=name != "half")
+        return Number(Fraction((_TIMES | _SOFT)[name[:5].rstrip("s")]), soft=name[:5] not in _TIMES)
+    if dozen := found["dozen"]:
+        return Number(Fraction(6 if "half" in dozen else 12), soft=dozen == "dozens")
+    scaled = bool(found["scale"] or found["percent"] or found["and"])
+    value = _digits(found["digits"]) if found["digits"] else Fraction(_spelled(found["words"]))
     if value is None:
         return None
-    soft = token == "00" or (place > 0 and tokens[place - 1] in _NAMERS)
-    if end < len(tokens) and tokens[end] in ("st", "nd", "rd", "th"):
-        return Number(value, soft=soft or value <= 2, start=place, end=end + 1)
-    money = place > 0 and tokens[place - 1] == AMOUNT
-    return _scaled(tokens, place, end, value, soft or (value == 1 and not money))
+    if found["digits"]:
+        small = value <= 2 if found["th"] else value == 1 and not (found["money"] or scaled)
+        soft = small or found["digits"] == "00" or bool(found["namer"])
+    else:
+        soft = value <= 2 and not scaled
+    value *= _SCALES.get(found["scale"], 1)
+    value += Fraction(1, _PARTS[found["and"]]) if found["and"] else 0
+    return Number(value, soft, bool(found["percent"]))
 
 
-def _value(token: str) -> Fraction | None:
-    whole, _, part = token.replace(",", "").rpartition(" ")
-    top, _, bottom = part.partition("/")
-    if bottom and not int(bottom):
-        return None
-    return Fraction(whole.strip() or 0) + (
-        Fraction(int(top), int(bottom)) if bottom else Fraction(top)
-    )
+def in_tokens(prose: str) -> str:
+    """Return lower-case prose with ``#value`` in place of each number."""
+
+    def token(match: re.Match[str]) -> str:
+        number = number_of(match)
+        shown = f"#{number.value}{'%' if number.percent else ''}" if number else ""
+        return f"{match['namer'] or ''} {shown} "
+
+    return _NUMBER.sub(token, prose)
 
 
-def _spelled(tokens: Sequence[str], place: int, token: str) -> Number | None:
-    """A run of number words, split where it is not a number ("five six")."""
-    if token not in _CARDINALS:
-        return None
-    end = place + 1
-    while end < min(len(tokens), place + LONGEST_RUN) and (
-        tokens[end] in _CARDINALS
-        or (
-            tokens[end] == "and"
-            and tokens[end - 1] in SCALES.split()
-            and end + 1 < len(tokens)
-            and tokens[end + 1] in _CARDINALS
-        )
-    ):
-        end += 1
-    value = None
-    while value is None and end > place:
-        try:
-            value = Fraction(text2num(" ".join(tokens[place:end]), "en"))
-        except (ValueError, KeyError):
-            end -= 1
-    if value is None:
-        return None
-    if end < len(tokens) and tokens[end] in _ORDINALS and value % 10 == 0 and value < 100:
-        ordinal = _ORDINALS[tokens[end]]
-        if 0 < ordinal < 10:
-            return Number(value + ordinal, start=place, end=end + 1)
-    if end < len(tokens) and tokens[end] in _PARTS and value < _PARTS[tokens[end]] * 10:
-        return Number(value / _PARTS[tokens[end]], start=place, end=end + 1)
-    found = _scaled(tokens, place, end, value, value <= 2)
-    counts = found.value <= MOST_COUNTED and place > 0 and tokens[place - 1] in _DEFINITE
-    return replace(found, counts=counts)
+def differences(question: Reading, candidate: Reading) -> tuple[set[Fraction], set[Fraction]]:
+    """Return the values that the question alone has, and those that the candidate alone has."""
+    own, other = numbers(question), numbers(candidate)
+    lost, new = _unmatched(own, other), _unmatched(other, own)
+    lost = _unconverted(lost, other, question.prose, candidate.prose)
+    return lost, _unconverted(new, own, candidate.prose, question.prose)
 
 
-def _scaled(tokens: Sequence[str], place: int, end: int, value: Fraction, soft: bool) -> Number:
-    """`value` with what follows it: percent, dozen, million, "and a half"."""
-    rest = tuple(tokens[end : end + 3])
-    if rest[:1] in (("%",), ("percent",)):
-        return Number(value, percent=True, start=place, end=end + 1)
-    if rest[:1] in (("dozen",), ("dozens",)):
-        return Number(value * 12, start=place, end=end + 1)
-    if rest[:1] in (("thousand",), ("million",), ("billion",), ("hundred",)):
-        scale = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
-        return Number(value * scale[rest[0]], start=place, end=end + 1)
-    if len(rest) == 3 and rest[0] == "and" and rest[1] in ("a", "one") and rest[2] in _PARTS:
-        return Number(value + Fraction(1, _PARTS[rest[2]]), start=place, end=end + 3)
-    return Number(value, soft=soft, start=place, end=end)
+def compare_numbers(question: Reading, candidate: Reading) -> Iterator[Reason]:
+    """Yield values that went missing, came in, or are named more or less often."""
+    lost, new = differences(question, candidate)
+    if lost and new:
+        yield reject("numbers", f"{_listed(lost)} became {_listed(new)}")
+    elif lost or new:
+        yield doubt("numbers", f"{_listed(lost or new)} {'went missing' if lost else 'came in'}")
+    else:
+        own, other = numbers(question), numbers(candidate)
+        fewer = _unconverted(_counts(own, other), other, question.prose, candidate.prose)
+        more = _unconverted(_counts(other, own), own, candidate.prose, question.prose)
+        if fewer or more:
+            detail = f"{_listed(fewer) or 'none'} less often, {_listed(more) or 'none'} more often"
+            yield doubt("numbers", detail)
 
 
-def _fraction(tokens: Sequence[str], place: int, token: str) -> Number | None:
-    """half, a third of, half a dozen, a dozen."""
-    rest = tuple(tokens[place + 1 : place + 3])
-    if token == "half":
-        if rest in (("a", "dozen"), ("dozen", "of")) or rest[:1] == ("dozen",):
-            return Number(Fraction(6), start=place, end=place + 1 + rest.index("dozen") + 1)
-        return Number(Fraction(1, 2), start=place, end=place + 1)
-    if token in ("dozen", "dozens"):
-        return Number(Fraction(12), soft=token == "dozens", start=place, end=place + 1)
-    if token in ("a", "an", "one") and rest[:1] and rest[0] in _PARTS and rest[0] != "half":
-        if len(rest) < 2 or rest[1] in ("of", "as", "the", "less", "more", "that", "its", "his"):
-            return Number(Fraction(1, _PARTS[rest[0]]), start=place, end=place + 2)
-        return Number(Fraction(1, _PARTS[rest[0]]), soft=True, start=place, end=place + 2)
-    if token == "quarter" or (token in _PARTS and rest[:1] == ("of",) and token.endswith("s")):
-        return Number(Fraction(1, _PARTS[token]), soft=True, start=place, end=place + 1)
-    return None
+def _unmatched(own: Sequence[Number], other: Sequence[Number]) -> set[Fraction]:
+    """Return hard values of `own` that `other` lacks; percents match their fractions."""
+    known = {n.value for n in other} | {n.share for n in other}
+    return {n.value for n in own if not n.soft and not {n.value, n.share} & known}
 
 
-def _named(tokens: Sequence[str], place: int, token: str) -> Number | None:
-    """twice, triple, both, first, third."""
-    if token in _TIMES:
-        return Number(Fraction(_TIMES[token]), start=place, end=place + 1)
-    if token in _SOFT_TWO or token in ("once", "single"):
-        value = 1 if token in ("once", "single") else 2
-        return Number(Fraction(value), soft=True, start=place, end=place + 1)
-    if token in _ORDINALS:
-        value = _ORDINALS[token]
-        soft = value <= 2 or value >= 100  # "the nearest hundredth", "two decimal places"
-        return Number(Fraction(value), soft=soft, start=place, end=place + 1)
-    return None
+def _counts(own: Sequence[Number], other: Sequence[Number]) -> set[Fraction]:
+    """Return values that `own` has, as hard ones, more often than `other` has them at all."""
+    return set(Counter(n.share for n in own if not n.soft) - Counter(n.share for n in other))
+
+
+def _unconverted(
+    values: set[Fraction], others: Sequence[Number], first: str, second: str
+) -> set[Fraction]:
+    """Return the `values` of the first text that are no value of the second in another unit."""
+    known, first, second = {Fraction(1), *(n.value for n in others)}, first.lower(), second.lower()
+    same = {
+        (one, other)
+        for one in values
+        for other in known
+        for factor, large, small in CONVERSIONS
+        if (one * factor == other and re.search(large, first) and re.search(small, second))
+        or (other * factor == one and re.search(large, second) and re.search(small, first))
+    }
+    return values - {one for one, _ in same}
+
+
+def _listed(values: set[Fraction]) -> str:
+    return ", ".join(str(value) for value in sorted(values))

@@ -1,39 +1,58 @@
-"""The review page and the decisions that come back from it."""
+"""The review page, in headless Chromium too, and the decisions that come back from it."""
 
 import json
 import re
-from html.parser import HTMLParser
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rephrase_pipeline import BAD, GOOD, command, lines, rephrase, write_questions
-from scripted_endpoint import Reply, chat, serving
+from scripted_endpoint import serving
 
 from prompt_aug.questions import read_parquet
 from prompt_aug.rephrase import review
 from prompt_aug.rephrase.__main__ import main
+from prompt_aug.rephrase.inputs import read_decisions
 
-HOSTILE = "</script><script>alert(1)</script> <img src=x onerror=alert(1)> 10 & 30 {{ 7*7 }}"
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+HOSTILE = (
+    "</script><script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
+)
+KEYS = """<script>
+const press = key => document.dispatchEvent(new KeyboardEvent("keydown", {key}));
+press("a");                                  // without a name nothing is decided
+document.getElementById("result").dataset.unnamed = show("done").textContent;
+show("reviewer").value = "Rae";
+press("a"); press("d"); press("j"); press("r"); press("k"); press("u"); press("k");
+const wide = document.documentElement.scrollWidth - window.innerWidth;
+Object.assign(document.getElementById("result").dataset, {
+  decisions: Object.values(decisions).map(d => d.text + "=" + d.verdict).join(" "),
+  wide: wide > 0, place: show("place").textContent,
+  formulas: document.querySelectorAll("math").length,
+});
+</script>"""
 
 
-class Tags(HTMLParser):
-    """The tags of a page, and what its script holds."""
+def entry(text: str, verdict: str, **more: object) -> dict[str, object]:
+    question = "If $\\frac{1}{x} \\le 2$, find \\(x\\)."
+    own, other = review.marked(question, text)
+    empty = {"reasons": [], "pass_rate": None, "path": "checks", "solver": None, "judge": None}
+    shown = {"uid": "u", "text": text, "verdict": verdict, "question": own, "candidate": other}
+    return empty | shown | {"answers": ["1/2"]} | more
 
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[str] = []
-        self.script = ""
-        self.feed(html)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [name for name, _ in attrs]
-
-    def handle_data(self, data: str) -> None:
-        if self.tags[-1:] == ["script"]:
-            self.script += data
+LISTED = [
+    entry(
+        "Find $x$ with $\\frac{1}{x} \\le 2$.",
+        "doubtful",
+        solver={"right": 3, "responses": 4, "wrong": [["7", 1]]},
+        reasons=[{"filter": "formulas", "verdict": "doubtful", "detail": "<b>x</b> went missing"}],
+    ),
+    entry(HOSTILE, "reject"),
+    entry("Of which $x$ is $1/x$ at most 2?", "accept"),
+]
 
 
 def run(tmp_path: Path, script: Any, *more: str) -> tuple[Path, Path]:
@@ -51,24 +70,6 @@ def test_both_texts_are_marked_where_they_differ() -> None:
     assert own == [("Ann ", False), ("has", True), (" ", False), ("12", True), (" apples.", False)]
     assert [piece for piece, differs in other if differs] == ["owns", "13"]
     assert "".join(piece for piece, _ in other) == "Ann owns 13 apples."
-
-
-def test_nothing_that_a_model_wrote_becomes_markup(tmp_path: Path) -> None:
-    def hostile(_: int, body: dict[str, Any]) -> Reply:
-        return Reply(chat([HOSTILE] * body["n"]))
-
-    questions, out = run(tmp_path, hostile)
-    assert review.main([str(questions), str(out), str(tmp_path / "p.html")]) == 0
-    html = (tmp_path / "p.html").read_text()
-    page = Tags(html)
-    assert page.tags.count("script") == 1
-    assert "img" not in page.tags
-    assert not any(name.startswith("on") for name in page.attributes)
-    assert "http://" not in html
-    assert "https://" not in html
-    data = json.loads(re.search(r"const all = (.*);\n", page.script)[1])  # type: ignore[index]
-    assert data[0]["text"] == HOSTILE, "the text itself is whole"
-    assert "<" not in re.search(r"const all = (.*);\n", html)[1]  # type: ignore[index]
 
 
 def test_decisions_are_applied_with_the_reviewers_name(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_a_decision_that_is_none_is_an_error(line: dict[str, str], tmp_path: Pat
     file = tmp_path / "decisions.jsonl"
     file.write_text(json.dumps(line) + "\n")
     with pytest.raises(review.RephraseError, match="line 1"):
-        review.read_decisions(file)
+        read_decisions(file)
 
 
 def test_a_page_without_candidates_says_what_is_missing(
@@ -116,3 +117,34 @@ def test_a_page_without_candidates_says_what_is_missing(
     questions = write_questions(tmp_path / "q.parquet", 1)
     assert review.main([str(questions), str(tmp_path / "none.parquet"), "p.html"]) == 1
     assert "python -m prompt_aug.rephrase" in capsys.readouterr().err
+
+
+def test_no_text_ends_the_script_and_the_page_loads_nothing() -> None:
+    html = review.page(LISTED, "out.parquet")
+    data = re.search(r"const all = (.*);\n", html)
+    assert data is not None
+    assert "<" not in data[1]
+    assert json.loads(data[1])[1]["text"] == HOSTILE
+    assert html.count("<script") == html.count("</script>") == 2
+    assert not re.search(r"<[^>]*\b(?:src|href|action|on\w+)=", html.partition("<script")[0])
+
+
+@pytest.mark.config
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_page_in_a_browser(width: int, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    page = review.page(LISTED, "out.parquet")
+    path.write_text(page.replace("</body>", f'<i id="result"></i>{KEYS}</body>'))
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += [f"--window-size={width},900", f"--user-data-dir={tmp_path}/user", path.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    result = shown.partition('<i id="result"')[2].partition(">")[0]
+    assert 'data-unnamed="0 decided"' in result
+    assert f'data-decisions="{LISTED[0]["text"]}=accept"'.replace("\\", "\\") in result
+    assert 'data-wide="false"' in result
+    assert 'data-place="1 of 3"' in result
+    assert 'data-formulas="0"' not in result
+    assert "Solver: 3 of 4 right; wrong: 1 times 7." in shown
+    assert "&lt;b&gt;x&lt;/b&gt; went missing" in shown
+    assert "<title>Review of" in shown, "the hostile candidate is text"

@@ -1,4 +1,4 @@
-"""The rules: the same operands in another form, and nothing that the check refuses."""
+"""The rules: the same operands in another form, and nothing that the check rejects."""
 
 import re
 from pathlib import Path
@@ -8,32 +8,38 @@ import pytest
 from prompt_aug.questions import make_question, read_parquet, write_parquet
 from prompt_aug.rephrase import check
 from prompt_aug.rephrase.__main__ import main
-from prompt_aug.rephrase.rules import candidates
+from prompt_aug.rephrase.rules import responses
 
-TOY = [
-    ("What is 47 + 38?", 85),
-    ("Add 47 and 38.", 85),
-    ("Find the sum of 47 and 38.", 85),
-    ("Tom has 47 apples and gets 38 more. How many apples has he now?", 85),
-    ("What is 74 - 38?", 36),
-    ("Subtract 38 from 74.", 36),
-    ("By how much is 74 larger than 38?", 36),
-    ("Ann has 74 coins and spends 38. How many coins are left?", 36),
-]
+TOY = {
+    "What is 47 + 38?": 85,
+    "Add 47 and 38.": 85,
+    "Find the sum of 47 and 38.": 85,
+    "Tom has 47 apples and gets 38 more. How many apples has he now?": 85,
+    "What is 74 - 38?": 36,
+    "Subtract 38 from 74.": 36,
+    "By how much is 74 larger than 38?": 36,
+    "Ann has 74 coins and spends 38. How many coins are left?": 36,
+}
 
 
-@pytest.mark.parametrize(("question", "answer"), TOY)
-def test_every_question_of_the_toy_world_has_three_rephrasings(question: str, answer: int) -> None:
-    found = candidates(question, 8)
-    for text in found:
-        a, b = map(int, re.findall(r"\d+", text))
-        assert {a, b} == set(map(int, re.findall(r"\d+", question)))
-        assert answer in (a + b, abs(a - b))
-    assert sum(check(question, text).verdict == "accept" for text in found) >= 3
+def test_every_question_of_the_toy_world_has_three_rephrasings(tmp_path: Path) -> None:
+    questions = [make_question(text=t, answers=[str(a)], source="toy") for t, a in TOY.items()]
+    write_parquet(questions, tmp_path / "q.parquet")
+    out = tmp_path / "out.parquet"
+    assert main([str(tmp_path / "q.parquet"), str(out), "--offline", "--most", "8"]) == 0
+    for question in read_parquet(out):
+        assert len(question.rephrasings) == 3
+        for text in question.rephrasings:
+            a, b = map(int, re.findall(r"\d+", text))
+            assert {a, b} == set(map(int, re.findall(r"\d+", question.text)))
+            assert TOY[question.text] in (a + b, abs(a - b))
 
 
 def test_a_sum_is_not_rephrased_as_a_difference() -> None:
-    for one, other in (("What is 74 + 38?", "Subtract 38 from 74."), (TOY[4][0], "Add 74 and 38.")):
+    for one, other in (
+        ("What is 74 + 38?", "Subtract 38 from 74."),
+        ("What is 74 - 38?", "Add 74 and 38."),
+    ):
         assert check(one, other).verdict != "accept"
 
 
@@ -42,20 +48,12 @@ def test_a_sum_is_not_rephrased_as_a_difference() -> None:
     [
         ("If $x > 2$, what is $x^2$?", "What is $x^2$ if $x > 2$?"),
         ("Ben has 4 pens. How many are blue?", "Ben owns 4 pens. How many are blue?"),
+        ("Prove it.", None),
     ],
 )
-def test_other_questions_are_turned_or_have_phrases_replaced(question: str, expected: str) -> None:
-    assert expected in candidates(question, 9)
-    assert question not in candidates(question, 9)
-
-
-def test_no_rule_no_candidate() -> None:
-    assert candidates("Prove it.", 5) == []
-
-
-def test_the_pipeline_runs_without_an_endpoint(tmp_path: Path) -> None:
-    questions = [make_question(text=t, answers=[str(a)], source="toy") for t, a in TOY]
-    write_parquet(questions, tmp_path / "q.parquet")
-    out = tmp_path / "out.parquet"
-    assert main([str(tmp_path / "q.parquet"), str(out), "--offline", "--most", "8"]) == 0
-    assert {len(question.rephrasings) for question in read_parquet(out)} == {3}
+def test_other_questions_are_turned_or_have_phrases_replaced(
+    question: str, expected: str | None
+) -> None:
+    texts = [response["text"] for response in responses(question, 9)]
+    assert expected in texts if expected else not texts
+    assert question not in texts

@@ -14,8 +14,8 @@ from prompt_aug.rephrase.candidates import Candidate, usable
 from prompt_aug.rephrase.generate.budget import Budget
 from prompt_aug.rephrase.generate.client import Endpoint, Generation
 from prompt_aug.rephrase.generate.prompts import load_prompt
-from prompt_aug.rephrase.generate.store import Sampling, Store
-from prompt_aug.rephrase.solver import Answers, answers_of, judged, solve_requests, solved
+from prompt_aug.rephrase.generate.store import Sampling, Store, make_request
+from prompt_aug.rephrase.solver import Answers, answers_of, judged, solved
 from prompt_aug.rephrase.verify import Reason
 
 SOLVE = load_prompt("solve")
@@ -87,7 +87,10 @@ def test_planted_faults_stay_doubtful_and_good_ones_are_accepted(tmp_path: Path)
         a, b = rng.randint(10, 99), rng.randint(10, 99)
         question = make_question(text=f"{i} F({a},{b})", answers=[str(a + b)], source="own")
         texts = [f"{i} reworded F({b},{a})", f"{i} edited F({a + rng.randint(4, 9)},{b})"]
-        requests = solve_requests(question, [question.text, *texts], SOLVE, sampling, 12)
+        requests = [
+            make_request(question.uid, text, prompt=SOLVE, sampling=sampling, samples=12)
+            for text in (question.text, *texts)
+        ]
         plan.append((question, requests))
     store = Store(tmp_path)
     with serving(scripted_solver) as server:
@@ -96,20 +99,14 @@ def test_planted_faults_stay_doubtful_and_good_ones_are_accepted(tmp_path: Path)
         asyncio.run(run)
     flagged = {"good": 0, "edited": 0}
     for question, requests in plan:
-        own, *others = (answers_of(question, request, store) for request in requests)
+        own, *others = (answers_of(question, store.responses(request)) for request in requests)
         for kind, answers in zip(flagged, others, strict=True):
             flagged[kind] += solved(DOUBTFUL, own, answers, 6).verdict == "doubtful"
     assert flagged["edited"] == 80
     assert flagged["good"] <= 0.2 * 80
 
 
-def test_the_answers_of_a_text_are_graded_and_grouped(tmp_path: Path) -> None:
+def test_the_answers_of_a_text_are_graded_and_grouped() -> None:
     question = make_question(text="q", answers=["1/2"], source="own")
-    request = solve_requests(question, ["q"], SOLVE, Sampling(model="solver"), 6)[0]
     texts = [r"\boxed{0.5}", r"\boxed{\frac12}", r"\boxed{3}", r"\boxed{3.0}", r"\boxed{4}", "?"]
-    store = Store(tmp_path)
-    store.add(
-        {"key": request.key, "sample": i, "status": "answer", "text": t}
-        for i, t in enumerate(texts)
-    )
-    assert answers_of(question, request, store) == Answers(2, 6, (("3", 2), ("4", 1)))
+    assert answers_of(question, texts) == Answers(2, 6, (("3", 2), ("4", 1)))

@@ -1,33 +1,43 @@
-"""Words of a question as comparable tokens, and edits of a near copy.
+"""Edits of a near copy.
 
 A rewording changes many words and no number. An edit changes few words and one that matters. So in
-a near copy each changed token must be a synonym, a name or a word of `vocabulary.yaml`'s `neutral`.
+a near copy each changed word must be a word of `NEUTRAL` or a name.
 """
 
 import functools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
-import yaml
 from rapidfuzz.distance import LCSseq
 
-from prompt_aug.rephrase.verify.reading import AMOUNT, FORMULA, Reading
 from prompt_aug.rephrase.verify.reasons import Reason, doubt, reject
-from prompt_aug.rephrase.verify.values import in_words, words
+from prompt_aug.rephrase.verify.text import FORMULA, Reading
+from prompt_aug.rephrase.verify.values import differences, in_tokens, numbers
 
 # A near copy: so much in common in the same order, or less in so few runs, or one inside the other.
 NEAR, LOOSELY_NEAR, FEW_RUNS, INSIDE = 0.85, 0.6, 3, 0.93
-SENTENCE_WORDS = 3
-NEGATIONS = frozenset(
-    "not no never neither nor cannot without none fail fails unable except".split()
-)
+SENTENCE_WORDS, SHARED = 3, 0.4  # an added sentence has less of its words in the question
+NEGATIONS = frozenset("not no never neither nor cannot without none fail fails except".split())
 NOT = "<not>"  # no stem: "note" has the stem "not"
 SOFT = ("#1", "#2")  # "one", "both", "pair" come and go
+NEUTRAL = frozenset(
+    "find determine compute calculate evaluate what which who how many much give given suppose let "
+    "if assume value number amount answer result is are was were be been do does did have has had "
+    "own owns can will would the a an this that these those it its they them their there he she "
+    "his her i my we you your of in on at by to from for with as than then when where while so "
+    "such and but also any some each every per into during please tell state".split()
+)
+_SIGN = r"(?<=\d) [{}] (?=\d)"  # between two numbers
+OPERATIONS = {
+    "add": re.compile(_SIGN.format("+") + r"|\b(?:sum|plus|add(?:ed|ing)?)\b"),
+    "subtract": re.compile(_SIGN.format("−-") + r"|\b(?:difference|minus|subtract(?:ed|ing)?)\b"),
+    "multiply": re.compile(_SIGN.format("*×") + r"|\b(?:product|times|multipl\w+)\b"),
+    "divide": re.compile(_SIGN.format("/÷") + r"|\b(?:quotient|ratio|divided?|dividing)\b"),
+}
 _SUFFIXES = ("ingly", "edly", "ing", "ies", "ied", "es", "ed", "ly", "s", "e", "y")
 _NEGATED = re.compile(r"\b(\w+)n['’]t\b")
+_TOKEN = re.compile(rf"{FORMULA}|#[\d/]+%?|[^\W\d_]+")
 _SENTENCE = re.compile(r"(?<=[.?!;])\s+")
 _NAME = re.compile(r"\b[A-Z][a-z]{2,}\b")
 
@@ -42,58 +52,20 @@ def stem(word: str) -> str:
     return word[:-1] if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "sl" else word
 
 
-OPERATIONS = {
-    words.split()[0]: frozenset(map(stem, words.split()))
-    for words in (
-        "sum plus add",
-        "difference minus subtract",
-        "product times multiply multiplied",
-        "quotient divided divide ratio",
-    )
-}
-
-
-@functools.cache
-def vocabulary() -> tuple[frozenset[str], dict[str, str]]:
-    """Read the neutral words, and stem -> stem of the first synonym."""
-    raw: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("vocabulary.yaml").read_text())
-    meaning: dict[str, str] = {}
-    for listed in (line.split() for line in raw["synonyms"].splitlines()):
-        for word in listed:
-            meaning.setdefault(stem(word), stem(listed[0]))
-    return frozenset(raw["neutral"].split()) - NEGATIONS, meaning
-
-
 @functools.lru_cache(maxsize=256)
 def tokens(reading: Reading) -> tuple[str, ...]:
     """Return stems, ``#value``, formulas and `NOT`; a one-letter formula is ``$letter``."""
-    prose = _NEGATED.sub(r"\1 not", reading.prose.lower())
-    prose = re.sub(r"[’']s?\b", "", prose).replace("cann not", "can not")
+    prose = _NEGATED.sub(r"\1 not", reading.prose.lower()).replace("cann not", "can not")
     formulas, found = iter(reading.formulas), list[str]()
-    for piece in re.split(f"({FORMULA})", prose):
-        if piece == FORMULA:
+    for token in _TOKEN.findall(in_tokens(re.sub(r"[’']s?\b", "", prose))):
+        if token == FORMULA:
             formula = next(formulas, "")
             found.append(f"${formula}" if len(formula) == 1 else formula)
-        else:
-            found += _prose_tokens(piece)
+        elif token in NEGATIONS:
+            found.append(NOT)
+        elif token != "percent":
+            found.append(token if token in NEUTRAL or token[0] == "#" else stem(token))
     return tuple(found)
-
-
-def _prose_tokens(prose: str) -> Iterator[str]:
-    listed = words(prose)
-    at = {number.start: number for number in in_words(listed)}
-    place = 0
-    while place < len(listed):
-        if number := at.get(place):
-            yield f"#{number.value}{'%' if number.percent else ''}"
-            place = number.end
-            continue
-        word = listed[place]
-        place += 1
-        if word in NEGATIONS:
-            yield NOT
-        elif word not in (AMOUNT, "%"):
-            yield word if word in vocabulary()[0] else stem(word)
 
 
 def likeness(own: Sequence[str], other: Sequence[str]) -> float:
@@ -112,22 +84,28 @@ def is_near(own: Sequence[str], other: Sequence[str]) -> bool:
 
 
 def compare_words(question: Reading, candidate: Reading) -> Iterator[Reason]:
-    """Yield the edits of a near copy."""
-    own, other = tokens(question), tokens(candidate)
+    """Yield another operation, and the edits of a near copy."""
     before, after = (
-        {name for name, words in OPERATIONS.items() if words & {*found}} for found in (own, other)
+        {name for name, said in OPERATIONS.items() if said.search(reading.whole.lower())}
+        for reading in (question, candidate)
     )
     if before and after and not before & after:
-        yield doubt("operation", f"{', '.join(before)} became {', '.join(after)}")
+        yield doubt("edit", f"{', '.join(before)} became {', '.join(after)}")
+    own, other = tokens(question), tokens(candidate)
     if not is_near(own, other):
         return
-    names = _names(question) ^ _names(candidate)  # a renamed person is no fault
+    # A renamed person is no fault.
+    names = {
+        stem(n.lower())
+        for n in {*_NAME.findall(question.prose)} ^ {*_NAME.findall(candidate.prose)}
+    }
     lost, new = _content(own, names), _content(other, names)
     lost, new = lost - new, new - lost
     # A letter named once more or less says nothing; one in another's place is an edit.
     if not all(any(token[0] == "$" for token in side) for side in (lost, new)):
         lost, new = (Counter({t: n for t, n in c.items() if t[0] != "$"}) for c in (lost, new))
-    detail = f"a near copy in which {_shown(lost)} became {_shown(new)}"
+    shown = [", ".join(sorted(side)) or "nothing" for side in (lost, new)]
+    detail = f"a near copy in which {shown[0]} became {shown[1]}"
     gone = {*lost, *new} - (set(own) & set(other))  # not only said once less
     if NOT in (lost | new) or any(t[0] == "#" and t not in SOFT for t in gone):
         yield reject("edit", detail)
@@ -137,29 +115,24 @@ def compare_words(question: Reading, candidate: Reading) -> Iterator[Reason]:
         yield reject("edit", "a near copy in which numbers or formulas changed places")
 
 
-def uncovered(one: Reading, other: Reading, share: float) -> Iterator[str]:
-    """Yield sentences of `one` with less than `share` of their content in `other`."""
-    known = set(_content(tokens(other), set()))
-    for sentence in _SENTENCE.split(one.prose):
-        said = set(_content(tokens(Reading(sentence, (), ())), set()))
-        if len(said) >= SENTENCE_WORDS and len(said & known) < share * len(said):
-            yield sentence.strip()
+def added_quantity(
+    question: Reading, candidate: Reading, allow_extra: bool = False
+) -> Iterator[Reason]:
+    """Yield sentences of the candidate with a value and words that are not in the question."""
+    lost, new = differences(question, candidate)
+    known = _content(tokens(question), set()).keys()
+    for sentence in _SENTENCE.split(candidate.prose) if new and not lost else ():
+        said = _content(tokens(Reading(sentence)), set()).keys()
+        strange = len(said) >= SENTENCE_WORDS and len(said & known) < SHARED * len(said)
+        if strange and new & {number.value for number in numbers(Reading(sentence))}:
+            detail = f"an added sentence with a quantity: {sentence.strip()[:80]!r}"
+            yield (doubt if allow_extra else reject)("extra", detail)
 
 
 def _content(found: Sequence[str], names: set[str]) -> Counter[str]:
-    """Count the tokens that matter, each as the first of its synonyms."""
-    neutral, meaning = vocabulary()
-    said = (meaning.get(token, token) for token in found if token not in neutral | names)
-    return Counter(token for token in said if len(token) > 1)
-
-
-def _names(reading: Reading) -> set[str]:
-    return {stem(name.lower()) for name in _NAME.findall(reading.prose)}
+    """Count the tokens that matter."""
+    return Counter(t for t in found if len(t) > 1 and t not in NEUTRAL and t not in names)
 
 
 def _figures(found: Sequence[str]) -> list[str]:
     return [token for token in found if any(char.isdigit() for char in token) and token not in SOFT]
-
-
-def _shown(counts: Counter[str]) -> str:
-    return ", ".join(sorted(counts)) or "nothing"

@@ -1,0 +1,145 @@
+r"""A text as prose and formulas, each formula in one spelling of TeX, Unicode and ASCII.
+
+A dollar sign opens a formula in MATH and an amount in word problems. It is an amount if no second
+sign follows, or if the text between the two reads as prose. A formula that is only a number
+(``$20,\!000$``, ``$6\%$``, ``$60^\circ$``) becomes prose, so that `$5$`, `5` and "five" are equal.
+"""
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+FORMULA, AMOUNT = "\ue000", "\ue001"  # placeholders in the prose: a formula, a sign of money
+DRAWING = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
+MOST_NESTED = 8  # fractions in one another that are spelled in a line
+_FORMULAS = re.compile(
+    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(?P<inline>[^$]+)\$"
+    r"|\\begin\{(?:align|equation|gather|eqnarray)\*?\}(.+?)\\end\{[a-z]+\*?\}",
+    re.DOTALL,
+)
+_ARRAY = re.compile(r"\\(?:begin|end)\{(?:tabular|array)\}(?:\{[^{}]*\})?|\\\\(?=\s)")
+_MARKED_TEXT = re.compile(r"\\(?:text|textbf|textit|mbox|mathrm|operatorname)\s*\{[^{}]*\}")
+_PROSE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+_FUNCTIONS = frozenset("sin cos tan cot sec csc log gcd lcm mod max min det abs exp arcsin".split())
+_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}\s*|,\s*\\!\s*|,)(?=\d{3}(?!\d))")
+_NUMBER = re.compile(rf"{AMOUNT}? ?-?(?:\d+ )?(?:\d*\.)?\d+(?:/\d+)?(?: ?(?:%|[a-z]+))*")
+_TERM = r"(?:[A-Za-z]\([a-z]\)|\d*[a-zA-Z](?:\^\{?\d+\}?)?|\d+(?:\.\d+)?)"
+_BARE = re.compile(rf"(?<![\w\\])(?:{_TERM}\s*(?:<=|>=|[-+*/=<>≤≥−])\s*)+{_TERM}(?![\w\\])")
+_UNICODE = str.maketrans(
+    dict(zip("×·⋅∙÷−–°½ⁿ", ("*", "*", "*", "*", "/", "-", "-", " ", "1/2", "^n"), strict=True))
+    | dict(zip("√≤≥≠∈", (" \\sqrt ", "<=", ">=", "!=", " in "), strict=True))
+    | dict(zip("π∞θαβωλ", "pi infty theta alpha beta omega lambda".split(), strict=True))
+    | dict(zip("⌊⌋⌈⌉…′’", ("floor(", ")", "ceil(", ")", "...", "'", "'"), strict=True))
+)
+_LOWERED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
+_COMMANDS = {
+    **dict.fromkeys("left right displaystyle overline operatorname text textbf textrm".split(), ""),
+    **dict.fromkeys("textit mathbf mathrm mathit circ degree".split(), ""),
+    **dict.fromkeys("cdot times quad qquad".split(), " "),
+    **dict.fromkeys("frac dfrac tfrac".split(), "\\frac"),
+    **dict.fromkeys("le leq leqslant".split(), "<="),
+    **dict.fromkeys("ge geq geqslant".split(), ">="),
+    **dict.fromkeys("dots ldots cdots".split(), "..."),
+    **dict(
+        zip("ne neq lt gt div sqrt".split(), ("!=", "!=", "<", ">", "/", "\\sqrt"), strict=True)
+    ),
+    **dict(zip("lfloor lceil rfloor rceil".split(), ("floor(", "ceil(", ")", ")"), strict=True)),
+}
+_SEPARATOR = re.compile(r"\\\\|\\(?:text|mbox|textnormal)\s*\{[^{}]*[a-z]{2}[^{}]*\}")
+_SPACE = re.compile(r"\\[,!;: ]|&|\^(?=\s*\{?\s*\\circ)")
+_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]+)\}|(\w))\s*(?:\{([^{}]+)\}|(\w))")
+_ROOT = re.compile(r"\\sqrt\s*(?:\{([^{}]+)\}|\(([^()]+)\))")
+_ATOM = re.compile(r"(?:(?<=[/^])|(?<=sqrt))\(([A-Za-z0-9.]+)\)|(?<![A-Za-z0-9^])\((\w)\)(?=[/^])")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A text without drawings: `prose` has `FORMULA` for each of the compact `formulas`."""
+
+    prose: str
+    formulas: tuple[str, ...] = ()
+    whole: str = ""
+
+
+@functools.lru_cache(maxsize=256)
+def read(text: str) -> Reading:
+    """Split `text` into prose and formulas, in time linear in its length."""
+    text = _ARRAY.sub(" ", DRAWING.sub(" ", text)).replace("\\$", AMOUNT)
+    prose: list[str] = []
+    formulas: list[str] = []
+
+    def bare(match: re.Match[str]) -> str:
+        found = match.group()  # a formula without dollar signs: x^2 + 1 = y
+        if not re.search(r"[A-Za-z]", found):
+            return found
+        formulas.append(compact(found))
+        return f" {FORMULA} "
+
+    for piece, is_formula in _pieces(text):
+        if not is_formula:
+            prose.append(_BARE.sub(bare, piece))
+        elif number := _as_number(piece):
+            prose.append(f" {number} ")
+        elif spelled := compact(piece):
+            formulas.append(spelled)
+            prose.append(f" {FORMULA} ")
+    return Reading("".join(prose), tuple(formulas), text)
+
+
+def _pieces(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield the text in order, as (piece, True for a formula)."""
+    start = 0
+    while match := _FORMULAS.search(text, start):
+        inside = next(group for group in match.groups() if group is not None)
+        if match["inline"] and _is_money(inside, text[match.end() : match.end() + 1]):
+            yield text[start : match.start()] + AMOUNT, False
+            start = match.start() + 1
+        else:
+            yield text[start : match.start()], False
+            yield inside, True
+            start = match.end()
+    yield text[start:].replace("$", AMOUNT), False
+
+
+def _is_money(inside: str, after: str) -> bool:
+    """Return True if the sign before `inside` is an amount's: what follows reads as prose."""
+    found = _PROSE_WORD.findall(_MARKED_TEXT.sub(" ", inside))
+    words = [word for word in found if word.lower() not in _FUNCTIONS and not word.isupper()]
+    if not re.match(r"\s?\d", inside):
+        return len(words) > 5  # an unclosed formula runs into a sentence
+    return bool(words) or (inside[-1:].isspace() and after.isdigit())
+
+
+def _as_number(formula: str) -> str | None:
+    """Return a formula that is one number, with a unit or not, as prose."""
+    plain = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree", " degrees ", _THOUSANDS.sub("", formula))
+    plain = re.sub(r"\\[dt]?frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))", r" \1\2/\3\4", plain)
+    plain = re.sub(r"\^?\s*\{?\\(?:text|mathrm|textrm|rm)\b|\\[,;!: ]|[{}]", " ", plain)
+    plain = " ".join(plain.replace("\\%", "%").split()).strip(" .,;:?")
+    return plain if _NUMBER.fullmatch(plain) else None
+
+
+@functools.lru_cache(maxsize=1024)
+def compact(formula: str) -> str:
+    """Return TeX, Unicode or ASCII in one spelling without spaces: "x^2+1/(2y)", "sqrt5", "<="."""
+    plain = formula.replace(r"\$", " ").replace(AMOUNT, " ").translate(_UNICODE)
+    plain = re.sub(
+        "[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+",
+        lambda match: "^{" + match.group().translate(_LOWERED) + "}",
+        _THOUSANDS.sub("", plain),
+    )
+    plain = re.sub(r"\\not\s*=", "!=", _SPACE.sub(" ", _SEPARATOR.sub(";", plain)))
+    plain = re.sub(r"\\([a-zA-Z]+)", lambda m: _COMMANDS.get(m[1], m[1]), plain.replace("=<", "<="))
+    for _ in range(MOST_NESTED):  # from the inside out
+        before, plain = plain, _ROOT.sub(r"sqrt(\1\2)", _FRACTION.sub(_divided, plain))
+        if plain == before:
+            break
+    plain = re.sub(r"[\s*\\]", "", plain.translate(str.maketrans("{}[]", "()()")))
+    return _ATOM.sub(r"\1\2", plain).rstrip(".,;")
+
+
+def _divided(match: re.Match[str]) -> str:
+    """Return a fraction as it is written in a line: x/2, (x+1)/(x-2)."""
+    sides = (match.group(1) or match.group(2), match.group(3) or match.group(4))
+    return "/".join(side if re.fullmatch(r"[\w^.]+", side) else f"({side})" for side in sides)
