@@ -30,6 +30,7 @@ FIXED: list[tuple[str, Any, str]] = [
     ("{R}.do_sample", True, "no effect. Set {R}.temperature."),
     ("{R}.over_sample_rate", 0, f"no effect. {SAMPLING}"),
     ("{R}.full_determinism", False, "all responses of a group would be the same. Unset it."),
+    ("{R}.enable_rollout_routing_replay", False, "no effect on FSDP actors. Unset it."),
     ("{A}.grad_clip", 1.0, "no effect. Set {A}.optim.clip_grad."),
     ("{A}.checkpoint.async_save", False, "verl never records the last checkpoint. Unset it."),
     ("{MODEL}.lora_rank", 0, LORA),
