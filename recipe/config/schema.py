@@ -207,9 +207,8 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("transfer_queue.backend.SimpleStorage", Positive, "num_data_storage_units"),
     ("ray_kwargs.ray_init", Positive | None, "num_cpus"),
 ]
-TYPES = {"eval": adapter(EvaluationSection)} | {
-    f"{place}.{key}": adapter(kind) for place, kind, keys in _TABLE for key in keys.split()
-}
+TYPES = {f"{place}.{key}": adapter(kind) for place, kind, keys in _TABLE for key in keys.split()}
+TYPES["eval"] = adapter(EvaluationSection)
 
 
 def check_types(config: DictConfig) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from prompt_aug.base.commands import make_parser
 from prompt_aug.base.files import write_json, write_text
 from prompt_aug.prompts import Prompts
 from recipe.config.schema import check_types
@@ -78,5 +79,12 @@ def prepare(config: DictConfig, prompts: Prompts) -> None:
     write_text(folder.config, shown)
 
 
-if __name__ == "__main__":
+def main(arguments: list[str] | None = None) -> int:
+    name = "python -m recipe.preflight.checks"
+    make_parser(name, __doc__, example=name).parse_args(arguments)
     print(page(SETTINGS | PLACE), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

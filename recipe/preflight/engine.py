@@ -8,7 +8,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from recipe.preflight.rules import Check, Rule, Setup
+from prompt_aug.typed import shown
+from recipe.preflight import keys
+from recipe.preflight.rules import SHORT, Check, Rule, Setup
 from recipe.run.folder import RunFolder
 
 EPOCHS = 1_000_000  # of recipe.yaml: more than any number of steps needs
@@ -28,6 +30,7 @@ FIXED: list[tuple[str, Any, str]] = [
     ("{R}.do_sample", True, "no effect. Set {R}.temperature."),
     ("{R}.over_sample_rate", 0, f"no effect. {SAMPLING}"),
     ("{R}.full_determinism", False, "all responses of a group would be the same. Unset it."),
+    ("{R}.enable_rollout_routing_replay", False, "no effect on FSDP actors. Unset it."),
     ("{A}.grad_clip", 1.0, "no effect. Set {A}.optim.clip_grad."),
     ("{A}.checkpoint.async_save", False, "verl never records the last checkpoint. Unset it."),
     ("{MODEL}.lora_rank", 0, LORA),
@@ -42,9 +45,7 @@ FIXED: list[tuple[str, Any, str]] = [
         "importlib",
         "the trainer reads its columns. Unset it.",
     ),
-    ("trainer.balance_batch", True, "no effect. Unset it."),
     ("trainer.critic_warmup", 0, "its steps would train nothing. Unset it."),
-    ("trainer.esi_redundant_time", 0, "no effect. Unset it."),
     ("trainer.val_only", False, "verl trains all the same. Unset it; run python -m eval.sweep."),
     ("trainer.v1.sampler.custom_sampler.path", None, "no effect. Unset it."),
     ("trainer.v1.sampler.sync_refill_failed_groups", False, "no effect. Unset it."),
@@ -62,6 +63,14 @@ FIXED: list[tuple[str, Any, str]] = [
 
 def fixed(key: str, only: Any, message: str) -> Rule:
     return Rule(key, lambda s: s.get(key) not in (only, None), message)
+
+
+def unused_keys(s: Setup) -> Iterator[str]:
+    """Every other key without effect in verl 0.9.1 (keys.yaml) has verl's default."""
+    own = {key.format(**SHORT) for key, *_ in FIXED}
+    for key, value, text in keys.unused(s.config):
+        if key not in own:
+            yield f"{key}={shown(value)}: {text}. Unset it."
 
 
 def attention(s: Setup) -> str:
@@ -179,6 +188,7 @@ ROWS = Rule(
 
 ENGINE: list[Check] = [
     *(fixed(key, only, message) for key, only, message in FIXED),
+    unused_keys,
     Rule(
         "{R}.agent.default_agent_loop",
         lambda s: (

@@ -11,6 +11,7 @@ section's key of the same name has; rows that were found wrong are corrected in 
 """
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -169,6 +170,7 @@ def build() -> dict[str, Any]:
     return rows
 
 
+@functools.cache
 def table() -> dict[str, Any]:
     """Return the committed rows, as `build` makes them."""
     return dict(yaml.load(TABLE.read_text(encoding="utf-8"), yaml.CSafeLoader))
@@ -179,15 +181,16 @@ def unused(config: DictConfig) -> Iterator[tuple[str, Any, str]]:
 
     A default that is an interpolation follows the other keys of `config`.
     """
-    rows = {key: row for key, row in table().items() if isinstance(row, list)}
-    before = config.copy()
-    for key, (_, default) in rows.items():
-        if OmegaConf.select(before, key) is not None:
-            OmegaConf.update(before, key, default, force_add=True)
-    for key, (text, default) in rows.items():
+    for key, row in table().items():
+        if not isinstance(row, list):
+            continue
+        text, default = row
         value = OmegaConf.select(config, key)
-        expected = OmegaConf.select(before, key) if value is not None else default
-        if value != expected:
+        if value is not None and "${" in str(default):
+            before = config.copy()
+            OmegaConf.update(before, key, default)
+            default = OmegaConf.select(before, key)
+        if value != default:
             yield key, value, text
 
 

@@ -39,6 +39,10 @@ trainer.resume_mode=disable         trainer.resume_mode=resume_path  trainer.val
 trainer.default_local_dir=/proc/x   trainer.default_local_dir=runs/other/checkpoints
 trainer.v1.trainer_mode=separate_async      trainer.v1.sampler.sync_refill_failed_groups=true
 trainer.balance_batch=false                 trainer.critic_warmup=5
+{MODEL}.tiled_mlp.enabled=true      {A}.use_prefix_grouper=true      {R}.multi_turn.enable=true
+{R}.nnodes=2                        {R}.checkpoint_engine.backend=nccl
+actor_rollout_ref.hybrid_engine=false       data.truncation=left     {R}.trace.backend=weave
+reward.sandbox_fusion.url=http://x  {R}.enable_rollout_routing_replay=true
 data.max_response_length=0          data.max_response_length=1000000000 data.max_prompt_length=-1
 data.train_batch_size=0             data.train_batch_size=30         data.gen_batch_size=0
 data.gen_batch_size=7               data.gen_batch_size=32           data.val_max_samples=0
