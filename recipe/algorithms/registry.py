@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from recipe.algorithms import verl_estimators
 from recipe.errors import ConfigError
 
 Function = Callable[..., torch.Tensor]
@@ -40,6 +41,7 @@ class Facts:
     (``recipe.weights.<name>``, ``arguments``), and raises ValueError for bad ones; without it those
     are the arguments. `group`: the only one of "question" and "rephrasing" that the
     name stands for. `rephrasings`: without rephrasings it is another method.
+    `parts`: "accuracy" and "format" if the function takes these in place of the summed reward.
     """
 
     inputs: tuple[str, ...] = ()
@@ -48,6 +50,7 @@ class Facts:
     rephrasings: bool = False
     nonnegative_rewards: bool = False
     uses_rewards: bool = True
+    parts: tuple[str, ...] = ()
 
 
 _FACTS: dict[Function, Facts] = {}
@@ -64,6 +67,8 @@ class Registry(dict[str, Function]):
         """The function of a name or dotted path; ConfigError where there is none."""
         if name in self:
             return self[name]
+        if name.startswith("verl:") and self is ADVANTAGES:
+            return verl_estimators.estimator(name.removeprefix("verl:"))
         module, _, attribute = name.rpartition(".")
         if not module:
             raise ConfigError(
@@ -89,6 +94,8 @@ class Registry(dict[str, Function]):
 
     def facts(self, name: str) -> Facts:
         """What the function asks of a run; nothing, where it does not say. Errors as `resolve`."""
+        if name.startswith("verl:"):
+            return Facts(inputs=verl_estimators.INPUTS)
         return _FACTS.get(self.resolve(name), Facts())
 
     def call(self, section: Mapping[str, Any]) -> tuple[Function, dict[str, Any]]:

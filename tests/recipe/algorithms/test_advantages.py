@@ -10,7 +10,8 @@ import torch
 from recipe.algorithms import ADVANTAGES
 from recipe.algorithms.registry import Function as Advantage
 
-NAMES = sorted(ADVANTAGES)
+APART = ("gdpo", "unlikeliness", "grpo_lead")  # other inputs: test_families.py
+NAMES = sorted(set(ADVANTAGES) - set(APART))
 CENTRED = [name for name in NAMES if name not in ("maxrl", "none")]
 E = 1e-6  # the epsilon beside the standard deviation
 

@@ -166,7 +166,10 @@ def test_answers_reach_an_advantage_that_asks_for_them() -> None:
     ("sections", "message"),
     [
         ({"advantage": {"name": "gpro"}}, "advantage.name=gpro: known are .*grpo.*dotted path"),
-        ({"weights": {"name": "gauss"}}, "weights.name=gauss: known are clip_cov, gaussian"),
+        (
+            {"weights": {"name": "gauss"}},
+            "weights.name=gauss: known are balanced, clip_cov, gaussian",
+        ),
         ({"advantage": {"name": "no_such.module.f"}}, "No module named 'no_such'.*PYTHONPATH"),
         ({"advantage": {"name": "recipe.algorithms.grpo.nope"}}, "has no attribute 'nope'"),
         ({"advantage": {"name": "recipe.algorithms.grpo.EPSILON"}}, "is not a function"),

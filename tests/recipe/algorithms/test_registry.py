@@ -86,8 +86,12 @@ def test_every_file_of_the_folder_is_in_it() -> None:
         "maxrl",
         "none",
         "seed_grpo",
+        "gdpo",
+        "unlikeliness",
+        "grpo_lead",
     } == set(ADVANTAGES)
-    assert set(TOKEN_WEIGHTS) == {"gaussian_covariance", "clip_cov"}
+    weights = {"gaussian_covariance", "clip_cov", "balanced", "high_entropy"}
+    assert set(TOKEN_WEIGHTS) == weights
     assert ADVANTAGES.facts("maxrl") == Facts(nonnegative_rewards=True)
     assert ADVANTAGES.facts("ta_grpo_star").group == "rephrasing"
 
