@@ -65,6 +65,6 @@ def test_its_checkpoint_is_exported_and_evaluated_with_its_prompts(
         settings = read_json(scores)["settings"]
         assert settings["template"] in trained.bank.names
         assert settings["style"] == trained.form.style
-        assert settings["instruction"] == trained.form.instruction
+        assert settings.get("instruction", "system") == trained.form.instruction
         (samples,) = scores.parent.glob("toy_test/samples-*.jsonl")
         assert len(read_lines(samples)) == 1 + 4  # the first line describes the engine
