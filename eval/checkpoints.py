@@ -1,7 +1,7 @@
-"""Which models there are to evaluate: the finished exports of a run, model folders, hub ids.
+"""The models to evaluate: finished exports of a run, model folders and hub ids.
 
-Every file that an export's manifest names is compared with its digest before anything is scored:
-an export without its tokenizer or with another step's weights still loads, and scores nonsense.
+Every file of an export is compared with the digest in its manifest before it is sampled. An export
+without its tokenizer, or with the weights of another step, loads without an error.
 """
 
 import hashlib
@@ -12,22 +12,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eval.errors import EvaluationError
-from prompt_aug.files import FileError, read_json, sha256, write_json
-from prompt_aug.progress import Progress
+from eval import EvaluationError
+from prompt_aug.base.files import FileError, read_json, sha256, write_json
+from prompt_aug.base.progress import Progress
 from recipe.run.folder import MANIFEST, RunFolder, numbered
 
 MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
-# A digest of a bigger file is remembered with the file's size and time of change, and taken again
-# only when one of them differs: 3 GB take 10 s from a disk, for each of up to 198 checkpoints.
-REMEMBERED_BYTES = 64 * 2**20
+# The digest of a larger file is cached with the file's size and time of change. Hashing 3 GB takes
+# 10 s, and a run may have 198 checkpoints.
+CACHED_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A model to evaluate. `identity` tells two sets of weights apart; `step` None: no run.
+    """A model to evaluate.
 
-    `files` are the digests that the files in the folder `model` must have, by name.
+    `identity` distinguishes two sets of weights. `step` is None for a model that is not part of a
+    run. `files` maps the files in the folder `model` to their expected SHA-256.
     """
 
     step: int | None
@@ -37,7 +38,7 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """``step_20``, or the model's own name, as the name of a folder."""
+        """``step_20``, or the model's own name, valid as the name of a folder."""
         if self.step is not None:
             return f"step_{self.step}"
         folder = Path(self.model)
@@ -45,55 +46,49 @@ class Checkpoint:
         return re.sub(r"[^\w.-]+", "--", own, flags=re.ASCII).strip(".-") or "model"
 
 
-class Digests:
-    """SHA-256 of files; those of big ones are remembered in the file `memo`."""
+def file_digest(path: Path, cache: Path | None = None) -> str:
+    """Return the SHA-256 of `path`; that of a large file is kept in the JSON file `cache`.
 
-    def __init__(self, memo: Path | None = None) -> None:
-        self._memo = memo
-        try:
-            self._known: dict[str, Any] = read_json(memo) if memo else {}
-        except FileError:  # not there yet, or damaged: digests are taken again
-            self._known = {}
-
-    def of(self, path: Path) -> str:
-        """The digest of `path`; FileNotFoundError where it is not there."""
-        stat = path.stat()
-        if stat.st_size < REMEMBERED_BYTES or self._memo is None:
-            return sha256(path)
-        key, state = str(path.resolve()), [stat.st_size, stat.st_mtime_ns]
-        known = self._known.get(key, {})
-        if known.get("state") != state:
-            known = {"state": state, "sha256": sha256(path)}
-            self._known[key] = known
-            write_json(self._memo, self._known)
-        return str(known["sha256"])
+    Raises FileNotFoundError.
+    """
+    stat = path.stat()
+    if stat.st_size < CACHED_BYTES or cache is None:
+        return sha256(path)
+    try:
+        known: dict[str, Any] = read_json(cache)
+    except FileError:  # missing or damaged
+        known = {}
+    key, state = str(path.resolve()), [stat.st_size, stat.st_mtime_ns]
+    if known.get(key, {}).get("state") != state:
+        known[key] = {"state": state, "sha256": sha256(path)}
+        write_json(cache, known)
+    return str(known[key]["sha256"])
 
 
 def find(run: Path, steps: Sequence[int] | None = None) -> tuple[list[Checkpoint], list[str]]:
-    """The run's exported checkpoints by step, and a note for each folder that is not done.
+    """Return the run's exported checkpoints by step, and a note for each folder that is ignored.
 
-    A folder is done when it holds manifest.json. `steps` None means all; a step that is asked for
-    and not there is an error.
+    An export is finished when it has a manifest.json. `steps` None selects all; a requested step
+    without a finished export raises EvaluationError.
     """
-    exports, found, notes = RunFolder(run).exports, [], []
-    named = numbered(exports, "step_")
-    for folder in sorted(set(exports.glob("step_*")) - set(named.values())):
-        notes.append(f"{folder} is ignored: its name is not a step")
-    for step, folder in named.items():
-        if not (folder / MANIFEST).exists():
-            notes.append(f"{folder} is ignored: it has no {MANIFEST}, so its export is not done")
-        elif steps is None or step in steps:
-            found.append(_from_manifest(folder, step))
-    missing = sorted(set(steps or ()) - {checkpoint.step for checkpoint in found})
-    if missing:
-        there = [step for step, folder in named.items() if (folder / MANIFEST).exists()]
-        raise EvaluationError(f"{exports} has no finished export of the steps {missing}: {there}")
-    if not found:
+    exports = RunFolder(run).exports
+    folders = numbered(exports, "step_")
+    finished = {step: path for step, path in folders.items() if (path / MANIFEST).exists()}
+    notes = [
+        f"{folder} is ignored: its name is not a step, or it has no {MANIFEST} yet"
+        for folder in sorted(set(exports.glob("step_*")) - set(finished.values()))
+    ]
+    if missing := sorted(set(steps or ()) - set(finished)):
+        raise EvaluationError(
+            f"{exports} has no finished export of the steps {missing}: {list(finished)}"
+        )
+    if not finished:
         raise EvaluationError(
             f"{exports} has no finished export (step_N with a {MANIFEST}): run "
             f"`python -m recipe.export {run}` first"
         )
-    return found, notes
+    chosen = {step: path for step, path in finished.items() if steps is None or step in steps}
+    return [_from_manifest(folder, step) for step, folder in chosen.items()], notes
 
 
 def _from_manifest(folder: Path, step: int) -> Checkpoint:
@@ -107,16 +102,14 @@ def _from_manifest(folder: Path, step: int) -> Checkpoint:
     files = manifest.get("files")
     if not isinstance(files, dict) or "config.json" not in files:
         raise EvaluationError(
-            f"{folder / MANIFEST} names no files of a model: delete {folder} and export it again"
+            f"{folder / MANIFEST} lists no model files: delete {folder} and export it again"
         )
-    return Checkpoint(
-        step=step, model=str(model), identity={"files": _digest(files)}, files=dict(files)
-    )
+    return Checkpoint(step=step, model=str(model), identity=_identity(files), files=dict(files))
 
 
-def from_model(model: str, digests: Digests | None = None) -> Checkpoint:
-    """A Hugging Face folder, identified by its files' digests, or a hub id as it stands."""
-    folder, digests = Path(model), digests or Digests()
+def from_model(model: str, cache: Path | None = None) -> Checkpoint:
+    """Return the checkpoint of a Hugging Face folder (identified by its files) or a hub id."""
+    folder = Path(model)
     if not folder.exists():
         if folder.is_absolute() or model.startswith(".") or model.count("/") > 1:
             raise EvaluationError(f"model folder {model} does not exist")
@@ -124,22 +117,22 @@ def from_model(model: str, digests: Digests | None = None) -> Checkpoint:
     if not (folder / "config.json").exists():
         raise EvaluationError(f"{model} is not a Hugging Face model folder: config.json is missing")
     with Progress(f"digest of {folder.name}"):
-        files = {path.name: digests.of(path) for path in _model_files(folder)}
-    return Checkpoint(step=None, model=model, identity={"files": _digest(files)}, files=files)
+        files = {path.name: file_digest(path, cache) for path in _model_files(folder)}
+    return Checkpoint(step=None, model=model, identity=_identity(files), files=files)
 
 
-def verify(checkpoint: Checkpoint, digests: Digests, *, most: float = math.inf) -> None:
-    """Refuse a model whose files are not, all of them, those that its manifest names.
+def verify(checkpoint: Checkpoint, cache: Path | None = None, *, most: float = math.inf) -> None:
+    """Raise EvaluationError unless the model's files are exactly those in its manifest.
 
-    Also a file that the manifest does not name: a chat template put beside the weights changes
-    every prompt. Of files above `most` bytes only the presence is looked at.
+    Additional files are rejected too: a chat template beside the weights changes every prompt.
+    Files above `most` bytes only have to exist.
     """
     folder, problems = Path(checkpoint.model), []
-    for name, wanted in checkpoint.files.items():
+    for name, expected in checkpoint.files.items():
         path = folder / name
         try:
-            if path.stat().st_size <= most and digests.of(path) != wanted:
-                problems.append(f"{name} is another file")
+            if path.stat().st_size <= most and file_digest(path, cache) != expected:
+                problems.append(f"{name} has changed")
         except FileNotFoundError:
             problems.append(f"{name} is missing")
     if checkpoint.files:
@@ -147,9 +140,9 @@ def verify(checkpoint: Checkpoint, digests: Digests, *, most: float = math.inf) 
         problems += [f"{p.name} was added" for p in _model_files(folder) if p.name not in known]
     if problems:
         raise EvaluationError(
-            f"{checkpoint.name}: {folder} is not what was exported: {'; '.join(problems[:5])}. "
-            "Its scores would be another model's: delete the exported folder and run recipe.export "
-            "again (step 0: bring the start model back)"
+            f"{checkpoint.name}: {folder} differs from its manifest: {'; '.join(problems[:5])}. "
+            "Delete the exported folder and run recipe.export again (step 0: restore the start "
+            "model)"
         )
 
 
@@ -157,6 +150,6 @@ def _model_files(folder: Path) -> list[Path]:
     return sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
 
 
-def _digest(files: Mapping[str, str]) -> str:
+def _identity(files: Mapping[str, str]) -> dict[str, Any]:
     lines = "".join(f"{name} {digest}\n" for name, digest in sorted(files.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()
+    return {"files": hashlib.sha256(lines.encode()).hexdigest()}

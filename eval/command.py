@@ -1,36 +1,37 @@
-"""What the commands of this package share: options, refusals in one line, an end by Ctrl-C."""
+"""Options and error handling that the commands of `eval` share."""
 
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from prompt_aug.commands import run
-from prompt_aug.progress import Progress
+from prompt_aug.base.commands import run
+from prompt_aug.base.progress import Progress
 
 
 def text(value: str) -> str:
-    """A text that is not empty: an unset shell variable must not become the current folder."""
+    """Return a text that is not empty, which is what an unset shell variable would leave."""
     if not value.strip():
         raise argparse.ArgumentTypeError("it is empty: is a shell variable unset?")
     return value
 
 
 def path(value: str) -> Path:
-    """A path that is not empty."""
+    """Return a path that is not empty."""
     return Path(text(value))
 
 
 def existing(value: str) -> Path:
-    """A folder that is there."""
-    folder = path(value)
-    if not folder.is_dir():
+    """Return an existing folder."""
+    if not path(value).is_dir():
         raise argparse.ArgumentTypeError(f"{value} is not a folder")
-    return folder
+    return Path(value)
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """The option of every command that reads the scores of one evaluation of a run."""
-    parser.add_argument("--settings", type=text, help="a folder in RUN/eval (default: the fullest)")
+    """Add ``--settings``, which names one evaluation of a run."""
+    parser.add_argument(
+        "--settings", type=text, help="a folder in RUN/eval (default: the one with most steps)"
+    )
 
 
 def run_command(
@@ -39,16 +40,13 @@ def run_command(
     command: Callable[[argparse.Namespace], None],
     saved: str,
 ) -> int:
-    """Run `command` on the parsed options; the exit code. `saved` is printed after Ctrl-C."""
+    """Parse the options, run `command`, and return the exit code. Ctrl-C prints `saved`."""
     options = parser.parse_args(arguments)
+    name = parser.prog.removeprefix("python -m ")
 
-    def carried_out() -> int:
-        with Progress(parser.prog.removeprefix("python -m ")):
+    def call() -> int:
+        with Progress(name):
             command(options)
         return 0
 
-    return run(
-        parser.prog.removeprefix("python -m "),
-        carried_out,
-        interrupted=f"{saved}; the same command continues from there",
-    )
+    return run(name, call, interrupted=f"{saved}; the same command continues from there")

@@ -1,36 +1,46 @@
-"""Scores of graded samples: accuracy, pass@k, pass^k and standard errors, in plain numpy.
+"""Scores of graded samples: accuracy, pass@k, pass^k, maj@k, standard errors, intervals, tests.
 
-Legend: Q questions, n samples of each. `correct_Qn` is a Q x n array of 0/1 (or booleans).
-Shares are in [0, 1], not per cent. Bad shapes and values raise `ValueError`.
+Legend: Q questions, n samples of each. `correct_Qn` is a Q x n array of 0/1 (or booleans). Shares
+lie in [0, 1]. Intervals are 95 %, and all random draws are a function of `seed`. Wrong shapes and
+values raise `ValueError`.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from prompt_aug.estimates import (
-    FloatArray,
-    Table,
-    all_table,
-    no_signal_table,
-    pass_table,
-    powers,
-)
+from prompt_aug.base.estimates import FloatArray, Interval, Table, powers, wilson
+
+DRAWS = 1000
+FLIPS = 10_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean, its standard error (None below two clusters), and how many clusters it rests on."""
+    """A mean, its standard error (None for fewer than two questions), and the question count."""
 
     accuracy: float
     standard_error: float | None
     questions: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A paired difference b - a, its interval, and the p-value of no difference."""
+
+    mean: float
+    standard_error: float | None
+    low: float
+    high: float
+    p_value: float
+    questions: int
+
+
 def as_samples(correct_Qn: ArrayLike) -> FloatArray:  # noqa: N803  (axes stand in the name)
-    """`correct_Qn` as float64, after checking that it is a non-empty Q x n array in [0, 1]."""
+    """Return `correct_Qn` as float64, checked to be a non-empty Q x n array in [0, 1]."""
     samples = np.asarray(correct_Qn, dtype=np.float64)
     if samples.ndim != 2 or samples.size == 0:
         raise ValueError(f"need a non-empty questions x samples array, got shape {samples.shape}")
@@ -39,78 +49,53 @@ def as_samples(correct_Qn: ArrayLike) -> FloatArray:  # noqa: N803  (axes stand 
     return samples
 
 
-def clustered_standard_error(correct_Qn: ArrayLike) -> float | None:  # noqa: N803
-    r"""Standard error of the mean, samples of one question counted as one cluster.
+def accuracy(correct_Qn: ArrayLike) -> Estimate:  # noqa: N803
+    r"""Return avg@n and its standard error, clustered by question.
 
     .. math:: SE^2 = \frac{Q}{Q - 1} \frac{1}{(Qn)^2}
               \sum_q \Big( \sum_i (x_{qi} - \bar x) \Big)^2
 
-    (arXiv 2411.00640, section 2.2, with the usual Q/(Q-1) correction; the n samples of a question
-    share its difficulty, so they are not independent.) With n = 1 this is the sample standard
-    deviation over root Q. None for a single question, which has none.
+    (arXiv 2411.00640, section 2.2, with the usual Q/(Q-1) correction.) The n samples of a question
+    share its difficulty, so they are not independent. With n = 1 this is the sample standard
+    deviation over root Q. A single question has no standard error.
     """
     samples = as_samples(correct_Qn)
-    questions = samples.shape[0]
-    if questions < 2:
-        return None
-    cluster_sums = (samples - samples.mean()).sum(axis=1)
-    variance = questions / (questions - 1) * np.sum(cluster_sums**2) / samples.size**2
-    return float(np.sqrt(variance))
-
-
-def accuracy(correct_Qn: ArrayLike) -> Estimate:  # noqa: N803
-    """avg@n: the mean over questions of the share of right samples, with its clustered error."""
-    samples = as_samples(correct_Qn)
-    return Estimate(
-        accuracy=float(samples.mean()),
-        standard_error=clustered_standard_error(samples),
-        questions=samples.shape[0],
-    )
+    questions, error = samples.shape[0], None
+    if questions > 1:
+        cluster_sums = (samples - samples.mean()).sum(axis=1)
+        variance = questions / (questions - 1) * np.sum(cluster_sums**2) / samples.size**2
+        error = float(np.sqrt(variance))
+    return Estimate(accuracy=float(samples.mean()), standard_error=error, questions=questions)
 
 
 def right_counts(correct_Qn: ArrayLike) -> NDArray[np.int64]:  # noqa: N803
-    """c of each question; raises where a sample is neither right nor wrong."""
-    given = np.asarray(correct_Qn)
-    if given.dtype == np.bool_ and given.ndim == 2 and given.size:  # needs no look at its values
-        return given.sum(axis=1, dtype=np.int64)
+    """Return c, the number of right samples, of each question. Every sample must be 0 or 1."""
     samples = as_samples(correct_Qn)
     if not np.all((samples == 0.0) | (samples == 1.0)):
         raise ValueError("pass@k counts right samples: each must be 0 or 1")
     return samples.sum(axis=1).astype(np.int64)
 
 
-def pass_at_powers(correct_Qn: ArrayLike) -> dict[int, float]:  # noqa: N803
-    """pass@k for the k of `powers`. pass@1 equals the accuracy."""
-    return _at_powers(correct_Qn, pass_table)
+def at_powers(correct_Qn: ArrayLike, table: Table) -> dict[int, float]:  # noqa: N803
+    """Return the mean over questions of a table of `prompt_aug.base.estimates`, for k of `powers`.
 
-
-def all_at_powers(correct_Qn: ArrayLike) -> dict[int, float]:  # noqa: N803
-    """pass^k for the k of `powers`. pass^1 equals the accuracy."""
-    return _at_powers(correct_Qn, all_table)
-
-
-def no_signal_at_powers(correct_Qn: ArrayLike) -> dict[int, float]:  # noqa: N803
-    """The share of groups of k responses without signal, for the k >= 2 of `powers`."""
-    return {k: v for k, v in _at_powers(correct_Qn, no_signal_table).items() if k > 1}
-
-
-def _at_powers(correct_Qn: ArrayLike, table: Table) -> dict[int, float]:  # noqa: N803
-    right = right_counts(correct_Qn)
-    samples = np.shape(correct_Qn)[1]
+    `pass_table` gives pass@k, `all_table` pass^k, `no_signal_table` the share of zero-variance
+    groups of k responses.
+    """
+    right, samples = right_counts(correct_Qn), np.shape(correct_Qn)[1]
     ks = powers(samples)
     return dict(zip(ks, table(samples, ks)[right].mean(axis=0).tolist(), strict=True))
 
 
 def mean_over_questions(parts: Sequence[ArrayLike]) -> Estimate:
-    """Every question of every benchmark counts the same (1560 of them in the published suite)."""
-    means = np.concatenate([as_samples(part).mean(axis=1) for part in parts])
-    return accuracy(means[:, None])
+    """Average over the questions of all benchmarks; every question has the same weight."""
+    return accuracy(np.concatenate([as_samples(part).mean(axis=1) for part in parts])[:, None])
 
 
 def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
-    r"""Every benchmark counts the same; :math:`SE = \sqrt{\sum_b SE_b^2} / B` (independent).
+    r"""Average over independent benchmarks: :math:`SE = \sqrt{\sum_b SE_b^2} / B`.
 
-    The error is None as soon as one benchmark has none.
+    If one benchmark has no standard error, the average has none.
     """
     if not estimates:
         raise ValueError("no benchmark to average")
@@ -123,16 +108,96 @@ def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
     )
 
 
-def paired_difference(means_a: Mapping[str, float], means_b: Mapping[str, float]) -> Estimate:
-    """b - a over the same questions: the mean of the differences and its standard error.
+def resample(correct_Qn: ArrayLike, seed: int = 0, draws: int = DRAWS) -> NDArray[np.int64]:  # noqa: N803
+    r"""Two-level bootstrap: draw questions with replacement, then the samples of each.
+
+    Row b, column c: how many of the Q questions of draw b have c right of n. A drawn question has
+    count c with probability
+
+    .. math:: P(c) = \frac{1}{Q} \sum_q \mathrm{Binomial}(n, c_q / n)(c)
+
+    and the Q questions of a draw are independent, so the row is Multinomial(Q, P). This is exactly
+    the distribution of drawing Q x n samples one by one.
+    """
+    right, samples = right_counts(correct_Qn), int(np.shape(correct_Qn)[1])
+    counts = np.arange(samples + 1)
+    # Binomial(n, c / n) at 0 ... n in row c, by logarithms, which do not overflow.
+    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, samples + 1)))])
+    choose = logs[samples] - logs[counts] - logs[samples - counts]
+    p = counts[1:samples, None] / samples
+    inner = np.exp(choose + counts * np.log(p) + (samples - counts) * np.log1p(-p))
+    ends = np.eye(samples + 1)
+    chance = np.bincount(right, minlength=samples + 1) / right.size
+    chance = chance @ np.concatenate([ends[:1], inner, ends[-1:]])
+    return np.random.default_rng(seed).multinomial(right.size, chance / chance.sum(), size=draws)
+
+
+def accuracy_interval(correct_Qn: ArrayLike, seed: int = 0) -> Interval:  # noqa: N803
+    """Return the interval of the accuracy: two-level bootstrap, at 0 and 1 Wilson over questions.
+
+    If all verdicts are equal, the bootstrap interval has zero width. Wilson counts questions, not
+    samples, because the samples of a question depend on each other.
+    """
+    right, samples = right_counts(correct_Qn), int(np.shape(correct_Qn)[1])
+    rate = float(right.mean() / samples)
+    if rate in (0.0, 1.0):
+        return wilson(rate, right.size)
+    values = resample(correct_Qn, seed) @ (np.arange(samples + 1) / samples) / right.size
+    low, high = np.quantile(values, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def paired(means_a: Mapping[str, float], means_b: Mapping[str, float], seed: int = 0) -> Difference:
+    """Compare b with a over the same questions: standard error, bootstrap interval, p-value.
 
     Both map a question's key to its share of right samples. Pairing removes the spread in
-    difficulty, so it tells a gain that two separate error bars hide. Different sets of questions
-    raise.
+    difficulty. p is the share of random sign flips of the differences whose mean is at least as
+    far from 0: (1 + hits) / (1 + FLIPS). Different sets of questions raise ValueError.
     """
     if set(means_a) != set(means_b) or not means_a:
         raise ValueError("a paired comparison needs the same, non-empty set of questions twice")
-    differences = np.array([means_b[key] - means_a[key] for key in means_a])
-    size = len(differences)
-    error = float(differences.std(ddof=1) / np.sqrt(size)) if size > 1 else None
-    return Estimate(accuracy=float(differences.mean()), standard_error=error, questions=size)
+    differences = np.array([means_b[key] - means_a[key] for key in sorted(means_a)])
+    mean, size, rng = float(differences.mean()), differences.size, np.random.default_rng(seed)
+    # Equal differences are exchangeable: a draw is how often each value occurs.
+    values, counts = np.unique(differences, return_counts=True)
+    drawn = rng.multinomial(size, counts / size, size=DRAWS) @ values / size
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    # The sum of m random signs is 2 Binomial(m, 1/2) - m.
+    sizes, members = np.unique(np.abs(differences), return_counts=True)
+    signs = 2 * rng.binomial(members, 0.5, size=(FLIPS, members.size)) - members
+    hits = int(np.sum(np.abs(signs @ sizes / size) >= abs(mean) - 1e-12))
+    return Difference(
+        mean=mean,
+        standard_error=float(differences.std(ddof=1) / np.sqrt(size)) if size > 1 else None,
+        low=float(low),
+        high=float(high),
+        p_value=(1 + hits) / (1 + FLIPS),
+        questions=size,
+    )
+
+
+def majority(
+    answers_Qn: Sequence[Sequence[str | None]],  # noqa: N803
+    correct_Qn: ArrayLike,  # noqa: N803
+    k: int,
+) -> float:
+    """Return maj@k: the share of questions whose most frequent answer among k samples is right.
+
+    `answers_Qn` holds normal forms (`prompt_aug.grading.normal_form`). All right answers count as
+    one answer. None does not vote; without any vote the question is wrong. Tied answers share the
+    question: one right answer of two tied ones earns 1/2. With n > k samples this is the mean over
+    the n // k blocks of k samples.
+    """
+    correct = np.asarray(correct_Qn, dtype=np.float64)
+    samples = correct.shape[1]
+    if not 1 <= k <= samples or len(answers_Qn) != correct.shape[0]:
+        raise ValueError(f"maj@{k} of {len(answers_Qn)} x {samples} samples")
+    won = []
+    for answers, right in zip(answers_Qn, correct, strict=True):
+        for start in range(0, samples // k * k, k):
+            pairs = zip(answers[start : start + k], right[start : start + k], strict=True)
+            votes = Counter((x, "" if x else answer) for answer, x in pairs if answer is not None)
+            most = max(votes.values(), default=0)
+            tied = [float(x) for (x, _), count in votes.items() if count == most]
+            won.append(np.mean(tied or [0.0]))
+    return float(np.mean(won))

@@ -1,26 +1,28 @@
-"""Grades samples and writes scores: the scores, their settings and their denominators.
+"""Grade samples and write scores with their settings and denominators.
 
-`python -m eval.score FOLDER` grades again what is on disk, after the grader has changed: no model
-and no engine is needed.
+`python -m eval.score FOLDER` grades the stored samples again, for example after a change of the
+grader. It needs no model and no engine.
 """
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from eval import intervals, metrics
+from eval import EvaluationError, metrics
 from eval.command import existing, run_command
-from eval.errors import EvaluationError
-from eval.samples import TOO_LONG, Sample, SampleFiles, SampleKey
-from prompt_aug.commands import make_parser
-from prompt_aug.estimates import FloatArray, powers
+from eval.engine import SampleKey
+from eval.samples import TOO_LONG, Sample, SampleFiles
+from prompt_aug.base.commands import make_parser
+from prompt_aug.base.estimates import all_table, no_signal_table, pass_table, powers
+from prompt_aug.base.files import iter_lines, read_json, read_lines, write_json, write_lines
+from prompt_aug.base.progress import Progress
 from prompt_aug.extraction import BESIDE, extraction, verdicts
-from prompt_aug.files import iter_lines, read_json, read_lines, write_json, write_lines
 from prompt_aug.grading import VERSION, grade_many, normal_form
-from prompt_aug.progress import Progress
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import Template
 from recipe.run import environment
@@ -42,9 +44,9 @@ def grade_samples(
     title: str = "grade",
     setting: str = "default",
 ) -> Lines:
-    """Grade the first `count` samples of each question, as in training: the text after the prefill.
+    """Grade the first `count` samples of each question as training does, after the prefill.
 
-    `setting` names the extraction; each line also has the verdicts of `BESIDE`.
+    `setting` names the extraction. Each line also has the verdicts under `BESIDE`.
     """
     wanted: dict[SampleKey, Mapping[str, Any]] = {
         question_key(question, sample): question
@@ -54,25 +56,27 @@ def grade_samples(
     if lost := [key for key in wanted if key not in samples]:
         raise EvaluationError(f"{title}: {len(lost)} samples are missing: run eval.sweep again")
     with Progress(title, len(wanted), "samples") as bar:
-        asked = [(q["gold"], q["question"], q.get("options", ())) for q in wanted.values()]
         grades = grade_many(
-            [(samples[key]["response"], *rest) for key, rest in zip(wanted, asked, strict=True)],
+            [
+                (samples[key]["response"], q["gold"], q["question"], q.get("options", ()))
+                for key, q in wanted.items()
+            ],
             template,
             extraction=extraction(setting),
             on_grade=lambda _: bar.update(),
         )
     return [
         {
-            "uid": uid,
-            "prompt_sha256": prompt,
-            "sample": sample,
+            "uid": key[0],
+            "prompt_sha256": key[1],
+            "sample": key[2],
             "correct": bool(grade.correct),
             "extracted": grade.extracted,
             "form": None if grade.extracted is None else normal_form(grade.extracted),
             "status": str(grade.status),
-            "under": verdicts(setting, grade, samples[uid, prompt, sample], question, template),
+            "under": verdicts(setting, grade, samples[key], question, template),
         }
-        for ((uid, prompt, sample), question), grade in zip(wanted.items(), grades, strict=True)
+        for (key, question), grade in zip(wanted.items(), grades, strict=True)
     ]
 
 
@@ -82,57 +86,55 @@ def join(
     grades: Sequence[Mapping[str, Any]],
     count: int,
 ) -> list[Lines]:
-    """For each question its `count` samples with their verdicts, in order."""
+    """Return the `count` samples of each question with their verdicts, in order."""
     graded = {(g["uid"], g["prompt_sha256"], g["sample"]): g for g in grades}
-    table = []
-    for question in questions:
-        row: Lines = []
-        for sample in range(count):
-            key = question_key(question, sample)
-            if not question["asked"]:
-                row.append({**UNASKED, "sample": sample})
-            elif key not in samples or key not in graded:
-                raise EvaluationError(
-                    f"sample {sample} of question {key[0]} is missing or not graded: run "
-                    "eval.sweep again"
-                )
-            else:
-                row.append({**samples[key], **graded[key]})
-        table.append(row)
-    return table
+
+    def line(question: Mapping[str, Any], sample: int) -> dict[str, Any]:
+        key = question_key(question, sample)
+        if not question["asked"]:
+            return {**UNASKED, "sample": sample}
+        if key not in samples or key not in graded:
+            raise EvaluationError(
+                f"sample {sample} of question {key[0]} is missing or not graded: run eval.sweep"
+            )
+        return {**samples[key], **graded[key]}
+
+    return [[line(question, sample) for sample in range(count)] for question in questions]
 
 
 def read_scored(
     folder: BenchmarkFolder, entry: Mapping[str, Any]
 ) -> list[tuple[dict[str, Any], Lines]]:
-    """Each question of a benchmark with its graded samples; `entry` is that of scores.json."""
-    questions = read_lines(folder.questions)
-    samples = SampleFiles(folder, entry["model"]).load()
+    """Return each question of a benchmark with its graded samples. `entry`: its scores.json."""
+    questions, samples = read_lines(folder.questions), SampleFiles(folder, entry["model"]).load()
     grades = read_lines(folder.grades)[1:]
     table = join(questions, samples, grades, entry["settings"]["samples"])
     return list(zip(questions, table, strict=True))
 
 
 def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """The scores of one benchmark. Rates are shares of all samples, in [0, 1]."""
+    """Return the scores of one benchmark. Rates are shares of all samples, in [0, 1]."""
     correct = np.array([[float(sample["correct"]) for sample in row] for row in table])
     answers = [[sample.get("form") for sample in row] for row in table]
     lines = [sample for row in table for sample in row]
     statuses, total = Counter(line["status"] for line in lines), len(lines)
+
+    def by_text(values: Mapping[int, float]) -> dict[str, float]:
+        return {str(k): value for k, value in values.items()}
+
+    no_signal, ks = by_text(metrics.at_powers(correct, no_signal_table)), powers(len(table[0]))
     return {
-        **estimate(metrics.accuracy(correct)),
+        **asdict(metrics.accuracy(correct)),
         "samples": total,
         "accuracy_under": {
             name: sum(line.get("under", {}).get(name, False) for line in lines) / total
             for name in BESIDE
         },
-        "interval": list(intervals.accuracy_interval(correct)),
-        "pass_at_k": _by_text(metrics.pass_at_powers(correct)),
-        "pass_all_k": _by_text(metrics.all_at_powers(correct)),
-        "no_signal_k": _by_text(metrics.no_signal_at_powers(correct)),
-        "majority_at_k": {
-            str(k): intervals.majority(answers, correct, k) for k in powers(len(table[0]))
-        },
+        "interval": list(metrics.accuracy_interval(correct)),
+        "pass_at_k": by_text(metrics.at_powers(correct, pass_table)),
+        "pass_all_k": by_text(metrics.at_powers(correct, all_table)),
+        "no_signal_k": {k: v for k, v in no_signal.items() if k != "1"},  # one has no group
+        "majority_at_k": by_text({k: metrics.majority(answers, correct, k) for k in ks}),
         "status_rates": {name: count / total for name, count in sorted(statuses.items())},
         "truncation_rate": sum(line["finish_reason"] == "length" for line in lines) / total,
         "mean_tokens": sum(line["tokens"] for line in lines) / total,
@@ -140,49 +142,21 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     }
 
 
-def _by_text(values: Mapping[int, float]) -> dict[str, float]:
-    return {str(k): value for k, value in values.items()}
-
-
-def estimate(value: metrics.Estimate) -> dict[str, Any]:
-    """An estimate as JSON."""
-    return {
-        "accuracy": value.accuracy,
-        "standard_error": value.standard_error,
-        "questions": value.questions,
-    }
-
-
-def averages(parts: Mapping[str, FloatArray]) -> dict[str, Any]:
-    """The two averages of the field: over all questions, and over benchmarks."""
-    arrays = list(parts.values())
-    return {
-        "benchmarks": sorted(parts),
-        "per_question": estimate(metrics.mean_over_questions(arrays)),
-        "per_benchmark": estimate(
-            metrics.mean_over_benchmarks([metrics.accuracy(array) for array in arrays])
-        ),
-    }
-
-
 def score_benchmark(
     folder: BenchmarkFolder, identity: Mapping[str, Any], template: Template, **record: Any
-) -> dict[str, Any]:
-    """Grade what is on disk for one benchmark and write grades.jsonl, then scores.json.
+) -> None:
+    """Grade the stored samples of one benchmark. Write grades.jsonl, then scores.json.
 
-    `identity` is the model's; `record` is put into the entry: settings (with `samples`), path.
+    `identity` is the model's. `record` (settings with `samples`, path) becomes part of the entry.
     """
-    questions = read_lines(folder.questions)
-    samples = SampleFiles(folder, identity).load()
+    questions, samples = read_lines(folder.questions), SampleFiles(folder, identity).load()
     record["settings"] = {"extraction": "default", **record["settings"]}
     count, setting = int(record["settings"]["samples"]), record["settings"]["extraction"]
     title = f"grade {folder.root.name}"
     grades = grade_samples(questions, samples, count, template, title, setting)
-    write_lines(folder.grades, [{"grader": VERSION, "model": dict(identity)}, *grades])
-    scores = score(join(questions, samples, grades, count))
-    entry = {**record, "grader": VERSION, "model": dict(identity), **scores}
-    write_json(folder.scores, entry)
-    return entry
+    head = {"grader": VERSION, "model": dict(identity)}
+    write_lines(folder.grades, [head, *grades])
+    write_json(folder.scores, {**record, **head, **score(join(questions, samples, grades, count))})
 
 
 def combine(
@@ -190,13 +164,14 @@ def combine(
 ) -> dict[str, Any]:
     """Write scores.json of a checkpoint from the entries of its benchmarks, and return it.
 
-    Entries of other weights than `identity` are left out. Workers finish benchmarks of one
-    checkpoint at the same time, so what was read is compared with what is there until both agree.
+    Entries of other weights than `identity` are left out. Other workers may finish benchmarks at
+    the same time, so the entries are read again after writing, until nothing has changed.
     """
     while True:
         entries = _entries(folder, identity)
         require_one_grader({f"{folder.root.name}/{n}": e["grader"] for n, e in entries.items()})
-        means = {name: np.array(e["question_means"])[:, None] for name, e in entries.items()}
+        means = [np.array(e["question_means"])[:, None] for e in entries.values()]
+        per_benchmark = metrics.mean_over_benchmarks([metrics.accuracy(part) for part in means])
         record = {
             "step": step,
             "model": model,
@@ -204,7 +179,11 @@ def combine(
             "settings": read_json(folder.settings),
             "grader": VERSION,
             "benchmarks": entries,
-            "average": averages(means),
+            "average": {
+                "benchmarks": sorted(entries),
+                "per_question": asdict(metrics.mean_over_questions(means)),
+                "per_benchmark": asdict(per_benchmark),
+            },
             "environment": environment.describe(),
         }
         write_json(folder.scores, record)
@@ -218,34 +197,30 @@ def _entries(folder: EvaluationFolder, identity: Mapping[str, Any]) -> dict[str,
 
 
 def require_one_grader(versions: Mapping[str, str]) -> None:
-    """Refuse to put scores of different graders side by side; `versions` by what has them."""
+    """Reject scores of different grader versions; `versions` maps a name to its version."""
     if len(set(versions.values())) > 1:
         listed = ", ".join(f"{name}: {version[:8]}" for name, version in sorted(versions.items()))
         raise EvaluationError(
-            f"graded by different versions of the grader ({listed}): `python -m eval.score FOLDER` "
-            "grades all of a folder again, without an engine"
+            f"graded by different versions of the grader ({listed}): run `python -m eval.score "
+            "FOLDER`, which grades the stored samples again without an engine"
         )
 
 
 def regrade(folder: EvaluationFolder) -> dict[str, Any]:
     """Grade the stored samples of one checkpoint again and rewrite its scores."""
-    bank = Prompts.read(folder.prompts).bank
-    before = read_json(folder.scores)
+    bank, before = Prompts.read(folder.prompts).bank, read_json(folder.scores)
     for name, entry in _entries(folder, before["identity"]).items():
-        kept = {key: entry[key] for key in ("settings", "path")}
         files = folder.benchmark(name)
         template = bank[next(iter_lines(files.questions))["template"]]
-        score_benchmark(files, entry["model"], template, **kept)
+        record = {key: entry[key] for key in ("settings", "path")}
+        score_benchmark(files, entry["model"], template, **record)
     return combine(folder, before["step"], before["model"], before["identity"])
 
 
 def _regrade_all(options: argparse.Namespace) -> None:
-    # Of a checkpoint, beside whose folder the settings stand; not those of single benchmarks.
-    found = [
-        folder
-        for path in sorted(options.folder.rglob("scores.json"))
-        if (folder := EvaluationFolder(path.parent)).settings.exists()
-    ]
+    # The settings stand beside the folder of a checkpoint, not beside that of a benchmark.
+    paths = sorted(options.folder.rglob("scores.json"))
+    found = [f for path in paths if (f := EvaluationFolder(path.parent)).settings.exists()]
     if not found:
         raise EvaluationError(f"no scores.json under {options.folder}: run eval.sweep first")
     for folder in found:
@@ -254,13 +229,11 @@ def _regrade_all(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns the exit code."""
+    """Run the command and return its exit code."""
     parser = make_parser("python -m eval.score", __doc__, example="python -m eval.score runs/toy")
     parser.add_argument("folder", type=existing, help="a run, its eval/, or any folder inside it")
     return run_command(parser, arguments, _regrade_all, "what was graded is saved")
 
 
 if __name__ == "__main__":
-    import sys
-
     sys.exit(main())

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from prompt_aug.files import write_text
+from prompt_aug.base.files import write_text
 from prompt_aug.questions import Question
 from prompt_aug.templates import (
     Bank,

@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from prompt_aug.errors import UserError
-from prompt_aug.files import replacing
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import replacing
 
 UID_LENGTH = 16
 SHOWN_ERRORS = 10

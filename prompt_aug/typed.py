@@ -23,8 +23,8 @@ from pydantic import (
     ValidationError,
 )
 
-from prompt_aug.errors import UserError
-from prompt_aug.files import FileError, read_json, read_text
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import FileError, read_json, read_text
 
 T = TypeVar("T")
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
@@ -184,7 +184,7 @@ def _message(checker: TypeAdapter[Any], name: str, place: list[Any], problem: An
     if name and (kind == "missing" or value is None or value == UNSET):
         return f"{prefix}not set. Give it a value."
     said = WORDING.get(kind) or problem["msg"].removeprefix("Value error, ")
-    said = said.replace("Input should", "should").replace("Value should", "should")
+    said = re.sub("^(Input|Value|List|Tuple) should", "should", said)
     if not name or isinstance(value, Mapping | BaseModel):
         return prefix + said
     return f"{name}={shown(value)}: {said}"

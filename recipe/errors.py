@@ -1,6 +1,6 @@
 """The errors of training that a user can fix; all but `RolloutError` are `UserError`."""
 
-from prompt_aug.errors import UserError
+from prompt_aug.base.errors import UserError
 
 
 class ConfigError(UserError):

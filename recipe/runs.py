@@ -22,10 +22,10 @@ from typing import Any
 
 import yaml
 
-from prompt_aug.commands import in_columns, make_parser, run
-from prompt_aug.errors import UserError
-from prompt_aug.files import FileError, is_held, read_json
-from prompt_aug.progress import duration
+from prompt_aug.base.commands import in_columns, make_parser, run
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import FileError, is_held, read_json
+from prompt_aug.base.progress import duration
 from recipe.run.folder import RunFolder, read_metrics
 
 HEADER = ("run", "step", "age", "state", "held out", "training", "disk")

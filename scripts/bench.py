@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from prompt_aug.commands import make_parser, run
+from prompt_aug.base.commands import make_parser, run
 
 FOLDER = Path(__file__).resolve().parent / "benchmarks"
 NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py") if path.stem != "paired")

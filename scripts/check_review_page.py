@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from rephrase_pipeline import command, lines, rephrase, write_questions
 from scripted_endpoint import Reply, serving
 
-from prompt_aug.commands import make_parser
+from prompt_aug.base.commands import make_parser
 from prompt_aug.rephrase import review
 from prompt_aug.rephrase.__main__ import main as pipeline
 

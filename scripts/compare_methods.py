@@ -25,8 +25,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from prompt_aug.commands import make_parser
-from prompt_aug.files import read_json
+from prompt_aug.base.commands import make_parser
+from prompt_aug.base.files import read_json
 from recipe.config.compose import group_names
 from recipe.run.folder import RunFolder, read_metrics
 

@@ -15,9 +15,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from prompt_aug.commands import make_parser
-from prompt_aug.errors import UserError
-from prompt_aug.files import write_text
+from prompt_aug.base.commands import make_parser
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import write_text
 from recipe.lab import page
 from recipe.lab.experiment import (
     COUNTED,

@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors.torch import save_model
 from transformers import AutoModelForCausalLM
 
-from prompt_aug.commands import make_parser
+from prompt_aug.base.commands import make_parser
 from prompt_aug.templates import load_bank
 from recipe.config.compose import compose_config
 from recipe.toy import build

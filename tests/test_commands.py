@@ -11,7 +11,7 @@ import pytest
 from load_script import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
-OWNER = ROOT / "prompt_aug" / "commands.py"
+OWNER = ROOT / "prompt_aug" / "base" / "commands.py"
 
 
 def sources() -> Iterator[Path]:

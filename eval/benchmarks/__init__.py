@@ -1,33 +1,284 @@
-"""The benchmarks: a yaml file each, and how a request becomes questions."""
+"""Benchmarks: a yaml file each, and the questions that a request selects.
 
-from eval.benchmarks.loading import (
-    BenchmarkRequest,
-    LoadedBenchmark,
-    answer_texts,
-    load,
-    multiple_choice,
-    parse_request,
-    suite_requests,
-)
-from eval.benchmarks.record import (
-    MOST_SAMPLES,
-    Benchmark,
-    known_benchmark,
-    known_benchmarks,
-    read_benchmark,
-)
+The yaml files in this folder are the known benchmarks. A user's own is requested as NAME=PATH.yaml.
+Keys:
 
-__all__ = [
-    "MOST_SAMPLES",
-    "Benchmark",
-    "BenchmarkRequest",
-    "LoadedBenchmark",
-    "answer_texts",
-    "known_benchmark",
-    "known_benchmarks",
-    "load",
-    "multiple_choice",
-    "parse_request",
-    "read_benchmark",
-    "suite_requests",
-]
+    questions      the number of questions; another number in the data is rejected
+    hub, revision, config, split   the data set on the hub;  or
+    file           parquet, csv, jsonl, json or arrow, relative to the yaml file
+    text, answer   columns (default: the usual names);  level: a column of difficulty
+    answer_from    the answer is the text after the last occurrence of this string
+    options        columns of wrong options: a multiple-choice question, graded by its letter
+    shuffle_seed   seed of the order of the options
+    template       template of its questions, whatever the evaluation's template is
+    samples        per question when sampling; greedy decoding takes one
+    sha256         digest of all questions and answers, in any order; other content is rejected
+    copies         digests of other complete copies, by their source
+    suite_folder   its folder in the published suite
+    licence        as its owners state it
+
+A hub data set without sha256 is identified by its revision, and without a revision by `copies`. A
+local file with a known name must match one of the digests.
+"""
+
+import functools
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from eval import EvaluationError
+from prompt_aug.grading.choice import LETTERS
+from prompt_aug.prepare.sources import Columns, SourceError, complete, load_rows, read_level
+from prompt_aug.questions import Question, make_question, read_parquet
+from prompt_aug.typed import Positive, Record, Several, Text, parse_typed, read_typed
+from recipe.run.evaluation import BenchmarkRequest, Samples
+
+FOLDER = Path(__file__).parent
+
+
+class Benchmark(Record):
+    """The record of a benchmark; see the keys above. `file` is absolute once it is read."""
+
+    questions: Positive
+    hub: Text | None = None
+    revision: Text | None = None
+    config: Text | None = None
+    split: Text = "test"
+    file: Text | None = None
+    text: Text | None = None
+    answer: Text | None = None
+    level: Text | None = None
+    answer_from: Text | None = None
+    options: Several[Text] = ()
+    shuffle_seed: int = 0
+    template: Text | None = None
+    samples: Samples = 1
+    sha256: Text | None = None
+    copies: dict[str, str] = Field(default_factory=dict)
+    suite_folder: Text | None = None
+    licence: str = ""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Benchmark":
+        if (self.hub is None) == (self.file is None):
+            raise ValueError("give one of hub and file")
+        if self.options and not self.answer:
+            raise ValueError("options need the column of the answer")
+        return self
+
+    def digests(self, *, local: bool) -> set[str]:
+        """Return the digests that its content may have; an empty set allows any.
+
+        A revision determines the content of a hub data set.
+        """
+        own = {self.sha256} if self.sha256 else set()
+        if local or (self.hub and not own and self.revision is None):
+            own |= set(self.copies.values())
+        return own
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedBenchmark:
+    """The questions to ask, in file order.
+
+    `size` is the number of questions of the whole benchmark, `sha256` the digest of those asked.
+    `template` is the benchmark's own, or None.
+    """
+
+    name: str
+    path: str
+    questions: tuple[Question, ...]
+    size: int
+    samples: int
+    sha256: str
+    template: str | None = None
+
+
+def read_benchmark(path: Path) -> Benchmark:
+    """Read the yaml file of a benchmark."""
+    benchmark = read_typed(path, Benchmark, EvaluationError)
+    if benchmark.file is None:
+        return benchmark
+    return benchmark.model_copy(update={"file": str((path.parent / benchmark.file).resolve())})
+
+
+@functools.cache
+def known_benchmarks() -> Mapping[str, Benchmark]:
+    """Return the benchmarks of this folder by name."""
+    return {path.stem: read_benchmark(path) for path in sorted(FOLDER.glob("*.yaml"))}
+
+
+def parse_request(text: str) -> BenchmarkRequest:
+    """Parse ``name``, ``name=PATH`` or ``name=PATH:SAMPLES``."""
+    if text in known_benchmarks():
+        return BenchmarkRequest(name=text)
+    # The name is a name of files, so it must not start with a dot or contain a slash.
+    match = re.fullmatch(r"(?P<name>\w[\w.-]*)=(?P<path>.+?)(:(?P<samples>\d+))?", text)
+    if match is None:
+        raise EvaluationError(
+            f"benchmark {text!r}: write NAME=PATH or NAME=PATH:SAMPLES (a name has letters, "
+            f"digits, . _ -), or a known name: {', '.join(known_benchmarks())}"
+        )
+    given = {key: value for key, value in match.groupdict().items() if value is not None}
+    if "samples" in given:
+        given |= {"samples": int(given["samples"])}
+    return parse_typed(given, BenchmarkRequest, f"benchmark {text!r}", EvaluationError)
+
+
+def suite_requests(folder: Path) -> list[BenchmarkRequest]:
+    """Return the five benchmarks of a published evaluation suite, one Arrow folder each."""
+    paths = {n: folder / b.suite_folder for n, b in known_benchmarks().items() if b.suite_folder}
+    if missing := [path.name for path in paths.values() if not path.is_dir()]:
+        raise EvaluationError(f"evaluation suite {folder} lacks the folders {missing}")
+    return [BenchmarkRequest(name=name, path=str(path)) for name, path in paths.items()]
+
+
+def load(
+    request: BenchmarkRequest,
+    *,
+    greedy: bool,
+    max_questions: int | None = None,
+    samples: int | None = None,
+) -> LoadedBenchmark:
+    """Read a benchmark, check its size and content, and take its first `max_questions`.
+
+    Samples per question: those of the request, else `samples`, else one for greedy decoding and
+    the benchmark's own number for sampling.
+    """
+    name, path = request.name, None if request.path is None else Path(request.path)
+    benchmark: Benchmark | None
+    if path is not None and path.suffix in (".yaml", ".yml"):
+        benchmark, path = read_benchmark(path), None
+    elif path is not None:
+        benchmark = known_benchmarks().get(name)
+    elif name in known_benchmarks():
+        benchmark = known_benchmarks()[name]
+    else:
+        raise EvaluationError(f"unknown benchmark {name!r}; known: {', '.join(known_benchmarks())}")
+    source = str(path or (benchmark and (benchmark.file or f"hub:{benchmark.hub}")))
+    questions = _questions(name, path, benchmark or Benchmark(questions=1, file=str(path)))
+    if benchmark is not None:
+        if len(questions) != benchmark.questions:
+            raise EvaluationError(
+                f"{name} has {benchmark.questions} questions, but {source} has "
+                f"{len(questions)}: use another name, or the right file"
+            )
+        allowed, digest = benchmark.digests(local=path is not None), content_digest(questions)
+        if allowed and digest not in allowed:
+            raise EvaluationError(
+                f"{name}: the content of {source} has the digest {digest} and not "
+                f"{' or '.join(sorted(d[:12] for d in allowed))}: its questions or answers have "
+                "changed. Use the published file, or another name: --benchmark NAME=PATH"
+            )
+    kept = tuple(questions[:max_questions])
+    default = 1 if greedy or benchmark is None else benchmark.samples
+    return LoadedBenchmark(
+        name=name,
+        path=source,
+        questions=kept,
+        size=len(questions),
+        samples=request.samples or samples or default,
+        sha256=content_digest(kept),
+        template=request.template or (benchmark.template if benchmark else None),
+    )
+
+
+def _questions(name: str, path: Path | None, benchmark: Benchmark) -> list[Question]:
+    """Read `path`, or the benchmark's own file or hub data set."""
+    path = path or (Path(benchmark.file) if benchmark.file else None)
+    if path is None:
+        hub, revision = str(benchmark.hub), benchmark.revision
+        try:
+            rows = load_rows(hub, benchmark.config, benchmark.split, revision=revision)
+        except SourceError as error:
+            raise EvaluationError(
+                f"cannot load {name} ({error}). Give a file: --benchmark {name}=PATH"
+            ) from error
+        return _from_rows(name, rows, rows.column_names, benchmark)
+    if not path.exists():
+        raise EvaluationError(f"benchmark {name}: {path} does not exist")
+    if path.suffix == ".parquet":
+        return read_parquet(path)
+    rows = load_rows(str(path), split=benchmark.split)
+    names = rows.column_names
+    # The columns of the record are those of the hub's copy; a local copy may have other names.
+    own = [c for c in (benchmark.text, benchmark.answer, *benchmark.options) if c is not None]
+    if not set(own) <= set(names):
+        usual = {"text": None, "answer": None, "level": None, "options": ()}
+        benchmark = benchmark.model_copy(update=usual)
+    return _from_rows(name, rows, names, benchmark)
+
+
+def _from_rows(name: str, rows: Any, names: Sequence[str], benchmark: Benchmark) -> list[Question]:
+    try:
+        columns = complete(Columns(text=benchmark.text, answer=benchmark.answer), names, name)
+    except SourceError as error:
+        raise EvaluationError(f"benchmark {name}: {error}") from error
+    questions = []
+    for number, row in enumerate(rows):
+        text = str(row[str(columns.text)] or "").strip()
+        answers = answer_texts(row[str(columns.answer)], benchmark.answer_from)
+        if not answers or not text:
+            raise EvaluationError(f"benchmark {name}: row {number} has no question or no answer")
+        options: tuple[str, ...] = ()
+        if benchmark.options:
+            wrong = [str(row[column]).strip() for column in benchmark.options]
+            seed = benchmark.shuffle_seed
+            text, answers, options = multiple_choice(text, answers[0], wrong, seed)
+        level = read_level(row.get(benchmark.level)) if benchmark.level else None
+        made = make_question(
+            text=text, answers=answers, source=name, split="test", level=level, options=options
+        )
+        questions.append(made)
+    return questions
+
+
+def answer_texts(value: object, answer_from: str | None = None) -> tuple[str, ...]:
+    """Return a gold answer as texts, any of which is right. 142.0 stored as a float is 142.
+
+    With `answer_from` only the text after its last occurrence counts.
+    """
+    if value is None:
+        return ()
+    if isinstance(value, float):
+        return (str(int(value)) if value.is_integer() else repr(value),)
+    if isinstance(value, str | int):
+        text = str(value)
+        if answer_from is not None:
+            _, found, text = text.rpartition(answer_from)
+            text = text if found else ""
+        return (text.strip(),) if text.strip() else ()
+    if isinstance(value, Sequence):
+        parts = (text for item in value for text in answer_texts(item, answer_from))
+        return tuple(dict.fromkeys(parts))
+    raise EvaluationError(f"a gold answer of type {type(value).__name__} is not supported: {value}")
+
+
+def multiple_choice(
+    text: str, right: str, wrong: Sequence[str], seed: int
+) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Return (the question with lettered options, the right letter, the options in order).
+
+    A hash of (seed, question, option) gives the order, so it is the same on every machine and for
+    every order of the file. Two wrong options may be equal, as in two questions of GPQA-Diamond.
+    """
+
+    def key(option: str) -> str:
+        return hashlib.sha256(f"{seed}\0{text}\0{option}".encode()).hexdigest()
+
+    options = sorted([right, *wrong], key=key)
+    if right in wrong or len(options) > len(LETTERS):
+        raise EvaluationError(f"a wrong option equals the right one, or too many: {text[:60]!r}")
+    listed = "\n".join(f"({LETTERS[i]}) {option}" for i, option in enumerate(options))
+    asked = f"{text}\n{listed}\nAnswer with the letter of the right option."
+    return asked, (LETTERS[options.index(right)],), tuple(options)
+
+
+def content_digest(questions: Sequence[Question]) -> str:
+    """Return the digest of the uids, which ignore the order and white space."""
+    return hashlib.sha256("\n".join(sorted(q.uid for q in questions)).encode()).hexdigest()

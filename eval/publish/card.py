@@ -17,11 +17,10 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import HFValidationError
 
-from eval.errors import EvaluationError
-from eval.publish.evaluated import Evaluated
+from eval import EvaluationError
+from eval.publish import Evaluated
 from eval.report import tables
-from eval.report.tables import markdown_table, share
-from prompt_aug.files import read_json, read_text, write_text
+from prompt_aug.base.files import read_json, read_text, write_text
 from prompt_aug.prepare.sources import load_presets
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import read_parquet
@@ -33,18 +32,38 @@ CACHED = re.compile(r"/models--([\w.-]+?)--([\w.-]+)/snapshots/")  # a model in 
 TOY_LICENSE = "apache-2.0"  # the toy start model is a part of this repository
 
 
-def export_of(checkpoint: Evaluated) -> Path:
-    """The exported folder that was evaluated; refused where it holds no model of its own."""
+def write(checkpoint: Evaluated) -> Path:
+    """Write README.md into the exported folder. An export of the start model gets no card."""
     folder = RunFolder(checkpoint.run).exported(checkpoint.step)
     if not (folder / MANIFEST).is_file():
         raise EvaluationError(f"{folder} has no {MANIFEST}: run recipe.export first")
     if "files" not in read_json(folder / MANIFEST):
         raise EvaluationError(f"{folder} only points to the start model: it gets no card")
-    return folder
+    write_text(folder / CARD, text(checkpoint))
+    return folder / CARD
+
+
+def push(checkpoint: Evaluated, repository: str, *, public: bool = False) -> str:
+    """Upload the exported folder with its card, private unless `public`; return its address.
+
+    The hub is HF_ENDPOINT, the token the one that huggingface_hub finds.
+    """
+    hub, folder = HfApi(), write(checkpoint).parent
+    message = f"{checkpoint.model}, with its scores"
+    try:
+        hub.create_repo(repository, private=not public, exist_ok=True)
+        done = hub.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
+    except (HTTPError, OSError, HFValidationError) as error:
+        raise EvaluationError(
+            f"--push {repository}: {constants.ENDPOINT} rejects it: "
+            f"{str(error).partition(chr(10))[0]}. Check the network, HF_ENDPOINT and the token "
+            "(`hf auth login`), then run the same command again."
+        ) from error
+    return str(done.commit_url)
 
 
 def text(checkpoint: Evaluated) -> str:
-    """The card: metadata for a hub, then the facts of the run, the scores and the prompt."""
+    """Return the card: metadata for a hub, then the facts of the run, the scores, the prompt."""
     run = RunFolder(checkpoint.run)
     config = yaml.safe_load(read_text(run.config)) if run.config.is_file() else {}
     name, hub_id, license_name = base_model(config)
@@ -52,6 +71,13 @@ def text(checkpoint: Evaluated) -> str:
     train = run.data("train")
     sources = {q.source for q in read_parquet(train)} if train.is_file() else set()
     hubs = sorted({p.hub for name, p in load_presets().items() if name in sources and p.hub})
+    results, scores = [], [["benchmark", "questions x samples", "% correct"]]
+    for benchmark, entry in checkpoint.benchmarks.items():
+        asked, value = entry["settings"], round(100 * entry["accuracy"], 2)
+        metric = "pass@1" if asked["samples"] > 1 else "accuracy"
+        results.append(EvalResult("text-generation", benchmark, benchmark, metric, value))
+        size = f"{asked['questions']} of {asked['of']} x {asked['samples']}"
+        scores.append([benchmark, size, tables.share(entry)])
     data = ModelCardData(
         base_model=hub_id,
         datasets=hubs or None,
@@ -60,30 +86,34 @@ def text(checkpoint: Evaluated) -> str:
         pipeline_tag="text-generation",
         tags=["reinforcement-learning", "math", "verl"],
         model_name=checkpoint.model,
-        eval_results=_results(checkpoint),
+        eval_results=results,
     )
-    rows = [
-        ["run", checkpoint.run.resolve().name],
-        ["base model", name],
-        ["method", tables.method(config) or "not recorded"],
-        ["training data", ", ".join(sorted(sources)) or "not recorded"],
-        ["step", str(checkpoint.step)],
-        [
-            "license",
-            license_name or "unknown: see the base model's. Add `license:` before publishing.",
-        ],
-        ["commit of the training", str(trained.get("commit"))],
-        ["commit of the evaluation", str(checkpoint.record["environment"].get("commit"))],
-    ]
-    body = (
-        f"# {checkpoint.model}\n\n{markdown_table(rows)}\n\n## Scores\n\n{_scores(checkpoint)}\n\n"
-        f"## Prompt\n\n{_prompt(checkpoint, config)}"
+    unknown = "unknown: see the base model's. Add `license:` before publishing."
+    facts = {
+        "run": checkpoint.run.resolve().name,
+        "base model": name,
+        "method": tables.method(config) or "not recorded",
+        "training data": ", ".join(sorted(sources)) or "not recorded",
+        "step": checkpoint.step,
+        "license": license_name or unknown,
+        "commit of the training": trained.get("commit"),
+        "commit of the evaluation": checkpoint.record["environment"].get("commit"),
+    }
+    settings = ", ".join(f"{k} {v}" for k, v in checkpoint.settings.items() if "sha256" not in k)
+    return str(
+        ModelCard(
+            f"---\n{data.to_yaml()}\n---\n\n# {checkpoint.model}\n\n"
+            f"{tables.markdown_table([[key, str(value)] for key, value in facts.items()])}\n\n"
+            f"## Scores\n\n{tables.markdown_table(scores)}\n\n"
+            "±: one standard error, clustered by question. Brackets: 95 % interval, at 0 and "
+            f"100 %. Settings: {settings}. Grader {checkpoint.record['grader']}.\n\n"
+            f"## Prompt\n\n{_prompt(checkpoint, config)}"
+        )
     )
-    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}"))
 
 
 def base_model(config: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
-    """Name, hub id and license of the start model. No path of this machine goes into a card.
+    """Return name, hub id and license of the start model. A card contains no local path.
 
     The license is read from the model's own card, in its folder or in the hub's cache.
     """
@@ -101,34 +131,8 @@ def base_model(config: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
     return hub_id or Path(name).name, hub_id, license_name
 
 
-def _results(checkpoint: Evaluated) -> list[EvalResult]:
-    return [
-        EvalResult(
-            task_type="text-generation",
-            dataset_type=name,
-            dataset_name=name,
-            metric_type="pass@1" if entry["settings"]["samples"] > 1 else "accuracy",
-            metric_value=round(100 * entry["accuracy"], 2),
-        )
-        for name, entry in checkpoint.benchmarks.items()
-    ]
-
-
-def _scores(checkpoint: Evaluated) -> str:
-    rows = [["benchmark", "questions x samples", "% correct"]]
-    for name, entry in checkpoint.benchmarks.items():
-        asked = entry["settings"]
-        size = f"{asked['questions']} of {asked['of']} x {asked['samples']}"
-        rows.append([name, size, share(entry)])
-    settings = ", ".join(f"{k} {v}" for k, v in checkpoint.settings.items() if "sha256" not in k)
-    return (
-        f"{markdown_table(rows)}\n\n±: one standard error, clustered by question. Brackets: 95 % "
-        f"interval, at 0 and 100 %. Settings: {settings}. Grader {checkpoint.record['grader']}."
-    )
-
-
 def _prompt(checkpoint: Evaluated, config: Mapping[str, Any]) -> str:
-    """The template that the scores were measured with, as messages."""
+    """Describe the template of the scores, as messages."""
     prompts = Prompts.read(checkpoint.folder.prompts)
     template = prompts.bank[checkpoint.settings["template"]]
     system = [{"role": "system", "content": template.system}] if template.system else []
@@ -147,33 +151,3 @@ def _prompt(checkpoint: Evaluated, config: Mapping[str, Any]) -> str:
         f"template, join the messages with empty lines.\n\n{fence}yaml\n{content}{fence}\n"
         + (f"\nTemplates in training: {', '.join(trained)}.\n" if trained else "")
     )
-
-
-def write(checkpoint: Evaluated) -> Path:
-    """Write README.md into the exported folder."""
-    path = export_of(checkpoint) / CARD
-    write_text(path, text(checkpoint))
-    return path
-
-
-def push(checkpoint: Evaluated, repository: str, *, public: bool = False) -> str:
-    """Upload the exported folder with its card; private unless `public`. The address of it.
-
-    To the hub of HF_ENDPOINT, with the token that huggingface_hub finds.
-    """
-    write(checkpoint)
-    hub = HfApi()
-    try:
-        hub.create_repo(repository, private=not public, exist_ok=True)
-        done = hub.upload_folder(
-            repo_id=repository,
-            folder_path=export_of(checkpoint),
-            commit_message=f"{checkpoint.model}, with its scores",
-        )
-    except (HTTPError, OSError, HFValidationError) as error:
-        raise EvaluationError(
-            f"--push {repository}: {constants.ENDPOINT} does not take it: "
-            f"{str(error).partition(chr(10))[0]}. Check the network, HF_ENDPOINT and the token "
-            "(`hf auth login`), then run the same command again."
-        ) from error
-    return str(done.commit_url)

@@ -1,6 +1,6 @@
-"""The pictures of a report, as PNG bytes, in colours that the colour-blind can tell apart.
+"""The figures of a report as PNG bytes, in a palette for the color-blind.
 
-Thin lines are single steps, strong ones running means.
+Thin lines are single steps, thick lines are running means.
 """
 
 import io
@@ -17,48 +17,38 @@ from numpy.typing import NDArray
 from eval.report.figures import Curve, Figure, Panel
 
 # Okabe and Ito's palette, darkest first.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
-STACK_COLOURS = (*COLOURS, "#F0E442", "#999999", "#66A61E", "#882255", "#DDCC77")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
+STACK_COLORS = (*COLORS, "#F0E442", "#999999", "#66A61E", "#882255", "#DDCC77")
 MARKERS = "osD^vP*"
 COLUMNS = 3
-FEW = 12  # points, below which a line gets markers and no running mean
-STYLE: Any = {  # Any: matplotlib types each key of its own
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "axes.titlesize": 11,
+FEW = 12  # points; shorter curves get markers and no running mean
+STYLE: Any = {  # Any: matplotlib types each key
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#888888",
-    "axes.labelcolor": "#333333",
     "axes.grid": True,
     "axes.grid.axis": "y",
     "grid.color": "#E4E4E4",
     "axes.axisbelow": True,
-    "xtick.color": "#555555",
-    "ytick.color": "#555555",
-    "figure.dpi": 144,
 }
 
 
 def running_mean(values: Sequence[float], window: int) -> NDArray[np.float64]:
-    """Mean of each value and the adjacent values, `window` of them at most, fewer at the ends."""
-    array = np.asarray(values, dtype=np.float64)
-    half = window // 2
-    sums = np.concatenate([[0.0], np.cumsum(array)])
-    low = np.maximum(np.arange(len(array)) - half, 0)
-    high = np.minimum(np.arange(len(array)) + half + 1, len(array))
-    return (sums[high] - sums[low]) / (high - low)
+    """Return the mean of each value and its neighbors, over at most `window` values."""
+    kernel = np.ones(2 * (window // 2) + 1)
+    near = [np.convolve(x, kernel)[window // 2 :][: len(x)] for x in (values, np.ones(len(values)))]
+    return near[0] / near[1]
 
 
 def plain(text: str) -> str:
-    """`text` as it stands: matplotlib reads what stands between two dollars as a formula."""
+    """Escape dollars, between which matplotlib would read a formula."""
     return text.replace("$", r"\$")
 
 
 def png(figure: Figure) -> bytes:
-    """The picture of a figure; the same figure gives the same bytes."""
+    """Draw a figure. The same figure gives the same bytes."""
     columns = min(COLUMNS, len(figure.panels))
     rows = -(-len(figure.panels) // columns)
     with mpl.rc_context(STYLE):
@@ -71,7 +61,7 @@ def png(figure: Figure) -> bytes:
         for axes in grid[len(figure.panels) :]:
             axes.set_visible(False)
         buffer = io.BytesIO()
-        # No time stamp or version inside, so that the same run gives the same bytes.
+        # Without metadata, which holds matplotlib's version.
         canvas.savefig(buffer, format="png", dpi=144, metadata={"Software": None})
     return buffer.getvalue()
 
@@ -88,25 +78,25 @@ def _draw(axes: Axes, panel: Panel, figure: Figure) -> None:
     if panel.stacked:
         values = [curve.y for curve in panel.curves]
         labels = [plain(curve.label) for curve in panel.curves]
-        axes.stackplot(panel.curves[0].x, values, labels=labels, colors=STACK_COLOURS)
+        axes.stackplot(panel.curves[0].x, values, labels=labels, colors=STACK_COLORS)
         axes.set_ylim(bottom=0)
-    for curve, colour, marker in zip(panel.curves, cycle(COLOURS), cycle(MARKERS), strict=False):
+    for curve, color, marker in zip(panel.curves, cycle(COLORS), cycle(MARKERS), strict=False):
         if not panel.stacked:
-            _line(axes, curve, colour, marker)
+            _line(axes, curve, color, marker)
     if len(panel.curves) > 1:
         small = len(figure.panels) > 1
         place = {"loc": "best"} if small else {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         axes.legend(frameon=False, fontsize=7 if small else 9, reverse=panel.stacked, **place)
 
 
-def _line(axes: Axes, curve: Curve, colour: str, marker: str) -> None:
+def _line(axes: Axes, curve: Curve, color: str, marker: str) -> None:
     label = plain(curve.label)
     if curve.error is not None:
-        axes.errorbar(curve.x, curve.y, yerr=curve.error, label=label, color=colour,
+        axes.errorbar(curve.x, curve.y, yerr=curve.error, label=label, color=color,
                       marker=marker, ms=5, linewidth=1.8, capsize=3)  # fmt: skip
     elif len(curve.x) < FEW:
-        axes.plot(curve.x, curve.y, color=colour, label=label, linewidth=1.8, marker="o", ms=3.5)
+        axes.plot(curve.x, curve.y, color=color, label=label, linewidth=1.8, marker="o", ms=3.5)
     else:
-        axes.plot(curve.x, curve.y, color=colour, alpha=0.3, linewidth=0.9)
+        axes.plot(curve.x, curve.y, color=color, alpha=0.3, linewidth=0.9)
         smooth = running_mean(curve.y, max(5, len(curve.y) // 20))
-        axes.plot(curve.x, smooth, color=colour, label=label, linewidth=2.0)
+        axes.plot(curve.x, smooth, color=color, label=label, linewidth=2.0)

@@ -1,6 +1,6 @@
-"""What the report says, read from a run folder: scores by step, training curves, the summary.
+"""The contents of a report, read from a run folder: scores by step, training curves, the summary.
 
-Nothing here is drawn or formatted. What a run lacks becomes a note, never a zero.
+Missing data becomes a note, never a zero.
 """
 
 import math
@@ -11,35 +11,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from eval import metrics
-from eval.errors import EvaluationError
-from eval.intervals import Difference, paired
-from eval.metrics import Estimate
+from eval import EvaluationError, metrics
+from eval.metrics import Difference, paired
 from eval.score import require_one_grader
 from eval.settings import differences
-from prompt_aug.files import read_json, read_lines
+from prompt_aug.base.files import MissingFileError, read_json, read_text
 from prompt_aug.questions import VALIDATION
+from prompt_aug.typed import parse_yaml
 from recipe.run.folder import EvaluationFolder, RunFolder, numbered, read_metrics, select
 
 Series = tuple[list[float], list[float]]
+Entries = Mapping[str, Mapping[str, Any]]  # scores.json of each benchmark
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckpointRow:
-    """One evaluated checkpoint: `total` over all questions, `gain` over the start, paired."""
+    """An evaluated checkpoint: `total` over all questions, `gain` over the start model, paired."""
 
     step: int
-    benchmarks: Mapping[str, Mapping[str, Any]]
+    benchmarks: Entries
     total: metrics.Estimate
-    gain: metrics.Estimate | None
-    paired: Difference | None = None
+    gain: Difference | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class RunData:
-    """All that a report needs. `metrics` has one record per training step, in order."""
+    """All data of a report. `metrics` has one record per training step, in order."""
 
     name: str
     config: Mapping[str, Any]
@@ -47,14 +45,13 @@ class RunData:
     metrics: Sequence[Mapping[str, Any]]
     rows: Sequence[CheckpointRow]
     eval_settings: Mapping[str, Any]
-    evaluated: Mapping[int, Path]
+    evaluated: Mapping[int, EvaluationFolder]
     date: str | None = None
-    levels: Mapping[tuple[int, str, int], Estimate] = field(default_factory=dict)
     selection: Mapping[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def series(self, key: str) -> Series:
-        """(steps, values) where `key` is there and finite."""
+        """Return (steps, values) of the metric `key` where it is finite."""
         points = [
             (float(line["step"]), float(line[key]))
             for line in self.metrics
@@ -63,16 +60,12 @@ class RunData:
         return [step for step, _ in points], [value for _, value in points]
 
     def last(self, key: str) -> float | None:
-        """The latest value of `key`, None where it was never written."""
-        values = self.series(key)[1]
-        return values[-1] if values else None
+        """Return the latest value of the metric `key`, or None."""
+        return next(iter(self.series(key)[1][::-1]), None)
 
     @property
     def result(self) -> CheckpointRow:
-        """The checkpoint that stands for the run: the one picked, or the last.
-
-        Only where `rows` has any.
-        """
+        """The checkpoint that represents the run: the picked one, or the last. Needs `rows`."""
         step = self.selection.get("step", self.rows[-1].step)
         return next(row for row in self.rows if row.step == step)
 
@@ -82,23 +75,26 @@ class RunData:
         return select(self.config, "actor_rollout_ref.model.path")
 
     def keys(self, prefix: str) -> list[str]:
-        """The metric keys that start with `prefix`, sorted."""
+        """Return the metric keys that start with `prefix`, sorted."""
         return sorted({key for line in self.metrics for key in line if key.startswith(prefix)})
 
 
 def collect(run: Path, settings: str | None = None) -> RunData:
-    """Read a run folder. Scores or metrics that are missing become notes; both: an error."""
+    """Read a run folder. Missing scores or metrics become notes; both missing is an error."""
     if not run.is_dir():
         raise EvaluationError(f"run folder {run} does not exist")
-    notes: list[str] = []
-    folder = RunFolder(run)
-    config = read_config(folder, notes)
-    environment = _optional_json(folder.environment, notes)
+    folder, notes = RunFolder(run), list[str]()
+    texts = {}
+    for path in (folder.config, folder.environment):
+        try:
+            texts[path] = parse_yaml(read_text(path), str(path))  # JSON is yaml
+        except MissingFileError:
+            notes.append(f"{path.name} is missing")
     lines = read_metrics(run)
     if not lines:
         notes.append("metrics.jsonl has no training step: there are no training curves")
     evaluated = choose_evaluation(folder.evaluation, settings, notes)
-    scores = {step: read_json(EvaluationFolder(p).scores) for step, p in evaluated.items()}
+    scores = {step: read_json(path.scores) for step, path in evaluated.items()}
     require_one_grader({f"step_{step}": record["grader"] for step, record in scores.items()})
     if not scores:
         notes.append(f"no checkpoint is evaluated yet: run `python -m eval.sweep {run}`")
@@ -107,97 +103,116 @@ def collect(run: Path, settings: str | None = None) -> RunData:
             f"{run} has neither metrics.jsonl nor eval/SETTINGS/step_N/scores.json: nothing to "
             "report; train first, then `python -m eval.sweep`"
         )
-    selection = _selection(evaluated, scores)
+    selection: dict[str, Any] = {}
+    if scores and (path := evaluated[max(evaluated)].selection).exists():
+        selection, entries = read_json(path), {s: r["benchmarks"] for s, r in scores.items()}
+        picked = selection["benchmark"]
+        now = {str(step): e.get(picked, {}).get("accuracy") for step, e in entries.items()}
+        if now != selection["scores"]:
+            raise EvaluationError(
+                f"{path}: the scores have changed since this selection. Run `python -m "
+                "eval.selection` again, or delete the file"
+            )
+    written = time.gmtime(folder.metrics.stat().st_mtime) if folder.metrics.exists() else None
     return RunData(
         name=run.resolve().name,
-        config=config,
-        environment=environment,
+        config=texts.get(folder.config) or {},
+        environment=texts.get(folder.environment) or {},
         metrics=lines,
         rows=checkpoint_rows(scores, notes, selection),
         selection=selection,
         eval_settings=scores[max(scores)]["settings"] if scores else {},
         evaluated=evaluated,
-        date=_date(folder.metrics),
-        levels=_levels(evaluated, scores),
+        date=time.strftime("%Y-%m-%d %H:%M UTC", written) if written else None,
         notes=notes,
     )
 
 
-def read_config(folder: RunFolder, notes: list[str]) -> dict[str, Any]:
-    """The run's config.yaml; {} and a note where it is missing."""
-    return yaml.safe_load(_optional_text(folder.config, notes)) or {}
-
-
-def _selection(
-    evaluated: Mapping[int, Path], scores: Mapping[int, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """What eval.selection has picked, {} where it has not; refused where scores have changed."""
-    path = EvaluationFolder(evaluated[max(evaluated)]).selection if evaluated else None
-    if path is None or not path.exists():
-        return {}
-    record = dict(read_json(path))
-    name = record["benchmark"]
-    now = {str(s): r["benchmarks"].get(name, {}).get("accuracy") for s, r in scores.items()}
-    if now != record["scores"]:
-        raise EvaluationError(
-            f"{path} was picked by other scores than there are now: run "
-            f"`python -m eval.selection` again, or delete it"
-        )
-    return record
-
-
 def checkpoint_rows(
-    scores: Mapping[int, Mapping[str, Any]],
-    notes: list[str],
-    selection: Mapping[str, Any] | None = None,
+    scores: Mapping[int, Mapping[str, Any]], notes: list[str], selection: Mapping[str, Any]
 ) -> list[CheckpointRow]:
-    """One row per step, over the benchmarks that every step has, so that rows compare.
+    """Return a row per step, over the benchmarks that all steps have.
 
-    The questions that a checkpoint was picked by are not a benchmark, unless there is no other.
+    The benchmark that picked a checkpoint is left out, unless it is the only one.
     """
     if not scores:
         return []
-    names = _common_benchmarks(scores, notes)
-    if (selection or {}).get("kind") == VALIDATION and len(names) > 1:
-        names = [name for name in names if name != (selection or {})["benchmark"]]
-    first = min(scores)
-    if first != 0:
+    common = set.intersection(*(set(record["benchmarks"]) for record in scores.values()))
+    partial = set().union(*(record["benchmarks"] for record in scores.values())) - common
+    if partial:
+        notes.append(f"left out, because not all checkpoints have it: {', '.join(sorted(partial))}")
+    if not common:
+        raise EvaluationError("the checkpoints have no benchmark in common: evaluate them again")
+    names = [name for name in scores[max(scores)]["benchmarks"] if name in common]
+    if selection.get("kind") == VALIDATION and len(names) > 1:
+        names.remove(selection["benchmark"])
+    if min(scores) != 0:
         notes.append("the start model (step 0) is not evaluated: there is no gain over it")
     rows = []
     for step in sorted(scores):
-        benchmarks = {name: scores[step]["benchmarks"][name] for name in names}
-        gain = difference = None
-        if first == 0 and step > 0:
-            sides = _paired_means(scores[0]["benchmarks"], benchmarks, notes)
-            gain = metrics.paired_difference(*sides) if sides else None
-            difference = paired(*sides) if sides else None
-        parts = [np.array(entry["question_means"])[:, None] for entry in benchmarks.values()]
+        entries = {name: scores[step]["benchmarks"][name] for name in names}
+        gain = None
+        if step > 0 and 0 in scores:
+            start = scores[0]["benchmarks"]
+            if changed := asked_differently(start, entries):
+                note = f"{changed[0]} was asked differently of the start model: no gain is given"
+                notes += [note] if note not in notes else []
+            else:
+                gain = paired(question_means(start, names), question_means(entries, names))
+        parts = [np.array(entry["question_means"])[:, None] for entry in entries.values()]
         total = metrics.mean_over_questions(parts)
-        rows.append(
-            CheckpointRow(
-                step=step, benchmarks=benchmarks, total=total, gain=gain, paired=difference
-            )
-        )
+        rows.append(CheckpointRow(step=step, benchmarks=entries, total=total, gain=gain))
     return rows
 
 
-def summary(data: RunData) -> dict[str, Any]:
-    """The numbers of summary.json; null where the run does not say.
+def asked_differently(one: Entries, other: Entries) -> list[str]:
+    """Return the benchmarks of `other` that `one` lacks or has with other settings."""
+    return [
+        name
+        for name, entry in other.items()
+        if name not in one or differences(one[name]["settings"], entry["settings"])
+    ]
 
-    accuracy is the mean over all questions of all benchmarks; standard_error is clustered by
-    question; gain is over the start model, paired by question. wall_seconds is the training's own
-    time: without teaching or loading a start model before it, export and evaluation.
+
+def question_means(entries: Entries, names: Sequence[str]) -> dict[str, float]:
+    """Return the share of right samples of each question of the benchmarks `names`."""
+    return {
+        f"{name} {index}": mean
+        for name in names
+        for index, mean in enumerate(entries[name]["question_means"])
+    }
+
+
+def summary(data: RunData) -> dict[str, Any]:
+    """Return the numbers of summary.json; null means that the run does not have the value.
+
+    accuracy is the mean over all questions of all benchmarks, standard_error is clustered by
+    question, gain is over the start model and paired by question. wall_seconds is training time
+    only, without the start model's preparation, export and evaluation.
     """
     start = next((row for row in data.rows if row.step == 0), None)
-    seed = (data.config.get("recipe") or {}).get("seed")
     optimizer_steps = data.last("train/optimizer_steps")
+    keys = ("accuracy", "standard_error", "questions")
+    rows = [
+        {
+            "step": row.step,
+            **{key: getattr(row.total, key) for key in keys},
+            "gain": row.gain and row.gain.mean,
+            "gain_standard_error": row.gain and row.gain.standard_error,
+            "gain_interval": row.gain and [row.gain.low, row.gain.high],
+            "gain_p_value": row.gain and row.gain.p_value,
+            "benchmarks": {n: {key: e[key] for key in keys} for n, e in row.benchmarks.items()},
+        }
+        for row in data.rows
+        if row.step > 0
+    ]
     return {
         "start_accuracy": start.total.accuracy if start else None,
         "start_standard_error": start.total.standard_error if start else None,
-        "checkpoints": [_summary_row(row) for row in data.rows if row.step > 0],
+        "checkpoints": rows,
         "optimizer_steps": None if optimizer_steps is None else int(optimizer_steps),
         "training_steps": int(data.metrics[-1]["step"]) if data.metrics else None,
-        "seed": seed,
+        "seed": select(data.config, "recipe.seed"),
         "wall_seconds": data.last("train/wall_seconds"),
         "evaluation": dict(data.eval_settings),
         "selection": dict(data.selection) or None,
@@ -205,129 +220,38 @@ def summary(data: RunData) -> dict[str, Any]:
     }
 
 
-def _summary_row(row: CheckpointRow) -> dict[str, Any]:
-    return {
-        "step": row.step,
-        "accuracy": row.total.accuracy,
-        "standard_error": row.total.standard_error,
-        "questions": row.total.questions,
-        "gain": row.gain.accuracy if row.gain else None,
-        "gain_standard_error": row.gain.standard_error if row.gain else None,
-        "gain_interval": [row.paired.low, row.paired.high] if row.paired else None,
-        "gain_p_value": row.paired.p_value if row.paired else None,
-        "benchmarks": {
-            name: {key: entry[key] for key in ("accuracy", "standard_error", "questions")}
-            for name, entry in row.benchmarks.items()
-        },
-    }
+def choose_evaluation(
+    root: Path, settings: str | None, notes: list[str]
+) -> dict[int, EvaluationFolder]:
+    """Return the scored checkpoints of `settings`, by step.
 
-
-def _paired_means(
-    start: Mapping[str, Any], now: Mapping[str, Any], notes: list[str]
-) -> tuple[dict[str, float], dict[str, float]] | None:
-    """The share of right samples by question, before and after; None where they differ."""
-    for name, entry in now.items():
-        if differences(start[name]["settings"], entry["settings"]):
-            _note_once(notes, f"{name} was asked differently of the start model: no gain is given")
-            return None
-    before, after = (
-        {
-            f"{name} {index}": mean
-            for name in now
-            for index, mean in enumerate(side[name]["question_means"])
-        }
-        for side in (start, now)
-    )
-    return before, after
-
-
-def _common_benchmarks(scores: Mapping[int, Mapping[str, Any]], notes: list[str]) -> list[str]:
-    sets = [set(record["benchmarks"]) for record in scores.values()]
-    common = set.intersection(*sets)
-    partial = sorted(set.union(*sets) - common)
-    if partial:
-        notes.append(f"left out, because not every checkpoint has them: {', '.join(partial)}")
-    if not common:
-        raise EvaluationError("the checkpoints have no benchmark in common: evaluate them again")
-    latest = scores[max(scores)]["benchmarks"]
-    return [name for name in latest if name in common]
-
-
-def _date(path: Path) -> str | None:
-    """When the last training step was written, in UTC."""
-    if not path.exists():
-        return None
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(path.stat().st_mtime))
-
-
-def _levels(
-    evaluated: Mapping[int, Path], scores: Mapping[int, Mapping[str, Any]]
-) -> dict[tuple[int, str, int], Estimate]:
-    """Accuracy by (step, benchmark, level), where the questions have levels."""
-    found = {}
-    for step, path in evaluated.items():
-        for name, entry in scores[step]["benchmarks"].items():
-            means: dict[int, list[float]] = {}
-            questions = read_lines(EvaluationFolder(path).benchmark(name).questions)
-            for question, mean in zip(questions, entry["question_means"], strict=True):
-                if question["level"] is not None:
-                    means.setdefault(question["level"], []).append(mean)
-            for level, values in means.items():
-                found[step, name, level] = metrics.accuracy(np.array(values)[:, None])
-    return found
-
-
-def evaluations(root: Path) -> dict[str, dict[int, Path]]:
-    """For each set of settings the checkpoint folders that are scored, by step."""
-    found = {
-        folder.name: {
-            step: path
-            for step, path in numbered(folder, "step_").items()
-            if EvaluationFolder(path).scores.exists()
-        }
-        for folder in sorted(root.glob("*/"))
-    }
-    return {name: steps for name, steps in found.items() if steps}
-
-
-def choose_evaluation(root: Path, asked: str | None, notes: list[str]) -> dict[int, Path]:
-    """The checkpoint folders of the settings `asked`; None: those of most steps, then the newest.
-
-    The others are named in a note: scores of different settings do not stand in one table.
+    None selects the settings with most steps, of equals the newest. A note names the others,
+    because scores of different settings are not comparable.
     """
-    found = evaluations(root)
-    if asked is not None and asked not in found:
-        raise EvaluationError(f"no scores of the settings {asked!r} in {root}: {sorted(found)}")
+    found: dict[str, dict[int, EvaluationFolder]] = {}
+    for folder in sorted(root.glob("*/")):
+        steps = {s: EvaluationFolder(path) for s, path in numbered(folder, "step_").items()}
+        if scored := {step: path for step, path in steps.items() if path.scores.exists()}:
+            found[folder.name] = scored
+    if settings is not None and settings not in found:
+        raise EvaluationError(f"no scores of the settings {settings!r} in {root}: {sorted(found)}")
     if not found:
         return {}
 
     def rank(name: str) -> tuple[int, float]:
-        scores = [EvaluationFolder(path).scores for path in found[name].values()]
-        return len(scores), max(path.stat().st_mtime for path in scores)
+        return len(found[name]), max(p.scores.stat().st_mtime for p in found[name].values())
 
-    chosen = asked or max(found, key=rank)
-    others = sorted(set(found) - {chosen})
-    if others:
+    chosen = settings or max(found, key=rank)
+    if others := sorted(set(found) - {chosen}):
         notes.append(
             f"this report is of the settings {chosen}; others (--settings): {', '.join(others)}"
         )
     return found[chosen]
 
 
-def _optional_text(path: Path, notes: list[str]) -> str:
-    if not path.exists():
-        notes.append(f"{path.name} is missing")
-        return ""
-    return path.read_text(encoding="utf-8")
-
-
-def _optional_json(path: Path, notes: list[str]) -> dict[str, Any]:
-    if not path.exists():
-        notes.append(f"{path.name} is missing")
-        return {}
-    return dict(read_json(path))
-
-
-def _note_once(notes: list[str], note: str) -> None:
-    if note not in notes:
-        notes.append(note)
+def scored_steps(run: Path, settings: str | None) -> dict[int, EvaluationFolder]:
+    """Return the scored checkpoints of a run by step, at least one."""
+    found = choose_evaluation(RunFolder(run).evaluation, settings, [])
+    if not found:
+        raise EvaluationError(f"{run} has no scores: run `python -m eval.sweep {run}` first")
+    return found

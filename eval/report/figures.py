@@ -1,43 +1,64 @@
-"""The figures of a report as data: drawn as PNG, shown in the page, written as CSV from one record.
+"""The figures of a report as data. PNG, CSV and the interactive page are made from one record.
 
-Each function takes the runs, one or several, and returns a `Figure`, or None where no run has data
-for it. Of several runs a curve's label begins with its run's name.
+Each function takes one or several runs. A figure without panels has no data. With several runs
+the label of a curve starts with its run's name.
 """
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eval.report.data import RunData
+from eval.report.data import CheckpointRow, RunData
 
-REWARD_PARTS = {
-    "critic/score/mean": "reward",
-    "train/accuracy": "accuracy",
-    "train/format": "format",
-}
-LENGTHS = {
-    "response_length/mean": ("Response length", "tokens"),
-    # Not verl's response_length/clip_ratio: that is the share as long as the longest of the step.
-    "train/truncated": ("Cut at the limit", "share of responses"),
-}
-UPDATES = {
-    "actor/grad_norm": ("Gradient norm", "L2 norm"),
-    "actor/ppo_kl": ("KL to the sampling policy", "nats per token"),
-    "actor/pg_clipfrac": ("Clipped tokens", "share"),
-}
-# The parts of a trainer step that follow one another; what is left of the step is "other".
-# Validation and saving come every few steps and lie outside verl's timer of the step.
+# The parts of a trainer step that follow one another. Validation and saving are not among them:
+# they are outside verl's timer of the step.
 STEP_PARTS = (
-    *("gen", "reward", "old_log_prob", "ref", "values"),
-    *("adv", "update_critic", "update_actor", "update_weights"),
+    "gen",
+    "reward",
+    "old_log_prob",
+    "ref",
+    "values",
+    "adv",
+    "update_critic",
+    "update_actor",
+    "update_weights",
 )
+# Figures of metrics, by name: title, caption, and panels of (title, unit, {metric: label}).
+# Not verl's actor/entropy, which is aggregated as the loss is, so its unit depends on the method.
+# Not verl's response_length/clip_ratio, which is the share as long as the longest of the step.
+PLAIN: dict[str, tuple[str, str, list[tuple[str, str, dict[str, str]]]]] = {
+    "reward": ("Reward", "mean over the rollouts of a step; accuracy and format are parts of it", [
+        ("Reward, accuracy and format in training", "mean per rollout", {
+            "critic/score/mean": "reward", "train/accuracy": "accuracy", "train/format": "format",
+        }),
+    ]),
+    "no_signal": (
+        "Zero-variance groups",
+        "all rollouts of the question have the same reward, so their advantages are 0",
+        [("Zero-variance groups", "share of groups", {"train/no_signal_groups": ""})],
+    ),
+    "entropy": ("Entropy", "mean over response tokens", [
+        ("Policy entropy", "nats per token", {"train/entropy": ""}),
+    ]),
+    "response_length": ("Response length", "mean over the rollouts, and the truncated share", [
+        ("Response length", "tokens", {"response_length/mean": ""}),
+        ("Truncated", "share of responses", {"train/truncated": ""}),
+    ]),
+    "optimization": ("Optimization", "means over the mini-batches of a step", [
+        ("Gradient norm", "L2 norm", {"actor/grad_norm": ""}),
+        ("KL to the sampling policy", "nats per token", {"actor/ppo_kl": ""}),
+        ("Clipped tokens", "share", {"actor/pg_clipfrac": ""}),
+    ]),
+}  # fmt: skip
+TOTAL = "all questions"
+STEP_SECONDS = "Seconds per training step"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True)
 class Curve:
-    """Points of one line; `error` is one standard error of each y, where there is one."""
+    """The points of one line; `error` is one standard error of each y."""
 
     label: str
     x: Sequence[float]
@@ -45,9 +66,9 @@ class Curve:
     error: Sequence[float] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True)
 class Panel:
-    """One pair of axes; `stacked`: the curves are parts of a whole."""
+    """One pair of axes. `stacked`: the curves are parts of a whole."""
 
     title: str
     unit: str
@@ -55,9 +76,9 @@ class Panel:
     stacked: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True)
 class Figure:
-    """`name` is that of its files; `log_x`: the axis is logarithmic at first."""
+    """`name` is the name of its files. `log_x` selects a logarithmic x axis."""
 
     name: str
     title: str
@@ -67,11 +88,11 @@ class Figure:
     log_x: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """What the page is given."""
-        return {**asdict(self), "y_range": self.y_range()}
+        """Return the data of the interactive figure."""
+        return {**asdict(self), "y_range": self.y_range(), "csv": self.as_csv()}
 
     def y_range(self) -> tuple[float, float] | None:
-        """The range of y that panels of one unit share; None of one panel, or of several units."""
+        """Return the common y range of several panels of one unit, else None."""
         if len(self.panels) < 2 or len({panel.unit for panel in self.panels}) > 1:
             return None
         ends = [
@@ -85,7 +106,7 @@ class Figure:
         return min(ends) - margin, max(ends) + margin
 
     def as_csv(self) -> str:
-        """A line per point: panel, unit, curve, x, y, standard error."""
+        """Return a line per point: panel, unit, curve, x, y, standard error."""
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["panel", "unit", "curve", self.x_title, "value", "standard error"])
@@ -93,13 +114,12 @@ class Figure:
             for curve in panel.curves:
                 for i, (x, y) in enumerate(zip(curve.x, curve.y, strict=True)):
                     error = "" if curve.error is None else f"{curve.error[i]:.9g}"
-                    writer.writerow([panel.title, panel.unit, curve.label, f"{x:g}", f"{y:.9g}",
-                                     error])  # fmt: skip
+                    point = (f"{x:g}", f"{y:.9g}", error)
+                    writer.writerow([panel.title, panel.unit, curve.label, *point])
         return file.getvalue()
 
 
 Runs = Sequence[RunData]
-Draw = Callable[[Runs], Figure | None]
 
 
 def _label(runs: Runs, run: RunData, label: str = "") -> str:
@@ -108,201 +128,116 @@ def _label(runs: Runs, run: RunData, label: str = "") -> str:
     return f"{run.name}: {label}" if label else run.name
 
 
-def accuracy(runs: Runs) -> Figure | None:
-    """Accuracy by step: of one run a line per benchmark, of several a panel per benchmark."""
-    last = [run.rows[-1] for run in runs if run.rows]
-    names = list(dict.fromkeys(name for row in last for name in row.benchmarks))
-    if not names:
-        return None
-    parts = {name: [_accuracy_curve(runs, run, name) for run in runs] for name in names}
-    curves = {name: [c for c in found if c is not None] for name, found in parts.items()}
-    if len(names) > 1:
-        curves["all questions"] = [_total_curve(runs, run) for run in runs if run.rows]
-    unit = "per cent right"
-    if len(runs) == 1:
+def _score(row: CheckpointRow, name: str) -> Mapping[str, Any] | None:
+    return asdict(row.total) if name == TOTAL else row.benchmarks.get(name)
+
+
+def accuracy(runs: Runs) -> Figure:
+    """Accuracy by step: a line per benchmark of one run, or a panel per benchmark of several."""
+    names = list(dict.fromkeys(n for run in runs if run.rows for n in run.rows[-1].benchmarks))
+    curves: dict[str, list[Curve]] = {}
+    for name in [*names, TOTAL] if len(names) > 1 else names:
+        for run in runs:
+            scores = {row.step: s for row in run.rows if (s := _score(row, name)) is not None}
+            if scores:
+                label = _label(runs, run, name if len(runs) == 1 else "")
+                y = [100 * entry["accuracy"] for entry in scores.values()]
+                error = [100 * (entry["standard_error"] or 0.0) for entry in scores.values()]
+                curves.setdefault(name, []).append(Curve(label, list(scores), y, error))
+    if len(runs) == 1 and curves:
         lines = [curve for found in curves.values() for curve in found]
-        panels = [Panel(title="Accuracy on held-out questions", unit=unit, curves=lines)]
+        panels = [Panel("Accuracy on held-out questions", "per cent right", lines)]
     else:
-        panels = [Panel(title=name, unit=unit, curves=found) for name, found in curves.items()]
-    return Figure(
-        name="accuracy",
-        title="Accuracy by checkpoint",
-        caption="bars are one standard error, clustered by question",
-        panels=panels,
-    )
+        panels = [Panel(name, "per cent right", found) for name, found in curves.items()]
+    caption = "bars are one standard error, clustered by question"
+    return Figure("accuracy", "Accuracy by checkpoint", caption, panels)
 
 
-def _accuracy_curve(runs: Runs, run: RunData, name: str) -> Curve | None:
-    rows = [row for row in run.rows if name in row.benchmarks]
-    if not rows:
-        return None
-    entries = [row.benchmarks[name] for row in rows]
-    return Curve(
-        label=_label(runs, run, name if len(runs) == 1 else ""),
-        x=[row.step for row in rows],
-        y=[100 * entry["accuracy"] for entry in entries],
-        error=[100 * (entry["standard_error"] or 0.0) for entry in entries],
-    )
-
-
-def _total_curve(runs: Runs, run: RunData) -> Curve:
-    return Curve(
-        label=_label(runs, run, "all questions" if len(runs) == 1 else ""),
-        x=[row.step for row in run.rows],
-        y=[100 * row.total.accuracy for row in run.rows],
-        error=[100 * (row.total.standard_error or 0.0) for row in run.rows],
-    )
-
-
-def pass_at_k(runs: Runs) -> Figure | None:
+def pass_at_k(runs: Runs) -> Figure:
     """pass@k over k of the first and the last checkpoint, a panel per benchmark."""
     curves: dict[str, list[Curve]] = {}
     for run in runs:
-        ends = dict.fromkeys(row.step for row in [*run.rows[:1], *run.rows[-1:]])
-        for row in (row for row in run.rows if row.step in ends):
+        for row in {row.step: row for row in (*run.rows[:1], *run.rows[-1:])}.values():
             for name, entry in row.benchmarks.items():
-                values = {int(k): 100 * value for k, value in entry["pass_at_k"].items()}
+                values = sorted((int(k), 100 * value) for k, value in entry["pass_at_k"].items())
                 if len(values) > 1:
-                    label, ks = _label(runs, run, f"step {row.step}"), sorted(values)
-                    curve = Curve(label=label, x=ks, y=[values[k] for k in ks])
+                    ks, y = zip(*values, strict=True)
+                    curve = Curve(_label(runs, run, f"step {row.step}"), ks, y)
                     curves.setdefault(name, []).append(curve)
-    if not curves:
-        return None
-    return Figure(
-        name="pass_at_k",
-        title="pass@k",
-        caption="unbiased, from all samples of a question; the first and the last checkpoint",
-        panels=[Panel(title=n, unit="per cent", curves=found) for n, found in curves.items()],
-        x_title="k",
-        log_x=True,
-    )
+    caption = "unbiased, from all samples of a question; the first and the last checkpoint"
+    panels = [Panel(name, "per cent", found) for name, found in curves.items()]
+    return Figure("pass_at_k", "pass@k", caption, panels, x_title="k", log_x=True)
 
 
-def templates(runs: Runs) -> Figure | None:
+def templates(runs: Runs) -> Figure:
     """Accuracy and format reward by template, a panel each."""
-    names = sorted({name for run in runs for name in template_names(run)})
-    parts = ("accuracy", "format")
-    keys = {name: {f"template/{name}/{part}": part for part in parts} for name in names}
-    panels = [_metrics(runs, name, "mean per rollout", found) for name, found in keys.items()]
     caption = "accuracy and format reward of the training rollouts drawn with each template"
-    return _figure("templates", "Templates", caption, panels)
+    panels = [
+        (name, "mean per rollout", {f"template/{name}/{p}": p for p in ("accuracy", "format")})
+        for name in sorted({name for run in runs for name in template_names(run)})
+    ]
+    return _metrics(runs, "templates", "Templates", caption, *panels)
 
 
 def template_names(data: RunData) -> list[str]:
-    """The templates for which the run has an accuracy or a format reward."""
+    """Return the templates for which the run has an accuracy or a format reward."""
     keys = data.keys("template/")
     wanted = ("/accuracy", "/format")
     return sorted({key.split("/", 1)[1].rsplit("/", 1)[0] for key in keys if key.endswith(wanted)})
 
 
-def grades(runs: Runs) -> Figure | None:
-    """The share of training rollouts by grading status, without those that never occurred."""
-    keys = {key for run in runs for key in run.keys("grade/") if any(run.series(key)[1])}
-    labels = {key: key.removeprefix("grade/") for key in sorted(keys)}
-    panel = _metrics(runs, "Grading status in training", "share of rollouts", labels)
-    return _figure("grades", "What the grader said", "shares of all training rollouts", [panel])
-
-
-def step_time(runs: Runs) -> Figure | None:
-    """Where a training step spends its seconds; of one run the parts, stacked to the whole step."""
-    if len(runs) > 1:
-        panel = _metrics(runs, "Seconds per training step", "seconds", {"timing_s/step": ""})
-    else:
-        panel = _parts_of_a_step(runs[0])
-    return _figure("step_time", "Step time", "without validation and saving", [panel])
-
-
-def _parts_of_a_step(run: RunData) -> Panel | None:
-    steps, whole = run.series("timing_s/step")
-    if not steps:
-        return None
-    by_step = {float(line["step"]): line for line in run.metrics}
+def step_time(runs: Runs) -> Figure:
+    """Seconds of a training step; of one run its parts, stacked to the whole step."""
+    name, title, caption = "step_time", "Step time", "without validation and saving"
+    steps, whole = runs[0].series("timing_s/step")
+    if len(runs) > 1 or not steps:
+        panel = (STEP_SECONDS, "seconds", {"timing_s/step": ""})
+        return _metrics(runs, name, title, caption, panel)
+    by_step = {float(line["step"]): line for line in runs[0].metrics}
     parts = {}
     for part in STEP_PARTS:
         seconds = [float(by_step[step].get(f"timing_s/{part}") or 0.0) for step in steps]
         if any(seconds):
             parts[part] = seconds
     rest = [total - sum(p[i] for p in parts.values()) for i, total in enumerate(whole)]
-    # Where the parts overlap, stacking them would draw time that was never spent.
+    # If the parts overlap, stacking them would show more time than the step took.
     stacked = all(left >= -0.05 * total for left, total in zip(rest, whole, strict=True))
     parts |= {"other": [max(left, 0.0) for left in rest]} if stacked else {"step": whole}
-    curves = [Curve(label=name, x=steps, y=values) for name, values in parts.items()]
-    return Panel(title="Seconds per training step", unit="seconds", curves=curves, stacked=stacked)
+    curves = [Curve(part, steps, values) for part, values in parts.items()]
+    return Figure(name, title, caption, [Panel(STEP_SECONDS, "seconds", curves, stacked)])
 
 
-def _metrics(runs: Runs, title: str, unit: str, keys: Mapping[str, str]) -> Panel | None:
-    """Metrics over one axis; `keys` maps a key to its label."""
-    curves = [
-        Curve(label=_label(runs, run, label), x=series[0], y=series[1])
-        for run in runs
-        for key, label in keys.items()
-        if (series := run.series(key))[0]
-    ]
-    return Panel(title=title, unit=unit, curves=curves) if curves else None
-
-
-def _figure(name: str, title: str, caption: str, panels: Sequence[Panel | None]) -> Figure | None:
-    found = [panel for panel in panels if panel is not None]
-    return Figure(name=name, title=title, caption=caption, panels=found) if found else None
-
-
-def _one(name: str, title: str, caption: str, panel: tuple[str, str, dict[str, str]]) -> Draw:
-    """A figure of one panel: (its title, unit, metric keys and their labels)."""
-    return lambda runs: _figure(name, title, caption, [_metrics(runs, *panel)])
-
-
-def _several(name: str, title: str, caption: str, keys: Mapping[str, tuple[str, str]]) -> Draw:
-    """A figure of a panel per metric, for metrics of different units: key -> (title, unit)."""
-    return lambda runs: _figure(
-        name, title, caption, [_metrics(runs, *keys[key], {key: ""}) for key in keys]
-    )
-
-
-# In the order of the page; the titles are named where a run has no data.
-FIGURES: Mapping[str, Draw] = {
-    "Accuracy by checkpoint": accuracy,
-    "pass@k": pass_at_k,
-    "Reward": _one(
-        "reward",
-        "Reward",
-        "mean over the rollouts of a step; accuracy and format are its parts",
-        ("Reward, accuracy and format in training", "mean per rollout", REWARD_PARTS),
-    ),
-    "Templates": templates,
-    "Groups without signal": _one(
-        "no_signal",
-        "Groups without signal",
-        "all rollouts of the question got the same reward, so it teaches nothing",
-        ("Share of groups without signal", "share of groups", {"train/no_signal_groups": ""}),
-    ),
-    # Not verl's actor/entropy: that is aggregated as the loss is, so its unit is the method's.
-    "Entropy": _one(
-        "entropy",
-        "Entropy",
-        "mean over response tokens, in nats",
-        ("Policy entropy", "nats per token", {"train/entropy": ""}),
-    ),
-    "Response length": _several(
-        "response_length",
-        "Response length",
-        "mean over the rollouts of a step, and the share of them cut at the limit",
-        LENGTHS,
-    ),
-    "Optimisation": _several(
-        "optimisation", "Optimisation", "means over the mini-batches of a step", UPDATES
-    ),
-    "What the grader said": grades,
-    "Step time": step_time,
-}
+def _metrics(
+    runs: Runs, name: str, title: str, caption: str, *panels: tuple[str, str, Mapping[str, str]]
+) -> Figure:
+    """Return a figure of metrics. A panel: its title, unit, and {metric: label of its curve}."""
+    found = []
+    for heading, unit, keys in panels:
+        curves = [
+            Curve(_label(runs, run, label), *series)
+            for run in runs
+            for key, label in keys.items()
+            if (series := run.series(key))[0]
+        ]
+        found += [Panel(heading, unit, curves)] if curves else []
+    return Figure(name, title, caption, found)
 
 
 def figures(runs: Runs) -> tuple[list[Figure], list[str]]:
-    """Every figure that the runs have data for, and a note for each that they have not."""
-    found, absent = [], []
-    for title, make in FIGURES.items():
-        figure = make(runs)
-        if figure is not None:
-            found.append(figure)
-        elif title != "pass@k":  # needs several samples of a question, which few ask for
-            absent.append(f"no picture of {title!r}: the run has no data for it")
-    return found, absent
+    """Return the figures in the order of the page, and a note for each that has no data."""
+    found = sorted({key for run in runs for key in run.keys("grade/") if any(run.series(key)[1])})
+    grades = {key: key.removeprefix("grade/") for key in found}
+    status = [("Grading status in training", "share of rollouts", grades)]
+    plain = {
+        name: _metrics(runs, name, title, caption, *panels)
+        for name, (title, caption, panels) in PLAIN.items()
+    }
+    made = [
+        *(accuracy(runs), pass_at_k(runs), plain.pop("reward"), templates(runs), *plain.values()),
+        _metrics(runs, "grades", "Grading status", "shares of all training rollouts", *status),
+        step_time(runs),
+    ]
+    # pass@k needs several samples of a question, which few request.
+    absent = [f.title for f in made if not f.panels and f.name != "pass_at_k"]
+    notes = [f"no picture of {title!r}: the run has no data for it" for title in absent]
+    return [figure for figure in made if figure.panels], notes

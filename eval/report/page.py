@@ -1,16 +1,16 @@
-"""The pages of a report: HTML that holds everything and runs nothing but its own scripts; Markdown.
+"""The pages of a report: index.html, which holds everything, and report.md without model texts.
 
-The policy in the page's head (Content-Security-Policy) names the digests of its three scripts, so
-a script that hostile text might smuggle in does not run, and nothing is fetched from anywhere.
-Tables are escaped by the template engine; figures and samples are JSON, of which the page makes
-text nodes.
+Both are made from the same blocks. The Content-Security-Policy of index.html names the digests of
+its three scripts, so no other script runs and nothing is fetched. Tables are escaped by the
+template engine. Figures and samples are JSON, which the page writes as text nodes.
 """
 
 import base64
 import hashlib
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,94 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from eval.errors import EvaluationError
+from eval import EvaluationError
 from eval.report import tables
-from eval.report.archive import Archive
+from eval.report.answers import Archive, Rollout
 from eval.report.data import RunData
 from eval.report.figures import Figure
-from eval.report.rollouts import Sample
-from eval.report.tables import markdown_table
 
-# Package and file of the JavaScript of others, embedded as it was installed.
+# Package and file of the JavaScript libraries, embedded as installed.
 LIBRARIES = (("plotly", "package_data/plotly.min.js"), ("sphinxcontrib", "katex.min.js"))
+TRAINING_TIME = "The training time excludes the start model's preparation, export and evaluation."
+COMPARED = (
+    "Per cent of samples right, ± one standard error clustered by question. The column `against` "
+    "is the difference of the results in points with its 95 % interval and its p-value, over the "
+    f"same questions. {TRAINING_TIME}"
+)
+CHECKPOINTS = (
+    "Per cent of samples right, ± one standard error clustered by question; at 0 and 100 % the "
+    "95 % interval (Wilson, over questions). The gain is paired by question. p is the probability "
+    "of a gain at least as large if there were none (random signs)."
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a page. `level` is that of its heading, `kind` the CSS class of its table."""
+
+    title: str = ""
+    note: str = ""
+    table: tables.Table = field(default_factory=list)
+    level: int = 3
+    kind: str = "numbers"
+    id: str = ""
+
+    def markdown(self) -> str:
+        heading = f"{'#' * self.level} {self.title}" if self.title else ""
+        table = tables.markdown_table(self.table) if self.table else ""
+        return "\n\n".join(filter(None, (heading, self.note, table)))
+
+
+def results(runs: Sequence[RunData], expected: str | None = None) -> list[Block]:
+    """Return the blocks before the curves: comparison or header, and the scores."""
+    several = len(runs) > 1
+    if several:
+        differing = tables.configurations_table(runs)
+        same = "" if len(differing) > 1 else "Only names and folders differ."
+        blocks = [
+            Block(note=COMPARED, table=tables.runs_table(runs), kind="numbers comparison"),
+            Block("What differs in the configuration", same, [] if same else differing, 2, ""),
+        ]
+    else:
+        header = tables.header_table(runs[0])
+        header = [["", ""], *header] if header else []
+        blocks = [Block(note=TRAINING_TIME, table=header, kind="header")]
+    blocks.append(Block("Checkpoints", CHECKPOINTS, level=2, id="checkpoints"))
+    for run in runs:
+        blocks.append(Block(note=f"{run.name}: " * several + tables.chosen(run)))
+    blocks += [Block(of, table=table) for of, table in tables.checkpoints_of_all(runs)]
+    for run in runs:
+        of = f" of {run.name}" if several else ""
+        unbiased = "Unbiased, from all samples of a question, in per cent."
+        levels = "Per cent right by the level that the benchmark gives its questions."
+        recent = "Training rollouts, mean of the last 10 steps, in per cent."
+        blocks += [
+            Block(f"pass@k{of}", unbiased, tables.pass_at_k_table(run)),
+            Block(f"Which text counts as the answer{of}", "", tables.extraction_table(run)),
+            Block(f"By level{of}", levels, tables.level_table(run)),
+            Block(f"By template{of}", recent, tables.template_table(run)),
+        ]
+    for source, table in tables.expected_tables(runs, expected):
+        blocks.append(Block("Published", source, table))
+    return [block for block in blocks if block.table or block.level == 2 or not block.title]
+
+
+def settings(run: RunData, several: bool) -> list[Block]:
+    """Return the blocks about how a run was evaluated and trained, and its notes."""
+    of = f" of {run.name}" if several else ""
+    evaluation = [[name, str(value)] for name, value in run.eval_settings.items()]
+    named = {"Evaluation": evaluation, "Environment of training": tables.environment_table(run)}
+    blocks = [
+        Block(f"{title}{of}", "", [["name", "value"], *rows], kind="")
+        for title, rows in named.items()
+        if rows
+    ]
+    notes = [["note"], *([note] for note in run.notes)]
+    return blocks + [Block(f"Notes{of}", "", notes, kind="")] * bool(run.notes)
 
 
 def library(package: str, file: str) -> str:
-    """A script of an installed package, found without importing the package."""
+    """Return a script of an installed package, without importing the package."""
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (path := Path(folder) / file).is_file():
@@ -39,119 +113,68 @@ def library(package: str, file: str) -> str:
     raise EvaluationError(f"the report needs {file} of {package}: install requirements/ again")
 
 
-def own(file: str) -> str:
-    """A file that lies beside this one."""
-    return resources.files("eval.report").joinpath(file).read_text(encoding="utf-8")
-
-
 def as_data(value: Any) -> Markup:
-    """JSON that can stand inside a script element, whatever texts it holds."""
+    """Return JSON that is safe inside a script element, whatever texts it holds."""
     text = json.dumps(value, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
 
 
-def scripts() -> tuple[list[Markup], str]:
-    """The scripts of the page and the source list that allows these and no others."""
-    texts = [own("report.js").strip(), *(library(*place).strip() for place in LIBRARIES)]
-    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in texts)
-    allowed = " ".join(f"'sha256-{digest.decode()}'" for digest in digests)
-    return [Markup(text) for text in texts], allowed
-
-
 def render_html(
     name: str,
     runs: Sequence[RunData],
-    numbers: Sequence[Mapping[str, Any]],
+    blocks: Sequence[Block],
+    headline: Sequence[tuple[str, str]],
     figures: Sequence[Figure],
-    rollouts: Sequence[Sequence[Sample]],
+    rollouts: Sequence[Sequence[Rollout]],
     samples: Archive,
-    beside: Mapping[str, Any],
 ) -> str:
-    """The page. `beside`: the tables that compare runs, by name."""
+    """Return index.html. `blocks` are those of `results`."""
+
+    def own(file: str) -> str:
+        return resources.files("eval.report").joinpath(file).read_text(encoding="utf-8")
+
+    scripts = [own("report.js").strip(), *(library(*place).strip() for place in LIBRARIES)]
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in scripts)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    code, allowed = scripts()
     return environment.from_string(own("report.html.j2")).render(
         name=name,
         style=Markup(own("report.css")),
-        scripts=code,
-        allowed=Markup(allowed),
+        scripts=list(map(Markup, scripts)),
+        allowed=Markup(" ".join(f"'sha256-{digest.decode()}'" for digest in digests)),
+        headline=headline,
+        results=blocks,
         runs=[
-            _sections(run, found, texts)
-            for run, found, texts in zip(runs, numbers, rollouts, strict=True)
+            {
+                "name": run.name,
+                "settings": settings(run, len(runs) > 1),
+                "configuration": tables.configuration(run),
+                "rollouts": found,
+            }
+            for run, found in zip(runs, rollouts, strict=True)
         ],
         figure_data=as_data([figure.as_json() for figure in figures]),
         sample_index=as_data(samples.index),
-        blocks=samples.blocks,
-        **beside,
+        samples=samples,
     )
-
-
-def _sections(
-    run: RunData, numbers: Mapping[str, Any], rollouts: Sequence[Sample]
-) -> dict[str, Any]:
-    return {
-        "name": run.name,
-        "header": tables.header_table(run),
-        "headline": tables.headline(run, numbers),
-        "chosen": tables.chosen(run),
-        "pass_at_k": tables.pass_at_k_table(run),
-        "extraction": tables.extraction_table(run),
-        "levels": tables.level_table(run),
-        "templates": tables.template_table(run),
-        "rollouts": rollouts,
-        "settings": tables.settings_table(run),
-        "environment": tables.environment_table(run),
-        "configuration": tables.configuration(run),
-        "notes": run.notes,
-    }
 
 
 def render_markdown(
     name: str,
     runs: Sequence[RunData],
-    numbers: Sequence[Mapping[str, Any]],
+    blocks: Sequence[Block],
+    headline: Sequence[tuple[str, str]],
     figures: Sequence[Figure],
-    beside: Mapping[str, Any],
 ) -> str:
-    """The report without the model's texts, which are in index.html."""
-    several = len(runs) > 1
-    parts = [f"# {name}"]
-    if several:
-        parts.append(markdown_table(beside["comparison"]))
-        parts += ["## What differs in the configuration", markdown_table(beside["differing"])]
-    else:
-        parts += [", ".join(f"{k} {v}" for k, v in tables.headline(runs[0], numbers[0]))]
-    parts.append("Per cent of samples right, ± one standard error clustered by question.")
-    parts += [(f"{run.name}: " if several else "") + tables.chosen(run) for run in runs]
-    parts += [f"{of}\n\n{markdown_table(table)}" for of, table in beside["checkpoints"]]
-    for run in runs:
-        if table := tables.pass_at_k_table(run):
-            parts += [f"### pass@k of {run.name}" if several else "", markdown_table(table)]
-        if table := tables.extraction_table(run):
-            parts += [f"### {run.name}: answers read by rule", markdown_table(table)]
-    parts += [f"**{source}**\n\n{markdown_table(table)}" for source, table in beside["expected"]]
+    """Return report.md, which has no model texts."""
+    parts = [f"# {name}", ", ".join(f"{key} {value}" for key, value in headline)]
+    parts += [block.markdown() for block in blocks]
     parts += [
         f"## {figure.title}\n\n{figure.caption} ([data]({figure.name}.csv))\n\n"
         f"![{figure.title}]({figure.name}.png)"
         for figure in figures
     ]
-    for run in runs:
-        parts += _settings(run, f" of {run.name}" if len(runs) > 1 else "")
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _settings(run: RunData, of: str) -> list[str]:
-    named = (
-        ("Evaluation settings", tables.settings_table(run)),
-        ("Environment", tables.environment_table(run)),
-    )
-    parts = [
-        f"## {title}{of}\n\n" + markdown_table([["name", "value"], *table])
-        for title, table in named
-        if table
-    ]
-    if run.notes:
-        parts.append(f"## Notes{of}\n\n" + "\n".join(f"- {note}" for note in run.notes))
-    return parts
+    parts.append("## Settings and environment")
+    parts += [block.markdown() for run in runs for block in settings(run, len(runs) > 1)]
+    return "\n\n".join(filter(None, parts)) + "\n"

@@ -1,57 +1,48 @@
 "use strict";
-// The page's own script. Texts of models are hostile: they reach the page as text nodes only.
+// The page's own script. Model texts are hostile: they reach the page as text nodes only.
 
-const data = (id) => JSON.parse(document.getElementById(id).textContent);
-// Resolved when all of the file is read: the libraries and the samples follow this script.
+const byId = (id) => document.getElementById(id);
+const data = (id) => JSON.parse(byId(id).textContent);
+// Resolves when the whole file is read: the libraries and the samples follow this script.
 const whole = new Promise((resolve) => addEventListener("DOMContentLoaded", resolve));
-const dark = matchMedia("(prefers-color-scheme: dark)");
-const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888",
-  "#b8a800", "#66a61e", "#882255"];
 
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (typeof value === "function") element.addEventListener(name, value);
-    else if (typeof value === "boolean") element[name] = value;
-    else element.setAttribute(name, value);
-  }
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   element.append(...children);
   return element;
 }
 
-// Control and direction-changing characters spelled out: they could reorder or hide what follows.
-function visible(text) {
-  return text.replace(/[^\P{C}\n\t]/gu, (character) =>
-    "\\u" + character.codePointAt(0).toString(16).padStart(4, "0"));
+// A closed element whose content is made when it is first opened.
+function folded(summary, fill, name = "") {
+  const element = make("details", { class: name }, make("summary", {}, ...summary));
+  element.addEventListener("toggle", async () => element.append(...await fill()), { once: true });
+  return element;
 }
 
-function save(name, type, text) {
-  const address = URL.createObjectURL(new Blob([text], { type }));
-  make("a", { href: address, download: name }).click();
-  setTimeout(() => URL.revokeObjectURL(address), 1000);
-}
+// Spells out control and direction characters, which could reorder or hide what follows.
+const visible = (text) => text.replace(/[^\P{C}\n\t]/gu, (character) =>
+  "\\u" + character.codePointAt(0).toString(16).padStart(4, "0"));
 
 // ------------------------------------------------------------------------------- figures
 
-function runningMean(values, window) {
-  const sums = [0];
-  for (const value of values) sums.push(sums[sums.length - 1] + value);
-  return values.map((_, i) => {
-    const low = Math.max(0, i - (window >> 1)), high = Math.min(values.length, i + (window >> 1) + 1);
-    return Number(((sums[high] - sums[low]) / (high - low)).toPrecision(10));
-  });
-}
-
-// Plotly reads tags in labels; a name has none.
+const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888",
+  "#b8a800", "#66a61e", "#882255"];
+// Plotly reads tags in labels.
 const label = (text) => visible(text).replace(/[<>&]/g, (c) => ({ "<": "‹", ">": "›", "&": "＆" })[c]);
+
+const runningMean = (values, half) => values.map((_, i) => {
+  const near = values.slice(Math.max(0, i - half), i + half + 1);
+  return near.reduce((sum, value) => sum + value, 0) / near.length;
+});
 
 function traces(panel, window) {
   const smooth = window > 1 && !panel.stacked;
   return panel.curves.flatMap((curve, i) => {
-    const raw = { x: curve.x, y: curve.y, mode: "lines", line: { color: COLOURS[i % COLOURS.length], width: 1 },
+    const raw = { x: curve.x, y: curve.y, mode: "lines", line: { color: COLORS[i % COLORS.length], width: 1 },
       opacity: 0.35, hoverinfo: "skip", showlegend: false, legendgroup: i };
     const line = { ...raw, name: label(curve.label || panel.title), line: { ...raw.line, width: 2 },
-      y: smooth ? runningMean(curve.y, window) : curve.y, opacity: 1, hoverinfo: "all", showlegend: true,
+      y: smooth ? runningMean(curve.y, window >> 1) : curve.y, opacity: 1, hoverinfo: "all", showlegend: true,
       mode: curve.x.length < 12 && !panel.stacked ? "lines+markers" : "lines", marker: { size: 6 },
       stackgroup: panel.stacked ? "one" : undefined,
       error_y: curve.error && !smooth ? { array: curve.error, thickness: 1.2, width: 3 } : undefined };
@@ -59,289 +50,198 @@ function traces(panel, window) {
   });
 }
 
-function layout(figure, panel, logY, printing) {
-  const style = getComputedStyle(document.body), colour = (name) => style.getPropertyValue(name).trim();
-  const ink = printing ? "#1d2430" : colour("--ink");
-  const axis = { gridcolor: printing ? "#dfe3e8" : colour("--line"), zeroline: false, automargin: true };
+function layout(figure, panel, log, printing) {
+  const style = getComputedStyle(document.body), color = (name) => style.getPropertyValue(name).trim();
+  const [ink, grid] = printing ? ["#1d2430", "#dfe3e8"] : [color("--ink"), color("--line")];
+  const axis = { gridcolor: grid, zeroline: false, automargin: true };
   const large = panel.curves.some((curve) => curve.y.some((y) => Math.abs(y) >= 1000));
   return {
     ...(printing ? { width: figure.panels.length > 1 ? 335 : 680, height: 270 } : { autosize: true }),
     title: { text: label(panel.title), font: { size: 14 }, x: 0, xref: "paper" },
-    font: { color: ink, size: 12 },
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { color: ink, size: 12 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     margin: { l: 50, r: 10, t: 40, b: panel.curves.length > 1 ? 80 : 45 },
-    hovermode: "x unified",
-    hoverlabel: { bgcolor: colour("--tint") },
-    showlegend: panel.curves.length > 1,
+    hovermode: "x unified", hoverlabel: { bgcolor: color("--tint") }, showlegend: panel.curves.length > 1,
     legend: { orientation: "h", yref: "container", yanchor: "bottom", y: 0 },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: color("--soft"), activecolor: ink },
     xaxis: { ...axis, title: { text: label(figure.x_title) }, type: figure.log_x ? "log" : "linear",
       ...(figure.log_x ? { tickvals: panel.curves[0].x } : {}) },
-    yaxis: { ...axis, title: { text: label(panel.unit) }, type: logY ? "log" : "linear", exponentformat: "none",
-      hoverformat: large ? ",.0f" : ".3~r", ...(figure.y_range && !logY ? { range: figure.y_range } : {}) },
+    yaxis: { ...axis, title: { text: label(panel.unit) }, type: log ? "log" : "linear", exponentformat: "none",
+      hoverformat: large ? ",.0f" : ".3~r", ...(figure.y_range && !log ? { range: figure.y_range } : {}) },
   };
 }
 
-function csv(figure) {
-  const cell = (value) => /[",\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : value;
-  const lines = [["panel", "unit", "curve", figure.x_title, "value", "standard error"]];
-  for (const panel of figure.panels)
-    for (const curve of panel.curves)
-      curve.x.forEach((x, i) => lines.push(
-        [panel.title, panel.unit, curve.label, x, curve.y[i], curve.error ? curve.error[i] : ""]));
-  return lines.map((line) => line.map(cell).join(",")).join("\n") + "\n";
-}
-
-function picture(figure, places) {
-  places.forEach((place, i) => Plotly.downloadImage(place, {
-    format: "png", width: 1200, height: 600, scale: 2,
-    filename: places.length > 1 ? `${figure.name}-${i + 1}` : figure.name,
-  }));
-}
-
-function figureElement(figure) {
+// Adds a figure to the page and returns the function that draws it.
+function addFigure(figure) {
   const places = figure.panels.map(() => make("div"));
   const longest = Math.max(...figure.panels.flatMap((p) => p.curves.map((c) => c.x.length)));
-  const smooth = make("input", { type: "range", min: "1", value: longest < 12 ? "1" : "5",
-    max: String(Math.max(2, longest >> 1)), step: "2", "aria-label": "smoothing, steps" });
-  const width = make("output", {}, smooth.value);
-  const log = make("input", { type: "checkbox" });
+  const window = make("input", { type: "range", min: 1, max: Math.max(2, longest >> 1), step: 2,
+    value: longest < 12 ? 1 : 5, "aria-label": "smoothing, steps" });
+  const width = make("output"), log = make("input", { type: "checkbox" });
   const draw = (printing = false) => {
-    width.textContent = smooth.value;
-    figure.panels.forEach((panel, i) => Plotly.react(
-      places[i], traces(panel, Number(smooth.value)), layout(figure, panel, log.checked, printing),
-      { responsive: true, displayModeBar: false }));
+    width.textContent = window.value;
+    figure.panels.forEach((panel, i) => Plotly.react(places[i], traces(panel, Number(window.value)),
+      layout(figure, panel, log.checked, printing),
+      { responsive: true, displaylogo: false, displayModeBar: !printing, modeBarButtons: [["toImage"]],
+        toImageButtonOptions: { filename: `${figure.name}-${i + 1}`, width: 1200, height: 600, scale: 2 } }));
   };
-  smooth.addEventListener("input", () => draw());
-  log.addEventListener("change", () => draw());
-  const smoothing = longest < 12 ? [] : [make("label", {}, "smoothing ", smooth, " ", width, " steps")];
-  const element = make("figure", { id: figure.name },
+  for (const control of [window, log]) control.addEventListener("input", () => draw());
+  const csv = { download: `${figure.name}.csv`, href: "data:text/csv," + encodeURIComponent(figure.csv) };
+  byId(figure.name === "accuracy" ? "first-figure" : "figures").append(make("figure", { id: figure.name },
     make("figcaption", {}, make("b", {}, figure.title), ": ", figure.caption),
-    make("div", { class: "tools" }, ...smoothing, make("label", {}, log, " log axis"),
-      make("button", { type: "button", click: () => picture(figure, places) }, "PNG"),
-      make("button", { type: "button",
-        click: () => save(`${figure.name}.csv`, "text/csv", csv(figure)) }, "CSV")),
-    make("div", { class: "panels" }, ...places));
-  return [element, draw];
+    make("div", { class: "tools" },
+      ...(longest < 12 ? [] : [make("label", {}, "smoothing ", window, " ", width, " steps")]),
+      make("label", {}, log, " log axis"), make("a", csv, "CSV")),
+    make("div", { class: "panels" }, ...places)));
+  return draw;
 }
 
 async function showFigures() {
-  const draws = data("figure-data").map((figure) => {
-    const [element, draw] = figureElement(figure);
-    document.getElementById(figure.name === "accuracy" ? "first-figure" : "figures").append(element);
-    return draw;
-  });
+  const draws = data("figure-data").map(addFigure);
   const all = (printing) => draws.forEach((draw) => draw(printing));
   await whole;
-  addEventListener("beforeprint", () => all(true));  // as wide as paper, in its colours
+  addEventListener("beforeprint", () => all(true));  // as wide as paper, in light colors
   addEventListener("afterprint", () => all(false));
-  dark.addEventListener("change", () => all(false));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => all(false));
   for (const draw of draws) {
     draw();
     await new Promise((resolve) => setTimeout(resolve));  // the page stays responsive
   }
 }
 
-// ------------------------------------------------------------------------------- formulas
+// ------------------------------------------------------------------------------- answers
 
-const SPAN = /\$\$([^$]{1,2000})\$\$|\$([^$\n]{1,500})\$|\\\[([\s\S]{1,2000}?)\\\]|\\\(([\s\S]{1,500}?)\\\)/g;
-const MOST_FORMULAS = 300;  // of one text: KaTeX takes a millisecond for some
+const FORMULA = /\$\$([^$]{1,2000})\$\$|\$([^$\n]{1,500})\$|\\\[([\s\S]{1,2000}?)\\\]|\\\(([\s\S]{1,500}?)\\\)/g;
+const MOST_FORMULAS = 300;  // of one text: some take KaTeX a millisecond
 
-// `text` as nodes, its formulas as MathML. KaTeX reads them; it trusts nothing and expands little.
+// `text` as nodes, with its formulas as MathML. KaTeX trusts nothing in them.
 function typeset(text) {
   const nodes = [];
-  let end = 0, count = 0;
-  for (const match of text.matchAll(SPAN)) {
-    if (++count > MOST_FORMULAS) break;
+  let end = 0;
+  for (const match of [...text.matchAll(FORMULA)].slice(0, MOST_FORMULAS)) {
     const place = make("span");
     try {
       katex.render(match[1] ?? match[2] ?? match[3] ?? match[4], place, {
         output: "mathml", displayMode: Boolean(match[1] ?? match[3]), throwOnError: true,
         trust: false, strict: "ignore", maxExpand: 100, maxSize: 10,
       });
-    } catch { continue; }  // what is no formula stays as it is written
+    } catch { continue; }  // no formula: it stays as it is written
     nodes.push(visible(text.slice(end, match.index)), place);
     end = match.index + match[0].length;
   }
-  nodes.push(visible(text.slice(end)));
-  return nodes;
+  return [...nodes, visible(text.slice(end))];
 }
 
-// ------------------------------------------------------------------------------- samples
-
-const index = data("sample-index");
-index.first = [0];
-for (const count of index.count) index.first.push(index.first[index.first.length - 1] + count);
-const RIGHT = index.statuses.indexOf("correct");
-const PAGE = 50;
-const given = new URLSearchParams(location.search);  // the filters, so that a reload or a link keeps them
-const state = { page: Number(given.get("page")), matches: null, run: 0 };
+const index = data("sample-index"), filters = byId("filters");
+const RIGHT = index.statuses.indexOf("correct"), PAGE = 50;
+const checkpointName = (c) => filters.elements.checkpoint.options[c + 1].text;
 const blocks = new Map();
+let filter = {}, matches = new Set(), search = 0;
 
-async function block(number) {
+async function texts(question) {  // its prompts p and the records r of its samples
   await whole;
+  const number = index.questions[question].k;
   if (!blocks.has(number)) {
-    const packed = atob(document.getElementById(`block-${number}`).textContent);
-    const bytes = Uint8Array.from(packed, (character) => character.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const packed = Uint8Array.from(atob(byId(`block-${number}`).textContent), (c) => c.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     if (blocks.size > 8) blocks.delete(blocks.keys().next().value);
     blocks.set(number, JSON.parse(await new Response(stream).text()));
   }
-  return blocks.get(number);
+  return blocks.get(number)[question];
 }
 
-function shares(question) {
-  const right = index.checkpoints.map(() => 0), all = index.checkpoints.map(() => 0);
-  for (let i = index.first[question]; i < index.first[question + 1]; i++) {
-    all[index.c[i]]++;
-    if (index.s[i] === RIGHT) right[index.c[i]]++;
-  }
-  return all.map((count, c) => count ? right[c] / count : null);
-}
-
-function wanted(i) {
-  if (state.checkpoint !== "" && index.c[i] !== Number(state.checkpoint)) return false;
-  if (state.status === "") return true;
-  return state.status === "wrong" ? index.s[i] !== RIGHT : index.statuses[index.s[i]] === state.status;
-}
-
-function fits(question) {
-  const entry = index.questions[question];
-  if (state.benchmark && entry.b !== state.benchmark) return false;
-  if (state.differ && new Set(shares(question).filter((x) => x !== null)).size < 2) return false;
-  if (state.text && !(state.matches && state.matches.has(question)) &&
-    !`${entry.t}\n${entry.g}\n${entry.u}`.toLowerCase().includes(state.text.toLowerCase())) return false;
-  if (!state.status && state.checkpoint === "") return true;
-  for (let i = index.first[question]; i < index.first[question + 1]; i++) if (wanted(i)) return true;
-  return false;
-}
-
-const checkpointName = (c) => {
-  const { run, step } = index.checkpoints[c];
-  const several = new Set(index.checkpoints.map((point) => point.run)).size > 1;
-  return (several ? `${run}, ` : "") + (step ? `step ${step}` : "start");
-};
-
-function sampleElement(i, prompt, [, response, extracted, finish]) {
-  const right = index.s[i] === RIGHT, status = index.statuses[index.s[i]];
-  const element = make("details", { class: "sample" }, make("summary", {},
-    make("span", { class: right ? "right" : "wrong" }, right ? "right" : "wrong"),
-    make("span", {}, checkpointName(index.c[i])), make("span", {}, `sample ${index.n[i]}`),
-    make("span", { class: "status" }, status), make("span", { class: "soft" }, `${index.t[i]} tokens`),
-    make("span", { class: "question" }, visible(extracted ?? ""))));
-  element.addEventListener("toggle", () => {
-    if (element.open && element.childElementCount === 1)
-      element.append(make("p", { class: "soft" }, `ended by: ${finish}`),
-        make("details", {}, make("summary", {}, "prompt"), make("pre", { class: "prompt" }, visible(prompt))),
-        make("pre", {}, ...(response ? typeset(response) : ["(empty response)"])),
-        make("details", {}, make("summary", {}, "as written"), make("pre", {}, visible(response))));
+function shares(question) {  // of right samples, by checkpoint; null: not asked
+  return index.checkpoints.map((_, c) => {
+    const own = question.s.filter((sample) => sample[0] === c);
+    return own.length ? own.filter((sample) => sample[2] === RIGHT).length / own.length : null;
   });
-  return element;
 }
 
-async function openQuestion(question, element) {
-  await whole;
-  const entry = index.questions[question];
-  element.append(make("pre", {}, ...typeset(entry.t)),
-    make("p", {}, "gold: ", ...typeset(entry.g.includes("$") ? entry.g : `$${entry.g}$`), ` (${entry.b}, ${entry.u})`));
-  const { p, r } = (await block(entry.k))[question];
-  for (let i = index.first[question]; i < index.first[question + 1]; i++) {
-    const record = r[i - index.first[question]];
-    if (wanted(i)) element.append(sampleElement(i, p[record[0]], record));
-  }
+const contains = (text) => text.toLowerCase().includes(filter.text.toLowerCase());
+const wanted = ([checkpoint, , status]) =>
+  (!filter.checkpoint || checkpoint === Number(filter.checkpoint)) &&
+  (!filter.status || (filter.status === "not right" ? status !== RIGHT : index.statuses[status] === filter.status));
+
+function fits(question, number) {
+  const { b, t, g, u, s } = question;
+  return (!filter.benchmark || b === filter.benchmark) &&
+    (!filter.text || matches.has(number) || contains(`${t}\n${g}\n${u}`)) &&
+    (!filter.differ || new Set(shares(question).filter((x) => x !== null)).size > 1) && s.some(wanted);
 }
 
-function questionElement(question) {
-  const entry = index.questions[question];
+function sampleElement([checkpoint, sample, status, tokens], prompts, [prompt, response, extracted, finish]) {
+  const verdict = status === RIGHT ? "right" : "wrong";
+  const summary = [[verdict, verdict], ["", checkpointName(checkpoint)], ["", `sample ${sample}`],
+    ["status", index.statuses[status]], ["soft", `${tokens} tokens`], ["question", visible(extracted ?? "")]];
+  return folded(summary.map(([name, text]) => make("span", { class: name }, text)), () => [
+    make("p", { class: "soft" }, `ended by: ${finish}`),
+    folded(["prompt"], () => [make("pre", { class: "prompt" }, visible(prompts[prompt]))]),
+    make("pre", {}, ...(response ? typeset(response) : ["(empty response)"])),
+    folded(["as written"], () => [make("pre", {}, visible(response))])], "sample");
+}
+
+function questionElement(number) {
+  const question = index.questions[number], { b, t, g, u, s } = question;
   const bars = shares(question).map((share, c) => make("i", { style: `--right: ${100 * (share ?? 0)}%`,
     title: `${checkpointName(c)}: ${share === null ? "not asked" : (100 * share).toFixed(0) + " % right"}` }));
-  const element = make("details", {}, make("summary", {},
-    make("span", { class: "bars" }, ...bars), make("span", { class: "soft" }, entry.b),
-    make("span", { class: "question" }, visible(entry.t.slice(0, 140)))));
-  element.addEventListener("toggle", () => {
-    if (element.open && element.childElementCount === 1) openQuestion(question, element);
-  });
-  return make("li", {}, element);
-}
-
-const list = make("ul", { class: "questions" }), told = make("output", { class: "soft" });
-const back = make("button", { type: "button", click: () => turn(-1) }, "previous");
-const forth = make("button", { type: "button", click: () => turn(1) }, "next");
-
-function turn(by) {
-  state.page += by;
-  show();
+  const summary = [make("span", { class: "bars" }, ...bars), make("span", { class: "soft" }, b),
+    make("span", { class: "question" }, visible(t.slice(0, 140)))];
+  return make("li", {}, folded(summary, async () => {
+    const { p, r } = await texts(number);
+    return [make("pre", {}, ...typeset(t)),
+      make("p", {}, "gold: ", ...typeset(g.includes("$") ? g : `$${g}$`), ` (${b}, ${u})`),
+      ...s.flatMap((sample, i) => wanted(sample) ? [sampleElement(sample, p, r[i])] : [])];
+  }));
 }
 
 function show() {
-  const found = [...index.questions.keys()].filter(fits);
+  const found = [...index.questions.keys()].filter((i) => fits(index.questions[i], i)), page = filters.elements.page;
   const pages = Math.max(1, Math.ceil(found.length / PAGE));
-  state.page = Math.max(0, Math.min(state.page, pages - 1));
-  list.replaceChildren(...found.slice(state.page * PAGE, (state.page + 1) * PAGE).map(questionElement));
-  told.textContent = `${found.length} of ${index.questions.length} questions, ` +
-    `${index.c.length} answers; page ${state.page + 1} of ${pages}`;
-  back.disabled = state.page === 0;
-  forth.disabled = state.page === pages - 1;
-  const { matches, run, ...filters } = state;
-  const kept = new URLSearchParams(Object.entries(filters).filter(([, value]) => value));
-  history.replaceState(null, "", `?${kept}${location.hash}`);
+  page.value = Math.max(0, Math.min(Number(page.value), pages - 1));
+  const start = page.value * PAGE;
+  byId("questions").replaceChildren(...found.slice(start, start + PAGE).map(questionElement));
+  byId("found").textContent = `${found.length} of ${index.questions.length} questions; ` +
+    `page ${Number(page.value) + 1} of ${pages}`;
+  byId("previous").disabled = start === 0;
+  byId("next").disabled = Number(page.value) === pages - 1;
+  // A reload or a link keeps the filters.
+  const kept = [...new FormData(filters)].filter(([, value]) => value && value !== "0");
+  history.replaceState(null, "", `?${new URLSearchParams(kept)}${location.hash}`);
 }
 
-// Looks into every response, block by block; a newer search ends this one.
-async function searchResponses() {
-  const run = ++state.run;
-  state.matches = null;
-  if (!state.deep || !state.text) return show();
-  state.matches = new Set();
-  for (let number = 0, last = -1; number < index.questions.length; number++) {
-    const entry = index.questions[number];
-    const { r } = (await block(entry.k))[number];
-    if (run !== state.run) return;
-    if (r.some((record) => record[1].toLowerCase().includes(state.text.toLowerCase()))) state.matches.add(number);
-    if (entry.k !== last) { last = entry.k; told.textContent = `searching: question ${number}`; }
+// Applies the filters; a search in responses reads all blocks and ends when a newer one starts.
+async function apply() {
+  const run = ++search;
+  filter = Object.fromEntries(new FormData(filters));
+  matches = new Set();
+  for (const question of filter.deep && filter.text ? index.questions.keys() : []) {
+    const { r } = await texts(question);
+    if (run !== search) return;
+    if (r.some(([, response]) => contains(response))) matches.add(question);
+    if (question % 50 === 0) byId("found").textContent = `searching: question ${question}`;
   }
   show();
 }
 
-let waiting = 0;
-
-// An element that sets a filter; it begins with what the address says.
-function control(name, tag, attributes, ...children) {
-  const element = make(tag, { "aria-label": name, input: () => {
-    state[name] = element[property];
-    clearTimeout(waiting);
-    waiting = setTimeout(() => { state.page = 0; searchResponses(); }, 250);
-  }, ...attributes }, ...children);
-  const property = element.type === "checkbox" ? "checked" : "value";
-  if (given.has(name)) element[property] = given.get(name);
-  state[name] = element[property];
-  return element;
-}
-
-const select = (name, options) =>
-  control(name, "select", {}, ...options.map(([value, text]) => make("option", { value }, text)));
-
-function showSamples() {
-  if (!index.questions.length) {
-    document.getElementById("samples").append(make("p", {}, "No checkpoint is evaluated yet."));
-    return;
+function showAnswers() {
+  for (const [name, value] of new URLSearchParams(location.search)) {
+    const field = filters.elements.namedItem(name);
+    if (field) field[field.type === "checkbox" ? "checked" : "value"] = value;
   }
-  const names = [...new Set(index.questions.map((entry) => entry.b))];
-  const others = index.statuses.filter((status) => status !== "correct" && status !== "wrong");
-  document.getElementById("samples").append(
-    make("div", { class: "tools" },
-      control("text", "input", { type: "search", placeholder: "search questions, golds, ids" }),
-      make("label", {}, control("deep", "input", { type: "checkbox" }), " also in responses"),
-      select("status", [["", "right and wrong"], ["correct", "right"], ["wrong", "not right"],
-        ...others.map((status) => [status, status.replaceAll("_", " ")])]),
-      select("benchmark", [["", "all benchmarks"], ...names.map((name) => [name, name])]),
-      select("checkpoint", [["", "all checkpoints"],
-        ...index.checkpoints.map((_, c) => [String(c), checkpointName(c)])]),
-      make("label", {}, control("differ", "input", { type: "checkbox" }), " checkpoints disagree")),
-    list, make("div", { class: "tools" }, back, forth, told));
-  searchResponses();
+  let waiting = 0;
+  filters.addEventListener("input", () => {
+    filters.elements.page.value = 0;
+    clearTimeout(waiting);
+    waiting = setTimeout(apply, 250);
+  });
+  filters.addEventListener("submit", (event) => event.preventDefault());
+  for (const [id, by] of [["previous", -1], ["next", 1]])
+    byId(id).addEventListener("click", () => {
+      filters.elements.page.value = Number(filters.elements.page.value) + by;
+      show();
+    });
+  apply();
 }
 
-showSamples();
+showAnswers();
 showFigures();
 document.body.dataset.ready = "yes";

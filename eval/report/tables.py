@@ -1,31 +1,35 @@
-"""The tables and facts of one run, as texts; nothing is escaped here."""
+"""The tables and facts of a report as texts. Nothing is escaped here."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
-from eval.intervals import Difference
-from eval.metrics import Estimate
-from eval.report.data import RunData
+from eval import EvaluationError, metrics
+from eval.metrics import Difference, paired
+from eval.report.data import RunData, asked_differently, question_means
 from eval.report.figures import template_names
-from prompt_aug.estimates import wilson
+from prompt_aug.base.estimates import wilson
+from prompt_aug.base.files import read_lines, read_text
+from prompt_aug.base.progress import duration
 from prompt_aug.questions import VALIDATION
 from recipe.run.folder import select
-from recipe.run.progress import duration
 
-# The keys of config.yaml worth showing at a glance; the whole file is folded below them.
-CONFIG_SECTIONS = ("recipe", "eval", "algorithm", "trainer", "data")
+EXPECTED = Path(__file__).with_name("expected.yaml")
+CONFIG_SECTIONS = ("recipe", "eval", "algorithm", "trainer", "data")  # shown on the page
 SECRET = re.compile(r"token|secret|passw|api_?key|credential", re.IGNORECASE)
-# What looks like a token, whatever its key: the usual prefixes, a key in a URL, a long random word.
-# 40 or 64 hex digits are a commit or a digest, unless a key in the same text names a secret.
+# A value that looks like a token, whatever its key: usual prefixes, a password in a URL, a long
+# random word. 40 or 64 hex digits are a commit or a digest, unless a key beside them is a secret.
 TOKEN = re.compile(
     r"\b(hf|sk|pk|ghp|gho|glpat|xox[abp]|wandb)[_-][\w-]{8,}|AKIA[0-9A-Z]{12,}|://[^/\s:]+:[^/\s]+@|"
     rf"(?i:{SECRET.pattern})\w*\W{{1,3}}[0-9a-f]{{40}}|"
     r"(?<![\w/.-])(?!(?:[0-9a-f]{40}|[0-9a-f]{64})\b)(?=\w*\d)(?=\w*[A-Za-z])\w{32,}(?![\w/.-])"
 )
-# Keys of config.yaml that make a method, with their names in it.
+# The configuration keys that make a method, with their names in its description.
 PARTS = {
     "recipe.advantage.name": "advantage",
     "recipe.weights.name": "weights",
@@ -37,121 +41,181 @@ PARTS = {
     "recipe.curriculum.enable": "curriculum",
     "recipe.one_question": "one question",
 }
-# Keys that name a run or its place, and so differ between any two.
+# Keys that name a run or its folder, and differ between any two runs.
 NAMES = (
     *("recipe.name", "recipe.run_dir", "recipe.method"),
     *("trainer.default_local_dir", "trainer.experiment_name"),
 )
-Table = list[list[str]]
+Table = list[list[str]]  # the first row is the header
 
 
-def share(value: Estimate | Mapping[str, Any] | None, *, signed: bool = False) -> str:
-    """An accuracy in per cent with its standard error: ``41.2 ±2.1``.
+# ------------------------------------------------------------------------- cells
 
-    At 0 and 100 %, where the standard error says nothing, with its interval: ``0.0 [0.0, 11.4]``.
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def share(value: metrics.Estimate | Mapping[str, Any] | None) -> str:
+    """Format an accuracy in per cent with its standard error: ``41.2 ±2.1``.
+
+    At 0 and 100 %, where the standard error is 0, with its interval: ``0.0 [0.0, 11.4]``.
     """
     if value is None:
         return "-"
-    if isinstance(value, Estimate):
-        mean, error, size = value.accuracy, value.standard_error, value.questions
-    else:
-        mean, error, size = value["accuracy"], value["standard_error"], value["questions"]
-    shown = f"{100 * mean:{'+' if signed else ''}.1f}"
-    if not signed and mean in (0.0, 1.0):
-        low, high = wilson(mean, size)
-        return f"{shown} [{100 * low:.1f}, {100 * high:.1f}]"
-    return shown if error is None else f"{shown} ±{100 * error:.1f}"
+    entry = asdict(value) if isinstance(value, metrics.Estimate) else value
+    mean, error = entry["accuracy"], entry["standard_error"]
+    if mean in (0.0, 1.0):
+        low, high = wilson(mean, entry["questions"])
+        return f"{percent(mean)} [{percent(low)}, {percent(high)}]"
+    return percent(mean) + ("" if error is None else f" ±{percent(error)}")
+
+
+def change(value: Difference | None) -> str:
+    """Format a paired difference in points with its standard error: ``+5.0 ±2.1``."""
+    if value is None:
+        return "-"
+    error = value.standard_error
+    return f"{100 * value.mean:+.1f}" + ("" if error is None else f" ±{percent(error)}")
 
 
 def p_value(difference: Difference | None) -> str:
-    """The p-value of a paired difference with two digits; below 0.001 only that."""
+    """Format the p-value of a paired difference with two digits, or as ``<0.001``."""
     if difference is None:
         return "-"
     return "<0.001" if difference.p_value < 0.001 else f"{difference.p_value:.2g}"
 
 
-def checkpoint_table(data: RunData) -> Table:
-    """A row per checkpoint, first row the headings. Per cent, ± one standard error."""
-    if not data.rows:
-        return [["checkpoint"], ["none evaluated"]]
-    names = list(data.rows[-1].benchmarks)
-    several = len(names) > 1
-    head = ["checkpoint", *(f"{name} ({_asked(data, name)})" for name in names)]
-    head += ["all questions"] if several else []
-    head += ["gain over start", "p", "no answer", "cut at limit", "tokens"]
-    table = [head]
-    for row in data.rows:
-        entries = list(row.benchmarks.values())
-        cells = ["start (step 0)" if row.step == 0 else f"step {row.step}"]
-        cells[0] += " *" if data.selection.get("step") == row.step else ""
-        cells += [share(entry) for entry in entries]
-        cells += [share(row.total)] if several else []
-        cells.append(share(row.gain, signed=True))
-        cells.append(p_value(row.paired))
-        total = sum(entry["samples"] for entry in entries)
-
-        def rate(key: str, entries: list[Any] = entries, total: int = total) -> float:
-            return sum(_value(entry, key) * entry["samples"] for entry in entries) / total
-
-        cells.append(f"{100 * rate('no_answer'):.1f}")
-        cells.append(f"{100 * rate('truncation_rate'):.1f}")
-        cells.append(f"{rate('mean_tokens'):.0f}")
-        table.append(cells)
-    return table
-
-
-def pass_at_k_table(data: RunData) -> Table:
-    """pass@k by checkpoint and benchmark, where more than one sample was drawn."""
-    entries = [
-        (row.step, name, entry["pass_at_k"])
-        for row in data.rows
-        for name, entry in row.benchmarks.items()
-        if len(entry["pass_at_k"]) > 1
-    ]
-    if not entries:
-        return []
-    ks = sorted({int(k) for _, _, values in entries for k in values})
-    table = [["checkpoint", "benchmark", *(f"pass@{k}" for k in ks)]]
-    for step, name, values in entries:
-        cells = [f"{100 * values[str(k)]:.1f}" if str(k) in values else "-" for k in ks]
-        table.append([f"step {step}", name, *cells])
-    return table
-
-
-def extraction_table(data: RunData) -> Table:
-    """Accuracy with a box required and with prose read, where it differs: base models."""
-    table = [["checkpoint", "benchmark", "strict: a box", "default: prose too", "scored with"]]
-    for row in data.rows:
-        for name, entry in row.benchmarks.items():
-            under = entry.get("accuracy_under", {})  # scores of older graders lack it
-            if len(set(under.values())) > 1:
-                cells = [f"{100 * under[key]:.1f}" for key in ("strict", "default")]
-                used = str(entry["settings"]["extraction"])
-                table.append([_step_name(row.step), name, *cells, used])
-    return table if len(table) > 1 else []
+def step_name(step: int) -> str:
+    return "start model" if step == 0 else f"after step {step}"
 
 
 def markdown_table(table: Table) -> str:
-    """A table in Markdown; the bar of a cell is escaped."""
+    """Format a table in Markdown. Bars in cells are escaped."""
     rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
     rows.insert(1, "|" + "---|" * len(table[0]))
     return "\n".join(rows)
 
 
-def settings_table(data: RunData) -> Table:
-    """The evaluation's settings, name and value."""
-    return [[name, str(value)] for name, value in data.eval_settings.items()]
+def without_secrets(value: Any, key: str = "") -> Any:
+    """Replace texts that look like a secret, or whose key names one."""
+    if isinstance(value, Mapping):
+        return {name: without_secrets(inner, str(name)) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [without_secrets(inner, key) for inner in value]
+    # "max_tokens" is a number, an access token is a text.
+    hidden = isinstance(value, str) and (SECRET.search(key) or TOKEN.search(value))
+    return "(left out)" if hidden else value
+
+
+# ------------------------------------------------------------------------- scores of a run
+
+
+def checkpoint_table(data: RunData) -> Table:
+    """Return a row per checkpoint, in per cent ± one standard error."""
+    if not data.rows:
+        return [["checkpoint"], ["none evaluated"]]
+    head, several = ["checkpoint"], len(data.rows[-1].benchmarks) > 1
+    for name, entry in data.rows[-1].benchmarks.items():
+        asked = entry["settings"]
+        size = str(asked["questions"])
+        size += f" of {asked['of']}" if asked["questions"] != asked["of"] else ""
+        size += f" x {asked['samples']}" if asked["samples"] > 1 else ""
+        head.append(f"{name} ({size})")
+    head += ["all questions"] * several
+    table = [[*head, "gain over start", "p", "no answer", "truncated", "tokens"]]
+    for row in data.rows:
+        entries = list(row.benchmarks.values())
+        weights = [entry["samples"] for entry in entries]
+        no_answer = [entry["status_rates"].get("no_answer", 0.0) for entry in entries]
+        truncated = [entry["truncation_rate"] for entry in entries]
+        tokens = [entry["mean_tokens"] for entry in entries]
+        name = "start (step 0)" if row.step == 0 else f"step {row.step}"
+        table.append([
+            name + " *" * (data.selection.get("step") == row.step),
+            *map(share, entries),
+            *[share(row.total)] * several,
+            change(row.gain),
+            p_value(row.gain),
+            percent(np.average(no_answer, weights=weights)),
+            percent(np.average(truncated, weights=weights)),
+            f"{np.average(tokens, weights=weights):.0f}",
+        ])  # fmt: skip
+    return table
+
+
+def pass_at_k_table(data: RunData) -> Table:
+    """Return pass@k by checkpoint and benchmark, if there is more than one sample."""
+    rows = [(row.step, n, e["pass_at_k"]) for row in data.rows for n, e in row.benchmarks.items()]
+    rows = [(step, name, values) for step, name, values in rows if len(values) > 1]
+    ks = sorted({int(k) for _, _, values in rows for k in values})
+    table = [["checkpoint", "benchmark", *(f"pass@{k}" for k in ks)]] if rows else []
+    for step, name, values in rows:
+        cells = [percent(values[str(k)]) if str(k) in values else "-" for k in ks]
+        table.append([f"step {step}", name, *cells])
+    return table
+
+
+def extraction_table(data: RunData) -> Table:
+    """Return the accuracy under `strict` and `default` extraction where they differ."""
+    table = [["checkpoint", "benchmark", "strict: a box", "default: prose too", "scored with"]]
+    for row in data.rows:
+        for name, entry in row.benchmarks.items():
+            under = entry.get("accuracy_under", {})  # scores of older graders lack it
+            if len(set(under.values())) > 1:
+                cells = [percent(under[key]) for key in ("strict", "default")]
+                used = str(entry["settings"]["extraction"])
+                table.append([step_name(row.step), name, *cells, used])
+    return table if len(table) > 1 else []
+
+
+def level_table(data: RunData) -> Table:
+    """Return the accuracy by level of difficulty, of the start and the result."""
+    if not data.rows:
+        return []
+    rows = list({row.step: row for row in (data.rows[0], data.result)}.values())
+    found: dict[tuple[str, int], list[list[float]]] = {}
+    for column, row in enumerate(rows):
+        for name, entry in row.benchmarks.items():
+            questions = read_lines(data.evaluated[row.step].benchmark(name).questions)
+            for question, mean in zip(questions, entry["question_means"], strict=True):
+                if question["level"] is not None:
+                    place = found.setdefault((name, question["level"]), [[] for _ in rows])
+                    place[column].append(mean)
+    table = [
+        [
+            name,
+            str(level),
+            *(share(metrics.accuracy([[x] for x in m])) if m else "-" for m in means),
+        ]
+        for (name, level), means in sorted(found.items())
+    ]
+    head = ["benchmark", "level", *(step_name(row.step) for row in rows)]
+    return [head, *table] if table else []
+
+
+def template_table(data: RunData) -> Table:
+    """Return share, accuracy and format reward of each template over the last 10 steps."""
+    table = []
+    for name in template_names(data):
+        table.append([name])
+        for part in ("share", "accuracy", "format"):
+            values = data.series(f"template/{name}/{part}")[1][-10:]
+            table[-1].append(percent(sum(values) / len(values)) if values else "-")
+    return [["template", "share", "accuracy", "format"], *table] if table else []
+
+
+# ------------------------------------------------------------------------- facts of a run
 
 
 def method(config: Mapping[str, Any]) -> str | None:
-    """The method of a run: the name that was chosen, and what the configuration makes of it."""
+    """Describe the method of a run: its configured name, and the parts that it consists of."""
+    parts = []
     templates = select(config, "recipe.augment.templates")
     augmented = select(config, "recipe.augment.mode") in ("per_question", "per_rollout")
     if augmented and (templates is None or len(templates) > 1):
         kinds = "all" if templates is None else len(templates)
-        parts = [f"prompt augmentation with {kinds} templates"]
-    else:
-        parts = []
+        parts.append(f"prompt augmentation with {kinds} templates")
     for key, label in PARTS.items():
         value = select(config, key)
         if value not in (None, False, 0, "none", "vanilla"):
@@ -161,56 +225,26 @@ def method(config: Mapping[str, Any]) -> str | None:
 
 
 def header_table(data: RunData) -> Table:
-    """What was trained, how, on what, from which code, and when; a row only for what is known."""
+    """Return model, method, data, command, commit and date, as far as they are recorded."""
     files = select(data.config, "data.train_files") or []
     commit = data.environment.get("commit")
     changed = " with uncommitted changes" if data.environment.get("uncommitted_changes") else ""
-    rows = [
-        ("model", data.model),
-        ("method", method(data.config)),
-        ("data", ", ".join(map(str, [files] if isinstance(files, str) else files)) or None),
-        ("command", data.environment.get("command")),
-        ("commit", f"{commit}{changed}" if commit else None),
-        ("date", data.date),
-    ]
-    shown = {name: _without_secrets(str(value)) for name, value in rows if value is not None}
-    return [[name, value] for name, value in shown.items()]
-
-
-def template_table(data: RunData) -> Table:
-    """Each template's share, accuracy and format reward in training: means of the last 10 steps."""
-    names = template_names(data)
-    if not names:
-        return []
-    table = [["template", "share", "accuracy", "format"]]
-    for name in names:
-        means = []
-        for part in ("share", "accuracy", "format"):
-            values = data.series(f"template/{name}/{part}")[1][-10:]
-            means.append(f"{100 * sum(values) / len(values):.1f}" if values else "-")
-        table.append([name, *means])
-    return table
-
-
-def level_table(data: RunData) -> Table:
-    """Accuracy by level of difficulty, first and last checkpoint; nothing without levels."""
-    if not data.levels:
-        return []
-    steps = sorted({step for step, _, _ in data.levels})
-    steps = list(dict.fromkeys((steps[0], data.result.step if data.rows else steps[-1])))
-    places = sorted({(name, level) for _, name, level in data.levels})
-    table = [["benchmark", "level", *(_step_name(step) for step in steps)]]
-    for name, level in places:
-        cells = [share(data.levels.get((step, name, level))) for step in steps]
-        table.append([name, str(level), *cells])
-    return table
+    facts = {
+        "model": data.model,
+        "method": method(data.config),
+        "data": ", ".join(map(str, [files] if isinstance(files, str) else files)) or None,
+        "command": data.environment.get("command"),
+        "commit": f"{commit}{changed}" if commit else None,
+        "date": data.date,
+    }
+    return [[n, without_secrets(str(value))] for n, value in facts.items() if value is not None]
 
 
 def environment_table(data: RunData) -> Table:
-    """environment.json, flattened one level."""
+    """Return environment.json, flattened by one level."""
     table = []
     for name, value in data.environment.items():
-        value = _without_secrets(value, name)
+        value = without_secrets(value, name)
         if isinstance(value, Mapping):
             table += [[f"{name} {key}", str(inner)] for key, inner in value.items()]
         else:
@@ -219,84 +253,145 @@ def environment_table(data: RunData) -> Table:
 
 
 def configuration(data: RunData) -> str:
-    """The sections of config.yaml that make the run, with anything like a secret blanked."""
+    """Return the main sections of config.yaml without secrets."""
     sections = {name: data.config[name] for name in CONFIG_SECTIONS if name in data.config}
-    return yaml.safe_dump(_without_secrets(sections), sort_keys=False, allow_unicode=True)
-
-
-def flat_configuration(data: RunData) -> Iterator[tuple[str, str]]:
-    """(dotted key, value) of config.yaml, without secrets."""
-
-    def walk(node: Any, prefix: str) -> Iterator[tuple[str, str]]:
-        for key, value in node.items():
-            if isinstance(value, Mapping) and value:
-                yield from walk(value, f"{prefix}{key}.")
-            else:
-                yield f"{prefix}{key}", str(value)
-
-    yield from walk(_without_secrets(data.config), "")
+    return yaml.safe_dump(without_secrets(sections), sort_keys=False, allow_unicode=True)
 
 
 def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The few numbers at the top: of the last checkpoint, or of the one that was picked."""
-    first, last = (data.rows[0], data.result) if data.rows else (None, None)
+    """Return the few numbers at the top of the page, of the result."""
     facts = []
-    if first is not None and last is not None:
-        facts.append((_step_name(first.step), share(first.total) + " %"))
+    if data.rows:
+        first, result = data.rows[0], data.result
+        facts.append((step_name(first.step), share(first.total) + " %"))
         if data.selection.get("kind") == "test":
             facts.append(("picked on", f"TEST SET {data.selection['benchmark']}"))
-        if last.step != first.step:
-            facts.append((_step_name(last.step), share(last.total) + " %"))
-        if last.gain is not None:
-            facts.append(("gain, paired", share(last.gain, signed=True) + " points"))
-        facts.append(("questions", str(last.total.questions)))
-    if numbers["optimizer_steps"] is not None:
-        facts.append(("optimizer steps", str(numbers["optimizer_steps"])))
+        if result.step != first.step:
+            facts.append((step_name(result.step), share(result.total) + " %"))
+        if result.gain is not None:
+            facts.append(("gain, paired", change(result.gain) + " points"))
+        facts.append(("questions", str(result.total.questions)))
     if numbers["wall_seconds"] is not None:
         facts.append(("training time", duration(numbers["wall_seconds"])))
-    if numbers["seed"] is not None:
-        facts.append(("seed", str(numbers["seed"])))
+    for key in ("optimizer_steps", "seed"):
+        if numbers[key] is not None:
+            facts.append((key.replace("_", " "), str(numbers[key])))
     return facts
 
 
-def _asked(data: RunData, name: str) -> str:
-    settings = data.rows[-1].benchmarks[name]["settings"]
-    size = str(settings["questions"])
-    if settings["questions"] != settings["of"]:
-        size += f" of {settings['of']}"
-    return size if settings["samples"] == 1 else f"{size} x {settings['samples']}"
-
-
-def _value(entry: Mapping[str, Any], key: str) -> float:
-    return entry["status_rates"].get(key, 0.0) if key == "no_answer" else entry[key]
-
-
-def _step_name(step: int) -> str:
-    return "start model" if step == 0 else f"after step {step}"
-
-
-def _without_secrets(value: Any, key: str = "") -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_secrets(inner, str(name)) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_secrets(inner, key) for inner in value]
-    # "max_tokens" is a number, an access token is a text.
-    hidden = isinstance(value, str) and (SECRET.search(key) or TOKEN.search(value))
-    return "(left out)" if hidden else value
-
-
 def chosen(data: RunData) -> str:
-    """Which checkpoint is the result, and how it was chosen."""
+    """Explain which checkpoint is the result, and how it was chosen."""
     if not data.selection:
-        return "The last checkpoint is the result; none is picked by these scores."
+        return "The last checkpoint is the result. No checkpoint was picked by these scores."
     step, name = data.selection["step"], data.selection["benchmark"]
     if data.selection["kind"] != VALIDATION:
         return (
             f"PICKED ON A TEST SET: step {step} has the best score of all checkpoints on {name}, "
             f"so its score there is too high. ({data.selection['reason']})"
         )
-    score = 100 * data.selection["scores"][str(step)]
+    score = percent(data.selection["scores"][str(step)])
     return (
-        f"The result is step {step}, picked by its {score:.1f} % on {name}, questions held out of "
-        "the training data; they are not a benchmark and are in no average here."
+        f"The result is step {step}, picked by its {score} % on {name}. These questions were held "
+        "out of the training data; they are no benchmark and not part of any average here."
     )
+
+
+# ------------------------------------------------------------------------- runs side by side
+
+
+def runs_table(runs: Sequence[RunData]) -> Table:
+    """Return a row per run. One column compares its result with that of the first run, paired."""
+    if len(runs) < 2:
+        return []
+    first = next((run for run in runs if run.rows), None)
+    head = ["run", "method", "start", "result", "at step", "gain over start", "p"]
+    table = [[*head, f"against {first.name if first else ''}", "p", "seed", "training time"]]
+    for run in runs:
+        cells = ["-"] * 7
+        if run.rows:
+            last, start = run.result, run.rows[0] if run.rows[0].step == 0 else None
+            other, (a, b) = None, (first.result.benchmarks if first else {}, last.benchmarks)
+            if run is not first and set(a) == set(b) and not asked_differently(a, b):
+                other = paired(question_means(a, list(a)), question_means(b, list(a)))
+            cells = [share(start.total) if start else "-", share(last.total), str(last.step)]
+            cells += [change(last.gain), p_value(last.gain), "-", p_value(other)]
+            if other:
+                ends = f"[{100 * other.low:+.1f}, {100 * other.high:+.1f}]"
+                cells[5] = f"{100 * other.mean:+.1f} {ends}"
+        seed, seconds = select(run.config, "recipe.seed"), run.last("train/wall_seconds")
+        cells += ["-" if seed is None else str(seed), "-" if seconds is None else duration(seconds)]
+        table.append([run.name, method(run.config) or "-", *cells])
+    return table
+
+
+def configurations_table(runs: Sequence[RunData]) -> Table:
+    """Return the keys of config.yaml that differ between runs, without secrets."""
+
+    def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+        found: dict[str, str] = {}
+        for key, value in node.items():
+            if isinstance(value, Mapping) and value:
+                found |= flat(value, f"{prefix}{key}.")
+            else:
+                found[f"{prefix}{key}"] = str(value)
+        return found
+
+    columns = [flat(without_secrets(run.config)) for run in runs]
+    keys = dict.fromkeys(key for values in columns for key in values if key not in NAMES)
+    rows = [[key, *(values.get(key, "-") for values in columns)] for key in keys]
+    return [["key", *(run.name for run in runs)], *(r for r in rows if len(set(r[1:])) > 1)]
+
+
+def checkpoints_of_all(runs: Sequence[RunData]) -> list[tuple[str, Table]]:
+    """Return (heading, checkpoint table), one for all runs that have the same columns."""
+    found: dict[tuple[str, ...], tuple[list[str], Table]] = {}
+    for run in runs:
+        head, *rows = checkpoint_table(run)
+        names, table = found.setdefault(tuple(head), ([], []))
+        names.append(run.name)
+        table += [[run.name, *row] if len(runs) > 1 else row for row in rows]
+    first = ["run"] if len(runs) > 1 else []
+    return [
+        ("" if len(found) == 1 else ", ".join(names), [[*first, *head], *table])
+        for head, (names, table) in found.items()
+    ]
+
+
+def expected_results() -> dict[str, dict[str, Any]]:
+    """Return the published results by name."""
+    return dict(yaml.safe_load(read_text(EXPECTED)))
+
+
+def expected_tables(runs: Sequence[RunData], asked: str | None) -> list[tuple[str, Table]]:
+    """Return (source, table) of each published entry that fits a run, ours in the last rows.
+
+    An entry fits if it is the one `asked` for, or has the run's start model and a benchmark of it.
+    """
+    known = expected_results()
+    if asked is not None and asked not in known:
+        raise EvaluationError(f"--expected {asked}: known are {', '.join(sorted(known))}")
+
+    def fits(run: RunData, entry: Mapping[str, Any]) -> bool:
+        own = str(run.model or "").rstrip("/").rpartition("/")[2]
+        shared = set(entry["benchmarks"]) & set(run.rows[-1].benchmarks)
+        return bool(shared) and own.lower() == str(entry["model"]).lower()
+
+    def cell(scores: Mapping[str, Any] | None, metric: str) -> str:
+        if scores is None or metric == "accuracy":
+            return share(scores)
+        value = scores["pass_at_k"].get(metric.removeprefix("pass@"))
+        return "-" if value is None else percent(value)
+
+    tables = []
+    for name, entry in known.items():
+        fitting = [run for run in runs if run.rows and (name == asked or fits(run, entry))]
+        rows = [["", *entry["benchmarks"]]]
+        rows += [[row, *(f"{x:.1f}" for x in values)] for row, values in entry["rows"].items()]
+        for run in fitting:
+            for row in {row.step: row for row in (run.rows[0], run.result)}.values():
+                cells = [cell(row.benchmarks.get(n), entry["metric"]) for n in entry["benchmarks"]]
+                rows.append([f"ours: {run.name}, step {row.step}", *cells])
+        if fitting:
+            title = f"{entry['model']}, {entry['metric']}, per cent: {entry['source']}"
+            tables.append((title, rows))
+    return tables

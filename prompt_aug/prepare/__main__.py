@@ -20,10 +20,10 @@ from typing import Any
 
 import yaml
 
-from prompt_aug.commands import make_parser, run
-from prompt_aug.errors import UsageError, UserError
-from prompt_aug.files import read_json, read_text, sha256, write_json
-from prompt_aug.places import unwritable
+from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.errors import UsageError, UserError
+from prompt_aug.base.files import read_json, read_text, sha256, write_json
+from prompt_aug.base.places import unwritable
 from prompt_aug.prepare.filters import Numbered, prepare
 from prompt_aug.prepare.overlap import LIKENESS_LIMIT, LIKENESS_N, OVERLAP_LIMIT, OVERLAP_N
 from prompt_aug.prepare.rephrased import join
@@ -100,7 +100,7 @@ def records_of(path: Path) -> list[Path]:
 
 
 def record_texts(path: Path) -> list[str]:
-    """The question texts of a benchmark's record, of which eval.benchmarks.record has the keys."""
+    """The question texts of a benchmark's record, of which eval.benchmarks has the keys."""
     try:
         record = yaml.safe_load(read_text(path))
     except (OSError, UserError, yaml.YAMLError) as error:

@@ -4,7 +4,7 @@ import csv
 import json
 from pathlib import Path
 
-from prompt_aug.errors import UserError
+from prompt_aug.base.errors import UserError
 
 
 class SourceError(UserError, ValueError):

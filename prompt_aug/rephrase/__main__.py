@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.errors import UsageError, UserError
-from prompt_aug.files import iter_lines, lock
+from prompt_aug.base.errors import UsageError, UserError
+from prompt_aug.base.files import iter_lines, lock
 from prompt_aug.prepare.overlap import OverlapIndex
 from prompt_aug.questions import Question, normalise, read_parquet
 from prompt_aug.rephrase import options as cli

@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from prompt_aug.commands import add_renamed, make_parser, run
-from prompt_aug.files import lock, write_json
+from prompt_aug.base.commands import add_renamed, make_parser, run
+from prompt_aug.base.files import lock, write_json
 from prompt_aug.grading import grade_many
 from prompt_aug.questions import Question, read_parquet
 from prompt_aug.rephrase.generate.budget import Budget

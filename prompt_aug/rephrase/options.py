@@ -8,8 +8,8 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.commands import add_renamed, make_parser
-from prompt_aug.errors import UsageError
+from prompt_aug.base.commands import add_renamed, make_parser
+from prompt_aug.base.errors import UsageError
 from prompt_aug.rephrase.generate.budget import MILLION, Budget, Price, Spending, price_of
 from prompt_aug.rephrase.generate.client import KEY_VARIABLE, Endpoint
 from prompt_aug.rephrase.generate.store import Sampling

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.files import sha256, write_json, write_lines, write_text
+from prompt_aug.base.files import sha256, write_json, write_lines, write_text
 from prompt_aug.questions import Question, write_parquet
 from prompt_aug.rephrase.candidates import Candidate
 from prompt_aug.rephrase.choose import Choice, Rate

@@ -20,8 +20,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from prompt_aug.commands import make_parser, run
-from prompt_aug.files import iter_lines, write_text
+from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.files import iter_lines, write_text
 from prompt_aug.questions import normalise, read_parquet
 from prompt_aug.rephrase.generate.prompts import RephraseError
 from prompt_aug.rephrase.results import beside

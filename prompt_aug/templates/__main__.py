@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.commands import make_parser, run
-from prompt_aug.files import write_json
+from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.files import write_json
+from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.templates import (
     FORMAT_SETTINGS,
     BankError,
@@ -25,7 +26,6 @@ from prompt_aug.templates import (
 )
 from prompt_aug.templates.format_checks import RULE_KEYS
 from prompt_aug.templates.published import DIGESTS, digest, renderings
-from prompt_aug.tokenizers import load_tokenizer
 
 SAMPLE = "What is $1 + 1$?"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from prompt_aug.files import FileError, read_json, read_text
+from prompt_aug.base.files import FileError, read_json, read_text
 from prompt_aug.templates.format_checks import RULE_KEYS, Rule
 from prompt_aug.templates.published import QUESTION, how_to_make
 from prompt_aug.templates.template import SLOT, Bank, BankError, FormatSetting, Template

@@ -15,7 +15,7 @@ import yaml
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from prompt_aug.files import read_text
+from prompt_aug.base.files import read_text
 from prompt_aug.templates.template import BankError
 
 QUESTION = "QUESTION"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from prompt_aug.errors import UserError
+from prompt_aug.base.errors import UserError
 from prompt_aug.templates.format_checks import (
     Rule,
     check_rules,

@@ -1,1 +1,1 @@
-"""How the actor computes log-probabilities, where that is not verl's own way."""
+"""The actor's computation of log-probabilities, if it is not verl's own."""

@@ -1,8 +1,8 @@
 """verl's FSDP engine with prefix trees: the actor and the reference model on a CPU.
 
-Named by ``actor_rollout_ref.model.external_lib`` (`config/machine/cpu.yaml`). With
-``recipe.patches.cpu.engines`` in its place the engine is verl's own, which computes each row by
-itself; `scripts/bench.py step` compares the times, tests/recipe/actor the values and gradients.
+Named by ``actor_rollout_ref.model.external_lib`` (`config/machine/cpu.yaml`). If that is
+``recipe.patches.cpu.engines``, the engine is verl's own, which computes each row separately.
+tests/recipe/actor compares values and gradients of the two.
 """
 
 from typing import Any
@@ -19,47 +19,47 @@ import recipe.patches.cpu.engines  # noqa: F401  (verl's own classes for the dev
 from recipe.actor.prefix_tree import Forest, plant
 from recipe.patches.logprobs import CHUNK
 
-# Causal attention is the only way in which a token of these sees others.
-KNOWN = ("llama", "qwen2", "qwen3")
-# What makes verl's batch anything but plain rows of text.
+# Model types in which tokens interact only through causal attention.
+SUPPORTED = ("llama", "qwen2", "qwen3")
+# Settings that must be off, with verl's value where the key is absent.
 NOT_PLAIN = {
-    "use_remove_padding": True,  # verl's values where the key is absent
+    "use_remove_padding": True,
     "use_fused_kernels": False,
     "distillation_use_topk": False,
     "distillation_only": False,
 }
 
 
-def suits(model: torch.nn.Module) -> bool:
-    """Whether a forest is the same for it: full causal attention by a mask, nothing drawn."""
+def supported(model: torch.nn.Module) -> bool:
+    """Return whether the model has full causal attention by a mask, and no dropout."""
     config: Any = model.config
     full = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-    # Only SDPA takes a mask of booleans: "eager" would add it to the scores.
-    known = config.model_type in KNOWN and config._attn_implementation == "sdpa"
+    # Only SDPA accepts a boolean mask: "eager" would add it to the scores.
+    by_mask = config.model_type in SUPPORTED and config._attn_implementation == "sdpa"
     causal = getattr(config, "is_causal", True)
-    # What a dropout draws for a node all rows through it would share.
-    drawn = config.attention_dropout or any(
+    # Rows that share a node would share its dropout mask.
+    dropout = config.attention_dropout or any(
         isinstance(part, torch.nn.Dropout) and part.p > 0 for part in model.modules()
     )
-    return bool(full and known and causal and not drawn)
+    return bool(full and by_mask and causal and not dropout)
 
 
 def values_of(logits_NV: Tensor, labels: Tensor, node: Tensor) -> Tensor:
-    """log softmax(logits[node])[labels], float32, of logits of nodes that several tokens share."""
+    """log softmax(logits[node])[labels], float32; several tokens may share the logits of a node."""
     chosen = logits_NV.flatten().gather(0, node * logits_NV.shape[-1] + labels).float()
     lse_N = torch.cat([part.float().logsumexp(-1) for part in logits_NV.split(CHUNK)])
     return chosen - lse_N.gather(0, node)
 
 
 class PrefixTreeEngine(FSDPEngineWithLMHead):
-    """Rows of a micro-batch that begin alike share the computation of their beginning.
+    """Computes the common prefixes of a micro-batch's rows once.
 
-    The largest micro-batches share most. What this does not know goes verl's way: packed rows,
-    fused kernels, images, distillation, models of other kinds.
+    The largest micro-batches share most. Unsupported inputs fall back to verl's implementation:
+    packed rows, fused kernels, images, distillation, other types of models.
 
     Overrides of verl:
-      prepare_model_inputs    a forest in place of padded rows
-      prepare_model_outputs   every token's value from the node that it shares
+      prepare_model_inputs    a forest instead of padded rows
+      prepare_model_outputs   the value of every token from its node
     """
 
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -72,12 +72,12 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
             "attention_mask": forest.sees_F1LL,
             "position_ids": forest.depth_FL,
         }
-        # As in verl the last token of a row has the first one of the next as its label; nothing
-        # reads that value.
+        # As in verl, the label of a row's last token is the next row's first token; that value is
+        # never read.
         return inputs, {"forest": forest, "labels": rows.values().roll(-1)}
 
     def _plain(self, micro_batch: Any) -> bool:
-        """Whether the micro-batch is rows of text from position 0, at one temperature."""
+        """Return whether the micro-batch is rows of text from position 0, at one temperature."""
         if any(tu.get_non_tensor_data(micro_batch, k, absent) for k, absent in NOT_PLAIN.items()):
             return False
         rows, positions = micro_batch["input_ids"], micro_batch["position_ids"]
@@ -88,7 +88,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         offsets = rows.offsets()
         start = offsets[:-1].repeat_interleave(offsets.diff())
         from_0 = torch.equal(positions.values(), torch.arange(int(offsets[-1])) - start)
-        return from_0 and suits(self.module)
+        return from_0 and supported(self.module)
 
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: Any, logits_processor_func: Any
@@ -100,7 +100,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
             )
         logits = output.logits.flatten(0, 1)
         temperature = torch.tensor(float(micro_batch["temperature"]))
-        if temperature != 1.0:  # as verl does it: its floor, and in the dtype of the logits
+        if temperature != 1.0:  # as in verl: with its floor, in the dtype of the logits
             logits = logits / temperature.clamp(min=1e-8).to(logits.dtype)
         values = {"log_probs": values_of(logits, output_args["labels"], forest.node_N)}
         if tu.get_non_tensor_data(micro_batch, "calculate_entropy", False):

@@ -1,16 +1,16 @@
-"""Rows that begin alike, computed once: token sequences as prefix trees for a causal model.
+"""Prefix trees of token sequences, so that a causal model computes common prefixes once.
 
-The responses of a group have their prompt in common, and while a policy is sure of most of its
-tokens also most of what they say. In a causal model a token's hidden state depends on the tokens
-before it alone, so one node of a prefix tree serves all rows that pass through it: the same
-log-probabilities, and by the chain rule the same gradient, the sum over those rows.
+The responses of a group have the same prompt, and a confident policy also repeats much of its
+responses. In a causal model the hidden state of a token depends only on the tokens before it. One
+node of a prefix tree thus serves all rows that pass through it: the log-probabilities are the same,
+and by the chain rule so is the gradient, the sum over those rows.
 
-Several trees share a row of the model's input (a forest), up to a number of places. Nodes stand in
-the order of a depth-first walk, so the descendants of node j are the places j + 1 ... end_j - 1:
+Several trees share a row of the model's input (a forest), up to a number of places. Nodes are in
+depth-first order, so the descendants of node j are the places j + 1 ... end_j - 1:
 
     place i sees place j   iff   j <= i < end_j
 
-which is the whole attention mask, between trees as within one.
+This is the whole attention mask, between trees and within one.
 """
 
 from collections.abc import Sequence
@@ -19,24 +19,24 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-# Places of a row: more share longer beginnings, and attention is quadratic in them. Between 320 and
-# 448 the work of rows of some 120 tokens hardly differs.
+# Places of a row. More places share more prefixes, but attention is quadratic in them. For rows of
+# about 120 tokens the cost hardly differs between 320 and 448.
 CAPACITY = 384
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forest:
-    """F rows of L places; what a place behind the last node of its row holds counts nowhere."""
+    """F rows of L places; places after the last node of a row are padding."""
 
     ids_FL: Tensor  # the token of a node
-    depth_FL: Tensor  # its place in its sequences, from 0: the position id
-    sees_F1LL: Tensor  # bool, [f, 0, i, j]: whether place i attends to place j
-    node_N: Tensor  # for every token of the sequences, one after the other: f * L + its place
+    depth_FL: Tensor  # its position in its sequences, from 0: the position id
+    sees_F1LL: Tensor  # bool, [f, 0, i, j]: place i attends to place j
+    node_N: Tensor  # for every token of the concatenated sequences: f * L + its place
 
 
 @dataclass(slots=True)
 class _Row:
-    """A row under construction, its nodes in the order of the walk."""
+    """A row under construction, its nodes in depth-first order."""
 
     ids: list[int] = field(default_factory=list)
     depth: list[int] = field(default_factory=list)
@@ -44,16 +44,16 @@ class _Row:
     path: list[int] = field(default_factory=list)  # from the root to the last leaf: open nodes
 
     def shared(self, sequence: Sequence[int]) -> int:
-        """How many first tokens of `sequence` are the open nodes'."""
-        alike = 0
+        """The length of the common prefix of `sequence` and the open path."""
+        length = 0
         for node, token in zip(self.path, sequence, strict=False):
             if self.ids[node] != token:
                 break
-            alike += 1
-        return alike
+            length += 1
+        return length
 
     def add(self, sequence: Sequence[int], shared: int) -> list[int]:
-        """Append what is new of `sequence`; the places of all of its tokens."""
+        """Append the new tokens of `sequence`; return the places of all its tokens."""
         self._close(shared)
         size, new = len(self.ids), len(sequence) - shared
         self.path += range(size, size + new)
@@ -68,7 +68,7 @@ class _Row:
         del self.path[keep:]
 
     def padded(self, length: int) -> tuple[list[int], list[int], list[int]]:
-        """(ids, depth, end) with places that see, and are seen by, themselves alone."""
+        """(ids, depth, end), padded with places that attend only to themselves."""
         self._close(0)
         size = len(self.ids)
         rest = length - size
@@ -77,10 +77,10 @@ class _Row:
 
 
 def plant(sequences: Sequence[Sequence[int]], capacity: int = CAPACITY) -> Forest:
-    """The forest of `sequences`, none of them empty; rows of `capacity` places, or of the longest.
+    """The forest of non-empty `sequences`; rows have `capacity` places, or those of the longest.
 
-    Sequences are taken in their order as lists, in which those that begin alike are adjacent; one
-    that does not fit into the row begins the next one, with a copy of what it shares.
+    Sequences are added in lexicographic order, so those with common prefixes are adjacent. One that
+    does not fit into the row starts the next row with a copy of its prefix.
     """
     capacity = max(capacity, max(map(len, sequences)))
     rows: list[_Row] = [_Row()]

@@ -1,4 +1,4 @@
-"""Clip-Cov (arXiv 2505.22617), made independent of how the batch is cut into micro-batches.
+"""Clip-Cov (arXiv 2505.22617), independent of how the batch is cut into micro-batches.
 
 Symbols: B responses, T token positions, N real tokens of the batch, c covariance of a token.
 """
@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from recipe.algorithms.covariance import covariance_of, known
+from recipe.algorithms.covariance import covariance_of, require_choice
 from recipe.algorithms.groups import Numbers
 from recipe.algorithms.registry import token_weight
-from recipe.algorithms.tokens import checked
+from recipe.algorithms.tokens import Tokens, validated
 
 
 def settings(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The section recipe.weights.clip_cov, checked: {ratio, lower, upper}, None for a default."""
+    """Validate recipe.weights.clip_cov, {ratio, lower, upper}; None is the default."""
     given = {"ratio": 0.0002, "lower": 1.0, "upper": 5.0}
     for key, value in section.items():
-        known("a key of clip_cov", key, tuple(given))
+        require_choice("a key of clip_cov", key, tuple(given))
         given[key] = given[key] if value is None else float(value)
     if not 0 < given["ratio"] <= 1:
         raise ValueError(f"ratio={given['ratio']}: a share of the tokens, above 0 and at most 1")
@@ -30,7 +30,7 @@ def settings(section: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-@token_weight(inputs=("seed", "key_B"), settings=settings)
+@token_weight(inputs=("seed", "key_B", "tokens"), settings=settings)
 def clip_cov(
     logprobs_BT: Numbers,
     advantages_BT: Numbers,
@@ -42,19 +42,22 @@ def clip_cov(
     upper: float = 5.0,
     seed: int = 0,
     key_B: Numbers | None = None,
+    tokens: Tokens | None = None,
 ) -> torch.Tensor:
     """w_BT in {0, 1}: 0 for max(int(ratio N), 1) random tokens with lower < c < upper.
 
-    c is centred over the batch's real tokens. Fewer lose their gradient where fewer qualify. Drawn
-    are those with the smallest hash of (`seed`, the row's integer in `key_B`, token position): the
-    order of rows does not matter, nor does one candidate more change the place of another. Without
-    `key_B` a row's key is its number. float64, 0 where the mask is 0.
-    verl's ``clip_cov`` differs: its statistics are a micro-batch's, its log-probabilities the
-    current policy's (ours: the sampling policy's), and what the PPO clip stops is no candidate.
-    ValueError for a ratio outside (0, 1], lower >= upper, and what `tokens.checked` refuses.
+    c is centered over the batch's real tokens. If fewer tokens qualify, all of those lose their
+    gradient. The drawn tokens are those with the smallest hash of (`seed`, the row's integer in
+    `key_B`, token position). The draw does not depend on the order of rows, and one more candidate
+    does not change the place of another. Without `key_B` a row's key is its index. float64, 0
+    where the mask is 0. `tokens`: the first four inputs, already validated.
+    verl's ``clip_cov`` differs: it takes statistics over a micro-batch, uses the current policy's
+    log-probabilities (ours: the sampling policy's), and excludes tokens that the PPO clip stops.
+    ValueError for a ratio outside (0, 1], lower >= upper, and inputs that `tokens.validated`
+    rejects.
     """
     settings({"ratio": ratio, "lower": lower, "upper": upper})
-    tokens = checked(logprobs_BT, advantages_BT, mask_BT, group_B)
+    tokens = tokens or validated(logprobs_BT, advantages_BT, mask_BT, group_B)
     c_BT = covariance_of(tokens, centre="batch", advantage_centre="batch")
     candidates = ((c_BT > lower) & (c_BT < upper) & tokens.mask_BT).nonzero()
     count = max(int(ratio * int(tokens.mask_BT.sum())), 1)
@@ -67,15 +70,12 @@ def clip_cov(
 
 
 def token_hash(seed: int, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """A uint64 for every token: SplitMix64's finaliser over seed, row key and position."""
-    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is what is wanted
+    """A uint64 for every token: SplitMix64's finalizer over seed, row key and position."""
+    with np.errstate(over="ignore"):  # arithmetic is modulo 2^64
         x = np.full(len(keys), seed % 2**64, np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         for part in (keys, positions):
-            x = _mixed(x + part.astype(np.int64).view(np.uint64) * np.uint64(0xD1342543DE82EF95))
+            x = x + part.astype(np.int64).view(np.uint64) * np.uint64(0xD1342543DE82EF95)
+            x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            x = x ^ (x >> np.uint64(31))
     return x
-
-
-def _mixed(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

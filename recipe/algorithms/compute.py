@@ -1,14 +1,14 @@
-"""The way from the rewards of a batch to the advantage of every token, top to bottom.
+"""From the rewards of a batch to the advantage of every token.
 
-    R_i      = reward_i + weight * length_reward(l_i, h)                   HAPO, where it is on
+    R_i      = reward_i + weight * length_reward(l_i, h)                   HAPO, if enabled
     A_i      = ADVANTAGES[name](R_i over the group)                        recipe.advantage
     A_{i,t}  = w_{i,t} A_i,   w = TOKEN_WEIGHTS[name](log pi, A, group)    recipe.weights
 
-Computed on the driver, in float64, over whole groups, without padding rows: the result depends on
+Computed on the driver, in float64, over whole groups, without padding rows. The result depends on
 neither the micro-batch size nor the number of data-parallel ranks. The actor keeps verl's own
 loss: min, max and the dual clip are positively homogeneous in A, so w A through the clipped loss
 is the weighted clipped loss. The log-probabilities are those of the policy that starts the step
-(verl's ``old_log_probs``): at the first optimizer step of a batch they are the current policy's.
+(verl's ``old_log_probs``). At the first optimizer step of a batch they are the current policy's.
 
 Symbols: B responses, T tokens of the longest; q^n the n-th rephrasing of a question.
 """
@@ -22,30 +22,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recipe.algorithms.covariance import covariance_metrics, token_covariance
+from recipe.algorithms.covariance import covariance_metrics, covariance_of
 from recipe.algorithms.groups import float64
 from recipe.algorithms.hapo import length_reward
 from recipe.algorithms.registry import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.rollouts import RolloutBatch
+from recipe.algorithms.tokens import validated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advantages:
-    """What a step is trained on, float64; `advantages_BT` is 0 where no token is trained."""
+    """The training signal of a step, float64; `advantages_BT` is 0 where no token is trained."""
 
-    rewards_B: Tensor  # what the advantages were made of
+    rewards_B: Tensor  # from which the advantages were computed
     advantages_BT: Tensor
     metrics: dict[str, float]
 
 
 def group_of(advantage: Mapping[str, Any]) -> str:
-    """ "question" or "rephrasing": what the advantages of ``recipe.advantage`` are taken over."""
-    own = ADVANTAGES.facts(advantage["name"]).group
-    return str(advantage.get("group") or own or "question")
+    """Return "question" or "rephrasing": the group over which ``recipe.advantage`` is taken."""
+    required = ADVANTAGES.facts(advantage["name"]).group
+    return str(advantage.get("group") or required or "question")
 
 
 def logprob_temperature(weights: Mapping[str, Any]) -> float | None:
-    """The temperature at which ``recipe.weights`` wants log-probabilities; None: the rollout's."""
+    """The temperature of the log-probabilities for ``recipe.weights``; None: the rollout's."""
     if weights["name"] == "none":
         return None
     return TOKEN_WEIGHTS.call(weights)[1].get("logprob_temperature")
@@ -54,33 +55,34 @@ def logprob_temperature(weights: Mapping[str, Any]) -> float | None:
 def compute_advantages(rollouts: RolloutBatch, recipe: Mapping[str, Any]) -> Advantages:
     """The advantage of every token of a batch, by the section ``recipe`` of the configuration.
 
-    Rows that are not `trained_B` (cut responses that are filtered, groups that only fill up the
-    batch) count in the rewards of their group, and have left before anything is taken over tokens:
-    covariances, weights, draws. Metrics: `covariance_metrics` of the advantages before weights;
-    of the weights their range, the share of zeros, and their effective share of tokens,
-    (sum w)^2 / (N sum w^2), which is 1 for equal weights.
+    Rows that are not `trained_B` (filtered truncated responses, filler groups) count in the rewards
+    of their group. They are excluded from everything taken over tokens: covariances, weights,
+    draws. Metrics: `covariance_metrics` of the advantages before weights; of the weights their
+    range, the share of zeros, and their effective share of tokens, (sum w)^2 / (N sum w^2), which
+    is 1 for equal weights.
     """
     rewards_B, metrics = shaped_rewards(rollouts, recipe["history"])
 
-    joint = group_of(recipe["advantage"]) == "question"
-    group_B = rollouts.group_B if joint else rollouts.rephrasing_B
+    by_question = group_of(recipe["advantage"]) == "question"
+    group_B = rollouts.group_B if by_question else rollouts.rephrasing_B
     function, arguments = ADVANTAGES.call(recipe["advantage"])
     inputs = ADVANTAGES.facts(recipe["advantage"]["name"]).inputs
     arguments.update({name: getattr(rollouts, name) for name in inputs})
     mask_BT = rollouts.mask_BT & rollouts.trained_B[:, None]
     found = torch.as_tensor(function(rewards_B, group_B, **arguments))
-    shape = mask_BT.shape if found.dim() == 2 else rewards_B.shape
-    found = finite("advantages", found, shape)
+    found = finite("advantages", found, mask_BT.shape if found.dim() == 2 else rewards_B.shape)
     advantages_BT = (found if found.dim() == 2 else found[:, None]) * mask_BT
-    tokens = (rollouts.weight_logprobs_BT, advantages_BT, mask_BT, group_B)
-    metrics |= covariance_metrics(token_covariance(*tokens), mask_BT)
+    matrices = (rollouts.weight_logprobs_BT, advantages_BT, mask_BT, group_B)
+    tokens = validated(*matrices)
+    c_BT = covariance_of(tokens, centre="group", advantage_centre="responses")
+    metrics |= covariance_metrics(c_BT, mask_BT)
 
     if recipe["weights"]["name"] != "none":
         function, arguments = TOKEN_WEIGHTS.call(recipe["weights"])
-        arguments.pop("logprob_temperature", None)  # the trainer's part: which log pi these are
-        inputs = TOKEN_WEIGHTS.facts(recipe["weights"]["name"]).inputs
-        arguments.update({name: getattr(rollouts, name) for name in inputs})
-        weights_BT = finite("weights", function(*tokens, **arguments), mask_BT.shape)
+        arguments.pop("logprob_temperature", None)  # the trainer has applied it
+        for name in TOKEN_WEIGHTS.facts(recipe["weights"]["name"]).inputs:
+            arguments[name] = tokens if name == "tokens" else getattr(rollouts, name)
+        weights_BT = finite("weights", function(*matrices, **arguments), mask_BT.shape)
         metrics |= weight_metrics(weights_BT[mask_BT])
         advantages_BT = advantages_BT * weights_BT
     return Advantages(rewards_B=rewards_B, advantages_BT=advantages_BT, metrics=metrics)
@@ -94,9 +96,9 @@ def shaped_rewards(
         return rollouts.reward_B, {}
     rows = zip(rollouts.lengths, rollouts.shortest, rollouts.accuracy, strict=True)
     floor = float(history["floor"])
-    extra = [length_reward(length, known, acc == 1.0, floor) for length, known, acc in rows]
+    extra = [length_reward(length, shortest, acc == 1.0, floor) for length, shortest, acc in rows]
     extra_B = float(history["weight"]) * torch.tensor(extra, dtype=torch.float64)
-    known_share = sum(known is not None for known in rollouts.shortest) / len(rollouts)
+    known_share = sum(shortest is not None for shortest in rollouts.shortest) / len(rollouts)
     metrics = {"history/reward": float(extra_B.mean()), "history/known": known_share}
     return rollouts.reward_B + extra_B, metrics
 
@@ -104,7 +106,7 @@ def shaped_rewards(
 def finite(what: str, values: Tensor, shape: torch.Size) -> Tensor:
     """`values` in float64; ValueError unless they are finite and of that shape.
 
-    The functions of this project see to that; one from outside trains a model on what it returns.
+    Guards user functions: a NaN here would reach the optimizer.
     """
     values = float64(values)
     if values.shape != shape or not torch.isfinite(values).all():
@@ -115,7 +117,7 @@ def finite(what: str, values: Tensor, shape: torch.Size) -> Tensor:
 
 
 def weight_metrics(weights: Tensor) -> dict[str, float]:
-    """Of the weights of the trained tokens, N in all; {} without any."""
+    """Metrics of the weights of the N trained tokens; {} without tokens."""
     if not weights.numel():
         return {}
     share = weights.sum() ** 2 / (weights.numel() * (weights**2).sum())

@@ -1,4 +1,4 @@
-"""The covariance of a token: how much it adds to Cov(log pi, A), which drives the entropy.
+"""The covariance of a token: its contribution to Cov(log pi, A), which drives the entropy.
 
 Used by the Gaussian weights (arXiv 2605.11538) and by Clip-Cov (arXiv 2505.22617). Symbols: B
 responses, T token positions, c the covariance of a token, in nats x units of the advantage.
@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from recipe.algorithms.groups import Numbers, float64
-from recipe.algorithms.tokens import Tokens, checked
+from recipe.algorithms.tokens import Tokens, validated
 
 CENTRES = ("group", "sequence", "batch")
 ADVANTAGE_CENTRES = ("tokens", "responses", "batch")
-# The key's spelling, and the share in units of 0.01 %: whole numbers, so that ranks are exact.
+# Key and share in units of 0.01 %: with whole numbers the ranks are exact.
 PERCENTILES = {"p0.01": 1, "p1": 100, "p20": 2000, "p40": 4000, "p100": 10000}
 
 
@@ -29,35 +29,39 @@ def token_covariance(
 ) -> torch.Tensor:
     """c_BT = (logp - mean logp) (A - mean A) at real tokens, 0 where the mask is 0; float64.
 
-    `centre`, the tokens log-probabilities are averaged over: ``group`` (all real tokens of the
-    group's responses), ``sequence`` (those of each response), ``batch``.
-    `advantage_centre`: ``responses`` (each response of the group once, a response without real
-    tokens not at all: arXiv 2605.11538), ``tokens`` (over the group's real tokens: then, with
-    ``group``, the mean of c is the covariance over tokens), ``batch`` (all tokens of the batch).
-    A scope of equal advantages, or of equal log-probabilities, has c = 0 exactly.
-    ValueError for an unknown scope and for what `tokens.checked` refuses.
+    `centre` names the tokens over which log-probabilities are averaged: ``group`` (all real tokens
+    of the group's responses), ``sequence`` (those of each response), ``batch``.
+    `advantage_centre`: ``responses`` (each response of the group counts once, a response without
+    real tokens not at all: arXiv 2605.11538), ``tokens`` (the group's real tokens: with centre
+    ``group`` the mean of c is then the covariance over tokens), ``batch`` (all tokens of the
+    batch). A scope of equal advantages, or of equal log-probabilities, has c = 0 exactly.
+    ValueError for an unknown scope and for inputs that `tokens.validated` rejects.
     """
-    known("centre", centre, CENTRES)
-    known("advantage_centre", advantage_centre, ADVANTAGE_CENTRES)
-    tokens = checked(logprobs_BT, advantages_BT, mask_BT, group_B)
+    require_choice("centre", centre, CENTRES)
+    require_choice("advantage_centre", advantage_centre, ADVANTAGE_CENTRES)
+    tokens = validated(logprobs_BT, advantages_BT, mask_BT, group_B)
     return covariance_of(tokens, centre=centre, advantage_centre=advantage_centre)
 
 
 def covariance_of(tokens: Tokens, *, centre: str, advantage_centre: str) -> torch.Tensor:
-    """`token_covariance` of inputs that were checked before."""
-    logp_B = tokens.mean(tokens.logprobs_BT, centre)
-    if advantage_centre == "responses":
-        mean_B = _mean_over_responses(tokens)
-    else:
-        scope = "group" if advantage_centre == "tokens" else "batch"
-        mean_B = tokens.mean(tokens.advantages_BT, scope)
-    c_BT = tokens.logprobs_BT - logp_B[:, None]
-    return c_BT.mul_(tokens.advantages_BT - mean_B[:, None]).mul_(tokens.mask_BT)
+    """`token_covariance` of validated inputs, computed once for each `Tokens`: do not modify it."""
+    scopes = (centre, advantage_centre)
+    if scopes not in tokens.covariances:
+        logp_B = tokens.mean(tokens.logprobs_BT, centre)
+        if advantage_centre == "responses":
+            mean_B = _mean_over_responses(tokens)
+        else:
+            scope = "group" if advantage_centre == "tokens" else "batch"
+            mean_B = tokens.mean(tokens.advantages_BT, scope)
+        c_BT = tokens.logprobs_BT - logp_B[:, None]
+        c_BT.mul_(tokens.advantages_BT - mean_B[:, None]).mul_(tokens.mask_BT)
+        tokens.covariances[scopes] = c_BT
+    return tokens.covariances[scopes]
 
 
 def _mean_over_responses(tokens: Tokens) -> torch.Tensor:
     """The group's mean of its responses' advantages, shape B; every response counts once."""
-    # Responses become rows of one token: the mean of those is over responses.
+    # Each response becomes a row of one token, so the mean over tokens is over responses.
     responses = dataclasses.replace(
         tokens,
         mask_BT=tokens.mask_BT.any(1, keepdim=True),
@@ -67,7 +71,7 @@ def _mean_over_responses(tokens: Tokens) -> torch.Tensor:
     return responses.mean(tokens.mean(tokens.advantages_BT, "sequence")[:, None], "group")
 
 
-def known(name: str, value: object, choices: tuple[str, ...]) -> None:
+def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """ValueError naming the choices unless `value` is one of them."""
     if value not in choices:
         raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(choices)}")
@@ -76,15 +80,15 @@ def known(name: str, value: object, choices: tuple[str, ...]) -> None:
 def covariance_metrics(c_BT: Numbers, mask_BT: Numbers) -> dict[str, float]:
     """The distribution of c over real tokens, as in Table 1 of arXiv 2605.11538.
 
-    ``covariance/positive/p20``: 20 per cent of the n positive values reach or exceed it, that is
-    the k-th largest with k = ceil(0.2 n); ``negative`` likewise from the most negative up.
+    ``covariance/positive/p20``: 20 percent of the n positive values reach or exceed it: the k-th
+    largest with k = ceil(0.2 n). ``negative``: the same from the most negative value up.
     ``.../p100`` is thus the value nearest to 0. ``covariance/positive/mean`` is over the positive
-    values, ``covariance/mean`` and ``covariance/std`` (population) over all; 0.0 over nothing.
+    values, ``covariance/mean`` and ``covariance/std`` (population) over all; 0.0 without values.
     ``covariance/positive/share_p20``: the share of the sum of the positive values that those 20
-    per cent hold, as in its Figure 3 (cumulative contribution); 0.0 over nothing.
+    percent hold, as in its Figure 3 (cumulative contribution); 0.0 without values.
     The table's row for 100 % (0.06 and -0.04) is not the mean over all positives: that is at least
-    0.4 x 0.33 = 0.13 given its 40 % row. What it is instead the paper does not say.
-    ValueError for different shapes.
+    0.4 x 0.33 = 0.13 given its 40 % row. The paper does not say what it is.
+    ValueError if the shapes differ.
     """
     c, mask = float64(c_BT), torch.as_tensor(mask_BT, device="cpu") != 0
     if c.shape != mask.shape:
@@ -106,8 +110,8 @@ def covariance_metrics(c_BT: Numbers, mask_BT: Numbers) -> dict[str, float]:
 
 
 def _percentiles(values: np.ndarray) -> dict[str, tuple[float, float]]:
-    """For each percentile, with k = ceil(p n) >= 1: the k-th largest of n positive values, and the
-    share that the k largest have in the sum of all; zeros of nothing."""
+    """For each percentile p of n positive values, with k = ceil(p n) >= 1: the k-th largest, and
+    the share of the k largest in the sum of all; zeros without values."""
     n = values.size
     if n == 0:
         return dict.fromkeys(PERCENTILES, (0.0, 0.0))

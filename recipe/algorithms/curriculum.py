@@ -1,15 +1,15 @@
-"""A prompt curriculum: prefer questions that the model answers about half of the time.
+"""A prompt curriculum: prefer questions that the model solves about half of the time.
 
-After Prompt Curriculum Learning (PCL, arXiv 2510.01135), which takes from k times as many
-candidates the questions whose predicted pass rate is nearest to a target of 0.5: there the
-gradient is largest. Departure: PCL predicts the rate with a value model trained along. That model
-is left out here; the estimate is the question's running pass rate in this very run, which costs
-nothing, lags behind the policy, and knows nothing of questions that were not drawn yet.
+After Prompt Curriculum Learning (PCL, arXiv 2510.01135). From k times as many candidates, PCL takes
+the questions whose predicted pass rate is nearest to 0.5, where the gradient is largest.
+Departure: PCL trains a value model that predicts the rate. Here the estimate is the question's
+running pass rate in this run. That is free, but lags behind the policy, and there is no estimate
+for a question that was never drawn.
 """
 
 from collections.abc import Mapping, Sequence
 
-# Distances are compared to this many digits. |0.3 - 0.5| and |0.7 - 0.5| differ in their last bit,
+# Distances are rounded to this many digits: |0.3 - 0.5| and |0.7 - 0.5| differ in their last bit,
 # which would prefer the easier of two questions that are equally far from the target.
 DIGITS = 12
 
@@ -30,14 +30,14 @@ class PassRates:
         self._rates: dict[str, float] = {}
 
     def rate(self, uid: str) -> float:
-        """p of the question; of one that was never drawn the target, so that it comes first."""
+        """p of the question; the target if it was never drawn, so that it comes first."""
         return self._rates.get(uid, self.target)
 
     def update(self, uid: str, accuracy: float) -> None:
         """p <- (1 - decay) p + decay accuracy; the first group sets p.
 
         `accuracy` is the share of correct responses among those of one group. ValueError outside
-        [0, 1], NaN included: it would otherwise stay in p for the rest of the run.
+        [0, 1], NaN included, which would stay in p for the rest of the run.
         """
         if not 0 <= accuracy <= 1:
             raise ValueError(f"accuracy={accuracy} of question {uid}: a share lies in [0, 1]")
@@ -47,8 +47,8 @@ class PassRates:
     def choose(self, uids: Sequence[str], count: int) -> list[int]:
         """Indices, ascending, of the `count` candidates with the smallest |p - target|.
 
-        Among equals the earlier candidate wins: nothing is drawn, so the same rates and
-        candidates give the same choice. ValueError if there are fewer candidates than `count`.
+        Of equal distances the earlier candidate is taken; the choice is deterministic. ValueError
+        if there are fewer candidates than `count`.
         """
         if not 0 <= count <= len(uids):
             raise ValueError(f"{count} questions wanted of {len(uids)} candidates")
@@ -56,9 +56,9 @@ class PassRates:
         return sorted(sorted(range(len(uids)), key=distances.__getitem__)[:count])
 
     def state(self) -> dict[str, float]:
-        """A copy of the rates, for the checkpoint: JSON keeps floats exactly."""
+        """A copy of the rates, for the checkpoint; JSON keeps floats exactly."""
         return dict(self._rates)
 
     def load(self, state: Mapping[str, float]) -> None:
-        """Forget everything, and remember what `state` returned."""
+        """Replace the rates by those that `state` returned."""
         self._rates = dict(state)

@@ -2,7 +2,7 @@
 
 import torch
 
-from recipe.algorithms.groups import Numbers, grouped, zero_if_equal
+from recipe.algorithms.groups import Numbers, group_statistics, zero_if_equal
 from recipe.algorithms.registry import advantage
 
 
@@ -12,9 +12,9 @@ def dr_grpo(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
 
     `rewards_B` and the advantages (float64, shape B) in the same unit. Equal rewards and groups of
     one: exactly 0. ValueError as in `grpo`.
-    This is half of the method. The other half, a loss that divides by no response's length, is
-    verl's ``loss_agg_mode=seq-mean-token-sum-norm`` with a constant ``loss_scale_factor`` (without
-    one verl divides by the width of the padded batch, which differs from step to step).
+    This is half of the method. The other half is a loss that is not divided by the length of a
+    response: verl's ``loss_agg_mode=seq-mean-token-sum-norm`` with a constant ``loss_scale_factor``
+    (by default verl divides by the width of the padded batch, which differs from step to step).
     """
-    groups = grouped(rewards_B, group_B)
+    groups = group_statistics(rewards_B, group_B)
     return zero_if_equal(groups.rewards_B - groups.mean_B, groups)

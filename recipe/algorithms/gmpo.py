@@ -1,9 +1,10 @@
-"""GMPO with the right scale: verl's own loss, made independent of the micro-batch size.
+"""GMPO with the right scale: verl's own loss, independent of the micro-batch size.
 
 verl 0.9.1's ``geo_mean`` takes a plain mean over the sequences of a micro-batch, and its engine
-adds the losses of the micro-batches up: with k of them the policy term is k times too large (and
-gradient clipping and the KL term weigh differently). All other losses of verl divide by the
-mini-batch. Here, with n sequences in the micro-batch, B in the mini-batch, D data-parallel ranks:
+adds up the losses of the micro-batches. With k of them the policy term is k times too large, which
+also changes the weight of gradient clipping and of the KL term. All other losses of verl divide by
+the mini-batch. Here, with n sequences in the micro-batch, B in the mini-batch, D data-parallel
+ranks:
 
     gmpo = geo_mean * n D / B
 
@@ -23,7 +24,7 @@ from verl.workers.config import PolicyLossConfig
 
 @dataclass
 class GMPOLossConfig(PolicyLossConfig):
-    """verl's settings of a policy loss; naming this class registers ``gmpo``."""
+    """verl's settings of a policy loss; importing this class registers ``gmpo``."""
 
 
 @register_policy_loss("gmpo")
@@ -36,9 +37,9 @@ def gmpo(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Geometric-mean policy optimisation, arXiv 2507.20673; arguments as verl passes them.
+    """Geometric-mean policy optimization, arXiv 2507.20673; arguments as verl passes them.
 
-    Without the sizes of the mini-batch in ``config.global_batch_info`` it is verl's own value.
+    Without the sizes of the mini-batch in ``config.global_batch_info`` the loss is verl's own.
     """
     loss, metrics = get_policy_loss_fn("geo_mean")(
         old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights

@@ -1,7 +1,7 @@
-"""What every advantage shares: checked inputs, statistics of groups, exact zeros.
+"""What every advantage shares: validated inputs, statistics of groups, exact zeros.
 
 Symbols: B responses, P groups, R rewards, n responses of a group. A group is the set of responses
-that are compared with each other; its id may be any integer and its rows lie in any order.
+that are compared with each other. Its id may be any integer, and its rows may be in any order.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ Numbers: TypeAlias = torch.Tensor | np.ndarray | Sequence[float] | Sequence[Sequ
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Grouped:
-    """Rewards with the statistics of each one's group beside it, all float64 of shape B."""
+class GroupStatistics:
+    """Rewards, and for each the statistics of its group; all float64 of shape B."""
 
     rewards_B: torch.Tensor
     count_B: torch.Tensor  # n
@@ -31,7 +31,7 @@ def float64(values: Numbers) -> torch.Tensor:
 
 
 def group_index(group_B: Numbers, rows: int) -> tuple[torch.Tensor, int]:
-    """The groups numbered from 0: the number of every row's group, and how many there are.
+    """The number of every row's group, counted from 0, and the number of groups.
 
     ValueError unless there are `rows` integer ids.
     """
@@ -54,18 +54,18 @@ def group_sum(values_B: torch.Tensor, index_B: torch.Tensor, groups: int) -> tor
 
 
 def group_extremes(
-    low_B: torch.Tensor, high_B: torch.Tensor, index_B: torch.Tensor, groups: int
+    values_B: torch.Tensor, index_B: torch.Tensor, groups: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The smallest of `low_B` and the largest of `high_B` in every group, each of shape P."""
+    """The smallest and the largest value of every group, each of shape P."""
     low_P = torch.full((groups,), torch.inf, dtype=torch.float64)
     high_P = torch.full((groups,), -torch.inf, dtype=torch.float64)
-    low_P.scatter_reduce_(0, index_B, low_B, reduce="amin")
-    high_P.scatter_reduce_(0, index_B, high_B, reduce="amax")
+    low_P.scatter_reduce_(0, index_B, values_B, reduce="amin")
+    high_P.scatter_reduce_(0, index_B, values_B, reduce="amax")
     return low_P, high_P
 
 
-def grouped(rewards_B: Numbers, group_B: Numbers) -> Grouped:
-    """Check the inputs of an advantage and take the statistics of every group.
+def group_statistics(rewards_B: Numbers, group_B: Numbers) -> GroupStatistics:
+    """Validate the inputs of an advantage and compute the statistics of every group.
 
     ValueError for rewards that are not finite or not one per response, and for bad group ids.
     """
@@ -76,13 +76,13 @@ def grouped(rewards_B: Numbers, group_B: Numbers) -> Grouped:
     if bad:
         raise ValueError(f"rewards that are not finite, in {len(bad)} rows, first in row {bad[0]}")
     index, groups = group_index(group_B, rewards.numel())
-    low, high = group_extremes(rewards, rewards, index, groups)
+    low, high = group_extremes(rewards, index, groups)
     count = group_sum(torch.ones_like(rewards), index, groups)
     mean = group_sum(rewards, index, groups) / count
     square = group_sum((rewards - mean[index]) ** 2, index, groups)
-    # A group of one has no n - 1; its rewards are all equal, and that decides.
+    # For a group of one n - 1 is 0; `equal_B` handles it.
     std = (square / (count - 1).clamp(min=1)).sqrt()
-    return Grouped(
+    return GroupStatistics(
         rewards_B=rewards,
         count_B=count[index],
         mean_B=mean[index],
@@ -91,10 +91,10 @@ def grouped(rewards_B: Numbers, group_B: Numbers) -> Grouped:
     )
 
 
-def zero_if_equal(advantages_B: torch.Tensor, groups: Grouped) -> torch.Tensor:
-    """Exactly 0 in groups of equal rewards.
+def zero_if_equal(advantages_B: torch.Tensor, groups: GroupStatistics) -> torch.Tensor:
+    """The advantages, with exactly 0 in groups of equal rewards.
 
-    The mean of equal numbers is not always that number: R - mean may be 1e-16, and divided by a
-    standard deviation as small that is a signal (in float64 only the epsilon keeps it down).
+    Rounding can make the mean of equal numbers differ from that number. R - mean is then about
+    1e-16, and a division by an equally small standard deviation would turn it into a signal.
     """
     return torch.where(groups.equal_B, 0.0, advantages_B)

@@ -1,7 +1,7 @@
 """HAPO (arXiv 2505.11225): a reward for answering in fewer tokens than ever before.
 
 Symbols: l the tokens of a response, h the tokens of the shortest correct response to the same
-question in earlier steps of this run, f the length reward of a right answer before its floor.
+question in earlier steps of this run, f the length reward of a right answer before the floor.
 """
 
 import math
@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 def length_reward(length: int, shortest: int | None, correct: bool, floor: float = -0.7) -> float:
     """Right: max(floor, f); wrong: min(0, f); with f = cos(pi / 2 * min(l / h, 2)).
 
-    `length` (l) and `shortest` (h) in tokens; the reward has no unit and is added to that for
-    being correct, whose range is 0 to 1. f falls from 1 at l = 0 through 0 at l = h to -1 from
-    l = 2 h on: a right answer gains by being shorter than any before, a wrong one gains nothing
-    by being short and loses by being long. Without history (`shortest` is None) the reward is 0.
-    At l = h it is exactly 0.0, where the cosine in floats is 6e-17 and would be a signal in a
-    group of otherwise equal rewards.
+    `length` (l) and `shortest` (h) in tokens; the reward has no unit and is added to the reward
+    for correctness, which is 0 or 1. f falls from 1 at l = 0 through 0 at l = h to -1 from
+    l = 2 h on: a right answer gains if it is shorter than all before; a wrong one gains nothing
+    from being short and loses if it is long. Without history (`shortest` is None) the reward is 0.
+    At l = h it is exactly 0.0: the cosine in floats is 6e-17, which would be a signal in a group
+    of otherwise equal rewards.
     ValueError for a negative length, a history of no tokens, or a floor outside [-1, 0].
     """
     if length < 0 or (shortest is not None and shortest < 1):
@@ -32,8 +32,8 @@ def length_reward(length: int, shortest: int | None, correct: bool, floor: float
 class ShortestCorrect:
     """h of every question: the tokens of its shortest correct response so far in this run.
 
-    A correct response of the current step must not be its own history: read `shortest` for the
-    whole step first, then call `update`.
+    A correct response of the current step must not be its own history, so read `shortest` for the
+    whole step before you call `update`.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class ShortestCorrect:
         """h <- min(h, l over the step's correct responses), one entry per response in each list.
 
         ValueError for lists of different lengths and for a correct response of no tokens; h is
-        then as it was.
+        then unchanged.
         """
         rows = zip(uids, lengths, correct, strict=True)
         found = [(uid, int(length)) for uid, length, right in rows if right]
@@ -58,9 +58,9 @@ class ShortestCorrect:
             self._tokens[uid] = min(length, self._tokens.get(uid, length))
 
     def state(self) -> dict[str, int]:
-        """A copy of what is remembered, for the checkpoint: JSON keeps it as it is."""
+        """A copy of the values, for the checkpoint."""
         return dict(self._tokens)
 
     def load(self, state: Mapping[str, int]) -> None:
-        """Forget everything, and remember what `state` returned."""
+        """Replace the values by those that `state` returned."""
         self._tokens = dict(state)

@@ -6,10 +6,10 @@ import torch
 
 from recipe.algorithms.groups import Numbers, float64
 from recipe.algorithms.registry import token_weight
-from recipe.algorithms.tokens import checked
+from recipe.algorithms.tokens import Tokens, validated
 
 
-@token_weight(inputs=("entropy_BT",))
+@token_weight(inputs=("entropy_BT", "tokens"))
 def high_entropy(
     logprobs_BT: Numbers,
     advantages_BT: Numbers,
@@ -18,6 +18,7 @@ def high_entropy(
     *,
     entropy_BT: torch.Tensor | None,
     ratio: float = 0.2,
+    tokens: Tokens | None = None,
 ) -> torch.Tensor:
     """w = N / k at the k tokens whose entropy reaches the ceil(ratio N)-th largest, else 0.
 
@@ -32,7 +33,8 @@ def high_entropy(
         raise ValueError(f"ratio={ratio}: must lie in (0, 1]")
     if entropy_BT is None:
         raise ValueError("no entropies: bypass mode computes none")
-    mask = checked(logprobs_BT, advantages_BT, mask_BT, group_B).mask_BT
+    tokens = tokens or validated(logprobs_BT, advantages_BT, mask_BT, group_B)
+    mask = tokens.mask_BT
     count = int(mask.sum())
     if not count:
         return mask.double()

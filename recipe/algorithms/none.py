@@ -1,8 +1,8 @@
-"""No advantage: what is left of the loss is the entropy term and the KL term."""
+"""No advantage: the loss consists of the entropy term and the KL term."""
 
 import torch
 
-from recipe.algorithms.groups import Numbers, grouped
+from recipe.algorithms.groups import Numbers, group_statistics
 from recipe.algorithms.registry import advantage
 
 
@@ -10,6 +10,6 @@ from recipe.algorithms.registry import advantage
 def none(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
     """A = 0 for every response: entropy loss alone (arXiv 2504.20571), or the KL term alone.
 
-    float64 of shape B. The inputs are checked nevertheless: ValueError as in `grpo`.
+    float64 of shape B. The inputs are still validated: ValueError as in `grpo`.
     """
-    return torch.zeros_like(grouped(rewards_B, group_B).rewards_B)
+    return torch.zeros_like(group_statistics(rewards_B, group_B).rewards_B)

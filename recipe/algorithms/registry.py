@@ -1,6 +1,6 @@
-"""Names and dotted paths -> functions, with what each of them asks of a run.
+"""The registry of algorithms: names and dotted paths -> functions, with their requirements.
 
-An algorithm is a function with a decorator, in a file of its own in this folder or anywhere in the
+An algorithm is a function with a decorator, in a file of this folder or anywhere in the
 PYTHONPATH:
 
     from recipe.algorithms.registry import advantage
@@ -10,11 +10,11 @@ PYTHONPATH:
 
     python -m recipe.train grpo recipe.advantage.name=my_package.my_module.mine
 
-Files of this folder are found by themselves, under the name of the function. Any other function is
-named by its dotted path, and the decorator may be left out where there is nothing to say. Whoever
-checks a configuration calls ``ADVANTAGES.call(config.recipe.advantage)`` or
-``TOKEN_WEIGHTS.call(config.recipe.weights)``, which raise ConfigError for an unknown name and for
-bad settings, and reads ``ADVANTAGES.facts(name)`` for what else must hold.
+Functions of this folder are registered under their names. Any other function is given by its dotted
+path; it needs the decorator only to declare requirements. To validate a configuration, call
+``ADVANTAGES.call(config.recipe.advantage)`` or ``TOKEN_WEIGHTS.call(config.recipe.weights)``, which
+raise ConfigError for an unknown name and for bad settings. ``ADVANTAGES.facts(name)`` has the
+requirements of a function.
 """
 
 import importlib
@@ -34,14 +34,16 @@ F = TypeVar("F", bound=Function)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What a function asks of a run, beside its name.
+    """Requirements of a function.
 
     `inputs` are attributes of `recipe.algorithms.rollouts.RolloutBatch`, passed as keywords of
-    the same name. `settings` makes keyword arguments of what the configuration says
-    (``recipe.weights.<name>``, ``arguments``), and raises ValueError for bad ones; without it those
-    are the arguments. `group`: the only one of "question" and "rephrasing" that the
-    name stands for. `rephrasings`: without rephrasings it is another method.
-    `parts`: "accuracy" and "format" if the function takes these in place of the summed reward.
+    the same name; a token weight may also name ``tokens``, its validated inputs
+    (`recipe.algorithms.tokens.Tokens`). `settings` converts the function's section of the
+    configuration (``recipe.weights.<name>``, ``arguments``) to keyword arguments and raises
+    ValueError for bad values; by default the section itself holds the arguments. `group`: required
+    grouping, "question" or "rephrasing"; None allows either. `rephrasings`: the method is defined
+    only with rephrasings. `parts`: "accuracy" and "format" if the function takes these in place of
+    the summed reward.
     """
 
     inputs: tuple[str, ...] = ()
@@ -57,14 +59,14 @@ _FACTS: dict[Function, Facts] = {}
 
 
 class Registry(dict[str, Function]):
-    """Name -> function; a name with a dot is the path of one that lies elsewhere."""
+    """Name -> function; a name with a dot is the path of a function of another package."""
 
     def __init__(self, key: str) -> None:
         super().__init__()
-        self.key = key  # of the configuration, for messages
+        self.key = key  # of the configuration, for error messages
 
     def resolve(self, name: str) -> Function:
-        """The function of a name or dotted path; ConfigError where there is none."""
+        """The function of a name or dotted path; ConfigError if there is none."""
         if name in self:
             return self[name]
         if name.startswith("verl:") and self is ADVANTAGES:
@@ -72,28 +74,28 @@ class Registry(dict[str, Function]):
         module, _, attribute = name.rpartition(".")
         if not module:
             raise ConfigError(
-                f"{self.key}={name}: known are {', '.join(self)}; or the dotted path of a function "
-                "of yours, my_package.my_module.my_function"
+                f"{self.key}={name}: known are {', '.join(self)}. Choose one, or give the dotted "
+                "path of your own function, my_package.my_module.my_function"
             )
         if not all(part.isidentifier() for part in name.split(".")):
-            raise ConfigError(f"{self.key}={name}: no dotted path as my_module.my_function")
+            raise ConfigError(f"{self.key}={name}: not a dotted path. Write my_module.my_function")
         try:
             function = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
             raise ConfigError(
-                f"{self.key}={name}: {error}. The folder that holds {module.partition('.')[0]} "
-                "must be in the PYTHONPATH of recipe.train"
+                f"{self.key}={name}: {error}. Put the folder that holds {module.partition('.')[0]} "
+                "into the PYTHONPATH of recipe.train"
             ) from error
-        except Exception as error:  # whatever the user's module raises
+        except Exception as error:  # the user's module may raise anything
             raise ConfigError(
                 f"{self.key}={name}: {module} cannot be imported ({type(error).__name__}: {error})"
             ) from error
         if not callable(function):
-            raise ConfigError(f"{self.key}={name} is not a function, but {function!r}")
+            raise ConfigError(f"{self.key}={name}: {function!r} is not a function")
         return function
 
     def facts(self, name: str) -> Facts:
-        """What the function asks of a run; nothing, where it does not say. Errors as `resolve`."""
+        """The requirements of the function, by default none. Errors as `resolve`."""
         if name.startswith("verl:"):
             return Facts(inputs=verl_estimators.INPUTS)
         return _FACTS.get(self.resolve(name), Facts())
@@ -101,8 +103,8 @@ class Registry(dict[str, Function]):
     def call(self, section: Mapping[str, Any]) -> tuple[Function, dict[str, Any]]:
         """(function, keyword arguments) of a section {name, arguments, <name>: settings}.
 
-        Settings are those under ``arguments``, and under the function's own name where the section
-        has such a key. ConfigError for an unknown name and for settings that it refuses.
+        Settings are those under ``arguments``, and under the function's own name if the section has
+        that key. ConfigError for an unknown name and for invalid settings.
         """
         name = section["name"]
         function, facts = self.resolve(name), self.facts(name)
@@ -110,7 +112,7 @@ class Registry(dict[str, Function]):
         settings = {**(section.get(place) or {}), **(section.get("arguments") or {})}
         where = self.key.removesuffix("name") + place
         if facts.settings is None:
-            _refuse_unknown(function, settings, where)
+            _require_known_arguments(function, settings, where)
             return function, settings
         try:
             return function, facts.settings(settings)
@@ -118,8 +120,8 @@ class Registry(dict[str, Function]):
             raise ConfigError(f"{where}: {error}") from error
 
 
-def _refuse_unknown(function: Function, settings: Mapping[str, Any], where: str) -> None:
-    """ConfigError for a keyword argument that `function` does not take: it would fail in a step."""
+def _require_known_arguments(function: Function, settings: Mapping[str, Any], where: str) -> None:
+    """ConfigError for a keyword argument that `function` does not take, before a step fails."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return

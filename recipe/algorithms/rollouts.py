@@ -1,4 +1,4 @@
-"""What every algorithm reads: the graded responses of a step in one columnar record.
+"""The input of every algorithm: the graded responses of a step in one columnar record.
 
 The trainer fills it (`recipe.trainer.batch`). Symbols: B responses, T tokens of the longest.
 """
@@ -14,14 +14,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutBatch:
-    """The graded responses of a step: a column for everything, B rows sorted by group and rollout.
+    """The graded responses of a step: one attribute a column, B rows sorted by group and rollout.
 
-    Numbers are float64. Two kinds of groups: `group_B` is the same for all responses to a question
-    that was drawn once, rephrasings included; `rephrasing_B` for those to one rephrasing of it.
+    Numbers are float64. There are two kinds of groups. `group_B` is the same for all responses to
+    a question in this step, rephrasings included; `rephrasing_B` for those to one rephrasing.
     """
 
     keys: list[str]
-    seed: int  # of what is drawn in this step
+    seed: int  # for random draws in this step
     questions: list[str]  # content hash
     group_B: Tensor  # int64
     rephrasing_B: Tensor  # int64
@@ -31,21 +31,21 @@ class RolloutBatch:
     gold: list[tuple[str, ...]]
     text: list[str]  # the response
     answers: list[str]  # its final answer, the same text for all right ones; "" without any
-    statuses: list[str]  # how the grader ended
+    statuses: list[str]  # the grader's verdicts
     shortest: list[int | None]  # tokens of the question's shortest right response before this step
     accuracy: list[float]  # 0 or 1
     formats: list[float]
     lengths: list[int]  # tokens of the response
-    truncated: list[bool]  # cut at the limit
+    truncated: list[bool]  # at the length limit
     reward_B: Tensor  # the sum over the response's tokens, KL in the reward included
-    trained_B: Tensor  # bool: not left out, not there to fill up the batch
+    trained_B: Tensor  # bool: neither filtered as overlong nor in a filler group
     mask_BT: Tensor  # bool: a token that counts, after rollout correction
     logprobs_BT: Tensor  # nats, of the policy that starts the step, at the rollout's temperature
-    weight_logprobs_BT: Tensor  # the same at the temperature that token weights want
-    rollout_logprobs_BT: Tensor | None  # the engine's own
+    weight_logprobs_BT: Tensor  # the same at the temperature of the token weights
+    rollout_logprobs_BT: Tensor | None  # computed by the engine
     entropy_BT: Tensor | None  # nats; verl computes none in bypass mode
-    prompts: list[Tensor]  # token ids of what it is trained under
-    generated_under: list[Tensor]  # of what the engine was given
+    prompts: list[Tensor]  # token ids of the prompt it is trained under
+    generated_under: list[Tensor]  # of the prompt it was generated under
     responses: list[Tensor]
 
     def __len__(self) -> int:
@@ -53,6 +53,6 @@ class RolloutBatch:
 
     @property
     def key_B(self) -> Tensor:
-        """A 64-bit hash of every row's key: the place in the data order, question and rollout."""
+        """A 64-bit hash of every row's key: position in the data order, question and rollout."""
         digests = (hashlib.blake2b(key.encode(), digest_size=8).digest() for key in self.keys)
         return torch.tensor([int.from_bytes(d, "big", signed=True) for d in digests])

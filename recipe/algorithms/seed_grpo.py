@@ -1,4 +1,4 @@
-"""SEED-GRPO (arXiv 2505.12346): smaller steps on questions whose answers disagree.
+"""SEED-GRPO (arXiv 2505.12346): smaller updates on questions whose answers disagree.
 
 Symbols: G responses of a group, K clusters of them that give the same answer, n_k responses of the
 k-th, SE the semantic entropy in nats.
@@ -19,13 +19,13 @@ ALPHA = 0.0417  # of a public reimplementation; the paper's own value could not 
 
 
 def semantic_entropy(answers: Sequence[str]) -> float:
-    """SE = -(1/K) sum_k log p_k with p_k = n_k / G, over the K different answers; 0 of nothing.
+    """SE = -(1/K) sum_k log p_k with p_k = n_k / G, over the K different answers; 0 without any.
 
-    The empty text is not an answer: each of those is a cluster of its own. From 0 (all the same) to
-    log G (all different).
-    Departure: the paper's p_k is the sum of the probabilities of the sampled responses of a
-    cluster. Those are products over hundreds of tokens, all near 0, so counts stand for them, as
-    in the discrete semantic entropy of Farquhar et al. (Nature 630, 2024).
+    Each empty text, a response without an answer, is a cluster of its own. The range is from 0 (all
+    the same) to log G (all different).
+    Departure: the paper's p_k is the sum of the probabilities of a cluster's sampled responses.
+    Those are products over hundreds of tokens, all near 0, so we use counts, as in the discrete
+    semantic entropy of Farquhar et al. (Nature 630, 2024).
     """
     given = Counter(answer for answer in answers if answer)
     sizes = [*given.values(), *[1] * answers.count("")]
@@ -35,12 +35,14 @@ def semantic_entropy(answers: Sequence[str]) -> float:
 
 
 def settings(section: Mapping[str, Any]) -> dict[str, float]:
-    """``recipe.advantage.arguments``, {alpha}; ValueError unless alpha is in [0, 1]."""
+    """Validate ``recipe.advantage.arguments``, {alpha}; ValueError unless alpha is in [0, 1]."""
     if unknown := set(section) - {"alpha"}:
         raise ValueError(f"unknown keys {sorted(unknown)}: there is alpha")
     alpha = ALPHA if section.get("alpha") is None else float(section["alpha"])
     if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha={alpha} must lie in [0, 1], or the sign of an advantage may turn")
+        raise ValueError(
+            f"alpha={alpha} must lie in [0, 1]: above 1 an advantage may change its sign"
+        )
     return {"alpha": alpha}
 
 
@@ -52,8 +54,8 @@ def seed_grpo(
 
     R - mean is that of `dr_grpo`, units and errors included; 1 - alpha x is the paper's linear
     form of its f. `answers`: the final answer of each response, equal texts for equal answers
-    (`RolloutBatch.answers`); none at all is as if all were the same. `alpha` in [0, 1]: 0 is
-    Dr. GRPO; 1 takes a group of G different answers to 0, whether one of them is right or not.
+    (`RolloutBatch.answers`); without any, all count as the same. `alpha` in [0, 1]: 0 is Dr. GRPO;
+    1 sets the advantages of a group of G different answers to 0, even if one is right.
     """
     base_B = dr_grpo(rewards_B, group_B)
     if not len(answers):

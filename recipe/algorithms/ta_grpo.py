@@ -1,7 +1,7 @@
 """TA-GRPO (arXiv 2601.22478 v5): a question's rephrasings in its group; and its ablation TA-GRPO*.
 
-Both are GRPO over another set of responses. The ratio under q^0's prompt (Eq. 4) is the rollout's
-part, `recipe.rollout.agent_loop`.
+Both are GRPO over another set of responses. The ratio under q^0's prompt (Eq. 4) is set up by the
+rollout, `recipe.rollout.agent_loop`.
 """
 
 import torch
@@ -17,8 +17,8 @@ def ta_grpo(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
 
     `group_B` must hold the question's id: the same for its G responses to the question itself
     (n = 0) and to each of its N rephrasings. Fewer rephrasings, or none, make a smaller group.
-    Zero only if all (N+1)G rewards are equal. The maths, the units, the errors and the departures
-    are those of `grpo`.
+    Zero only if all (N+1)G rewards are equal. Equation, units, errors and departures are
+    those of `grpo`.
     """
     return grpo(rewards_B, group_B)
 

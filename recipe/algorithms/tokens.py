@@ -1,11 +1,11 @@
-"""What every token weight shares: checked inputs, and statistics over a scope of real tokens.
+"""What every token weight shares: validated inputs, and statistics over a scope of real tokens.
 
-Symbols: B responses, T token positions, S scopes. A scope is a set of whole responses (one
-response, a group, the batch); its statistics are over its real tokens (mask not 0), added up
-response by response. Nothing here depends on the order of rows or on how far rows are padded.
+Symbols: B responses, T token positions, S scopes. A scope is a set of whole responses: one
+response, a group or the batch. Its statistics are over its real tokens (mask not 0), summed
+response by response, so they depend neither on the order of rows nor on the width of the padding.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,7 +14,7 @@ from recipe.algorithms.groups import Numbers, float64, group_index, group_sum
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokens:
-    """Checked inputs: numbers in float64, 0 where there is no real token."""
+    """Validated inputs: numbers in float64, 0 where there is no real token."""
 
     logprobs_BT: torch.Tensor  # nats, of the sampled token under the policy that sampled it
     advantages_BT: torch.Tensor
@@ -23,6 +23,10 @@ class Tokens:
     first_B: torch.Tensor  # position of the first real token; 0 without any
     group_B: torch.Tensor  # groups numbered from 0
     groups: int
+    # (centre, advantage_centre) -> covariances, which a step's metrics and weights both read
+    covariances: dict[tuple[str, str], torch.Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def scope(self, name: str) -> tuple[torch.Tensor, int]:
         """The scope of every row and the number of scopes: ``sequence``, ``group`` or ``batch``."""
@@ -39,11 +43,11 @@ class Tokens:
         return group_sum(values_B, index_B, scopes)[index_B]
 
     def mean(self, values_BT: torch.Tensor, scope: str) -> torch.Tensor:
-        """The mean over the real tokens of every row's scope, shape B; 0 of nothing.
+        """The mean over the real tokens of every row's scope, shape B; 0 without real tokens.
 
-        Taken as v + mean(value - v) with v one of the values, because the mean of equal numbers
-        then is that number. By plain summing, a group without signal would have deviations of
-        1e-17 with a sign, and what is made of their signs would look like a signal.
+        Computed as v + mean(value - v), where v is one of the values, so that the mean of equal
+        numbers is exactly that number. A plain sum would leave deviations of 1e-17 in a
+        zero-variance group, and weights made from their signs would look like a signal.
         """
         index_B, scopes = self.scope(scope)
         real_B = self.lengths_B > 0
@@ -55,13 +59,13 @@ class Tokens:
         return one_B + self.total(rest_BT.sum(1), scope) / count_B
 
 
-def checked(
+def validated(
     logprobs_BT: Numbers, advantages_BT: Numbers, mask_BT: Numbers, group_B: Numbers
 ) -> Tokens:
-    """The inputs of a weight, checked; what stands at padding is ignored, be it NaN.
+    """Validate the inputs of a token weight; values at padding are ignored, even NaN.
 
-    ValueError unless the three matrices have one shape with at least one column, B integer ids
-    come with them, and every real token has a finite log-probability and advantage.
+    ValueError unless the three matrices have one shape with at least one column, there are B
+    integer group ids, and every real token has a finite log-probability and advantage.
     """
     mask = torch.as_tensor(mask_BT, device="cpu") != 0
     if mask.dim() != 2 or mask.shape[1] == 0:
@@ -79,14 +83,13 @@ def checked(
 
 
 def _real(name: str, values_BT: Numbers, mask_BT: torch.Tensor) -> torch.Tensor:
-    """The values in float64 with 0 at padding; ValueError for a wrong shape or a NaN."""
     values = float64(values_BT)
     if values.shape != mask_BT.shape:
         raise ValueError(
             f"{name} of shape {tuple(values.shape)} with a mask of shape {tuple(mask_BT.shape)}"
         )
     values = torch.where(mask_BT, values, 0.0)
-    # A sum is finite exactly if all its terms are, and reads the matrix once.
+    # A sum is finite exactly if all its terms are, and needs only one pass over the matrix.
     bad = (~torch.isfinite(values.sum(1))).nonzero().flatten().tolist()
     if bad:
         raise ValueError(

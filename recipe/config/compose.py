@@ -1,13 +1,12 @@
-"""From the name of an example to its resolved configuration, with every key and value checked.
+"""Compose an example into its resolved configuration, with every key and value checked.
 
-Hydra composes verl's own configuration, recipe.yaml, the groups that the example chooses, the
-example's config.yaml and the overrides of the command line, the last one wins. A key that none of
-verl and recipe.yaml has is refused wherever it comes from: hydra lets a file add any key, and an
-override with ``+``, and nothing would ever read it.
+Hydra merges verl's configuration, recipe.yaml, the groups that the example chooses, the example's
+config.yaml and the overrides of the command line; the last one wins. A key that neither verl nor
+recipe.yaml has is rejected wherever it is set: hydra lets a file add any key, and an override with
+``+``, and nothing would read it.
 """
 
 import contextlib
-import difflib
 import functools
 import importlib.util
 import re
@@ -23,15 +22,19 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from prompt_aug.typed import closest
 from recipe.config.schema import check_types
-from recipe.config.wording import ONE_RUN
 from recipe.errors import ConfigError
 
+ONE_RUN = (
+    "a command is one run, and hydra only composes its configuration, so hydra's options and keys "
+    "have no effect. Set the folder with recipe.run_dir=...; start several runs by several commands"
+)
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CONFIG = Path(__file__).resolve().parent
 # Keyword arguments of a function, whose signature `recipe.algorithms.registry` checks.
 ARGUMENTS = ("recipe.advantage.arguments", "recipe.weights.arguments")
-# Sections that verl hands on as keyword arguments of other libraries: any key may be added there.
+# Sections that verl passes on as keyword arguments of other libraries: any key may be added there.
 OPEN = (
     "ray_kwargs",
     "data.apply_chat_template_kwargs",
@@ -40,39 +43,37 @@ OPEN = (
     "actor_rollout_ref.actor.optim.override_optimizer_config",
     *ARGUMENTS,
 )
+RENAMED = {"neighbours": "rephrasings"}  # sections of `recipe`: old name -> new
 PLAIN = re.compile(r"""[^\[{'"~].*""")  # a value that hydra's syntax of lists, ... does not begin
 # What hydra raises for a file or a choice it cannot use; it has no error class for a torn file.
 COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError)
 
 
 def example_names() -> list[str]:
-    """The examples of this project: folders in examples/ with a config.yaml."""
+    """Return the examples of this project: folders in examples/ with a config.yaml."""
     return sorted(str(p.parent.relative_to(EXAMPLES)) for p in EXAMPLES.rglob("config.yaml"))
 
 
 def group_names(group: str) -> list[str]:
-    """The files of a group: machine, scale, method or published."""
+    """Return the files of a group: machine, scale, method or published."""
     return sorted(path.stem for path in (CONFIG / group).glob("*.yaml"))
 
 
 def example_folder(example: str) -> Path:
-    """The folder of an example, by name or path; ConfigError with the known names."""
+    """Return the folder of an example, by name or path; ConfigError with the known names."""
     for folder in (EXAMPLES / example, Path(example)):
         if example.strip() and (folder / "config.yaml").is_file():
             return folder.resolve()
-    near = _closest(example, example_names()) or f": known are {', '.join(example_names())}"
+    near = closest(example, example_names()) or f": known are {', '.join(example_names())}."
     raise ConfigError(
-        f"no example '{example}'{near}; or name a folder of your own that holds a config.yaml"
+        f"no example '{example}'{near} Or name a folder of your own that holds a config.yaml."
     )
 
 
-RENAMED = {"neighbours": "rephrasings"}  # sections of `recipe`: old name -> new
-
-
 def readable(overrides: list[str]) -> list[str]:
-    """Overrides that hydra can read: plain text quoted, and ``++`` before keys of `ARGUMENTS`.
+    """Return overrides that hydra can read: plain text quoted, ``++`` before keys of `ARGUMENTS`.
 
-    Text that hydra reads already is left as it is.
+    Text that hydra reads already is not changed.
     """
     return [_readable(text) for text in overrides]
 
@@ -94,24 +95,14 @@ def _readable(text: str) -> str:
 
 
 def compose_config(example: str, overrides: list[str]) -> DictConfig:
-    """The resolved configuration of an example, from overrides in hydra's syntax or plain text.
+    """Return the resolved configuration of an example; overrides in hydra's syntax or plain text.
 
-    ConfigError, in one line, for a file that cannot be read, an unknown key, group or choice, and
-    for values that `recipe.config.schema` refuses.
+    Raises ConfigError, in one line, for a file that cannot be read, an unknown key, group or
+    choice, and for values that `recipe.config.schema` rejects.
     """
-    folder = example_folder(example)
-    config = compose_unresolved(folder, readable(overrides))
-    try:
-        OmegaConf.resolve(config)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{folder.name}/config.yaml or an override: {one_line(error)}") from error
-    check_types(config)
-    return config
-
-
-def compose_unresolved(folder: Path, overrides: list[str]) -> DictConfig:
-    """What hydra composes, interpolations as they stand; all its keys are known ones."""
-    _check_overrides(folder, overrides)
+    folder, overrides = example_folder(example), readable(overrides)
+    for text in overrides:
+        _check_override(text, folder)
     try:
         with initialize_config_dir(str(folder), version_base=None):
             config = compose(
@@ -121,16 +112,18 @@ def compose_unresolved(folder: Path, overrides: list[str]) -> DictConfig:
         HydraConfig.instance().set_config(config)
         with open_dict(config):
             del config["hydra"]
-        _refuse_unknown(config, folder)
+        _check_keys(config, folder)
         if "hydra" in OmegaConf.load(folder / "config.yaml"):
             raise ConfigError(f"{folder.name}/config.yaml, section hydra: {ONE_RUN}")
+        OmegaConf.resolve(config)
     except COMPOSING as error:
         raise ConfigError(f"{folder.name}/config.yaml or an override: {one_line(error)}") from error
+    check_types(config)
     return config
 
 
 def verl_config() -> Path:
-    """The folder of verl's own configuration, found without importing verl."""
+    """Return the folder of verl's own configuration, found without importing verl."""
     spec = importlib.util.find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("verl is not installed: see `python -m recipe.doctor`")
@@ -138,7 +131,7 @@ def verl_config() -> Path:
 
 
 def search_path(*folders: Path) -> str:
-    """The override that adds `folders` and verl's own configuration to hydra's search path.
+    """Return the override that adds `folders` and verl's configuration to hydra's search path.
 
     As a file path: ``pkg://verl`` would import verl before its platform is chosen.
     """
@@ -147,7 +140,7 @@ def search_path(*folders: Path) -> str:
 
 @functools.cache
 def base() -> dict[str, Any]:
-    """recipe.yaml over verl's configuration, without groups: all keys that there are."""
+    """Return recipe.yaml over verl's configuration, without groups: all keys that exist."""
     with initialize_config_dir(str(CONFIG), version_base=None):
         config = compose("recipe", overrides=[search_path(), "~machine"])
     content: Any = OmegaConf.to_container(config, resolve=False)
@@ -156,7 +149,7 @@ def base() -> dict[str, Any]:
 
 @functools.cache
 def known_keys() -> frozenset[str]:
-    """The full name of every key and section of `base`."""
+    """Return the full name of every key and section of `base`."""
 
     def walk(node: Any, prefix: str) -> Iterator[str]:
         if isinstance(node, dict):
@@ -168,55 +161,60 @@ def known_keys() -> frozenset[str]:
 
 
 def is_open(key: str) -> bool:
-    """Whether keys may be added at `key`."""
+    """Return True if keys may be added at `key`."""
     return any(key == section or key.startswith(f"{section}.") for section in OPEN)
 
 
+def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of a nested mapping; an empty section is a value."""
+    if isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from flat(value, f"{prefix}{key}.")
+    else:
+        yield prefix.rstrip("."), node
+
+
 def one_line(error: Exception) -> str:
-    """The message of a library's error without its line breaks, search paths and repetitions."""
-    text = str(error).partition("Config search path")[0]
-    lines = [line.strip() for line in text.splitlines()]
+    """Return a library's message without its line breaks, search paths and repetitions."""
+    lines = [line.strip() for line in str(error).partition("Config search path")[0].splitlines()]
     told = [line for line in lines if line and not line.startswith(("full_key:", "object_type="))]
     return " ".join(told) or type(error).__name__
 
 
-def _check_overrides(folder: Path, overrides: list[str]) -> None:
-    """Refuse what hydra would refuse at length, or, with a ``+``, take without any effect."""
-    for text in overrides:
-        try:
-            override = OverridesParser.create().parse_override(text)
-        except HydraException as error:
-            raise ConfigError(
-                f"'{text}' is not an override of the form key=value: {one_line(error)}"
-            ) from error
-        key = override.key_or_group
-        if key.partition(".")[0].partition("/")[0] == "hydra":
-            raise ConfigError(f"'{text}': {ONE_RUN}")
-        if override.is_delete():
-            raise ConfigError(f"'{text}' deletes a key, which verl would miss: set {key}=null")
-        if override.is_sweep_override():
-            raise ConfigError(
-                f"'{text}' is a sweep over several values, and one run has one: quote text that "
-                f"holds a comma, or write a list as '{key}=[a, b]'"
-            )
-        a_group = override.package is not None or any(
-            (place / key).is_dir() for place in (folder, CONFIG)
+def _check_override(text: str, folder: Path) -> None:
+    """Reject unknown keys, also those that a ``+`` would add without effect, and sweeps."""
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise ConfigError(
+            f"'{text}' is not an override of the form key=value: {one_line(error)}"
+        ) from error
+    key = override.key_or_group
+    if key.partition(".")[0].partition("/")[0] == "hydra":
+        raise ConfigError(f"'{text}': {ONE_RUN}")
+    if override.is_delete():
+        raise ConfigError(f"'{text}' deletes a key, which verl would miss. Set {key}=null.")
+    if override.is_sweep_override():
+        raise ConfigError(
+            f"'{text}' is a sweep over several values, and one run has one. Quote text that holds "
+            f"a comma, or write a list as '{key}=[a, b]'."
         )
-        if isinstance(base().get(key), dict) and not isinstance(override.value(), dict):
-            raise ConfigError(f"{text}: {key} is a section of keys, not a value")
-        if not (a_group or key in known_keys() or is_open(key)):
-            raise ConfigError(unknown_key(key))
+    if isinstance(base().get(key), dict) and not isinstance(override.value(), dict):
+        raise ConfigError(f"{text}: {key} is a section of keys, not a value")
+    is_group = override.package is not None or any((p / key).is_dir() for p in (folder, CONFIG))
+    if not (is_group or key in known_keys() or is_open(key)):
+        raise ConfigError(unknown_key(key))
 
 
-def _refuse_unknown(config: DictConfig, folder: Path) -> None:
-    """Refuse keys that `base` does not have, and a value where it has a section.
+def _check_keys(config: DictConfig, folder: Path) -> None:
+    """Reject keys that `base` does not have, and a value where it has a section.
 
-    A section that is empty in `base` takes any key; `recipe.checks.verl` refuses those not read.
+    A section that is empty in `base` takes any key.
     """
     where = f"{folder.name}/config.yaml or one of its groups: "
 
     def walk(node: Any, known: Any, prefix: str) -> None:
-        # Another class than verl's own has other keys, and itself refuses those it does not have.
+        # Another class than verl's own has other keys, and itself rejects unknown ones.
         other_class = node.get("_target_") != known.get("_target_")
         for key, value in node.items():
             name = f"{prefix}{key}"
@@ -235,7 +233,7 @@ def _refuse_unknown(config: DictConfig, folder: Path) -> None:
 
 
 def unknown_key(key: str) -> str:
-    """The message about a key that does not exist, with what may have been meant."""
+    """Return the message about a key that does not exist, with what may have been meant."""
     section, _, rest = key.removeprefix("recipe.").partition(".")
     if key.startswith("recipe.") and section in RENAMED:
         new = ".".join(filter(None, ("recipe", RENAMED[section], rest)))
@@ -243,13 +241,5 @@ def unknown_key(key: str) -> str:
     full = sorted(k for k in known_keys() if k.endswith(f".{key}"))
     if full:
         return f"no key '{key}': keys are given in full, as {' or '.join(full[:3])}"
-    near = _closest(key, sorted(known_keys()))
+    near = closest(key, sorted(known_keys()))
     return f"no key '{key}'{near or ': `python -m recipe.train EXAMPLE --cfg` lists all'}"
-
-
-def _closest(name: str, known: list[str]) -> str:
-    """``, did you mean X`` or nothing: a key with the same last part before one spelt alike."""
-    last = name.rpartition(".")[2]
-    same = [k for k in known if "." in name and k.rpartition(".")[2] == last]
-    near = difflib.get_close_matches(name, same or known, n=1, cutoff=0 if same else 0.6)
-    return f", did you mean {near[0]}" if near else ""

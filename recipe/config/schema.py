@@ -1,27 +1,22 @@
-"""The type and the range of every setting: records of `recipe` and `eval`, and verl's keys.
+"""The type and the range of every setting of `recipe` and `eval`, and of verl's keys.
 
-`check_types` refuses, when a configuration is composed, what no run can mean: text for a number,
-a temperature of 0, an infinite learning rate. Records are closed: tests compare them with the keys
-of recipe.yaml. Defaults stand there, beside what each key does. Of verl's keys those are here that
-an example or a group file sets, and those whose impossible values verl accepts silently.
-
-Values of one key only; `recipe.checks` looks at several together.
+`check_types` rejects values that no run can use, such as text for a number, a temperature of 0, an
+infinite learning rate. recipe.yaml has the defaults and says what each key does. Of verl's keys
+those are listed that an example or a group file sets, and those whose impossible values verl
+accepts silently. Rules about several keys together are in `recipe.preflight`.
 """
 
 from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter
-from pydantic import ValidationError as PydanticError
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from prompt_aug.draw import Mode
 from prompt_aug.extraction import ExtractionName
 from prompt_aug.templates.rendering import Style, System, Turn
 from prompt_aug.templates.template import FormatSetting
-from recipe.config.wording import ACTOR, ROLLOUT, WHY, WORDING
-from recipe.errors import ConfigError
-from recipe.kinds import (
+from prompt_aug.typed import (
     UNSET,
     Above0,
     Count,
@@ -30,166 +25,38 @@ from recipe.kinds import (
     OrNever,
     Part,
     Positive,
-    Record,
     Seed,
     Share,
     Text,
     Texts,
     Weight,
     Weights,
+    adapter,
     as_list,
-    validated,
+    problems,
 )
+from recipe.errors import ConfigError
+from recipe.run.evaluation import EvaluationSection
+
+A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+WHY = {  # reasons that a range does not show by itself
+    f"{R}.temperature": "greedy responses of a group are all equal, so none has a signal",
+    f"{A}.optim.lr": "a rate of 0 or below trains nothing or away from the reward",
+    f"{A}.clip_ratio_c": "verl's dual clip is a bound above the ratio 1",
+    "trainer.total_training_steps": "a run of 0 steps would be done before it starts",
+    "data.max_response_length": "a response needs room for at least one token",
+    "recipe.augment.templates": "to draw one more often use recipe.augment.weights",
+}
 
 
-class Toy(Record):
-    enable: bool
-    cache: Text
-    world: Text
-    train_questions: Positive | None
-    validation_questions: Positive | None
-    test_questions: Positive | None
-    templates: Names | None
-    updates: Positive | None
+def _validated(key: str) -> str:
+    source = key.removeprefix("val/").removesuffix("/accuracy")
+    if key != f"val/{source}/accuracy" or not source:
+        raise ValueError("should be val/SOURCE/accuracy, SOURCE a data_source of data.val_files")
+    return key
 
 
-class Augment(Record):
-    bank: Text | None
-    templates: Names | None
-    weights: Weights | None
-    mode: Mode
-    format: FormatSetting
-    style: Style
-    instruction: Turn
-    system: System
-    validation_template: Text
-
-
-class Overlong(Record):
-    enable: bool
-    buffer: Positive
-    factor: Above0
-
-
-class Reward(Record):
-    format_weight: Weight
-    format_gated: bool
-    extraction: ExtractionName
-    overlong: Overlong
-
-
-class Rollout(Record):
-    poll_seconds: Above0
-    request_seeds: bool
-    joint_limit: bool
-    hang_seconds: Above0
-
-
-class Rephrasings(Record):
-    count: Count
-    ratio: Literal["anchored", "own"]
-
-
-class Advantage(Record):
-    name: Text
-    group: Text | None
-    arguments: dict[str, Any] | None
-
-
-class GaussianCovariance(Record):
-    preset: Text | None
-    centre: Text | None
-    advantage_centre: Text | None
-    sigma: Text | None
-    normaliser: Text | None
-    logprob_temperature: Above0 | None
-
-
-class ClipCov(Record):
-    ratio: Part
-    lower: float
-    upper: float
-
-
-class TokenWeights(Record):
-    name: Text
-    arguments: dict[str, Any] | None
-    gaussian_covariance: GaussianCovariance
-    clip_cov: ClipCov
-
-
-class DynamicSampling(Record):
-    max_gen_batches: Positive
-    on_exhausted: Literal["train", "stop"]
-
-
-class History(Record):
-    enable: bool
-    weight: Above0
-    floor: Annotated[float, Field(ge=-1, le=0)]
-
-
-class Curriculum(Record):
-    enable: bool
-    candidates: Positive
-    target: Share
-    decay: Part
-
-
-class Recipe(Record):
-    """The section `recipe`."""
-
-    name: Text
-    method: Text | None
-    run_dir: Text
-    seed: Seed
-    min_free_gib: Weight
-    save_rollouts_every: Count
-    keep_every: Positive | None
-    keep_best: Annotated[str, AfterValidator(validated)] | None
-    worker_logs: bool
-    model_path: Text | None
-    toy: Toy
-    augment: Augment
-    reward: Reward
-    rollout: Rollout
-    rephrasings: Rephrasings
-    advantage: Advantage
-    weights: TokenWeights
-    dynamic_sampling: DynamicSampling
-    overlong_filter: bool
-    history: History
-    curriculum: Curriculum
-    one_question: Text | Count | None
-    save_tensors_every: Count
-
-
-class Benchmark(Record):
-    """An entry of ``eval.benchmarks``; without a path one of those in eval/benchmarks/."""
-
-    name: Text
-    path: Text | None = None
-    samples: Positive | None = None
-    template: Text | None = None
-
-
-class Evaluation(Record):
-    """The section `eval`: `eval.settings` checks again what reaches it, hours later."""
-
-    template: Text
-    benchmarks: list[Benchmark]
-    extraction: ExtractionName
-    temperature: Weight
-    top_p: Part
-    max_tokens: Positive
-    seed: Seed
-    dtype: Literal["float32", "bfloat16", "float16", "auto"]
-    max_model_len: Annotated[int, Field(ge=2)] | None
-    gpu_memory_utilization: Part
-    max_questions: Positive | None
-
-
-# verl's own list (verl.utils.tracking, which imports torch): a test holds them together.
+# verl's own list (verl.utils.tracking, which imports torch); a test compares them.
 Logger = Literal[
     "wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard",
     "console", "clearml", "trackio", "file", "rl_insight",
@@ -199,190 +66,163 @@ Aggregation = Literal[
     "seq-mean-token-sum-norm", "seq-mean-token-mean",
 ]  # fmt: skip
 Precision = Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"]
-LearningRate = Annotated[float, Field(gt=0, le=1)]
-Loggers = Annotated[list[Logger], BeforeValidator(as_list)]
+# verl.trainer.ppo.core_algos.kl_penalty; "+" gives the unbiased gradient.
+KLType = Literal[
+    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3",
+    "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+",
+]  # fmt: skip
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
-
-def _per_role(role: str) -> dict[str, Any]:
-    """Keys that the actor and the reference model share."""
-    return {
-        f"{role}.fsdp_config.dtype": Precision,
-        f"{role}.fsdp_config.model_dtype": Precision,
-        f"{role}.fsdp_config.use_torch_compile": bool,
-        f"{role}.entropy_from_logits_with_chunking": bool,
-        f"{role}.use_torch_compile": bool,
-        f"{role}.ulysses_sequence_parallel_size": Positive,
-    }
-
-
-# verl's keys, with what we let through; what verl itself refuses at once is not repeated.
-VERL: dict[str, Any] = {
-    "data.train_files": Texts | None,
-    "data.val_files": Texts | None,
-    "data.seed": Seed | None,
-    "data.shuffle": bool,
-    "data.train_batch_size": Positive,
-    "data.gen_batch_size": Positive | None,
-    "data.max_prompt_length": Positive,
-    "data.max_response_length": Positive,
-    "data.train_max_samples": OrAll,
-    "data.val_max_samples": OrAll,
-    "data.val_batch_size": Positive | None,
-    "data.dataloader_num_workers": Count,
-    "data.filter_overlong_prompts": bool,
-    "algorithm.filter_groups.enable": bool,
-    "algorithm.filter_groups.metric": Text,
-    "algorithm.use_kl_in_reward": bool,
-    "algorithm.kl_ctrl.kl_coef": Weight,
-    **_per_role(ACTOR),
-    f"{ACTOR}.strategy": Literal["fsdp", "fsdp2"],
-    f"{ACTOR}.ppo_mini_batch_size": Positive,
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu": Positive | None,
-    f"{ACTOR}.ppo_max_token_len_per_gpu": Positive,
-    f"{ACTOR}.ppo_epochs": Positive,
-    f"{ACTOR}.use_dynamic_bsz": bool,
-    f"{ACTOR}.data_loader_seed": Seed,
-    f"{ACTOR}.entropy_coeff": float,
-    f"{ACTOR}.entropy_checkpointing": bool,
-    f"{ACTOR}.use_kl_loss": bool,
-    f"{ACTOR}.kl_loss_coef": Weight,
-    f"{ACTOR}.loss_agg_mode": Aggregation,
-    f"{ACTOR}.loss_scale_factor": Above0 | None,
-    f"{ACTOR}.clip_ratio": Above0,
-    f"{ACTOR}.clip_ratio_low": Weight | None,
-    f"{ACTOR}.clip_ratio_high": Weight | None,
-    f"{ACTOR}.clip_ratio_c": Annotated[float, Field(gt=1)],
-    f"{ACTOR}.tau_pos": Above0,
-    f"{ACTOR}.tau_neg": Above0,
-    f"{ACTOR}.policy_loss.loss_mode": Text,
-    f"{ACTOR}.policy_loss.clip_cov_ratio": Part,
-    f"{ACTOR}.policy_loss.clip_cov_lb": float,
-    f"{ACTOR}.policy_loss.clip_cov_ub": float,
-    f"{ACTOR}.policy_loss.kl_cov_ratio": Part,
-    f"{ACTOR}.policy_loss.ppo_kl_coef": Weight,
-    f"{ACTOR}.fsdp_config.seed": Seed,
-    f"{ACTOR}.optim.lr": LearningRate,
-    f"{ACTOR}.optim.lr_warmup_steps": OrNever,
-    f"{ACTOR}.optim.lr_warmup_steps_ratio": Share,
-    f"{ACTOR}.optim.lr_scheduler_type": Literal["constant", "cosine"],
-    f"{ACTOR}.optim.min_lr_ratio": Share | None,
-    f"{ACTOR}.optim.weight_decay": Weight,
-    f"{ACTOR}.optim.betas": Annotated[
-        list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)
-    ],
-    f"{ACTOR}.optim.clip_grad": Above0,
-    **_per_role("actor_rollout_ref.ref"),
-    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": Positive | None,
-    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": Positive,
-    "actor_rollout_ref.model.path": Text | None,
-    "actor_rollout_ref.model.external_lib": Texts | None,
-    "actor_rollout_ref.model.use_remove_padding": bool,
-    "actor_rollout_ref.model.enable_gradient_checkpointing": bool,
-    f"{ROLLOUT}.n": Positive,
-    f"{ROLLOUT}.seed": Seed,
-    f"{ROLLOUT}.temperature": Above0,
-    f"{ROLLOUT}.top_p": Part,
-    f"{ROLLOUT}.top_k": OrAll,
-    f"{ROLLOUT}.name": Literal["vllm"],
-    f"{ROLLOUT}.val_kwargs.n": Positive,
-    f"{ROLLOUT}.val_kwargs.temperature": Weight,
-    f"{ROLLOUT}.val_kwargs.top_p": Part,
-    f"{ROLLOUT}.val_kwargs.top_k": OrAll,
-    f"{ROLLOUT}.dtype": Precision,
-    f"{ROLLOUT}.gpu_memory_utilization": Part,
-    f"{ROLLOUT}.max_num_seqs": Positive,
-    f"{ROLLOUT}.max_model_len": Positive | None,
-    f"{ROLLOUT}.tensor_model_parallel_size": Positive,
-    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": Positive | None,
-    f"{ROLLOUT}.log_prob_max_token_len_per_gpu": Positive,
-    f"{ROLLOUT}.agent.num_workers": Positive,
-    f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": Positive,
-    f"{ROLLOUT}.enforce_eager": bool,
-    f"{ROLLOUT}.free_cache_engine": bool,
-    f"{ROLLOUT}.enable_sleep_mode": bool | None,
-    "reward.num_workers": Positive,
-    "trainer.device": Literal["cpu", "cuda"],
-    "trainer.nnodes": Positive,
-    "trainer.n_gpus_per_node": Positive,
-    "trainer.total_training_steps": Positive,
-    "trainer.total_epochs": Positive,
-    "trainer.save_freq": OrNever,
-    "trainer.test_freq": OrNever,
-    "trainer.max_actor_ckpt_to_keep": Positive | None,
-    "trainer.logger": Loggers,
-    "trainer.project_name": Text,
-    "trainer.experiment_name": Text,
-    "trainer.default_local_dir": Text,
-    "trainer.val_before_train": bool,
-    "transfer_queue.backend.SimpleStorage.num_data_storage_units": Positive,
-    "ray_kwargs.ray_init.num_cpus": Positive | None,
+# (section, type, keys). Of verl's keys what verl itself rejects at once is not repeated.
+_TABLE: list[tuple[str, Any, str]] = [
+    ("recipe", Text, "name run_dir"),
+    ("recipe", Text | None, "method model_path"),
+    ("recipe", Seed, "seed"),
+    ("recipe", Weight, "min_free_gib"),
+    ("recipe", Count, "save_rollouts_every save_tensors_every"),
+    ("recipe", Positive | None, "keep_every"),
+    ("recipe", Annotated[str, AfterValidator(_validated)] | None, "keep_best"),
+    ("recipe", bool, "worker_logs overlong_filter"),
+    ("recipe", Text | Count | None, "one_question"),
+    ("recipe.toy", bool, "enable"),
+    ("recipe.toy", Text, "cache world"),
+    ("recipe.toy", Positive | None, "train_questions validation_questions test_questions updates"),
+    ("recipe.toy", Names | None, "templates"),
+    ("recipe.augment", Text | None, "bank"),
+    ("recipe.augment", Names | None, "templates"),
+    ("recipe.augment", Weights | None, "weights"),
+    ("recipe.augment", Mode, "mode"),
+    ("recipe.augment", FormatSetting, "format"),
+    ("recipe.augment", Style, "style"),
+    ("recipe.augment", Turn, "instruction"),
+    ("recipe.augment", System, "system"),
+    ("recipe.augment", Text, "validation_template"),
+    ("recipe.reward", Weight, "format_weight"),
+    ("recipe.reward", bool, "format_gated overlong.enable"),
+    ("recipe.reward", ExtractionName, "extraction"),
+    ("recipe.reward", Positive, "overlong.buffer"),
+    ("recipe.reward", Above0, "overlong.factor"),
+    ("recipe.rollout", Above0, "poll_seconds hang_seconds"),
+    ("recipe.rollout", bool, "request_seeds joint_limit"),
+    ("recipe.rephrasings", Count, "count"),
+    ("recipe.rephrasings", Literal["anchored", "own"], "ratio"),
+    ("recipe.advantage", Text, "name"),
+    ("recipe.advantage", Literal["question", "rephrasing"] | None, "group"),
+    ("recipe.advantage", dict[str, Any] | None, "arguments"),
+    ("recipe.weights", Text, "name"),
+    ("recipe.weights", dict[str, Any] | None, "arguments"),
+    ("recipe.weights.gaussian_covariance", Text | None, "preset centre advantage_centre sigma"),
+    ("recipe.weights.gaussian_covariance", Text | None, "normaliser"),
+    ("recipe.weights.gaussian_covariance", Above0 | None, "logprob_temperature"),
+    ("recipe.weights.clip_cov", Part, "ratio"),
+    ("recipe.weights.clip_cov", float, "lower upper"),
+    ("recipe.dynamic_sampling", Positive, "max_gen_batches"),
+    ("recipe.dynamic_sampling", Literal["train", "stop"], "on_exhausted"),
+    ("recipe.history", bool, "enable"),
+    ("recipe.history", Above0, "weight"),
+    ("recipe.history", Annotated[float, Field(ge=-1, le=0)], "floor"),
+    ("recipe.curriculum", bool, "enable"),
+    ("recipe.curriculum", Positive, "candidates"),
+    ("recipe.curriculum", Share, "target"),
+    ("recipe.curriculum", Part, "decay"),
+    ("data", Positive, "train_batch_size max_prompt_length max_response_length"),
+    ("data", Positive | None, "gen_batch_size val_batch_size"),
+    ("data", OrAll, "train_max_samples val_max_samples"),
+    ("data", Texts | None, "train_files val_files"),
+    ("data", Seed | None, "seed"),
+    ("data", Count, "dataloader_num_workers"),
+    ("data", bool, "shuffle filter_overlong_prompts"),
+    ("algorithm", bool, "filter_groups.enable use_kl_in_reward"),
+    ("algorithm.filter_groups", Literal["acc", "reward", "format", "overlong"], "metric"),
+    ("algorithm", KLType, "kl_penalty"),
+    ("algorithm.kl_ctrl", Weight, "kl_coef"),
+    ("algorithm.kl_ctrl", Literal["fixed", "adaptive"], "type"),
+    ("algorithm.rollout_correction", Literal["token", "sequence"] | None, "rollout_is"),
+    *(
+        (role, kind, keys)
+        for role in (A, "actor_rollout_ref.ref")
+        for kind, keys in (
+            (bool, "entropy_from_logits_with_chunking use_torch_compile"),
+            (Positive, "ulysses_sequence_parallel_size"),
+        )
+    ),
+    *(
+        (f"{role}.fsdp_config", kind, keys)
+        for role in (A, "actor_rollout_ref.ref")
+        for kind, keys in ((Precision, "dtype model_dtype"), (bool, "use_torch_compile"))
+    ),
+    (f"{A}.fsdp_config", Seed, "seed"),
+    (A, Literal["fsdp", "fsdp2"], "strategy"),
+    (A, Positive, "ppo_mini_batch_size ppo_max_token_len_per_gpu ppo_epochs"),
+    (A, Positive | None, "ppo_micro_batch_size_per_gpu"),
+    (A, bool, "use_dynamic_bsz entropy_checkpointing use_kl_loss"),
+    (A, Seed, "data_loader_seed"),
+    (A, float, "entropy_coeff"),
+    (A, Weight, "kl_loss_coef"),
+    (A, KLType, "kl_loss_type"),
+    (A, Weight | None, "clip_ratio_low clip_ratio_high"),
+    (A, Above0, "clip_ratio tau_pos tau_neg"),
+    (A, Above0 | None, "loss_scale_factor"),
+    (A, Annotated[float, Field(gt=1)], "clip_ratio_c"),
+    (A, Aggregation, "loss_agg_mode"),
+    (f"{A}.policy_loss", Text, "loss_mode"),
+    (f"{A}.policy_loss", Part, "clip_cov_ratio kl_cov_ratio"),
+    (f"{A}.policy_loss", float, "clip_cov_lb clip_cov_ub"),
+    (f"{A}.policy_loss", Weight, "ppo_kl_coef"),
+    (f"{A}.optim", Annotated[float, Field(gt=0, le=1)], "lr"),
+    (f"{A}.optim", OrNever, "lr_warmup_steps"),
+    (f"{A}.optim", Share, "lr_warmup_steps_ratio"),
+    (f"{A}.optim", Share | None, "min_lr_ratio"),
+    (f"{A}.optim", Literal["constant", "cosine"], "lr_scheduler_type"),
+    (f"{A}.optim", Weight, "weight_decay"),
+    (f"{A}.optim", Annotated[list[Beta], Field(min_length=2, max_length=2)], "betas"),
+    (f"{A}.optim", Above0, "clip_grad"),
+    ("actor_rollout_ref.ref", Positive | None, "log_prob_micro_batch_size_per_gpu"),
+    ("actor_rollout_ref.ref", Positive, "log_prob_max_token_len_per_gpu"),
+    ("actor_rollout_ref.model", Text | None, "path"),
+    ("actor_rollout_ref.model", Texts | None, "external_lib"),
+    ("actor_rollout_ref.model", bool, "use_remove_padding enable_gradient_checkpointing"),
+    (R, Positive, "n max_num_seqs tensor_model_parallel_size log_prob_max_token_len_per_gpu"),
+    (R, Positive, "val_kwargs.n agent.num_workers"),
+    (R, Positive, "checkpoint_engine.update_weights_bucket_megabytes"),
+    (R, Positive | None, "max_model_len log_prob_micro_batch_size_per_gpu"),
+    (R, Seed, "seed"),
+    (R, Above0, "temperature"),
+    (R, Weight, "val_kwargs.temperature"),
+    (R, Part, "top_p val_kwargs.top_p gpu_memory_utilization"),
+    (R, OrAll, "top_k val_kwargs.top_k"),
+    (R, Literal["vllm"], "name"),
+    (R, Precision, "dtype"),
+    (R, bool, "enforce_eager free_cache_engine"),
+    (R, bool | None, "enable_sleep_mode"),
+    ("reward", Positive, "num_workers"),
+    ("trainer", Literal["cpu", "cuda"], "device"),
+    ("trainer", Positive, "nnodes n_gpus_per_node total_training_steps total_epochs"),
+    ("trainer", OrNever, "save_freq test_freq"),
+    ("trainer", Positive | None, "max_actor_ckpt_to_keep"),
+    ("trainer", Annotated[list[Logger], BeforeValidator(as_list)], "logger"),
+    ("trainer", Text, "project_name experiment_name default_local_dir"),
+    ("trainer", bool, "val_before_train"),
+    ("transfer_queue.backend.SimpleStorage", Positive, "num_data_storage_units"),
+    ("ray_kwargs.ray_init", Positive | None, "num_cpus"),
+]
+TYPES = {"eval": adapter(EvaluationSection)} | {
+    f"{place}.{key}": adapter(kind) for place, kind, keys in _TABLE for key in keys.split()
 }
-
-_OURS: dict[str, TypeAdapter] = {"recipe": TypeAdapter(Recipe), "eval": TypeAdapter(Evaluation)}
-_VALUE = ConfigDict(strict=True, allow_inf_nan=False)
-_VERL = {key: TypeAdapter(kind, config=_VALUE) for key, kind in VERL.items()}
 
 
 def check_types(config: DictConfig) -> None:
-    """Refuse values of a wrong type or out of range; ConfigError with all of them, one a line."""
+    """Reject values of a wrong type or out of range; ConfigError with all of them, one a line."""
     found: dict[str, str] = {}
-    for section, adapter in _OURS.items():
-        found |= _problems(adapter, _plain(config[section]), section)
-    for key, adapter in _VERL.items():
-        found |= _problems(adapter, _value(config, key), key)
+    for key, checker in TYPES.items():
+        try:
+            value = OmegaConf.select(config, key, throw_on_missing=True)
+        except MissingMandatoryValue:
+            value = UNSET
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=True)
+        found |= problems(checker, value, key, WHY)
     # Of keys that follow another one (data.seed is recipe.seed) the first is named.
     told = {message.partition("=")[2] or key: message for key, message in reversed(found.items())}
     if told:
         raise ConfigError("\n".join(reversed(told.values())))
-
-
-def _value(config: DictConfig, key: str) -> Any:
-    try:
-        return _plain(OmegaConf.select(config, key, throw_on_missing=True))
-    except MissingMandatoryValue:
-        return UNSET
-
-
-def _plain(value: Any) -> Any:
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-
-
-def _problems(adapter: TypeAdapter, value: Any, key: str) -> dict[str, str]:
-    """{full key: what is wrong with it} of a setting, or of a section, named `key`."""
-    try:
-        adapter.validate_python(value)
-    except PydanticError as error:
-        lines: dict[str, str] = {}
-        for problem in error.errors(include_url=False):
-            name = _full_key(key, problem["loc"])
-            lines.setdefault(name, _message(name, problem))
-        return lines
-    return {}
-
-
-def _full_key(key: str, place: tuple[int | str, ...]) -> str:
-    """``recipe`` and (augment, weights, 1) -> ``recipe.augment.weights[1]``."""
-    for part in place:
-        if part in ("constrained-str", "constrained-int"):  # an alternative, not a key
-            continue
-        key += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return key
-
-
-def _message(key: str, problem: Any) -> str:
-    value, kind = problem["input"], problem["type"]
-    if kind == "missing" or value is None or value == UNSET:
-        return f"{key} is not set: give it a value in the example, or as {key}=VALUE"
-    said = WORDING.get(kind) or problem["msg"].replace("Input should", "should")
-    said = said.removeprefix("Value error, ")
-    why = WHY.get(key)
-    return f"{key}={shown(value)}: {said}" + (f" ({why})" if why else "")
-
-
-def shown(value: Any) -> str:
-    """A value as it is written in yaml and on the command line."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(shown, value))}]"
-    return (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )

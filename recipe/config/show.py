@@ -10,6 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from prompt_aug.typed import shown
 from recipe.config.compose import (
     CONFIG,
     EXAMPLES,
@@ -17,12 +18,12 @@ from recipe.config.compose import (
     compose_config,
     example_folder,
     example_names,
+    flat,
     group_names,
     readable,
     search_path,
     verl_config,
 )
-from recipe.config.schema import shown
 
 
 def examples_and_methods() -> str:
@@ -45,13 +46,13 @@ def with_sources(example: str, overrides: list[str], changed: bool = False) -> s
     """
     config: Any = OmegaConf.to_container(compose_config(example, overrides), resolve=True)
     origin: dict[str, str] = {}
-    defaults, raws = dict(_flat(base())), dict[str, Any]()
+    defaults, raws = dict(flat(base())), dict[str, Any]()
     for source, content in _layers(example, overrides):
-        for key, raw in _flat(content):
+        for key, raw in flat(content):
             raws[key] = raw
             origin[key] = f"{source}: {raw}" if "${" in str(raw) else source
     lines = []
-    for key, value in _flat(config):
+    for key, value in flat(config):
         if changed and (key not in raws or raws[key] == defaults.get(key, raws)):
             continue
         lines.append((f"{key}={shown(value)}", _origin(key, origin)))
@@ -103,15 +104,6 @@ def _place(path: Path, folder: Path) -> str:
         if path.is_relative_to(place):
             return f"{short}/{path.relative_to(place)}"
     return str(path)
-
-
-def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of a nested mapping; an empty section is a value."""
-    if isinstance(node, dict) and node:
-        for key, value in node.items():
-            yield from _flat(value, f"{prefix}{key}.")
-    else:
-        yield prefix.rstrip("."), node
 
 
 def _origin(key: str, origin: dict[str, str]) -> str:

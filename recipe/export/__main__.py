@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.commands import add_steps, make_parser, run
-from prompt_aug.errors import UsageError, UserError
-from prompt_aug.files import InUseError, digests, lock, sync, write_json
-from prompt_aug.progress import Progress
+from prompt_aug.base.commands import add_steps, make_parser, run
+from prompt_aug.base.errors import UsageError, UserError
+from prompt_aug.base.files import InUseError, digests, lock, sync, write_json
+from prompt_aug.base.progress import Progress
 from recipe.export.jobs import (
     DTYPES,
     ExportError,

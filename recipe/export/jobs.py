@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from prompt_aug.errors import UserError
-from prompt_aug.files import FileError, digests, read_json
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import FileError, digests, read_json
 from recipe.run.checkpoints import SHARDS, TRACKER, saved_steps, step_folder, tracked_step
 from recipe.run.folder import RunFolder, select
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
-from prompt_aug.files import read_json, write_json
+from prompt_aug.base.files import read_json, write_json
 from recipe.run.checkpoints import shard_name
 
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from recipe.algorithms.covariance import covariance_of, known
+from recipe.algorithms.covariance import covariance_of, require_choice
 from recipe.algorithms.cw_grpo import exponent_of
 from recipe.algorithms.groups import Numbers
 from recipe.algorithms.registry import token_weight
-from recipe.algorithms.tokens import checked
+from recipe.algorithms.tokens import validated
 
 
 def settings(section: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `covariance_split`; ValueError, before a run starts, for bad ones."""
     for key in section:
-        known("an argument of covariance_split", key, ("widths", "extremes"))
+        require_choice("an argument of covariance_split", key, ("widths", "extremes"))
     widths, extremes = section.get("widths", 1.0), section.get("extremes", False)
     number = isinstance(widths, int | float) and not isinstance(widths, bool)
     if not (number and 0 < widths < float("inf")):
@@ -42,12 +42,12 @@ def covariance_split(
     """w = exp(-c^2 / (2 (widths sigma)^2)), or with `extremes` 1 minus that; 0 where the mask is 0.
 
     With widths=1 the first is CW-GRPO's weight before it is made to have mean 1, and the second
-    what CW-GRPO takes away: the two gradients add up to GRPO's, so nothing is normalised here.
+    what CW-GRPO takes away: the two gradients add up to GRPO's, so nothing is normalized here.
     Where sigma = 0 (a group without signal) the exponential is 1. float64. ValueError for bad
-    `settings` and for what `tokens.checked` refuses.
+    `settings` and for what `tokens.validated` refuses.
     """
     settings({"widths": widths, "extremes": extremes})
-    tokens = checked(logprobs_BT, advantages_BT, mask_BT, group_B)
+    tokens = validated(logprobs_BT, advantages_BT, mask_BT, group_B)
     c_BT = covariance_of(tokens, centre="group", advantage_centre="responses")
     kernel_BT = torch.exp(exponent_of(c_BT, tokens, "group") / widths**2)
     return (1.0 - kernel_BT if extremes else kernel_BT) * tokens.mask_BT

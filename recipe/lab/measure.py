@@ -12,9 +12,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from prompt_aug.commands import make_parser, run
-from prompt_aug.estimates import no_signal, pass_at_k, powers
-from prompt_aug.files import read_json, write_json
+from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.estimates import no_signal, pass_at_k, powers
+from prompt_aug.base.files import read_json, write_json
 from prompt_aug.templates import Template, load_bank
 from recipe.lab.experiment import ExperimentError, Measure, load_experiment
 from recipe.run.environment import commit

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.files import append_lines, read_json, read_lines, write_json
+from prompt_aug.base.files import append_lines, read_json, read_lines, write_json
 from recipe.lab.experiment import Arm, Experiment, ExperimentError
 from recipe.run.folder import RunFolder, read_metrics
 

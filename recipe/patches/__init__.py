@@ -1,19 +1,19 @@
-"""Everything that changes foreign code at run time: what, why, and how it is known to be needed.
+"""The list of all changes to foreign code at run time, with reasons and tests.
 
-Each change closes a gap of verl 0.9.1, vLLM or torch. The test named beside it looks at the foreign
-code without the change and fails when the gap is closed there: then the change is to be deleted.
-Subclasses through the interfaces that verl offers for it (trainer, replay buffer, task runner,
-rollout workers and server, reward and agent loop, model merger) are no patches: each lists in its
-docstring what it overrides, and tests/recipe/test_overrides.py compares.
+Each patch closes a gap of verl 0.9.1, vLLM or torch. Its test runs the foreign code without the
+patch and fails when the gap is closed upstream; delete the patch then. Subclasses through verl's
+interfaces (trainer, replay buffer, task runner, rollout workers and server, reward and agent loop,
+model merger) are not patches: each lists in its docstring what it overrides, and
+tests/recipe/test_overrides.py compares.
 
-Two more places change foreign code, and tests/recipe/patches/test_list.py looks for others:
+Two other files change foreign code, and tests/recipe/patches/test_list.py searches for more:
 
-prompt_aug/grading/worker.py, the grader's sandbox, which imports nothing of this project, replaces
-the two functions with which latex2sympy reads a number, for they are exec and eval, and 0.333333
-must not become 1/3; and the one with which sympy compiles a polynomial from its text.
+prompt_aug/grading/worker.py, the grader's sandbox, which imports nothing of this project. It
+replaces the two functions with which latex2sympy reads a number, because they call exec and eval
+and turn 0.333333 into 1/3, and the one with which sympy compiles a polynomial from its text.
 
-prompt_aug/prepare/sources.py sets HF_HUB_OFFLINE in huggingface_hub and datasets where the hub does
-not answer: both read the variable at import alone, and would try again for a minute.
+prompt_aug/prepare/sources.py sets HF_HUB_OFFLINE in huggingface_hub and datasets if the hub does
+not answer: both read the variable only at import and would retry for a minute.
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,10 @@ SOCKET = "tests/recipe/patches/test_weight_socket.py"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patch:
-    """`name` is the dotted path of the code in this folder; `changes` what it replaces.
+    """A patch.
 
-    `test` is the pytest id of the test that fails when the gap closes.
+    `name` is the dotted path of the code in this folder, `changes` what it replaces, `test` the
+    pytest id of the test that fails when the gap closes.
     """
 
     name: str
@@ -45,7 +46,7 @@ PATCHES = (
     Patch(
         name="recipe.patches.logprobs.adapt",
         changes="verl's logprobs_from_logits_v2, used without flash-attn",
-        why="values of 8 bits from 16-bit logits; from 32-bit ones a loop over single tokens",
+        why="8-bit values for 16-bit logits; a loop over single tokens for 32-bit logits",
         test="tests/recipe/patches/test_logprobs.py::test_verls_own_is_still_coarse",
     ),
     Patch(
@@ -57,7 +58,7 @@ PATCHES = (
     Patch(
         name="recipe.patches.cpu.adapters.adapt_process_group",
         changes="torch.distributed.init_process_group",
-        why="verl names the backend of the device cpu twice, which torch refuses",
+        why="verl names the backend of the device cpu twice, which torch rejects",
         test=f"{CPU}::test_verl_still_names_the_cpu_twice",
     ),
     Patch(
@@ -82,6 +83,6 @@ PATCHES = (
         name="recipe.patches.cpu.vllm_plugin.register",
         changes="vLLM's dispatch_cpu_unquantized_gemm",
         why="vLLM packs linear weights on a CPU and drops the originals, which verl updates",
-        test=f"{CPU}::test_vllm_still_throws_linear_weights_away",
+        test=f"{CPU}::test_vllm_still_discards_linear_weights",
     ),
 )

@@ -1,13 +1,13 @@
 """Log-probabilities in float32, in chunks of tokens, where flash-attn is not installed.
 
-With flash-attn verl takes its cross-entropy kernel, which computes in float32 from bfloat16 logits.
-Without it verl 0.9.1 takes `logprobs_from_logits_v2`, a loop over single tokens. Of bfloat16 logits
-it returns bfloat16: 8 bits, so that log p = -5.03 is off by up to 0.016, and with it every ratio,
-covariance and KL. Of float32 logits it is exact and slow: a node of the graph for every token, a
-quarter of an update of the toy model. Here float32 of either, as the kernel would; for float32
-logits values and gradients are verl's to the last bit.
+With flash-attn, verl uses its cross-entropy kernel, which computes in float32 from bfloat16 logits.
+Without it, verl 0.9.1 uses `logprobs_from_logits_v2`, a loop over single tokens. For bfloat16
+logits that returns bfloat16: 8 bits, so log p = -5.03 is off by up to 0.016, and with it every
+ratio, covariance and KL. For float32 logits it is exact but slow: the graph has a node for every
+token, which takes a quarter of an update of the toy model. This function returns float32 for both,
+as the kernel does. For float32 logits values and gradients equal verl's to the last bit.
 
-`recipe.plugin` loads this in every process; verl's module is changed when it is first imported.
+`recipe.plugin` loads this in every process; verl's module is patched at its first import.
 tests/recipe/patches/test_logprobs.py has a test that fails when verl closes the gap.
 """
 
@@ -52,7 +52,7 @@ def logprobs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 @wrapt.when_imported("verl.utils.torch_functional")
 def adapt(module: ModuleType) -> None:
-    """In place of verl's function; logits of 64 bits stay with verl's."""
+    """Replace verl's function, except for 64-bit logits."""
 
     def replaced(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         def own(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

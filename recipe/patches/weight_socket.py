@@ -1,13 +1,12 @@
-"""Two runs on one machine keep their weights apart.
+"""Separate weight sockets for two runs on one machine.
 
-After every step verl 0.9.1 hands the actor's weights to the engine through a socket in /tmp named
-after the Ray job. A run that starts a Ray of its own, as `recipe.train` does, is job 01000000
-there, and so is every other: two runs on one machine use one socket. When both hand over at the
-same moment an engine gets the other run's weights, or both wait forever (seen). verl's pull
-request 6246 meant to tell jobs apart by that id. Here the id of the run, a new one for every
-launch, goes into the socket's name on both sides.
+After every step verl 0.9.1 sends the actor's weights to the engine through a socket in /tmp named
+after the Ray job. Every run with its own Ray, as `recipe.train` starts it, is job 01000000, so two
+runs on one machine use one socket. If both send at the same time, an engine gets the other run's
+weights, or both wait forever (observed). verl's pull request 6246 meant to separate jobs by that
+id. Here the run's id, new for every launch, is part of the socket's name on both sides.
 
-`recipe.plugin` loads this in every process; verl's module is changed when it is first imported.
+`recipe.plugin` loads this in every process; verl's module is patched at its first import.
 tests/recipe/patches/test_weight_socket.py has a test that fails when verl closes the gap.
 """
 
@@ -24,7 +23,7 @@ NAME = "/rl-colocate-zmq-"
 
 
 def of_this_run(address: str) -> str:
-    """verl's socket address with the run's id in its name; outside a run as it is."""
+    """verl's socket address with the run's id in its name; unchanged outside a run."""
     run = os.environ.get(RUN_ID)
     return address.replace(NAME, f"{NAME}{run}-", 1) if run else address
 
@@ -33,9 +32,9 @@ def of_this_run(address: str) -> str:
 def adapt(module: ModuleType) -> None:
     """Give sender and receiver of weights the address of this run."""
 
-    def initialise(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
+    def initialize(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
         wrapped(*args, **kwargs)
         instance.zmq_handle = of_this_run(instance.zmq_handle)
 
     for name in ("BucketedWeightSender", "BucketedWeightReceiver"):
-        wrapt.wrap_function_wrapper(module, f"{name}.__init__", initialise)
+        wrapt.wrap_function_wrapper(module, f"{name}.__init__", initialize)

@@ -1,13 +1,13 @@
 """One rollout: draw a template and a rephrasing, render, generate, set the prompt to train under.
 
-Which template a rollout gets is a pure function of (seed, epoch, question uid, rollout index):
-the same with any number of workers, on every node, after any resume (`prompt_aug.draw`). A row
-that is not of the split "train" is rendered with the fixed validation template.
+The template of a rollout is a pure function of (seed, epoch, question uid, rollout index): the same
+with any number of workers, on every node, after any resume (`prompt_aug.draw`). A row of a split
+other than "train" is rendered with the fixed validation template.
 
-TA-GRPO (arXiv 2601.22478, Eq. 4): a response to the rephrasing q^n is generated under q^n, handed
-on with the prompt of q^0, in the same template. verl computes the old and the new log-probabilities
-from that prompt, so the numerator and the denominator of the ratio are both under q^0. The engine's
-own log-probabilities stay those under q^n: a diagnostic, never part of a ratio.
+TA-GRPO (arXiv 2601.22478, Eq. 4): a response to the rephrasing q^n is generated under q^n and
+returned with the prompt of q^0, in the same template. verl computes the old and the new
+log-probabilities from that prompt, so numerator and denominator of the ratio are both under q^0.
+The engine's log-probabilities are those under q^n; they are a diagnostic and in no ratio.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ from prompt_aug.prompts import Prompts
 from prompt_aug.questions import system_text, user_text
 from prompt_aug.templates import Bank, Rendered
 
-EPOCH = "recipe_epoch"  # the column in which the trainer puts the epoch of a row
+EPOCH = "recipe_epoch"  # the column of a row's epoch, set by the trainer
 
 
 def choose_template(augment: DictConfig, bank: Bank, seed: int, row: dict[str, Any]) -> str:
-    """The name of the template of one rollout.
+    """Return the name of the template of one rollout.
 
     `augment` is the section ``recipe.augment``; `row` holds the columns of the dataset and
     ``session_id``, the index of the rollout in its group.
@@ -64,12 +64,12 @@ def choose_rephrasing(recipe: DictConfig, group_size: int, row: dict[str, Any]) 
     return n, texts[n]
 
 
-def request_seed(seed: int, group: str, rollout: int) -> int:
+def rollout_seed(seed: int, group: str, rollout: int) -> int:
     """The engine's seed for one rollout: 63 bits of a hash of (seed, group, rollout).
 
-    The trainer's id of a group is its place in the data order and its question, so every time that
-    a question is drawn its rollouts are others, and in every run with the same seed they are the
-    same, in whatever order an engine gets them.
+    The trainer's group id is the position in the data order and the question. A question that is
+    drawn again therefore gets new seeds, and every run with the same seed gets the same ones,
+    whatever the order in which an engine receives the requests.
     """
     digest = hashlib.blake2b(f"{seed}/{group}/{rollout}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
@@ -77,21 +77,21 @@ def request_seed(seed: int, group: str, rollout: int) -> int:
 
 @register("prompt_augmentation")
 class PromptAugmentationAgentLoop(AgentLoopBase):
-    """Single turn: a rephrasing in the drawn template, its prefill in the assistant's turn.
+    """Single turn: a rephrasing in the drawn template, with the prefill in the assistant's turn.
 
-    `run` is what verl's interface asks for. Overrides of verl:
+    `run` implements verl's interface. Overrides of verl:
       __init__   reads the configuration once
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.recipe = self.config.recipe
-        self.prompts = Prompts.from_config(self.config)  # evaluation has the same record
+        self.prompts = Prompts.from_config(self.config)  # evaluation uses the same class
         self.prompt_length = int(self.rollout_config.prompt_length)
         self.response_length = int(self.rollout_config.response_length)
 
     def prompt(self, row: dict[str, Any], text: str) -> tuple[str, Rendered, list[int]]:
-        """(template name, rendered prompt, its token ids); ValueError where it is too long."""
+        """Return (template name, rendered prompt, its token ids); ValueError if it is too long."""
         name = choose_template(self.recipe.augment, self.prompts.bank, self.recipe.seed, row)
         system = system_text(row["raw_prompt"])
         prompt = self.prompts.render(name, text, self.tokenizer, system)
@@ -99,13 +99,13 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
         if len(ids) > self.prompt_length:
             raise ValueError(
                 f"question {row['extra_info']['uid']} has {len(ids)} tokens under template {name}, "
-                f"more than data.max_prompt_length={self.prompt_length}; nothing is cut in "
-                "silence: raise the limit, or drop the question (recipe.train does, at its start)"
+                f"more than data.max_prompt_length={self.prompt_length}. Raise the limit, or drop "
+                "the question (recipe.train does so at its start). Prompts are never truncated."
             )
         return name, rendered, ids
 
     def longest(self, prompt: list[int]) -> int:
-        """Tokens that a response to `prompt` may have."""
+        """The maximum number of tokens of a response to `prompt`."""
         limit = self.response_length
         if self.recipe.rollout.get("joint_limit"):
             limit = min(limit, int(self.rollout_config.max_model_len) - len(prompt))
@@ -120,11 +120,11 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
         params = dict(sampling_params)
         if self.recipe.rollout.request_seeds and kwargs["extra_info"]["split"] == "train":
             group, rollout = str(kwargs["uid"]), int(kwargs["session_id"])
-            params["seed"] = request_seed(int(self.recipe.seed), group, rollout)
+            params["seed"] = rollout_seed(int(self.recipe.seed), group, rollout)
         if rendered.stop:
             params.update(stop=list(rendered.stop), include_stop_str_in_output=True)
         else:
-            params["detokenize"] = False  # only stop strings need text while generating
+            params["detokenize"] = False  # only stop strings need text during generation
         metrics: dict[str, Any] = {}
         with simple_timer("generate_sequences", metrics):
             output = await self.server_manager.generate(

@@ -1,17 +1,17 @@
-"""The reward: accuracy + format - overlong, every part of it recorded.
+"""The reward: accuracy + format - overlong, with every part recorded.
 
     reward = accuracy + format_weight * format * [accuracy = 1 or not format_gated] - overlong
 
-accuracy is 0 or 1, from `prompt_aug.grading`, which gets the question too: an answer that only
-repeats a formula of it earns nothing (status "echo"); format is the drawn template's own, in
-[0, 1] and dyadic, of the text after the prefill (arXiv 2602.03190 gives it for wrong answers too:
-the default). `overlong` is DAPO's soft punishment (arXiv 2503.14476, eq. 13), with L the response
-length, L_max its limit, and C the buffer, all in tokens:
+accuracy is 0 or 1, from `prompt_aug.grading`. The grader also reads the question: an answer that
+only repeats a formula of it scores 0 (status "echo"). format is the format reward of the drawn
+template, in [0, 1] and dyadic, of the text after the prefill. By default wrong answers get it too,
+as in arXiv 2602.03190. `overlong` is DAPO's soft punishment (arXiv 2503.14476, eq. 13), with L the
+response length, L_max its limit, and C the buffer, all in tokens:
 
     overlong = factor * clip((L - (L_max - C)) / C, 0, 1)
 
-Departure: 2503.14476 has factor 1 beside an accuracy reward of +-1, ours is 0 or 1. Half the spread
-wants half the ramp for the same advantages: ``factor: 0.5``, which method/dapo sets.
+Departure: 2503.14476 has factor 1 with an accuracy reward of +-1; ours is 0 or 1. Half the range
+needs half the ramp for the same advantages: ``factor: 0.5``, which method/dapo sets.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ def combine(accuracy: float, format_reward: float, overlong: float, settings: Di
     return accuracy + settings.format_weight * paid - overlong
 
 
-def _rephrasings(row: Mapping[str, Any]) -> str:
-    """The question and its rephrasings, any of which may have been asked: none may be copied."""
+def _asked(row: Mapping[str, Any]) -> str:
+    """The question and its rephrasings; the response may answer any, and may copy none."""
     asked = user_text(row["raw_prompt"], "prompt")
     return "\n".join([asked, *_listed(row, "rephrasings")])
 
@@ -51,9 +51,9 @@ def _listed(row: Mapping[str, Any], key: str) -> list[str]:
 
 
 class RecipeRewardManager(RewardManagerBase):
-    """verl's reward manager of this project, named by ``reward.reward_manager``.
+    """The reward manager of this project, named by ``reward.reward_manager``.
 
-    `run_single` is what verl's interface asks for. Overrides of verl:
+    `run_single` implements verl's interface. Overrides of verl:
       __init__   reads the configuration and the templates once
     """
 
@@ -66,19 +66,19 @@ class RecipeRewardManager(RewardManagerBase):
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         item = data[0]
         responses = item.batch["responses"]
-        # verl's own workers put the prompt's mask before the response's, ours hand on the latter.
+        # verl's workers put the prompt's mask before the response's; ours pass only the latter.
         length = int(item.batch["attention_mask"][-len(responses) :].sum())
         text = self.tokenizer.decode(responses[:length], skip_special_tokens=True)
         row = item.non_tensor_batch
         drawn = row["tool_extra_fields"]
         template = self.bank[drawn["template"]]
-        # In a thread: a hard answer waits for a worker process, while others are graded.
+        # In a thread, so that an answer that waits for a worker process does not block others.
         graded = await asyncio.to_thread(
             grade,
             text,
             list(row["extra_info"]["answers"]),
             template,
-            question=_rephrasings(row),
+            question=_asked(row),
             options=_listed(row, "options"),
             extraction=extraction(self.settings.extraction),
         )

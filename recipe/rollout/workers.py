@@ -1,11 +1,10 @@
-"""verl's rollout workers, one question at a time instead of one rollout at a time.
+"""verl's rollout workers, which handle whole questions instead of single rollouts.
 
-verl 0.9.1 makes, for every single rollout: a new agent loop through hydra, two calls to the load
-balancer, a call to a reward actor, and a write to TransferQueue. All rollouts of a question are
-known together, so here they share one agent loop, one place at the load balancer
-(`recipe.rollout.client`), one reward call and one write; what is stored is the same. Attached
-through verl's own key ``actor_rollout_ref.rollout.agent.agent_loop_manager_class``; the gain is
-measured by scripts/bench.py step.
+For every rollout, verl 0.9.1 creates an agent loop through hydra, calls the load balancer twice,
+calls a reward actor and writes to TransferQueue. Here all rollouts of a question share one agent
+loop, one slot at the load balancer (`recipe.rollout.client`), one reward call and one write. The
+stored rows are the same. verl's key ``actor_rollout_ref.rollout.agent.agent_loop_manager_class``
+names the manager. `scripts/bench.py step` measures the gain.
 """
 
 import asyncio
@@ -48,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 FINISHED = {"status": "finished"}
 
-# A class under @ray.remote cannot be subclassed; this is the class it was made from.
+# A class under @ray.remote cannot be subclassed; this is the decorated class.
 _Worker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
 
@@ -56,10 +55,10 @@ T = TypeVar("T")
 
 
 def failure(error: BaseException, *, lost: int, asked: int) -> dict[str, Any]:
-    """The tag of a question of which rollouts failed: how many, and whether an actor is gone.
+    """The tag of a question with failed rollouts: how many, the error, and if an actor has died.
 
-    An engine that died leaves its server alive, which raises vLLM's EngineDeadError; that class is
-    only looked for where something has imported it, as the error itself does.
+    The server of a dead engine stays alive and raises vLLM's EngineDeadError. The class is looked
+    up in `sys.modules`, since only such an error imports it.
     """
     gone: tuple[type[BaseException], ...] = (RayActorError,)
     if vllm := sys.modules.get("vllm.v1.engine.exceptions"):
@@ -70,38 +69,38 @@ def failure(error: BaseException, *, lost: int, asked: int) -> dict[str, Any]:
     }
 
 
-class Complaints:
-    """Errors in the log: the traceback of the first of a kind, one line for every further one.
+class ErrorLog:
+    """Logs the first error of a kind with its traceback, every further one in one line.
 
-    A dead engine raises one error again for every rollout, a hundred lines each time.
+    A dead engine raises the same error for every rollout, with a hundred lines each.
     """
 
     def __init__(self) -> None:
-        self.told: set[str] = set()
+        self.logged: set[str] = set()
 
-    def tell(self, what: str, error: BaseException) -> None:
-        """Log that `what` failed; causes that differ in their numbers alone are of one kind."""
+    def log(self, what: str, error: BaseException) -> None:
+        """Log that `what` failed; causes that differ only in numbers are of one kind."""
         cause = first_cause(error)
         kind = re.sub(r"\d+", "#", cause)
-        known = kind in self.told
-        self.told.add(kind)
+        known = kind in self.logged
+        self.logged.add(kind)
         logger.error("%s failed: %s", what, cause, exc_info=None if known else error)
 
 
-async def twice(call: Callable[[], Awaitable[T]], tell: Callable[[BaseException], None]) -> T:
-    """What `call` gives, once more where it failed; the first error is logged, a second one raised.
+async def retry_once(call: Callable[[], Awaitable[T]], log: Callable[[BaseException], None]) -> T:
+    """Return the result of `call`; after an error, log it and call once more.
 
-    A request or a worker that failed for once must not end a training of days.
+    A single failed request or worker must not end a training of days.
     """
     try:
         return await call()
     except Exception as error:
-        tell(error)
+        log(error)
     return await call()
 
 
 def to_dataproto(outputs: list[AgentLoopOutput], row: dict[str, Any]) -> DataProto:
-    """The rollouts of one question as verl's reward managers want them, padded on the right."""
+    """The rollouts of one question in the format of verl's reward managers, padded on the right."""
     responses = [torch.tensor(o.response_ids, dtype=torch.int64) for o in outputs]
     masks = [torch.ones_like(r) for r in responses]
     count = len(outputs)
@@ -131,8 +130,8 @@ def to_rows(
 ) -> tuple[list[str], list[dict[str, Any]], list[dict[str, Any]]]:
     """(keys, fields, tags) of the rollouts of one question, as verl stores them.
 
-    A key is ``{uid}_{session_id}_0``. The fields are verl's; of the dataset's columns all are
-    kept, since verl's validation and padding read some of them.
+    A key is ``{uid}_{session_id}_0``. The fields are verl's. All columns of the dataset are kept,
+    since verl's validation and padding read some of them.
     """
     keys, fields, tags = [], [], []
     for session, output in outputs.items():
@@ -167,8 +166,8 @@ class GroupedAgentLoopWorker(_Worker):
     """Runs, grades and stores the rollouts of a question together.
 
     Overrides of verl:
-      __init__      keeps agent loops from one question to the next; a client for groups
-      _run_prompt   all rollouts of a question at once; does not call verl's, and so none of its
+      __init__      caches agent loops; creates a client for groups
+      _run_prompt   all rollouts of a question at once; does not call verl's, and thus none of its
                     _run_agent_loop, _agent_loop_postprocess and _compute_score
     """
 
@@ -176,10 +175,10 @@ class GroupedAgentLoopWorker(_Worker):
         super().__init__(*args, **kwargs)
         self.llm_client: LLMServerClient = GroupedClient(self.llm_client)
         self._agent_loops: dict[str, AgentLoopBase] = {}
-        self._complaints = Complaints()
+        self._errors = ErrorLog()
 
     def _agent_loop(self, name: str) -> AgentLoopBase:
-        """The agent loop registered under `name`, made once; ours keep no state between calls."""
+        """The agent loop registered under `name`, created once; ours keep no state."""
         if name not in self._agent_loops:
             self._agent_loops[name] = hydra.utils.instantiate(
                 config=_agent_loop_registry[name],
@@ -196,46 +195,49 @@ class GroupedAgentLoopWorker(_Worker):
     async def _run_prompt(
         self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False
     ) -> None:
-        """All rollouts of one question; its group ends as "finished", or as "failure".
+        """Run all rollouts of one question and set its status to "finished" or "failure".
 
-        Unlike in verl a group is stored whole or not at all: nothing is trained on a part of one.
-        It stays "pending" until then: verl's replay buffer counts that as in flight, as "running".
+        Unlike in verl, a group is stored completely or not at all. Until then it is "pending",
+        which verl's replay buffer counts as in flight, like "running".
         """
         partition = "val" if trajectory["validate"] else "train"
         rollout = self.config.actor_rollout_ref.rollout
         default = rollout.val_kwargs.n if partition == "val" else rollout.n
         count = int(prompt.pop("__rollout_n__", default))
         try:
-            # A copy: verl hands the same dict to all questions of a batch.
+            # A copy: verl passes the same dict to all questions of a batch.
             tag = await self._run_group(prompt, dict(sampling_params), partition, count)
         except Exception as error:
-            # One boundary: a group must end in some status, or the trainer waits forever.
-            self._complaints.tell(f"question {prompt['uid']}", error)
+            # Every group must end in some status, or the trainer waits forever.
+            self._errors.log(f"question {prompt['uid']}", error)
             tag = failure(error, lost=count, asked=count)
-        # After its rows: the replay buffer takes a group, with the rows there are, once it is done.
+        # After its rows, since the replay buffer reads the rows of a group that has a final status.
         await tq.async_kv_put(key=prompt["uid"], partition_id=partition, tag=tag)
 
     async def _run_group(
         self, prompt: dict, params: dict, partition: str, count: int
     ) -> dict[str, Any]:
-        """Generate, grade, store; the tag with which the question ends."""
+        """Generate, grade and store; return the final tag of the question."""
         if not prompt.pop("__do_sample__", True) and partition == "train":
             apply_greedy_sampling_params(params)
         loop, uid = self._agent_loop(prompt.pop("agent_name")), prompt["uid"]
-        tell = partial(self._complaints.tell, f"rollout of question {uid}")
-        # All of them settle: one left with the engine would run on after its group has ended.
+        log = partial(self._errors.log, f"rollout of question {uid}")
+        # Wait for all: otherwise one would run on in the engine after its group has ended.
         results = await asyncio.gather(
-            *(twice(partial(loop.run, params, session_id=i, **prompt), tell) for i in range(count)),
+            *(
+                retry_once(partial(loop.run, params, session_id=i, **prompt), log)
+                for i in range(count)
+            ),
             return_exceptions=True,
         )
         errors = [r for r in results if isinstance(r, BaseException)]
         for error in errors:
-            self._complaints.tell(f"repeated rollout of question {uid}", error)
+            self._errors.log(f"retried rollout of question {uid}", error)
         if errors:
             return failure(errors[0], lost=len(errors), asked=count)
-        await twice(
+        await retry_once(
             partial(self._score, results, prompt),
-            partial(self._complaints.tell, f"grading of question {uid}"),
+            partial(self._errors.log, f"grading of question {uid}"),
         )
         keys, fields, tags = to_rows(dict(enumerate(results)), prompt)
         await tq.async_kv_batch_put(
@@ -264,5 +266,5 @@ class GroupedAgentLoopManager(AgentLoopManagerTQ):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Afterwards: verl's __init__ sets its own; the workers are made later, by `create`.
+        # Afterwards: verl's __init__ sets its own class; `create` makes the workers later.
         self.agent_loop_workers_class = ray.remote(GroupedAgentLoopWorker)

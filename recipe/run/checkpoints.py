@@ -1,10 +1,10 @@
-"""Which checkpoints of a run are whole, which one it resumes from, and which may be deleted.
+"""Checkpoints of a run: which are whole, which one to resume from, and which may be deleted.
 
 verl 0.9.1 writes ``global_step_N/actor/{model,optim,extra_state}_world_size_W_rank_R.pt`` from
 every rank, then ``global_step_N/data.pt``, then overwrites ``latest_checkpointed_iteration.txt``
-(the tracker) in place. It believes the tracker: where the folder that it names is gone, or the
-tracker is missing, verl silently starts from scratch; where a file is cut, it fails at every start.
-So before every start `repair` looks at the folders themselves.
+(the tracker) in place. It trusts the tracker: without it, or without the folder it names, verl
+silently starts from scratch; with a truncated shard, every start fails. So `repair` checks the
+folders before every start.
 """
 
 import json
@@ -13,14 +13,14 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from prompt_aug.files import write_text
+from prompt_aug.base.files import write_text
 from recipe.errors import ConfigError
 from recipe.run.folder import CHECKPOINT, numbered
 
 TRACKER = "latest_checkpointed_iteration.txt"
 STATE = "recipe_state.json"  # counts and statistics of the trainer, beside verl's files
 DATA = "data.pt"  # the state of the data loader, which verl writes after all shards
-DELETED = ".deleted_"  # a folder of this prefix is being deleted
+DELETED = ".deleted_"  # prefix of a folder that is being deleted
 # Key of verl's save_contents -> how its files begin.
 SHARDS = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
 
@@ -30,12 +30,12 @@ def step_folder(checkpoints: Path, step: int) -> Path:
 
 
 def saved_steps(checkpoints: Path) -> list[int]:
-    """The steps of the folders that are there, whole or not, in ascending order."""
+    """Return the steps whose folders exist, whole or not, in ascending order."""
     return list(numbered(checkpoints, CHECKPOINT))
 
 
 def tracked_step(checkpoints: Path) -> int | None:
-    """What the tracker says; None where it is missing or was cut."""
+    """Return the step in the tracker; None if it is missing or truncated."""
     try:
         return int((checkpoints / TRACKER).read_text())
     except (FileNotFoundError, ValueError):
@@ -43,7 +43,7 @@ def tracked_step(checkpoints: Path) -> int | None:
 
 
 def world_size(folder: Path) -> int | None:
-    """By how many ranks the actor of a checkpoint was saved; None where nothing says it."""
+    """Return how many ranks saved the actor of a checkpoint; None if no file says so."""
     try:
         return int(json.loads((folder / "actor" / "fsdp_config.json").read_text())["world_size"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -51,29 +51,28 @@ def world_size(folder: Path) -> int | None:
 
 
 def shard_name(kind: str, ranks: int, rank: int) -> str:
-    """verl's name of what a rank saves in ``global_step_N/actor``; `kind` is one of `SHARDS`."""
+    """Return verl's file name of one rank in ``global_step_N/actor``; `kind` is in `SHARDS`."""
     return f"{SHARDS[kind]}_world_size_{ranks}_rank_{rank}.pt"
 
 
 def shard_damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
-    """Why what the ranks saved into a checkpoint cannot be loaded; None where it is whole.
+    """Return why the shards of a checkpoint cannot be loaded, or None.
 
-    `contents` is verl's ``checkpoint.save_contents``; an export needs no more than "model".
+    `contents` is verl's ``checkpoint.save_contents``; an export needs only "model".
     """
     ranks = world_size(folder)
     if ranks is None:
         return "actor/fsdp_config.json is missing or cut"
-    saved = [kind for kind in contents if kind in SHARDS]
-    names = [f"actor/{shard_name(kind, ranks, rank)}" for kind in saved for rank in range(ranks)]
+    kinds = [kind for kind in contents if kind in SHARDS]
+    names = [f"actor/{shard_name(kind, ranks, rank)}" for kind in kinds for rank in range(ranks)]
     return next((why for name in names if (why := _archive_damage(folder, name))), None)
 
 
 def _archive_damage(folder: Path, name: str) -> str | None:
-    """Why a file of torch.save in `folder` is not whole.
+    """Return why a file of torch.save is not whole, or None.
 
-    It is a zip archive whose directory stands at its end: one that was cut anywhere has none. Only
-    that directory is read, so gigabytes are checked in milliseconds, and a changed byte in the
-    middle is not seen.
+    It is a zip archive with its directory at the end. Only that is read: a truncated file is found
+    in milliseconds, a changed byte in the middle is not.
     """
     if not (folder / name).is_file():
         return f"{name} is missing"
@@ -81,7 +80,7 @@ def _archive_damage(folder: Path, name: str) -> str | None:
 
 
 def damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
-    """Why a checkpoint cannot be resumed from; None for a whole one. `contents`: `shard_damage`."""
+    """Return why a checkpoint cannot be resumed from, or None. `contents`: see `shard_damage`."""
     if why := shard_damage(folder, contents) or _archive_damage(folder, DATA):
         return why
     try:
@@ -94,12 +93,11 @@ def damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
 
 
 def repair(checkpoints: Path, contents: Iterable[str] = tuple(SHARDS)) -> list[str]:
-    """Let the tracker name the checkpoint to resume from; returns messages for the user.
+    """Make the tracker name the checkpoint to resume from; return messages for the user.
 
-    That is the one it names, if it is whole, else the newest whole one before it; without a legible
-    tracker the newest whole one. A run without any checkpoint starts from scratch, also where its
-    first one was cut by a kill. ConfigError where a tracker says that there was a checkpoint, and
-    none is whole: training from scratch among what is left of it is never what was meant.
+    That is the tracked one if it is whole, else the newest whole one before it, else the newest
+    whole one. Without any checkpoint, or if a kill truncated the first one, the run starts from
+    scratch. Raises ConfigError if the tracker exists and no checkpoint is whole.
     """
     for folder in checkpoints.glob(f"{DELETED}*"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -109,12 +107,17 @@ def repair(checkpoints: Path, contents: Iterable[str] = tuple(SHARDS)) -> list[s
     if tracked is not None and tracked in bad and bad[tracked] is None:
         return []
     whole = [step for step, why in bad.items() if why is None]
-    before = [step for step in whole if tracked is None or step < tracked]
     if not whole:
         if not (checkpoints / TRACKER).exists():
             return [f"step {n} is not whole ({why}): starting over" for n, why in bad.items()]
-        raise ConfigError(_nothing_whole(checkpoints, tracked, bad))
-    chosen = max(before or whole)
+        found = "; ".join(f"step {n}: {why}" for n, why in bad.items())
+        said = f"names step {tracked}" if tracked is not None else "is there"
+        raise ConfigError(
+            f"{checkpoints / TRACKER} {said}, but no whole checkpoint is left "
+            f"({found or f'no folder {CHECKPOINT}*'}). Put one back, choose another "
+            f"recipe.run_dir, or delete {checkpoints} to start from scratch"
+        )
+    chosen = max([step for step in whole if tracked is None or step < tracked] or whole)
     write_text(checkpoints / TRACKER, str(chosen))
     if tracked is None:
         return [f"no legible {TRACKER}: going on from step {chosen}, the newest whole checkpoint"]
@@ -125,17 +128,8 @@ def repair(checkpoints: Path, contents: Iterable[str] = tuple(SHARDS)) -> list[s
     ]
 
 
-def _nothing_whole(checkpoints: Path, tracked: int | None, bad: dict[int, str | None]) -> str:
-    found = "; ".join(f"step {n}: {why}" for n, why in bad.items()) or f"no folder {CHECKPOINT}*"
-    said = f"names step {tracked}" if tracked is not None else "is there"
-    return (
-        f"{checkpoints / TRACKER} {said}, but no whole checkpoint is left ({found}). Put one back, "
-        f"choose another recipe.run_dir, or delete {checkpoints} to start from scratch"
-    )
-
-
 def check_ranks(checkpoints: Path, ranks: int) -> None:
-    """ConfigError where the checkpoint to resume from is of another number of ranks.
+    """Raise ConfigError if the checkpoint to resume from was saved by another number of ranks.
 
     Every rank of verl's FSDP engine loads the shard with its own number and world size.
     """
@@ -151,20 +145,20 @@ def check_ranks(checkpoints: Path, ranks: int) -> None:
 
 
 def begin(folder: Path) -> None:
-    """Before a checkpoint is written into `folder`: what an earlier try left there is not whole.
+    """Mark `folder` as not whole before a checkpoint is written into it.
 
-    Without this a kill among the shards leaves those of two runs beside an old ``data.pt``.
+    Otherwise a kill between the shards would leave those of two runs beside an old ``data.pt``.
     """
     (folder / DATA).unlink(missing_ok=True)
 
 
 def size(folder: Path) -> int:
-    """Bytes of all files below `folder`."""
+    """Return the bytes of all files below `folder`."""
     return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 
 def missing_room(checkpoints: Path) -> int:
-    """Bytes that the disk lacks for one more checkpoint of the size of the tracked one; 0: fits."""
+    """Return the bytes that the disk lacks for another checkpoint of the tracked one's size."""
     step = tracked_step(checkpoints)
     if step is None:
         return 0
@@ -174,10 +168,10 @@ def missing_room(checkpoints: Path) -> int:
 def surplus(
     steps: Iterable[int], tracked: int | None, last: int | None, every: int | None, best: int | None
 ) -> list[int]:
-    """The steps to delete: all but the newest `last`, multiples of `every`, `best` and `tracked`.
+    """Return the steps to delete; none without `last`.
 
-    Without `last` none. `tracked` is the step to resume from; steps after it are not whole yet or
-    not this run's any more, and are left alone.
+    Kept are the newest `last`, multiples of `every`, `best` and `tracked`, the one to resume from.
+    Steps after it are incomplete or belong to an abandoned branch, and are kept too.
     """
     if not last or tracked is None:
         return []
@@ -187,7 +181,7 @@ def surplus(
 
 
 def delete(checkpoints: Path, steps: Iterable[int]) -> None:
-    """Delete checkpoints; one that a kill has left half deleted no longer has its name."""
+    """Delete checkpoints. Each is renamed first, so that a kill leaves none half deleted."""
     for step in steps:
         gone = checkpoints / f"{DELETED}{step}"
         step_folder(checkpoints, step).rename(gone)

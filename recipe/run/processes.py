@@ -1,9 +1,8 @@
-"""No process outlives its run: Ray's and vLLM's children are found by a mark in their environment.
+"""End every process of a run: Ray's and vLLM's children are found by a variable of the environment.
 
-A run starts Ray, Ray starts workers, a worker starts vLLM engines; a killed run leaves them behind,
-gigabytes each. Every descendant inherits the variable `MARK`, so they can be found whatever their
-parents are. A small reaper process waits for the end of its input, which is the end of the run in
-any way, SIGKILL too, and then ends all that carry the mark.
+A killed run leaves Ray, its workers and vLLM engines behind, gigabytes each. Every descendant
+inherits the variable `MARK`, whatever its parent is. A small reaper process reads its input until
+it ends, which is the end of the run in any way, SIGKILL too, and then ends all marked processes.
 
     python -m recipe.run.processes MARK_VALUE      # the reaper
 """
@@ -20,38 +19,40 @@ import psutil
 from recipe.run.environment import RUN_DIR as MARK
 
 HEAD = "gcs_server"
-ENGINE = "VLLM::"  # how vLLM's own titles of its processes begin: VLLM::EngineCore
+ENGINE = "VLLM::"  # first characters of the titles of vLLM's processes: VLLM::EngineCore
 
 
 def marked(value: str) -> list[psutil.Process]:
-    """The live processes, without this one, whose environment has ``MARK=value``."""
+    """Return the live processes, without this one, whose environment has ``MARK=value``."""
     found = []
     for process in psutil.process_iter():
-        try:
+        with contextlib.suppress(psutil.Error):  # gone meanwhile, or another user's
             if process.pid != os.getpid() and process.environ().get(MARK) == value:
                 found.append(process)
-        except psutil.Error:  # gone meanwhile, or another user's
-            continue
     return found
 
 
 def engines(value: str) -> list[psutil.Process]:
-    """The processes of vLLM's engines on this node that belong to the run of `value`.
+    """Return the processes of vLLM's engines on this node that belong to the run of `value`.
 
-    Without those that an engine has started itself: workers end with it, and a child that was
-    forked for a moment has its name, too.
+    An engine's own children are skipped: its workers end with it, and a child that was just forked
+    still has its title.
     """
+
+    def is_engine(process: psutil.Process) -> bool:
+        return (process.cmdline() or [""])[0].startswith(ENGINE)
+
     found = []
     for process in marked(value):
         with contextlib.suppress(psutil.Error):
             parent = process.parent()
-            if _is_engine(process) and not (parent and _is_engine(parent)):
+            if is_engine(process) and not (parent and is_engine(parent)):
                 found.append(process)
     return found
 
 
 def heads(value: str) -> list[psutil.Process]:
-    """Ray's head process of the run of `value`; none where the run has joined a Ray of others."""
+    """Return Ray's head process of the run of `value`; none if it joined another run's Ray."""
     found = []
     for process in marked(value):
         with contextlib.suppress(psutil.Error):
@@ -60,12 +61,8 @@ def heads(value: str) -> list[psutil.Process]:
     return found
 
 
-def _is_engine(process: psutil.Process) -> bool:
-    return (process.cmdline() or [""])[0].startswith(ENGINE)
-
-
 def is_dead(process: psutil.Process) -> bool:
-    """Whether a process has ended, also where its parent has not taken notice yet."""
+    """Return whether a process has ended, even if its parent has not waited for it yet."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -73,29 +70,19 @@ def is_dead(process: psutil.Process) -> bool:
 
 
 def end(value: str, patience: float = 5.0) -> int:
-    """End every process with the mark: SIGTERM, then after `patience` seconds SIGKILL.
-
-    Returns how many there were.
-    """
-    processes = marked(value)
-    for process in processes:
-        try:
-            process.terminate()
-        except psutil.Error:
-            continue
-    _, alive = psutil.wait_procs(processes, timeout=patience)
-    for process in alive:
-        try:
-            process.kill()
-        except psutil.Error:
-            continue
-    psutil.wait_procs(alive, timeout=patience)
+    """End every marked process: SIGTERM, SIGKILL after `patience` seconds; return their count."""
+    processes = alive = marked(value)
+    for name in ("terminate", "kill"):
+        for process in alive:
+            with contextlib.suppress(psutil.Error):
+                getattr(process, name)()
+        _, alive = psutil.wait_procs(alive, timeout=patience)
     return len(processes)
 
 
 def start_reaper(value: str) -> subprocess.Popen:
     """Start the reaper; it lives until this process ends or closes the returned ``stdin``."""
-    # Without the mark, so that `end` spares it, and in a session of its own, so that Ctrl-C does.
+    # Unmarked, so that `end` spares it; in its own session, so that Ctrl-C does.
     environment = {k: v for k, v in os.environ.items() if k != MARK}
     return subprocess.Popen(
         [sys.executable, "-m", "recipe.run.processes", value],
@@ -110,7 +97,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.stdin.buffer.read()
-    time.sleep(0.5)  # a run that ended by itself has ended its children in this time
+    time.sleep(0.5)  # a run that ends by itself ends its children in this time
     end(sys.argv[1])
 
 

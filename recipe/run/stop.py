@@ -1,14 +1,14 @@
-"""The end of a run before its last step: by a signal, or because the next step would not fit.
+"""End a run before its last step: at a signal, or because the next step would not fit.
 
     driver (recipe.train)                          trainer (a Ray actor, perhaps on another node)
-    SIGTERM -> writes RUN/.stop                    looks for RUN/.stop while it waits for
-    (a second SIGTERM, or one before the first       rollouts and after every step
+    SIGTERM -> writes RUN/.stop                    checks RUN/.stop while it waits for rollouts
+    (a second SIGTERM, or one before the first       and after every step
      step has begun: ends at once)                 saves, raises StoppedError
     exit code 75: the same command continues         <-
 
 A job's script also sets when the job will be killed: RECIPE_DEADLINE, in seconds since the epoch.
-Then the trainer ends after the last step that fits, by the step times it has measured, and needs no
-signal. A file and not a message, because it must reach a busy actor on any node.
+The trainer then ends after the last step that fits, by the step times it has measured, without a
+signal. The request is a file, not a message, because it must reach a busy actor on any node.
 """
 
 import os
@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from prompt_aug.errors import UserError
-from prompt_aug.files import write_text
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import write_text
 from recipe.errors import HungError
 from recipe.run import processes
 from recipe.run.environment import DEADLINE
@@ -31,15 +31,15 @@ from recipe.run.folder import RunFolder
 
 AGAIN = 75  # exit code, EX_TEMPFAIL of sysexits.h: ended early, the same command continues
 KILLED = 143
-SAME = 5.0  # seconds in which a second signal is taken for an echo of the first
+SAME = 5.0  # seconds in which a second signal counts as an echo of the first
 GRACE = 20.0  # seconds from a signal that must end the process to its end, Ray's included
 EARLY = "ended early, the same command continues: "
 NOTHING_SAVED = "SIGTERM before the first step, nothing to save"
-# Seconds that the trainer may wait for a dead engine or actor. During rollouts it learns of it at
-# once, and saves; an actor that hands weights over never does.
+# Seconds that the trainer may wait for a dead engine or actor. During rollouts it notices at once
+# and saves; while weights are sent it would wait forever.
 DEAD = 300.0
-GUARD = 1.1  # times hang_seconds until the guard, so that a wait that is looked at ends first
-SPARE = 1.2  # the next step and its checkpoint may take this times the longest one seen
+GUARD = 1.1  # times hang_seconds until the guard acts, so that a wait with `see` ends first
+SPARE = 1.2  # the next step and its checkpoint may take this times the longest one so far
 
 
 class StoppedError(UserError, RuntimeError):
@@ -47,9 +47,10 @@ class StoppedError(UserError, RuntimeError):
 
 
 class Limit:
-    """When the trainer must end. `clock` counts seconds and never goes back, as `deadline` does.
+    """Decides when the trainer must end.
 
-    Not the time of day: when that clock is adjusted, no step may seem to have taken an hour.
+    `clock` and `deadline` count seconds monotonically: a change of the time of day must not make a
+    step seem to have taken an hour.
     """
 
     def __init__(
@@ -65,8 +66,9 @@ class Limit:
 
     @classmethod
     def of(cls, run_dir: Path) -> "Limit":
-        told = os.environ.get(DEADLINE, "")
-        return cls(run_dir, float(told) - time.time() + time.monotonic() if told else None)
+        """Create with the deadline of the job, if RECIPE_DEADLINE is set."""
+        end = os.environ.get(DEADLINE, "")
+        return cls(run_dir, float(end) - time.time() + time.monotonic() if end else None)
 
     def begin_step(self) -> None:
         self.began = self.clock()
@@ -82,13 +84,10 @@ class Limit:
         return SPARE * (max(self.steps, default=0.0) + self.save)
 
     def after_step(self) -> str | None:
-        """Why no further step may begin; None: go on."""
+        """Return why no further step may begin, or None."""
         if self.request.exists():
             return "a signal asked the run to end"
-        if self.deadline is None:
-            return None
-        left = self.deadline - self.clock()
-        if self._needed() <= left:
+        if self.deadline is None or self._needed() <= (left := self.deadline - self.clock()):
             return None
         return (
             f"{left:.0f} s are left of the job's time, and a step with its checkpoint may take "
@@ -96,39 +95,35 @@ class Limit:
         )
 
     def while_waiting(self) -> str | None:
-        """Why the step under way must be given up; None: go on with it.
+        """Return why the current step must be discarded, or None.
 
-        A signal without a deadline is a preemption, or a user who waits: how long is not known.
-        With a deadline the step is given up only where it would not be finished in time.
+        After a signal without a deadline (a preemption, a waiting user) it is discarded, because
+        the time left is unknown. With a deadline it is discarded only if it would end too late.
         """
         if not self.request.exists():
             return None
-        if self.deadline is not None:
-            end = self.began + self._needed()
-            if self.steps and end <= self.deadline:
-                return None
+        if self.deadline and self.steps and self.began + self._needed() <= self.deadline:
+            return None
         return "a signal asked the run to end, and the step under way would take too long"
 
 
 class Watchdog:
-    """Ends a wait in which nothing moves: verl waits forever for an engine that hangs.
+    """Ends a wait without progress: verl waits forever for an engine that hangs.
 
-    While the trainer waits for rollouts, `see` gets what moves when work gets done, as the number
-    of finished groups, at every look; HungError once it has stood for `seconds`. Elsewhere, as
-    while weights are handed over, the trainer cannot look: there a thread (`guard`) ends its
-    process a little later than `seconds` after the last `begin`, which every part of a step calls,
-    and `DEAD` seconds after the death of an engine of its node or of an actor, if nothing has begun
-    since then.
-    `clock` counts seconds and never goes back.
+    While the trainer waits for rollouts, it calls `see` with a value that changes with progress;
+    after `seconds` without a change `see` raises HungError. Elsewhere, for example while weights
+    are sent, the trainer cannot call it. There a thread (`guard`) ends the process a little later
+    than `seconds` after the last `begin`, which every part of a step calls; and `DEAD` seconds
+    after the death of an engine of its node or of an actor, unless a new part has begun since.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self.clock = seconds, clock
-        self.died: float | None = None  # when something was first seen to be dead
+        self.died: float | None = None  # when a death was first seen
         self.begin()
 
     def begin(self) -> None:
-        """A new wait."""
+        """Start a new wait."""
         self.seen: Any = None
         self.since = self.clock()
 
@@ -143,26 +138,22 @@ class Watchdog:
                 "hangs, or responses take longer than that"
             )
 
-    def overdue(self) -> str | None:
-        """Why the process must end; None: it may go on. `see` comes first where it is called."""
-        stood = self.clock() - self.since
-        if stood <= GUARD * self.seconds:
-            return None
-        return (
-            f"nothing has moved for {stood:.0f} s outside of the rollouts "
-            f"(recipe.rollout.hang_seconds={self.seconds:.0f}): an engine or an actor hangs, or a "
-            "part of a step takes longer than that"
-        )
-
-    def without(self, lost: str) -> str | None:
-        """Why the process must end, where `lost` names what has ended, "" nothing; None: go on."""
+    def overdue(self, lost: str = "") -> str | None:
+        """Return why the process must end, or None; `lost` names the dead engines and actors."""
+        now = self.clock()
+        if now - self.since > GUARD * self.seconds:
+            return (
+                f"nothing has moved for {now - self.since:.0f} s outside of the rollouts "
+                f"(recipe.rollout.hang_seconds={self.seconds:.0f}): an engine or an actor hangs, "
+                "or a part of a step takes longer than that"
+            )
         if lost and self.died is None:
-            self.died = self.clock()
-        if self.died is None or self.since >= self.died or self.clock() - self.died <= DEAD:
+            self.died = now
+        if self.died is None or self.since >= self.died or now - self.died <= DEAD:
             return None
         return (
-            f"{lost} has ended, and nothing has moved in the {self.clock() - self.died:.0f} s "
-            "since: it was killed, perhaps for lack of memory, or has crashed"
+            f"{lost} has ended, and nothing has moved in the {now - self.died:.0f} s since: it was "
+            "killed, perhaps for lack of memory, or has crashed"
         )
 
     def guard(
@@ -171,15 +162,15 @@ class Watchdog:
         lost_actors: Callable[[], list[str]] = list,
         end: Callable[[int], object] = os._exit,
     ) -> None:
-        """In a thread of the trainer's process: `end` it when it is overdue, the reason on disk.
+        """In a thread of the trainer: call `end` when overdue, after writing the reason to .hung.
 
-        `lost_actors` gives the names of those of Ray's actors that have ended.
+        `lost_actors` returns the names of the Ray actors that have ended.
         """
         engines = processes.engines(str(run_dir))
         while True:
             dead = any(map(processes.is_dead, engines))
-            engine = f"an engine's process ({processes.ENGINE}EngineCore)" if dead else ""
-            if reason := self.overdue() or self.without(engine or ", ".join(lost_actors())):
+            engine = f"an engine's process ({processes.ENGINE}EngineCore)"
+            if reason := self.overdue(engine if dead else ", ".join(lost_actors())):
                 break
             time.sleep(min(self.seconds / 10, 10))
         write_text(RunFolder(run_dir).hung, reason)
@@ -187,10 +178,10 @@ class Watchdog:
 
 
 class Signals:
-    """What the launching process does at SIGTERM; `run_dir` belongs to it alone (its lock).
+    """Handles SIGTERM in the launching process, which holds the lock of `run_dir`.
 
-    `say` shows a line to the user; `leave` ends the process with a code and a word, from any
-    thread.
+    `say` prints a line to the user; `leave` ends the process, from any thread, with an exit code
+    and a reason.
     """
 
     def __init__(
@@ -200,31 +191,30 @@ class Signals:
         leave: Callable[[int, str], object] = lambda code, _: os._exit(code),
     ) -> None:
         self.folder, self.say, self.leave = RunFolder(run_dir), say, leave
-        self.first: float | None = None
-        self.code: int | None = None  # what the handler has asked to end with
+        self.first: float | None = None  # when the first signal came
+        self.code: int | None = None  # the exit code that the handler raised
         for path in (self.folder.stop_request, self.folder.stepping, self.folder.hung):
             path.unlink(missing_ok=True)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take SIGTERM inside, and end with the code that the handler asked for.
+        """Handle SIGTERM inside, and end with the exit code of the handler.
 
-        Its SystemExit may be raised inside ray.get, which ends with SystemExit(1) whatever the
-        code was. Ray's own handler, which ray.init sets and which stands until `listen` is called
-        again, exits with the signal's number. StoppedError where there was no step to save,
-        SystemExit otherwise. A thread ends the run where the exception is lost (`_see_to_it`).
+        Its SystemExit may be raised inside ray.get, which replaces it by SystemExit(1). Ray's own
+        handler, which ray.init sets and which stays until `listen` is called again, exits with the
+        signal's number. Raises StoppedError if there was no step to save, otherwise SystemExit.
         """
         over = threading.Event()
-        seen, tells = os.pipe()
-        os.set_blocking(tells, False)
-        before = signal.set_wakeup_fd(tells, warn_on_full_buffer=False)
-        threading.Thread(target=self._see_to_it, args=(seen, over), daemon=True).start()
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        threading.Thread(target=self._enforce, args=(read_end, over), daemon=True).start()
         self.listen()
         try:
             yield
         except SystemExit as end:
-            rays = self.code is None and end.code == signal.SIGTERM
-            if rays or self.code == AGAIN:
+            by_ray = self.code is None and end.code == signal.SIGTERM
+            if by_ray or self.code == AGAIN:
                 raise StoppedError(NOTHING_SAVED) from end
             if self.code is None:
                 raise
@@ -232,10 +222,10 @@ class Signals:
         finally:
             over.set()
             signal.set_wakeup_fd(before)
-            os.close(tells)
+            os.close(write_end)
 
     def listen(self) -> None:
-        """Take SIGTERM; again after everything that takes it away, as ray.init does."""
+        """Set the handler of SIGTERM; call it again after ray.init, which replaces it."""
         signal.signal(signal.SIGTERM, self._handle)
 
     def _handle(self, *_: Any) -> None:
@@ -257,16 +247,15 @@ class Signals:
         self.code = code
         sys.exit(code)
 
-    def _see_to_it(self, seen: int, over: threading.Event) -> None:
-        """In a thread: a SIGTERM whose exception was lost ends the run nevertheless.
+    def _enforce(self, read_end: int, over: threading.Event) -> None:
+        """In a thread: end the run if the exception of the handler was lost.
 
-        Python drops an exception that a handler raises inside a callback, as that of a fork or of a
-        collection of garbage, whoever's handler it is: ray.init forks, and a run that was asked to
-        end continued to its last step. The interpreter writes every signal's number into the pipe.
+        Python drops an exception raised inside a callback of a fork (ray.init forks) or of a
+        garbage collection. The interpreter writes every signal's number into the pipe.
         """
-        with os.fdopen(seen, "rb", buffering=0) as signals:
-            while told := signals.read(1):
-                if told[0] != signal.SIGTERM or over.wait(GRACE):
+        with os.fdopen(read_end, "rb", buffering=0) as signals:
+            while number := signals.read(1):
+                if number[0] != signal.SIGTERM or over.wait(GRACE):
                     continue
                 if self.code is None and self.folder.stepping.exists():
                     if not self.folder.stop_request.exists():
@@ -278,9 +267,9 @@ class Signals:
 
 
 class AfterRay:
-    """A Ray actor class that calls `then` before an actor is made of it.
+    """Ray actor class that calls `then` before an actor is created.
 
-    Handed to verl's run_ppo, which makes the actor right after its ray.init.
+    verl's run_ppo creates the actor right after its ray.init.
     """
 
     def __init__(self, actor_class: Any, then: Callable[[], None]) -> None:
@@ -295,5 +284,5 @@ class AfterRay:
 
 
 def steps_begin(run_dir: Path) -> None:
-    """From now on a signal lets the trainer save before the end."""
+    """Record that steps have begun: from now on a signal lets the trainer save before the end."""
     write_text(RunFolder(run_dir).stepping, "")

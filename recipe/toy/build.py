@@ -20,8 +20,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from prompt_aug.files import InUseError, is_held, lock
-from prompt_aug.progress import Progress
+from prompt_aug.base.files import InUseError, is_held, lock
+from prompt_aug.base.progress import Progress
 from prompt_aug.questions import write_parquet
 from prompt_aug.templates import Bank, load_bank, render
 from recipe.toy.demonstrations import demonstration

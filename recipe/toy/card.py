@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prompt_aug.commands import make_parser, run
-from prompt_aug.errors import UsageError
-from prompt_aug.estimates import no_signal, pass_at_k
-from prompt_aug.files import write_text
+from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.errors import UsageError
+from prompt_aug.base.estimates import no_signal, pass_at_k
+from prompt_aug.base.files import write_text
 from prompt_aug.templates import load_bank
 from recipe.run.environment import describe
 from recipe.toy.build import Settings, make

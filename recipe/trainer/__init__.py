@@ -1,1 +1,1 @@
-"""The trainer on verl's driver: batches, advantages, checkpoints, metrics."""
+"""The trainer, which runs in verl's driver: batches, advantages, checkpoints, metrics."""

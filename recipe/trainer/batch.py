@@ -1,8 +1,8 @@
-"""A step's rollouts between TransferQueue and our own functions: read once, written back once.
+"""Read the rollouts of a step from TransferQueue once, and write the advantages back once.
 
-verl hands its driver keys and tags; the data lie in TransferQueue. Rows that verl appends to fill
-the last mini-batch are left out of the record, and the rest are sorted by group and rollout: what
-is computed from them does not depend on the order in which rollouts arrived.
+verl's driver has keys and tags; the data is in TransferQueue. Rows that verl appends to fill the
+last mini-batch are excluded from the record. All others are sorted by group and rollout, so that
+no result depends on the order in which rollouts arrived.
 
 Symbols: B real rows, T tokens of the longest response, R rows of verl's batch, padding included.
 """
@@ -22,15 +22,15 @@ from torch import Tensor
 from recipe.algorithms.rollouts import RolloutBatch
 from recipe.trainer.order import group_id
 
-# Every field that a step needs, verl's own corrections included (recipe.trainer.verl_part).
+# Every field that a step reads, those of verl's corrections included (recipe.trainer.verl_part).
 FIELDS = (
     *("session_id", "prompts", "responses", "extra_info", "extra_fields"),
     *("response_mask", "loss_mask", "rm_scores", "old_log_probs"),
-    *("entropy", "rollout_log_probs", "ref_log_prob"),  # where the settings make them
+    *("entropy", "rollout_log_probs", "ref_log_prob"),  # present only with some settings
 )
 
-# Every field that verl's actor and reference model read, for any of its losses, where it is there.
-# They would get all others as well, the dataset's columns among them, as Python objects by row.
+# Every field that verl's actor and reference model read for any loss. verl would send all fields,
+# also the columns of the dataset, as Python objects row by row.
 ACTOR_FIELDS = (
     *("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask"),
     *("old_log_probs", "ref_log_prob", "advantages", "rollout_is_weights"),
@@ -40,7 +40,7 @@ ACTOR_FIELDS = (
 
 @contextmanager
 def for_actor(batch: Any) -> Iterator[None]:
-    """In here workers that get verl's `batch` are sent `ACTOR_FIELDS` alone."""
+    """Context in which workers receive only the `ACTOR_FIELDS` of verl's `batch`."""
     before, batch.fields = batch.fields, list(ACTOR_FIELDS)
     try:
         yield
@@ -50,13 +50,13 @@ def for_actor(batch: Any) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fetched:
-    """What TransferQueue holds of verl's batch, R rows in verl's order."""
+    """The columns of verl's batch in TransferQueue, R rows in verl's order."""
 
     batch: Any  # verl's keys, tags and partition
-    data: Any  # as TransferQueue gives it: what verl's own functions take
+    data: Any  # as TransferQueue returns it, for verl's own functions
     rows: dict[str, list[Any]]  # columns that are not matrices
-    padded: dict[str, Tensor]  # matrices R x T, float32 as verl computes, 0 behind a row's end
-    lengths: list[int]  # tokens of the response, verl's padding rows have one
+    padded: dict[str, Tensor]  # matrices R x T, float32 as in verl, 0 after the end of a row
+    lengths: list[int]  # tokens of the response; verl's padding rows have one
 
     def real(self) -> list[int]:
         """The rows that are not padding, sorted by group and rollout."""
@@ -66,7 +66,7 @@ class Fetched:
 
 
 def fetch(batch: Any, fields: Sequence[str] = FIELDS) -> Fetched:
-    """Read verl's `batch`, the only time in a step that our trainer does."""
+    """Read verl's `batch` from TransferQueue; the trainer does so once per step."""
     data = tq.kv_batch_get(
         keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields)
     )
@@ -81,9 +81,9 @@ NOT_PER_TOKEN = ("session_id", "prompts", "responses", "extra_info", "extra_fiel
 
 
 def matrix(column: Any) -> Tensor:
-    """Rows of different lengths as one matrix, 0 behind the end of a row."""
+    """Rows of different lengths as one matrix, 0 after the end of a row."""
     if isinstance(column, Tensor) and not column.is_nested:
-        return column  # all rows have the same length
+        return column  # all rows have one length
     if not isinstance(column, Tensor):
         column = torch.nested.as_nested_tensor(list(column), layout=torch.jagged)
     return column.to_padded_tensor(0)
@@ -97,7 +97,7 @@ def rollouts_of(
     mask: Tensor,
     weight_logprobs: Tensor | None,
 ) -> RolloutBatch:
-    """The record of the real rows; all are trained, and no question has a history yet.
+    """The record of the real rows, all of them trained, without the history of their questions.
 
     `rewards` and `mask` are R x T, after verl's corrections (`recipe.trainer.verl_part`).
     """
@@ -126,14 +126,14 @@ def rollouts_of(
 
 
 def _origins(fetched: Fetched, rows: Sequence[int]) -> dict[str, Any]:
-    """Which question a response is to, in which rephrasing, under which prompts."""
+    """Question, rephrasing and prompts of each response."""
     keys = [fetched.batch.keys[i] for i in rows]
     groups = [group_id(key) for key in keys]
     info = [fetched.rows["extra_info"][i] for i in rows]
     extra = [fetched.rows["extra_fields"][i] for i in rows]
     prompts = [fetched.rows["prompts"][i] for i in rows]
     rephrasings = [int(e["rephrasing"]) for e in extra]
-    given = [e["generated_under"] for e in extra]  # None where that is the prompt
+    given = [e["generated_under"] for e in extra]  # None: the prompt that is trained under
     return {
         "keys": keys,
         "questions": [i["uid"] for i in info],
@@ -151,7 +151,7 @@ def _origins(fetched: Fetched, rows: Sequence[int]) -> dict[str, Any]:
 
 
 def _grades(fetched: Fetched, rows: Sequence[int]) -> dict[str, Any]:
-    """What the reward worker returned for a response."""
+    """The results of the reward worker for each response."""
     extra = [fetched.rows["extra_fields"][i] for i in rows]
     graded = [e["reward_extra_info"] for e in extra]
     return {
@@ -165,15 +165,15 @@ def _grades(fetched: Fetched, rows: Sequence[int]) -> dict[str, Any]:
 
 
 def answer(graded: dict[str, Any]) -> str:
-    """The final answer of a response as a text that is equal for equal answers, "" without any.
+    """The final answer as a text that is equal for equal answers; "" without an answer.
 
-    All right ones are equal, however they are written; of wrong ones only spaces are ignored.
+    All correct answers are equal; wrong answers are compared without spaces.
     """
     return "right" if graded["acc"] == 1.0 else "".join(str(graded["pred"]).split())
 
 
 def numbered(ids: Sequence[Any]) -> Tensor:
-    """The distinct `ids` numbered from 0 in the order in which they come, int64."""
+    """The distinct `ids` numbered from 0 in order of appearance, int64."""
     places: dict[Any, int] = {}
     return torch.tensor([places.setdefault(one, len(places)) for one in ids], dtype=torch.int64)
 
@@ -183,32 +183,32 @@ def write(
     advantages_BT: Tensor,
     *,
     changed: dict[str, Tensor],
-    left_out: Sequence[bool],
+    excluded: Sequence[bool],
     by_token: bool,
 ) -> Any:
-    """Put the advantages where verl's actor reads them; returns verl's batch, as verl's step does.
+    """Write the advantages to the column that verl's actor reads; return verl's batch.
 
-    `advantages_BT` and `left_out` are of the real rows; `changed` are other columns, R x T, that
-    verl's corrections made. verl reads "returns" for its metrics, which for GRPO are the
+    `advantages_BT` and `excluded` have one row per real row; `changed` holds the other columns,
+    R x T, that verl's corrections computed. verl's metrics read "returns", which for GRPO are the
     advantages.
 
-    A row that is left out has zero masks: no policy, KL or entropy term. Where the loss is a mean
-    over tokens (`by_token`) it keeps its first token, with advantage 0: a mini-batch whose
-    responses were all cut would otherwise divide by zero tokens. Means over responses divide by
-    their number, the left-out ones included. (A whole batch of cut responses keeps first tokens in
-    any case: verl takes the largest advantage of those that count.)
+    An excluded row has zero masks: no policy, KL or entropy term. If the loss is a mean over tokens
+    (`by_token`), the row keeps its first token, with advantage 0: a mini-batch of excluded rows
+    would otherwise divide by zero tokens. Means over responses count excluded ones. A batch in
+    which every row is excluded always keeps first tokens, since verl takes the maximum of the
+    advantages under the mask.
     """
     rows = fetched.real()
     full = torch.zeros(len(fetched.lengths), advantages_BT.shape[1])
     full[rows] = advantages_BT.float()
     fields = {"advantages": full, "returns": full, **changed}
-    if any(left_out):
-        cut = [row for row, out in zip(rows, left_out, strict=True) if out]
-        keep = 1 if by_token or all(left_out) else 0
+    if any(excluded):
+        out = [row for row, skip in zip(rows, excluded, strict=True) if skip]
+        keep = 1 if by_token or all(excluded) else 0
         for name in ("response_mask", "loss_mask"):
             masks = fields.get(name, fetched.padded[name]).clone()
-            masks[cut] = 0
-            masks[cut, :keep] = 1
+            masks[out] = 0
+            masks[out, :keep] = 1
             fields[name] = masks
     nested = {name: ragged(values, fetched.lengths) for name, values in fields.items()}
     return tq.kv_batch_put(
@@ -219,6 +219,6 @@ def write(
 
 
 def ragged(values: Tensor, lengths: Sequence[int]) -> Tensor:
-    """The first entries of every row, as many as `lengths` says, as a nested tensor."""
+    """The first `lengths` entries of every row, as a nested tensor."""
     parts = [row[:length] for row, length in zip(values, lengths, strict=True)]
     return torch.nested.as_nested_tensor(parts, layout=torch.jagged)

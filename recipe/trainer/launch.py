@@ -1,4 +1,4 @@
-"""From a checked configuration to the training: Ray, the task runner, the training loop."""
+"""Run a validated configuration: Ray, the task runner, the training loop."""
 
 import os
 import secrets
@@ -13,32 +13,32 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.run import checkpoints, console, ending, environment, folder, processes, progress, stop
 
-LOOK = 2.0  # seconds between two looks at Ray's head process
-DRAIN = 2.0  # seconds in which Ray hands over the last lines that a failed worker has printed
+POLL = 2.0  # seconds between two checks of Ray's head process
+DRAIN = 2.0  # seconds in which Ray delivers the last lines that a failed worker printed
 
 
 def set_environment(config: DictConfig) -> None:
-    """Set what the libraries read at import; every process of the run inherits it."""
+    """Set the variables that libraries read at import; every process of the run inherits them."""
     cpu = config.trainer.device == "cpu"
     run_dir = str(Path(config.recipe.run_dir).resolve())
     more = environment.threads() if cpu else {}
     more["TENSORBOARD_DIR"] = str(folder.RunFolder(Path(run_dir)).tensorboard)
     more["WANDB_DIR"] = run_dir
     environment.set_defaults(cpu=cpu, **more)
-    if os.environ.get("CUDA_VISIBLE_DEVICES"):  # SLURM's GRES sets both, and verl refuses to choose
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):  # SLURM's GRES sets both, which verl rejects
         os.environ.pop("ROCR_VISIBLE_DEVICES", None)
     os.environ[environment.RUN_DIR] = run_dir
     os.environ[environment.RUN_ID] = secrets.token_hex(6)
 
 
 def run(config: DictConfig) -> None:
-    """Ray, the task runner, the training loop; ends every process it started, however it ends.
+    """Start Ray, the task runner and the training loop; end every process of the run at its end.
 
-    What they print goes to logs/train.log; the terminal gets the stages of the start and the steps.
+    Their output goes to logs/train.log; the terminal shows the stages of the start and the steps.
     """
     run_dir = str(config.recipe.run_dir)
-    processes.end(run_dir)  # what a killed run may have left
-    # Before anything of the run is started: a SIGKILL may come at any moment.
+    processes.end(run_dir)  # those that a killed run may have left
+    # First of all processes, since a SIGKILL may come at any moment.
     reaper = processes.start_reaper(run_dir)
     environment.keep_wandb_run(folder.RunFolder(Path(run_dir)).wandb_run)
     try:
@@ -51,7 +51,7 @@ def run(config: DictConfig) -> None:
                 _train(config, say, signals)
     finally:
         processes.end(run_dir)
-        # The reaper last: should this process be killed above, it ends what is left.
+        # The reaper last: if this process is killed above, the reaper ends the others.
         if reaper.stdin:
             reaper.stdin.close()
         reaper.wait()
@@ -65,7 +65,7 @@ def _train(config: DictConfig, say: Callable[[str], None], signals: stop.Signals
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    import recipe.plugin  # noqa: F401  (its own traceback, should it fail)
+    import recipe.plugin  # noqa: F401  (if it fails: its own traceback)
     from recipe.trainer.task_runner import RecipeTaskRunner
 
     validate_config(
@@ -86,7 +86,7 @@ def _train(config: DictConfig, say: Callable[[str], None], signals: stop.Signals
     try:
         runner = stop.AfterRay(ray.remote(RecipeTaskRunner), ray_runs)
         run_ppo(config, task_runner_class=runner)
-    except ray.exceptions.RayError:  # raised again: only for a failed worker's last lines
+    except ray.exceptions.RayError:  # re-raised after a failed worker's last lines
         time.sleep(DRAIN)
         raise
     finally:
@@ -100,14 +100,14 @@ def watch_head(
     over: threading.Event,
     end: Callable[[int], object] = os._exit,
 ) -> None:
-    """In a thread: `end` this process, with the reason, when Ray's head process has ended.
+    """In a thread: call `end` with the reason logged when Ray's head process has ended.
 
-    Ray would end it too, but a minute later and without saying why.
+    Ray itself ends this process a minute later and logs no reason.
     """
     run_dir = Path(config.recipe.run_dir)
     heads = processes.heads(str(run_dir))
-    while not over.wait(LOOK):
-        # ray.shutdown ends it as well: `over` is set before.
+    while not over.wait(POLL):
+        # ray.shutdown ends it too, after `over` is set.
         if any(map(processes.is_dead, heads)) and not over.is_set():
             told = f"Ray's head process ({processes.HEAD}) has ended: it was killed, or has crashed"
             leave(run_dir, say, 1, f"{told}\n{ending.how_to_go_on(config)}", end)
@@ -121,17 +121,20 @@ def leave(
     told: str,
     end: Callable[[int], object] = os._exit,
 ) -> None:
-    """From any thread: `end` this process, the reason told. The reaper ends all the others."""
+    """From any thread: record and print the reason, then `end` this process.
+
+    The reaper ends all others.
+    """
     ending.record(folder.RunFolder(run_dir), code, told)
     say(f"recipe.train: {told}")
     end(code)
 
 
 def set_ray(config: DictConfig) -> None:
-    """Settings of Ray: our variables for actors on other nodes, which cluster, what it prints.
+    """Set Ray's options: environment variables of actors on other nodes, cluster, log output.
 
-    Without RAY_ADDRESS a run starts its own Ray: by itself Ray would join any that it finds on
-    the machine, another run's for instance.
+    Without RAY_ADDRESS a run starts its own Ray. By default Ray would join any cluster on the
+    machine, for instance another run's.
     """
     with open_dict(config):
         OmegaConf.update(
@@ -142,15 +145,15 @@ def set_ray(config: DictConfig) -> None:
         )
         if "RAY_ADDRESS" not in os.environ and not config.ray_kwargs.ray_init.get("address"):
             OmegaConf.update(config, "ray_kwargs.ray_init.address", "local", force_add=True)
-        if "RAY_ADDRESS" in os.environ:  # attached to a cluster, Ray refuses a size
+        if "RAY_ADDRESS" in os.environ:  # attached to a cluster, Ray rejects a size
             for size in ("num_cpus", "num_gpus"):
                 OmegaConf.update(config, f"ray_kwargs.ray_init.{size}", None, force_add=True)
-        # This process prints what workers on all nodes print, into logs/train.log.
+        # The output of workers on all nodes goes through this process to logs/train.log.
         OmegaConf.update(config, "ray_kwargs.ray_init.log_to_driver", True, force_add=True)
 
 
 def finished(config: DictConfig) -> bool:
-    """True where the last step is there: its checkpoint, or its line where none are saved."""
+    """Return whether the last step has its checkpoint, or its line if no checkpoints are saved."""
     done = checkpoints.tracked_step(Path(config.trainer.default_local_dir)) or 0
     if config.trainer.save_freq <= 0:
         lines = folder.read_metrics(Path(config.recipe.run_dir))

@@ -15,38 +15,30 @@ from recipe.algorithms.rollouts import RolloutBatch
 
 
 def mean(values: Iterable[float]) -> float:
-    """The arithmetic mean; 0 of nothing."""
+    """The arithmetic mean; 0 without values."""
     listed = list(values)
     return math.fsum(listed) / len(listed) if listed else 0.0
 
 
-def grouped(ids: Iterable[Hashable], values: Iterable[float]) -> list[list[float]]:
-    """The values of every distinct id, ids in the order in which they come."""
+def values_by_id(ids: Iterable[Hashable], values: Iterable[float]) -> list[list[float]]:
+    """The values of every distinct id, in the order of the ids' first appearance."""
     groups: dict[Hashable, list[float]] = defaultdict(list)
     for one, value in zip(ids, values, strict=True):
         groups[one].append(value)
     return list(groups.values())
 
 
-def row_means(values_BT: Tensor | None, rollouts: RolloutBatch) -> list[float] | None:
-    """The mean over the tokens of every response that has any; None without values."""
-    if values_BT is None:
-        return None
-    lengths = zip(values_BT.sum(1).tolist(), rollouts.lengths, strict=True)
-    return [total / max(1, length) for total, length in lengths]
-
-
 def entropy(
     rollouts: RolloutBatch, key: str = "train/entropy", here: Sequence[bool] | None = None
 ) -> dict[str, float]:
-    """`key`: nats per token, the mean over all tokens that are trained, each once.
+    """`key`: nats per token, the mean over all trained tokens.
 
-    The same number for every loss; verl's actor/entropy is aggregated as the loss is, and with a
-    sum over tokens no entropy per token. Of the policy that starts the step, at the rollout's
-    temperature, under the prompt that is trained: with anchored ratios that of a response to a
-    rephrasing is not the entropy it was sampled with. Left out are verl's padding rows, responses
-    that are left out of the loss, groups that only fill up the batch, and rows that are not `here`.
-    {} without tokens, and in bypass mode, where verl computes no entropy.
+    The value does not depend on the loss, whereas verl's actor/entropy is aggregated as the loss
+    is. It is the entropy of the policy that starts the step, at the rollout's temperature, under
+    the prompt that is trained. With anchored ratios, the entropy with which a response to a
+    rephrasing was sampled is another one. Excluded: verl's padding rows, filtered responses, filler
+    groups, and rows that are not `here`. {} without tokens, and in bypass mode, where verl computes
+    no entropy.
     """
     if rollouts.entropy_BT is None:
         return {}
@@ -62,18 +54,18 @@ def entropy(
 def group_metrics(
     rollouts: RolloutBatch, rewards_B: Tensor, by_rephrasing: bool = False
 ) -> dict[str, float]:
-    """Accuracy, format, shares of groups without signal, and the same for every template.
+    """Accuracy, format and shares of zero-variance groups; accuracy and format by template.
 
-    Over all responses of the batch: also those of groups that only fill it up, and those that are
-    left out of the loss; entropies are over the tokens that are trained.
+    Over all responses of the batch, also those of filler groups and those filtered from the loss;
+    entropies are over trained tokens.
 
-    A group is what advantages are taken over: a question, or with `by_rephrasing` one of its
-    rephrasings. train/no_signal_groups: share of groups whose rewards are all equal (advantage
+    A group is the set over which advantages are taken: a question, or with `by_rephrasing` one of
+    its rephrasings. train/no_signal_groups: share of groups whose rewards are all equal (advantage
     exactly 0); train/all_right_groups, train/all_wrong_groups: by accuracy; grade/<status>: share
     of rollouts. A template's share is its share of the rollouts.
     """
     ids = (rollouts.rephrasing_B if by_rephrasing else rollouts.group_B).tolist()
-    right = grouped(ids, rollouts.accuracy)
+    right = values_by_id(ids, rollouts.accuracy)
     statuses = Counter(rollouts.statuses)
     metrics = {
         "train/accuracy": mean(rollouts.accuracy),
@@ -81,12 +73,14 @@ def group_metrics(
         "train/truncated": mean(rollouts.truncated),
         "train/responses": float(len(rollouts)),
         "train/groups": float(len(right)),
-        "train/no_signal_groups": mean(len(set(g)) == 1 for g in grouped(ids, rewards_B.tolist())),
+        "train/no_signal_groups": mean(
+            len(set(g)) == 1 for g in values_by_id(ids, rewards_B.tolist())
+        ),
         "train/all_right_groups": mean(set(g) == {1.0} for g in right),
         "train/all_wrong_groups": mean(set(g) == {0.0} for g in right),
     }
     metrics.update({f"grade/{s}": statuses[s] / max(1, len(rollouts)) for s in STATUSES})
-    columns: dict[str, Sequence[float] | None] = {
+    columns: dict[str, Sequence[float]] = {
         "accuracy": rollouts.accuracy,
         "format": rollouts.formats,
         "length": rollouts.lengths,
@@ -99,37 +93,32 @@ def group_metrics(
     return metrics
 
 
-def means_where(
-    here: Sequence[bool], columns: dict[str, Sequence[float] | None]
-) -> dict[str, float]:
-    """The mean of every column that there is, over the rows that are `here`."""
+def means_where(here: Sequence[bool], columns: dict[str, Sequence[float]]) -> dict[str, float]:
+    """The mean of every column over the rows that are `here`."""
     return {
         name: mean(value for value, chosen in zip(values, here, strict=True) if chosen)
         for name, values in columns.items()
-        if values is not None
     }
 
 
 def rephrasing_metrics(rollouts: RolloutBatch, rewards_B: Tensor) -> dict[str, float]:
-    """What the rephrasings of TA-GRPO (arXiv 2601.22478, section 5.2) do; {} without rephrasings.
+    """Metrics of TA-GRPO's rephrasings (arXiv 2601.22478, section 5.2); {} without rephrasings.
 
     rephrasing/<n>/accuracy and /entropy (see `entropy`), n = 0 the question itself.
     rephrasing/<n>/logprob_gap: mean over responses of the mean over tokens of
     log pi(o_t | q^0) - log pi(o_t | q^n), in nats, with the second term from the engine (for n = 0,
-    or with the own ratio, it is the difference of two computations of the same number).
+    or with ratio=own, it is the numerical difference between engine and actor).
     train/no_signal_original, train/no_signal_rephrasings: share of the questions whose G responses
     to q^0, and whose responses to all rephrasings, all have the same reward.
     """
     if not any(rollouts.rephrasings):
         return {}
     metrics: dict[str, float] = {}
-    theirs_BT = rollouts.rollout_logprobs_BT
-    columns: dict[str, Sequence[float] | None] = {
-        "accuracy": rollouts.accuracy,
-        "logprob_gap": row_means(
-            None if theirs_BT is None else rollouts.logprobs_BT - theirs_BT, rollouts
-        ),
-    }
+    columns: dict[str, Sequence[float]] = {"accuracy": rollouts.accuracy}
+    if rollouts.rollout_logprobs_BT is not None:
+        gap_B = (rollouts.logprobs_BT - rollouts.rollout_logprobs_BT).sum(1).tolist()
+        lengths = zip(gap_B, rollouts.lengths, strict=True)
+        columns["logprob_gap"] = [gap / max(1, length) for gap, length in lengths]
     for n in sorted(set(rollouts.rephrasings)):
         here = [rephrasing == n for rephrasing in rollouts.rephrasings]
         metrics |= {f"rephrasing/{n}/{k}": v for k, v in means_where(here, columns).items()}
@@ -142,7 +131,7 @@ def rephrasing_metrics(rollouts: RolloutBatch, rewards_B: Tensor) -> dict[str, f
     }
     for name, of_side in sides.items():
         pairs = [(group, reward) for group, reward, n in rows if of_side(n)]
-        sets = grouped((g for g, _ in pairs), (r for _, r in pairs))
+        sets = values_by_id((g for g, _ in pairs), (r for _, r in pairs))
         metrics[f"train/no_signal_{name}"] = mean(len(set(g)) == 1 for g in sets)
     return metrics
 
@@ -156,7 +145,7 @@ def validation_metrics(
     """Per source: accuracy (mean over questions), its standard error, and the format rate.
 
     A rollout that failed counts as wrong: the denominator of a question is `expected`, the number
-    of samples asked for. The standard error is that of the mean over questions, sqrt(s^2 / P).
+    of samples requested. The standard error is that of the mean over questions, sqrt(s^2 / P).
     """
     right: dict[tuple[str, str], float] = dict.fromkeys(expected, 0.0)
     formats: dict[str, list[float]] = defaultdict(list)
@@ -168,9 +157,9 @@ def validation_metrics(
         by_source[key[0]].append(total / max(1, expected.get(key, 1)))
     metrics = {}
     for source, values in by_source.items():
-        centre = mean(values)
-        spread = math.fsum((v - centre) ** 2 for v in values) / max(1, len(values) - 1)
-        metrics[f"val/{source}/accuracy"] = centre
+        center = mean(values)
+        spread = math.fsum((v - center) ** 2 for v in values) / max(1, len(values) - 1)
+        metrics[f"val/{source}/accuracy"] = center
         metrics[f"val/{source}/standard_error"] = math.sqrt(spread / len(values))
         metrics[f"val/{source}/format"] = mean(formats[source])
         metrics[f"val/{source}/questions"] = float(len(values))

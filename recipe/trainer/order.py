@@ -1,15 +1,15 @@
-"""The order of a batch, from which verl cuts mini-batches: a function of (seed, step) alone.
+"""The order of a batch, from which verl cuts mini-batches: a function of seed, step and group.
 
-verl takes the rows in the order in which TransferQueue lists them, which is that in which groups
-finish: the mini-batches of a step are then sorted by response length, the long responses always the
-most off-policy. With several ranks it also deals the whole batch out by length first, so that the
-rows of a mini-batch depend on the number of ranks.
+verl takes the rows in the order in which TransferQueue lists them: the order in which groups
+finish. The mini-batches of a step are then sorted by response length, and long responses are always
+the most off-policy. With several ranks verl also distributes the whole batch by length first, so
+that the rows of a mini-batch depend on the number of ranks.
 
 Here whole groups are put into an order drawn from (seed, step, group id), and each mini-batch is
-dealt out to the ranks by itself. A mini-batch thus holds the same rows in whatever order they
-arrived, with any number of rollout workers and of ranks. It holds whole questions, as in the code
-of arXiv 2602.03190 (there the order is the data loader's, itself shuffled). The group's id is a
-function of the data order (`RecipeTrainer._fetch_one_gen_batch`).
+distributed to the ranks separately. A mini-batch thus holds the same rows in any order of arrival
+and with any number of rollout workers and ranks. It holds whole questions, as in the code of
+arXiv 2602.03190 (there in the order of the shuffled data loader). The id of a group is a function
+of the data order (`RecipeTrainer._fetch_one_gen_batch`).
 """
 
 import hashlib
@@ -27,10 +27,10 @@ def group_id(key: str) -> str:
 def training_order(
     keys: Sequence[str], padding: Sequence[bool], *, size: int, seed: int, step: int
 ) -> list[int]:
-    """Indices of the rows: whole groups in a drawn order, the rollouts of each in theirs.
+    """Indices of the rows: groups in a random order, the rollouts of a group by their index.
 
-    verl appends rows marked in `padding` where rollouts failed. They fill a group up to `size`
-    rows, so that the next mini-batch still starts with a new question; what is left comes last.
+    verl appends rows marked in `padding` if rollouts failed. They fill a group up to `size` rows,
+    so that every mini-batch starts with a new question; the remaining ones come last.
     """
     spare = sorted((i for i, pad in enumerate(padding) if pad), key=lambda i: _rollout(keys[i]))
     groups: dict[str, list[int]] = {}
@@ -46,22 +46,22 @@ def training_order(
     return order + spare
 
 
-def deal(
+def distribute(
     order: Sequence[int], lengths: Sequence[int], *, mini_batch: int, ranks: int
 ) -> list[list[int]]:
-    """The rows of every rank: of each mini-batch an equal number, with about equal work.
+    """The rows of every rank: an equal number of each mini-batch, with about equal work.
 
-    verl hands rank r the r-th of equal slices of the batch and cuts the k-th mini-batch of it from
-    its k-th slice; `lengths` are of prompt and response, in tokens.
+    verl gives rank r the r-th of equal slices of the batch and cuts that into mini-batches.
+    `lengths` are of prompt and response, in tokens.
     """
-    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    shares: list[list[int]] = [[] for _ in range(ranks)]
     for start in range(0, len(order), mini_batch):
         rows = order[start : start + mini_batch]
         work = calculate_workload(torch.tensor([lengths[i] for i in rows]))
         parts = get_seqlen_balanced_partitions(work, k_partitions=ranks, equal_size=True)
-        for rank, part in zip(dealt, parts, strict=True):
+        for rank, part in zip(shares, parts, strict=True):
             rank += [rows[place] for place in part]
-    return dealt
+    return shares
 
 
 def _rollout(key: str) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""What a run knows of its questions from step to step: HAPO's history and the curriculum.
+"""Statistics of questions across steps: HAPO's history and the curriculum's pass rates.
 
-Both are sections of the configuration (``recipe.history``, ``recipe.curriculum``), both live on
-the driver, and both travel with the checkpoint, so that a resumed run has what it knew.
+Both are sections of the configuration (``recipe.history``, ``recipe.curriculum``). They are kept on
+the driver and saved in the checkpoint.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from recipe.algorithms.curriculum import PassRates
 from recipe.algorithms.hapo import ShortestCorrect
 from recipe.algorithms.rollouts import RolloutBatch
-from recipe.trainer.metrics import grouped
+from recipe.trainer.metrics import values_by_id
 from recipe.trainer.order import group_id
 
 
@@ -27,36 +27,36 @@ class QuestionStats:
 
     @property
     def candidates(self) -> int:
-        """How many batches of questions are looked at for every one that is used."""
+        """Batches of candidate questions for every batch that is used."""
         return int(self.curriculum.candidates) if self.curriculum.enable else 1
 
     def choose(self, questions: Sequence[str], count: int) -> list[int]:
-        """Which of the candidate questions to use: those nearest to the curriculum's target."""
+        """Indices of the candidates to use: those nearest to the curriculum's target."""
         return self.rates.choose(questions, count)
 
     def fetch(self, groups: Sequence[str], questions: Sequence[str]) -> None:
-        """Note which question each group of the step is of."""
+        """Record the question of each group of the step."""
         self.question_of.update(zip(groups, questions, strict=True))
 
     def see_group(self, group: str, accuracy: float) -> None:
-        """A group's pass rate, once; dynamic sampling reports those it evicts."""
+        """Record the pass rate of a group, once; dynamic sampling reports evicted groups."""
         question = self.question_of.pop(group, None)
         if self.curriculum.enable and question is not None:
             self.rates.update(question, accuracy)
 
     def shortest_of(self, questions: Sequence[str]) -> list[int | None]:
-        """Tokens of each question's shortest right response in earlier steps, None without any."""
+        """Tokens of each question's shortest correct response in earlier steps, or None."""
         return [self.shortest.shortest(question) for question in questions]
 
     def see_step(self, rollouts: RolloutBatch) -> dict[str, float]:
-        """Take the step in; called after its rewards are made, so that it never sees itself."""
+        """Record a step and return metrics; call it after the rewards of the step were computed."""
         metrics: dict[str, float] = {}
         if self.history.enable:
             right = [accuracy == 1.0 for accuracy in rollouts.accuracy]
             self.shortest.update(rollouts.questions, rollouts.lengths, right)
         if self.curriculum.enable:
             groups = [group_id(key) for key in rollouts.keys]
-            means = [sum(g) / len(g) for g in grouped(groups, rollouts.accuracy)]
+            means = [sum(g) / len(g) for g in values_by_id(groups, rollouts.accuracy)]
             for group, accuracy in zip(dict.fromkeys(groups), means, strict=True):
                 self.see_group(group, accuracy)
             known = self.rates.state().values()
@@ -66,10 +66,10 @@ class QuestionStats:
         return metrics
 
     def state(self) -> dict[str, Any]:
-        """What goes into the checkpoint, as JSON."""
+        """The state for the checkpoint, as JSON."""
         return {"shortest": self.shortest.state(), "pass_rates": self.rates.state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on with what `state` returned; a checkpoint from before this existed has none."""
+        """Restore what `state` returned; checkpoints of older versions have none."""
         self.shortest.load(state.get("shortest", {}))
         self.rates.load(state.get("pass_rates", {}))

@@ -1,4 +1,4 @@
-"""What of a step goes into the run folder: rollouts/step_N.jsonl and tensors/step_N.npz."""
+"""The records of a step in the run folder: rollouts/step_N.jsonl and tensors/step_N.npz."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -22,7 +22,9 @@ def lines(
             "rollout": rollouts.rollouts[i],
             "template": rollouts.templates[i],
             "rephrasing": rollouts.rephrasings[i],
-            "prompt": tokenizer.decode(rollouts.prompts[i]),  # trained under: q^0's where anchored
+            "prompt": tokenizer.decode(
+                rollouts.prompts[i]
+            ),  # trained under: that of q^0 with anchored ratios
             "generated_under": tokenizer.decode(rollouts.generated_under[i]),
             "response": rollouts.text[i],
             "gold": list(rollouts.gold[i]),
@@ -38,10 +40,11 @@ def lines(
 def arrays(
     rollouts: RolloutBatch, rewards_B: Tensor, advantages_BT: Tensor
 ) -> dict[str, np.ndarray]:
-    """What a step was computed from, for tensors/step_N.npz; see recipe/README.md.
+    """The inputs and results of a step for tensors/step_N.npz; see recipe/README.md.
 
-    Matrices have a row for every response, padded with -1 (ids) or 0; `prompts` is what a response
-    was trained under, `generated_under` what the engine was given, `lengths` are of responses.
+    Matrices have a row for every response, padded with -1 (ids) or 0. `prompts` holds the prompt
+    that a response was trained under, `generated_under` the prompt given to the engine, `lengths`
+    the tokens of responses.
     """
     made: dict[str, Sequence[Any] | np.ndarray] = {
         "uid": rollouts.questions,

@@ -1,22 +1,22 @@
-"""DAPO's dynamic sampling (arXiv 2503.14476), bounded: verl's filter with a limit on its work.
+"""DAPO's dynamic sampling (arXiv 2503.14476) with a limit on the questions of a step.
 
-verl 0.9.1 throws away every group whose accuracies are all equal and asks for two new questions in
-its place, for as long as it takes: where no group ever has a signal, the step never ends. Here the
-questions generated in a step are at most ``max_gen_batches`` x ``data.train_batch_size``. When
-they are spent and the batch is not full:
+verl 0.9.1 discards every zero-variance group (all accuracies equal) and requests two new questions
+for it, without a limit: if no group ever has variance, the step never ends. Here a step generates
+at most ``max_gen_batches`` x ``data.train_batch_size`` questions. When these are exhausted and the
+batch is not full:
 
-    on_exhausted = train   it is filled up with the latest groups without signal, which are kept in
-                           reserve for that: the batch keeps its size, and the trainer sets their
-                           advantage to 0 (the format or length part of a reward may differ in them)
+    on_exhausted = train   the latest zero-variance groups, kept in reserve, fill the batch. The
+                           trainer sets the advantages of these filler groups to 0, since the format
+                           or length part of their rewards may differ
     on_exhausted = stop    the run saves a checkpoint of the last finished step and ends
 
-Where runs are to be repeatable (`in_rounds`), nothing is decided before all questions under way are
-done: how many are asked for, and so which come next, would otherwise depend on who was first. All
-that replace the evicted ones are then asked for at once, as far as the bound allows.
+In repeatable runs (`in_rounds`) the buffer decides only when all running questions have finished:
+otherwise the number of new requests, and so the next questions, would depend on the order of
+arrival. All replacements are then requested at once, within the limit.
 
-Nothing is trained on a part of what was asked for, with or without dynamic sampling: where a group
-lacks responses, because rollouts failed (twice: recipe.rollout.workers) or for any other reason,
-the run ends and says how many. verl trains on what is left, with padding in place of the rest.
+A step is never trained on a part of its rollouts, with or without dynamic sampling. If a group
+lacks responses, because rollouts failed after their retry (recipe.rollout.workers) or for any other
+reason, the run ends and reports how many. verl trains on the rest, with padding rows.
 Every step logs how many groups were generated, kept, evicted, discarded and filled in.
 """
 
@@ -34,19 +34,19 @@ PREFIX = "dynamic_sampling/"
 
 
 class BoundedReplayBuffer(ReplayBuffer):
-    """verl's synchronous buffer; evicted groups wait in reserve until the step is complete.
+    """verl's synchronous buffer; evicted groups stay in reserve until the step is complete.
 
-    `settings` is the section ``recipe.dynamic_sampling``, `group_size` the responses to a training
-    question, `in_rounds` whether runs are to be repeatable; `on_evicted` gets the trainer's uid
-    of a group without signal and the accuracy that all its responses share.
+    `settings` is the section ``recipe.dynamic_sampling``, `group_size` the number of responses to
+    a training question, `in_rounds` True for repeatable runs. `on_evicted` is called with the
+    trainer's uid of a zero-variance group and the accuracy that all its responses share.
 
     Overrides of verl:
-      __init__                     what asks for new questions has a bound
-      sample                       refuses a batch that is not whole; clears the reserve and counts
-      _wait_for_next_poll          the watchdog sees what has moved, and the step may be given up
-      _terminal_eviction_reasons   ends the run where rollouts failed; in rounds none before the end
-      _evict_terminal_groups       groups without signal go into the reserve
-      _sampleable_terminal_keys    fills up from the reserve, or stops, when the bound is reached
+      __init__                     limits the requests for new questions
+      sample                       raises if the batch is incomplete; clears the reserve, counts
+      _wait_for_next_poll          reports progress to the watchdog; may end the step
+      _terminal_eviction_reasons   raises if rollouts failed; in rounds waits for all groups
+      _evict_terminal_groups       moves zero-variance groups into the reserve
+      _sampleable_terminal_keys    at the limit, fills the batch from the reserve, or stops
       _select_prompt_uids          the first in the data order
     """
 
@@ -62,22 +62,23 @@ class BoundedReplayBuffer(ReplayBuffer):
         super().__init__(*args, **kwargs)
         self.settings, self.group_size, self.on_evicted = settings, group_size, on_evicted
         self.in_rounds = in_rounds
-        if in_rounds:  # else a part would be asked for whenever one of the first of them is done
+        if in_rounds:  # otherwise verl would request a part whenever one question finishes
             self.max_inflight_gen_batches = int(settings.max_gen_batches)
         self.unbounded_refill: Any = kwargs["refill_fn"]
         if self.filter_groups_metric is not None:
             self.refill_fn = self._refill
-        self.filled_groups: set[str] = set()  # of the last batch: they must not train anything
-        self.on_look: Callable[[tuple[str, int, int]], None] = lambda work: None  # and so may this
-        self.on_poll: Callable[[], None] = lambda: None  # may raise, to give the step up
+        self.filled_groups: set[str] = set()  # in the last batch; their advantages are set to 0
+        # Both may raise, to end the step.
+        self.on_progress: Callable[[tuple[str, int, int]], None] = lambda work: None
+        self.on_poll: Callable[[], None] = lambda: None
         self._start_step()
 
     @classmethod
     def of(cls, built: ReplayBuffer, **own: Any) -> "BoundedReplayBuffer":
-        """This buffer with the settings of the one that verl's trainer has built.
+        """Create from the buffer that verl's trainer built, copying its settings.
 
-        verl's own key for it, trainer.v1.sampler.custom_sampler, does not tell the class the
-        filter's metric nor the batch size.
+        verl's key for another class, trainer.v1.sampler.custom_sampler, does not pass the metric of
+        the filter and the batch size.
         """
         names = [
             *("trainer_mode", "trainer_config", "max_off_policy_threshold"),
@@ -99,13 +100,13 @@ class BoundedReplayBuffer(ReplayBuffer):
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         done, failed = self.finished_keys[partition_id], self.failure_keys[partition_id]
-        self.on_look((partition_id, len(done), len(failed)))
+        self.on_progress((partition_id, len(done), len(failed)))
         if partition_id != "val":
             self.on_poll()
         return super()._wait_for_next_poll(partition_id, last_debug_time)
 
     def _refill(self, wanted: int) -> None:
-        """Ask for what the bound allows; verl counts all of `wanted` as asked for."""
+        """Request at most what the limit allows; verl counts all of `wanted` as requested."""
         allowed = min(wanted, self.budget - self.generated)
         if allowed > 0 and not self.failure_keys["train"]:  # after a failure the run ends
             self.generated += allowed
@@ -114,16 +115,16 @@ class BoundedReplayBuffer(ReplayBuffer):
     def _under_way(self, partition_id: str) -> bool:
         return bool(self.pending_keys[partition_id] or self.running_keys[partition_id])
 
-    def _wait(self, partition_id: str) -> bool:
-        """Whether nothing is to be decided before all that is under way is done."""
+    def _must_wait(self, partition_id: str) -> bool:
+        """Return whether every decision has to wait until all running questions have finished."""
         filtered = partition_id != "val" and self.filter_groups_metric is not None
         in_rounds = self.in_rounds and filtered and self._under_way(partition_id)
         return in_rounds or bool(self.failure_keys[partition_id])
 
-    def _refuse_failures(self, partition_id: str) -> None:
-        """RolloutError where rollouts failed, once all are done; at once where an actor is gone.
+    def _raise_failures(self, partition_id: str) -> None:
+        """Raise RolloutError if rollouts failed, when all have finished; at once for a dead actor.
 
-        verl would train on the rollouts that there are, or wait forever for a dead engine.
+        verl would train on the remaining rollouts, or wait forever for a dead engine.
         """
         failed = self.failure_keys[partition_id]
         if not failed:
@@ -139,29 +140,29 @@ class BoundedReplayBuffer(ReplayBuffer):
             what, questions = "the step's", self.generated
         lost, asked = sum(tag["lost"] for tag in tags), tags[0]["asked"]
         told = (
-            f"{lost} of {what} {questions * asked} rollouts failed, also when repeated, of "
-            f"{len(failed)} of {questions} questions; nothing is trained on a part. The first "
-            f"error: {tags[0]['error']}"
+            f"{lost} of {what} {questions * asked} rollouts failed, also when retried, of "
+            f"{len(failed)} of {questions} questions. No step is trained on a part of its "
+            f"rollouts. The first error: {tags[0]['error']}"
         )
         if gone:
             raise LostEngineError(f"an engine or a reward worker is gone: {told}")
         raise RolloutError(told)
 
     def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
-        self._refuse_failures(partition_id)
-        if self._wait(partition_id):
+        self._raise_failures(partition_id)
+        if self._must_wait(partition_id):
             return set(), set(), set(), Counter()
         return super()._terminal_eviction_reasons(global_steps, partition_id)
 
     def _evict_terminal_groups(
         self, global_steps: int, partition_id: str, eviction_reasons: Any
     ) -> tuple[set[str], int, int, dict]:
-        """As in verl, but a group without signal goes into the reserve; the oldest are cleared."""
+        """As in verl, but keep zero-variance groups in reserve, and clear the oldest of them."""
         stale, silent, _, _ = eviction_reasons
         if partition_id == "val" or self.filter_groups_metric is None:
             return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
         values = self._dapo_classification_cache[partition_id]
-        # To verl those in reserve are still finished groups: at every look they come again.
+        # For verl groups in reserve are finished groups, so it reports them at every poll.
         new = sorted(silent - set(self.reserve))
         metrics: dict[str, float] = {}
         for uid in new:
@@ -178,14 +179,14 @@ class BoundedReplayBuffer(ReplayBuffer):
         return set(new) | stale, len(stale), len(new), metrics
 
     def _reason(self, value: float) -> str:
-        """The count for an evicted group, all of whose responses have this value of the metric."""
+        """The counter of an evicted group whose responses all have this value of the metric."""
         if self.filter_groups_metric != "acc":
             return "evicted_equal"
         return {0.0: "evicted_all_wrong", 1.0: "evicted_all_right"}.get(value, "evicted_equal")
 
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> set[str]:
-        """Groups to train on; with the budget spent and nothing under way, the reserve fills up."""
-        if self._wait(partition_id):
+        """Groups to train on; the reserve fills up if the limit is reached and nothing runs."""
+        if self._must_wait(partition_id):
             return set()
         usable = super()._sampleable_terminal_keys(partition_id, eviction_reasons)
         if partition_id == "val" or self.filter_groups_metric is None:
@@ -208,14 +209,14 @@ class BoundedReplayBuffer(ReplayBuffer):
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> Any:
-        """As in verl, which takes any of those of one step; here the first in the data order."""
+        """verl takes any groups of the step; here the first in the data order."""
         return super()._select_prompt_uids(partition_id, sorted(sampleable_keys), batch_size)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
-        """verl's sampling, then the end of the reserve and the counts of the step."""
+        """verl's sampling; then clear the reserve and add the counts of the step."""
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
         if partition_id != "val":
-            self._check_whole(batch.keys, batch_size)
+            self._require_whole(batch.keys, batch_size)
         if partition_id == "val" or self.filter_groups_metric is None:
             return batch, metrics
         chosen = {key.split("_")[0] for key in batch.keys}
@@ -235,8 +236,8 @@ class BoundedReplayBuffer(ReplayBuffer):
         self._start_step()
         return batch, metrics
 
-    def _check_whole(self, keys: list[str], questions: int) -> None:
-        """RolloutError for a batch that is not what the step asked for, whatever the reason."""
+    def _require_whole(self, keys: list[str], questions: int) -> None:
+        """Raise RolloutError if the batch is not what the step requested."""
         sizes = Counter(key.split("_")[0] for key in keys)
         partial = {uid: size for uid, size in sizes.items() if size != self.group_size}
         if partial or len(sizes) != questions:
@@ -244,5 +245,5 @@ class BoundedReplayBuffer(ReplayBuffer):
             raise RolloutError(
                 f"a step of {questions} questions x {self.group_size} rollouts got {len(keys)} "
                 f"rollouts of {len(sizes)} questions{first}: rollouts were lost on their way to "
-                "the trainer, and nothing is trained on a part"
+                "the trainer. No step is trained on a part of its rollouts."
             )

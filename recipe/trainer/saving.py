@@ -1,9 +1,8 @@
-"""When the trainer saves, what travels with a checkpoint, and how it ends before its last step.
+"""Checkpoints: when the trainer saves, what a checkpoint holds, and how a run ends early.
 
-A step that has been trained is not lost to a time limit, a preemption or a signal: the trainer
-saves at the next boundary of a step, or, where the step under way would not be finished in time,
-discards its rollouts and saves the step before, with the data loader as it was at its beginning
-(recipe/run/stop.py decides which).
+A time limit, a preemption or a signal never loses a trained step. The trainer saves at the end of
+the current step. If that step would not end in time (recipe/run/stop.py decides), it discards the
+step's rollouts and saves the step before, with the data loader as it was at the start of the step.
 """
 
 import errno
@@ -16,14 +15,14 @@ from typing import Any
 from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from prompt_aug.files import read_json, write_json
+from prompt_aug.base.files import read_json, write_json
 from recipe.errors import ExhaustedError, HungError, LostEngineError, RolloutError
 from recipe.run import checkpoints, progress
 from recipe.run import folder as run_folder
 from recipe.run.stop import Limit, StoppedError, Watchdog, steps_begin
 from recipe.trainer.liveness import Liveness
 
-# What of the start is done when verl's _setup, one long method, sets this attribute.
+# Startup stage reported when `_setup`, one long method of verl, assigns this attribute.
 STARTED = {
     "train_dataloader": "questions loaded",
     "actor_rollout_wg": "worker processes started",
@@ -33,43 +32,43 @@ STARTED = {
 
 
 def scored(line: dict[str, Any]) -> bool:
-    """Whether a line of metrics.jsonl is of a step that was validated."""
+    """Return whether a line of metrics.jsonl has validation metrics."""
     return any(key.startswith("val/") for key in line)
 
 
 class SavingTrainer(PPOTrainerSync):
-    """verl's synchronous trainer with whole checkpoints, retention, and an end in time.
+    """verl's synchronous trainer with complete checkpoints, retention and a graceful end.
 
-    A subclass says with `own_state` and `load_own_state` what JSON of its own goes along.
+    A subclass adds JSON of its own to a checkpoint with `own_state` and `load_own_state`.
 
     Overrides of verl:
-      __init__            switches verl's retention off, which deletes before the next one is whole
-      __setattr__         sees which part of _setup, one long method, is done
-      _setup              says that these parts are under way
-      on_init_end         says that the engine has its weights
-      on_train_begin      from now on a signal lets the trainer save; the watchdog begins
-      on_sample_end       begins a new wait for the watchdog, as the next two do
+      __init__            disables verl's retention, which deletes before the next one is complete
+      __setattr__         reports the stages of _setup, one long method
+      _setup              marks the start and the end of these stages
+      on_init_end         reports that the engine has its weights
+      on_train_begin      starts the watchdog; from here on a signal lets the trainer save
+      on_sample_end       restarts the watchdog's clock, as do the next two
       on_step_end
       on_validate_begin
-      step                ends the run before, in or after a step, with the last finished one saved
-      _validate           saves the last finished step where its rollouts fail
-      _save_checkpoint    our state goes along; the disk is asked first, older ones go afterwards
+      step                may end the run before, in or after a step; saves the last finished one
+      _validate           saves the last finished step if the validation's rollouts fail
+      _save_checkpoint    checks the disk, adds our state, deletes older checkpoints afterwards
       _load_checkpoint    reads our state; metrics.jsonl continues from the step of the checkpoint
     """
 
-    told_unscored = False
+    warned_unscored = False
 
     def __init__(self, config: DictConfig) -> None:
         self.keep_last = config.trainer.get("max_actor_ckpt_to_keep")
         with open_dict(config):
-            # verl deletes the shards that its tracker names before it writes the next tracker.
+            # verl deletes the shards named by its tracker before it writes the next tracker.
             config.trainer.max_actor_ckpt_to_keep = None
         self.run_dir = Path(config.recipe.run_dir)
         self.saves = Path(config.trainer.default_local_dir)
         self.limit = Limit.of(self.run_dir)
         self.watchdog = Watchdog(float(config.recipe.rollout.hang_seconds))
         self.liveness = Liveness()
-        self.line: dict[str, Any] = {}  # what is known of the step that may be saved now
+        self.line: dict[str, Any] = {}  # metrics of the last finished step
         super().__init__(config)
 
     def own_state(self) -> dict[str, Any]:
@@ -78,7 +77,7 @@ class SavingTrainer(PPOTrainerSync):
     def load_own_state(self, state: dict[str, Any]) -> None:
         raise NotImplementedError
 
-    # ---------------------------------------------------------------- the start
+    # ---------------------------------------------------------------- startup
 
     def _setup(self) -> None:
         self.starting = True
@@ -97,15 +96,15 @@ class SavingTrainer(PPOTrainerSync):
     def on_train_begin(self) -> None:
         super().on_train_begin()
         steps_begin(self.run_dir)
-        # Not earlier: how long the start of the engines may take has nothing to do with a step.
+        # Not earlier: the limit for a step does not apply to the start of the engines.
         self.watchdog.begin()
-        # A Liveness of its own: a thread of its own asks it.
+        # A Liveness of its own, since it is used in another thread.
         watched = (self.run_dir, Liveness().gone)
         threading.Thread(target=self.watchdog.guard, args=watched, daemon=True).start()
         progress.reached(self.run_dir, progress.TRAINING, step=self.global_steps - 1)
 
-    # Parts of a step in which nobody looks at the watchdog. It begins before verl's own hook, which
-    # is the wait: the engine's sleep, the transfer of the weights.
+    # Parts of a step without polls. The watchdog's clock restarts before verl's hook, which blocks
+    # during the engine's sleep or the transfer of weights.
 
     def on_sample_end(self) -> None:
         self.watchdog.begin()
@@ -122,7 +121,7 @@ class SavingTrainer(PPOTrainerSync):
     # ---------------------------------------------------------------- checkpoints
 
     def _save_checkpoint(self, state: dict[str, Any] | None = None) -> None:
-        """As in verl, with `state` beside it; then the older ones that are not kept are deleted."""
+        """verl's checkpoint and our `state`; then delete older checkpoints that are not kept."""
         began = time.monotonic()
         self.watchdog.begin()
         lacking = checkpoints.missing_room(self.saves)
@@ -132,7 +131,7 @@ class SavingTrainer(PPOTrainerSync):
         folder = checkpoints.step_folder(self.saves, self.global_steps)
         folder.mkdir(parents=True, exist_ok=True)
         checkpoints.begin(folder)
-        # Before verl's own files: its tracker, written last, says that the checkpoint is whole.
+        # Before verl's files: its tracker, written last, marks the checkpoint as complete.
         whole = {**(state or self.own_state()), "line": self.line}
         write_json(folder / checkpoints.STATE, whole)
         super()._save_checkpoint()
@@ -144,7 +143,12 @@ class SavingTrainer(PPOTrainerSync):
         tracked, key = checkpoints.tracked_step(self.saves), self.config.recipe.keep_best
         lines = run_folder.read_metrics(self.run_dir) if key else []
         if lines and not any(key in line for line in lines) and any(map(scored, lines)):
-            self._tell_unscored(key)
+            if not self.warned_unscored:
+                print(
+                    f"recipe.keep_best={key}: metrics.jsonl has validations, but none with this "
+                    "key. No checkpoint is deleted. Set keep_best to a key of metrics.jsonl."
+                )
+            self.warned_unscored = True
             return
         best = self._best(steps, lines)
         gone = checkpoints.surplus(
@@ -152,18 +156,10 @@ class SavingTrainer(PPOTrainerSync):
         )
         checkpoints.delete(self.saves, gone)
 
-    def _tell_unscored(self, key: str) -> None:
-        if not self.told_unscored:
-            print(
-                f"recipe.keep_best={key}: metrics.jsonl has validations, but none with this key: "
-                "no checkpoint is deleted"
-            )
-        self.told_unscored = True
-
     def _best(self, steps: list[int], lines: list[dict[str, Any]]) -> int | None:
-        """The saved step with the highest ``recipe.keep_best``; the first among equals.
+        """The saved step with the highest ``recipe.keep_best``, of equal ones the first.
 
-        Before the first validation none: a step without one is never the best.
+        None before the first validation.
         """
         key = self.config.recipe.keep_best
         scores = {m["step"]: float(m[key]) for m in lines if key in m and m["step"] in steps}
@@ -176,31 +172,31 @@ class SavingTrainer(PPOTrainerSync):
             folder = checkpoints.step_folder(self.saves, self.global_steps)
             state = read_json(folder / checkpoints.STATE)
             self.load_own_state(state)
-        # Steps after the checkpoint are trained again: their lines would stand twice.
+        # Steps after the checkpoint are trained again and would appear twice.
         run_folder.truncate_metrics(self.run_dir, last_step=self.global_steps)
-        # verl saves before the line is written: a kill between the two loses it.
+        # verl saves before it writes the line, so a kill between the two loses the line.
         lines = run_folder.read_metrics(self.run_dir)
         if state.get("line") and (not lines or lines[-1]["step"] < self.global_steps):
             line = {**state["line"], "restored": True}
             run_folder.append_metrics(self.run_dir, self.global_steps, line)
-        self._delete_surplus()  # what a kill after the last save has left
+        self._delete_surplus()  # a kill after the last save may have left some
 
-    # ---------------------------------------------------------------- the end before the last step
+    # ---------------------------------------------------------------- early end
 
-    def look(self, work: Any) -> None:
-        """Called with what has moved while the trainer waits for rollouts, validation's too."""
+    def check_progress(self, work: Any) -> None:
+        """Called at every poll for rollouts, also in a validation, with counts of finished work."""
         self.watchdog.see(work)
-        self.liveness.look()
+        self.liveness.require_all()
 
     def check_stop(self) -> None:
-        """Called while the trainer waits for rollouts of a step."""
+        """Called at every poll for the rollouts of a step."""
         reason = self.limit.while_waiting()
         if reason:
             raise StoppedError(reason)
 
     def step(self, metrics: dict, timing_raw: dict) -> Any:
-        """verl's step; the run ends before it, in it or after it where `limit` says so."""
-        if reason := self.limit.after_step():  # asked during the validation of the step before
+        """verl's step; ends the run before, in or after it if `limit` requires it."""
+        if reason := self.limit.after_step():  # requested during the validation of the step before
             self._save_step_before()
             raise StoppedError(reason)
         self.limit.begin_step()
@@ -209,17 +205,17 @@ class SavingTrainer(PPOTrainerSync):
         try:
             batch = super().step(metrics, timing_raw)
         except ExhaustedError:
-            # The weights are those of the step before; without this its work could be lost.
+            # The weights are those of the step before, which may not be saved yet.
             self._save_step_before()
             raise
         except (HungError, RolloutError) as error:
             idle = isinstance(error, RolloutError) and not isinstance(error, LostEngineError)
-            self._save_step_before(state, data, asks_engine=idle)
+            self._save_step_before(state, data, engine_responds=idle)
             raise
         except StoppedError:
-            # Its questions were fetched already; those after a resume are these once more.
-            # verl's sleep, which comes with the save, waits until no request is left. Later ones
-            # are rejected: verl would hold them until generation resumes, which it never does.
+            # The resumed run fetches the questions of this step again. verl's sleep, part of the
+            # save, waits until no request is left. Later requests are rejected, because verl would
+            # hold them until generation resumes, which it never does.
             self.checkpoint_manager.abort_replicas(reject_request=True)
             self._save_step_before(state, data)
             raise
@@ -232,41 +228,40 @@ class SavingTrainer(PPOTrainerSync):
         return batch
 
     def _save_step_before(
-        self, state: dict[str, Any] | None = None, data: Any = None, asks_engine: bool = True
+        self, state: dict[str, Any] | None = None, data: Any = None, engine_responds: bool = True
     ) -> None:
-        """Save the step before this one, with the states of then where they are given."""
+        """Save the step before this one, with the given states from its end."""
         self.global_steps -= 1
-        self._save_unsaved(state, data, asks_engine)
+        self._save_unsaved(state, data, engine_responds)
 
     def _validate(self) -> dict[str, float]:
-        """verl's validation; where its rollouts fail the step before it, which is done, is saved.
+        """verl's validation; if its rollouts fail, save the finished step before it.
 
-        Its line, which verl writes after the validation, is in the checkpoint.
+        The checkpoint holds the line of that step, which verl writes after the validation.
         """
         try:
             return super()._validate()
         except RolloutError as error:
             if self.line.get("step") == self.global_steps:  # not before the first step
-                self._save_unsaved(asks_engine=not isinstance(error, LostEngineError))
+                self._save_unsaved(engine_responds=not isinstance(error, LostEngineError))
             raise
 
     def _save_unsaved(
-        self, state: dict[str, Any] | None = None, data: Any = None, asks_engine: bool = True
+        self, state: dict[str, Any] | None = None, data: Any = None, engine_responds: bool = True
     ) -> None:
-        """Save this step unless it is; `asks_engine` is False where a dead engine never answers."""
+        """Save this step if it is not saved; `engine_responds`: False for a dead or hung engine."""
         if self.global_steps > (checkpoints.tracked_step(self.saves) or 0):
             if data is not None:
-                # verl's `_save_checkpoint` asks the loader, which is at the next questions already.
+                # verl's `_save_checkpoint` reads the loader, which has already advanced.
                 self.train_dataloader.state_dict = lambda: data
-            if asks_engine:
-                self.on_sample_end()  # the engine gives its memory back, as before any update
+            if engine_responds:
+                self.on_sample_end()  # the engine releases its memory, as before any update
             self._save_checkpoint(state)
 
     def _end_after(self, batch: Any, metrics: dict, timing_raw: dict) -> None:
-        """What verl's fit does after a step, without the next weights of the engine."""
+        """The rest of verl's fit after a step, without the transfer of weights to the engine."""
         self._save_checkpoint()
-        # verl's timer of the step writes this when its `with` ends, later than here, and verl's
-        # `_compute_metrics` divides tokens by it.
+        # verl's `_compute_metrics` divides tokens by this value, which verl's timer sets later.
         timing_raw["step"] = self.limit.steps[-1]
         epoch = (self.global_steps - 1) // self.steps_per_epoch
         self._compute_metrics(

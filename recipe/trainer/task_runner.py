@@ -1,4 +1,4 @@
-"""verl's task runner, in whose process the trainer lives, with our trainer registered first."""
+"""verl's task runner, the process of the trainer, which registers our trainer first."""
 
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,16 @@ from verl.trainer.main_ppo import TaskRunnerV1
 from recipe.rollout import server
 from recipe.run import progress
 
-# A class under @ray.remote cannot be subclassed; this is the class it was made from.
+# A class under @ray.remote cannot be subclassed; this is the decorated class.
 _Runner: Any = TaskRunnerV1.__ray_metadata__.modified_class
 
 
 class RecipeTaskRunner(_Runner):
-    """verl's, for ``recipe_sync``.
+    """verl's task runner for ``recipe_sync``.
 
     Overrides of verl:
-      run   registers trainer and rollout server in the process that looks them up; one run per
-            Ray cluster
+      run   registers trainer and rollout server in the process that looks them up; rejects a
+            second run on one Ray cluster
     """
 
     def run(self, config: DictConfig) -> None:
@@ -27,22 +27,22 @@ class RecipeTaskRunner(_Runner):
 
         progress.reached(Path(config.recipe.run_dir), "trainer process started")
         server.register()
-        # Before verl's run: its tq.init joins a queue that exists, and says nothing.
+        # Before verl's run, whose tq.init silently joins an existing queue.
         refuse_shared_queue()
         super().run(config)
 
 
 def refuse_shared_queue() -> None:
-    """RuntimeError where another run of this Ray cluster holds TransferQueue.
+    """Raise RuntimeError if another run on this Ray cluster has a TransferQueue.
 
-    It is one named actor per cluster, and a second run would train on the rollouts of the first.
+    It is one named actor per cluster: a second run would train on the rollouts of the first.
     """
     try:
         ray.get_actor("TransferQueueController", namespace="transfer_queue")
-    except ValueError:  # none there
+    except ValueError:  # there is none
         return
     raise RuntimeError(
-        "another verl run holds this Ray cluster's TransferQueue, and the two would train on each "
-        "other's rollouts: wait for its end, or unset RAY_ADDRESS so that this run starts its own "
-        "Ray (one Ray cluster per run)"
+        "another verl run uses the TransferQueue of this Ray cluster, and the two would train on "
+        "each other's rollouts. Wait for its end, or unset RAY_ADDRESS so that this run starts its "
+        "own Ray (one Ray cluster per run)."
     )

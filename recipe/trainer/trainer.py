@@ -1,7 +1,7 @@
 """The trainer: verl's synchronous V1 trainer with our advantages, epochs and run folder.
 
-Every subclass of a class of verl lists in its docstring what it overrides, and why; tests compare
-(tests/recipe/test_overrides.py). They are:
+Every subclass of a class of verl lists in its docstring what it overrides, and why.
+tests/recipe/test_overrides.py compares the lists with the code. The subclasses:
 
     RecipeTrainer                recipe.trainer.trainer
     SavingTrainer                recipe.trainer.saving
@@ -17,8 +17,8 @@ Every subclass of a class of verl lists in its docstring what it overrides, and 
     PlatformCPU                  recipe.patches.cpu.cpu_platform
     GMPOLossConfig               recipe.algorithms.gmpo, which overrides nothing
 
-`recipe.rollout.server` adds a method to verl's vLLM server when it is made, and overrides nothing.
-What replaces foreign code is listed in recipe.patches.
+`recipe.rollout.server` adds a method to verl's vLLM server and overrides nothing. recipe.patches
+lists all replacements of foreign code.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.workers.utils.padding import response_from_nested
 
-from prompt_aug.files import write_lines
+from prompt_aug.base.files import write_lines
 from recipe.algorithms.compute import (
     Advantages,
     compute_advantages,
@@ -46,11 +46,11 @@ from recipe.run import folder as run_folder
 from recipe.trainer import batch as batches
 from recipe.trainer import metrics as statistics
 from recipe.trainer import records
-from recipe.trainer.order import deal, group_id, training_order
+from recipe.trainer.order import distribute, group_id, training_order
 from recipe.trainer.question_stats import QuestionStats
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
 from recipe.trainer.saving import SavingTrainer
-from recipe.trainer.verl_part import correct
+from recipe.trainer.verl_part import apply_corrections
 
 
 @register_trainer("recipe_sync")
@@ -58,32 +58,32 @@ class RecipeTrainer(SavingTrainer):
     """``trainer.v1.trainer_mode=recipe_sync``.
 
     Overrides of verl, beside those of `SavingTrainer`:
-      __init__               verl branches on the trainer's name; our state
-      _build_replay_buffer   a bound on dynamic sampling; verl looks for finished groups every 2 s
-      _fetch_one_gen_batch   gives every row its epoch, which draws depend on, and groups ids that
-                             are the same in every run; the curriculum chooses
+      __init__               sets the trainer name on which verl branches; adds our state
+      _build_replay_buffer   limits dynamic sampling; sets the polling interval (verl: 2 s)
+      _fetch_one_gen_batch   gives every row its epoch, on which draws depend, and groups ids that
+                             are the same in every run; applies the curriculum
       _balance_batch         mini-batches that do not depend on which rollout finished first
-      _compute_old_log_prob  sends the workers only what they read
+      _compute_old_log_prob  sends the workers only the columns that they read
       _compute_ref_log_prob  the same
       _compute_advantage     advantages, weights and statistics of whole groups, on the driver, from
                              one read of the batch; does not call verl's (verl_part.py)
-      _update_actor          the same; counts optimizer steps
+      _update_actor          sends fewer columns, as above; counts optimizer steps
       _compute_metrics       writes metrics.jsonl and rollouts/ into the run folder
       _val_metrics_update    mean and standard error; verl's bootstrap is slow and biased as pass@k
     """
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
-            # verl branches on this name: any other than "sync" means an asynchronous trainer.
+            # For verl any name other than "sync" means an asynchronous trainer.
             config.trainer.v1.trainer_mode = "sync"
-        # Before verl's __init__, which builds the buffer that tells it of evicted groups.
+        # Before verl's __init__, which builds the buffer that reports evicted groups to it.
         self.question_stats = QuestionStats(config.recipe)
         super().__init__(config)
         self.batches_fetched = 0
         self.optimizer_steps = 0
         self.earlier_seconds = 0.0
         self.started = time.monotonic()
-        self.rollouts: RolloutBatch  # of the step, once advantages are computed
+        self.rollouts: RolloutBatch  # of the step, set when advantages are computed
         self.rewards_B: torch.Tensor
 
     def _build_replay_buffer(self) -> Any:
@@ -95,20 +95,20 @@ class RecipeTrainer(SavingTrainer):
             in_rounds=bool(self.config.recipe.rollout.request_seeds),
             on_evicted=self.question_stats.see_group,
         )
-        bounded.on_poll, bounded.on_look = self.check_stop, self.look
+        bounded.on_poll, bounded.on_progress = self.check_stop, self.check_progress
         bounded.poll_interval = float(self.config.recipe.rollout.poll_seconds)
         return bounded
 
     def _fetch_one_gen_batch(self) -> Any:
-        """The next questions, each with its epoch; with a curriculum the fittest of several."""
+        """The next questions, each with its epoch; with a curriculum the best of several."""
         chunks = []
         for _ in range(self.question_stats.candidates):
             epoch = self.batches_fetched // len(self.train_dataloader)
             chunk = super()._fetch_one_gen_batch()
             chunk[EPOCH] = torch.full((len(chunk),), epoch)
-            # verl's id of a group is random; ours is its place in the data order and its question,
-            # so that what is drawn or sorted by it is the same in every run with the same seed.
-            # With a dash: verl's replay buffer cuts the group from a row's key at the first _.
+            # verl's group id is random. Ours is the position in the data order and the question, so
+            # that draws and orders by it are the same in every run with the same seed. It contains
+            # no "_", at which verl's replay buffer cuts the group from a row's key.
             first = self.batches_fetched * len(chunk)
             names = [f"{first + i:09d}-{e['uid']}" for i, e in enumerate(chunk["extra_info"])]
             tu.assign_non_tensor_stack(chunk, "uid", names)
@@ -124,8 +124,8 @@ class RecipeTrainer(SavingTrainer):
         return batch
 
     def _balance_batch(self, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> Any:
-        """verl's padding rows, then our order (`recipe.trainer.order`) in place of verl's."""
-        # verl's order goes, its padding stays: only whole mini-batches reach every rank.
+        """verl's padding rows, then our order (`recipe.trainer.order`) instead of verl's."""
+        # For the padding, with which every rank gets whole mini-batches; the order is replaced.
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         size = int(self.config.actor_rollout_ref.rollout.n)
@@ -138,9 +138,9 @@ class RecipeTrainer(SavingTrainer):
         )
         lengths = [int(tag["seq_len"]) for tag in batch.tags]
         mini_batch = int(self.config.actor_rollout_ref.actor.ppo_mini_batch_size) * size
-        dealt = deal(order, lengths, mini_batch=mini_batch, ranks=ranks)
-        metrics.update(log_seqlen_unbalance(lengths, dealt, prefix="global_seqlen"))
-        batch.reorder([i for rows in dealt for i in rows])
+        shares = distribute(order, lengths, mini_batch=mini_batch, ranks=ranks)
+        metrics.update(log_seqlen_unbalance(lengths, shares, prefix="global_seqlen"))
+        batch.reorder([i for rows in shares for i in rows])
         return batch
 
     # ---------------------------------------------------------------- passes of the actor
@@ -157,7 +157,7 @@ class RecipeTrainer(SavingTrainer):
         actor = self.config.actor_rollout_ref.actor
         mini_batch = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
         self.watchdog.begin()
-        # verl has padded the batch to whole mini-batches, so nothing is left over.
+        # verl has padded the batch to whole mini-batches.
         self.optimizer_steps += actor.ppo_epochs * (len(batch) // mini_batch)
         with batches.for_actor(batch):
             return super()._update_actor(batch, metrics)
@@ -166,7 +166,7 @@ class RecipeTrainer(SavingTrainer):
 
     @property
     def wall_seconds(self) -> float:
-        """Seconds of training up to now, those before a resume included."""
+        """Seconds of training so far, including those before a resume."""
         return self.earlier_seconds + time.monotonic() - self.started
 
     def own_state(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class RecipeTrainer(SavingTrainer):
             "batches_fetched": self.batches_fetched,
             "optimizer_steps": self.optimizer_steps,
             "wall_seconds": self.wall_seconds,
-            # A copy by itself: `step` takes it before a step that may be discarded.
+            # A copy: `step` calls this before a step that may be discarded.
             "question_stats": self.question_stats.state(),
             "kl_in_reward": getattr(self._kl_controller, "value", None),
         }
@@ -185,20 +185,20 @@ class RecipeTrainer(SavingTrainer):
         self.earlier_seconds = state["wall_seconds"]
         self.question_stats.load(state.get("question_stats", {}))
         if self._kl_controller is not None and state.get("kl_in_reward") is not None:
-            self._kl_controller.value = state["kl_in_reward"]  # an adaptive one has moved
+            self._kl_controller.value = state["kl_in_reward"]  # an adaptive coefficient has changed
 
     @property
     def _kl_controller(self) -> Any:
-        """The coefficient of the KL in the reward: verl makes it where the settings want one."""
+        """verl's controller of the KL coefficient in the reward, if that KL is configured."""
         return getattr(self, "kl_ctrl_in_reward", None)
 
     # ---------------------------------------------------------------- advantages
 
     def _compute_advantage(self, batch: Any, metrics: dict) -> Any:
-        """In place of verl's: one read, verl's corrections, our advantages, one write."""
+        """Replaces verl's: one read, verl's corrections, our advantages, one write."""
         recipe = self.config.recipe
         fetched, weight_logprobs = self._fetch(batch)
-        rewards, mask, changed = correct(
+        rewards, mask, changed = apply_corrections(
             fetched, self.config.algorithm, self._kl_controller, metrics
         )
         rollouts = batches.rollouts_of(
@@ -208,30 +208,30 @@ class RecipeTrainer(SavingTrainer):
             mask=mask,
             weight_logprobs=weight_logprobs,
         )
-        left_out = [bool(recipe.overlong_filter and cut) for cut in rollouts.truncated]
+        excluded = [bool(recipe.overlong_filter and cut) for cut in rollouts.truncated]
         filled = [group_id(key) in self.replay_buffer.filled_groups for key in rollouts.keys]
         rollouts = dataclasses.replace(
             rollouts,
-            trained_B=~(torch.tensor(left_out) | torch.tensor(filled)),
+            trained_B=~(torch.tensor(excluded) | torch.tensor(filled)),
             shortest=self.question_stats.shortest_of(rollouts.questions),
         )
         made = compute_advantages(rollouts, recipe)
         by_token = self.config.actor_rollout_ref.actor.loss_agg_mode == "token-mean"
         self._record(rollouts, made, metrics)
         return batches.write(
-            fetched, made.advantages_BT, changed=changed, left_out=left_out, by_token=by_token
+            fetched, made.advantages_BT, changed=changed, excluded=excluded, by_token=by_token
         )
 
     def _fetch(self, batch: Any) -> tuple[batches.Fetched, torch.Tensor | None]:
-        """The batch, and its log-probabilities at the temperature that token weights want.
+        """The batch, and its log-probabilities at the temperature of the token weights.
 
-        verl has them at the rollout's. At any other they cost one more forward pass, here, after
-        the reference model's, whose result takes the same column.
+        verl computes them at the rollout's temperature. Another temperature costs one more forward
+        pass. It runs after the reference model's, whose result is written to the same column.
         """
         wanted = logprob_temperature(self.config.recipe.weights)
         if wanted in (None, self.config.actor_rollout_ref.rollout.temperature):
             return batches.fetch(batch), None
-        # For this pass alone: verl's `_update_actor` sets its own temperature and entropy again.
+        # Only for this pass: verl's `_update_actor` sets temperature and entropy again.
         batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=wanted)
         with batches.for_actor(batch):
             self.actor_rollout_wg.compute_log_prob(batch)
@@ -240,7 +240,7 @@ class RecipeTrainer(SavingTrainer):
         return fetched, batches.matrix(response_from_nested(fetched.data["log_probs"], mask))
 
     def _record(self, rollouts: RolloutBatch, made: Advantages, metrics: dict) -> None:
-        """Statistics of the step, and tensors/; rollouts/ is written with the step's metrics."""
+        """Compute the metrics of the step and write tensors/; rollouts/ is written later."""
         recipe = self.config.recipe
         self.rollouts, self.rewards_B = rollouts, made.rewards_B
         by_rephrasing = group_of(recipe.advantage) == "rephrasing"
@@ -258,9 +258,9 @@ class RecipeTrainer(SavingTrainer):
 
     def _compute_metrics(self, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
-        # Into verl's dict: its fit hands the same one to the loggers next.
+        # Into verl's dict, which its fit passes to the loggers next.
         metrics["train/optimizer_steps"] = self.optimizer_steps
-        # verl divides steps by steps per epoch, which dynamic sampling and a curriculum make wrong.
+        # verl's steps / steps per epoch is wrong with dynamic sampling and with a curriculum.
         metrics["training/epoch"] = self.batches_fetched / len(self.train_dataloader)
         metrics["train/wall_seconds"] = self.wall_seconds
         run_folder.append_metrics(self.run_dir, self.global_steps, metrics)

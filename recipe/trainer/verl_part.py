@@ -1,9 +1,8 @@
-"""What verl's own `_compute_advantage` does beside advantages, on columns that were read once.
+"""The other steps of verl's `_compute_advantage`: KL in the reward and rollout correction.
 
-Ours takes the place of verl's, which reads the batch, computes advantages of its own, and writes
-them; ours would then read and write all of it again. What else verl does in there is done by the
-same functions of verl, in the same order and on the same rows, padding included: KL in the reward,
-then rollout correction. tests/recipe/trainer/test_verl_part.py runs both on one batch.
+`RecipeTrainer` replaces verl's `_compute_advantage`, so that the batch is read and written once
+instead of twice. The other steps are done here with the same functions of verl, in the same order
+and on the same rows, padding included. tests/recipe/trainer/test_verl_part.py compares the two.
 """
 
 from typing import Any
@@ -17,12 +16,13 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from recipe.trainer.batch import Fetched
 
 
-def correct(
+def apply_corrections(
     fetched: Fetched, algorithm: DictConfig, kl_controller: Any, metrics: dict
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """(rewards, mask, columns to write back), all R x T; adds verl's numbers to `metrics`.
+    """Return (rewards, mask, columns to write back), all R x T; add verl's metrics to `metrics`.
 
-    `algorithm` is verl's section of that name; `kl_controller` verl's, of KL in the reward.
+    `algorithm` is verl's section of that name, `kl_controller` verl's controller of the KL in the
+    reward.
     """
     names = ("response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob")
     data = DataProto.from_dict({n: fetched.padded[n] for n in names if n in fetched.padded})
@@ -33,7 +33,7 @@ def correct(
         metrics.update(kl)
         rewards = changed["token_level_rewards"] = data.batch["token_level_rewards"]
     correction = algorithm.get("rollout_correction", None)
-    # In bypass mode the engine's log-probabilities are the old ones: there is nothing to correct.
+    # In bypass mode the engine's log-probabilities are the old ones: nothing to correct.
     if correction is not None and "rollout_log_probs" in data.batch and not correction.bypass_mode:
         data, corrected = compute_rollout_correction_and_add_to_batch(data, correction)
         metrics.update(corrected)

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.commands import in_columns
-from prompt_aug.errors import UserError
-from prompt_aug.estimates import wilson
+from prompt_aug.base.commands import in_columns
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.estimates import wilson
 from prompt_aug.grading import grade_many
 from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex, words
 from prompt_aug.prepare.sources import load_rows

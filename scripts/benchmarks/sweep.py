@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval.checkpoints import find
-from prompt_aug.files import read_lines
+from prompt_aug.base.files import read_lines
 
 EXAMPLE = "runs/demo --repeats 2"
 

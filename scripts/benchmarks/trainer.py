@@ -31,8 +31,8 @@ def is_ours(step: int) -> bool:
 
 def measure(method: str, steps: int, out: Path) -> list[float]:
     """Seconds of every step."""
-    from recipe import train
     from recipe.config.compose import compose_config
+    from recipe.preflight.checks import check, prepare
     from recipe.trainer import launch
 
     scripts = str(Path(__file__).resolve().parents[1])
@@ -48,8 +48,7 @@ def measure(method: str, steps: int, out: Path) -> list[float]:
     settings += [f"skip.rollout_tq.steps={replayed}"]
     config = compose_config("toy_methods", settings)
     launch.set_environment(config)
-    train.check(config)
-    train.prepare(config)
+    prepare(config, check(config))
     config.trainer.v1.trainer_mode = "paired"
     launch.run(config)
     lines = [json.loads(line) for line in (out / "paired.jsonl").read_text().splitlines()]

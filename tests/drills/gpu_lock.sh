@@ -39,7 +39,7 @@ print(torch.__version__, torch.version.cuda, vllm.__version__, verl.__version__)
 assert torch.version.cuda and not torch.cuda.is_available()"
 step compose "$python" -c "
 from pathlib import Path
-from recipe.checks import validate
+from recipe.preflight.checks import validate
 from recipe.config.compose import compose_config
 names = sorted(p.parent.name for p in Path('examples').glob('*/config.yaml'))
 for name in names:

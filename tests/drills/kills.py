@@ -1,21 +1,21 @@
-"""Kills of a real run at random moments, recorded one by one. Outside CI; on the CPU.
+"""Kill a real run at random moments, and record each kill. Outside CI; on the CPU.
 
     python tests/drills/kills.py --count 60 --record FILE --folder FOLDER [--seconds 540]
+    python tests/drills/kills.py --record FILE --table          # print the record
 
-The toy task with 8 responses a step, in one run folder of FOLDER: each start goes on where the one
-before was killed. What is killed next, and when, is a function of the seed
-and of the number of lines in the record, so that a call goes on where the last one ended; after
-`--seconds` none is begun any more. A line says what was killed, at which step and moment, how the
-run ended, how long that took, and in `wrong` what should not be so. Exit code 1 where any line has
-something wrong. `python tests/drills/kills.py --record FILE --table` prints the record.
+The toy task with 8 responses a step, in one run folder of FOLDER: each start resumes the run killed
+before. The process and the moment of a kill are a function of the seed and of the number of lines
+in the record, so a call continues where the last one ended; after `--seconds` no kill begins. A
+line holds what was killed, at which step and moment, how the run ended, after how long, and in
+`wrong` what must not be. Exit code 1 if any line has something wrong.
 
-One of the kills fills the disk, so FOLDER is best a file system of its own and small:
+One of the kills fills the disk, so FOLDER should be a small file system of its own:
 `mount -t tmpfs -o size=400m tmpfs FOLDER`.
 
 After every end: the launching process has ended within `ENDS` seconds, no process of the run is
-left, metrics.jsonl has every step once, there is a whole checkpoint to go on from. After every
-start: no more steps are lost than `save_freq`, none at a SIGTERM, and steps that are trained again
-have the same questions, rollouts and templates as before.
+left, metrics.jsonl has every step once, and there is a complete checkpoint. After every start: at
+most `save_freq` steps are lost, none at a SIGTERM, and steps that are trained again have the same
+questions, rollouts and templates as before.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from typing import Any
 
 import psutil
 
-from prompt_aug.files import append_lines, digests, read_json, read_lines, write_json
+from prompt_aug.base.files import append_lines, digests, read_json, read_lines, write_json
 from recipe.run import checkpoints, processes
 from recipe.run import folder as run_folder
 
@@ -65,7 +65,7 @@ KINDS = {
     "Ray's head": "gcs_server",
     "reaper": "recipe.run.processes",
 }
-# (what, which process, moment); moments: start, step, saving, weights.
+# (what, process, moment); moments: start, step, saving, weights.
 PLAN = [
     *(("KILL", "launcher", "step"), ("KILL", "engine", "weights")),
     *(("KILL", "FSDP worker", "saving"), ("TERM", "launcher", "step")),
@@ -93,9 +93,9 @@ class Kill:
     what: str
     process: str
     moment: str
-    resumed: int = 0  # the step gone on from
+    resumed: int = 0  # the step from which the run resumed
     done: int = 0  # the last line at the moment of the kill
-    saved: int = 0  # the last whole checkpoint after the end
+    saved: int = 0  # the last complete checkpoint after the end
     exit: int | None = None
     seconds: float = 0.0  # until the end
     told: str = ""
@@ -111,7 +111,7 @@ class Drill:
         self.saves = self.run / "checkpoints"
         self.log = folder / "last.log"
         self.process: subprocess.Popen[bytes]
-        self.sockets = ""  # pattern of those over which weights go
+        self.sockets = ""  # pattern of the sockets of weights
 
     def start(self) -> None:
         where = [f"recipe.run_dir={self.run}", f"recipe.toy.cache={self.folder}/cache"]
@@ -123,7 +123,7 @@ class Drill:
         return [int(line["step"]) for line in run_folder.read_metrics(self.run)]
 
     def wait(self, condition: Callable[[], Any], seconds: float, every: float = 0.1) -> Any:
-        """What the condition gives once it is true; None when the time or the run is over."""
+        """The true value of the condition; None when the time or the run is over."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.process.poll() is None:
             if value := condition():
@@ -143,23 +143,23 @@ class Drill:
         return [p.pid for p in processes.marked(str(self.run)) if _is(p, kind)]
 
     def saving(self) -> bool:
-        """A checkpoint is being written now."""
+        """Return whether a checkpoint is being written."""
         there = checkpoints.saved_steps(self.saves)
         return bool(there) and there[-1] > (checkpoints.tracked_step(self.saves) or 0)
 
     def handing_over(self) -> bool:
-        """The socket over which the weights go to the engine is there now."""
+        """Return whether the socket of the weights exists."""
         return any(self.sockets and Path("/tmp").glob(self.sockets))
 
     def reach(self, moment: str, chance: random.Random) -> str:
-        """Wait for the moment; returns the one that was reached."""
+        """Wait for the moment; return the one that was reached."""
         if moment == "start":
             self.wait(lambda: False, chance.uniform(2, 60))
             return moment
-        # A start writes the line of its checkpoint's step where a kill has lost it: no step of it.
+        # A start restores the line of its checkpoint's step; that is not a step of this start.
         before = max([0, checkpoints.tracked_step(self.saves) or 0, *self.lines()])
         self.wait(lambda: max(self.lines(), default=0) > before, STARTS)
-        # From here on a step takes a second or so: the kill falls anywhere into the next ones.
+        # A step takes about a second from here on, so the kill falls into any of the next ones.
         if moment == "step":
             self.wait(lambda: False, chance.uniform(0, 3))
             return moment
@@ -170,7 +170,7 @@ class Drill:
         return moment if self.wait(now, 60, every=0.001) else "step"
 
     def end(self, kill: Kill) -> None:
-        """Wait for the end, and look at what is left."""
+        """Wait for the end, and check what is left."""
         began = time.monotonic()
         try:
             kill.exit = self.process.wait(ENDS + (2 * HANG if kill.what == "STOP" else 0))
@@ -179,7 +179,7 @@ class Drill:
             self.process.kill()
         kill.seconds = round(time.monotonic() - began, 1)
         kill.told = _told(self.log)
-        if kill.process == "reaper":  # nobody is there to clean up but the next start
+        if kill.process == "reaper":  # only the next start can clean up
             left = processes.marked(str(self.run))
             kill.told = f"{len(left)} processes are left to the next start"
             return
@@ -193,7 +193,7 @@ class Drill:
             processes.end(str(self.run))
 
     def look(self, kill: Kill) -> None:
-        """What must hold of the folder between two starts."""
+        """Check the folder between two starts."""
         steps = self.lines()
         if steps != list(range(1, len(steps) + 1)):
             kill.wrong.append(f"lines of metrics.jsonl: {steps}")
@@ -212,7 +212,7 @@ class Drill:
         return sorted((x["uid"], x["rollout"], x["template"]) for x in read_lines(path))
 
     def remember(self) -> None:
-        """Keep what was drawn, to compare steps that are trained again; no step is ever changed."""
+        """Store the draws of new steps, to compare steps that are trained again."""
         known = self.known()
         for step in run_folder.RunFolder(self.run).rollout_steps():
             known.setdefault(str(step), [list(x) for x in self.drawn(step)])
@@ -250,14 +250,14 @@ def _is(process: psutil.Process, kind: str) -> bool:
 
 
 def _told(log: Path) -> str:
-    """The last lines that the command said of its end."""
+    """The last message of the command about its end."""
     lines = log.read_text(errors="replace").splitlines()
     own = [i for i, line in enumerate(lines) if line.startswith("recipe.train: ")]
     return " ".join(lines[own[-1] :])[:400] if own else ""
 
 
 def kill_training(drill: Drill, kill: Kill, chance: random.Random) -> None:
-    """Start, wait for the moment, kill, look."""
+    """Start, wait for the moment, kill, check."""
     drill.start()
     known = max(drill.lines(), default=0)
     kill.moment = drill.reach(kill.moment, chance)
@@ -270,7 +270,7 @@ def kill_training(drill: Drill, kill: Kill, chance: random.Random) -> None:
             kill.wrong.append(f"no {kill.process}: ended by itself")
         for pid in pids[:1] if kill.process != "reaper" else [*pids, drill.process.pid]:
             os.kill(pid, getattr(signal, f"SIG{name}"))
-        if kill.process == "grader":  # it is replaced, and the run goes on
+        if kill.process == "grader":  # it is replaced, and the run continues
             at = max(drill.lines(), default=0)
             if not drill.wait(lambda: max(drill.lines(), default=0) >= at + 3, 120):
                 kill.wrong.append("the run did not go on")
@@ -291,7 +291,7 @@ def kill_training(drill: Drill, kill: Kill, chance: random.Random) -> None:
 
 
 def resumed(drill: Drill, kill: Kill, known: int) -> None:
-    """From which step this start went on: before it `known` steps were done."""
+    """Record the step from which this start resumed, after `known` steps."""
     before = read_json(drill.folder / "saved.json")["saved"] if known else 0
     kill.resumed = before
     if known - before > SAVE_FREQ:
@@ -302,14 +302,14 @@ def resumed(drill: Drill, kill: Kill, known: int) -> None:
 
 
 def cut_last_lines(drill: Drill) -> None:
-    """As a crash of the machine may leave files that are appended to."""
+    """Truncate the last line, as a crash of the machine may."""
     path = run_folder.RunFolder(drill.run).metrics
     whole = path.read_bytes()
     path.write_bytes(whole[: -len(whole.splitlines()[-1]) // 2])
 
 
 def fill(drill: Drill, kill: Kill) -> None:
-    """The disk of the run folder is full from now on."""
+    """Fill the disk of the run folder until the run ends."""
     left = psutil.disk_usage(str(drill.run)).free
     filler = drill.run / "filler"
     if left > 2**30:
@@ -327,7 +327,7 @@ def fill(drill: Drill, kill: Kill) -> None:
 
 
 def kill_command(drill: Drill, kill: Kill, chance: random.Random) -> None:
-    """An export or an evaluation of the newest step, killed and then done again to its end."""
+    """Kill an export or an evaluation of the newest step, then run it again to its end."""
     drill.look(kill)
     step, run = kill.saved, run_folder.RunFolder(drill.run)
     line = ["-m", "recipe.export", str(drill.run), "--steps", str(step)]

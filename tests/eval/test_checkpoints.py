@@ -1,15 +1,13 @@
-"""Which checkpoints count as done, and that they are what was exported."""
+"""Which exports are finished, and that they are the exported files."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 
-from eval import checkpoints
-from eval.checkpoints import Digests, find, from_model, verify
-from eval.errors import EvaluationError
-from prompt_aug.files import digests
+from eval import EvaluationError, checkpoints
+from eval.checkpoints import file_digest, find, from_model, verify
+from prompt_aug.base.files import digests, read_json, write_json
 
 FILES = {
     "config.json": b"{}",
@@ -27,115 +25,93 @@ def export(run: Path, step: int, *, done: bool = True, weights: bytes = b"weight
     for name, content in {**FILES, "model.safetensors": weights}.items():
         (folder / name).write_bytes(content)
     if done:
-        manifest = {"step": step, "files": digests(list(folder.iterdir()), folder)}
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        files = digests(list(folder.iterdir()), folder)
+        write_json(folder / "manifest.json", {"step": step, "files": files})
     return folder
 
 
-def test_only_exports_with_a_manifest_count_and_the_others_are_named(tmp_path: Path) -> None:
+def test_only_exports_with_a_manifest_are_finished(tmp_path: Path) -> None:
     for step in (10, 2, 30):
         export(tmp_path, step, done=step != 30)
     (tmp_path / "hf" / ".step_40.tmp").mkdir()
     found, notes = find(tmp_path)
     assert [checkpoint.step for checkpoint in found] == [2, 10]
     assert len(notes) == 1 and "step_30" in notes[0]
+    with pytest.raises(EvaluationError, match=r"\[11\].*\[2, 10\]"):
+        find(tmp_path, [10, 11])
+    with pytest.raises(EvaluationError, match=r"recipe\.export"):
+        find(tmp_path / "empty")
 
 
 def test_a_manifest_may_name_weights_elsewhere(tmp_path: Path) -> None:
     model = export(tmp_path / "other", 7)
-    files = json.loads((model / "manifest.json").read_text())["files"]
+    files = read_json(model / "manifest.json")["files"]
     for step, path in ((0, str(model)), (1, "../../../other/hf/step_7")):
-        folder = tmp_path / "run" / "hf" / f"step_{step}"
-        folder.mkdir(parents=True)
         record = {"step": step, "model_path": path, "files": files}
-        (folder / "manifest.json").write_text(json.dumps(record))
+        write_json(tmp_path / "run" / "hf" / f"step_{step}" / "manifest.json", record)
     found, _ = find(tmp_path / "run")
     assert [Path(checkpoint.model) for checkpoint in found] == [model, model]
     for checkpoint in found:
-        verify(checkpoint, Digests())
+        verify(checkpoint)
     (model / "tokenizer.json").unlink()
     with pytest.raises(EvaluationError, match=r"step_0: .*tokenizer\.json is missing"):
-        verify(found[0], Digests())
+        verify(found[0])
 
 
-def test_a_hub_id_has_no_files_to_look_at(tmp_path: Path) -> None:
-    folder = tmp_path / "hf" / "step_0"
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps({"step": 0, "model_path": "some/model"}))
+def test_a_hub_id_has_no_files_to_verify(tmp_path: Path) -> None:
+    manifest = {"step": 0, "model_path": "some/model"}
+    write_json(tmp_path / "hf" / "step_0" / "manifest.json", manifest)
     (checkpoint,), _ = find(tmp_path)
-    verify(checkpoint, Digests())
+    verify(checkpoint)
     assert checkpoint.identity == {"model": "some/model"}
 
 
-def test_other_weights_are_another_identity(tmp_path: Path) -> None:
-    one = from_model(str(export(tmp_path / "a", 1)))
-    same = from_model(str(export(tmp_path / "b", 1)))
+def test_other_weights_have_another_identity(tmp_path: Path) -> None:
+    folders = {name: export(tmp_path / name, 1) for name in "ab"}
     other = from_model(str(export(tmp_path / "c", 1, weights=b"v")))
-    assert one.identity["files"] != other.identity["files"]
-    (exported,), _ = find(tmp_path / "a")
-    (again,), _ = find(tmp_path / "b")
-    assert exported.identity == again.identity
-    assert {**one.files, "manifest.json": ""} == {**same.files, "manifest.json": ""}
+    one, same = (from_model(str(folder)) for folder in folders.values())
+    assert one.files == same.files and one.identity == same.identity != other.identity
+    assert find(tmp_path / "a")[0][0].identity == find(tmp_path / "b")[0][0].identity
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_an_export_without_one_of_its_files_is_not_scored(tmp_path: Path, name: str) -> None:
+def test_a_missing_or_changed_file_is_rejected(tmp_path: Path, name: str) -> None:
     folder = export(tmp_path, 10)
     (checkpoint,), _ = find(tmp_path)
-    verify(checkpoint, Digests())
+    verify(checkpoint)
     (folder / name).unlink()
     with pytest.raises(EvaluationError, match=f"{name} is missing"):
-        verify(checkpoint, Digests())
-    (folder / name).write_bytes(b"of another step")
-    with pytest.raises(EvaluationError, match=f"{name} is another file"):
-        verify(checkpoint, Digests())
+        verify(checkpoint)
+    (folder / name).write_bytes(FILES[name][::-1] + b"." * (FILES[name] == FILES[name][::-1]))
+    with pytest.raises(EvaluationError, match=f"{name} has changed"):
+        verify(checkpoint)
 
 
-def test_another_steps_weights_under_this_steps_manifest_are_not_scored(tmp_path: Path) -> None:
-    export(tmp_path, 10)
-    other = export(tmp_path, 20, weights=b"WEIGHTS")  # the same length
-    (tmp_path / "hf" / "step_10" / "model.safetensors").write_bytes(
-        (other / "model.safetensors").read_bytes()
-    )
-    first, second = find(tmp_path)[0]
-    verify(second, Digests())
-    with pytest.raises(EvaluationError, match=r"step_10.*model\.safetensors is another file"):
-        verify(first, Digests())
-
-
-def test_a_file_that_was_put_beside_the_export_is_refused(tmp_path: Path) -> None:
+def test_an_added_model_file_is_rejected(tmp_path: Path) -> None:
     folder = export(tmp_path, 10)
     (checkpoint,), _ = find(tmp_path)
     (folder / "notes.md").write_text("no model reads this")
-    verify(checkpoint, Digests())
+    verify(checkpoint)
     (folder / "special_tokens_map.json").write_text("{}")
     with pytest.raises(EvaluationError, match=r"special_tokens_map\.json was added"):
-        verify(checkpoint, Digests())
+        verify(checkpoint)
 
 
-def test_a_big_file_is_read_again_only_after_a_change(
+def test_a_large_file_is_hashed_again_only_after_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "REMEMBERED_BYTES", 4)
-    path, memo, read = tmp_path / "weights", tmp_path / "memo.json", []
+    monkeypatch.setattr(checkpoints, "CACHED_BYTES", 4)
+    path, cache, read = tmp_path / "weights", tmp_path / "cache.json", []
     monkeypatch.setattr(checkpoints, "sha256", lambda p: read.append(p) or p.read_text())
     path.write_text("first")
     for _ in range(2):
-        assert Digests(memo).of(path) == "first"
+        assert file_digest(path, cache) == "first"
     assert len(read) == 1
-    path.write_text("other")  # as long, and with the old time
+    path.write_text("other")  # the same size
     os.utime(path, ns=(1, 1))
-    assert Digests(memo).of(path) == "other"
-    memo.write_text("torn {")
-    assert Digests(memo).of(path) == "other" and len(read) == 3
-
-
-def test_steps_that_are_not_there_are_an_error(tmp_path: Path) -> None:
-    export(tmp_path, 10)
-    with pytest.raises(EvaluationError, match=r"\[11\].*\[10\]"):
-        find(tmp_path, [10, 11])
-    with pytest.raises(EvaluationError, match=r"recipe\.export"):
-        find(tmp_path / "empty")
+    assert file_digest(path, cache) == "other"
+    cache.write_text("torn {")
+    assert file_digest(path, cache) == "other" and len(read) == 3
 
 
 @pytest.mark.parametrize(
@@ -144,8 +120,7 @@ def test_steps_that_are_not_there_are_an_error(tmp_path: Path) -> None:
 def test_a_manifest_of_another_step_or_without_files_is_an_error(
     tmp_path: Path, manifest: object
 ) -> None:
-    folder = export(tmp_path, 10)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    write_json(export(tmp_path, 10) / "manifest.json", manifest)
     with pytest.raises(EvaluationError, match="step_10"):
         find(tmp_path)
 
@@ -155,13 +130,13 @@ def test_a_manifest_of_another_step_or_without_files_is_an_error(
     [
         ("some/model-1.5B", "some--model-1.5B"),
         ("a b", "a--b"),
-        ("../x/..", "x"),  # no folder is there: the text, without what leads out of one
+        ("../x/..", "x"),  # no such folder
         ("/../", "model"),
-        ("models/mine", "mine"),  # a folder: its own name
+        ("models/mine", "mine"),  # a folder
         ("models/mine/..", "models"),
     ],
 )
-def test_a_model_has_the_name_of_a_folder(
+def test_the_name_of_a_model_is_the_name_of_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, name: str
 ) -> None:
     (tmp_path / "models" / "mine").mkdir(parents=True)

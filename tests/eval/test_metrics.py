@@ -1,12 +1,14 @@
-"""Golden values by hand, laws, and estimators that must not pass."""
+"""Metrics against values by hand, laws, brute force, and wrong estimators as negative controls."""
 
 import math
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 
 from eval import metrics
+from eval.metrics import accuracy_interval, at_powers, majority, paired, resample
+from prompt_aug.base.estimates import all_table, no_signal_table, pass_table
 
 
 def test_accuracy_and_clustered_error_by_hand() -> None:
@@ -18,31 +20,25 @@ def test_accuracy_and_clustered_error_by_hand() -> None:
 
 def test_one_sample_each_is_the_ordinary_standard_error() -> None:
     # std with n - 1 of (1, 0, 1, 0) is 1/sqrt(3), over sqrt(4).
-    error = metrics.clustered_standard_error([[1], [0], [1], [0]])
+    error = metrics.accuracy([[1], [0], [1], [0]]).standard_error
     assert error == pytest.approx(1 / math.sqrt(12), abs=1e-12)
 
 
-def test_repeating_every_sample_does_not_shrink_the_error() -> None:
+def test_repeated_samples_do_not_shrink_the_error() -> None:
     once = np.array([[1], [0], [1], [1], [0]])
-    error = metrics.clustered_standard_error(once)
-    assert metrics.clustered_standard_error(np.repeat(once, 16, axis=1)) == pytest.approx(error)
+    error = metrics.accuracy(once).standard_error
+    assert error is not None
+    repeated = metrics.accuracy(np.repeat(once, 16, axis=1)).standard_error
+    assert repeated == pytest.approx(error)
     # Negative control: an error over the 80 samples as if independent is four times too small.
     naive = np.repeat(once, 16, axis=1).std(ddof=1) / math.sqrt(80)
     assert naive < 0.3 * error
 
 
-def test_one_question_has_no_error_and_says_so() -> None:
+def test_one_question_has_no_error() -> None:
     assert metrics.accuracy([[1, 0, 1, 1]]) == metrics.Estimate(
         accuracy=0.75, standard_error=None, questions=1
     )
-
-
-def test_pass_at_powers_ends_at_n_and_starts_at_the_accuracy() -> None:
-    correct = np.array([[1, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0]])
-    values = metrics.pass_at_powers(correct)
-    assert list(values) == [1, 2, 4, 6]
-    assert values[1] == pytest.approx(correct.mean())
-    assert values[6] == 0.5
 
 
 def test_the_two_averages_by_hand() -> None:
@@ -74,14 +70,10 @@ def test_paired_difference_by_hand_and_against_the_unpaired_error() -> None:
     before = {"a": 0.0, "b": 1.0, "c": 0.0, "d": 1.0}
     after = {"d": 1.0, "c": 1.0, "b": 1.0, "a": 0.0}
     # Differences (0, 0, 1, 0): mean 1/4, std with n - 1 is 1/2, over sqrt(4).
-    gain = metrics.paired_difference(before, after)
-    assert gain == metrics.Estimate(accuracy=0.25, standard_error=0.25, questions=4)
-    unpaired = math.hypot(
-        *(metrics.accuracy([[v] for v in side.values()]).standard_error or 0.0
-          for side in (before, after))
-    )  # fmt: skip
-    assert gain.standard_error is not None
-    assert gain.standard_error < unpaired
+    gain = paired(before, after)
+    assert (gain.mean, gain.standard_error, gain.questions) == (0.25, 0.25, 4)
+    errors = [metrics.accuracy([[v] for v in s.values()]).standard_error for s in (before, after)]
+    assert math.hypot(*(error or 0.0 for error in errors)) > 0.25
 
 
 @pytest.mark.parametrize(
@@ -91,8 +83,10 @@ def test_paired_difference_by_hand_and_against_the_unpaired_error() -> None:
         lambda: metrics.accuracy([1, 0]),
         lambda: metrics.accuracy([[2.0]]),
         lambda: metrics.accuracy([[float("nan")]]),
-        lambda: metrics.paired_difference({"a": 1.0}, {"b": 1.0}),
-        lambda: metrics.paired_difference({}, {}),
+        lambda: paired({"a": 1.0}, {"b": 1.0}),
+        lambda: paired({}, {}),
+        lambda: at_powers([[0.5, 1.0]], pass_table),
+        lambda: majority([["a", "b"]], [[1, 0]], 3),
         lambda: metrics.mean_over_benchmarks([]),
     ],
 )
@@ -101,23 +95,112 @@ def test_bad_input_is_refused(call) -> None:
         call()
 
 
-def test_pass_and_pass_all_at_powers_meet_at_one() -> None:
+def test_pass_and_pass_all_at_powers() -> None:
     correct = np.array([[1, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
-    anyone, everyone = metrics.pass_at_powers(correct), metrics.all_at_powers(correct)
+    anyone, everyone = at_powers(correct, pass_table), at_powers(correct, all_table)
     assert list(everyone) == [1, 2, 4, 6]
     assert everyone[1] == pytest.approx(anyone[1]) == pytest.approx(correct.mean())
     assert everyone[6] == pytest.approx(1 / 3) and anyone[6] == pytest.approx(2 / 3)
-    with pytest.raises(ValueError, match="0 or 1"):
-        metrics.pass_at_powers([[0.5, 1.0]])
 
 
 def test_no_signal_is_the_share_of_groups_whose_rewards_are_all_equal() -> None:
     correct = np.array([[1, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
     # Pairs of c = 1 or 3 of 4: 3 of the 6 are equal. With c = 0 or 4: all.
-    shares = metrics.no_signal_at_powers(correct)
-    assert shares == {2: pytest.approx(3 / 4), 4: pytest.approx(1 / 2)}
+    shares = at_powers(correct, no_signal_table)
+    assert shares == pytest.approx({1: 1.0, 2: 3 / 4, 4: 1 / 2})
     for row in correct:
         groups = list(combinations(row, 2))
         share = sum(len(set(group)) == 1 for group in groups) / len(groups)
-        assert metrics.no_signal_at_powers([row])[2] == pytest.approx(share)
-    assert metrics.no_signal_at_powers([[1], [0]]) == {}  # one response alone has no group
+        assert at_powers([row], no_signal_table)[2] == pytest.approx(share)
+
+
+# ------------------------------------------------------------------------- intervals
+
+
+def test_interval_at_zero_and_one_is_wilson() -> None:
+    low, high = accuracy_interval([[0] * 8] * 30)
+    # z^2 / (n + z^2) = 3.8415 / 33.8415.
+    assert (low, high) == pytest.approx((0.0, 0.11351), abs=1e-5)
+    assert accuracy_interval([[1] * 8] * 30) == pytest.approx((1 - high, 1.0))
+
+
+def test_resampling_counts_is_resampling_samples() -> None:
+    """Mean and spread of the draws are those of drawing questions, then samples, one by one."""
+    correct = np.array([[1, 1, 0, 1], [0, 0, 0, 1], [0, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
+    rng = np.random.default_rng(1)
+    slow = []
+    for _ in range(20_000):
+        drawn = correct[rng.integers(0, 5, 5)]
+        slow.append(np.take_along_axis(drawn, rng.integers(0, 4, (5, 4)), axis=1).mean())
+    rows = resample(correct, draws=20_000)
+    assert np.all(rows.sum(axis=1) == 5)
+    fast = rows @ np.arange(5) / 4 / 5
+    assert fast.mean() == pytest.approx(np.mean(slow), abs=0.004)
+    assert fast.std() == pytest.approx(np.std(slow), rel=0.03)
+    # Negative control: resampling the samples as if independent is narrower by a third.
+    flat = rng.choice(correct.ravel(), (20_000, 20)).mean(axis=1)
+    assert flat.std() < 0.8 * fast.std()
+
+
+def test_intervals_cover_where_the_normal_one_does_not() -> None:
+    """5 questions x 8 samples, 400 experiments: p +- 1.96 SE covers too seldom, ours does not."""
+    rng, truth, hits, normal = np.random.default_rng(0), 0.5, 0, 0
+    for _ in range(400):
+        correct = rng.random((5, 8)) < rng.beta(1, 1, (5, 1))
+        low, high = accuracy_interval(correct)
+        hits += low <= truth <= high
+        means = correct.mean(axis=1)
+        half = 1.96 * means.std(ddof=1) / np.sqrt(5)
+        normal += abs(means.mean() - truth) <= half
+    assert normal / 400 < 0.90
+    assert hits / 400 > normal / 400
+
+
+def test_the_same_seed_is_the_same_interval() -> None:
+    correct = np.random.default_rng(3).random((20, 4)) < 0.4
+    assert accuracy_interval(correct) == accuracy_interval(correct)
+    assert accuracy_interval(correct) != accuracy_interval(correct, seed=1)
+
+
+def test_the_paired_p_value_is_that_of_all_sign_flips() -> None:
+    differences = [0.5, 0.25, -0.125, 0.75, 0.0, 0.5, 0.125]
+    before = {str(i): 0.25 for i in range(7)}
+    after = {str(i): 0.25 + d for i, d in enumerate(differences)}
+    found = paired(before, after)
+    mean = np.mean(differences)
+    flips = [np.mean(np.multiply(s, differences)) for s in product((1, -1), repeat=7)]
+    exact = np.mean(np.abs(flips) >= abs(mean) - 1e-12)
+    assert found.mean == pytest.approx(mean)
+    assert found.p_value == pytest.approx(exact, abs=0.01)
+    # scipy 1.17.1: permutation_test(..., "samples") 0.09375, bootstrap(method="percentile")
+    # [0.0714, 0.5] of 100,000 draws.
+    assert exact == 0.09375
+    assert (found.low, found.high) == pytest.approx((0.0714, 0.5), abs=0.03)
+    back = paired(after, before)
+    assert back.mean == -found.mean and back.p_value == pytest.approx(found.p_value, abs=0.01)
+
+
+def test_p_value_of_no_difference_and_of_a_clear_one() -> None:
+    same = {str(i): i % 2 for i in range(50)}
+    assert paired(same, same).p_value == 1.0
+    better = dict.fromkeys(same, 1.0)
+    found = paired(same, better)
+    assert found.p_value < 0.001 and found.low > 0.3
+
+
+def test_a_majority_by_hand() -> None:
+    # 2 of 3 say a (right); a tie of a (right) and b (wrong); nobody says anything; b b a.
+    answers = [["a", "a", "b"], ["a", "b", None], [None, None, None], ["b", "b", "a"]]
+    correct = [[1, 1, 0], [1, 0, 0], [0, 0, 0], [0, 0, 1]]
+    assert majority(answers, correct, 3) == pytest.approx((1 + 1 / 2 + 0 + 0) / 4)
+    assert majority(answers, correct, 1) == pytest.approx(np.mean(correct))
+    # Blocks of 2 of 3: the first two samples alone: a; tie; none; b.
+    assert majority(answers, correct, 2) == pytest.approx((1 + 1 / 2 + 0 + 0) / 4)
+
+
+def test_right_answers_count_as_one_answer() -> None:
+    # Two spellings of the right answer against two equal wrong ones: a tie, not a defeat.
+    assert majority([["1/2", "0.5", "3", "3"]], [[1, 1, 0, 0]], 4) == 0.5
+    assert majority([["1/2", "0.5", "3", "4"]], [[1, 1, 0, 0]], 4) == 1.0
+    assert majority([["1/2", "3", "4", "4"]], [[1, 0, 0, 0]], 4) == 0.0
+    assert majority([["b", "a"]], [[0, 1]], 2) == majority([["a", "b"]], [[1, 0]], 2) == 0.5

@@ -1,4 +1,4 @@
-"""A question has the same tokens in the checks, in training, in validation and in evaluation."""
+"""A question has the same tokens in the checks, training, validation and evaluation."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from composed import composed
 from omegaconf import OmegaConf
 
 from eval.benchmarks import LoadedBenchmark, known_benchmarks
@@ -14,17 +15,17 @@ from eval.samples import PendingSamples
 from eval.settings import Settings, from_run
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import Question, to_row
-from recipe.config.compose import EXAMPLES, compose_config
 from recipe.rollout.agent_loop import PromptAugmentationAgentLoop
 from recipe.run.folder import RunFolder
 
-pytestmark = pytest.mark.config  # hydra composes every example
+pytestmark = pytest.mark.config  # composes examples
 
-NAMES = sorted(str(p.parent.relative_to(EXAMPLES)) for p in EXAMPLES.rglob("config.yaml"))
+# One example per bank, template, format, style and turn that the examples configure.
+NAMES = ("grpo", "prompt_aug", "cw_grpo", "ta_grpo")
 
 
 class Tokenizer:
-    """Like DeepSeek-R1-Distill's: its chat template opens a ``<think>`` tag by itself."""
+    """Like DeepSeek-R1-Distill's, whose chat template opens a ``<think>`` tag."""
 
     chat_template = "opens <think>, reads enable_thinking"
     all_special_tokens = ("<eos>",)
@@ -46,14 +47,14 @@ class Tokenizer:
 
 
 def checked(config: Any, question: Question) -> list[int]:
-    """What the check of lengths measures before a run."""
+    """Return the tokens that the check of lengths measures before a run."""
     tokenizer, prompts = Tokenizer(), Prompts.from_config(config)
     prompts.overlong([question], [prompts.validation_template], tokenizer, 10_000)
     return tokenizer.encoded[0]
 
 
 def trained(config: Any, question: Question, split: str) -> list[int]:
-    """What the agent loop renders; a training row is one for which the template was drawn."""
+    """Return the tokens that the agent loop renders for a row of the split."""
     config = OmegaConf.create(OmegaConf.to_container(config))
     name = config.recipe.augment.validation_template
     if split == "train":
@@ -75,8 +76,8 @@ def evaluated(settings: Settings, benchmark: LoadedBenchmark) -> list[int]:
     return list(PendingSamples(benchmark, settings.prompts(), Tokenizer()).prompts[0].ids)
 
 
-def compare(config: Any, folder: RunFolder, benchmark: LoadedBenchmark) -> Settings:
-    """Write a run folder of `config` and compare the four; returns the evaluation's settings."""
+def compare(config: Any, folder: RunFolder, benchmark: LoadedBenchmark) -> None:
+    """Write a run folder of `config` and compare the tokens of the four uses."""
     Prompts.from_config(config).write(folder.prompts)
     folder.config.write_text(OmegaConf.to_yaml(config))
     question, settings = benchmark.questions[0], from_run(folder.root)
@@ -84,34 +85,29 @@ def compare(config: Any, folder: RunFolder, benchmark: LoadedBenchmark) -> Setti
     assert trained(config, question, "train") == ids
     assert trained(config, question, "test") == ids
     assert evaluated(settings, benchmark) == ids
-    # Negative control: another form is another prompt, so the equality above says something.
+    # Negative control: another form is another prompt.
     other = "auto" if settings.style == "raw" else "raw"
-    assert evaluated(dataclasses.replace(settings, style=other, chat={}), benchmark) != ids
-    return settings
+    assert evaluated(settings.replaced(style=other, chat={}), benchmark) != ids
+    folder.prompts.unlink()  # as in a run without that file
+    assert from_run(folder.root).form == settings.form
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_four_times_the_same_tokens(
+def test_checks_training_validation_and_evaluation_have_the_same_tokens(
     name: str, tmp_path: Path, make_benchmark: Callable[..., LoadedBenchmark]
 ) -> None:
-    """For every benchmark, with the template that it may name."""
-    config = compose_config(name, [])
     made = make_benchmark(questions=1)
-    for record in known_benchmarks().values():
-        benchmark = dataclasses.replace(made, name=record.name, template=record.template)
-        settings = compare(config, RunFolder(tmp_path), benchmark)
-    RunFolder(tmp_path).prompts.unlink()  # a run of before the file was written
-    assert from_run(tmp_path).form == settings.form
+    for template in {record.template for record in known_benchmarks().values()}:
+        benchmark = dataclasses.replace(made, template=template)
+        compare(composed(name), RunFolder(tmp_path), benchmark)
 
 
-def test_a_rows_system_prompt_and_thinking_off_reach_all_four(
+def test_system_prompt_of_a_row_and_chat_arguments_reach_all_four(
     tmp_path: Path, make_benchmark: Callable[..., LoadedBenchmark]
 ) -> None:
     made = make_benchmark(questions=1)
     own = (dataclasses.replace(made.questions[0], system="Be brief."),)
-    override = "+data.apply_chat_template_kwargs={enable_thinking: false}"
-    config = compose_config("grpo", [override])
+    config = composed("grpo", "+data.apply_chat_template_kwargs={enable_thinking: false}")
     compare(config, RunFolder(tmp_path), dataclasses.replace(made, questions=own))
-    without = compose_config("grpo", [])
     assert checked(config, own[0]) != checked(config, made.questions[0])
-    assert checked(config, own[0]) != checked(without, own[0])
+    assert checked(config, own[0]) != checked(composed("grpo"), own[0])

@@ -1,4 +1,4 @@
-"""Picking a checkpoint: by a validation split, or on a test set and then marked."""
+"""Picking a checkpoint: by a validation split, or on a test set with a mark."""
 
 import shutil
 from pathlib import Path
@@ -6,25 +6,23 @@ from pathlib import Path
 import pytest
 from evaluated import write_checkpoint
 
-from eval.errors import EvaluationError
+from eval import EvaluationError
 from eval.report.data import collect, summary
 from eval.report.tables import chosen, headline
 from eval.selection import main, pick, select
-from prompt_aug.files import read_json, read_lines, write_json, write_lines
+from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
 from prompt_aug.questions import VALIDATION, Question, make_question, write_parquet
 from recipe.run.folder import RunFolder
 
 
-def questions(count: int, split: str) -> list[Question]:
-    return [
-        make_question(text=f"{split} {i}?", answers=("1",), source="toy", split=split)
-        for i in range(count)
-    ]
+def questions(count: int, split: str, text: str | None = None) -> list[Question]:
+    texts = [f"{text or split} {i}?" for i in range(count)]
+    return [make_question(text=t, answers=("1",), source="toy", split=split) for t in texts]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """`held` is best at step 20, the benchmark `math500` at step 30."""
+    """`held` is best at step 10, the benchmark `math500` at step 30."""
     folder, held = tmp_path / "run", questions(4, VALIDATION)
     write_parquet(held, tmp_path / "held.parquet")
     write_parquet(questions(9, "train"), RunFolder(folder).data("train"))
@@ -36,13 +34,12 @@ def run(tmp_path: Path) -> Path:
         files = scored.benchmark("held")
         lines = zip(read_lines(files.questions), held, strict=True)
         write_lines(files.questions, [{**line, "uid": q.uid} for line, q in lines])
-        write_json(
-            files.scores, {**read_json(files.scores), "path": str(tmp_path / "held.parquet")}
-        )
+        entry = read_json(files.scores)
+        write_json(files.scores, {**entry, "path": str(tmp_path / "held.parquet")})
     return folder
 
 
-def test_the_highest_score_wins_and_of_equals_the_earliest() -> None:
+def test_the_highest_score_is_picked_and_of_equals_the_earliest() -> None:
     assert pick({0: 0.25, 30: 0.75, 10: 0.75, 20: 0.5}) == 10
     assert pick({5: 0.0}) == 5
 
@@ -56,13 +53,16 @@ def test_a_validation_split_picks_and_is_no_benchmark(run: Path) -> None:
     assert [row.total.accuracy for row in data.rows] == [0.25, 0.25, 0.5, 0.75]
     assert "step 10, picked by its 75.0 % on held" in chosen(data)
     assert ("after step 10", "25.0 ±25.0 %") in headline(data, summary(data))
+    write_checkpoint(run / "eval" / "s", 30, {"held": [[1]] * 4, "math500": [[1]] * 4})
+    with pytest.raises(EvaluationError, match=r"eval\.selection"):  # the scores have changed
+        collect(run)
 
 
-def test_a_test_set_is_refused_unless_it_is_said_and_then_marked(
+def test_a_test_set_needs_an_option_and_is_marked(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(run), "--benchmark", "math500"]) == 1
-    assert "not a validation split" in capsys.readouterr().err
+    assert "--on-test-set" in capsys.readouterr().err
     assert not list(run.rglob("selection.json"))
     assert main([str(run), "--benchmark", "math500", "--on-test-set"]) == 0
     assert "warning: picked on a test set" in capsys.readouterr().out
@@ -74,32 +74,21 @@ def test_a_test_set_is_refused_unless_it_is_said_and_then_marked(
 
 
 @pytest.mark.parametrize("fault", ["trained on", "another split", "no file", "no training file"])
-def test_what_is_no_validation_split_is_refused(run: Path, tmp_path: Path, fault: str) -> None:
+def test_other_questions_than_a_validation_split_are_rejected(
+    run: Path, tmp_path: Path, fault: str
+) -> None:
+    trained = RunFolder(run).data("train")
     if fault == "trained on":
-        kept = [*questions(9, "train"), *questions(1, VALIDATION)]
-        write_parquet(kept, RunFolder(run).data("train"))
+        write_parquet([*questions(9, "train"), *questions(1, VALIDATION)], trained)
     elif fault == "another split":
-        as_test = [
-            make_question(text=f"{VALIDATION} {i}?", answers=("1",), source="toy", split="test")
-            for i in range(4)
-        ]
-        write_parquet(as_test, tmp_path / "held.parquet")
-    elif fault == "no file":
-        (tmp_path / "held.parquet").unlink()
+        write_parquet(questions(4, "test", VALIDATION), tmp_path / "held.parquet")
     else:
-        RunFolder(run).data("train").unlink()
+        (tmp_path / "held.parquet" if fault == "no file" else trained).unlink()
     with pytest.raises(EvaluationError, match="not a validation split"):
         select(run, "held")
 
 
-def test_a_selection_by_other_scores_is_refused(run: Path) -> None:
-    select(run, "held")
-    write_checkpoint(run / "eval" / "s", 30, {"held": [[1]] * 4, "math500": [[1]] * 4})
-    with pytest.raises(EvaluationError, match="other scores"):
-        collect(run)
-
-
-def test_every_checkpoint_must_have_been_asked(run: Path) -> None:
+def test_every_checkpoint_must_be_evaluated(run: Path) -> None:
     shutil.rmtree(run / "eval" / "s" / "step_30")
     write_checkpoint(run / "eval" / "s", 30, {"math500": [[1]] * 4})
     with pytest.raises(EvaluationError, match="step 30 is not evaluated on held"):

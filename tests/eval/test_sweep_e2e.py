@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tiny_model import save_tiny
 
-from prompt_aug.files import digests, read_json, read_lines, write_json
+from prompt_aug.base.files import digests, read_json, read_lines, write_json
 from prompt_aug.questions import make_question, write_parquet
 
 pytestmark = [

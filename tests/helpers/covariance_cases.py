@@ -4,7 +4,7 @@ import math
 
 import torch
 
-X = math.nan  # what stands at padding must never matter
+X = math.nan  # at padding; must never matter
 
 # Two groups. The first: responses of 2 and 1 tokens; the second: one response.
 LOGPROBS = [[-1.0, -3.0], [-5.0, X], [-1.0, -1.0]]

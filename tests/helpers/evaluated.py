@@ -6,7 +6,7 @@ from typing import Any
 
 from eval.samples import SampleFiles
 from eval.score import combine, join, score
-from prompt_aug.files import write_json, write_lines
+from prompt_aug.base.files import write_json, write_lines
 from prompt_aug.grading import VERSION
 from prompt_aug.prompts import Prompts
 from recipe.run.folder import EvaluationFolder

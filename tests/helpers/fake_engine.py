@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from eval.engine import Completion, Request
+from eval.engine import Request
 from eval.session import Session
 from eval.settings import Settings
 
@@ -32,14 +32,14 @@ class FakeEngine:
     def __exit__(self, *_: object) -> None:
         self.stops += 1
 
-    def stream(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Completion]]:
+    def stream(self, requests: Sequence[Request]) -> Iterator[tuple[Request, dict[str, Any]]]:
         for request in reversed(requests):
             if self.die_after is not None and len(self.asked) >= self.die_after:
                 raise KeyboardInterrupt
             self.asked.append(request)
             self.models.append(self.served)
             text = self.answer(request)
-            yield request, Completion(text=text, tokens=len(text), finish_reason="stop")
+            yield request, {"response": text, "tokens": len(text), "finish_reason": "stop"}
 
     def log_probabilities(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
         return reference(self.served, prompts, "float32")

@@ -1,4 +1,4 @@
-"""Trainings of the methods on the toy task for end-to-end tests, two at a time where they fit."""
+"""Trainings of the methods on the toy task for end-to-end tests, two at a time if memory allows."""
 
 import os
 import subprocess
@@ -16,9 +16,8 @@ from recipe.run import folder as run_folder
 ROOT = Path(__file__).resolve().parents[2]
 compare_methods = load_script("compare_methods")
 METHODS = compare_methods.methods()
-# These change the agent loop or the sampling, so that they cannot share a run. What is new in
-# prompt_aug and ta_grpo_star is seen by test_pipeline_e2e.py and by unit tests of the agent loop
-# and the advantages; grpo_ds is dapo's sampling.
+# These change the agent loop or the sampling, so they cannot share a run. test_pipeline_e2e.py and
+# unit tests cover prompt_aug and ta_grpo_star; grpo_ds has the sampling of dapo.
 RUN_ALONE = {"ta_grpo": "anchored", "dapo": "dapo"}
 SEEN_ELSEWHERE = ("prompt_aug", "ta_grpo_star", "grpo_ds")
 LOSSES_RUN = ("clip_cov", "kl_cov", "gspo", "cispo", "sapo", "gmpo")  # the rest: vanilla
@@ -26,7 +25,7 @@ SHARING = [name for name in METHODS if name not in (*RUN_ALONE, *SEEN_ELSEWHERE)
 ACTOR = "actor_rollout_ref.actor"
 ONE_UPDATE = [f"{ACTOR}.ppo_mini_batch_size=4", "recipe.save_tensors_every=1"]
 
-# Everything at once that may go together: see also tests/recipe/checks/test_algorithm.py.
+# All compatible settings at once; see also the tests of the checks of algorithms.
 TOGETHER = [
     *("recipe.augment.mode=per_rollout", "recipe.augment.templates=null"),
     *("recipe.reward.format_weight=1.0", "recipe.overlong_filter=true"),
@@ -52,11 +51,11 @@ def finite(metrics: list[dict[str, Any]]) -> bool:
 
 
 class Runner:
-    """Starts runs in a pool; the first wait for a run is the wait for its result."""
+    """Starts runs in a pool; `finish` waits for the result of a run."""
 
     def __init__(self, base: Path) -> None:
         room = psutil.virtual_memory().available > 16 * 2**30  # a run takes up to 7 GiB
-        alone = "PYTEST_XDIST_WORKER" not in os.environ  # or another file's run too
+        alone = "PYTEST_XDIST_WORKER" not in os.environ  # otherwise another file's run too
         self.base, self.pool = base, ThreadPoolExecutor(2 if room and alone else 1)
         self.futures: dict[str, Future[tuple[Any, list[dict[str, Any]]]]] = {}
 
@@ -70,16 +69,16 @@ class Runner:
 
     @property
     def young(self) -> list[str]:
-        """A toy world that is made in seconds."""
+        """A toy world that is built in seconds."""
         return [
             *(*self.small, "recipe.toy.updates=60"),
-            # So young a model is never right: it is paid for being short, so there is a signal.
+            # Such a model is never right: the reward for short responses gives variance.
             *("recipe.reward.overlong.enable=true", "recipe.reward.overlong.buffer=80"),
         ]
 
     @property
     def taught(self) -> list[str]:
-        """A minute: its model is right in one of three, so that most groups have a signal."""
+        """Built in a minute; its model is right in one of three, so most groups have variance."""
         return [*self.small, "recipe.toy.updates=450"]
 
     def start(
@@ -91,7 +90,7 @@ class Runner:
         after: str = "",
         taught: bool = False,
     ) -> None:
-        """Queue a run, with `after` one that begins when that one has ended.
+        """Queue a run, with `after` one that starts after the named run has ended.
 
         Names with the same part before a comma share a folder.
         """
@@ -103,7 +102,7 @@ class Runner:
         self.futures[name] = self.pool.submit(self._call, [*command, *overrides], earlier)
 
     def start_shared(self, methods: list[str]) -> None:
-        """All methods in one run, which sees the same four questions in every step."""
+        """All methods in one run, with the same four questions in every step."""
         script = ROOT / "tests" / "recipe" / "shared_run.py"
         command = [sys.executable, str(script), *methods, "--", *self.taught]
         command += [f"recipe.run_dir={self.base / 'shared'}", "data.train_max_samples=4"]
@@ -121,14 +120,10 @@ class Runner:
         return done, run_folder.read_metrics(folder)
 
     def finish(self, name: str, code: int = 0) -> list[dict[str, Any]]:
-        """The metrics of a run that ended with `code`, as they were then."""
+        """The metrics of a run that ended with `code`, at its end."""
         done, metrics = self.futures[name].result()
         assert done.returncode == code, done.stdout[-3000:] + done.stderr[-6000:]
         return metrics
-
-    def text(self, name: str) -> str:
-        done, _ = self.futures[name].result()
-        return done.stdout + done.stderr
 
     def arrays(self, name: str, step: int = 1) -> Any:
         return np.load(self.base / name / "tensors" / f"step_{step}.npz")
@@ -139,7 +134,7 @@ def start_all(runner: Runner) -> None:
     replay = ["recipe.weights.name=gaussian_covariance", *ONE_UPDATE]
     replay += [f"skip.rollout_tq.dump_dir={runner.base / 'dump'}", "skip.rollout_tq.steps=[1]"]
     replay += ["skip.rollout_tq.enable=true", "trainer.experiment_name=replayed"]
-    # These two build the toy worlds that the others find in the cache.
+    # These two build the toy worlds, which the others read from the cache.
     runner.start("anchored", "ta_grpo", *replay)
     runner.start("dapo", "dapo", "recipe.save_tensors_every=1", taught=True)
     for name in ("anchored", "dapo"):

@@ -12,7 +12,7 @@ from recipe.trainer import batch as batches
 
 
 class Queue:
-    """Rows by key; gives back the fields that all of the asked rows have, as verl's does."""
+    """Rows by key; returns the fields that all requested rows have, as verl's does."""
 
     def __init__(self, rows: dict[str, dict[str, Any]]) -> None:
         self.rows = {key: dict(fields) for key, fields in rows.items()}
@@ -42,7 +42,7 @@ class Queue:
 
 
 def row(right: bool, tokens: int, *, question: str = "q", session: int = 0, **more: Any) -> dict:
-    """One response; it is cut at four tokens. Keywords take the place of fields."""
+    """One response, truncated at four tokens. Keywords replace fields."""
     graded = {"acc": float(right), "format": 1.0, "response": "r", "pred": "7", "status": "correct"}
     place = {"template": "t", "rephrasing": session // 2, "generated_under": None}
     return {

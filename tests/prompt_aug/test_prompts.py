@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from prompt_aug.base.tokenizers import TokenizerError, load_tokenizer
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import BankError, Form, UnknownTemplateError, load_bank
-from prompt_aug.tokenizers import TokenizerError, load_tokenizer
 
 PUBLISHED = "published_templates.json"
 

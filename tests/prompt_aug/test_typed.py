@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field, model_validator
 
-from prompt_aug.errors import UserError
-from prompt_aug.files import FileError
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import FileError
 from prompt_aug.typed import Count, Record, Several, Share, Text, parse_typed, read_typed
 
 

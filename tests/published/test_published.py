@@ -16,11 +16,11 @@ from published_responses import digest, responses
 from tiny_model import save_tokenizer
 
 from eval import sweep
+from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question, write_parquet
 from prompt_aug.templates import BankError, load_bank
 from prompt_aug.templates.__main__ import main as templates
-from prompt_aug.tokenizers import load_tokenizer
 from recipe import train
 
 AUTHORS = json.loads(Path(__file__).with_name("digests.json").read_text())

@@ -1,12 +1,12 @@
-"""Many methods in one run, for test_methods_e2e.py: two steps of each, with the real trainer.
+"""Many methods in one run, for test_methods_e2e.py: two steps each, with the real trainer.
 
     python shared_run.py METHOD... -- OVERRIDE...
 
-A start of Ray, actor and engine takes a minute, a step seconds. Methods that differ in what the
-driver and the actor's loss do need no start of their own: before its two steps each gets the
-sections of its run on the toy task, the actor its loss. (Methods that change the agent loop, the
-rewards or the sampling have runs of their own.) In the second step one rollout of every question
-fails for once, and is asked for again. verl loads this file in every process.
+A start of Ray, actor and engine takes a minute, a step seconds. Methods that differ only in the
+driver and in the actor's loss share a run: before its two steps each gets its section of the
+configuration, and the actor its loss. (Methods that change the agent loop, the rewards or the
+sampling have runs of their own.) In the second step one rollout of every question fails once and is
+retried. verl loads this file in every process.
 """
 
 import functools
@@ -19,12 +19,8 @@ from typing import Any
 STEPS = 2
 LOSS = 2  # the step in which rollouts fail
 LOST = 3  # which of them
-SHARED = (
-    "RECIPE_SHARED_RUN"  # the methods and overrides, for the process in which the trainer lives
-)
-
-
-# What a method cannot do without. The data are those of the first method: this only satisfies.
+SHARED = "RECIPE_SHARED_RUN"  # the methods and overrides, for the trainer's process
+# Required settings of a method; the data are those of the first method.
 NEEDED = {"one_shot": ["recipe.one_question=0"]}
 
 
@@ -61,7 +57,7 @@ def register() -> None:
 
 
 def name_losses() -> None:
-    """Every policy loss says its name in its metrics: actor/ran_<name>."""
+    """Every policy loss adds its name to its metrics: actor/ran_<name>."""
     import verl.workers.utils.losses as losses
 
     original = losses.get_policy_loss_fn
@@ -91,9 +87,8 @@ def lose_rollouts() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    from recipe import train
-    from recipe.checks import validate
     from recipe.config.compose import compose_config
+    from recipe.preflight.checks import check, prepare, validate
     from recipe.run import environment
     from recipe.trainer import launch
 
@@ -109,10 +104,9 @@ def main(arguments: list[str]) -> None:
     steps = f"trainer.total_training_steps={STEPS * len(methods)}"
     config = compose_config("toy_methods", settings(methods[0], [*overrides, steps]))
     launch.set_environment(config)
-    train.check(config)
-    train.prepare(config)
+    prepare(config, check(config))
     config.trainer.v1.trainer_mode = "shared_run"
-    environment.COMMON[SHARED] = os.environ[SHARED]  # the names that are handed to Ray's actors
+    environment.COMMON[SHARED] = os.environ[SHARED]  # the variables that Ray's actors inherit
     launch.run(config)
 
 

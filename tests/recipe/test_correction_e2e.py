@@ -1,6 +1,6 @@
 """verl's rollout correction with covariance weights, KL in the reward and the overlong filter.
 
-A file of its own, so that it runs beside test_methods_e2e.py.
+A separate file, so that it runs in parallel with test_methods_e2e.py.
 """
 
 from pathlib import Path
@@ -19,13 +19,13 @@ def test_rollout_correction_goes_with_weights(tmp_path: Path) -> None:
     for key in ("actor/loss", "actor/grad_norm", "actor/entropy", "train/accuracy"):
         assert all(np.isfinite(line[key]) for line in metrics)
     assert "weights/effective_tokens" in metrics[-1]
-    # KL in the reward, at the first step 0 since the policy is still the start model
+    # KL in the reward is 0 at the first step: the policy is the start model
     first, second = metrics
     assert first["critic/rewards/mean"] == pytest.approx(first["critic/score/mean"], abs=1e-3)
     assert second["critic/rewards/mean"] != pytest.approx(second["critic/score/mean"], abs=1e-3)
     arrays = runs.arrays("corrected", step=2)
     assert arrays["rewards"].mean() == pytest.approx(second["critic/rewards/mean"], abs=1e-5)
-    # the overlong filter: cut at 20 tokens, no gradient
+    # the overlong filter: no gradient at 20 tokens
     cut_B, signal_B = arrays["lengths"] >= 20, (arrays["advantages"] != 0).any(1)
     assert 0 < cut_B.sum() < len(cut_B)
     assert not signal_B[cut_B].any()

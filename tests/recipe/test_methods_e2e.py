@@ -1,5 +1,5 @@
-"""The methods, two steps each with the real trainer and engine; TA-GRPO's log-probabilities again
-in plain transformers; covariance weights under other micro-batches and on two FSDP ranks.
+"""Two steps of every method with the real trainer and engine; TA-GRPO's log-probabilities by plain
+transformers; covariance weights with other micro-batches and on two FSDP ranks.
 
 They share two toy worlds, with start models of a few updates (tests/helpers/method_runs.py).
 """
@@ -33,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     runner = Runner(tmp_path_factory.mktemp("methods"))
     start_all(runner)
     yield runner
-    runner.pool.shutdown(cancel_futures=True)  # after a failure: what has not begun never does
+    runner.pool.shutdown(cancel_futures=True)  # after a failure: start no more runs
 
 
 def unmarked(metrics: dict[str, Any]) -> bool:
@@ -60,7 +60,7 @@ def test_two_steps_of_a_method_with_a_run_of_its_own(runs: Runner, method: str) 
     assert MARKS.get(method, unmarked)(metrics[-1])
 
 
-def test_every_method_is_run_or_said_to_be_seen_elsewhere() -> None:
+def test_every_method_is_run_or_listed_as_tested_elsewhere() -> None:
     assert sorted([*RUN_ALONE, *SHARING, *SEEN_ELSEWHERE]) == METHODS
 
 
@@ -76,7 +76,7 @@ def test_two_steps_of_a_method_in_the_shared_run(runs: Runner, method: str) -> N
     if "weights/min" not in metrics[-1]:
         arrays = runs.arrays("shared", step=metrics[-1]["step"])
         name = {"entropy_only": "none"}.get(method, method if method in ADVANTAGES else "grpo")
-        if name == "seed_grpo":  # which wants more than rewards; see its unit tests
+        if name == "seed_grpo":  # requires answers; see its unit tests
             return
         _, group_B = np.unique(arrays["group"], return_inverse=True)
         expected_B = ADVANTAGES[name](arrays["rewards"], group_B)
@@ -84,8 +84,8 @@ def test_two_steps_of_a_method_in_the_shared_run(runs: Runner, method: str) -> N
         assert name == "none" or expected_B.abs().sum() > 0
 
 
-def test_rollouts_that_fail_once_are_asked_for_again(runs: Runner) -> None:
-    """One of 16 to every question (shared_run.LOST): the step is trained on whole all the same."""
+def test_failed_rollouts_are_retried(runs: Runner) -> None:
+    """One of 16 to every question (shared_run.LOST); the step is still complete."""
     first, second, *_ = runs.finish("shared")
     assert (first["train/responses"], second["train/responses"]) == (64, 64)
     log = (runs.base / "shared" / "logs" / "train.log").read_text()
@@ -102,8 +102,8 @@ def test_rollouts_that_fail_once_are_asked_for_again(runs: Runner) -> None:
     assert signal > 0
 
 
-def test_a_history_begins_empty_and_is_of_the_steps_before(runs: Runner) -> None:
-    """The same four questions twice: known in the second step are those that were ever right."""
+def test_the_history_holds_the_steps_before(runs: Runner) -> None:
+    """The same four questions in both steps: the second knows those with a correct response."""
     place = SHARING.index("hapo")
     first, second = (m for m in runs.finish("shared") if m["shared_run/method"] == place)
     assert (first["history/known"], first["history/reward"]) == (0, 0)
@@ -114,8 +114,8 @@ def test_a_history_begins_empty_and_is_of_the_steps_before(runs: Runner) -> None
     assert second["history/known"] == len(right) / 4 > 0
 
 
-def test_dynamic_sampling_trains_on_groups_with_a_signal(runs: Runner) -> None:
-    """In the accuracies, which are the rewards but for the punishment of length."""
+def test_dynamic_sampling_trains_on_groups_with_variance(runs: Runner) -> None:
+    """Variance of the accuracies: positive rewards are right, up to the overlong penalty."""
     for m in runs.finish("dapo"):
         arrays = runs.arrays("dapo", step=m["step"])
         groups = [arrays["group"] == name for name in np.unique(arrays["group"])]
@@ -152,7 +152,7 @@ def test_ta_grpo_takes_old_and_new_logprobs_under_the_question(runs: Runner) -> 
     assert rephrasings.double().mean() == 0.75
     torch.testing.assert_close(old, under_question, atol=1e-3, rtol=0)
     torch.testing.assert_close(engine, under_own, atol=1e-3, rtol=0)
-    # The two prompts do tell: with the rephrasing's, the comparison above would fail.
+    # The prompts differ: with the rephrasing's, the comparison above would fail.
     assert (old - under_own)[rephrasings].abs().median() > 1e-2
     # One optimizer step, so the new policy is the old one: a ratio of 1 means the same prompt.
     assert abs(metrics["actor/ppo_kl"]) < 1e-6
@@ -162,10 +162,10 @@ def test_ta_grpo_takes_old_and_new_logprobs_under_the_question(runs: Runner) -> 
 
 
 def test_weights_do_not_depend_on_micro_batches_or_ranks(runs: Runner) -> None:
-    """The same rollouts, replayed: in two micro-batches, and in eight on two gloo ranks."""
+    """The same rollouts replayed, in two micro-batches, and in eight on two gloo ranks."""
     whole, _ = runs.finish("anchored")
     expected = runs.arrays("anchored")
-    assert 0.1 < whole["weights/effective_tokens"] < 1  # there are weights to compare
+    assert 0.1 < whole["weights/effective_tokens"] < 1  # the weights are not all 1
     (metrics,) = runs.finish("ranks")
     seen = runs.arrays("ranks")
     order, same = (sort_rows(a) for a in (expected, seen))
@@ -177,5 +177,5 @@ def test_weights_do_not_depend_on_micro_batches_or_ranks(runs: Runner) -> None:
 
 
 def sort_rows(arrays: Any) -> np.ndarray:
-    """An order of rows that does not depend on the groups' ids, which differ from run to run."""
+    """An order of rows that does not depend on the group ids, which differ between runs."""
     return np.lexsort([arrays["rephrasing"], *arrays["responses"].T, arrays["uid"]])

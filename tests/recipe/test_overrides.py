@@ -1,4 +1,4 @@
-"""Every subclass of a class of verl lists what it overrides: the lists are complete and true."""
+"""Every subclass of a class of verl lists its overrides; the lists are complete and correct."""
 
 import ast
 import importlib
@@ -13,7 +13,7 @@ from recipe.trainer.trainer import RecipeTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
 TITLE = "Overrides of verl"
-LINE = re.compile(r"  (\w+)(  |$)")  # a name, then why; how an explanation goes on stands deeper
+LINE = re.compile(r"  (\w+)(  |$)")  # a name, then the reason; its next lines are indented further
 
 
 def listed(cls: type) -> set[str]:
@@ -23,9 +23,9 @@ def listed(cls: type) -> set[str]:
 
 
 def overridden(cls: type, ours: str = "recipe.") -> set[str]:
-    """The methods written in `cls` that a class not of `ours` above it has, and has not left open.
+    """The methods of `cls` that override one of a base class that is not of `ours`.
 
-    An abstract method must be there and changes nothing; `object` counts as a class above.
+    Abstract methods do not count; `object` is a base class.
     """
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(tree, ast.ClassDef)
@@ -36,7 +36,7 @@ def overridden(cls: type, ours: str = "recipe.") -> set[str]:
 
 
 def subclasses_of_verl() -> list[type]:
-    """The classes of recipe/ with one of verl above them."""
+    """The classes of recipe/ that derive from a class of verl."""
     found = []
     for path in sorted((ROOT / "recipe").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -73,9 +73,9 @@ class Mine(Verl):
     """Something.
 
     Overrides of verl:
-      replaced   because; and
-                 kept is as it was
-      gone       an override of which nothing is left
+      replaced   a reason; and
+                 kept is a word of the reason
+      gone       no longer overridden
     """
 
     def replaced(self) -> None: ...
@@ -85,8 +85,8 @@ class Mine(Verl):
     def own(self) -> None: ...
 
 
-def test_the_comparison_sees_what_it_must() -> None:
-    """Negative control: one that is missing in the list, one too many, and one of `object`."""
+def test_the_comparison_finds_differences() -> None:
+    """Negative controls: a missing name, one too many, and a method of `object`."""
     assert listed(Mine) == {"replaced", "gone"}
     assert overridden(Mine) == {"replaced", "waited_for"}
     assert "__setattr__" in overridden(RecipeTrainer.__mro__[1])

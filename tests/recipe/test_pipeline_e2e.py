@@ -1,7 +1,7 @@
-"""The main job on the CPU, small: real trainer and engine, ends and resumes, export, evaluation.
+"""A small run on the CPU: real trainer and engine, early ends, resumes, export, evaluation.
 
-A fifth of its questions are real ones of MATH, where the folder of real data is there. The run is
-ended early in two ways. Steps that are trained again after that have to come out the same.
+A fifth of its questions are from MATH, if the folder of real data exists. The run is ended early by
+SIGTERM and by SIGKILL. Steps that are trained again must have the same results.
 """
 
 import json
@@ -19,8 +19,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from prompt_aug.base.files import read_json, read_lines
 from prompt_aug.draw import draw
-from prompt_aug.files import read_json, read_lines
 from prompt_aug.questions import Question, make_question, read_parquet, write_parquet
 from prompt_aug.templates import load_bank
 from recipe.run import checkpoints, processes
@@ -38,7 +38,7 @@ REAL = 8
 
 
 def make_questions(folder: Path) -> Path:
-    """40 questions: sums, and as many short real ones as there are, through their own command."""
+    """40 questions: sums, and short real ones prepared by their command."""
     real: list[Question] = []
     if (SHARED_DATA / MATH).is_file():
         prepared = folder / "math.parquet"
@@ -58,26 +58,23 @@ def make_questions(folder: Path) -> Path:
     return path
 
 
-def command(run: Path, cache: Path, *more: str) -> list[str]:
+ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+
+
+def command(run: Path, cache: Path) -> list[str]:
     return [
-        sys.executable,
-        *("-m", "recipe.train", "toy"),
+        *(sys.executable, "-m", "recipe.train", "toy"),
         *(f"recipe.run_dir={run}", f"recipe.toy.cache={cache}"),
         *("recipe.toy.updates=300", "recipe.toy.test_questions=20"),
         *("recipe.toy.train_questions=40", "recipe.toy.validation_questions=20"),
-        *("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4"),
-        *(
-            "actor_rollout_ref.rollout.n=4",
-            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
-        ),
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16",
+        *("data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=4", f"{ROLLOUT}.n=4"),
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu=8",
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=16",
         f"data.train_files=[{cache.parent}/train.parquet]",
-        # LaTeX takes about a token for every byte
-        *("data.max_prompt_length=320", "actor_rollout_ref.rollout.max_model_len=400"),
-        "trainer.logger=[tensorboard,wandb]",
-        f"trainer.validation_data_dir={run}/validation",
+        # LaTeX takes about a token for every byte.
+        *("data.max_prompt_length=320", f"{ROLLOUT}.max_model_len=400"),
+        *("trainer.logger=[tensorboard,wandb]", f"trainer.validation_data_dir={run}/validation"),
         *(f"trainer.total_training_steps={STEPS}", "trainer.save_freq=2", "trainer.test_freq=2"),
-        *more,
     ]
 
 
@@ -92,14 +89,6 @@ def call(*arguments: Any, timeout: float = 600) -> subprocess.CompletedProcess:
     )
 
 
-def wait_for(condition: Any, process: subprocess.Popen, seconds: float = 1200) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, "the run ended before it was killed"
-        assert time.monotonic() < end, "the run did not get there in time"
-        time.sleep(0.2)
-
-
 @dataclass
 class Launched:
     """A start of the run and its output."""
@@ -108,11 +97,18 @@ class Launched:
     process: subprocess.Popen
     log: Path
 
+    def wait_for(self, condition: Any, seconds: float = 1200) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, "the run ended before it was killed"
+            assert time.monotonic() < end, "the run did not get there in time"
+            time.sleep(0.2)
+
     def wait_for_steps(self, count: int) -> None:
-        wait_for(lambda: len(run_folder.read_metrics(self.run)) >= count, self.process)
+        self.wait_for(lambda: len(run_folder.read_metrics(self.run)) >= count)
 
     def kept(self, *steps: int) -> dict[int, Any]:
-        """What is on disk of `steps` now: they will be trained again."""
+        """The records of `steps` on disk now; these steps are trained again."""
         lines = {m["step"]: m for m in run_folder.read_metrics(self.run)}
         return {n: (responses(self.run, n), lines[n]) for n in steps if n in lines}
 
@@ -127,7 +123,7 @@ def launch(run: Path, cache: Path, name: str) -> Launched:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """A run that gets SIGTERM, loses its last checkpoint, goes on, is killed, and is finished."""
+    """A run that gets SIGTERM, loses its last checkpoint, resumes, is killed, and finishes."""
     base = tmp_path_factory.mktemp("pipeline")
     run, cache = base / "run", base / "cache"
     make_questions(base)
@@ -143,7 +139,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any
 def terminate(first: Launched, seen: dict[str, Any]) -> None:
     """SIGTERM after the third step; then the checkpoint that it saved is damaged."""
     run = first.run
-    wait_for((run / "config.yaml").exists, first.process)
+    first.wait_for((run / "config.yaml").exists)
     seen["second_start"] = call(*command(run, seen["cache"]))
     first.wait_for_steps(3)
     first.process.send_signal(signal.SIGTERM)
@@ -176,33 +172,46 @@ def kill(second: Launched, seen: dict[str, Any]) -> None:
     seen["before"] |= second.kept(5)
 
 
-def test_a_running_folder_is_refused(finished: dict[str, Any]) -> None:
+def test_sigterm_saves_and_exits_with_75(finished: dict[str, Any]) -> None:
+    assert finished["code"] == 75, finished["log"][-3000:]
+    assert "the same command continues" in finished["log"]
+    assert finished["left"] == []
+    assert finished["saved"] in (3, 4)  # 2 was the last one by save_freq
+    assert finished["damage"] is None
+    assert finished["steps"] == list(range(1, finished["saved"] + 1))
+    # A second start meanwhile was rejected.
     assert finished["second_start"].returncode == 1
     assert "in use by process" in finished["second_start"].stderr
     assert "Traceback" not in finished["second_start"].stderr
 
 
-def test_a_killed_run_leaves_no_process(finished: dict[str, Any]) -> None:
-    assert finished["processes_before"] > 3  # Ray and vLLM were there
+def test_a_damaged_checkpoint_is_skipped_and_a_kill_leaves_no_process(
+    finished: dict[str, Any],
+) -> None:
+    assert f"step {finished['saved']} is not whole" in finished["went_on"]
+    assert "going on from step 2" in finished["went_on"]
+    assert finished["processes_before"] > 3  # Ray and vLLM were running
     assert finished["processes_after"] == []
-
-
-def test_the_run_goes_on_and_every_step_is_there_once(finished: dict[str, Any]) -> None:
     assert finished["at_kill"] == 4
+
+
+def test_the_resumed_run_has_every_step_once_and_a_finished_one_starts_nothing(
+    finished: dict[str, Any],
+) -> None:
     assert finished["resumed"].returncode == 0, finished["resumed"].stderr[-3000:]
     lines = run_folder.read_metrics(finished["run"])
     assert [m["step"] for m in lines] == list(range(1, STEPS + 1))
     assert [m["train/optimizer_steps"] for m in lines] == [2, 4, 6, 8, 10, 12]
     seconds = [m["train/wall_seconds"] for m in lines]
     assert seconds == sorted(seconds)
-
-
-def test_a_finished_run_starts_nothing(finished: dict[str, Any]) -> None:
     assert finished["again"].returncode == 0
     environment = read_json(finished["run"] / "environment.json")
-    assert len(environment["resumed"]) == 2  # the call that only looked in is not on record
+    assert len(environment["resumed"]) == 2  # not the call for a finished run
     assert "done already" in finished["again"].stdout
     assert "starting Ray" not in finished["again"].stdout + finished["again"].stderr
+    assert processes.marked(str(finished["run"])) == []
+    assert list((finished["run"] / "tensorboard").rglob("events.out.tfevents.*"))
+    assert list((finished["run"] / "wandb").glob("offline-run-*"))
 
 
 def rollouts(run: Path, step: int) -> list[dict[str, Any]]:
@@ -229,29 +238,15 @@ def test_templates_are_the_draws_of_seed_epoch_and_question(finished: dict[str, 
     assert len(set(uids)) == 8 * 5  # no question twice within the epoch
 
 
-def test_a_terminated_run_saves_and_ends_with_75(finished: dict[str, Any]) -> None:
-    assert finished["code"] == 75, finished["log"][-3000:]
-    assert "the same command continues" in finished["log"]
-    assert finished["left"] == []
-    assert finished["saved"] in (3, 4)  # 2 was the last one by save_freq
-    assert finished["damage"] is None
-    assert finished["steps"] == list(range(1, finished["saved"] + 1))
-
-
-def test_it_goes_on_from_the_last_checkpoint_that_is_whole(finished: dict[str, Any]) -> None:
-    assert f"step {finished['saved']} is not whole" in finished["went_on"]
-    assert "going on from step 2" in finished["went_on"]
-
-
-# What depends on the clock, on the machine's load, or on who came first.
+# Values that depend on the clock, the machine's load or the order of arrival.
 TIMED = ("timing", "perf/", "actor/perf", "train/wall_seconds", "replay_buffer/")
 
 
-def test_steps_trained_again_come_out_the_same(finished: dict[str, Any]) -> None:
+def test_steps_trained_again_have_the_same_results(finished: dict[str, Any]) -> None:
     """Step 3 by the first start and again from checkpoint 2; step 5 by the second and again from 4.
 
-    The same tokens, and metrics equal to 1e-6: log-probabilities depend on who shares the engine's
-    batch, in the last bits.
+    The same tokens, and metrics equal to 1e-6: the last bits of log-probabilities depend on which
+    requests share the engine's batch.
     """
     run = finished["run"]
     final = {m["step"]: (responses(run, m["step"]), m) for m in run_folder.read_metrics(run)}
@@ -298,7 +293,7 @@ def test_validation_uses_the_fixed_template(finished: dict[str, Any]) -> None:
 def test_export_evaluation_and_report(finished: dict[str, Any]) -> None:
     run = finished["run"]
     done = call(sys.executable, "-m", "recipe.export", run)
-    damaged = finished["saved"] == 3  # else it was trained and saved again
+    damaged = finished["saved"] == 3  # otherwise it was trained and saved again
     assert done.returncode == int(damaged), done.stderr[-3000:]
     assert ("recipe.export: step 3: " in done.stderr) == damaged  # and all others are exported
     manifest = read_json(run / "hf" / f"step_{STEPS}" / "manifest.json")
@@ -346,12 +341,3 @@ def test_real_questions_are_trained_on_and_asked(
     (path,) = (step / "math500").glob("samples-*.jsonl")
     samples = read_lines(path)[1:]  # the first line is of the model and the engine
     assert len(samples) == 4 and all(sample["response"] for sample in samples)
-
-
-def test_the_other_loggers_write_into_the_run_folder(finished: dict[str, Any]) -> None:
-    assert list((finished["run"] / "tensorboard").rglob("events.out.tfevents.*"))
-    assert list((finished["run"] / "wandb").glob("offline-run-*"))
-
-
-def test_nothing_is_left_behind(finished: dict[str, Any]) -> None:
-    assert processes.marked(str(finished["run"])) == []

@@ -1,4 +1,4 @@
-"""A plug-in that cannot load stops a process of a run with its own traceback."""
+"""A plug-in that cannot be imported ends a process of a run with its own traceback."""
 
 import os
 import subprocess
@@ -23,9 +23,9 @@ def start(**environment: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.config  # two imports of verl
-def test_what_verl_swallows_in_an_entry_point_stops_a_run_here() -> None:
-    # The gap: as an entry point alone the failure is silent. When verl mends this, drop the
-    # VERL_USE_EXTERNAL_MODULES of recipe.train.
+def test_a_failure_that_verl_ignores_ends_a_run() -> None:
+    # The gap: verl ignores a failing entry point. When verl closes it, delete
+    # VERL_USE_EXTERNAL_MODULES in recipe.train.
     assert "went on" in start().stdout
     stopped = start(VERL_USE_EXTERNAL_MODULES="recipe.plugin")
     assert stopped.returncode != 0

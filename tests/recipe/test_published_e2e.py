@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from method_runs import Runner, finite
 
-from prompt_aug.files import read_json, read_lines
+from prompt_aug.base.files import read_json, read_lines
 from prompt_aug.prompts import Prompts
 from recipe.run.folder import RunFolder
 

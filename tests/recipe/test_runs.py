@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prompt_aug.files import lock, write_json
+from prompt_aug.base.files import lock, write_json
 from recipe import runs
 from recipe.run.folder import RunFolder, append_metrics
 

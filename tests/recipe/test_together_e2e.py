@@ -1,6 +1,6 @@
-"""All methods that go together in one run of one step, which is resumed for a second.
+"""All compatible methods in one run of one step, resumed for a second.
 
-A file of its own, so that it runs beside test_methods_e2e.py.
+A separate file, so that it runs in parallel with test_methods_e2e.py.
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from method_runs import TOGETHER, Runner, finite
 
-from prompt_aug.files import read_json
+from prompt_aug.base.files import read_json
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -25,7 +25,7 @@ def test_everything_together_and_resumed(tmp_path: Path) -> None:
         accounted = ("kept", "evicted", "discarded")
         assert sum(m[f"dynamic_sampling/{k}"] for k in accounted) == count
         assert m["dynamic_sampling/kept"] + m["dynamic_sampling/filled"] == 4 <= count <= 12
-    # Four candidates for every question generated, all of them looked at: counts survive a resume.
+    # Four candidates for every generated question; the counts survive the resume.
     assert second["training/epoch"] == pytest.approx(4 * sum(generated) / questions(runs))
     assert second["curriculum/questions_seen"] > first["curriculum/questions_seen"]
     state = read_json(

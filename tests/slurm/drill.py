@@ -1,9 +1,9 @@
-"""Jobs on the SLURM of cluster.sh, and what became of them: outside CI, needs root.
+"""Drills with jobs on the SLURM of cluster.sh: outside CI, needs root.
 
-    tests/slurm/cluster.sh up && python tests/slurm/drill.py [NAME ...]     # all without a name
+    tests/slurm/cluster.sh up && python tests/slurm/drill.py [NAME ...]     # by default all
 
-Most drills put stand_in.py in place of the training, so that they take a minute or two. Each says
-what it did and what happened, and fails where that is not what scripts/job.sh promises.
+Most drills replace the training by stand_in.py and take a minute or two. Each prints its result and
+fails if scripts/job.sh does not behave as documented.
 """
 
 import argparse
@@ -26,8 +26,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CLUSTER = Path("/tmp/recipe-slurm")
 SHORT = {"SIGNAL_LEAD": "30", "DEADLINE_SPARE": "10"}
-LONGEST = 780.0  # seconds until a drill with the real training must have come to its end
-submitted: list[str] = []  # jobs that end with their drill
+LONGEST = 780.0  # seconds that a drill with the real training may take
+submitted: list[str] = []  # jobs that are cancelled at the end of their drill
 
 
 def slurm(*command: str, **more: str) -> str:
@@ -39,7 +39,7 @@ def slurm(*command: str, **more: str) -> str:
 
 
 def submit(run: Path, *options: str, job: str = "train", arguments: tuple = (), **more: str) -> str:
-    """Submit with a stand-in for Python; returns the job's number."""
+    """Submit with a stand-in for Python; return the number of the job."""
     stand_in = run.parent / "venv" / "bin"
     if not stand_in.exists():
         stand_in.mkdir(parents=True)
@@ -76,6 +76,15 @@ def wait_for_step(run: Path, step: int) -> None:
     wait(f"step {step}", lambda: str(step) in steps(run))
 
 
+def end_as(job: str, state: str, seconds: float, restarts: str = "") -> None:
+    wait(f"the end as {state}", lambda: field(job, "JobState") == state, seconds)
+    assert not restarts or field(job, "Restarts") == restarts
+
+
+def output(run: Path) -> str:
+    return "".join(p.read_text() for p in run.parent.glob("slurm-*.out"))
+
+
 def once(run: Path) -> None:
     """Every step was done once, in order."""
     done = [int(line) for line in steps(run) if line.isdecimal()]
@@ -84,7 +93,7 @@ def once(run: Path) -> None:
 
 def limit(run: Path) -> str:
     job = submit(run, "--time=2", arguments=("toy",))
-    wait("the end", lambda: field(job, "JobState") == "COMPLETED", 720)
+    end_as(job, "COMPLETED", 720)
     starts = [line for line in steps(run) if line.startswith("start")]
     assert len(starts) >= 2 and len(starts) - 1 == int(field(job, "Restarts"))
     once(run)
@@ -96,10 +105,10 @@ def scancel(run: Path) -> str:
     job = submit(run, "--time=10", arguments=("toy",))
     wait_for_step(run, 3)
     slurm("scancel", job)
-    wait("the end", lambda: field(job, "JobState") == "CANCELLED", 60)
+    end_as(job, "CANCELLED", 60)
     time.sleep(12)
-    assert field(job, "JobState") == "CANCELLED" and field(job, "Restarts") == "0"
-    return "CANCELLED, and it stays so"
+    end_as(job, "CANCELLED", 0, restarts="0")
+    return "stays CANCELLED"
 
 
 def preemption(run: Path) -> str:
@@ -107,7 +116,7 @@ def preemption(run: Path) -> str:
     wait_for_step(run, 5)
     both = ["--partition=high", "--nodes=2", "--exclusive", "--mem=100", "--time=2"]
     other = slurm("sbatch", "--parsable", *both, "--output=/dev/null", "--wrap=sleep 15").strip()
-    wait("the other's end", lambda: field(other, "JobState") == "COMPLETED", 200)
+    end_as(other, "COMPLETED", 200)
     wait_for_step(run, 12)
     restarts = field(job, "Restarts")
     slurm("scancel", job)
@@ -119,41 +128,37 @@ def preemption(run: Path) -> str:
 
 def stuck(run: Path) -> str:
     job = submit(run, "--time=2", arguments=("toy",), STAND_IN="stuck", MOST_REQUEUES="1")
-    wait("the end", lambda: field(job, "JobState") == "FAILED", 420)
-    log = "".join(p.read_text() for p in run.parent.glob("slurm-*.out"))
-    assert "without progress" in log and field(job, "Restarts") == "1"
-    return "queued again once (MOST_REQUEUES=1), then FAILED with the reason"
+    end_as(job, "FAILED", 420, restarts="1")
+    assert "without progress" in output(run)
+    return "requeued once (MOST_REQUEUES=1), then FAILED with the reason"
 
 
 def too_short(run: Path) -> str:
     job = submit(run, "--time=1", arguments=("toy",), SIGNAL_LEAD="40")
-    wait("the end", lambda: field(job, "JobState") == "FAILED", 60)
-    log = "".join(p.read_text() for p in run.parent.glob("slurm-*.out"))
-    assert "give it at least 80 s" in log
-    return "refused at the start: " + log.strip().splitlines()[-1]
+    end_as(job, "FAILED", 60)
+    assert "give it at least 80 s" in output(run)
+    return "rejected at the start: " + output(run).strip().splitlines()[-1]
 
 
 def failure(run: Path) -> str:
-    (run.parent / "run").mkdir()
-    (run / "checkpoints").mkdir()
+    (run / "checkpoints").mkdir(parents=True)
     (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("no number")
     job = submit(run, "--time=10", arguments=("toy",))
-    wait("the end", lambda: field(job, "JobState") == "FAILED", 60)
-    assert field(job, "Restarts") == "0"
-    return "FAILED, not queued again"
+    end_as(job, "FAILED", 60, restarts="0")
+    return "FAILED, not requeued"
 
 
 def gres(run: Path) -> str:
     raw = run.parent / "raw.txt"
     wrap = ["--gpus-per-node=1", "--mem=100", f"--output={raw}", "--wrap=env"]
     job = slurm("sbatch", "--parsable", *wrap).strip()
-    wait("env", lambda: field(job, "JobState") == "COMPLETED", 60)
+    end_as(job, "COMPLETED", 60)
     assert "ROCR_VISIBLE_DEVICES=0" in raw.read_text(), "this SLURM does not set it: no test"
     job = submit(run, "--time=10", arguments=("toy",))
     wait_for_step(run, 1)
     slurm("scancel", job)
     assert "'CUDA_VISIBLE_DEVICES': '0', 'ROCR_VISIBLE_DEVICES': None" in steps(run)[0]
-    return "SLURM sets CUDA_ and ROCR_VISIBLE_DEVICES; the training sees the first alone"
+    return "SLURM sets CUDA_ and ROCR_VISIBLE_DEVICES; the training sees only the first"
 
 
 def node_loss(run: Path) -> str:
@@ -166,16 +171,14 @@ def node_loss(run: Path) -> str:
     again = [line for line in steps(run) if line.startswith("start")][1]
     slurm("scancel", job)
     subprocess.run([str(HERE / "cluster.sh"), "start", "n2"], check=True, stdout=subprocess.DEVNULL)
-    return (
-        f"SLURM queued it again; {again.split(' with')[0]} (its last checkpoint), on another node"
-    )
+    return f"requeued; {again.split(' with')[0]} (its last checkpoint), on another node"
 
 
 ENDED = ("COMPLETED", "FAILED")
 
 
 def array(run: Path) -> str:
-    """Four jobs export ten checkpoints over both nodes; one is queued again in the middle."""
+    """Four jobs export ten checkpoints over both nodes; one is requeued in the middle."""
     model = {"model": {"path": str(run.parent)}, "rollout": {"dtype": "float32"}}
     for step in range(1, 11):
         actor = run / "checkpoints" / f"global_step_{step}" / "actor"
@@ -200,11 +203,11 @@ def array(run: Path) -> str:
     assert len({line[1] for line in done}) == len(done) == 10, done
     by = {f"{line[3]} on {line[5]}" for line in done}
     assert {line[5] for line in done} == {"n1", "n2"}, by
-    return f"10 steps and the start model exported, each converted to its end once, by {sorted(by)}"
+    return f"10 steps and the start model exported, each converted once, by {sorted(by)}"
 
 
 def twice(run: Path) -> str:
-    """A run folder held by a job on the other node is refused, and free when that is killed."""
+    """A run folder locked by a job on the other node is rejected, and free after its kill."""
     python, script = sys.executable, str(HERE / "hold.py")
     more = {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     said: list[str] = []
@@ -216,22 +219,22 @@ def twice(run: Path) -> str:
         said.extend(found[:1])
         return bool(found)
 
-    for node, flock in (("n1", "no"), ("n2", "no"), ("n2", "no"), ("n1", "yes"), ("n2", "yes")):
+    for node in ("n1", "n2", "n2"):
         out = run.parent / f"hold-{len(jobs)}.out"
         where = [f"--nodelist={node}", "--mem=100", f"--output={out}", "--time=5"]
-        line = f"--wrap=exec {python} {script} {run} {flock}"
+        line = f"--wrap=exec {python} {script} {run}"
         jobs.append(slurm("sbatch", "--parsable", *where, line, **more).strip())
         submitted.append(jobs[-1])
         wait(f"word of job {len(jobs)}", lambda out=out: word(out), 180)
-        if len(jobs) in (2, 3):
-            slurm("scancel", "--signal=KILL", "--full", jobs[0] if len(jobs) == 2 else jobs[2])
+        if len(jobs) == 2:
+            slurm("scancel", "--signal=KILL", "--full", jobs[0])
             time.sleep(5)
-    assert said[0] == said[2] == said[3] == "held", said
-    assert f"on n1 (job {jobs[0]})" in said[1] and f"on n1 (job {jobs[3]})" in said[4], said
-    return f"refused: {said[1].split('in use by ')[1]}; taken after its kill; the same with flock"
+    assert said[0] == said[2] == "held", said
+    assert f"on n1 (job {jobs[0]})" in said[1], said
+    return f"rejected: {said[1].split('in use by ')[1]}; taken after its kill"
 
 
-# A toy run of the real training: FSDP over two ranks, an engine on either node.
+# A toy run of the real training: FSDP over two ranks, an engine on each node.
 REAL = [
     *("toy", "recipe.toy.updates=20", "recipe.toy.test_questions=20"),
     *("recipe.toy.train_questions=40", "recipe.toy.validation_questions=20"),
@@ -244,7 +247,7 @@ REAL = [
 
 
 def real(run: Path, steps: int) -> str:
-    """Submit the toy training over both nodes; returns the job's number."""
+    """Submit the toy training over both nodes; return the number of the job."""
     environment = {
         "RECIPE_VENV": str(Path(sys.executable).parents[1]),
         "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
@@ -261,24 +264,13 @@ def lines(run: Path) -> list[int]:
     return [json.loads(x)["step"] for x in path.read_text().splitlines()] if path.exists() else []
 
 
-def hosts(run: Path) -> str:
-    log = "".join(p.read_text() for p in run.parent.glob("slurm-*.out"))
-    found = re.search(r"Ray has 2 nodes", log)
-    return "Ray had 2 nodes" if found else "Ray did not have 2 nodes"
-
-
 def nothing_left(run: Path) -> None:
     """No process of the run on either node (they share the machine's process table)."""
     time.sleep(3)
-    left = [p.cmdline() for p in psutil.process_iter() if _of(p, run)]
+    found = psutil.process_iter(["environ", "cmdline"])
+    variables = [(p.info["environ"] or {}, p.info["cmdline"]) for p in found]
+    left = [command for v, command in variables if v.get("RECIPE_RUN_DIR") == str(run)]
     assert not left, left
-
-
-def _of(process: psutil.Process, run: Path) -> bool:
-    try:
-        return process.environ().get("RECIPE_RUN_DIR") == str(run)
-    except psutil.Error:
-        return False
 
 
 def two_nodes(run: Path) -> str:
@@ -289,11 +281,12 @@ def two_nodes(run: Path) -> str:
     shards = sorted(p.name for p in (run / "checkpoints/global_step_4/actor").glob("model_*"))
     assert shards == ["model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"]
     nothing_left(run)
-    return f"{hosts(run)}, 4 steps, FSDP shards of 2 ranks, no process left"
+    assert "Ray has 2 nodes" in output(run)
+    return "Ray had 2 nodes, 4 steps, FSDP shards of 2 ranks, no process left"
 
 
 def lost_raylet(run: Path) -> str:
-    """Ray of the second node dies by SIGKILL in the middle; SLURM sees two healthy nodes."""
+    """SIGKILL of the second node's raylet in the middle; for SLURM both nodes are healthy."""
     job = real(run, steps=5)
     wait("step 3", lambda: 3 in lines(run), LONGEST)
     inside = ["ip", "netns", "pids", "recipe-n2"]
@@ -307,11 +300,11 @@ def lost_raylet(run: Path) -> str:
     wait("the end", lambda: field(job, "JobState") in ENDED, LONGEST)
     assert field(job, "JobState") == "COMPLETED" and lines(run) == [1, 2, 3, 4, 5], run.parent
     nothing_left(run)
-    return f"queued again after {seen:.0f} s, went on from step 2, 5 steps, each line once"
+    return f"requeued after {seen:.0f} s, resumed from step 2, 5 steps, each line once"
 
 
 def rephrase(run: Path) -> str:
-    """The job serves a model of random weights with the real vLLM, and asks it for rephrasings."""
+    """The job serves a model of random weights with the real vLLM, and requests rephrasings."""
     sys.path.insert(0, str(ROOT / "tests" / "helpers"))
     from rephrase_pipeline import write_questions
     from tiny_model import save_tiny
@@ -330,37 +323,20 @@ def rephrase(run: Path) -> str:
     arguments = (str(questions), str(out), *options)
     job = submit(run, "--time=60", job="rephrase", arguments=arguments, **environment)
     wait("the end", lambda: field(job, "JobState") in ENDED, LONGEST)
-    log = "".join(p.read_text() for p in folder.glob("slurm-*.out"))
+    log = output(run)
     assert field(job, "JobState") == "COMPLETED", log[-3000:]
     manifest = json.loads((folder / "out.parquet.manifest.json").read_text())
     assert manifest["verdicts"] == {"reject": 18}, manifest
     (said,) = re.findall(r"the server answers after \d+ s", log)
-    left = [p.pid for p in psutil.process_iter() if str(folder / "model") in " ".join(_words(p))]
+    left = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"])]
+    left = [words for words in left if str(folder / "model") in " ".join(words or [])]
     assert not left, left
     return f"{said}, 18 candidates, all rejected with reasons; no server is left"
 
 
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
 DRILLS = [
-    gres,
-    too_short,
-    failure,
-    scancel,
-    limit,
-    preemption,
-    stuck,
-    node_loss,
-    array,
-    twice,
-    rephrase,
-    two_nodes,
-    lost_raylet,
+    *(gres, too_short, failure, scancel, limit, preemption, stuck, node_loss),
+    *(array, twice, rephrase, two_nodes, lost_raylet),
 ]
 
 
@@ -368,7 +344,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=", ".join(d.__name__ for d in DRILLS))
     wanted = parser.parse_args().names
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a limit around it: jobs end too
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # if a time limit ends this script, its jobs end too
     failed = 0
     for drill in DRILLS:
         if wanted and drill.__name__ not in wanted:

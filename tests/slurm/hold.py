@@ -1,21 +1,13 @@
-"""Takes the lock of a folder and holds it, or says why not: `hold.py FOLDER yes|no` (flock)."""
+"""Lock a folder and hold it, or print the reason: `hold.py FOLDER`."""
 
-import errno
-import fcntl
 import sys
 import time
 from pathlib import Path
 
-from prompt_aug import files
+from prompt_aug.base import files
 
 
-def unsupported(*_: object) -> None:
-    raise OSError(errno.ENOSYS, "not implemented")
-
-
-def main(folder: str, flock: str) -> int:
-    if flock == "no":
-        fcntl.flock = unsupported  # type: ignore[assignment]
+def main(folder: str) -> int:
     try:
         held = files.lock(Path(folder))
     except files.InUseError as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from prompt_aug.errors import UserError
+from prompt_aug.base.errors import UserError
 
 SLOT, CANDIDATE = "{question}", "{candidate}"
 

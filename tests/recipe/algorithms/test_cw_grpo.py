@@ -1,10 +1,12 @@
 """Gaussian covariance weights: values by hand, laws, and broken copies that break them."""
 
+import functools
 import math
 from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from covariance_cases import ADVANTAGES, GROUP, LOGPROBS, MASK, X, close, example
 
 from recipe.algorithms import TOKEN_WEIGHTS
@@ -13,53 +15,40 @@ from recipe.algorithms.cw_grpo import PRESETS, gaussian_covariance
 from recipe.algorithms.cw_grpo import settings as resolve
 
 Weight = Callable[..., torch.Tensor]
-# --- Gaussian weights -------------------------------------------------------------------------
+A94, A34, A2512 = math.exp(-9 / 4), math.exp(-3 / 4), math.exp(-25 / 12)
 
 
-def test_gaussian_weights_by_hand() -> None:
-    # log pi: mean -3 over three tokens; A: mean 0 over two responses. c = 2 0 2: mean 4/3, variance
-    # 8/3 - 16/9 = 8/9, so c^2 / (2 var) is 9/4, 0 and 9/4. The group of one has no signal.
-    a = math.exp(-9 / 4)
-    scale = 3 / (2 * a + 1)
-    wanted = [[a * scale, scale], [a * scale, 0], [1, 1]]
-    close(gaussian_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP), wanted)
-    close(gaussian_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP, **PRESETS["paper"]), wanted)
-    # mean 1 over the five tokens of the batch instead
-    scale = 5 / (2 * a + 1 + 2)
-    wanted = [[a * scale, scale], [a * scale, 0], [scale, scale]]
-    close(gaussian_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP, normaliser="batch"), wanted)
+@pytest.mark.parametrize(
+    ("settings", "kernel", "scales"),
+    [
+        # log pi: mean -3 over three tokens; A: mean 0 over two responses. c = 2 0 2: mean 4/3,
+        # variance 8/3 - 16/9 = 8/9, so c^2 / (2 var) is 9/4, 0 and 9/4. The group of one has zero
+        # variance. N = 3 and 2.
+        ({}, [A94, 1, A94], (3 / (2 * A94 + 1), 1)),
+        (PRESETS["paper"], [A94, 1, A94], (3 / (2 * A94 + 1), 1)),
+        # Mean 1 over the five tokens of the batch instead.
+        ({"normaliser": "batch"}, [A94, 1, A94], (5 / (2 * A94 + 3),) * 2),
+        # A: mean 1/3 over three tokens. c = 4/3 0 8/3: mean 4/3, variance (0 + 16/9 + 16/9) / 3 =
+        # 32/27, so c^2 / (2 var) is 16/9 x 27/64 = 3/4, 0 and 64/9 x 27/64 = 3.
+        (
+            {"advantage_centre": "tokens"},
+            [A34, 1, math.exp(-3)],
+            (3 / (A34 + 1 + math.exp(-3)), 1),
+        ),
+        # c = 1 -1 0: variance 2/3, so exp(-1 / (4/3)) for both and 1; N = 2 rows x 2 columns. The
+        # group of one has no padding, so its weights are 1.
+        (PRESETS["official_code"], [A34, A34, 1], (4 / (2 * A34 + 1), 1)),
+        # c = 2 0 2 0 0: mean 4/5, variance 8/5 - 16/25 = 24/25, so c^2 / (2 var) is 25/12
+        ({"sigma": "batch"}, [A2512, 1, A2512], (3 / (2 * A2512 + 1), 1)),
+    ],
+)
+def test_weights_by_hand(settings: dict, kernel: list[float], scales: tuple[float, float]) -> None:
+    a, b, c = (value * scales[0] for value in kernel)
+    wanted = [[a, b], [c, 0], [scales[1], scales[1]]]
+    close(gaussian_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP, **settings), wanted)
 
 
-def test_gaussian_weights_with_advantages_centred_over_tokens_by_hand() -> None:
-    # A: mean 1/3 over three tokens. c = 4/3 0 8/3: mean 4/3, variance (0 + 16/9 + 16/9) / 3 =
-    # 32/27, so c^2 / (2 var) is 16/9 x 27/64 = 3/4, 0 and 64/9 x 27/64 = 3.
-    a, b = math.exp(-0.75), math.exp(-3)
-    scale = 3 / (a + 1 + b)
-    wanted = [[a * scale, scale], [b * scale, 0], [1, 1]]
-    found = gaussian_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP, advantage_centre="tokens")
-    close(found, wanted)
-
-
-def test_gaussian_weights_of_the_official_code_by_hand() -> None:
-    # c = 1 -1 0: variance 2/3, so exp(-1 / (4/3)) twice and 1; N = 2 rows x 2 columns. The group
-    # without signal is not padded, so its weights are 1.
-    a = math.exp(-0.75)
-    scale = 4 / (2 * a + 1)
-    wanted = [[a * scale, a * scale], [scale, 0], [1, 1]]
-    close(
-        gaussian_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP, **PRESETS["official_code"]), wanted
-    )
-
-
-def test_sigma_of_the_batch_by_hand() -> None:
-    # c = 2 0 2 0 0: mean 4/5, variance 8/5 - 16/25 = 24/25, so c^2 / (2 var) is 25/12
-    a = math.exp(-25 / 12)
-    scale = 3 / (2 * a + 1)
-    found = gaussian_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP, sigma="batch")
-    close(found, [[a * scale, scale], [a * scale, 0], [1, 1]])
-
-
-def test_without_signal_the_weight_is_one() -> None:
+def test_with_zero_variance_the_weight_is_one() -> None:
     logprobs_BT, _, mask_BT, group_B = example(size=7)
     for value in (0.0, 1.1, 4 / 3):
         equal_BT = torch.full_like(logprobs_BT, value)
@@ -82,18 +71,13 @@ def test_a_group_without_real_tokens_has_no_weight(preset: str) -> None:
     close(gaussian_covariance(*arguments, **PRESETS[preset]), [*wanted_BT.tolist(), [0, 0]])
 
 
-def padded_to(width: int, value: float, *matrices: torch.Tensor) -> list[torch.Tensor]:
-    rows, extra = matrices[0].shape[0], width - matrices[0].shape[1]
-    return [torch.cat([m, torch.full((rows, extra), value, dtype=m.dtype)], 1) for m in matrices]
-
-
 def check_padding(fn: Weight) -> None:
     """Columns without a real token, whatever they hold, change no weight and get none."""
     logprobs_BT, advantages_BT, mask_BT, group_B = example()
     wanted_BT = fn(logprobs_BT, advantages_BT, mask_BT, group_B)
     assert torch.equal(wanted_BT[mask_BT == 0], torch.zeros(int((mask_BT == 0).sum())).double())
-    wide_BT = padded_to(9, 77.0, logprobs_BT, advantages_BT)
-    close(fn(*wide_BT, *padded_to(9, 0, mask_BT), group_B), *padded_to(9, 0.0, wanted_BT))
+    wide_BT = [F.pad(m, (0, 3), value=77.0) for m in (logprobs_BT, advantages_BT)]
+    close(fn(*wide_BT, F.pad(mask_BT, (0, 3)), group_B), F.pad(wanted_BT, (0, 3)))
     filled_BT = [torch.where(mask_BT == 1, m, -55.0) for m in (logprobs_BT, advantages_BT)]
     close(fn(*filled_BT, mask_BT, group_B), wanted_BT)
 
@@ -142,26 +126,19 @@ def check_units(fn: Weight) -> None:
     close(fn(3 * logprobs_BT - shift_B, 5 - advantages_BT / 4, mask_BT, group_B), wanted_BT, 1e-10)
 
 
-LAWS = [check_padding, check_split, check_order_and_names, check_mean, check_monotone, check_units]
+OFFICIAL: Weight = functools.partial(gaussian_covariance, **PRESETS["official_code"])
+BOTH = (check_padding, check_split, check_order_and_names, check_units)
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_law_of_the_gaussian_weights(law: Callable[[Weight], None]) -> None:
-    law(gaussian_covariance)
-
-
-@pytest.mark.parametrize("law", [check_padding, check_split, check_order_and_names, check_units])
-def test_law_of_the_official_code(law: Callable[[Weight], None]) -> None:
-    law(lambda *batch: gaussian_covariance(*batch, **PRESETS["official_code"]))
-
-
-def test_padding_counted_in_n_lifts_the_mean_weight() -> None:
-    *matrices, group_B = example()
-    lengths_B = matrices[2].sum(1)  # 1 2 3 4 | 5 6 1 2 | 3 4 5 6
-    weights_BT = gaussian_covariance(*matrices, group_B, normaliser="padded")
-    for rows, mean in ((slice(0, 4), 16 / 10), (slice(4, 8), 24 / 14), (slice(8, 12), 24 / 18)):
-        total = float(weights_BT[rows].sum() / lengths_B[rows].sum())
-        assert total == pytest.approx(mean, abs=1e-12)
+@pytest.mark.parametrize(
+    ("law", "weights"),
+    [
+        *((law, gaussian_covariance) for law in (*BOTH, check_mean, check_monotone)),
+        *((law, OFFICIAL) for law in BOTH),
+    ],
+)
+def test_law(law: Callable[[Weight], None], weights: Weight) -> None:
+    law(weights)
 
 
 def sequence_micro_batches(*batch: torch.Tensor) -> torch.Tensor:
@@ -178,8 +155,7 @@ def by_position(logprobs_BT, advantages_BT, mask_BT, group_B) -> torch.Tensor:
     return gaussian_covariance(logprobs_BT, advantages_BT, mask_BT, torch.arange(12) // 4)
 
 
-def with_option(**options: str) -> Weight:
-    return lambda *batch: gaussian_covariance(*batch, **options)
+with_option = functools.partial(functools.partial, gaussian_covariance)
 
 
 def wrong_sign(*batch: torch.Tensor) -> torch.Tensor:
@@ -211,10 +187,7 @@ def test_a_law_fails_on_weights_that_break_it(
         law(broken)
 
 
-# --- settings and inputs ----------------------------------------------------------------------
-
-
-def test_settings_of_the_configuration() -> None:
+def test_settings_are_completed_from_the_preset() -> None:
     keys = ("centre", "advantage_centre", "sigma", "normaliser")
     empty = dict.fromkeys(keys)
     paper = {**PRESETS["paper"], "logprob_temperature": None}
@@ -222,32 +195,29 @@ def test_settings_of_the_configuration() -> None:
     code = resolve({"preset": "official_code", **empty, "sigma": "batch"})
     assert [code[key] for key in keys] == ["sequence", "responses", "batch", "padded"]
     assert code["logprob_temperature"] == 1.0
-    assert (
-        resolve({"preset": "official_code", "logprob_temperature": 0.7})["logprob_temperature"]
-        == 0.7
-    )
-    assert PRESETS["official_code"]["sigma"] == "group"  # the preset itself stays as it is
-    assert TOKEN_WEIGHTS["gaussian_covariance"] is gaussian_covariance
+    changed = resolve({"preset": "official_code", "logprob_temperature": 0.7})
+    assert changed["logprob_temperature"] == 0.7
+    assert PRESETS["official_code"]["sigma"] == "group"  # the preset itself does not change
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("key", "value", "choices"),
     [
-        ({"preset": "papers"}, "preset='papers' is unknown: choose one of paper, official_code"),
-        ({"centre": "tokens"}, "centre='tokens' is unknown: choose one of group, sequence, batch"),
-        ({"advantage_centre": "group"}, "choose one of tokens, responses, batch"),
-        ({"sigma": "sequence"}, "choose one of group, batch"),
-        ({"normaliser": 1}, "choose one of group, batch, padded"),
-        ({"logprob_temperature": 0}, "logprob_temperature=0 must be a number above 0"),
-        ({"bandwidth": 1.0}, "'bandwidth' is unknown: choose one of preset, centre"),
+        ("preset", "papers", "paper, official_code"),
+        ("centre", "tokens", "group, sequence, batch"),
+        ("advantage_centre", "group", "tokens, responses, batch"),
+        ("sigma", "sequence", "group, batch"),
+        ("normaliser", 1, "group, batch, padded"),
+        ("logprob_temperature", 0, ""),
+        ("bandwidth", 1.0, "preset, centre"),
     ],
 )
-def test_unknown_settings_are_refused(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        resolve(settings)
-    if settings.keys() <= {"centre", "advantage_centre", "sigma", "normaliser"}:
-        with pytest.raises(ValueError, match=message):
-            gaussian_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP, **settings)
+def test_bad_settings_are_rejected(key: str, value: object, choices: str) -> None:
+    with pytest.raises(ValueError, match=f"{key}.*{choices}"):
+        resolve({key: value})
+    if key in ("centre", "advantage_centre", "sigma", "normaliser"):
+        with pytest.raises(ValueError, match=f"{key}.*{choices}"):
+            gaussian_covariance(LOGPROBS, ADVANTAGES, MASK, GROUP, **{key: value})
 
 
 @pytest.mark.parametrize("name", sorted(set(TOKEN_WEIGHTS) - {"high_entropy"}))
@@ -263,7 +233,7 @@ def test_unknown_settings_are_refused(settings: dict, message: str) -> None:
         (3, [4.0, 4.0, 9.0], "integers"),
     ],
 )
-def test_wrong_inputs_are_refused(name: str, place: int, value: list, message: str) -> None:
+def test_invalid_inputs_are_rejected(name: str, place: int, value: list, message: str) -> None:
     arguments = [LOGPROBS, ADVANTAGES, MASK, GROUP]
     arguments[place] = value
     with pytest.raises(ValueError, match=message):
@@ -271,7 +241,7 @@ def test_wrong_inputs_are_refused(name: str, place: int, value: list, message: s
 
 
 @pytest.mark.parametrize("name", sorted(set(TOKEN_WEIGHTS) - {"high_entropy"}))
-def test_float32_tensors_and_boolean_masks_do_as_well(name: str) -> None:
+def test_other_types_of_input_give_the_same_float64_weights(name: str) -> None:
     logprobs_BT, advantages_BT, mask_BT, group_B = example()
     singles = [logprobs_BT.float(), advantages_BT.float()]
     wanted_BT = TOKEN_WEIGHTS[name](*(m.double() for m in singles), mask_BT, group_B)

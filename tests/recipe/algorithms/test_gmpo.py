@@ -7,8 +7,8 @@ import pytest
 import torch
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
-from recipe.algorithms import gmpo as losses
-from recipe.checks.algorithm import HOMOGENEOUS
+import recipe.algorithms.gmpo  # noqa: F401  (registers the loss)
+from recipe.preflight.algorithm import HOMOGENEOUS
 
 ROWS, TOKENS = 6, 5
 
@@ -47,24 +47,15 @@ def test_micro_batches_add_up_to_the_mini_batch(cuts: list[int]) -> None:
     starts = [0, *cuts[:-1]]
     parts = [loss("gmpo", slice(a, b), config(ROWS)) for a, b in zip(starts, cuts, strict=True)]
     assert sum(parts) == pytest.approx(whole)
-
-
-def test_ranks_average_to_the_mini_batch() -> None:
-    whole = loss("geo_mean", slice(0, ROWS), config(None))
     ranks = [loss("gmpo", slice(i, i + 3), config(ROWS, ranks=2)) for i in (0, 3)]
     assert sum(ranks) / 2 == pytest.approx(whole)  # FSDP averages over ranks
+    assert loss("gmpo", slice(0, ROWS), config(None)) == whole  # without the sizes: verl's value
 
 
 def test_verls_own_is_too_large_by_the_number_of_micro_batches() -> None:
-    """Why this exists; fails when verl scales `geo_mean` by the mini-batch, and it can go."""
+    """The gap: fails when verl scales `geo_mean` by the mini-batch. Then delete gmpo."""
     parts = [loss("geo_mean", slice(i, i + 3), config(ROWS)) for i in (0, 3)]
     assert sum(parts) == pytest.approx(2 * loss("geo_mean", slice(0, ROWS), config(None)))
-
-
-def test_without_sizes_it_is_verls_value() -> None:
-    rows = slice(0, ROWS)
-    assert loss("gmpo", rows, config(None)) == loss("geo_mean", rows, config(None))
-    assert losses.GMPOLossConfig().loss_mode == "vanilla"
 
 
 def gradient(name: str, weights_BT: torch.Tensor) -> torch.Tensor:

@@ -31,9 +31,10 @@ import sys
 sys.path.insert(0, {helpers!r})
 from omegaconf import OmegaConf
 from recipe.config.compose import compose_config
-from recipe.checks.algorithm import check_algorithm
+from recipe.preflight.algorithm import ALGORITHM
+from recipe.preflight.rules import Setup, refuse
 config = compose_config("grpo", {overrides!r})
-check_algorithm(config)
+refuse(ALGORITHM, Setup(config))
 from rollout_batches import synthetic
 from recipe.algorithms.compute import compute_advantages
 batch = synthetic([1.0, 0.0], [[-1.0, -2.0]] * 2, [[1, 1], [1, 0]], [0, 0])
@@ -63,49 +64,39 @@ def outside(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.config
 def test_a_function_from_a_folder_outside_the_repository(tmp_path: Path) -> None:
-    """4 R / tokens, then half of it; it is composed, checked and computed by its path alone."""
+    """4 R / tokens, then half of it: composed, validated and computed by its path alone."""
     done = outside(tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[[1.0, 1.0], [0.0, 0.0]]"
 
 
 @pytest.mark.config
-def test_what_it_says_of_itself_is_checked(tmp_path: Path) -> None:
+def test_the_requirements_of_a_function_are_validated(tmp_path: Path) -> None:
     done = outside(tmp_path, "recipe.reward.overlong.enable=true")
     assert done.returncode == 1
     assert "my_package.mine.shorter_is_better" in done.stderr and "negative" in done.stderr
 
 
-def test_every_file_of_the_folder_is_in_it() -> None:
-    assert {
-        "grpo",
-        "dr_grpo",
-        "ta_grpo",
-        "ta_grpo_star",
-        "rloo",
-        "maxrl",
-        "none",
-        "seed_grpo",
-        "gdpo",
-        "unlikeliness",
-        "grpo_lead",
-    } == set(ADVANTAGES)
-    weights = {"gaussian_covariance", "clip_cov", "balanced", "high_entropy"}
-    assert set(TOKEN_WEIGHTS) == weights
+def test_every_algorithm_of_the_folder_is_registered() -> None:
+    names = (
+        "grpo dr_grpo ta_grpo ta_grpo_star rloo maxrl none seed_grpo gdpo unlikeliness grpo_lead"
+    )
+    assert set(ADVANTAGES) == set(names.split())
+    assert set(TOKEN_WEIGHTS) == {"gaussian_covariance", "clip_cov", "balanced", "high_entropy"}
     assert ADVANTAGES.facts("maxrl") == Facts(nonnegative_rewards=True)
     assert ADVANTAGES.facts("ta_grpo_star").group == "rephrasing"
 
 
-def test_a_path_finds_what_a_name_does_not() -> None:
+def test_a_dotted_path_is_resolved_and_its_arguments_are_passed() -> None:
     registry = Registry("some.name")
     assert registry.resolve("recipe.algorithms.grpo.grpo") is ADVANTAGES["grpo"]
-    assert registry.call({"name": "math.sqrt", "arguments": {"x": 1}})[1] == {"x": 1}
-    assert registry.call({"name": "math.sqrt", "arguments": None})[1] == {}
-    with pytest.raises(ConfigError, match=r"some\.name=sqrt: known are"):
+    for arguments, passed in (({"x": 1}, {"x": 1}), (None, {})):
+        assert registry.call({"name": "math.sqrt", "arguments": arguments})[1] == passed
+    with pytest.raises(ConfigError, match=r"some\.name=sqrt"):
         registry.resolve("sqrt")
 
 
-def test_a_decorator_outside_does_not_take_a_name_here() -> None:
+def test_a_decorator_of_another_package_takes_no_name_of_this_folder() -> None:
     @advantage()
     def grpo(rewards_B: object, group_B: object) -> object:
         return rewards_B

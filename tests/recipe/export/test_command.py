@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from prompt_aug.files import lock
+from prompt_aug.base.files import lock
 from recipe.export import __main__ as export
 from recipe.export import jobs as export_jobs
 

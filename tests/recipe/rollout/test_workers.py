@@ -1,4 +1,4 @@
-"""The grouped worker stores what verl's own worker stores, a question whole or not at all."""
+"""The worker stores the same rows as verl's, a question completely or not at all."""
 
 import asyncio
 import sys
@@ -45,11 +45,9 @@ class Store:
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
-        self.statuses: list[str] = []
         self.tags: list[dict[str, Any]] = []
 
     async def put(self, key: str, partition_id: str, tag: dict[str, Any]) -> None:
-        self.statuses.append(tag["status"])
         self.tags.append(tag)
 
     async def put_batch(self, keys: list[str], fields: Any, tags: list, partition_id: str) -> None:
@@ -69,7 +67,7 @@ def worker(cls: type) -> Any:
     made = object.__new__(cls)
     made.processor, made.distillation_enabled = None, False
     made.reward_loop_worker_handles, made._agent_loops = None, {}
-    made._complaints = rollout.Complaints()
+    made._errors = rollout.ErrorLog()
     rollouts = {"n": 3, "val_kwargs": {"n": 1}}
     made.config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollouts}})
     return made
@@ -138,73 +136,66 @@ def run_question(
     return loop, grader
 
 
-def test_one_grading_call_and_one_write_for_the_whole_question(store: Store) -> None:
-    loop, grader = run_question(store, {})
-    assert (loop.calls, grader.calls) == (3, 1)
+@pytest.mark.parametrize(
+    ("fails", "grader_fails", "calls"), [({}, 0, (3, 1)), ({1: 1, 2: 1}, 1, (5, 2))]
+)
+def test_one_grading_call_and_one_write_for_a_question_after_retries(
+    store: Store, fails: dict[int, int], grader_fails: int, calls: tuple[int, int]
+) -> None:
+    loop, grader = run_question(store, fails, grader_fails)
+    assert (loop.calls, grader.calls) == calls
     (written,) = store.rows
     assert written["keys"] == ["u1_0_0", "u1_1_0", "u1_2_0"]
-    # the reward stands at the last token of its own response: lengths 1, 2, 3
+    # The reward is at the last token of its own response: lengths 1, 2, 3.
     rewards = [row.tolist() for row in written["fields"]["rm_scores"].unbind()]
     assert rewards == [[1.0], [0.0, 2.0], [0.0, 0.0, 3.0]]
-    assert store.statuses == ["finished"]
+    assert store.tags == [rollout.FINISHED]
 
 
-def test_what_fails_once_is_asked_for_again(store: Store) -> None:
-    loop, grader = run_question(store, {1: 1, 2: 1}, grader_fails=1)
-    assert (loop.calls, grader.calls) == (5, 2)
-    assert store.rows[0]["keys"] == ["u1_0_0", "u1_1_0", "u1_2_0"]
-    rewards = [row.tolist() for row in store.rows[0]["fields"]["rm_scores"].unbind()]
-    assert rewards == [[1.0], [0.0, 2.0], [0.0, 0.0, 3.0]]
-    assert store.statuses == ["finished"]
-
-
-def test_a_question_that_lacks_a_rollout_is_stored_by_no_part(store: Store) -> None:
-    """And says how many of how many it lacks, and why, so that the trainer can."""
-    loop, grader = run_question(store, {1: 2, 2: 2})
-    assert (loop.calls, grader.calls, store.rows) == (5, 0, [])
-    assert store.tags == [
-        {
-            **{"status": "failure", "lost": 2, "asked": 3, "engine_gone": False},
-            "error": "RuntimeError: engine busy 1",
-        }
-    ]
-    run_question(store, {0: 2}, validate=True)
-    assert (store.tags[1]["lost"], store.tags[1]["asked"]) == (1, 1)
-
-
-def test_a_question_that_cannot_be_graded_still_ends(store: Store) -> None:
-    _, grader = run_question(store, {}, grader_fails=2)
-    assert (grader.calls, store.rows, store.statuses) == (2, [], ["failure"])
-    assert (store.tags[0]["lost"], store.tags[0]["error"]) == (3, "ValueError: no worker")
+@pytest.mark.parametrize(
+    ("fails", "grader_fails", "validate", "calls", "lost", "error"),
+    [
+        ({1: 2, 2: 2}, 0, False, (5, 0), (2, 3), "RuntimeError: engine busy 1"),
+        ({0: 2}, 0, True, (2, 0), (1, 1), "RuntimeError: engine busy 0"),
+        ({}, 2, False, (3, 2), (3, 3), "ValueError: no worker"),
+    ],
+)
+def test_an_incomplete_question_is_not_stored_and_reports_why(
+    store: Store,
+    fails: dict[int, int],
+    grader_fails: int,
+    validate: bool,
+    calls: tuple[int, int],
+    lost: tuple[int, int],
+    error: str,
+) -> None:
+    loop, grader = run_question(store, fails, grader_fails, validate)
+    assert (loop.calls, grader.calls, store.rows) == (*calls, [])
+    counts = {"lost": lost[0], "asked": lost[1]}
+    wanted = {"status": "failure", "engine_gone": False, "error": error, **counts}
+    assert store.tags == [wanted]
 
 
 def test_one_traceback_for_each_kind_of_error(caplog: pytest.LogCaptureFixture) -> None:
-    complaints = rollout.Complaints()
+    errors = rollout.ErrorLog()
     for i in range(1000):
-        complaints.tell(f"rollout of question u{i}", RuntimeError(f"request {i} failed"))
-    complaints.tell("rollout of question v", ValueError("too long"))
+        errors.log(f"rollout of question u{i}", RuntimeError(f"request {i} failed"))
+    errors.log("rollout of question v", ValueError("too long"))
     assert len(caplog.records) == 1001
     traced = [record.getMessage() for record in caplog.records if record.exc_info]
-    assert traced == [
-        "rollout of question u0 failed: RuntimeError: request 0 failed",
-        "rollout of question v failed: ValueError: too long",
-    ]
+    assert [line.partition(" failed")[0][-1] for line in traced] == ["0", "v"]
 
 
-def test_a_lost_engine_is_told_from_other_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_engine_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     class EngineDeadError(Exception):
         pass
 
     dead = RayTaskError("generate", "a traceback", EngineDeadError("gone")).as_instanceof_cause()
-    lost = {"lost": 2, "asked": 8}
-    assert not rollout.failure(dead, **lost)[
-        "engine_gone"
-    ]  # nothing has imported vLLM's class here
+
+    def gone(error: Exception) -> bool:
+        return rollout.failure(error, lost=2, asked=8)["engine_gone"]
+
+    assert not gone(dead)  # nothing has imported vLLM's class here
     vllm = SimpleNamespace(EngineDeadError=EngineDeadError)
     monkeypatch.setitem(sys.modules, "vllm.v1.engine.exceptions", vllm)
-    assert rollout.failure(dead, **lost) == {
-        **{"status": "failure", "error": "EngineDeadError: gone", "engine_gone": True},
-        **lost,
-    }
-    assert rollout.failure(ActorDiedError(), **lost)["engine_gone"]
-    assert not rollout.failure(ValueError("one prompt too long"), **lost)["engine_gone"]
+    assert gone(dead) and gone(ActorDiedError()) and not gone(ValueError("one prompt too long"))

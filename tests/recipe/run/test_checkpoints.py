@@ -79,34 +79,33 @@ def test_contents_that_were_not_saved_are_not_missed(folder: Path) -> None:
     assert checkpoints.repair(folder, ["model", "extra", "hf_model"]) == []
 
 
-@pytest.mark.parametrize("tracker", [None, "", "1x"])
-def test_an_illegible_tracker_is_mended(folder: Path, tracker: str | None) -> None:
+@pytest.mark.parametrize(
+    ("tracker", "harmed", "chosen"),
+    [
+        *((None, [12], 10), ("", [12], 10), ("1x", [12], 10)),  # an illegible tracker
+        ("10", [10], 2),  # one of an abandoned branch comes last, but before nothing
+        ("10", [10, 2], 12),
+    ],
+)
+def test_the_checkpoint_to_resume_from(
+    folder: Path, tracker: str | None, harmed: list[int], chosen: int
+) -> None:
     (folder / checkpoints.TRACKER).unlink()
     if tracker is not None:
         (folder / checkpoints.TRACKER).write_text(tracker)
-    (folder / "global_step_12" / "data.pt").unlink()  # a kill in the middle of saving
-    assert "going on from step 10" in checkpoints.repair(folder)[0]
-    assert (folder / checkpoints.TRACKER).read_text() == "10"
+    for step in harmed:
+        (folder / f"global_step_{step}" / "data.pt").unlink()  # a kill in the middle of saving
+    assert f"from step {chosen}" in checkpoints.repair(folder)[0]
+    assert (folder / checkpoints.TRACKER).read_text() == str(chosen)
 
 
-def test_a_step_before_the_tracked_one_is_preferred_to_one_of_an_abandoned_branch(
-    folder: Path,
-) -> None:
-    (folder / checkpoints.TRACKER).write_text("10")
-    HARM["a shard cut"](folder / "global_step_10")
-    assert "going on from step 2" in checkpoints.repair(folder)[0]
-    HARM["a shard cut"](folder / "global_step_2")
-    assert "going on from step 12" in checkpoints.repair(folder)[0]  # better than nothing
-
-
-def test_with_nothing_whole_a_run_never_starts_anew_by_itself(folder: Path) -> None:
+def test_with_nothing_whole_a_run_never_starts_from_scratch_by_itself(folder: Path) -> None:
     for step in (2, 10, 12):
         HARM["no data loader"](folder / f"global_step_{step}")
-    with pytest.raises(ConfigError, match=r"names step 12, but no whole .*step 2: data.pt is miss"):
-        checkpoints.repair(folder)
-    (folder / checkpoints.TRACKER).write_text("")
-    with pytest.raises(ConfigError, match="is there, but no whole checkpoint is left"):
-        checkpoints.repair(folder)
+    for tracker, told in (("12", "names step 12.*step 2: data.pt is missing"), ("", "is there")):
+        (folder / checkpoints.TRACKER).write_text(tracker)
+        with pytest.raises(ConfigError, match=told):
+            checkpoints.repair(folder)
     assert (folder / checkpoints.TRACKER).exists()
 
 

@@ -6,26 +6,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from prompt_aug.files import read_json
+from prompt_aug.base.files import read_json
 from recipe import train
 from recipe.errors import ExhaustedError
 from recipe.run import ending
-from recipe.run import folder as run_folder
-from recipe.run.folder import RunFolder
+from recipe.run.folder import RunFolder, append_metrics
 from recipe.run.stop import StoppedError
 from recipe.trainer import launch
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Any:
+def folder(tmp_path: Path) -> RunFolder:
+    run = RunFolder(tmp_path / "run")
+    run.logs.mkdir(parents=True)
+    run.checkpoints.mkdir()
+    return run
+
+
+@pytest.fixture
+def config(folder: RunFolder) -> Any:
     return OmegaConf.create(
         {
-            "recipe": {"run_dir": str(tmp_path / "run")},
-            "trainer": {"default_local_dir": str(tmp_path / "run" / "saves"), "save_freq": 4},
+            "recipe": {"run_dir": str(folder.root)},
+            "trainer": {"default_local_dir": str(folder.checkpoints), "save_freq": 4},
         }
     )
 
@@ -34,48 +41,42 @@ def test_the_next_commands_can_be_pasted(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "mein lauf ü"
     config = OmegaConf.create({"recipe": {"run_dir": str(run)}, "eval": {"benchmarks": []}})
-    told = [shlex.split(line) for line in ending.next_commands(config).splitlines()[1:]]
-    assert [words[2:4] for words in told] == [
+    told = [shlex.split(line)[2:] for line in ending.next_commands(config).splitlines()[1:]]
+    assert told == [
         ["recipe.export", "runs/mein lauf ü"],
-        ["eval.sweep", "runs/mein lauf ü"],
+        ["eval.sweep", "runs/mein lauf ü", "--benchmark", "math500"],
         ["eval.report", "runs/mein lauf ü"],
     ]
-    assert told[1][4:] == ["--benchmark", "math500"]
     config.eval.benchmarks = [{"name": "aime24"}]
     config.recipe.run_dir = "/elsewhere/run"
     assert "eval.sweep /elsewhere/run\n" in ending.next_commands(config)
 
 
-def test_a_full_disk_is_named_by_its_error_or_by_the_room_left(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_is_known_by_its_error_or_by_the_room_left(
+    config: Any, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "run").mkdir()
     other = ending.explain(RuntimeError("boom"), config)
     assert "the disk" not in other and "RuntimeError: boom" in other
-    assert "boom" in (tmp_path / "run" / "logs" / "error.txt").read_text()
+    assert "boom" in folder.error.read_text()
     wrapped = RuntimeError("worker died")
     wrapped.__cause__ = OSError(28, os.strerror(28))
     assert "is full" in ending.explain(wrapped, config)
-    room = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("shutil.disk_usage", lambda path: room)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     torchs = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
     assert "is full" in ending.explain(torchs, config)
 
 
-def test_want_of_a_signal_is_known_by_its_class_through_ray(config: Any, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
+def test_our_errors_are_known_by_their_class_through_ray(config: Any) -> None:
     raised = RayTaskError("run", "a traceback", ExhaustedError("6 questions in one step"))
     told = ending.explain(raised.as_instanceof_cause(), config)
     assert told.startswith("6 questions in one step\n")
-    # a text that holds the name of the class is not the error
+    # A text that holds the name of the class is not the error.
     other = RayTaskError("run", "ExhaustedError", RuntimeError("ExhaustedError: no"))
     assert not ending.explain(other.as_instanceof_cause(), config).startswith("ExhaustedError")
 
 
-def test_an_early_end_is_told_in_its_own_words(
-    config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ray's copy of an error has the actor's traceback for its text, and for its cause."""
+def test_an_early_end_has_its_own_message(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's copy of an error has a traceback for its text, and the error for its cause."""
     remote = RayTaskError("run", "ray::run()\n  File x, line 3", StoppedError("a signal asked"))
 
     def run(_: Any) -> None:
@@ -87,38 +88,44 @@ def test_an_early_end_is_told_in_its_own_words(
     assert ending.own_words(StoppedError("here")) == "here"
 
 
-def test_what_is_saved_is_said_and_nothing_more(config: Any, tmp_path: Path) -> None:
-    """The same command goes on from a checkpoint only where there is one."""
-    run = tmp_path / "run"
-    with open_dict(config):
-        config.trainer.default_local_dir = str(run / "checkpoints")
-    (run / "checkpoints").mkdir(parents=True)
+def test_what_is_saved_is_said_and_nothing_more(config: Any, folder: RunFolder) -> None:
     assert "starts from the beginning" in ending.how_to_go_on(config)
-    run_folder.append_metrics(run, 1, {})
+    append_metrics(folder.root, 1, {})
     assert "1 steps were done and none was saved" in ending.how_to_go_on(config)
-    (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
+    (folder.checkpoints / "latest_checkpointed_iteration.txt").write_text("1")
     assert "step 1 is saved" in ending.how_to_go_on(config)
 
 
-def test_the_first_cause_of_a_remote_error_is_its_last_line() -> None:
-    remote = RuntimeError(
-        "ray::Runner.run()\nTraceback (most recent call last):\n  File x\nKeyError: 'template'"
-    )
+def wrapped(cause: Exception) -> Exception:
     outer = RuntimeError("worker died")
-    outer.__cause__ = remote
-    assert ending.first_cause(outer) == "KeyError: 'template'"
-    assert ending.first_cause(ValueError("a\nb")) == "ValueError: a"
+    outer.__cause__ = cause
+    return outer
 
 
-def test_a_dead_actor_is_told_by_its_class() -> None:
-    cause = ActorDiedErrorContext(
-        actor_id=bytes(16), class_name="WorkerDict", pid=77, node_ip_address="10.0.0.2"
-    )
-    told = ending.first_cause(ActorDiedError(cause))
-    assert told == (
-        "ActorDiedError: The actor died unexpectedly before finishing this task. "
-        "(WorkerDict, pid 77 on 10.0.0.2)"
-    )
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("a\nb"), "ValueError: a"),
+        (
+            wrapped(RuntimeError("ray::f()\nTraceback (most recent...\n  File x\nKeyError: 'x'")),
+            "KeyError: 'x'",
+        ),
+        (
+            ActorDiedError(
+                ActorDiedErrorContext(
+                    actor_id=bytes(16),
+                    class_name="WorkerDict",
+                    pid=77,
+                    node_ip_address="10.0.0.2",
+                )
+            ),
+            "ActorDiedError: The actor died unexpectedly before finishing this task. "
+            "(WorkerDict, pid 77 on 10.0.0.2)",
+        ),
+    ],
+)
+def test_the_first_cause_of_an_error(error: Exception, told: str) -> None:
+    assert ending.first_cause(error) == told
 
 
 LOG = """\
@@ -137,24 +144,15 @@ INFO: a line that says Error: nothing
 """
 
 
-def test_the_first_error_printed_is_that_of_the_last_start(tmp_path: Path) -> None:
-    log = tmp_path / "train.log"
-    log.write_text(LOG)
-    assert ending.first_error(log) == "torch.OutOfMemoryError: 2 GiB wanted (line 10)"
-    log.write_text(LOG[: LOG.index("INFO")])  # the last start has printed none
-    assert ending.first_error(log) is None
-
-
 def test_an_end_names_the_cause_then_the_first_error_then_the_log(
-    config: Any, tmp_path: Path
+    config: Any, folder: RunFolder
 ) -> None:
-    folder = RunFolder(tmp_path / "run")
-    folder.logs.mkdir(parents=True)
     folder.log.write_text(LOG)
     told = ending.explain(RuntimeError("the engine is dead"), config).splitlines()
     assert told[0] == "the run stopped: RuntimeError: the engine is dead"
     assert told[1] == "the first error printed: torch.OutOfMemoryError: 2 GiB wanted (line 10)"
     assert str(folder.log) in told[2] and str(folder.error) in told[2]
-    assert told[3] == "no step was done: the same command starts from the beginning"
     ending.record(folder, 1, "\n".join(told))
     assert read_json(folder.end) == {"code": 1, "told": "\n".join(told)}
+    folder.log.write_text(LOG[: LOG.index("INFO")])  # the last start has printed none
+    assert ending.first_error(folder.log) is None

@@ -11,7 +11,7 @@ NAMES = ("WANDB_RUN_ID", "WANDB_RESUME")
 
 
 def started(path: Path, monkeypatch: pytest.MonkeyPatch, **set_by_user: str) -> dict[str, str]:
-    """What a start hands to its actors; the id of the run in wandb stands in `path`."""
+    """The variables that a start gives to its actors."""
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     for name, value in set_by_user.items():
@@ -23,7 +23,7 @@ def started(path: Path, monkeypatch: pytest.MonkeyPatch, **set_by_user: str) -> 
     return {name: handed[name] for name in NAMES}
 
 
-def test_every_start_of_a_run_goes_on_in_its_wandb_run(
+def test_every_start_of_a_run_resumes_its_wandb_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = started(tmp_path / "a", monkeypatch)

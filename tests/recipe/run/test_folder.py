@@ -1,4 +1,4 @@
-"""Metrics after a kill, the record of the environment, the tracker of checkpoints."""
+"""Paths of a run, its metrics after a kill, the record of the environment."""
 
 import json
 import math
@@ -10,9 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prompt_aug.files import read_json
+from prompt_aug.base.files import read_json
 from recipe.run import environment
 from recipe.run import folder as run_folder
+from recipe.run.folder import EvaluationFolder, RunFolder
+
+
+def steps_in(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
 def test_of_a_step_that_is_there_twice_the_later_line_counts(tmp_path: Path) -> None:
@@ -22,42 +27,38 @@ def test_of_a_step_that_is_there_twice_the_later_line_counts(tmp_path: Path) -> 
     assert found == [(1, 0.1), (2, 9.0), (3, 0.3)]
 
 
-def test_metrics_lines_survive_a_cut_and_a_resume(tmp_path: Path) -> None:
+def test_metrics_lines_survive_a_kill_and_a_resume(tmp_path: Path) -> None:
     for step in (1, 2, 3):
-        run_folder.append_metrics(
-            tmp_path, step, {"b": np.float32(0.5), "a": 1, "skip": [1], "none": None}
-        )
+        metrics = {"b": np.float32(0.5), "a": 1, "skip": [1], "none": None, "step": 9}
+        run_folder.append_metrics(tmp_path, step, metrics)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "b": 0.')  # killed while writing
     lines = run_folder.read_metrics(tmp_path)
     assert lines == [{"step": s, "a": 1, "b": 0.5} for s in (1, 2, 3)]
     run_folder.truncate_metrics(tmp_path, last_step=2)
-    text = (tmp_path / "metrics.jsonl").read_text()
-    assert [json.loads(line)["step"] for line in text.splitlines()] == [1, 2]
+    assert steps_in(tmp_path / "metrics.jsonl") == [1, 2]
 
 
-def test_a_metric_that_is_no_number_stays_on_record_in_standard_json(tmp_path: Path) -> None:
+def test_a_metric_that_is_not_finite_stays_on_record_in_standard_json(tmp_path: Path) -> None:
     values = {"a": float("nan"), "b": np.float32("inf"), "c": 1.5}
     run_folder.append_metrics(tmp_path, 1, values)
     text = (tmp_path / "metrics.jsonl").read_text()
     assert text == '{"step": 1, "a": null, "b": null, "c": 1.5}\n'
     (line,) = run_folder.read_metrics(tmp_path)
-    assert math.isnan(line["a"])
-    assert math.isnan(line["b"])
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": NaN}\n')  # as it was written once
+    assert math.isnan(line["a"]) and math.isnan(line["b"])
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": NaN}\n')  # of an older version
     run_folder.truncate_metrics(tmp_path, last_step=1)
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "a": null}\n'
 
 
-def test_a_run_that_starts_anew_keeps_the_lines_of_its_tries(tmp_path: Path) -> None:
+def test_a_run_that_starts_from_scratch_keeps_the_lines_of_its_tries(tmp_path: Path) -> None:
     for steps in ((1, 2), (1,)):  # killed twice before the first checkpoint
         for step in steps:
             run_folder.append_metrics(tmp_path, step, {})
-        run_folder.truncate_metrics(tmp_path, last_step=0)
-        assert run_folder.read_metrics(tmp_path) == []
-        run_folder.truncate_metrics(tmp_path, last_step=0)  # nothing to keep: nothing is lost
-    before = (tmp_path / "metrics.before.jsonl").read_text()
-    assert [json.loads(line)["step"] for line in before.splitlines()] == [1, 2, 1]
+        for _ in range(2):  # the second time there is nothing to move, and nothing is lost
+            run_folder.truncate_metrics(tmp_path, last_step=0)
+            assert run_folder.read_metrics(tmp_path) == []
+    assert steps_in(tmp_path / "metrics.before.jsonl") == [1, 2, 1]
 
 
 def test_the_environment_of_the_first_steps_stays_on_record(
@@ -77,38 +78,45 @@ def test_environment_names_versions_and_commit() -> None:
     assert shlex.split(recorded["command"]) == sys.orig_argv
 
 
-def test_every_path_of_a_run_by_hand(tmp_path: Path) -> None:
-    folder = run_folder.RunFolder(tmp_path)
-    assert {
-        str(path.relative_to(tmp_path))
-        for path in (
-            folder.config, folder.prompts, folder.environment, folder.metrics,
-            folder.data("train"), folder.data_manifest, folder.rollouts(3), folder.tensors(3),
-            folder.checkpoint(3), folder.exported(3), folder.manifest(3), folder.evaluation,
-            folder.report, folder.metrics_before, folder.tensorboard, folder.wandb_run,
-            folder.stop_request, folder.stepping, folder.hung, folder.log, folder.start,
-            folder.end, folder.error, folder.measured, folder.seconds, folder.export_lock(3),
-        )
-    } == {
-        "config.yaml", "prompts.yaml", "environment.json", "metrics.jsonl",
-        "data/train.parquet", "data/manifest.json", "rollouts/step_3.jsonl", "tensors/step_3.npz",
-        "checkpoints/global_step_3", "hf/step_3", "hf/step_3/manifest.json", "eval", "report",
-        "metrics.before.jsonl", "tensorboard", ".wandb_run_id", ".stop", ".stepping", ".hung",
-        "logs/train.log", "logs/start.jsonl", "logs/end.json", "logs/error.txt",
-        "measured.json", "seconds.json", "hf/.locks/step_3",
-    }  # fmt: skip
+RUN, SCORED = RunFolder(Path("/run")), EvaluationFolder(Path("/run/eval/s/step_3"))
 
 
-def test_numbered_entries_come_by_number_and_others_do_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        *((RUN.config, "config.yaml"), (RUN.prompts, "prompts.yaml")),
+        *((RUN.environment, "environment.json"), (RUN.metrics, "metrics.jsonl")),
+        *((RUN.data("train"), "data/train.parquet"), (RUN.data_manifest, "data/manifest.json")),
+        *((RUN.rollouts(3), "rollouts/step_3.jsonl"), (RUN.tensors(3), "tensors/step_3.npz")),
+        *((RUN.checkpoint(3), "checkpoints/global_step_3"), (RUN.exported(3), "hf/step_3")),
+        *((RUN.manifest(3), "hf/step_3/manifest.json"), (RUN.evaluation, "eval")),
+        *((RUN.metrics_before, "metrics.before.jsonl"), (RUN.report, "report")),
+        *((RUN.tensorboard, "tensorboard"), (RUN.wandb_run, ".wandb_run_id")),
+        *((RUN.stop_request, ".stop"), (RUN.stepping, ".stepping"), (RUN.hung, ".hung")),
+        *((RUN.log, "logs/train.log"), (RUN.start, "logs/start.jsonl")),
+        *((RUN.end, "logs/end.json"), (RUN.error, "logs/error.txt")),
+        *((RUN.measured, "measured.json"), (RUN.seconds, "seconds.json")),
+        (RUN.export_lock(3), "hf/.locks/step_3"),
+        *((SCORED.settings, "eval/s/settings.json"), (SCORED.prompts, "eval/s/prompts.yaml")),
+        (SCORED.selection, "eval/s/selection.json"),
+        (SCORED.scores, "eval/s/step_3/scores.json"),
+        (SCORED.benchmark("b").grades, "eval/s/step_3/b/grades.jsonl"),
+        (SCORED.benchmark("b").samples("w"), "eval/s/step_3/b/samples-w.jsonl"),
+    ],
+)  # fmt: skip
+def test_every_path_of_a_run_by_hand(path: Path, expected: str) -> None:
+    assert path == Path("/run") / expected
+
+
+def test_numbered_entries_come_by_number_and_others_are_skipped(tmp_path: Path) -> None:
     for name in ("step_10", "step_9", "step_007", "step_", "step_1.tmp", "step_x", "step_²", "a9"):
         (tmp_path / name).touch()
     found = run_folder.numbered(tmp_path, "step_")
-    assert list(found) == [9, 10]
-    assert found[9] == tmp_path / "step_9"
+    assert list(found.items()) == [(n, tmp_path / f"step_{n}") for n in (9, 10)]
     (tmp_path / "rollouts").mkdir()
     for step in (10, 2):
-        run_folder.RunFolder(tmp_path).rollouts(step).touch()
-    assert list(run_folder.RunFolder(tmp_path).rollout_steps()) == [2, 10]
+        RunFolder(tmp_path).rollouts(step).touch()
+    assert list(RunFolder(tmp_path).rollout_steps()) == [2, 10]
     assert run_folder.numbered(tmp_path / "none", "step_") == {}
 
 

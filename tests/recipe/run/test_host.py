@@ -1,4 +1,4 @@
-"""What the machine has for a run; the commands' messages are tested with them."""
+"""Disk space and ports of the machine."""
 
 import socket
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prompt_aug import places
+from prompt_aug.base import places
 from recipe.run import host
 
 
@@ -39,7 +39,8 @@ def test_a_free_port_can_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_doctor_imports_nothing_that_may_be_broken() -> None:
     program = (
-        "import sys, recipe.doctor.checks\nprint(sorted({'omegaconf', 'numpy'} & {*sys.modules}))"
+        "import sys, recipe.preflight.doctor\n"
+        "print(sorted({'omegaconf', 'numpy'} & {*sys.modules}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr

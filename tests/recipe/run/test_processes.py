@@ -39,8 +39,8 @@ def wait_gone(pid: int, seconds: float = 20.0) -> bool:
 def test_end_kills_the_marked_and_only_those(tmp_path: Path) -> None:
     mine, other = sleeper(str(tmp_path / "a")), sleeper(str(tmp_path / "b"))
     try:
-        assert processes.end(str(tmp_path / "a"), patience=0.1) == 1
-        assert mine.poll() is not None
+        assert processes.end(str(tmp_path / "a"), patience=0.5) == 1
+        mine.wait(20)
         assert other.poll() is None
     finally:
         for process in (mine, other):
@@ -88,7 +88,8 @@ def test_the_engines_of_a_run_are_found_and_seen_to_die(tmp_path: Path) -> None:
         deadline = time.monotonic() + 20
         titles: list[str] = []
         while titles != ["VLLM::EngineCore"] and time.monotonic() < deadline:
-            titles = [child.cmdline()[0] for child in psutil.Process(mine.pid).children()]
+            children = psutil.Process(mine.pid).children()
+            titles = [(child.cmdline() or [""])[0] for child in children]
         assert titles == ["VLLM::EngineCore"]
         (found,) = processes.engines(str(tmp_path / "a"))
         assert found.pid == mine.pid

@@ -31,10 +31,9 @@ class Terminal(io.StringIO):
 
 
 def config(run: Path, **recipe: Any) -> Any:
-    recipe = {"run_dir": str(run), "worker_logs": False, **recipe}
     return OmegaConf.create(
         {
-            "recipe": recipe,
+            "recipe": {"run_dir": str(run), "worker_logs": False, **recipe},
             "trainer": {"total_training_steps": 10},
             "data": {"train_batch_size": 16},
             "actor_rollout_ref": {"rollout": {"n": 8}},
@@ -52,11 +51,12 @@ def step(run: Path, number: int, wall: float, **more: float) -> None:
     append_metrics(run, number, {**STEP, "train/wall_seconds": wall, **more})
 
 
-def looked(run: Path, out: io.StringIO, *actions: Callable[[], None]) -> str:
+def looked(run: Path, out: io.StringIO, *actions: Callable[[], None] | None) -> str:
     """What is shown when the follower looks after each of `actions`."""
     follower = progress.Follower(config(run), out)
     for act in actions:
-        act()
+        if act:
+            act()
         follower.look()
     return out.getvalue()
 
@@ -67,7 +67,7 @@ def test_in_a_file_a_stage_and_a_step_are_a_plain_line_each(tmp_path: Path) -> N
         io.StringIO(),
         lambda: start(tmp_path),
         lambda: step(tmp_path, 1, wall=90.0),
-        lambda: None,
+        None,
         lambda: step(tmp_path, 2, wall=110.0),
         lambda: step(tmp_path, 3, wall=150.0, **{"val/toy/accuracy": 0.91}),
     )
@@ -91,7 +91,7 @@ def test_a_resumed_run_shows_its_steps_anew_and_no_time_before_them(tmp_path: Pa
     for number in (1, 2, 3):
         step(tmp_path, number, wall=10.0 * number)
 
-    def goes_on() -> None:  # from step 2: the trainer takes back the line of step 3
+    def resume() -> None:  # from step 2: the trainer removes the line of step 3
         RunFolder(tmp_path).metrics.unlink()
         for number in (1, 2):
             step(tmp_path, number, wall=10.0 * number)
@@ -100,8 +100,8 @@ def test_a_resumed_run_shows_its_steps_anew_and_no_time_before_them(tmp_path: Pa
     told = looked(
         tmp_path,
         io.StringIO(),
-        lambda: None,
-        goes_on,
+        None,
+        resume,
         lambda: step(tmp_path, 3, wall=500.0),
         lambda: step(tmp_path, 4, wall=530.0),
     )
@@ -111,11 +111,11 @@ def test_a_resumed_run_shows_its_steps_anew_and_no_time_before_them(tmp_path: Pa
     assert "training after step 2: 10 steps" in told
 
 
-def test_on_a_terminal_steps_stay_and_what_is_under_way_is_rewritten(tmp_path: Path) -> None:
+def test_on_a_terminal_steps_stay_and_the_current_work_is_rewritten(tmp_path: Path) -> None:
     told = looked(
         tmp_path,
         Terminal(),
-        lambda: None,
+        None,
         lambda: start(tmp_path),
         lambda: step(tmp_path, 1, wall=90.0),
         lambda: step(tmp_path, 2, wall=110.0, **{"val/toy/accuracy": 0.91}),
@@ -126,24 +126,29 @@ def test_on_a_terminal_steps_stay_and_what_is_under_way_is_rewritten(tmp_path: P
     assert told.endswith("step 3/10: 0 s so far")
 
 
-def test_without_a_terminal_at_most_15_seconds_pass_without_a_line() -> None:
+def test_without_a_terminal_at_most_15_seconds_pass_without_a_line(tmp_path: Path) -> None:
     out, now = io.StringIO(), [0.0]
-    lines = progress.Lines(out, total=10, clock=lambda: now[0])
+    follower = progress.Follower(config(tmp_path), out, clock=lambda: now[0])
     for now[0] in (1.0, 14.9, 15.0, 29.0, 30.0):
-        lines.under_way(f"at {now[0]:g}")
-    lines.done("model loaded", 31.04)
-    for now[0] in (31.0, 45.0):
-        lines.under_way(f"at {now[0]:g}")
-    told = "at 15", "at 30", "start 6/8: model loaded (31.0 s)", "at 45"
-    assert out.getvalue().splitlines() == list(told)
+        follower.look()
+    now[0] = 31.04
+    progress.reached(tmp_path, "verl imported")
+    for now[0] in (31.04, 45.0, 46.1):
+        follower.look()
+    assert out.getvalue().splitlines() == [
+        "start: importing verl: 15 s so far",
+        "start: importing verl: 30 s so far",
+        "start 1/8: verl imported (31.0 s)",
+        "start: starting Ray: 15 s so far",
+    ]
 
 
-def test_a_number_that_is_missing_is_told_as_such(tmp_path: Path) -> None:
+def test_a_missing_number_is_shown_as_nan() -> None:
     told = progress.describe([{"step": 1}], 3)  # bypass mode computes no entropy
     assert "entropy nan" in told and "tokens/s nan" in told
 
 
-def test_the_log_is_shown_too_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_the_log_is_shown_with_worker_logs(tmp_path: Path) -> None:
     run, out = RunFolder(tmp_path), io.StringIO()
     run.logs.mkdir()
     run.log.write_text("of an earlier start\n")
@@ -168,15 +173,13 @@ def test_a_closed_terminal_does_not_end_the_run(tmp_path: Path) -> None:
 
 
 def test_verl_still_sets_what_marks_the_stages_of_its_start() -> None:
-    """In the order of the stages: else a line would name what is not done."""
-    source = inspect.getsource(PPOTrainer._setup) + inspect.getsource(PPOTrainer._init_dataloader)
+    """In the order of the stages: otherwise a line would name a stage that is not done."""
     setup = inspect.getsource(PPOTrainer._setup)
-    assert setup.index("self._init_dataloader()") < setup.index("self.actor_rollout_wg =")
-    assert "self.train_dataloader =" in source
-    marks = [setup.index(f"self.{name}") for name in list(STARTED)[1:]]
+    assert "self.train_dataloader =" in setup + inspect.getsource(PPOTrainer._init_dataloader)
+    order = ["self._init_dataloader()", *(f"self.{name}" for name in list(STARTED)[1:])]
+    marks = [setup.index(mark) for mark in order]
     assert marks == sorted(marks)
-    assert setup.index("self.actor_rollout_wg.init_model()") < setup.index(
-        "self.reward_loop_manager ="
-    )
+    built = setup.index("self.reward_loop_manager =")
+    assert setup.index("self.actor_rollout_wg.init_model()") < built
     known = list(progress.STAGES)
     assert [known.index(stage) for stage in STARTED.values()] == [3, 4, 5, 6]

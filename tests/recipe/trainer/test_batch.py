@@ -1,4 +1,4 @@
-"""The record of a step: read once, sorted, without padding; written once, with what is left out."""
+"""The record of a step: read once, sorted, without padding; written once, with excluded rows."""
 
 import ast
 from pathlib import Path
@@ -19,7 +19,7 @@ ROWS = {
 }
 
 
-def test_padding_is_left_out_and_the_order_of_arrival_does_not_matter(
+def test_padding_is_excluded_and_the_order_of_arrival_does_not_matter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """verl appends copies of the first row, marked by a tag, to fill the last mini-batch."""
@@ -40,7 +40,7 @@ def test_padding_is_left_out_and_the_order_of_arrival_does_not_matter(
     assert torch.equal(again.logprobs_BT, made.logprobs_BT)
 
 
-def test_columns_that_the_settings_do_not_make_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_absent_by_the_settings_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     bypass = {
         key: {k: v for k, v in fields.items() if k != "entropy"} for key, fields in ROWS.items()
     }
@@ -49,66 +49,54 @@ def test_columns_that_the_settings_do_not_make_are_none(monkeypatch: pytest.Monk
     assert made.weight_logprobs_BT is made.logprobs_BT
 
 
-def write(monkeypatch: pytest.MonkeyPatch, cut: list[bool], by_token: bool) -> Queue:
+def write(
+    monkeypatch: pytest.MonkeyPatch, excluded: list[bool], by_token: bool = True, **changed: Any
+) -> Queue:
     queue = Queue(ROWS)
     source = fetched(queue, monkeypatch)
     advantages = torch.arange(12.0, dtype=torch.float64).reshape(3, 4) + 1
-    batches.write(source, advantages, changed={}, left_out=cut, by_token=by_token)
+    batches.write(source, advantages, changed=changed, excluded=excluded, by_token=by_token)
     return queue
 
 
-def test_advantages_are_written_where_their_rows_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = write(monkeypatch, [False] * 3, by_token=True)
+def test_advantages_are_written_to_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = write(monkeypatch, [False] * 3)
     assert queue.writes == [("advantages", "returns")] and len(queue.reads) == 1
     assert queue.column("advantages") == {
-        "b_2_0": [9, 10, 11],
-        "a_0_0": [1],
-        "pad_0_0": [0],
-        "b_0_0": [5, 6, 7, 8],
+        **{"b_2_0": [9, 10, 11], "a_0_0": [1], "pad_0_0": [0], "b_0_0": [5, 6, 7, 8]}
     }
     assert queue.column("returns") == queue.column("advantages")
 
 
 @pytest.mark.parametrize(
-    ("cut", "by_token", "kept"),
+    ("excluded", "by_token", "kept"),
     [
         ([False, True, False], False, [0, 0, 0, 0]),
-        # its first token stays in the masks, so that no mini-batch has zero tokens
+        # Its first token stays in the masks, so that no mini-batch has zero tokens.
         ([False, True, False], True, [1, 0, 0, 0]),
         ([True] * 3, False, [1, 0, 0, 0]),
     ],
 )
-def test_a_response_that_is_left_out_has_no_mask(
-    monkeypatch: pytest.MonkeyPatch, cut: list[bool], by_token: bool, kept: list[int]
+def test_an_excluded_response_has_no_mask(
+    monkeypatch: pytest.MonkeyPatch, excluded: list[bool], by_token: bool, kept: list[int]
 ) -> None:
-    queue = write(monkeypatch, cut, by_token)
+    queue = write(monkeypatch, excluded, by_token)
     for name in ("response_mask", "loss_mask"):
-        masks: dict[str, Any] = queue.column(name)
+        masks = queue.column(name)
         assert masks["b_0_0"] == kept
-        assert masks["b_2_0"] == ([1, 0, 0] if cut[2] else [1, 1, 1])
-        assert masks["pad_0_0"] == [1]  # verl's, as it was
+        assert masks["b_2_0"] == ([1, 0, 0] if excluded[2] else [1, 1, 1])
+        assert masks["pad_0_0"] == [1]  # verl's, unchanged
 
 
-def test_a_mask_that_verl_has_changed_is_the_one_that_is_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    queue = Queue(ROWS)
-    source = fetched(queue, monkeypatch)
-    rejected = source.padded["response_mask"].clone()
-    rejected[0, 1] = 0
-    advantages = torch.zeros(3, 4)
-    changed = {"response_mask": rejected}
-    batches.write(
-        source, advantages, changed=changed, left_out=[False, True, False], by_token=False
-    )
+def test_a_mask_changed_by_verl_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    rejected = torch.tensor([[1, 0, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]])
+    queue = write(monkeypatch, [False, True, False], by_token=False, response_mask=rejected)
     assert queue.column("response_mask")["b_2_0"] == [1, 0, 1]
     assert queue.column("response_mask")["b_0_0"] == [0, 0, 0, 0]
     assert queue.column("loss_mask")["b_2_0"] == [1, 1, 1]
 
 
-# What is sent to the actor.
-
-# The files of verl in which its workers read a batch, and under which names.
+# The files of verl in which its workers read a batch, and the names of that batch.
 WORKERS = ("engine_workers", "utils/losses", "utils/padding", "engine/utils")
 WORKERS += ("engine/base", "engine/fsdp/transformer_impl")
 OUR_ENGINE = Path(batches.__file__).parents[1] / "actor" / "engine.py"
@@ -131,7 +119,7 @@ NOT_OURS = {  # columns, of what this project does not train
 
 
 def names_read(source: str) -> set[str]:
-    """Every text in a call, an index or a comparison with a batch: `d["x"]`, `"x" in d`, get."""
+    """Every string in a call, index or comparison with a batch: `d["x"]`, `"x" in d`, get."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
@@ -151,7 +139,7 @@ def names_read(source: str) -> set[str]:
 
 
 def test_every_column_that_an_actor_reads_is_sent() -> None:
-    """A column that is optional in verl and missing here would be ignored in silence."""
+    """A missing column that is optional in verl would be ignored silently."""
     folder = Path(engine_workers.__file__).parent
     files = [*(folder / f"{name}.py" for name in WORKERS), OUR_ENGINE]
     sources = [path.read_text(encoding="utf-8") for path in files]
@@ -161,7 +149,7 @@ def test_every_column_that_an_actor_reads_is_sent() -> None:
     assert not set(batches.ACTOR_FIELDS) & (SETTINGS | NOT_OURS)
 
 
-def test_reading_a_batch_is_found_in_every_spelling() -> None:
+def test_reads_of_a_batch_are_found_in_every_spelling() -> None:
     source = """
 x = data["a"]
 y = micro_batch.get("b", None)
@@ -173,7 +161,7 @@ other.get("neither")
     assert names_read(source) == {"a", "b", "c", "d", "e"}
 
 
-def test_the_fields_are_narrowed_for_the_call_alone() -> None:
+def test_the_fields_are_reduced_only_inside_the_context() -> None:
     batch = Queue(ROWS).batch()
     batch.fields = ["all"]
     with pytest.raises(RuntimeError, match="the worker failed"), batches.for_actor(batch):

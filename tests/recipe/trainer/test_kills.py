@@ -1,8 +1,7 @@
 """SIGKILL at random moments of a training that saves: the short form of tests/drills/kills.py.
 
-verl's own steps and files are stood in for; saving, retention, the metrics, the choice of what to
-go on from and the loading are the real ones. The process that is killed is a fork, so that a kill
-costs milliseconds.
+verl's steps and files are fakes; saving, retention, metrics, the choice of a checkpoint and its
+loading are real. The killed process is a fork, so that a kill takes milliseconds.
 """
 
 import json
@@ -15,44 +14,21 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from fake_trainer import FakeTrainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.run import checkpoints
 from recipe.run import folder as run_folder
-from recipe.run.stop import Limit, Watchdog
-from recipe.trainer.saving import SavingTrainer
 
 pytestmark = pytest.mark.config
 KILLS, SAVE_FREQ, KEPT, LAST = 40, 2, 2, 100_000
 
 
-class Loader:
-    position = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.position}
-
-
-class Trainer(SavingTrainer):
+class Trainer(FakeTrainer):
     """Trains a weight that is the number of its steps."""
 
-    def __init__(self, run_dir: Path) -> None:
-        # Not verl's __init__, which starts half a cluster.
-        self.run_dir, self.saves = run_dir, run_dir / "checkpoints"
-        self.saves.mkdir(exist_ok=True)
-        self.total_training_steps, self.keep_last, self.fetched = LAST, KEPT, 0
-        trainer = {"default_local_dir": str(self.saves), "resume_mode": "auto"}
-        keep = {"keep_every": None, "keep_best": None}
-        self.config = OmegaConf.create({"trainer": trainer, "recipe": keep})
-        self.limit, self.watchdog, self.line = Limit(run_dir, None), Watchdog(60), {}
-        self.train_dataloader, self.weight = Loader(), 0
-
-    def own_state(self) -> dict[str, Any]:
-        return {"fetched": self.fetched}
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        self.fetched = state["fetched"]
+    keep_last = KEPT
+    weight = 0
 
     def fit(self) -> None:
         """The order of verl's fit: step, checkpoint, metrics."""
@@ -86,7 +62,7 @@ def verl(monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "actor" / "fsdp_config.json").write_text(json.dumps({"world_size": 2}))
         torch.save(self.train_dataloader.state_dict(), folder / "data.pt")
         with (self.saves / checkpoints.TRACKER).open("w") as file:
-            time.sleep(0.003)  # empty for a while, as on a file system of the network
+            time.sleep(0.003)  # empty for a while, as on a network file system
             file.write(str(self.global_steps))
 
     def load(self: Any) -> None:
@@ -105,15 +81,15 @@ def verl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def started(run: Path) -> Trainer:
-    """What every start does before the first step."""
+    """The start of a run, before the first step."""
     checkpoints.repair(run / "checkpoints")
-    trainer = Trainer(run)
+    trainer = Trainer(run, total=LAST)
     trainer._load_checkpoint()
     return trainer
 
 
 def train_and_die(run: Path, seconds: float) -> None:
-    """A start in a process of its own, killed so long after its first step has begun."""
+    """A start in a process of its own, killed `seconds` after its first step has begun."""
     ready, told = os.pipe()
     child = os.fork()
     if child == 0:
@@ -128,7 +104,7 @@ def train_and_die(run: Path, seconds: float) -> None:
     os.close(ready)
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL, "it ended by itself"
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL, "the process ended by itself"
 
 
 def test_no_kill_loses_more_than_save_freq_steps_or_a_line(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What Ray says of the actors of a run, one of which is killed."""
+"""Ray reports the death of an actor of this run, and only of this run."""
 
 import subprocess
 import sys
@@ -23,19 +23,19 @@ nameless = Actor.remote()
 pids = ray.get([mine.pid.remote(), others.pid.remote(), nameless.pid.remote()])
 now = [0.0]
 alive = Liveness(clock=lambda: now[0])
-alive.look()
+alive.require_all()
 print(alive.known)
 for pid in pids[1:]:
     os.kill(pid, signal.SIGKILL)
 time.sleep(3)
 now[0] += 100
-alive.look()
+alive.require_all()
 os.kill(pids[0], signal.SIGKILL)
 end = time.monotonic() + 60
 try:
     while time.monotonic() < end:
         now[0] += 100
-        alive.look()
+        alive.require_all()
         time.sleep(0.2)
 except LostEngineError as error:
     print(error)
@@ -43,7 +43,7 @@ except LostEngineError as error:
 
 
 @pytest.mark.e2e
-def test_ray_tells_of_a_kill_of_this_runs_actors_alone() -> None:
+def test_only_named_actors_of_this_run_are_watched() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False
     )

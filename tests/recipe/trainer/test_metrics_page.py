@@ -21,13 +21,13 @@ KEY = re.compile(r"`([a-z_]+/[^`]+)`")
 def table(page: str) -> dict[str, str]:
     """The unit of every key in the first column of the section's table."""
     section = page.partition("## Numbers in metrics.jsonl")[2].partition("\n## ")[0]
-    block = section.partition("|---|---|---|\n")[2].partition("\n\n")[0]  # as a browser shows it
+    block = section.partition("|---|---|---|\n")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
     return {key: row[1] for row in rows for key in KEY.findall(row[0])}
 
 
 def matches(key: str, name: str) -> bool:
-    """Whether a key of the page, as `val/<source>/format`, stands for the name."""
+    """Return whether a key of the page, such as `val/<source>/format`, matches the name."""
     return re.fullmatch(re.sub(r"<\w+>", "[^/]+", key), name) is not None
 
 
@@ -46,21 +46,17 @@ def texts_of(file: str) -> list[str]:
 
 
 def counted() -> set[str]:
-    """The counts of dynamic sampling, which the buffer puts its prefix before."""
+    """The counts of dynamic sampling, to which the buffer adds its prefix."""
     tree = ast.parse((TRAINER / "replay_buffer.py").read_text("utf-8"))
-    made = [n.value for n in ast.walk(tree) if isinstance(n, ast.Assign) if "counts" in names(n)]
-    (counts,) = [node for node in made if isinstance(node, ast.Dict)]
-    keys = [key.value for key in counts.keys if isinstance(key, ast.Constant)]
+    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    (counts,) = [n.value for n in assigned if ast.unparse(n.targets[0]) == "counts"]
+    keys = [ast.literal_eval(key) for key in counts.keys]  # type: ignore[attr-defined]
     evicted = [text for text in texts_of("replay_buffer.py") if re.fullmatch(r"evicted\w*", text)]
     return {f"dynamic_sampling/{name}" for name in [*keys, *evicted]}
 
 
-def names(node: ast.Assign) -> list[str]:
-    return [target.id for target in node.targets if isinstance(target, ast.Name)]
-
-
 def written() -> set[str]:
-    """What the functions return for two responses, and the keys that the trainer sets itself."""
+    """The keys that the functions return for two responses, and those that the trainer sets."""
     ones = torch.ones(2, 3, dtype=torch.float64)
     rollouts = synthetic(
         [1.0, 0.0], -ones, ones, [0, 0], [0, 1], entropy_BT=ones, rollout_logprobs_BT=-ones
@@ -94,8 +90,6 @@ def test_the_page_names_what_a_training_writes() -> None:
         ("| `history/known`", "\n| `history/known`", ["history/known"]),
     ],
 )
-def test_what_is_missing_wrong_or_without_a_unit_is_seen(
-    old: str, new: str, seen: list[str]
-) -> None:
+def test_missing_wrong_and_unitless_keys_are_found(old: str, new: str, seen: list[str]) -> None:
     assert old in PAGE
     assert set(seen) <= set(differences(PAGE.replace(old, new), written()))

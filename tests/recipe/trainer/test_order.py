@@ -14,7 +14,7 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tensordict_utils import make_iterator
 
-from recipe.trainer.order import deal, group_id, training_order
+from recipe.trainer.order import distribute, group_id, training_order
 from recipe.trainer.trainer import RecipeTrainer
 
 QUESTIONS, ROLLOUTS, MINI = 48, 8, 16
@@ -48,8 +48,7 @@ def mini_batches(
             "recipe": {"seed": 42},
             "trainer": {"critic_warmup": 0},
             "actor_rollout_ref": {
-                "actor": {"ppo_mini_batch_size": MINI},
-                "rollout": {"n": ROLLOUTS},
+                **{"actor": {"ppo_mini_batch_size": MINI}, "rollout": {"n": ROLLOUTS}},
             },
         }
     )
@@ -73,7 +72,7 @@ def means(cut: list[list[str]], lengths: Lengths) -> list[float]:
 def test_mini_batches_are_not_sorted_by_length() -> None:
     lengths = lognormal()
     theirs = means(mini_batches(lengths, PPOTrainerSync), lengths)
-    assert theirs == sorted(theirs) and theirs[-1] > 1.5 * theirs[0]  # verl has not closed the gap
+    assert theirs == sorted(theirs) and theirs[-1] > 1.5 * theirs[0]  # the gap of verl
     for step in range(1, 6):
         ours = means(mini_batches(lengths, step=step), lengths)
         assert max(ours) < 1.25 * min(ours)
@@ -100,31 +99,27 @@ def test_a_mini_batch_holds_the_same_whole_questions_with_any_number_of_ranks(ra
     assert len({group_id(key) for key in theirs[0]}) > MINI  # negative control
 
 
-def test_the_work_of_every_mini_batch_is_dealt_out_evenly() -> None:
+def test_the_work_of_every_mini_batch_is_distributed_evenly() -> None:
     lengths = [int(n) for n in torch.randint(100, 3000, (64,), generator=torch.Generator())]
-    dealt = deal(range(64), lengths, mini_batch=16, ranks=2)
+    shares = distribute(range(64), lengths, mini_batch=16, ranks=2)
     for start in range(0, 32, 8):
-        work = [sum(lengths[i] for i in rows[start : start + 8]) for rows in dealt]
+        work = [sum(lengths[i] for i in rows[start : start + 8]) for rows in shares]
         assert max(work) < 1.1 * min(work)
-    assert sorted(i for rows in dealt for i in rows) == list(range(64))
+    assert sorted(i for rows in shares for i in rows) == list(range(64))
 
 
-def test_padding_takes_the_place_of_rollouts_that_failed() -> None:
+def test_padding_replaces_failed_rollouts() -> None:
     """Groups a and b of 3: a lost one rollout, b two; of verl's four rows one is left over."""
     keys = ["b_1_0", "pad_3_0", "a_2_0", "pad_0_0", "a_0_0", "pad_1_0", "pad_2_0"]
     padding = [key.startswith("pad") for key in keys]
-    order = [keys[i] for i in training_order(keys, padding, size=3, seed=0, step=1)]
-    first = order[0][0]
-    of = {"a": ["a_0_0", "a_2_0"], "b": ["b_1_0"]}
-    spare = iter(["pad_0_0", "pad_1_0", "pad_2_0", "pad_3_0"])
-    wanted = []
-    for group in (first, "b" if first == "a" else "a"):
-        wanted += of[group] + [next(spare) for _ in range(3 - len(of[group]))]
-    assert order == [*wanted, next(spare)]
+    order = " ".join(keys[i] for i in training_order(keys, padding, size=3, seed=0, step=1))
+    a_first = "a_0_0 a_2_0 pad_0_0 b_1_0 pad_1_0 pad_2_0 pad_3_0"
+    b_first = "b_1_0 pad_0_0 pad_1_0 a_0_0 a_2_0 pad_2_0 pad_3_0"
+    assert order == (a_first if order[0] == "a" else b_first)
 
 
 def test_failed_rollouts_leave_mini_batches_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a run: verl appends its rows by itself, under a random id."""
+    """As in a run, verl appends padding rows with a random id."""
     lengths = lognormal()
     kept = tuple(row for row in lengths if "7_3_0" not in row[0])  # of 7, 17, ... 47
 

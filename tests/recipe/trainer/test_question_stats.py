@@ -1,6 +1,4 @@
-"""What is known of questions: a step never sees itself, a checkpoint keeps all."""
-
-from typing import Any
+"""Statistics of questions: a step never sees itself, and a checkpoint keeps everything."""
 
 from omegaconf import OmegaConf
 from rollout_batches import synthetic
@@ -9,14 +7,10 @@ from recipe.algorithms.rollouts import RolloutBatch
 from recipe.trainer.question_stats import QuestionStats
 
 
-def stats(**changes: Any) -> QuestionStats:
-    sections = {
-        "history": {"enable": True, "weight": 0.5, "floor": -0.7},
-        "curriculum": {"enable": True, "candidates": 4, "target": 0.5, "decay": 0.5},
-    }
-    for key, value in changes.items():
-        sections[key]["enable"] = value
-    return QuestionStats(OmegaConf.create(sections))
+def stats(enable: bool = True) -> QuestionStats:
+    history = {"enable": enable, "weight": 0.5, "floor": -0.7}
+    curriculum = {"enable": enable, "candidates": 4, "target": 0.5, "decay": 0.5}
+    return QuestionStats(OmegaConf.create({"history": history, "curriculum": curriculum}))
 
 
 def step() -> RolloutBatch:
@@ -33,23 +27,23 @@ def test_a_step_is_seen_by_the_next_one() -> None:
     assert known.shortest_of(["q", "p"]) == [2, None]
 
 
-def test_what_is_known_survives_a_checkpoint() -> None:
+def test_a_checkpoint_keeps_the_statistics() -> None:
     before, after = stats(), stats()
     before.fetch(["g0"], ["q"])
     before.see_step(step())
     before.fetch(["g1"], ["other"])
     before.see_group("g1", 1.0)
-    before.see_group("g1", 0.0)  # evicted first, then filled in: one group counts once
+    before.see_group("g1", 0.0)  # evicted, then a filler group: one group counts once
     after.load(before.state())
     wanted = {"shortest": {"q": 2}, "pass_rates": {"q": 0.5, "other": 1.0}}
     assert after.state() == before.state() == wanted
     assert after.choose(["other", "q"], 1) == [1]
-    after.load({})  # a checkpoint from before this existed
+    after.load({})  # a checkpoint of an older version
     assert after.state() == {"shortest": {}, "pass_rates": {}}
 
 
-def test_what_is_off_changes_nothing() -> None:
-    off = stats(history=False, curriculum=False)
+def test_disabled_sections_record_nothing() -> None:
+    off = stats(enable=False)
     off.fetch(["g0"], ["q"])
     off.see_group("g0", 1.0)
     assert off.see_step(step()) == {}

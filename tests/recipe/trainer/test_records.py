@@ -1,4 +1,4 @@
-"""rollouts/ and tensors/: what is written reads back as what it was."""
+"""rollouts/ and tensors/ are read back as they were written."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The order of questions does not depend on where a run was stopped, epoch boundaries included."""
+"""The order of questions does not depend on where a run stopped, also across epochs."""
 
 import itertools
 from collections.abc import Iterable
@@ -10,14 +10,13 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer.ppo.utils import create_rl_sampler
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-QUESTIONS, BATCH, FETCHED = 7, 2, 12  # three batches an epoch, the seventh question left out
+QUESTIONS, BATCH, FETCHED = 7, 2, 12  # three batches an epoch; one question is dropped
 
 
 class Trainer:
-    """verl's data loader, made as verl's trainer makes it, and its way to fetch."""
+    """verl's data loader, created and read as in verl's trainer."""
 
-    def __init__(self, workers: int) -> None:
-        data = OmegaConf.create({"shuffle": True, "seed": 1})
+    def __init__(self, workers: int, state: dict[str, Any] | None = None) -> None:
         questions = list(range(QUESTIONS))
         self.train_dataloader = StatefulDataLoader(
             dataset=questions,
@@ -25,58 +24,40 @@ class Trainer:
             num_workers=workers,
             drop_last=True,
             collate_fn=lambda chosen: {"raw_prompt": list(chosen)},
-            sampler=create_rl_sampler(data, questions),
+            sampler=create_rl_sampler(OmegaConf.create({"shuffle": True, "seed": 1}), questions),
         )
         self.train_dataloader_it = None
+        if state:
+            self.train_dataloader.load_state_dict(state)
 
-    def fetch(self) -> list[int]:
-        fetched: Any = PPOTrainer._fetch_one_gen_batch(self)  # type: ignore[arg-type]
-        return list(fetched["raw_prompt"])
-
-    def steps(self, count: int) -> list[list[int]]:
-        """The questions of `count` steps; recipe.trainer.saving notes the state before each."""
+    def steps(self, count: int, save: bool = True) -> list[list[int]]:
+        """The questions of `count` steps; recipe.trainer.saving takes the state before each."""
         made = []
         for _ in range(count):
-            self.before = self.train_dataloader.state_dict()
-            made.append(self.fetch())
+            self.before = self.train_dataloader.state_dict() if save else None
+            fetched: Any = PPOTrainer._fetch_one_gen_batch(self)  # type: ignore[arg-type]
+            made.append(list(fetched["raw_prompt"]))
         return made
 
 
-def resumed(state: dict[str, Any], workers: int) -> Trainer:
-    trainer = Trainer(workers)
-    trainer.train_dataloader.load_state_dict(state)
-    return trainer
-
-
-def uninterrupted(workers: int) -> list[list[int]]:
-    """The steps of a run that was never stopped, and whose state was never asked for."""
-    trainer = Trainer(workers)
-    return [trainer.fetch() for _ in range(FETCHED)]
-
-
-def test_every_epoch_has_each_question_once_in_an_order_of_its_own() -> None:
-    whole = uninterrupted(0)
+def test_every_epoch_has_each_question_once_in_its_own_order() -> None:
+    whole = Trainer(0).steps(FETCHED, save=False)
     epochs = [list(itertools.chain(*whole[first : first + 3])) for first in (0, 3, 6)]
     assert all(len(set(epoch)) == 6 for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
 
 
-# The order is another one with loader processes than without: they draw from the same generator.
+# With loader processes the order is another one: they draw from the same generator.
 @pytest.mark.parametrize(("workers", "places"), [(0, range(8)), (1, (2, 3))])
-def test_a_run_stopped_after_any_step_goes_on_with_the_questions_it_would_have_had(
+def test_a_resumed_run_has_the_questions_of_an_uninterrupted_one(
     workers: int, places: Iterable[int]
 ) -> None:
-    whole = uninterrupted(workers)
+    whole = Trainer(workers).steps(FETCHED, save=False)
     for stopped in places:
         first = Trainer(workers)
         assert first.steps(stopped) == whole[:stopped]
         saved = first.train_dataloader.state_dict()
-        assert resumed(saved, workers).steps(4) == whole[stopped : stopped + 4]
-
-
-def test_the_questions_of_a_step_that_is_given_up_come_again() -> None:
-    whole = uninterrupted(0)
-    for given_up in range(8):
-        first = Trainer(0)
-        first.steps(given_up + 1)
-        assert resumed(first.before, 0).steps(3) == whole[given_up : given_up + 3]
+        assert Trainer(workers, saved).steps(4) == whole[stopped : stopped + 4]
+        if workers == 0:  # the questions of a discarded step are fetched again
+            first.steps(1)
+            assert Trainer(0, first.before).steps(3) == whole[stopped : stopped + 3]

@@ -1,4 +1,4 @@
-"""The trainer's ids of groups; what it saves is test_saving.py, the rest runs end to end."""
+"""Group ids, state and columns of the trainer; test_saving.py and the e2e tests cover the rest."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,31 +14,32 @@ from recipe.trainer.batch import ACTOR_FIELDS
 from recipe.trainer.question_stats import QuestionStats
 from recipe.trainer.trainer import RecipeTrainer
 
+OFF = {"enable": False, "candidates": 1, "target": 0.5, "decay": 0.5}
+RECIPE = OmegaConf.create({"history": OFF, "curriculum": OFF})
+
 
 def fetched(batches: int, start: int = 0) -> list[list[str]]:
-    """The ids of the groups of each batch, by a trainer that has fetched `start` batches before."""
+    """The group ids of each batch, after `start` batches fetched before."""
     questions = [["a", "b"], ["c", "a"]]
     rows = [{"raw_prompt": q, "extra_info": [{"uid": uid} for uid in q]} for q in questions]
     trainer: Any = object.__new__(RecipeTrainer)
     trainer.train_dataloader, trainer.train_dataloader_it = rows, None
     trainer.batches_fetched = start
-    off = {"enable": False, "candidates": 1, "target": 0.5, "decay": 0.5}
-    trainer.question_stats = QuestionStats(OmegaConf.create({"history": off, "curriculum": off}))
+    trainer.question_stats = QuestionStats(RECIPE)
     if start:
         trainer.train_dataloader_it = iter(rows[start % 2 :])
     return [list(trainer._fetch_one_gen_batch()["uid"]) for _ in range(batches)]
 
 
-def test_a_group_is_named_after_its_place_in_the_data_order() -> None:
-    """Also after a resume; verl's own ids are random, and so would be what depends on them."""
+def test_a_group_id_is_its_position_in_the_data_order() -> None:
+    """Also after a resume; verl's own ids are random."""
     names = fetched(3)
-    assert names[0] == ["000000000-a", "000000001-b"]
-    assert names[1] == ["000000002-c", "000000003-a"]
-    assert names[2] == ["000000004-a", "000000005-b"]
+    rows = ["000000000-a 000000001-b", "000000002-c 000000003-a", "000000004-a 000000005-b"]
+    assert names == [row.split() for row in rows]
     assert fetched(2, start=1) == names[1:]
 
 
-def test_an_adaptive_coefficient_goes_on_where_it_was() -> None:
+def test_an_adaptive_coefficient_is_resumed() -> None:
     """After a batch of 8 with a KL of 0.5: 0.1 (1 + clip(0.5 / 0.1 - 1, -0.2, 0.2) 8 / 16)."""
 
     def trainer() -> Any:
@@ -46,8 +47,7 @@ def test_an_adaptive_coefficient_goes_on_where_it_was() -> None:
         made.kl_ctrl_in_reward = AdaptiveKLController(0.1, 0.1, 16)
         made.batches_fetched = made.optimizer_steps = 0
         made.earlier_seconds, made.started = 0.0, 0.0
-        off = {"enable": False, "candidates": 1, "target": 0.5, "decay": 0.5}
-        made.question_stats = QuestionStats(OmegaConf.create({"history": off, "curriculum": off}))
+        made.question_stats = QuestionStats(RECIPE)
         return made
 
     first, second = trainer(), trainer()
@@ -57,7 +57,7 @@ def test_an_adaptive_coefficient_goes_on_where_it_was() -> None:
     assert second.kl_ctrl_in_reward.value == first.kl_ctrl_in_reward.value
     old = {key: value for key, value in first.own_state().items() if key != "kl_in_reward"}
     third = trainer()
-    third.load_own_state(old)  # of a checkpoint that began before it was kept
+    third.load_own_state(old)  # a checkpoint of an older version
     assert third.kl_ctrl_in_reward.value == 0.1
 
 

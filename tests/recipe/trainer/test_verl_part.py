@@ -1,4 +1,4 @@
-"""One read and one write in place of verl's: the same columns and numbers as verl's own method."""
+"""One read and one write instead of verl's two: the same columns and metrics as verl's method."""
 
 import copy
 from typing import Any
@@ -48,10 +48,9 @@ def rows(*, log_probs: bool, padding: bool) -> dict[str, dict]:
                 noise = torch.randn(len(old), generator=random)
                 made[key]["rollout_log_probs"] = old + noise
     if padding:
-        zeros = {"response_mask": torch.zeros(1, dtype=torch.int64), "rm_scores": torch.zeros(1)}
-        zeros |= {"loss_mask": torch.zeros(1, dtype=torch.int64)}
-        if log_probs:
-            zeros["rollout_log_probs"] = torch.zeros(1)
+        masks = dict.fromkeys(("response_mask", "loss_mask"), torch.zeros(1, dtype=torch.int64))
+        numbers = ("rm_scores", *(["rollout_log_probs"] if log_probs else []))
+        zeros = {**masks, **dict.fromkeys(numbers, torch.zeros(1))}
         ref = {"ref_log_prob": torch.tensor([-0.3])}
         made["pad_0_0"] = row(False, 1, session=0, uid="pad", **zeros, **ref)
     return made
@@ -118,8 +117,8 @@ def test_the_columns_and_metrics_are_verls(
         assert any(0 in mask for key, mask in masks.items() if not key.startswith("pad"))
 
 
-def test_a_rejected_token_is_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It leaves the mask before anything is taken over tokens: negative control of the above."""
+def test_a_rejected_token_is_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves the mask before any statistics: negative control of the test above."""
     queue = Queue(rows(log_probs=True, padding=False))
     metrics = step(RecipeTrainer, queue, monkeypatch, rollout_correction=CORRECTION)
     kept = queue.column("response_mask")

@@ -1,0 +1,176 @@
+"""Model texts of a report: all graded samples, compressed, and a few training rollouts.
+
+The page is one file without a server, so its index is small: question, checkpoint, status and
+length of each sample. The texts are in blocks of questions, gzip in base64, which the browser
+unpacks when a question is opened or responses are searched.
+
+The texts are hostile. Samples stay JSON until the page writes them as text nodes. Rollouts are
+shortened here, and escaped by the page's template.
+"""
+
+import base64
+import gzip
+import json
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eval.report.data import CheckpointRow, RunData
+from eval.score import Lines, read_scored
+from prompt_aug.base.files import iter_lines
+from recipe.run.folder import RunFolder
+
+MOST_SAMPLES = 200_000  # of a page; with more, checkpoints in between are left out
+RESPONSE_CHARACTERS = 20_000
+BLOCK_CHARACTERS = 1 << 18  # before compression
+MOST_ROLLOUTS = 26
+ROLLOUT_CHARACTERS = 4000
+FACTS = ("gold", "status", "reward", "format", "length", "truncated", "uid")
+
+
+# ------------------------------------------------------------------------- samples
+
+
+@dataclass(frozen=True)
+class Archive:
+    """`index` is JSON. `blocks` are base64 of gzip of JSON: {question: its prompts and records}."""
+
+    index: dict[str, Any]
+    blocks: list[str]
+
+
+@dataclass
+class _Question:
+    entry: dict[str, Any]  # of the index; "s" has [checkpoint, number, status, tokens] of a sample
+    prompts: dict[str, int] = field(default_factory=dict)
+    records: list[list[Any]] = field(default_factory=list)
+
+
+def archive(runs: Sequence[RunData]) -> Archive:
+    """Return all samples of the runs. A note of a run names the checkpoints that are left out."""
+    checkpoints: list[dict[str, Any]] = []
+    statuses: dict[str, int] = {}
+    found: dict[tuple[str, str, str], _Question] = {}
+    for run in runs:
+        for row in _kept(run, MOST_SAMPLES // len(runs)):
+            for name, question, samples in _scored(run, row):
+                # Two runs may ask the same question with different prompts.
+                prompt = question["prompt_sha256"] if len(runs) == 1 else ""
+                entry = {"b": name, "u": question["uid"], "t": question["question"], "s": []}
+                entry["g"] = " | ".join(question["gold"])
+                known = found.setdefault((name, question["uid"], prompt), _Question(entry))
+                place = known.prompts.setdefault(question["prompt"], len(known.prompts))
+                for sample in samples:
+                    status = statuses.setdefault(sample["status"], len(statuses))
+                    facts = [len(checkpoints), sample["sample"], status, sample["tokens"]]
+                    known.entry["s"].append(facts)
+                    text, limit = sample.get("response", ""), RESPONSE_CHARACTERS
+                    text = text[:limit] + rest(text, limit)
+                    record = [place, text, sample.get("extracted"), sample["finish_reason"]]
+                    known.records.append(record)
+            checkpoints.append({"run": run.name, "step": row.step})
+    blocks: list[str] = []
+    block: dict[int, Any] = {}
+    size = 0
+    for number, known in enumerate(found.values()):
+        known.entry["k"] = len(blocks)
+        block[number] = {"p": list(known.prompts), "r": known.records}
+        size += sum(len(record[1]) for record in known.records) + 100
+        if size > BLOCK_CHARACTERS or number == len(found) - 1:
+            packed = gzip.compress(json.dumps(block).encode(), compresslevel=6, mtime=0)
+            blocks.append(base64.b64encode(packed).decode("ascii"))
+            block, size = {}, 0
+    entries = [known.entry for known in found.values()]
+    index = {"checkpoints": checkpoints, "statuses": list(statuses), "questions": entries}
+    return Archive(index, blocks)
+
+
+def _scored(run: RunData, row: CheckpointRow) -> Iterator[tuple[str, dict[str, Any], Lines]]:
+    """Yield (benchmark, question, its graded samples) of a checkpoint."""
+    for name, entry in row.benchmarks.items():
+        files = run.evaluated[row.step].benchmark(name)
+        yield from ((name, *scored) for scored in read_scored(files, entry))
+
+
+def _kept(run: RunData, most: int) -> list[CheckpointRow]:
+    """Return all checkpoints, or with more than `most` samples the ends and some in between."""
+    rows = list(run.rows)
+    sizes = [sum(entry["samples"] for entry in row.benchmarks.values()) for row in rows]
+    if sum(sizes) <= most:
+        return rows
+    count = max(2, min(len(rows), most // max(sizes)))
+    places = sorted({round(i * (len(rows) - 1) / (count - 1)) for i in range(count)})
+    kept = [rows[place] for place in places]
+    steps = ", ".join(str(row.step) for row in kept)
+    run.notes.append(f"samples of {len(rows)} checkpoints would be too many: those of {steps}")
+    return kept
+
+
+# ------------------------------------------------------------------------- rollouts
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One training rollout. `facts` are short name-value pairs, in the order shown."""
+
+    step: int
+    template: str
+    preview: str
+    prompt: str
+    response: str
+    correct: bool
+    facts: list[tuple[str, str]]
+
+
+def visible(text: object, limit: int = ROLLOUT_CHARACTERS) -> str:
+    r"""Shorten `text` and spell out control and direction characters (``\u202e``).
+
+    A response must not be able to reorder or hide the page around it.
+    """
+
+    def spelled(character: str) -> str:
+        hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co")
+        return f"\\u{ord(character):04x}" if hidden and character not in "\n\t" else character
+
+    raw = text if isinstance(text, str) else repr(text)
+    return "".join(map(spelled, raw[:limit])) + rest(raw, limit)
+
+
+def rest(text: str, limit: int) -> str:
+    """Describe what follows the first `limit` characters."""
+    return f"\n... and {len(text) - limit} more characters" if len(text) > limit else ""
+
+
+def rollouts(run: Path) -> list[Rollout]:
+    """Return a right and a wrong rollout per template of the first and the last recorded step."""
+    steps, picked = RunFolder(run).rollout_steps(), list[Rollout]()
+    for step in dict.fromkeys((min(steps), max(steps))) if steps else ():
+        first: dict[tuple[str, bool], Rollout] = {}
+        for line in iter_lines(steps[step]):
+            rollout = _rollout(step, line)
+            first.setdefault((rollout.template, rollout.correct), rollout)
+            if len(first) == MOST_ROLLOUTS:
+                break
+        picked += sorted(first.values(), key=lambda rollout: rollout.template)
+    return picked
+
+
+def _rollout(step: int, line: Mapping[str, Any]) -> Rollout:
+    response = line.get("response", "")
+
+    def fact(value: object) -> str:
+        if isinstance(value, float):
+            return f"{value:g}"
+        return visible(" | ".join(map(str, value)) if isinstance(value, list) else str(value), 300)
+
+    return Rollout(
+        step=step,
+        template=visible(line.get("template", "no template"), 80),
+        preview=visible(" ".join(str(response).split()), 100).split("\n")[0],
+        prompt=visible(line.get("prompt", "")),
+        response=visible(response),
+        correct=bool(line.get("accuracy")),
+        facts=[(name, fact(line[name])) for name in FACTS if line.get(name) is not None],
+    )

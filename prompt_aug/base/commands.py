@@ -1,0 +1,125 @@
+"""What the commands of the project share: help, ``--version``, tables, errors in one line.
+
+An error begins with the module that was run, as in ``eval.sweep: ...``. Exit codes: 0 done, 1 could
+not, 2 wrong usage, 130 interrupted.
+"""
+
+import argparse
+import importlib.metadata
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from prompt_aug.base.errors import UsageError, UserError
+
+DISTRIBUTION = "rlvr-recipes"
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Text as it was written, and the default behind each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        shown = action.default not in (None, False, [], argparse.SUPPRESS)
+        told = "%(default)" in (action.help or "")
+        return f"{action.help or ''} (default: %(default)s)" if shown and not told else action.help
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors begin as those of `run` do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(2, f"{self.prog.removeprefix('python -m ')}: {message}\n")
+
+
+def make_parser(prog: str, description: str | None, *, example: str) -> argparse.ArgumentParser:
+    """A parser with ``--version`` and an example, that does not take abbreviated options.
+
+    An abbreviation would silently change its meaning with the next option that begins like it.
+    """
+    parser = _Parser(
+        prog=prog,
+        description=(description or "").replace("``", ""),
+        epilog=f"example:\n  {example}",
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+    )
+    try:
+        version = importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        version = "not installed"
+    parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {version}")
+    return parser
+
+
+class _Renamed(argparse.Action):
+    """Refuse an option that has another name now; its `const` is the new name."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(f"{self.option_strings[0]}: renamed to {self.const}. Use the new name.")
+
+
+def add_renamed(parser: Any, old: str, new: str) -> None:
+    """Refuse the option `old` with the name of the option that replaces it."""
+    parser.add_argument(old, action=_Renamed, const=new, help=argparse.SUPPRESS)
+
+
+class _Steps(argparse.Action):
+    """``10 20`` or ``10,20`` -> [10, 20]; ``all`` -> None."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        parts = [part for text in values for part in text.split(",")]
+        if not (parts == ["all"] or all(p.isascii() and p.isdecimal() for p in parts)):
+            parser.error(f"--steps {' '.join(values)}: neither 'all' nor steps like 10 20")
+        setattr(namespace, self.dest, None if parts == ["all"] else [int(part) for part in parts])
+
+
+def add_steps(parser: argparse.ArgumentParser) -> None:
+    """``--steps``, the same for all commands that work on the checkpoints of a run."""
+    parser.add_argument(
+        "--steps",
+        nargs="+",
+        action=_Steps,
+        metavar="N",
+        help="these steps only, as 10 20 or 10,20 (default: all)",
+    )
+
+
+def in_columns(
+    table: Sequence[Sequence[str]], *, left: Sequence[str] = (), rule: bool = False
+) -> str:
+    """A table for a terminal, its first row the header; `rule` draws a line under it.
+
+    Columns stand to the right, as numbers do, but for the first and those called as in `left`.
+    """
+    head = table[0]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    sides = [str.ljust if name == head[0] or name in left else str.rjust for name in head]
+    rows = [
+        "  ".join(side(c, w) for side, c, w in zip(sides, row, widths, strict=True)).rstrip()
+        for row in table
+    ]
+    under = ["  ".join("-" * width for width in widths)] * rule
+    return "\n".join([rows[0], *under, *rows[1:]])
+
+
+def run(name: str, command: Callable[[], int], *, interrupted: str) -> int:
+    """The exit code of `command`; what a user can fix is reported in one line on stderr.
+
+    `name` is that of the module; `interrupted` says after Ctrl-C what is kept and how to continue.
+    """
+    try:
+        return command()
+    except (UserError, OSError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; {interrupted}", file=sys.stderr)
+        return INTERRUPTED

@@ -1,0 +1,273 @@
+"""Files that survive a killed process: atomic writes, JSON, JSON lines, digests and folder locks.
+
+All writes of the project use this module. A file is replaced as a whole. A file of JSON lines grows
+by whole lines, of which only the last can be torn. A locked folder has one writer.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import secrets
+import socket
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+from prompt_aug.base.errors import UserError
+
+LOCK = ".lock"
+LOCK_SECONDS = 0.5  # longer than `is_held` keeps a lock
+# Error codes of flock on file systems without locks: some Lustre and NFS mounts.
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class FileError(UserError, ValueError):
+    """A file with invalid content. The message names the file and the place."""
+
+
+class MissingFileError(FileError, FileNotFoundError):
+    """A file that does not exist."""
+
+
+class InUseError(UserError):
+    """A folder that another running process has locked."""
+
+
+# ------------------------------------------------------------------------- whole files
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary file that replaces `path` when the block ends without an exception.
+
+    Creates the folder, flushes to disk, then renames. If the block raises, the disk is full or the
+    process is killed, `path` is unchanged. A killed process leaves the hidden temporary file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Random: two threads, or two nodes, can have the same process id.
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        with beside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `path` atomically in UTF-8; a lone surrogate becomes ``?``."""
+    with replacing(path) as file:
+        file.write(text.encode("utf-8", errors="replace"))
+
+
+def read_text(path: Path) -> str:
+    """Return the UTF-8 text in `path`. Raises MissingFileError, or FileError if not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise MissingFileError(f"{path} is missing") from None
+    except IsADirectoryError:
+        raise FileError(f"{path} is a folder, not a file") from None
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path} is not UTF-8 text ({error}): restore it or convert it") from None
+
+
+# ------------------------------------------------------------------------- JSON
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write indented, standard JSON atomically. Raises ValueError for NaN and infinity.
+
+    Python reads and writes them, but jq, JavaScript and pandas reject such a file.
+    """
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Return the JSON value in `path`. Raises MissingFileError, or FileError if damaged."""
+    return _parse(read_text(path), str(path))
+
+
+def dump_lines(records: Iterable[dict[str, Any]]) -> str:
+    """Return one JSON object per line. ASCII, so that no character can be read as a line end.
+
+    Raises ValueError for NaN and infinity.
+    """
+    return "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+
+
+def write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    """Write one JSON object per line atomically."""
+    write_text(path, dump_lines(records))
+
+
+def append_lines(path: Path, records: Iterable[dict[str, Any]], *, sync: bool = False) -> None:
+    """Append one JSON object per line; creates the file and its folder. For a single writer.
+
+    Removes a torn last line of a killed writer first. With `sync` the lines are on disk on return,
+    so that they also survive a crash of the machine.
+    """
+    lines = dump_lines(records)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        _mend_tail(file)
+        file.write(lines.encode())
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+
+
+def iter_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file of JSON lines, except a torn last line; none if it is missing.
+
+    Raises FileError for a broken line before the last, which a killed writer cannot leave.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip() or not (line.endswith(b"\n") or _whole(line)):
+                continue
+            place = f"{path}, line {number}"
+            try:
+                record = _parse(line.decode("utf-8"), place)
+            except UnicodeDecodeError as error:
+                raise FileError(f"{place} is not UTF-8 text ({error})") from None
+            if not isinstance(record, dict):
+                raise FileError(f"{place} is not a JSON object")
+            yield record
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return all objects of `iter_lines`."""
+    return list(iter_lines(path))
+
+
+def _parse(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FileError(
+            f"{place} is not valid JSON ({error}). Restore the file, or delete it and run the "
+            "command that wrote it again."
+        ) from None
+
+
+def _whole(line: bytes) -> bool:
+    """Whether a line without its line feed is complete: a part of a JSON object is not JSON."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _mend_tail(file: IO[bytes]) -> None:
+    """Remove the text after the last line feed, or end the line if it is a complete object."""
+    end = file.seek(0, os.SEEK_END)
+    start, tail = end, b""
+    while start and b"\n" not in tail:
+        start = max(0, start - 2**16)
+        file.seek(start)
+        tail = file.read(end - start)
+    torn = tail.rpartition(b"\n")[2]
+    if torn and _whole(torn):
+        file.write(b"\n")
+    elif torn:
+        file.truncate(end - len(torn))
+
+
+# ------------------------------------------------------------------------- digests
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of the bytes of `path`, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digests(paths: Iterable[Path], root: Path, progress: str | None = None) -> dict[str, str]:
+    """Return the `sha256` of each file by its name under `root`, sorted.
+
+    `progress` is the title of a progress bar, None for none.
+    """
+    hidden = True if progress is None else None  # None: shown on a terminal only
+    bar = tqdm(sorted(set(paths)), desc=progress, unit="file", leave=False, disable=hidden)
+    return {path.relative_to(root).as_posix(): sha256(path) for path in bar}
+
+
+def sync(paths: Iterable[Path]) -> None:
+    """Flush the contents of these files to disk."""
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+# ------------------------------------------------------------------------- folder locks
+
+
+def lock(folder: Path) -> contextlib.ExitStack:
+    """Lock `folder`, created if missing, for this process; release by ``close`` or ``with``.
+
+    The kernel holds the lock (flock), so that it ends with its process. The file ``.lock`` names
+    the owner. Raises InUseError if another process holds it, and FileError on a file system
+    without locks.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    held, job = _lock_file(folder), os.environ.get("SLURM_JOB_ID", "")
+    try:
+        held.acquire(timeout=LOCK_SECONDS)
+    except Timeout:
+        raise InUseError(
+            f"{folder} is in use by {_owner(folder) or 'another process'}. Wait for it, stop it, "
+            "or choose another folder."
+        ) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        raise FileError(
+            f"{folder}: the file system has no file locks ({error.strerror}), so two processes "
+            "could write there. Choose a folder on another mount, or mount it with locks "
+            "(Lustre: -o flock)."
+        ) from None
+    owner = f"process {os.getpid()} on {socket.gethostname()}" + (f" (job {job})" if job else "")
+    (folder / LOCK).write_text(owner, encoding="utf-8")
+    stack = contextlib.ExitStack()
+    stack.callback(held.release)
+    return stack
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a running process holds the lock of `folder`.
+
+    If it cannot be tried (another user's folder), return whether the lock file names an owner.
+    """
+    if not (folder / LOCK).is_file():
+        return False
+    probe = _lock_file(folder)
+    try:
+        probe.acquire(timeout=0)
+    except Timeout:
+        return True
+    except OSError:
+        return bool(_owner(folder))
+    probe.release()
+    return False
+
+
+def _lock_file(folder: Path) -> FileLock:
+    # No fallback: filelock's own would leave its file behind when a process is killed.
+    return FileLock(folder / LOCK, thread_local=False, fallback_to_soft=False)
+
+
+def _owner(folder: Path) -> str:
+    try:
+        return (folder / LOCK).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""

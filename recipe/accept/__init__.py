@@ -1,1 +1,0 @@
-"""The acceptance run of a node: ``python -m recipe.accept``."""

@@ -1,1 +1,0 @@
-"""Whether a run could start here: ``python -m recipe.doctor``."""

@@ -1,0 +1,1 @@
+"""Preflight: whether a run can start, and whether every key does what it says."""

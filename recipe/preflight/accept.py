@@ -1,0 +1,251 @@
+"""Accept a node: ``python -m recipe.accept [--cpu] [--folder runs/accept] [--only STAGE ...]``.
+
+Run this first on a new site. Its stages are the doctor, a model with random weights, loss and
+gradient against float32, three short trainings, the transfer of weights, exports in both dtypes
+and an evaluation. Each stage is a process of its own; after a failure only the stages that need
+the failed one are skipped. Prints a page of figures and writes it to FOLDER/accept.md. ``--cpu``
+uses the toy model. Nothing is downloaded. The GPU form was never run (requirements/README.md).
+"""
+
+import functools
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prompt_aug.base.commands import make_parser
+from prompt_aug.base.files import read_json, write_text
+from recipe.run.folder import read_metrics
+
+Figures = dict[str, float]
+MARK = ".acceptance"  # in every folder that this command made, and may delete
+WORK = "recipe.preflight.accept_work"
+LEAST_CORRELATION = 0.99  # of the engine's and the actor's probabilities of the same tokens
+MOST_LOGPROB_ERROR = 0.1  # nats, bfloat16 against float32
+LEAST_COSINE = 0.99  # of their gradients
+RUNS = {"prompt_aug": 2, "ta_grpo": 1, "cw_grpo": 1}  # steps of each method
+# Key of metrics.jsonl -> its line on the page.
+TRAINING = {
+    "timing_s/gen": "rollouts, s",
+    "timing_s/old_log_prob": "log-probs, s",
+    "timing_s/update_actor": "update, s",
+    "timing_s/update_weights": "weights to the engine, s",
+    "timing_s/step": "step, s",
+    "perf/throughput": "tokens/s per GPU, whole step",
+    "perf/mfu/actor": "MFU of the update",
+    "perf/max_memory_allocated_gb": "peak memory of the actor, GB",
+}
+GPU_SIZES = (
+    "trainer.nnodes=1 trainer.n_gpus_per_node=1 trainer.test_freq=-1 data.train_batch_size=16 "
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8 data.max_prompt_length=512 "
+    "data.max_response_length=1024 actor_rollout_ref.rollout.max_model_len=1536"
+).split()
+CPU_SIZES = (
+    "recipe.toy.enable=false data.train_batch_size=4 actor_rollout_ref.rollout.n=8 "
+    "trainer.test_freq=-1 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16 "
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32"
+).split()
+
+
+class StageError(Exception):
+    """A figure is outside its limits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A process, or without a `command` a check of figures, that `needs` earlier stages."""
+
+    name: str
+    command: list[str]
+    needs: tuple[str, ...] = ()
+    figures: Callable[[], Figures] = dict
+    seconds: float = 600.0
+
+
+@dataclass(kw_only=True, slots=True)
+class Result:
+    """Outcome of a stage; `why` is empty where it went well."""
+
+    name: str
+    why: str = ""
+    seconds: float = 0.0
+    figures: Figures = field(default_factory=dict)
+
+
+def module(name: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-m", name, *map(str, arguments)]
+
+
+def last_line(run: Path) -> dict[str, float]:
+    lines = read_metrics(run)
+    if not lines:
+        raise StageError(f"{run} has no step")
+    return lines[-1]
+
+
+def training(run: Path) -> Figures:
+    """Return the times of a run's last step; the first one also compiles and warms up."""
+    line = last_line(run)
+    return {label: float(line[key]) for key, label in TRAINING.items() if key in line}
+
+
+def hand_over(run: Path) -> Figures:
+    """Check that the engine has the actor's weights: same tokens, same probabilities."""
+    key = "training/rollout_actor_probs_pearson_corr"
+    value = float(last_line(run).get(key, float("nan")))
+    if not value >= LEAST_CORRELATION:
+        raise StageError(f"{key} is {value:.4f}, wanted {LEAST_CORRELATION} or more")
+    return {"correlation of engine and actor": value}
+
+
+def reference(path: Path) -> Figures:
+    """Check the figures of the comparison with float32."""
+    found = read_json(path)
+    if not found["largest log-prob error, nats"] <= MOST_LOGPROB_ERROR:
+        raise StageError(f"log-probs are off: {found}")
+    if not found["cosine of the gradients"] >= LEAST_COSINE:
+        raise StageError(f"gradients are off: {found}")
+    return found
+
+
+def train(folder: Path, method: str, steps: int, cpu: bool) -> list[str]:
+    """Return the arguments of recipe.train; every run saves its last step."""
+    settings = [
+        f"recipe.run_dir={folder / method}",
+        f"recipe.model_path={folder / 'model'}",
+        f"data.train_files=[{folder}/data/train.parquet]",
+        f"data.val_files=[{folder}/data/validation.parquet]",
+        f"trainer.total_training_steps={steps}",
+        f"trainer.save_freq={steps}",
+    ]
+    if cpu:
+        return ["toy_methods", f"method={method}", *settings, *CPU_SIZES]
+    return [method, *settings, *GPU_SIZES]
+
+
+def stages(folder: Path, cpu: bool) -> list[Stage]:
+    """Return all stages: trainings of the toy model on a CPU, of a model of 1.5B on a GPU."""
+    run = folder / "prompt_aug"
+    trainings = [
+        Stage(
+            name=f"train {method}",
+            command=module("recipe.train", *train(folder, method, steps, cpu)),
+            needs=("model",),
+            figures=functools.partial(training, folder / method),
+        )
+        for method, steps in RUNS.items()
+    ]
+    # Of two runs, since a step that is exported in one dtype is refused in another.
+    exports = [
+        Stage(
+            name=f"export {dtype}",
+            command=module("recipe.export", folder / method, "--dtype", dtype),
+            needs=(f"train {method}",),
+        )
+        for method, dtype in (("cw_grpo", "bfloat16"), ("prompt_aug", "float32"))
+    ]
+    benchmark = f"made={folder}/data/test.parquet"
+    return [
+        Stage(name="doctor", command=module("recipe.doctor", "--runs", folder)),
+        Stage(name="model", command=module(WORK, "model", folder, *["--cpu"] * cpu)),
+        Stage(
+            name="loss and gradient",
+            command=module(WORK, "reference", folder),
+            needs=("model",),
+            figures=lambda: reference(folder / "reference.json"),
+        ),
+        *trainings,
+        Stage(
+            name="weights",
+            command=[],
+            needs=("train prompt_aug",),
+            figures=lambda: hand_over(run),
+        ),
+        *exports,
+        # The start model and the trained one: an engine, then another in its place.
+        Stage(
+            name="evaluation",
+            command=module("eval.sweep", run, "--benchmark", benchmark, "--max-questions", 8),
+            needs=("export float32",),
+        ),
+    ]
+
+
+def run_stage(stage: Stage, logs: Path, failed: set[str]) -> Result:
+    """Run one stage to its end or its time limit; its output goes to its log."""
+    missing = [name for name in stage.needs if name in failed]
+    if missing:
+        return Result(name=stage.name, why=f"not run: {missing[0]} failed")
+    began, result = time.monotonic(), Result(name=stage.name)
+    log = logs / f"{stage.name.replace(' ', '_')}.log"
+    try:
+        if stage.command:
+            with log.open("w") as file:
+                done = subprocess.run(
+                    stage.command, stdout=file, stderr=subprocess.STDOUT, timeout=stage.seconds
+                )
+            if done.returncode:
+                raise StageError(f"exit code {done.returncode}, see {log}")
+        result.figures = stage.figures()
+    except subprocess.TimeoutExpired:
+        result.why = f"not done within {stage.seconds:.0f} s, see {log}"
+    except (StageError, OSError, KeyError, ValueError) as error:
+        result.why = str(error)
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def take(folder: Path, anew: bool) -> bool:
+    """Make `folder`, if `anew` without its old content; False if this command did not make it.
+
+    A training run has logs/ too, so only the mark shows what may be deleted.
+    """
+    if folder.exists():
+        marked = (folder / MARK).is_file()
+        if not marked and (not folder.is_dir() or any(folder.iterdir())):
+            return False
+        if anew:
+            shutil.rmtree(folder)
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    (folder / MARK).touch()
+    return True
+
+
+def page(results: list[Result]) -> str:
+    """Return the table of stages and figures, as Markdown."""
+    lines = ["| stage | result | seconds |", "|---|---|---:|"]
+    lines += [f"| {r.name} | {r.why or 'ok'} | {r.seconds:.0f} |" for r in results]
+    lines += ["", "| stage | figure | value |", "|---|---|---:|"]
+    lines += [f"| {r.name} | {k} | {v:.4g} |" for r in results for k, v in r.figures.items()]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = make_parser(
+        "python -m recipe.accept", __doc__, example="python -m recipe.accept --cpu"
+    )
+    parser.add_argument("--cpu", action="store_true", help="the toy model on the CPU")
+    parser.add_argument("--folder", type=Path, default=Path("runs/accept"), help="deleted first")
+    parser.add_argument("--only", nargs="+", metavar="STAGE", help="in the folder as it is")
+    options = parser.parse_args(arguments)
+    folder = options.folder.resolve()
+    wanted = stages(folder, options.cpu)
+    names = [stage.name for stage in wanted]
+    if unknown := set(options.only or ()) - set(names):
+        parser.error(f"--only: no stage {', '.join(unknown)}; they are {', '.join(names)}")
+    if not take(folder, anew=not options.only):
+        print(f"recipe.accept: {folder} is not of an acceptance run: choose another --folder")
+        return 1
+    results: list[Result] = []
+    for stage in wanted:
+        if options.only and stage.name not in options.only:
+            continue
+        result = run_stage(stage, folder / "logs", {r.name for r in results if r.why})
+        results.append(result)
+        print(f"{result.name}: {result.why or 'ok'}, {result.seconds:.0f} s", flush=True)
+    write_text(folder / "accept.md", page(results))
+    print(f"\n{page(results)}")
+    return int(any(result.why for result in results))

@@ -1,0 +1,117 @@
+"""Work of two stages of `recipe.accept`: make a model, compare its gradient with float32.
+
+    python -m recipe.preflight.accept_work model FOLDER [--cpu]
+    python -m recipe.preflight.accept_work reference FOLDER
+
+The model has random weights, the shape of Qwen2.5-Math-1.5B, and the tokenizer and questions of
+the toy world; ``--cpu`` takes the toy model. Nothing is downloaded.
+"""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cosine_similarity
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from prompt_aug.base.files import write_json
+from recipe.config.compose import compose_config
+from recipe.preflight.shapes import shape_of
+from recipe.toy import build
+
+MODEL = "Qwen/Qwen2.5-Math-1.5B"
+TOY = ["recipe.toy.updates=1", "recipe.toy.train_questions=200", "recipe.toy.test_questions=40"]
+LENGTHS = (17, 1, 30)  # of the sequences of the comparison
+
+
+def make_model(folder: Path, cpu: bool) -> None:
+    """Make FOLDER/model and FOLDER/data."""
+    built = build.build(compose_config("toy", [*TOY, f"recipe.toy.cache={folder}/toy"]))
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    for path in built.glob("*.parquet"):
+        shutil.copy(path, folder / "data" / path.name)
+    AutoTokenizer.from_pretrained(built / "model").save_pretrained(folder / "model")
+    if cpu:
+        model = AutoModelForCausalLM.from_pretrained(built / "model")
+    else:
+        model = random_weights(AutoConfig.from_pretrained(built / "model"))
+    model.save_pretrained(folder / "model")
+    print(f"{model.num_parameters():,} parameters in {folder / 'model'}")
+
+
+def random_weights(config: Any) -> Any:
+    """Return a model of `MODEL`'s shape in bfloat16; `config` is of the same family."""
+    shape = shape_of(MODEL)
+    config.update(
+        {
+            "hidden_size": shape.hidden,
+            "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
+            "head_dim": shape.head_dim,
+            "intermediate_size": shape.intermediate,
+            "vocab_size": shape.vocab,
+            "tie_word_embeddings": shape.tied,
+            "layer_types": ["full_attention"] * shape.layers,
+            "max_position_embeddings": 4096,
+        }
+    )
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+
+
+def gradient(model: Any, ids: Any, positions: Any, logprobs: Any) -> tuple[Any, Any]:
+    """Return log-probs and the gradient of their mean as one vector, float32 on the CPU."""
+    logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0, :-1]
+    values = logprobs(logits, ids[0, 1:])
+    values.float().mean().backward()
+    grads = [p.grad.float().cpu().flatten() for p in model.parameters() if p.grad is not None]
+    return values.detach().float().cpu(), torch.cat(grads)
+
+
+def compare(folder: Path) -> None:
+    """Compare loss and gradient of the device with float32 on the CPU: FOLDER/reference.json.
+
+    The batch is of random tokens, packed as in a run. The device computes in bfloat16 with verl's
+    function for log-probabilities, the CPU with torch's log softmax. Without a GPU the device is
+    the CPU too.
+    """
+    import recipe.plugin  # noqa: F401  (as in every process of a run, before verl)
+    from verl.utils.torch_functional import logprobs_from_logits  # isort: skip
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    exact = AutoModelForCausalLM.from_pretrained(
+        str(folder / "model"), dtype=torch.float32, attn_implementation="sdpa"
+    )
+    ids = torch.randint(0, exact.config.vocab_size, (1, sum(LENGTHS)))
+    positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
+
+    def plain(logits: Any, labels: Any) -> Any:
+        return logits.log_softmax(-1).gather(-1, labels[:, None])[:, 0]
+
+    wanted = gradient(exact, ids, positions, plain)
+    model = exact.to(torch.bfloat16).to(device)
+    model.zero_grad()
+    got = gradient(model, ids.to(device), positions.to(device), logprobs_from_logits)
+    figures = {
+        "largest log-prob error, nats": float((got[0] - wanted[0]).abs().max()),
+        "cosine of the gradients": float(cosine_similarity(got[1], wanted[1], dim=0)),
+    }
+    write_json(folder / "reference.json", figures)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("work", choices=("model", "reference"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--cpu", action="store_true")
+    options = parser.parse_args()
+    if options.work == "model":
+        make_model(options.folder, options.cpu)
+    else:
+        compare(options.folder)
+    sys.exit(0)

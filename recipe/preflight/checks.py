@@ -1,0 +1,82 @@
+"""All checks of a run: ``python -m recipe.preflight.checks`` prints them as RULES.md.
+
+`check` runs them before Ray starts: types (`recipe.config.schema`), then the rules about settings,
+then files, resume and machine. `recipe.train`, its ``--dry-run`` and the doctor run these lists.
+"""
+
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from prompt_aug.base.files import write_json, write_text
+from prompt_aug.prompts import Prompts
+from recipe.config.schema import check_types
+from recipe.preflight.algorithm import ALGORITHM
+from recipe.preflight.data import FILES, PROMPTS, load_tokenizer, prepare_data
+from recipe.preflight.engine import ENGINE
+from recipe.preflight.functions import FUNCTIONS
+from recipe.preflight.machine import MACHINE
+from recipe.preflight.resume import RESUME, repair_checkpoints
+from recipe.preflight.rules import Check, Setup, page, refuse
+from recipe.run.folder import RunFolder
+from recipe.toy import build as toy
+
+# Checks of the configuration alone, by theme.
+SETTINGS: dict[str, list[Check]] = {
+    "Prompts": PROMPTS,
+    "Algorithm": ALGORITHM,
+    "verl and its engines": ENGINE,
+    "Own functions": FUNCTIONS,
+}
+# Checks of the run folder, the data and the machine.
+PLACE: dict[str, list[Check]] = {"Files": FILES, "Resume": RESUME, "Machine": MACHINE}
+
+
+def validate(config: DictConfig) -> Prompts:
+    """Refuse a configuration that could not run or would not do what it says; takes no time.
+
+    Reads only the bank of templates and the user's modules, and changes nothing. Returns how the
+    run renders questions. Raises ConfigError with every problem, one a line. Call it again after
+    each change of a configuration that `compose_config` returned.
+    """
+    check_types(config)
+    setup = Setup(config)
+    refuse([check for checks in SETTINGS.values() for check in checks], setup)
+    return setup.prompts
+
+
+def check(config: DictConfig, *, here: bool = True) -> Prompts:
+    """Run every check that writes no file; `here` is False for a run on another machine.
+
+    Makes the paths of the run absolute: actors may run on another node or in another folder.
+    """
+    prompts = validate(config)
+    with open_dict(config):
+        config.trainer.default_local_dir = str(Path(config.trainer.default_local_dir).resolve())
+        config.recipe.run_dir = str(Path(config.recipe.run_dir).resolve())
+    built, count = None, 0
+    if config.recipe.toy.enable:
+        built = toy.attach(config)
+        count = toy.settings_of(config, prompts.bank).world.questions.train
+    setup = Setup(config, built=built, world_questions=count, here=here)
+    refuse([check for checks in PLACE.values() for check in checks], setup)
+    return prompts
+
+
+def prepare(config: DictConfig, prompts: Prompts) -> None:
+    """Make the toy world where there is none, write the checked questions and config.yaml."""
+    folder = RunFolder(Path(config.recipe.run_dir))
+    for message in repair_checkpoints(config):
+        print(f"recipe.train: {message}", file=sys.stderr)
+    if config.recipe.toy.enable:
+        toy.build(config)
+    shown = OmegaConf.to_yaml(config, resolve=True)  # with the user's own data files
+    report = prepare_data(config, prompts, load_tokenizer(config))
+    write_json(folder.data_manifest, report)
+    prompts.write(folder.prompts)
+    write_text(folder.config, shown)
+
+
+if __name__ == "__main__":
+    print(page(SETTINGS | PLACE), end="")

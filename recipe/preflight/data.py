@@ -1,0 +1,312 @@
+"""Rules about templates and data files, and the preparation of a run's questions."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, open_dict
+
+from prompt_aug.base import tokenizers
+from prompt_aug.base.files import read_json
+from prompt_aug.prepare.sources import command_for
+from prompt_aug.prompts import Prompts
+from prompt_aug.questions import Question, read_parquet, write_parquet
+from prompt_aug.templates import Overlong
+from recipe.errors import ConfigError
+from recipe.preflight.engine import EPOCHS
+from recipe.preflight.rules import Check, Rule, Setup
+from recipe.run.folder import RunFolder
+
+SPLITS = ("train_files", "val_files")
+
+
+def templates(s: Setup) -> Iterator[str]:
+    """The bank can be read, and all templates that are named are in it."""
+    listed = {
+        "recipe.augment.templates": s.templates,
+        "recipe.augment.validation_template": [s.recipe.augment.validation_template],
+        "eval.template": [s.config.eval.template],
+        "eval.benchmarks": [b.template for b in s.config.eval.benchmarks if b.get("template")],
+    }
+    for key, names in listed.items():
+        if unknown := [name for name in names if name not in s.bank.names]:
+            yield (
+                f"{key}={unknown[0]}: no template '{unknown[0]}' in the bank. Use one of "
+                f"{', '.join(s.bank.names)}."
+            )
+
+
+PROMPTS: list[Check] = [
+    templates,
+    Rule(
+        "recipe.augment.mode recipe.augment.templates",
+        lambda s: s.recipe.augment.mode == "fixed" and len(s.templates) != 1,
+        "this mode needs one template. Name one in recipe.augment.templates.",
+    ),
+    Rule(
+        "recipe.augment.mode recipe.augment.templates",
+        lambda s: s.recipe.augment.mode != "fixed" and len(s.templates) == 1,
+        "there is one template to draw from. Set recipe.augment.templates=null for all of the bank "
+        "or name several, or set recipe.augment.mode=fixed.",
+    ),
+    Rule(
+        "recipe.augment.weights",
+        lambda s: s.recipe.augment.weights and len(s.recipe.augment.weights) != len(s.templates),
+        "the number of weights is not that of the templates. Give one for each, or null.",
+    ),
+    Rule(
+        "recipe.reward.overlong.buffer data.max_response_length",
+        lambda s: (
+            s.recipe.reward.overlong.enable
+            and s.recipe.reward.overlong.buffer > s.data.max_response_length
+        ),
+        "every response would be punished. Set a smaller buffer.",
+    ),
+    Rule(
+        "recipe.one_question",
+        lambda s: s.recipe.one_question == "?",
+        "the method trains on one question. Give its uid or its row number.",
+    ),
+]
+
+# ------------------------------------------------------------------------- files
+
+
+def files(s: Setup) -> Iterator[str]:
+    """The model and the data files exist, and own ones beside a toy world can be read."""
+    model, found = s.model.path, []
+    if not model:
+        found.append("recipe.model_path: not set. Name a model folder or a hub id.")
+    elif not s.is_built(model):
+        found += model_folder(model)
+    own = {key: [p for p in paths_of(s.data[key]) if not s.is_built(p)] for key in SPLITS}
+    for key in SPLITS:
+        if not paths_of(s.data[key]):
+            found.append(f"data.{key}: not set. Name a parquet file of questions.")
+        found += [
+            f"data.{key}={path}: no such file. Make it: `{command_for(path)}`."
+            for path in own[key]
+            if not Path(path).exists()
+        ]
+    yield from found
+    if s.built is None or found:
+        return  # without a toy world all is read right after the checks
+    rows = {key: sum(len(read_parquet(path)) for path in own[key]) for key in SPLITS}
+    if not s.is_built(model):
+        load_tokenizer(s.config)
+    if s.recipe.one_question is None:
+        made = len(own["train_files"]) < len(paths_of(s.data.train_files))
+        # Questions that are too long are not dropped yet: `prepare_data` counts once more.
+        yield from too_few(rows["train_files"] + s.world_questions * made, s)
+
+
+def model_folder(model: str) -> Iterator[str]:
+    """Yield what is wrong with a path; a hub id is checked later, by transformers."""
+    if not model.startswith(("/", ".", "~")) and model.count("/") <= 1:
+        return
+    if not Path(model).is_dir():
+        yield f"recipe.model_path={model}: no such folder, and no hub id, which is OWNER/NAME."
+    elif not (Path(model) / "config.json").is_file():
+        yield f"recipe.model_path={model}: there is no config.json in it. Name a model folder."
+
+
+def too_few(questions: int, s: Setup) -> Iterator[str]:
+    """Yield the limits that so many training questions do not reach."""
+    most = s.data.get("train_max_samples", -1)
+    questions = most if 0 <= most < questions else questions
+    if questions < s.batch:
+        yield (
+            f"data.train_batch_size={s.batch}: there are {questions} training questions. Set a "
+            "smaller batch, or give more questions."
+        )
+        return
+    curriculum, epochs = s.recipe.curriculum, s.trainer.total_epochs
+    seen = s.batch * curriculum.candidates
+    seen *= s.recipe.dynamic_sampling.max_gen_batches if s.filter.enable else 1
+    if curriculum.enable and questions < seen:
+        yield (
+            f"recipe.curriculum.candidates={curriculum.candidates}: a step reads {seen} questions "
+            "(data.train_batch_size x candidates, with dynamic sampling x "
+            f"recipe.dynamic_sampling.max_gen_batches), and there are {questions}. Lower it."
+        )
+    steps = epochs * (questions // s.batch)
+    if epochs != EPOCHS and (s.filter.enable or curriculum.enable):
+        yield (
+            f"trainer.total_epochs={epochs}: with dynamic sampling or a curriculum a step reads "
+            "more than one batch of questions, and verl does not count them. Leave the key alone "
+            "and set trainer.total_training_steps."
+        )
+    elif steps < s.trainer.total_training_steps:
+        yield (
+            f"trainer.total_epochs={epochs}: verl would stop after {steps} steps, before "
+            f"trainer.total_training_steps={s.trainer.total_training_steps} and without saving the "
+            f"last ones. Set trainer.total_training_steps={steps}."
+        )
+
+
+def paths_of(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or [])
+
+
+def load_tokenizer(config: DictConfig) -> Any:
+    """Return the tokenizer of the start model; ConfigError where the model cannot be had."""
+    try:
+        return tokenizers.load_tokenizer(config.actor_rollout_ref.model.path)
+    except tokenizers.TokenizerError as error:
+        raise ConfigError(f"recipe.model_path: {error}") from error
+
+
+FILES: list[Check] = [files]
+
+# ------------------------------------------------------------------------- questions of a run
+
+
+def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[str, Any]:
+    """Check the questions, write them into the run folder, and point verl at them.
+
+    A training question is kept if it fits ``data.max_prompt_length`` under every template that may
+    be drawn: draws change with the epoch. A validation question is measured under its own fixed
+    template. Returns the record of data/manifest.json, which names every question dropped.
+    """
+    setup, augment, report = Setup(config), config.recipe.augment, {}
+    folder = RunFolder(Path(config.recipe.run_dir))
+    drawn = {
+        ("train", "train_files"): list(augment.templates or prompts.bank.names),
+        ("test", "val_files"): [augment.validation_template],
+    }
+    for (split, key), names in drawn.items():
+        if not (paths := paths_of(config.data[key])):
+            raise ConfigError(f"data.{key}: not set. Name a parquet file of questions.")
+        questions = [question for path in paths for question in read_parquet(path)]
+        own = sum(question.system is not None for question in questions)
+        if own and len(names) > 1 and augment.system == "row":
+            raise ConfigError(
+                f"data.{key}: {own} questions have a system prompt, which would replace those of "
+                f"{len(names)} templates. Set recipe.augment.mode=fixed with one template, or "
+                "recipe.augment.system=template to ignore the rows' own."
+            )
+        kept, dropped = fitting(questions, prompts, names, tokenizer, config, key)
+        counts: dict[str, Any] = {"questions": len(kept)}
+        if split == "train":
+            kept, rephrasings = fit_rephrasings(kept, prompts, names, tokenizer, config)
+            kept = only_question(kept, config)
+            if found := list(too_few(len(kept), setup)):
+                raise ConfigError("\n".join(found))
+            counts.update(rephrasings)
+        else:
+            best, written = config.recipe.keep_best, {f"val/{q.source}/accuracy" for q in kept}
+            if best and best not in written:
+                raise ConfigError(
+                    f"recipe.keep_best={best}: no validation on data.val_files writes it. Set "
+                    f"{' or '.join(sorted(written))}."
+                )
+        counts["digest"] = digest(kept)
+        check_same_questions(folder, split, f"data.{key}", counts["digest"])
+        path = folder.data(split)
+        write_parquet([dataclasses.replace(q, split=split) for q in kept], path)
+        report[split] = counts | {
+            "max_prompt_length": int(config.data.max_prompt_length),
+            "dropped": [dataclasses.asdict(d) for d in dropped],
+        }
+        with open_dict(config):
+            config.data[key] = [str(path)]
+    return report
+
+
+def digest(questions: Sequence[Question]) -> str:
+    """Return the SHA-256 of the questions in their order: texts, answers and rephrasings."""
+    lines = [
+        json.dumps([q.text, list(q.answers), list(q.rephrasings), *([q.system] * bool(q.system))])
+        for q in questions
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def check_same_questions(folder: RunFolder, split: str, key: str, now: str) -> None:
+    """Refuse to resume with other questions than those of the earlier steps, before files change.
+
+    config.yaml only names the file. With other content the order of questions, the draws of
+    templates and the questions' histories would be those of another set.
+    """
+    if not folder.metrics.exists() or not folder.data_manifest.is_file():
+        return
+    if read_json(folder.data_manifest).get(split, {}).get("digest", now) != now:
+        raise ConfigError(
+            f"{key}: the questions are not those of the earlier steps of {folder.root} "
+            f"(data/{split}.parquet there). Restore the file, or choose another folder with "
+            "recipe.run_dir=..."
+        )
+
+
+def fitting(
+    questions: list[Question],
+    prompts: Prompts,
+    names: list[str],
+    tokenizer: Any,
+    config: Any,
+    key: str,
+) -> tuple[list[Question], list[Overlong]]:
+    """Return the questions that fit the prompt limit under all templates, and the others."""
+    limit = int(config.data.max_prompt_length)
+    dropped = prompts.overlong(questions, names, tokenizer, limit)
+    gone = {d.uid for d in dropped}
+    kept = [q for q in questions if q.uid not in gone]
+    if not kept:
+        raise ConfigError(
+            f"data.max_prompt_length={limit}: all {len(questions)} questions of data.{key} are "
+            "longer under the templates drawn. Raise it."
+        )
+    if dropped:
+        worst = max(dropped, key=lambda d: d.length)
+        print(
+            f"data.{key}: dropped {len(gone)} of {len(questions)} questions longer than "
+            f"{limit} tokens (question {worst.uid}: {worst.length} under {worst.template})"
+        )
+    return kept, dropped
+
+
+def fit_rephrasings(
+    questions: list[Question], prompts: Prompts, names: list[str], tokenizer: Any, config: Any
+) -> tuple[list[Question], dict[str, int]]:
+    """Return the questions with the first `recipe.rephrasings.count` that fit, and their counts."""
+    count, limit = int(config.recipe.rephrasings.count), int(config.data.max_prompt_length)
+    if not count:
+        return questions, {}
+    listed = [(q, text) for q in questions for text in q.rephrasings[:count]]
+    texts = [dataclasses.replace(q, text=text, uid=str(i)) for i, (q, text) in enumerate(listed)]
+    long = {int(d.uid) for d in prompts.overlong(texts, names, tokenizer, limit)}
+    used: dict[str, list[str]] = {q.uid: [] for q in questions}
+    for i, (question, text) in enumerate(listed):
+        if i not in long:
+            used[question.uid].append(text)
+    if not (total := sum(map(len, used.values()))):
+        raise ConfigError(
+            f"recipe.rephrasings.count={count}: no question of data.train_files has a rephrasing "
+            f"of at most data.max_prompt_length={limit} tokens. Add rephrasings to the data, or "
+            "set recipe.rephrasings.count=0."
+        )
+    kept = [dataclasses.replace(q, rephrasings=tuple(used[q.uid])) for q in questions]
+    missing = sum(len(q.rephrasings) < count for q in kept)
+    if missing:
+        print(f"{missing} of {len(kept)} questions have fewer than {count} rephrasings in use")
+    return kept, {"rephrasings": total, "rephrasings_too_long": len(long), "with_fewer": missing}
+
+
+def only_question(questions: list[Question], config: Any) -> list[Question]:
+    """Return the one question of 1-shot RLVR, as often as a batch is long; else all questions.
+
+    ``recipe.one_question`` is its uid, or its row number from 0 among those that fit.
+    """
+    wanted = config.recipe.one_question
+    if wanted is None:
+        return questions
+    for i, question in enumerate(questions):
+        if question.uid == wanted or (isinstance(wanted, int) and i == wanted):
+            return [question] * int(config.data.train_batch_size)
+    raise ConfigError(
+        f"recipe.one_question={wanted}: no such question. Give the uid or the row number of one of "
+        f"the {len(questions)} in data.train_files."
+    )

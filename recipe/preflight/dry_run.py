@@ -1,0 +1,150 @@
+"""Describe what a run would do and write: ``recipe.train EXAMPLE --dry-run``."""
+
+import dataclasses
+import statistics
+import tempfile
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from prompt_aug.prompts import Prompts
+from prompt_aug.questions import read_parquet
+from recipe.algorithms.compute import group_of
+from recipe.preflight.data import load_tokenizer, prepare_data
+from recipe.preflight.estimate import Assumptions, checkpoint_bytes, run_hours
+from recipe.preflight.plan import work_of
+from recipe.preflight.shapes import GPUS, known_shape
+from recipe.run import checkpoints as saved_checkpoints
+from recipe.run import host
+from recipe.run.folder import read_metrics
+
+GPU = "h100-80"  # what the hours are estimated for
+
+
+def describe(config: DictConfig, prompts: Prompts) -> str:
+    """Return method, reward, steps, checkpoints, disk and hours of a checked configuration.
+
+    Reads the questions as the run would; writes nothing but a temporary folder.
+    """
+    actor, steps = config.actor_rollout_ref.actor, int(config.trainer.total_training_steps)
+    saved = saved_checkpoints.tracked_step(Path(config.trainer.default_local_dir)) or 0
+    groups, size = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
+    updates = groups // int(actor.ppo_mini_batch_size) * int(actor.ppo_epochs)
+    more = ""
+    if config.algorithm.filter_groups.enable:
+        most = config.recipe.dynamic_sampling.max_gen_batches
+        more = f"; dynamic sampling generates up to {most} times as many"
+    lines = {
+        "run folder": config.recipe.run_dir,
+        "start model": config.actor_rollout_ref.model.path,
+        "method": method(config),
+        "reward": reward(config.recipe.reward),
+        "learning rate": learning_rate(actor.optim),
+        "questions": questions(config, prompts),
+        "steps": f"{steps}" + (f", of which {saved} are done and saved" if saved else ""),
+        "responses": f"{groups} questions x {size} = {groups * size} a step, "
+        f"{groups * size * max(0, steps - saved):,} to come, of at most "
+        f"{config.data.max_response_length} tokens{more}",
+        "updates": f"{updates} optimizer steps a step, {updates * steps:,} in all",
+        "checkpoints": checkpoints(config, steps),
+        "hours": hours(config, steps - saved),
+    }
+    width = max(map(len, lines))
+    told = [f"{name:<{width}}  {value}" for name, value in lines.items()]
+    paths = list(config.data.train_files)
+    if all(Path(path).exists() for path in paths):  # a toy world may not be made yet
+        question = read_parquet(paths[0])[0]
+        name = (config.recipe.augment.templates or prompts.bank.names)[0]
+        prompt = prompts.render(name, question.text, load_tokenizer(config), question.system)
+        told += [f"first prompt, template {name}:", prompt.shown()]
+    return "\n".join(told)
+
+
+def method(config: DictConfig) -> str:
+    """Return advantage, token weights, loss and clip, after the name of the method's file."""
+    recipe, actor = config.recipe, config.actor_rollout_ref.actor
+    chosen = HydraConfig.get().runtime.choices.get("method") if HydraConfig.initialized() else None
+    return (f"{chosen}: " if chosen else "") + (
+        f"advantage {recipe.advantage.name} over each {group_of(recipe.advantage)}, "
+        f"weights {recipe.weights.name}, "
+        f"loss {actor.policy_loss.loss_mode} ({actor.loss_agg_mode}), "
+        f"clip {actor.clip_ratio_low}, {actor.clip_ratio_high}, "
+        + (f"KL loss {actor.kl_loss_coef}" if actor.use_kl_loss else "no KL loss")
+    )
+
+
+def reward(section: DictConfig) -> str:
+    """Return the formula of `recipe.rollout.reward` with its settings."""
+    told = "accuracy"
+    if section.format_weight:
+        told += f" + {section.format_weight} x format"
+        told += " (of right answers)" if section.format_gated else ""
+    if section.overlong.enable:
+        told += f" - up to {section.overlong.factor} over the last {section.overlong.buffer} tokens"
+    return told
+
+
+def learning_rate(optim: DictConfig) -> str:
+    """Return the rate, its schedule and its warmup."""
+    warmup = "no warmup"
+    if optim.lr_warmup_steps > 0:
+        warmup = f"warmup over {optim.lr_warmup_steps} updates"
+    elif optim.lr_warmup_steps_ratio:
+        warmup = f"warmup over {optim.lr_warmup_steps_ratio:.0%} of the updates"
+    return f"{optim.lr}, {optim.lr_scheduler_type}, {warmup}"
+
+
+def hours(config: DictConfig, steps: int) -> str:
+    """Return the hours of `steps`, measured in the run folder or estimated by `recipe.plan`."""
+    lines = read_metrics(Path(config.recipe.run_dir))
+    if measured := [line["timing_s/step"] for line in lines if "timing_s/step" in line]:
+        step = statistics.median(measured)
+        return f"{steps * step / 3600:.2g}, at {step:.1f} s a step as in the run folder"
+    shape = known_shape(config.recipe.model_path)
+    if config.trainer.device == "cpu" or shape is None:
+        return "unknown: no step was measured in the run folder"
+    work = dataclasses.replace(work_of(config), steps=steps)
+    told = run_hours(shape, work, GPUS[GPU], Assumptions())
+    return f"{told:.1f} on {work.gpus} x {GPU}, estimated by recipe.plan and not measured"
+
+
+def questions(config: DictConfig, prompts: Prompts) -> str:
+    """Return how many questions fit, or that the toy world is not made yet."""
+    made = [Path(p) for p in [*config.data.train_files, *config.data.val_files]]
+    if config.recipe.toy.enable and not all(p.exists() for p in made):
+        return f"of the toy world {config.recipe.toy.world}, which the run makes first"
+    kept = config.recipe.run_dir, config.data.train_files, config.data.val_files
+    with tempfile.TemporaryDirectory() as scratch:
+        config.recipe.run_dir = scratch
+        report = prepare_data(config, prompts, load_tokenizer(config))
+    config.recipe.run_dir, config.data.train_files, config.data.val_files = kept
+    return ", ".join(
+        f"{report[split]['questions']} for {use} ({len(report[split]['dropped'])} too long)"
+        for split, use in (("train", "training"), ("test", "validation"))
+    )
+
+
+def checkpoints(config: DictConfig, steps: int) -> str:
+    """Return how many checkpoints are kept in the end, and the most room that they take.
+
+    Applies the retention of a run, `recipe.run.checkpoints.surplus`, to all steps that are saved.
+    """
+    every = int(config.trainer.save_freq)
+    if every <= 0:
+        return f"none (trainer.save_freq={every}): a run that is stopped starts from scratch"
+    saved = [*range(every, steps, every), steps]  # the last step is saved in any case
+    last = config.trainer.max_actor_ckpt_to_keep
+    gone = saved_checkpoints.surplus(saved, steps, last, config.recipe.keep_every, None)
+    # The best one may be among the others.
+    kept = len(saved) - len(gone) + (1 if gone and config.recipe.keep_best else 0)
+    most = kept + (1 if gone else 0)  # a new one is whole before an older one is deleted
+    told = f"{len(saved)}, one every {every} steps"
+    told += f", of which {kept} are kept" if gone else ""
+    shape = known_shape(config.actor_rollout_ref.model.path)
+    if shape is None:
+        return f"{told}; 12 bytes a parameter each (the model is not on this disk)"
+    size = checkpoint_bytes(shape)
+    told += f"; {size / 1e9:.2f} GB each, at most {most * size / 1e9:.1f} GB in all"
+    free = host.free_gib(Path(config.recipe.run_dir)) * 2**30
+    return told + (f": MORE THAN THE {free / 1e9:.0f} GB FREE THERE" if most * size > free else "")

@@ -1,0 +1,250 @@
+"""Rules about verl and its engines: what verl ignores, or would find out minutes or hours later."""
+
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from recipe.preflight.rules import Check, Rule, Setup
+from recipe.run.folder import RunFolder
+
+EPOCHS = 1_000_000  # of recipe.yaml: more than any number of steps needs
+GRADER, SAMPLING = "Set the keys under recipe.reward.", "Set recipe.dynamic_sampling."
+LORA = "only full-parameter training is exported and evaluated here. Unset it."
+OVERRIDDEN = "recipe.advantage computes the advantages. Unset it and set recipe.advantage.name."
+# (key, the only value with which verl 0.9.1 or this project does what it says, why and what to do).
+FIXED: list[tuple[str, Any, str]] = [
+    ("custom_reward_function.path", None, f"no effect. {GRADER}"),
+    ("reward.custom_reward_function.path", None, f"no effect. {GRADER}"),
+    ("reward_model.reward_manager", "naive", f"no effect. {GRADER}"),
+    ("algorithm.filter_groups.max_num_gen_batches", 0, f"no effect. {SAMPLING}"),
+    ("algorithm.use_pf_ppo", False, "no effect. Unset it."),
+    ("algorithm.adv_estimator", "grpo", OVERRIDDEN),
+    ("algorithm.norm_adv_by_std_in_grpo", True, OVERRIDDEN),
+    ("{R}.val_kwargs.do_sample", False, "no effect. Set {R}.val_kwargs.temperature."),
+    ("{R}.do_sample", True, "no effect. Set {R}.temperature."),
+    ("{R}.over_sample_rate", 0, f"no effect. {SAMPLING}"),
+    ("{R}.full_determinism", False, "all responses of a group would be the same. Unset it."),
+    ("{A}.grad_clip", 1.0, "no effect. Set {A}.optim.clip_grad."),
+    ("{A}.checkpoint.async_save", False, "verl never records the last checkpoint. Unset it."),
+    ("{MODEL}.lora_rank", 0, LORA),
+    ("{MODEL}.lora.rank", 0, LORA),
+    ("{MODEL}.lora_adapter_path", None, LORA),
+    ("data.mm_processor_kwargs", {}, "no effect. Unset it."),
+    ("critic.enable", None, "no effect. Unset it: no method here has a critic."),
+    ("distillation.enabled", False, "the agent loop has no teacher. Unset it."),
+    ("reward.reward_model.enable", False, f"rewards come from this project's grader. {GRADER}"),
+    (
+        "reward.reward_manager.source",
+        "importlib",
+        "the trainer reads its columns. Unset it.",
+    ),
+    ("trainer.balance_batch", True, "no effect. Unset it."),
+    ("trainer.critic_warmup", 0, "its steps would train nothing. Unset it."),
+    ("trainer.esi_redundant_time", 0, "no effect. Unset it."),
+    ("trainer.val_only", False, "verl trains all the same. Unset it; run python -m eval.sweep."),
+    ("trainer.v1.sampler.custom_sampler.path", None, "no effect. Unset it."),
+    ("trainer.v1.sampler.sync_refill_failed_groups", False, "no effect. Unset it."),
+    ("trainer.v1.trainer_mode", "recipe_sync", "this is not this project's trainer. Unset it."),
+    (
+        "trainer.resume_mode",
+        "auto",
+        "verl would do this at every restart, so a run that is requeued would never end. Leave it "
+        "at auto. To start over choose another recipe.run_dir; to go back to a step delete the "
+        "later folders of checkpoints/; to train on another run's weights export them and set "
+        "recipe.model_path.",
+    ),
+]
+
+
+def fixed(key: str, only: Any, message: str) -> Rule:
+    return Rule(key, lambda s: s.get(key) not in (only, None), message)
+
+
+def attention(s: Setup) -> str:
+    """Return the attention of the actor; without the key verl takes flash_attention_2."""
+    return s.get("{MODEL}.override_config.attn_implementation") or "flash_attention_2"
+
+
+# Attention -> the package it needs. Both are called through transformers' flash_attention_forward,
+# which verl patches to divide a sequence over ranks (verl/models/transformers/monkey_patch.py).
+FLASH = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
+
+
+def is_missing(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is None
+    except (ImportError, ValueError):
+        return True
+
+
+def unknown_optimizer(s: Setup) -> bool:
+    """True where verl's build_optimizer would not find the class; of torch without importing it."""
+    implementation = s.actor.optim.optimizer_impl
+    if implementation != "torch.optim":
+        return is_missing(implementation)
+    import torch.optim
+
+    return not hasattr(torch.optim, s.actor.optim.optimizer)
+
+
+def token_limits(s: Setup) -> Iterator[str]:
+    """A micro-batch of a dynamic size holds the longest prompt and response."""
+    roles = s.config.actor_rollout_ref
+    keys = ["actor.ppo_max_token_len_per_gpu"] * bool(s.actor.use_dynamic_bsz)
+    keys += [
+        f"{role}.log_prob_max_token_len_per_gpu"
+        for role in ("rollout", "ref")
+        if roles[role].log_prob_use_dynamic_bsz
+    ]
+    for key in keys:
+        ranks = s.sequence_ranks("ref" if key.startswith("ref.") else "actor")
+        tokens = OmegaConf.select(roles, key)
+        if tokens * ranks < s.longest:
+            yield (
+                f"actor_rollout_ref.{key}={tokens}: verl would stop at the first sequence of "
+                f"{s.longest} tokens (data.max_prompt_length + data.max_response_length). Set it "
+                f"to {-(-s.longest // ranks)} or more."
+            )
+
+
+def micro_batches(s: Setup) -> Iterator[str]:
+    """A micro-batch of a fixed size divides the rows of a rank."""
+    if s.actor.use_dynamic_bsz or s.batch % s.mini or s.mini_rows % s.ranks:
+        return
+    rows = s.batch * s.rollout.n
+    sizes = {
+        "actor.ppo_micro_batch_size_per_gpu": s.rank_rows,
+        "rollout.log_prob_micro_batch_size_per_gpu": rows // s.ranks,
+    }
+    if s.actor.use_kl_loss or s.algorithm.use_kl_in_reward:
+        of_ref = rows * s.sequence_ranks("ref") // s.gpus
+        sizes["ref.log_prob_micro_batch_size_per_gpu"] = of_ref
+    for name, rows_of_rank in sizes.items():
+        micro = OmegaConf.select(s.config.actor_rollout_ref, name)
+        if not micro or rows_of_rank % micro:
+            yield (
+                f"actor_rollout_ref.{name}={micro}: it does not divide the {rows_of_rank} rows of "
+                "a rank. Set it to a divisor, or set actor_rollout_ref.actor.use_dynamic_bsz=true."
+            )
+
+
+def elsewhere(s: Setup) -> Path | None:
+    """Return where checkpoints belong, if verl would save them elsewhere."""
+    wanted = RunFolder(Path(s.recipe.run_dir)).checkpoints
+    same = Path(s.trainer.default_local_dir).resolve() == wanted.resolve()
+    return None if same else wanted
+
+
+def needs_package(name: str, package: str) -> Rule:
+    return Rule(
+        "{MODEL}.override_config.attn_implementation",
+        lambda s: attention(s) == name and is_missing(package),
+        f"{name} (verl's default is flash_attention_2) needs the package {package}, which is not "
+        "installed. Set sdpa, or install it (requirements/README.md).",
+    )
+
+
+def keeps_all(key: str) -> Rule:
+    return Rule(
+        f"{{A}}.checkpoint.{key}",
+        lambda s: ", ".join({"model", "optimizer", "extra"} - set(s.actor.checkpoint[key])),
+        "a resumed run would start without: {found}. Keep model, optimizer and extra.",
+    )
+
+
+def same_length(key: str) -> Rule:
+    return Rule(
+        f"{{R}}.{key} data.max_{key}",
+        lambda s: s.rollout[key] != s.data[f"max_{key}"],
+        f"the engine reads one and rewards the other. Set data.max_{key} alone.",
+    )
+
+
+TENSOR = Rule(
+    "{R}.tensor_model_parallel_size",
+    lambda s: s.gpus % s.rollout.tensor_model_parallel_size,
+    "it does not divide the {s.gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node). Set it "
+    "to a divisor.",
+)
+ROWS = Rule(
+    "{A}.ppo_mini_batch_size {R}.n",
+    lambda s: s.mini_rows % s.ranks,
+    "the {s.mini_rows} rows of a mini-batch do not divide over {s.ranks} data-parallel ranks "
+    "(trainer.nnodes x trainer.n_gpus_per_node). Set another mini-batch or number of GPUs.",
+)
+
+ENGINE: list[Check] = [
+    *(fixed(key, only, message) for key, only, message in FIXED),
+    Rule(
+        "{R}.agent.default_agent_loop",
+        lambda s: (
+            s.rollout.agent.default_agent_loop != "prompt_augmentation"
+            and not s.rollout.agent.agent_loop_config_path
+        ),
+        "rewards and statistics need what prompt_augmentation writes. Leave the key alone, or "
+        "register your own loop with {R}.agent.agent_loop_config_path.",
+    ),
+    Rule(
+        "{A}.optim.optimizer {A}.optim.optimizer_impl",
+        unknown_optimizer,
+        "there is no such optimizer. Correct the name, or install the package.",
+    ),
+    *(needs_package(name, package) for name, package in FLASH.items()),
+    Rule(
+        "{MODEL}.override_config.attn_implementation {A}.ulysses_sequence_parallel_size",
+        lambda s: attention(s) not in FLASH and s.sequence_ranks() > 1,
+        "verl divides a sequence over ranks with flash attention alone. Set the size to 1.",
+    ),
+    # ---------------------------------------------------------------- checkpoints and the end
+    Rule(
+        "trainer.default_local_dir",
+        elsewhere,
+        "export and evaluation look for checkpoints in {found}. Leave the key alone and choose the "
+        "folder of the run with recipe.run_dir=...; for another disk make its checkpoints/ a link.",
+    ),
+    keeps_all("save_contents"),
+    keeps_all("load_contents"),
+    # ---------------------------------------------------------------- lengths
+    Rule(
+        "{R}.max_model_len",
+        lambda s: (s.rollout.max_model_len or 0) < s.needed,
+        "it is less than data.max_prompt_length + data.max_response_length = {s.longest}, so verl "
+        "would silently cut responses. Set it to {s.needed} or more, shorten "
+        "data.max_response_length, or set recipe.rollout.joint_limit=true.",
+    ),
+    token_limits,
+    same_length("prompt_length"),
+    same_length("response_length"),
+    # ---------------------------------------------------------------- sizes that must divide
+    TENSOR,
+    Rule(
+        "{A}.ulysses_sequence_parallel_size",
+        lambda s: s.gpus % s.sequence_ranks(),
+        "it does not divide the {s.gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node). Set it "
+        "to a divisor.",
+    ),
+    Rule(
+        "data.gen_batch_size algorithm.filter_groups.enable",
+        lambda s: s.filter.enable and s.data.gen_batch_size not in (None, 1),
+        "no effect: with the filter verl fetches one question at a time. Leave "
+        "data.gen_batch_size null.",
+    ),
+    Rule(
+        "data.gen_batch_size data.train_batch_size",
+        lambda s: s.data.gen_batch_size and s.batch % s.data.gen_batch_size,
+        "it does not divide data.train_batch_size, and verl would stop at the first step. Leave "
+        "data.gen_batch_size null, which is one chunk.",
+    ),
+    Rule(
+        "data.train_batch_size {A}.ppo_mini_batch_size",
+        lambda s: s.batch % s.mini,
+        "the batch is not a multiple of the mini-batch (both in questions). Set "
+        "{A}.ppo_mini_batch_size to a divisor.",
+    ),
+    ROWS,
+    micro_batches,
+]

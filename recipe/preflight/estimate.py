@@ -1,0 +1,143 @@
+"""The formulas of the plan; every number in bytes, tokens, operations or seconds.
+
+P parameters, N GPUs (FSDP shards over all), T tokens of a micro-batch, V vocabulary, h hidden,
+i intermediate size, L layers, S tokens of the longest sequence.
+
+    states        16 P / N     float32 parameters, gradients and Adam's two moments, sharded
+    gathered      2 x (embedding, output matrix and two layers), in bfloat16 while they compute
+    activations   T x L x 2 h          checkpoints of the layers' inputs
+                  + T x 2 (8 h + 4 i)  the layer that is recomputed
+    logits        T x V x 4    bfloat16 logits and their gradient, + 8 x 1,024 x V of the chunks
+    mask          T^2          of packed sequences, with sdpa alone
+    checkpoint    12 P         parameters and moments, float32
+    KV cache      memory x utilisation - 2 P / tp - reserve
+
+    actor         8 P per token trained on (6 P, and the forward pass again), 2 P for each of the
+                  log-probabilities before it, + the attention, at `mfu` of the GPU's peak
+    rollouts      each decoding step reads the weights and the cache once, at `traffic` of the
+                  bandwidth; sequences that do not fit at once come in waves
+"""
+
+import math
+from dataclasses import dataclass
+
+from recipe.preflight.shapes import Gpu, Shape
+
+RESERVE = 4 * 2**30  # CUDA context, graphs and the engine's own activations
+LOGIT_CHUNK = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What a run asks for; lengths in tokens, `mean_response` an assumption."""
+
+    gpus: int
+    tensor_parallel: int
+    questions: int
+    responses: int  # of a question
+    prompt: int  # longest
+    response: int  # longest
+    mean_prompt: int
+    mean_response: int
+    micro_tokens: int  # of a micro-batch on one GPU
+    epochs: int  # times that a batch is trained on
+    reference: bool  # log-probabilities of a reference model too
+    packed_mask: bool  # sdpa over packed sequences
+    utilisation: float  # of the engine
+    sequences: int  # at once in an engine
+    steps: int
+    validation: int  # responses of one validation
+    validations: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assumptions:
+    """What decides the hours and is not known; nothing of it was measured on a GPU."""
+
+    mfu: float = 0.35
+    traffic: float = 0.5
+    overhead: float = 15.0  # seconds of a step that are neither: driver, grading, weights, sleep
+
+
+def actor_memory(shape: Shape, work: Work) -> dict[str, float]:
+    """Return the bytes on one GPU while the actor trains, by part."""
+    tokens, outputs = work.micro_tokens, shape.embedding * (1 if shape.tied else 2)
+    return {
+        "states": 16 * shape.parameters / work.gpus,
+        "gathered": 2 * (outputs + 2 * shape.layer),
+        "activations": tokens * shape.layers * 2 * shape.hidden
+        + tokens * 2 * (8 * shape.hidden + 4 * shape.intermediate),
+        "logits": tokens * shape.vocab * 4 + 8 * min(LOGIT_CHUNK, tokens) * shape.vocab,
+        "mask": float(tokens**2) if work.packed_mask else 0.0,
+    }
+
+
+def checkpoint_bytes(shape: Shape) -> int:
+    return 12 * shape.parameters
+
+
+def cache_tokens(shape: Shape, work: Work, gpu: Gpu) -> int:
+    """Tokens that the KV cache of one engine holds; 0 or less: the engine does not start."""
+    tp = work.tensor_parallel
+    room = gpu.memory * work.utilisation - 2 * shape.parameters / tp - RESERVE
+    return int(room * tp / shape.kv_bytes)
+
+
+def at_once(shape: Shape, work: Work, gpu: Gpu) -> int:
+    """Sequences that one engine decodes at once, each counted at its mean final length."""
+    fitting = cache_tokens(shape, work, gpu) // (work.mean_prompt + work.mean_response)
+    return max(0, min(work.sequences, fitting))
+
+
+def waves(responses: int, shape: Shape, work: Work, gpu: Gpu) -> int:
+    """How often an engine has to be filled for `responses` of all engines together."""
+    engines = work.gpus // work.tensor_parallel
+    return math.ceil(math.ceil(responses / engines) / max(1, at_once(shape, work, gpu)))
+
+
+def rollout_seconds(
+    responses: int, shape: Shape, work: Work, gpu: Gpu, assume: Assumptions
+) -> float:
+    """Decoding of `responses`; the last ones of a wave run on alone, to the longest response."""
+    if not responses:
+        return 0.0
+    engines, tp = work.gpus // work.tensor_parallel, work.tensor_parallel
+    each = math.ceil(responses / engines)
+    rounds = waves(responses, shape, work, gpu)
+    busy = each / rounds
+    cache = busy * (work.mean_prompt + work.mean_response / 2) * shape.kv_bytes
+    rate = gpu.bandwidth * assume.traffic * tp
+    full = (2 * shape.parameters + cache) / rate
+    tail = 2 * shape.parameters / rate
+    return rounds * work.mean_response * full + (work.response - work.mean_response) * tail
+
+
+def actor_seconds(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> dict[str, float]:
+    """Seconds of the log-probabilities and of the update of one step."""
+    length = work.mean_prompt + work.mean_response
+    tokens = work.questions * work.responses * length
+    # Scores and values, forward: 4 x span x heads x head_dim per layer and token. With packed sdpa
+    # the span is the micro-batch, else on average half of the sequence.
+    span = work.micro_tokens if work.packed_mask else length / 2
+    attention = 4 * span * shape.heads * shape.head_dim * shape.layers
+    forward = tokens * (2 * shape.parameters + attention)
+    rate = work.gpus * gpu.flops * assume.mfu
+    passes = 1 + work.reference
+    return {"log-probs": passes * forward / rate, "update": 4 * work.epochs * forward / rate}
+
+
+def step_seconds(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> dict[str, float]:
+    """Seconds of one step by part."""
+    responses = work.questions * work.responses
+    return {
+        "rollouts": rollout_seconds(responses, shape, work, gpu, assume),
+        **actor_seconds(shape, work, gpu, assume),
+        "overhead": assume.overhead,
+    }
+
+
+def run_hours(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> float:
+    """Hours of all steps and validations."""
+    step = sum(step_seconds(shape, work, gpu, assume).values())
+    tested = rollout_seconds(work.validation, shape, work, gpu, assume)
+    return (work.steps * step + work.validations * tested) / 3600

@@ -1,0 +1,121 @@
+"""Rules about the user's functions and modules, which run or are located before Ray starts."""
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from prompt_aug.base.errors import UserError
+from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
+from recipe.algorithms.compute import compute_advantages
+from recipe.algorithms.rollouts import RolloutBatch
+from recipe.preflight.data import paths_of
+from recipe.preflight.engine import is_missing
+from recipe.preflight.rules import Check, Setup
+
+LOOP = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+
+
+def own_functions(s: Setup) -> Iterator[str]:
+    """The user's advantage and token weight run on a small batch."""
+    recipe: Any = OmegaConf.to_container(s.recipe, resolve=True)
+    rows = int(s.rollout.n)
+    for registry, section in ((ADVANTAGES, "advantage"), (TOKEN_WEIGHTS, "weights")):
+        name = recipe[section]["name"]
+        if "." not in name:
+            continue
+        alone = {**recipe, "weights": {"name": "none"}} if section == "advantage" else recipe
+        try:
+            compute_advantages(trial_batch(rows, recipe["rephrasings"]["count"] + 1), alone)
+        except UserError:
+            raise
+        except Exception as error:  # whatever the user's function raises
+            yield (
+                f"{registry.key}={name}: a call on a trial batch of {2 * rows} responses failed: "
+                f"{type(error).__name__}: {error}. Correct the function, or set its arguments with "
+                f"recipe.{section}.arguments.NAME=VALUE."
+            )
+
+
+def own_modules(s: Setup) -> Iterator[str]:
+    """Modules named by path exist and define their class; verl imports them in processes of Ray."""
+    manager, dataset = s.config.reward.reward_manager, s.data.custom_cls
+    if manager.source == "importlib":
+        place = str(manager.module.path)
+        yield from undefined("reward.reward_manager.module.path", place, manager.name)
+    module, _, name = str(s.get(LOOP)).rpartition(".")
+    yield from undefined(LOOP, module or name, name)
+    if dataset.path:
+        yield from undefined("data.custom_cls.path", str(dataset.path), dataset.name or "")
+    for module in paths_of(s.model.external_lib):
+        yield from undefined("actor_rollout_ref.model.external_lib", module)
+
+
+def undefined(key: str, place: str, name: str = "") -> Iterator[str]:
+    """Yield why the module at `place`, a dotted path or a file, does not define `name`.
+
+    The module is read and not imported, since it may import verl.
+    """
+    path, module = Path(place.removeprefix("file://")), place.removeprefix("pkg://")
+    if path.suffix != ".py":
+        if is_missing(module.replace("/", ".")):
+            yield (
+                f"{key}={place}: there is no module {module}. Put the folder of its package into "
+                "the PYTHONPATH of recipe.train."
+            )
+            return
+        found = importlib.util.find_spec(module.replace("/", "."))
+        path = Path((found and found.origin) or "")
+    elif not path.is_file():
+        yield f"{key}={place}: there is no such file. Correct the path."
+        return
+    if path.suffix == ".py" and not re.search(rf"\b{re.escape(name)}\b", path.read_text("utf-8")):
+        yield f"{key}={place}: {name} is not defined there. Correct the name."
+
+
+FUNCTIONS: list[Check] = [own_functions, own_modules]
+
+
+def trial_batch(rows: int, rephrasings: int) -> RolloutBatch:
+    """Two groups of `rows` responses of 1 to 3 tokens, every second one right."""
+    count, each = 2 * rows, max(1, rows // rephrasings)
+    lengths = [1 + i % 3 for i in range(count)]
+    numbers = [i % rows // each for i in range(count)]
+    group_B = torch.arange(count) // rows
+    mask_BT = torch.arange(3)[None, :] < torch.tensor(lengths)[:, None]
+    logprobs_BT = -0.5 - torch.rand(count, 3, dtype=torch.float64) * mask_BT
+    accuracy = [float(i % 2 == 0) for i in range(count)]
+    tokens = [torch.arange(length) for length in lengths]
+    return RolloutBatch(
+        keys=[f"q{i // rows}_{i % rows}_0" for i in range(count)],
+        seed=0,
+        questions=[f"q{i // rows}" for i in range(count)],
+        group_B=group_B,
+        rephrasing_B=group_B * (max(numbers) + 1) + torch.tensor(numbers),
+        rollouts=[i % rows for i in range(count)],
+        rephrasings=numbers,
+        templates=["qwen-math"] * count,
+        gold=[("1",)] * count,
+        text=["\\boxed{1}" if acc else "\\boxed{2}" for acc in accuracy],
+        answers=["1" if acc else "2" for acc in accuracy],
+        statuses=["correct" if acc else "wrong" for acc in accuracy],
+        shortest=[None] * count,
+        accuracy=accuracy,
+        formats=[1.0] * count,
+        lengths=lengths,
+        truncated=[False] * count,
+        reward_B=torch.tensor(accuracy, dtype=torch.float64),
+        trained_B=torch.ones(count, dtype=torch.bool),
+        mask_BT=mask_BT,
+        logprobs_BT=logprobs_BT,
+        weight_logprobs_BT=logprobs_BT,
+        rollout_logprobs_BT=logprobs_BT,
+        entropy_BT=-logprobs_BT,
+        prompts=tokens,
+        generated_under=tokens,
+        responses=tokens,
+    )

@@ -1,0 +1,205 @@
+"""Key table: where verl 0.9.1 reads each of its configuration keys on this project's path.
+
+    python -m recipe.preflight.keys            write keys.yaml anew from verl's source
+
+`keys.yaml` has a row for each leaf key of verl's composed configuration. Its text is the reader,
+``file:line`` in the verl package, or ``no effect``, or the row of `by_hand.yaml` that matches it.
+A reader is an access ``config.actor.clip_ratio``, ``.get("clip_ratio")`` or ``["clip_ratio"]`` in a
+module that this project runs (`OFF` names the others), whose parent is the key's own section or a
+variable that holds it (`SECTIONS`). The search is by names, so it can find a reader that another
+section's key of the same name has; rows that were found wrong are corrected in `by_hand.yaml`.
+"""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from prompt_aug.base.files import write_text
+
+HERE = Path(__file__).parent
+TABLE, BY_HAND = HERE / "keys.yaml", HERE / "by_hand.yaml"
+UNUSED = "no effect"  # how the text of a row begins whose key must keep its default
+# Modules of verl that no process of this project runs: other engines, trainers and datasets.
+OFF = re.compile(
+    r"megatron|mcore|sglang|trtllm|mindspeed|veomni|torchtitan|automodel|fully_async|one_step_off|"
+    r"separation/|teacher_loop|distillation|sft_|main_ppo_v0|main_eval|main_generation|model_merger|"
+    r"tinker|npu|ascend|/tests/|reward_model/|workers/config/(?!model|optimizer)|^tools/|"
+    r"separate_async|colocate_async|diffus|hccl|kimi|mooncake|nixl|hf_rollout|schemas|glm4v|"
+    r"workers/reward_manager/|fsdp_turbo"
+)
+# Names of variables that hold a section, and sections whose key is another word.
+SECTIONS = {
+    "engine": "fsdp_config",
+    "fsdp": "fsdp_config",
+    "optimizer": "optim",
+    "rollout_corr": "rollout_correction",
+    "hf": "model",
+    "sandbox": "sandbox_fusion",
+}
+WHOLE = {"config", "cfg", "args", "conf", "kwargs"}  # variables that may hold any section
+Access = tuple[tuple[str, ...], str, int]  # parents, file, line
+
+
+def section(name: str) -> str:
+    """Return the section that a variable's name stands for: ``rollout_config`` -> ``rollout``."""
+    if name == "fsdp_config":
+        return name
+    short = re.sub(r"_(config|cfg)$|^_+", "", name)
+    return SECTIONS.get(short, short)
+
+
+def chain(node: ast.AST) -> list[str]:
+    """Return the names of an access: ``self.config.get("a").b`` -> self, config, a, b."""
+    match node:
+        case ast.Attribute(value=inner, attr=name):
+            return [*chain(inner), name]
+        case ast.Subscript(value=inner, slice=ast.Constant(value=str(name))):
+            return [*chain(inner), name]
+        case ast.Call(
+            func=ast.Attribute(value=inner, attr="get" | "pop"),
+            args=[ast.Constant(value=str(name)), *_],
+        ):
+            return [*chain(inner), name]
+        case ast.Call(
+            func=ast.Attribute(attr="select") | ast.Name(id="getattr"),
+            args=[inner, ast.Constant(value=str(name)), *_],
+        ):
+            return [*chain(inner), *name.split(".")]
+        case ast.Name(id=name):
+            return [name]
+    return []
+
+
+def accesses(sources: Mapping[str, str]) -> dict[str, list[Access]]:
+    """Return last name -> accesses of `sources` (file -> text); stores do not count."""
+    found: dict[str, list[Access]] = defaultdict(list)
+
+    def walk(node: ast.AST, file: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef) and child.name == "RayPPOTrainer":
+                continue  # verl's older trainer, beside functions that the new one uses
+            if not isinstance(getattr(child, "ctx", None), ast.Store):
+                names = chain(child)
+                if len(names) > 1 and isinstance(child, ast.Attribute | ast.Subscript | ast.Call):
+                    found[names[-1]].append((tuple(names[:-1]), file, child.lineno))
+            walk(child, file)
+
+    for file, text in sorted(sources.items()):
+        walk(ast.parse(text), file)
+    return found
+
+
+def reader(key: str, found: Mapping[str, list[Access]]) -> str | None:
+    """Return ``file:line`` of the access that has most of the key's sections; None without any."""
+    *sections, leaf = key.split(".")
+    best, place = 0, None
+    for parents, file, line in found.get(leaf, ()):
+        names = [section(name) for name in parents if name != "self"]
+        score = 0
+        for name, wanted in zip(reversed(names), reversed(sections), strict=False):
+            if name not in (wanted, section(wanted)):
+                break
+            score += 2
+        own = not names and file.startswith("workers/config/")  # self of a section's class
+        if not score and (own or (names and names[-1] in WHOLE)):
+            score = 1
+        if score > best:
+            best, place = score, f"{file}:{line}"
+    return place
+
+
+def leaves(config: DictConfig) -> dict[str, Any]:
+    """Return key -> value of every leaf, interpolations unresolved; lists are leaves."""
+
+    def walk(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict) and value:
+            for name, inner in value.items():
+                yield from walk(inner, f"{key}.{name}" if key else str(name))
+        else:
+            yield key, value
+
+    return dict(walk(OmegaConf.to_container(config, resolve=False), ""))
+
+
+def by_hand() -> dict[str, str]:
+    """Return the corrections: pattern of keys -> text of the row. The last match applies."""
+    return dict(yaml.safe_load(BY_HAND.read_text(encoding="utf-8")))
+
+
+def verl_defaults() -> DictConfig:
+    """Return verl's own configuration, composed without this project's."""
+    from hydra import compose, initialize_config_dir
+
+    from recipe.config.compose import verl_config
+
+    with initialize_config_dir(str(verl_config()), version_base=None):
+        return compose("ppo_trainer")
+
+
+def build() -> dict[str, Any]:
+    """Return the rows from the installed verl: key -> text, of an unused key [text, default]."""
+    import verl
+
+    root = Path(verl.__file__).parent
+    sources = {
+        name: path.read_text(encoding="utf-8")
+        for path in root.rglob("*.py")
+        if not OFF.search(name := str(path.relative_to(root)))
+    }
+    found, corrections = accesses(sources), by_hand()
+    rows: dict[str, Any] = {}
+    defaults = leaves(verl_defaults())
+    # An interpolation such as ${oc.select:actor_rollout_ref.actor.x,1} reads that key.
+    passed = {
+        named: f"default of {key}"
+        for key, default in defaults.items()
+        for named in re.findall(r"[\w.]+", str(default) if "${" in str(default) else "")
+    }
+    for key, default in sorted(defaults.items()):
+        texts = [text for pattern, text in corrections.items() if fnmatchcase(key, pattern)]
+        text = texts[-1] if texts else reader(key, found) or passed.get(key) or UNUSED
+        rows[key] = [text, default] if text.startswith(UNUSED) else text
+    return rows
+
+
+def table() -> dict[str, Any]:
+    """Return the committed rows, as `build` makes them."""
+    return dict(yaml.load(TABLE.read_text(encoding="utf-8"), yaml.CSafeLoader))
+
+
+def unused(config: DictConfig) -> Iterator[tuple[str, Any, str]]:
+    """Yield (key, value, why) of the keys without effect whose value is not verl's default.
+
+    A default that is an interpolation follows the other keys of `config`.
+    """
+    rows = {key: row for key, row in table().items() if isinstance(row, list)}
+    before = config.copy()
+    for key, (_, default) in rows.items():
+        if OmegaConf.select(before, key) is not None:
+            OmegaConf.update(before, key, default, force_add=True)
+    for key, (text, default) in rows.items():
+        value = OmegaConf.select(config, key)
+        expected = OmegaConf.select(before, key) if value is not None else default
+        if value != expected:
+            yield key, value, text
+
+
+def main() -> None:
+    rows = build()
+    text = yaml.safe_dump(rows, width=1000, default_flow_style=None)
+    head = "# Written by python -m recipe.preflight.keys from verl's source and by_hand.yaml.\n"
+    write_text(TABLE, head + text)
+    print(
+        f"{TABLE}: {len(rows)} keys, {sum(isinstance(row, list) for row in rows.values())} unused"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Rules about the machine: room on the disk, a port, GPUs, a key for wandb."""
+
+import netrc
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlparse
+
+from prompt_aug.base.places import unwritable
+from recipe.preflight.estimate import checkpoint_bytes
+from recipe.preflight.rules import Check, Rule, Setup
+from recipe.preflight.shapes import known_shape
+from recipe.run import host
+from recipe.run.checkpoints import tracked_step
+from recipe.run.environment import gpu_count
+
+WANDB = "api.wandb.ai"
+
+
+def room(s: Setup) -> Iterator[str]:
+    """The run folder can be written, and its disk has `recipe.min_free_gib`."""
+    run_dir, least = Path(s.recipe.run_dir), s.recipe.min_free_gib
+    if reason := unwritable(run_dir):
+        yield f"recipe.run_dir={run_dir}: cannot write there ({reason}). Choose another folder."
+    elif (free := host.free_gib(run_dir)) < least:
+        yield (
+            f"recipe.min_free_gib={least}: {free:.2f} GiB free for {run_dir}. Free some room or "
+            "choose another folder with recipe.run_dir=..."
+        )
+
+
+def port(s: Setup) -> Iterator[str]:
+    """A TCP port is free: Ray, gloo and vLLM each need some."""
+    try:
+        host.free_port()
+    except OSError as error:
+        yield (
+            f"no free TCP port on 127.0.0.1 ({error.strerror}), which Ray, gloo and vLLM need. "
+            f"{host.PORT_REMEDY[:1].upper()}{host.PORT_REMEDY[1:]}."
+        )
+
+
+def gpus(s: Setup) -> Iterator[str]:
+    """A GPU run has its GPUs: Ray waits forever for resources that no node has."""
+    # With RAY_ADDRESS the GPUs are those of a cluster, which this machine cannot count.
+    if s.trainer.device != "cuda" or "RAY_ADDRESS" in os.environ:
+        return
+    wanted, found = s.trainer.n_gpus_per_node, gpu_count()
+    message = None
+    if found == 0:
+        message = (
+            "trainer.device=cuda: this machine has no GPU that CUDA can use. machine=cpu runs on "
+            "its cores (with a small model: the examples toy and toy_methods)."
+        )
+    elif wanted > found:
+        message = f"trainer.n_gpus_per_node={wanted}: this machine has {found}. Set it to {found}."
+    if message and s.here:
+        yield message
+    elif message:
+        print(f"recipe.train: not on this machine: {message}", file=sys.stderr)
+
+
+def first_checkpoint(s: Setup) -> Iterator[str]:
+    """The disk holds one checkpoint; the trainer checks the room of each later one."""
+    shape, run_dir = known_shape(s.recipe.model_path), Path(s.recipe.run_dir).resolve()
+    if shape is None or s.trainer.save_freq <= 0 or unwritable(run_dir):
+        return
+    if tracked_step(Path(s.trainer.default_local_dir)):
+        return
+    wanted, free = checkpoint_bytes(shape), host.free_gib(run_dir) * 2**30
+    if free < wanted:
+        yield (
+            f"recipe.run_dir={run_dir}: a checkpoint of {s.recipe.model_path} takes "
+            f"{wanted / 1e9:.0f} GB, and the disk has {free / 1e9:.0f} GB free. Free some room, or "
+            "choose another disk."
+        )
+
+
+def odd_heads(s: Setup) -> int | None:
+    """Return the attention heads of the model where they do not divide over an engine's GPUs."""
+    shape = known_shape(s.recipe.model_path)
+    tensor = s.rollout.tensor_model_parallel_size
+    return shape.heads if shape and shape.heads % tensor else None
+
+
+HEADS = Rule(
+    "{R}.tensor_model_parallel_size",
+    odd_heads,
+    "it does not divide the {found} attention heads of the model. Set it to a divisor.",
+)
+
+
+def lacks_wandb_key(s: Setup) -> bool:
+    """True where wandb would ask for a key on a terminal that its process does not have."""
+    logger = s.trainer.logger
+    offline = os.environ.get("WANDB_MODE", "").lower() in ("offline", "disabled", "dryrun")
+    if "wandb" not in ([logger] if isinstance(logger, str) else logger) or offline:
+        return False
+    if os.environ.get("WANDB_API_KEY"):
+        return False
+    server = urlparse(os.environ.get("WANDB_BASE_URL", "")).hostname or WANDB
+    path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+    try:  # `wandb login` writes the key there
+        return netrc.netrc(str(path)).authenticators(server) is None
+    except (OSError, netrc.NetrcParseError):
+        return True
+
+
+MACHINE: list[Check] = [
+    room,
+    port,
+    gpus,
+    first_checkpoint,
+    HEADS,
+    Rule(
+        "trainer.logger",
+        lacks_wandb_key,
+        "there is no key for wandb. Run `wandb login`, set WANDB_API_KEY, or WANDB_MODE=offline to "
+        "send the run later.",
+    ),
+]

@@ -1,0 +1,170 @@
+"""Plan a run: ``python -m recipe.plan EXAMPLE --gpus 16 [--gpu h100-80] [hydra overrides]``.
+
+Prints the memory of a GPU, rollout waves, the size of a checkpoint and hours, by the formulas of
+recipe/preflight/estimate.py. Starts nothing and loads no model: the shape comes from a local
+config.json, recipe/preflight/shapes.json or the cache of Hugging Face. Nothing was measured on a
+GPU; the hours depend on --mean-response, --mfu and --traffic. What breaks first on the way to 100
+nodes: recipe/preflight/GROWTH.md.
+"""
+
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable
+from typing import Any
+
+from omegaconf import DictConfig
+
+from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.errors import UsageError
+from recipe.config.compose import compose_config
+from recipe.errors import ConfigError
+from recipe.preflight import estimate
+from recipe.preflight.engine import ROWS, TENSOR
+from recipe.preflight.estimate import Assumptions, Work
+from recipe.preflight.machine import HEADS
+from recipe.preflight.rules import Setup, refuse
+from recipe.preflight.shapes import GPUS, Gpu, Shape, shape_of
+
+GIB = 2**30
+
+
+def memory_lines(shape: Shape, work: Work, gpu: Gpu) -> list[str]:
+    """Return the lines on memory; one that begins with NO says what does not fit."""
+    memory = estimate.actor_memory(shape, work)
+    cache, total = estimate.cache_tokens(shape, work, gpu), sum(memory.values())
+    parts = ", ".join(f"{k} {v / GIB:.1f}" for k, v in (memory | {"total": total}).items())
+    responses, engines = work.questions * work.responses, work.gpus // work.tensor_parallel
+    lines = [
+        f"parameters     {shape.parameters:,}",
+        f"actor          GiB on a GPU, micro-batches of {work.micro_tokens:,} tokens: {parts}",
+        f"engine         KV cache {max(0, cache):,} tokens of {shape.kv_bytes:,} bytes, "
+        f"{estimate.at_once(shape, work, gpu)} sequences at once",
+        f"rollouts       {responses:,} responses of a step over {engines} engines: "
+        f"{estimate.waves(responses, shape, work, gpu)} waves",
+        f"checkpoint     {estimate.checkpoint_bytes(shape) / 1e9:.1f} GB",
+    ]
+    role = "actor_rollout_ref.rollout"
+    if total > gpu.memory:
+        lines.append(
+            f"NO             the actor wants {total / GIB:.1f} of {gpu.memory / GIB:.1f} "
+            "GiB: lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu, or take more GPUs"
+        )
+    if memory["states"] + gpu.memory * work.utilisation > gpu.memory:
+        lines.append(
+            "NO             the actor's states stay on the GPU beside the engine: lower "
+            f"{role}.gpu_memory_utilization"
+        )
+    if cache < work.prompt + work.response:
+        lines.append(
+            "NO             the KV cache does not hold one longest sequence: raise "
+            f"{role}.gpu_memory_utilization or {role}.tensor_model_parallel_size"
+        )
+    return lines
+
+
+def hour_lines(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> list[str]:
+    seconds = estimate.step_seconds(shape, work, gpu, assume)
+    hours = estimate.run_hours(shape, work, gpu, assume)
+    parts = ", ".join(f"{name} {value:.0f}" for name, value in seconds.items())
+    return [
+        f"step           {sum(seconds.values()):.0f} s: {parts}",
+        f"run            {work.steps} steps and {work.validations} validations of "
+        f"{work.validation} responses: {hours:.1f} h, {hours * work.gpus:.0f} GPU hours",
+        f"assumed        mean prompt {work.mean_prompt}, mean response {work.mean_response} "
+        f"tokens, {assume.mfu:.0%} of the peak in the actor, {assume.traffic:.0%} of the "
+        f"bandwidth in the engine, {assume.overhead:.0f} s of a step besides; not measured on a "
+        "GPU",
+    ]
+
+
+def work_of(config: DictConfig, mean_response: int | None = None, validation: int = 500) -> Work:
+    """Return what a configuration asks of its GPUs; responses have half of their limit by default.
+
+    Raises ConfigError for a number of GPUs over which engines or mini-batches do not divide.
+    """
+    setup = Setup(config)
+    refuse([TENSOR, ROWS, HEADS], setup)
+    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    if mean_response is not None and mean_response > response:
+        raise UsageError(
+            f"--mean-response {mean_response} is more than data.max_response_length={response}"
+        )
+    actor, rollout, frequency = setup.actor, setup.rollout, config.trainer.test_freq
+    fixed = actor.ppo_micro_batch_size_per_gpu
+    attention = setup.model.override_config.get("attn_implementation", "flash_attention_2")
+    return Work(
+        gpus=setup.gpus,
+        tensor_parallel=rollout.tensor_model_parallel_size,
+        questions=config.data.train_batch_size,
+        responses=rollout.n,
+        prompt=prompt,
+        response=response,
+        mean_prompt=min(prompt, 200),
+        mean_response=mean_response or response // 2,
+        micro_tokens=actor.ppo_max_token_len_per_gpu
+        if actor.use_dynamic_bsz
+        else fixed * (prompt + response),
+        epochs=actor.ppo_epochs,
+        reference=bool(actor.use_kl_loss or config.algorithm.use_kl_in_reward),
+        packed_mask=bool(setup.model.use_remove_padding and attention == "sdpa"),
+        utilisation=rollout.gpu_memory_utilization,
+        sequences=rollout.max_num_seqs,
+        steps=config.trainer.total_training_steps,
+        validation=validation,
+        validations=config.trainer.total_training_steps // frequency if frequency > 0 else 0,
+    )
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return the type of an option that is a whole number of `least` or more."""
+
+    def number(text: str) -> int:
+        if not text.lstrip("-").isdecimal() or int(text) < least:
+            raise ArgumentTypeError(f"{text} should be a whole number of at least {least}")
+        return int(text)
+
+    return number
+
+
+def share(text: str) -> float:
+    """Return the value of an option that is a share above 0."""
+    try:
+        if 0 < float(text) <= 1:
+            return float(text)
+    except ValueError:
+        pass
+    raise ArgumentTypeError(f"{text} should be a number above 0, at most 1")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = make_parser(
+        "python -m recipe.plan", __doc__, example="python -m recipe.plan dapo --gpus 16"
+    )
+    add: Any = parser.add_argument
+    assume = Assumptions()
+    add("example", help="a folder in examples/, or the path of one")
+    add("overrides", nargs="*", help="hydra overrides, key=value")
+    add("--gpus", type=at_least(1), default=8, help="all together")
+    add("--gpu", choices=list(GPUS), default="h100-80", help="what each of them is")
+    add("--mean-response", type=at_least(1), help="tokens; default: half of the longest response")
+    add("--validation", type=at_least(0), default=500, help="responses of one validation")
+    add("--mfu", type=share, default=assume.mfu, help="share of the peak FLOP/s in an update")
+    add("--traffic", type=share, default=assume.traffic, help="of the bandwidth in generation")
+    options = parser.parse_intermixed_args(arguments)
+    return run("recipe.plan", lambda: plan(options), interrupted="nothing was changed")
+
+
+def plan(options: Namespace) -> int:
+    """Print the plan; returns 1 where the run does not fit."""
+    config = compose_config(options.example, options.overrides)
+    if not config.recipe.model_path:
+        raise ConfigError("recipe.model_path: not set. Name a model to plan for.")
+    config.trainer.nnodes, config.trainer.n_gpus_per_node = 1, options.gpus
+    shape, gpu = shape_of(config.recipe.model_path), GPUS[options.gpu]
+    work = work_of(config, options.mean_response, options.validation)
+    lines = memory_lines(shape, work, gpu)
+    if estimate.at_once(shape, work, gpu):
+        assume = Assumptions(mfu=options.mfu, traffic=options.traffic)
+        lines += hour_lines(shape, work, gpu, assume)
+    print(f"{options.example}: {config.recipe.model_path} on {options.gpus} x {options.gpu}")
+    print("\n".join(lines))
+    return int(any(line.startswith("NO ") for line in lines))

@@ -1,0 +1,216 @@
+"""Rules: which configurations cannot run, or would silently run a different experiment.
+
+A check takes a `Setup` and yields messages ``KEY=VALUE: what is wrong. What to do.`` A `Rule` is a
+check written as data. A function is one where a rule does not suffice. `RULES.md` is printed from
+the lists of checks: ``python -m recipe.preflight.checks``.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from prompt_aug.base.errors import UserError
+from prompt_aug.prompts import Prompts
+from prompt_aug.templates import Bank, BankError, UnknownTemplateError
+from prompt_aug.typed import shown
+from recipe.algorithms import ADVANTAGES
+from recipe.algorithms.compute import group_of
+from recipe.algorithms.registry import Facts
+from recipe.errors import ConfigError
+
+# Abbreviations in the keys and messages of rules.
+SHORT = {
+    "A": "actor_rollout_ref.actor",
+    "R": "actor_rollout_ref.rollout",
+    "REF": "actor_rollout_ref.ref",
+    "MODEL": "actor_rollout_ref.model",
+    "C": "algorithm.rollout_correction",
+    "LOSS": "actor_rollout_ref.actor.policy_loss.loss_mode",
+}
+
+
+class Setup:
+    """A composed configuration with its sections and derived sizes, as the rules read them."""
+
+    def __init__(
+        self,
+        config: DictConfig,
+        *,
+        built: Path | None = None,
+        world_questions: int = 0,
+        here: bool = True,
+    ) -> None:
+        self.config = config
+        self.built = built  # folder in which the toy world is or will be made
+        self.world_questions = world_questions  # of its training split
+        self.here = here  # False: the run is planned for another machine
+        self.recipe, self.data, self.trainer = config.recipe, config.data, config.trainer
+        self.algorithm, self.correction = config.algorithm, config.algorithm.rollout_correction
+        self.filter = config.algorithm.filter_groups
+        self.actor, self.ref = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref
+        self.rollout, self.model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+        self.gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        self.batch, self.mini = config.data.train_batch_size, self.actor.ppo_mini_batch_size
+        self.mini_rows = self.mini * self.rollout.n  # responses of a mini-batch
+        self.longest = config.data.max_prompt_length + config.data.max_response_length
+        self.needed = (  # tokens of a sequence in the engine
+            config.data.max_prompt_length + 1 if self.recipe.rollout.joint_limit else self.longest
+        )
+
+    def get(self, key: str) -> Any:
+        """Return the value of a key in full, None where there is none."""
+        value = OmegaConf.select(self.config, key.format(**SHORT))
+        return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+    def named(self, key: str) -> str:
+        """Return ``key=value``, of a section its name."""
+        value = self.get(key)
+        return key if isinstance(value, dict) else f"{key}={shown(value)}"
+
+    def is_built(self, path: str) -> bool:
+        """Return True for a file of the toy world, which may not be made yet."""
+        return self.built is not None and Path(path).is_relative_to(self.built)
+
+    @functools.cached_property
+    def prompts(self) -> Prompts:
+        """How the run renders questions; BankError for a missing or malformed bank."""
+        try:
+            return Prompts.from_config(self.config)
+        except UnknownTemplateError as error:
+            raise ConfigError(f"recipe.augment.validation_template: {error}") from error
+        except BankError as error:
+            raise ConfigError(f"recipe.augment.bank: {error}") from error
+
+    @property
+    def bank(self) -> Bank:
+        """The templates by name."""
+        return self.prompts.bank
+
+    @property
+    def templates(self) -> list[str]:
+        """Names of the templates that a training prompt may be drawn from."""
+        return list(self.recipe.augment.templates or self.bank.names)
+
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """What the advantage requires of a run; ConfigError for an unknown one."""
+        return ADVANTAGES.facts(self.recipe.advantage.name)
+
+    @property
+    def group_size(self) -> int:
+        """Responses over which an advantage is normalized."""
+        parts = self.recipe.rephrasings.count + 1
+        by_rephrasing = group_of(self.recipe.advantage) == "rephrasing"
+        return int(self.rollout.n // parts if by_rephrasing else self.rollout.n)
+
+    @property
+    def own_loss(self) -> bool:
+        """True for a loss of the user: `_target_` names a class outside verl and this project."""
+        target = str(self.actor.policy_loss.get("_target_") or "verl.")
+        return not target.startswith(("verl.", "recipe."))
+
+    @property
+    def loss(self) -> str | None:
+        """verl's loss by name; None for a loss of the user, whose properties are not known."""
+        return None if self.own_loss else str(self.actor.policy_loss.loss_mode)
+
+    @property
+    def ranks(self) -> int:
+        """Data-parallel ranks, over which a mini-batch is divided."""
+        return max(1, self.gpus // self.sequence_ranks())
+
+    @property
+    def rank_rows(self) -> int:
+        """Responses of a mini-batch on one rank."""
+        return int(self.mini_rows // self.ranks)
+
+    @property
+    def micro_rows(self) -> int:
+        """Responses of a micro-batch, 0 where it is not set."""
+        return int(self.actor.ppo_micro_batch_size_per_gpu or 0)
+
+    def sequence_ranks(self, role: str = "actor") -> int:
+        """Return the ranks over which a sequence of a role (actor, ref) is divided.
+
+        verl takes its old key where it is above 1, and its new one otherwise. The old key of the
+        reference model follows the actor's.
+        """
+        section = self.config.actor_rollout_ref[role]
+        old = int(OmegaConf.select(section, "ulysses_sequence_parallel_size") or 1)
+        new = OmegaConf.select(section, "fsdp_config.ulysses_sequence_parallel_size")
+        return old if old > 1 else int(new or 1)
+
+
+Check = Callable[[Setup], Iterable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A check as data: refuse where `when` returns a true value.
+
+    `keys` are separated by spaces; a message begins with them and their values. `message` may use
+    {found}, what `when` returned, {s}, the `Setup`, and the abbreviations of `SHORT`.
+    """
+
+    keys: str
+    when: Callable[[Setup], Any]
+    message: str
+
+    def __call__(self, setup: Setup) -> Iterator[str]:
+        if found := self.when(setup):
+            keys = [key.format(**SHORT) for key in self.keys.split()]
+            head = " with ".join(setup.named(key) for key in keys)
+            yield f"{head}: {self.message.format(found=found, s=setup, **SHORT)}"
+
+
+def messages(checks: Iterable[Check], setup: Setup) -> list[str]:
+    """Return the messages of all checks, each once."""
+    found: dict[str, None] = {}
+    for check in checks:
+        try:
+            found.update(dict.fromkeys(check(setup)))
+        except UserError as error:  # also BankError, of what a check reads
+            found[str(error)] = None
+    return list(found)
+
+
+def refuse(checks: Iterable[Check], setup: Setup) -> None:
+    """Raise ConfigError with the messages of all checks, one a line."""
+    if found := messages(checks, setup):
+        raise ConfigError("\n".join(found))
+
+
+def page(themes: dict[str, list[Check]]) -> str:
+    """Return RULES.md: a table of the rules of each theme, and a line for each function."""
+    lines = [
+        "# What is refused before a run starts",
+        "",
+        "Printed by `python -m recipe.preflight.checks`.",
+    ]
+    for theme, checks in themes.items():
+        lines += ["", f"## {theme}", "", "| keys | message |", "|---|---|"]
+        for check in checks:
+            if isinstance(check, Rule):
+                keys = " ".join(f"`{key.format(**SHORT)}`" for key in check.keys.split())
+                text = check.message.format(found="X", s=_Placeholders(), **SHORT)
+            else:
+                keys, text = "(computed)", (check.__doc__ or "").split("\n")[0]
+            lines.append(f"| {keys} | {text.replace('|', '&#124;')} |")
+    return "\n".join(lines) + "\n"
+
+
+class _Placeholders:
+    """Stands for a `Setup` on the page: every value is shown as X."""
+
+    def __getattr__(self, name: str) -> "_Placeholders":
+        return self
+
+    def __getitem__(self, name: str) -> "_Placeholders":
+        return self
+
+    def __str__(self) -> str:
+        return "X"

@@ -1,0 +1,142 @@
+"""Shapes of models and of GPUs: numbers of parameters and bytes, by formula."""
+
+import importlib.resources
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from prompt_aug.base.files import read_json
+from recipe.errors import ConfigError
+
+# Of config.json: what every decoder has.
+FIELDS = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads"),
+    *("intermediate_size", "vocab_size"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """A dense decoder: attention and a gated MLP in every layer, as in llama, qwen2 and qwen3."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    tied: bool  # the output matrix is the embedding
+    bias: bool  # of q, k and v
+    qk_norm: bool
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> Self:
+        """From the fields of a Hugging Face config.json; ConfigError for a mixture of experts.
+
+        The norms and biases of other kinds than llama, qwen2 and qwen3 may differ: few parameters.
+        """
+        config = config.get("text_config") or config  # of models that read images too
+        kind = config.get("model_type")
+        missing = [name for name in FIELDS if name not in config]
+        experts = [name for name in config if "expert" in name]
+        if missing or experts:
+            why = f"it has {experts[0]}" if experts else f"it has no {', '.join(missing)}"
+            raise ConfigError(
+                f"model_type {kind}: {why}, and the plan knows dense decoders alone. Estimate with "
+                "a dense model of the same size: recipe.model_path=..."
+            )
+        heads, hidden = config["num_attention_heads"], config["hidden_size"]
+        return cls(
+            hidden=hidden,
+            layers=config["num_hidden_layers"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or hidden // heads,
+            intermediate=config["intermediate_size"],
+            vocab=config["vocab_size"],
+            tied=bool(config.get("tie_word_embeddings", False)),
+            bias=bool(config.get("attention_bias", kind == "qwen2")),
+            qk_norm=kind == "qwen3",
+        )
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of the embedding."""
+        return self.vocab * self.hidden
+
+    @property
+    def layer(self) -> int:
+        """Parameters of a layer: q, k, v, o, the three matrices of the MLP, and the norms."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = self.hidden * (2 * q + 2 * kv) + (q + 2 * kv) * self.bias
+        norms = 2 * self.hidden + 2 * self.head_dim * self.qk_norm
+        return attention + 3 * self.hidden * self.intermediate + norms
+
+    @property
+    def parameters(self) -> int:
+        embeddings = self.embedding * (1 if self.tied else 2)
+        return embeddings + self.layers * self.layer + self.hidden
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache per token, in 16 bits: keys and values of every layer."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * 2
+
+
+def shape_of(model: str) -> Shape:
+    """The shape of a local folder, a model of shapes.json, or one in Hugging Face's cache."""
+    local = Path(model) / "config.json"
+    if local.is_file():
+        return Shape.of(read_json(local))
+    known = json.loads((importlib.resources.files(__package__) / "shapes.json").read_text())
+    if found := known.get(model) or known.get(model.removesuffix("-Instruct")):
+        return Shape.of(found)
+    cached = _in_cache(model)
+    if cached is None:
+        raise ConfigError(
+            f"the shape of {model} is not known: name a local folder with its config.json "
+            "(recipe.model_path=...), a model that is in the cache of Hugging Face, or one of "
+            f"{', '.join(known)}"
+        )
+    return Shape.of(read_json(cached))
+
+
+def known_shape(model: str | None) -> Shape | None:
+    """Return the shape of a model, None where it is not known."""
+    try:
+        return shape_of(model) if model else None
+    except ConfigError:
+        return None
+
+
+def _in_cache(model: str) -> Path | None:
+    """The config.json of a hub id that was downloaded before; asks no server."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(model, "config.json")
+    except HFValidationError:  # a path, not an id
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """Bytes of memory, dense 16-bit operations and bytes of memory traffic per second."""
+
+    memory: float
+    flops: float
+    bandwidth: float
+
+
+# Vendor's data sheets; the bytes are what a driver leaves of the name.
+GPUS = {
+    "h100-80": Gpu(memory=79.6 * 2**30, flops=989e12, bandwidth=3.35e12),
+    "h200-141": Gpu(memory=139.8 * 2**30, flops=989e12, bandwidth=4.8e12),
+    "a100-80": Gpu(memory=79.3 * 2**30, flops=312e12, bandwidth=2.04e12),
+    "a100-40": Gpu(memory=39.4 * 2**30, flops=312e12, bandwidth=1.56e12),
+    "l40s-48": Gpu(memory=44.5 * 2**30, flops=362e12, bandwidth=0.864e12),
+}

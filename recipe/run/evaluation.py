@@ -1,0 +1,40 @@
+"""The section `eval` of a run's configuration.
+
+Training checks the section when it starts. `eval` reads it from the run folder.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from prompt_aug.extraction import ExtractionName
+from prompt_aug.typed import Part, Positive, Record, Seed, Several, Text, Weight
+
+MOST_SAMPLES = 100_000  # of a question; a larger number is a typing error
+DType = Literal["float32", "bfloat16", "float16", "auto"]
+Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
+
+
+class BenchmarkRequest(Record):
+    """A benchmark to evaluate. None: path, samples, template of the known benchmark `name`."""
+
+    name: Text
+    path: Text | None = None
+    samples: Samples | None = None
+    template: Text | None = None
+
+
+class EvaluationSection(Record):
+    """The section `eval`. Lengths are tokens; `max_model_len` None: as long as needed."""
+
+    template: Text = "qwen-math"
+    benchmarks: Several[BenchmarkRequest] = ()
+    extraction: ExtractionName = "default"
+    temperature: Weight = 0.0
+    top_p: Part = 1.0
+    max_tokens: Positive = 3000
+    seed: Seed = 0
+    dtype: DType = "auto"
+    max_model_len: Annotated[int, Field(ge=2)] | None = None
+    gpu_memory_utilization: Part = 0.8
+    max_questions: Positive | None = None

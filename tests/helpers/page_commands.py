@@ -1,0 +1,77 @@
+"""Parse the commands of this project that a page shows."""
+
+import re
+import shlex
+from dataclasses import dataclass
+
+FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHOWN = re.compile(r"\bpython |\bsubmit\.sh ")
+QUOTED = re.compile(r"`([^`]+)`")
+OPTIONAL = re.compile(r"(?<![=\w])\[([^\]]*)\]")  # not a list of hydra
+PACKAGES = ("recipe", "eval", "prompt_aug")
+JOBS = {
+    "train": "recipe.train",
+    "sweep": "eval.sweep",
+    "export": "recipe.export",
+    "rephrase": "prompt_aug.rephrase",
+}
+PLACEHOLDERS = {"N": "8", "URL": "http://localhost:8000/v1"}  # others are valid as they are
+# Required arguments that "..." stands for.
+DOTS = {
+    "prompt_aug.prepare": ["out.parquet", "--no-benchmarks"],
+    "prompt_aug.rephrase": ["questions.parquet", "out.parquet", "--model", "NAME"],
+    "recipe.train": ["toy"],
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A module or the path of a script, and its arguments."""
+
+    name: str
+    arguments: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join((self.name, *self.arguments))
+
+
+def fenced_lines(text: str) -> list[str]:
+    """Return the lines of all fenced blocks, with continued lines joined."""
+    return "".join(FENCED.findall(text)).replace("\\\n", " ").splitlines()
+
+
+def commands_of(text: str) -> list[Command]:
+    """Return the commands in fenced blocks and between backticks in prose."""
+    lines = fenced_lines(text)
+    lines += [quoted.replace("\n", " ") for quoted in QUOTED.findall(FENCED.sub("", text))]
+    shown = [part for line in lines if SHOWN.search(line) for part in line.split(" && ")]
+    return [command for part in shown for command in [command_of(part)] if command]
+
+
+def command_of(line: str) -> Command | None:
+    """Return the command of a line with placeholders filled; None if it is not ours."""
+    words = shlex.split(OPTIONAL.sub(r"\1", line.removeprefix("$ ")), comments=True)
+    while words and re.match(r"[A-Z_]+=", words[0]):
+        words = words[1:]
+    match words:
+        case ["python", "-m", name, *rest] if name.partition(".")[0] in PACKAGES:
+            pass
+        case ["python", "scripts/bench.py", command, *rest]:
+            name = f"scripts/benchmarks/{command}.py"
+        case ["python", name, *rest] if name.startswith("scripts/"):
+            pass
+        case ["bash", "scripts/submit.sh", *rest]:
+            job = next(i for i, word in enumerate(rest) if not word.startswith("--"))
+            options, name, rest = rest[:job], JOBS[rest[job]], rest[job + 1 :]
+            if name == "prompt_aug.rephrase":  # added by scripts/rephrase.sbatch
+                rest += ["--model", "NAME"]
+            for option in options:
+                if option.startswith("--nodes=") and name == "recipe.train":  # by train.sbatch
+                    nodes = option.removeprefix("--nodes=")
+                    rest += [f"trainer.nnodes={nodes}", "trainer.n_gpus_per_node=8"]
+        case _:
+            return None
+    filled: list[str] = []
+    for word in rest:
+        filled += DOTS.get(name, []) if word == "..." else [PLACEHOLDERS.get(word, word)]
+    return Command(name=name, arguments=tuple(filled))

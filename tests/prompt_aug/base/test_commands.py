@@ -1,0 +1,111 @@
+"""The parts that all commands share: exit codes, one line on stderr, a complete help."""
+
+import argparse
+
+import pytest
+
+from prompt_aug.base.commands import add_renamed, add_steps, in_columns, make_parser, run
+from prompt_aug.base.errors import UsageError, UserError
+
+
+def fail(error: BaseException) -> int:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("no such key"), 1, "x.y: no such key\n"),
+        (UsageError("--out is missing"), 2, "x.y: --out is missing\n"),
+        (OSError("disk full"), 1, "x.y: disk full\n"),
+        (KeyboardInterrupt(), 130, "x.y: interrupted; nothing is lost\n"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("x.y", lambda: fail(error), interrupted="nothing is lost") == code
+    assert capsys.readouterr().err == line
+
+
+def test_a_table_in_columns_by_hand() -> None:
+    table = [["name", "x|y", "state"], ["long name", "1", "on"]]
+    assert in_columns(table, left=["state"]) == "name       x|y  state\nlong name    1  on"
+    assert in_columns([row[:2] for row in table], rule=True) == (
+        "name       x|y\n---------  ---\nlong name    1"
+    )
+
+
+def test_a_defect_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run("x.y", lambda: 1 // 0, interrupted="")
+    assert run("x.y", lambda: 3, interrupted="") == 3
+
+
+@pytest.fixture
+def parser() -> argparse.ArgumentParser:
+    parser = make_parser("python -m x", "What ``it`` does.\n\n  kept as written", example="x")
+    parser.add_argument("--seed", type=int, default=7, help="of the draw")
+    parser.add_argument("--quiet", action="store_true", help="say less")
+    return parser
+
+
+def test_help_has_defaults_and_an_example(parser: argparse.ArgumentParser) -> None:
+    text = parser.format_help()
+    assert "What it does.\n\n  kept as written" in text
+    assert "of the draw (default: 7)" in text
+    assert "say less\n" in text
+    assert text.endswith("example:\n  x\n")
+
+
+def test_an_abbreviation_is_refused(parser: argparse.ArgumentParser) -> None:
+    with pytest.raises(SystemExit) as error:
+        parser.parse_args(["--see", "3"])
+    assert error.value.code == 2
+    assert parser.parse_args(["--seed", "3"]).seed == 3
+
+
+def test_wrong_usage_is_told_like_other_errors(
+    parser: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_renamed(parser, "--start", "--seed")
+    for given, told in (
+        ("--seed=x", "argument --seed"),
+        ("--start=3", "--start: renamed to --seed"),
+    ):
+        with pytest.raises(SystemExit) as error:
+            parser.parse_args([given])
+        assert error.value.code == 2
+        assert f"\nx: {told}" in capsys.readouterr().err
+    assert "--start" not in parser.format_help()
+
+
+def test_version(parser: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        parser.parse_args(["--version"])
+    assert error.value.code == 0
+    assert capsys.readouterr().out.startswith("rlvr-recipes ")
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    [
+        ([], None),
+        (["--steps", "all"], None),
+        (["--steps", "10", "20"], [10, 20]),
+        (["--steps", "10,20", "0"], [10, 20, 0]),
+    ],
+)
+def test_steps_are_written_in_one_way(given: list[str], steps: list[int] | None) -> None:
+    parser = make_parser("x", "x", example="x")
+    add_steps(parser)
+    assert parser.parse_args(given).steps == steps
+
+
+@pytest.mark.parametrize("given", ["all,2", "-1", "two", "2,", "1.5", "²"])
+def test_what_is_no_step_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = make_parser("x", "x", example="x")
+    add_steps(parser)
+    with pytest.raises(SystemExit) as end:
+        parser.parse_args([f"--steps={given}"])
+    assert end.value.code == 2 and f"--steps {given}: neither" in capsys.readouterr().err

@@ -1,0 +1,97 @@
+"""Hand values, scipy's numbers, all subsets, and estimators that must not pass."""
+
+from collections.abc import Callable
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prompt_aug.base.estimates import all_table, no_signal, pass_at_k, powers, wilson
+
+
+@pytest.mark.parametrize(
+    ("rate", "trials", "low", "high"),
+    [
+        (0.0, 30, 0.0, 0.11351339317396875),
+        (1.0, 30, 0.8864866068260312, 1.0),
+        (0.3, 10, 0.10779126740630102, 0.6032218525388546),
+        (0.5, 500, 0.4563412653024843, 0.5436587346975157),
+    ],
+)
+def test_wilson_is_scipys(rate: float, trials: int, low: float, high: float) -> None:
+    # scipy 1.17.1, binomtest(...).proportion_ci(method="wilson")
+    assert wilson(rate, trials) == pytest.approx((low, high), abs=1e-12)
+
+
+def test_pass_at_k_by_hand() -> None:
+    # n = 4, c = 1: pass@2 = 1 - C(3,2)/C(4,2) = 1/2. c = 3: n - c < 2, so 1. c = 0: 0.
+    assert pass_at_k([1], 4, 2) == pytest.approx(0.5)
+    assert pass_at_k([3], 4, 2) == 1.0
+    assert pass_at_k([0], 4, 2) == 0.0
+    assert pass_at_k([1, 3, 0], 4, 2) == pytest.approx(0.5)
+    assert pass_at_k([1, 3], 4, 1) == pytest.approx(0.5)
+
+
+def test_no_signal_by_hand() -> None:
+    # Equal pairs: of (1 right, 3 wrong) 3 of 6, of (3 right, 1 wrong) 3 of 6.
+    assert no_signal([1, 3], 4, 2) == pytest.approx(0.5)
+    assert no_signal([0, 4], 4, 4) == 1.0
+    assert no_signal([2], 4, 4) == 0.0
+    assert no_signal([2], 4, 1) == 1.0  # one response alone has nothing to differ from
+
+
+def test_pass_all_by_hand() -> None:
+    # n = 4, c = 3: C(3,2)/C(4,2) = 1/2; c = 1: no two are right; c = 4: all are.
+    table = all_table(4, [1, 2, 4])
+    assert table[3].tolist() == pytest.approx([3 / 4, 1 / 2, 0.0])
+    assert table[1].tolist() == pytest.approx([1 / 4, 0.0, 0.0])
+    assert table[4].tolist() == [1.0, 1.0, 1.0]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))))
+def test_each_is_a_share_of_all_subsets(case: tuple[int, int]) -> None:
+    n, c = case
+    samples = [True] * c + [False] * (n - c)
+    for k in range(1, n + 1):
+        subsets = list(combinations(samples, k))
+        anyone, everyone = (sum(map(f, subsets)) / len(subsets) for f in (any, all))
+        equal = sum(len(set(s)) == 1 for s in subsets) / len(subsets)
+        assert pass_at_k([c], n, k) == pytest.approx(anyone, abs=1e-12)
+        assert all_table(n, [k])[c, 0] == pytest.approx(everyone, abs=1e-12)
+        assert no_signal([c], n, k) == pytest.approx(equal, abs=1e-12)
+
+
+def test_pass_at_k_differs_from_the_biased_estimators() -> None:
+    # 1 - (1 - c/n)^k is biased low; "any right among all n" high.
+    value = pass_at_k([2], 8, 4)
+    assert value == pytest.approx(1 - 15 / 70)
+    assert value - (1 - (1 - 2 / 8) ** 4) > 0.05
+    assert 1.0 - value > 0.05
+
+
+def test_pass_at_k_stays_finite_where_factorials_do_not() -> None:
+    assert pass_at_k([1], 10_000, 100) == pytest.approx(0.01, abs=1e-9)
+
+
+def test_powers_end_at_n() -> None:
+    assert [powers(n) for n in (1, 6, 8)] == [[1], [1, 2, 4, 6], [1, 2, 4, 8]]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: pass_at_k([1], 4, 5),
+        lambda: no_signal([1], 4, 5),
+        lambda: pass_at_k([1], 4, 0),
+        lambda: pass_at_k([5], 4, 1),
+        lambda: pass_at_k([0.5], 4, 1),
+        lambda: no_signal([], 4, 1),
+        lambda: wilson(0.0, 0),
+        lambda: wilson(1.5, 10),
+    ],
+)
+def test_bad_counts_are_refused(call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError):
+        call()

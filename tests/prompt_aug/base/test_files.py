@@ -1,0 +1,222 @@
+"""A file is the old one or the new one, lines survive kills, a folder has one writer."""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import (
+    FileError,
+    InUseError,
+    MissingFileError,
+    append_lines,
+    digests,
+    is_held,
+    lock,
+    read_json,
+    read_lines,
+    replacing,
+    write_json,
+    write_lines,
+    write_text,
+)
+
+
+def test_an_error_while_writing_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a.txt"
+    write_text(path, "old")
+    with pytest.raises(OSError, match="disk full"), replacing(path) as file:
+        file.write(b"half")
+        raise OSError("disk full")
+    assert path.read_text() == "old"
+    assert [p.name for p in path.parent.iterdir()] == ["a.txt"]
+
+
+def test_a_kill_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\n"
+        "from prompt_aug.base.files import replacing\n"
+        "with replacing(Path(sys.argv[1])) as file:\n"
+        "    file.write(b'half'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert path.read_text() == "old"
+    write_text(path, "new")
+    assert path.read_text() == "new"
+
+
+def test_a_lone_surrogate_does_not_stop_a_write(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.txt", "x\udc80y")
+    assert (tmp_path / "a.txt").read_text() == "x?y"
+
+
+# ------------------------------------------------------------------------- JSON
+
+
+def test_json_is_whole_or_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "a.json"
+    write_json(path, {"x": "ä"})
+    with pytest.raises(TypeError):
+        write_json(path, {"x": object()})
+    assert read_json(path) == {"x": "ä"}
+    assert path.read_text(encoding="utf-8") == '{\n  "x": "ä"\n}\n'
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_other_readers_refuse_is_not_written(tmp_path: Path, value: float) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "x.json", {"accuracy": value})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        append_lines(tmp_path / "x.jsonl", [{"accuracy": value}])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b'{"a": 1', "not valid JSON"), (b'"\xff"', "not UTF-8"), (b"[" * 10**5, "not valid JSON")],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(FileError, match=rf"x\.json.*{message}") as caught:
+        read_json(path)
+    assert isinstance(caught.value, UserError)
+
+
+def test_a_missing_file_is_told_from_a_damaged_one(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"x\.json is missing"):
+        read_json(tmp_path / "x.json")
+    assert issubclass(MissingFileError, FileNotFoundError)
+
+
+# ------------------------------------------------------------------------- JSON lines
+
+
+def test_a_broken_line_in_the_middle_is_damage_a_torn_last_one_is_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    assert read_lines(path) == []
+    path.write_text('{"a": 1}\n{"a": 2}\n{"a"')
+    assert read_lines(path) == [{"a": 1}, {"a": 2}]
+    for damaged in ('{"a"', "7", "\0\0\0"):
+        path.write_text(f'{{"a": 1}}\n{damaged}\n{{"a": 2}}\n')
+        with pytest.raises(FileError, match=r"x\.jsonl, line 2"):
+            read_lines(path)
+    path.write_bytes(b'{"a": "\xff"}\n')
+    with pytest.raises(FileError, match="line 1 is not UTF-8"):
+        read_lines(path)
+
+
+def test_lines_cut_anywhere_go_on_with_what_is_whole(tmp_path: Path) -> None:
+    """Cut after each byte: what is read is what was whole, and what is appended is not lost."""
+    path = tmp_path / "x.jsonl"
+    records = [{"a": 1, "b": {"c": "}"}}, {"a": "ä\n"}]
+    write_lines(path, records)
+    whole = path.read_bytes()
+    ends = [
+        i for i in range(len(whole)) if whole[i : i + 1] == b"\n"
+    ]  # a record is whole from here
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        kept = records[: sum(end <= cut for end in ends)]
+        assert read_lines(path) == kept
+        append_lines(path, [{"new": cut}], sync=True)
+        assert read_lines(path) == [*kept, {"new": cut}]
+
+
+def test_a_long_torn_line_is_cut_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"a": 1}\n{"a": "' + "x" * 200_000)
+    append_lines(path, [{"a": 2}])
+    assert path.read_text() == '{"a": 1}\n{"a": 2}\n'
+
+
+def test_separators_that_unicode_calls_line_ends_do_not_end_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    records = [{"response": "a\u2028b\x85c\x0b\r\n\ud800"}, {"response": "d"}]
+    write_lines(path, records)
+    assert read_lines(path) == records
+    path.write_text(json.dumps({"a": "\u2028\x85"}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert read_lines(path) == [{"a": "\u2028\x85"}]  # of another writer
+
+
+def test_digests_are_those_of_sha256sum(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    for name, content in (("b/x", b""), ("a", b"abc")):
+        (tmp_path / name).write_bytes(content)
+    found = digests([tmp_path / "b" / "x", tmp_path / "a"], tmp_path, progress="digests")
+    assert found["a"] == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert list(found.items()) == [("a", found["a"]), ("b/x", hashlib.sha256(b"").hexdigest())]
+
+
+# ------------------------------------------------------------------------- locks
+
+HOLDER = (
+    "import sys, time\nfrom pathlib import Path\nfrom prompt_aug.base import files\n"
+    "held = files.lock(Path(sys.argv[1]))\nprint('held', flush=True)\ntime.sleep(60)\n"
+)
+
+
+def test_a_folder_has_one_holder_and_a_killed_one_frees_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "SLURM_JOB_ID": "5"}
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline().strip() == "held"
+        with pytest.raises(InUseError, match=rf"in use by process {other.pid} on .* \(job 5\)"):
+            lock(tmp_path)
+        assert is_held(tmp_path)
+        other.kill()
+    assert not is_held(tmp_path)
+    with lock(tmp_path), pytest.raises(InUseError, match=f"process {os.getpid()}"):
+        lock(tmp_path)
+    assert not is_held(tmp_path) and not is_held(tmp_path / "nowhere")
+    lock(tmp_path).close()
+
+
+def test_a_check_does_not_take_the_lock_from_a_process_that_wants_it(tmp_path: Path) -> None:
+    lock(tmp_path).close()
+    stop = threading.Event()
+    asking = threading.Thread(target=lambda: [is_held(tmp_path) for _ in iter(stop.is_set, True)])
+    asking.start()
+    try:
+        for _ in range(50):
+            lock(tmp_path).close()
+    finally:
+        stop.set()
+        asking.join()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with pytest.raises(FileError, match=str(tmp_path)):
+        lock(tmp_path)
+    assert not is_held(tmp_path)
+
+
+def test_another_error_of_the_file_system_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(fcntl, "flock", broken)
+    with pytest.raises(OSError, match="input/output"):
+        lock(tmp_path)

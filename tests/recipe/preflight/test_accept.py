@@ -1,0 +1,164 @@
+"""The acceptance run's stages: each on its own, and what depends on one that failed."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from eval import sweep
+from eval.benchmarks import parse_request
+from recipe.config.compose import compose_config
+from recipe.preflight import accept
+from recipe.preflight import accept as command
+from recipe.preflight.accept import Stage, StageError, stages
+from recipe.preflight.checks import validate
+from recipe.run import folder as run_folder
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[Stage]:
+    """Five stages in place of the real ones."""
+    made = [
+        Stage(name="good", command=python("print('fine')"), figures=lambda: {"speed": 2.0}),
+        Stage(name="bad", command=python("raise SystemExit(3)")),
+        Stage(name="after bad", command=python("print(1)"), needs=("bad",)),
+        Stage(name="after that", command=python("print(1)"), needs=("after bad",)),
+        Stage(name="slow", command=python("import time; time.sleep(60)"), seconds=0.5),
+        Stage(name="last", command=[], needs=("good",), figures=lambda: {"x": 1 / 3}),
+    ]
+    monkeypatch.setattr(command, "stages", lambda folder, cpu: made)
+    return made
+
+
+def test_one_failure_does_not_hide_the_rest(
+    given: list[Stage], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["--folder", str(tmp_path / "a")]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("good: ok")
+    assert said[1].startswith(f"bad: exit code 3, see {tmp_path}/a/logs/bad.log")
+    assert said[2].startswith("after bad: not run: bad failed")
+    assert said[3].startswith("after that: not run: after bad failed")
+    assert said[4].startswith("slow: not done within 0 s") or "not done" in said[4]
+    assert said[5].startswith("last: ok")
+    page = (tmp_path / "a" / "accept.md").read_text()
+    assert "| good | speed | 2 |" in page and "| last | x | 0.3333 |" in page
+    assert (tmp_path / "a" / "logs" / "good.log").read_text() == "fine\n"
+
+
+def test_single_stages_run_in_the_folder_as_it_is(
+    given: list[Stage], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ["--folder", str(tmp_path / "a")]
+    assert command.main([*folder, "--only", "good", "last"]) == 0
+    with pytest.raises(SystemExit):
+        command.main([*folder, "--only", "goood"])
+    assert "no stage goood; they are good, bad" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("only", [[], ["--only", "good"]])
+def test_a_training_run_is_left_alone(
+    given: list[Stage], tmp_path: Path, capsys: pytest.CaptureFixture[str], only: list[str]
+) -> None:
+    """It has logs/ as an acceptance run has."""
+    run = run_folder.RunFolder(tmp_path / "run")
+    for name in ("logs/train.log", "checkpoints/global_step_5/data.pt", "metrics.jsonl"):
+        (run.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (run.root / name).touch()
+    before = sorted(run.root.rglob("*"))
+    assert command.main(["--folder", str(run.root), *only]) == 1
+    assert "is not of an acceptance run: choose another --folder" in capsys.readouterr().out
+    assert sorted(run.root.rglob("*")) == before
+
+
+def test_a_file_is_left_alone(given: list[Stage], tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years")
+    assert command.main(["--folder", str(tmp_path / "thesis.tex")]) == 1
+    assert (tmp_path / "thesis.tex").read_text() == "years"
+
+
+def test_a_folder_of_this_command_is_made_anew(given: list[Stage], tmp_path: Path) -> None:
+    """Also an empty one, as a run leaves that was killed at once; --only keeps what is there."""
+    folder = tmp_path / "a"
+    folder.mkdir()
+    command.main(["--folder", str(folder)])
+    left = folder / "prompt_aug" / "metrics.jsonl"
+    left.parent.mkdir()
+    left.touch()
+    assert command.main(["--folder", str(folder), "--only", "good"]) == 0 and left.exists()
+    command.main(["--folder", str(folder)])
+    assert not left.exists() and (folder / command.MARK).is_file()
+
+
+def test_weights_that_did_not_arrive_fail(tmp_path: Path) -> None:
+    key = "training/rollout_actor_probs_pearson_corr"
+    with pytest.raises(StageError, match="has no step"):
+        accept.hand_over(tmp_path)
+    for value, good in ((0.9999, True), (0.98, False), (float("nan"), False)):
+        run_folder.append_metrics(tmp_path, 1, {key: value})
+        if good:
+            assert accept.hand_over(tmp_path) == {"correlation of engine and actor": value}
+        else:
+            with pytest.raises(StageError, match="wanted"):
+                accept.hand_over(tmp_path)
+    run_folder.append_metrics(tmp_path, 2, {})
+    with pytest.raises(StageError):
+        accept.hand_over(tmp_path)
+
+
+def test_a_loss_or_a_gradient_that_is_off_fails(tmp_path: Path) -> None:
+    error, cosine = "largest log-prob error, nats", "cosine of the gradients"
+    for figures, good in (((0.02, 0.999), True), ((0.2, 0.999), False), ((0.02, 0.9), False)):
+        path = tmp_path / "reference.json"
+        path.write_text(json.dumps(dict(zip((error, cosine), figures, strict=True))))
+        if good:
+            assert accept.reference(path)[error] == 0.02
+        else:
+            with pytest.raises(StageError, match="off"):
+                accept.reference(path)
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_every_stage_needs_only_earlier_ones_and_three_methods_are_trained(cpu: bool) -> None:
+    made = stages(Path("/x"), cpu)
+    names = [stage.name for stage in made]
+    for place, stage in enumerate(made):
+        assert set(stage.needs) <= set(names[:place])
+    trained = [name for name in names if name.startswith("train")]
+    assert trained == ["train prompt_aug", "train ta_grpo", "train cw_grpo"]
+
+
+def test_both_dtypes_are_exported_each_of_a_run_of_its_own() -> None:
+    """A step that is exported in one is refused in the other; the evaluated run is in float32."""
+    made = {stage.name: stage for stage in stages(Path("/x"), True)}
+    exported = {name: stage for name, stage in made.items() if name.startswith("export")}
+    assert sorted(exported) == ["export bfloat16", "export float32"]
+    runs = {name: stage.command[3] for name, stage in exported.items()}
+    assert len(set(runs.values())) == 2
+    for name, stage in exported.items():
+        assert stage.needs == (f"train {Path(runs[name]).name}",)
+        assert stage.command[4:] == ["--dtype", name.removeprefix("export ")]
+    evaluation = made["evaluation"]
+    assert evaluation.command[3] == runs["export float32"]
+    assert evaluation.needs == ("export float32",)
+
+
+@pytest.mark.config
+@pytest.mark.parametrize("method", ["prompt_aug", "ta_grpo", "cw_grpo"])
+def test_the_sizes_of_the_gpu_form_compose_and_divide(method: str) -> None:
+    name, *overrides = accept.train(Path("/x"), method, 2, cpu=False)
+    config = compose_config(name, overrides)
+    validate(config)
+    assert config.trainer.save_freq == config.trainer.total_training_steps == 2
+
+
+def test_the_evaluation_names_a_benchmark_that_the_model_stage_makes() -> None:
+    """A run of files of one's own has no benchmark by itself."""
+    evaluation = stages(Path("/x"), True)[-1].command[3:]
+    options = sweep._parser().parse_args(["/", *evaluation[1:]])
+    assert [parse_request(text).path for text in options.benchmark] == ["/x/data/test.parquet"]

@@ -1,0 +1,471 @@
+"""Questions, run folders and machines: what is refused, and what the checked files hold."""
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+import yaml
+from omegaconf import OmegaConf, open_dict
+
+from prompt_aug.base.files import read_json, write_json
+from prompt_aug.prompts import Prompts
+from prompt_aug.questions import make_question, write_parquet
+from recipe.config.compose import compose_config, known_keys
+from recipe.errors import ConfigError
+from recipe.preflight import data
+from recipe.preflight.checks import validate
+from recipe.preflight.machine import first_checkpoint, gpus, lacks_wandb_key, port, room
+from recipe.preflight.resume import FREE, repair_checkpoints, same_prompts, same_run
+from recipe.preflight.rules import Setup
+from recipe.run.checkpoints import TRACKER
+from recipe.run.folder import RunFolder
+
+MATH_1B = "Qwen/Qwen2.5-Math-1.5B"
+
+
+@pytest.fixture
+def config(toy_config: Any, tmp_path: Path) -> Any:
+    copied = copy.deepcopy(toy_config)
+    with open_dict(copied):
+        copied.recipe.run_dir = str(tmp_path / "run")
+        copied.data.max_prompt_length = 1000
+    return copied
+
+
+def changed(config: Any, **sections: Any) -> Setup:
+    return Setup(OmegaConf.merge(config, sections))
+
+
+def questions(path: Path, count: int) -> str:
+    made = [
+        make_question(text=f"What is {i} + 1?", answers=(str(i + 1),), source="t")
+        for i in range(count)
+    ]
+    write_parquet(made, path)
+    return str(path)
+
+
+class Characters:
+    """A tokenizer whose tokens are characters."""
+
+    chat_template = None
+    all_special_tokens: tuple[str, ...] = ()
+    bos_token = None
+
+    def __call__(self, texts: list[str], add_special_tokens: bool) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[1] * len(t) for t in texts]}
+
+
+def prepare(config: Any, train: Any, validation: Any = None, **augment: Any) -> dict[str, Any]:
+    with open_dict(config):
+        config.data.train_files = train
+        config.data.val_files = validation or train
+    return data.prepare_data(config, Prompts.from_section(augment), Characters())
+
+
+# ------------------------------------------------------------------------- composition
+
+
+def test_examples_compose_over_the_real_schema(toy_config: Any) -> None:
+    assert toy_config.trainer.v1.trainer_mode == "recipe_sync"
+    assert toy_config.actor_rollout_ref.actor.policy_loss.loss_mode == "vanilla"
+    assert toy_config.data.seed == toy_config.actor_rollout_ref.rollout.seed == 0
+    other = compose_config("toy", ["recipe.seed=7", "machine=gpu"])  # the command line wins
+    assert (other.actor_rollout_ref.rollout.seed, other.trainer.device) == (7, "cuda")
+
+
+@pytest.mark.config
+@pytest.mark.parametrize("machine", ["cpu", "gpu"])
+def test_actor_and_reference_compute_in_the_same_precision(machine: str) -> None:
+    """Else the KL term compares number formats: verl's default for the reference is bfloat16."""
+    roles = compose_config("toy", [f"machine={machine}"]).actor_rollout_ref
+    for key in ("dtype", "model_dtype", "mixed_precision"):
+        assert roles.actor.fsdp_config.get(key) == roles.ref.fsdp_config.get(key)
+
+
+# ------------------------------------------------------------------------- questions
+
+
+def test_long_questions_are_dropped_and_named(config: Any, tmp_path: Path) -> None:
+    short = questions(tmp_path / "a.parquet", 40)
+    long = make_question(text="x" * 5000, answers=("1",), source="t")
+    write_parquet([long], tmp_path / "b.parquet")
+    report = prepare(config, [short, str(tmp_path / "b.parquet")], [short])
+    assert report["train"]["questions"] == 40
+    assert [d["uid"] for d in report["train"]["dropped"]] == [long.uid]
+    assert report["train"]["dropped"][0]["length"] > 5000
+    assert report["test"]["dropped"] == []
+
+
+def test_own_system_prompts_do_not_replace_several_templates(config: Any, tmp_path: Path) -> None:
+    made = [make_question(text=f"{n}?", answers=("1",), source="t", system="S") for n in range(40)]
+    path = tmp_path / "a.parquet"
+    write_parquet(made, path)
+    with pytest.raises(ConfigError, match=r"data\.train_files: 40 .*recipe\.augment\.system"):
+        prepare(config, [str(path)])
+    config.recipe.augment.system = "template"
+    prepare(config, [str(path)], system="template")
+
+
+def test_questions_that_changed_since_the_first_step_are_refused(
+    config: Any, tmp_path: Path
+) -> None:
+    def run(numbers: range, rephrasings: tuple[str, ...] = ()) -> None:
+        rows = [make_question(text=f"{n}?", answers=(str(n),), source="t") for n in numbers]
+        write_parquet([dataclasses.replace(q, rephrasings=rephrasings) for q in rows], path)
+        report = prepare(copy.deepcopy(config), [str(path)], [first])
+        write_json(folder.data_manifest, report)
+
+    path, folder = tmp_path / "a.parquet", RunFolder(Path(config.recipe.run_dir))
+    first = questions(tmp_path / "v.parquet", 20)
+    run(range(39))
+    run(range(40))  # no step was done: nothing is mixed
+    kept = folder.data("train").read_bytes()
+    folder.metrics.write_text('{"step": 1}\n')
+    run(range(40))
+    for numbers, rephrasings in (
+        (range(41), ()),
+        (range(39, -1, -1), ()),  # another order, the same questions
+        (range(40), ("the same?",)),
+    ):
+        with pytest.raises(ConfigError, match=r"data\.train_files: the questions are not those"):
+            run(numbers, rephrasings)
+        assert folder.data("train").read_bytes() == kept
+    before = read_json(folder.data_manifest)
+    del before["train"]["digest"]  # of a run that began before there was one
+    write_json(folder.data_manifest, before)
+    run(range(41))
+
+
+def test_the_best_by_what_no_validation_writes_is_refused(config: Any, tmp_path: Path) -> None:
+    path = questions(tmp_path / "a.parquet", 40)  # of the source t
+    config.recipe.keep_best = "val/tt/accuracy"
+    with pytest.raises(ConfigError, match=r"recipe\.keep_best=val/tt/.*val/t/accuracy"):
+        prepare(config, [path])
+    config.recipe.keep_best = "val/t/accuracy"
+    prepare(config, [path])
+
+
+@pytest.mark.parametrize(
+    ("case", "named"),
+    [
+        ("missing", r"no such file"),
+        ("unset", r"data\.train_files: not set"),
+        ("few", r"data\.train_batch_size=16: there are 3 "),
+        ("all_long", r"data\.max_prompt_length=10: all 40"),
+        ("no_answer", r"row 2"),
+        ("empty", r"no rows"),
+    ],
+)
+def test_bad_data_is_refused(config: Any, tmp_path: Path, case: str, named: str) -> None:
+    good, bad = questions(tmp_path / "good.parquet", 40), str(tmp_path / "bad.parquet")
+    table = pandas.read_parquet(good)
+    if case == "no_answer":
+        table.at[2, "reward_model"] = {"style": "rule", "ground_truth": ""}
+        table.at[2, "extra_info"] = {**table.at[2, "extra_info"], "answers": []}
+    rows = {"few": 3, "empty": 0}.get(case, 40)
+    if case != "missing":
+        table.iloc[:rows].to_parquet(bad)
+    if case == "all_long":
+        config.data.max_prompt_length = 10
+    with pytest.raises((ConfigError, ValueError), match=named):
+        prepare(config, None if case == "unset" else [bad], [good])
+
+
+CURRICULUM = {"recipe": {"curriculum": {"enable": True}}}
+SAMPLING = {"algorithm": {"filter_groups": {"enable": True}}}
+BOTH = {"recipe": {**CURRICULUM["recipe"], "dynamic_sampling": {"max_gen_batches": 3}}, **SAMPLING}
+
+
+@pytest.mark.parametrize(
+    ("sections", "enough", "named"),
+    [
+        ({}, 16, "data.train_batch_size"),
+        (CURRICULUM, 64, "recipe.curriculum.candidates"),  # a batch is chosen from four
+        (BOTH, 192, "recipe.dynamic_sampling.max_gen_batches"),
+        ({"trainer": {"total_epochs": 2}}, 192, "trainer.total_epochs=2"),  # 24 steps of 16
+    ],
+)
+def test_too_few_questions_for_a_step(
+    config: Any, sections: dict[str, Any], enough: int, named: str
+) -> None:
+    setup = changed(config, **sections)
+    assert list(data.too_few(enough, setup)) == []
+    assert named in "".join(data.too_few(enough - 1, setup))
+    setup.config.data.train_max_samples = enough - 1
+    assert named in "".join(data.too_few(10_000, setup))
+
+
+@pytest.mark.parametrize("sections", [CURRICULUM, SAMPLING])
+def test_epochs_are_not_counted_where_a_step_reads_more_than_a_batch(
+    config: Any, sections: dict[str, Any]
+) -> None:
+    setup = changed(config, **sections, trainer={"total_epochs": 1000})
+    assert "trainer.total_epochs=1000" in "".join(data.too_few(10_000, setup))
+
+
+def test_a_missing_data_file_is_refused_before_the_toy_world_is_built(
+    config: Any, tmp_path: Path
+) -> None:
+    built = tmp_path / "toy"
+    with open_dict(config):
+        config.actor_rollout_ref.model.path = str(built / "model")
+        config.data.train_files = config.data.val_files = [str(built / "train.parquet")]
+    assert list(data.files(Setup(config, built=built, world_questions=99))) == []
+    config.data.val_files = str(tmp_path / "none.parquet")
+    (found,) = data.files(Setup(config, built=built))
+    assert found.startswith(f"data.val_files={tmp_path}/none.parquet")
+
+
+def test_a_folder_that_has_lost_its_tokenizer_is_refused(config: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    assert list(data.model_folder(str(tmp_path))) == []
+    config.actor_rollout_ref.model.path = str(tmp_path)
+    with pytest.raises(ConfigError, match=r"recipe\.model_path: .* gives no token"):
+        data.load_tokenizer(config)
+
+
+# ------------------------------------------------------------------------- resuming
+
+
+def begun(config: Any, folder: Path) -> RunFolder:
+    """A run folder of `config` in which a step was done."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
+    (folder / "metrics.jsonl").write_text("")
+    return RunFolder(folder)
+
+
+ROLES = "actor_rollout_ref"
+OPTIM = {"lr_warmup_steps_ratio": 0.1}
+LONGER = {"trainer": {"total_training_steps": 99}}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({}, ""),
+        ({"recipe": {"name": "other"}}, "recipe.name"),
+        ({ROLES: {"actor": {"optim": {"lr": 1.0}}}}, "actor_rollout_ref.actor.optim.lr"),
+        ({ROLES: {"rollout": {"temperature": 0.5}}}, "actor_rollout_ref.rollout.temperature"),
+        ({"data": {"train_batch_size": 32}}, "data.train_batch_size"),
+        ({"recipe": {"augment": {"mode": "per_rollout"}}}, "recipe.augment.mode"),
+        (LONGER, ""),
+        ({ROLES: {"rollout": {"gpu_memory_utilization": 0.3}}}, ""),
+        ({ROLES: {"actor": {"ppo_max_token_len_per_gpu": 512}}}, ""),
+        ({ROLES: {"actor": {"fsdp_config": {"param_offload": True}}}}, ""),
+        ({ROLES: {"actor": {"fsdp_config": {"optimizer_offload": True}}}}, ""),
+        ({ROLES: {"rollout": {"tensor_model_parallel_size": 2, "enforce_eager": True}}}, ""),
+        ({ROLES: {"rollout": {"agent": {"num_workers": 3}}}, "reward": {"num_workers": 3}}, ""),
+        ({"global_profiler": {"tool": "torch"}, "trainer": {"val_before_train": True}}, ""),
+        ({"eval": {"temperature": 1.0}}, ""),
+        ({"recipe": {"dynamic_sampling": {"max_gen_batches": 3}}}, ""),
+        ({"trainer": {"save_freq": 1, "test_freq": 1, "logger": ["console", "file"]}}, ""),
+    ],
+)
+def test_a_run_resumes_as_the_same_experiment(
+    config: Any, change: dict[str, Any], named: str
+) -> None:
+    folder = Path(config.recipe.run_dir)
+    assert list(same_run(changed(config, **change))) == []  # there is no run yet
+    run = begun(config, folder)
+    found = list(same_run(changed(config, **change)))
+    assert bool(found) is bool(named) and named in "".join(found)
+    run.metrics.unlink()
+    assert list(same_run(changed(config, **change))) == []  # no step was done: nothing is mixed
+
+
+@pytest.mark.parametrize(
+    ("optim", "free"),
+    [
+        ({"lr_warmup_steps_ratio": 0.0}, True),
+        ({"lr_warmup_steps": 10, "lr_warmup_steps_ratio": 0.1}, True),  # verl takes the steps
+        ({"lr_warmup_steps_ratio": 0.1}, False),
+        ({"lr_scheduler_type": "cosine"}, False),
+    ],
+)
+def test_a_run_may_be_made_longer_unless_its_learning_rate_would_jump(
+    config: Any, optim: dict[str, Any], free: bool
+) -> None:
+    before = OmegaConf.merge(config, {ROLES: {"actor": {"optim": optim}}})
+    begun(before, Path(config.recipe.run_dir))
+    found = "".join(same_run(changed(before, **LONGER)))
+    assert ("trainer.total_training_steps" in found) is not free
+
+
+def test_every_free_key_exists() -> None:
+    assert set(FREE) <= known_keys()
+
+
+@pytest.mark.parametrize("content", [b"recipe: {", b"\xff", b"- a\n"])
+def test_a_run_folder_with_a_torn_record_is_refused(config: Any, content: bytes) -> None:
+    folder = begun(config, Path(config.recipe.run_dir))
+    folder.config.write_bytes(content)
+    assert str(folder.config) in "".join(same_run(Setup(config)))
+
+
+def test_a_bank_that_changed_since_the_first_step_is_refused(config: Any, tmp_path: Path) -> None:
+    def write(user: str) -> None:
+        entry = {"category": "mine", "user": user}
+        bank.write_text(yaml.safe_dump({"templates": {"mine": entry}}))
+
+    bank, folder = tmp_path / "bank.yaml", RunFolder(Path(config.recipe.run_dir))
+    augment = {"bank": str(bank), "templates": ["mine"], "validation_template": "mine"}
+    write("Solve: {question}")
+    Setup(OmegaConf.merge(config, {"recipe": {"augment": augment}})).prompts.write(folder.prompts)
+    write("Solve it: {question}")
+    assert list(same_prompts(changed(config, recipe={"augment": augment}))) == []
+    folder.metrics.write_text('{"step": 1}\n')
+    found = "".join(same_prompts(changed(config, recipe={"augment": augment})))
+    assert found.startswith(f"recipe.augment.bank={bank}: the templates mine ")
+    write("Solve: {question}")
+    assert list(same_prompts(changed(config, recipe={"augment": augment}))) == []
+
+
+def test_a_tracker_without_its_checkpoint_is_refused(config: Any, tmp_path: Path) -> None:
+    config.trainer.default_local_dir = str(tmp_path)
+    assert repair_checkpoints(config) == []
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("50")
+    with pytest.raises(ConfigError, match="names step 50, but no whole checkpoint"):
+        repair_checkpoints(config)
+
+
+# ------------------------------------------------------------------------- the machine
+
+
+def test_room_and_ports(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(folder: Path, gib: float) -> str:
+        section = {"run_dir": str(folder), "min_free_gib": gib}
+        return "".join(room(changed(config, recipe=section)))
+
+    assert told(tmp_path, 0.0) == ""
+    assert "recipe.min_free_gib" in told(tmp_path, 1e9)
+    (tmp_path / "file").write_text("")
+    assert f"recipe.run_dir={tmp_path}/file/run" in told(tmp_path / "file" / "run", 0.0)
+    assert list(port(Setup(config))) == []
+
+    def refuse(*_: Any) -> None:
+        raise OSError(98, "Address already in use")
+
+    monkeypatch.setattr("socket.socket.bind", refuse)
+    assert "no free TCP port" in "".join(port(Setup(config)))
+
+
+def test_a_gpu_run_needs_its_gpus(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = changed(config, trainer={"device": "cuda", "n_gpus_per_node": 8})
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for found, named in ((0, "trainer.device"), (4, "trainer.n_gpus_per_node=8"), (8, "")):
+        monkeypatch.setattr("recipe.preflight.machine.gpu_count", lambda found=found: found)
+        told = "".join(gpus(setup))
+        assert bool(told) is bool(named) and named in told
+        assert list(gpus(Setup(config))) == []  # machine=cpu
+    monkeypatch.setattr("recipe.preflight.machine.gpu_count", lambda: 0)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert list(gpus(setup)) == []  # the GPUs of another cluster
+
+
+def test_a_run_for_gpus_is_planned_where_there_are_none(
+    config: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("recipe.preflight.machine.gpu_count", lambda: 0)
+    config.trainer.device = "cuda"
+    assert list(gpus(Setup(config, here=False))) == []
+    assert "not on this machine: trainer.device=cuda" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "save_freq", "free", "saved", "refused"),
+    [
+        # 12 bytes for each of the 1,543,714,304 parameters of tests/recipe/preflight/test_plan.py
+        (MATH_1B, 10, 18.4e9, False, True),
+        (MATH_1B, 10, 18.6e9, False, False),
+        (MATH_1B, 10, 18.4e9, True, False),  # the trainer checks the room of later ones
+        (MATH_1B, -1, 1e9, False, False),
+        (None, 10, 1e9, False, False),
+        ("someone/a-model", 10, 1e9, False, False),
+    ],
+)
+def test_the_disk_holds_the_first_checkpoint(
+    config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    model: str | None,
+    save_freq: int,
+    free: float,
+    saved: bool,
+    refused: bool,
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": free}))
+    run = Path(config.recipe.run_dir)  # not made yet
+    trainer = {"save_freq": save_freq, "default_local_dir": str(run / "checkpoints")}
+    if saved:
+        (run / "checkpoints").mkdir(parents=True)
+        (run / "checkpoints" / TRACKER).write_text("10")
+    setup = changed(config, recipe={"model_path": model}, trainer=trainer)
+    assert bool(list(first_checkpoint(setup))) is refused
+
+
+def test_wandb_needs_a_key(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = changed(config, trainer={"logger": ["console", "wandb"]})
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    netrc = tmp_path / "netrc"
+    monkeypatch.setenv("NETRC", str(netrc))
+    assert lacks_wandb_key(setup) and not lacks_wandb_key(Setup(config))
+    netrc.write_text("machine example.com login user password p\n")
+    assert lacks_wandb_key(setup)
+    netrc.write_text("machine api.wandb.ai login user password p\n")
+    assert not lacks_wandb_key(setup)
+    netrc.unlink()
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_API_KEY", "k")):
+        with monkeypatch.context() as patched:
+            patched.setenv(name, value)
+            assert not lacks_wandb_key(setup)
+
+
+# ------------------------------------------------------------------------- own functions
+
+OWN = """
+def scaled(rewards_B, group_B, *, scale): return scale * rewards_B
+def shorter(rewards_B, group_B): return rewards_B[1:]
+def power(logprobs_BT, advantages_BT, mask_BT, group_B, *, power): return mask_BT.double() ** power
+"""
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "arguments", "named"),
+    [
+        ("advantage", "scaled", {}, "'scale'"),
+        ("advantage", "scaled", {"scale": float("inf")}, "must be finite"),
+        ("advantage", "scaled", {"scale": 2.0}, None),
+        ("advantage", "shorter", {}, r"shape \(15,\) .* shape \(16,\)"),
+        ("weights", "power", {"power": 0.7}, None),
+        ("weights", "power", {}, r"recipe\.weights\.arguments\.NAME=VALUE"),
+        ("advantage", "boom", {}, "boom cannot be imported .ValueError: boom"),
+        ("advantage", "torn", {}, "torn cannot be imported .SyntaxError"),
+    ],
+)
+def test_an_own_function_is_called_once_before_the_run(
+    toy_config: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    section: str,
+    name: str,
+    arguments: dict[str, Any],
+    named: str | None,
+) -> None:
+    modules = {"called_once": OWN, "boom": "raise ValueError('boom')\n", "torn": "def f(:\n"}
+    for module, text in modules.items():
+        (tmp_path / f"{module}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = f"{name}.f" if name in modules else f"called_once.{name}"
+    chosen = {"name": path, "arguments": arguments}
+    config = OmegaConf.merge(toy_config, {"recipe": {section: chosen}})
+    if named is None:
+        validate(config)
+    else:
+        with pytest.raises(ConfigError, match=named):
+            validate(config)

@@ -1,0 +1,84 @@
+"""What ``--dry-run`` says of the disk, by hand: 12 bytes for each of 1,543,714,304 parameters."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import open_dict
+
+from recipe.preflight.dry_run import checkpoints, hours, learning_rate, method, reward
+
+MATH_1B = "Qwen/Qwen2.5-Math-1.5B"
+
+
+@pytest.mark.parametrize(
+    ("last", "every", "best", "told"),
+    [
+        # steps 10, 20 ... 90, 95: ten of 18.52 GB
+        (None, None, None, "10, one every 10 steps; 18.52 GB each, at most 185.2 GB in all"),
+        # 90 and 95, and a third while it is not yet whole
+        (2, None, None, "of which 2 are kept; 18.52 GB each, at most 55.6 GB in all"),
+        # 90 and 95, and 40 and 80 for good
+        (2, 40, None, "of which 4 are kept; 18.52 GB each, at most 92.6 GB in all"),
+        (2, 40, "val/x/accuracy", "of which 5 are kept; 18.52 GB each, at most 111.1 GB in all"),
+        # nothing is ever deleted, so the best needs no room of its own
+        (20, None, "val/x/accuracy", "10, one every 10 steps; 18.52 GB each, at most 185.2 GB"),
+    ],
+)
+def test_kept_checkpoints(
+    toy_config: Any, last: int | None, every: int | None, best: str | None, told: str
+) -> None:
+    config = copy.deepcopy(toy_config)
+    with open_dict(config):
+        config.trainer.save_freq = 10
+        config.trainer.max_actor_ckpt_to_keep = last
+        config.recipe.keep_every, config.recipe.keep_best = every, best
+        config.actor_rollout_ref.model.path = MATH_1B
+    assert told in checkpoints(config, steps=95)
+
+
+@pytest.mark.parametrize(("free", "told"), [(55e9, "MORE THAN THE 55 GB FREE"), (56e9, "in all")])
+def test_a_disk_too_small_for_all_checkpoints_is_shown(
+    toy_config: Any, monkeypatch: pytest.MonkeyPatch, free: float, told: str
+) -> None:
+    """Three checkpoints of 18.5 GB."""
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": free}))
+    config = copy.deepcopy(toy_config)
+    config.trainer.save_freq, config.actor_rollout_ref.model.path = 10, MATH_1B
+    config.trainer.max_actor_ckpt_to_keep = None
+    said = checkpoints(config, 30)
+    assert "at most 55.6 GB" in said and (told in said) and ("MORE" in said) is (free < 55.6e9)
+
+
+def test_the_method_the_reward_and_the_learning_rate(toy_config: Any) -> None:
+    config = copy.deepcopy(toy_config)
+    assert "advantage grpo over each question" in method(config)
+    assert "clip 0.2, 0.28, no KL loss" in method(config)
+    assert learning_rate(config.actor_rollout_ref.actor.optim) == "0.00015, constant, no warmup"
+    section = config.recipe.reward
+    section.format_gated = section.overlong.enable = True
+    assert reward(section) == (
+        "accuracy + 1.0 x format (of right answers) - up to 1.0 over the last 16 tokens"
+    )
+
+
+def test_hours_are_measured_or_estimated_or_unknown(toy_config: Any, tmp_path: Path) -> None:
+    config = copy.deepcopy(toy_config)
+    config.recipe.run_dir = str(tmp_path)
+    assert hours(config, 24).startswith("unknown")
+    with open_dict(config):
+        config.trainer.device, config.recipe.model_path = "cuda", MATH_1B
+    assert "estimated by recipe.plan" in hours(config, 24)
+    steps = "".join(f'{{"step": {i}, "timing_s/step": {i}}}\n' for i in (1, 2, 9))
+    (tmp_path / "metrics.jsonl").write_text(steps)
+    assert hours(config, 1800) == "1, at 2.0 s a step as in the run folder"
+
+
+def test_without_a_model_or_checkpoints(toy_config: Any) -> None:
+    config = copy.deepcopy(toy_config)
+    config.trainer.save_freq = 10
+    config.actor_rollout_ref.model.path = "someone/model"
+    assert checkpoints(config, steps=10).startswith("1, one every 10 steps; 12 bytes a parameter")
+    config.trainer.save_freq = -1
+    assert checkpoints(config, steps=10).startswith("none (trainer.save_freq=-1)")

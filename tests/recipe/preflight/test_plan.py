@@ -1,0 +1,224 @@
+"""The plan of a run against numbers worked out by hand, for the shape of Qwen2.5-Math-1.5B."""
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from recipe.errors import ConfigError
+from recipe.preflight import estimate
+from recipe.preflight import plan as command
+from recipe.preflight.estimate import Assumptions, Work
+from recipe.preflight.rules import SHORT
+from recipe.preflight.shapes import GPUS, Shape, shape_of
+
+PAGE = Path(__file__).parents[3] / "examples" / "SIZES.md"
+SHAPE = shape_of("Qwen/Qwen2.5-Math-1.5B")
+H100 = GPUS["h100-80"]
+# examples/prompt_aug on eight GPUs.
+WORK = Work(
+    gpus=8, tensor_parallel=1, questions=128, responses=8, prompt=1024, response=3072,
+    mean_prompt=200, mean_response=1000, micro_tokens=16384, epochs=1, reference=False,
+    packed_mask=True, utilisation=0.6, sequences=1024, steps=2720, validation=500, validations=136,
+)  # fmt: skip
+
+
+def test_parameters_are_those_that_the_models_are_known_by() -> None:
+    # 151,936 x 1,536 + 28 x 46,797,824 + 1,536; a layer is 2,360,832 (q and its bias) + 2 x 393,472
+    # (k, v) + 2,359,296 (o) + 3 x 1,536 x 8,960 (MLP) + 3,072 (norms).
+    assert SHAPE.layer == 2_360_832 + 2 * 393_472 + 2_359_296 + 41_287_680 + 3_072 == 46_797_824
+    assert SHAPE.parameters == 1_543_714_304
+    assert shape_of("Qwen/Qwen2.5-Math-7B").parameters == 7_615_616_512
+    untied = shape_of("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B").parameters
+    assert untied == 1_543_714_304 + 233_373_696
+    assert shape_of("Qwen/Qwen3-1.7B").parameters == 1_720_574_976
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_of_a_folder_are_counted_as_transformers_counts(
+    tmp_path: Path, kind: str, tied: bool
+) -> None:
+    sizes = {
+        "vocab_size": 50, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": tied,
+    }  # fmt: skip
+    if kind == "qwen2":
+        model = Qwen2ForCausalLM(Qwen2Config(**sizes))
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=10))
+    model.config.save_pretrained(tmp_path)
+    assert shape_of(str(tmp_path)).parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_every_model_of_the_page_of_sizes_is_known() -> None:
+    """| Qwen3-4B | 4.02 G | ... | 147 KB |"""
+    row = re.compile(r"^\| ([\w.-]+) \| ([\d.]+) G \|.*\| (\d+) KB \|$", re.MULTILINE)
+    found = row.findall(PAGE.read_text())
+    assert len(found) >= 7
+    owners = {"Qwen": "Qwen", "Deep": "deepseek-ai", "Llam": "meta-llama"}
+    for name, parameters, cache in found:
+        shape = shape_of(f"{owners[name[:4]]}/{name}")
+        assert (f"{shape.parameters / 1e9:.2f}", f"{shape.kv_bytes / 1e3:.0f}") == (
+            parameters,
+            cache,
+        )
+
+
+def test_a_model_in_the_cache_of_hugging_face_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "models--someone--model"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    inner = {"model_type": "gemma", "head_dim": 16, "vocab_size": 50, "hidden_size": 24}
+    inner |= {"intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4}
+    (folder / "snapshots" / "abc" / "config.json").write_text(json.dumps({"text_config": inner}))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert shape_of("someone/model").head_dim == 16
+
+
+def test_an_unknown_model_says_what_to_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json .*Qwen/Qwen3-1\.7B"):
+        shape_of("someone/model")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    with pytest.raises(ConfigError, match="mamba: it has no hidden_size"):
+        shape_of(str(tmp_path))
+
+
+def test_the_actors_memory_by_hand() -> None:
+    memory = estimate.actor_memory(SHAPE, WORK)
+    assert memory["states"] == 16 * 1_543_714_304 / 8 == 3_087_428_608
+    assert memory["gathered"] == 2 * (233_373_696 + 2 * 46_797_824) == 653_938_688
+    # 16,384 tokens: 28 x 3,072 bytes of checkpoints, 2 x (12,288 + 35,840) of one layer
+    assert memory["activations"] == 16_384 * (86_016 + 96_256) == 2_986_344_448
+    assert memory["logits"] == 16_384 * 151_936 * 4 + 8 * 1_024 * 151_936 == 11_201_937_408
+    assert memory["mask"] == 16_384**2
+    assert sum(memory.values()) == 18_198_084_608
+    flash = estimate.actor_memory(SHAPE, dataclasses.replace(WORK, packed_mask=False))
+    assert sum(memory.values()) - sum(flash.values()) == 16_384**2
+
+
+def test_a_checkpoint_by_hand() -> None:
+    assert estimate.checkpoint_bytes(SHAPE) == 18_524_571_648  # 12 bytes per parameter
+
+
+def test_the_cache_by_hand() -> None:
+    assert SHAPE.kv_bytes == 2 * 28 * 2 * 128 * 2 == 28_672
+    # 0.6 x 79.6 GiB - 3.087 GB of weights - 4 GiB = 43.8995 GB
+    assert estimate.cache_tokens(SHAPE, WORK, H100) == 1_531_093
+    assert estimate.at_once(SHAPE, WORK, H100) == 1024  # 1275 fit, the engine takes 1024
+    small = dataclasses.replace(WORK, utilisation=0.1)  # 8.5 GB: the weights and little else
+    assert estimate.cache_tokens(SHAPE, small, H100) == 40_617
+    assert estimate.at_once(SHAPE, small, H100) == 33
+
+
+@pytest.mark.parametrize(("responses", "waves"), [(8 * 33, 1), (8 * 33 + 1, 2), (1024, 4)])
+def test_waves_by_hand(responses: int, waves: int) -> None:
+    small = dataclasses.replace(WORK, utilisation=0.1)  # 33 sequences at once in each of 8 engines
+    assert estimate.waves(responses, SHAPE, small, H100) == waves
+
+
+def test_the_hours_by_hand() -> None:
+    assume = Assumptions(mfu=0.35, traffic=0.5, overhead=0.0)
+    # 128 sequences in each engine: weights 3.0874 GB and 128 x 700 x 28,672 = 2.5690 GB of cache,
+    # at 1.675 TB/s 3.3769 ms for each of 1,000 tokens; then 2,072 tokens at 1.8432 ms.
+    rollouts = estimate.rollout_seconds(1024, SHAPE, WORK, H100, assume)
+    assert rollouts == pytest.approx(3.3769 + 3.8192, abs=2e-3)
+    # 1,228,800 tokens x (3.0874e9 + 4 x 16,384 x 1,536 x 28 = 2.8186e9) = 7.2572e15 forward, at
+    # 8 x 989e12 x 0.35 = 2.7692e15 per second; the update is four times that.
+    seconds = estimate.actor_seconds(SHAPE, WORK, H100, assume)
+    assert seconds["log-probs"] == pytest.approx(2.6207, abs=1e-3)
+    assert seconds["update"] == pytest.approx(4 * 2.6207, abs=4e-3)
+    referenced = dataclasses.replace(WORK, reference=True, epochs=2)
+    again = estimate.actor_seconds(SHAPE, referenced, H100, assume)
+    assert again["log-probs"] == 2 * seconds["log-probs"]
+    assert again["update"] == 2 * seconds["update"]
+
+
+def test_more_gpus_never_take_more_memory_or_time() -> None:
+    assume = Assumptions()
+    for few, many in ((4, 8), (8, 16), (16, 800)):
+        a, b = (dataclasses.replace(WORK, gpus=n) for n in (few, many))
+        few_gib, many_gib = (sum(estimate.actor_memory(SHAPE, w).values()) for w in (a, b))
+        assert many_gib < few_gib
+        times = [estimate.rollout_seconds(1024, SHAPE, w, H100, assume) for w in (a, b)]
+        assert times[1] <= times[0] and math.isfinite(times[1])
+
+
+def test_what_does_not_fit_is_said() -> None:
+    a100 = GPUS["a100-40"]
+    fits = command.memory_lines(SHAPE, WORK, H100)
+    assert not [line for line in fits if line.startswith("NO")]
+    large = Shape(**{**dataclasses.asdict(SHAPE), "layers": 280})
+    said = "\n".join(command.memory_lines(large, WORK, a100))
+    assert "the actor wants" in said and "beside the engine" in said
+    assert "does not hold one longest sequence" in said
+
+
+@pytest.mark.config
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["prompt_aug", "--gpus", "16", "data.max_response_length=3000"]) == 0
+    said = capsys.readouterr().out
+    assert "1,543,714,304" in said and "16 x h100-80" in said and "18.5 GB" in said
+    assert "mean response 1500 tokens" in said and "not measured on a GPU" in said
+    assert command.main(["toy"]) == 1
+    assert "recipe.model_path: not set" in capsys.readouterr().err
+
+
+ROWS = re.findall(r"^\| `(\w+)`, (\d+) GPUs \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+
+
+@pytest.mark.config
+@pytest.mark.parametrize(("example", "gpus", "cells"), ROWS)
+def test_the_page_of_sizes_has_the_numbers_of_the_command(
+    example: str, gpus: str, cells: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.main([example, "--gpus", gpus])
+    numbers = (
+        r"total ([\d.]+)\n[\s\S]*: (\d+) waves\ncheckpoint +([\d.]+) GB\nstep +(\d+) s:"
+        r"[\s\S]*: ([\d.]+) h, (\d+) GPU hours"
+    )
+    found = re.search(numbers, capsys.readouterr().out)
+    assert found and list(found.groups()) == cells.split(" | ")
+
+
+def test_the_page_of_sizes_has_rows() -> None:
+    assert len(ROWS) == 4
+
+
+@pytest.mark.config
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--gpus", "7", "{A}.ppo_mini_batch_size=32 with {R}.n=8"),
+        ("--gpus", "0", "--gpus: 0"),
+        ("--gpus", "-8", "--gpus: -8"),
+        ("--mean-response", "-5", "--mean-response: -5"),
+        ("--mean-response", "99999", "--mean-response 99999 is more than data.max_response_length"),
+        ("--validation", "-1", "--validation: -1"),
+        ("--mfu", "0", "--mfu: 0"),
+        ("--mfu", "nan", "--mfu: nan"),
+        ("--traffic", "2", "--traffic: 2"),
+    ],
+)
+def test_numbers_that_no_run_has_are_refused(
+    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        assert command.main(["prompt_aug", option, value]) == (1 if value == "7" else 2)
+    except SystemExit as error:  # argparse
+        assert error.code == 2
+    told = capsys.readouterr()
+    assert said.format(**SHORT) in told.err and not told.out
+
+
+@pytest.mark.config
+def test_the_smallest_numbers_are_not_refused() -> None:
+    smallest = ["--gpus", "1", "--mean-response", "1", "--validation", "0", "--mfu", "1"]
+    assert command.main(["prompt_aug", *smallest, "--traffic", "1"]) in (0, 1)

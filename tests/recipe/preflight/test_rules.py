@@ -1,0 +1,323 @@
+"""The rules: each refuses what it names, and combinations that make sense pass."""
+
+import copy
+import inspect
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import ray
+import torch
+import transfer_queue
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from keys_in_text import wrong_keys_in_code
+from omegaconf import OmegaConf
+from verl.trainer.ppo import core_algos, rollout_corr_helper
+from verl.workers.config import FSDPActorConfig
+
+from recipe.config.schema import KLType
+from recipe.errors import ConfigError
+from recipe.preflight import checks, rules
+from recipe.preflight.algorithm import ALGORITHM, GMPO_TARGET, HOMOGENEOUS, REJECTIONS
+from recipe.preflight.engine import ENGINE
+from recipe.preflight.rules import SHORT, Check, Rule, Setup, messages
+from recipe.trainer import task_runner
+
+OVERLONG, SEQUENCE = "recipe.reward.overlong", "{A}.loss_agg_mode=seq-mean-token-mean"
+NONE = "recipe.advantage.name=none {A}.entropy_coeff=0.1"
+MAXRL = "recipe.advantage.name=maxrl recipe.reward.format_weight=0"
+TA = "recipe.advantage.name=ta_grpo recipe.rephrasings.count=3"
+STAR = "recipe.advantage.name=ta_grpo_star recipe.rephrasings.count=3"
+FILTER = "algorithm.filter_groups.enable=true"
+WEIGHTS = "recipe.weights.name=clip_cov"
+RS = "{C}.rollout_rs_threshold=2.0 {C}.rollout_rs="
+
+
+def setup(toy: Any, changes: str) -> Setup:
+    """The toy's configuration with changes ``key=value key=value``."""
+    config = copy.copy(toy)
+    for text in changes.format(**SHORT).split():
+        override = OverridesParser.create().parse_override(text)
+        OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
+    return Setup(config)
+
+
+@pytest.fixture
+def toy(toy_config: Any) -> Any:
+    return copy.deepcopy(toy_config)
+
+
+# (changes, keys that one message names)
+REFUSED_ALGORITHM = [
+    ("recipe.advantage.name=gae", "recipe.advantage.name"),
+    (f"{TA} recipe.advantage.group=rephrasing", "recipe.advantage.name recipe.advantage.group"),
+    (f"{STAR} recipe.advantage.group=question", "recipe.advantage.name recipe.advantage.group"),
+    ("{R}.n=1", "{R}.n"),
+    ("recipe.advantage.name=ta_grpo_star recipe.rephrasings.count=7", "{R}.n"),
+    ("recipe.advantage.name=ta_grpo", "recipe.advantage.name recipe.rephrasings.count"),
+    ("recipe.rephrasings.count=2", "{R}.n recipe.rephrasings.count"),
+    (f"{TA} {{C}}.bypass_mode=true", "recipe.rephrasings.ratio {C}.bypass_mode"),
+    (f"{TA} {{C}}.rollout_is=token", "recipe.rephrasings.ratio {C}.rollout_is"),
+    (f"{TA} {RS}token_k1", "recipe.rephrasings.ratio {C}.rollout_rs"),
+    ("recipe.rephrasings.ratio=own", "recipe.rephrasings.ratio recipe.rephrasings.count"),
+    ("recipe.advantage.group=rephrasing", "recipe.advantage.group recipe.rephrasings.count"),
+    ("recipe.weights.name=cosine", "recipe.weights.name"),
+    (
+        "recipe.weights.name=gaussian_covariance recipe.weights.gaussian_covariance.sigma=x",
+        "recipe.weights.gaussian_covariance",
+    ),
+    (f"{WEIGHTS} recipe.weights.clip_cov.lower=9", "recipe.weights.clip_cov"),
+    ("recipe.weights.name=gaussian_covariance {LOSS}=kl_cov", "recipe.weights.name {LOSS}=kl_cov"),
+    (f"{WEIGHTS} {{LOSS}}=geo_mean {SEQUENCE}", "recipe.weights.name {LOSS}=geo_mean"),
+    (f"{WEIGHTS} {{LOSS}}=dro {{A}}.policy_loss.dro_beta=1", "recipe.weights.name {LOSS}=dro"),
+    ("{LOSS}=clipcov", "{LOSS}"),
+    ("{LOSS}=clip_cov {A}.ppo_micro_batch_size_per_gpu=1", "{LOSS}=clip_cov"),
+    ("{LOSS}=kl_cov {A}.ppo_micro_batch_size_per_gpu=1", "{LOSS}=kl_cov"),
+    ("{LOSS}=clip_cov {A}.use_dynamic_bsz=true", "{LOSS}=clip_cov"),
+    ("{LOSS}=kl_cov {A}.ppo_mini_batch_size=16", "{A}.ppo_mini_batch_size"),
+    (f"{{LOSS}}=geo_mean {SEQUENCE} {{A}}.ppo_micro_batch_size_per_gpu=32", "method=gmpo"),
+    (f"{{LOSS}}=gmpo {SEQUENCE}", "{LOSS}=gmpo {A}.policy_loss._target_"),
+    ("{LOSS}=sapo", "{LOSS}=sapo {A}.loss_agg_mode"),
+    (f"{{LOSS}}=gmpo {{A}}.policy_loss._target_={GMPO_TARGET}", "{LOSS}=gmpo {A}.loss_agg_mode"),
+    ("{A}.loss_agg_mode=seq-mean-token-sum-norm", "{A}.loss_scale_factor"),
+    ("{A}.loss_scale_factor=100", "{A}.loss_scale_factor=100"),
+    ("{C}.bypass_mode=true {C}.rollout_is=token", "{C}.bypass_mode rollout_is"),
+    ("{C}.bypass_mode=true {C}.loss_type=reinforce", "{C}.bypass_mode loss_type"),
+    ("{C}.rollout_is=token {R}.calculate_log_probs=false", "{R}.calculate_log_probs"),
+    ("{C}.rollout_rs=token_k1", "{C}.rollout_rs_threshold"),
+    (f"{RS}'token_k1,seq_k1'", "{C}.rollout_rs seq_k1"),
+    ("{LOSS}=mine {A}.policy_loss._target_=nowhere.Mine", "{A}.policy_loss._target_=nowhere.Mine"),
+    ("{LOSS}=dro", "{A}.policy_loss.dro_beta"),
+    ("recipe.advantage.name=none", "{A}.entropy_coeff {A}.use_kl_loss"),
+    (f"{MAXRL} algorithm.use_kl_in_reward=true", "maxrl algorithm.use_kl_in_reward"),
+    (f"{MAXRL} {OVERLONG}.enable=true", f"maxrl {OVERLONG}.enable"),
+    (f"{MAXRL} recipe.history.enable=true", "maxrl recipe.history.enable"),
+    ("recipe.advantage.name=maxrl", "maxrl recipe.reward.format_weight"),
+    (f"{NONE} {WEIGHTS}", "recipe.advantage.name recipe.weights.name"),
+    (f"{NONE} recipe.history.enable=true", "recipe.advantage.name recipe.history.enable"),
+    (f"{NONE} {FILTER}", "recipe.advantage.name algorithm.filter_groups.enable"),
+    (f"{NONE} algorithm.use_kl_in_reward=true", "recipe.advantage.name algorithm.use_kl_in_reward"),
+    ("{A}.clip_ratio=0.3", "{A}.clip_ratio=0.3"),
+    ("{LOSS}=dppo_tv {A}.clip_ratio=0.3", "{A}.clip_ratio=0.3"),
+    ("{LOSS}=dppo_kl {A}.clip_ratio=0.3", "{A}.clip_ratio=0.3"),
+    ("recipe.one_question=0 recipe.curriculum.enable=true", "recipe.one_question"),
+    (
+        f"{FILTER} algorithm.filter_groups.metric=reward recipe.curriculum.enable=true",
+        "algorithm.filter_groups.metric recipe.curriculum.enable",
+    ),
+    (f"{FILTER} recipe.history.enable=true", "recipe.history.enable algorithm.filter_groups"),
+    ("recipe.keep_best=val/t/accuracy trainer.test_freq=-1", "recipe.keep_best trainer.test_freq"),
+]
+ALLOWED_ALGORITHM = [
+    "",
+    *(f"recipe.advantage.name={name}" for name in ("dr_grpo", "rloo")),
+    MAXRL,
+    "recipe.advantage.name=maxrl recipe.reward.format_gated=true",
+    NONE,
+    f"{NONE} {{R}}.n=1",
+    "{LOSS}=mine {A}.policy_loss._target_=json.decoder.Mine",  # a module that exists
+    "recipe.advantage.name=none {A}.use_kl_loss=true",
+    "{LOSS}=dro {A}.policy_loss.dro_beta=0.1",
+    "{LOSS}=gspo {C}.bypass_mode=true",
+    "{LOSS}=dppo_tv {A}.clip_ratio=0.3 {A}.clip_ratio_low=null {A}.clip_ratio_high=null",
+    f"{RS}'token_k2,seq_max_k3'",
+    TA,
+    f"{STAR} recipe.rephrasings.ratio=own",
+    STAR,  # the corner: anchored ratio, normalized per rephrasing
+    f"{TA} recipe.rephrasings.ratio=own {{C}}.rollout_is=token",
+    "recipe.advantage.name=rloo recipe.rephrasings.count=3 recipe.advantage.group=rephrasing",
+    *(
+        f"{TA} recipe.weights.name={weights} {{LOSS}}={loss} {SEQUENCE}"
+        for weights in ("gaussian_covariance", "clip_cov")
+        for loss in HOMOGENEOUS
+    ),
+    "{LOSS}=clip_cov",
+    "{LOSS}=kl_cov",
+    f"{{LOSS}}=geo_mean {SEQUENCE} {{A}}.ppo_micro_batch_size_per_gpu=64",
+    f"{{LOSS}}=gmpo {SEQUENCE} {{A}}.policy_loss._target_={GMPO_TARGET} {{A}}.use_dynamic_bsz=true",
+    "{A}.loss_agg_mode=seq-mean-token-sum-norm {A}.loss_scale_factor=80",
+    f"{FILTER} recipe.dynamic_sampling.on_exhausted=stop",
+    "recipe.keep_best=val/t/accuracy trainer.test_freq=1",
+]
+
+ULYSSES = "{A}.ulysses_sequence_parallel_size"
+DYNAMIC = "{A}.use_dynamic_bsz=true {R}.log_prob_use_dynamic_bsz=true"
+ACTOR_TOKENS, TOKENS = "{A}.ppo_max_token_len_per_gpu", "log_prob_max_token_len_per_gpu"
+# The toy's longest sequence has 160 + 80 tokens: half of it fits where two ranks share it.
+HALVES = f"{DYNAMIC} {{REF}}.log_prob_use_dynamic_bsz=true"
+HALVES += f" {ACTOR_TOKENS}=120 {{R}}.{TOKENS}=120 {{REF}}.{TOKENS}=120"
+REF_ULYSSES = "{REF}.fsdp_config.ulysses_sequence_parallel_size=2"
+TWO_GPUS = "trainer.n_gpus_per_node=2 {A}.use_kl_loss=true {A}.ppo_micro_batch_size_per_gpu=32"
+TWO_GPUS += " {R}.log_prob_micro_batch_size_per_gpu=64 {REF}.log_prob_micro_batch_size_per_gpu=128"
+FLASH2 = "{MODEL}.override_config.attn_implementation=flash_attention_2"
+FLASH3 = "{MODEL}.override_config.attn_implementation=flash_attention_3"
+OWN_LOOP = "{R}.agent.default_agent_loop=mine {R}.agent.agent_loop_config_path=loops.yaml"
+
+REFUSED_ENGINE = [
+    ("{R}.max_model_len=239", "{R}.max_model_len=239 recipe.rollout.joint_limit"),
+    ("{R}.max_model_len=null", "{R}.max_model_len=null"),
+    (f"{DYNAMIC} {ACTOR_TOKENS}=239", ACTOR_TOKENS),
+    (f"{DYNAMIC} {{R}}.{TOKENS}=239", f"{{R}}.{TOKENS}"),
+    # verl's new key of the actor does not hold for the reference model, the old one does.
+    (
+        f"trainer.n_gpus_per_node=2 {HALVES} {{A}}.fsdp_config.ulysses_sequence_parallel_size=2",
+        f"{{REF}}.{TOKENS}",
+    ),
+    (TWO_GPUS, "{REF}.log_prob_micro_batch_size_per_gpu 64"),
+    ("data.train_batch_size=30", "data.train_batch_size=30 {A}.ppo_mini_batch_size=8"),
+    ("{A}.ppo_micro_batch_size_per_gpu=48", "{A}.ppo_micro_batch_size_per_gpu=48 64"),
+    ("{R}.log_prob_micro_batch_size_per_gpu=100", "{R}.log_prob_micro_batch_size_per_gpu=100 128"),
+    ("trainer.n_gpus_per_node=3", "64 trainer.n_gpus_per_node 3"),
+    (f"{FILTER} data.gen_batch_size=16", "data.gen_batch_size=16 algorithm.filter_groups.enable"),
+    (f"{ULYSSES}=2 trainer.n_gpus_per_node=2", f"attn_implementation=sdpa {ULYSSES}=2"),
+    (FLASH2, "attn_implementation flash_attn"),
+    ("{MODEL}.override_config.attn_implementation=null", "attn_implementation flash_attn"),
+    (FLASH3, "attn_implementation flash_attn_interface"),
+    ("data.mm_processor_kwargs={{size:3}}", "data.mm_processor_kwargs"),  # no key of verl's yaml
+]
+ALLOWED_ENGINE = [
+    "",
+    "{R}.max_model_len=240",
+    "{R}.max_model_len=161 recipe.rollout.joint_limit=true",
+    f"{ACTOR_TOKENS}=239 {{R}}.{TOKENS}=239",  # not read with fixed sizes
+    f"{DYNAMIC} {ACTOR_TOKENS}=240 {{R}}.{TOKENS}=240",
+    *("data.gen_batch_size=" + size for size in ("1", "4", "16")),
+    f"{FILTER} data.gen_batch_size=1",
+    "{A}.optim.optimizer=SGD",
+    OWN_LOOP,
+]
+
+
+@pytest.mark.parametrize(
+    ("theme", "changes", "named"),
+    [(ALGORITHM, *case) for case in REFUSED_ALGORITHM]
+    + [(ENGINE, *case) for case in REFUSED_ENGINE],
+    ids=lambda v: v[:60] if isinstance(v, str) else "",
+)
+def test_refused(toy: Any, theme: list[Check], changes: str, named: str) -> None:
+    found = messages(theme, setup(toy, changes))
+    words = named.format(**SHORT).split()
+    assert any(all(word in message for word in words) for message in found), found
+
+
+@pytest.mark.parametrize(
+    ("theme", "changes"),
+    [(ALGORITHM, case) for case in ALLOWED_ALGORITHM] + [(ENGINE, case) for case in ALLOWED_ENGINE],
+    ids=lambda v: v[:60] if isinstance(v, str) else "",
+)
+def test_allowed(toy: Any, theme: list[Check], changes: str) -> None:
+    assert messages(theme, setup(toy, changes)) == []
+
+
+@pytest.mark.parametrize("flash", [FLASH2, FLASH3])
+def test_flash_attention_divides_a_sequence_over_ranks(
+    toy: Any, monkeypatch: pytest.MonkeyPatch, flash: str
+) -> None:
+    monkeypatch.setattr("recipe.preflight.engine.is_missing", lambda module: False)
+    one, both = f"{flash} {HALVES} trainer.n_gpus_per_node=2", "{A}.use_dynamic_bsz=true"
+    old = f"{ULYSSES}=2 {{REF}}.ulysses_sequence_parallel_size=2"
+    new = f"{{A}}.fsdp_config.ulysses_sequence_parallel_size=2 {REF_ULYSSES}"
+    for sizes in (old, new):
+        assert messages(ENGINE, setup(copy.deepcopy(toy), f"{one} {both} {sizes}")) == []
+
+
+def test_micro_batches_of_the_reference_model_are_of_its_own_ranks(toy: Any) -> None:
+    """128 responses on 2 GPUs: 64 on a rank, but 128 where two ranks share a sequence."""
+    found = messages(ENGINE, setup(toy, f"{TWO_GPUS} {REF_ULYSSES}"))
+    assert not [message for message in found if "micro_batch" in message]
+
+
+@pytest.mark.parametrize("key", ["{A}.", "{A}.fsdp_config."])
+def test_sequence_parallelism_by_either_key_leaves_fewer_ranks(toy: Any, key: str) -> None:
+    changes = f"trainer.n_gpus_per_node=8 {key}ulysses_sequence_parallel_size=2"
+    assert setup(toy, changes).ranks == 4
+
+
+def test_checkpoints_may_be_where_the_run_folder_has_them(toy: Any, tmp_path: Path) -> None:
+    """However the path is written, or on another disk by a link."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "disk")
+    for run, saves in (("runs/toy", Path("runs/toy/checkpoints").resolve()),
+                       (tmp_path / "run", tmp_path / "disk")):  # fmt: skip
+        paths = f"recipe.run_dir={run} trainer.default_local_dir={saves}"
+        assert messages(ENGINE, setup(toy, paths)) == []
+
+
+# ------------------------------------------------------------------------- the lists
+
+
+def test_the_page_is_what_the_lists_print() -> None:
+    page = (Path(rules.__file__).with_name("RULES.md")).read_text(encoding="utf-8")
+    assert page == rules.page(checks.SETTINGS | checks.PLACE), "python -m recipe.preflight.checks"
+    assert wrong_keys_in_code(f"{page!r}", {}) == []
+
+
+def test_every_rule_has_keys_that_exist_and_a_remedy(toy: Any) -> None:
+    every = [c for theme in (checks.SETTINGS | checks.PLACE).values() for c in theme]
+    written = [check for check in every if isinstance(check, Rule)]
+    assert len(written) > 70
+    for rule in written:
+        assert rule.message.rstrip().endswith("."), rule
+        for key in rule.keys.split():
+            assert OmegaConf.select(toy, key.format(**SHORT), default=key) != key, key
+
+
+def test_a_broken_rule_would_be_seen(toy: Any) -> None:
+    """Negative control: an error inside a predicate is not taken for a pass."""
+    with pytest.raises(AttributeError):
+        messages([Rule("recipe.seed", lambda s: s.nothing, "")], Setup(toy))
+    with pytest.raises(ConfigError, match=r"recipe\.seed=0 with recipe\.name=toy: bad 7"):
+        rules.refuse([Rule("recipe.seed recipe.name", lambda s: 7, "bad {found}.")], Setup(toy))
+
+
+# ------------------------------------------------------------------------- compared with verl
+
+
+def test_the_names_are_those_that_verl_knows() -> None:
+    assert set(REJECTIONS) == rollout_corr_helper.SUPPORTED_ROLLOUT_RS_OPTIONS
+    zero = torch.zeros(1, 1)
+    for name in get_args(KLType):
+        assert core_algos.kl_penalty(zero, zero, name).item() == 0
+    with pytest.raises(NotImplementedError):
+        core_algos.kl_penalty(zero, zero, "full")
+
+
+@pytest.mark.parametrize("mode", ["dppo_tv", "dppo_kl"])
+def test_dppo_reads_its_threshold_only_where_there_are_no_two_bounds(mode: str) -> None:
+    """verl's own losses, of a token whose probability went from 0.5 to 0.65 at an advantage of 1.
+
+    Total variation 0.15, divergence of the two outcomes 0.046: above 0.01, below 0.2.
+    """
+    old, new = torch.tensor([[0.5]]).log(), torch.tensor([[0.65]]).log()
+    ones = torch.ones(1, 1)
+
+    def clipped(low: float | None, high: float | None) -> float:
+        actor = FSDPActorConfig(
+            strategy="fsdp", rollout_n=2, ppo_micro_batch_size_per_gpu=1, clip_ratio=0.01,
+            clip_ratio_low=low, clip_ratio_high=high,
+        )  # fmt: skip
+        loss = core_algos.get_policy_loss_fn(mode)
+        _, metrics = loss(old, new, ones, ones, "token-mean", actor)
+        return float(metrics["actor/pg_clipfrac"])
+
+    assert (clipped(0.2, 0.2), clipped(None, None)) == (0.0, 1.0)
+
+
+def test_a_second_run_in_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def get_actor(name: str, namespace: str) -> str:
+        asked.append((name, namespace))
+        if len(asked) == 1:
+            raise ValueError("no such actor")
+        return "the controller of another run"
+
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    task_runner.refuse_shared_queue()
+    with pytest.raises(RuntimeError, match="one Ray cluster per run"):
+        task_runner.refuse_shared_queue()
+    # The names that TransferQueue itself uses: a look-up under others would never refuse.
+    source = inspect.getsource(transfer_queue.interface)
+    assert 'ray.get_actor("TransferQueueController", namespace="transfer_queue")' in source
+    assert asked == [("TransferQueueController", "transfer_queue")] * 2

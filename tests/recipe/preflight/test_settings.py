@@ -1,0 +1,290 @@
+"""Bad settings and commands: exit code 1 or 2, a message that names the key, nothing started."""
+
+import copy
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from composed import composed
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from recipe import train
+from recipe.config import schema
+from recipe.config.compose import base, flat, known_keys
+from recipe.errors import ConfigError
+from recipe.preflight.checks import validate
+from recipe.trainer import launch
+
+A, R, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+
+# Each is set in a valid configuration of the toy; the message must name the key.
+SETTINGS = f"""
+{R}.temperature=0           {R}.temperature=-1             {R}.temperature=nan
+{R}.n=0                     {R}.n=1                        {R}.top_p=0
+{R}.top_p=1.5               {R}.top_k=0                    {R}.name=sglang
+{R}.val_kwargs.n=0          {R}.val_kwargs.temperature=-3  {R}.max_num_seqs=0
+{R}.dtype=int8              {R}.gpu_memory_utilization=2   {R}.gpu_memory_utilization=0
+{R}.max_model_len=100       {R}.prompt_length=4            {R}.response_length=4000
+{R}.tensor_model_parallel_size=0                           {R}.tensor_model_parallel_size=4
+{R}.full_determinism=true   {R}.agent.default_agent_loop=tool_agent
+trainer.total_training_steps=0      trainer.total_training_steps=-5  trainer.total_epochs=0
+trainer.total_training_steps=ten    trainer.total_training_steps=1.5 trainer.nnodes=-1
+trainer.total_training_steps=null   trainer.n_gpus_per_node=0        trainer.n_gpus_per_node=3
+trainer.device=tpu                  trainer.save_freq=-2             trainer.save_freq=often
+trainer.max_actor_ckpt_to_keep=0    trainer.logger=[consol]          trainer.logger=tensorbord
+trainer.resume_mode=disable         trainer.resume_mode=resume_path  trainer.val_only=true
+trainer.default_local_dir=/proc/x   trainer.default_local_dir=runs/other/checkpoints
+trainer.v1.trainer_mode=separate_async      trainer.v1.sampler.sync_refill_failed_groups=true
+trainer.balance_batch=false                 trainer.critic_warmup=5
+data.max_response_length=0          data.max_response_length=1000000000 data.max_prompt_length=-1
+data.train_batch_size=0             data.train_batch_size=30         data.gen_batch_size=0
+data.gen_batch_size=7               data.gen_batch_size=32           data.val_max_samples=0
+data.train_max_samples=0            data.val_batch_size=0            data.train_files=''
+data.val_files=['']                 data.custom_cls.path=/nowhere.py
+{A}.ppo_epochs=0            {A}.ppo_mini_batch_size=0      {A}.ppo_micro_batch_size_per_gpu=48
+{A}.optim.lr=0              {A}.optim.lr=-1e-6             {A}.optim.lr=inf
+{A}.optim.lr=nan            {A}.optim.lr=fast              {A}.optim.lr=1e6
+{A}.optim.lr_warmup_steps=-2        {A}.optim.lr_warmup_steps=null   {A}.optim.clip_grad=0
+{A}.optim.lr_warmup_steps_ratio=2   {A}.optim.lr_scheduler_type=linear
+{A}.optim.weight_decay=-0.1         {A}.optim.betas=[0.9]            {A}.optim.betas=[0.9,1.0]
+{A}.optim.optimizer=AdanW           {A}.optim.optimizer_impl=no_such.package
+{A}.clip_ratio_low=nan      {A}.clip_ratio_high=-0.2       {A}.clip_ratio_high=inf
+{A}.clip_ratio_c=1          {A}.clip_ratio=0.3             {A}.kl_loss_coef=-0.001
+{A}.entropy_coeff=nan       {A}.loss_agg_mode=mean         {A}.policy_loss.loss_mode=ppo
+{A}.loss_scale_factor=100   {A}.use_dynamic_bsz=yes        {A}.strategy=fsdp9
+{A}.grad_clip=0.1           {A}.checkpoint.async_save=true {A}.checkpoint.save_contents=[model]
+{A}.ulysses_sequence_parallel_size=2        {MODEL}.external_lib=nowhere
+{MODEL}.lora_rank=8         {MODEL}.lora_adapter_path=x
+{R}.agent.agent_loop_manager_class=nowhere.Manager
+reward.reward_model.enable=true     reward.reward_manager.module.path=pkg://nowhere
+reward.reward_manager.source=register       reward.reward_manager.module.path=/nowhere.py
+reward.custom_reward_function.path=x.py     custom_reward_function.path=x.py
+critic.enable=true          distillation.enabled=true      ray_kwargs.ray_init.num_cpus=0
+algorithm.adv_estimator=gae         algorithm.norm_adv_by_std_in_grpo=false
+algorithm.kl_penalty=full           algorithm.kl_ctrl.type=x         {A}.kl_loss_type=foo
+algorithm.filter_groups.metric=score        algorithm.rollout_correction.rollout_is=tokens
+recipe.advantage.group=row          recipe.advantage.group=phrasing
+eval.temperature=hot        eval.temperature=-1            eval.benchmarks=3
+eval.template=nope          eval.max_model_len=1           eval.dtype=int8
+eval.max_tokens=0
+recipe.keep_best=nope       recipe.keep_best=val/toy/accuracy/mean
+recipe.seed=-1              recipe.seed=4294967296         recipe.seed=0.5
+recipe.name=''              recipe.run_dir=''              recipe.model_path=''
+recipe.toy.cache=''         recipe.worker_logs=maybe       recipe.worker_logs=1
+recipe.min_free_gib=-1      recipe.save_rollouts_every=-1  recipe.save_tensors_every=x
+recipe.augment.bank=''      recipe.augment.bank=/          recipe.augment.bank=/nowhere/bank.yaml
+recipe.augment.mode=sometimes       recipe.augment.mode=fixed        recipe.augment.format=loose
+recipe.augment.style=plain          recipe.augment.templates=[]
+recipe.augment.templates=[qwen-math,qwen-math]      recipe.augment.templates=[qwen_math]
+recipe.augment.templates=qwen-math          recipe.augment.validation_template=nope
+recipe.augment.weights=[1,-1,1,1]   recipe.augment.weights=[0,0,0,0]
+recipe.augment.weights=[1,nan,1,1]  recipe.augment.weights=[1,1]
+recipe.reward.format_weight=-1      recipe.reward.overlong.buffer=0
+recipe.reward.overlong.factor=0     recipe.rollout.poll_seconds=0
+recipe.rephrasings.count=-1         recipe.rephrasings.count=2
+recipe.rephrasings.ratio=both       recipe.rephrasings.ratio=own
+recipe.advantage.name=gae   recipe.advantage.name=''       recipe.advantage.name=..
+recipe.advantage.name=nowhere.f     recipe.advantage.name=os.path
+recipe.advantage.name=this_is.broken-name   recipe.advantage.name=os.path.join
+recipe.advantage.arguments={{zzz:1}}        recipe.advantage.arguments=3
+recipe.weights.name=cosine          recipe.weights.name=math.sqrt
+recipe.weights.arguments={{zzz:1}}          recipe.weights.clip_cov.ratio=0
+recipe.dynamic_sampling.max_gen_batches=0   recipe.dynamic_sampling.on_exhausted=wait
+recipe.history.weight=0     recipe.history.floor=0.5       recipe.curriculum.candidates=0
+recipe.curriculum.target=2  recipe.curriculum.decay=0      recipe.one_question=-1
+recipe.one_question=[1]     recipe.one_question=?
+""".split()
+# (setting, other key that the message names)
+NAMES_ANOTHER = [
+    ("eval.benchmarks=[{path: x}]", "eval.benchmarks[0].name"),
+    ("eval.benchmarks=[{name: amc, sample: 4}]", "eval.benchmarks[0].sample"),
+    ("eval.benchmarks=[{name: amc, samples: 0}]", "eval.benchmarks[0].samples=0"),
+    ("eval.benchmarks=[{name: amc, template: nope}]", "eval.benchmarks"),
+    ("reward.reward_manager.name=Nobody", "reward.reward_manager.module.path"),
+    ("recipe.run_dir='  '", "recipe.run_dir"),
+]
+
+
+@pytest.fixture(scope="module")
+def toy(toy_config: Any) -> Any:
+    return copy.deepcopy(toy_config)
+
+
+CASES = [(s, s.partition("=")[0]) for s in SETTINGS] + NAMES_ANOTHER
+
+
+@pytest.mark.parametrize(("setting", "named"), CASES, ids=lambda v: str(v)[:60])
+def test_a_bad_value_is_refused(toy: Any, setting: str, named: str) -> None:
+    override = OverridesParser.create().parse_override(setting)
+    key = override.key_or_group
+    assert key in known_keys(), f"{key} is no key: the case tests nothing"
+    before = copy.deepcopy(OmegaConf.select(toy, key))
+    try:
+        OmegaConf.update(toy, key, override.value())
+        with pytest.raises(ConfigError) as refused:
+            validate(toy)
+    finally:
+        OmegaConf.update(toy, key, before)
+    assert named in str(refused.value)
+
+
+def test_the_configuration_of_these_cases_is_valid(toy: Any) -> None:
+    validate(toy)
+
+
+@pytest.mark.config
+def test_several_bad_values_are_all_named() -> None:
+    with pytest.raises(ConfigError) as refused:
+        composed("toy", f"{A}.optim.lr=nan", "recipe.worker_logs=maybe")
+    assert [line.partition("=")[0] for line in str(refused.value).splitlines()] == [
+        "recipe.worker_logs",
+        f"{A}.optim.lr",
+    ]
+
+
+def test_every_key_of_ours_has_a_type_and_every_typed_key_exists() -> None:
+    ours = {key for key, _ in flat(base()) if key.startswith("recipe.")}
+    assert ours <= set(schema.TYPES) <= known_keys()
+
+
+@pytest.mark.config
+def test_the_loggers_are_verls() -> None:
+    from verl.utils.tracking import Tracking
+
+    assert set(get_args(schema.Logger)) == set(Tracking.supported_backend)
+
+
+# ------------------------------------------------------------------------- commands
+
+# (arguments, exit code, what stderr names)
+COMMANDS: list[tuple[str, int, str]] = [
+    ("", 2, "name an example"),
+    ("--lis", 2, "unrecognized arguments"),
+    ("toy --list --cfg", 2, "not allowed with"),
+    ("tyo", 1, "did you mean toy"),
+    ("''", 1, "no example ''"),
+    ("/nowhere", 1, "no example '/nowhere'"),
+    ("toy trainer.total_training_step=3", 1, "did you mean trainer.total_training_steps"),
+    ("toy actor.use_dynamic_bsz=true", 1, "actor_rollout_ref.actor.use_dynamic_bsz"),
+    ("toy +actor.use_dynamic_bsz=true", 1, "actor_rollout_ref.actor.use_dynamic_bsz"),
+    ("toy recipe.neighbours.count=3", 1, "recipe.rephrasings.count"),
+    ("toy +recipe.mode=fixed", 1, "did you mean recipe.augment.mode"),
+    ("toy ++trainer.stepps=3", 1, "'trainer.stepps'"),
+    ("toy +eval.temprature=1", 1, "did you mean eval.temperature"),
+    ("toy ~data.seed", 1, "deletes a key"),
+    ("toy recipe.seed", 1, "form key=value"),
+    ("toy recipe.seed=1,2", 1, "recipe.seed=1,2' is a sweep"),
+    ("toy recipe=3", 1, "recipe is a section"),
+    ("toy recipe.augment=3", 1, "recipe.augment=3"),
+    ("toy hydra.mode=MULTIRUN", 1, "'hydra.mode=MULTIRUN'"),
+    ("toy hydra/launcher=basic", 1, "hydra/launcher"),
+    ("toy +hydra.run.dir=x", 1, "hydra.run.dir"),
+    ("toy ~hydra", 1, "'~hydra'"),
+    ("toy --multirun", 2, "--multirun"),
+    ("-m toy", 2, "--multirun"),
+    ("toy method=gropo", 1, "method/gropo"),
+    ("toy machine=tpu", 1, "machine/tpu"),
+    ("toy machine=null", 1, "must be a string or a list"),
+    ("toy +method=dapo", 1, "Multiple values for method"),
+    ("toy recipe.name=${nope}", 1, "'nope' not found"),
+    ("toy recipe.seed=-1", 1, "recipe.seed=-1"),
+    ("toy recipe.run_dir='runs/ü x' recipe.seed=-1", 1, "recipe.seed=-1"),
+    ("toy recipe.run_dir=~/x", 1, "form key=value"),
+    ("toy recipe.run_dir=/dev/null/x", 1, "recipe.run_dir=/dev/null/x"),
+    ("toy recipe.min_free_gib=1e9", 1, "recipe.min_free_gib"),
+    ("toy data.train_batch_size=100000000", 1, "data.train_batch_size"),
+    ("toy trainer.total_epochs=1 trainer.total_training_steps=999", 1, "trainer.total_epochs=1"),
+    ("toy recipe.model_path=/nowhere/model", 1, "recipe.model_path=/nowhere/model"),
+    ("toy recipe.model_path=.", 1, "config.json"),
+    ("toy recipe.toy.world=nope", 1, "recipe.toy.world=nope"),
+    ("toy recipe.toy.enable=false", 1, "recipe.model_path"),
+    ("toy data.train_files=/nowhere.parquet", 1, "data.train_files=/nowhere.parquet"),
+    ("one_shot data.train_files=null", 1, "data.train_files"),
+    ("toy method=one_shot", 1, "recipe.one_question"),
+]
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command in this process leaves its environment and its signals as they were."""
+    monkeypatch.setattr(launch, "set_environment", lambda config: None)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.config
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(("command", "code", "named"), COMMANDS, ids=str)
+def test_a_bad_command_is_refused(
+    command: str,
+    code: int,
+    named: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import shlex
+
+    monkeypatch.chdir(tmp_path)
+    try:
+        assert train.main(shlex.split(command)) == code
+    except SystemExit as error:  # argparse
+        assert error.code == code
+    said = capsys.readouterr().err
+    assert named in said and "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []  # nothing was written
+
+
+HEAD = "defaults: [recipe, _self_]\n"
+FILES = {
+    "recipe: {name: x": "config.yaml",
+    "recipe:\n\tname: x\n": "config.yaml",
+    "data: {seed: 3}\n": "section recipe",
+    f"hydra: {{mode: MULTIRUN}}\n{HEAD}recipe: {{name: x}}\n": "config.yaml, section hydra",
+    "- recipe\n": "config.yaml",
+    "": "section recipe",
+    HEAD + "recipe: {name: x}\ndata: {train_batch_sise: 3}\n": "did you mean data.train_batch_size",
+    HEAD + "recipes: {name: x}\n": "no key 'recipes'",
+    HEAD: "recipe.name: not set",
+    HEAD + "recipe: {name: x}\n": "trainer.total_training_steps: not set",
+    "defaults: [recipes, _self_]\n": "Could not",
+    HEAD + "recipe: 3\n": "recipe=3",
+    HEAD + "recipe: {name: \xff\xfe}\n": "config.yaml",  # not UTF-8
+}
+
+
+@pytest.mark.config
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(("content", "named"), FILES.items())
+def test_a_broken_example_is_refused(
+    content: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_bytes(content.encode("latin-1"))
+    assert train.main([str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert named in said and "Traceback" not in said
+
+
+@pytest.mark.config
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    ("key", "content"),
+    [
+        ("data.train_files", b"PAR1 torn"),
+        ("data.val_files", b"{}"),
+        ("recipe.augment.bank", b"\xff\xfe"),
+    ],
+)
+def test_an_own_file_is_read_before_a_toy_world_is_made(
+    key: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own").write_bytes(content)
+    run, cache = f"recipe.run_dir={tmp_path}/run", f"recipe.toy.cache={tmp_path}/toy"
+    assert train.main(["toy", f"{key}={tmp_path}/own", run, cache]) == 1
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/own" in said and "Traceback" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
