@@ -127,6 +127,11 @@ TOY = {
     "entropy_only": {ADVANTAGE, ENTROPY},
     "hapo": {"recipe.history.enable"},
     "curriculum": {"recipe.curriculum.enable"},
+    "prompt_aug_gdpo": {ADVANTAGE, HIGH, MEAN, *AUGMENT},
+    "unlikeliness": {ADVANTAGE, *ARGUMENTS},
+    "grpo_lead": {ADVANTAGE, *ARGUMENTS},
+    "balanced": {WEIGHTS, MEAN},
+    "high_entropy": {WEIGHTS, f"{ACTOR}.clip_ratio_c", HIGH, MEAN, FILTER, *PUNISHED},
 }
 BASELINE = "toy_methods method=grpo"
 ON_TOY = {(" ".join(compare_methods.arguments(name)), BASELINE): keys for name, keys in TOY.items()}

@@ -68,10 +68,10 @@ def compute_advantages(rollouts: RolloutBatch, recipe: Mapping[str, Any]) -> Adv
     function, arguments = ADVANTAGES.call(recipe["advantage"])
     inputs = ADVANTAGES.facts(recipe["advantage"]["name"]).inputs
     arguments.update({name: getattr(rollouts, name) for name in inputs})
-    advantages_B = finite("advantages", function(rewards_B, group_B, **arguments), rewards_B.shape)
-
     mask_BT = rollouts.mask_BT & rollouts.trained_B[:, None]
-    advantages_BT = advantages_B[:, None] * mask_BT
+    found = torch.as_tensor(function(rewards_B, group_B, **arguments))
+    found = finite("advantages", found, mask_BT.shape if found.dim() == 2 else rewards_B.shape)
+    advantages_BT = (found if found.dim() == 2 else found[:, None]) * mask_BT
     matrices = (rollouts.weight_logprobs_BT, advantages_BT, mask_BT, group_B)
     tokens = validated(*matrices)
     c_BT = covariance_of(tokens, centre="group", advantage_centre="responses")

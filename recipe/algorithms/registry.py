@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from recipe.algorithms import verl_estimators
 from recipe.errors import ConfigError
 
 Function = Callable[..., torch.Tensor]
@@ -41,7 +42,8 @@ class Facts:
     configuration (``recipe.weights.<name>``, ``arguments``) to keyword arguments and raises
     ValueError for bad values; by default the section itself holds the arguments. `group`: required
     grouping, "question" or "rephrasing"; None allows either. `rephrasings`: the method is defined
-    only with rephrasings.
+    only with rephrasings. `parts`: "accuracy" and "format" if the function takes these in place of
+    the summed reward.
     """
 
     inputs: tuple[str, ...] = ()
@@ -50,6 +52,7 @@ class Facts:
     rephrasings: bool = False
     nonnegative_rewards: bool = False
     uses_rewards: bool = True
+    parts: tuple[str, ...] = ()
 
 
 _FACTS: dict[Function, Facts] = {}
@@ -66,6 +69,8 @@ class Registry(dict[str, Function]):
         """The function of a name or dotted path; ConfigError if there is none."""
         if name in self:
             return self[name]
+        if name.startswith("verl:") and self is ADVANTAGES:
+            return verl_estimators.estimator(name.removeprefix("verl:"))
         module, _, attribute = name.rpartition(".")
         if not module:
             raise ConfigError(
@@ -91,6 +96,8 @@ class Registry(dict[str, Function]):
 
     def facts(self, name: str) -> Facts:
         """The requirements of the function, by default none. Errors as `resolve`."""
+        if name.startswith("verl:"):
+            return Facts(inputs=verl_estimators.INPUTS)
         return _FACTS.get(self.resolve(name), Facts())
 
     def call(self, section: Mapping[str, Any]) -> tuple[Function, dict[str, Any]]:

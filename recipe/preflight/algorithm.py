@@ -96,6 +96,16 @@ def without_rewards(key: str, off: object = False) -> Rule:
     )
 
 
+def made_of_parts(key: str) -> Rule:
+    """The rule that an advantage that reads accuracy and format is given no other reward."""
+    return Rule(
+        f"recipe.advantage.name {key}",
+        lambda s: s.facts.parts and s.get(key),
+        "this advantage reads {s.facts.parts} in place of the summed reward, so "
+        f"{key} has no effect. Unset it.",
+    )
+
+
 def needs_rephrasings(key: str, value: str) -> Rule:
     return Rule(
         f"{key} recipe.rephrasings.count",
@@ -133,6 +143,19 @@ ALGORITHM: list[Check] = [
         "this advantage takes the mean reward of a group for its share of right answers, and wrong "
         "ones would be rewarded too. Set recipe.reward.format_weight=0, or "
         "recipe.reward.format_gated=true.",
+    ),
+    made_of_parts(KL_IN_REWARD),
+    made_of_parts(OVERLONG),
+    made_of_parts(HISTORY),
+    Rule(
+        "recipe.advantage.name recipe.reward.format_weight",
+        lambda s: s.facts.parts == ("accuracy",) and s.recipe.reward.format_weight,
+        "this advantage reads the accuracy alone. Set recipe.reward.format_weight=0.",
+    ),
+    Rule(
+        "recipe.weights.name {C}.bypass_mode",
+        lambda s: s.recipe.weights.name == "high_entropy" and s.correction.bypass_mode,
+        "verl computes no entropies in bypass mode. Unset {C}.bypass_mode.",
     ),
     without_rewards("recipe.weights.name", off="none"),
     without_rewards(HISTORY),

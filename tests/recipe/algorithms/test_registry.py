@@ -78,9 +78,11 @@ def test_the_requirements_of_a_function_are_validated(tmp_path: Path) -> None:
 
 
 def test_every_algorithm_of_the_folder_is_registered() -> None:
-    names = "grpo dr_grpo ta_grpo ta_grpo_star rloo maxrl none seed_grpo"
+    names = (
+        "grpo dr_grpo ta_grpo ta_grpo_star rloo maxrl none seed_grpo gdpo unlikeliness grpo_lead"
+    )
     assert set(ADVANTAGES) == set(names.split())
-    assert set(TOKEN_WEIGHTS) == {"gaussian_covariance", "clip_cov"}
+    assert set(TOKEN_WEIGHTS) == {"gaussian_covariance", "clip_cov", "balanced", "high_entropy"}
     assert ADVANTAGES.facts("maxrl") == Facts(nonnegative_rewards=True)
     assert ADVANTAGES.facts("ta_grpo_star").group == "rephrasing"
 

@@ -1,0 +1,81 @@
+"""verl's own advantage estimators under the name ``verl:NAME``, as ``verl:opo``.
+
+Estimators that need what this trainer does not compute are rejected: values (gae), a greedy
+baseline (remax), the sum of squared probabilities (the optimal token baselines).
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from recipe.algorithms.groups import Numbers, float64
+from recipe.errors import ConfigError
+
+MISSING = {
+    "gae": "needs a critic's values",
+    "remax": "needs the reward of a greedy response as the baseline",
+    "optimal_token_baseline": "needs the sum of squared probabilities of every token",
+    "tir_optimal_token_baseline": "needs the sum of squared probabilities of every token",
+}
+INPUTS = ("mask_BT", "accuracy", "formats")
+
+
+@functools.cache  # the registry keeps facts by function
+def estimator(name: str) -> Callable[..., torch.Tensor]:
+    """Return verl's estimator `name` as an advantage function of this project.
+
+    The function takes (rewards_B, group_B, *, mask_BT, accuracy, formats, **arguments) and returns
+    A_BT in float64, computed by verl in float32: the reward lies on the last token of each
+    response, the group id replaces verl's uid, `arguments` are fields of verl's AlgoConfig.
+    For `gdpo` the components are accuracy and format (``gdpo_reward_keys``).
+    ConfigError for an unknown name and for an estimator that needs other inputs.
+    """
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
+
+    if name not in ADV_ESTIMATOR_REGISTRY:
+        known = ", ".join(sorted(set(ADV_ESTIMATOR_REGISTRY) - set(MISSING)))
+        raise ConfigError(f"recipe.advantage.name=verl:{name}: unknown to verl. Known are {known}.")
+    if name in MISSING:
+        raise ConfigError(
+            f"recipe.advantage.name=verl:{name}: {MISSING[name]}, which this trainer does not "
+            "compute. Choose another estimator."
+        )
+    function = get_adv_estimator_fn(name)
+
+    def advantages(
+        rewards_B: Numbers,
+        group_B: Numbers,
+        *,
+        mask_BT: torch.Tensor,
+        accuracy: Sequence[float] = (),
+        formats: Sequence[float] = (),
+        **arguments: Any,
+    ) -> torch.Tensor:
+        import numpy as np
+        from verl.trainer.config import AlgoConfig
+
+        config = AlgoConfig(**{"gdpo_reward_keys": ["accuracy", "format"], **arguments})
+        rewards_BT = torch.zeros(mask_BT.shape)
+        positions = torch.arange(mask_BT.shape[1])
+        last_B = torch.where(mask_BT, positions, 0).amax(1)
+        rewards_BT[torch.arange(len(mask_BT)), last_B] = float64(rewards_B).float()
+        prompt = torch.ones(len(mask_BT), 1, dtype=torch.int64)
+        mask = mask_BT.long()
+        components: dict[str, Any] = {}
+        if name == "gdpo":
+            components = {
+                "non_tensor_batch": {"accuracy": np.array(accuracy), "format": np.array(formats)},
+                "batch": {"prompts": prompt, "attention_mask": torch.cat([prompt, mask], 1)},
+            }
+        found_BT, _ = function(
+            token_level_rewards=rewards_BT,
+            response_mask=mask,
+            index=np.array([str(g) for g in torch.as_tensor(group_B).tolist()], dtype=object),
+            config=config,
+            **components,
+        )
+        return float64(found_BT) * mask_BT
+
+    return advantages

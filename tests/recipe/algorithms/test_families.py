@@ -1,0 +1,263 @@
+"""GDPO, unlikeliness, GRPO-LEAD, Balanced Aggregation, 80/20 and verl's estimators.
+
+Values by hand, the formulas of the authors' code on random batches, laws, and broken copies.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
+from recipe.algorithms.grpo_lead import difficulty_weight
+from recipe.errors import ConfigError
+
+GDPO, UNLIKELY, LEAD = (ADVANTAGES[name] for name in ("gdpo", "unlikeliness", "grpo_lead"))
+
+
+def close(found: torch.Tensor, wanted: object, tolerance: float = 1e-12) -> None:
+    torch.testing.assert_close(
+        found, torch.as_tensor(wanted, dtype=torch.float64), rtol=tolerance, atol=tolerance
+    )
+
+
+def batch(seed: int) -> dict[str, Any]:
+    """24 responses in groups of 4, 5, 7 and 8 in mixed order, with 1 to 9 tokens each."""
+    g = torch.Generator().manual_seed(seed)
+    group_B = torch.repeat_interleave(torch.arange(4), torch.tensor([4, 5, 7, 8]))
+    group_B = group_B[torch.randperm(24, generator=g)]
+    accuracy = torch.randint(0, 2, (24,), generator=g).double()
+    formats = torch.randint(0, 2, (24,), generator=g).double()
+    lengths = torch.randint(1, 10, (24,), generator=g)
+    mask_BT = torch.arange(9) < lengths[:, None]
+    logprobs_BT = -torch.rand(24, 9, generator=g, dtype=torch.float64)
+    return {
+        **{"rewards_B": accuracy, "group_B": group_B, "accuracy": accuracy, "formats": formats},
+        **{"lengths": lengths, "mask_BT": mask_BT, "logprobs_BT": logprobs_BT},
+        "entropy_BT": torch.rand(24, 9, generator=g, dtype=torch.float64),
+    }
+
+
+def given(made: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: made[name] for name in ("rewards_B", "group_B", *names)}
+
+
+# --- advantages -------------------------------------------------------------------------------
+
+
+def test_gdpo_by_hand() -> None:
+    """A format that one of four misses counts more than an answer that two of four miss."""
+    accuracy, formats = [1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]
+    a = 0.5 / (math.sqrt(1 / 3) + 1e-6)  # mean 1/2, squares 4/4, n - 1 = 3
+    f, missed = 0.25 / (0.5 + 1e-6), -0.75 / (0.5 + 1e-6)  # mean 3/4, squares 12/16
+    summed = np.array([a + f, a + f, f - a, missed - a])
+    found = GDPO([2.0, 2.0, 1.0, 0.0], [3, 3, 3, 3], accuracy=accuracy, formats=formats)
+    close(found, summed / (summed.std(ddof=1) + 1e-6))
+
+
+def test_gdpo_tells_apart_what_a_sum_does_not() -> None:
+    right, formatted = [1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0]
+    total = [1.0, 1.0, 1.0, 0.0]
+    same = ADVANTAGES["grpo"](total, [0] * 4)
+    apart = GDPO(total, [0] * 4, accuracy=right, formats=formatted)
+    assert same[0] == same[1] and apart[0] > apart[1] + 0.2
+
+
+def test_unlikeliness_by_hand() -> None:
+    mask_BT = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1]], dtype=torch.bool)
+    logprobs_BT = torch.tensor([[-1.0, -3.0], [-1.0, 9.0], [-2.0, -2.0], [-0.5, -0.5]])
+    # mean log p: -2, -1, -2, -0.5, so ranks 0, 2, 0, 3 in the group of 4
+    shaped = [1.0, 1 - 0.25 * 2 / 4, 0.0, 1 - 0.25 * 3 / 4]
+    found = UNLIKELY([1.0, 1.0, 0.0, 1.0], [5] * 4, mask_BT=mask_BT, logprobs_BT=logprobs_BT)
+    close(found, ADVANTAGES["grpo"](shaped, [5] * 4))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_unlikeliness_is_the_authors_code(seed: int) -> None:
+    """argsort of argsort of the mean log-probability, over the group, as ray_lean_trainer.py."""
+    made = batch(seed)
+    mean_B = (made["logprobs_BT"] * made["mask_BT"]).sum(1) / made["mask_BT"].sum(1)
+    wanted = torch.zeros(24, dtype=torch.float64)
+    for group in range(4):
+        rows = made["group_B"] == group
+        ranks = torch.argsort(torch.argsort(mean_B[rows])).double() / int(rows.sum())
+        scores = made["rewards_B"][rows] * (1 - ranks * 0.25)
+        wanted[rows] = (scores - scores.mean()) / (scores.std() + 1e-6)
+    close(UNLIKELY(**given(made, "mask_BT", "logprobs_BT")), wanted, 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lead_is_the_authors_code(seed: int) -> None:
+    """Its loop over groups, without the condition on 4000 tokens."""
+    made = batch(seed)
+    rewards = torch.where(made["accuracy"] == 1, 1.0, -1.0).double()
+    wanted = torch.zeros(24, dtype=torch.float64)
+    for group in range(4):
+        rows = (made["group_B"] == group).nonzero().flatten().tolist()
+        right = [i for i in rows if rewards[i] > 0]
+        mean = sum(int(made["lengths"][i]) for i in right) / max(len(right), 1)
+        std = 1.0
+        if len(right) > 1:
+            squares = sum((int(made["lengths"][i]) - mean) ** 2 for i in right)
+            std = math.sqrt(squares / (len(right) - 1))
+        for i in right:
+            rewards[i] *= math.exp(-0.05 * (int(made["lengths"][i]) - mean) / (std + 1e-6))
+        scores, rate = rewards[rows], len(right) / len(rows)
+        for i in rows:
+            score = (rewards[i] - scores.mean()) / (scores.std() + 1e-6)
+            x = rate if score > 0 else 1 - rate
+            wanted[i] = score * (0.4 + 1.1 / (1 + math.exp(10.0 * (x - 0.75))))
+    close(LEAD(**given(made, "accuracy", "lengths")), wanted, 1e-9)
+
+
+def test_the_weight_of_a_question_falls_with_its_pass_rate() -> None:
+    weights = difficulty_weight(torch.tensor([0.0, 0.75, 1.0]).double())
+    close(weights[1], 0.95)
+    assert weights[0] > 1.49 and weights[2] < 0.49
+
+
+OURS = {
+    "gdpo": ("accuracy", "formats"),
+    "unlikeliness": ("mask_BT", "logprobs_BT"),
+    "grpo_lead": ("accuracy", "lengths"),
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_order_of_rows_and_the_ids_of_groups_do_not_matter(name: str) -> None:
+    made = batch(7)
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(1))
+    moved = {key: value[order] for key, value in made.items()}
+    moved["group_B"] = 90 - 7 * moved["group_B"]
+    found = ADVANTAGES[name](**given(moved, *OURS[name]))
+    close(found, ADVANTAGES[name](**given(made, *OURS[name]))[order], 1e-9)
+
+
+# --- token weights ----------------------------------------------------------------------------
+
+
+def test_balanced_by_hand() -> None:
+    """One positive response of 4 tokens, three negative of 1, 1 and 2: N = 8, P = 1."""
+    lengths, advantages = torch.tensor([4, 1, 1, 2]), torch.tensor([3.0, -1.0, -1.0, -1.0])
+    mask_BT = torch.arange(4) < lengths[:, None]
+    found = TOKEN_WEIGHTS["balanced"](
+        -mask_BT.double(), advantages[:, None] * mask_BT, mask_BT, [0] * 4
+    )
+    wanted_B = torch.tensor([1 / 4 / 4 * 8, *[3 / 4 / 4 * 8] * 3], dtype=torch.float64)
+    close(found, wanted_B[:, None] * mask_BT)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_balanced_is_the_papers_loss(seed: int) -> None:
+    """The mean over groups of n+/G mean+ + n-/G mean-, computed set by set."""
+    made = batch(seed)
+    mask_BT, loss_BT = made["mask_BT"], made["entropy_BT"]
+    advantages_B = ADVANTAGES["grpo"](made["rewards_B"], made["group_B"])
+    weights_BT = TOKEN_WEIGHTS["balanced"](
+        made["logprobs_BT"], advantages_B[:, None] * mask_BT, mask_BT, made["group_B"]
+    )
+    found = (weights_BT * loss_BT)[mask_BT].mean()
+    wanted = 0.0
+    for group in range(4):
+        rows = made["group_B"] == group
+        for sign in (-1, 0, 1):
+            subset = rows & (advantages_B.sign() == sign)
+            if subset.any():
+                mean = loss_BT[subset][mask_BT[subset]].mean()
+                wanted += float(int(subset.sum()) / int(rows.sum()) * mean) / 4
+    close(found, wanted)
+    close(weights_BT[mask_BT].mean(), 1.0)
+
+
+def test_high_entropy_by_hand() -> None:
+    mask_BT = torch.tensor([[1, 1, 1], [1, 1, 0]], dtype=torch.bool)
+    entropy_BT = torch.tensor([[0.1, 0.9, 0.3], [0.5, 0.2, 7.0]])  # the 7 is padding
+    found = TOKEN_WEIGHTS["high_entropy"](
+        -mask_BT.double(), mask_BT.double(), mask_BT, [0, 0], entropy_BT=entropy_BT, ratio=0.3
+    )
+    close(found, [[0, 2.5, 0], [2.5, 0, 0]])  # ceil(0.3 * 5) = 2 of 5 tokens
+
+
+def test_high_entropy_needs_entropies() -> None:
+    ones = torch.ones(1, 1)
+    with pytest.raises(ValueError, match="bypass"):
+        TOKEN_WEIGHTS["high_entropy"](-ones, ones, ones, [0], entropy_BT=None)
+
+
+# --- verl's estimators ------------------------------------------------------------------------
+
+VERL = {
+    "opo": {},
+    "rloo": {},
+    "grpo": {},
+    "grpo_passk": {},
+    "reinforce_plus_plus": {"gamma": 0.5},
+    "reinforce_plus_plus_baseline": {},
+    "gdpo": {"gdpo_reward_weights": [1.0, 2.0]},
+    "gpg": {},
+}
+
+
+@pytest.mark.config  # imports verl
+@pytest.mark.parametrize("name", VERL)
+def test_verls_estimator_gets_what_verls_trainer_gives_it(name: str) -> None:
+    from verl.trainer.config import AlgoConfig
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    made = batch(3)
+    mask_BT = made["mask_BT"]
+    inputs = {key: made[key] for key in ("mask_BT", "accuracy", "formats")}
+    function, arguments = ADVANTAGES.call({"name": f"verl:{name}", "arguments": VERL[name]})
+    found = function(made["rewards_B"], made["group_B"], **inputs, **arguments)
+    scores_BT = torch.zeros(24, 9)
+    scores_BT[torch.arange(24), made["lengths"] - 1] = made["rewards_B"].float()
+    ones = torch.ones(24, 1, dtype=torch.int64)
+    components = {
+        "non_tensor_batch": {"accuracy": made["accuracy"], "format": made["formats"]},
+        "batch": {"prompts": ones, "attention_mask": torch.cat([ones, mask_BT.long()], 1)},
+    }
+    wanted, _ = get_adv_estimator_fn(name)(
+        token_level_rewards=scores_BT,
+        response_mask=mask_BT.long(),
+        index=np.array([f"uid-{i}" for i in made["group_B"]], dtype=object),
+        config=AlgoConfig(gdpo_reward_keys=["accuracy", "format"], **VERL[name]),
+        **(components if name == "gdpo" else {}),
+    )
+    close(found, wanted.double() * mask_BT, 1e-6)
+    assert found.abs().max() > 0.1
+
+
+@pytest.mark.config
+@pytest.mark.parametrize("name", ["gae", "remax", "optimal_token_baseline", "nonsense"])
+def test_other_estimators_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"recipe\.advantage\.name=verl:{name}"):
+        ADVANTAGES.resolve(f"verl:{name}")
+
+
+# --- negative controls ------------------------------------------------------------------------
+
+gdpo, unlikeliness, grpo = GDPO, UNLIKELY, ADVANTAGES["grpo"]
+CHECKS: list[tuple[Callable[[], None], str, Any]] = [
+    (test_gdpo_by_hand, "GDPO", lambda r, g, **k: -gdpo(r, g, **k)),
+    (test_gdpo_by_hand, "GDPO", lambda r, g, **_: grpo(r, g)),
+    (test_unlikeliness_by_hand, "UNLIKELY", lambda r, g, **k: unlikeliness(r, g, beta=0.0, **k)),
+    (
+        test_unlikeliness_by_hand,
+        "UNLIKELY",
+        lambda r, g, mask_BT, logprobs_BT: unlikeliness(
+            r, g, mask_BT=mask_BT, logprobs_BT=-logprobs_BT
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("check", "name", "broken"), CHECKS)
+def test_a_broken_copy_fails(
+    check: Callable[[], None], name: str, broken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), name, broken)
+    with pytest.raises(AssertionError):
+        check()
