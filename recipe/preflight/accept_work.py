@@ -7,9 +7,9 @@ The model has random weights, the shape of Qwen2.5-Math-1.5B, and the tokenizer 
 the toy world; ``--cpu`` takes the toy model. Nothing is downloaded.
 """
 
-import argparse
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from prompt_aug.base.commands import make_parser
 from prompt_aug.base.files import write_json
 from recipe.config.compose import compose_config
 from recipe.preflight.shapes import shape_of
@@ -104,14 +105,19 @@ def compare(folder: Path) -> None:
     write_json(folder / "reference.json", figures)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", choices=("model", "reference"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--cpu", action="store_true")
-    options = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    name = "python -m recipe.preflight.accept_work"
+    parser = make_parser(name, __doc__, example=f"{name} model runs/accept")
+    parser.add_argument("work", choices=("model", "reference"), help="of which stage")
+    parser.add_argument("folder", type=Path, help="that of recipe.accept")
+    parser.add_argument("--cpu", action="store_true", help="the toy model")
+    options = parser.parse_args(arguments)
     if options.work == "model":
         make_model(options.folder, options.cpu)
     else:
         compare(options.folder)
-    sys.exit(0)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

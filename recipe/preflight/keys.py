@@ -41,7 +41,6 @@ SECTIONS = {
     "fsdp": "fsdp_config",
     "optimizer": "optim",
     "rollout_corr": "rollout_correction",
-    "hf": "model",
     "sandbox": "sandbox_fusion",
 }
 WHOLE = {"config", "cfg", "args", "conf", "kwargs"}  # variables that may hold any section

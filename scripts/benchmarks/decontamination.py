@@ -18,6 +18,7 @@ from prompt_aug.rephrase.decontaminate import compare, shortlist
 from prompt_aug.rephrase.generate.embed import Embed, embedder
 
 EXAMPLE = "--set metamath=DIR --set llm-decontaminator=DIR --set gsm-plus=DIR --set math=FILE"
+NAMED = "NAME=PATH of metamath, llm-decontaminator, gsm-plus and math"
 SAMPLE = 1000
 RESPELLED = {"\\frac": "\\dfrac", "\\left(": "(", "\\right)": ")", "$": " $ ", ",": "\\,,"}
 
@@ -66,7 +67,7 @@ def row_of(name: str, texts: Sequence[str], benchmark: Sequence[str], embed: Emb
 
 
 def main(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    parser.add_argument("--set", type=pairs._named, action="append", required=True)
+    parser.add_argument("--set", type=pairs.named, action="append", required=True, help=NAMED)
     folders = dict(parser.parse_args(arguments).set)
     head = ["planted", "n", "n-grams", "in shortlist", "checks: same", "for a judge", "pairs each"]
     embed = embedder()

@@ -402,7 +402,7 @@ def _show(groups: Mapping[Any, Sequence[tuple[Pair, Check]]], count: int) -> Non
             print("   ", [(r.filter, r.verdict, r.detail) for r in verdict.reasons])
 
 
-def _named(text: str) -> tuple[str, Path]:
+def named(text: str) -> tuple[str, Path]:
     name, _, path = text.partition("=")
     if not path:
         raise ArgumentTypeError(f"{text}: not NAME=PATH")
@@ -412,7 +412,7 @@ def _named(text: str) -> tuple[str, Path]:
 def main(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     names = ", ".join(sorted({need for found in SETS.values() for need in found.needs}))
     parser.add_argument(
-        "--set", type=_named, action="append", default=[], help=f"NAME=CHECKOUT of {names}"
+        "--set", type=named, action="append", default=[], help=f"NAME=CHECKOUT of {names}"
     )
     parser.add_argument("--show", type=int, default=0, help="wrong verdicts to print per group")
     parser.add_argument("--fuzz", type=int, default=0, help="random edits that must raise nothing")
