@@ -14,7 +14,7 @@ from eval.benchmarks import LoadedBenchmark
 from eval.checkpoints import Checkpoint
 from eval.samples import TOO_LONG, PendingSamples, SampleFiles
 from eval.score import combine, score_benchmark
-from eval.session import Session, signature
+from eval.session import Engines, signature
 from eval.settings import Settings, benchmark_identity, differences, folder_name, shared_identity
 from prompt_aug.base.files import FileError, lock, read_json, write_json, write_lines
 from prompt_aug.base.tokenizers import load_tokenizer
@@ -113,7 +113,7 @@ class Evaluation:
         if not folder.settings.exists():
             write_json(folder.settings, self.identity)
 
-    def run(self, item: Item, session: Session) -> dict[str, Any]:
+    def run(self, item: Item, session: Engines) -> dict[str, Any]:
         """Complete `item` and return the scores of its checkpoint.
 
         Raises InUseError if another worker holds the item.
@@ -121,10 +121,10 @@ class Evaluation:
         checkpoint, folder = item.checkpoint, item.folder
         with lock(folder.root):
             if not item.is_done():
-                tokenizer = load_tokenizer(checkpoint.model)
+                tokenizer = load_tokenizer(checkpoint.tokenizer or checkpoint.model)
                 pending = PendingSamples(item.benchmark, self.prompts, tokenizer)
                 kind = signature(checkpoint.model, tokenizer)
-                context = self._context(checkpoint.model, kind, tokenizer)
+                context = self._context(checkpoint, kind, tokenizer)
                 questions = pending.questions(context)
                 unasked = sum(not question["asked"] for question in questions)
                 count, name = len(questions), item.benchmark.name
@@ -148,20 +148,16 @@ class Evaluation:
                 score_benchmark(folder, checkpoint.identity, item.template, **record)
             return combine(item.evaluation, checkpoint.step, checkpoint.model, checkpoint.identity)
 
-    def _context(self, model: str, kind: str, tokenizer: Any) -> int:
+    def _context(self, checkpoint: Checkpoint, kind: str, tokenizer: Any) -> int:
         """Return the engine's context in tokens: what the longest prompt needs, up to the limit.
 
         It covers all benchmarks, so that one engine serves them. A response still ends at
         max_tokens, or at the model's last position.
         """
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(model).get_text_config()
-        limit = getattr(config, "max_position_embeddings", None)
-        asked = self.settings.max_model_len
+        limit, asked = _positions(checkpoint), self.settings.max_model_len
         if asked is not None and limit is not None and asked > limit:
             raise EvaluationError(
-                f"max_model_len {asked} is more than the {limit} positions of {model}"
+                f"max_model_len {asked} is more than the {limit} positions of {checkpoint.model}"
             )
         if asked is not None:
             return asked
@@ -170,3 +166,13 @@ class Evaluation:
             self._longest[kind] = max(len(prompt.ids) for p in pending for prompt in p.prompts)
         needed = self._longest[kind] + self.settings.max_tokens
         return min(needed, limit or needed)
+
+
+def _positions(checkpoint: Checkpoint) -> int | None:
+    """Return the model's context, as the endpoint or the model's configuration states it."""
+    if "endpoint" in checkpoint.identity:
+        return checkpoint.positions
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(checkpoint.model).get_text_config()
+    return getattr(config, "max_position_embeddings", None)

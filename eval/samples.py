@@ -9,12 +9,12 @@ import hashlib
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from eval import EvaluationError
 from eval.benchmarks import LoadedBenchmark
-from eval.engine import Engine, Request, SampleKey
+from eval.engine import Request, SampleKey
 from prompt_aug.base.files import append_lines, iter_lines
 from prompt_aug.base.progress import Progress
 from prompt_aug.prompts import Prompt, Prompts
@@ -23,6 +23,16 @@ from recipe.run.folder import BenchmarkFolder
 TOO_LONG = "prompt_too_long"
 FLUSH_SAMPLES, FLUSH_SECONDS = 256, 2.0  # a kill loses at most this much
 Sample = Mapping[str, Any]
+
+
+class Sampler(Protocol):
+    """Source of samples: the vLLM engine of this process, or an endpoint."""
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[tuple[Request, dict[str, Any]]]:
+        """Yield each request with its response, tokens and finish_reason, in any order."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a response may depend on, apart from the settings."""
 
 
 class SampleFiles:
@@ -101,7 +111,7 @@ class PendingSamples:
                     missing[key] = Request(question=index, key=key, prompt_token_ids=ids, stop=stop)
         return list(missing.values())
 
-    def generate(self, engine: Engine, requests: Sequence[Request], files: SampleFiles) -> None:
+    def generate(self, engine: Sampler, requests: Sequence[Request], files: SampleFiles) -> None:
         """Generate `requests` in any order; each sample is on disk shortly after it completes."""
         facts, done, began = engine.facts(), 0, time.monotonic()
         batch: list[Sample] = []

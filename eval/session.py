@@ -13,12 +13,13 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from eval.checkpoints import Checkpoint
 from eval.engine import Engine, TokenIds
+from eval.samples import Sampler
 from eval.settings import Settings
 from prompt_aug.base.progress import Progress
 
@@ -68,6 +69,15 @@ def reference_log_probabilities(
     del network
     gc.collect()
     return found
+
+
+class Engines(Protocol):
+    """Source of the sampler of each checkpoint."""
+
+    def engine_for(
+        self, checkpoint: Checkpoint, kind: str, context: int, prompts: Sequence[TokenIds]
+    ) -> Sampler:
+        """Return a sampler of `checkpoint` with room for `context` tokens."""
 
 
 class Session:

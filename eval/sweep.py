@@ -20,15 +20,17 @@ from eval import EvaluationError
 from eval.benchmarks import load, parse_request, suite_requests
 from eval.checkpoints import CACHED_BYTES, Checkpoint, find, from_model, verify
 from eval.command import existing, path, run_command, text
+from eval.endpoint import Remote, connect
 from eval.engine import check_hardware, prepare_environment
 from eval.evaluate import Evaluation, Item
 from eval.score import require_one_grader
-from eval.session import Session
+from eval.session import Engines, Session
 from eval.settings import Settings, from_run, presets, read_config
-from prompt_aug.base.commands import add_steps, make_parser
+from prompt_aug.base.commands import add_steps, at_least, check_url, make_parser
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import InUseError, read_json
 from prompt_aug.base.tokenizers import load_tokenizer
+from prompt_aug.endpoint.budget import Budget
 from prompt_aug.extraction import EXTRACTIONS
 from prompt_aug.grading import VERSION
 from prompt_aug.templates.rendering import Style, System, Turn
@@ -44,6 +46,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("runs", nargs="*", type=existing, metavar="RUN", help="run folders; each with its settings")
     add("--model", action="append", default=[], type=text, help="a model folder or hub id instead")
+    add("--endpoint", type=text, metavar="URL", help="OpenAI-compatible server of --model, as"
+        " http://localhost:8000/v1, instead of an engine")  # fmt: skip
+    add("--tokenizer", type=text, help="with --endpoint: folder or hub id (default: --model)")
+    add("--concurrency", type=int, default=64, help="with --endpoint: requests at once")
+    add("--max-requests", type=int, help="with --endpoint: stop after that many")
+    add("--max-total-tokens", type=int, help="with --endpoint: stop before more are used")
     add("--out", type=path, help="output folder (required with --model; default: RUN/eval)")
     add("--benchmark", action="append", default=[], type=text, metavar="NAME[=PATH[:SAMPLES]]",
         help="a known name, or a file; may be repeated")  # fmt: skip
@@ -118,14 +126,23 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
     return settings.replaced(benchmarks=tuple(requests))
 
 
-def sweep(options: argparse.Namespace) -> None:
-    """Check everything that can be checked, then do the items that no other worker holds."""
+def check_options(options: argparse.Namespace) -> None:
+    """Reject options that contradict each other. Raises UsageError."""
     if bool(options.runs) == bool(options.model):
         raise UsageError("give either run folders or --model HF_FOLDER")
     if options.model and (options.out is None or options.steps or options.watch):
         raise UsageError("--model needs --out DIR, and takes no --steps and no --watch")
+    check_url(options, "endpoint")
+    at_least(1, options, "concurrency", "max_requests", "max_total_tokens")
+    if options.endpoint and not options.model:
+        raise UsageError("--endpoint: names no model. Add --model NAME, as the server lists it.")
     if len(options.runs) > 1 and (options.out is not None or options.watch):
         raise UsageError("--out and --watch are for one run: start the command for each")
+
+
+def sweep(options: argparse.Namespace) -> None:
+    """Check everything that can be checked, then do the items that no other worker holds."""
+    check_options(options)
     for run in options.runs or [None]:
         root = options.out or RunFolder(run).evaluation
         settings = _settings(options, run)
@@ -134,7 +151,14 @@ def sweep(options: argparse.Namespace) -> None:
         evaluation, cache = Evaluation(root, settings, benchmarks), root / ".digests.json"
         if options.dry_run:
             model = options.model[0] if run is None else find(run, options.steps)[0][0].model
-            print(evaluation.plan(load_tokenizer(model)))
+            print(evaluation.plan(load_tokenizer(options.tokenizer or model)))
+            continue
+        if options.endpoint:
+            budget = Budget(options.max_requests, options.max_total_tokens)
+            server = connect(options.endpoint, options.concurrency, budget)
+            models = [server.checkpoint(model, options.tokenizer) for model in options.model]
+            work(evaluation, models, Remote(server, settings), cache)
+            print(f"endpoint: {budget.spent}")
             continue
         check_hardware(settings)
         with Session(settings) as session:
@@ -175,7 +199,7 @@ def _follow(
 
 
 def work(
-    evaluation: Evaluation, checkpoints: Sequence[Checkpoint], session: Session, cache: Path
+    evaluation: Evaluation, checkpoints: Sequence[Checkpoint], session: Engines, cache: Path
 ) -> None:
     """Do the items that are not done, except those that another worker holds."""
     todo = {c.name: [i for i in evaluation.items(c) if not i.is_done()] for c in checkpoints}

@@ -7,6 +7,7 @@ failed, 2 wrong usage, 130 interrupted.
 import argparse
 import importlib.metadata
 import sys
+import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -123,3 +124,21 @@ def run(name: str, command: Callable[[], int], *, interrupted: str) -> int:
     except KeyboardInterrupt:
         print(f"{name}: interrupted; {interrupted}", file=sys.stderr)
         return INTERRUPTED
+
+
+def at_least(least: int, options: argparse.Namespace, *names: str) -> None:
+    """Reject options that are given and less than `least`. Raises UsageError."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not value >= least:
+            raise UsageError(f"--{name.replace('_', '-')}={value}: less than {least}")
+
+
+def check_url(options: argparse.Namespace, *names: str) -> None:
+    """Reject what is not the address of a server. Raises UsageError."""
+    for name in names:
+        url = getattr(options, name) or "http://x"
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc or " " in url:
+            said = f"--{name.replace('_', '-')}={url}"
+            raise UsageError(f"{said}: no address. Write http://localhost:8000/v1.")

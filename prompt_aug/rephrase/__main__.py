@@ -15,7 +15,7 @@ from typing import Any
 
 from prompt_aug.base.errors import UsageError, UserError
 from prompt_aug.base.files import lock
-from prompt_aug.rephrase.generate.budget import BudgetError
+from prompt_aug.endpoint.budget import BudgetError
 from prompt_aug.rephrase.options import build_parser, validate
 from prompt_aug.rephrase.pipeline import Run
 

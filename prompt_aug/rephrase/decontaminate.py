@@ -18,18 +18,17 @@ from pathlib import Path
 
 import numpy as np
 
-from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.commands import at_least, check_url, make_parser, run
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import lock, write_lines
+from prompt_aug.endpoint.budget import Budget
+from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.prepare.__main__ import load_benchmarks
 from prompt_aug.questions import read_parquet, write_parquet
 from prompt_aug.rephrase.candidates import Candidate
-from prompt_aug.rephrase.generate.budget import Budget
-from prompt_aug.rephrase.generate.client import Endpoint
 from prompt_aug.rephrase.generate.embed import Embed, embedder
 from prompt_aug.rephrase.generate.prompts import CANDIDATE, SLOT, load_prompt
 from prompt_aug.rephrase.generate.store import Sampling, Store, make_request
-from prompt_aug.rephrase.options import at_least, check_url
 from prompt_aug.rephrase.pipeline import generate
 from prompt_aug.rephrase.results import beside
 from prompt_aug.rephrase.solver import judged

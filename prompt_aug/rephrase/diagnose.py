@@ -28,16 +28,15 @@ from typing import Any
 
 import numpy as np
 
-from prompt_aug.base.commands import add_renamed, make_parser, run
+from prompt_aug.base.commands import add_renamed, at_least, check_url, make_parser, run
 from prompt_aug.base.files import lock, write_json
+from prompt_aug.endpoint.budget import Budget
+from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.grading import grade_many
 from prompt_aug.questions import Question, read_parquet
-from prompt_aug.rephrase.generate.budget import Budget
-from prompt_aug.rephrase.generate.client import Endpoint
 from prompt_aug.rephrase.generate.embed import Embed, embedder
 from prompt_aug.rephrase.generate.prompts import RephraseError, load_prompt
 from prompt_aug.rephrase.generate.store import Sampling, Store, make_request
-from prompt_aug.rephrase.options import at_least, check_url
 from prompt_aug.rephrase.pipeline import generate
 
 RESAMPLES, PARTS = 2000, 20

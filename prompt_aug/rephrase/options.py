@@ -3,17 +3,16 @@
 import argparse
 import math
 import os
-import urllib.parse
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
 import genai_prices
 
-from prompt_aug.base.commands import add_renamed, make_parser
+from prompt_aug.base.commands import add_renamed, at_least, check_url, make_parser
 from prompt_aug.base.errors import UsageError
-from prompt_aug.rephrase.generate.budget import Budget, Price, Spending
-from prompt_aug.rephrase.generate.client import KEY_VARIABLE, Endpoint
+from prompt_aug.endpoint.budget import Budget, Price, Spending
+from prompt_aug.endpoint.client import KEY_VARIABLE, Endpoint
 
 MILLION = 10**6
 
@@ -111,24 +110,6 @@ def validate(options: argparse.Namespace) -> None:
         raise UsageError("--model: missing. Name it, or --from=FILE, or use --offline.")
     if options.offline and (options.solve or options.judge):
         raise UsageError("--offline: sends no requests. Remove --solve and --judge.")
-
-
-def at_least(least: int, options: argparse.Namespace, *names: str) -> None:
-    """Reject options that are given and less than `least`. Raises UsageError."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not value >= least:
-            raise UsageError(f"--{name.replace('_', '-')}={value}: less than {least}")
-
-
-def check_url(options: argparse.Namespace, *names: str) -> None:
-    """Reject what is not the address of a server. Raises UsageError."""
-    for name in names:
-        url = getattr(options, name) or "http://x"
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc or " " in url:
-            said = f"--{name.replace('_', '-')}={url}"
-            raise UsageError(f"{said}: no address. Write http://localhost:8000/v1.")
 
 
 def endpoint(options: argparse.Namespace, model: str, url: str | None = None) -> Endpoint:

@@ -13,14 +13,15 @@ from typing import Any
 from tqdm import tqdm
 
 from prompt_aug.base.errors import UserError
+from prompt_aug.endpoint.budget import Budget, BudgetError, Spending
+from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.prepare.overlap import OverlapIndex
 from prompt_aug.questions import Question, read_parquet
 from prompt_aug.rephrase import options as cli
 from prompt_aug.rephrase import rules
 from prompt_aug.rephrase.candidates import Candidate, check_answers, decide, usable
 from prompt_aug.rephrase.choose import Rate, choose
-from prompt_aug.rephrase.generate.budget import Budget, BudgetError, Spending
-from prompt_aug.rephrase.generate.client import Endpoint, Generation
+from prompt_aug.rephrase.generate.client import Generation, estimate
 from prompt_aug.rephrase.generate.prompts import CANDIDATE, SLOT, RephraseError, load_prompt
 from prompt_aug.rephrase.generate.store import Request, Sampling, Store, make_request
 from prompt_aug.rephrase.inputs import read_candidates, read_decisions, read_rates
@@ -279,7 +280,7 @@ class Run:
                 ("at most", left, tokens),
             ):
                 requests = math.ceil(count / self.options.per_request)
-                read = requests * model.endpoint.estimate(request, 1).tokens_in
+                read = requests * estimate(model.endpoint, request, 1).tokens_in
                 spent = Spending(requests, read, int(count * each)).at(model.endpoint.price)
                 totals[name] = totals[name].plus(spent)
         return totals

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from prompt_aug.base.errors import UsageError
-from prompt_aug.rephrase.generate.client import Endpoint, Failure, post
+from prompt_aug.endpoint.client import Endpoint, Failure, post
 from prompt_aug.rephrase.generate.prompts import RephraseError
 
 Embed = Callable[[Sequence[str]], np.ndarray]

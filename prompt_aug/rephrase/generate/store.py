@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.files import append_lines, iter_lines
-from prompt_aug.rephrase.generate.budget import Spending
+from prompt_aug.endpoint.budget import Spending
 from prompt_aug.rephrase.generate.prompts import Prompt
 
 ANSWERS = "answers.jsonl"

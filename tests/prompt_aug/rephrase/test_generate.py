@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from scripted_endpoint import Reply, chat, serving
 
-from prompt_aug.rephrase.generate.budget import Budget, BudgetError, Spending
-from prompt_aug.rephrase.generate.client import Endpoint, Generation, RefusedError
+from prompt_aug.endpoint.budget import Budget, BudgetError, Spending
+from prompt_aug.endpoint.client import Endpoint, RefusedError
+from prompt_aug.rephrase.generate.client import Generation
 from prompt_aug.rephrase.generate.prompts import Prompt, RephraseError, load_prompt
 from prompt_aug.rephrase.generate.store import Request, Sampling, Store, make_request
 from prompt_aug.rephrase.options import price_of
@@ -26,8 +27,8 @@ Script = Callable[[int, dict[str, Any]], Reply]
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backoff starts at half a second; a Retry-After of the server stays."""
-    monkeypatch.setattr("prompt_aug.rephrase.generate.client.FIRST_WAIT", 0.01)
-    monkeypatch.setattr("prompt_aug.rephrase.generate.client.LONGEST_WAIT", 0.02)
+    monkeypatch.setattr("prompt_aug.endpoint.client.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("prompt_aug.endpoint.client.LONGEST_WAIT", 0.02)
     monkeypatch.setenv("OPENAI_API_KEY", "a-secret-key")
 
 

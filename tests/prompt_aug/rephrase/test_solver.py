@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from scripted_endpoint import Reply, chat, serving
 
+from prompt_aug.endpoint.budget import Budget
+from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.questions import make_question
 from prompt_aug.rephrase.candidates import Candidate, usable
-from prompt_aug.rephrase.generate.budget import Budget
-from prompt_aug.rephrase.generate.client import Endpoint, Generation
+from prompt_aug.rephrase.generate.client import Generation
 from prompt_aug.rephrase.generate.prompts import load_prompt
 from prompt_aug.rephrase.generate.store import Sampling, Store, make_request
 from prompt_aug.rephrase.solver import Answers, answers_of, judged, solved

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import NamedTuple
 
-from prompt_aug.rephrase.generate.prompts import RephraseError
+from prompt_aug.endpoint import EndpointError
 
 Price = tuple[Decimal, Decimal]  # dollars per token, read and written
 
 
-class BudgetError(RephraseError):
+class BudgetError(EndpointError):
     """A limit is reached."""
 
 

@@ -1,0 +1,201 @@
+"""Samples from an OpenAI-compatible endpoint, in place of an engine of this process.
+
+`/v1/completions` receives the token ids of the same prompts, so a greedy response of a vLLM server
+equals the engine's. A request is one sample with its own seed. Servers other than vLLM may ignore
+the seed.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import httpx
+
+from eval import EvaluationError
+from eval.checkpoints import Checkpoint
+from eval.engine import Request, TokenIds, request_seed
+from eval.settings import Settings
+from prompt_aug.endpoint import EndpointError
+from prompt_aug.endpoint.budget import Budget, Spending
+from prompt_aug.endpoint.client import (
+    FINAL,
+    Channel,
+    Endpoint,
+    Failure,
+    StoppedError,
+    get,
+    post,
+    used_tokens,
+)
+
+TIMEOUT = 3600.0  # seconds; a long response arrives at once
+VLLM = "vllm"  # `owned_by` in its list of models
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """An endpoint, the limits of this command, and what the list of models says of each model."""
+
+    endpoint: Endpoint
+    budget: Budget
+    models: dict[str, dict[str, Any]]
+
+    def checkpoint(self, model: str, tokenizer: str | None) -> Checkpoint:
+        """Return the model that is served as `model`. Raises EvaluationError if there is none."""
+        if model not in self.models:
+            raise EvaluationError(
+                f"--model {model}: the endpoint does not serve it. Name one of: "
+                f"{', '.join(sorted(self.models)) or 'none'}."
+            )
+        return Checkpoint(
+            step=None,
+            model=model,
+            identity={
+                "endpoint": self.endpoint.base_url,
+                "model": model,
+                "tokenizer": tokenizer or model,
+            },
+            tokenizer=tokenizer,
+            positions=self.models[model].get("max_model_len"),
+        )
+
+
+def connect(url: str, concurrency: int, budget: Budget) -> Server:
+    """Read the endpoint's list of models. Raises EndpointError or EvaluationError."""
+    endpoint = Endpoint(base_url=url, concurrency=concurrency, timeout=TIMEOUT)
+
+    async def listed() -> dict[str, Any]:
+        async with endpoint.client() as client:
+            return await get(client, "models")
+
+    try:
+        found = asyncio.run(listed()).get("data")
+    except Failure as failure:
+        raise EvaluationError(
+            f"--endpoint {url}: {failure.line}. Check the address and that the server has started."
+        ) from failure
+    listing = [m for m in found or () if isinstance(m, dict) and isinstance(m.get("id"), str)]
+    return Server(endpoint=endpoint, budget=budget, models={m["id"]: m for m in listing})
+
+
+class Remote:
+    """Samplers of the models of one server, in place of a `Session`."""
+
+    def __init__(self, server: Server, settings: Settings) -> None:
+        self._server, self._settings = server, settings
+
+    def engine_for(
+        self, checkpoint: Checkpoint, kind: str, context: int, prompts: Sequence[TokenIds]
+    ) -> "RemoteEngine":
+        return RemoteEngine(self._server, self._settings, checkpoint.model, context)
+
+
+class RemoteEngine:
+    """Sampler that requests every response from a server; `context` limits prompt and response."""
+
+    def __init__(self, server: Server, settings: Settings, model: str, context: int) -> None:
+        self._server, self._settings = server, settings
+        self._model, self._context = model, context
+        self._vllm = server.models[model].get("owned_by") == VLLM
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a response may depend on, apart from the settings."""
+        known = self._server.models[self._model]
+        keys = ("owned_by", "root", "max_model_len")
+        said = {key: known[key] for key in keys if known.get(key) is not None}
+        return {"endpoint": self._server.endpoint.base_url, **said}
+
+    def body(self, request: Request) -> dict[str, Any]:
+        """Return the JSON of a request.
+
+        A vLLM server takes missing parameters from the model's generation_config.json, so all are
+        sent to it. For other servers those of vLLM are left out.
+        """
+        settings, ids = self._settings, request.prompt_token_ids
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": list(ids),
+            "max_tokens": min(settings.max_tokens, self._context - len(ids)),
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "seed": request_seed(settings.seed, request.key[0], request.key[2]),
+        }
+        if self._vllm:
+            body |= {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+            if request.stop:
+                body |= {"stop": list(request.stop), "include_stop_str_in_output": True}
+        return body
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[tuple[Request, dict[str, Any]]]:
+        """Yield each request with its response, tokens and finish_reason, as they arrive.
+
+        Requests that fail after all retries do not stop the others; the error follows at the end.
+        If the caller stops early, the open requests are canceled.
+        """
+        with asyncio.Runner() as runner:
+            arrived: asyncio.Queue[tuple[Request, dict[str, Any]] | Exception | None]
+            arrived = asyncio.Queue()
+            work = runner.get_loop().create_task(self._work(requests, arrived))
+            while isinstance(found := runner.run(arrived.get()), tuple):
+                yield found
+            runner.run(asyncio.wait([work]))
+            if found is not None:
+                raise found
+
+    async def _work(self, requests: Sequence[Request], arrived: asyncio.Queue[Any]) -> None:
+        """Put each request with its response into the queue, and last the error or None."""
+        endpoint, failures, queue = self._server.endpoint, list[Failure](), iter(requests)
+        channel = Channel(endpoint, self._server.budget)
+
+        async def worker(client: httpx.AsyncClient) -> None:
+            for request in queue:
+                attempt, wanted = partial(self._attempt, client, request), self._estimate(request)
+                try:
+                    response, _ = await channel.send(attempt, wanted)
+                except StoppedError:
+                    return
+                except Failure as failure:
+                    if failure.status in FINAL:
+                        channel.stop(EndpointError(f"{endpoint.base_url}: {failure.line}"))
+                    failures.append(failure)
+                    channel.count(failure)
+                else:
+                    arrived.put_nowait((request, response))
+
+        try:
+            async with endpoint.client() as client, asyncio.TaskGroup() as group:
+                for _ in range(min(endpoint.concurrency, len(requests))):
+                    group.create_task(worker(client))
+        except Exception as error:  # reaches the caller of `stream`, which waits for this queue
+            channel.stop(EvaluationError(f"{endpoint.base_url}: {error!r}"))
+        if failures and not channel.stopped:
+            said = f"{len(failures)} requests failed, the last with {failures[-1].line}"
+            channel.stop(EvaluationError(f"{endpoint.base_url}: {said}. Run the command again."))
+        arrived.put_nowait(channel.stopped)
+
+    def _estimate(self, request: Request) -> Spending:
+        return Spending(1, len(request.prompt_token_ids), self._settings.max_tokens)
+
+    async def _attempt(
+        self, client: httpx.AsyncClient, request: Request
+    ) -> tuple[dict[str, Any], Spending]:
+        """Send one request. Raises Failure or RefusedError."""
+        answer = await post(client, "completions", self.body(request))
+        try:
+            (choice,) = answer["choices"]
+            text, finish = str(choice["text"]), str(choice["finish_reason"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise Failure(f"not a completion: {str(answer)[:160]}") from error
+        if not self._vllm and (ends := [e for s in request.stop if (e := _end(text, s))]):
+            text, finish = text[: min(ends)], "stop"
+        spent = used_tokens(answer, self._estimate(request), self._server.endpoint)
+        response = {"response": text, "tokens": spent.tokens_out, "finish_reason": finish}
+        return response, spent
+
+
+def _end(text: str, stop: str) -> int:
+    """Return where the first occurrence of a stop string ends, 0 without one."""
+    place = text.find(stop)
+    return place + len(stop) if place >= 0 else 0
