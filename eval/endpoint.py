@@ -29,6 +29,7 @@ from prompt_aug.endpoint.client import (
     post,
     used_tokens,
 )
+from recipe.run.evaluation import EvaluationSection
 
 TIMEOUT = 3600.0  # seconds; a long response arrives at once
 VLLM = "vllm"  # `owned_by` in its list of models
@@ -111,7 +112,7 @@ class RemoteEngine:
         """Return the JSON of a request.
 
         A vLLM server takes missing parameters from the model's generation_config.json, so all are
-        sent to it. For other servers those of vLLM are left out.
+        sent to it. Other servers get those of vLLM only where a setting asks for them.
         """
         settings, ids = self._settings, request.prompt_token_ids
         body: dict[str, Any] = {
@@ -122,10 +123,12 @@ class RemoteEngine:
             "top_p": settings.top_p,
             "seed": request_seed(settings.seed, request.key[0], request.key[2]),
         }
-        if self._vllm:
-            body |= {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-            if request.stop:
-                body |= {"stop": list(request.stop), "include_stop_str_in_output": True}
+        added = {"top_k": settings.top_k, "min_p": settings.min_p}
+        added |= {"repetition_penalty": settings.repetition_penalty}
+        plain = EvaluationSection()
+        body |= {k: v for k, v in added.items() if self._vllm or v != getattr(plain, k)}
+        if self._vllm and request.stop:
+            body |= {"stop": list(request.stop), "include_stop_str_in_output": True}
         return body
 
     def stream(self, requests: Sequence[Request]) -> Iterator[tuple[Request, dict[str, Any]]]:

@@ -134,6 +134,9 @@ class Engine:
         parameters = SamplingParams(
             temperature=self._settings.temperature,
             top_p=self._settings.top_p,
+            top_k=self._settings.top_k,
+            min_p=self._settings.min_p,
+            repetition_penalty=self._settings.repetition_penalty,
             max_tokens=self._settings.max_tokens,
             seed=request_seed(self._settings.seed, request.key[0], request.key[2]),
             stop=list(request.stop) or None,

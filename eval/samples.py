@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from eval import EvaluationError
-from eval.benchmarks import LoadedBenchmark
+from eval.benchmarks import LoadedBenchmark, rotated
 from eval.engine import Request, SampleKey
 from prompt_aug.base.files import append_lines, iter_lines
 from prompt_aug.base.progress import Progress
 from prompt_aug.prompts import Prompt, Prompts
+from prompt_aug.questions import Question
 from recipe.run.folder import BenchmarkFolder
 
 TOO_LONG = "prompt_too_long"
@@ -60,6 +61,22 @@ class SampleFiles:
         append_lines(self._mine, [*head, *map(dict, samples)], sync=True)
 
 
+def as_asked(question: Mapping[str, Any], sample: int) -> dict[str, Any]:
+    """Return a line of questions.jsonl with the options in the order of this sample."""
+    orders = question.get("orders") or [{}]
+    return {**question, **orders[sample % len(orders)]}
+
+
+def _shown(question: Question, prompt: Prompt) -> dict[str, Any]:
+    return {
+        "question": question.text,
+        "gold": list(question.answers),
+        "options": list(question.options),
+        "prompt": prompt.rendered.text,
+        "prompt_tokens": len(prompt.ids),
+    }
+
+
 class PendingSamples:
     """The rendered prompts of one benchmark and the samples to generate from them.
 
@@ -70,44 +87,54 @@ class PendingSamples:
     def __init__(self, benchmark: LoadedBenchmark, prompts: Prompts, tokenizer: Any) -> None:
         self.benchmark = benchmark
         self.template = benchmark.template or prompts.validation_template
-        self.prompts: list[Prompt] = []
+        # Of each question the text and prompt of every order of its options, mostly one.
+        self.orders: list[list[tuple[Question, Prompt]]] = []
         for question in benchmark.questions:
+            count = len(question.options) if benchmark.cyclic else 1
+            shown = [rotated(question, i) if i else question for i in range(count)]
             try:
-                text, system = question.text, question.system
-                self.prompts.append(prompts.render(self.template, text, tokenizer, system))
+                made = [
+                    prompts.render(self.template, q.text, tokenizer, q.system, benchmark.shots)
+                    for q in shown
+                ]
             except ValueError as error:
                 raise EvaluationError(
                     f"{benchmark.name}: question {question.uid} cannot be rendered: {error}"
                 ) from error
+            self.orders.append(list(zip(shown, made, strict=True)))
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """All prompts."""
+        return [prompt for order in self.orders for _, prompt in order]
 
     def questions(self, context: int) -> list[dict[str, Any]]:
         """Return the lines of questions.jsonl, which grading and scoring need later."""
         return [
             {
-                "uid": question.uid,
+                "uid": order[0][0].uid,
                 # Distinguishes two prompts of one uid, whose questions differ in white space.
-                "prompt_sha256": hashlib.sha256(prompt.rendered.text.encode()).hexdigest()[:8],
-                "question": question.text,
-                "gold": list(question.answers),
-                "options": list(question.options),
-                "level": question.level,
+                "prompt_sha256": hashlib.sha256(shown[0]["prompt"].encode()).hexdigest()[:8],
+                **shown[0],
+                "level": order[0][0].level,
                 "template": self.template,
-                "prompt": prompt.rendered.text,
-                "prompt_tokens": len(prompt.ids),
-                "asked": len(prompt.ids) < context,
+                "asked": max(line["prompt_tokens"] for line in shown) < context,
+                **({"orders": shown} if len(shown) > 1 else {}),
             }
-            for question, prompt in zip(self.benchmark.questions, self.prompts, strict=True)
+            for order in self.orders
+            if (shown := [_shown(question, prompt) for question, prompt in order])
         ]
 
     def requests(self, context: int, made: Mapping[SampleKey, Sample]) -> list[Request]:
         """Return the missing samples in question order, each once."""
         missing: dict[SampleKey, Request] = {}
-        lines = zip(self.questions(context), self.prompts, strict=True)
-        for index, (line, prompt) in enumerate(lines):
-            ids, stop = prompt.ids, tuple(prompt.rendered.stop)
+        lines = zip(self.questions(context), self.orders, strict=True)
+        for index, (line, order) in enumerate(lines):
             for sample in range(self.benchmark.samples if line["asked"] else 0):
                 key = (line["uid"], line["prompt_sha256"], sample)
                 if key not in made and key not in missing:
+                    prompt = order[sample % len(order)][1]
+                    ids, stop = prompt.ids, tuple(prompt.rendered.stop)
                     missing[key] = Request(question=index, key=key, prompt_token_ids=ids, stop=stop)
         return list(missing.values())
 

@@ -16,13 +16,15 @@ import numpy as np
 from eval import EvaluationError, metrics
 from eval.command import existing, run_command
 from eval.engine import SampleKey
-from eval.samples import TOO_LONG, Sample, SampleFiles
+from eval.samples import TOO_LONG, Sample, SampleFiles, as_asked
+from eval.tolerance import is_close
 from prompt_aug.base.commands import make_parser
 from prompt_aug.base.estimates import all_table, no_signal_table, pass_table, powers
 from prompt_aug.base.files import iter_lines, read_json, read_lines, write_json, write_lines
 from prompt_aug.base.progress import Progress
 from prompt_aug.extraction import BESIDE, extraction, verdicts
 from prompt_aug.grading import VERSION, grade_many, normal_form
+from prompt_aug.grading.choice import LETTERS
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import Template
 from recipe.run import environment
@@ -43,13 +45,15 @@ def grade_samples(
     template: Template,
     title: str = "grade",
     setting: str = "default",
+    tolerance: float | None = None,
 ) -> Lines:
     """Grade the first `count` samples of each question as training does, after the prefill.
 
-    `setting` names the extraction. Each line also has the verdicts under `BESIDE`.
+    `setting` names the extraction. Each line also has the verdicts under `BESIDE`. A wrong number
+    within the relative `tolerance` of a decimal gold counts as right, with the status correct.
     """
     wanted: dict[SampleKey, Mapping[str, Any]] = {
-        question_key(question, sample): question
+        question_key(question, sample): as_asked(question, sample)
         for question in questions
         for sample in range(count if question["asked"] else 0)
     }
@@ -65,19 +69,26 @@ def grade_samples(
             extraction=extraction(setting),
             on_grade=lambda _: bar.update(),
         )
-    return [
-        {
+    lines = []
+    for (key, question), grade in zip(wanted.items(), grades, strict=True):
+        form = None if grade.extracted is None else normal_form(grade.extracted)
+        line = {
             "uid": key[0],
             "prompt_sha256": key[1],
             "sample": key[2],
             "correct": bool(grade.correct),
             "extracted": grade.extracted,
-            "form": None if grade.extracted is None else normal_form(grade.extracted),
+            "form": form,
             "status": str(grade.status),
             "under": verdicts(setting, grade, samples[key], question, template),
         }
-        for (key, question), grade in zip(wanted.items(), grades, strict=True)
-    ]
+        if tolerance and is_close(grade.extracted, question["gold"], tolerance):
+            line |= {"correct": True, "status": "correct"}
+        if "orders" in question and form is not None and form in LETTERS:
+            # A letter means another option in another order, so votes count the options' texts.
+            line["form"] = dict(zip(LETTERS, question["options"], strict=False)).get(form, form)
+        lines.append(line)
+    return lines
 
 
 def join(
@@ -153,7 +164,8 @@ def score_benchmark(
     record["settings"] = {"extraction": "default", **record["settings"]}
     count, setting = int(record["settings"]["samples"]), record["settings"]["extraction"]
     title = f"grade {folder.root.name}"
-    grades = grade_samples(questions, samples, count, template, title, setting)
+    tolerance = record["settings"].get("tolerance")
+    grades = grade_samples(questions, samples, count, template, title, setting, tolerance)
     head = {"grader": VERSION, "model": dict(identity)}
     write_lines(folder.grades, [head, *grades])
     write_json(folder.scores, {**record, **head, **score(join(questions, samples, grades, count))})

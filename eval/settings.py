@@ -20,7 +20,7 @@ from eval import EvaluationError
 from eval.benchmarks import LoadedBenchmark
 from prompt_aug.base.files import read_text
 from prompt_aug.prompts import FORM, Prompts
-from prompt_aug.templates import Form, load_bank
+from prompt_aug.templates import Bank, Form, load_bank
 from prompt_aug.templates.rendering import PLAIN, Style, System, Turn
 from prompt_aug.typed import Positive, Text, parse_typed
 from recipe.run.evaluation import EvaluationSection, Samples
@@ -50,12 +50,18 @@ class Settings(EvaluationSection):
     @property
     def form(self) -> Form:
         """How the texts of a template become a prompt."""
-        return Form(**{name: getattr(self, name) for name in FORM})
+        form = {name: getattr(self, name) for name in FORM}
+        return Form(**form | ({} if self.system_prompt is None else {"system": "template"}))
 
     def prompts(self) -> Prompts:
         """Return the renderer. Raises BankError or UnknownTemplateError."""
         bank = load_bank(self.bank)
         bank[self.template]
+        own = {} if self.system_prompt is None else {"system": self.system_prompt}
+        bank = Bank([
+            template.model_copy(update={"stop": (*template.stop, *self.stop), **own})
+            for template in bank.values()
+        ])  # fmt: skip
         return Prompts(
             bank=bank,
             source=self.bank,
@@ -103,12 +109,18 @@ def presets() -> dict[str, dict[str, Any]]:
     return dict(yaml.safe_load(read_text(Path(__file__).with_name("presets.yaml"))))
 
 
+# Left out of the identity at their defaults: folders of earlier evaluations keep their names.
+ADDED = ("top_k", "min_p", "repetition_penalty", "stop", "system_prompt", "cyclic_options")
+
+
 def shared_identity(settings: Settings, template: object) -> dict[str, Any]:
     """Return everything that can change a response, except the model and the questions.
 
     The number of samples is not part of it, because a sample's seed does not depend on it. Form
-    settings with their default value are left out.
+    settings and those of `ADDED` with their default value are left out.
     """
+    plain, given = Settings(), {key: getattr(settings, key) for key in ADDED}
+    given["stop"] = list(settings.stop)
     form, keys = dataclasses.asdict(settings.form), ("temperature", "top_p", "max_tokens", "seed")
     return {
         "template": settings.template,
@@ -116,6 +128,7 @@ def shared_identity(settings: Settings, template: object) -> dict[str, Any]:
         **{key: value for key, value in form.items() if value != getattr(PLAIN, key)},
         "template_sha256": _digest(template),
         **{key: getattr(settings, key) for key in (*keys, "dtype", "max_model_len")},
+        **{key: value for key, value in given.items() if value not in ([], getattr(plain, key))},
     }
 
 
@@ -133,8 +146,11 @@ def benchmark_identity(
     `template` is part of it only if it is the benchmark's own.
     """
     own = {"template": benchmark.template, "template_sha256": _digest(template)}
+    shots = {"shots": len(benchmark.shots), "shots_sha256": _digest(benchmark.shots)}
     return {
         **(own if benchmark.template else {}),
+        **(shots if benchmark.shots else {}),
+        **({"tolerance": benchmark.tolerance} if benchmark.tolerance else {}),
         "sha256": benchmark.sha256,
         "questions": len(benchmark.questions),
         "of": benchmark.size,

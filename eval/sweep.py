@@ -71,6 +71,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--extraction", choices=EXTRACTIONS, help="which text counts as the answer")
     add("--temperature", type=float, help="0 is greedy (default: the run's, or 0)")
     add("--top-p", type=float, help="default: the run's, or 1")
+    add(
+        "--top-k",
+        type=int,
+        help="sample from the k likeliest tokens (default: all)",
+    )
+    add("--min-p", type=float, help="least share of the likeliest token's probability (default: 0)")
+    add("--repetition-penalty", type=float, help="above 1: fewer repeated tokens (default: 1)")
+    add("--stop", action="append", type=str, help="a stop string beside the template's; may be"
+        " repeated; it stays in the response")  # fmt: skip
+    add("--system-prompt", type=text, help="replaces that of the template and of the questions")
+    add("--shots", action="append", default=[], type=text, metavar="BENCHMARK=FILE",
+        help="yaml file of solved examples that precede each question of a benchmark")  # fmt: skip
+    add("--cyclic-options", action="store_true", default=None,
+        help="multiple choice: each cyclic order of the options once, averaged")  # fmt: skip
     add("--max-tokens", type=int, help="limit of a response (default: the run's, or 3000)")
     add("--max-model-len", type=int, help="limit of prompt and response together")
     add("--max-questions", type=int, help="only the first N questions of each benchmark")
@@ -109,21 +123,31 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
         requests = [parse_request(request) for request in options.benchmark]
         requests += suite_requests(options.suite) if options.suite is not None else []
     asked = [request.name for request in requests]
-    templates = dict(item.partition("=")[::2] for item in options.template_of)
-    if set(templates) - set(asked) or not all(templates.values()):
-        raise EvaluationError(
-            f"--template-of {' '.join(options.template_of)}: write BENCHMARK=TEMPLATE, with a "
-            f"benchmark of {asked}"
-        )
+    of = {key: _by_benchmark(options, key, asked) for key in ("template", "shots")}
     if not asked:
         raise UsageError("no benchmark: write --benchmark NAME=PATH (or set eval.benchmarks)")
     if len(set(asked)) != len(asked):
         raise EvaluationError(f"a benchmark is named twice: {asked}")
     requests = [
-        request.model_copy(update={"template": templates.get(request.name, request.template)})
+        request.model_copy(
+            update={key: of[key].get(request.name, getattr(request, key)) for key in of}
+        )
         for request in requests
     ]
     return settings.replaced(benchmarks=tuple(requests))
+
+
+def _by_benchmark(options: argparse.Namespace, key: str, asked: Sequence[str]) -> dict[str, str]:
+    """Return the values of ``--template-of`` or ``--shots`` by benchmark."""
+    option = {"template": "template_of"}.get(key, key)
+    items = getattr(options, option)
+    found = dict(item.partition("=")[::2] for item in items)
+    if set(found) - set(asked) or not all(found.values()):
+        raise EvaluationError(
+            f"--{option.replace('_', '-')} {' '.join(items)}: write BENCHMARK={key.upper()}, with "
+            f"a benchmark of {list(asked)}"
+        )
+    return found
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -146,8 +170,10 @@ def sweep(options: argparse.Namespace) -> None:
     for run in options.runs or [None]:
         root = options.out or RunFolder(run).evaluation
         settings = _settings(options, run)
-        limits = {"max_questions": settings.max_questions, "samples": settings.samples}
-        benchmarks = [load(r, greedy=settings.greedy, **limits) for r in settings.benchmarks]
+        keys = {"greedy": "greedy", "cyclic": "cyclic_options"}
+        keys |= {"max_questions": "max_questions", "samples": "samples"}
+        how: Any = {key: getattr(settings, name) for key, name in keys.items()}
+        benchmarks = [load(request, **how) for request in settings.benchmarks]
         evaluation, cache = Evaluation(root, settings, benchmarks), root / ".digests.json"
         if options.dry_run:
             model = options.model[0] if run is None else find(run, options.steps)[0][0].model

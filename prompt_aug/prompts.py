@@ -27,6 +27,7 @@ from prompt_aug.templates import (
     overlong,
     render,
 )
+from prompt_aug.templates.rendering import Shots
 from prompt_aug.typed import parse_yaml
 
 HEAD = ("source", "format", "style", "validation_template")
@@ -111,13 +112,18 @@ class Prompts:
         write_text(path, self.to_yaml())
 
     def render(
-        self, template: str, question: str, tokenizer: Any, system: str | None = None
+        self,
+        template: str,
+        question: str,
+        tokenizer: Any,
+        system: str | None = None,
+        shots: Shots = (),
     ) -> Prompt:
         """Return the prompt of `question` under a template; `system` is the question's own.
 
         Raises UnknownTemplateError, or ValueError if the question cannot be rendered.
         """
-        rendered = render(self.bank[template], question, tokenizer, self.form, system)
+        rendered = render(self.bank[template], question, tokenizer, self.form, system, shots)
         ids = tokenizer.encode(rendered.text, add_special_tokens=False)
         return Prompt(rendered=rendered, ids=tuple(ids))
 

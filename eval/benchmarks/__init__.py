@@ -11,6 +11,8 @@ Keys:
     options        columns of wrong options: a multiple-choice question, graded by its letter
     shuffle_seed   seed of the order of the options
     template       template of its questions, whatever the evaluation's template is
+    shots          yaml file of solved examples, a list of {question, answer}, before each question
+    tolerance      relative error at which a number is right, where the gold is a decimal number
     samples        per question when sampling; greedy decoding takes one
     sha256         digest of all questions and answers, in any order; other content is rejected
     copies         digests of other complete copies, by their source
@@ -25,7 +27,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +36,19 @@ from pydantic import Field, model_validator
 from eval import EvaluationError
 from prompt_aug.grading.choice import LETTERS
 from prompt_aug.prepare.sources import Columns, SourceError, complete, load_rows, read_level
-from prompt_aug.questions import Question, make_question, read_parquet
-from prompt_aug.typed import Positive, Record, Several, Text, parse_typed, read_typed
+from prompt_aug.questions import Question, make_question, normalise, read_parquet
+from prompt_aug.templates.rendering import Shots
+from prompt_aug.typed import Part, Positive, Record, Several, Text, parse_typed, read_typed
 from recipe.run.evaluation import BenchmarkRequest, Samples
 
 FOLDER = Path(__file__).parent
+
+
+class Shot(Record):
+    """A solved example of a shots file."""
+
+    question: Text
+    answer: Text
 
 
 class Benchmark(Record):
@@ -57,6 +67,8 @@ class Benchmark(Record):
     options: Several[Text] = ()
     shuffle_seed: int = 0
     template: Text | None = None
+    shots: Text | None = None
+    tolerance: Part | None = None
     samples: Samples = 1
     sha256: Text | None = None
     copies: dict[str, str] = Field(default_factory=dict)
@@ -87,7 +99,8 @@ class LoadedBenchmark:
     """The questions to ask, in file order.
 
     `size` is the number of questions of the whole benchmark, `sha256` the digest of those asked.
-    `template` is the benchmark's own, or None.
+    `template` is the benchmark's own, or None. `shots` are (question, answer) pairs. With `cyclic`
+    the options of sample i are rotated by i places.
     """
 
     name: str
@@ -97,14 +110,17 @@ class LoadedBenchmark:
     samples: int
     sha256: str
     template: str | None = None
+    shots: Shots = ()
+    tolerance: float | None = None
+    cyclic: bool = False
 
 
 def read_benchmark(path: Path) -> Benchmark:
     """Read the yaml file of a benchmark."""
     benchmark = read_typed(path, Benchmark, EvaluationError)
-    if benchmark.file is None:
-        return benchmark
-    return benchmark.model_copy(update={"file": str((path.parent / benchmark.file).resolve())})
+    files = {"file": benchmark.file, "shots": benchmark.shots}
+    found = {k: str((path.parent / v).resolve()) for k, v in files.items() if v is not None}
+    return benchmark.model_copy(update=found)
 
 
 @functools.cache
@@ -144,11 +160,12 @@ def load(
     greedy: bool,
     max_questions: int | None = None,
     samples: int | None = None,
+    cyclic: bool = False,
 ) -> LoadedBenchmark:
     """Read a benchmark, check its size and content, and take its first `max_questions`.
 
     Samples per question: those of the request, else `samples`, else one for greedy decoding and
-    the benchmark's own number for sampling.
+    the benchmark's own number for sampling. `cyclic` makes it a multiple of the number of options.
     """
     name, path = request.name, None if request.path is None else Path(request.path)
     benchmark: Benchmark | None
@@ -177,15 +194,38 @@ def load(
             )
     kept = tuple(questions[:max_questions])
     default = 1 if greedy or benchmark is None else benchmark.samples
+    orders = option_count(kept, name) if cyclic else 1
+    wanted = request.samples or samples or -(-default // orders) * orders
+    if wanted % orders:
+        raise EvaluationError(
+            f"{name}: samples={wanted}: not a multiple of {orders} orders of the options. Use "
+            f"{-(-wanted // orders) * orders}."
+        )
+    shots = request.shots or (benchmark.shots if benchmark else None)
     return LoadedBenchmark(
         name=name,
         path=source,
         questions=kept,
         size=len(questions),
-        samples=request.samples or samples or default,
+        samples=wanted,
         sha256=content_digest(kept),
         template=request.template or (benchmark.template if benchmark else None),
+        shots=read_shots(Path(shots), questions) if shots else (),
+        tolerance=benchmark.tolerance if benchmark else None,
+        cyclic=orders > 1,
     )
+
+
+def read_shots(path: Path, questions: Sequence[Question]) -> Shots:
+    """Read solved examples. Raises EvaluationError if one of them is a question that is asked."""
+    shots = read_typed(path, list[Shot], EvaluationError)
+    texts = {normalise(question.text) for question in questions}
+    for number, shot in enumerate(shots):
+        if normalise(shot.question) in texts:
+            raise EvaluationError(
+                f"{path}: [{number}] is a question of the benchmark, with its answer. Remove it."
+            )
+    return tuple((shot.question, shot.answer) for shot in shots)
 
 
 def _questions(name: str, path: Path | None, benchmark: Benchmark) -> list[Question]:
@@ -274,9 +314,44 @@ def multiple_choice(
     options = sorted([right, *wrong], key=key)
     if right in wrong or len(options) > len(LETTERS):
         raise EvaluationError(f"a wrong option equals the right one, or too many: {text[:60]!r}")
-    listed = "\n".join(f"({LETTERS[i]}) {option}" for i, option in enumerate(options))
-    asked = f"{text}\n{listed}\nAnswer with the letter of the right option."
+    asked = f"{text}\n{listing(options)}\nAnswer with the letter of the right option."
     return asked, (LETTERS[options.index(right)],), tuple(options)
+
+
+def listing(options: Sequence[str]) -> str:
+    return "\n".join(f"({LETTERS[i]}) {option}" for i, option in enumerate(options))
+
+
+def option_count(questions: Sequence[Question], name: str) -> int:
+    """Return how many options every question has, 1 if they have none. Raises EvaluationError."""
+    counts = sorted({len(question.options) for question in questions})
+    if len(counts) > 1:
+        raise EvaluationError(
+            f"{name}: cyclic_options=true: its questions have {counts} options. Remove the setting."
+        )
+    return max(1, counts[0])
+
+
+def rotated(question: Question, places: int) -> Question:
+    """Return a multiple-choice question whose options start with option number `places`.
+
+    Its uid stays, because it is the same question. Raises EvaluationError if its text does not
+    list the options as (A), (B), ...
+    """
+    old, count = question.options, len(question.options)
+    if question.text.count(listing(old)) != 1:
+        raise EvaluationError(
+            f"question {question.uid}: cyclic_options=true: its text does not list its options as "
+            "(A), (B), ..., one a line. Remove the setting, or list them so."
+        )
+    new = (*old[places:], *old[:places])
+    letters = {LETTERS[i]: LETTERS[(i - places) % count] for i in range(count)}
+    return replace(
+        question,
+        text=question.text.replace(listing(old), listing(new)),
+        options=new,
+        answers=tuple(letters.get(answer, answer) for answer in question.answers),
+    )
 
 
 def content_digest(questions: Sequence[Question]) -> str:

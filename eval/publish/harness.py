@@ -54,7 +54,8 @@ def write(checkpoint: Evaluated, out: Path, now: datetime) -> Path:
         "n-samples": each(lambda _, entry: {
             "original": entry["settings"]["of"], "effective": entry["questions"],
         }),
-        "group_subtasks": each(lambda *_: []), "n-shot": dict.fromkeys(entries, 0),
+        "group_subtasks": each(lambda *_: []),
+        "n-shot": each(lambda _, entry: entry["settings"].get("shots", 0)),
         "versions": dict.fromkeys(entries, checkpoint.record["grader"]),
         "higher_is_better": each(lambda *_: {METRIC: True}),
         "config": {"model": "vllm", "model_args": checkpoint.record["model"]},

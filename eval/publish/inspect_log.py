@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.publish import Evaluated
-from eval.samples import TOO_LONG
+from eval.samples import TOO_LONG, as_asked
 from prompt_aug.base.files import replacing
 
 SCORER = "grader"
@@ -37,7 +37,7 @@ def write(checkpoint: Evaluated, out: Path, now: datetime) -> list[Path]:
             for question, lines in checkpoint.samples(name):
                 ids.append(f"{question['uid']}-{question['prompt_sha256']}")
                 for line in lines:
-                    sample = _sample(model, ids[-1], question, line)
+                    sample = _sample(model, ids[-1], as_asked(question, line["sample"]), line)
                     place = f"samples/{ids[-1]}_epoch_{sample['epoch']}.json"
                     archive.writestr(place, json.dumps(sample))
                     usage.update(sample["output"]["usage"])

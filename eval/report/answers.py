@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.report.data import CheckpointRow, RunData
+from eval.samples import as_asked
 from eval.score import Lines, read_scored
 from prompt_aug.base.files import iter_lines
 from recipe.run.folder import RunFolder
@@ -61,8 +62,9 @@ def archive(runs: Sequence[RunData]) -> Archive:
                 entry = {"b": name, "u": question["uid"], "t": question["question"], "s": []}
                 entry["g"] = " | ".join(question["gold"])
                 known = found.setdefault((name, question["uid"], prompt), _Question(entry))
-                place = known.prompts.setdefault(question["prompt"], len(known.prompts))
                 for sample in samples:
+                    shown = as_asked(question, sample["sample"])["prompt"]
+                    place = known.prompts.setdefault(shown, len(known.prompts))
                     status = statuses.setdefault(sample["status"], len(statuses))
                     facts = [len(checkpoints), sample["sample"], status, sample["tokens"]]
                     known.entry["s"].append(facts)

@@ -18,6 +18,7 @@ Style = Literal["auto", "chat", "raw", "bare"]
 Turn = Literal["system", "user"]
 System = Literal["row", "template"]
 Messages = tuple[tuple[str, str], ...]
+Shots = tuple[tuple[str, str], ...]  # (question, answer) of each solved example
 # Llama 3.2 and later write today's date into the system message, which would change the prompts of
 # a run every day. This is the date that Llama 3.1 writes; other chat templates do not read it.
 DATE = "26 Jul 2024"
@@ -89,9 +90,11 @@ def render(
     tokenizer: Any = None,
     form: Form = PLAIN,
     system: str | None = None,
+    shots: Shots = (),
 ) -> Rendered:
     """Return the prompt of `question_text` under `template`; `system` is the question's own.
 
+    Each of `shots` is a user turn and an assistant turn before it, rendered with the same template.
     If a chat template does not support a system message, its text opens the user message.
     Raises ValueError for an empty question, for one that contains a special token of the tokenizer
     (it could close the user's turn), for a chat template that omits the question, and for an
@@ -99,22 +102,21 @@ def render(
     """
     if not question_text.strip():
         raise ValueError("an empty question cannot be rendered")
-    for token in getattr(tokenizer, "all_special_tokens", ()):
-        if token and token in question_text:
-            raise ValueError(
-                f"the question contains the special token {token!r}, which could end the user's "
-                f"turn: {question_text[:60]!r}... Drop the question or rewrite it."
-            )
+    for said in (question_text, *(text for shot in shots for text in shot)):
+        _refuse_special(said, tokenizer)
     has_chat = getattr(tokenizer, "chat_template", None) is not None
     if not has_chat and (form.style == "chat" or form.chat):
         raise ValueError("style 'chat' needs a tokenizer with a chat template; use 'raw'")
-    user = template.user.replace(SLOT, question_text)
     above = system if system is not None and form.system == "row" else template.system
+    before = ""
     if form.instruction == "user" and above is not None:
-        above, user = None, f"{above}\n{user}"
-    messages: Messages = (("user", user),)
-    if above is not None:
-        messages = (("system", above), *messages)
+        above, before = None, f"{above}\n"
+    turns: list[tuple[str, str]] = [] if above is None else [("system", above)]
+    for question, answer in (*shots, (question_text, None)):
+        turns.append(("user", before + template.user.replace(SLOT, question)))
+        if answer is not None:
+            turns.append(("assistant", template.prefill + answer))
+    messages: Messages = tuple(turns)
     if form.style in ("auto", "chat") and has_chat:
         text, messages = _chat_text(messages, tokenizer, form.chat)
     else:
@@ -126,6 +128,16 @@ def render(
         prefill=template.prefill,
         stop=template.stop,
     )
+
+
+def _refuse_special(text: str, tokenizer: Any) -> None:
+    """Raise ValueError for a special token, which could end the user's turn."""
+    for token in getattr(tokenizer, "all_special_tokens", ()):
+        if token and token in text:
+            raise ValueError(
+                f"the question contains the special token {token!r}, which could end the user's "
+                f"turn: {text[:60]!r}... Drop the question or rewrite it."
+            )
 
 
 def prompt_length(template: Template, text: str, tokenizer: Any, form: Form = PLAIN) -> int:
@@ -175,8 +187,9 @@ def _chat_text(
                 f"data.apply_chat_template_kwargs.{name}: the tokenizer's chat template does not "
                 "read it. Remove it, or name a model whose chat template does"
             )
-    user = messages[-1][1]
-    folded: Messages = (("user", "\n\n".join(content for _, content in messages)),)
+    user, folded = messages[-1][1], messages
+    if messages[0][0] == "system":
+        folded = (("user", f"{messages[0][1]}\n\n{messages[1][1]}"), *messages[2:])
     for attempt in dict.fromkeys((messages, folded)):
         chat = [{"role": role, "content": content} for role, content in attempt]
         try:

@@ -8,7 +8,18 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from prompt_aug.extraction import ExtractionName
-from prompt_aug.typed import Part, Positive, Record, Seed, Several, Text, Weight
+from prompt_aug.typed import (
+    Above0,
+    Count,
+    Part,
+    Positive,
+    Record,
+    Seed,
+    Several,
+    Share,
+    Text,
+    Weight,
+)
 
 MOST_SAMPLES = 100_000  # of a question; a larger number is a typing error
 DType = Literal["float32", "bfloat16", "float16", "auto"]
@@ -16,22 +27,34 @@ Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
 
 
 class BenchmarkRequest(Record):
-    """A benchmark to evaluate. None: path, samples, template of the known benchmark `name`."""
+    """A benchmark to evaluate. None: path, samples, template, shots of the benchmark `name`."""
 
     name: Text
     path: Text | None = None
     samples: Samples | None = None
     template: Text | None = None
+    shots: Text | None = None
 
 
 class EvaluationSection(Record):
-    """The section `eval`. Lengths are tokens; `max_model_len` None: as long as needed."""
+    """The section `eval`. Lengths are tokens; `max_model_len` None: as long as needed.
+
+    `top_k` 0 keeps all tokens. `stop` are stop strings beside the template's. `system_prompt`
+    replaces that of templates and questions. With `cyclic_options` sample i of a multiple-choice
+    question has its options rotated by i places.
+    """
 
     template: Text = "qwen-math"
     benchmarks: Several[BenchmarkRequest] = ()
     extraction: ExtractionName = "default"
     temperature: Weight = 0.0
     top_p: Part = 1.0
+    top_k: Count = 0
+    min_p: Share = 0.0
+    repetition_penalty: Above0 = 1.0
+    stop: Several[Text] = ()
+    system_prompt: Text | None = None
+    cyclic_options: bool = False
     max_tokens: Positive = 3000
     seed: Seed = 0
     dtype: DType = "auto"
