@@ -40,6 +40,11 @@ class Item:
         return benchmark_identity(self.benchmark, self.template, self.extraction)
 
     @property
+    def once(self) -> dict[str, Any]:
+        """The settings of its scores if repeated greedy responses are equal."""
+        return {**self.identity, "samples": 1, "samples_requested": self.benchmark.samples}
+
+    @property
     def folder(self) -> BenchmarkFolder:
         return self.evaluation.benchmark(self.benchmark.name)
 
@@ -51,9 +56,11 @@ class Item:
         """Return True if this grader has scored these questions, samples and weights."""
         try:
             entry = read_json(self.folder.scores)
-            done = (entry["settings"], entry["model"], entry["grader"])
-            return done == (self.identity, self.checkpoint.identity, VERSION) and (
-                self.benchmark.name in read_json(self.evaluation.scores)["benchmarks"]
+            done = (entry["model"], entry["grader"]) == (self.checkpoint.identity, VERSION)
+            return (
+                done
+                and entry["settings"] in (self.identity, self.once)
+                and self.benchmark.name in read_json(self.evaluation.scores)["benchmarks"]
             )
         except (FileError, KeyError):
             return False
@@ -140,11 +147,21 @@ class Evaluation:
                     )
                 write_lines(folder.questions, questions)
                 files = SampleFiles(folder, checkpoint.identity)
-                if requests := pending.requests(context, files.load()):
-                    probes = [prompt.ids for prompt in pending.prompts]
-                    engine = session.engine_for(checkpoint, kind, context, probes)
-                    pending.generate(engine, requests, files)
-                record = {"settings": item.identity, "path": item.benchmark.path}
+
+                def complete(counts: Sequence[int]) -> None:
+                    if requests := pending.requests(context, files.load(), counts):
+                        probes = [prompt.ids for prompt in pending.prompts]
+                        engine = session.engine_for(checkpoint, kind, context, probes)
+                        pending.generate(engine, requests, files)
+
+                settings = item.identity
+                if self.settings.greedy and not item.benchmark.cyclic and pending.repeat():
+                    complete(pending.repeat())
+                    if pending.repeats_are_equal(files.load()):
+                        settings = item.once
+                if settings == item.identity:
+                    complete([item.benchmark.samples] * count)
+                record = {"settings": settings, "path": item.benchmark.path}
                 score_benchmark(folder, checkpoint.identity, item.template, **record)
             return combine(item.evaluation, checkpoint.step, checkpoint.model, checkpoint.identity)
 

@@ -88,22 +88,31 @@ def at_powers(correct_Qn: ArrayLike, table: Table) -> dict[int, float]:  # noqa:
 
 
 def mean_over_questions(parts: Sequence[ArrayLike]) -> Estimate:
-    """Average over the questions of all benchmarks; every question has the same weight."""
-    return accuracy(np.concatenate([as_samples(part).mean(axis=1) for part in parts])[:, None])
+    """Average over the questions of all benchmarks; every question has the same weight.
+
+    Benchmarks are strata, not draws, so differences between their means are no sampling error.
+    """
+    estimates = [accuracy(part) for part in parts]
+    return _stratified(estimates, [estimate.questions for estimate in estimates])
 
 
 def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
-    r"""Average over independent benchmarks: :math:`SE = \sqrt{\sum_b SE_b^2} / B`.
+    """Average over independent benchmarks with equal weights."""
+    return _stratified(estimates, [1] * len(estimates))
+
+
+def _stratified(estimates: Sequence[Estimate], sizes: Sequence[int]) -> Estimate:
+    r"""Return :math:`\sum_b w_b x_b` with :math:`SE^2 = \sum_b w_b^2 SE_b^2`, w as `sizes`.
 
     If one benchmark has no standard error, the average has none.
     """
     if not estimates:
         raise ValueError("no benchmark to average")
     errors = [e.standard_error for e in estimates if e.standard_error is not None]
-    known = len(errors) == len(estimates)
+    known, weights = len(errors) == len(estimates), np.array(sizes) / sum(sizes)
     return Estimate(
-        accuracy=float(np.mean([e.accuracy for e in estimates])),
-        standard_error=float(np.sqrt(np.sum(np.square(errors))) / len(errors)) if known else None,
+        accuracy=float(weights @ [e.accuracy for e in estimates]),
+        standard_error=float(np.sqrt(np.sum((weights * errors) ** 2))) if known else None,
         questions=sum(e.questions for e in estimates),
     )
 

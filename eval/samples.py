@@ -22,6 +22,7 @@ from prompt_aug.questions import Question
 from recipe.run.folder import BenchmarkFolder
 
 TOO_LONG = "prompt_too_long"
+REPEATED = 64  # questions whose greedy response is repeated, to see if the engine is deterministic
 FLUSH_SAMPLES, FLUSH_SECONDS = 256, 2.0  # a kill loses at most this much
 Sample = Mapping[str, Any]
 
@@ -125,12 +126,42 @@ class PendingSamples:
             if (shown := [_shown(question, prompt) for question, prompt in order])
         ]
 
-    def requests(self, context: int, made: Mapping[SampleKey, Sample]) -> list[Request]:
-        """Return the missing samples in question order, each once."""
+    def repeat(self) -> list[int]:
+        """Return how many samples of each question show if greedy decoding repeats itself.
+
+        Two of the first `REPEATED` questions, one of the others; [] if one sample is requested.
+        """
+        count = len(self.orders)
+        return (
+            [2] * min(count, REPEATED) + [1] * (count - REPEATED)
+            if self.benchmark.samples > 1
+            else []
+        )
+
+    def repeats_are_equal(self, made: Mapping[SampleKey, Sample]) -> bool:
+        """Print and return True if both samples of `repeat` are equal for every question."""
+        pairs = [
+            (sample["response"], made[(*key[:2], 0)]["response"])
+            for key, sample in made.items()
+            if key[2] == 1 and (*key[:2], 0) in made
+        ]
+        equal, name = sum(one == other for one, other in pairs), self.benchmark.name
+        all_are = equal == len(pairs)
+        count = 1 if all_are else self.benchmark.samples
+        print(
+            f"note: {name}: {equal} of {len(pairs)} repeated greedy responses are equal: "
+            f"{count} of {self.benchmark.samples} samples of a question are made"
+        )
+        return all_are
+
+    def requests(
+        self, context: int, made: Mapping[SampleKey, Sample], counts: Sequence[int]
+    ) -> list[Request]:
+        """Return the missing of the first `counts` samples in question order, each once."""
         missing: dict[SampleKey, Request] = {}
         lines = zip(self.questions(context), self.orders, strict=True)
         for index, (line, order) in enumerate(lines):
-            for sample in range(self.benchmark.samples if line["asked"] else 0):
+            for sample in range(counts[index] if line["asked"] else 0):
                 key = (line["uid"], line["prompt_sha256"], sample)
                 if key not in made and key not in missing:
                     prompt = order[sample % len(order)][1]

@@ -19,7 +19,7 @@ from eval.settings import Settings
 from prompt_aug.base.files import InUseError, lock, read_lines
 from recipe.run.folder import EvaluationFolder
 
-SETTINGS = Settings(max_tokens=64, dtype="float32")
+SETTINGS = Settings(max_tokens=64, dtype="float32", temperature=1.0)
 MakeBenchmark = Callable[..., LoadedBenchmark]
 
 
