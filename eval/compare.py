@@ -1,0 +1,227 @@
+"""Compare two evaluated models over the same questions: difference, interval and p-value.
+
+A and B are runs (their result: the picked or last checkpoint) or folders DIR/SETTINGS/MODEL of
+evaluated models. All numbers are paired by question, over all questions and per benchmark, level
+and template. With --out the disagreements can be browsed in DIR/index.html.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from eval import EvaluationError
+from eval.command import add_settings, existing, path, run_command
+from eval.metrics import Difference, Estimate, accuracy, mean_over_questions, paired
+from eval.report.answers import archive
+from eval.report.data import CheckpointRow, RunData, collect
+from eval.report.page import Block, render_html
+from eval.report.tables import Table, p_value, share
+from eval.score import require_one_grader
+from eval.settings import differences
+from prompt_aug.base.commands import in_columns, make_parser
+from prompt_aug.base.errors import UsageError
+from prompt_aug.base.files import read_json, read_lines, write_json, write_text
+from recipe.run.folder import EvaluationFolder
+
+Key = tuple[str, str, int]  # benchmark, uid, and which of the questions with that uid
+NOTE = (
+    "Per cent of samples right, ± one standard error clustered by question. B - A in points with "
+    "its 95 % interval, paired by question; p by random signs, not corrected for the number of "
+    "rows. The last column counts the questions on which B is better and worse."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of the two models: its label, files and scores."""
+
+    name: str
+    folder: EvaluationFolder
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """A question with its level, its template in A and B, and both shares of right samples."""
+
+    level: int | None
+    template: str
+    a: float
+    b: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The comparison over some questions; `better` and `worse` count those where B is."""
+
+    group: str
+    a: Estimate
+    b: Estimate
+    difference: Difference
+    better: int
+    worse: int
+
+    def cells(self) -> list[str]:
+        found = self.difference
+        ends = f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+        return [self.group, str(found.questions), share(self.a), share(self.b),
+                f"{100 * found.mean:+.1f}", ends, p_value(found),
+                f"{self.better} / {self.worse}"]  # fmt: skip
+
+
+def read_side(given: Path, settings: str | None) -> Side:
+    """Return the result of a run, or the evaluated model of a folder."""
+    folder = EvaluationFolder(given)
+    if not (folder.scores.exists() and folder.settings.exists()):
+        below = sorted(p.parent for p in given.glob("*/*/scores.json") if p.parent.is_dir())
+        if not (given / "config.yaml").exists() and below:
+            raise EvaluationError(
+                f"{given} holds several evaluations. Name one: {', '.join(map(str, below))}"
+            )
+        run = collect(given, settings)
+        if not run.rows:
+            raise EvaluationError(f"{given} has no scores: run `python -m eval.sweep {given}`")
+        folder = run.evaluated[run.result.step]
+    record = read_json(folder.scores)
+    names = folder.root.resolve().parts
+    owner = names[-4] if names[-3] == "eval" else names[-3]
+    return Side(name=f"{owner}/{names[-1]}", folder=folder, record=record)
+
+
+def answered(a: Side, b: Side) -> dict[Key, Answered]:
+    """Return the questions of the benchmarks that both have. Raises EvaluationError."""
+    one, other = a.record["benchmarks"], b.record["benchmarks"]
+    names = [name for name in one if name in other]
+    if not names:
+        raise EvaluationError(f"no benchmark in common: {sorted(one)} and {sorted(other)}")
+    if asked := [
+        n for n in names if one[n]["settings"]["sha256"] != other[n]["settings"]["sha256"]
+    ]:
+        raise EvaluationError(
+            f"{', '.join(asked)}: the two were asked different questions. Evaluate both with the "
+            "same file and --max-questions."
+        )
+    require_one_grader({f"{s.name}/{n}": s.record["benchmarks"][n]["grader"]
+                        for s in (a, b) for n in names})  # fmt: skip
+    found: dict[Key, Answered] = {}
+    for name in names:
+        right, left = _questions(b, name), _questions(a, name)
+        for key, (question, mean) in left.items():
+            own, template = right[key], question["template"]
+            if own[0]["template"] != template:
+                template += f" -> {own[0]['template']}"
+            found[key] = Answered(level=question["level"], template=template, a=mean, b=own[1])
+    return found
+
+
+def _questions(side: Side, name: str) -> dict[Key, tuple[dict[str, Any], float]]:
+    lines = read_lines(side.folder.benchmark(name).questions)
+    means = side.record["benchmarks"][name]["question_means"]
+    seen: Counter[str] = Counter()
+    found = {}
+    for line, mean in zip(lines, means, strict=True):
+        found[name, str(line["uid"]), seen[line["uid"]]] = (line, float(mean))
+        seen[line["uid"]] += 1
+    return found
+
+
+def compare_group(group: str, questions: Mapping[Key, Answered]) -> Row:
+    """Compare B with A over `questions`. The benchmarks are strata of the standard errors."""
+    strata: dict[str, list[Answered]] = {}
+    for key, question in questions.items():
+        strata.setdefault(key[0], []).append(question)
+    parts = list(strata.values())
+    named = {"\0".join(map(str, key)): question for key, question in questions.items()}
+    return Row(
+        group=group,
+        a=mean_over_questions([[[q.a] for q in part] for part in parts]),
+        b=mean_over_questions([[[q.b] for q in part] for part in parts]),
+        difference=paired({k: q.a for k, q in named.items()}, {k: q.b for k, q in named.items()}),
+        better=sum(q.b > q.a for q in questions.values()),
+        worse=sum(q.b < q.a for q in questions.values()),
+    )
+
+
+def compare(a: Side, b: Side) -> dict[str, list[Row]]:
+    """Return the rows by title: over all questions and benchmarks, by level, by template."""
+    questions = answered(a, b)
+    groups: dict[str, dict[str, dict[Key, Answered]]] = {
+        title: {} for title in ("Benchmarks", "By level", "By template")
+    }
+    for key, question in questions.items():
+        groups["Benchmarks"].setdefault(key[0], {})[key] = question
+        if question.level is not None:
+            groups["By level"].setdefault(f"{key[0]}, level {question.level}", {})[key] = question
+        groups["By template"].setdefault(question.template, {})[key] = question
+    rows = {
+        title: [compare_group(name, part) for name, part in sorted(found.items())]
+        for title, found in groups.items()
+        if len(found) > 1
+    }
+    return {"All questions": [compare_group("all", questions)], **rows}
+
+
+def table(a: Side, b: Side, rows: Sequence[Row]) -> Table:
+    head = ["questions of", "n", f"A: {a.name}", f"B: {b.name}", "B - A", "95 % interval", "p"]
+    return [[*head, "better / worse"], *(row.cells() for row in rows)]
+
+
+def _as_run(side: Side, names: Sequence[str]) -> RunData:
+    """Return the side as the report reads a run: with one checkpoint."""
+    step = int(side.record["step"] or 0)
+    entries = {name: side.record["benchmarks"][name] for name in names}
+    total = accuracy([[mean] for entry in entries.values() for mean in entry["question_means"]])
+    row = CheckpointRow(step=step, benchmarks=entries, total=total, gain=None)
+    return RunData(
+        name=side.name, config={}, environment={}, metrics=[], rows=[row],
+        eval_settings=side.record["settings"], evaluated={step: side.folder},
+    )  # fmt: skip
+
+
+def write_page(out: Path, a: Side, b: Side, rows: Mapping[str, Sequence[Row]]) -> None:
+    """Write index.html with the tables and all answers, and comparison.json."""
+    names = [n for n in a.record["benchmarks"] if n in b.record["benchmarks"]]
+    runs = [_as_run(side, names) for side in (a, b)]
+    samples = archive(runs)
+    for point in samples.index["checkpoints"]:
+        point["step"] = None  # the name says it
+    blocks = [Block(note=NOTE, level=2, id="checkpoints")]
+    blocks += [Block(title, "", table(a, b, part)) for title, part in rows.items()]
+    page = render_html(f"{a.name} and {b.name}", runs, blocks, [], [], [[], []], samples)
+    write_text(out / "index.html", page)
+    groups = {title: [asdict(row) for row in part] for title, part in rows.items()}
+    write_json(out / "comparison.json", {"a": a.name, "b": b.name, "groups": groups})
+
+
+def _compare(options: argparse.Namespace) -> None:
+    a, b = (read_side(given, options.settings) for given in (options.a, options.b))
+    if a.folder.root.resolve() == b.folder.root.resolve():
+        raise UsageError(f"A and B are the same evaluation: {a.folder.root}")
+    rows = compare(a, b)
+    for title, part in rows.items():
+        print(f"{title}\n{in_columns(table(a, b, part), rule=True)}\n")
+    for line in differences(a.record["settings"], b.record["settings"]):
+        print(f"note: settings differ: {line}")
+    if options.out:
+        write_page(options.out, a, b, rows)
+        print(f"disagreements: {options.out / 'index.html'}?differ=yes#answers")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    example = "python -m eval.compare runs/grpo runs/prompt_aug --out compared"
+    parser = make_parser("python -m eval.compare", __doc__, example=example)
+    add = parser.add_argument
+    add("a", type=existing, metavar="A", help="a run, or a folder of an evaluated model")
+    add("b", type=existing, metavar="B", help="the other one; the difference is B - A")
+    add_settings(parser)
+    add("--out", type=path, help="folder of a page with the tables and all answers")
+    return run_command(parser, arguments, _compare, "nothing is changed")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+r"""Expected standard errors of a benchmark, and what it takes to see a gain of d points.
+
+With difficulty x (the probability of a right sample) over Q questions with n samples each
+(arXiv 2411.00640, sections 2 and 5):
+
+.. math:: SE^2 = \frac{Var(x) + E[x (1-x)] / n}{Q}, \qquad
+          SE_{gain}^2 = \frac{\omega^2 + 2 E[x (1-x)] / n}{Q},
+          \quad \omega^2 = 2 (1 - r) Var(x)
+
+r is the correlation of x between the two models. A gain of d is seen (two-sided 5 % test) in a
+share `power` of all experiments if d >= (z_0.975 + z_power) SE_gain. Without measured scores x is a
+Beta distribution with a + b = 2 and the given mean: Var(x) = p (1-p) / 3, uniform at p = 1/2.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+
+from eval import EvaluationError
+from eval.benchmarks import known_benchmarks, load, parse_request
+from eval.command import run_command, text
+from eval.metrics import as_samples
+from prompt_aug.base.commands import at_least, in_columns, make_parser
+from prompt_aug.base.errors import UsageError
+from prompt_aug.base.files import read_json
+
+LEVEL = 0.05
+CONCENTRATION = 2.0  # a + b of the Beta distribution of difficulty
+MOST = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difficulty:
+    """Mean and variance of x over questions, and its correlation between the two models."""
+
+    mean: float
+    variance: float
+    correlation: float
+
+    @property
+    def within(self) -> float:
+        """E[x (1-x)], the variance of one sample around its question's x."""
+        return self.mean * (1 - self.mean) - self.variance
+
+    def error(self, questions: int, samples: int) -> float:
+        """Return the standard error of an accuracy."""
+        return math.sqrt((self.variance + self.within / samples) / questions)
+
+    def gain_variance(self, samples: float) -> float:
+        """Return the variance of a question's paired difference."""
+        return 2 * ((1 - self.correlation) * self.variance + self.within / samples)
+
+    def gain_error(self, questions: int, samples: int) -> float:
+        """Return the standard error of a paired gain."""
+        return math.sqrt(self.gain_variance(samples) / questions)
+
+    def questions_for(self, gain: float, samples: int, power: float) -> int:
+        """Return the fewest questions with `samples` each that show a gain."""
+        return math.ceil(self.gain_variance(samples) * (factor(power) / gain) ** 2 - 1e-9)
+
+    def samples_for(self, gain: float, questions: int, power: float) -> int | None:
+        """Return the fewest samples of `questions` that show a gain; None if none are enough."""
+        left = questions * (gain / factor(power)) ** 2 - self.gain_variance(math.inf)
+        count = math.ceil(2 * self.within / left - 1e-9) if left > 0 else MOST + 1
+        return max(1, count) if count <= MOST else None
+
+
+def factor(power: float) -> float:
+    """Return how many standard errors a gain must have."""
+    normal = NormalDist()
+    return normal.inv_cdf(1 - LEVEL / 2) + normal.inv_cdf(power)
+
+
+def assumed(accuracy: float, correlation: float) -> Difficulty:
+    """Return the difficulty of a Beta distribution with this mean."""
+    variance = accuracy * (1 - accuracy) / (CONCENTRATION + 1)
+    return Difficulty(mean=accuracy, variance=variance, correlation=correlation)
+
+
+def measured(path: Path, correlation: float) -> Difficulty:
+    """Estimate the difficulty from scores.json of a benchmark, without its sampling noise."""
+    entry = read_json(path)
+    try:
+        means, samples = as_samples([entry["question_means"]])[0], int(entry["settings"]["samples"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise EvaluationError(
+            f"--like={path}: no scores of one benchmark. Name STEP/BENCHMARK/scores.json."
+        ) from error
+    if samples < 2 or means.size < 2:
+        raise EvaluationError(
+            f"--like={path}: {means.size} questions x {samples}: two of each are needed to tell "
+            "difficulty from sampling noise. Evaluate with more samples."
+        )
+    mean = float(means.mean())
+    within = float(np.mean(means * (1 - means))) * samples / (samples - 1)
+    variance = max(0.0, mean * (1 - mean) - within)
+    return Difficulty(mean=mean, variance=variance, correlation=correlation)
+
+
+def size(request: str) -> tuple[str, int, int]:
+    """Return (name, questions, samples) of a benchmark; a known one is not loaded."""
+    if request in known_benchmarks():
+        benchmark = known_benchmarks()[request]
+        return request, benchmark.questions, benchmark.samples
+    loaded = load(parse_request(request), greedy=False)
+    return loaded.name, len(loaded.questions), loaded.samples
+
+
+def plan(options: argparse.Namespace) -> None:
+    """Print a line per benchmark."""
+    at_least(1, options, "samples")
+    for name, low, high in (("gain", 0, 100), ("accuracy", 0, 1), ("power", LEVEL, 1)):
+        if not low < getattr(options, name) < high:
+            raise UsageError(f"--{name}={getattr(options, name)}: not between {low} and {high}")
+    if not 0 <= options.correlation <= 1:
+        raise UsageError(f"--correlation={options.correlation}: not between 0 and 1")
+    if options.like is None:
+        difficulty = assumed(options.accuracy, options.correlation)
+    else:
+        difficulty = measured(options.like, options.correlation)
+    gain, power = options.gain / 100, options.power
+    heads = ("benchmark", "questions", "samples", "± one", "± gain", "smallest gain seen")
+    rows = [[*heads, f"questions for {options.gain:g}", f"samples for {options.gain:g}"]]
+    for name, questions, usual in map(size, options.benchmark):
+        samples = options.samples or usual
+        error = difficulty.gain_error(questions, samples)
+        enough = difficulty.samples_for(gain, questions, power)
+        one = difficulty.error(questions, samples)
+        points = [f"{100 * x:.1f}" for x in (one, error, factor(power) * error)]
+        needed = difficulty.questions_for(gain, samples, power)
+        rows.append([name, str(questions), str(samples), *points, str(needed),
+                     "none is enough" if enough is None else str(enough)])  # fmt: skip
+    print(in_columns(rows, rule=True))
+    print(
+        f"Points, for an accuracy of {100 * difficulty.mean:.1f} with a standard deviation of "
+        f"difficulty of {100 * math.sqrt(difficulty.variance):.1f} and a correlation of "
+        f"{difficulty.correlation:g} between the models. A gain is seen with power "
+        f"{power:g} at the level {LEVEL:g} (two-sided)."
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    example = "python -m eval.plan --benchmark aime24 --samples 32 --gain 5"
+    parser = make_parser("python -m eval.plan", __doc__, example=example)
+    add = parser.add_argument
+    add("--benchmark", action="append", required=True, type=text, metavar="NAME[=PATH]",
+        help="a known name, or a file; may be repeated")  # fmt: skip
+    add("--samples", type=int, help="per question (default: the benchmark's)")
+    add("--gain", type=float, default=5.0, help="points that should be seen")
+    add("--accuracy", type=float, default=0.3, help="expected accuracy of both models")
+    add("--correlation", type=float, default=0.5, help="of difficulty between the two models;"
+        " a checkpoint and its start model have more than two unrelated models")  # fmt: skip
+    add("--like", type=Path, metavar="SCORES", help="scores.json of a benchmark with several"
+        " samples: measured difficulty instead of --accuracy")  # fmt: skip
+    add("--power", type=float, default=0.8, help="share of experiments in which the gain is seen")
+    return run_command(parser, arguments, plan, "nothing is written")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
