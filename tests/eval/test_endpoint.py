@@ -1,0 +1,164 @@
+"""Samples over real HTTP from a scripted server: bodies, retries, refusals, limits, resume."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_endpoint import Reply, serving
+
+from eval import EvaluationError
+from eval.endpoint import Remote, RemoteEngine, connect
+from eval.engine import Request, request_seed
+from eval.settings import Settings
+from eval.sweep import main
+from prompt_aug.base.files import read_json, read_lines
+from prompt_aug.endpoint import EndpointError
+from prompt_aug.endpoint.budget import Budget, Spending
+from prompt_aug.questions import make_question, write_parquet
+
+Script = Callable[[int, dict[str, Any]], Reply]
+SETTINGS = Settings(temperature=1.0, max_tokens=8, seed=3)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prompt_aug.endpoint.client.FIRST_WAIT", 0.01)
+
+
+def completion(text: str, finish: str = "stop", usage: bool = True) -> Reply:
+    counts = {"usage": {"prompt_tokens": 3, "completion_tokens": 5}} if usage else {}
+    return Reply({"choices": [{"text": text, "finish_reason": finish}], **counts})
+
+
+def echo(number: int, body: dict[str, Any]) -> Reply:
+    return completion(f"{body['prompt'][0]}: {body['seed']}")
+
+
+def server_of(script: Script, owner: str = "vllm") -> Script:
+    """A server that lists the model `tiny`; `script` answers its completions, counted from 0."""
+    listing = {"data": [{"id": "tiny", "owned_by": owner, "max_model_len": 999}]}
+    answered = iter(range(10_000))
+
+    def reply(number: int, body: dict[str, Any]) -> Reply:
+        return script(next(answered), body) if body else Reply(listing)
+
+    return reply
+
+
+def requests(count: int, stop: tuple[str, ...] = ()) -> list[Request]:
+    return [
+        Request(question=i, key=(f"u{i}", "p", i % 2), prompt_token_ids=(i, 7, 7), stop=stop)
+        for i in range(count)
+    ]
+
+
+def engine_at(
+    url: str, budget: Budget | None = None, settings: Settings = SETTINGS
+) -> RemoteEngine:
+    server = connect(url, 4, budget or Budget())
+    checkpoint = server.checkpoint("tiny", "a tokenizer")
+    assert checkpoint.positions == 999
+    return Remote(server, settings).engine_for(checkpoint, "", 10, [])
+
+
+def test_a_request_has_all_settings_and_the_seed_of_the_engine() -> None:
+    with serving(server_of(echo)) as endpoint:
+        stream = engine_at(endpoint.url).stream(requests(6, stop=("END",)))
+        found = {request.question: response for request, response in stream}
+        bodies = {body["prompt"][0]: body for body in endpoint.bodies if body}
+    assert bodies[5] == {
+        "model": "tiny", "prompt": [5, 7, 7], "max_tokens": 7, "temperature": 1.0, "top_p": 1.0,
+        "seed": request_seed(3, "u5", 1), "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+        "stop": ["END"], "include_stop_str_in_output": True,
+    }  # fmt: skip
+    seed = request_seed(3, "u2", 0)
+    assert found[2] == {"response": f"2: {seed}", "tokens": 5, "finish_reason": "stop"}
+    assert sorted(found) == list(range(6))
+
+
+def test_other_servers_get_no_parameter_of_vllm_and_stop_strings_are_applied_here() -> None:
+    settings = SETTINGS.replaced(min_p=0.1)
+    with serving(server_of(lambda n, b: completion("a END b END", "length"), "me")) as endpoint:
+        engine = engine_at(endpoint.url, settings=settings)
+        ((_, response),) = engine.stream(requests(1, stop=("b", "END")))
+        (body,) = filter(None, endpoint.bodies)
+    added = {"top_k", "repetition_penalty", "stop", "include_stop_str_in_output"}
+    assert not added & set(body) and body["min_p"] == 0.1
+    assert (response["response"], response["finish_reason"]) == ("a END", "stop")
+
+
+def test_what_passes_is_retried_and_what_stays_is_named_after_the_others() -> None:
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        if body["prompt"][0] == 3:
+            return Reply({"error": {"message": "out of memory"}}, 500)
+        return Reply({}, 429) if number < 3 else echo(number, body)
+
+    found = []
+    with serving(server_of(script)) as endpoint:
+        stream = engine_at(endpoint.url).stream(requests(5))
+        with pytest.raises(EvaluationError, match=r"1 requests failed.*out of memory"):
+            found.extend(stream)
+    assert sorted(request.question for request, _ in found) == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "message"),
+    [
+        (Reply({"error": {"message": "no token ids"}}, 400), EndpointError, "no token ids"),
+        (Reply({}, 401), EndpointError, "refuses the key"),
+    ],
+)
+def test_a_refusal_ends_it_at_once(reply: Reply, error: type, message: str) -> None:
+    with serving(server_of(lambda n, b: reply)) as endpoint:
+        with pytest.raises(error, match=message):
+            list(engine_at(endpoint.url).stream(requests(50)))
+        assert len(endpoint.bodies) < 10
+
+
+def test_a_response_without_a_text_is_a_failure_not_an_empty_answer() -> None:
+    script = server_of(lambda n, b: Reply({"choices": []}))
+    with serving(script) as endpoint, pytest.raises(EvaluationError, match="not a completion"):
+        list(engine_at(endpoint.url).stream(requests(1)))
+
+
+def test_a_caller_that_stops_cancels_what_is_open() -> None:
+    def slow(number: int, body: dict[str, Any]) -> Reply:
+        return completion("x") if number == 0 else Reply({}, delay=30)
+
+    with serving(server_of(slow)) as endpoint:
+        stream = engine_at(endpoint.url).stream(requests(9))
+        next(stream)
+        stream.close()
+        assert len(endpoint.bodies) <= 6
+
+
+def test_the_command_stops_at_its_limit_and_resumes(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = [make_question(text=f"{i} + 1?", answers=(str(i + 1),), source="t") for i in range(6)]
+    write_parquet(made, tmp_path / "q.parquet")
+    with serving(server_of(lambda n, b: completion(r"\boxed{3}"))) as endpoint:
+        command = ["--endpoint", endpoint.url, "--model", "tiny", "--tokenizer", str(model)]
+        command += ["--out", str(tmp_path / "o"), f"--benchmark=q={tmp_path / 'q.parquet'}"]
+        command += ["--max-tokens=4", "--concurrency=2"]
+        assert main([*command, "--max-requests=4"]) == 1
+        assert "--max-requests 4 is reached" in capsys.readouterr().err
+        assert main(command) == 0
+        assert len([body for body in endpoint.bodies if body]) == 6
+        assert main(command) == 0, "all is done"
+        assert len([body for body in endpoint.bodies if body]) == 6
+        assert main([*command[:3], "other", *command[4:]]) == 1
+        assert "Name one of: tiny" in capsys.readouterr().err
+    (scores,) = (tmp_path / "o").glob("*/tiny/scores.json")
+    entry = read_json(scores)["benchmarks"]["q"]
+    assert entry["accuracy"] == pytest.approx(1 / 6) and entry["model"]["endpoint"] == endpoint.url
+    (head, *_), *_ = [read_lines(path) for path in scores.parent.glob("q/samples-*")]
+    assert head["engine"]["owned_by"] == "vllm"
+
+
+def test_spending_is_what_the_server_counts() -> None:
+    budget = Budget()
+    with serving(server_of(echo)) as endpoint:
+        list(engine_at(endpoint.url, budget).stream(requests(4)))
+    assert budget.spent == Spending(4, 12, 20) and budget.reserved == Spending()
