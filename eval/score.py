@@ -24,7 +24,7 @@ from prompt_aug.base.files import iter_lines, read_json, read_lines, write_json,
 from prompt_aug.base.progress import Progress
 from prompt_aug.extraction import BESIDE, extraction, verdicts
 from prompt_aug.grading import VERSION, grade_many, normal_form
-from prompt_aug.grading.choice import LETTERS
+from prompt_aug.grading.choice import LETTERS, chosen
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import Template
 from recipe.run import environment
@@ -84,9 +84,11 @@ def grade_samples(
         }
         if tolerance and is_close(grade.extracted, question["gold"], tolerance):
             line |= {"correct": True, "status": "correct"}
-        if "orders" in question and form is not None and form in LETTERS:
+        if "orders" in question and grade.extracted is not None:
             # A letter means another option in another order, so votes count the options' texts.
-            line["form"] = dict(zip(LETTERS, question["options"], strict=False)).get(form, form)
+            options = question["options"]
+            letter = chosen(grade.extracted, options, lambda *_: False)
+            line["form"] = options[LETTERS.index(letter)] if letter else form
         lines.append(line)
     return lines
 

@@ -1,16 +1,17 @@
 """The record of a template, and a bank of templates by name."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from prompt_aug.base.errors import UserError
 from prompt_aug.templates.format_checks import Mark, Marks, Rule, format_reward, published_reward
-from prompt_aug.typed import Record, Several, closest
+from prompt_aug.typed import Record, Several, as_list, closest
 
 FormatSetting = Literal["strict", "published"]
 FORMAT_SETTINGS: tuple[str, ...] = get_args(FormatSetting)
+Stops = Annotated[Several[Annotated[str, Field(min_length=1)]], BeforeValidator(as_list)]
 SLOT = "{question}"  # the place of the question in `user`
 
 
@@ -37,7 +38,7 @@ class Template(Record):
     system: str | None = None
     user: str = SLOT
     prefill: str = ""
-    stop: Marks = ()
+    stop: Stops = ()
     format: Several[Rule] = ()
     published: Marks = ()
     format_setting: FormatSetting = "strict"

@@ -52,7 +52,7 @@ class EvaluationSection(Record):
     top_k: Count = 0
     min_p: Share = 0.0
     repetition_penalty: Above0 = 1.0
-    stop: Several[Text] = ()
+    stop: Several[Annotated[str, Field(min_length=1)]] = ()
     system_prompt: Text | None = None
     cyclic_options: bool = False
     max_tokens: Positive = 3000

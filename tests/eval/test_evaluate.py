@@ -14,9 +14,11 @@ from eval.benchmarks import LoadedBenchmark
 from eval.checkpoints import Checkpoint, from_model
 from eval.engine import Request
 from eval.evaluate import Evaluation
+from eval.samples import as_asked
 from eval.score import regrade
 from eval.settings import Settings
 from prompt_aug.base.files import InUseError, lock, read_lines
+from prompt_aug.questions import make_question
 from recipe.run.folder import EvaluationFolder
 
 SETTINGS = Settings(max_tokens=64, dtype="float32", temperature=1.0)
@@ -116,6 +118,78 @@ def test_a_benchmark_may_have_its_own_template(run: Runner, make_benchmark: Make
     assert len(engine.asked) == 2 * len(own.questions)
 
 
+@pytest.mark.parametrize("repeats", [True, False])
+def test_greedy_samples_are_made_once_unless_the_engine_varies(
+    run: Runner, make_benchmark: MakeBenchmark, repeats: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(request: Request) -> str:
+        return right(request) if repeats else f"{request.key[2]} {right(request)}"
+
+    engine, greedy = FakeEngine(answer), SETTINGS.replaced(temperature=0.0)
+    benchmark = make_benchmark(questions=70, samples=5)
+    entry = run(engine, benchmark, settings=greedy)["benchmarks"]["toy"]
+    assert len(engine.asked) == (70 + 64 if repeats else 70 * 5)
+    assert entry["samples"] == (70 if repeats else 350)
+    assert entry["settings"]["samples"] == (1 if repeats else 5)
+    assert entry["settings"].get("samples_requested") == (5 if repeats else None)
+    assert f"{64 * repeats} of 64 repeated" in capsys.readouterr().out
+    run(engine, benchmark, settings=greedy)
+    assert len(engine.asked) == (70 + 64 if repeats else 70 * 5), "it is done"
+
+
+def test_sample_i_has_the_options_rotated_by_i_and_its_own_gold(run: Runner) -> None:
+    """A model that always says A is right once in three orders; its votes are three options."""
+    question = make_question(
+        text="Which?\n(A) x\n(B) y\n(C) z\nSay the letter.", answers=("B",), source="toy",
+        options=("x", "y", "z"),
+    )  # fmt: skip
+    benchmark = LoadedBenchmark(
+        name="toy", path="p", questions=(question,), size=1, samples=3, sha256="0", cyclic=True
+    )
+    engine, settings = FakeEngine(lambda _: r"\boxed{A}"), SETTINGS.replaced(cyclic_options=True)
+    entry = run(engine, benchmark, settings=settings)["benchmarks"]["toy"]
+    assert entry["accuracy"] == pytest.approx(1 / 3)
+    assert len({request.prompt_token_ids for request in engine.asked}) == 3
+    grades = read_lines(run.only("*/step_20/toy/grades.jsonl"))[1:]
+    assert [(g["form"], g["correct"]) for g in grades] == [("x", False), ("y", True), ("z", False)]
+    (line,) = read_lines(run.only("*/step_20/toy/questions.jsonl"))
+    assert [as_asked(line, i)["gold"] for i in range(4)] == [["B"], ["A"], ["C"], ["B"]]
+    always_y = FakeEngine(lambda request: rf"\boxed{{{'BAC'[request.key[2]]}}}")
+    other = dataclasses.replace(run, root=run.root / "y")
+    scores = other(always_y, benchmark, settings=settings)["benchmarks"]["toy"]
+    assert scores["accuracy"] == 1.0 and scores["majority_at_k"]["2"] == 1.0
+
+
+def test_shots_precede_the_question_and_stops_reach_the_engine(
+    run: Runner, make_benchmark: MakeBenchmark
+) -> None:
+    shots, settings = (("5 + 5?", "10"),), SETTINGS.replaced(stop=["\n\n"])
+    engine, plain = FakeEngine(right), make_benchmark(questions=1)
+    run(engine, dataclasses.replace(plain, shots=shots), settings=settings)
+    assert engine.asked[0].stop == ("\n\n",)
+    (line,) = read_lines(run.only("*/step_20/toy/questions.jsonl"))
+    turn = "<|im_start|>user\n5 + 5?<|im_end|>\n<|im_start|>assistant\n10<|im_end|>\n"
+    assert f"{turn}<|im_start|>user\ntoy: what is 0 + 1?" in line["prompt"]
+    run(engine, plain, settings=settings)
+    assert len(engine.asked) == 2, "without shots it is another prompt"
+
+
+def test_a_tolerance_pays_close_decimals_and_survives_regrading(
+    run: Runner, tmp_path: Path
+) -> None:
+    golds = ("2.50", "4")
+    questions = [make_question(text=f"{g}?", answers=(g,), source="t") for g in golds]
+    exact = LoadedBenchmark(
+        name="toy", path="p", questions=tuple(questions), size=2, samples=1, sha256="0"
+    )
+    close = FakeEngine(lambda request: [r"\boxed{2.51}", r"\boxed{4.01}"][request.question])
+    assert run(close, exact)["benchmarks"]["toy"]["question_means"] == [0, 0]
+    scores = run(close, dataclasses.replace(exact, tolerance=0.01))
+    assert scores["benchmarks"]["toy"]["question_means"] == [1, 0]
+    assert len(close.asked) == 2, "the stored samples are graded again"
+    assert regrade(EvaluationFolder(run.only("*/step_20"))) == scores
+
+
 # ------------------------------------------------------------------------- kill and resume
 
 
@@ -192,7 +266,7 @@ def test_more_samples_generate_the_missing_ones_and_fewer_generate_none(
 
 
 @pytest.mark.parametrize(
-    "change", [{"temperature": 1.0}, {"max_tokens": 32}, {"template": "open-r1"}, {"style": "raw"}]
+    "change", [{"temperature": 0.5}, {"max_tokens": 32}, {"template": "open-r1"}, {"style": "raw"}]
 )
 def test_other_settings_have_another_folder(
     run: Runner, make_benchmark: MakeBenchmark, change: dict[str, Any]

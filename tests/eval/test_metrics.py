@@ -156,6 +156,18 @@ def test_intervals_cover_where_the_normal_one_does_not() -> None:
     assert hits / 400 > normal / 400
 
 
+def test_benchmarks_are_strata_of_the_average_over_questions() -> None:
+    """Means 1/2 of 4 and 1 of 12: SE^2 = (4/16)^2 (1/3 / 4) + 0, whatever their distance."""
+    found = metrics.mean_over_questions([[[0], [0], [1], [1]], [[1]] * 12])
+    assert found.accuracy == pytest.approx(14 / 16) and found.questions == 16
+    assert found.standard_error == pytest.approx((1 / 16 * (1 / 12)) ** 0.5)
+    pooled = metrics.accuracy([[0], [0], *[[1]] * 14]).standard_error
+    assert pooled is not None and pooled > 1.1 * found.standard_error
+    one = [[0.5], [0.25], [1.0]]
+    assert metrics.mean_over_questions([one]) == metrics.accuracy(one)
+    assert metrics.mean_over_questions([one, [[1.0]]]).standard_error is None
+
+
 def test_the_same_seed_is_the_same_interval() -> None:
     correct = np.random.default_rng(3).random((20, 4)) < 0.4
     assert accuracy_interval(correct) == accuracy_interval(correct)

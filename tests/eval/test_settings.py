@@ -75,6 +75,8 @@ def test_a_folder_without_a_configuration_is_no_run(tmp_path: Path) -> None:
         *({"template": "open-r1"}, {"temperature": 0.5}, {"top_p": 0.9}, {"max_tokens": 5}),
         *({"seed": 1}, {"dtype": "bfloat16"}, {"max_model_len": 99}, {"style": "raw"}),
         *({"instruction": "user"}, {"chat": {"enable_thinking": False}}),
+        *({"top_k": 20}, {"min_p": 0.1}, {"repetition_penalty": 1.1}, {"stop": ["\n\n"]}),
+        *({"system_prompt": "Be short."}, {"cyclic_options": True}),
     ],
 )
 def test_every_setting_that_can_change_a_response_is_compared(change: dict[str, object]) -> None:
@@ -100,6 +102,16 @@ def test_a_changed_template_of_the_same_name_is_another_one() -> None:
     old, new = (shared_identity(Settings(), t) for t in (template, changed))
     assert [line.split(":")[0] for line in differences(old, new)] == ["template_sha256"]
     json.dumps(old)  # must be storable
+
+
+def test_stops_and_the_system_prompt_become_part_of_every_template() -> None:
+    plain, base = Settings().prompts(), Settings(template="open-r1").prompts()
+    changed = Settings(stop=("\n\n",), system_prompt="Be short.").prompts()
+    assert {template.system for template in changed.bank.values()} == {"Be short."}
+    for name, template in plain.bank.items():
+        assert changed.bank[name].stop == (*template.stop, "\n\n")
+    assert (plain.form.system, changed.form.system) == ("row", "template")  # also over a row's own
+    assert base.bank == plain.bank
 
 
 def test_presets_are_the_papers_protocols() -> None:

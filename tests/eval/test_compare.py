@@ -1,0 +1,67 @@
+"""Two evaluated models over the same questions, from verdicts by hand."""
+
+from pathlib import Path
+
+import pytest
+from evaluated import write_checkpoint
+
+from eval import EvaluationError
+from eval.compare import compare, main, read_side
+from eval.metrics import paired
+from prompt_aug.base.files import read_json
+
+A = {"x": [[1, 0], [0, 0], [1, 1], [0, 0]], "y": [[1], [1]]}
+B = {"x": [[1, 1], [0, 0], [1, 0], [1, 1]], "y": [[1], [0]], "z": [[1]]}
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> tuple[Path, Path]:
+    return (
+        write_checkpoint(tmp_path / "one" / "s", 1, A).root,
+        write_checkpoint(tmp_path / "two" / "s", 2, B).root,
+    )
+
+
+def test_differences_by_hand(sides: tuple[Path, Path]) -> None:
+    """x: A 1/2, 0, 1, 0; B 1, 0, 1/2, 1. Even questions have level 0. z is in B alone."""
+    found = compare(*(read_side(side, None) for side in sides))
+    (total,) = found["All questions"]
+    means_a, means_b = [0.5, 0, 1, 0, 1, 1], [1, 0, 0.5, 1, 1, 0]
+    assert total.a.accuracy == pytest.approx(3.5 / 6) and total.b.accuracy == pytest.approx(3.5 / 6)
+    assert total.difference.mean == 0 and (total.better, total.worse) == (2, 2)
+    by_hand = paired(*({str(q): x for q, x in enumerate(m)} for m in (means_a, means_b)))
+    assert total.difference.standard_error == by_hand.standard_error
+    gains = {row.group: row.difference.mean for row in found["Benchmarks"]}
+    assert gains == {"x": 0.25, "y": -0.5}
+    levels = {row.group: row.difference.mean for row in found["By level"]}
+    assert levels == {"x, level 0": 0, "x, level 1": 0.5, "y, level 0": 0, "y, level 1": -1}
+    assert "By template" not in found  # one template
+
+
+def test_other_questions_graders_and_the_same_folder_are_rejected(
+    tmp_path: Path, sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_checkpoint(tmp_path / "three" / "s", 3, {"x": A["x"]}, grader="old").root
+    with pytest.raises(EvaluationError, match=r"eval\.score"):
+        compare(read_side(sides[0], None), read_side(other, None))
+    scores = read_json(sides[1] / "scores.json")
+    scores["benchmarks"]["x"]["settings"]["sha256"] = "changed"
+    changed = read_side(sides[1], None).__class__(name="c", folder=None, record=scores)  # type: ignore[arg-type]
+    with pytest.raises(EvaluationError, match="different questions"):
+        compare(read_side(sides[0], None), changed)
+    assert main([str(sides[0]), str(sides[0])]) == 2
+    assert main([str(tmp_path / "one"), str(sides[1])]) == 1
+    assert "step_1" in capsys.readouterr().err  # the evaluation that it holds
+
+
+def test_the_page_holds_the_answers_of_both(
+    tmp_path: Path, sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*map(str, sides), "--out", str(tmp_path / "page")]) == 0
+    assert "?differ=yes#answers" in capsys.readouterr().out
+    record = read_json(tmp_path / "page" / "comparison.json")
+    assert [row["group"] for row in record["groups"]["Benchmarks"]] == ["x", "y"]
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert page.count("<option value=") > 2
+    for name in (record["a"], record["b"]):
+        assert f">{name}</option>" in page
