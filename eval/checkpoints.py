@@ -28,15 +28,14 @@ class Checkpoint:
     """A model to evaluate.
 
     `identity` distinguishes two sets of weights. `step` is None for a model that is not part of a
-    run. `files` maps the files in the folder `model` to their expected SHA-256. A model behind an
-    endpoint has its tokenizer elsewhere (None: in `model`), and the server reports `positions`.
+    run. `files` maps the files in the folder `model` to their expected SHA-256. The server
+    of an endpoint reports `positions`.
     """
 
     step: int | None
     model: str
     identity: dict[str, Any]
     files: Mapping[str, str] = field(default_factory=dict)
-    tokenizer: str | None = None
     positions: int | None = None
 
     @property

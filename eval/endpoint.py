@@ -1,8 +1,8 @@
 """Samples from an OpenAI-compatible endpoint, in place of an engine of this process.
 
 `/v1/completions` receives the token ids of the same prompts, so a greedy response of a vLLM server
-equals the engine's. A request is one sample with its own seed. Servers other than vLLM may ignore
-the seed.
+equals the engine's. `/v1/chat/completions` receives the messages, which the server renders itself.
+A request is one sample with its own seed. Servers other than vLLM may ignore the seed.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from eval import EvaluationError
 from eval.checkpoints import Checkpoint
 from eval.engine import Request, TokenIds, request_seed
 from eval.settings import Settings
+from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.endpoint import EndpointError
 from prompt_aug.endpoint.budget import Budget, Spending
 from prompt_aug.endpoint.client import (
@@ -33,6 +34,21 @@ from recipe.run.evaluation import EvaluationSection
 
 TIMEOUT = 3600.0  # seconds; a long response arrives at once
 VLLM = "vllm"  # `owned_by` in its list of models
+CHAT = "chat"
+APIS = ("completions", CHAT)
+
+
+class NoTokenizer:
+    """In place of a tokenizer where the server renders the messages: counts no tokens."""
+
+    all_special_tokens = ()
+    chat_template = bos_token = eos_token = None
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return []
+
+    def get_vocab(self) -> dict[str, int]:
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +59,7 @@ class Server:
     budget: Budget
     models: dict[str, dict[str, Any]]
 
-    def checkpoint(self, model: str, tokenizer: str | None) -> Checkpoint:
+    def checkpoint(self, model: str, tokenizer: str | None, api: str) -> Checkpoint:
         """Return the model that is served as `model`. Raises EvaluationError if there is none."""
         if model not in self.models:
             raise EvaluationError(
@@ -56,9 +72,8 @@ class Server:
             identity={
                 "endpoint": self.endpoint.base_url,
                 "model": model,
-                "tokenizer": tokenizer or model,
+                **({"api": CHAT} if api == CHAT else {"tokenizer": tokenizer or model}),
             },
-            tokenizer=tokenizer,
             positions=self.models[model].get("max_model_len"),
         )
 
@@ -87,18 +102,26 @@ class Remote:
     def __init__(self, server: Server, settings: Settings) -> None:
         self._server, self._settings = server, settings
 
+    def tokenizer(self, checkpoint: Checkpoint) -> Any:
+        """Return the tokenizer of the checkpoint's identity; a chat endpoint needs none."""
+        name = checkpoint.identity.get("tokenizer")
+        return NoTokenizer() if name is None else load_tokenizer(name)
+
     def engine_for(
         self, checkpoint: Checkpoint, kind: str, context: int, prompts: Sequence[TokenIds]
     ) -> "RemoteEngine":
-        return RemoteEngine(self._server, self._settings, checkpoint.model, context)
+        return RemoteEngine(self._server, self._settings, checkpoint, context)
 
 
 class RemoteEngine:
     """Sampler that requests every response from a server; `context` limits prompt and response."""
 
-    def __init__(self, server: Server, settings: Settings, model: str, context: int) -> None:
-        self._server, self._settings = server, settings
-        self._model, self._context = model, context
+    def __init__(
+        self, server: Server, settings: Settings, checkpoint: Checkpoint, context: int
+    ) -> None:
+        model = checkpoint.model
+        self._server, self._settings, self._model = server, settings, model
+        self._context, self._chat = context, checkpoint.identity.get("api") == CHAT
         self._vllm = server.models[model].get("owned_by") == VLLM
 
     def facts(self) -> dict[str, Any]:
@@ -115,9 +138,11 @@ class RemoteEngine:
         sent to it. Other servers get those of vLLM only where a setting asks for them.
         """
         settings, ids = self._settings, request.prompt_token_ids
+        messages = [{"role": role, "content": content} for role, content in request.messages]
+        prompt = {"messages": messages} if self._chat else {"prompt": list(ids)}
         body: dict[str, Any] = {
             "model": self._model,
-            "prompt": list(ids),
+            **prompt,
             "max_tokens": min(settings.max_tokens, self._context - len(ids)),
             "temperature": settings.temperature,
             "top_p": settings.top_p,
@@ -185,10 +210,12 @@ class RemoteEngine:
         self, client: httpx.AsyncClient, request: Request
     ) -> tuple[dict[str, Any], Spending]:
         """Send one request. Raises Failure or RefusedError."""
-        answer = await post(client, "completions", self.body(request))
+        path = "chat/completions" if self._chat else "completions"
+        answer = await post(client, path, self.body(request))
         try:
             (choice,) = answer["choices"]
-            text, finish = str(choice["text"]), str(choice["finish_reason"])
+            text = choice["message"]["content"] if self._chat else choice["text"]
+            text, finish = str(text or ""), str(choice["finish_reason"])
         except (KeyError, TypeError, ValueError) as error:
             raise Failure(f"not a completion: {str(answer)[:160]}") from error
         if not self._vllm and (ends := [e for s in request.stop if (e := _end(text, s))]):

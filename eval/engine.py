@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from eval import EvaluationError
 from eval.settings import Settings
+from prompt_aug.templates.rendering import Messages
 from recipe.run import environment
 
 # A forked worker cannot use CUDA if this process has used it ("Cannot re-initialize CUDA in forked
@@ -30,12 +31,16 @@ SampleKey = tuple[str, str, int]  # uid, digest of the prompt, number of the sam
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A sample to generate: the question's index, the key of the sample, the prompt tokens."""
+    """A sample to generate: the question's index, the key of the sample, the prompt tokens.
+
+    `messages` are the (role, content) pairs of the same prompt, for a chat endpoint.
+    """
 
     question: int
     key: SampleKey
     prompt_token_ids: TokenIds
     stop: tuple[str, ...] = ()
+    messages: Messages = ()
 
 
 def request_seed(seed: int, uid: str, sample: int) -> int:

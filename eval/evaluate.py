@@ -17,7 +17,6 @@ from eval.score import combine, score_benchmark
 from eval.session import Engines, signature
 from eval.settings import Settings, benchmark_identity, differences, folder_name, shared_identity
 from prompt_aug.base.files import FileError, lock, read_json, write_json, write_lines
-from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.grading import VERSION
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import Bank, Template
@@ -128,7 +127,7 @@ class Evaluation:
         checkpoint, folder = item.checkpoint, item.folder
         with lock(folder.root):
             if not item.is_done():
-                tokenizer = load_tokenizer(checkpoint.tokenizer or checkpoint.model)
+                tokenizer = session.tokenizer(checkpoint)
                 pending = PendingSamples(item.benchmark, self.prompts, tokenizer)
                 kind = signature(checkpoint.model, tokenizer)
                 context = self._context(checkpoint, kind, tokenizer)

@@ -165,8 +165,13 @@ class PendingSamples:
                 key = (line["uid"], line["prompt_sha256"], sample)
                 if key not in made and key not in missing:
                     prompt = order[sample % len(order)][1]
-                    ids, stop = prompt.ids, tuple(prompt.rendered.stop)
-                    missing[key] = Request(question=index, key=key, prompt_token_ids=ids, stop=stop)
+                    missing[key] = Request(
+                        question=index,
+                        key=key,
+                        prompt_token_ids=prompt.ids,
+                        stop=tuple(prompt.rendered.stop),
+                        messages=prompt.rendered.messages,
+                    )
         return list(missing.values())
 
     def generate(self, engine: Sampler, requests: Sequence[Request], files: SampleFiles) -> None:

@@ -22,6 +22,7 @@ from eval.engine import Engine, TokenIds
 from eval.samples import Sampler
 from eval.settings import Settings
 from prompt_aug.base.progress import Progress
+from prompt_aug.base.tokenizers import load_tokenizer
 
 OpenEngine = Callable[[str, Settings, int], AbstractContextManager[Engine]]
 Reference = Callable[[str, Sequence[TokenIds], str], list[list[float]]]
@@ -72,7 +73,10 @@ def reference_log_probabilities(
 
 
 class Engines(Protocol):
-    """Source of the sampler of each checkpoint."""
+    """Source of the tokenizer and the sampler of each checkpoint."""
+
+    def tokenizer(self, checkpoint: Checkpoint) -> Any:
+        """Return the tokenizer that renders the prompts."""
 
     def engine_for(
         self, checkpoint: Checkpoint, kind: str, context: int, prompts: Sequence[TokenIds]
@@ -95,6 +99,10 @@ class Session:
         self._model, self._signature, self._context = "", "", 0
         self._noise: float | None = None
         self.starts = self.swaps = 0
+
+    def tokenizer(self, checkpoint: Checkpoint) -> Any:
+        """Return the model's tokenizer."""
+        return load_tokenizer(checkpoint.model)
 
     def engine_for(
         self, checkpoint: Checkpoint, kind: str, context: int, prompts: Sequence[TokenIds]

@@ -20,7 +20,7 @@ from eval import EvaluationError
 from eval.benchmarks import load, parse_request, suite_requests
 from eval.checkpoints import CACHED_BYTES, Checkpoint, find, from_model, verify
 from eval.command import existing, path, run_command, text
-from eval.endpoint import Remote, connect
+from eval.endpoint import APIS, CHAT, NoTokenizer, Remote, connect
 from eval.engine import check_hardware, prepare_environment
 from eval.evaluate import Evaluation, Item
 from eval.score import require_one_grader
@@ -48,7 +48,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", action="append", default=[], type=text, help="a model folder or hub id instead")
     add("--endpoint", type=text, metavar="URL", help="OpenAI-compatible server of --model, as"
         " http://localhost:8000/v1, instead of an engine")  # fmt: skip
-    add("--tokenizer", type=text, help="with --endpoint: folder or hub id (default: --model)")
+    add("--api", choices=APIS, default=APIS[0], help="with --endpoint: token ids, or messages that"
+        " the server renders")  # fmt: skip
+    add(
+        "--tokenizer", type=text, help="with --api completions: folder or hub id (default: --model)"
+    )
     add("--concurrency", type=int, default=64, help="with --endpoint: requests at once")
     add("--max-requests", type=int, help="with --endpoint: stop after that many")
     add("--max-total-tokens", type=int, help="with --endpoint: stop before more are used")
@@ -177,12 +181,22 @@ def sweep(options: argparse.Namespace) -> None:
         evaluation, cache = Evaluation(root, settings, benchmarks), root / ".digests.json"
         if options.dry_run:
             model = options.model[0] if run is None else find(run, options.steps)[0][0].model
-            print(evaluation.plan(load_tokenizer(options.tokenizer or model)))
+            chat = options.endpoint and options.api == CHAT
+            name = options.tokenizer or model
+            print(evaluation.plan(NoTokenizer() if chat else load_tokenizer(name)))
             continue
         if options.endpoint:
+            if options.api == CHAT and (
+                filled := [t.name for t in evaluation.templates if t.prefill]
+            ):
+                raise EvaluationError(
+                    f"--api chat: the templates {', '.join(filled)} have a prefill, which messages "
+                    "cannot hold. Use --api completions, or another --template."
+                )
             budget = Budget(options.max_requests, options.max_total_tokens)
             server = connect(options.endpoint, options.concurrency, budget)
-            models = [server.checkpoint(model, options.tokenizer) for model in options.model]
+            named = {"tokenizer": options.tokenizer, "api": options.api}
+            models = [server.checkpoint(model, **named) for model in options.model]
             work(evaluation, models, Remote(server, settings), cache)
             print(f"endpoint: {budget.spent}")
             continue

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_endpoint import Reply, serving
+from scripted_endpoint import Reply, chat, serving
 
 from eval import EvaluationError
 from eval.endpoint import Remote, RemoteEngine, connect
@@ -57,7 +57,7 @@ def engine_at(
     url: str, budget: Budget | None = None, settings: Settings = SETTINGS
 ) -> RemoteEngine:
     server = connect(url, 4, budget or Budget())
-    checkpoint = server.checkpoint("tiny", "a tokenizer")
+    checkpoint = server.checkpoint("tiny", "a tokenizer", "completions")
     assert checkpoint.positions == 999
     return Remote(server, settings).engine_for(checkpoint, "", 10, [])
 
@@ -155,6 +155,27 @@ def test_the_command_stops_at_its_limit_and_resumes(
     assert entry["accuracy"] == pytest.approx(1 / 6) and entry["model"]["endpoint"] == endpoint.url
     (head, *_), *_ = [read_lines(path) for path in scores.parent.glob("q/samples-*")]
     assert head["engine"]["owned_by"] == "vllm"
+
+
+def test_a_chat_endpoint_gets_messages_and_needs_no_tokenizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = [make_question(text="2 + 1?", answers=("3",), source="t", system="Be kind.")]
+    write_parquet(made, tmp_path / "q.parquet")
+    script = server_of(lambda n, b: Reply(chat([r"\boxed{3}"])), "me")
+    with serving(script) as endpoint:
+        command = ["--endpoint", endpoint.url, "--api=chat", "--model", "tiny", "--max-tokens=9"]
+        command += ["--out", str(tmp_path / "o"), f"--benchmark=q={tmp_path / 'q.parquet'}"]
+        assert main([*command, "--template=deepseek-r1-teacher"]) == 1
+        assert "prefill" in capsys.readouterr().err
+        assert main(command) == 0
+        (body,) = filter(None, endpoint.bodies)
+    assert body["messages"] == [
+        {"role": "system", "content": "Be kind."}, {"role": "user", "content": "2 + 1?"},
+    ]  # fmt: skip
+    assert "prompt" not in body and body["max_tokens"] == 9
+    (scores,) = (tmp_path / "o").glob("*/tiny/scores.json")
+    assert read_json(scores)["benchmarks"]["q"]["accuracy"] == 1.0
 
 
 def test_spending_is_what_the_server_counts() -> None:
