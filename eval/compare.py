@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +201,8 @@ def _compare(options: argparse.Namespace) -> None:
     a, b = (read_side(given, options.settings) for given in (options.a, options.b))
     if a.folder.root.resolve() == b.folder.root.resolve():
         raise UsageError(f"A and B are the same evaluation: {a.folder.root}")
+    if a.name == b.name:  # one model under two settings
+        a, b = (replace(s, name="/".join(s.folder.root.resolve().parts[-2:])) for s in (a, b))
     rows = compare(a, b)
     for title, part in rows.items():
         print(f"{title}\n{in_columns(table(a, b, part), rule=True)}\n")

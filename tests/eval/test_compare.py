@@ -54,6 +54,20 @@ def test_other_questions_graders_and_the_same_folder_are_rejected(
     assert "step_1" in capsys.readouterr().err  # the evaluation that it holds
 
 
+def test_a_run_stands_for_its_result_and_one_model_may_have_two_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "grpo"
+    for step in (10, 30, 20):
+        write_checkpoint(run / "eval" / "s", step, {"x": A["x"]})
+    (run / "config.yaml").write_text("{}")
+    assert read_side(run, None).name == "grpo/step_30"
+    other = write_checkpoint(run / "eval" / "t", 30, {"x": B["x"]}).root
+    assert main([str(run), str(other), "--settings", "s"]) == 0
+    assert "A: s/step_30  B: t/step_30" in capsys.readouterr().out
+    assert main([str(run), str(other), "--settings", "none"]) == 1
+
+
 def test_the_page_holds_the_answers_of_both(
     tmp_path: Path, sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,6 +24,7 @@ pytestmark = [
 ]
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS, STOP = 64, "Question:"
+PROMPT = "<|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n"
 READER = """
 import json, sys
 from inspect_ai.log import read_eval_log
@@ -65,7 +66,7 @@ def task_of(name: str, data: Path, folder: Path) -> None:
     task = {
         "task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}},
         "test_split": "test", "output_type": "generate_until",
-        "doc_to_text": "Question: {{question}}\nAnswer:", "doc_to_target": "{{answer}}",
+        "doc_to_text": PROMPT % "{{question}}", "doc_to_target": "{{answer}}",
         "generation_kwargs": {
             "until": [STOP], "do_sample": False, "temperature": 0.0, "max_gen_toks": TOKENS,
         },
@@ -79,7 +80,8 @@ def task_of(name: str, data: Path, folder: Path) -> None:
 
 
 def stored_questions(shared_data: Path) -> dict[str, list[dict[str, str]]]:
-    sums = [{"question": f"What is {i} + {i + 3}?", "answer": str(2 * i + 3)} for i in range(20)]
+    numbers = [(i, 3 * i % 500 + 100) for i in range(101, 900, 40)]
+    sums = [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in numbers]
     rows = load_rows(str(shared_data / "evaluation_suite" / "math"))
     names = {"question": "problem", "answer": "answer"}
     math500 = [{k: str(row[v]) for k, v in names.items()} for row in rows.select(range(20))]
@@ -93,7 +95,7 @@ def test_the_same_protocol_gives_the_same_responses_and_scores(
     if not model.exists():
         save_tiny(model, seed=5, positions=2048)
     tasks.mkdir()
-    template = {"category": "own", "user": "Question: {question}\nAnswer:"}
+    template = {"category": "own", "user": PROMPT % "{question}"}
     (tmp_path / "bank.yaml").write_text(yaml.safe_dump({"templates": {"plain": template}}))
     questions = stored_questions(shared_data)
     for name, rows in questions.items():
