@@ -80,7 +80,7 @@ class Server:
 
 def connect(url: str, concurrency: int, budget: Budget) -> Server:
     """Read the endpoint's list of models. Raises EndpointError or EvaluationError."""
-    endpoint = Endpoint(base_url=url, concurrency=concurrency, timeout=TIMEOUT)
+    endpoint = Endpoint(base_url=url.rstrip("/"), concurrency=concurrency, timeout=TIMEOUT)
 
     async def listed() -> dict[str, Any]:
         async with endpoint.client() as client:

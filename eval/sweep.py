@@ -25,7 +25,7 @@ from eval.engine import check_hardware, prepare_environment
 from eval.evaluate import Evaluation, Item
 from eval.score import require_one_grader
 from eval.session import Engines, Session
-from eval.settings import Settings, from_run, presets, read_config
+from eval.settings import ADDED, Settings, from_run, presets, read_config
 from prompt_aug.base.commands import add_steps, at_least, check_url, make_parser
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import InUseError, read_json
@@ -116,8 +116,10 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
     settings = Settings() if run is None else from_run(run)
     requests = list(settings.benchmarks)
     if options.preset is not None:
-        settings = settings.replaced(**presets()[options.preset])
-        requests = [request.model_copy(update={"template": None}) for request in requests]
+        plain = {key: getattr(Settings(), key) for key in ADDED}
+        settings = settings.replaced(**plain | presets()[options.preset])
+        own = {"template": None, "shots": None}
+        requests = [request.model_copy(update=own) for request in requests]
     names = set(Settings.model_fields) - {"benchmarks"}
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     settings = settings.replaced(**given)

@@ -170,8 +170,18 @@ def asked_differently(one: Entries, other: Entries) -> list[str]:
     return [
         name
         for name, entry in other.items()
-        if name not in one or differences(one[name]["settings"], entry["settings"])
+        if name not in one or differences(_asked(one[name]), _asked(entry))
     ]
+
+
+def _asked(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of an entry with the samples that were requested.
+
+    A greedy evaluation may make fewer, as long as the engine repeats itself.
+    """
+    settings = dict(entry["settings"])
+    settings["samples"] = settings.pop("samples_requested", settings.get("samples"))
+    return settings
 
 
 def question_means(entries: Entries, names: Sequence[str]) -> dict[str, float]:

@@ -7,7 +7,8 @@ class UserError(Exception):
     Every command catches this class, prints the message and exits with 1 (`UsageError`: 2). Its
     subclasses are the only errors of the project that are not defects: ``QuestionError`` and
     ``BankError`` (data), ``ConfigError`` (settings), ``InUseError`` (a folder another process works
-    in), ``FileError`` (a damaged file), ``ExhaustedError`` (no signal left), ``EvaluationError``.
+    in), ``FileError`` (a damaged file), ``ExhaustedError`` (no signal left), ``EvaluationError``,
+    ``EndpointError`` (a server that refuses, or a limit).
     """
 
     def __str__(self) -> str:

@@ -132,6 +132,26 @@ def test_scores_of_another_grader_are_rejected_at_once(
         (["RUN", "--max-questions", "-1"], 1, "max_questions=-1"),
         (["RUN", "--steps", "77,78"], 1, "[77, 78]"),
         (["RUN", "--bank", "nowhere.yaml"], 1, "nowhere.yaml"),
+        (["RUN", "--top-k", "-2"], 1, "top_k=-2"),
+        (["RUN", "--min-p", "2"], 1, "min_p=2"),
+        (["RUN", "--repetition-penalty", "0"], 1, "repetition_penalty=0"),
+        (["RUN", "--stop", ""], 1, "stop[0]="),
+        (["RUN", "--shots", "nothing=x.yaml"], 1, "--shots nothing=x.yaml: write BENCHMARK=SHOTS"),
+        (["RUN", "--endpoint", "http://localhost:1/v1"], 2, "--endpoint"),
+        (["--model", "m", "--out", "o", "--endpoint", "nowhere"], 2, "--endpoint=nowhere"),
+        (
+            [
+                "--model",
+                "m",
+                "--out",
+                "o",
+                "--endpoint",
+                "http://localhost:1/v1",
+                "--concurrency=0",
+            ],
+            2,
+            "--concurrency=0",
+        ),
         (["RUN", "--template", "no such"], 1, "no such"),
         (["RUN", "--template-of", "math500=open-r1"], 1, "--template-of math500=open-r1"),
         (["RUN", "--benchmark", "toy=nowhere.parquet"], 1, "nowhere.parquet"),
@@ -168,11 +188,14 @@ def test_a_wrong_option_is_rejected_before_an_engine_starts(
 def test_a_preset_overrides_the_run_and_options_override_the_preset(
     run: Path, engine: FakeEngine
 ) -> None:
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("max_tokens: 8", "max_tokens: 8, top_k: 7"))
     command = [str(run), "--preset", "paper_ta_grpo", "--samples", "2", "--max-tokens", "5"]
     assert sweep.main([*command, "--steps", "1"]) == 0
     (path,) = run.glob("eval/*/settings.json")
     settings = read_json(path)
     assert (settings["temperature"], settings["top_p"], settings["max_tokens"]) == (0.6, 0.95, 5)
+    assert "top_k" not in settings
     assert len(engine.asked) == 2 * 5
 
 

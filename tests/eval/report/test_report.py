@@ -21,7 +21,7 @@ from eval.metrics import Difference
 from eval.report import answers, charts, figures
 from eval.report.__main__ import build, main
 from eval.report.answers import rollouts, visible
-from eval.report.data import RunData, collect, summary
+from eval.report.data import RunData, asked_differently, collect, summary
 from eval.report.tables import (
     checkpoint_table,
     checkpoints_of_all,
@@ -245,7 +245,7 @@ def test_every_question_has_the_same_weight(run: Path) -> None:
     assert data.rows[0].total.accuracy == pytest.approx(1.5 / 4)
     table = checkpoint_table(data)
     assert table[0][1:4] == ["a (2 x 2)", "b (2)", "all questions"]
-    assert table[1][1:4] == ["75.0 ±25.0", "0.0 [0.0, 65.8]", "37.5 ±23.9"]
+    assert table[1][1:4] == ["75.0 ±25.0", "0.0 [0.0, 65.8]", "37.5 ±12.5"]  # benchmarks are strata
 
 
 def test_other_questions_give_no_gain(run: Path) -> None:
@@ -254,6 +254,15 @@ def test_other_questions_give_no_gain(run: Path) -> None:
     assert any("toy was asked differently" in note for note in data.notes)
     gains = {row.step: row.gain for row in data.rows}
     assert gains[20] is not None and gains[30] is None
+
+
+def test_greedy_samples_that_were_spared_are_no_other_settings() -> None:
+    def entry(**settings: int) -> dict[str, Any]:
+        return {"toy": {"settings": settings}}
+
+    spared = entry(samples=1, samples_requested=5)
+    assert asked_differently(spared, entry(samples=5)) == []
+    assert asked_differently(spared, entry(samples=1)) == ["toy"]
 
 
 def test_one_set_of_settings_per_report(run: Path) -> None:
