@@ -39,7 +39,7 @@ APIS = ("completions", CHAT)
 
 
 class NoTokenizer:
-    """In place of a tokenizer where the server renders the messages: counts no tokens."""
+    """Stand-in for a tokenizer where the server renders the messages. It counts no tokens."""
 
     all_special_tokens = ()
     chat_template = bos_token = eos_token = None
@@ -97,7 +97,7 @@ def connect(url: str, concurrency: int, budget: Budget) -> Server:
 
 
 class Remote:
-    """Samplers of the models of one server, in place of a `Session`."""
+    """Source of samplers for the models of one server, in place of a `Session`."""
 
     def __init__(self, server: Server, settings: Settings) -> None:
         self._server, self._settings = server, settings

@@ -28,7 +28,8 @@ def write(checkpoint: Evaluated, out: Path, now: datetime) -> Path:
     """Write a checkpoint's files below `out` and return their folder."""
     date = now.replace(tzinfo=None).isoformat().replace(":", "-")
     folder, model, entries = out / checkpoint.model, checkpoint.model, checkpoint.benchmarks
-    keys = {"temperature": "temperature", "top_p": "top_p", "max_gen_toks": "max_tokens"}
+    same = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    keys = {key: key for key in same} | {"max_gen_toks": "max_tokens", "until": "stop"}
     generation, hashes = checkpoint.generation(**keys), {}
     for name in entries:
         lines = [

@@ -83,8 +83,8 @@ def _header(
     values = {"accuracy": entry["accuracy"], "stderr": entry["standard_error"]}
     values |= {f"pass@{k}": value for k, value in entry["pass_at_k"].items() if k != "1"}
     metrics = {k: {"name": k, "value": v} for k, v in values.items() if v is not None}
-    keys = ("temperature", "top_p", "max_tokens", "seed")
-    generation = checkpoint.generation(**dict(zip(keys, keys, strict=True)))
+    keys = ("temperature", "top_p", "top_k", "max_tokens", "seed")
+    generation = checkpoint.generation(**{key: key for key in keys}, stop_seqs="stop")
     extra = {"grader": entry["grader"], "questions_of": entry["settings"]["of"]}
     return {
         "version": 2, "status": "success",

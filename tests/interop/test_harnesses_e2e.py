@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from evaluated import write_checkpoint
+from evaluated import SETTINGS, write_checkpoint
 from tiny_model import save_tiny
 from vllm_server import serving_model
 
@@ -31,7 +31,7 @@ from inspect_ai.log import read_eval_log
 from lm_eval.utils import get_results_filenames, get_sample_results_filenames
 log, files = read_eval_log(sys.argv[1]), sys.argv[2:]
 print(json.dumps({
-    "status": log.status, "task": log.eval.task, "epochs": log.eval.config.epochs,
+    "top_k": log.plan.config.top_k, "stop": log.plan.config.stop_seqs, "status": log.status, "task": log.eval.task, "epochs": log.eval.config.epochs,
     "metrics": {k: m.value for k, m in log.results.scores[0].metrics.items()},
     "scores": [s.scores["grader"].value for s in log.samples],
     "results": get_results_filenames(files), "samples": get_sample_results_filenames(files),
@@ -50,13 +50,16 @@ def theirs(*arguments: str, offline: bool = False) -> str:
 
 def test_both_packages_read_the_exports(tmp_path: Path) -> None:
     run = tmp_path / "grpo"
-    write_checkpoint(run / "eval" / "s", 20, {"toy": [[1, 0], [1, 1], [0, 0], [1, 1]]})
+    settings = {**SETTINGS, "top_k": 20, "stop": ["END"]}
+    outcomes = {"toy": [[1, 0], [1, 1], [0, 0], [1, 1]]}
+    write_checkpoint(run / "eval" / "s", 20, outcomes, settings=settings)
     assert (
         main([str(run), "--lm-eval", str(tmp_path / "lm"), "--inspect", str(tmp_path / "i")]) == 0
     )
     (log,), names = (tmp_path / "i").iterdir(), [str(p) for p in (tmp_path / "lm").rglob("*.json*")]
     found = json.loads(theirs("-c", READER, str(log), *names))
     assert (found["status"], found["task"], found["epochs"]) == ("success", "toy", 2)
+    assert (found["top_k"], found["stop"]) == (20, ["END"])
     assert found["metrics"]["accuracy"] == 5 / 8 and found["scores"].count("C") == 5
     assert sorted([*found["results"], *found["samples"]]) == sorted(names)
 
