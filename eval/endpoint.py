@@ -196,8 +196,9 @@ class RemoteEngine:
             async with endpoint.client() as client, asyncio.TaskGroup() as group:
                 for _ in range(min(endpoint.concurrency, len(requests))):
                     group.create_task(worker(client))
-        except Exception as error:  # reaches the caller of `stream`, which waits for this queue
-            channel.stop(EvaluationError(f"{endpoint.base_url}: {error!r}"))
+        except Exception as error:  # a defect: the caller of `stream` waits for this queue
+            arrived.put_nowait(error)
+            return
         if failures and not channel.stopped:
             said = f"{len(failures)} requests failed, the last with {failures[-1].line}"
             channel.stop(EvaluationError(f"{endpoint.base_url}: {said}. Run the command again."))

@@ -31,7 +31,8 @@ from inspect_ai.log import read_eval_log
 from lm_eval.utils import get_results_filenames, get_sample_results_filenames
 log, files = read_eval_log(sys.argv[1]), sys.argv[2:]
 print(json.dumps({
-    "top_k": log.plan.config.top_k, "stop": log.plan.config.stop_seqs, "status": log.status, "task": log.eval.task, "epochs": log.eval.config.epochs,
+    "top_k": log.plan.config.top_k, "stop": log.plan.config.stop_seqs,
+    "status": log.status, "task": log.eval.task, "epochs": log.eval.config.epochs,
     "metrics": {k: m.value for k, m in log.results.scores[0].metrics.items()},
     "scores": [s.scores["grader"].value for s in log.samples],
     "results": get_results_filenames(files), "samples": get_sample_results_filenames(files),
