@@ -37,7 +37,6 @@ FIXED: list[tuple[str, Any, str]] = [
     ("{MODEL}.lora.rank", 0, LORA),
     ("{MODEL}.lora_adapter_path", None, LORA),
     ("data.mm_processor_kwargs", {}, "no effect. Unset it."),
-    ("critic.enable", None, "no effect. Unset it: no method here has a critic."),
     ("distillation.enabled", False, "the agent loop has no teacher. Unset it."),
     ("reward.reward_model.enable", False, f"rewards come from this project's grader. {GRADER}"),
     (
