@@ -44,7 +44,6 @@ FIXED: list[tuple[str, Any, str]] = [
         "importlib",
         "the trainer reads its columns. Unset it.",
     ),
-    ("trainer.critic_warmup", 0, "its steps would train nothing. Unset it."),
     ("trainer.val_only", False, "verl trains all the same. Unset it; run python -m eval.sweep."),
     ("trainer.v1.sampler.custom_sampler.path", None, "no effect. Unset it."),
     ("trainer.v1.sampler.sync_refill_failed_groups", False, "no effect. Unset it."),

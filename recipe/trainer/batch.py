@@ -29,8 +29,8 @@ FIELDS = (
     *("entropy", "rollout_log_probs", "ref_log_prob", "values"),  # present only with some settings
 )
 
-# Every field that verl's actor, reference model and critic read for any loss. verl would send all fields,
-# also the columns of the dataset, as Python objects row by row.
+# Every field that verl's actor, reference model and critic read for any loss. verl would send all
+# fields, also the columns of the dataset, as Python objects row by row.
 ACTOR_FIELDS = (
     *("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask"),
     *("old_log_probs", "ref_log_prob", "advantages", "rollout_is_weights"),
@@ -190,9 +190,9 @@ def write(
 ) -> Any:
     """Write the advantages to the column that verl's actor reads; return verl's batch.
 
-    `advantages_BT`, `returns_BT` and `excluded` have one row per real row; `changed` holds the other
-    columns, R x T, that verl's corrections computed. Without a critic `returns_BT` is None and the
-    returns, which verl's metrics read, are the advantages.
+    `advantages_BT`, `returns_BT` and `excluded` have one row per real row; `changed` holds the
+    other columns, R x T, that verl's corrections computed. Without a critic `returns_BT` is None
+    and the returns, which verl's metrics read, are the advantages.
 
     An excluded row has zero masks: no policy, KL or entropy term. If the loss is a mean over tokens
     (`by_token`), the row keeps its first token, with advantage 0: a mini-batch of excluded rows
@@ -203,9 +203,9 @@ def write(
     rows = fetched.real()
     fields = dict(changed)
     for name, found in (("advantages", advantages_BT), ("returns", returns_BT)):
-        matrix_RT = torch.zeros(len(fetched.lengths), advantages_BT.shape[1])
-        matrix_RT[rows] = (advantages_BT if found is None else found).float()
-        fields[name] = matrix_RT
+        full = torch.zeros(len(fetched.lengths), advantages_BT.shape[1])
+        full[rows] = (advantages_BT if found is None else found).float()
+        fields[name] = full
     if any(excluded):
         out = [row for row, skip in zip(rows, excluded, strict=True) if skip]
         keep = 1 if by_token or all(excluded) else 0

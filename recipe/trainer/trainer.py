@@ -16,6 +16,7 @@ tests/recipe/test_overrides.py compares the lists with the code. The subclasses:
     PrefixTreeEngine             recipe.actor.engine
     PlatformCPU                  recipe.patches.cpu.cpu_platform
     GMPOLossConfig               recipe.algorithms.gmpo, which overrides nothing
+    CriticModelConfig            recipe.patches.cpu.critic, which overrides nothing
 
 `recipe.rollout.server` adds a method to verl's vLLM server and overrides nothing. recipe.patches
 lists all replacements of foreign code.
@@ -78,6 +79,8 @@ class RecipeTrainer(SavingTrainer):
       _val_metrics_update    mean and standard error; verl's bootstrap is slow and biased as pass@k
     """
 
+    use_critic: bool
+
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
             # For verl any name other than "sync" means an asynchronous trainer.
@@ -124,7 +127,8 @@ class RecipeTrainer(SavingTrainer):
         if len(chunks) > 1:
             batch = tu.concat_tensordict(chunks)
             questions = [e["uid"] for e in batch["extra_info"]]
-            rates = self.value_model and self.value_model.rate(self._prompts(batch))
+            model = self.value_model
+            rates = model.rate(self._prompts(batch)) if model else None
             chosen = self.question_stats.choose(questions, len(chunks[0]), rates)
             batch = tu.index_select_tensor_dict(batch, chosen)
         self.question_stats.fetch(list(batch["uid"]), [e["uid"] for e in batch["extra_info"]])
@@ -304,7 +308,10 @@ class RecipeTrainer(SavingTrainer):
     # ---------------------------------------------------------------- statistics
 
     def _compute_metrics(self, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> None:
+        used = self.use_critic
+        self.use_critic = used and self.value_model is None  # verl reads a value of every token
         super()._compute_metrics(batch, metrics, *args, **kwargs)
+        self.use_critic = used
         # Into verl's dict, which its fit passes to the loggers next.
         metrics["train/optimizer_steps"] = self.optimizer_steps
         # verl's steps / steps per epoch is wrong with dynamic sampling and with a curriculum.

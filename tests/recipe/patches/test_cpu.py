@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -234,6 +235,25 @@ def test_verl_still_pins_the_reference_models_memory(
 ) -> None:
     assert bare["asks for pinned memory"] and bare["pinned"], CLOSED
     assert not adapted["pinned"]
+
+
+@pytest.mark.config
+def test_verl_still_fixes_the_critics_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+    from verl.utils import model
+
+    from recipe.patches.cpu.adapters import adapt_critic
+
+    def load(*_: object, attn_implementation: str, **__: object) -> str:
+        return attn_implementation
+
+    monkeypatch.setattr(transformers.AutoModelForTokenClassification, "from_pretrained", load)
+    arguments = {"local_path": "", "torch_dtype": None, "trust_remote_code": False}
+    config = SimpleNamespace(_attn_implementation="sdpa")
+    assert model.load_valuehead_model(**arguments, model_config=config) != "sdpa", CLOSED
+    monkeypatch.setattr(model, "load_valuehead_model", None)
+    adapt_critic()
+    assert model.load_valuehead_model(**arguments, model_config=config) == "sdpa"
 
 
 @pytest.mark.config
