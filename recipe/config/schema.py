@@ -182,11 +182,8 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("actor_rollout_ref.ref", Positive, "log_prob_max_token_len_per_gpu"),
     ("actor_rollout_ref.model", Text | None, "path"),
     ("actor_rollout_ref.model", Texts | None, "external_lib"),
-    (
-        "actor_rollout_ref.model",
-        bool,
-        "use_remove_padding enable_gradient_checkpointing lora.merge",
-    ),
+    ("actor_rollout_ref.model", bool, "use_remove_padding enable_gradient_checkpointing"),
+    ("actor_rollout_ref.model", bool, "lora.merge"),
     ("actor_rollout_ref.model", Count, "lora_rank"),
     ("actor_rollout_ref.model", Positive, "lora_alpha"),
     (R, Positive, "n max_num_seqs tensor_model_parallel_size log_prob_max_token_len_per_gpu"),

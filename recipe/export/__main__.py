@@ -2,9 +2,9 @@
 
 RUN/checkpoints/global_step_N (FSDP shards) -> RUN/hf/step_N (Hugging Face), through verl's own
 merger into a folder beside it, which is verified against the shards and renamed; manifest.json
-comes last. The adapter of a run with LoRA is added to the weights, and written to adapter/ for PEFT.
-A step is done when its manifest is there, so an export that was killed at any moment is
+comes last. A step is done when its manifest is there, so an export that was killed at any moment is
 finished by the same command. Step 0 is the start model: its manifest names it and copies nothing.
+With LoRA the adapter is added to the weights, and also written to adapter/, in PEFT's layout.
 Exporting beside a live training is allowed.
 """
 

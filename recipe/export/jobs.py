@@ -109,7 +109,7 @@ def lora_of(config: dict[str, Any], source: Path) -> Lora | None:
     The checkpoint in `source` states them too. ExportError where it does not, or states others.
     """
     model = select(config, "actor_rollout_ref.model") or {}
-    rank, alpha = model.get("lora_rank") or 0, model.get("lora_alpha")
+    rank, alpha = model.get("lora_rank") or 0, model.get("lora_alpha") or 0
     path = source / "lora_train_meta.json"
     saved = read_json(path) if path.is_file() else {}
     if not rank and not path.is_file():

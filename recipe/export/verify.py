@@ -102,9 +102,9 @@ def compare(
 ) -> int:
     """Check that `model` equals `shards` cast to `dtype`, bit for bit; return its elements.
 
-    `added` is what an adapter adds to weights, by name. Names, shapes, dtype and every value of every rank are compared, and each tensor must be
-    covered by its pieces. Raises MismatchError, naming the entry. Weights that are not finite are
-    refused: such a model answers nothing.
+    `added` is what an adapter adds to weights, by name. Names, shapes, dtype and every value of
+    every rank are compared, and each tensor must be covered by its pieces. Raises MismatchError,
+    naming the entry. Weights that are not finite are refused: such a model answers nothing.
     """
     for rank, shard in enumerate(shards):
         if set(shard) != set(model):

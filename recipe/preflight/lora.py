@@ -1,6 +1,7 @@
 """Rules about LoRA: what verl 0.9.1 trains, and how its engine gets the weights."""
 
 from recipe.preflight.rules import Check, Rule, Setup
+from recipe.preflight.shapes import Shape
 
 # Linear layers of the decoders that `Shape` knows, by their names in transformers.
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -11,6 +12,11 @@ def adapted(s: Setup) -> list[str]:
     targets = s.get("{MODEL}.target_modules")
     chosen = LAYERS if targets == "all-linear" else targets
     return [name for name in chosen if name not in (s.get("{MODEL}.exclude_modules") or ())]
+
+
+def adapter_size(s: Setup, shape: Shape) -> int:
+    """Return the parameters that are trained with LoRA, 0 where all are."""
+    return shape.adapter(s.model.lora_rank, adapted(s)) if s.model.lora_rank else 0
 
 
 def unknown_layers(s: Setup) -> str:
