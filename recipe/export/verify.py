@@ -163,7 +163,10 @@ def without_adapter(
         {adapters.plain(n): t for n, t in shard.items() if not adapters.is_adapter(n)}
         for shard in shards
     ]
-    return start, adapters.deltas(adapter, lora)
+    added = adapters.deltas(adapter, lora)
+    if strange := added.keys() - start[0].keys():
+        raise MismatchError(f"the adapter is of layers that the model has not: {min(strange)}")
+    return start, added
 
 
 def verify(

@@ -111,6 +111,7 @@ def change_shard(actor: Path, change: Any) -> None:
 
 
 LAYER = "base_model.model.model.layers.1.mlp.up_proj"
+PART_A, PART_B = "lora_A.default.weight", "lora_B.default.weight"
 META = "lora_train_meta.json"
 
 
@@ -131,6 +132,15 @@ META = "lora_train_meta.json"
                 actor, lambda s: s.update({f"{LAYER}.lora_magnitude_vector": torch.ones(3)})
             ),
             "not one A and one B per linear layer",
+        ),
+        (
+            lambda actor: change_shard(
+                actor,
+                lambda s: s.update(
+                    {f"{LAYER}2.{part}": s[f"{LAYER}.{part}"] for part in (PART_A, PART_B)}
+                ),
+            ),
+            "layers that the model has not: model.layers.1.mlp.up_proj2.weight",
         ),
         (
             lambda actor: change_shard(
