@@ -57,6 +57,11 @@ LORA: list[Check] = [
         "{A}.fsdp_config.model_dtype=fp32.",
     ),
     Rule(
+        "critic.model.lora_rank",
+        lambda s: s.get("critic.model.lora_rank"),
+        "LoRA is for the actor alone. Unset it.",
+    ),
+    Rule(
         "{MODEL}.lora_adapter_path",
         lambda s: s.model.lora_adapter_path,
         "verl takes rank and scale from its file, and this project those of {MODEL}.lora_rank. "

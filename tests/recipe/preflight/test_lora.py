@@ -47,6 +47,7 @@ def test_layers_with_an_adapter(lora: Any, targets: Any, excluded: Any, layers: 
         ("{MODEL}.exclude_modules", "v_proj", "pattern"),
         ("{MODEL}.lora.merge", False, "{MODEL}.lora.merge=true"),
         ("{MODEL}.lora_adapter_path", "x", "recipe.model_path"),
+        ("critic.model.lora_rank", 8, "the actor alone"),
         ("{A}.strategy", "fsdp", "{A}.strategy=fsdp2"),
         ("{A}.fsdp_config.model_dtype", "bf16", "{A}.fsdp_config.model_dtype=fp32"),
         ("{A}.fsdp_config.model_dtype", "float16", "{A}.fsdp_config.model_dtype=fp32"),
