@@ -195,7 +195,8 @@ def differing(one: Any, other: Any) -> set[str]:
 
 def test_every_method_has_an_example_and_a_readme_with_its_commands() -> None:
     assert METHODS
-    assert set(NAMES) == {*METHODS, "toy", "toy_bank", "toy_methods", "math_smoke", *LABORATORY}
+    others = {"toy", "toy_bank", "toy_methods", "math_smoke", "lora"}
+    assert set(NAMES) == {*METHODS, *others, *LABORATORY}
     assert set(TOY) == set(METHODS) - {"grpo"}
     assert len(validate(composed("prompt_aug")).bank) == 13
     for name in METHODS:
@@ -211,8 +212,8 @@ def test_every_method_has_an_example_and_a_readme_with_its_commands() -> None:
 def test_an_example_would_start(name: str) -> None:
     config = composed(name)
     validate(config)
-    assert config.trainer.device == ("cuda" if name in METHODS else "cpu")
-    if name not in METHODS:
+    assert config.trainer.device == ("cuda" if name in (*METHODS, "lora") else "cpu")
+    if config.trainer.device == "cpu":
         return
     for path in {*config.data.train_files, *config.data.val_files} - {OWN_DATA}:
         assert "SOURCE" not in command_for(path), f"no preset makes {path}"

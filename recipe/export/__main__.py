@@ -4,6 +4,7 @@ RUN/checkpoints/global_step_N (FSDP shards) -> RUN/hf/step_N (Hugging Face), thr
 merger into a folder beside it, which is verified against the shards and renamed; manifest.json
 comes last. A step is done when its manifest is there, so an export that was killed at any moment is
 finished by the same command. Step 0 is the start model: its manifest names it and copies nothing.
+With LoRA the adapter is added to the weights, and also written to adapter/, in PEFT's layout.
 Exporting beside a live training is allowed.
 """
 
@@ -23,10 +24,12 @@ from recipe.export.jobs import (
     DTYPES,
     ExportError,
     Job,
+    Lora,
     choose,
     choose_dtype,
     find,
     is_done,
+    lora_of,
     manifest_path,
     model_shards,
     read_config,
@@ -69,8 +72,6 @@ def export_start(run: Path, config: dict[str, Any]) -> None:
 
 def check_source(source: Path, run: Path, dtype: str) -> int:
     """Refuse, before verl is imported, shards that cannot be merged; return the world size."""
-    if (source / "lora_train_meta.json").exists():
-        raise ExportError(f"{source} is a LoRA checkpoint; only full-parameter ones are exported")
     folder = source.parent
     why, ranks = checkpoints.shard_damage(folder, ["model"]), checkpoints.world_size(folder)
     if not (source / "huggingface" / "config.json").is_file():
@@ -85,15 +86,16 @@ def check_source(source: Path, run: Path, dtype: str) -> int:
     return ranks
 
 
-def export_step(run: Path, job: Job, dtype: str) -> None:
+def export_step(run: Path, config: dict[str, Any], job: Job, dtype: str) -> None:
     """Merge, verify, rename, then the manifest; raises ExportError or what the merger raises."""
     assert job.source is not None
+    lora = lora_of(config, job.source)
     world_size = check_source(job.source, run, dtype)
     target = manifest_path(run, job.step).parent
     beside = _beside(target)
     beside.mkdir(parents=True)
     try:
-        parameters = convert(job.source, beside, dtype, world_size)
+        parameters = convert(job.source, beside, dtype, world_size, lora)
         written = [path for path in beside.rglob("*") if path.is_file()]
         sync(written)  # a manifest must not outlive the files that it vouches for
         manifest = {
@@ -112,7 +114,7 @@ def export_step(run: Path, job: Job, dtype: str) -> None:
     write_json(manifest_path(run, job.step), manifest)
 
 
-def convert(source: Path, target: Path, dtype: str, world_size: int) -> int:
+def convert(source: Path, target: Path, dtype: str, world_size: int, lora: Lora | None) -> int:
     """Merge `source` into `target` and verify it; returns the number of parameters."""
     environment.set_defaults(cpu=not environment.has_gpu())  # before verl is imported
     import torch
@@ -127,8 +129,8 @@ def convert(source: Path, target: Path, dtype: str, world_size: int) -> int:
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     precision = getattr(torch, dtype)
     export_verify.load_shards(source, world_size)  # a damaged file is named before the merger runs
-    loader = export_merge.merge(source, target, precision)
-    return export_verify.verify(source, target, precision, world_size, loader)
+    loader = export_merge.merge(source, target, precision, lora)
+    return export_verify.verify(source, target, precision, world_size, loader, lora)
 
 
 def export_one(run: Path, config: dict[str, Any], job: Job, dtype: str | None) -> None:
@@ -139,7 +141,7 @@ def export_one(run: Path, config: dict[str, Any], job: Job, dtype: str | None) -
     if job.source is None:
         export_start(run, config)
     else:
-        export_step(run, job, choose_dtype(config, job, dtype))
+        export_step(run, config, job, choose_dtype(config, job, dtype))
 
 
 def export(run: Path, steps: Sequence[int] | None, dtype: str | None) -> Iterator[str]:

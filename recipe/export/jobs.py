@@ -25,6 +25,15 @@ class MismatchError(ExportError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Lora:
+    """The adapter of a run: its scale is alpha / rank."""
+
+    rank: int
+    alpha: int
+    start_model: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """One step to export: `source` holds its shards, None for the start model."""
 
@@ -92,6 +101,25 @@ def choose_dtype(config: dict[str, Any], job: Job, asked: str | None) -> str:
 def model_shards(source: Path) -> list[Path]:
     """The weights in `source`, a checkpoint's folder ``actor``, by whatever number of ranks."""
     return sorted(source.glob(f"{SHARDS['model']}_world_size_*_rank_*.pt"))
+
+
+def lora_of(config: dict[str, Any], source: Path) -> Lora | None:
+    """Return rank and alpha of a run with LoRA, None of one without.
+
+    The checkpoint in `source` states them too. ExportError where it does not, or states others.
+    """
+    model = select(config, "actor_rollout_ref.model") or {}
+    rank, alpha = model.get("lora_rank") or 0, model.get("lora_alpha") or 0
+    path = source / "lora_train_meta.json"
+    saved = read_json(path) if path.is_file() else {}
+    if not rank and not path.is_file():
+        return None
+    if (saved.get("r"), saved.get("lora_alpha")) != (rank, alpha):
+        raise ExportError(
+            f"{path}: r={saved.get('r')} and lora_alpha={saved.get('lora_alpha')}, but config.yaml "
+            f"has {rank} and {alpha}: the scale of the adapter is not known"
+        )
+    return Lora(rank=rank, alpha=alpha, start_model=str(model["path"]))
 
 
 def manifest_path(run: Path, step: int) -> Path:

@@ -14,6 +14,8 @@ from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
 from prompt_aug.base.files import read_json, write_json
+from recipe.export import lora as adapters
+from recipe.export.jobs import Lora
 from recipe.run.checkpoints import shard_name
 
 
@@ -22,17 +24,19 @@ class StatedDtypeMerger(FSDPModelMerger):
 
     The shards are float32 master weights; a run whose engine computes in float32 would be
     evaluated with other weights than it trained. tests/recipe/patches/test_cpu.py fails when verl
-    lets the dtype be stated. Shards are read with ``weights_only=True``: they run no code.
+    lets the dtype be stated. Shards are read with ``weights_only=True``: they run no code. An
+    adapter is added to the weights, and written beside them, before verl's merger would drop it.
 
     Overrides of verl:
-      __init__                      takes the dtype
+      __init__                      takes the dtype and the adapter's scale
       _load_rank_zero_state_dict    reads with weights_only=True
-      _load_and_merge_state_dicts   the same, and casts to the dtype; does not call verl's
+      _load_and_merge_state_dicts   the same, adds the adapter, and casts to the dtype; does not
+                                    call verl's
     """
 
-    def __init__(self, config: ModelMergerConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelMergerConfig, dtype: torch.dtype, lora: Lora | None) -> None:
         super().__init__(config)
-        self.dtype = dtype
+        self.dtype, self.lora = dtype, lora
 
     def _load_shard(self, world_size: int, rank: int) -> dict[str, Any]:
         path = Path(self.config.local_dir) / shard_name("model", world_size, rank)
@@ -49,20 +53,30 @@ class StatedDtypeMerger(FSDPModelMerger):
         mesh_dim_names: tuple[str, ...],
     ) -> dict[str, torch.Tensor]:
         shards = [self._load_shard(world_size, rank) for rank in range(total_shards)]
+
+        def whole(name: str) -> torch.Tensor:
+            parts = [shard.pop(name) for shard in shards]
+            if not isinstance(parts[0], DTensor):
+                return merge_non_dtensor_shards(name, parts)
+            # The last dimension of the mesh shards; a first one ("ddp") only replicates.
+            placement = parts[0].placements[-1]
+            return self._merge_by_placement([p._local_tensor for p in parts], placement)
+
+        added: adapters.State = {}
+        if self.lora:
+            adapter = {name: whole(name) for name in sorted(filter(adapters.is_adapter, shards[0]))}
+            added = adapters.deltas(adapter, self.lora)
+            adapters.write(Path(self.config.target_dir) / adapters.FOLDER, adapter, self.lora)
         merged = {}
         for name in sorted(shards[0]):
-            parts = [shard.pop(name) for shard in shards]
-            if isinstance(parts[0], DTensor):
-                # The last dimension of the mesh shards; a first one ("ddp") only replicates.
-                placement = parts[0].placements[-1]
-                whole = self._merge_by_placement([p._local_tensor for p in parts], placement)
-            else:
-                whole = merge_non_dtensor_shards(name, parts)
-            merged[name] = whole.to(self.dtype) if whole.is_floating_point() else whole
+            plain, value = adapters.plain(name), whole(name)
+            if plain in added:
+                value = value + added.pop(plain)
+            merged[plain] = value.to(self.dtype) if value.is_floating_point() else value
         return merged
 
 
-def merge(source: Path, target: Path, dtype: torch.dtype) -> type:
+def merge(source: Path, target: Path, dtype: torch.dtype, lora: Lora | None) -> type:
     """Merge the shards of the folder `source` (…/actor) into a Hugging Face model in `target`.
 
     Returns the transformers class that loads it. verl's progress lines are not shown.
@@ -74,7 +88,7 @@ def merge(source: Path, target: Path, dtype: torch.dtype) -> type:
         target_dir=str(target),
         hf_model_config_path=str(source / "huggingface"),
     )
-    merger = StatedDtypeMerger(config, dtype)
+    merger = StatedDtypeMerger(config, dtype, lora)
     with contextlib.redirect_stdout(io.StringIO()):
         merger.merge_and_save()
         merger.cleanup()

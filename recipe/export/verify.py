@@ -13,11 +13,12 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
-from recipe.export.jobs import MismatchError
+from recipe.export import lora as adapters
+from recipe.export.jobs import Lora, MismatchError
 from recipe.run.checkpoints import shard_name
 
 
-def load_shards(source: Path, world_size: int) -> list[dict[str, torch.Tensor]]:
+def load_shards(source: Path, world_size: int) -> list[adapters.State]:
     """The state dict of each rank, memory-mapped; only tensors are read, no code is run."""
     shards = []
     for rank in range(world_size):
@@ -94,13 +95,16 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def compare(
-    shards: list[dict[str, torch.Tensor]], model: dict[str, torch.Tensor], dtype: torch.dtype
+    shards: list[adapters.State],
+    model: adapters.State,
+    dtype: torch.dtype,
+    added: adapters.State | None = None,
 ) -> int:
     """Check that `model` equals `shards` cast to `dtype`, bit for bit; return its elements.
 
-    Names, shapes, dtype and every value of every rank are compared, and each tensor must be
-    covered by its pieces. Raises MismatchError, naming the entry. Weights that are not finite are
-    refused: such a model answers nothing.
+    `added` is what an adapter adds to weights, by name. Names, shapes, dtype and every value of
+    every rank are compared, and each tensor must be covered by its pieces. Raises MismatchError,
+    naming the entry. Weights that are not finite are refused: such a model answers nothing.
     """
     for rank, shard in enumerate(shards):
         if set(shard) != set(model):
@@ -119,6 +123,8 @@ def compare(
             )
         covered = torch.zeros(whole.shape, dtype=torch.bool)
         for place, local in _pieces(name, parts):
+            if added and name in added:
+                local = local + added[name][place]
             if not bool(torch.isfinite(local).all()):
                 raise MismatchError(
                     f"{name} holds values that are not finite: the training diverged"
@@ -132,7 +138,45 @@ def compare(
     return elements
 
 
-def verify(source: Path, target: Path, dtype: torch.dtype, world_size: int, loader: Any) -> int:
+def without_adapter(
+    shards: list[adapters.State], target: Path, lora: Lora
+) -> tuple[list[adapters.State], adapters.State]:
+    """Return the shards of the start model under its names, and what the adapter adds to it.
+
+    Raises MismatchError where the adapter that was written to `target` is not that of the shards.
+    """
+    from safetensors.torch import load_file
+
+    adapter = {}
+    for name in filter(adapters.is_adapter, shards[0]):
+        parts = [shard[name] for shard in shards]
+        adapter[name] = torch.full(parts[0].shape, torch.nan)
+        for place, local in _pieces(name, parts):
+            adapter[name][place] = local.float()
+    written = load_file(target / adapters.FOLDER / "adapter_model.safetensors")
+    wanted = adapters.peft_names(adapter)
+    if written.keys() != wanted.keys() or any(
+        not torch.equal(written[name].float(), value) for name, value in wanted.items()
+    ):
+        raise MismatchError("the written adapter differs from the shards, or is not finite")
+    start = [
+        {adapters.plain(n): t for n, t in shard.items() if not adapters.is_adapter(n)}
+        for shard in shards
+    ]
+    added = adapters.deltas(adapter, lora)
+    if strange := added.keys() - start[0].keys():
+        raise MismatchError(f"the adapter is of layers that the model has not: {min(strange)}")
+    return start, added
+
+
+def verify(
+    source: Path,
+    target: Path,
+    dtype: torch.dtype,
+    world_size: int,
+    loader: Any,
+    lora: Lora | None = None,
+) -> int:
     """Load the model and tokenizer in `target` and compare them with the shards in `source`.
 
     `loader` is the transformers class of the model. Returns the number of parameters, tied ones
@@ -147,7 +191,10 @@ def verify(source: Path, target: Path, dtype: torch.dtype, world_size: int, load
             raise MismatchError(
                 f"the merged model loads with {problem}: {sorted(info[problem])[:3]}"
             )
-    compare(shards, model.state_dict(), dtype)
+    added: adapters.State = {}
+    if lora:
+        shards, added = without_adapter(shards, target, lora)
+    compare(shards, model.state_dict(), dtype, added)
     before = AutoTokenizer.from_pretrained(source / "huggingface")
     after = AutoTokenizer.from_pretrained(target)
     probe = "What is $\\frac{1}{2} + 3$?\nThe answer is \\boxed{3.5}. é 数"

@@ -50,6 +50,12 @@ PATCHES = (
         test="tests/recipe/patches/test_logprobs.py::test_verls_own_is_still_coarse",
     ),
     Patch(
+        name="recipe.patches.lora_weights.adapt",
+        changes="FSDPEngine._merged_lora_per_tensor_param of verl",
+        why="an engine in float32 would sample with weights of 8 bits",
+        test="tests/recipe/patches/test_lora_weights.py::test_verls_own_are_still_bfloat16",
+    ),
+    Patch(
         name="recipe.patches.cpu.cpu_platform.PlatformCPU",
         changes="nothing: registered with verl's PlatformRegistry as 'cpu'",
         why="verl has platforms for accelerators only",

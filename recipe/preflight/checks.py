@@ -17,6 +17,7 @@ from recipe.preflight.algorithm import ALGORITHM
 from recipe.preflight.data import FILES, PROMPTS, load_tokenizer, prepare_data
 from recipe.preflight.engine import ENGINE
 from recipe.preflight.functions import FUNCTIONS
+from recipe.preflight.lora import LORA
 from recipe.preflight.machine import MACHINE
 from recipe.preflight.resume import RESUME, repair_checkpoints
 from recipe.preflight.rules import Check, Setup, page, refuse
@@ -28,6 +29,7 @@ SETTINGS: dict[str, list[Check]] = {
     "Prompts": PROMPTS,
     "Algorithm": ALGORITHM,
     "verl and its engines": ENGINE,
+    "LoRA": LORA,
     "Own functions": FUNCTIONS,
 }
 # Checks of the run folder, the data and the machine.

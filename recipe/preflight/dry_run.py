@@ -13,7 +13,9 @@ from prompt_aug.questions import read_parquet
 from recipe.algorithms.compute import group_of
 from recipe.preflight.data import load_tokenizer, prepare_data
 from recipe.preflight.estimate import Assumptions, checkpoint_bytes, run_hours
+from recipe.preflight.lora import adapter_size
 from recipe.preflight.plan import work_of
+from recipe.preflight.rules import Setup
 from recipe.preflight.shapes import GPUS, known_shape
 from recipe.run import checkpoints as saved_checkpoints
 from recipe.run import host
@@ -104,7 +106,7 @@ def hours(config: DictConfig, steps: int) -> str:
     shape = known_shape(config.recipe.model_path)
     if config.trainer.device == "cpu" or shape is None:
         return "unknown: no step was measured in the run folder"
-    work = dataclasses.replace(work_of(config), steps=steps)
+    work = dataclasses.replace(work_of(config, shape), steps=steps)
     told = run_hours(shape, work, GPUS[GPU], Assumptions())
     return f"{told:.1f} on {work.gpus} x {GPU}, estimated by recipe.plan and not measured"
 
@@ -144,7 +146,7 @@ def checkpoints(config: DictConfig, steps: int) -> str:
     shape = known_shape(config.actor_rollout_ref.model.path)
     if shape is None:
         return f"{told}; 12 bytes a parameter each (the model is not on this disk)"
-    size = checkpoint_bytes(shape)
+    size = checkpoint_bytes(shape, adapter_size(Setup(config), shape))
     told += f"; {size / 1e9:.2f} GB each, at most {most * size / 1e9:.1f} GB in all"
     free = host.free_gib(Path(config.recipe.run_dir)) * 2**30
     return told + (f": MORE THAN THE {free / 1e9:.0f} GB FREE THERE" if most * size > free else "")

@@ -15,7 +15,6 @@ from recipe.run.folder import RunFolder
 
 EPOCHS = 1_000_000  # of recipe.yaml: more than any number of steps needs
 GRADER, SAMPLING = "Set the keys under recipe.reward.", "Set recipe.dynamic_sampling."
-LORA = "only full-parameter training is exported and evaluated here. Unset it."
 OVERRIDDEN = "recipe.advantage computes the advantages. Unset it and set recipe.advantage.name."
 # (key, the only value with which verl 0.9.1 or this project does what it says, why and what to do).
 FIXED: list[tuple[str, Any, str]] = [
@@ -33,9 +32,6 @@ FIXED: list[tuple[str, Any, str]] = [
     ("{R}.enable_rollout_routing_replay", False, "no effect on FSDP actors. Unset it."),
     ("{A}.grad_clip", 1.0, "no effect. Set {A}.optim.clip_grad."),
     ("{A}.checkpoint.async_save", False, "verl never records the last checkpoint. Unset it."),
-    ("{MODEL}.lora_rank", 0, LORA),
-    ("{MODEL}.lora.rank", 0, LORA),
-    ("{MODEL}.lora_adapter_path", None, LORA),
     ("data.mm_processor_kwargs", {}, "no effect. Unset it."),
     ("distillation.enabled", False, "the agent loop has no teacher. Unset it."),
     ("reward.reward_model.enable", False, f"rewards come from this project's grader. {GRADER}"),

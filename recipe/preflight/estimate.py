@@ -1,19 +1,21 @@
 """The formulas of the plan; every number in bytes, tokens, operations or seconds.
 
-P parameters, N GPUs (FSDP shards over all), T tokens of a micro-batch, V vocabulary, h hidden,
-i intermediate size, L layers, S tokens of the longest sequence.
+P parameters, A of an adapter (LoRA), N GPUs (FSDP shards over all), T tokens of a micro-batch,
+V vocabulary, h hidden, i intermediate size, L layers, S tokens of the longest sequence.
 
-    states        16 P / N     float32 parameters, gradients and Adam's two moments, sharded
+    states        16 P / N     float32 parameters, gradients and Adam's two moments, sharded;
+                  (4 P + 16 A) / N with LoRA
     gathered      2 x (embedding, output matrix and two layers), in bfloat16 while they compute
     activations   T x L x 2 h          checkpoints of the layers' inputs
                   + T x 2 (8 h + 4 i)  the layer that is recomputed
     logits        T x V x 4    bfloat16 logits and their gradient, + 8 x 1,024 x V of the chunks
     mask          T^2          of packed sequences, with sdpa alone
-    checkpoint    12 P         parameters and moments, float32
+    checkpoint    12 P         parameters and moments, float32; 4 P + 12 A with LoRA
     KV cache      memory x utilisation - 2 P / tp - reserve
 
-    actor         8 P per token trained on (6 P, and the forward pass again), 2 P for each of the
-                  log-probabilities before it, + the attention, at `mfu` of the GPU's peak
+    actor         8 P per token trained on (6 P, and the forward pass again; with LoRA 6 P, since P
+                  has no gradient), 2 P for each of the log-probabilities before it, + the
+                  attention, at `mfu` of the GPU's peak
     rollouts      each decoding step reads the weights and the cache once, at `traffic` of the
                   bandwidth; sequences that do not fit at once come in waves
 """
@@ -48,6 +50,7 @@ class Work:
     steps: int
     validation: int  # responses of one validation
     validations: int
+    adapter: int = 0  # parameters of LoRA; 0: all of the model are trained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +66,7 @@ def actor_memory(shape: Shape, work: Work) -> dict[str, float]:
     """Return the bytes on one GPU while the actor trains, by part."""
     tokens, outputs = work.micro_tokens, shape.embedding * (1 if shape.tied else 2)
     return {
-        "states": 16 * shape.parameters / work.gpus,
+        "states": state_bytes(shape, work.adapter) / work.gpus,
         "gathered": 2 * (outputs + 2 * shape.layer),
         "activations": tokens * shape.layers * 2 * shape.hidden
         + tokens * 2 * (8 * shape.hidden + 4 * shape.intermediate),
@@ -72,8 +75,13 @@ def actor_memory(shape: Shape, work: Work) -> dict[str, float]:
     }
 
 
-def checkpoint_bytes(shape: Shape) -> int:
-    return 12 * shape.parameters
+def state_bytes(shape: Shape, adapter: int) -> int:
+    """Bytes of parameters, gradients and moments on all GPUs."""
+    return 4 * shape.parameters + 16 * adapter if adapter else 16 * shape.parameters
+
+
+def checkpoint_bytes(shape: Shape, adapter: int) -> int:
+    return 4 * shape.parameters + 12 * adapter if adapter else 12 * shape.parameters
 
 
 def cache_tokens(shape: Shape, work: Work, gpu: Gpu) -> int:
@@ -121,9 +129,10 @@ def actor_seconds(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> di
     span = work.micro_tokens if work.packed_mask else length / 2
     attention = 4 * span * shape.heads * shape.head_dim * shape.layers
     forward = tokens * (2 * shape.parameters + attention)
+    update = 4 * forward - (tokens * 2 * shape.parameters if work.adapter else 0)
     rate = work.gpus * gpu.flops * assume.mfu
     passes = 1 + work.reference
-    return {"log-probs": passes * forward / rate, "update": 4 * work.epochs * forward / rate}
+    return {"log-probs": passes * forward / rate, "update": work.epochs * update / rate}
 
 
 def step_seconds(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> dict[str, float]:

@@ -9,6 +9,7 @@ from urllib.parse import urlparse
 
 from prompt_aug.base.places import unwritable
 from recipe.preflight.estimate import checkpoint_bytes
+from recipe.preflight.lora import adapter_size
 from recipe.preflight.rules import Check, Rule, Setup
 from recipe.preflight.shapes import known_shape
 from recipe.run import host
@@ -68,7 +69,8 @@ def first_checkpoint(s: Setup) -> Iterator[str]:
         return
     if tracked_step(Path(s.trainer.default_local_dir)):
         return
-    wanted, free = checkpoint_bytes(shape), host.free_gib(run_dir) * 2**30
+    wanted = checkpoint_bytes(shape, adapter_size(s, shape))
+    free = host.free_gib(run_dir) * 2**30
     if free < wanted:
         yield (
             f"recipe.run_dir={run_dir}: a checkpoint of {s.recipe.model_path} takes "

@@ -20,6 +20,7 @@ from recipe.errors import ConfigError
 from recipe.preflight import estimate
 from recipe.preflight.engine import ROWS, TENSOR
 from recipe.preflight.estimate import Assumptions, Work
+from recipe.preflight.lora import adapter_size
 from recipe.preflight.machine import HEADS
 from recipe.preflight.rules import Setup, refuse
 from recipe.preflight.shapes import GPUS, Gpu, Shape, shape_of
@@ -34,13 +35,14 @@ def memory_lines(shape: Shape, work: Work, gpu: Gpu) -> list[str]:
     parts = ", ".join(f"{k} {v / GIB:.1f}" for k, v in (memory | {"total": total}).items())
     responses, engines = work.questions * work.responses, work.gpus // work.tensor_parallel
     lines = [
-        f"parameters     {shape.parameters:,}",
+        f"parameters     {shape.parameters:,}"
+        + (f", and {work.adapter:,} of LoRA, which are trained" if work.adapter else ""),
         f"actor          GiB on a GPU, micro-batches of {work.micro_tokens:,} tokens: {parts}",
         f"engine         KV cache {max(0, cache):,} tokens of {shape.kv_bytes:,} bytes, "
         f"{estimate.at_once(shape, work, gpu)} sequences at once",
         f"rollouts       {responses:,} responses of a step over {engines} engines: "
         f"{estimate.waves(responses, shape, work, gpu)} waves",
-        f"checkpoint     {estimate.checkpoint_bytes(shape) / 1e9:.1f} GB",
+        f"checkpoint     {estimate.checkpoint_bytes(shape, work.adapter) / 1e9:.1f} GB",
     ]
     role = "actor_rollout_ref.rollout"
     if total > gpu.memory:
@@ -76,7 +78,9 @@ def hour_lines(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> list[
     ]
 
 
-def work_of(config: DictConfig, mean_response: int | None = None, validation: int = 500) -> Work:
+def work_of(
+    config: DictConfig, shape: Shape, mean_response: int | None = None, validation: int = 500
+) -> Work:
     """Return what a configuration asks of its GPUs; responses have half of their limit by default.
 
     Raises ConfigError for a number of GPUs over which engines or mini-batches do not divide.
@@ -111,6 +115,7 @@ def work_of(config: DictConfig, mean_response: int | None = None, validation: in
         steps=config.trainer.total_training_steps,
         validation=validation,
         validations=config.trainer.total_training_steps // frequency if frequency > 0 else 0,
+        adapter=adapter_size(setup, shape),
     )
 
 
@@ -160,7 +165,7 @@ def plan(options: Namespace) -> int:
         raise ConfigError("recipe.model_path: not set. Name a model to plan for.")
     config.trainer.nnodes, config.trainer.n_gpus_per_node = 1, options.gpus
     shape, gpu = shape_of(config.recipe.model_path), GPUS[options.gpu]
-    work = work_of(config, options.mean_response, options.validation)
+    work = work_of(config, shape, options.mean_response, options.validation)
     lines = memory_lines(shape, work, gpu)
     if estimate.at_once(shape, work, gpu):
         assume = Assumptions(mfu=options.mfu, traffic=options.traffic)

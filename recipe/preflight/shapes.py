@@ -2,6 +2,7 @@
 
 import importlib.resources
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -79,6 +80,14 @@ class Shape:
         embeddings = self.embedding * (1 if self.tied else 2)
         return embeddings + self.layers * self.layer + self.hidden
 
+    def adapter(self, rank: int, layers: Iterable[str]) -> int:
+        """Parameters of LoRA: A and B beside each of the named linear layers."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        outputs = {"q_proj": q, "k_proj": kv, "v_proj": kv, "o_proj": q}
+        sides = {name: self.hidden + out for name, out in outputs.items()}
+        mlp = self.hidden + self.intermediate
+        return self.layers * rank * sum(sides.get(name, mlp) for name in layers)
+
     @property
     def kv_bytes(self) -> int:
         """Bytes of the KV cache per token, in 16 bits: keys and values of every layer."""
@@ -139,4 +148,5 @@ GPUS = {
     "a100-80": Gpu(memory=79.3 * 2**30, flops=312e12, bandwidth=2.04e12),
     "a100-40": Gpu(memory=39.4 * 2**30, flops=312e12, bandwidth=1.56e12),
     "l40s-48": Gpu(memory=44.5 * 2**30, flops=362e12, bandwidth=0.864e12),
+    "rtx4090-24": Gpu(memory=23.6 * 2**30, flops=165e12, bandwidth=1.008e12),
 }

@@ -282,8 +282,10 @@ class RecipeTrainer(SavingTrainer):
         wanted = logprob_temperature(self.config.recipe.weights)
         if wanted in (None, self.config.actor_rollout_ref.rollout.temperature):
             return batches.fetch(batch), None
-        # Only for this pass: verl's `_update_actor` sets temperature and entropy again.
+        # Only for this pass: verl's `_update_actor` sets temperature and entropy again. With LoRA
+        # verl's pass of the reference model leaves the adapter off.
         batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=wanted)
+        batch.extra_info.update(no_lora_adapter=False)
         with batches.for_actor(batch):
             self.actor_rollout_wg.compute_log_prob(batch)
         fetched = batches.fetch(batch, (*batches.FIELDS, "log_probs"))

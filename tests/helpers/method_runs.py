@@ -35,6 +35,8 @@ TOGETHER = [
     *("algorithm.use_kl_in_reward=true", f"{ACTOR}.use_kl_loss=true"),
     *(f"{ACTOR}.entropy_coeff=0.001", f"{ACTOR}.policy_loss.loss_mode=gspo"),
 ]
+MODEL = "actor_rollout_ref.model"
+LORA = [f"{MODEL}.lora_rank=8", f"{MODEL}.lora.merge=true", f"{ACTOR}.optim.lr=1e-3"]
 CORRECTED = [  # engine and actor agree to 1e-6 here, so these bounds reject a part of the tokens
     *("algorithm.rollout_correction.rollout_is=token", "recipe.advantage.name=rloo"),
     *("algorithm.rollout_correction.rollout_rs=token_k2", "recipe.history.enable=true"),
@@ -48,6 +50,21 @@ CORRECTED = [  # engine and actor agree to 1e-6 here, so these bounds reject a p
 def finite(metrics: list[dict[str, Any]]) -> bool:
     keys = ("actor/loss", "actor/grad_norm", "actor/entropy", "train/accuracy")
     return all(np.isfinite(line[key]) for line in metrics for key in keys)
+
+
+def logprobs(model: Any, prompts: np.ndarray, arrays: Any) -> Any:
+    """Sum over the tokens of log pi(response | prompt) for every row, one row at a time."""
+    import torch
+
+    sums = []
+    for prompt, response, length in zip(
+        prompts, arrays["responses"], arrays["lengths"], strict=True
+    ):
+        ids = torch.tensor([*prompt[prompt >= 0], *response[:length]])[None]
+        with torch.no_grad():
+            scores = model(ids).logits[0, -length - 1 : -1].log_softmax(-1)
+        sums.append(scores.gather(1, ids[0, -length:, None]).sum())
+    return torch.stack(sums).double()
 
 
 class Runner:

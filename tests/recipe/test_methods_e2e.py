@@ -19,6 +19,7 @@ from method_runs import (
     SHARING,
     Runner,
     finite,
+    logprobs,
     start_all,
 )
 from transformers import AutoModelForCausalLM
@@ -126,19 +127,6 @@ def test_dynamic_sampling_trains_on_groups_with_variance(runs: Runner) -> None:
         assert right == trained
         assert sum(trained) == m["dynamic_sampling/kept"]
         assert len(groups) == 4
-
-
-def logprobs(model: Any, prompts: np.ndarray, arrays: Any) -> torch.Tensor:
-    """Sum over the tokens of log pi(response | prompt) for every row, one row at a time."""
-    sums = []
-    for prompt, response, length in zip(
-        prompts, arrays["responses"], arrays["lengths"], strict=True
-    ):
-        ids = torch.tensor([*prompt[prompt >= 0], *response[:length]])[None]
-        with torch.no_grad():
-            scores = model(ids).logits[0, -length - 1 : -1].log_softmax(-1)
-        sums.append(scores.gather(1, ids[0, -length:, None]).sum())
-    return torch.stack(sums).double()
 
 
 def test_ta_grpo_takes_old_and_new_logprobs_under_the_question(runs: Runner) -> None:

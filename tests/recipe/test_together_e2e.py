@@ -1,22 +1,29 @@
-"""All compatible methods in one run of one step, resumed for a second.
+"""All compatible methods in one LoRA run of one step, resumed for a second, and exported.
 
-A separate file, so that it runs in parallel with test_methods_e2e.py.
+A separate file, so that it runs in parallel with test_methods_e2e.py, which trains all parameters.
 """
 
-from pathlib import Path
-
 import pytest
-from method_runs import TOGETHER, Runner, finite
+import torch
+from method_runs import LORA, TOGETHER, Runner, finite, logprobs
+from transformers import AutoModelForCausalLM
 
 from prompt_aug.base.files import read_json
+from recipe.export.__main__ import main as export
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
-def test_everything_together_and_resumed(tmp_path: Path) -> None:
-    runs = Runner(tmp_path)
-    runs.start("together", "ta_grpo", *TOGETHER, "trainer.save_freq=1", steps=1)
-    runs.start("together, on", "ta_grpo", *TOGETHER, "trainer.save_freq=1", after="together")
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    runs = Runner(tmp_path_factory.mktemp("together"))
+    settings = [*TOGETHER, *LORA, "trainer.save_freq=1", "recipe.save_tensors_every=1"]
+    runs.start("together", "ta_grpo", *settings, steps=1)
+    runs.start("together, on", "ta_grpo", *settings, after="together")
+    return runs
+
+
+def test_everything_together_and_resumed(runs: Runner) -> None:
     (first,) = runs.finish("together")
     _, second = runs.finish("together, on")
     assert finite([first, second])
@@ -37,3 +44,19 @@ def test_everything_together_and_resumed(tmp_path: Path) -> None:
 
 def questions(runs: Runner) -> int:
     return read_json(runs.base / "together" / "data" / "manifest.json")["train"]["questions"]
+
+
+def test_the_engine_of_a_lora_run_samples_from_the_model_that_is_exported(runs: Runner) -> None:
+    """The second step's engine has the weights of the first checkpoint, after a resume."""
+    runs.finish("together, on")
+    folder = runs.base / "together"
+    assert export([str(folder), "--steps", "0", "1", "2"]) == 0
+    start = read_json(folder / "hf" / "step_0" / "manifest.json")["model_path"]
+    arrays = runs.arrays("together", step=2)
+    engine = torch.tensor(arrays["rollout_log_probs"].sum(1))
+    gaps = [
+        (logprobs(model.eval(), arrays["generated_under"], arrays) - engine).abs().max()
+        for path in (start, folder / "hf" / "step_1", folder / "hf" / "step_2")
+        if (model := AutoModelForCausalLM.from_pretrained(path))
+    ]
+    assert gaps[1] < 1e-3 < 1e-2 < min(gaps[0], gaps[2])

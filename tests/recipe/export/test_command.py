@@ -50,7 +50,7 @@ def make_run(folder: Path, steps: tuple[int, ...] = (2, 4), latest: int = 4) -> 
     return run
 
 
-def copy_weights(source: Path, target: Path, dtype: str, world_size: int) -> int:
+def copy_weights(source: Path, target: Path, dtype: str, world_size: int, lora: object) -> int:
     """The stand-in for merging and verifying: refuses a shard that says "damaged"."""
     text = read_shard(source / "model_world_size_1_rank_0.pt")
     (target / "model.safetensors").write_text(f"{text} as {dtype}")
@@ -64,9 +64,9 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Replaces the conversion; the list grows by the step of each one that really ran."""
     steps: list[int] = []
 
-    def convert(source: Path, target: Path, dtype: str, world_size: int) -> int:
+    def convert(source: Path, *others: object) -> int:
         steps.append(int(source.parent.name.removeprefix("global_step_")))
-        return copy_weights(source, target, dtype, world_size)
+        return copy_weights(source, *others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(export, "convert", convert)
     return steps
@@ -195,7 +195,7 @@ def test_another_dtype_than_the_exported_one_is_refused(
         ("fsdp_config.json", "{}", "actor/fsdp_config.json is missing or cut: the checkpoint is"),
         ("fsdp_config.json", '{"world_size": 2}', "model_world_size_2_rank_0.pt is missing"),
         ("model_world_size_1_rank_0.pt", "PK", "model_world_size_1_rank_0.pt is cut: the"),
-        ("lora_train_meta.json", "{}", "is a LoRA checkpoint"),
+        ("lora_train_meta.json", '{"r": 8}', "r=8 and lora_alpha=None, but config.yaml has 0"),
     ],
 )
 def test_what_cannot_be_merged_is_refused_before_the_conversion(

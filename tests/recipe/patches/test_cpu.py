@@ -133,7 +133,7 @@ if "adapted" in sys.argv:
     from recipe.export.merge import StatedDtypeMerger as FSDPModelMerger
 merger = object.__new__(FSDPModelMerger)
 merger.config = types.SimpleNamespace(local_dir=str(folder))
-merger.dtype = torch.float32
+merger.dtype, merger.lora = torch.float32, None
 merged = merger._load_and_merge_state_dicts(1, 1, (1,), ("fsdp",))
 seen["merged"] = f"{merged['w'].dtype} {merged['w'].item()}"
 print(json.dumps(seen))

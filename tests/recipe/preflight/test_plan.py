@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
+from tiny_lora import RANK, tuned
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from recipe.errors import ConfigError
 from recipe.preflight import estimate
 from recipe.preflight import plan as command
 from recipe.preflight.estimate import Assumptions, Work
+from recipe.preflight.lora import LAYERS
 from recipe.preflight.rules import SHORT
 from recipe.preflight.shapes import GPUS, Shape, shape_of
 
@@ -105,7 +107,32 @@ def test_the_actors_memory_by_hand() -> None:
 
 
 def test_a_checkpoint_by_hand() -> None:
-    assert estimate.checkpoint_bytes(SHAPE) == 18_524_571_648  # 12 bytes per parameter
+    assert estimate.checkpoint_bytes(SHAPE, 0) == 18_524_571_648  # 12 bytes per parameter
+
+
+def test_lora_by_hand() -> None:
+    # 28 layers x 8 x (q and o 2 x 3,072, k and v 2 x 1,792, MLP 3 x 10,496), and without k
+    layers = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert SHAPE.adapter(8, layers) == 28 * 8 * (6_144 + 3_584 + 31_488) == 9_232_384
+    assert SHAPE.adapter(8, layers[2:] + layers[:1]) == 28 * 8 * (6_144 + 1_792 + 31_488)
+    work = dataclasses.replace(WORK, adapter=9_232_384)
+    # 4 bytes per parameter of the model, 16 (in a checkpoint 12) per parameter of the adapter
+    states = 6_174_857_216 + 147_718_144
+    assert estimate.actor_memory(SHAPE, work)["states"] == states / 8
+    assert estimate.checkpoint_bytes(SHAPE, 9_232_384) == 6_174_857_216 + 110_788_608
+    assume = Assumptions()
+    full, part = (estimate.actor_seconds(SHAPE, w, H100, assume) for w in (WORK, work))
+    # no gradient of the model's parameters: 2 operations per token and parameter
+    saved = 1_228_800 * 2 * 1_543_714_304 / (8 * 989e12 * 0.35)
+    assert full["update"] - part["update"] == pytest.approx(saved)
+    assert full["log-probs"] == part["log-probs"]
+
+
+def test_the_parameters_of_lora_are_those_that_peft_counts(tmp_path: Path) -> None:
+    model = tuned(head_dim=10)  # not hidden size / heads
+    model.config.save_pretrained(tmp_path)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert shape_of(str(tmp_path)).adapter(RANK, LAYERS) == trained > 0
 
 
 def test_the_cache_by_hand() -> None:
@@ -171,15 +198,22 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "recipe.model_path: not set" in capsys.readouterr().err
 
 
-ROWS = re.findall(r"^\| `(\w+)`, (\d+) GPUs \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+ROWS = [
+    (f"{example} --gpus {gpus}", cells)
+    for example, gpus, cells in re.findall(
+        r"^\| `(\w+)`, (\d+) GPUs \| (.*) \|$", PAGE.read_text(), re.MULTILINE
+    )
+]
+LORA = (PAGE.parent / "lora" / "README.md").read_text()
+ROWS += re.findall(r"^\| `recipe\.plan (.*)` \| (.*) \|$", LORA, re.MULTILINE)
 
 
 @pytest.mark.config
-@pytest.mark.parametrize(("example", "gpus", "cells"), ROWS)
-def test_the_page_of_sizes_has_the_numbers_of_the_command(
-    example: str, gpus: str, cells: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("arguments", "cells"), ROWS)
+def test_pages_have_the_numbers_of_the_command(
+    arguments: str, cells: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command.main([example, "--gpus", gpus])
+    assert command.main(arguments.split()) == 0  # it fits
     numbers = (
         r"total ([\d.]+)\n[\s\S]*: (\d+) waves\ncheckpoint +([\d.]+) GB\nstep +(\d+) s:"
         r"[\s\S]*: ([\d.]+) h, (\d+) GPU hours"
@@ -188,8 +222,8 @@ def test_the_page_of_sizes_has_the_numbers_of_the_command(
     assert found and list(found.groups()) == cells.split(" | ")
 
 
-def test_the_page_of_sizes_has_rows() -> None:
-    assert len(ROWS) == 4
+def test_the_pages_have_rows() -> None:
+    assert len(ROWS) == 4 + 4
 
 
 @pytest.mark.config

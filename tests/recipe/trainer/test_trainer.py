@@ -80,6 +80,36 @@ def test_the_actor_is_sent_only_what_it_reads(monkeypatch: pytest.MonkeyPatch, n
     assert sent == [list(ACTOR_FIELDS)] and batch.fields is None
 
 
+class PassedError(Exception):
+    """Stops after a pass of the actor."""
+
+
+def test_the_pass_of_token_weights_has_the_adapter_that_the_reference_has_not() -> None:
+    """With LoRA verl's reference is the actor without its adapter, by a mark that it leaves."""
+    seen: list[tuple[bool, float]] = []
+
+    def compute_log_prob(batch: Any) -> None:
+        seen.append((batch.extra_info["no_lora_adapter"], batch.extra_info["temperature"]))
+        raise PassedError
+
+    trainer: Any = object.__new__(RecipeTrainer)
+    trainer.ref_in_actor = True
+    trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=compute_log_prob)
+    weights = {"name": "gaussian_covariance", "gaussian_covariance": {"logprob_temperature": 0.7}}
+    rollout = {"rollout": {"temperature": 1.0}}
+    trainer.config = OmegaConf.create(
+        {"recipe": {"weights": weights}, "actor_rollout_ref": rollout}
+    )
+    batch = SimpleNamespace(extra_info={}, fields=None)
+    for compute in (
+        lambda: trainer._compute_ref_log_prob(batch, {}),
+        lambda: trainer._fetch(batch),
+    ):
+        with pytest.raises(PassedError):
+            compute()
+    assert seen == [(True, 1.0), (False, 0.7)]
+
+
 def test_the_rollout_server_is_registered_before_verl_looks_it_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,0 +1,70 @@
+"""Rules about LoRA: what verl 0.9.1 trains, and how its engine gets the weights."""
+
+from recipe.preflight.rules import Check, Rule, Setup
+from recipe.preflight.shapes import Shape
+
+# Linear layers of the decoders that `Shape` knows, by their names in transformers.
+LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def adapted(s: Setup) -> list[str]:
+    """Return the layers with an adapter."""
+    targets = s.get("{MODEL}.target_modules")
+    chosen = LAYERS if targets == "all-linear" else targets
+    return [name for name in chosen if name not in (s.get("{MODEL}.exclude_modules") or ())]
+
+
+def adapter_size(s: Setup, shape: Shape) -> int:
+    """Return the parameters that are trained with LoRA, 0 where all are."""
+    return shape.adapter(s.model.lora_rank, adapted(s)) if s.model.lora_rank else 0
+
+
+def unknown_layers(s: Setup) -> str:
+    targets, excluded = s.get("{MODEL}.target_modules"), s.get("{MODEL}.exclude_modules")
+    lists = [[] if targets == "all-linear" else targets, excluded or []]
+    if not all(isinstance(names, list) for names in lists):
+        return "text is a pattern for PEFT"
+    unknown = [str(name) for names in lists for name in names if name not in LAYERS]
+    if unknown:
+        return f"unknown are {', '.join(unknown)}"
+    return "" if adapted(s) else "no layer is left"
+
+
+LORA: list[Check] = [
+    Rule(
+        "{MODEL}.lora.merge {MODEL}.lora_rank",
+        lambda s: bool(s.get("{MODEL}.lora.merge")) != (s.model.lora_rank > 0),
+        "with LoRA the engine gets the weights with the adapter added, which is what is exported "
+        "and tested here; without it the key has no effect. Set {MODEL}.lora.merge=true together "
+        "with {MODEL}.lora_rank, or neither.",
+    ),
+    Rule(
+        "{MODEL}.target_modules {MODEL}.exclude_modules",
+        lambda s: s.model.lora_rank and unknown_layers(s),
+        "{found}. Set all-linear, or a list of " + ", ".join(LAYERS) + ".",
+    ),
+    Rule(
+        "{MODEL}.lora_rank {A}.strategy",
+        lambda s: s.model.lora_rank and s.actor.strategy != "fsdp2",
+        "LoRA is tested with fsdp2 alone. Set {A}.strategy=fsdp2.",
+    ),
+    Rule(
+        "{MODEL}.lora_rank {A}.fsdp_config.model_dtype",
+        lambda s: (
+            s.model.lora_rank and s.actor.fsdp_config.model_dtype not in (None, "float32", "fp32")
+        ),
+        "verl would keep the adapter in the same 16 bits, in which most updates are lost. Set "
+        "{A}.fsdp_config.model_dtype=fp32.",
+    ),
+    Rule(
+        "critic.model.lora_rank",
+        lambda s: s.get("critic.model.lora_rank"),
+        "LoRA is for the actor alone. Unset it.",
+    ),
+    Rule(
+        "{MODEL}.lora_adapter_path",
+        lambda s: s.model.lora_adapter_path,
+        "verl takes rank and scale from its file, and this project those of {MODEL}.lora_rank. "
+        "Merge it into the model (PeftModel.merge_and_unload), and set recipe.model_path.",
+    ),
+]
