@@ -4,7 +4,7 @@ A work item is a (checkpoint, benchmark) pair. A worker locks the item's folder;
 it, and the lock of a dead worker is free. A killed evaluation resumes and ends with the same files.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from prompt_aug.base.files import FileError, lock, read_json, write_json, write_
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.grading import VERSION
 from prompt_aug.prompts import Prompts
+from prompt_aug.questions import to_row
 from prompt_aug.templates import Bank, Template
+from prompt_aug.verifiers import verifier_row, verifiers_of
 from recipe.run.folder import BenchmarkFolder, EvaluationFolder
 
 
@@ -33,11 +35,12 @@ class Item:
     evaluation: EvaluationFolder
     template: Template
     extraction: str
+    verifiers: Mapping[str, Any]  # recorded with the scores; {} where the grader grades all
 
     @property
     def identity(self) -> dict[str, Any]:
         """The settings of its scores, apart from the model and the grader."""
-        return benchmark_identity(self.benchmark, self.template, self.extraction)
+        return benchmark_identity(self.benchmark, self.template, self.extraction, self.verifiers)
 
     @property
     def folder(self) -> BenchmarkFolder:
@@ -75,6 +78,8 @@ class Evaluation:
         self.identity = shared_identity(settings, self.templates[0])
         self.folder = root / folder_name(self.identity)
         self._longest: dict[str, int] = {}
+        known = verifiers_of(settings.verifiers, settings.verifier_limits)
+        self.verifiers = {b.name: known.record({q.source for q in b.questions}) for b in benchmarks}
 
     def items(self, checkpoint: Checkpoint) -> list[Item]:
         """Return the work items of one checkpoint, done or not."""
@@ -85,6 +90,7 @@ class Evaluation:
                 evaluation=EvaluationFolder(self.folder / checkpoint.name),
                 template=self.prompts.bank[benchmark.template or self.settings.template],
                 extraction=self.settings.extraction,
+                verifiers=self.verifiers[benchmark.name],
             )
             for benchmark in self.benchmarks
         ]
@@ -126,6 +132,9 @@ class Evaluation:
                 kind = signature(checkpoint.model, tokenizer)
                 context = self._context(checkpoint.model, kind, tokenizer)
                 questions = pending.questions(context)
+                for line, question in zip(questions, item.benchmark.questions, strict=True):
+                    if question.source in item.verifiers.get("functions", {}):
+                        line["row"] = verifier_row(to_row(question))
                 unasked = sum(not question["asked"] for question in questions)
                 count, name = len(questions), item.benchmark.name
                 if unasked == count:

@@ -35,6 +35,7 @@ from prompt_aug.typed import (
     as_list,
     problems,
 )
+from prompt_aug.verifiers import VerifierLimits
 from recipe.errors import ConfigError
 from recipe.run.evaluation import EvaluationSection
 
@@ -84,6 +85,7 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("recipe", Annotated[str, AfterValidator(_validated)] | None, "keep_best"),
     ("recipe", bool, "worker_logs overlong_filter"),
     ("recipe", Text | Count | None, "one_question"),
+    ("recipe", dict[str, Above0] | None, "source_weights"),
     ("recipe.toy", bool, "enable"),
     ("recipe.toy", Text, "cache world"),
     ("recipe.toy", Positive | None, "train_questions validation_questions test_questions updates"),
@@ -101,6 +103,8 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("recipe.reward", bool, "format_gated overlong.enable"),
     ("recipe.reward", ExtractionName, "extraction"),
     ("recipe.reward", Literal["pay", "refuse"], "unworked"),
+    ("recipe.reward", dict[str, Text] | None, "verifiers"),
+    ("recipe.reward", VerifierLimits, "verifier_limits"),
     ("recipe.reward", Positive, "overlong.buffer"),
     ("recipe.reward", Above0, "overlong.factor"),
     ("recipe.rollout", Above0, "poll_seconds hang_seconds"),

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from prompt_aug.extraction import ExtractionName
 from prompt_aug.typed import Part, Positive, Record, Seed, Several, Text, Weight
+from prompt_aug.verifiers import VerifierLimits
 
 MOST_SAMPLES = 100_000  # of a question; a larger number is a typing error
 DType = Literal["float32", "bfloat16", "float16", "auto"]
@@ -25,11 +26,16 @@ class BenchmarkRequest(Record):
 
 
 class EvaluationSection(Record):
-    """The section `eval`. Lengths are tokens; `max_model_len` None: as long as needed."""
+    """The section `eval`. Lengths are tokens; `max_model_len` None: as long as needed.
+
+    `verifiers`: dotted path of the function that grades the questions of a data source.
+    """
 
     template: Text = "qwen-math"
     benchmarks: Several[BenchmarkRequest] = ()
     extraction: ExtractionName = "default"
+    verifiers: dict[str, Text] | None = None
+    verifier_limits: VerifierLimits = VerifierLimits()
     temperature: Weight = 0.0
     top_p: Part = 1.0
     max_tokens: Positive = 3000

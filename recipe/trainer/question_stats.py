@@ -30,8 +30,16 @@ class QuestionStats:
         """Batches of candidate questions for every batch that is used."""
         return int(self.curriculum.candidates) if self.curriculum.enable else 1
 
-    def choose(self, questions: Sequence[str], count: int) -> list[int]:
-        """Indices of the candidates to use: those nearest to the curriculum's target."""
+    def choose(
+        self, questions: Sequence[str], measured: Sequence[float | None], count: int
+    ) -> list[int]:
+        """Indices of the candidates to use: those nearest to the curriculum's target.
+
+        `measured` has the pass rates before training, where the data has them.
+        """
+        for question, rate in zip(questions, measured, strict=True):
+            if rate is not None:
+                self.rates.start(question, rate)
         return self.rates.choose(questions, count)
 
     def fetch(self, groups: Sequence[str], questions: Sequence[str]) -> None:

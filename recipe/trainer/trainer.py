@@ -118,7 +118,8 @@ class RecipeTrainer(SavingTrainer):
         if len(chunks) > 1:
             batch = tu.concat_tensordict(chunks)
             questions = [e["uid"] for e in batch["extra_info"]]
-            chosen = self.question_stats.choose(questions, len(chunks[0]))
+            measured = [e["pass_rate"] for e in batch["extra_info"]]
+            chosen = self.question_stats.choose(questions, measured, len(chunks[0]))
             batch = tu.index_select_tensor_dict(batch, chosen)
         self.question_stats.fetch(list(batch["uid"]), [e["uid"] for e in batch["extra_info"]])
         return batch
@@ -247,6 +248,7 @@ class RecipeTrainer(SavingTrainer):
         metrics.update(statistics.entropy(rollouts))
         metrics.update(statistics.group_metrics(rollouts, made.rewards_B, by_rephrasing))
         metrics.update(statistics.rephrasing_metrics(rollouts, made.rewards_B))
+        metrics.update(statistics.source_metrics(rollouts))
         metrics.update({**made.metrics, **self.question_stats.see_step(rollouts)})
         every = recipe.save_tensors_every
         if every and self.global_steps % every == 0:
