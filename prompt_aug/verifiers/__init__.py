@@ -65,7 +65,8 @@ class Verifiers:
     def __init__(self, functions: Mapping[str, str], limits: VerifierLimits) -> None:
         self.functions, self.limits = dict(functions), limits
         self._pool = WorkerPool(_pool_settings(sorted(set(functions.values())), limits))
-        atexit.register(self._pool.close)
+        self.close = self._pool.close
+        atexit.register(self.close)
 
     def __contains__(self, source: object) -> bool:
         return source in self.functions

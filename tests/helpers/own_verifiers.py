@@ -29,6 +29,11 @@ def text_part(response: str, gold: Any, row: Any) -> dict[str, Any]:
     return {"score": 1, "acc": False, "a b/c": True, "why": "text"}
 
 
+def even(response: str, gold: str, row: Any) -> dict[str, Any]:
+    """Right for an even gold, whatever the response; half a point for an odd one."""
+    return {"score": 1.0 if int(gold) % 2 == 0 else 0.5, "pred": response[-3:]}
+
+
 def hangs(response: str, gold: Any, row: Any) -> float:
     while True:
         pass
@@ -60,7 +65,7 @@ def prints(response: str, gold: Any, row: Any) -> float:
 
 
 def leaks(response: str, gold: Any, row: Any) -> float:
-    _leak.append(bytearray(60 << 20))
+    _leak.append(bytearray(12 << 20))
     return 1.0
 
 
