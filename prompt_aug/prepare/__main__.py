@@ -150,7 +150,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--config", help="configuration of a hub data set")
     add("--split", help="split to load (default: the preset's, or train)")
     add("--as-split", default="train", help="split to write into the rows")
-    add("--name", help="data_source to write into the rows (default: the preset, or the file)")
+    add("--name", help="data_source of the rows (default: their own, or the preset or file)")
     add("--text-column", dest="text", metavar="COLUMN", help="the question; a.b goes into a record")
     add("--answer-column", dest="answer", metavar="COLUMN", help="the answer, or a list of them")
     add("--level-column", dest="level", metavar="COLUMN", help="the level; 'Level 5' is 5")
@@ -251,7 +251,7 @@ def prepare_as(options: argparse.Namespace) -> int:
         benchmarks=benchmarks,
         overlap_limit=options.overlap,
         allow_text=options.allow_text,
-        renamed=options.name is not None,
+        renamed=options.name is not None or name in load_presets(),
     )
     if rates is not None:
         questions, outside = keep_band(questions, rates, band)

@@ -42,17 +42,18 @@ def read_rows(
 ) -> tuple[Numbered, list[Refused]]:
     """Return the questions of the requested levels, and the rows without question or answer.
 
-    A row that this project wrote keeps all its fields, and unless `renamed` its data source.
+    A verl-style row keeps all its fields, and unless `renamed` its data source.
     """
     questions: Numbered = []
     refused = []
     for number, row in tqdm(kept_levels(rows, columns), "read", total=len(rows), disable=None):
         try:
-            if (row.get("extra_info") or {}).get("uid") and columns.text == "prompt":
-                made = dataclasses.replace(from_row(row), split=split)
-                made = dataclasses.replace(made, source=source) if renamed else made
-            else:
-                made = to_question(row, columns, source, split)
+            made = to_question(row, columns, source, split)
+            if columns.whole_rows and row.get("data_source"):
+                own = from_row(row)
+                made = dataclasses.replace(
+                    own, split=split, source=source if renamed else own.source
+                )
             questions.append((number, made))
         except QuestionError as error:
             refused.append(Refused(row=number, reason="empty", detail=str(error)))

@@ -15,7 +15,7 @@ from recipe.run.folder import RunFolder
 
 EPOCHS = 1_000_000  # of recipe.yaml: more than any number of steps needs
 GRADER, SAMPLING = "Set the keys under recipe.reward.", "Set recipe.dynamic_sampling."
-VERIFIER = "no effect. Set recipe.reward.verifiers={DATA_SOURCE: my_module.compute_score}."
+VERIFIER = "no effect. Set recipe.reward.verifiers.DATA_SOURCE=my_module.compute_score."
 LORA = "only full-parameter training is exported and evaluated here. Unset it."
 OVERRIDDEN = "recipe.advantage computes the advantages. Unset it and set recipe.advantage.name."
 # (key, the only value with which verl 0.9.1 or this project does what it says, why and what to do).

@@ -29,6 +29,14 @@ def text_part(response: str, gold: Any, row: Any) -> dict[str, Any]:
     return {"score": 1, "acc": False, "a b/c": True, "why": "text"}
 
 
+def long(response: str, gold: Any, row: Any) -> dict[str, Any]:
+    """A point from 10 characters on, half a point below; fails on an empty response."""
+    return {
+        "score": 0.5 + 0.5 * (len(response) >= 10),
+        "characters": len(response) / bool(response),
+    }
+
+
 def even(response: str, gold: str, row: Any) -> dict[str, Any]:
     """Right for an even gold, whatever the response; half a point for an odd one."""
     return {"score": 1.0 if int(gold) % 2 == 0 else 0.5, "pred": response[-3:]}

@@ -83,7 +83,7 @@ def score(
                     "format_gated": False,
                     "extraction": "default",
                     "unworked": unworked,
-                    "verifiers": {"own": "mine.length"},
+                    "verifiers": {"own": "own_verifiers.long"},
                     "verifier_limits": None,
                     "overlong": {"enable": overlong, "buffer": 2, "factor": 1.0},
                 },
@@ -115,6 +115,23 @@ def test_the_manager_grades_and_adds_the_drawn_templates_format() -> None:
     wrong = score(good, 2, "deepseek-r1", ["5"])
     assert wrong["reward_score"] == 1.0
     assert wrong["reward_extra_info"]["status"] == "wrong"
+
+
+def test_a_verifiers_score_with_format_and_length_on_top() -> None:
+    """Half a point for the part that is there; the format of a wrong answer is paid, as without."""
+    for text, base, accuracy in (("long enough", 1.0, 1.0), ("short", 0.5, 0.0), ("", 0.0, 0.0)):
+        parts = [text, "", "", ""]
+        result = score(parts, 3, "qwen-math", ["4"], overlong=True, source="own")
+        info = result["reward_extra_info"]
+        assert info["source"] == "own"
+        assert info["overlong"] == 0.5
+        assert result["reward_score"] == base + info["format"] - 0.5
+        assert info["acc"] == accuracy
+        more = {"characters": float(len(text))} if text else {}  # of a result alone
+        assert info["parts"] == {"score": base, **more}
+        assert info["status"] == ("error" if not text else "correct" if accuracy else "wrong")
+    math = score(["\\boxed{4}", "", "", ""], 1, "qwen-math", ["4"])["reward_extra_info"]
+    assert (math["acc"], math["parts"], math["source"]) == (1.0, {}, "math")
 
 
 def test_a_formula_of_the_question_or_of_a_rephrasing_scores_nothing() -> None:
