@@ -65,7 +65,7 @@ def grade_samples(
         if own and verifiers is not None:
             made = verifiers.grade_many(
                 [(samples[key]["response"], q["row"]) for key, q in own.items()],
-                extraction(setting),
+                extraction(setting, template),
                 on_grade=lambda _: bar.update(),
             )
             grades.update(zip(own, made, strict=True))

@@ -35,7 +35,6 @@ from prompt_aug.typed import (
     as_list,
     problems,
 )
-from prompt_aug.verifiers import VerifierLimits
 from recipe.errors import ConfigError
 from recipe.run.evaluation import EvaluationSection
 
@@ -104,7 +103,7 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("recipe.reward", ExtractionName, "extraction"),
     ("recipe.reward", Literal["pay", "refuse"], "unworked"),
     ("recipe.reward", dict[str, Text] | None, "verifiers"),
-    ("recipe.reward", VerifierLimits, "verifier_limits"),
+    ("recipe.reward.verifier_limits", Above0, "cpu_seconds wall_seconds memory_gib"),
     ("recipe.reward", Positive, "overlong.buffer"),
     ("recipe.reward", Above0, "overlong.factor"),
     ("recipe.rollout", Above0, "poll_seconds hang_seconds"),

@@ -113,7 +113,7 @@ class RecipeRewardManager(RewardManagerBase):
 
     def grade(self, text: str, row: Mapping[str, Any], template: Template) -> Grade:
         """Grade a response with the verifier of its data source, or with the project's grader."""
-        found = extraction(self.settings.extraction)
+        found = extraction(self.settings.extraction, template)
         if row["data_source"] in self.verifiers:
             graded = self.verifiers.grade(text, verifier_row(row), found)
             failed = (row["data_source"], str(graded.status))
