@@ -189,9 +189,10 @@ def _rate(value: Any) -> float | None:
 
 def _other_columns(row: Mapping[str, Any]) -> str | None:
     """Return the columns of a row but `prompt` as JSON, None if `Question` holds all of them."""
-    extra, gold = row.get("extra_info") or {}, (row.get("reward_model") or {}).get("ground_truth")
-    known = set(row) <= {*SCHEMA.names, "images", "videos"}
-    if known and set(extra) <= _EXTRA and (gold is None or isinstance(gold, str)):
+    extra, graded = row.get("extra_info") or {}, row.get("reward_model") or {}
+    known = set(row) <= {*SCHEMA.names, "images", "videos"} and set(extra) <= _EXTRA
+    plain = set(graded) <= {"style", "ground_truth"}
+    if known and plain and isinstance(graded.get("ground_truth"), str | None):
         return None
     columns = {name: value for name, value in row.items() if name != "prompt"}
     try:

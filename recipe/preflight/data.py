@@ -206,7 +206,8 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
                     f"recipe.keep_best={best}: no validation on data.val_files writes it. Set "
                     f"{' or '.join(sorted(written))}."
                 )
-        counts |= {"digest": digest(kept), "rows_of_source": counts_of(kept)}
+        graded = bool(config.recipe.reward.verifiers)  # by functions that may read any column
+        counts |= {"digest": digest(kept, graded), "rows_of_source": counts_of(kept)}
         check_same_questions(folder, split, f"data.{key}", counts["digest"])
         path = folder.data(split)
         write_parquet([dataclasses.replace(q, split=split) for q in kept], path)
@@ -219,11 +220,11 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
     return report | {"verifiers": check_verifiers(config, everything)}
 
 
-def digest(questions: Sequence[Question]) -> str:
-    """Return the SHA-256 of the questions in their order: texts, answers and other columns."""
+def digest(questions: Sequence[Question], rows: bool = False) -> str:
+    """Return the SHA-256 of the questions in their order, with `rows` of all their columns."""
     lines = [
         json.dumps([q.text, list(q.answers), list(q.rephrasings), *filter(None, more)])
-        for q, more in ((q, (q.system, q.row)) for q in questions)
+        for q, more in ((q, (q.system, q.row if rows else None)) for q in questions)
     ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
