@@ -78,8 +78,10 @@ class Evaluation:
         self.identity = shared_identity(settings, self.templates[0])
         self.folder = root / folder_name(self.identity)
         self._longest: dict[str, int] = {}
-        known = verifiers_of(settings.verifiers, settings.verifier_limits)
-        self.verifiers = {b.name: known.record({q.source for q in b.questions}) for b in benchmarks}
+        self.known = verifiers_of(settings.verifiers, settings.verifier_limits)
+        self.verifiers = {
+            b.name: self.known.record({q.source for q in b.questions}) for b in benchmarks
+        }
 
     def items(self, checkpoint: Checkpoint) -> list[Item]:
         """Return the work items of one checkpoint, done or not."""
@@ -107,7 +109,12 @@ class Evaluation:
         return "\n".join(lines)
 
     def prepare(self) -> None:
-        """Write settings.json and prompts.yaml. Templates of earlier sweeps are kept."""
+        """Load the verifiers; write settings.json and prompts.yaml.
+
+        Templates of earlier sweeps are kept.
+        """
+        if any(self.verifiers.values()):
+            self.known.load()
         folder = EvaluationFolder(self.folder / "any")
         written = read_json(folder.settings) if folder.settings.exists() else self.identity
         if changed := differences(written, self.identity):

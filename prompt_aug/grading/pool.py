@@ -191,6 +191,10 @@ class WorkerPool:
                 self._idle.append(worker)
             self._changed.notify()
 
+    def start(self) -> None:
+        """Start a worker if none is idle. Raises GraderError if that cannot work here."""
+        self._release(self._acquire())
+
     def verify(self, gold: str, pred: str) -> Verdict:
         """Compares in a worker."""
         reply = self.ask({"gold": gold, "pred": pred})

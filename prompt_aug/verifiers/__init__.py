@@ -23,8 +23,9 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,11 @@ class Verifiers:
     def __contains__(self, source: object) -> bool:
         return source in self.functions
 
+    def load(self) -> None:
+        """Load all functions in a worker process, as the first call would. Raises VerifierError."""
+        with _own_errors():
+            self._pool.start()
+
     def grade(self, response: str, row: Mapping[str, Any], settings: Extraction) -> Verified:
         """Call the verifier of the row's source; `row` is the result of `verifier_row`.
 
@@ -78,10 +84,8 @@ class Verifiers:
         VerifierError if the worker processes cannot load the functions.
         """
         path = self.functions[row["data_source"]]
-        try:
+        with _own_errors():
             reply = self._pool.ask({"function": path, "response": response, "row": row})
-        except GraderError as error:
-            raise VerifierError(str(error)) from error
         status, pred = reply["status"], reply.get("pred")
         return Verified(
             correct=status == "correct",
@@ -116,6 +120,14 @@ class Verifiers:
             return {}
         digests = {path: source_digest(path) for path in sorted(set(used.values()))}
         return {"functions": used, "sha256": digests, "limits": self.limits.model_dump()}
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    try:
+        yield
+    except GraderError as error:
+        raise VerifierError(str(error)) from error
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from eval.evaluate import Evaluation, Item
 from eval.score import regrade
 from eval.settings import Settings
 from prompt_aug.base.files import read_json, read_lines, write_json
+from prompt_aug.verifiers import VerifierError
 
 pytestmark = pytest.mark.config  # starts worker processes
 
@@ -60,3 +61,15 @@ def test_scores_records_and_grades_again(
     made = regrade(item.evaluation)["benchmarks"]["toy"]
     assert made == entry == read_json(item.folder.scores)
     assert item.is_done()
+
+
+def test_a_missing_function_is_named_before_an_engine_starts(
+    tmp_path: Path, model: Path, make_benchmark: Callable[..., LoadedBenchmark]
+) -> None:
+    engine = FakeEngine(lambda _: "1")
+    settings = OWN.replaced(verifiers={"toy": "own_verifiers.nothing"})
+    with pytest.raises(VerifierError, match=r"own_verifiers\.nothing: .* no attribute"):
+        evaluate(tmp_path, model, make_benchmark(), settings, engine)
+    assert engine.starts == 0
+    unused = OWN.replaced(verifiers={"another": "own_verifiers.nothing"})
+    evaluate(tmp_path, model, make_benchmark(), unused, engine)  # no question of that source
