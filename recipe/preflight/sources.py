@@ -83,8 +83,9 @@ def check_verifiers(config: DictConfig, questions: Sequence[Question]) -> dict[s
 
 
 def _failure(source: str, path: str, response: str, graded: Verified) -> str:
+    limited = graded.status == "timeout" or "memory" in graded.detail
+    more = ", or raise recipe.reward.verifier_limits" if limited else ""
     return (
         f"{KEY}={path}: on the first row of {source} with the response {response[:60]!r} it ends "
-        f"with {graded.status} ({graded.detail}). Correct the function, or raise "
-        "recipe.reward.verifier_limits."
+        f"with {graded.status} ({graded.detail}). Correct the function{more}."
     )
