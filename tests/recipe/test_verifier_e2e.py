@@ -1,5 +1,6 @@
 """Two sources in one training: one has a verifier of its own, the other the project's grader."""
 
+import os
 from pathlib import Path
 
 import pandas
@@ -10,6 +11,7 @@ from prompt_aug.base.files import read_json, read_lines
 from prompt_aug.questions import make_question, write_parquet
 from recipe.run.folder import RunFolder
 
+HELPERS = Path(__file__).resolve().parents[1] / "helpers"
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
@@ -33,7 +35,10 @@ def data(folder: Path) -> list[str]:
     return [str(folder / "sums.parquet"), str(folder / "letters.parquet")]
 
 
-def test_two_sources_train_and_validate_with_their_own_verifiers(tmp_path: Path) -> None:
+def test_two_sources_train_and_validate_with_their_own_verifiers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(HELPERS), prepend=os.pathsep)
     runs, files = Runner(tmp_path), ",".join(data(tmp_path))
     runs.start(
         "own",
