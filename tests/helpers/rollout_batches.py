@@ -105,6 +105,7 @@ def synthetic(
         "entropy_BT": None,
         "sources": ["s"] * count,
         "parts": [{}] * count,
+        "values_BT": None,
         "shortest": [None] * count,
         "formats": [0.0] * count,
         "truncated": [False] * count,

@@ -37,18 +37,19 @@ def test_a_checkpoint_keeps_the_statistics() -> None:
     after.load(before.state())
     wanted = {"shortest": {"q": 2}, "pass_rates": {"q": 0.5, "other": 1.0}}
     assert after.state() == before.state() == wanted
-    assert after.choose(["other", "q"], [None, None], 1) == [1]
+    assert after.choose(["other", "q"], 1) == [1]
     after.load({})  # a checkpoint of an older version
     assert after.state() == {"shortest": {}, "pass_rates": {}}
 
 
 def test_a_measured_pass_rate_is_the_first_estimate() -> None:
     known = stats()
-    assert known.choose(["hard", "new", "half"], [0.0, None, 0.5], 2) == [1, 2]
+    known.start(["hard", "new", "half"], [0.0, None, 0.5])
+    assert known.choose(["hard", "new", "half"], 2) == [1, 2]
     known.fetch(["g0"], ["hard"])
     known.see_group("g0", 1.0)  # 0 + decay x (1 - 0): the estimate moves from the measured rate
     assert known.state()["pass_rates"]["hard"] == known.curriculum.decay
-    assert known.choose(["hard"], [0.0], 1) == [0]
+    known.start(["hard"], [0.0])
     assert known.state()["pass_rates"]["hard"] == known.curriculum.decay  # not measured again
 
 
