@@ -127,7 +127,7 @@ class RecipeTrainer(SavingTrainer):
         if len(chunks) > 1:
             batch = tu.concat_tensordict(chunks)
             questions = [e["uid"] for e in batch["extra_info"]]
-            self.question_stats.start(questions, [e["pass_rate"] for e in batch["extra_info"]])
+            self.question_stats.start(questions, [e.get("pass_rate") for e in batch["extra_info"]])
             model = self.value_model
             rates = model.rate(self._prompts(batch)) if model else None
             chosen = self.question_stats.choose(questions, len(chunks[0]), rates)
