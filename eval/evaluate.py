@@ -4,7 +4,7 @@ A work item is a (checkpoint, benchmark) pair. A worker locks the item's folder;
 it, and the lock of a dead worker is free. A killed evaluation resumes and ends with the same files.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from eval.settings import Settings, benchmark_identity, differences, folder_name
 from prompt_aug.base.files import FileError, lock, read_json, write_json, write_lines
 from prompt_aug.grading import VERSION
 from prompt_aug.prompts import Prompts
+from prompt_aug.questions import to_row
 from prompt_aug.templates import Bank, Template
+from prompt_aug.verifiers import verifier_row, verifiers_of
 from recipe.run.folder import BenchmarkFolder, EvaluationFolder
 
 
@@ -32,11 +34,12 @@ class Item:
     evaluation: EvaluationFolder
     template: Template
     extraction: str
+    verifiers: Mapping[str, Any]  # recorded with the scores; {} where the grader grades all
 
     @property
     def identity(self) -> dict[str, Any]:
         """The settings of its scores, apart from the model and the grader."""
-        return benchmark_identity(self.benchmark, self.template, self.extraction)
+        return benchmark_identity(self.benchmark, self.template, self.extraction, self.verifiers)
 
     @property
     def once(self) -> dict[str, Any]:
@@ -81,6 +84,10 @@ class Evaluation:
         self.identity = shared_identity(settings, self.templates[0])
         self.folder = root / folder_name(self.identity)
         self._longest: dict[str, int] = {}
+        self.known = verifiers_of(settings.verifiers, settings.verifier_limits)
+        self.verifiers = {
+            b.name: self.known.record({q.source for q in b.questions}) for b in benchmarks
+        }
 
     def items(self, checkpoint: Checkpoint) -> list[Item]:
         """Return the work items of one checkpoint, done or not."""
@@ -91,6 +98,7 @@ class Evaluation:
                 evaluation=EvaluationFolder(self.folder / checkpoint.name),
                 template=self.prompts.bank[benchmark.template or self.settings.template],
                 extraction=self.settings.extraction,
+                verifiers=self.verifiers[benchmark.name],
             )
             for benchmark in self.benchmarks
         ]
@@ -107,7 +115,12 @@ class Evaluation:
         return "\n".join(lines)
 
     def prepare(self) -> None:
-        """Write settings.json and prompts.yaml. Templates of earlier sweeps are kept."""
+        """Load the verifiers; write settings.json and prompts.yaml.
+
+        Templates of earlier sweeps are kept.
+        """
+        if any(self.verifiers.values()):
+            self.known.load()
         folder = EvaluationFolder(self.folder / "any")
         written = read_json(folder.settings) if folder.settings.exists() else self.identity
         if changed := differences(written, self.identity):
@@ -131,20 +144,7 @@ class Evaluation:
                 pending = PendingSamples(item.benchmark, self.prompts, tokenizer)
                 kind = signature(checkpoint.model, tokenizer)
                 context = self._context(checkpoint, kind, tokenizer)
-                questions = pending.questions(context)
-                unasked = sum(not question["asked"] for question in questions)
-                count, name = len(questions), item.benchmark.name
-                if unasked == count:
-                    raise EvaluationError(
-                        f"no question of {name} fits into the context of {context} tokens: raise "
-                        "max_model_len or use a model with a longer context"
-                    )
-                if unasked:
-                    print(
-                        f"warning: {unasked} of {count} questions of {name} do not fit into the "
-                        f"context of {context} tokens and count as wrong ({TOO_LONG})"
-                    )
-                write_lines(folder.questions, questions)
+                write_lines(folder.questions, self._questions(item, pending, context))
                 files = SampleFiles(folder, checkpoint.identity)
 
                 def complete(counts: Sequence[int]) -> None:
@@ -159,10 +159,30 @@ class Evaluation:
                     if pending.repeats_are_equal(files.load()):
                         settings = item.once
                 if settings == item.identity:
-                    complete([item.benchmark.samples] * count)
+                    complete([item.benchmark.samples] * len(pending.prompts))
                 record = {"settings": settings, "path": item.benchmark.path}
                 score_benchmark(folder, checkpoint.identity, item.template, **record)
             return combine(item.evaluation, checkpoint.step, checkpoint.model, checkpoint.identity)
+
+    def _questions(self, item: Item, pending: PendingSamples, context: int) -> list[dict[str, Any]]:
+        """Return the lines of questions.jsonl; those of a verifier's data source have their row."""
+        questions = pending.questions(context)
+        for line, question in zip(questions, item.benchmark.questions, strict=True):
+            if question.source in item.verifiers.get("functions", {}):
+                line["row"] = verifier_row(to_row(question))
+        unasked = sum(not question["asked"] for question in questions)
+        count, name = len(questions), item.benchmark.name
+        if unasked == count:
+            raise EvaluationError(
+                f"no question of {name} fits into the context of {context} tokens: raise "
+                "max_model_len or use a model with a longer context"
+            )
+        if unasked:
+            print(
+                f"warning: {unasked} of {count} questions of {name} do not fit into the "
+                f"context of {context} tokens and count as wrong ({TOO_LONG})"
+            )
+        return questions
 
     def _context(self, checkpoint: Checkpoint, kind: str, tokenizer: Any) -> int:
         """Return the engine's context in tokens: what the longest prompt needs, up to the limit.

@@ -6,7 +6,7 @@ grader. It needs no model and no engine.
 
 import argparse
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -23,10 +23,11 @@ from prompt_aug.base.estimates import all_table, no_signal_table, pass_table, po
 from prompt_aug.base.files import iter_lines, read_json, read_lines, write_json, write_lines
 from prompt_aug.base.progress import Progress
 from prompt_aug.extraction import BESIDE, extraction, verdicts
-from prompt_aug.grading import VERSION, grade_many, normal_form
+from prompt_aug.grading import VERSION, Grade, grade_many, normal_form
 from prompt_aug.grading.choice import LETTERS, chosen
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import Template
+from prompt_aug.verifiers import Verified, Verifiers, verifiers_of
 from recipe.run import environment
 from recipe.run.folder import BenchmarkFolder, EvaluationFolder
 
@@ -46,11 +47,13 @@ def grade_samples(
     title: str = "grade",
     setting: str = "default",
     tolerance: float | None = None,
+    verifiers: Verifiers | None = None,
 ) -> Lines:
     """Grade the first `count` samples of each question as training does, after the prefill.
 
     `setting` names the extraction. Each line also has the verdicts under `BESIDE`. A wrong number
-    within the relative `tolerance` of a decimal gold counts as right, with the status correct.
+    within the relative `tolerance` of a decimal gold counts as right, with the status correct. A
+    question with a `row` is graded by the verifier of its data source.
     """
     wanted: dict[SampleKey, Mapping[str, Any]] = {
         question_key(question, sample): as_asked(question, sample)
@@ -59,38 +62,65 @@ def grade_samples(
     }
     if lost := [key for key in wanted if key not in samples]:
         raise EvaluationError(f"{title}: {len(lost)} samples are missing: run eval.sweep again")
+    own = {key: q for key, q in wanted.items() if "row" in q}
+    rest = {key: q for key, q in wanted.items() if key not in own}
+    grades: dict[SampleKey, Grade] = {}
     with Progress(title, len(wanted), "samples") as bar:
-        grades = grade_many(
+        if own and verifiers is not None:
+            made = verifiers.grade_many(
+                [(samples[key]["response"], q["row"]) for key, q in own.items()],
+                extraction(setting, template),
+                on_grade=lambda _: bar.update(),
+            )
+            grades.update(zip(own, made, strict=True))
+        known = grade_many(
             [
                 (samples[key]["response"], q["gold"], q["question"], q.get("options", ()))
-                for key, q in wanted.items()
+                for key, q in rest.items()
             ],
             template,
             extraction=extraction(setting),
             on_grade=lambda _: bar.update(),
         )
-    lines = []
-    for (key, question), grade in zip(wanted.items(), grades, strict=True):
-        form = None if grade.extracted is None else normal_form(grade.extracted)
-        line = {
-            "uid": key[0],
-            "prompt_sha256": key[1],
-            "sample": key[2],
-            "correct": bool(grade.correct),
-            "extracted": grade.extracted,
-            "form": form,
-            "status": str(grade.status),
-            "under": verdicts(setting, grade, samples[key], question, template),
-        }
-        if tolerance and is_close(grade.extracted, question["gold"], tolerance):
-            line |= {"correct": True, "status": "correct"}
-        if "orders" in question and grade.extracted is not None:
-            # A letter means another option in another order, so votes count the options' texts.
-            options = question["options"]
-            letter = chosen(grade.extracted, options, lambda *_: False)
-            line["form"] = options[LETTERS.index(letter)] if letter else form
-        lines.append(line)
-    return lines
+        grades.update(zip(rest, known, strict=True))
+    return [
+        _graded_line(key, grades[key], samples[key], question, template, setting, tolerance)
+        for key, question in wanted.items()
+    ]
+
+
+def _graded_line(
+    key: SampleKey,
+    grade: Grade,
+    sample: Sample,
+    question: Mapping[str, Any],
+    template: Template,
+    setting: str,
+    tolerance: float | None,
+) -> dict[str, Any]:
+    own = isinstance(grade, Verified)
+    line = {
+        "uid": key[0],
+        "prompt_sha256": key[1],
+        "sample": key[2],
+        "correct": bool(grade.correct),
+        "extracted": grade.extracted,
+        "form": None if grade.extracted is None else normal_form(grade.extracted),
+        "status": str(grade.status),
+        "under": dict.fromkeys(BESIDE, bool(grade.correct))  # no extraction changes it
+        if own
+        else verdicts(setting, grade, sample, question, template),
+    }
+    if isinstance(grade, Verified):
+        line |= {"parts": {"score": grade.score, **grade.parts}, "detail": grade.detail}
+    elif tolerance and is_close(grade.extracted, question["gold"], tolerance):
+        line |= {"correct": True, "status": "correct"}
+    if "orders" in question and grade.extracted is not None:
+        # A letter means another option in another order, so votes count the options' texts.
+        options = question["options"]
+        if letter := chosen(grade.extracted, options, lambda *_: False):
+            line["form"] = options[LETTERS.index(letter)]
+    return line
 
 
 def join(
@@ -149,10 +179,20 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
         "no_signal_k": {k: v for k, v in no_signal.items() if k != "1"},  # one has no group
         "majority_at_k": by_text({k: metrics.majority(answers, correct, k) for k in ks}),
         "status_rates": {name: count / total for name, count in sorted(statuses.items())},
+        **({"parts": parts} if (parts := _part_means(lines)) else {}),
         "truncation_rate": sum(line["finish_reason"] == "length" for line in lines) / total,
         "mean_tokens": sum(line["tokens"] for line in lines) / total,
         "question_means": correct.mean(axis=1).tolist(),
     }
+
+
+def _part_means(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean of each part of verifiers' results over the samples that have it."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for line in lines:
+        for name, value in line.get("parts", {}).items():
+            values[name].append(value)
+    return {name: float(np.mean(listed)) for name, listed in sorted(values.items())}
 
 
 def score_benchmark(
@@ -166,8 +206,13 @@ def score_benchmark(
     record["settings"] = {"extraction": "default", **record["settings"]}
     count, setting = int(record["settings"]["samples"]), record["settings"]["extraction"]
     title = f"grade {folder.root.name}"
-    tolerance = record["settings"].get("tolerance")
-    grades = grade_samples(questions, samples, count, template, title, setting, tolerance)
+    tolerance, verifiers = record["settings"].get("tolerance"), None
+    if used := record["settings"].get("verifiers"):  # their files may have changed since
+        verifiers = verifiers_of(used["functions"], used["limits"])
+        record["settings"]["verifiers"] = verifiers.record(set(used["functions"]))
+    grades = grade_samples(
+        questions, samples, count, template, title, setting, tolerance, verifiers
+    )
     head = {"grader": VERSION, "model": dict(identity)}
     write_lines(folder.grades, [head, *grades])
     write_json(folder.scores, {**record, **head, **score(join(questions, samples, grades, count))})

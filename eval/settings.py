@@ -139,11 +139,15 @@ def folder_name(identity: Mapping[str, Any]) -> str:
 
 
 def benchmark_identity(
-    benchmark: LoadedBenchmark, template: object, extraction: str
+    benchmark: LoadedBenchmark,
+    template: object,
+    extraction: str,
+    verifiers: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the settings of a benchmark's scores. The content counts, not the path.
 
-    `template` is part of it only if it is the benchmark's own.
+    `template` is part of it only if it is the benchmark's own, `verifiers` only if a question has
+    one: functions, digests of their files, and limits.
     """
     own = {"template": benchmark.template, "template_sha256": _digest(template)}
     shots = {"shots": len(benchmark.shots), "shots_sha256": _digest(benchmark.shots)}
@@ -156,6 +160,7 @@ def benchmark_identity(
         "of": benchmark.size,
         "samples": benchmark.samples,
         "extraction": extraction,
+        **({"verifiers": dict(verifiers)} if verifiers else {}),
     }
 
 

@@ -73,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--instruction", choices=get_args(Turn), help="turn of the template's instruction")
     add("--system", choices=get_args(System), help="whose system prompt, if a row has one")
     add("--extraction", choices=EXTRACTIONS, help="which text counts as the answer")
+    add("--verifier", action="append", default=[], type=text, metavar="SOURCE=MODULE.FUNCTION",
+        help="your own function for a data source (default: the run's own)")  # fmt: skip
     add("--temperature", type=float, help="0 is greedy (default: the run's, or 0)")
     add("--top-p", type=float, help="default: the run's, or 1")
     add(
@@ -118,11 +120,14 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
     if options.preset is not None:
         plain = {key: getattr(Settings(), key) for key in ADDED}
         settings = settings.replaced(**plain | presets()[options.preset])
-        own = {"template": None, "shots": None}
-        requests = [request.model_copy(update=own) for request in requests]
-    names = set(Settings.model_fields) - {"benchmarks"}
+        reset = {"template": None, "shots": None}
+        requests = [request.model_copy(update=reset) for request in requests]
+    names = set(Settings.model_fields) - {"benchmarks", "verifiers", "verifier_limits"}
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    settings = settings.replaced(**given)
+    own = dict(item.rpartition("=")[::2] for item in options.verifier)
+    if not all(own) or not all(own.values()):
+        raise UsageError(f"--verifier {' '.join(options.verifier)}: write SOURCE=MODULE.FUNCTION")
+    settings = settings.replaced(**given, verifiers={**(settings.verifiers or {}), **own} or None)
     if settings.samples is not None:  # overrides the samples of the run's own benchmarks
         requests = [request.model_copy(update={"samples": None}) for request in requests]
     if options.benchmark or options.suite is not None:

@@ -19,9 +19,11 @@ EXTRACTIONS: tuple[str, ...] = get_args(ExtractionName)
 BESIDE = ("strict", "default")  # every score reports both accuracies
 
 
-def extraction(name: str) -> Extraction:
-    """Return the grader's setting of a name in EXTRACTIONS."""
-    return Extraction(strict=name == "strict", last_number=name == "last_number")
+def extraction(name: str, template: Template | None = None) -> Extraction:
+    """Return the grader's setting of a name in EXTRACTIONS, with the answer tag of a template."""
+    found = Extraction(strict=name == "strict", last_number=name == "last_number")
+    tag = template.answer_tag if template is not None else None
+    return replace(found, answer_tag=tag) if tag else found
 
 
 def verdicts(
@@ -37,7 +39,7 @@ def verdicts(
     """
     response, found = sample["response"], {given: bool(grade.correct)}
     for name in BESIDE:
-        settings = replace(extraction(name), answer_tag=template.answer_tag or "answer")
+        settings = extraction(name, template)
         answer = extract(response, settings)
         if answer == grade.extracted:
             found.setdefault(name, bool(grade.correct))

@@ -10,7 +10,7 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,15 @@ SCHEMA = pa.schema(
                     ("answers", _TEXTS),
                     ("options", _TEXTS),
                     ("rephrasings", _TEXTS),
+                    ("pass_rate", pa.float64()),
+                    ("row", pa.string()),
                 ]
             ),
         ),
     ]
 )
 
+_EXTRA = {field.name for field in SCHEMA.field("extra_info").type}
 
 VALIDATION = "validation"  # the split of questions that were held out of the training data
 
@@ -59,7 +62,9 @@ class Question:
     """A question; any of `answers` is right, also for its `rephrasings`.
 
     With `options`, which its text lists as (A), (B), ..., an answer is a letter.
-    `system` is a system prompt of its own, which a row may bring along.
+    `system` is a system prompt of its own, which a row may bring along. `pass_rate` is the share of
+    right answers that a model gave before training. `row` has the columns of the row's file, as
+    JSON, if it has others than this record: a verifier may need them.
     """
 
     uid: str
@@ -71,6 +76,8 @@ class Question:
     rephrasings: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     system: str | None = None
+    pass_rate: float | None = None
+    row: str | None = None
 
 
 def normalise(text: str) -> str:
@@ -132,6 +139,8 @@ def to_row(question: Question, index: int = 0) -> dict[str, Any]:
             "answers": list(question.answers),
             "options": list(question.options),
             "rephrasings": list(question.rephrasings),
+            "pass_rate": question.pass_rate,
+            "row": question.row,
         },
     }
 
@@ -155,8 +164,8 @@ def from_row(row: Mapping[str, Any]) -> Question:
     gold = extra.get("answers")
     if gold is None or len(gold) == 0:
         gold = reward_model.get("ground_truth")
-    level = extra.get("level")
-    return make_question(
+    level, rate = extra.get("level"), extra.get("pass_rate")
+    made = make_question(
         text=user_text(row.get("prompt"), "prompt"),
         answers=_texts(gold),
         source=str(row.get("data_source") or "unknown"),
@@ -166,6 +175,30 @@ def from_row(row: Mapping[str, Any]) -> Question:
         options=_texts(extra.get("options")),
         system=system_text(row.get("prompt")),
     )
+    return replace(made, pass_rate=_rate(rate), row=extra.get("row") or _other_columns(row))
+
+
+def _rate(value: Any) -> float | None:
+    """Return a pass rate; None without one. Raises QuestionError outside [0, 1]."""
+    if value is None or value != value:
+        return None
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise QuestionError(f"extra_info.pass_rate={value}: a share lies in [0, 1]. Correct it.")
+    return float(value)
+
+
+def _other_columns(row: Mapping[str, Any]) -> str | None:
+    """Return the columns of a row but `prompt` as JSON, None if `Question` holds all of them."""
+    extra, graded = row.get("extra_info") or {}, row.get("reward_model") or {}
+    known = set(row) <= {*SCHEMA.names, "images", "videos"} and set(extra) <= _EXTRA
+    plain = set(graded) <= {"style", "ground_truth"}
+    if known and plain and isinstance(graded.get("ground_truth"), str | None):
+        return None
+    columns = {name: value for name, value in row.items() if name != "prompt"}
+    try:
+        return json.dumps(columns, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise QuestionError(f"its columns cannot be written as JSON: {error}") from error
 
 
 def read_parquet(path: str | Path) -> list[Question]:
@@ -240,4 +273,6 @@ def _texts(value: Any) -> tuple[str, ...]:
         return ()
     if isinstance(value, str | int | float):
         return (str(value),)
+    if isinstance(value, Mapping):
+        return (json.dumps(value, default=str),)
     return tuple(str(item) for item in value)

@@ -45,7 +45,7 @@ from prompt_aug.grading.units import TRIGONOMETRIC
 # fmt: off
 Status = Literal[
     "correct", "unworked", "wrong", "echo", "no_answer", "unparsable", "timeout", "too_long",
-    "error",
+    "error", "bad_result",
 ]
 # fmt: on
 MAX_WORKER_CALLS = 12  # a list of n formulas can need n * n of them

@@ -15,9 +15,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _WORKER = Path(__file__).with_name("worker.py")
 # Where PATH has a relative entry, `sys.executable` is relative; a worker starts in another folder.
@@ -36,12 +38,18 @@ class GraderError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolSettings:
-    """Size and limits. CPU seconds decide; wall seconds only end a process that sleeps."""
+    """Size and limits. CPU seconds decide; wall seconds only end a process that sleeps.
+
+    `command` starts a worker. One that runs the user's code has `environment` in place of the few
+    variables that the grader needs, and its output goes to the caller's stderr.
+    """
 
     workers: int
     cpu_seconds: float = 2.0
     wall_seconds: float = 180.0
     memory_bytes: int = 1 << 30
+    command: tuple[str, ...] = (str(_WORKER),)
+    environment: Mapping[str, str] | None = None
 
     @classmethod
     def from_environment(cls) -> "PoolSettings":
@@ -67,17 +75,18 @@ class _Worker:
     def __init__(self, settings: PoolSettings) -> None:
         self._settings = settings
         limits = (settings.cpu_seconds, settings.wall_seconds, settings.memory_bytes)
-        environment = {k: os.environ[k] for k in _KEPT_ENVIRONMENT if k in os.environ}
+        self._own = settings.environment is not None
+        kept = {k: os.environ[k] for k in _KEPT_ENVIRONMENT if k in os.environ}
         # A fixed hash seed makes sympy's orderings, hence its verdicts, the same in every run.
-        environment["PYTHONHASHSEED"] = "0"
+        environment = {**(settings.environment or kept), "PYTHONHASHSEED": "0"}
         try:
             self._process = subprocess.Popen(
-                [_PYTHON, "-P", str(_WORKER), *map(str, limits)],
+                [_PYTHON, "-P", *settings.command, *map(str, limits)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=None if self._own else subprocess.DEVNULL,
                 env=environment,
-                cwd="/",
+                cwd=None if self._own else "/",
                 start_new_session=True,
             )
         except OSError as error:  # no fault of the answer that waits
@@ -90,6 +99,8 @@ class _Worker:
         warm = json.loads(line)["ready"] if line else ["it did not start"]
         if "correct" not in warm:
             self.kill()
+            if self._own:
+                raise GraderError(warm[0])
             raise GraderError(
                 f"the grading worker cannot use math-verify: {warm[0]}. Check it with "
                 f"`{_PYTHON} -c 'import math_verify'`, then install math-verify==0.9.0"
@@ -112,25 +123,21 @@ class _Worker:
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
-    def ask(self, gold: str, pred: str) -> Verdict | None:
-        """The verdict, or None when this worker is lost."""
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The reply, with its `seconds`, or None when this worker is lost."""
         assert self._process.stdin is not None
-        start = time.perf_counter()
+        start, limit = time.perf_counter(), self._settings.wall_seconds + _SLACK_SECONDS
         try:
-            self._process.stdin.write(json.dumps({"gold": gold, "pred": pred}).encode() + b"\n")
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-            line = self._read_line(self._settings.wall_seconds + _SLACK_SECONDS)
-        except OSError:
+            line = self._read_line(limit)
+        except (OSError, ValueError):  # ValueError: `kill` has closed the pipe
             line = None
-        if line is None:
-            return None
-        reply = json.loads(line)
-        return Verdict(
-            status=reply["status"],
-            detail=reply["detail"],
-            seconds=time.perf_counter() - start,
-            final=reply["status"] != "error" and reply["detail"] != "wall",
-        )
+        seconds = time.perf_counter() - start
+        if line is None and seconds >= limit:  # code that it runs has reset the kernel's timer
+            self.kill()
+            return {"status": "timeout", "detail": "wall", "seconds": seconds}
+        return None if line is None else {**json.loads(line), "seconds": seconds}
 
     @property
     def group(self) -> int:
@@ -184,14 +191,28 @@ class WorkerPool:
                 self._idle.append(worker)
             self._changed.notify()
 
+    def start(self) -> None:
+        """Start a worker if none is idle. Raises GraderError if that cannot work here."""
+        self._release(self._acquire())
+
     def verify(self, gold: str, pred: str) -> Verdict:
-        """Compares in a worker. A lost worker is replaced and the pair is tried once more."""
+        """Compares in a worker."""
+        reply = self.ask({"gold": gold, "pred": pred})
+        return Verdict(
+            status=reply["status"],
+            detail=reply["detail"],
+            seconds=reply["seconds"],
+            final=reply["status"] != "error" and reply["detail"] != "wall",
+        )
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply of a worker. A lost worker is replaced and the request is made once more."""
         for _ in range(2):
             worker: _Worker | None = self._acquire()
             try:
                 assert worker is not None
-                verdict = worker.ask(gold, pred)
-                if verdict is None:
+                reply = worker.ask(request)
+                if reply is None:
                     worker.kill()
                     worker = None
             except BaseException:
@@ -201,9 +222,9 @@ class WorkerPool:
                 raise
             finally:
                 self._release(worker)
-            if verdict is not None:
-                return verdict
-        return Verdict(status="error", detail="two workers were lost", seconds=0.0, final=False)
+            if reply is not None:
+                return reply
+        return {"status": "error", "detail": "two workers were lost", "seconds": 0.0}
 
     def close(self) -> None:
         """Ends every idle worker now and every busy one when it has answered."""

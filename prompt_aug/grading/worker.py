@@ -102,22 +102,27 @@ def _refuse(what: str) -> None:
     raise RefusedOperation(what)
 
 
-def _confine(limits: Limits) -> None:
-    """Gives up, for good, what grading does not need."""
+def limit_process(limits: Limits) -> None:
+    """Bounds the memory of this process and ties its life to its parent's."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     ceiling = used + limits.memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (ceiling, ceiling))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def _confine(limits: Limits) -> None:
+    """Gives up, for good, what grading does not need."""
+    limit_process(limits)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     sys.dont_write_bytecode = True  # an import that `_import_all` missed must not try to write
     sys.addaudithook(_audit)
 
 
 @contextmanager
-def _deadline(limits: Limits) -> Iterator[None]:
+def deadline(limits: Limits) -> Iterator[None]:
     signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
     signal.setitimer(signal.ITIMER_REAL, limits.wall_seconds)
     try:
@@ -249,7 +254,7 @@ def _answer(line: bytes, limits: Limits) -> dict[str, str]:
     request = json.loads(line)
     _refused.clear()
     try:
-        with _deadline(limits):
+        with deadline(limits):
             verdict = judge(request["gold"], request["pred"])
         if _refused and verdict["status"] != "correct":
             return {"status": "error", "detail": f"refused: {_refused[0]}"}
@@ -272,14 +277,17 @@ def _serve(requests: BinaryIO, replies: BinaryIO, limits: Limits) -> None:
         replies.flush()
 
 
+Serve = Callable[[BinaryIO, BinaryIO, Limits], None]  # answers requests until they end
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Child:
+class Child:
     pid: int
     requests: BinaryIO
     replies: BinaryIO
 
 
-def _fork(limits: Limits) -> _Child:
+def _fork(limits: Limits, serve: Serve) -> Child:
     request_read, request_write = os.pipe()
     reply_read, reply_write = os.pipe()
     pid = os.fork()
@@ -289,18 +297,18 @@ def _fork(limits: Limits) -> _Child:
             for descriptor in (request_write, reply_read, 0, 1):  # 0 and 1 are the parent's
                 os.close(descriptor)
             with os.fdopen(request_read, "rb") as requests, os.fdopen(reply_write, "wb") as replies:
-                _serve(requests, replies, limits)
+                serve(requests, replies, limits)
             status = 0
         finally:
             os._exit(status)
     os.close(request_read)
     os.close(reply_write)
-    return _Child(
+    return Child(
         pid=pid, requests=os.fdopen(request_write, "wb"), replies=os.fdopen(reply_read, "rb")
     )
 
 
-def _cause_of_death(child: _Child) -> dict[str, str]:
+def _cause_of_death(child: Child) -> dict[str, str]:
     child.replies.close()
     with suppress(BrokenPipeError):
         child.requests.close()
@@ -313,10 +321,12 @@ def _cause_of_death(child: _Child) -> dict[str, str]:
     return {"status": "error", "detail": f"exit code {os.WEXITSTATUS(status)}"}
 
 
-def _ask(child: _Child | None, line: bytes, limits: Limits) -> tuple[_Child | None, bytes]:
-    """Asks the child; one that has retired before it read the request is replaced."""
+def ask(
+    child: Child | None, line: bytes, limits: Limits, serve: Serve = _serve
+) -> tuple[Child | None, bytes]:
+    """Asks the child; one that has retired without a reply is replaced, once."""
     for fresh in (False, True):
-        child = child if child and not fresh else _fork(limits)
+        child = child if child and not fresh else _fork(limits, serve)
         try:
             child.requests.write(line)
             child.requests.flush()
@@ -331,7 +341,7 @@ def _ask(child: _Child | None, line: bytes, limits: Limits) -> tuple[_Child | No
     return None, b'{"status": "error", "detail": "no process could be kept"}\n'
 
 
-def _lines(parent: int) -> Iterator[bytes]:
+def request_lines(parent: int) -> Iterator[bytes]:
     """Request lines until the caller closes the pipe or is gone (another process may hold it)."""
     buffer = b""
     while True:
@@ -377,9 +387,9 @@ def main() -> None:
     os.write(1, json.dumps({"ready": warm}).encode() + b"\n")
     gc.collect()
     gc.freeze()  # keeps the warmed heap out of the forks' garbage collection, so pages stay shared
-    child: _Child | None = None
-    for line in _lines(parent):
-        child, reply = _ask(child, line, limits)
+    child: Child | None = None
+    for line in request_lines(parent):
+        child, reply = ask(child, line, limits)
         os.write(1, reply)
 
 

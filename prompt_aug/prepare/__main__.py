@@ -21,8 +21,9 @@ from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.errors import UsageError, UserError
 from prompt_aug.base.files import read_json, read_text, sha256, write_json
 from prompt_aug.base.places import unwritable
-from prompt_aug.prepare.filters import Numbered, join_rephrasings, prepare
+from prompt_aug.prepare.filters import Numbered, add_refused, join_rephrasings, prepare
 from prompt_aug.prepare.overlap import LIKENESS_LIMIT, LIKENESS_N, OVERLAP_LIMIT, OVERLAP_N
+from prompt_aug.prepare.pass_rates import checked_band, keep_band, read_pass_rates
 from prompt_aug.prepare.sources import (
     Columns,
     Preset,
@@ -149,7 +150,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--config", help="configuration of a hub data set")
     add("--split", help="split to load (default: the preset's, or train)")
     add("--as-split", default="train", help="split to write into the rows")
-    add("--name", help="data_source to write into the rows (default: the preset, or the file)")
+    add("--name", help="data_source of the rows (default: their own, or the preset or file)")
     add("--text-column", dest="text", metavar="COLUMN", help="the question; a.b goes into a record")
     add("--answer-column", dest="answer", metavar="COLUMN", help="the answer, or a list of them")
     add("--level-column", dest="level", metavar="COLUMN", help="the level; 'Level 5' is 5")
@@ -172,6 +173,10 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--allow-text", action="store_true", help="keep answers of prose, which grade by text alone"
     )
+    add("--pass-rates", type=Path, metavar="SCORES",
+        help="pass rates: the folder of eval.sweep over SOURCE as a benchmark")  # fmt: skip
+    add("--keep", type=float, nargs=2, metavar=("LOW", "HIGH"),
+        help="keep only questions with a pass rate from LOW to HIGH")  # fmt: skip
     add("--strict", action="store_true", help="write nothing and fail if any row is refused")
     return parser
 
@@ -225,6 +230,8 @@ def prepare_as(options: argparse.Namespace) -> int:
     check_paths(options)
     if not 0 < options.overlap <= 1:
         raise UsageError(f"--overlap {options.overlap} must lie in (0, 1]")
+    band = checked_band(options.keep, options.pass_rates is not None)
+    rates = read_pass_rates(options.pass_rates) if options.pass_rates is not None else None
     name, asked = choose(options)
     benchmarks = load_benchmarks(options.against or [])
     rows = load_rows(asked.hub, asked.config, asked.split, files=asked.files)
@@ -244,7 +251,11 @@ def prepare_as(options: argparse.Namespace) -> int:
         benchmarks=benchmarks,
         overlap_limit=options.overlap,
         allow_text=options.allow_text,
+        renamed=options.name is not None or name in load_presets(),
     )
+    if rates is not None:
+        questions, outside = keep_band(questions, rates, band)
+        report = add_refused(report, "pass_rate", outside)
     print_report(report := {**report, **joined})
     if not questions or (options.strict and report["kept"] < report["rows_of_wanted_levels"]):
         why = "rows were refused" if questions else "no row is left"
@@ -258,6 +269,7 @@ def prepare_as(options: argparse.Namespace) -> int:
         "benchmarks": {key: len(texts) for key, texts in benchmarks.items()},
         "overlap": {"n": OVERLAP_N, "limit": options.overlap},
         "likeness": {"n": LIKENESS_N, "limit": LIKENESS_LIMIT},
+        **({"pass_rates": str(options.pass_rates), "keep": band} if rates is not None else {}),
     }
     if options.validation is not None:
         questions, held = hold_out(questions, options.validation, report["near_duplicates"])

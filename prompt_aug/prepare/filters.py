@@ -19,7 +19,7 @@ from prompt_aug.prepare.sources import (
     question_text,
     to_question,
 )
-from prompt_aug.questions import Question, QuestionError, normalise
+from prompt_aug.questions import Question, QuestionError, from_row, normalise
 
 GRADED_AT_ONCE = 512
 PROSE_WORDS = 4  # an answer of this many words without a number is a sentence
@@ -38,14 +38,23 @@ class Refused:
 
 
 def read_rows(
-    rows: Any, columns: Columns, source: str, split: str
+    rows: Any, columns: Columns, source: str, split: str, renamed: bool = True
 ) -> tuple[Numbered, list[Refused]]:
-    """Return the questions of the requested levels, and the rows without question or answer."""
+    """Return the questions of the requested levels, and the rows without question or answer.
+
+    A verl-style row keeps all its fields, and unless `renamed` its data source.
+    """
     questions: Numbered = []
     refused = []
     for number, row in tqdm(kept_levels(rows, columns), "read", total=len(rows), disable=None):
         try:
-            questions.append((number, to_question(row, columns, source, split)))
+            made = to_question(row, columns, source, split)
+            if columns.whole_rows and row.get("data_source"):
+                own = from_row(row)
+                made = dataclasses.replace(
+                    own, split=split, source=source if renamed else own.source
+                )
+            questions.append((number, made))
         except QuestionError as error:
             refused.append(Refused(row=number, reason="empty", detail=str(error)))
     return questions, refused
@@ -162,9 +171,10 @@ def prepare(
     benchmarks: Mapping[str, Sequence[str]],
     overlap_limit: float = OVERLAP_LIMIT,
     allow_text: bool = False,
+    renamed: bool = True,
 ) -> tuple[Numbered, dict[str, Any]]:
     """Return the questions kept, each with its row number, and the report for the manifest."""
-    questions, refused = read_rows(rows, columns, source, split)
+    questions, refused = read_rows(rows, columns, source, split, renamed)
     read = len(questions) + len(refused)
     questions, duplicates, contradictions = refuse_repeats(questions)
     questions, overlaps = refuse_overlap(questions, OverlapIndex(benchmarks), overlap_limit)
@@ -186,3 +196,14 @@ def prepare(
         "near_duplicates": near,
     }
     return questions, report
+
+
+def add_refused(report: Mapping[str, Any], reason: str, more: Sequence[Refused]) -> dict[str, Any]:
+    """Return the report of `prepare` with rows that a later check refused."""
+    rows = [*report["refused_rows"], *map(dataclasses.asdict, more)]
+    return {
+        **report,
+        "kept": report["kept"] - len(more),
+        "refused": {**report["refused"], reason: len(more)},
+        "refused_rows": sorted(rows, key=lambda row: row["row"]),
+    }

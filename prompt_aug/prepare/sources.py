@@ -58,6 +58,13 @@ class Columns(Record):
     order: str | None = None
     rephrasings: int | None = None
 
+    @property
+    def whole_rows(self) -> bool:
+        """True for the columns of verl, of which no part is cut out."""
+        cut = (self.answer_from, self.text_after, self.text_before, self.group)
+        given = (self.text, self.answer) == ("prompt", "reward_model.ground_truth")
+        return given and not any(cut)
+
 
 class Preset(Columns):
     """A known data set: its place on the hub and its columns; see presets.yaml for the keys."""

@@ -4,8 +4,8 @@ After Prompt Curriculum Learning (PCL, arXiv 2510.01135). From k times as many c
 the questions whose predicted pass rate is nearest to 0.5, where the gradient is largest.
 PCL trains a value model that predicts the rate: ``recipe.curriculum.value_model``
 (`recipe.trainer.critic`). Departure, the default: the estimate is the question's running pass rate
-in this run. That is free, but lags behind the policy, and there is no estimate for a question that
-was never drawn.
+in this run. That is free, but lags behind the policy. A question that was never drawn has the
+estimate that its row brings along (`prompt_aug.prepare --pass-rates`), or none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,8 +43,14 @@ class PassRates:
         self._rates: dict[str, float] = {}
 
     def rate(self, uid: str) -> float:
-        """p of the question; the target if it was never drawn, so that it comes first."""
+        """p of the question; the target without an estimate, so that it comes first."""
         return self._rates.get(uid, self.target)
+
+    def start(self, uid: str, rate: float) -> None:
+        """Set p of a question without an estimate; ValueError outside [0, 1]."""
+        if not 0 <= rate <= 1:
+            raise ValueError(f"pass rate {rate} of question {uid}: a share lies in [0, 1]")
+        self._rates.setdefault(uid, rate)
 
     def update(self, uid: str, accuracy: float) -> None:
         """p <- (1 - decay) p + decay accuracy; the first group sets p.

@@ -32,6 +32,8 @@ class RolloutBatch:
     text: list[str]  # the response
     answers: list[str]  # its final answer, the same text for all right ones; "" without any
     statuses: list[str]  # the grader's verdicts
+    sources: list[str]  # data_source
+    parts: list[dict[str, float]]  # of the result of the source's own verifier; {} without one
     shortest: list[int | None]  # tokens of the question's shortest right response before this step
     accuracy: list[float]  # 0 or 1
     formats: list[float]

@@ -32,8 +32,12 @@ ONE_RUN = (
 )
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CONFIG = Path(__file__).resolve().parent
-# Keyword arguments of a function, whose signature `recipe.algorithms.registry` checks.
-ARGUMENTS = ("recipe.advantage.arguments", "recipe.weights.arguments")
+# Keyword arguments of a function, whose signature `recipe.algorithms.registry` checks, and mappings
+# whose keys are data sources, which `recipe.preflight.data` checks.
+ARGUMENTS = (
+    *("recipe.advantage.arguments", "recipe.weights.arguments"),
+    *("recipe.reward.verifiers", "recipe.source_weights", "eval.verifiers"),
+)
 # Sections that verl passes on as keyword arguments of other libraries: any key may be added there.
 OPEN = (
     "ray_kwargs",

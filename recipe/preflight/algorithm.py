@@ -114,6 +114,7 @@ def needs_rephrasings(key: str, value: str) -> Rule:
     )
 
 
+VERIFIERS = "recipe.reward.verifiers"
 HISTORY, FILTER = "recipe.history.enable", "algorithm.filter_groups.enable"
 KL_IN_REWARD, OVERLONG = "algorithm.use_kl_in_reward", "recipe.reward.overlong.enable"
 ALGORITHM: list[Check] = [
@@ -133,6 +134,7 @@ ALGORITHM: list[Check] = [
     maybe_negative(KL_IN_REWARD),
     maybe_negative(OVERLONG),
     maybe_negative(HISTORY),
+    maybe_negative(VERIFIERS),
     Rule(
         "recipe.advantage.name recipe.reward.format_weight",
         lambda s: (
@@ -147,6 +149,7 @@ ALGORITHM: list[Check] = [
     made_of_parts(KL_IN_REWARD),
     made_of_parts(OVERLONG),
     made_of_parts(HISTORY),
+    made_of_parts(VERIFIERS),
     Rule(
         "recipe.advantage.name recipe.reward.format_weight",
         lambda s: s.facts.parts == ("accuracy",) and s.recipe.reward.format_weight,

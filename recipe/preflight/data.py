@@ -18,6 +18,7 @@ from prompt_aug.templates import Overlong
 from recipe.errors import ConfigError
 from recipe.preflight.engine import EPOCHS
 from recipe.preflight.rules import Check, Rule, Setup
+from recipe.preflight.sources import check_verifiers, counts_of, weighted
 from recipe.run.folder import RunFolder
 
 SPLITS = ("train_files", "val_files")
@@ -171,7 +172,8 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
     be drawn: draws change with the epoch. A validation question is measured under its own fixed
     template. Returns the record of data/manifest.json, which names every question dropped.
     """
-    setup, augment, report = Setup(config), config.recipe.augment, {}
+    setup, augment, report = Setup(config), config.recipe.augment, dict[str, Any]()
+    everything: list[Question] = []
     folder = RunFolder(Path(config.recipe.run_dir))
     drawn = {
         ("train", "train_files"): list(augment.templates or prompts.bank.names),
@@ -190,9 +192,10 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
             )
         kept, dropped = fitting(questions, prompts, names, tokenizer, config, key)
         counts: dict[str, Any] = {"questions": len(kept)}
+        everything += kept
         if split == "train":
             kept, rephrasings = fit_rephrasings(kept, prompts, names, tokenizer, config)
-            kept = only_question(kept, config)
+            kept = only_question(weighted(kept, config.recipe.source_weights), config)
             if found := list(too_few(len(kept), setup)):
                 raise ConfigError("\n".join(found))
             counts.update(rephrasings)
@@ -203,7 +206,8 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
                     f"recipe.keep_best={best}: no validation on data.val_files writes it. Set "
                     f"{' or '.join(sorted(written))}."
                 )
-        counts["digest"] = digest(kept)
+        graded = bool(config.recipe.reward.verifiers)  # by functions that may read any column
+        counts |= {"digest": digest(kept, graded), "rows_of_source": counts_of(kept)}
         check_same_questions(folder, split, f"data.{key}", counts["digest"])
         path = folder.data(split)
         write_parquet([dataclasses.replace(q, split=split) for q in kept], path)
@@ -213,14 +217,14 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
         }
         with open_dict(config):
             config.data[key] = [str(path)]
-    return report
+    return report | {"verifiers": check_verifiers(config, everything)}
 
 
-def digest(questions: Sequence[Question]) -> str:
-    """Return the SHA-256 of the questions in their order: texts, answers and rephrasings."""
+def digest(questions: Sequence[Question], rows: bool = False) -> str:
+    """Return the SHA-256 of the questions in their order, with `rows` of all their columns."""
     lines = [
-        json.dumps([q.text, list(q.answers), list(q.rephrasings), *([q.system] * bool(q.system))])
-        for q in questions
+        json.dumps([q.text, list(q.answers), list(q.rephrasings), *filter(None, more)])
+        for q, more in ((q, (q.system, q.row if rows else None)) for q in questions)
     ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

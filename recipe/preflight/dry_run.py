@@ -78,7 +78,8 @@ def method(config: DictConfig) -> str:
 
 def reward(section: DictConfig) -> str:
     """Return the formula of `recipe.rollout.reward` with its settings."""
-    told = "accuracy"
+    own = [f"{path} ({source})" for source, path in (section.verifiers or {}).items()]
+    told = " or ".join([*own, "accuracy"])
     if section.format_weight:
         told += f" + {section.format_weight} x format"
         told += " (of right answers)" if section.format_gated else ""

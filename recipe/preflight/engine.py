@@ -15,11 +15,12 @@ from recipe.run.folder import RunFolder
 
 EPOCHS = 1_000_000  # of recipe.yaml: more than any number of steps needs
 GRADER, SAMPLING = "Set the keys under recipe.reward.", "Set recipe.dynamic_sampling."
+VERIFIER = "no effect. Set recipe.reward.verifiers.DATA_SOURCE=my_module.compute_score."
 OVERRIDDEN = "recipe.advantage computes the advantages. Unset it and set recipe.advantage.name."
 # (key, the only value with which verl 0.9.1 or this project does what it says, why and what to do).
 FIXED: list[tuple[str, Any, str]] = [
-    ("custom_reward_function.path", None, f"no effect. {GRADER}"),
-    ("reward.custom_reward_function.path", None, f"no effect. {GRADER}"),
+    ("custom_reward_function.path", None, VERIFIER),
+    ("reward.custom_reward_function.path", None, VERIFIER),
     ("reward_model.reward_manager", "naive", f"no effect. {GRADER}"),
     ("algorithm.filter_groups.max_num_gen_batches", 0, f"no effect. {SAMPLING}"),
     ("algorithm.use_pf_ppo", False, "no effect. Unset it."),

@@ -104,6 +104,8 @@ def trial_batch(rows: int, rephrasings: int) -> RolloutBatch:
         text=["\\boxed{1}" if acc else "\\boxed{2}" for acc in accuracy],
         answers=["1" if acc else "2" for acc in accuracy],
         statuses=["correct" if acc else "wrong" for acc in accuracy],
+        sources=["a"] * count,
+        parts=[{}] * count,
         shortest=[None] * count,
         accuracy=accuracy,
         formats=[1.0] * count,

@@ -21,6 +21,7 @@ FREE = (
     "eval ray_kwargs global_profiler recipe.run_dir recipe.method recipe.min_free_gib "
     "recipe.save_rollouts_every recipe.save_tensors_every recipe.worker_logs recipe.keep_every "
     "recipe.keep_best recipe.rollout.hang_seconds recipe.dynamic_sampling reward.num_workers "
+    "recipe.reward.verifier_limits "
     "trainer.default_local_dir trainer.save_freq trainer.test_freq trainer.val_before_train "
     "trainer.logger trainer.project_name trainer.experiment_name trainer.max_actor_ckpt_to_keep "
     "{A}.ppo_max_token_len_per_gpu {A}.profiler {A}.fsdp_config.param_offload "

@@ -1,10 +1,11 @@
-"""The reward: accuracy + format - overlong, with every part recorded.
+"""The reward: score + format - overlong, with every part recorded.
 
-    reward = accuracy + format_weight * format * [accuracy = 1 or not format_gated] - overlong
+    reward = score + format_weight * format * [accuracy = 1 or not format_gated] - overlong
 
-accuracy is 0 or 1, from `prompt_aug.grading`. The grader also reads the question: an answer that
-only repeats a formula of it scores 0 (status "echo"). Arithmetic that is not worked out has the
-status "unworked"; `recipe.reward.unworked` pays or refuses it.
+score is accuracy, 0 or 1, from `prompt_aug.grading`; or the result of the user's verifier of the
+row's data source (``recipe.reward.verifiers``, `prompt_aug.verifiers`). The grader also reads the
+question: an answer that only repeats a formula of it scores 0 (status "echo"). Arithmetic that is
+not worked out has the status "unworked"; `recipe.reward.unworked` pays or refuses it.
 format is the format reward of the drawn template, in [0, 1] and dyadic, of the text after the
 prefill. By default wrong answers get it too, as in arXiv 2602.03190. `overlong` is DAPO's soft
 punishment (arXiv 2503.14476, eq. 13), with L the response length, L_max its limit, and C the
@@ -17,6 +18,7 @@ needs half the ramp for the same advantages: ``factor: 0.5``, which method/dapo 
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,9 +27,13 @@ from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
 from prompt_aug.extraction import extraction
-from prompt_aug.grading import grade
+from prompt_aug.grading import Grade, grade
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import user_text
+from prompt_aug.templates import Template
+from prompt_aug.verifiers import Verified, verifier_row, verifiers_of
+
+logger = logging.getLogger(__name__)
 
 
 def overlong_penalty(length: int, limit: int, buffer: int, factor: float) -> float:
@@ -35,10 +41,12 @@ def overlong_penalty(length: int, limit: int, buffer: int, factor: float) -> flo
     return factor * min(1.0, max(0.0, (length - (limit - buffer)) / buffer))
 
 
-def combine(accuracy: float, format_reward: float, overlong: float, settings: DictConfig) -> float:
+def combine(
+    score: float, format_reward: float, overlong: float, settings: DictConfig, *, right: bool
+) -> float:
     """The reward of one response; `settings` is the section ``recipe.reward``."""
-    paid = format_reward if accuracy == 1.0 or not settings.format_gated else 0.0
-    return accuracy + settings.format_weight * paid - overlong
+    paid = format_reward if right or not settings.format_gated else 0.0
+    return score + settings.format_weight * paid - overlong
 
 
 def _asked(row: Mapping[str, Any]) -> str:
@@ -64,6 +72,8 @@ class RecipeRewardManager(RewardManagerBase):
         self.settings = config.recipe.reward
         self.limit = int(config.data.max_response_length)
         self.bank = Prompts.from_config(config).bank
+        self.verifiers = verifiers_of(self.settings.verifiers, self.settings.verifier_limits)
+        self.logged: set[tuple[str, str]] = set()
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         item = data[0]
@@ -75,26 +85,24 @@ class RecipeRewardManager(RewardManagerBase):
         drawn = row["tool_extra_fields"]
         template = self.bank[drawn["template"]]
         # In a thread, so that an answer that waits for a worker process does not block others.
-        graded = await asyncio.to_thread(
-            grade,
-            text,
-            list(row["extra_info"]["answers"]),
-            template,
-            question=_asked(row),
-            options=_listed(row, "options"),
-            extraction=extraction(self.settings.extraction),
-            pay_unworked=self.settings.unworked == "pay",
-        )
+        graded = await asyncio.to_thread(self.grade, text, row, template)
         accuracy = float(graded.correct)
+        score, parts = accuracy, {}
+        if isinstance(graded, Verified):
+            score, parts = graded.score, {"score": graded.score, **graded.parts}
         format_reward = template.format_reward(text)
         overlong = 0.0
         if self.settings.overlong.enable:
             buffer, factor = self.settings.overlong.buffer, self.settings.overlong.factor
             overlong = overlong_penalty(length, self.limit, buffer, factor)
         return {
-            "reward_score": combine(accuracy, format_reward, overlong, self.settings),
+            "reward_score": combine(
+                score, format_reward, overlong, self.settings, right=graded.correct
+            ),
             "reward_extra_info": {
                 "acc": accuracy,
+                "source": row["data_source"],
+                "parts": parts,
                 "format": format_reward,
                 "overlong": overlong,
                 "status": "unworked" if graded.unworked else str(graded.status),
@@ -102,3 +110,23 @@ class RecipeRewardManager(RewardManagerBase):
                 "response": text,
             },
         }
+
+    def grade(self, text: str, row: Mapping[str, Any], template: Template) -> Grade:
+        """Grade a response with the verifier of its data source, or with the project's grader."""
+        found = extraction(self.settings.extraction, template)
+        if row["data_source"] in self.verifiers:
+            graded = self.verifiers.grade(text, verifier_row(row), found)
+            failed = (row["data_source"], str(graded.status))
+            if graded.status not in ("correct", "wrong") and failed not in self.logged:
+                self.logged.add(failed)  # the first of a kind; metrics have the share
+                logger.warning("verifier of %s: %s, %s", *failed, graded.detail)
+            return graded
+        return grade(
+            text,
+            list(row["extra_info"]["answers"]),
+            template,
+            question=_asked(row),
+            options=_listed(row, "options"),
+            extraction=found,
+            pay_unworked=self.settings.unworked == "pay",
+        )

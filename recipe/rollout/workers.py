@@ -131,9 +131,11 @@ def to_rows(
     """(keys, fields, tags) of the rollouts of one question, as verl stores them.
 
     A key is ``{uid}_{session_id}_0``. The fields are verl's. All columns of the dataset are kept,
-    since verl's validation and padding read some of them.
+    since verl's validation and padding read some of them; those of the row's file, which only a
+    verifier reads and which may be long, are not.
     """
     keys, fields, tags = [], [], []
+    row = {**row, "extra_info": {k: v for k, v in row["extra_info"].items() if k != "row"}}
     for session, output in outputs.items():
         prompt = torch.tensor(output.prompt_ids, dtype=torch.int64)
         field = output.as_dict()

@@ -20,6 +20,7 @@ from prompt_aug.typed import (
     Text,
     Weight,
 )
+from prompt_aug.verifiers import VerifierLimits
 
 MOST_SAMPLES = 100_000  # of a question; a larger number is a typing error
 DType = Literal["float32", "bfloat16", "float16", "auto"]
@@ -42,11 +43,14 @@ class EvaluationSection(Record):
     `top_k` 0 keeps all tokens. `stop` are stop strings beside the template's. `system_prompt`
     replaces that of templates and questions. With `cyclic_options` sample i of a multiple-choice
     question has its options rotated by i places.
+    `verifiers`: dotted path of the function that grades the questions of a data source.
     """
 
     template: Text = "qwen-math"
     benchmarks: Several[BenchmarkRequest] = ()
     extraction: ExtractionName = "default"
+    verifiers: dict[str, Text] | None = None
+    verifier_limits: VerifierLimits = VerifierLimits()
     temperature: Weight = 0.0
     top_p: Part = 1.0
     top_k: Count = 0

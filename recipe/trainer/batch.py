@@ -159,6 +159,8 @@ def _grades(fetched: Fetched, rows: Sequence[int]) -> dict[str, Any]:
         "text": [g["response"] for g in graded],
         "answers": [answer(g) for g in graded],
         "statuses": [g["status"] for g in graded],
+        "sources": [g["source"] for g in graded],
+        "parts": [g["parts"] for g in graded],
         "accuracy": [float(g["acc"]) for g in graded],
         "formats": [float(g["format"]) for g in graded],
         "truncated": [bool(e["truncated"]) for e in extra],

@@ -5,7 +5,7 @@ Symbols: B rollouts of a step, T tokens of the longest, n the number of a rephra
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -93,6 +93,32 @@ def group_metrics(
     return metrics
 
 
+def source_metrics(rollouts: RolloutBatch) -> dict[str, float]:
+    """Share and accuracy by data source, and the parts of its verifier's results.
+
+    source/<name>/part/<part> is the mean over the responses whose result has the part. {} for one
+    source without a verifier, of which train/accuracy says as much.
+    """
+    parts = part_means(rollouts.sources, rollouts.parts)
+    names = list(dict.fromkeys(rollouts.sources))
+    metrics: dict[str, float] = {}
+    for name in names if len(names) > 1 or parts else []:
+        here = [source == name for source in rollouts.sources]
+        metrics[f"source/{name}/share"] = mean(here)
+        columns: dict[str, Sequence[float]] = {"accuracy": rollouts.accuracy}
+        metrics |= {f"source/{name}/{k}": v for k, v in means_where(here, columns).items()}
+    return metrics | {f"source/{key}": value for key, value in parts.items()}
+
+
+def part_means(sources: Sequence[str], parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """<source>/part/<part>: the mean of a part over the rows of a source that have it."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for source, row in zip(sources, parts, strict=True):
+        for name, value in row.items():
+            values[f"{source}/part/{name}"].append(value)
+    return {key: mean(listed) for key, listed in values.items()}
+
+
 def means_where(here: Sequence[bool], columns: dict[str, Sequence[float]]) -> dict[str, float]:
     """The mean of every column over the rows that are `here`."""
     return {
@@ -142,7 +168,7 @@ def validation_metrics(
     infos: dict[str, list],
     expected: dict[tuple[str, str], int],
 ) -> dict[str, float]:
-    """Per source: accuracy (mean over questions), its standard error, and the format rate.
+    """Per source: accuracy (mean over questions), its standard error, format rate and parts.
 
     A rollout that failed counts as wrong: the denominator of a question is `expected`, the number
     of samples requested. The standard error is that of the mean over questions, sqrt(s^2 / P).
@@ -163,4 +189,5 @@ def validation_metrics(
         metrics[f"val/{source}/standard_error"] = math.sqrt(spread / len(values))
         metrics[f"val/{source}/format"] = mean(formats[source])
         metrics[f"val/{source}/questions"] = float(len(values))
-    return metrics
+    parts = part_means([str(source) for source in sources], infos["parts"])
+    return metrics | {f"val/{key}": value for key, value in parts.items()}

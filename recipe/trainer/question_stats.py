@@ -31,6 +31,12 @@ class QuestionStats:
         """Batches of candidate questions for every batch that is used."""
         return int(self.curriculum.candidates) if self.curriculum.enable else 1
 
+    def start(self, questions: Sequence[str], measured: Sequence[float | None]) -> None:
+        """Take the pass rates from before training, where the data has them, as estimates."""
+        for question, rate in zip(questions, measured, strict=True):
+            if rate is not None:
+                self.rates.start(question, rate)
+
     def choose(
         self, questions: Sequence[str], count: int, predicted: Sequence[float] | None = None
     ) -> list[int]:

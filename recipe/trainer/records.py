@@ -20,6 +20,7 @@ def lines(
             "step": step,
             "uid": rollouts.questions[i],
             "rollout": rollouts.rollouts[i],
+            "source": rollouts.sources[i],
             "template": rollouts.templates[i],
             "rephrasing": rollouts.rephrasings[i],
             "prompt": tokenizer.decode(
@@ -31,6 +32,7 @@ def lines(
             "reward": reward,
             "accuracy": rollouts.accuracy[i],
             "format": rollouts.formats[i],
+            "parts": rollouts.parts[i],
             "length": rollouts.lengths[i],
             "truncated": rollouts.truncated[i],
             "status": rollouts.statuses[i],

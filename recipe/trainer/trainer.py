@@ -127,6 +127,7 @@ class RecipeTrainer(SavingTrainer):
         if len(chunks) > 1:
             batch = tu.concat_tensordict(chunks)
             questions = [e["uid"] for e in batch["extra_info"]]
+            self.question_stats.start(questions, [e.get("pass_rate") for e in batch["extra_info"]])
             model = self.value_model
             rates = model.rate(self._prompts(batch)) if model else None
             chosen = self.question_stats.choose(questions, len(chunks[0]), rates)
@@ -300,6 +301,7 @@ class RecipeTrainer(SavingTrainer):
         metrics.update(statistics.entropy(rollouts))
         metrics.update(statistics.group_metrics(rollouts, made.rewards_B, by_rephrasing))
         metrics.update(statistics.rephrasing_metrics(rollouts, made.rewards_B))
+        metrics.update(statistics.source_metrics(rollouts))
         metrics.update({**made.metrics, **self.question_stats.see_step(rollouts)})
         every = recipe.save_tensors_every
         if every and self.global_steps % every == 0:

@@ -44,6 +44,7 @@ class Queue:
 def row(right: bool, tokens: int, *, question: str = "q", session: int = 0, **more: Any) -> dict:
     """One response, truncated at four tokens. Keywords replace fields."""
     graded = {"acc": float(right), "format": 1.0, "response": "r", "pred": "7", "status": "correct"}
+    graded |= {"source": "s", "parts": {}}
     place = {"template": "t", "rephrasing": session // 2, "generated_under": None}
     return {
         "session_id": session,
@@ -102,6 +103,8 @@ def synthetic(
         "weight_logprobs_BT": logprobs_BT,
         "rollout_logprobs_BT": None,
         "entropy_BT": None,
+        "sources": ["s"] * count,
+        "parts": [{}] * count,
         "values_BT": None,
         "shortest": [None] * count,
         "formats": [0.0] * count,

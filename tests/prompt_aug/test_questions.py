@@ -1,6 +1,7 @@
 """Questions: the uid by hand, files there and back, foreign files, refusals with row numbers."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,8 +58,32 @@ def test_row_by_hand() -> None:
             "answers": ["2"],
             "options": [],
             "rephrasings": ["1 + 1 = ?"],
+            "pass_rate": None,
+            "row": None,
         },
     }
+
+
+def test_columns_that_no_field_holds_stay_in_the_row() -> None:
+    made = from_row(to_row(ask()))
+    assert made.row is None
+    given = {
+        **to_row(ask()),
+        "reward_model": {"ground_truth": {"tests": [1, 2]}},
+        "cases": [{"in": "1"}],
+        "extra_info": {"index": 3, "entry": 7, "pass_rate": 0.25},
+    }
+    made = from_row(given)
+    assert (made.pass_rate, made.answers) == (0.25, ('{"tests": [1, 2]}',))
+    kept = json.loads(str(made.row))
+    assert {key: kept[key] for key in ("cases", "reward_model")} == {
+        "cases": [{"in": "1"}],
+        "reward_model": {"ground_truth": {"tests": [1, 2]}},
+    }
+    assert from_row(to_row(made)) == made  # also through a second file
+    for rate in (1.5, -0.1, "half"):
+        with pytest.raises(QuestionError, match="pass_rate"):
+            from_row({**given, "extra_info": {"pass_rate": rate}})
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda t: t.strip())

@@ -28,6 +28,7 @@ NONE = "recipe.advantage.name=none {A}.entropy_coeff=0.1"
 GAE = "recipe.advantage.name=verl:gae"
 PCL = "recipe.curriculum.enable=true recipe.curriculum.value_model=true critic.enable=true"
 MAXRL = "recipe.advantage.name=maxrl recipe.reward.format_weight=0"
+VERIFIER = "recipe.reward.verifiers.toy=my_module.check"
 TA = "recipe.advantage.name=ta_grpo recipe.rephrasings.count=3"
 STAR = "recipe.advantage.name=ta_grpo_star recipe.rephrasings.count=3"
 FILTER = "algorithm.filter_groups.enable=true"
@@ -94,6 +95,8 @@ REFUSED_ALGORITHM = [
     (f"{MAXRL} algorithm.use_kl_in_reward=true", "maxrl algorithm.use_kl_in_reward"),
     (f"{MAXRL} {OVERLONG}.enable=true", f"maxrl {OVERLONG}.enable"),
     (f"{MAXRL} recipe.history.enable=true", "maxrl recipe.history.enable"),
+    (f"{MAXRL} {VERIFIER}", "maxrl recipe.reward.verifiers"),
+    (f"recipe.advantage.name=gdpo {VERIFIER}", "gdpo recipe.reward.verifiers"),
     ("recipe.advantage.name=maxrl", "maxrl recipe.reward.format_weight"),
     (f"{NONE} {WEIGHTS}", "recipe.advantage.name recipe.weights.name"),
     (f"{NONE} recipe.history.enable=true", "recipe.advantage.name recipe.history.enable"),
@@ -129,6 +132,7 @@ ALLOWED_ALGORITHM = [
     "{LOSS}=mine {A}.policy_loss._target_=json.decoder.Mine",  # a module that exists
     "recipe.advantage.name=none {A}.use_kl_loss=true",
     "{LOSS}=dro {A}.policy_loss.dro_beta=0.1",
+    VERIFIER,
     "{LOSS}=gspo {C}.bypass_mode=true",
     "{LOSS}=dppo_tv {A}.clip_ratio=0.3 {A}.clip_ratio_low=null {A}.clip_ratio_high=null",
     f"{RS}'token_k2,seq_max_k3'",

@@ -76,6 +76,9 @@ eval.temperature=hot        eval.temperature=-1            eval.benchmarks=3
 eval.template=nope          eval.max_model_len=1           eval.dtype=int8
 eval.max_tokens=0
 recipe.keep_best=nope       recipe.keep_best=val/toy/accuracy/mean
+recipe.reward.verifiers=mine.check          recipe.reward.verifier_limits.cpu_seconds=0
+recipe.reward.verifiers={{toy:3}}           eval.verifiers=mine.check
+recipe.source_weights=2                     recipe.source_weights={{toy:0}}
 recipe.seed=-1              recipe.seed=4294967296         recipe.seed=0.5
 recipe.name=''              recipe.run_dir=''              recipe.model_path=''
 recipe.toy.cache=''         recipe.worker_logs=maybe       recipe.worker_logs=1

@@ -25,11 +25,13 @@ def test_overlong_by_hand(length: int, penalty: float) -> None:
 
 
 def test_combine_by_hand() -> None:
-    assert combine(1.0, 0.75, 0.0, SETTINGS) == 1.75
-    assert combine(0.0, 0.75, 0.5, SETTINGS) == 0.25  # the paper pays format for wrong answers
+    assert combine(1.0, 0.75, 0.0, SETTINGS, right=True) == 1.75
+    assert (
+        combine(0.0, 0.75, 0.5, SETTINGS, right=False) == 0.25
+    )  # the paper pays format for wrong answers
     gated = OmegaConf.create({"format_weight": 0.5, "format_gated": True})
-    assert combine(0.0, 0.75, 0.0, gated) == 0.0
-    assert combine(1.0, 0.5, 0.0, gated) == 1.25
+    assert combine(0.4, 0.75, 0.0, gated, right=False) == 0.4
+    assert combine(1.0, 0.5, 0.0, gated, right=True) == 1.25
 
 
 class Words:
@@ -42,12 +44,13 @@ class Words:
         return "".join(self.texts[i] for i in ids.tolist())
 
 
-def record(length: int, width: int, answers: list[str], template: str, options: Any = None):
+def record(length: int, width: int, answers: list[str], template: str, options: Any, source: str):
     from verl import DataProto
 
     mask = torch.tensor([[1] * length + [0] * (width - length)])
     given = {"answers": answers, "options": options, "rephrasings": ["Work out $8/2$."]}
     columns = {
+        "data_source": source,
         "extra_info": given,
         "raw_prompt": [{"role": "user", "content": "What is $2+2$?"}],
         "tool_extra_fields": {"template": template},
@@ -68,6 +71,7 @@ def score(
     overlong: bool = False,
     options: Any = None,
     unworked: str = "pay",
+    source: str = "math",
 ):
     config = OmegaConf.create(
         {
@@ -79,13 +83,17 @@ def score(
                     "format_gated": False,
                     "extraction": "default",
                     "unworked": unworked,
+                    "verifiers": {"own": "own_verifiers.long"},
+                    "verifier_limits": None,
                     "overlong": {"enable": overlong, "buffer": 2, "factor": 1.0},
                 },
             },
         }
     )
     manager = RecipeRewardManager(config, Words(texts), None)
-    return asyncio.run(manager.run_single(record(length, len(texts), answers, template, options)))
+    return asyncio.run(
+        manager.run_single(record(length, len(texts), answers, template, options, source))
+    )
 
 
 def test_unworked_arithmetic_is_paid_or_refused() -> None:
@@ -107,6 +115,23 @@ def test_the_manager_grades_and_adds_the_drawn_templates_format() -> None:
     wrong = score(good, 2, "deepseek-r1", ["5"])
     assert wrong["reward_score"] == 1.0
     assert wrong["reward_extra_info"]["status"] == "wrong"
+
+
+def test_a_verifiers_score_with_format_and_length_on_top() -> None:
+    """Half a point for the part that is there; the format of a wrong answer is paid, as without."""
+    for text, base, accuracy in (("long enough", 1.0, 1.0), ("short", 0.5, 0.0), ("", 0.0, 0.0)):
+        parts = [text, "", "", ""]
+        result = score(parts, 3, "qwen-math", ["4"], overlong=True, source="own")
+        info = result["reward_extra_info"]
+        assert info["source"] == "own"
+        assert info["overlong"] == 0.5
+        assert result["reward_score"] == base + info["format"] - 0.5
+        assert info["acc"] == accuracy
+        more = {"characters": float(len(text))} if text else {}  # of a result alone
+        assert info["parts"] == {"score": base, **more}
+        assert info["status"] == ("error" if not text else "correct" if accuracy else "wrong")
+    math = score(["\\boxed{4}", "", "", ""], 1, "qwen-math", ["4"])["reward_extra_info"]
+    assert (math["acc"], math["parts"], math["source"]) == (1.0, {}, "math")
 
 
 def test_a_formula_of_the_question_or_of_a_rephrasing_scores_nothing() -> None:
@@ -147,8 +172,9 @@ def test_the_overlong_ramp_of_dapo_by_hand() -> None:
 
     def advantages(factor: float, wrong: float = 0.0) -> list[float]:
         rewards = [
-            combine(accuracy or wrong, 0.0, overlong_penalty(length, 3072, 512, factor), SETTINGS)
+            combine(accuracy or wrong, 0.0, penalty, SETTINGS, right=accuracy == 1.0)
             for accuracy, length in cases
+            for penalty in [overlong_penalty(length, 3072, 512, factor)]
         ]
         return grpo(rewards, [0] * len(cases)).tolist()
 

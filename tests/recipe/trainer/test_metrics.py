@@ -7,7 +7,13 @@ import torch
 from rollout_batches import synthetic
 
 from recipe.algorithms.rollouts import RolloutBatch
-from recipe.trainer.metrics import entropy, group_metrics, rephrasing_metrics, validation_metrics
+from recipe.trainer.metrics import (
+    entropy,
+    group_metrics,
+    rephrasing_metrics,
+    source_metrics,
+    validation_metrics,
+)
 
 REWARDS = [2.0, 2.0, 0.5, 0.0, 1.0, 0.0]
 # g0: zero variance, all right; g1: all wrong, but format differs; g2: variance
@@ -94,9 +100,28 @@ def test_validation_counts_failed_rollouts_as_wrong() -> None:
     # two questions, two samples each; one sample of u2 failed and is absent
     expected = {("math", "u1"): 2, ("math", "u2"): 2}
     infos = {"acc": [1.0, 1.0, 1.0], "format": [1.0, 0.5, 0.0]}
+    infos["parts"] = [{"score": 1.0}, {"score": 0.5, "more": 2.0}, {}]
     metrics = validation_metrics(["math"] * 3, ["u1", "u1", "u2"], infos, expected)
     assert metrics["val/math/accuracy"] == pytest.approx((1.0 + 0.5) / 2)
     # values 1 and 0.5: s^2 = 0.125, standard error sqrt(0.125 / 2) = 0.25
     assert metrics["val/math/standard_error"] == pytest.approx(0.25)
     assert metrics["val/math/format"] == pytest.approx(0.5)
     assert metrics["val/math/questions"] == 2.0
+    assert metrics["val/math/part/score"] == 0.75
+    assert metrics["val/math/part/more"] == 2.0
+
+
+def test_sources_are_told_apart_by_hand() -> None:
+    ones = torch.ones(4, 1)
+    changes = {"sources": ["a", "a", "a", "b"], "accuracy": [1.0, 0.0, 0.0, 1.0]}
+    parts = [{"score": 1.0}, {"score": 0.5}, {}, {}]
+    mixed = synthetic([0.0] * 4, -ones, ones, [0, 0, 1, 1], **changes, parts=parts)
+    assert source_metrics(mixed) == {
+        "source/a/share": 0.75,
+        "source/a/accuracy": pytest.approx(1 / 3),
+        "source/b/share": 0.25,
+        "source/b/accuracy": 1.0,
+        "source/a/part/score": 0.75,
+    }
+    alone = synthetic([0.0], -ones[:1], ones[:1], [0])
+    assert source_metrics(alone) == {}

@@ -59,14 +59,20 @@ def written() -> set[str]:
     """The keys that the functions return for two responses, and those that the trainer sets."""
     ones = torch.ones(2, 3, dtype=torch.float64)
     rollouts = synthetic(
-        [1.0, 0.0], -ones, ones, [0, 0], [0, 1], entropy_BT=ones, rollout_logprobs_BT=-ones
+        [1.0, 0.0],
+        *(-ones, ones, [0, 0], [0, 1]),
+        entropy_BT=ones,
+        rollout_logprobs_BT=-ones,
+        parts=[{"p": 1.0}, {}],
     )
     rewards = rollouts.reward_B
+    graded: dict[str, list] = {"acc": [1], "format": [1], "parts": [{"p": 1.0}]}
     found: dict[str, float] = {
         **statistics.entropy(rollouts),
         **statistics.group_metrics(rollouts, rewards),
         **statistics.rephrasing_metrics(rollouts, rewards),
-        **statistics.validation_metrics(["s"], ["u"], {"acc": [1], "format": [1]}, {("s", "u"): 1}),
+        **statistics.source_metrics(rollouts),
+        **statistics.validation_metrics(["s"], ["u"], graded, {("s", "u"): 1}),
         **covariance_metrics(ones, ones),
         **weight_metrics(ones),
         **shaped_rewards(rollouts, {"enable": True, "floor": -1.0, "weight": 1.0})[1],

@@ -42,6 +42,17 @@ def test_a_checkpoint_keeps_the_statistics() -> None:
     assert after.state() == {"shortest": {}, "pass_rates": {}}
 
 
+def test_a_measured_pass_rate_is_the_first_estimate() -> None:
+    known = stats()
+    known.start(["hard", "new", "half"], [0.0, None, 0.5])
+    assert known.choose(["hard", "new", "half"], 2) == [1, 2]
+    known.fetch(["g0"], ["hard"])
+    known.see_group("g0", 1.0)  # 0 + decay x (1 - 0): the estimate moves from the measured rate
+    assert known.state()["pass_rates"]["hard"] == known.curriculum.decay
+    known.start(["hard"], [0.0])
+    assert known.state()["pass_rates"]["hard"] == known.curriculum.decay  # not measured again
+
+
 def test_disabled_sections_record_nothing() -> None:
     off = stats(enable=False)
     off.fetch(["g0"], ["q"])

@@ -1,0 +1,199 @@
+"""The user's verifiers: a function per data source in place of the grader.
+
+    def check(response: str, gold, row: Mapping) -> float | Mapping[str, float]: ...
+
+`gold` is ``reward_model.ground_truth`` and `row` holds all columns of the file. A mapping has the
+key ``score``. Its other numbers are parts, which are logged. ``acc`` (true or false) says whether
+the response is right; without it a score of 1 or more is right. ``pred`` is the answer as text.
+A function with verl's parameter ``solution_str`` is called with verl's arguments: data_source,
+solution_str, ground_truth, extra_info.
+
+Functions run in the worker processes of `prompt_aug.verifiers.worker`. No result raises: a function
+that fails gives the score 0 and a status:
+
+    timeout     over its CPU or wall seconds
+    error       it raised, ran out of memory, or its process died (see `detail`)
+    bad_result  text, NaN, a score beyond +-`LARGEST`, an ``acc`` that is neither 0 nor 1
+"""
+
+import atexit
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prompt_aug.base.errors import UserError
+from prompt_aug.grading import Extraction, Grade
+from prompt_aug.grading.extract import extract
+from prompt_aug.grading.pool import GraderError, PoolSettings, WorkerPool
+from prompt_aug.typed import Above0, Record
+
+KEY = "recipe.reward.verifiers"
+LARGEST = 10.0  # of a score; a larger one is taken for a mistake
+
+
+class VerifierError(UserError, ValueError):
+    """A verifier that cannot be loaded. The message says what to do."""
+
+
+class VerifierLimits(Record):
+    """Limits of one call; memory on top of what the process has after its imports."""
+
+    cpu_seconds: Above0 = 10.0
+    wall_seconds: Above0 = 30.0
+    memory_gib: Above0 = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verified(Grade):
+    """Result of a verifier: a `Grade` with the score and the other parts of its result."""
+
+    score: float
+    parts: Mapping[str, float]
+
+
+class Verifiers:
+    """The functions of some data sources, and the pool of processes that calls them."""
+
+    def __init__(self, functions: Mapping[str, str], limits: VerifierLimits) -> None:
+        self.functions, self.limits = dict(functions), limits
+        self._pool = WorkerPool(_pool_settings(sorted(set(functions.values())), limits))
+        self.close = self._pool.close
+        atexit.register(self.close)
+
+    def __contains__(self, source: object) -> bool:
+        return source in self.functions
+
+    def load(self) -> None:
+        """Load all functions in a worker process, as the first call would. Raises VerifierError."""
+        with _own_errors():
+            self._pool.start()
+
+    def grade(self, response: str, row: Mapping[str, Any], settings: Extraction) -> Verified:
+        """Call the verifier of the row's source; `row` is the result of `verifier_row`.
+
+        Without ``pred`` the answer is the one that the extraction `settings` find. Raises
+        VerifierError if the worker processes cannot load the functions.
+        """
+        path = self.functions[row["data_source"]]
+        with _own_errors():
+            reply = self._pool.ask({"function": path, "response": response, "row": row})
+        status, pred = reply["status"], reply.get("pred")
+        return Verified(
+            correct=status == "correct",
+            extracted=extract(response, settings) if pred is None else pred,
+            status=status,
+            detail=reply["detail"],
+            seconds=reply["seconds"],
+            score=reply.get("score", 0.0),
+            parts=reply.get("parts", {}),
+        )
+
+    def grade_many(
+        self,
+        pairs: Sequence[tuple[str, Mapping[str, Any]]],
+        settings: Extraction,
+        on_grade: Callable[[Verified], object],
+    ) -> list[Verified]:
+        """Grade (response, row) on every worker, in order."""
+
+        def one(pair: tuple[str, Mapping[str, Any]]) -> Verified:
+            found = self.grade(*pair, settings)
+            on_grade(found)
+            return found
+
+        with ThreadPoolExecutor(max_workers=self._pool.settings.workers) as threads:
+            return list(threads.map(one, pairs))
+
+    def record(self, sources: set[str]) -> dict[str, Any]:
+        """Return functions, digests and limits for these sources; {} if none has a verifier."""
+        used = {name: path for name, path in sorted(self.functions.items()) if name in sources}
+        if not used:
+            return {}
+        digests = {path: source_digest(path) for path in sorted(set(used.values()))}
+        return {"functions": used, "sha256": digests, "limits": self.limits.model_dump()}
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    try:
+        yield
+    except GraderError as error:
+        raise VerifierError(str(error)) from error
+
+
+@functools.cache
+def _shared(functions: tuple[tuple[str, str], ...], limits: VerifierLimits, _: int) -> Verifiers:
+    return Verifiers(dict(functions), limits)
+
+
+def verifiers_of(
+    functions: Mapping[str, str] | None, limits: Mapping[str, Any] | VerifierLimits | None
+) -> Verifiers:
+    """Return the verifiers of a configuration, with one pool per process; `None`: no functions."""
+    known = limits if isinstance(limits, VerifierLimits) else VerifierLimits(**(limits or {}))
+    return _shared(tuple(sorted((functions or {}).items())), known, os.getpid())
+
+
+def verifier_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a row's own file as plain values, for a verifier.
+
+    `row` is verl-style, as `prompt_aug.questions.to_row` makes it, or as verl's data loader does.
+    """
+    extra = dict(row["extra_info"])
+    own = json.loads(extra.pop("row", None) or "{}")
+    prompt = row.get("prompt") if row.get("prompt") is not None else row.get("raw_prompt")
+    made = {
+        "data_source": row["data_source"],
+        "prompt": prompt,
+        "reward_model": row.get("reward_model"),
+        "extra_info": extra,
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(made, default=_plain))
+    return {**plain, **own, "extra_info": {**plain["extra_info"], **own.get("extra_info", {})}}
+
+
+def _plain(value: Any) -> Any:
+    """Return an array as a list, and what JSON does not have as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def source_digest(path: str) -> str:
+    """Return the SHA-256 of the file of a function, by its dotted path, and of this package."""
+    module = path.rpartition(".")[0]
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise VerifierError(f"{KEY}={path}: {error}. {REMEDY}") from error
+    if found is None:
+        raise VerifierError(f"{KEY}={path}: there is no module {module}. {REMEDY}")
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    files += [Path(found.origin)] if found.origin and Path(found.origin).is_file() else []
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+REMEDY = "Write my_module.my_function, and put the folder of my_module into the PYTHONPATH."
+
+
+def _pool_settings(paths: Sequence[str], limits: VerifierLimits) -> PoolSettings:
+    # The user's modules are found as this process finds them, also with relative entries.
+    places = os.pathsep.join(str(Path(place).absolute()) for place in sys.path)
+    return PoolSettings(
+        workers=PoolSettings.from_environment().workers,
+        cpu_seconds=limits.cpu_seconds,
+        wall_seconds=limits.wall_seconds,
+        memory_bytes=int(limits.memory_gib * 2**30),
+        command=("-m", "prompt_aug.verifiers.worker", json.dumps(list(paths))),
+        environment={**os.environ, "PYTHONPATH": places},
+    )

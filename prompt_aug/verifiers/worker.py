@@ -1,0 +1,158 @@
+"""The process that calls the user's verifiers: `python -m prompt_aug.verifiers.worker PATHS ...`.
+
+As in `prompt_aug.grading.worker`, a parent imports the functions once, and a forked child calls
+them under limits of CPU, wall time and memory, so that killing it costs milliseconds. The functions
+are the user's code: they may read and write files, start processes and open sockets.
+
+Request:  {"function": dotted path, "response": str, "row": {...}}
+Reply:    {"status", "detail"}, and for "correct" and "wrong" {"score", "parts", "pred"}
+"""
+
+import importlib
+import inspect
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, BinaryIO
+
+from prompt_aug.grading.worker import (
+    REQUESTS_PER_CHILD,
+    Child,
+    Limits,
+    ask,
+    deadline,
+    limit_process,
+    request_lines,
+)
+from prompt_aug.verifiers import KEY, LARGEST, REMEDY
+
+MOST_PARTS, LONGEST_NAME, LONGEST_TEXT = 32, 64, 1000
+OUT_OF_MEMORY = b'{"status": "error", "detail": "memory limit"}\n'  # made while there is memory
+Function = Callable[..., Any]
+_functions: dict[str, Function] = {}
+
+
+class BadResultError(ValueError):
+    """A result that is no score."""
+
+
+def load(path: str) -> Function:
+    """Return the function of a dotted path. Raises ImportError with the key and what to do."""
+    module, _, name = path.rpartition(".")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
+        raise ImportError(f"{KEY}={path}: {type(error).__name__}: {error}. {REMEDY}") from error
+    if not callable(function):
+        raise ImportError(f"{KEY}={path}: {function!r} is not a function. {REMEDY}")
+    return function
+
+
+def call(function: Function, response: str, row: Mapping[str, Any]) -> Any:
+    """Return the function's result; it has this project's parameters, or verl's."""
+    gold = (row.get("reward_model") or {}).get("ground_truth")
+    parameters = inspect.signature(function).parameters
+    if "solution_str" not in parameters:
+        return function(response, gold, row)
+    given = {
+        "data_source": row["data_source"],
+        "solution_str": response,
+        "ground_truth": gold,
+        "extra_info": row.get("extra_info"),
+    }
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        given = {name: value for name, value in given.items() if name in parameters}
+    return function(**given)
+
+
+def verdict(result: Any) -> dict[str, Any]:
+    """Return the reply for a result. Raises BadResultError."""
+    named = dict(result) if isinstance(result, Mapping) else {"score": result}
+    if "score" not in named:
+        raise BadResultError(f"no 'score' among {', '.join(map(str, named))[:100]}")
+    score = number(named.pop("score"), "score")
+    if abs(score) > LARGEST:
+        raise BadResultError(f"a score of {score:g}, beyond +-{LARGEST:g}")
+    right = number(named.pop("acc", score >= 1), "acc")
+    if right not in (0.0, 1.0):
+        raise BadResultError(f"acc={right:g}, neither 0 nor 1")
+    pred = named.pop("pred", None)
+    parts = {
+        re.sub(r"[^\w.-]+", "_", str(name))[:LONGEST_NAME]: number(value, str(name))
+        for name, value in list(named.items())[:MOST_PARTS]
+        if isinstance(value, int | float) or hasattr(value, "item")
+    }
+    return {
+        "status": "correct" if right else "wrong",
+        "detail": "",
+        "score": score,
+        "parts": parts,
+        "pred": None if pred is None else str(pred)[:LONGEST_TEXT],
+    }
+
+
+def number(value: Any, name: str) -> float:
+    """Return a finite number, also of a numpy or torch scalar. Raises BadResultError."""
+    if hasattr(value, "item"):
+        value = value.item()
+    with suppress(OverflowError):  # a whole number that no float holds
+        if isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    raise BadResultError(f"{name}={value!r:.80}, not a finite number")
+
+
+def _answer(line: bytes, limits: Limits) -> dict[str, Any] | None:
+    """Return the reply to a request; None without memory for it."""
+    try:
+        request = json.loads(line)
+        with deadline(limits):
+            result = call(_functions[request["function"]], request["response"], request["row"])
+            return verdict(result)
+    except MemoryError:
+        return None
+    except BadResultError as error:
+        return {"status": "bad_result", "detail": str(error)}
+    except (Exception, SystemExit) as error:  # the user's function may raise anything
+        return {"status": "error", "detail": f"{type(error).__name__}: {error}"[:LONGEST_TEXT]}
+
+
+def _serve(requests: BinaryIO, replies: BinaryIO, limits: Limits) -> None:
+    os.open(os.devnull, os.O_RDONLY)  # as 0, the lowest that is free
+    os.dup2(2, 1)  # what a function prints goes to the caller's stderr
+    limit_process(limits)
+    for served in range(REQUESTS_PER_CHILD):
+        line = requests.readline()
+        if not line:
+            return
+        reply = _answer(line, limits)
+        if reply is None and served:
+            return  # earlier calls may have leaked the memory: once more in a fresh process
+        replies.write(OUT_OF_MEMORY if reply is None else json.dumps(reply).encode() + b"\n")
+        replies.flush()
+        sys.stdout.flush()
+
+
+def main() -> None:
+    """Serve requests from stdin until it closes; argv: paths cpu_seconds wall_seconds memory."""
+    parent, replies = os.getppid(), os.dup(1)
+    os.dup2(2, 1)  # a module that prints at import must not write into the replies
+    paths, cpu, wall, memory = sys.argv[1:]
+    limits = Limits(cpu_seconds=float(cpu), wall_seconds=float(wall), memory_bytes=int(memory))
+    try:
+        _functions.update({path: load(path) for path in json.loads(paths)})
+        ready = "correct"
+    except ImportError as error:  # told to the parent, which refuses to grade
+        ready = str(error)
+    os.write(replies, json.dumps({"ready": [ready]}).encode() + b"\n")
+    child: Child | None = None
+    for line in request_lines(parent):
+        child, reply = ask(child, line, limits, _serve)
+        os.write(replies, reply)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Data sources: the weights of their rows in training, and the verifiers that grade them."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+
+from prompt_aug.extraction import extraction
+from prompt_aug.questions import Question, to_row
+from prompt_aug.typed import shown
+from prompt_aug.verifiers import KEY, Verified, VerifierError, verifier_row, verifiers_of
+from recipe.errors import ConfigError
+
+WEIGHTS = "recipe.source_weights"
+MOST_REPEATS = 1000  # of a question in an epoch; a larger number is a typing error
+
+
+def weighted(questions: Sequence[Question], weights: Mapping[str, float] | None) -> list[Question]:
+    """Return the rows of an epoch, in which each source has its share of `weights`.
+
+    Every question occurs at least once, and those of a source equally often, up to one. A source
+    with the largest number of questions per weight occurs once. verl shuffles the rows.
+    """
+    if not weights:
+        return list(questions)
+    sources: dict[str, list[Question]] = {}
+    for question in questions:
+        sources.setdefault(question.source, []).append(question)
+    if set(weights) != set(sources):
+        raise ConfigError(
+            f"{WEIGHTS}={shown(sorted(weights))}: the sources of data.train_files are "
+            f"{', '.join(sorted(sources))}. Give each a weight."
+        )
+    total = max(len(rows) / weights[name] for name, rows in sources.items())
+    counts = {name: round(total * weights[name]) for name in sources}
+    for name, rows in sources.items():
+        if counts[name] > MOST_REPEATS * len(rows):
+            raise ConfigError(
+                f"{WEIGHTS}.{name}={weights[name]:g}: a question would occur "
+                f"{counts[name] // len(rows)} times in an epoch. Set a smaller weight."
+            )
+    return [rows[i % len(rows)] for name, rows in sources.items() for i in range(counts[name])]
+
+
+def counts_of(questions: Iterable[Question]) -> dict[str, int]:
+    """Return the number of rows of each source."""
+    return dict(sorted(Counter(question.source for question in questions).items()))
+
+
+def check_verifiers(config: DictConfig, questions: Sequence[Question]) -> dict[str, Any]:
+    """Call each verifier on the first row of its source, and return what is recorded of them.
+
+    The responses are the gold answer and the empty text. Raises ConfigError if a source has no row,
+    or if a call fails, as every call of the training would.
+    """
+    reward = config.recipe.reward
+    verifiers = verifiers_of(reward.verifiers, reward.verifier_limits)
+    first: dict[str, Question] = {}
+    for question in questions:
+        first.setdefault(question.source, question)
+    found = []
+    try:
+        for source, path in verifiers.functions.items():
+            if source not in first:
+                found.append(
+                    f"{KEY}={path}: no row of data.train_files or data.val_files has the "
+                    f"data_source {source}. Use one of {', '.join(first)}."
+                )
+                continue
+            row = verifier_row(to_row(first[source]))
+            for response in (first[source].answers[0], ""):
+                graded = verifiers.grade(response, row, extraction(reward.extraction))
+                if graded.status not in ("correct", "wrong"):
+                    found.append(_failure(source, path, response, graded))
+                    break
+        record = verifiers.record(set(first))
+    except VerifierError as error:
+        raise ConfigError(str(error)) from error
+    if found:
+        raise ConfigError("\n".join(found))
+    return record
+
+
+def _failure(source: str, path: str, response: str, graded: Verified) -> str:
+    limited = graded.status == "timeout" or "memory" in graded.detail
+    more = ", or raise recipe.reward.verifier_limits" if limited else ""
+    return (
+        f"{KEY}={path}: on the first row of {source} with the response {response[:60]!r} it ends "
+        f"with {graded.status} ({graded.detail}). Correct the function{more}."
+    )

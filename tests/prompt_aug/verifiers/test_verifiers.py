@@ -1,0 +1,149 @@
+"""Verifiers of the user: what they are called with, and every way in which one can fail."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from prompt_aug.grading import Extraction
+from prompt_aug.questions import from_row, to_row
+from prompt_aug.verifiers import (
+    Verified,
+    VerifierError,
+    VerifierLimits,
+    Verifiers,
+    source_digest,
+    verifier_row,
+)
+
+pytestmark = pytest.mark.config  # starts, and kills, worker processes
+
+LIMITS = VerifierLimits(cpu_seconds=0.5, wall_seconds=60.0, memory_gib=0.05)
+FUNCTIONS = (
+    *("letters", "text_part", "hangs", "says", "prints", "leaks", "too_big", "raises", "dies"),
+)
+
+
+@pytest.fixture(scope="module")
+def verifiers() -> Iterator[Verifiers]:
+    functions = {name: f"own_verifiers.{name}" for name in FUNCTIONS}
+    made = Verifiers(functions | {"verl": "own_verifiers.compute_score"}, LIMITS)
+    yield made
+    made.close()
+
+
+def ask(verifiers: Verifiers, source: str, response: str = "a 7", **columns: Any) -> Verified:
+    """Grade over the way that a row takes: the user's file, ours, verl's loader."""
+    given = {
+        "data_source": source,
+        "prompt": [{"role": "user", "content": "Seven?"}],
+        "reward_model": {"ground_truth": "7"},
+        **columns,
+    }
+    return verifiers.grade(response, verifier_row(to_row(from_row(given))), Extraction())
+
+
+def test_the_columns_of_the_file_reach_the_function(verifiers: Verifiers) -> None:
+    gold = {"letters": ["a", "b", "c", "d"]}
+    graded = ask(verifiers, "letters", reward_model={"ground_truth": gold}, count=2)
+    assert (graded.status, graded.score, graded.extracted) == ("wrong", 0.5, "a")
+    assert graded.parts == {"length": 3.0}
+    assert ask(verifiers, "letters", "ab", reward_model={"ground_truth": gold}, count=2).correct
+
+
+def test_verls_signature_as_it_is(verifiers: Verifiers) -> None:
+    for least, score in ((3, 1.0), (4, -1.0)):
+        graded = ask(verifiers, "verl", extra_info={"least": least})
+        assert (graded.score, graded.correct) == (score, score == 1.0)
+
+
+def test_parts_of_a_result(verifiers: Verifiers) -> None:
+    graded = ask(verifiers, "text_part", "it is \\boxed{8}")
+    assert (graded.score, graded.correct, graded.extracted) == (1.0, False, "8")
+    assert graded.parts == {"a_b_c": 1.0}
+
+
+@pytest.mark.parametrize(
+    "said", ["nan", "text", "billion", "googol", "none", "no score", "acc", "nan part"]
+)
+def test_a_result_that_is_no_score_is_worth_nothing(verifiers: Verifiers, said: str) -> None:
+    graded = ask(verifiers, "says", said)
+    assert (graded.status, graded.score, graded.correct) == ("bad_result", 0.0, False)
+    assert graded.detail
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "detail"),
+    [
+        ("hangs", "timeout", "cpu"),
+        ("too_big", "error", "memory limit"),
+        ("raises", "error", "SystemExit"),
+        ("dies", "error", "SIGKILL"),
+        ("letters", "error", "TypeError"),  # a gold that it does not know
+    ],
+)
+def test_a_function_that_fails_has_a_status_and_the_next_is_served(
+    verifiers: Verifiers, name: str, status: str, detail: str
+) -> None:
+    graded = ask(verifiers, name)
+    assert (graded.status, graded.score, graded.parts) == (status, 0.0, {})
+    assert detail in graded.detail
+    assert ask(verifiers, "prints").score == 0.25  # what it prints is no reply
+
+
+def test_a_function_that_sleeps_ends_at_the_wall_limit() -> None:
+    impatient = Verifiers({"s": "own_verifiers.sleeps"}, LIMITS.model_copy(update=SHORT))
+    graded = ask(impatient, "s")
+    impatient.close()
+    assert (graded.status, graded.detail, graded.score) == ("timeout", "wall", 0.0)
+
+
+SHORT = {"wall_seconds": 0.3}
+
+
+def test_a_leak_costs_no_response_its_score(verifiers: Verifiers) -> None:
+    """Four calls fill the memory of a process; the fifth is made again in a fresh one."""
+    assert [ask(verifiers, "leaks").score for _ in range(12)] == [1.0] * 12
+
+
+def test_many_are_graded_in_order(verifiers: Verifiers) -> None:
+    row = verifier_row(to_row(from_row(json.loads(json.dumps(VERL)))))
+    texts, seen = ["1234", "1", "12345"], list[Verified]()
+    graded = verifiers.grade_many([(text, row) for text in texts], Extraction(), seen.append)
+    assert [g.score for g in graded] == [1.0, -1.0, 1.0]
+    assert len(seen) == 3
+
+
+VERL = {
+    "data_source": "verl",
+    "prompt": [{"role": "user", "content": "Seven?"}],
+    "reward_model": {"ground_truth": "7"},
+    "extra_info": {"least": 3},
+}
+
+
+@pytest.mark.parametrize("path", ["own_verifiers.nothing", "nowhere.check", "check"])
+def test_a_function_that_cannot_be_loaded_is_named(path: str) -> None:
+    missing = Verifiers({"s": path}, LIMITS)
+    with pytest.raises(VerifierError, match=rf"recipe\.reward\.verifiers={path}: .*PYTHONPATH"):
+        ask(missing, "s")
+    missing.close()
+
+
+def test_the_record_has_the_used_functions_and_the_digest_of_their_file(
+    verifiers: Verifiers, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert verifiers.record({"other"}) == {}
+    record = verifiers.record({"verl", "other"})
+    assert record["functions"] == {"verl": "own_verifiers.compute_score"}
+    assert record["limits"]["cpu_seconds"] == 0.5
+    module = tmp_path / "graded_by.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    digests = set()
+    for text in ("def check(a, b, c): return 1", "def check(a, b, c): return 0"):
+        module.write_text(text)
+        digests.add(source_digest("graded_by.check"))
+    assert len(digests) == 2
+    with pytest.raises(VerifierError, match="no module nowhere"):
+        source_digest("nowhere.check")
