@@ -17,7 +17,12 @@ from recipe.run import environment
 
 # A forked worker cannot use CUDA if this process has used it ("Cannot re-initialize CUDA in forked
 # subprocess"), so workers are spawned. recipe.run.environment holds what every engine needs.
-ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+# vLLM warns of its NUMA binding in C++.
+ENVIRONMENT = {
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
 # Below this size a second thread does not help. On a busy machine its spinning makes sampling 14
 # times slower (0.3M parameters, 2 cores, a training beside it: 10.2 s instead of 0.7 s).
 ONE_THREAD_BYTES = 64 * 2**20

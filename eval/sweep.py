@@ -19,13 +19,13 @@ import yaml
 from eval import EvaluationError
 from eval.benchmarks import load, parse_request, suite_requests
 from eval.checkpoints import CACHED_BYTES, Checkpoint, find, from_model, verify
-from eval.command import existing, path, run_command, text
+from eval.command import path, run_command, text
 from eval.engine import check_hardware, prepare_environment
 from eval.evaluate import Evaluation, Item
 from eval.score import require_one_grader
 from eval.session import Session
 from eval.settings import Settings, from_run, presets, read_config
-from prompt_aug.base.commands import add_steps, make_parser
+from prompt_aug.base.commands import add_steps, existing, make_parser
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import InUseError, read_json
 from prompt_aug.base.tokenizers import load_tokenizer
