@@ -181,7 +181,7 @@ def test_the_page_of_sizes_has_the_numbers_of_the_command(
 ) -> None:
     command.main([example, "--gpus", gpus])
     numbers = (
-        r"total ([\d.]+)\n[\s\S]*: (\d+) waves\ncheckpoint +([\d.]+) GB\nstep +(\d+) s:"
+        r"total ([\d.]+)\n[\s\S]* in (\d+) waves\ncheckpoint +([\d.]+) GB\nstep +(\d+) s:"
         r"[\s\S]*: ([\d.]+) h, (\d+) GPU hours"
     )
     found = re.search(numbers, capsys.readouterr().out)
