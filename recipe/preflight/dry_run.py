@@ -76,9 +76,9 @@ def method(config: DictConfig) -> str:
 
 
 def templates(section: DictConfig, prompts: Prompts) -> str:
-    """Return the templates of the training prompts, and how one is drawn."""
+    """Return the templates of the training prompts, and the mode in which one is drawn."""
     names = section.templates or prompts.bank.names
-    return ", ".join(names) + (f"; drawn {section.mode}" if len(names) > 1 else "")
+    return ", ".join(names) + (f"; recipe.augment.mode={section.mode}" if len(names) > 1 else "")
 
 
 def reward(section: DictConfig) -> str:
