@@ -17,12 +17,7 @@ from recipe.run import environment
 
 # A forked worker cannot use CUDA if this process has used it ("Cannot re-initialize CUDA in forked
 # subprocess"), so workers are spawned. recipe.run.environment holds what every engine needs.
-# vLLM warns of its NUMA binding in C++.
-ENVIRONMENT = {
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-}
+ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 # Below this size a second thread does not help. On a busy machine its spinning makes sampling 14
 # times slower (0.3M parameters, 2 cores, a training beside it: 10.2 s instead of 0.7 s).
 ONE_THREAD_BYTES = 64 * 2**20
@@ -63,7 +58,8 @@ def check_hardware(settings: Settings) -> None:
 
 
 def prepare_environment(model: str) -> None:
-    """Set OMP_NUM_THREADS=1 for a small model, before torch is imported. A set value wins."""
+    """Set what torch reads when it is imported; a set value wins. A small model gets one thread."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # vLLM warns of its NUMA binding
     size = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
     if 0 < size < ONE_THREAD_BYTES:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
