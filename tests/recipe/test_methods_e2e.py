@@ -45,6 +45,8 @@ MARKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "cw_grpo": lambda m: 0 < m["weights/effective_tokens"] < 1,
     "clip_cov_global": lambda m: "weights/zero" in m,
     "dapo": lambda m: m["dynamic_sampling/kept"] > 0,
+    "ppo": lambda m: m["critic/grad_norm"] > 0 and m["critic/values/max"] != 0,
+    "pcl": lambda m: m["critic/vf_loss"] > 0 and 0 < m["curriculum/value_error"] < 5,
     "hapo": lambda m: 0 < m["history/known"] <= 1,
     "curriculum": lambda m: m["curriculum/questions_seen"] >= 4,
     "entropy_only": lambda m: m["critic/advantages/max"] == m["critic/advantages/min"] == 0,
