@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from prompt_aug.base.commands import run
-from prompt_aug.base.progress import Progress
 
 
 def text(value: str) -> str:
@@ -18,13 +17,6 @@ def text(value: str) -> str:
 def path(value: str) -> Path:
     """Return a path that is not empty."""
     return Path(text(value))
-
-
-def existing(value: str) -> Path:
-    """Return an existing folder."""
-    if not path(value).is_dir():
-        raise argparse.ArgumentTypeError(f"{value} is not a folder")
-    return Path(value)
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -45,8 +37,7 @@ def run_command(
     name = parser.prog.removeprefix("python -m ")
 
     def call() -> int:
-        with Progress(name):
-            command(options)
+        command(options)
         return 0
 
     return run(name, call, interrupted=f"{saved}; the same command continues from there")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eval import EvaluationError
-from eval.command import add_settings, existing, path, run_command
+from eval.command import add_settings, path, run_command
 from eval.metrics import Difference, Estimate, accuracy, mean_over_questions, paired
 from eval.report.answers import archive
 from eval.report.data import CheckpointRow, RunData, collect
@@ -22,7 +22,7 @@ from eval.report.page import Block, render_html
 from eval.report.tables import Table, p_value, share
 from eval.score import require_one_grader
 from eval.settings import differences
-from prompt_aug.base.commands import in_columns, make_parser
+from prompt_aug.base.commands import existing, in_columns, make_parser
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import read_json, read_lines, write_json, write_text
 from recipe.run.folder import EvaluationFolder

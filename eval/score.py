@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from eval import EvaluationError, metrics
-from eval.command import existing, run_command
+from eval.command import run_command
 from eval.engine import SampleKey
 from eval.samples import TOO_LONG, Sample, SampleFiles, as_asked
 from eval.tolerance import is_close
-from prompt_aug.base.commands import make_parser
+from prompt_aug.base.commands import existing, make_parser
 from prompt_aug.base.estimates import all_table, no_signal_table, pass_table, powers
 from prompt_aug.base.files import iter_lines, read_json, read_lines, write_json, write_lines
 from prompt_aug.base.progress import Progress

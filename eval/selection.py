@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from eval import EvaluationError
-from eval.command import add_settings, existing, run_command, text
+from eval.command import add_settings, run_command, text
 from eval.report.data import scored_steps
-from prompt_aug.base.commands import make_parser
+from prompt_aug.base.commands import existing, make_parser
 from prompt_aug.base.files import read_json, read_lines, write_json
 from prompt_aug.questions import VALIDATION, read_parquet
 from recipe.run.folder import EvaluationFolder, RunFolder

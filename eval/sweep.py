@@ -19,14 +19,14 @@ import yaml
 from eval import EvaluationError
 from eval.benchmarks import load, parse_request, suite_requests
 from eval.checkpoints import CACHED_BYTES, Checkpoint, find, from_model, verify
-from eval.command import existing, path, run_command, text
+from eval.command import path, run_command, text
 from eval.endpoint import APIS, CHAT, NoTokenizer, Remote, connect
 from eval.engine import check_hardware, prepare_environment
 from eval.evaluate import Evaluation, Item
 from eval.score import require_one_grader
 from eval.session import Engines, Session
 from eval.settings import ADDED, Settings, from_run, presets, read_config
-from prompt_aug.base.commands import add_steps, at_least, check_url, make_parser
+from prompt_aug.base.commands import add_steps, at_least, check_url, existing, make_parser
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import InUseError, read_json
 from prompt_aug.base.tokenizers import load_tokenizer

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from prompt_aug.base.commands import in_columns, make_parser, run
+from prompt_aug.base.commands import existing, in_columns, make_parser, run
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import FileError, is_held, read_json
 from prompt_aug.base.progress import duration
@@ -142,11 +142,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def show(options: argparse.Namespace) -> int:
     """Print the table; NoRunsError without a run."""
-    if not options.folder.strip():
-        raise NoRunsError("FOLDER is empty (an unset shell variable?)")
-    folder = Path(options.folder)
-    if not folder.is_dir():
-        raise NoRunsError(f"{folder} is not a folder")
+    folder = options.folder
     rows = [look(path, str(path.relative_to(folder))) for path in find(folder)]
     if not rows:
         raise NoRunsError(f"no run in {folder}: a run folder holds config.yaml and data/")
@@ -155,10 +151,15 @@ def show(options: argparse.Namespace) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point; 0, or 1 with one line on stderr."""
+    """Entry point; 0, 1 or 2 with the reason on stderr."""
     parser = make_parser("python -m recipe.runs", __doc__, example="python -m recipe.runs runs")
     parser.add_argument(
-        "folder", metavar="FOLDER", nargs="?", default="runs", help="where to look for run folders"
+        "folder",
+        metavar="FOLDER",
+        nargs="?",
+        type=existing,
+        default="runs",
+        help="where to look for run folders",
     )
     options = parser.parse_args(arguments)
     return run("recipe.runs", lambda: show(options), interrupted="nothing was changed")

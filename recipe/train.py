@@ -105,7 +105,12 @@ def main(arguments: list[str] | None = None) -> int:
     if given.example is None and not given.list:
         parser.error("name an example: --list shows them")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SLURM's way to say: end now
-    return run("recipe.train", lambda: do(given), interrupted="stopped before the first step")
+    return run(
+        "recipe.train",
+        lambda: do(given),
+        interrupted="stopped before the first step",
+        progress=False,
+    )
 
 
 def do(given: argparse.Namespace) -> int:

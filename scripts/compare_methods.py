@@ -27,6 +27,7 @@ from pathlib import Path
 
 from prompt_aug.base.commands import make_parser
 from prompt_aug.base.files import read_json
+from prompt_aug.base.progress import Progress
 from recipe.config.compose import group_names
 from recipe.run.folder import RunFolder, read_metrics
 
@@ -154,7 +155,7 @@ def main() -> None:
     given = parser.parse_args()
     threads = max(1, (os.cpu_count() or 1) // given.jobs)
     done = read_record(given.record, given.steps)
-    with ThreadPoolExecutor(given.jobs) as pool:
+    with Progress("compare the methods"), ThreadPoolExecutor(given.jobs) as pool:
         tasks = {
             (method, seed): pool.submit(run, method, seed, given.steps, given.out, threads)
             for seed in given.seeds

@@ -18,6 +18,7 @@ from pathlib import Path
 from prompt_aug.base.commands import make_parser
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import write_text
+from prompt_aug.base.progress import Progress
 from recipe.lab import page
 from recipe.lab.experiment import (
     COUNTED,
@@ -61,9 +62,10 @@ def carry_out(given: argparse.Namespace) -> int:
     done = read_record(record, experiment)
     todo = [(arm, seed) for arm, seed in runs if (arm.name, seed) not in done]
     print(f"{experiment.name}: {len(runs) - len(todo)} runs on record, {len(todo)} to make")
-    failed = run_all(
-        experiment, todo, record=record, out=given.out / experiment.name, jobs=given.jobs
-    )
+    with Progress(f"{experiment.name}, {len(todo)} runs"):
+        failed = run_all(
+            experiment, todo, record=record, out=given.out / experiment.name, jobs=given.jobs
+        )
     done = read_record(record, experiment)
     if done:
         all_counted = [(a.name, s) for a in experiment.arms for s in experiment.seeds(a, 5)]

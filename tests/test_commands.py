@@ -89,13 +89,14 @@ def test_there_are_commands() -> None:
 @pytest.mark.parametrize(
     ("module", "arguments", "code", "words"),
     [
-        ("recipe.export", ["nowhere"], 1, "not a run folder"),
-        ("recipe.export", ["", "--steps", "1"], 2, "RUN is empty"),
-        ("recipe.runs", ["nowhere"], 1, "is not a folder"),
+        ("recipe.export", ["nowhere"], 2, "is not a folder"),
+        ("recipe.export", ["."], 1, "not a run folder"),
+        ("recipe.export", ["", "--steps", "1"], 2, "is empty"),
+        ("recipe.runs", ["nowhere"], 2, "is not a folder"),
         ("recipe.plan", ["tyo"], 1, "did you mean toy"),
         ("eval.sweep", ["nowhere"], 2, "is not a folder"),
         ("eval.sweep", ["--model", "m"], 2, "--out"),
-        ("eval.report", ["nowhere"], 1, "nowhere"),
+        ("eval.report", ["nowhere"], 2, "is not a folder"),
         ("prompt_aug.prepare", ["nowhere", "o.parquet"], 2, "--no-benchmarks"),
         ("prompt_aug.prepare", ["nowhere", "o.parquet", "--no-benchmarks"], 1, "nowhere"),
         ("prompt_aug.templates", ["check", "nowhere.yaml"], 1, "nowhere.yaml"),

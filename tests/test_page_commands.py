@@ -56,8 +56,8 @@ def parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Command]
     monkeypatch.chdir(tmp_path)
 
     def parsed(command: Command) -> None:
-        if command.name.startswith("eval."):  # these check that their runs exist
-            for word in command.arguments:
+        if command.name.startswith(("eval.", "recipe.export", "recipe.runs")):  # runs must exist
+            for word in ("runs", *command.arguments):
                 if re.fullmatch(r"\w[\w/]*", word):
                     Path(word).mkdir(parents=True, exist_ok=True)
         with monkeypatch.context() as patch, pytest.raises(ParsedError) as made:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from eval import EvaluationError
-from eval.command import add_settings, existing, path, run_command, text
+from eval.command import add_settings, path, run_command, text
 from eval.publish import Evaluated, card, harness, inspect_log, loggers
 from eval.report.data import scored_steps
-from prompt_aug.base.commands import add_steps, make_parser
+from prompt_aug.base.commands import add_steps, existing, make_parser
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import read_json
 

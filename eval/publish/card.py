@@ -119,7 +119,9 @@ def base_model(config: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
     """
     path = str(select(config, "actor_rollout_ref.model.path") or "not recorded")
     cache, world = (select(config, f"recipe.toy.{key}") for key in ("cache", "world"))
-    if select(config, "recipe.toy.enable") and Path(path).is_relative_to(cache):
+    # CACHE/DIGEST/model, where the run was started from; CACHE may be relative.
+    made = Path(path).parts[-3:-2] == (Path(str(cache)).name,)
+    if select(config, "recipe.toy.enable") and made:
         return f"start model of the toy world {world}", None, TOY_LICENSE
     cached = CACHED.search(path)
     name = "/".join(cached.groups()) if cached else path

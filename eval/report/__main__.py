@@ -15,7 +15,7 @@ from eval.report.answers import archive, rollouts
 from eval.report.data import RunData, collect, summary
 from eval.report.figures import figures
 from eval.report.page import render_html, render_markdown, results
-from prompt_aug.base.commands import in_columns, make_parser
+from prompt_aug.base.commands import existing, in_columns, make_parser
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import replacing, write_json, write_text
 from recipe.run.folder import RunFolder
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     example = "python -m eval.report runs/grpo runs/prompt_aug --out compared"
     parser = make_parser("python -m eval.report", __doc__, example=example)
     add = parser.add_argument
-    add("runs", nargs="+", type=path, metavar="RUN", help="run folders; several: side by side")
+    add("runs", nargs="+", type=existing, metavar="RUN", help="run folders; several: side by side")
     add("--out", type=path, help="folder of the report (several runs: required; one: RUN/report)")
     add_settings(parser)
     add("--expected", type=text, help="an entry of expected.yaml to show beside the runs"

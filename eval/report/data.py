@@ -81,8 +81,6 @@ class RunData:
 
 def collect(run: Path, settings: str | None = None) -> RunData:
     """Read a run folder. Missing scores or metrics become notes; both missing is an error."""
-    if not run.is_dir():
-        raise EvaluationError(f"run folder {run} does not exist")
     folder, notes = RunFolder(run), list[str]()
     texts = {}
     for path in (folder.config, folder.environment):

@@ -146,9 +146,9 @@ def accuracy(runs: Runs) -> Figure:
                 curves.setdefault(name, []).append(Curve(label, list(scores), y, error))
     if len(runs) == 1 and curves:
         lines = [curve for found in curves.values() for curve in found]
-        panels = [Panel("Accuracy on held-out questions", "per cent right", lines)]
+        panels = [Panel("Accuracy on held-out questions", "percent right", lines)]
     else:
-        panels = [Panel(name, "per cent right", found) for name, found in curves.items()]
+        panels = [Panel(name, "percent right", found) for name, found in curves.items()]
     caption = "bars are one standard error, clustered by question"
     return Figure("accuracy", "Accuracy by checkpoint", caption, panels)
 
@@ -165,7 +165,7 @@ def pass_at_k(runs: Runs) -> Figure:
                     curve = Curve(_label(runs, run, f"step {row.step}"), ks, y)
                     curves.setdefault(name, []).append(curve)
     caption = "unbiased, from all samples of a question; the first and the last checkpoint"
-    panels = [Panel(name, "per cent", found) for name, found in curves.items()]
+    panels = [Panel(name, "percent", found) for name, found in curves.items()]
     return Figure("pass_at_k", "pass@k", caption, panels, x_title="k", log_x=True)
 
 

@@ -28,12 +28,12 @@ from eval.report.figures import Figure
 LIBRARIES = (("plotly", "package_data/plotly.min.js"), ("sphinxcontrib", "katex.min.js"))
 TRAINING_TIME = "The training time excludes the start model's preparation, export and evaluation."
 COMPARED = (
-    "Per cent of samples right, ± one standard error clustered by question. The column `against` "
+    'Percent of samples right, ± one standard error clustered by question. "Against" '
     "is the difference of the results in points with its 95 % interval and its p-value, over the "
     f"same questions. {TRAINING_TIME}"
 )
 CHECKPOINTS = (
-    "Per cent of samples right, ± one standard error clustered by question; at 0 and 100 % the "
+    "Percent of samples right, ± one standard error clustered by question; at 0 and 100 % the "
     "95 % interval (Wilson, over questions). The gain is paired by question. p is the probability "
     "of a gain at least as large if there were none (random signs)."
 )
@@ -76,9 +76,9 @@ def results(runs: Sequence[RunData], expected: str | None = None) -> list[Block]
     blocks += [Block(of, table=table) for of, table in tables.checkpoints_of_all(runs)]
     for run in runs:
         of = f" of {run.name}" if several else ""
-        unbiased = "Unbiased, from all samples of a question, in per cent."
-        levels = "Per cent right by the level that the benchmark gives its questions."
-        recent = "Training rollouts, mean of the last 10 steps, in per cent."
+        unbiased = "Unbiased, from all samples of a question, in percent."
+        levels = "Percent right by the level that the benchmark gives its questions."
+        recent = "Training rollouts, mean of the last 10 steps, in percent."
         blocks += [
             Block(f"pass@k{of}", unbiased, tables.pass_at_k_table(run)),
             Block(f"Which text counts as the answer{of}", "", tables.extraction_table(run)),
@@ -93,7 +93,8 @@ def results(runs: Sequence[RunData], expected: str | None = None) -> list[Block]
 def settings(run: RunData, several: bool) -> list[Block]:
     """Return the blocks about how a run was evaluated and trained, and its notes."""
     of = f" of {run.name}" if several else ""
-    evaluation = [[name, str(value)] for name, value in run.eval_settings.items()]
+    set_values = run.eval_settings.items()
+    evaluation = [[name, str(value)] for name, value in set_values if value is not None]
     named = {"Evaluation": evaluation, "Environment of training": tables.environment_table(run)}
     blocks = [
         Block(f"{title}{of}", "", [["name", "value"], *rows], kind="")

@@ -36,11 +36,12 @@ const runningMean = (values, half) => values.map((_, i) => {
   return near.reduce((sum, value) => sum + value, 0) / near.length;
 });
 
-function traces(panel, window) {
+function traces(panel, window, printing) {
+  const faint = !printing && matchMedia("(prefers-color-scheme: dark)").matches ? 0.6 : 0.35;
   const smooth = window > 1 && !panel.stacked;
   return panel.curves.flatMap((curve, i) => {
     const raw = { x: curve.x, y: curve.y, mode: "lines", line: { color: COLORS[i % COLORS.length], width: 1 },
-      opacity: 0.35, hoverinfo: "skip", showlegend: false, legendgroup: i };
+      opacity: faint, hoverinfo: "skip", showlegend: false, legendgroup: i };
     const line = { ...raw, name: label(curve.label || panel.title), line: { ...raw.line, width: 2 },
       y: smooth ? runningMean(curve.y, window >> 1) : curve.y, opacity: 1, hoverinfo: "all", showlegend: true,
       mode: curve.x.length < 12 && !panel.stacked ? "lines+markers" : "lines", marker: { size: 6 },
@@ -79,7 +80,7 @@ function addFigure(figure) {
   const width = make("output"), log = make("input", { type: "checkbox" });
   const draw = (printing = false) => {
     width.textContent = window.value;
-    figure.panels.forEach((panel, i) => Plotly.react(places[i], traces(panel, Number(window.value)),
+    figure.panels.forEach((panel, i) => Plotly.react(places[i], traces(panel, Number(window.value), printing),
       layout(figure, panel, log.checked, printing),
       { responsive: true, displaylogo: false, displayModeBar: !printing, modeBarButtons: [["toImage"]],
         toImageButtonOptions: { filename: `${figure.name}-${i + 1}`, width: 1200, height: 600, scale: 2 } }));

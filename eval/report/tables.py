@@ -57,7 +57,7 @@ def percent(value: float) -> str:
 
 
 def share(value: metrics.Estimate | Mapping[str, Any] | None) -> str:
-    """Format an accuracy in per cent with its standard error: ``41.2 ±2.1``.
+    """Format an accuracy in percent with its standard error: ``41.2 ±2.1``.
 
     At 0 and 100 %, where the standard error is 0, with its interval: ``0.0 [0.0, 11.4]``.
     """
@@ -112,7 +112,7 @@ def without_secrets(value: Any, key: str = "") -> Any:
 
 
 def checkpoint_table(data: RunData) -> Table:
-    """Return a row per checkpoint, in per cent ± one standard error."""
+    """Return a row per checkpoint, in percent ± one standard error."""
     if not data.rows:
         return [["checkpoint"], ["none evaluated"]]
     head, several = ["checkpoint"], len(data.rows[-1].benchmarks) > 1
@@ -246,8 +246,8 @@ def environment_table(data: RunData) -> Table:
     for name, value in data.environment.items():
         value = without_secrets(value, name)
         if isinstance(value, Mapping):
-            table += [[f"{name} {key}", str(inner)] for key, inner in value.items()]
-        else:
+            table += [[f"{name} {key}", str(inner)] for key, inner in value.items() if inner]
+        elif value is not None:
             table.append([name, str(value)])
     return table
 
@@ -392,6 +392,6 @@ def expected_tables(runs: Sequence[RunData], asked: str | None) -> list[tuple[st
                 cells = [cell(row.benchmarks.get(n), entry["metric"]) for n in entry["benchmarks"]]
                 rows.append([f"ours: {run.name}, step {row.step}", *cells])
         if fitting:
-            title = f"{entry['model']}, {entry['metric']}, per cent: {entry['source']}"
+            title = f"{entry['model']}, {entry['metric']}, percent: {entry['source']}"
             tables.append((title, rows))
     return tables

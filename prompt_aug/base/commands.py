@@ -5,10 +5,12 @@ failed, 2 wrong usage, 130 interrupted.
 """
 
 import argparse
+import contextlib
 import importlib.metadata
 import sys
 import urllib.parse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from prompt_aug.base.errors import UsageError, UserError
@@ -27,11 +29,20 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Formats errors as `run` does."""
+    """Formats errors as `run` does, with the example instead of a usage of many lines."""
 
     def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(2, f"{self.prog.removeprefix('python -m ')}: {message}\n")
+        name = self.prog.removeprefix("python -m ")
+        self.exit(2, f"{name}: {message}\n{self.epilog}\nAll options: {self.prog} --help\n")
+
+
+def existing(value: str) -> Path:
+    """Return an existing folder, for the `type` of an argument."""
+    if not value.strip():
+        raise argparse.ArgumentTypeError("it is empty: is a shell variable unset?")
+    if not Path(value).is_dir():
+        raise argparse.ArgumentTypeError(f"{value} is not a folder")
+    return Path(value)
 
 
 def make_parser(prog: str, description: str | None, *, example: str) -> argparse.ArgumentParser:
@@ -111,13 +122,17 @@ def in_columns(
     return "\n".join([rows[0], *under, *rows[1:]])
 
 
-def run(name: str, command: Callable[[], int], *, interrupted: str) -> int:
+def run(name: str, command: Callable[[], int], *, interrupted: str, progress: bool = True) -> int:
     """Run `command` and return its exit code; errors of the user are one line on stderr.
 
     `name` is the module; `interrupted` is printed after Ctrl-C: what is kept, how to continue.
+    `progress=False` is for a command that prints its own progress throughout.
     """
+    from prompt_aug.base.progress import Progress  # tqdm, without which recipe.doctor works
+
     try:
-        return command()
+        with Progress(name) if progress else contextlib.nullcontext():
+            return command()
     except (UserError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from filelock import FileLock, Timeout
-from tqdm import tqdm
 
 from prompt_aug.base.errors import UserError
 
@@ -192,14 +191,9 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def digests(paths: Iterable[Path], root: Path, progress: str | None = None) -> dict[str, str]:
-    """Return the `sha256` of each file by its name under `root`, sorted.
-
-    `progress` is the title of a progress bar, None for none.
-    """
-    hidden = True if progress is None else None  # None: shown on a terminal only
-    bar = tqdm(sorted(set(paths)), desc=progress, unit="file", leave=False, disable=hidden)
-    return {path.relative_to(root).as_posix(): sha256(path) for path in bar}
+def digests(paths: Iterable[Path], root: Path) -> dict[str, str]:
+    """Return the `sha256` of each file by its name under `root`, sorted."""
+    return {path.relative_to(root).as_posix(): sha256(path) for path in sorted(set(paths))}
 
 
 def sync(paths: Iterable[Path]) -> None:

@@ -3,14 +3,17 @@
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import TextIO
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
 
 EVERY = 15.0  # seconds without a line, at most
 BAR = "{desc}: {n_fmt}/{total_fmt} {unit} {percentage:3.0f}%|{bar:12}| left {remaining} {postfix}"
+POLL = 0.25  # seconds between two looks at the clock
+T = TypeVar("T")
 _active: list["Progress"] = []  # nested stages: only the innermost prints
+_spoke = time.monotonic()  # when any stage printed last, at first the start of the process
 
 
 def duration(seconds: float) -> str:
@@ -42,6 +45,7 @@ class Progress:
         self.title, self.total, self.unit = title, total, unit
         self.out, self.every, self.clock = out or sys.stderr, every, clock
         self.done, self.began = 0, clock()
+        self.note = ""  # ends the line
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._speak, name="progress", daemon=True)
         self._bar: tqdm | None = None
@@ -50,10 +54,13 @@ class Progress:
         """Count `count` more units as done."""
         self.done += count
         if self._bar is not None:
+            self._bar.set_postfix_str(self.note, refresh=False)
             self._bar.update(count)
 
     def say(self, text: str) -> None:
         """Print a line between two lines, or above the bar."""
+        global _spoke
+        _spoke = time.monotonic()
         with tqdm.external_write_mode(file=self.out):
             print(text, file=self.out, flush=True)
 
@@ -65,6 +72,7 @@ class Progress:
         parts = [f"{self.done}/{self.total} {self.unit}".rstrip(), f"{duration(passed)} so far"]
         if self.done:
             parts.append(f"{duration(passed / self.done * (self.total - self.done))} left")
+        parts += [self.note] if self.note else []
         return f"{self.title}: {', '.join(parts)}"
 
     def __enter__(self) -> "Progress":
@@ -91,6 +99,14 @@ class Progress:
             self._thread.join()
 
     def _speak(self) -> None:
-        while not self._over.wait(self.every):
-            if _active[-1:] == [self]:
+        while not self._over.wait(min(POLL, self.every)):
+            if _active[-1:] == [self] and time.monotonic() - _spoke >= self.every:
                 self.say(self.line())
+
+
+def track(items: Collection[T], title: str, unit: str, **options: Any) -> Iterator[T]:
+    """Yield each item and count it in a `Progress`, which has `options`."""
+    with Progress(title, len(items), unit, **options) as bar:
+        for item in items:
+            yield item
+            bar.update()

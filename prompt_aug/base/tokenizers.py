@@ -1,8 +1,10 @@
 """Load the tokenizer of a model and check it for missing or damaged files."""
 
+from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.errors import UserError
+from prompt_aug.base.hub import hub_answers
 
 
 class TokenizerError(UserError):
@@ -15,11 +17,14 @@ def load_tokenizer(model: str) -> Any:
     For a folder without tokenizer.json, transformers 5 silently creates an empty tokenizer. Every
     prompt would then have no tokens, and the model would score 0.
     """
+    from huggingface_hub import constants
     from transformers import AutoTokenizer  # takes seconds
 
     remedy = "name a model folder, or a hub id that is in the cache or can be downloaded"
+    # Offline, the client would retry for a minute before it looks into its cache.
+    local = Path(model).is_dir() or not hub_answers(constants.ENDPOINT)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=local)
     except (OSError, ValueError) as error:
         why = str(error).strip().splitlines()[0]
         raise TokenizerError(

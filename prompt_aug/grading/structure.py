@@ -239,7 +239,7 @@ _MAX_SIGNS = 3
 
 
 def _is_near(exact: str, decimals: str) -> bool:
-    """Whether decimals are those of a value, by two per cent; of what is no number they are not."""
+    """Whether decimals are those of a value, by two percent; of what is no number they are not."""
     exact = split_unit(split_top(exact, "=")[-1])[0]
     scale = 100.0 if exact.endswith("%") else 1.0
     try:

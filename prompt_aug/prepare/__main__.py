@@ -296,7 +296,8 @@ def print_report(report: Mapping[str, Any]) -> None:
     for first, rows in list(report["duplicates_of_row"].items())[:SHOWN]:
         print(f"    rows {rows[:SHOWN]} repeat row {first}")
     near = report["near_duplicates"]
-    print(f"  near duplicates, kept: {len(near)} pairs {[pair['rows'] for pair in near[:SHOWN]]}")
+    shown = f": rows {[pair['rows'] for pair in near[:SHOWN]]}" if near else ""
+    print(f"  near duplicates, kept: {len(near)} pairs{shown}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tqdm import tqdm
-
+from prompt_aug.base.progress import track
 from prompt_aug.grading import grade_answer, grade_many
 from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex, near_duplicates
 from prompt_aug.prepare.sources import (
@@ -46,7 +45,7 @@ def read_rows(
     """
     questions: Numbered = []
     refused = []
-    for number, row in tqdm(kept_levels(rows, columns), "read", total=len(rows), disable=None):
+    for number, row in kept_levels(track(rows, "read", "rows"), columns):
         try:
             made = to_question(row, columns, source, split)
             if columns.whole_rows and row.get("data_source"):
@@ -129,7 +128,7 @@ def refuse_overlap(
 ) -> tuple[Numbered, list[Refused]]:
     """Refuse questions whose overlap with a benchmark question is at least `limit`."""
     kept, refused = [], []
-    for number, question in tqdm(questions, "benchmark overlap", disable=None):
+    for number, question in track(questions, "benchmark overlap", "questions"):
         match = index.best(question.text)
         if match is None or match.score < limit:
             kept.append((number, question))
@@ -152,7 +151,7 @@ def refuse_ungradable(
     golds = [(number, gold) for number, question in questions for gold in question.answers]
     prose = () if allow_text else (pair for pair in golds if is_prose(pair[1]))
     bad = {number: f"{gold[:80]!r} is prose. Keep it with --allow-text." for number, gold in prose}
-    for start in tqdm(range(0, len(golds), GRADED_AT_ONCE), "grade the answers", disable=None):
+    for start in track(range(0, len(golds), GRADED_AT_ONCE), "grade the answers", "batches"):
         part = golds[start : start + GRADED_AT_ONCE]
         grades = grade_many([("\\boxed{" + gold + "}", gold) for _, gold in part])
         for (number, gold), grade in zip(part, grades, strict=True):

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tqdm import tqdm
+from prompt_aug.base.progress import track
 
 OVERLAP_N, OVERLAP_LIMIT = 8, 0.5
 LIKENESS_N, LIKENESS_LIMIT = 3, 0.8
@@ -88,7 +88,7 @@ def near_duplicates(
     sets = [grams(text, n) for text in texts]
     frequency = Counter(gram for own in sets for gram in own)
     seen: dict[Gram, list[int]] = defaultdict(list)
-    for j, own in enumerate(tqdm(sets, desc="near duplicates", disable=None)):
+    for j, own in enumerate(track(sets, "near duplicates", "questions")):
         rare = sorted(own, key=lambda gram: (frequency[gram], gram))
         prefix = rare[: len(own) - _ceil(limit * len(own)) + 1]
         for i in sorted({i for gram in prefix for i in seen[gram]}):

@@ -4,9 +4,6 @@ import ast
 import csv
 import json
 import re
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from prompt_aug.base.errors import UserError
+from prompt_aug.base.hub import hub_answers
 from prompt_aug.grading.extract import closed_boxes
 from prompt_aug.questions import (
     Question,
@@ -33,7 +31,6 @@ BUILDERS = {
     ".csv": "csv",
 }
 JOINED = "rephrasings of one group"  # added to a row by `filters.join_rephrasings`
-HUB_SECONDS = 3.0  # without a response the hub counts as unreachable
 TEXT_COLUMNS = ("question", "problem", "prompt", "text")
 RENDERED = ("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|begin_of_text|>")
 ANSWER_COLUMNS = ("answer", "reward_model.ground_truth", "ground_truth", "final_answer")
@@ -132,28 +129,10 @@ def load_rows(
         # datasets calls the only split of these files "train".
         file = files.format(split=split)
         return _from_hub(datasets, source, data_files=file, split="train", revision=revision)
-    raise SourceError(f"{source!r}: neither a file, nor a folder, nor an id like owner/name")
-
-
-def hub_answers(endpoint: str, seconds: float = HUB_SECONDS) -> bool:
-    """Return whether `endpoint` responds within `seconds`, through a proxy if one is set."""
-    answered = threading.Event()
-
-    def ask() -> None:
-        request = urllib.request.Request(endpoint, method="HEAD")
-        try:
-            with urllib.request.urlopen(request, timeout=seconds):
-                answered.set()
-        except urllib.error.HTTPError:  # a response too, such as "not allowed"
-            answered.set()
-        except (OSError, ValueError):
-            pass
-
-    # In a thread, because a name lookup has no time limit.
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(seconds)
-    return answered.is_set()
+    raise SourceError(
+        f"{source!r}: neither a file, nor a folder, nor a known name, nor an id like owner/name. "
+        "--help lists the presets, eval/benchmarks/ has the benchmarks."
+    )
 
 
 def _from_hub(datasets: Any, source: str, **asked: Any) -> Any:

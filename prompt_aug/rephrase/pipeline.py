@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from prompt_aug.base.errors import UserError
+from prompt_aug.base.progress import Progress
 from prompt_aug.endpoint.budget import Budget, BudgetError, Spending
 from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.prepare.overlap import OverlapIndex
@@ -83,12 +82,12 @@ def generate(
     if not missing:
         return
 
-    async def run(bar: Any) -> None:
+    async def run(bar: Progress) -> None:
         generation, loop = Generation(store, endpoint, budget), asyncio.get_running_loop()
 
         def report(answers: int) -> None:
             bar.update(answers)
-            bar.set_postfix_str(str(budget.spent), refresh=False)
+            bar.note = str(budget.spent)
 
         def stop() -> None:
             why = "stopped by a signal. Run the same command again to resume."
@@ -103,7 +102,7 @@ def generate(
         await generation.run(missing)
 
     total = sum(len(store.missing(request)) for request in missing)
-    with tqdm(total=total, desc=title, unit="answer", mininterval=1.0, disable=None) as bar:
+    with Progress(title, total, "answers") as bar:
         asyncio.run(run(bar))
 
 

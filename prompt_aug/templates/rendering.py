@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from jinja2.exceptions import TemplateError
-from tqdm import tqdm
 
+from prompt_aug.base.progress import track
 from prompt_aug.questions import Question
 from prompt_aug.templates.template import SLOT, BankError, Template
 
@@ -160,7 +160,7 @@ def overlong(
     Each question is listed once, with its longest prompt.
     """
     found: list[Overlong] = []
-    for start in tqdm(range(0, len(questions), batch), desc="prompt lengths", disable=None):
+    for start in track(range(0, len(questions), batch), "prompt lengths", "batches"):
         part = questions[start : start + batch]
         pairs = [
             (q.uid, template.name, render(template, q.text, tokenizer, form, q.system).text)

@@ -190,9 +190,8 @@ def _check_override(text: str, folder: Path) -> None:
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
-        raise ConfigError(
-            f"'{text}' is not an override of the form key=value: {one_line(error)}"
-        ) from error
+        why = f": {one_line(error)}" if "=" in text else f". Write {text}=VALUE."
+        raise ConfigError(f"'{text}' is not an override of the form key=value{why}") from error
     key = override.key_or_group
     if key.partition(".")[0].partition("/")[0] == "hydra":
         raise ConfigError(f"'{text}': {ONE_RUN}")

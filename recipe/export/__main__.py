@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.base.commands import add_steps, make_parser, run
-from prompt_aug.base.errors import UsageError, UserError
+from prompt_aug.base.commands import add_steps, existing, make_parser, run
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import InUseError, digests, lock, sync, write_json
 from prompt_aug.base.progress import Progress
 from recipe.export.jobs import (
@@ -184,7 +184,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "python -m recipe.export", __doc__, example="python -m recipe.export runs/toy --steps 10 20"
     )
-    parser.add_argument("run", metavar="RUN", help="the run folder, such as runs/demo")
+    parser.add_argument(
+        "run", metavar="RUN", type=existing, help="the run folder, such as runs/demo"
+    )
     add_steps(parser)
     parser.add_argument("--dtype", choices=list(DTYPES), help="default: that of the run's rollouts")
     return parser
@@ -192,9 +194,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def export_as(options: argparse.Namespace) -> int:
     """Export as the options say; the exit status, 1 where a step failed."""
-    if not options.run:
-        raise UsageError("RUN is empty (an unset shell variable?)")
-    run_dir, failed = Path(options.run), False
+    run_dir, failed = options.run, False
     for failure in export(run_dir, options.steps, options.dtype):
         failed = True
         print(f"recipe.export: {failure}", file=sys.stderr)

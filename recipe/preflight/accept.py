@@ -18,6 +18,7 @@ from pathlib import Path
 
 from prompt_aug.base.commands import make_parser
 from prompt_aug.base.files import read_json, write_text
+from prompt_aug.base.progress import Progress
 from recipe.run.folder import read_metrics
 
 Figures = dict[str, float]
@@ -243,7 +244,8 @@ def main(arguments: list[str] | None = None) -> int:
     for stage in wanted:
         if options.only and stage.name not in options.only:
             continue
-        result = run_stage(stage, folder / "logs", {r.name for r in results if r.why})
+        with Progress(stage.name):
+            result = run_stage(stage, folder / "logs", {r.name for r in results if r.why})
         results.append(result)
         print(f"{result.name}: {result.why or 'ok'}, {result.seconds:.0f} s", flush=True)
     write_text(folder / "accept.md", page(results))

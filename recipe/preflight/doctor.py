@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from prompt_aug.base.commands import make_parser
@@ -221,8 +221,8 @@ def port() -> Check:
 # ------------------------------------------------------------------------- the command
 
 
-def examine(run_root: Path, environment: Mapping[str, str]) -> list[Check]:
-    """Run every check; the slow imports run while the quick checks are made."""
+def examine(run_root: Path, environment: Mapping[str, str]) -> Iterator[Check]:
+    """Yield the finding of every check; the slow imports run while the quick checks are made."""
     gpus, chosen = gpu_names(), environment.get("VERL_PLATFORM", "").strip().lower()
     cpu = takes_cpu(chosen, gpus)
     variables = {**environment, **({"VERL_PLATFORM": "cpu"} if cpu else {})}
@@ -244,28 +244,25 @@ def examine(run_root: Path, environment: Mapping[str, str]) -> list[Check]:
         shared_memory(),
         port(),
     ]
-    return [check for check in quick if check] + [finish(one) for one in started]
+    yield from filter(None, quick)
+    yield from map(finish, started)
 
 
-def report(found: list[Check]) -> str:
-    """Return one line per check; under a problem its remedy, indented."""
-    lines = []
-    for check in found:
-        mark = "ok  " if check.ok else ("FAIL" if check.needed else "note")
-        body = check.detail.replace("\n", "\n         ")
-        lines.append(f"{mark} {check.name}: {body}")
-        if not check.ok:
-            lines.append(f"     -> {check.remedy}")
-    stop = [check.name for check in found if not check.ok and check.needed]
-    verdict = f"a training run could NOT start: {', '.join(stop)}" if stop else "a run could start"
-    return "\n".join([*lines, f"recipe.doctor: {verdict}"])
+def line(check: Check) -> str:
+    """Return the line of a check, and under a problem its remedy, indented."""
+    mark = "ok  " if check.ok else ("FAIL" if check.needed else "note")
+    remedy = "" if check.ok else f"\n     -> {check.remedy}"
+    return f"{mark} {check.name}: {check.detail}".replace("\n", "\n         ") + remedy
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = make_parser("python -m recipe.doctor", __doc__, example="python -m recipe.doctor")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders will be")
     parsed = parser.parse_args(arguments)
-    print("recipe.doctor: importing verl, vLLM and Ray, some seconds ...", file=sys.stderr)
-    found = examine(parsed.runs, os.environ)
-    print(report(found))
-    return int(any(not check.ok and check.needed for check in found))
+    stop = []
+    for check in examine(parsed.runs, os.environ):
+        print(line(check), flush=True)
+        stop += [check.name] if check.needed and not check.ok else []
+    verdict = f"a training run could NOT start: {', '.join(stop)}" if stop else "a run could start"
+    print(f"recipe.doctor: {verdict}")
+    return int(bool(stop))

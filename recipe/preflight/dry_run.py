@@ -41,6 +41,7 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
         "run folder": config.recipe.run_dir,
         "start model": config.actor_rollout_ref.model.path,
         "method": method(config),
+        "templates": templates(config.recipe.augment, prompts),
         "reward": reward(config.recipe.reward),
         "learning rate": learning_rate(actor.optim),
         "questions": questions(config, prompts),
@@ -76,6 +77,12 @@ def method(config: DictConfig) -> str:
     )
 
 
+def templates(section: DictConfig, prompts: Prompts) -> str:
+    """Return the templates of the training prompts, and the mode in which one is drawn."""
+    names = section.templates or prompts.bank.names
+    return ", ".join(names) + (f"; recipe.augment.mode={section.mode}" if len(names) > 1 else "")
+
+
 def reward(section: DictConfig) -> str:
     """Return the formula of `recipe.rollout.reward` with its settings."""
     own = [f"{path} ({source})" for source, path in (section.verifiers or {}).items()]
@@ -106,7 +113,7 @@ def hours(config: DictConfig, steps: int) -> str:
         return f"{steps * step / 3600:.2g}, at {step:.1f} s a step as in the run folder"
     shape = known_shape(config.recipe.model_path)
     if config.trainer.device == "cpu" or shape is None:
-        return "unknown: no step was measured in the run folder"
+        return "unknown until the run folder has a step"
     work = dataclasses.replace(work_of(config, shape), steps=steps)
     told = run_hours(shape, work, GPUS[GPU], Assumptions())
     return f"{told:.1f} on {work.gpus} x {GPU}, estimated by recipe.plan and not measured"
@@ -146,7 +153,7 @@ def checkpoints(config: DictConfig, steps: int) -> str:
     told += f", of which {kept} are kept" if gone else ""
     shape = known_shape(config.actor_rollout_ref.model.path)
     if shape is None:
-        return f"{told}; 12 bytes a parameter each (the model is not on this disk)"
+        return f"{told}; 12 bytes a parameter each"
     size = checkpoint_bytes(shape, adapter_size(Setup(config), shape))
     told += f"; {size / 1e9:.2f} GB each, at most {most * size / 1e9:.1f} GB in all"
     free = host.free_gib(Path(config.recipe.run_dir)) * 2**30

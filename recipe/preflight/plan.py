@@ -40,8 +40,8 @@ def memory_lines(shape: Shape, work: Work, gpu: Gpu) -> list[str]:
         f"actor          GiB on a GPU, micro-batches of {work.micro_tokens:,} tokens: {parts}",
         f"engine         KV cache {max(0, cache):,} tokens of {shape.kv_bytes:,} bytes, "
         f"{estimate.at_once(shape, work, gpu)} sequences at once",
-        f"rollouts       {responses:,} responses of a step over {engines} engines: "
-        f"{estimate.waves(responses, shape, work, gpu)} waves",
+        f"rollouts       {responses:,} responses of a step over {engines} engines "
+        f"in {estimate.waves(responses, shape, work, gpu)} waves",
         f"checkpoint     {estimate.checkpoint_bytes(shape, work.adapter) / 1e9:.1f} GB",
     ]
     role = "actor_rollout_ref.rollout"
@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
     add: Any = parser.add_argument
     assume = Assumptions()
     add("example", help="a folder in examples/, or the path of one")
-    add("overrides", nargs="*", help="hydra overrides, key=value")
+    add("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="hydra overrides")
     add("--gpus", type=at_least(1), default=8, help="all together")
     add("--gpu", choices=list(GPUS), default="h100-80", help="what each of them is")
     add("--mean-response", type=at_least(1), help="tokens; default: half of the longest response")

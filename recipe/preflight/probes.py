@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ def install(cpu: bool) -> str:
     return f"{how}, see requirements/README.md"
 
 
+EVERY = 15.0  # seconds without a line, at most
 MARK = "recipe.doctor answer: "
 # Programs that set `answer`. TransferQueue installs files in recipe/ too, and other packages have
 # one with an __init__.py. verl and vLLM swallow what a plug-in raises, so it is loaded by itself.
@@ -123,12 +125,16 @@ def start(probe: Probe, environment: Mapping[str, str]) -> Started:
 def finish(started: Started, seconds: float = 180.0) -> Check:
     """Return the finding of a probe, with its own traceback where it failed."""
     probe, process, *files = started
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        return Check(probe.name, f"no answer in {seconds:.0f} s", probe.remedy)
+    deadline = time.monotonic() + seconds
+    while process.poll() is None:
+        if (left := deadline - time.monotonic()) <= 0:
+            process.kill()
+            process.wait()
+            return Check(probe.name, f"no answer in {seconds:.0f} s", probe.remedy)
+        try:
+            process.wait(min(left, EVERY))
+        except subprocess.TimeoutExpired:
+            print(f"     {probe.name}: {seconds - left + EVERY:.0f} s so far", file=sys.stderr)
     for file in files:
         file.seek(0)
     output, errors = (file.read() for file in files)

@@ -1,7 +1,7 @@
 """Shares of planted benchmark questions that decontamination finds.
 
 The benchmark is GSM8K's test set; for "TeX respelled" it is 1,000 questions of `math`. Each planted
-text is a question of the benchmark in another spelling or wording. "clean" is the second half of
+text is a question of the benchmark spelled or rephrased differently. "clean" is the second half of
 GSM8K's test set against the first half: what is found there is an error, or a true near duplicate.
 """
 

@@ -76,7 +76,7 @@ def test_wrong_usage_is_told_like_other_errors(
         with pytest.raises(SystemExit) as error:
             parser.parse_args([given])
         assert error.value.code == 2
-        assert f"\nx: {told}" in capsys.readouterr().err
+        assert capsys.readouterr().err.startswith(f"x: {told}")
     assert "--start" not in parser.format_help()
 
 

@@ -155,7 +155,7 @@ def test_digests_are_those_of_sha256sum(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     for name, content in (("b/x", b""), ("a", b"abc")):
         (tmp_path / name).write_bytes(content)
-    found = digests([tmp_path / "b" / "x", tmp_path / "a"], tmp_path, progress="digests")
+    found = digests([tmp_path / "b" / "x", tmp_path / "a"], tmp_path)
     assert found["a"] == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert list(found.items()) == [("a", found["a"]), ("b/x", hashlib.sha256(b"").hexdigest())]
 

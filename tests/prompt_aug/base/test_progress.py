@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from prompt_aug.base.progress import Progress, duration
+from prompt_aug.base import progress
+from prompt_aug.base.progress import Progress, duration, track
 
 
 @pytest.mark.parametrize(
@@ -36,13 +37,31 @@ def test_the_estimate_by_hand() -> None:
 def test_a_stage_that_counts_nothing_says_that_it_lives_and_an_inner_one_speaks_alone() -> None:
     out = io.StringIO()
     with Progress("start the engine", out=out, every=0.02):
-        _wait_for(out, "start the engine: 0 s so far")
+        _wait_for(out, "start the engine: ")
         with Progress("grade", 3, "samples", out=out, every=0.02) as inner:
             inner.update()
             _wait_for(out, "grade: 1/3 samples")
             before = out.getvalue()
             _wait_for(out, "grade: 1/3 samples", len(before) + 1)
             assert "engine" not in out.getvalue()[len(before) :]
+
+
+def test_a_line_of_one_stage_counts_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is measured from the last line of any stage: short stages do not add up to more."""
+    out = io.StringIO()
+    monkeypatch.setattr(progress, "_spoke", time.monotonic() - 100)
+    with Progress("late", out=out, every=90.0):
+        _wait_for(out, "late: ")
+    with Progress("next", out=out, every=90.0):
+        time.sleep(0.02)
+    assert out.getvalue().count("\n") == 1
+
+
+def test_items_are_counted() -> None:
+    out = io.StringIO()
+    for done, item in enumerate(track("ab", "read", "rows", out=out, every=0.01)):
+        assert item == "ab"[done]
+        _wait_for(out, f"read: {done}/2 rows")
 
 
 def test_on_a_terminal_a_count_is_a_bar() -> None:

@@ -118,7 +118,7 @@ def test_rows_that_a_preset_does_not_fit() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("no", None, "neither a file, nor a folder, nor an id"),
+        ("no", None, "neither a file, nor a folder, nor a known name"),
         ("a.txt", "x", "known are files ending in .parquet"),
         ("a.jsonl", '{"problem": "1"', "line 1: broken JSON"),
         ("b.jsonl", '{"problem": "\udcff"}\n', "is not UTF-8 text"),

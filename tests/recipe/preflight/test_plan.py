@@ -215,7 +215,7 @@ def test_pages_have_the_numbers_of_the_command(
 ) -> None:
     assert command.main(arguments.split()) == 0  # it fits
     numbers = (
-        r"total ([\d.]+)\n[\s\S]*: (\d+) waves\ncheckpoint +([\d.]+) GB\nstep +(\d+) s:"
+        r"total ([\d.]+)\n[\s\S]* in (\d+) waves\ncheckpoint +([\d.]+) GB\nstep +(\d+) s:"
         r"[\s\S]*: ([\d.]+) h, (\d+) GPU hours"
     )
     found = re.search(numbers, capsys.readouterr().out)

@@ -91,7 +91,7 @@ def test_too_many_questions_are_refused() -> None:
         problems(SUMS, "validation", 4000, 0)
 
 
-def test_question_has_three_other_wordings() -> None:
+def test_question_has_three_rephrasings() -> None:
     problem = Problem(a=47, op="+", b=38, level=3)
     question = to_question(SUMS, problem, "train", 0)
     assert question.answers == ("85",)

@@ -1,0 +1,28 @@
+"""Find out within seconds whether the hub of models and data sets can be reached."""
+
+import threading
+import urllib.error
+import urllib.request
+
+HUB_SECONDS = 3.0  # without a response the hub counts as unreachable
+
+
+def hub_answers(endpoint: str, seconds: float = HUB_SECONDS) -> bool:
+    """Return whether `endpoint` responds within `seconds`, through a proxy if one is set."""
+    answered = threading.Event()
+
+    def ask() -> None:
+        request = urllib.request.Request(endpoint, method="HEAD")
+        try:
+            with urllib.request.urlopen(request, timeout=seconds):
+                answered.set()
+        except urllib.error.HTTPError:  # a response too, such as "not allowed"
+            answered.set()
+        except (OSError, ValueError):
+            pass
+
+    # In a thread, because a name lookup has no time limit.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(seconds)
+    return answered.is_set()
