@@ -28,6 +28,7 @@ from prompt_aug.extraction import extraction
 from prompt_aug.grading import grade
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import user_text
+from prompt_aug.templates import Template
 
 
 def overlong_penalty(length: int, limit: int, buffer: int, factor: float) -> float:
@@ -52,6 +53,47 @@ def _listed(row: Mapping[str, Any], key: str) -> list[str]:
     return [] if value is None else list(value)  # an array has no truth value
 
 
+def score(
+    text: str,
+    length: int,
+    row: Mapping[str, Any],
+    template: Template,
+    *,
+    settings: DictConfig,
+    limit: int,
+) -> dict[str, Any]:
+    """The reward of a response of `length` tokens and its parts, as verl's reward managers do.
+
+    `row` holds the columns of the dataset, `limit` is ``data.max_response_length``.
+    """
+    graded = grade(
+        text,
+        list(row["extra_info"]["answers"]),
+        template,
+        question=_asked(row),
+        options=_listed(row, "options"),
+        extraction=extraction(settings.extraction),
+        pay_unworked=settings.unworked == "pay",
+    )
+    accuracy = float(graded.correct)
+    format_reward = template.format_reward(text)
+    overlong = 0.0
+    if settings.overlong.enable:
+        buffer, factor = settings.overlong.buffer, settings.overlong.factor
+        overlong = overlong_penalty(length, limit, buffer, factor)
+    return {
+        "reward_score": combine(accuracy, format_reward, overlong, settings),
+        "reward_extra_info": {
+            "acc": accuracy,
+            "format": format_reward,
+            "overlong": overlong,
+            "status": "unworked" if graded.unworked else str(graded.status),
+            "pred": graded.extracted or "",
+            "response": text,
+        },
+    }
+
+
 class RecipeRewardManager(RewardManagerBase):
     """The reward manager of this project, named by ``reward.reward_manager``.
 
@@ -72,33 +114,8 @@ class RecipeRewardManager(RewardManagerBase):
         length = int(item.batch["attention_mask"][-len(responses) :].sum())
         text = self.tokenizer.decode(responses[:length], skip_special_tokens=True)
         row = item.non_tensor_batch
-        drawn = row["tool_extra_fields"]
-        template = self.bank[drawn["template"]]
+        template = self.bank[row["tool_extra_fields"]["template"]]
         # In a thread, so that an answer that waits for a worker process does not block others.
-        graded = await asyncio.to_thread(
-            grade,
-            text,
-            list(row["extra_info"]["answers"]),
-            template,
-            question=_asked(row),
-            options=_listed(row, "options"),
-            extraction=extraction(self.settings.extraction),
-            pay_unworked=self.settings.unworked == "pay",
+        return await asyncio.to_thread(
+            score, text, length, row, template, settings=self.settings, limit=self.limit
         )
-        accuracy = float(graded.correct)
-        format_reward = template.format_reward(text)
-        overlong = 0.0
-        if self.settings.overlong.enable:
-            buffer, factor = self.settings.overlong.buffer, self.settings.overlong.factor
-            overlong = overlong_penalty(length, self.limit, buffer, factor)
-        return {
-            "reward_score": combine(accuracy, format_reward, overlong, self.settings),
-            "reward_extra_info": {
-                "acc": accuracy,
-                "format": format_reward,
-                "overlong": overlong,
-                "status": "unworked" if graded.unworked else str(graded.status),
-                "pred": graded.extracted or "",
-                "response": text,
-            },
-        }
