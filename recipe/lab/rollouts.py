@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer
 from verl.trainer.ppo.utils import create_rl_sampler
 
@@ -22,6 +23,7 @@ from recipe.errors import ConfigError, ExhaustedError
 from recipe.lab.decoder import Decoder, Draw, Drawn
 from recipe.rollout.agent_loop import EPOCH, choose_rephrasing, choose_template, rollout_seed
 from recipe.rollout.reward import score
+from recipe.toy.measure import Sampler, filler_tokens
 from recipe.trainer.order import group_id
 from recipe.trainer.question_stats import QuestionStats
 
@@ -74,6 +76,33 @@ def fast_draw(seed: int) -> Draw:
 def greedy_draw(prob_PV: Tensor, prefix_B: Tensor, rows_B: Tensor, number: int) -> Tensor:
     """The most probable token."""
     return prob_PV.argmax(-1)[prefix_B]
+
+
+class PolicySampler(Sampler):
+    """Samples of a policy in training, graded as those of `recipe.lab.measure`."""
+
+    def __init__(self, policy: Decoder, tokenizer: Any, *, max_tokens: int, seed: int) -> None:
+        self.policy, self.tokenizer = policy, tokenizer
+        self.max_tokens, self.seed = max_tokens, seed
+        self.letters = filler_tokens(tokenizer)
+
+    def draw(
+        self, prompts: Sequence[str], samples: int, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        rows = [
+            self.tokenizer.encode(prompt, add_special_tokens=False)
+            for prompt in prompts
+            for _ in range(samples)
+        ]
+        drawn = self.policy.sample(
+            rows,
+            fast_draw(torch.initial_seed()) if temperature else greedy_draw,
+            temperature=temperature or 1.0,
+            max_tokens=self.max_tokens,
+            end=self.tokenizer.eos_token_id,
+        )
+        ids = pad_sequence(drawn.ids, True, self.tokenizer.pad_token_id)
+        return ids, pad_sequence(drawn.entropy, True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
