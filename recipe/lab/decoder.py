@@ -95,9 +95,10 @@ class Decoder:
     @classmethod
     def load(cls, folder: Path) -> "Decoder":
         """Read a folder that `save_pretrained` wrote."""
+        shape = Shape.read(folder)
         found = load_file(folder / "model.safetensors")
         weights = {n: w.float().clone() for n, w in found.items() if n != "lm_head.weight"}
-        return cls(weights, Shape.read(folder))
+        return cls(weights, shape)
 
     # ---------------------------------------------------------------- the network
 

@@ -53,6 +53,9 @@ def figures(line: dict[str, Any]) -> dict[str, float]:
     for template, numbers in steps[max(steps, key=int)].items():
         for key in ("greedy", "pass@1", "entropy", _largest(numbers, "pass@")):
             found[f"{template} {key}"] = numbers[key]
+        first = steps[min(steps, key=int)].get(template, {})
+        if "entropy on filler" in first:  # older lines do not say
+            found[f"{template} entropy on filler, start"] = first["entropy on filler"]
         path = [steps[step][template]["pass@1"] for step in sorted(steps, key=int)]
         found[f"{template} pass@1, best - last"] = max(path) - path[-1]
         found[f"{template} pass@1, largest fall"] = largest_fall(path)

@@ -136,13 +136,8 @@ class RolloutSource:
         self.fetched = 0
         self.graded: dict[tuple[object, ...], dict[str, Any]] = {}
         self.rendered: dict[tuple[str, str, str | None], tuple[int, ...]] = {}
-        self.configure(config)
-
-    def configure(self, config: DictConfig) -> None:
-        """Use the method of `config` from the next step on."""
         self.config, self.stats = config, QuestionStats(config.recipe)
         self.prompts = Prompts.from_config(config)
-        self.graded.clear()
 
     # ---------------------------------------------------------------- questions
 

@@ -36,17 +36,10 @@ class Simulator:
     """
 
     def __init__(self, config: DictConfig) -> None:
+        _require_simulated(config)
         self.actor = Actor(config)
         self.source = RolloutSource(config, self.actor.policy)
-        self.steps = 0
-        self.configure(config)
-
-    def configure(self, config: DictConfig) -> None:
-        """Use the method of `config` from the next step on; model, data and optimizer stay."""
-        _require_simulated(config)
-        self.config = config
-        self.source.configure(config)
-        self.actor.configure(config)
+        self.config, self.steps = config, 0
         self.kl_controller: Any = None
         if config.algorithm.use_kl_in_reward:
             self.kl_controller = get_kl_controller(config.algorithm.kl_ctrl)

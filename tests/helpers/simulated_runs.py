@@ -1,5 +1,6 @@
 """The simulator on the configuration and data of a real run, to compare their steps."""
 
+import copy
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from omegaconf import OmegaConf, open_dict
 
 from recipe.config.compose import compose_config
 from recipe.lab.simulator import Simulator
+from recipe.trainer.question_stats import QuestionStats
 
 SHARED = Path(__file__).resolve().parents[1] / "recipe" / "shared_run.py"
 
@@ -29,13 +31,16 @@ def shared_steps(run: Path, out: Path, methods: list[str], overrides: list[str])
     shared = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(shared)
     made = simulator(run, out)
+    # As there, the rollouts keep the settings of the first method.
+    made.config = copy.deepcopy(made.config)
     for method in methods:
         config = compose_config("toy_methods", shared.settings(method, overrides))
         with open_dict(made.config):
             made.config.recipe = config.recipe
             made.config.recipe.run_dir, made.config.recipe.save_tensors_every = str(out), 1
             made.config.actor_rollout_ref.actor = config.actor_rollout_ref.actor
-        made.configure(made.config)
+        made.source.stats = QuestionStats(config.recipe)
+        made.actor.configure(made.config)
         for _ in range(shared.STEPS):
             yield made.step()
 
