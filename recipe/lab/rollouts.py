@@ -7,11 +7,12 @@ draws faster, from the same distribution.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer
@@ -45,6 +46,13 @@ class Rollout:
     @property
     def accuracy(self) -> float:
         return float(self.extra_fields["reward_extra_info"]["acc"])
+
+
+def plain(section: Any) -> Any:
+    """A section of the configuration as a namespace, whose attributes are read faster."""
+    if not OmegaConf.is_dict(section):
+        return OmegaConf.to_container(section) if OmegaConf.is_list(section) else section
+    return SimpleNamespace(**{str(key): plain(section[key]) for key in section})
 
 
 def engine_draw(seeds: Iterable[int]) -> Draw:
@@ -84,7 +92,7 @@ class PolicySampler(Sampler):
     def __init__(self, policy: Decoder, tokenizer: Any, *, max_tokens: int, seed: int) -> None:
         self.policy, self.tokenizer = policy, tokenizer
         self.max_tokens, self.seed = max_tokens, seed
-        self.letters = filler_tokens(tokenizer)
+        self.verdicts, self.letters = {}, filler_tokens(tokenizer)
 
     def draw(
         self, prompts: Sequence[str], samples: int, temperature: float
@@ -133,10 +141,12 @@ class RolloutSource:
         self.fetch_size = 1 if filtered else int(config.data.train_batch_size)
         self.epoch_batches = len(self.rows) // self.fetch_size
         self.batches = self._batches(create_rl_sampler(config.data, self.rows))
-        self.fetched = 0
+        self.group_size, self.fetched = int(config.actor_rollout_ref.rollout.n), 0
+        self.limit = int(config.data.max_response_length)
         self.graded: dict[tuple[object, ...], dict[str, Any]] = {}
         self.rendered: dict[tuple[str, str, str | None], tuple[int, ...]] = {}
         self.config, self.stats = config, QuestionStats(config.recipe)
+        self.recipe = plain(config.recipe)
         self.prompts = Prompts.from_config(config)
 
     # ---------------------------------------------------------------- questions
@@ -171,7 +181,7 @@ class RolloutSource:
         while len(rows) < count:
             rows += self._fetch()
         rollouts = self._rollouts(rows)
-        size = int(self.config.actor_rollout_ref.rollout.n)
+        size = self.group_size
         return [rollouts[i : i + size] for i in range(0, len(rollouts), size)]
 
     def step(self, metrics: dict[str, Any]) -> tuple[list[Rollout], set[str]]:
@@ -222,7 +232,7 @@ class RolloutSource:
 
     def _request(self, row: dict[str, Any]) -> Request:
         """The request that `PromptAugmentationAgentLoop` makes for a row with ``session_id``."""
-        recipe, size = self.config.recipe, int(self.config.actor_rollout_ref.rollout.n)
+        recipe, size = self.recipe, self.group_size
         system = system_text(row["raw_prompt"])
         n, text = choose_rephrasing(recipe, size, row)
         name = choose_template(recipe.augment, self.prompts.bank, recipe.seed, row)
@@ -233,11 +243,11 @@ class RolloutSource:
 
     def _rollouts(self, rows: Sequence[dict[str, Any]]) -> list[Rollout]:
         """Generate and grade the rollouts of `rows`, group by group."""
-        recipe, rollout = self.config.recipe, self.config.actor_rollout_ref.rollout
+        recipe, rollout = self.recipe, self.config.actor_rollout_ref.rollout
         asked = [
             self._request({**row, "session_id": session})
             for row in rows
-            for session in range(int(rollout.n))
+            for session in range(self.group_size)
         ]
         if recipe.rollout.request_seeds:
             draw = engine_draw(
@@ -249,13 +259,13 @@ class RolloutSource:
             [a.generated_under for a in asked],
             draw,
             temperature=float(rollout.temperature),
-            max_tokens=int(self.config.data.max_response_length),
+            max_tokens=self.limit,
             end=self.tokenizer.eos_token_id,
         )
         return [self._rollout(request, drawn, i) for i, request in enumerate(asked)]
 
     def _rollout(self, request: Request, drawn: Drawn, i: int) -> Rollout:
-        ids, row, limit = drawn.ids[i], request.row, int(self.config.data.max_response_length)
+        ids, row, limit = drawn.ids[i], request.row, self.limit
         key = (row["extra_info"]["uid"], request.template, *ids.tolist())
         if key not in self.graded:  # late in training most responses of a group are equal
             self.graded[key] = score(
@@ -263,7 +273,7 @@ class RolloutSource:
                 len(ids),
                 row,
                 self.prompts.bank[request.template],
-                settings=self.config.recipe.reward,
+                settings=self.recipe.reward,
                 limit=limit,
             )
         found = self.graded[key]

