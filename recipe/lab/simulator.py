@@ -26,7 +26,7 @@ from recipe.lab.rollouts import PolicySampler, Rollout, RolloutSource
 from recipe.run.folder import RunFolder
 from recipe.trainer.batch import Fetched
 from recipe.trainer.order import training_order
-from recipe.trainer.signal import record, signal_of
+from recipe.trainer.training_signal import record, signal_of
 
 
 class Simulator:

@@ -26,6 +26,7 @@ from prompt_aug.base.files import write_text
 from recipe.config.compose import group_names
 from recipe.errors import ConfigError
 from recipe.lab import page
+from recipe.lab.card import mechanism
 from recipe.lab.experiment import Arm, Experiment, load_experiment
 from recipe.lab.paired import paired_difference, sign_flip_p
 from recipe.lab.runs import read_record, run_all
@@ -98,22 +99,6 @@ def tried(experiment: Experiment, method: Method, arms: Iterable[str], more: Ite
     others = [arm for arm in experiment.arms if arm not in chosen and arm.world == own.world]
     compare = tuple((arm.name, chosen[0].name) for arm in (own, *chosen[1:], *others))
     return dataclasses.replace(experiment, arms=(*chosen, *others, own), compare=compare)
-
-
-def mechanism(experiment: Experiment, lines: page.Lines) -> str:
-    """One sentence: whether the world shows what it is for, by the runs in `lines`."""
-    wanted = experiment.mechanism
-    if wanted is None:
-        return "The experiment states no mechanism."
-    values = page.of_arm(experiment.arm(wanted.arm), lines).get(wanted.figure, {})
-    if not values:
-        return f"Mechanism: unknown, no run of `{wanted.arm}`."
-    found = statistics.fmean(values.values())
-    verdict = "present" if found >= wanted.least else "**absent: draw no conclusion**"
-    return (
-        f"Mechanism {verdict}: `{wanted.figure}` of `{wanted.arm}` is {found:.3f} "
-        f"({len(values)} seeds), wanted at least {wanted.least:g}."
-    )
 
 
 def summary(experiment: Experiment, lines: page.Lines) -> str:

@@ -44,7 +44,7 @@ from recipe.trainer.order import distribute, training_order
 from recipe.trainer.question_stats import QuestionStats
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
 from recipe.trainer.saving import SavingTrainer
-from recipe.trainer.signal import record, signal_of
+from recipe.trainer.training_signal import record, signal_of
 
 
 @register_trainer("recipe_sync")

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from prompt_aug.base.errors import UsageError
+from recipe.lab.card import card, mechanism
 from recipe.lab.experiment import Arm, Experiment, Measure, Mechanism
-from recipe.lab.trial import Method, mechanism, method_of, tried, written
+from recipe.lab.trial import Method, method_of, tried, written
 
 OWN = """
 def weight(logprobs_BT, advantages_BT, mask_BT, group_B, *, power=1.0):
@@ -113,3 +114,12 @@ def test_a_page_by_hand() -> None:
     assert "| mine | 2 | 0.650 | 0.050 | 0.650 | 0.100 | +0.250 | ±0.635 | 0.5 |" in page
     assert "2 seeds cannot reach less than 0.5" in page
     assert page.count("\n") < 40  # one screen
+
+
+def test_a_card_has_the_mechanism_and_the_means_of_checkpoints() -> None:
+    lines = {("grpo", 1): line(0.1, 0.8, 0.5), ("grpo", 2): line(0.3, 0.6, 0.3)}
+    text = card(PLAN, lines, {"commit": "0123456789", "uncommitted_changes": False})
+    assert "Mechanism present: `qwen-math pass@1, best - last` of `grpo` is 0.300" in text
+    assert "| 0 | 0.200 | 0.200 | 0.100 |" in text
+    assert "| 100 | 0.400 | 0.400 | 0.100 |" in text
+    assert "pilot seeds 1, 2" in text
