@@ -28,6 +28,7 @@ LOSS, MEAN = f"{ACTOR}.policy_loss", f"{ACTOR}.loss_agg_mode"
 LOW, HIGH = f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"
 MODE, KL, ENTROPY = f"{LOSS}.loss_mode", f"{ACTOR}.use_kl_loss", f"{ACTOR}.entropy_coeff"
 ARGUMENTS = {"recipe.advantage.arguments", "recipe.advantage.arguments.alpha"}
+SHARE = {"recipe.weights.arguments", "recipe.weights.arguments.ratio"}
 SCALE = f"{ACTOR}.loss_scale_factor"
 ADVANTAGE, COUNT = "recipe.advantage.name", "recipe.rephrasings.count"
 RATIO, FILTER = "recipe.rephrasings.ratio", "algorithm.filter_groups.enable"
@@ -128,10 +129,10 @@ TOY = {
     "hapo": {"recipe.history.enable"},
     "curriculum": {"recipe.curriculum.enable"},
     "prompt_aug_gdpo": {ADVANTAGE, HIGH, MEAN, *AUGMENT},
-    "unlikeliness": {ADVANTAGE, *ARGUMENTS},
+    "unlikeliness": {ADVANTAGE, "recipe.advantage.arguments", "recipe.advantage.arguments.beta"},
     "grpo_lead": {ADVANTAGE, *ARGUMENTS},
     "balanced": {WEIGHTS, MEAN},
-    "high_entropy": {WEIGHTS, f"{ACTOR}.clip_ratio_c", HIGH, MEAN, FILTER, *PUNISHED},
+    "high_entropy": {WEIGHTS, *SHARE, f"{ACTOR}.clip_ratio_c", HIGH, MEAN, FILTER, *PUNISHED},
 }
 BASELINE = "toy_methods method=grpo"
 ON_TOY = {(" ".join(compare_methods.arguments(name)), BASELINE): keys for name, keys in TOY.items()}
