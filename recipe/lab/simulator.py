@@ -187,6 +187,7 @@ def _require_simulated(config: DictConfig) -> None:
         "recipe.rollout.joint_limit": bool(config.recipe.rollout.joint_limit),
         "actor_rollout_ref.rollout.top_p": float(rollout.top_p) != 1.0,
         "actor_rollout_ref.rollout.top_k": int(rollout.top_k) not in (-1, 0),
+        "trainer.n_gpus_per_node": config.trainer.n_gpus_per_node * config.trainer.nnodes != 1,
         "trainer.device": config.trainer.device != "cpu",
     }
     for key, wrong in refused.items():
