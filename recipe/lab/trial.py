@@ -2,8 +2,8 @@
 
 METHOD is a file of yours with a function, ``mine.py:weight``, or a name of recipe/config/method. An
 advantage takes (rewards_B, group_B), a token weight (logprobs_BT, advantages_BT, mask_BT, group_B),
-as in `recipe.algorithms`. A loss takes verl's arguments, (old_log_prob, log_prob, ...), and has
-verl's decorator ``@register_policy_loss``. The method and the baseline are trained from the same
+as in `recipe.algorithms`. A loss is given by its class, a verl ``PolicyLossConfig`` with its own
+``loss_mode`` (see `recipe.algorithms.gmpo`). The method and the baseline are trained from the same
 start models; arms on record are shown beside them. Writes one page, OUT/EXPERIMENT-METHOD.md.
 """
 
@@ -32,17 +32,16 @@ from recipe.lab.paired import paired_difference, sign_flip_p
 from recipe.lab.runs import read_record, run_all
 from recipe.run.environment import commit, set_defaults
 
-EXTERNAL = "VERL_USE_EXTERNAL_MODULES"
+LOSS = "actor_rollout_ref.actor.policy_loss"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
-    """A method to try: its name on the page, its overrides, and the module that registers it."""
+    """A method to try: its name on the page and its overrides."""
 
     name: str
     set: tuple[str, ...]
     folder: Path | None = None  # to be added to the PYTHONPATH
-    loss_module: str | None = None
 
 
 def method_of(given: str) -> Method:
@@ -69,19 +68,17 @@ def method_of(given: str) -> Method:
 
 
 def _method(given: str, file: Path, name: str, function: Any) -> Method:
-    parameters = inspect.signature(function).parameters.values()
-    required = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY and p.default is p.empty]
     dotted, folder = f"{file.stem}.{name}", file.resolve().parent
     # With the content in its name, an edited file is trained again.
     shown = f"{name}_{sha256(file.read_bytes()).hexdigest()[:6]}"
-    if required[:1] == ["old_log_prob"]:
-        from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-        for mode, known in POLICY_LOSS_REGISTRY.items():
-            if known is function:
-                loss = f"actor_rollout_ref.actor.policy_loss.loss_mode={mode}"
-                return Method(name=shown, set=(loss,), folder=folder, loss_module=file.stem)
-        raise UsageError(f"--method {given}: not registered. Add @register_policy_loss('{name}').")
+    if inspect.isclass(function):
+        loss = [
+            f"{LOSS}._target_={dotted}",
+            f"{LOSS}.loss_mode={getattr(function, 'loss_mode', 'vanilla')}",
+        ]
+        return Method(name=shown, set=tuple(loss), folder=folder)
+    parameters = inspect.signature(function).parameters.values()
+    required = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY and p.default is p.empty]
     keys = {2: "recipe.advantage.name", 4: "recipe.weights.name"}
     if len(required) not in keys:
         raise UsageError(
@@ -151,8 +148,6 @@ def carry_out(given: argparse.Namespace) -> int:
     method = method_of(given.method)
     paths = [str(method.folder)] if method.folder else []
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
-    if method.loss_module:
-        os.environ[EXTERNAL] = f"{os.environ[EXTERNAL]},{method.loss_module}"
     arms = given.arms or [experiment.arms[0].name]
     plan = tried(experiment, method, arms, given.set)
     record = given.out / experiment.name / "trials.jsonl"

@@ -21,8 +21,8 @@ def advantage(rewards_B, group_B):
 def other(a, b, c):
     return a
 
-def old(old_log_prob, log_prob):
-    return 0.0
+class Loss:
+    loss_mode = "mine"
 """
 
 PLAN = Experiment(
@@ -63,6 +63,14 @@ def test_the_arguments_say_what_a_function_is(tmp_path: Path, function: str, key
     assert method_of(f"{file}:{function}").name != found.name  # edited: trained again
 
 
+def test_a_loss_is_given_by_its_class(tmp_path: Path) -> None:
+    file = tmp_path / "own_loss.py"
+    file.write_text(OWN)
+    loss = "actor_rollout_ref.actor.policy_loss"
+    wanted = (f"{loss}._target_=own_loss.Loss", f"{loss}.loss_mode=mine")
+    assert method_of(f"{file}:Loss").set == wanted
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -70,7 +78,6 @@ def test_the_arguments_say_what_a_function_is(tmp_path: Path, function: str, key
         ("absent.py:weight", "no such file"),
         ("own_refused.py:absent", "cannot be imported .AttributeError"),
         ("own_refused.py:other", "takes a, b, c"),
-        ("own_refused.py:old", "not registered"),
     ],
 )
 def test_what_cannot_be_tried_is_refused(
