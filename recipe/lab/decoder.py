@@ -27,8 +27,8 @@ from recipe.errors import ConfigError
 
 # (layer, queries NHD, keys NKD, values NKD) -> NHD
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-# (probabilities PV, prefix of each row B, rows B, token number) -> tokens B
-Draw = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+# (probabilities PV, prefix of each row B, rows B) -> tokens B
+Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Layer(NamedTuple):
@@ -209,7 +209,7 @@ class Decoder:
             logp_PV = logits_PV.log_softmax(-1)
             prob_PV = logp_PV.exp()
             entropy_P = -(prob_PV * logp_PV).sum(-1)
-            token_B = draw(prob_PV, prefix_B, rows_B, number)
+            token_B = draw(prob_PV, prefix_B, rows_B)
             steps.append((rows_B, token_B, logp_PV[prefix_B, token_B], entropy_P[prefix_B]))
             on = token_B != end
             if number == max_tokens - 1 or not on.any():

@@ -59,7 +59,7 @@ def engine_draw(seeds: Iterable[int]) -> Draw:
     """Return vLLM's draw for seeded requests on a CPU, one generator per row."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
-    def draw(prob_PV: Tensor, prefix_B: Tensor, rows_B: Tensor, number: int) -> Tensor:
+    def draw(prob_PV: Tensor, prefix_B: Tensor, rows_B: Tensor) -> Tensor:
         noises = torch.empty(len(rows_B), prob_PV.shape[1])
         for row, noise in zip(rows_B.tolist(), noises, strict=True):
             noise.exponential_(generator=generators[row])
@@ -72,7 +72,7 @@ def fast_draw(seed: int) -> Draw:
     """Return draws by one uniform number each."""
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(prob_PV: Tensor, prefix_B: Tensor, rows_B: Tensor, number: int) -> Tensor:
+    def draw(prob_PV: Tensor, prefix_B: Tensor, rows_B: Tensor) -> Tensor:
         cumulated_PV = prob_PV.double().cumsum(-1)
         place_B = torch.rand(len(rows_B), generator=generator, dtype=torch.float64)
         place_B = place_B * cumulated_PV[prefix_B, -1]
@@ -81,7 +81,7 @@ def fast_draw(seed: int) -> Draw:
     return draw
 
 
-def greedy_draw(prob_PV: Tensor, prefix_B: Tensor, rows_B: Tensor, number: int) -> Tensor:
+def greedy_draw(prob_PV: Tensor, prefix_B: Tensor, rows_B: Tensor) -> Tensor:
     """The most probable token."""
     return prob_PV.argmax(-1)[prefix_B]
 

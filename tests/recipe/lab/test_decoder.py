@@ -84,7 +84,7 @@ def test_a_response_depends_on_its_own_seed_only(folder: Path, reference: Any) -
 def test_a_fast_draw_has_the_frequencies_of_the_policy() -> None:
     probabilities = torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4]])
     rows = torch.arange(40_000)
-    drawn = fast_draw(0)(probabilities, rows % 2, rows, 0)
+    drawn = fast_draw(0)(probabilities, rows % 2, rows)
     for prefix in (0, 1):
         shares = drawn[prefix::2].bincount(minlength=4) / 20_000
         # Five standard errors of a share of 0.5.
