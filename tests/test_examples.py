@@ -128,6 +128,12 @@ TOY = {
     "entropy_only": {ADVANTAGE, ENTROPY},
     "hapo": {"recipe.history.enable"},
     "curriculum": {"recipe.curriculum.enable"},
+    "ppo": {
+        ADVANTAGE,
+        "critic.enable",
+        *(f"recipe.advantage.arguments{part}" for part in ("", ".gamma", ".lam")),
+    },
+    "pcl": {"recipe.curriculum.enable", "recipe.curriculum.value_model", "critic.enable"},
     "prompt_aug_gdpo": {ADVANTAGE, HIGH, MEAN, *AUGMENT},
     "unlikeliness": {ADVANTAGE, "recipe.advantage.arguments", "recipe.advantage.arguments.beta"},
     "grpo_lead": {ADVANTAGE, *ARGUMENTS},

@@ -36,6 +36,7 @@ class Advantages:
 
     rewards_B: Tensor  # from which the advantages were computed
     advantages_BT: Tensor
+    returns_BT: Tensor | None  # targets of the critic
     metrics: dict[str, float]
 
 
@@ -69,7 +70,8 @@ def compute_advantages(rollouts: RolloutBatch, recipe: Mapping[str, Any]) -> Adv
     inputs = ADVANTAGES.facts(recipe["advantage"]["name"]).inputs
     arguments.update({name: getattr(rollouts, name) for name in inputs})
     mask_BT = rollouts.mask_BT & rollouts.trained_B[:, None]
-    found = torch.as_tensor(function(rewards_B, group_B, **arguments))
+    result = function(rewards_B, group_B, **arguments)
+    found, returns_BT = result if isinstance(result, tuple) else (torch.as_tensor(result), None)
     found = finite("advantages", found, mask_BT.shape if found.dim() == 2 else rewards_B.shape)
     advantages_BT = (found if found.dim() == 2 else found[:, None]) * mask_BT
     matrices = (rollouts.weight_logprobs_BT, advantages_BT, mask_BT, group_B)
@@ -85,7 +87,9 @@ def compute_advantages(rollouts: RolloutBatch, recipe: Mapping[str, Any]) -> Adv
         weights_BT = finite("weights", function(*matrices, **arguments), mask_BT.shape)
         metrics |= weight_metrics(weights_BT[mask_BT])
         advantages_BT = advantages_BT * weights_BT
-    return Advantages(rewards_B=rewards_B, advantages_BT=advantages_BT, metrics=metrics)
+    return Advantages(
+        rewards_B=rewards_B, advantages_BT=advantages_BT, returns_BT=returns_BT, metrics=metrics
+    )
 
 
 def shaped_rewards(

@@ -2,9 +2,10 @@
 
 After Prompt Curriculum Learning (PCL, arXiv 2510.01135). From k times as many candidates, PCL takes
 the questions whose predicted pass rate is nearest to 0.5, where the gradient is largest.
-Departure: PCL trains a value model that predicts the rate. Here the estimate is the question's
-running pass rate in this run. That is free, but lags behind the policy, and there is no estimate
-for a question that was never drawn.
+PCL trains a value model that predicts the rate: ``recipe.curriculum.value_model``
+(`recipe.trainer.critic`). Departure, the default: the estimate is the question's running pass rate
+in this run. That is free, but lags behind the policy, and there is no estimate for a question that
+was never drawn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,18 @@ from collections.abc import Mapping, Sequence
 # Distances are rounded to this many digits: |0.3 - 0.5| and |0.7 - 0.5| differ in their last bit,
 # which would prefer the easier of two questions that are equally far from the target.
 DIGITS = 12
+
+
+def nearest(rates: Sequence[float], target: float, count: int) -> list[int]:
+    """Return the indices, ascending, of the `count` smallest |rate - target|.
+
+    Of equal distances the earlier candidate is taken; the choice is deterministic. ValueError if
+    there are fewer candidates than `count`.
+    """
+    if not 0 <= count <= len(rates):
+        raise ValueError(f"{count} questions wanted of {len(rates)} candidates")
+    distances = [round(abs(rate - target), DIGITS) for rate in rates]
+    return sorted(sorted(range(len(rates)), key=distances.__getitem__)[:count])
 
 
 class PassRates:
@@ -45,15 +58,8 @@ class PassRates:
         self._rates[uid] = rate + self.decay * (accuracy - rate)
 
     def choose(self, uids: Sequence[str], count: int) -> list[int]:
-        """Indices, ascending, of the `count` candidates with the smallest |p - target|.
-
-        Of equal distances the earlier candidate is taken; the choice is deterministic. ValueError
-        if there are fewer candidates than `count`.
-        """
-        if not 0 <= count <= len(uids):
-            raise ValueError(f"{count} questions wanted of {len(uids)} candidates")
-        distances = [round(abs(self.rate(uid) - self.target), DIGITS) for uid in uids]
-        return sorted(sorted(range(len(uids)), key=distances.__getitem__)[:count])
+        """`nearest` of the running pass rates."""
+        return nearest([self.rate(uid) for uid in uids], self.target, count)
 
     def state(self) -> dict[str, float]:
         """A copy of the rates, for the checkpoint; JSON keeps floats exactly."""

@@ -43,7 +43,7 @@ class Facts:
     ValueError for bad values; by default the section itself holds the arguments. `group`: required
     grouping, "question" or "rephrasing"; None allows either. `rephrasings`: the method is defined
     only with rephrasings. `parts`: "accuracy" and "format" if the function takes these in place of
-    the summed reward.
+    the summed reward. `critic`: it reads a critic's values and returns the critic's targets too.
     """
 
     inputs: tuple[str, ...] = ()
@@ -53,6 +53,7 @@ class Facts:
     nonnegative_rewards: bool = False
     uses_rewards: bool = True
     parts: tuple[str, ...] = ()
+    critic: bool = False
 
 
 _FACTS: dict[Function, Facts] = {}
@@ -97,7 +98,8 @@ class Registry(dict[str, Function]):
     def facts(self, name: str) -> Facts:
         """The requirements of the function, by default none. Errors as `resolve`."""
         if name.startswith("verl:"):
-            return Facts(inputs=verl_estimators.INPUTS)
+            critic = name == f"verl:{verl_estimators.GAE}"
+            return Facts(inputs=verl_estimators.INPUTS, critic=critic)
         return _FACTS.get(self.resolve(name), Facts())
 
     def call(self, section: Mapping[str, Any]) -> tuple[Function, dict[str, Any]]:

@@ -44,6 +44,7 @@ class RolloutBatch:
     weight_logprobs_BT: Tensor  # the same at the temperature of the token weights
     rollout_logprobs_BT: Tensor | None  # computed by the engine
     entropy_BT: Tensor | None  # nats; verl computes none in bypass mode
+    values_BT: Tensor | None  # of the critic, before each token
     prompts: list[Tensor]  # token ids of the prompt it is trained under
     generated_under: list[Tensor]  # of the prompt it was generated under
     responses: list[Tensor]

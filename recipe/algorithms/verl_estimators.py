@@ -1,7 +1,12 @@
 """verl's own advantage estimators under the name ``verl:NAME``, as ``verl:opo``.
 
-Estimators that need what this trainer does not compute are rejected: values (gae), a greedy
-baseline (remax), the sum of squared probabilities (the optimal token baselines).
+``verl:gae`` is PPO (arXiv 1707.06347); it needs ``critic.enable`` and returns the critic's targets:
+
+    delta_t = r_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma lambda A_{t+1}   (arXiv 1506.02438)
+    returns_t = A_t + V_t,   advantages: A whitened over the tokens of the batch
+
+Estimators that need what this trainer does not compute are rejected: a greedy baseline (remax),
+the sum of squared probabilities (the optimal token baselines).
 """
 
 import functools
@@ -13,23 +18,23 @@ import torch
 from recipe.algorithms.groups import Numbers, float64
 from recipe.errors import ConfigError
 
+GAE = "gae"
 MISSING = {
-    "gae": "needs a critic's values",
     "remax": "needs the reward of a greedy response as the baseline",
     "optimal_token_baseline": "needs the sum of squared probabilities of every token",
     "tir_optimal_token_baseline": "needs the sum of squared probabilities of every token",
 }
-INPUTS = ("mask_BT", "accuracy", "formats")
+INPUTS = ("mask_BT", "accuracy", "formats", "values_BT")
 
 
 @functools.cache  # the registry keeps facts by function
 def estimator(name: str) -> Callable[..., torch.Tensor]:
     """Return verl's estimator `name` as an advantage function of this project.
 
-    The function takes (rewards_B, group_B, *, mask_BT, accuracy, formats, **arguments) and returns
-    A_BT in float64, computed by verl in float32: the reward lies on the last token of each
-    response, the group id replaces verl's uid, `arguments` are fields of verl's AlgoConfig.
-    For `gdpo` the components are accuracy and format (``gdpo_reward_keys``).
+    The function takes (rewards_B, group_B, *, mask_BT, accuracy, formats, values_BT, **arguments)
+    and returns A_BT and returns_BT in float64, computed by verl in float32: the reward lies on the
+    last token of each response, the group id replaces verl's uid, `arguments` are fields of verl's
+    AlgoConfig. For `gdpo` the components are accuracy and format (``gdpo_reward_keys``).
     ConfigError for an unknown name and for an estimator that needs other inputs.
     """
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
@@ -51,8 +56,9 @@ def estimator(name: str) -> Callable[..., torch.Tensor]:
         mask_BT: torch.Tensor,
         accuracy: Sequence[float] = (),
         formats: Sequence[float] = (),
+        values_BT: torch.Tensor | None = None,
         **arguments: Any,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         import numpy as np
         from verl.trainer.config import AlgoConfig
 
@@ -69,13 +75,14 @@ def estimator(name: str) -> Callable[..., torch.Tensor]:
                 "non_tensor_batch": {"accuracy": np.array(accuracy), "format": np.array(formats)},
                 "batch": {"prompts": prompt, "attention_mask": torch.cat([prompt, mask], 1)},
             }
-        found_BT, _ = function(
-            token_level_rewards=rewards_BT,
-            response_mask=mask,
-            index=np.array([str(g) for g in torch.as_tensor(group_B).tolist()], dtype=object),
-            config=config,
-            **components,
-        )
-        return float64(found_BT) * mask_BT
+        if name == GAE:
+            assert values_BT is not None
+            components = {"values": values_BT.float(), "gamma": config.gamma, "lam": config.lam}
+        else:
+            index = [str(group) for group in torch.as_tensor(group_B).tolist()]
+            components |= {"index": np.array(index, dtype=object), "config": config}
+        found = function(token_level_rewards=rewards_BT, response_mask=mask, **components)
+        advantages_BT, returns_BT = (float64(matrix) * mask_BT for matrix in found)
+        return advantages_BT, returns_BT
 
     return advantages

@@ -122,7 +122,7 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("recipe.history", bool, "enable"),
     ("recipe.history", Above0, "weight"),
     ("recipe.history", Annotated[float, Field(ge=-1, le=0)], "floor"),
-    ("recipe.curriculum", bool, "enable"),
+    ("recipe.curriculum", bool, "enable value_model"),
     ("recipe.curriculum", Positive, "candidates"),
     ("recipe.curriculum", Share, "target"),
     ("recipe.curriculum", Part, "decay"),

@@ -183,6 +183,7 @@ def _require_simulated(config: DictConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     refused = {
         "algorithm.rollout_correction.bypass_mode": bool(correction.get("bypass_mode")),
+        "critic.enable": bool(config.critic.enable),
         "actor_rollout_ref.actor.shuffle": bool(config.actor_rollout_ref.actor.shuffle),
         "recipe.rollout.joint_limit": bool(config.recipe.rollout.joint_limit),
         "actor_rollout_ref.rollout.top_p": float(rollout.top_p) != 1.0,

@@ -80,6 +80,12 @@ PATCHES = (
         test=f"{CPU}::test_verl_still_pins_the_reference_models_memory",
     ),
     Patch(
+        name="recipe.patches.cpu.adapters.adapt_critic",
+        changes="verl's load_valuehead_model",
+        why="verl fixes the critic's attention to flash_attention_2, which needs an accelerator",
+        test=f"{CPU}::test_verl_still_fixes_the_critics_attention",
+    ),
+    Patch(
         name="recipe.patches.cpu.vllm_plugin.register",
         changes="vLLM's dispatch_cpu_unquantized_gemm",
         why="vLLM packs linear weights on a CPU and drops the originals, which verl updates",

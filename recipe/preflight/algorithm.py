@@ -126,7 +126,7 @@ ALGORITHM: list[Check] = [
     ),
     Rule(
         "{R}.n",
-        lambda s: s.facts.uses_rewards and s.group_size < 2,
+        lambda s: s.facts.uses_rewards and s.group_size < 2 and not s.facts.critic,
         "a group of {s.group_size} response has no baseline, so every advantage would be 0. Raise "
         "{R}.n.",
     ),
@@ -156,6 +156,43 @@ ALGORITHM: list[Check] = [
         "recipe.weights.name {C}.bypass_mode",
         lambda s: s.recipe.weights.name == "high_entropy" and s.correction.bypass_mode,
         "verl computes no entropies in bypass mode. Unset {C}.bypass_mode.",
+    ),
+    Rule(
+        "recipe.advantage.name critic.enable",
+        lambda s: s.facts.critic and not s.critic,
+        "this advantage reads the values of a critic. Set critic.enable=true.",
+    ),
+    Rule(
+        "recipe.curriculum.value_model critic.enable",
+        lambda s: s.value_model and not (s.critic and s.recipe.curriculum.enable),
+        "the value model is the critic of a curriculum. Set critic.enable=true and "
+        "recipe.curriculum.enable=true.",
+    ),
+    Rule(
+        "critic.enable",
+        lambda s: s.critic and not (s.facts.critic or s.value_model),
+        "no effect: nothing reads the critic. Unset it, or set recipe.advantage.name=verl:gae or "
+        "recipe.curriculum.value_model=true.",
+    ),
+    Rule(
+        "recipe.advantage.name recipe.curriculum.value_model",
+        lambda s: s.facts.critic and s.value_model,
+        "one critic predicts either returns or pass rates. Unset one.",
+    ),
+    Rule(
+        "recipe.curriculum.value_model algorithm.filter_groups.enable",
+        lambda s: s.value_model and s.filter.enable,
+        "the value model would be trained on the groups that are kept alone. Unset one.",
+    ),
+    Rule(
+        "recipe.advantage.name algorithm.use_kl_in_reward",
+        lambda s: s.facts.critic and s.algorithm.use_kl_in_reward,
+        "the whole reward is on the last token here. Set {A}.use_kl_loss=true.",
+    ),
+    Rule(
+        "trainer.critic_warmup",
+        lambda s: s.trainer.critic_warmup and not s.facts.critic,
+        "its steps would train nothing. Unset it.",
     ),
     without_rewards("recipe.weights.name", off="none"),
     without_rewards(HISTORY),

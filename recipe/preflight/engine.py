@@ -37,7 +37,6 @@ FIXED: list[tuple[str, Any, str]] = [
     ("{MODEL}.lora.rank", 0, LORA),
     ("{MODEL}.lora_adapter_path", None, LORA),
     ("data.mm_processor_kwargs", {}, "no effect. Unset it."),
-    ("critic.enable", None, "no effect. Unset it: no method here has a critic."),
     ("distillation.enabled", False, "the agent loop has no teacher. Unset it."),
     ("reward.reward_model.enable", False, f"rewards come from this project's grader. {GRADER}"),
     (
@@ -45,7 +44,6 @@ FIXED: list[tuple[str, Any, str]] = [
         "importlib",
         "the trainer reads its columns. Unset it.",
     ),
-    ("trainer.critic_warmup", 0, "its steps would train nothing. Unset it."),
     ("trainer.val_only", False, "verl trains all the same. Unset it; run python -m eval.sweep."),
     ("trainer.v1.sampler.custom_sampler.path", None, "no effect. Unset it."),
     ("trainer.v1.sampler.sync_refill_failed_groups", False, "no effect. Unset it."),

@@ -91,6 +91,7 @@ def trial_batch(rows: int, rephrasings: int) -> RolloutBatch:
     accuracy = [float(i % 2 == 0) for i in range(count)]
     tokens = [torch.arange(length) for length in lengths]
     return RolloutBatch(
+        values_BT=torch.zeros(count, 3, dtype=torch.float64),
         keys=[f"q{i // rows}_{i % rows}_0" for i in range(count)],
         seed=0,
         questions=[f"q{i // rows}" for i in range(count)],

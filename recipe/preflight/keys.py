@@ -185,7 +185,9 @@ def unused(config: DictConfig) -> Iterator[tuple[str, Any, str]]:
             continue
         text, default = row
         value = OmegaConf.select(config, key)
-        if value is not None and "${" in str(default):
+        if "${" in str(default):
+            if value is None:
+                continue
             before = config.copy()
             OmegaConf.update(before, key, default)
             default = OmegaConf.select(before, key)

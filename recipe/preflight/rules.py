@@ -54,6 +54,8 @@ class Setup:
         self.actor, self.ref = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref
         self.rollout, self.model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
         self.gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        self.critic = bool(config.critic.enable)
+        self.value_model = bool(self.recipe.curriculum.value_model)
         self.batch, self.mini = config.data.train_batch_size, self.actor.ppo_mini_batch_size
         self.mini_rows = self.mini * self.rollout.n  # responses of a mini-batch
         self.longest = config.data.max_prompt_length + config.data.max_response_length

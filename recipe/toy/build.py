@@ -216,6 +216,7 @@ def attach(config: DictConfig) -> Path:
         if config.recipe.model_path is None:
             config.recipe.model_path = str(folder / "model")
             config.actor_rollout_ref.model.path = str(folder / "model")
+            config.critic.model.path = config.actor_rollout_ref.model.path
         config.data.train_files = config.data.train_files or [str(folder / "train.parquet")]
         config.data.val_files = config.data.val_files or [str(folder / "validation.parquet")]
         if not config.eval.benchmarks:

@@ -26,15 +26,15 @@ from recipe.trainer.order import group_id
 FIELDS = (
     *("session_id", "prompts", "responses", "extra_info", "extra_fields"),
     *("response_mask", "loss_mask", "rm_scores", "old_log_probs"),
-    *("entropy", "rollout_log_probs", "ref_log_prob"),  # present only with some settings
+    *("entropy", "rollout_log_probs", "ref_log_prob", "values"),  # present only with some settings
 )
 
-# Every field that verl's actor and reference model read for any loss. verl would send all fields,
-# also the columns of the dataset, as Python objects row by row.
+# Every field that verl's actor, reference model and critic read for any loss. verl would send all
+# fields, also the columns of the dataset, as Python objects row by row.
 ACTOR_FIELDS = (
     *("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask"),
     *("old_log_probs", "ref_log_prob", "advantages", "rollout_is_weights"),
-    *("routed_experts", "teacher_ids", "teacher_logprobs"),
+    *("values", "returns", "routed_experts", "teacher_ids", "teacher_logprobs"),
 )
 
 
@@ -121,6 +121,7 @@ def rollouts_of(
         weight_logprobs_BT=logprobs_BT if wanted_BT is None else wanted_BT,
         rollout_logprobs_BT=matrix_of(fetched.padded.get("rollout_log_probs")),
         entropy_BT=matrix_of(fetched.padded.get("entropy")),
+        values_BT=matrix_of(fetched.padded.get("values")),
         responses=[fetched.rows["responses"][i] for i in rows],
     )
 
@@ -181,6 +182,7 @@ def numbered(ids: Sequence[Any]) -> Tensor:
 def columns_of(
     fetched: Fetched,
     advantages_BT: Tensor,
+    returns_BT: Tensor | None,
     *,
     changed: dict[str, Tensor],
     excluded: Sequence[bool],
@@ -188,9 +190,9 @@ def columns_of(
 ) -> dict[str, Tensor]:
     """The columns, R x T, that verl's actor reads and this step sets.
 
-    `advantages_BT` and `excluded` have one row per real row; `changed` holds the other columns
-    that verl's corrections computed. verl's metrics read "returns", which for GRPO are the
-    advantages.
+    `advantages_BT`, `returns_BT` and `excluded` have one row per real row; `changed` holds the
+    other columns, R x T, that verl's corrections computed. Without a critic `returns_BT` is None
+    and the returns, which verl's metrics read, are the advantages.
 
     An excluded row has zero masks: no policy, KL or entropy term. If the loss is a mean over tokens
     (`by_token`), the row keeps its first token, with advantage 0: a mini-batch of excluded rows
@@ -199,9 +201,11 @@ def columns_of(
     advantages under the mask.
     """
     rows = fetched.real()
-    full = torch.zeros(len(fetched.lengths), advantages_BT.shape[1])
-    full[rows] = advantages_BT.float()
-    fields = {"advantages": full, "returns": full, **changed}
+    fields = dict(changed)
+    for name, found in (("advantages", advantages_BT), ("returns", returns_BT)):
+        full = torch.zeros(len(fetched.lengths), advantages_BT.shape[1])
+        full[rows] = (advantages_BT if found is None else found).float()
+        fields[name] = full
     if any(excluded):
         out = [row for row, skip in zip(rows, excluded, strict=True) if skip]
         keep = 1 if by_token or all(excluded) else 0

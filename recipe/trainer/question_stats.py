@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from recipe.algorithms.curriculum import PassRates
+from recipe.algorithms.curriculum import PassRates, nearest
 from recipe.algorithms.hapo import ShortestCorrect
 from recipe.algorithms.rollouts import RolloutBatch
 from recipe.trainer.metrics import values_by_id
@@ -24,15 +24,25 @@ class QuestionStats:
         self.shortest = ShortestCorrect()
         self.rates = PassRates(target=self.curriculum.target, decay=self.curriculum.decay)
         self.question_of: dict[str, str] = {}  # of the groups of this step
+        self.predicted: dict[str, float] = {}  # pass rates by the value model, of this step
 
     @property
     def candidates(self) -> int:
         """Batches of candidate questions for every batch that is used."""
         return int(self.curriculum.candidates) if self.curriculum.enable else 1
 
-    def choose(self, questions: Sequence[str], count: int) -> list[int]:
-        """Indices of the candidates to use: those nearest to the curriculum's target."""
-        return self.rates.choose(questions, count)
+    def choose(
+        self, questions: Sequence[str], count: int, predicted: Sequence[float] | None = None
+    ) -> list[int]:
+        """Indices of the candidates to use: those nearest to the curriculum's target.
+
+        `predicted` are the pass rates by the value model, None without one.
+        """
+        if predicted is None:
+            return self.rates.choose(questions, count)
+        chosen = nearest(predicted, self.curriculum.target, count)
+        self.predicted = {questions[i]: predicted[i] for i in chosen}
+        return chosen
 
     def fetch(self, groups: Sequence[str], questions: Sequence[str]) -> None:
         """Record the question of each group of the step."""
@@ -62,6 +72,13 @@ class QuestionStats:
             known = self.rates.state().values()
             metrics["curriculum/questions_seen"] = float(len(known))
             metrics["curriculum/pass_rate"] = sum(known) / len(known)
+            if self.predicted:
+                asked = dict.fromkeys(zip(groups, rollouts.questions, strict=True))
+                errors = [
+                    abs(self.predicted[question] - mean)
+                    for (_, question), mean in zip(asked, means, strict=True)
+                ]
+                metrics["curriculum/value_error"] = sum(errors) / len(errors)
         self.question_of.clear()
         return metrics
 

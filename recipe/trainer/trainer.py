@@ -16,11 +16,13 @@ tests/recipe/test_overrides.py compares the lists with the code. The subclasses:
     PrefixTreeEngine             recipe.actor.engine
     PlatformCPU                  recipe.patches.cpu.cpu_platform
     GMPOLossConfig               recipe.algorithms.gmpo, which overrides nothing
+    CriticModelConfig            recipe.patches.cpu.critic, which overrides nothing
 
 `recipe.rollout.server` adds a method to verl's vLLM server and overrides nothing. recipe.patches
 lists all replacements of foreign code.
 """
 
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -33,13 +35,16 @@ from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.workers.utils.padding import response_from_nested
 
 from prompt_aug.base.files import write_lines
+from prompt_aug.prompts import Prompts
+from prompt_aug.questions import system_text, user_text
 from recipe.algorithms.compute import logprob_temperature
 from recipe.algorithms.rollouts import RolloutBatch
-from recipe.rollout.agent_loop import EPOCH
+from recipe.rollout.agent_loop import EPOCH, choose_template
 from recipe.run import folder as run_folder
 from recipe.trainer import batch as batches
 from recipe.trainer import metrics as statistics
 from recipe.trainer import records
+from recipe.trainer.critic import ValueModel
 from recipe.trainer.order import distribute, training_order
 from recipe.trainer.question_stats import QuestionStats
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
@@ -59,12 +64,16 @@ class RecipeTrainer(SavingTrainer):
       _balance_batch         mini-batches that do not depend on which rollout finished first
       _compute_old_log_prob  sends the workers only the columns that they read
       _compute_ref_log_prob  the same
+      _compute_values        the same; nothing if the critic is PCL's value model
+      _update_critic         the same; the value model is trained on pass rates instead
       _compute_advantage     advantages, weights and statistics of whole groups, on the driver, from
                              one read of the batch; does not call verl's (verl_part.py)
       _update_actor          sends fewer columns, as above; counts optimizer steps
       _compute_metrics       writes metrics.jsonl and rollouts/ into the run folder
       _val_metrics_update    mean and standard error; verl's bootstrap is slow and biased as pass@k
     """
+
+    use_critic: bool
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
@@ -112,10 +121,34 @@ class RecipeTrainer(SavingTrainer):
         if len(chunks) > 1:
             batch = tu.concat_tensordict(chunks)
             questions = [e["uid"] for e in batch["extra_info"]]
-            chosen = self.question_stats.choose(questions, len(chunks[0]))
+            model = self.value_model
+            rates = model.rate(self._prompts(batch)) if model else None
+            chosen = self.question_stats.choose(questions, len(chunks[0]), rates)
             batch = tu.index_select_tensor_dict(batch, chosen)
         self.question_stats.fetch(list(batch["uid"]), [e["uid"] for e in batch["extra_info"]])
         return batch
+
+    @functools.cached_property
+    def value_model(self) -> ValueModel | None:
+        curriculum = self.config.recipe.curriculum
+        used = curriculum.enable and curriculum.value_model
+        return ValueModel(self.critic_wg, self.config) if used else None
+
+    @functools.cached_property
+    def renderer(self) -> Prompts:
+        return Prompts.from_config(self.config)
+
+    def _prompts(self, batch: Any) -> list[torch.Tensor]:
+        """The token ids of each question's prompt, as its first rollout has it."""
+        recipe, columns = self.config.recipe, (batch["raw_prompt"], batch["extra_info"])
+        ids = []
+        for messages, extra, epoch in zip(*columns, batch[EPOCH].tolist(), strict=True):
+            row = {"extra_info": extra, "session_id": 0, EPOCH: epoch}
+            name = choose_template(recipe.augment, self.renderer.bank, recipe.seed, row)
+            text, system = user_text(messages, "prompt"), system_text(messages)
+            prompt = self.renderer.render(name, text, self.tokenizer, system)
+            ids.append(torch.tensor(prompt.ids))
+        return ids
 
     def _balance_batch(self, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> Any:
         """verl's padding rows, then our order (`recipe.trainer.order`) instead of verl's."""
@@ -146,6 +179,19 @@ class RecipeTrainer(SavingTrainer):
     def _compute_ref_log_prob(self, batch: Any, metrics: dict) -> Any:
         with batches.for_actor(batch):
             return super()._compute_ref_log_prob(batch, metrics)
+
+    def _compute_values(self, batch: Any, metrics: dict) -> Any:
+        if self.value_model:
+            return batch
+        with batches.for_actor(batch):
+            return super()._compute_values(batch, metrics)
+
+    def _update_critic(self, batch: Any, metrics: dict) -> Any:
+        if self.value_model:
+            metrics.update(self.value_model.fit(self.rollouts))
+            return batch
+        with batches.for_actor(batch):
+            return super()._update_critic(batch, metrics)
 
     def _update_actor(self, batch: Any, metrics: dict) -> Any:
         actor = self.config.actor_rollout_ref.actor
@@ -232,7 +278,10 @@ class RecipeTrainer(SavingTrainer):
     # ---------------------------------------------------------------- statistics
 
     def _compute_metrics(self, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> None:
+        used = self.use_critic
+        self.use_critic = used and self.value_model is None  # verl reads a value of every token
         super()._compute_metrics(batch, metrics, *args, **kwargs)
+        self.use_critic = used
         # Into verl's dict, which its fit passes to the loggers next.
         metrics["train/optimizer_steps"] = self.optimizer_steps
         # verl's steps / steps per epoch is wrong with dynamic sampling and with a curriculum.

@@ -64,7 +64,12 @@ def signal_of(
     made = compute_advantages(rollouts, recipe)
     by_token = config.actor_rollout_ref.actor.loss_agg_mode == "token-mean"
     columns = batches.columns_of(
-        fetched, made.advantages_BT, changed=changed, excluded=excluded, by_token=by_token
+        fetched,
+        made.advantages_BT,
+        made.returns_BT,
+        changed=changed,
+        excluded=excluded,
+        by_token=by_token,
     )
     return Signal(rollouts=rollouts, made=made, columns=columns)
 

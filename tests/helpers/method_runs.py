@@ -18,7 +18,7 @@ compare_methods = load_script("compare_methods")
 METHODS = compare_methods.methods()
 # These change the agent loop or the sampling, so they cannot share a run. test_pipeline_e2e.py and
 # unit tests cover prompt_aug and ta_grpo_star; grpo_ds has the sampling of dapo.
-RUN_ALONE = {"ta_grpo": "anchored", "dapo": "dapo"}
+RUN_ALONE = {"ta_grpo": "anchored", "dapo": "dapo", "ppo": "ppo", "pcl": "pcl"}
 SEEN_ELSEWHERE = ("prompt_aug", "ta_grpo_star", "grpo_ds")
 LOSSES_RUN = ("clip_cov", "kl_cov", "gspo", "cispo", "sapo", "gmpo")  # the rest: vanilla
 # Last, since later steps cannot be compared with the simulator's: on the policy that sampled, its
@@ -148,6 +148,8 @@ def start_all(runner: Runner) -> None:
     runner.start("dapo", "dapo", "recipe.save_tensors_every=1", taught=True)
     for name in ("anchored", "dapo"):
         runner.futures[name].result()
+    runner.start("ppo", "ppo")
+    runner.start("pcl", "pcl")
     runner.start_shared(SHARING)
     ranks = ["trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2"]
     ranks += [f"{ACTOR}.ppo_micro_batch_size_per_gpu=8"]

@@ -102,6 +102,7 @@ def synthetic(
         "weight_logprobs_BT": logprobs_BT,
         "rollout_logprobs_BT": None,
         "entropy_BT": None,
+        "values_BT": None,
         "shortest": [None] * count,
         "formats": [0.0] * count,
         "truncated": [False] * count,

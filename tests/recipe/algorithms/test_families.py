@@ -211,7 +211,7 @@ def test_verls_estimator_gets_what_verls_trainer_gives_it(name: str) -> None:
     mask_BT = made["mask_BT"]
     inputs = {key: made[key] for key in ("mask_BT", "accuracy", "formats")}
     function, arguments = ADVANTAGES.call({"name": f"verl:{name}", "arguments": VERL[name]})
-    found = function(made["rewards_B"], made["group_B"], **inputs, **arguments)
+    found, _ = function(made["rewards_B"], made["group_B"], **inputs, **arguments)
     scores_BT = torch.zeros(24, 9)
     scores_BT[torch.arange(24), made["lengths"] - 1] = made["rewards_B"].float()
     ones = torch.ones(24, 1, dtype=torch.int64)
@@ -231,7 +231,22 @@ def test_verls_estimator_gets_what_verls_trainer_gives_it(name: str) -> None:
 
 
 @pytest.mark.config
-@pytest.mark.parametrize("name", ["gae", "remax", "optimal_token_baseline", "nonsense"])
+def test_gae_by_hand() -> None:
+    """Two responses of two tokens, rewards 1 and 0, gamma 1, lambda 0.5."""
+    mask_BT = torch.ones(2, 2, dtype=torch.bool)
+    values_BT = torch.tensor([[0.5, 0.25], [0.5, 0.0]])
+    section = {"name": "verl:gae", "arguments": {"gamma": 1.0, "lam": 0.5}}
+    function, arguments = ADVANTAGES.call(section)
+    found, returns = function([1.0, 0.0], [0, 1], mask_BT=mask_BT, values_BT=values_BT, **arguments)
+    # delta = (-0.25, 0.75), (-0.5, 0); A_1 = delta_1 + 0.5 A_2
+    raw = torch.tensor([[0.125, 0.75], [-0.5, 0.0]], dtype=torch.float64)
+    close(returns, raw + values_BT, 1e-6)
+    close(found, (raw - raw.mean()) / raw.std(), 1e-6)
+    assert ADVANTAGES.facts("verl:gae").critic and not ADVANTAGES.facts("verl:opo").critic
+
+
+@pytest.mark.config
+@pytest.mark.parametrize("name", ["remax", "optimal_token_baseline", "nonsense"])
 def test_other_estimators_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"recipe\.advantage\.name=verl:{name}"):
         ADVANTAGES.resolve(f"verl:{name}")

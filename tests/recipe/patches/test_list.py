@@ -15,6 +15,7 @@ FOLDER = ROOT / "recipe" / "patches"
 ROOMS = ("prompt_aug", "recipe", "eval")
 # Apply the patches, or decide whether to; change nothing by themselves.
 CALLERS = {"recipe.patches", "recipe.patches.cpu", "recipe.patches.cpu.engines"}
+CALLERS |= {"recipe.patches.cpu.critic"}
 
 
 def module_of(path: Path) -> str:

@@ -25,6 +25,8 @@ from recipe.trainer import task_runner
 
 OVERLONG, SEQUENCE = "recipe.reward.overlong", "{A}.loss_agg_mode=seq-mean-token-mean"
 NONE = "recipe.advantage.name=none {A}.entropy_coeff=0.1"
+GAE = "recipe.advantage.name=verl:gae"
+PCL = "recipe.curriculum.enable=true recipe.curriculum.value_model=true critic.enable=true"
 MAXRL = "recipe.advantage.name=maxrl recipe.reward.format_weight=0"
 TA = "recipe.advantage.name=ta_grpo recipe.rephrasings.count=3"
 STAR = "recipe.advantage.name=ta_grpo_star recipe.rephrasings.count=3"
@@ -101,6 +103,13 @@ REFUSED_ALGORITHM = [
     ("{LOSS}=dppo_tv {A}.clip_ratio=0.3", "{A}.clip_ratio=0.3"),
     ("{LOSS}=dppo_kl {A}.clip_ratio=0.3", "{A}.clip_ratio=0.3"),
     ("recipe.one_question=0 recipe.curriculum.enable=true", "recipe.one_question"),
+    (GAE, "recipe.advantage.name=verl:gae critic.enable"),
+    ("critic.enable=true", "critic.enable=true"),
+    ("recipe.curriculum.value_model=true", "recipe.curriculum.value_model critic.enable"),
+    (f"{PCL} {FILTER}", "recipe.curriculum.value_model algorithm.filter_groups.enable"),
+    (f"{PCL} {GAE}", "recipe.advantage.name=verl:gae recipe.curriculum.value_model"),
+    (f"{GAE} critic.enable=true algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward"),
+    (f"{PCL} trainer.critic_warmup=5", "trainer.critic_warmup=5"),
     (
         f"{FILTER} algorithm.filter_groups.metric=reward recipe.curriculum.enable=true",
         "algorithm.filter_groups.metric recipe.curriculum.enable",
@@ -110,6 +119,8 @@ REFUSED_ALGORITHM = [
 ]
 ALLOWED_ALGORITHM = [
     "",
+    f"{GAE} critic.enable=true trainer.critic_warmup=5 {{R}}.n=1",
+    PCL,
     *(f"recipe.advantage.name={name}" for name in ("dr_grpo", "rloo")),
     MAXRL,
     "recipe.advantage.name=maxrl recipe.reward.format_gated=true",

@@ -50,13 +50,17 @@ def test_columns_absent_by_the_settings_are_none(monkeypatch: pytest.MonkeyPatch
 
 
 def write(
-    monkeypatch: pytest.MonkeyPatch, excluded: list[bool], by_token: bool = True, **changed: Any
+    monkeypatch: pytest.MonkeyPatch,
+    excluded: list[bool],
+    by_token: bool = True,
+    returns: torch.Tensor | None = None,
+    **changed: Any,
 ) -> Queue:
     queue = Queue(ROWS)
     source = fetched(queue, monkeypatch)
     advantages = torch.arange(12.0, dtype=torch.float64).reshape(3, 4) + 1
     columns = batches.columns_of(
-        source, advantages, changed=changed, excluded=excluded, by_token=by_token
+        source, advantages, returns, changed=changed, excluded=excluded, by_token=by_token
     )
     batches.write(source, columns)
     return queue
@@ -113,7 +117,6 @@ SETTINGS = {  # not columns: verl's trainer and workers set them beside the rows
     *("calculate_entropy", "calculate_sum_pi_squared"),
 }
 NOT_OURS = {  # columns, of what this project does not train
-    *("values", "returns"),  # a critic
     *("images_seqlens", "multi_modal_inputs"),  # images
     *("prompt_embeds", "prompt_embeds_mask"),  # diffusion
     *("negative_prompt_embeds", "negative_prompt_embeds_mask"),

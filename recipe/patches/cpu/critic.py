@@ -1,0 +1,20 @@
+"""The critic's model on a CPU: ``critic.model._target_`` of `config/machine/cpu.yaml`.
+
+verl imports ``external_lib`` where it makes this record: for the actor in its worker process, for
+the critic in the driver. The worker of the critic reads the record by pickle, which imports this
+module, and with it the engines for the CPU and the critic's attention.
+"""
+
+from dataclasses import dataclass
+
+from verl.workers.config.model import HFModelConfig
+
+import recipe.patches.cpu.engines  # noqa: F401
+from recipe.patches.cpu import adapters
+
+adapters.adapt_critic()
+
+
+@dataclass
+class CriticModelConfig(HFModelConfig):
+    """verl's record, unchanged."""
