@@ -6,9 +6,10 @@
 NAME is a folder of examples/laboratory: experiment.yaml says which arms there are, prediction.md
 what is expected of them. Every run is trained, its checkpoints are exported and measured, and its
 line, with commit and seconds, is added to record.jsonl; a run on record is not made again, a killed
-one is resumed. At the end results.md and the pictures are written from the record: with every run
-on record, the command only redraws them. Arms that decide have `--seeds` seeds, the others three at
-most; with --pilot runs go to the folder --out alone.
+one is resumed. With ``simulated: true`` in experiment.yaml a run is simulated in one process
+(recipe.lab.simulate) and begins again after a kill. At the end results.md and the pictures are
+written from the record: with every run on record, the command only redraws them. Arms that decide
+have `--seeds` seeds, the others three at most; with --pilot runs go to the folder --out alone.
 """
 
 import argparse

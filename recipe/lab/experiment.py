@@ -14,7 +14,7 @@ from recipe.toy.world import load_world
 
 FOLDER = EXAMPLES / "laboratory"
 FIRST_COUNTED = 1000  # seeds from here on are counted; calibration takes smaller ones
-COUNTED = 10  # the most seeds of an arm
+COUNTED = 20  # the most seeds of an arm
 
 
 class ExperimentError(ConfigError):
@@ -41,6 +41,18 @@ class Measure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Mechanism:
+    """What the world must show without any method under test: a figure of an arm, and its bound.
+
+    `figure` is a key of `recipe.lab.page.figures`, the mean over seeds of `arm`.
+    """
+
+    arm: str
+    figure: str
+    least: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Experiment:
     """All that decides its numbers; `compare` are pairs of arms, `curves` keys of metrics.jsonl."""
 
@@ -51,6 +63,8 @@ class Experiment:
     arms: tuple[Arm, ...]
     compare: tuple[tuple[str, str], ...]
     curves: tuple[str, ...]
+    simulated: bool = False  # True: by recipe.lab.simulate. False: by recipe.train
+    mechanism: Mechanism | None = None
 
     @property
     def folder(self) -> Path:
@@ -82,6 +96,7 @@ class Experiment:
             "measure": asdict(self.measure),
             "example": yaml.safe_load(example),
             "world": load_world(arm.world).record(),
+            **({"simulated": True} if self.simulated else {}),
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -101,7 +116,7 @@ def load_experiment(name: str) -> Experiment:
 
 def experiment_of(found: Any, name: str, path: Path) -> Experiment:
     """The record of a yaml's content."""
-    body = _keys(found, Experiment, {"name"}, path, "the file")
+    body = _keys(found, Experiment, {"name", "simulated", "mechanism"}, path, "the file")
     measure = _keys(body["measure"], Measure, set(), path, "measure")
     arms = [
         Arm(name=key, **_keys(value, Arm, {"name", "set", "decides"}, path, f"arms.{key}"))
@@ -117,7 +132,11 @@ def experiment_of(found: Any, name: str, path: Path) -> Experiment:
         ),
         compare=tuple((one, other) for one, other in body["compare"]),
         curves=tuple(body["curves"]),
+        simulated=bool(body.get("simulated", False)),
+        mechanism=_mechanism(body.get("mechanism"), path),
     )
+    if experiment.mechanism:
+        experiment.arm(experiment.mechanism.arm)
     for one in {arm for pair in experiment.compare for arm in pair}:
         experiment.arm(one)
     if experiment.steps % experiment.save_every:
@@ -126,6 +145,13 @@ def experiment_of(found: Any, name: str, path: Path) -> Experiment:
             f"save_every={experiment.save_every}, or the last step is not measured"
         )
     return experiment
+
+
+def _mechanism(found: Any, path: Path) -> Mechanism | None:
+    if found is None:
+        return None
+    body = _keys(found, Mechanism, set(), path, "mechanism")
+    return Mechanism(**{**body, "least": float(body["least"])})
 
 
 def _keys(found: Any, record: type, optional: set[str], path: Path, place: str) -> dict[str, Any]:

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.estimates import no_signal, pass_at_k, powers
 from prompt_aug.base.files import read_json, write_json
-from prompt_aug.templates import Template, load_bank
+from prompt_aug.templates import Bank, Template, load_bank
 from recipe.lab.experiment import ExperimentError, Measure, load_experiment
 from recipe.run.environment import commit
 from recipe.run.folder import RunFolder, numbered
-from recipe.toy.build import settings_of
+from recipe.toy.build import Settings, settings_of
 from recipe.toy.diagnose import rates
 from recipe.toy.measure import Sampler
 from recipe.toy.problems import Problem, problems, to_question
@@ -56,6 +56,8 @@ def measured(
         **{f"pass@{k}": pass_at_k(right, samples, k) for k in powers(samples)},
         **{f"no_signal@{k}": no_signal(right, samples, k) for k in powers(samples) if k > 1},
         "entropy": sum(s.entropy for s in every) / len(every),
+        "entropy on filler": sum(s.filler for s in every)
+        / max(1e-9, sum(s.entropy for s in every)),
         "tokens": sum(s.tokens for s in every) / len(every),
         **by_level([p.level for p, _ in asked], right, samples),
         **{f"skill/{skill}": share for skill, (share, _) in skills.items()},
@@ -63,13 +65,20 @@ def measured(
     }
 
 
+def asked_in(
+    config: DictConfig, bank: Bank, settings: Measure
+) -> tuple[Settings, list[tuple[Problem, str]]]:
+    """The world of a run and the test questions that are asked."""
+    made = settings_of(config, bank)
+    chosen = problems(made.world, "test", settings.questions, made.seed)
+    return made, [(p, to_question(made.world, p, "test", made.seed).text) for p in chosen]
+
+
 def measure_run(run: Path, settings: Measure) -> dict[str, Any]:
     """What measured.json says of all checkpoints in RUN/hf, the start model being step 0."""
     config: Any = OmegaConf.load(RunFolder(run).config)
     bank = load_bank(config.recipe.augment.bank)
-    made = settings_of(config, bank)
-    chosen = problems(made.world, "test", settings.questions, made.seed)
-    asked = [(p, to_question(made.world, p, "test", made.seed).text) for p in chosen]
+    made, asked = asked_in(config, bank, settings)
     steps: dict[str, Any] = {}
     for step, exported in numbered(RunFolder(run).exports, "step_").items():
         # The start model is named, not copied.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe.lab.experiment import Arm, Experiment
-from recipe.lab.paired import mean_and_spread, paired_difference
+from recipe.lab.paired import mean_and_spread, paired_difference, sign_flip_p
 from recipe.lab.runs import BIN
 
 Lines = Mapping[tuple[str, int], dict[str, Any]]
@@ -53,6 +53,9 @@ def figures(line: dict[str, Any]) -> dict[str, float]:
     for template, numbers in steps[max(steps, key=int)].items():
         for key in ("greedy", "pass@1", "entropy", _largest(numbers, "pass@")):
             found[f"{template} {key}"] = numbers[key]
+        first = steps[min(steps, key=int)].get(template, {})
+        if "entropy on filler" in first:  # older lines do not say
+            found[f"{template} entropy on filler, start"] = first["entropy on filler"]
         path = [steps[step][template]["pass@1"] for step in sorted(steps, key=int)]
         found[f"{template} pass@1, best - last"] = max(path) - path[-1]
         found[f"{template} pass@1, largest fall"] = largest_fall(path)
@@ -123,7 +126,8 @@ def _cell(values: Mapping[int, float] | None) -> str:
 
 def comparisons(experiment: Experiment, lines: Lines) -> str:
     """Mean differences, paired by seed, with 95 % intervals; bold where 0 is outside."""
-    rows = [["", "seeds", "difference", "95 % interval"], ["---"] * 4]
+    tested = ["p"] if experiment.simulated else []  # exact; the older pages have intervals alone
+    rows = [["", "seeds", "difference", "95 % interval", *tested], ["---"] * (4 + len(tested))]
     for one, other in experiment.compare:
         a, b = (of_arm(experiment.arm(name), lines) for name in (one, other))
         for key in a:
@@ -135,7 +139,8 @@ def comparisons(experiment: Experiment, lines: Lines) -> str:
                 low, high = found.mean - found.half_width, found.mean + found.half_width
                 interval = f"{low:+.3f} to {high:+.3f}"
             shown = f"{mark}{found.mean:+.3f}{mark}"
-            rows.append([f"{one} - {other}: {key}", str(found.seeds), shown, interval])
+            p = [f"{sign_flip_p(a[key], b[key]):.3g}"] if tested else []
+            rows.append([f"{one} - {other}: {key}", str(found.seeds), shown, interval, *p])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -183,9 +188,10 @@ def results(experiment: Experiment, lines: Lines, missing: int) -> str:
     left = f"**{missing} counted runs are still to be made.** " if missing else ""
     drawn = "\n".join(f"![{p.title}]({p.file})" for p in pictures(experiment, lines))
     asked = _asked(experiment, lines)
+    steps = "Simulated steps" if experiment.simulated else "Steps"
     return (
         f"# {name}: what was measured\n\nWritten by `python scripts/experiment.py {name}`. {left}"
-        f"Steps: {experiment.steps}; checkpoints measured on {asked} test "
+        f"{steps}: {experiment.steps}; checkpoints measured on {asked} test "
         f"questions x {experiment.measure.samples} samples at temperature 1 as first asked. "
         f"Mean ± standard deviation over seeds; a curve's end is the mean of its last "
         f"{BIN * LAST_BINS} steps. {CAUTION}\n\n{table(experiment, lines)}\n\n"

@@ -5,8 +5,13 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 # The 97.5 % point of Student's t with 1, 2, ... degrees of freedom.
-T_975 = (12.70620, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.30600, 2.26216)
+T_975 = (
+    *(12.70620, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.30600, 2.26216, 2.22814),
+    *(2.20099, 2.17881, 2.16037, 2.14479, 2.13145, 2.11991, 2.10982, 2.10092, 2.09302),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +47,23 @@ def paired_difference(one: Mapping[int, float], other: Mapping[int, float]) -> D
         raise ValueError(f"{count} seeds: Student's t is known here for {len(T_975) + 1} at most")
     width = T_975[count - 2] * statistics.stdev(differences) / math.sqrt(count)
     return Difference(mean=mean, half_width=width, seeds=count)
+
+
+def sign_flip_p(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
+    """Two-sided p of an exact sign-flip test over the shared seeds; None without any.
+
+    The share of the 2^n assignments of signs to the n differences whose mean is at least as far
+    from 0. The smallest p is 2^(1-n): 0.0625 with 5 seeds. ValueError above 20 seeds.
+    """
+    seeds = sorted(set(one) & set(other))
+    if not seeds:
+        return None
+    if len(seeds) > 20:
+        raise ValueError(f"{len(seeds)} seeds: at most 20, or the signs are too many to list")
+    sums = np.zeros(1)
+    for difference in (one[s] - other[s] for s in seeds):
+        sums = np.concatenate([sums + difference, sums - difference])
+    return float(np.mean(np.abs(sums) >= abs(sums[0]) - 1e-12))
 
 
 def mean_and_spread(values: Mapping[int, float]) -> tuple[float, float | None]:

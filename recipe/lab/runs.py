@@ -6,6 +6,7 @@ record with the same digest is not made again.
 
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ class Commands:
     train: tuple[str, ...] = (sys.executable, "-m", "recipe.train")
     export: tuple[str, ...] = (sys.executable, "-m", "recipe.export")
     measure: tuple[str, ...] = (sys.executable, "-m", "recipe.lab.measure")
+    simulate: tuple[str, ...] = (sys.executable, "-m", "recipe.lab.simulate")
 
 
 def read_record(path: Path, experiment: Experiment) -> dict[tuple[str, int], dict[str, Any]]:
@@ -51,6 +53,10 @@ def run_arm(
         *(f"trainer.total_training_steps={experiment.steps}", "recipe.save_rollouts_every=0"),
         *(f"trainer.save_freq={experiment.save_every}", *arm.set),
     ]
+    if experiment.simulated:
+        example = [f"laboratory/{experiment.name}", *overrides]
+        command = [*commands.simulate, *example, "--measure", experiment.name]
+        return _simulated(experiment, arm, seed, folder, command, threads)
     stages = {
         "train": [*commands.train, f"laboratory/{experiment.name}", *overrides],
         "export": [*commands.export, run],
@@ -65,6 +71,17 @@ def run_arm(
             return None
     if len(read_metrics(folder)) < experiment.steps:
         return None
+    return line_of(experiment, arm, seed, folder)
+
+
+def _simulated(
+    experiment: Experiment, arm: Arm, seed: int, folder: Path, command: list[str], threads: int
+) -> dict[str, Any] | None:
+    """The line of a simulated run; a killed one begins again, since it takes a minute."""
+    if not RunFolder(folder).measured.is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        if not _call("simulate", command, folder, threads):
+            return None
     return line_of(experiment, arm, seed, folder)
 
 

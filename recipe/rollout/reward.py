@@ -60,6 +60,54 @@ def _listed(row: Mapping[str, Any], key: str) -> list[str]:
     return [] if value is None else list(value)  # an array has no truth value
 
 
+def score(
+    text: str,
+    length: int,
+    row: Mapping[str, Any],
+    template: Template,
+    *,
+    settings: DictConfig,
+    limit: int,
+    graded: Grade | None = None,
+) -> dict[str, Any]:
+    """The reward of a response of `length` tokens and its parts, as verl's reward managers do.
+
+    `row` holds the columns of the dataset, `limit` is ``data.max_response_length``, `graded` the
+    result of a verifier. Without one the project's grader decides.
+    """
+    graded = graded or grade(
+        text,
+        list(row["extra_info"]["answers"]),
+        template,
+        question=_asked(row),
+        options=_listed(row, "options"),
+        extraction=extraction(settings.extraction, template),
+        pay_unworked=settings.unworked == "pay",
+    )
+    accuracy = float(graded.correct)
+    paid, parts = accuracy, {}
+    if isinstance(graded, Verified):
+        paid, parts = graded.score, {"score": graded.score, **graded.parts}
+    format_reward = template.format_reward(text)
+    overlong = 0.0
+    if settings.overlong.enable:
+        buffer, factor = settings.overlong.buffer, settings.overlong.factor
+        overlong = overlong_penalty(length, limit, buffer, factor)
+    return {
+        "reward_score": combine(paid, format_reward, overlong, settings, right=graded.correct),
+        "reward_extra_info": {
+            "acc": accuracy,
+            "source": row["data_source"],
+            "parts": parts,
+            "format": format_reward,
+            "overlong": overlong,
+            "status": "unworked" if graded.unworked else str(graded.status),
+            "pred": graded.extracted or "",
+            "response": text,
+        },
+    }
+
+
 class RecipeRewardManager(RewardManagerBase):
     """The reward manager of this project, named by ``reward.reward_manager``.
 
@@ -82,51 +130,21 @@ class RecipeRewardManager(RewardManagerBase):
         length = int(item.batch["attention_mask"][-len(responses) :].sum())
         text = self.tokenizer.decode(responses[:length], skip_special_tokens=True)
         row = item.non_tensor_batch
-        drawn = row["tool_extra_fields"]
-        template = self.bank[drawn["template"]]
+        template = self.bank[row["tool_extra_fields"]["template"]]
         # In a thread, so that an answer that waits for a worker process does not block others.
-        graded = await asyncio.to_thread(self.grade, text, row, template)
-        accuracy = float(graded.correct)
-        score, parts = accuracy, {}
-        if isinstance(graded, Verified):
-            score, parts = graded.score, {"score": graded.score, **graded.parts}
-        format_reward = template.format_reward(text)
-        overlong = 0.0
-        if self.settings.overlong.enable:
-            buffer, factor = self.settings.overlong.buffer, self.settings.overlong.factor
-            overlong = overlong_penalty(length, self.limit, buffer, factor)
-        return {
-            "reward_score": combine(
-                score, format_reward, overlong, self.settings, right=graded.correct
-            ),
-            "reward_extra_info": {
-                "acc": accuracy,
-                "source": row["data_source"],
-                "parts": parts,
-                "format": format_reward,
-                "overlong": overlong,
-                "status": "unworked" if graded.unworked else str(graded.status),
-                "pred": graded.extracted or "",
-                "response": text,
-            },
-        }
+        return await asyncio.to_thread(self._score, text, length, row, template)
 
-    def grade(self, text: str, row: Mapping[str, Any], template: Template) -> Grade:
-        """Grade a response with the verifier of its data source, or with the project's grader."""
-        found = extraction(self.settings.extraction, template)
+    def _score(
+        self, text: str, length: int, row: Mapping[str, Any], template: Template
+    ) -> dict[str, Any]:
+        graded = None
         if row["data_source"] in self.verifiers:
+            found = extraction(self.settings.extraction, template)
             graded = self.verifiers.grade(text, verifier_row(row), found)
             failed = (row["data_source"], str(graded.status))
             if graded.status not in ("correct", "wrong") and failed not in self.logged:
                 self.logged.add(failed)  # the first of a kind; metrics have the share
                 logger.warning("verifier of %s: %s, %s", *failed, graded.detail)
-            return graded
-        return grade(
-            text,
-            list(row["extra_info"]["answers"]),
-            template,
-            question=_asked(row),
-            options=_listed(row, "options"),
-            extraction=found,
-            pay_unworked=self.settings.unworked == "pay",
+        settings, limit = self.settings, self.limit
+        return score(text, length, row, template, settings=settings, limit=limit, graded=graded)
         )

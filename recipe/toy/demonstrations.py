@@ -4,11 +4,14 @@ The mistakes come at the rates of a world, each drawn by a hash of its own, so t
 function of the key and one mistake says nothing about another.
 """
 
+from collections.abc import Sequence
+
 from recipe.toy.problems import Problem, unit
 from recipe.toy.work import NONE, Mistakes, columns_of, worked
 from recipe.toy.world import World
 
 PLAIN = "{work}. {box}"
+FILLER = "qxzjkvwy"  # the letters of a world's filler
 _PHRASE = "{work}. The final answer is: {box}"
 _THINK = "{work}</think> <answer>{box}</answer>"
 _THINK_LINES = "{work}\n</think>\n<answer>\n{box}\n</answer>"
@@ -27,13 +30,23 @@ FORMS = {
 
 
 def demonstration(
-    problem: Problem, template: str, mistakes: Mistakes = NONE, *, form: bool = True
+    problem: Problem,
+    template: str,
+    mistakes: Mistakes = NONE,
+    *,
+    form: bool = True,
+    filler: Sequence[str] = (),
 ) -> str:
     """The response that a learner writes to `problem` under the template named `template`.
 
-    Without its `form` it is written plainly: work and box.
+    Without its `form` it is written plainly: work and box. `filler` has the letters that follow
+    each column.
     """
     work, answer = worked(problem.a, problem.op, problem.b, mistakes)
+    if filler:
+        head, colon, columns = work.rpartition(": ")
+        pairs = zip(columns.split(", "), filler, strict=True)
+        work = head + colon + ", ".join(f"{column} {letters}" for column, letters in pairs)
     text = FORMS.get(template, PLAIN) if form else PLAIN
     box = "\\boxed{" + answer + "}"
     return text.replace("{work}", work).replace("{box}", box).replace("{answer}", answer)
@@ -63,9 +76,18 @@ def draw_demonstration(
 ) -> str:
     """A demonstration whose mistakes are a pure function of `key`, template and problem."""
     place = (*key, template, problem.a, problem.op, problem.b)
+    columns = range(columns_of(problem.a, problem.b) if world.filler else 0)
+    filler = [
+        "".join(
+            FILLER[int(unit("filler", *place, column, i) * len(FILLER))]
+            for i in range(world.filler)
+        )
+        for column in columns
+    ]
     return demonstration(
         problem,
         template,
         draw_mistakes(world, problem, rephrasing, *place),
         form=unit("format", *place) >= world.slips.format,
+        filler=filler,
     )

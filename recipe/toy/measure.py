@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prompt_aug.grading import grade
 from prompt_aug.templates import Template, render
+from recipe.toy.demonstrations import FILLER
 from recipe.toy.sampling import draw
 
 ROWS = 256  # sampled side by side
@@ -23,15 +24,31 @@ class Sample:
     right: bool
     tokens: int
     entropy: float
+    filler: float  # the part of `entropy` that is on letters of a world's filler
+
+
+def filler_tokens(tokenizer: Any) -> frozenset[int]:
+    """The tokens that hold one letter of a world's filler, with or without the space before it."""
+    known = tokenizer.get_vocab()
+    spelled = [
+        tokenizer.convert_ids_to_tokens(tokenizer.encode(f"{s}{c}"))
+        for c in FILLER
+        for s in ("", " ")
+    ]
+    return frozenset(known[token] for tokens in spelled for token in tokens if token[-1] in FILLER)
 
 
 class Sampler:
     """A model and its tokenizer, on the CPU in float32."""
 
+    verdicts: dict[tuple[str, tuple[str, ...], str], bool]
+
     def __init__(self, folder: Path, *, max_tokens: int, seed: int) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.max_tokens, self.seed = max_tokens, seed
+        self.verdicts = {}
+        self.letters = filler_tokens(self.tokenizer)
 
     def sample(
         self,
@@ -62,6 +79,20 @@ class Sampler:
             return_token_type_ids=False,
         )
 
+    def draw(
+        self, prompts: Sequence[str], samples: int, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ids, entropies) of `samples` responses to each prompt, as `recipe.toy.sampling.draw`."""
+        return draw(
+            self.model,
+            **self.encoded(prompts),
+            samples=samples,
+            temperature=temperature,
+            max_tokens=self.max_tokens,
+            end=self.tokenizer.eos_token_id,
+            pad=self.tokenizer.pad_token_id,
+        )
+
     def _batch(
         self,
         texts: Sequence[str],
@@ -71,15 +102,7 @@ class Sampler:
         temperature: float,
     ) -> list[list[Sample]]:
         prompts = [render(template, text, self.tokenizer).text for text in texts]
-        ids_BT, entropy_BT = draw(
-            self.model,
-            **self.encoded(prompts),
-            samples=samples,
-            temperature=temperature,
-            max_tokens=self.max_tokens,
-            end=self.tokenizer.eos_token_id,
-            pad=self.tokenizer.pad_token_id,
-        )
+        ids_BT, entropy_BT = self.draw(prompts, samples, temperature)
         graded = [
             self._graded(ids, entropy_BT[i], golds[i // samples], template)
             for i, ids in enumerate(ids_BT.tolist())
@@ -92,9 +115,14 @@ class Sampler:
         end = self.tokenizer.eos_token_id
         length = ids.index(end) + 1 if end in ids else len(ids)
         text = self.tokenizer.decode(ids[:length], skip_special_tokens=True)
+        case = (text, tuple(gold), template.name)
+        if case not in self.verdicts:  # a policy that is sure repeats its responses
+            self.verdicts[case] = grade(text, list(gold), template).correct
+        filler = [i for i, token in enumerate(ids[:length]) if token in self.letters]
         return Sample(
             text=text,
-            right=grade(text, list(gold), template).correct,
+            right=self.verdicts[case],
             tokens=length,
             entropy=float(entropy[:length].mean()),
+            filler=float(entropy[filler].sum()) / length,
         )

@@ -7,6 +7,7 @@ that is drawn from it is a pure function of the record and a seed. Its knobs:
   slips        rates of the learner's mistakes, each drawn by itself: a problem combines several
   adds         for each form the probability that the learner adds, whatever is asked: of sums
                and differences one fails under it. 0.5 everywhere: the rephrasing says nothing
+  filler       random letters after each column of the work: tokens that decide nothing
   label_noise  share of the training questions whose gold answer is a learner's mistake
   questions    sizes of the splits; updates: supervised updates of the start model
 """
@@ -77,13 +78,18 @@ class World:
     levels: tuple[Level, ...]
     slips: Slips = field(default_factory=Slips)
     adds: tuple[float, ...] | None = None
+    filler: int = 0
     label_noise: float = 0.0
     questions: Questions = field(default_factory=Questions)
     updates: int = 1100
 
     def record(self) -> dict[str, Any]:
-        """What a digest and a manifest hold; the words of `about` decide nothing."""
-        return {key: value for key, value in asdict(self).items() if key != "about"}
+        """What a digest and a manifest hold; the words of `about` decide nothing.
+
+        Without filler the key is absent, so that older worlds keep their digests.
+        """
+        absent = ("about", "filler") if not self.filler else ("about",)
+        return {key: value for key, value in asdict(self).items() if key not in absent}
 
 
 def names() -> list[str]:
@@ -126,6 +132,7 @@ def world_of(found: Any, path: Path) -> World:
         _whole(getattr(body["questions"], name), path, f"questions.{name}", 1)
     _rate(body.setdefault("label_noise", 0.0), path, "label_noise")
     _whole(body.setdefault("updates", 1100), path, "updates", 1)
+    _whole(body.setdefault("filler", 0), path, "filler", 0, 8)
     if body.get("adds") is not None:
         adds = body["adds"]
         if not isinstance(adds, list) or len(adds) != REPHRASINGS:

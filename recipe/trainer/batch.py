@@ -181,7 +181,7 @@ def numbered(ids: Sequence[Any]) -> Tensor:
     return torch.tensor([places.setdefault(one, len(places)) for one in ids], dtype=torch.int64)
 
 
-def write(
+def columns_of(
     fetched: Fetched,
     advantages_BT: Tensor,
     returns_BT: Tensor | None,
@@ -189,8 +189,8 @@ def write(
     changed: dict[str, Tensor],
     excluded: Sequence[bool],
     by_token: bool,
-) -> Any:
-    """Write the advantages to the column that verl's actor reads; return verl's batch.
+) -> dict[str, Tensor]:
+    """The columns, R x T, that verl's actor reads and this step sets.
 
     `advantages_BT`, `returns_BT` and `excluded` have one row per real row; `changed` holds the
     other columns, R x T, that verl's corrections computed. Without a critic `returns_BT` is None
@@ -216,7 +216,12 @@ def write(
             masks[out] = 0
             masks[out, :keep] = 1
             fields[name] = masks
-    nested = {name: ragged(values, fetched.lengths) for name, values in fields.items()}
+    return fields
+
+
+def write(fetched: Fetched, columns: dict[str, Tensor]) -> Any:
+    """Write `columns` to the rows of verl's batch; return verl's batch."""
+    nested = {name: ragged(values, fetched.lengths) for name, values in columns.items()}
     return tq.kv_batch_put(
         keys=fetched.batch.keys,
         partition_id=fetched.batch.partition_id,

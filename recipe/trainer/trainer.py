@@ -22,7 +22,6 @@ tests/recipe/test_overrides.py compares the lists with the code. The subclasses:
 lists all replacements of foreign code.
 """
 
-import dataclasses
 import functools
 import time
 from collections.abc import Sequence
@@ -38,12 +37,7 @@ from verl.workers.utils.padding import response_from_nested
 from prompt_aug.base.files import write_lines
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import system_text, user_text
-from recipe.algorithms.compute import (
-    Advantages,
-    compute_advantages,
-    group_of,
-    logprob_temperature,
-)
+from recipe.algorithms.compute import logprob_temperature
 from recipe.algorithms.rollouts import RolloutBatch
 from recipe.rollout.agent_loop import EPOCH, choose_template
 from recipe.run import folder as run_folder
@@ -51,11 +45,11 @@ from recipe.trainer import batch as batches
 from recipe.trainer import metrics as statistics
 from recipe.trainer import records
 from recipe.trainer.critic import ValueModel
-from recipe.trainer.order import distribute, group_id, training_order
+from recipe.trainer.order import distribute, training_order
 from recipe.trainer.question_stats import QuestionStats
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
 from recipe.trainer.saving import SavingTrainer
-from recipe.trainer.verl_part import apply_corrections
+from recipe.trainer.training_signal import record, signal_of
 
 
 @register_trainer("recipe_sync")
@@ -243,36 +237,27 @@ class RecipeTrainer(SavingTrainer):
 
     def _compute_advantage(self, batch: Any, metrics: dict) -> Any:
         """Replaces verl's: one read, verl's corrections, our advantages, one write."""
-        recipe = self.config.recipe
         fetched, weight_logprobs = self._fetch(batch)
-        rewards, mask, changed = apply_corrections(
-            fetched, self.config.algorithm, self._kl_controller, metrics
-        )
-        rollouts = batches.rollouts_of(
+        found = signal_of(
             fetched,
-            seed=int(recipe.seed) * 1_000_003 + self.global_steps,
-            rewards=rewards,
-            mask=mask,
+            self.config,
+            step=self.global_steps,
+            stats=self.question_stats,
+            filled_groups=self.replay_buffer.filled_groups,
+            kl_controller=self._kl_controller,
             weight_logprobs=weight_logprobs,
+            metrics=metrics,
         )
-        excluded = [bool(recipe.overlong_filter and cut) for cut in rollouts.truncated]
-        filled = [group_id(key) in self.replay_buffer.filled_groups for key in rollouts.keys]
-        rollouts = dataclasses.replace(
-            rollouts,
-            trained_B=~(torch.tensor(excluded) | torch.tensor(filled)),
-            shortest=self.question_stats.shortest_of(rollouts.questions),
+        self.rollouts, self.rewards_B = found.rollouts, found.made.rewards_B
+        record(
+            found,
+            self.config,
+            step=self.global_steps,
+            stats=self.question_stats,
+            run_dir=self.run_dir,
+            metrics=metrics,
         )
-        made = compute_advantages(rollouts, recipe)
-        by_token = self.config.actor_rollout_ref.actor.loss_agg_mode == "token-mean"
-        self._record(rollouts, made, metrics)
-        return batches.write(
-            fetched,
-            made.advantages_BT,
-            made.returns_BT,
-            changed=changed,
-            excluded=excluded,
-            by_token=by_token,
-        )
+        return batches.write(fetched, found.columns)
 
     def _fetch(self, batch: Any) -> tuple[batches.Fetched, torch.Tensor | None]:
         """The batch, and its log-probabilities at the temperature of the token weights.
@@ -292,22 +277,6 @@ class RecipeTrainer(SavingTrainer):
         fetched = batches.fetch(batch, (*batches.FIELDS, "log_probs"))
         mask = fetched.data["response_mask"]
         return fetched, batches.matrix(response_from_nested(fetched.data["log_probs"], mask))
-
-    def _record(self, rollouts: RolloutBatch, made: Advantages, metrics: dict) -> None:
-        """Compute the metrics of the step and write tensors/; rollouts/ is written later."""
-        recipe = self.config.recipe
-        self.rollouts, self.rewards_B = rollouts, made.rewards_B
-        by_rephrasing = group_of(recipe.advantage) == "rephrasing"
-        metrics.update(statistics.entropy(rollouts))
-        metrics.update(statistics.group_metrics(rollouts, made.rewards_B, by_rephrasing))
-        metrics.update(statistics.rephrasing_metrics(rollouts, made.rewards_B))
-        metrics.update(statistics.source_metrics(rollouts))
-        metrics.update({**made.metrics, **self.question_stats.see_step(rollouts)})
-        every = recipe.save_tensors_every
-        if every and self.global_steps % every == 0:
-            arrays = records.arrays(rollouts, made.rewards_B, made.advantages_BT)
-            path = run_folder.RunFolder(self.run_dir).tensors(self.global_steps)
-            run_folder.write_arrays(path, arrays)
 
     # ---------------------------------------------------------------- statistics
 

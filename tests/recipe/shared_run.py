@@ -21,7 +21,11 @@ LOSS = 2  # the step in which rollouts fail
 LOST = 3  # which of them
 SHARED = "RECIPE_SHARED_RUN"  # the methods and overrides, for the trainer's process
 # Required settings of a method; the data are those of the first method.
-NEEDED = {"one_shot": ["recipe.one_question=0"]}
+# With this ratio Clip-Cov's random choice takes every candidate, so the simulator can repeat it.
+NEEDED = {
+    "one_shot": ["recipe.one_question=0"],
+    "clip_cov": ["actor_rollout_ref.actor.policy_loss.clip_cov_ratio=1.0"],
+}
 
 
 def settings(method: str, overrides: list[str]) -> list[str]:

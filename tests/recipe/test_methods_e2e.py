@@ -5,6 +5,7 @@ They share two toy worlds, with start models of a few updates (tests/helpers/met
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from method_runs import (
     logprobs,
     start_all,
 )
+from simulated_runs import differences, shared_steps, simulator
 from transformers import AutoModelForCausalLM
 
 from recipe.algorithms import ADVANTAGES
@@ -61,6 +63,43 @@ def test_two_steps_of_a_method_with_a_run_of_its_own(runs: Runner, method: str) 
     assert [m["step"] for m in metrics] == [1, 2]
     assert finite(metrics)
     assert MARKS.get(method, unmarked)(metrics[-1])
+
+
+# A step differs by rounding: 1e-5 at the least probable tokens, and 40 steps add up to 1e-4.
+WITHIN = {"old_log_probs": 3e-4, "rollout_log_probs": 3e-4, "advantages": 5e-5}
+WITHIN |= {"actor/loss": 1e-6, "actor/grad_norm": 1e-4, "train/entropy": 1e-5}
+
+
+def unequal(found: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in found.items() if value > WITHIN.get(name, 0.0)}
+
+
+@pytest.mark.parametrize("name", ["anchored", "dapo"])  # the others have a critic
+def test_the_simulator_repeats_the_steps_of_a_run(runs: Runner, tmp_path: Path, name: str) -> None:
+    """The same tokens, drawn with the engine's random numbers, and the same update."""
+    real = runs.finish(name)
+    made = simulator(runs.base / name, tmp_path)
+    for step, line in enumerate(real, start=1):
+        found = made.step()
+        assert unequal(differences(runs.base / name, tmp_path, step, line, found)) == {}
+
+
+def test_the_simulator_repeats_the_steps_of_every_method(runs: Runner, tmp_path: Path) -> None:
+    real = runs.finish("shared")
+    steps = shared_steps(runs.base / "shared", tmp_path, SHARING[:-1], runs.shared)
+    for step, found in enumerate(steps, start=1):
+        method = SHARING[(step - 1) // 2]
+        there = differences(runs.base / "shared", tmp_path, step, real[step - 1], found)
+        assert unequal(there) == {}, method
+
+
+def test_another_advantage_is_seen_in_the_comparison(runs: Runner, tmp_path: Path) -> None:
+    """Negative control."""
+    (line, *_) = runs.finish("dapo")
+    made = simulator(runs.base / "dapo", tmp_path)
+    made.config.recipe.advantage.name = "dr_grpo"
+    there = unequal(differences(runs.base / "dapo", tmp_path, 1, line, made.step()))
+    assert {"advantages", "actor/loss", "actor/grad_norm"} <= set(there)
 
 
 def test_every_method_is_run_or_listed_as_tested_elsewhere() -> None:

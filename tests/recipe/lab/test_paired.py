@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipe.lab.paired import Difference, mean_and_spread, paired_difference
+from recipe.lab.paired import Difference, mean_and_spread, paired_difference, sign_flip_p
 
 
 def test_by_hand() -> None:
@@ -52,9 +52,25 @@ def test_the_sign_is_the_first_less_the_second() -> None:
 
 
 def test_more_seeds_than_the_table_are_refused() -> None:
-    values = {seed: float(seed) for seed in range(11)}
-    with pytest.raises(ValueError, match="11 seeds"):
+    values = {seed: float(seed) for seed in range(21)}
+    with pytest.raises(ValueError, match="21 seeds"):
         paired_difference(values, values)
+
+
+@pytest.mark.parametrize(
+    ("differences", "p"),
+    [
+        ([1.0, 2.0], 0.5),  # of the sums 3, 1, -1, -3 two are as far from 0 as 3
+        ([1.0, -1.0], 1.0),
+        ([1.0, 2.0, -0.5], 0.5),  # 2.5: 3.5 and 2.5 of each sign, of eight
+        ([0.1] * 5, 0.0625),
+        ([0.0], 1.0),
+    ],
+)
+def test_sign_flips_by_hand(differences: list[float], p: float) -> None:
+    one = dict(enumerate(differences))
+    assert sign_flip_p(one, dict.fromkeys(one, 0.0)) == p
+    assert sign_flip_p(dict.fromkeys(one, 0.0), one) == p
 
 
 def test_mean_and_spread_by_hand() -> None:

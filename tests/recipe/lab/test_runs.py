@@ -1,5 +1,6 @@
 """Runs are made once, go on after a kill, and fail without a line: the stages only pretend."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -23,7 +24,11 @@ with (base / "calls.txt").open("a") as file:
 if (base / f"fail-{stage}").exists():
     sys.exit(1)
 run.mkdir(parents=True, exist_ok=True)
-if stage == "train":
+if stage == "simulate":
+    assert words[-2:] == ["--measure", "cw_grpo"], words
+    (base / "fail-once").exists() and ((base / "fail-once").unlink(), sys.exit(1))
+    assert not (run / "metrics.jsonl").exists()
+if stage in ("train", "simulate"):
     assert words[0] == "laboratory/cw_grpo", words
     assert "recipe.toy.world=sums" in words, words
     steps = int(next(w.partition("=")[2] for w in words if "total_training_steps" in w))
@@ -32,7 +37,7 @@ if stage == "train":
     (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\\n" for x in lines))
     resumed = [{"commit": "abcdef0123"}, {"commit": "99"}]
     (run / "environment.json").write_text(json.dumps({"commit": "abcdef0123", "resumed": resumed}))
-if stage == "measure":
+if stage in ("measure", "simulate"):
     steps = len((run / "metrics.jsonl").read_text().splitlines())
     last = {"qwen-math": {"pass@1": 0.12345678}}
     (run / "measured.json").write_text(json.dumps(
@@ -47,7 +52,7 @@ class Stub:
     def __init__(self, base: Path) -> None:
         self.base, self.record = base, base / "record.jsonl"
         (base / "stage.py").write_text(STAGE)
-        names = ("train", "export", "measure")
+        names = ("train", "export", "measure", "simulate")
         python = (sys.executable, "-IS")  # the stages need no installed package: starts in a third
         stages = {n: (*python, str(base / "stage.py"), n, str(base)) for n in names}
         self.commands = Commands(**stages)
@@ -126,6 +131,17 @@ def test_a_run_whose_last_step_was_not_measured_gets_no_line(
     assert (
         json.loads(line)["arm"] == "kl"
     )  # which a fault of another run does not keep from its line
+
+
+def test_a_simulated_run_is_one_stage_and_begins_again_after_a_failure(stub: Stub) -> None:
+    plan = dataclasses.replace(experiment(), simulated=True)
+    (stub.base / "fail-once").touch()
+    assert stub.go(plan, [1000]) == [("grpo", 1000)]
+    assert stub.calls() == ["simulate grpo-1000", "simulate kl-1000"]
+    assert stub.go(plan, [1000]) == []
+    assert stub.calls() == ["simulate grpo-1000"]
+    assert set(read_record(stub.record, plan)) == {("grpo", 1000), ("kl", 1000)}
+    assert read_record(stub.record, experiment()) == {}  # no line of a real run
 
 
 def test_a_run_of_other_settings_does_not_count(stub: Stub) -> None:

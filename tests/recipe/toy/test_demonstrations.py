@@ -2,12 +2,15 @@
 
 import dataclasses
 import hashlib
+import re
+from collections import Counter
 
 import pytest
 
 from prompt_aug.grading import grade
 from prompt_aug.templates import load_bank
 from recipe.toy.demonstrations import (
+    FILLER,
     FORMS,
     PLAIN,
     demonstration,
@@ -30,6 +33,25 @@ def test_sums_has_the_demonstrations_that_the_published_numbers_are_of() -> None
         for template in BANK.names:
             found.update(draw_demonstration(SUMS, p, template, 0, 0, i, 3).encode())
     assert found.hexdigest()[:16] == "0674179853067c11"
+
+
+def test_filler_follows_every_column_and_costs_nothing() -> None:
+    """Letters are drawn by the key, uniformly, and the rest of the text stays as without them."""
+    plain, chatty = load_world("few"), load_world("chatty")
+    seen: Counter[str] = Counter()
+    for i, p in enumerate(problems(chatty, "train", 100, 0)):
+        texts = [draw_demonstration(w, p, "qwen-math", 0, 0, i) for w in (plain, chatty)]
+        words = re.findall(r" ([a-z]{5})(?=[,.])", texts[1])
+        assert len(words) == 3
+        seen.update("".join(words))
+        assert re.sub(r" [a-z]{5}(?=[,.])", "", texts[1]) == texts[0]
+    assert set(seen) == set(FILLER)
+    assert all(120 < count < 260 for count in seen.values())  # 187.5, and five deviations of 13
+
+
+def test_a_world_without_filler_keeps_its_record() -> None:
+    assert "filler" not in load_world("few").record()
+    assert load_world("chatty").record()["filler"] == 5
 
 
 def test_every_template_pays_its_demonstration_in_full() -> None:

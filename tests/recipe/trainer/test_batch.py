@@ -59,9 +59,10 @@ def write(
     queue = Queue(ROWS)
     source = fetched(queue, monkeypatch)
     advantages = torch.arange(12.0, dtype=torch.float64).reshape(3, 4) + 1
-    batches.write(
+    columns = batches.columns_of(
         source, advantages, returns, changed=changed, excluded=excluded, by_token=by_token
     )
+    batches.write(source, columns)
     return queue
 
 

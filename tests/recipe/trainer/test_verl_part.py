@@ -1,6 +1,7 @@
 """One read and one write instead of verl's two: the same columns and metrics as verl's method."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def step(owner: Any, queue: Queue, monkeypatch: Any, **algorithm: Any) -> dict[s
     for module in (trainer_base, batches):
         monkeypatch.setattr(module, "tq", queue)
     trainer: Any = object.__new__(RecipeTrainer)
-    trainer.global_steps = 1
+    trainer.global_steps, trainer.run_dir = 1, Path("unused")
     base = {"adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0, "norm_adv_by_std_in_grpo": True}
     base |= {"use_kl_in_reward": False, "kl_penalty": "kl", "rollout_correction": None}
     trainer.config = OmegaConf.create(

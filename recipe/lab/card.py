@@ -1,0 +1,113 @@
+"""Whether a world shows what it is for: ``python -m recipe.lab.card EXPERIMENT [--seeds 3]``.
+
+Simulates the experiment's baseline with pilot seeds, which are never counted, and prints a card:
+the mechanism against its bound, and the checkpoints. Run it before any method under test.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.files import write_text
+from recipe.errors import ConfigError
+from recipe.lab import page
+from recipe.lab.experiment import Experiment, load_experiment
+from recipe.lab.runs import read_record, run_all
+from recipe.run.environment import describe
+
+SHOWN = ("greedy", "pass@1", "pass@16", "entropy", "entropy on filler")
+
+
+def mechanism(experiment: Experiment, lines: page.Lines) -> str:
+    """One sentence: whether the world shows what it is for, by the runs in `lines`."""
+    wanted = experiment.mechanism
+    if wanted is None:
+        return "The experiment states no mechanism."
+    values = page.of_arm(experiment.arm(wanted.arm), lines).get(wanted.figure, {})
+    if not values:
+        return f"Mechanism: unknown, no run of `{wanted.arm}`."
+    found = statistics.fmean(values.values())
+    verdict = "present" if found >= wanted.least else "**absent: draw no conclusion**"
+    return (
+        f"Mechanism {verdict}: `{wanted.figure}` of `{wanted.arm}` is {found:.3f} "
+        f"({len(values)} seeds), wanted at least {wanted.least:g}."
+    )
+
+
+def checkpoints(experiment: Experiment, lines: page.Lines) -> str:
+    """The means over seeds of `SHOWN`, a checkpoint a row."""
+    template = experiment.measure.templates[0]
+    found: dict[int, list[Mapping[str, float]]] = {}
+    for line in lines.values():
+        for step, numbers in line["measured"].items():
+            found.setdefault(int(step), []).append(numbers[template])
+    shown = [key for key in SHOWN if all(key in n for ns in found.values() for n in ns)]
+    rows = [["step", *shown], ["---"] * (len(shown) + 1)]
+    for step, numbers in sorted(found.items()):
+        means = (statistics.fmean(n[key] for n in numbers) for key in shown)
+        rows.append([str(step), *(f"{mean:.3f}" for mean in means)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def card(experiment: Experiment, lines: page.Lines, origin: Mapping[str, Any]) -> str:
+    """The whole card; `origin` has commit and uncommitted_changes."""
+    (name,) = {arm for arm, _ in lines}
+    arm = experiment.arm(name)
+    seeds = ", ".join(str(seed) for _, seed in sorted(lines))
+    changes = ", with uncommitted changes" if origin["uncommitted_changes"] else ""
+    return (
+        f"# {arm.world}: mechanism\n\n{mechanism(experiment, lines)}\n\n"
+        f"{checkpoints(experiment, lines)}\n\nArm `{name}` of experiment {experiment.name}, "
+        f"simulated, pilot seeds {seeds}: means over seeds of {experiment.measure.questions} "
+        f"held-out questions, {experiment.measure.samples} samples at temperature 1, template "
+        f'{experiment.measure.templates[0]}. Entropy in nats per token; "entropy on filler" is the '
+        f"share of it on letters of the world's filler.\n\n`python -m recipe.lab.card "
+        f"{experiment.name} --seeds {len(lines)}`, commit {str(origin['commit'])[:7]}{changes}.\n"
+    )
+
+
+def carry_out(given: argparse.Namespace) -> int:
+    """Make the missing runs and print the card."""
+    experiment = load_experiment(given.experiment)
+    if not experiment.simulated or experiment.mechanism is None:
+        raise ConfigError(
+            f"experiment {experiment.name}: not simulated or without a mechanism. Choose one whose "
+            "experiment.yaml has both keys."
+        )
+    arm = experiment.arm(experiment.mechanism.arm)
+    record = given.out / experiment.name / "pilots.jsonl"
+    seeds = range(1, given.seeds + 1)
+    done = read_record(record, experiment)
+    todo = [(arm, seed) for seed in seeds if (arm.name, seed) not in done]
+    failed = run_all(
+        experiment, todo, record=record, out=given.out / experiment.name, jobs=given.jobs
+    )
+    known = read_record(record, experiment)
+    lines = {k: v for k, v in known.items() if k[0] == arm.name and k[1] in seeds}
+    if lines:
+        text = card(experiment, lines, describe())
+        if given.file:
+            write_text(given.file, text)
+        print(f"\n{text}")
+    return 1 if failed else 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = make_parser(
+        "python -m recipe.lab.card", __doc__, example="python -m recipe.lab.card edge --seeds 3"
+    )
+    parser.add_argument("experiment", help="a simulated one of examples/laboratory")
+    parser.add_argument("--seeds", type=int, default=3, help="pilot seeds, from 1")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once, one core each")
+    parser.add_argument("--out", type=Path, default=Path("runs/laboratory"), help="of the runs")
+    parser.add_argument("--file", type=Path, help="a markdown file for the card")
+    given = parser.parse_args(arguments)
+    return run("recipe.lab.card", lambda: carry_out(given), interrupted="finished runs are kept")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""Try a method in a simulated experiment: ``python -m recipe.lab.trial NAME --method METHOD``.
+
+METHOD is a file of yours with a function, ``mine.py:weight``, or a name of recipe/config/method. An
+advantage takes (rewards_B, group_B), a token weight (logprobs_BT, advantages_BT, mask_BT, group_B),
+as in `recipe.algorithms`. A loss is given by its class, a verl ``PolicyLossConfig`` with its own
+``loss_mode`` (see `recipe.algorithms.gmpo`). The method and the baseline are trained from the same
+start models; arms on record are shown beside them. Writes one page, OUT/EXPERIMENT-METHOD.md.
+"""
+
+import argparse
+import dataclasses
+import importlib
+import inspect
+import os
+import statistics
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.errors import UsageError
+from prompt_aug.base.files import write_text
+from recipe.config.compose import group_names
+from recipe.errors import ConfigError
+from recipe.lab import page
+from recipe.lab.card import mechanism
+from recipe.lab.experiment import Arm, Experiment, load_experiment
+from recipe.lab.paired import paired_difference, sign_flip_p
+from recipe.lab.runs import read_record, run_all
+from recipe.run.environment import commit, set_defaults
+
+LOSS = "actor_rollout_ref.actor.policy_loss"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """A method to try: its name on the page and its overrides."""
+
+    name: str
+    set: tuple[str, ...]
+    folder: Path | None = None  # to be added to the PYTHONPATH
+
+
+def method_of(given: str) -> Method:
+    """Resolve --method; UsageError says what is wrong with it."""
+    path, colon, name = given.rpartition(":")
+    if not colon:
+        if given not in group_names("method"):
+            known = ", ".join(group_names("method"))
+            raise UsageError(
+                f"--method {given}: no such method. Give FILE.py:FUNCTION or one of {known}."
+            )
+        return Method(name=given, set=(f"method={given}",))
+    file = Path(path)
+    if file.suffix != ".py" or not file.is_file() or not file.stem.isidentifier():
+        raise UsageError(f"--method {given}: no such file. Give FILE.py:FUNCTION.")
+    sys.path.insert(0, str(file.resolve().parent))
+    try:
+        function = getattr(importlib.import_module(file.stem), name)
+    except Exception as error:  # the user's module may raise anything
+        raise UsageError(
+            f"--method {given}: cannot be imported ({type(error).__name__}: {error}). Correct it."
+        ) from error
+    return _method(given, file, name, function)
+
+
+def _method(given: str, file: Path, name: str, function: Any) -> Method:
+    dotted, folder = f"{file.stem}.{name}", file.resolve().parent
+    # With the content in its name, an edited file is trained again.
+    shown = f"{name}_{sha256(file.read_bytes()).hexdigest()[:6]}"
+    if inspect.isclass(function):
+        loss = [
+            f"{LOSS}._target_={dotted}",
+            f"{LOSS}.loss_mode={getattr(function, 'loss_mode', 'vanilla')}",
+        ]
+        return Method(name=shown, set=tuple(loss), folder=folder)
+    parameters = inspect.signature(function).parameters.values()
+    required = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY and p.default is p.empty]
+    keys = {2: "recipe.advantage.name", 4: "recipe.weights.name"}
+    if len(required) not in keys:
+        raise UsageError(
+            f"--method {given}: takes {', '.join(required)}. An advantage takes (rewards_B, "
+            "group_B), a token weight (logprobs_BT, advantages_BT, mask_BT, group_B)."
+        )
+    return Method(name=shown, set=(f"{keys[len(required)]}={dotted}",), folder=folder)
+
+
+def tried(experiment: Experiment, method: Method, arms: Iterable[str], more: Iterable[str]) -> Any:
+    """The experiment with the method as its last arm, compared with the first of `arms`."""
+    chosen = [experiment.arm(name) for name in arms]
+    name = method.name if method.name not in {a.name for a in chosen} else f"{method.name}_tried"
+    own = Arm(name=name, world=chosen[0].world, set=(*method.set, *more), decides=True)
+    others = [arm for arm in experiment.arms if arm not in chosen and arm.world == own.world]
+    compare = tuple((arm.name, chosen[0].name) for arm in (own, *chosen[1:], *others))
+    return dataclasses.replace(experiment, arms=(*chosen, *others, own), compare=compare)
+
+
+def summary(experiment: Experiment, lines: page.Lines) -> str:
+    """A row per arm: its figures, and pass@1 against the baseline, paired by seed."""
+    template = experiment.measure.templates[0]
+    size = max(1, experiment.measure.samples)
+    largest = f"{template} pass@{1 << (size.bit_length() - 1)}"
+    keys = [f"{template} pass@1", f"{template} pass@1, best - last", largest, f"{template} entropy"]
+    heads = ["pass@1", "best - last", largest.removeprefix(f"{template} "), "entropy"]
+    baseline = page.of_arm(experiment.arms[0], lines)
+    rows = [["arm", "seeds", *heads, "pass@1 - baseline", "95 % interval", "p"], ["---"] * 9]
+    for arm in experiment.arms:
+        found = page.of_arm(arm, lines)
+        if not found:
+            continue
+        cells = [f"{statistics.fmean(found[key].values()):.3f}" for key in keys]
+        pair = (found[keys[0]], baseline.get(keys[0], {}))
+        difference, p = paired_difference(*pair), sign_flip_p(*pair)
+        shown = ["", "", ""]
+        if arm is not experiment.arms[0] and difference and p is not None:
+            half = difference.half_width
+            interval = f"±{half:.3f}" if half is not None else ""
+            shown = [f"{difference.mean:+.3f}", interval, f"{p:.3g}"]
+        rows.append([arm.name, str(len(found[keys[0]])), *cells, *shown])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def written(experiment: Experiment, lines: page.Lines, method: Method, command: str) -> str:
+    """The page."""
+    seeds = len({seed for name, seed in lines if name == experiment.arms[-1].name})
+    least = 2.0 ** (1 - seeds) if seeds else 1.0
+    return (
+        f"# {method.name} in {experiment.name}\n\n{mechanism(experiment, lines)}\n\n"
+        f"{summary(experiment, lines)}\n\n"
+        f"`{' '.join(method.set)}`, {experiment.steps} steps, simulated. Held-out questions at "
+        f"temperature 1. p: exact sign-flip test; {seeds} seeds cannot reach less than {least:.3g}."
+        f"\n\n{page.checkpoints(experiment, lines)}\n\n`{command}`, commit {str(commit())[:12]}.\n"
+    )
+
+
+def carry_out(given: argparse.Namespace) -> int:
+    """Make the missing runs and write the page."""
+    set_defaults(cpu=True)
+    experiment = load_experiment(given.experiment)
+    if not experiment.simulated:
+        raise ConfigError(
+            f"experiment {experiment.name}: not simulated. Use one whose experiment.yaml says "
+            "simulated: true."
+        )
+    method = method_of(given.method)
+    paths = [str(method.folder)] if method.folder else []
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
+    arms = given.arms or [experiment.arms[0].name]
+    plan = tried(experiment, method, arms, given.set)
+    record = given.out / experiment.name / "trials.jsonl"
+    known = read_record(experiment.folder / "record.jsonl", plan)
+    wanted = [plan.arm(name) for name in (*arms, plan.arms[-1].name)]
+    seeds = [seed for arm in wanted[:1] for seed in plan.seeds(arm, given.seeds)]
+    done = {**read_record(record, plan), **known}
+    todo = [(arm, seed) for seed in seeds for arm in wanted if (arm.name, seed) not in done]
+    print(f"{plan.name}: {len(todo)} simulated runs to make", flush=True)
+    failed = run_all(plan, todo, record=record, out=given.out / plan.name, jobs=given.jobs)
+    lines = {k: v for k, v in {**read_record(record, plan), **known}.items() if k[1] in seeds}
+    command = f"python -m recipe.lab.trial {experiment.name} --method {given.method}"
+    text = written(plan, lines, method, command)
+    path = given.out / f"{experiment.name}-{plan.arms[-1].name}.md"
+    write_text(path, text)
+    print(f"\n{text}\nwritten to {path}")
+    return 1 if failed else 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = make_parser(
+        "python -m recipe.lab.trial",
+        __doc__,
+        example="python -m recipe.lab.trial edge --method cw_grpo --seeds 3 --jobs 2",
+    )
+    parser.add_argument("experiment", help="a simulated one of examples/laboratory")
+    parser.add_argument("--method", required=True, help="FILE.py:FUNCTION or a method's name")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="its overrides")
+    parser.add_argument("--seeds", type=int, default=3, help="paired with the baseline's")
+    parser.add_argument("--arms", nargs="+", help="to run beside it; default: the baseline")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once, one core each")
+    parser.add_argument("--out", type=Path, default=Path("runs/laboratory"), help="runs and page")
+    given = parser.parse_args(arguments)
+    return run("recipe.lab.trial", lambda: carry_out(given), interrupted="finished runs are kept")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

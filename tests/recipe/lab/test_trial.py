@@ -1,0 +1,132 @@
+"""A method of one's own in an experiment: what is resolved, refused, run and written."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prompt_aug.base.errors import UsageError
+from recipe.lab.card import card, mechanism
+from recipe.lab.experiment import Arm, Experiment, Measure, Mechanism
+from recipe.lab.trial import Method, method_of, tried, written
+
+OWN = """
+def weight(logprobs_BT, advantages_BT, mask_BT, group_B, *, power=1.0):
+    return mask_BT
+
+def advantage(rewards_B, group_B):
+    return rewards_B
+
+def other(a, b, c):
+    return a
+
+class Loss:
+    loss_mode = "mine"
+"""
+
+PLAN = Experiment(
+    name="edge",
+    steps=100,
+    save_every=50,
+    measure=Measure(questions=4, samples=2, templates=("qwen-math",)),
+    arms=(
+        Arm(name="grpo", world="edge", decides=True),
+        Arm(name="kl", world="edge"),
+        Arm(name="control", world="few"),
+    ),
+    compare=(),
+    curves=(),
+    simulated=True,
+    mechanism=Mechanism(arm="grpo", figure="qwen-math pass@1, best - last", least=0.1),
+)
+
+
+def line(*path: float) -> dict[str, Any]:
+    """A run whose checkpoints have these pass@1."""
+    numbers = [{"greedy": p, "pass@1": p, "pass@2": p, "entropy": 0.1} for p in path]
+    measured = {str(50 * i): {"qwen-math": n} for i, n in enumerate(numbers)}
+    return {"measured": measured, "curves": {}}
+
+
+@pytest.mark.parametrize(
+    ("function", "key"),
+    [("weight", "recipe.weights.name"), ("advantage", "recipe.advantage.name")],
+)
+def test_the_arguments_say_what_a_function_is(tmp_path: Path, function: str, key: str) -> None:
+    file = tmp_path / f"own_{function}.py"
+    file.write_text(OWN)
+    found = method_of(f"{file}:{function}")
+    assert found.set == (f"{key}=own_{function}.{function}",)
+    assert found.folder == tmp_path
+    file.write_text(OWN + "\n")
+    assert method_of(f"{file}:{function}").name != found.name  # edited: trained again
+
+
+def test_a_loss_is_given_by_its_class(tmp_path: Path) -> None:
+    file = tmp_path / "own_loss.py"
+    file.write_text(OWN)
+    loss = "actor_rollout_ref.actor.policy_loss"
+    wanted = (f"{loss}._target_=own_loss.Loss", f"{loss}.loss_mode=mine")
+    assert method_of(f"{file}:Loss").set == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("no_method", "no such method"),
+        ("absent.py:weight", "no such file"),
+        ("own_refused.py:absent", "cannot be imported .AttributeError"),
+        ("own_refused.py:other", "takes a, b, c"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, said: str
+) -> None:
+    (tmp_path / "own_refused.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=said):
+        method_of(given)
+
+
+def test_the_method_is_the_last_arm_and_compared_with_the_first() -> None:
+    plan = tried(PLAN, method_of("cw_grpo"), ["grpo"], ["recipe.weights.name=none"])
+    assert [arm.name for arm in plan.arms] == ["grpo", "kl", "cw_grpo"]  # not of another world
+    assert plan.arms[-1].set == ("method=cw_grpo", "recipe.weights.name=none")
+    assert plan.arms[-1].world == "edge"
+    assert set(plan.compare) == {("cw_grpo", "grpo"), ("kl", "grpo")}
+    assert tried(PLAN, method_of("grpo"), ["grpo"], []).arms[-1].name == "grpo_tried"
+
+
+@pytest.mark.parametrize(("last", "said"), [(0.5, "present"), (0.75, "absent: draw no conclusion")])
+def test_the_mechanism_is_the_mean_over_seeds(last: float, said: str) -> None:
+    # best - last is 0.8 - last and 0: by the mean 0.15 and 0.025
+    lines = {("grpo", 1000): line(0.1, 0.8, last), ("grpo", 1001): line(0.1, 0.7, 0.7)}
+    assert said in mechanism(PLAN, lines)
+    assert "unknown" in mechanism(PLAN, {})
+    assert "states no" in mechanism(dataclasses.replace(PLAN, mechanism=None), lines)
+
+
+def test_a_page_by_hand() -> None:
+    plan = tried(PLAN, Method(name="mine", set=("a=1",)), ["grpo"], [])
+    lines = {
+        ("grpo", 1000): line(0.1, 0.8, 0.5),
+        ("grpo", 1001): line(0.1, 0.6, 0.3),
+        ("mine", 1000): line(0.1, 0.8, 0.7),
+        ("mine", 1001): line(0.1, 0.6, 0.6),
+    }
+    page = written(plan, lines, Method(name="mine", set=("a=1",)), "command")
+    assert "| grpo | 2 | 0.400 | 0.300 | 0.400 | 0.100 |  |  |  |" in page
+    # differences 0.2 and 0.3: mean 0.25, t 12.7062 x 0.0707 / sqrt 2 = 0.635, p 2 of 4
+    assert "| mine | 2 | 0.650 | 0.050 | 0.650 | 0.100 | +0.250 | ±0.635 | 0.5 |" in page
+    assert "2 seeds cannot reach less than 0.5" in page
+    assert page.count("\n") < 40  # one screen
+
+
+def test_a_card_has_the_mechanism_and_the_means_of_checkpoints() -> None:
+    lines = {("grpo", 1): line(0.1, 0.8, 0.5), ("grpo", 2): line(0.3, 0.6, 0.3)}
+    text = card(PLAN, lines, {"commit": "0123456789", "uncommitted_changes": False})
+    assert "Mechanism present: `qwen-math pass@1, best - last` of `grpo` is 0.300" in text
+    assert "| 0 | 0.200 | 0.200 | 0.100 |" in text
+    assert "| 100 | 0.400 | 0.400 | 0.100 |" in text
+    assert "pilot seeds 1, 2" in text
