@@ -147,4 +147,3 @@ class RecipeRewardManager(RewardManagerBase):
                 logger.warning("verifier of %s: %s, %s", *failed, graded.detail)
         settings, limit = self.settings, self.limit
         return score(text, length, row, template, settings=settings, limit=limit, graded=graded)
-        )
