@@ -154,6 +154,8 @@ def test_scores_of_another_grader_are_rejected_at_once(
         ),
         (["RUN", "--template", "no such"], 1, "no such"),
         (["RUN", "--template-of", "math500=open-r1"], 1, "--template-of math500=open-r1"),
+        (["RUN", "--verifier", "mine.check"], 2, "SOURCE=MODULE.FUNCTION"),
+        (["RUN", "--verifier", "toy=nowhere.check"], 1, "there is no module nowhere"),
         (["RUN", "--benchmark", "toy=nowhere.parquet"], 1, "nowhere.parquet"),
         # Not an option, or empty as an unset shell variable: with the example.
         ([""], 2, "is empty"),
