@@ -54,7 +54,8 @@ def made_up(rows: int, tokens: int, seed: int) -> SimpleNamespace:
     logprobs = [-torch.empty(n).exponential_(2.0, generator=random) for n in lengths]
     extra_fields = []
     for i, right in enumerate(rights):
-        graded = {"acc": right, "format": 1.0, "response": "", "pred": "", "status": STATUS[right]}
+        graded = {"acc": right, "format": 1.0, "status": STATUS[right]}
+        graded |= {"response": "", "pred": "", "source": "toy", "parts": {}}
         place = {"template": "t", "rephrasing": i % GROUP // 2, "truncated": False}
         extra_fields.append({**place, "generated_under": None, "reward_extra_info": graded})
     scores = [torch.zeros(n) for n in lengths]
