@@ -51,8 +51,8 @@ PATCHES = (
     ),
     Patch(
         name="recipe.patches.lora_weights.adapt",
-        changes="FSDPEngine._merged_lora_per_tensor_param of verl",
-        why="an engine in float32 would sample with weights of 8 bits",
+        changes="_merged_lora_per_tensor_param and _build_lora_module of verl's FSDPEngine",
+        why="an engine in float32 would sample with weights of 8 bits; A is drawn without a seed",
         test="tests/recipe/patches/test_lora_weights.py::test_verls_own_are_still_bfloat16",
     ),
     Patch(

@@ -1,12 +1,13 @@
 """The weights that an engine gets from a LoRA actor, from verl's function and from ours."""
 
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from tiny_lora import logits, tuned
+from tiny_lora import ALPHA, RANK, logits, tuned
 from tiny_model import untrained
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -55,3 +56,35 @@ def test_verls_own_are_still_bfloat16(engine: Any) -> None:
     dtypes = {t.dtype for t in sent(engine, lambda e: verls(e)).values()}
     assert dtypes == {torch.bfloat16}, "the gap is closed upstream: delete the patch"
     assert {t.dtype for t in sent(engine, SENT).values()} == {torch.float32}
+
+
+def drawn(seed: int, function: Callable[[Any, Any], Any]) -> dict[str, torch.Tensor]:
+    """The adapter that verl's engine builds for `fsdp_config.seed`."""
+    engine: Any = object.__new__(FSDPEngine)
+    engine.engine_config = types.SimpleNamespace(seed=seed)
+    layers = {"target_modules": "all-linear", "target_parameters": None, "exclude_modules": None}
+    engine.model_config = types.SimpleNamespace(lora_rank=RANK, lora_alpha=ALPHA, **layers)
+    model = function(engine, untrained())
+    return {name: p.data for name, p in model.named_parameters() if "lora_A" in name}
+
+
+def test_the_adapter_is_drawn_by_the_seed() -> None:
+    ours: Any = FSDPEngine._build_lora_module
+    first, again, other = (drawn(seed, ours) for seed in (1, 1, 2))
+    assert first.keys() == other.keys() and len(first) == 2 * 7
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_verls_own_adapter_is_still_without_a_seed() -> None:
+    verls: Any = FSDPEngine._build_lora_module.__wrapped__  # type: ignore[attr-defined]
+
+    def after(draws: int) -> Callable[[Any, Any], Any]:
+        def build(engine: Any, model: Any) -> Any:
+            torch.rand(draws)  # what other parts of the process draw
+            return verls(engine, model)
+
+        return build
+
+    first, second = drawn(1, after(1)), drawn(1, after(2))
+    assert not any(torch.equal(first[name], second[name]) for name in first)
