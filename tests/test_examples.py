@@ -130,10 +130,9 @@ TOY = {
     "curriculum": {"recipe.curriculum.enable"},
     "ppo": {
         ADVANTAGE,
-        "critic.enable",
         *(f"recipe.advantage.arguments{part}" for part in ("", ".gamma", ".lam")),
     },
-    "pcl": {"recipe.curriculum.enable", "recipe.curriculum.value_model", "critic.enable"},
+    "pcl": {"recipe.curriculum.enable", "recipe.curriculum.value_model"},
     "prompt_aug_gdpo": {ADVANTAGE, HIGH, MEAN, *AUGMENT},
     "unlikeliness": {ADVANTAGE, "recipe.advantage.arguments", "recipe.advantage.arguments.beta"},
     "grpo_lead": {ADVANTAGE, *ARGUMENTS},
