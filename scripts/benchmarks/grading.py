@@ -5,24 +5,38 @@ ones; three in four right (as written or respelled), one in four wrong. Both gra
 pairs in one call of 64 threads, as an asynchronous reward loop would send them. verl's function is
 `reward_score.math_verify.compute_score`; its 30 s clock starts at submission, so hostile answers
 starve right ones behind them. Prints one JSON line for each grader.
+
+``--corpus FOLDER`` grades real completions with stored verdicts: every .jsonl file below the
+folder, with a response, a gold and a verdict under one of the names of `NAMES`, also nested or as
+lists of equal length. A worked solution as the gold counts by its end, after "####" or "A:". Also
+printed are up to 20 completions on which this grader and the verdict differ.
 """
 
 import json
 import random
+import re
 import time
 from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from pyarrow import parquet
 from tqdm import tqdm
 
+from prompt_aug.base.files import iter_lines
+from prompt_aug.extraction import EXTRACTIONS, extraction
 from prompt_aug.grading import grade
 
-EXAMPLE = "--ordinary 256 --skip-verl"
+EXAMPLE = "--corpus completions --extraction last_number"
 DATA = Path(__file__).resolve().parents[3] / "shared/data/math_level3to5"
+NAMES = {  # of columns, the first that is there
+    "response": ("response", "completion", "generation", "output", "solution"),
+    "gold": ("gold", "gt", "ground_truth", "ground_truth_answer", "answer"),
+    "verdict": ("is_correct", "correct", "verdict", "score"),
+}
 HOSTILE = (
     "9^{9^{9^9}}",
     "(10^9)!",
@@ -74,17 +88,43 @@ def workload(ordinary: int, hostile: int, seed: int) -> list[tuple[str, str, str
     return rows
 
 
+def found(node: Mapping[str, Any], kind: str) -> Any:
+    return next((node[name] for name in NAMES[kind] if name in node), None)
+
+
+def stored(node: Any, question: str = "", gold: Any = None) -> Iterator[tuple[str, str, str, str]]:
+    """Yield (verdict, response, gold, question) of a line; the verdict is "right" or "wrong"."""
+    if not isinstance(node, Mapping):
+        return
+    question = node.get("question") or node.get("problem") or question
+    gold = found(node, "gold") if found(node, "gold") is not None else gold
+    responses, verdicts = found(node, "response"), found(node, "verdict")
+    if gold is not None and responses is not None and verdicts is not None:
+        pairs = (responses, verdicts) if isinstance(responses, list) else ([responses], [verdicts])
+        answer = re.split(r"####|\n?A:", str(gold))[-1].strip()
+        for response, verdict in zip(*pairs, strict=True):
+            yield "right" if float(verdict) == 1.0 else "wrong", response, answer, question
+    for inner in node.values():
+        yield from stored(inner, question, gold)
+
+
+def corpus(folder: Path) -> list[tuple[str, str, str, str]]:
+    """The completions below `folder`."""
+    files = sorted(folder.rglob("*.jsonl"))
+    return [row for file in files for line in iter_lines(file) for row in stored(line)]
+
+
 def score_all(
-    name: str, score: Callable[[str, str], bool], rows: list[tuple[str, str, str]]
+    name: str, score: Callable[[str, str], bool], rows: Sequence[tuple[str, ...]]
 ) -> dict[str, object]:
-    """Score all rows from 64 threads and count the verdicts by kind."""
+    """Score all rows from 64 threads and count the verdicts by kind, the first entry of a row."""
     start = time.perf_counter()
     with ThreadPoolExecutor(64) as threads:
         results = list(
             tqdm(threads.map(lambda row: score(row[1], row[2]), rows), total=len(rows), desc=name)
         )
     counts: Counter[str] = Counter()
-    for (kind, _, _), correct in zip(rows, results, strict=True):
+    for (kind, *_), correct in zip(rows, results, strict=True):
         counts[f"{kind} scored {'right' if correct else 'wrong'}"] += 1
     return {
         "grader": name,
@@ -98,19 +138,31 @@ def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     parser.add_argument("--hostile", type=int, default=32, help="hostile ones, slow to evaluate")
     parser.add_argument("--seed", type=int, default=0, help="of the choice and the order")
     parser.add_argument("--skip-verl", action="store_true", help="ours only")
+    parser.add_argument("--corpus", type=Path, help="folder of real completions with verdicts")
+    parser.add_argument("--extraction", choices=EXTRACTIONS, default="default", help="of a corpus")
     given = parser.parse_args(arguments)
-    rows = workload(given.ordinary, given.hostile, given.seed)
+    rows: Sequence[tuple[str, ...]] = workload(given.ordinary, given.hostile, given.seed)
+    if given.corpus:
+        rows = corpus(given.corpus)
+    asked = {(row[1], row[2]): row[3] for row in rows if len(row) > 3}
+    reading = extraction(given.extraction)
     grades = {}
 
     def ours(response: str, gold: str) -> bool:
-        grades[response, gold] = grade(response, gold)
-        return grades[response, gold].correct
+        key = response, gold
+        grades[key] = grade(*key, question=asked.get(key, ""), extraction=reading)
+        return grades[key].correct
 
     report = score_all("prompt_aug.grading", ours, rows)
-    if seconds := [grades[r, g].seconds for kind, r, g in rows if kind != "hostile"]:
+    differ = [row for row in rows if grades[row[1], row[2]].correct != (row[0] == "right")]
+    for verdict, response, gold, *_ in differ[:20] if given.corpus else ():
+        graded = grades[response, gold]
+        told = f"{verdict!r} stored, {graded.status}: {graded.extracted!r} for {gold!r}"
+        print(f"{told}; ends {response[-60:]!r}")
+    if seconds := [grades[r, g].seconds for kind, r, g, *_ in rows if kind != "hostile"]:
         report["ms per ordinary completion, mean"] = round(1000 * sum(seconds) / len(seconds), 3)
         report["ms per ordinary completion, max"] = round(1000 * max(seconds), 1)
-    statuses = Counter(grades[r, g].status for kind, r, g in rows if kind == "hostile")
+    statuses = Counter(grades[r, g].status for kind, r, g, *_ in rows if kind == "hostile")
     print(json.dumps({**report, "statuses of the hostile": statuses}))
     if not given.skip_verl:
         from verl.utils.reward_score.math_verify import compute_score
