@@ -88,8 +88,15 @@ def stored_questions(shared_data: Path) -> dict[str, list[dict[str, str]]]:
     sums = [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in numbers]
     rows = load_rows(str(shared_data / "evaluation_suite" / "math"))
     names = {"question": "problem", "answer": "answer"}
-    math500 = [{k: str(row[v]) for k, v in names.items()} for row in rows.select(range(20))]
-    return {"sums": sums, "math500_part": math500}
+    count = int(os.environ.get("INTEROP_QUESTIONS", "20"))
+    math500 = [{k: str(row[v]) for k, v in names.items()} for row in rows][:count]
+    found = {"sums": sums, "math500": math500}
+    if file := os.environ.get("INTEROP_GSM8K"):
+        gsm8k = [
+            {**row, "answer": row["answer"].split("#### ")[1]} for row in read_lines(Path(file))
+        ]
+        found["gsm8k"] = gsm8k[:count]
+    return found
 
 
 def test_the_same_protocol_gives_the_same_responses_and_scores(
