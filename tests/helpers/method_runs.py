@@ -24,7 +24,9 @@ LOSSES_RUN = ("clip_cov", "kl_cov", "gspo", "cispo", "sapo", "gmpo")  # the rest
 # Last, since later steps cannot be compared with the simulator's: on the policy that sampled, its
 # gradient has the sign of a rounding error, that of log pi - log pi_old at the chosen tokens.
 LAST = "kl_cov"
-SHARING = [name for name in METHODS if name not in (*RUN_ALONE, *SEEN_ELSEWHERE, LAST)] + [LAST]
+# grpo first: it has no token weights, which test_failed_rollouts_are_retried relies on.
+PLACED = ("grpo", *RUN_ALONE, *SEEN_ELSEWHERE, LAST)
+SHARING = ["grpo", *(name for name in METHODS if name not in PLACED), LAST]
 ACTOR = "actor_rollout_ref.actor"
 ONE_UPDATE = [f"{ACTOR}.ppo_mini_batch_size=4", "recipe.save_tensors_every=1"]
 
