@@ -90,12 +90,12 @@ def stored_questions(shared_data: Path) -> dict[str, list[dict[str, str]]]:
     names = {"question": "problem", "answer": "answer"}
     count = int(os.environ.get("INTEROP_QUESTIONS", "20"))
     math500 = [{k: str(row[v]) for k, v in names.items()} for row in rows][:count]
-    found = {"sums": sums, "math500": math500}
+    found = {"sums": sums, "math500_part": math500}
     if file := os.environ.get("INTEROP_GSM8K"):
         gsm8k = [
             {**row, "answer": row["answer"].split("#### ")[1]} for row in read_lines(Path(file))
         ]
-        found["gsm8k"] = gsm8k[:count]
+        found["gsm8k_part"] = gsm8k[:count]
     return found
 
 
