@@ -87,6 +87,7 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("recipe", dict[str, Above0] | None, "source_weights"),
     ("recipe.toy", bool, "enable"),
     ("recipe.toy", Text, "cache world"),
+    ("recipe.toy", Seed | None, "seed"),
     ("recipe.toy", Positive | None, "train_questions validation_questions test_questions updates"),
     ("recipe.toy", Names | None, "templates"),
     ("recipe.augment", Text | None, "bank"),

@@ -53,8 +53,25 @@ class Mechanism:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """A prediction: the mean of `figure` of one arm is above or below that of the other.
+
+    With four arms a, b, c, d it is about the difference of differences (a - b) - (c - d).
+    """
+
+    claim: str
+    arms: tuple[str, ...]
+    figure: str
+    direction: str  # above or below
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Experiment:
-    """All that decides its numbers; `compare` are pairs of arms, `curves` keys of metrics.jsonl."""
+    """All that decides its numbers; `compare` are pairs of arms, `curves` keys of metrics.jsonl.
+
+    With `worlds` W, the seeds share W sets of questions with their start models, since teaching
+    one takes several times as long as a simulated run.
+    """
 
     name: str
     steps: int
@@ -65,6 +82,8 @@ class Experiment:
     curves: tuple[str, ...]
     simulated: bool = False  # True: by recipe.lab.simulate. False: by recipe.train
     mechanism: Mechanism | None = None
+    worlds: int | None = None  # None: one for each seed
+    claims: tuple[Claim, ...] = ()  # the first is the primary one
 
     @property
     def folder(self) -> Path:
@@ -82,6 +101,11 @@ class Experiment:
         """The counted seeds of an arm where the deciding ones have `count`."""
         return [FIRST_COUNTED + i for i in range(count if arm.decides else min(count, 3))]
 
+    def world_seed(self, seed: int) -> int:
+        """The seed of the questions and the start model of a run with `seed`."""
+        first = seed - seed % FIRST_COUNTED
+        return first + (seed - first) % self.worlds if self.worlds else seed
+
     def digest(self, arm: Arm) -> str:
         """16 hex digits of what decides the numbers of a run of this arm, its seed aside.
 
@@ -97,6 +121,7 @@ class Experiment:
             "example": yaml.safe_load(example),
             "world": load_world(arm.world).record(),
             **({"simulated": True} if self.simulated else {}),
+            **({"worlds": self.worlds} if self.worlds else {}),
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -116,7 +141,9 @@ def load_experiment(name: str) -> Experiment:
 
 def experiment_of(found: Any, name: str, path: Path) -> Experiment:
     """The record of a yaml's content."""
-    body = _keys(found, Experiment, {"name", "simulated", "mechanism"}, path, "the file")
+    body = _keys(
+        found, Experiment, {"name", "simulated", "mechanism", "worlds", "claims"}, path, "the file"
+    )
     measure = _keys(body["measure"], Measure, set(), path, "measure")
     arms = [
         Arm(name=key, **_keys(value, Arm, {"name", "set", "decides"}, path, f"arms.{key}"))
@@ -134,7 +161,12 @@ def experiment_of(found: Any, name: str, path: Path) -> Experiment:
         curves=tuple(body["curves"]),
         simulated=bool(body.get("simulated", False)),
         mechanism=_mechanism(body.get("mechanism"), path),
+        worlds=int(body["worlds"]) if "worlds" in body else None,
+        claims=tuple(_claim(found, path) for found in body.get("claims", ())),
     )
+    for claim in experiment.claims:
+        if not all(experiment.arm(arm).decides for arm in claim.arms):
+            raise ExperimentError(f"{path}: claims: every arm of {claim.arms} must have `decides`")
     if experiment.mechanism:
         experiment.arm(experiment.mechanism.arm)
     for one in {arm for pair in experiment.compare for arm in pair}:
@@ -152,6 +184,15 @@ def _mechanism(found: Any, path: Path) -> Mechanism | None:
         return None
     body = _keys(found, Mechanism, set(), path, "mechanism")
     return Mechanism(**{**body, "least": float(body["least"])})
+
+
+def _claim(found: Any, path: Path) -> Claim:
+    body = _keys(found, Claim, set(), path, "claims")
+    if len(body["arms"]) not in (2, 4) or body["direction"] not in ("above", "below"):
+        raise ExperimentError(
+            f"{path}: claims: `arms` must be two or four names, `direction` above or below"
+        )
+    return Claim(**{**body, "arms": tuple(body["arms"])})
 
 
 def _keys(found: Any, record: type, optional: set[str], path: Path, place: str) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe.lab.experiment import Arm, Experiment
-from recipe.lab.paired import mean_and_spread, paired_difference, sign_flip_p
+from recipe.lab.experiment import COUNTED, Arm, Claim, Experiment
+from recipe.lab.paired import holm, mean_and_spread, paired_difference, sign_flip_p
 from recipe.lab.runs import BIN
 
 Lines = Mapping[tuple[str, int], dict[str, Any]]
@@ -97,6 +97,54 @@ def table(experiment: Experiment, lines: Lines) -> str:
         cells = [values[name].get(key) for name in shown]
         rows.append([key, *(_cell(cell) for cell in cells)])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def verdicts(experiment: Experiment, lines: Lines) -> str:
+    """A row for each claim: its effect, interval and p, and whether the runs decide it.
+
+    The first claim is tested alone, the others together by Holm's method, at 0.05. Without the
+    first until all runs of its arms are on record, without the others until all runs are.
+    """
+    claims, secondary = experiment.claims[:1], experiment.claims[1:]
+    if not all(_complete(experiment, lines, claim) for claim in claims):
+        return ""
+    if all(_complete(experiment, lines, claim) for claim in secondary):
+        claims = experiment.claims
+    pairs = [_pair(experiment, lines, claim) for claim in claims]
+    found = [sign_flip_p(*pair) or 0.0 for pair in pairs]
+    adjusted = [*found[:1], *holm(found[1:])]
+    rows = [["claim", "effect", "95 % interval", "p", "adjusted p", "verdict"], ["---"] * 6]
+    for claim, pair, p, corrected in zip(claims, pairs, found, adjusted, strict=True):
+        effect = paired_difference(*pair)
+        assert effect is not None and effect.half_width is not None
+        verdict = "undecided"
+        if corrected < 0.05:
+            met = (effect.mean > 0) == (claim.direction == "above")
+            verdict = "**decided: met**" if met else "**decided: the reverse**"
+        low, high = effect.mean - effect.half_width, effect.mean + effect.half_width
+        rows.append(
+            [
+                *(claim.claim, f"{effect.mean:+.3f}", f"{low:+.3f} to {high:+.3f}"),
+                *(f"{p:.2g}", f"{corrected:.2g}", verdict),
+            ]
+        )
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) if claims else ""
+
+
+def _complete(experiment: Experiment, lines: Lines, claim: Claim) -> bool:
+    arms = [experiment.arm(name) for name in claim.arms]
+    return all((a.name, s) in lines for a in arms for s in experiment.seeds(a, COUNTED))
+
+
+def _pair(
+    experiment: Experiment, lines: Lines, claim: Claim
+) -> tuple[dict[int, float], dict[int, float]]:
+    """The two figures whose difference the claim is about, by seed."""
+    a, b, *more = (of_arm(experiment.arm(n), lines)[claim.figure] for n in claim.arms)
+    for one, other in zip(more[::2], more[1::2], strict=True):
+        a = {seed: value - one[seed] for seed, value in a.items()}
+        b = {seed: value - other[seed] for seed, value in b.items()}
+    return a, b
 
 
 def checkpoints(experiment: Experiment, lines: Lines) -> str:
@@ -188,13 +236,15 @@ def results(experiment: Experiment, lines: Lines, missing: int) -> str:
     left = f"**{missing} counted runs are still to be made.** " if missing else ""
     drawn = "\n".join(f"![{p.title}]({p.file})" for p in pictures(experiment, lines))
     asked = _asked(experiment, lines)
+    decided = verdicts(experiment, lines)
+    decided = f"## Verdicts\n\n{decided}\n\n## All figures\n\n" if decided else ""
     steps = "Simulated steps" if experiment.simulated else "Steps"
     return (
         f"# {name}: what was measured\n\nWritten by `python scripts/experiment.py {name}`. {left}"
         f"{steps}: {experiment.steps}; checkpoints measured on {asked} test "
         f"questions x {experiment.measure.samples} samples at temperature 1 as first asked. "
         f"Mean ± standard deviation over seeds; a curve's end is the mean of its last "
-        f"{BIN * LAST_BINS} steps. {CAUTION}\n\n{table(experiment, lines)}\n\n"
+        f"{BIN * LAST_BINS} steps. {CAUTION}\n\n{decided}{table(experiment, lines)}\n\n"
         f"{checkpoints(experiment, lines)}\n\n"
         "## Paired by seed\n\nBold: 0 lies outside the interval (Student's t; many comparisons are "
         f"listed, and one in twenty of those without any effect would be bold).\n\n"

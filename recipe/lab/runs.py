@@ -50,6 +50,7 @@ def run_arm(
     run = str(folder.resolve())
     overrides = [
         *(f"recipe.run_dir={run}", f"recipe.seed={seed}", f"recipe.toy.world={arm.world}"),
+        f"recipe.toy.seed={experiment.world_seed(seed)}",
         *(f"trainer.total_training_steps={experiment.steps}", "recipe.save_rollouts_every=0"),
         *(f"trainer.save_freq={experiment.save_every}", *arm.set),
     ]

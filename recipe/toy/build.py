@@ -94,7 +94,7 @@ def corpus(world: World, bank: Bank) -> list[str]:
 
 
 def settings_of(config: DictConfig, bank: Bank) -> Settings:
-    """The settings of ``recipe.toy`` and ``recipe.seed``; a key that is set overrides the world."""
+    """The settings of ``recipe.toy``; a key that is set overrides the world or ``recipe.seed``."""
     toy: Any = OmegaConf.to_container(config.recipe.toy, resolve=True)
     world = load_world(toy["world"])
     sizes = {s: int(toy[f"{s}_questions"]) for s in SPLITS if toy[f"{s}_questions"] is not None}
@@ -103,7 +103,7 @@ def settings_of(config: DictConfig, bank: Bank) -> Settings:
     return Settings(
         world=dataclasses.replace(world, questions=questions, updates=updates),
         templates=tuple(toy["templates"] or bank.names),
-        seed=int(config.recipe.seed),
+        seed=int(config.recipe.seed if toy["seed"] is None else toy["seed"]),
     )
 
 

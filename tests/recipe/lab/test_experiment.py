@@ -88,3 +88,12 @@ def test_what_does_not_decide_them_leaves_it() -> None:
     other = experiment_of({**BODY, "arms": arms, "compare": [], "curves": []}, "cw_grpo", PATH)
     one = experiment_of(BODY, "cw_grpo", PATH)
     assert one.digest(one.arm("kl")) == other.digest(other.arm("kl"))
+
+
+def test_seeds_share_worlds() -> None:
+    shared = experiment_of({**BODY, "worlds": 4}, "edge", PATH)
+    assert [shared.world_seed(seed) for seed in (1000, 1003, 1004, 1019, 2, 6)] == [
+        *(1000, 1003, 1000, 1003, 2, 2)
+    ]
+    assert experiment_of(BODY, "edge", PATH).world_seed(1005) == 1005
+    assert shared.digest(shared.arms[0]) != experiment_of(BODY, "edge", PATH).digest(shared.arms[0])
