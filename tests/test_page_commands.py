@@ -92,7 +92,7 @@ def test_a_command_of_a_page_is_accepted(
         ("python -m prompt_aug.rephrase Q.parquet OUT.parquet", "--model"),
         ("python -m eval.publish RUN", "--card"),
         ("bash scripts/submit.sh --array=0-3 sweep RUN --benchmrak amc", "--benchmrak"),
-        ("python scripts/compare_methods.py --jbos 2", "--jbos"),
+        ("python scripts/experiment.py methods --jbos 2", "--jbos"),
     ],
 )
 def test_a_wrong_command_is_rejected(

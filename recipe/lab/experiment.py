@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Arm:
     world: str
     set: tuple[str, ...] = ()
     decides: bool = False  # these have all seeds, the others three at most
+    verl: bool = False  # trained by recipe.train, also in a simulated experiment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +102,10 @@ class Experiment:
         """The counted seeds of an arm where the deciding ones have `count`."""
         return [FIRST_COUNTED + i for i in range(count if arm.decides else min(count, 3))]
 
+    def simulates(self, arm: Arm) -> bool:
+        """Whether `recipe.lab.simulate` makes the runs of `arm`, not `recipe.train`."""
+        return self.simulated and not arm.verl
+
     def world_seed(self, seed: int) -> int:
         """The seed of the questions and the start model of a run with `seed`."""
         first = seed - seed % FIRST_COUNTED
@@ -120,7 +125,7 @@ class Experiment:
             "measure": asdict(self.measure),
             "example": yaml.safe_load(example),
             "world": load_world(arm.world).record(),
-            **({"simulated": True} if self.simulated else {}),
+            **({"simulated": True} if self.simulates(arm) else {}),
             **({"worlds": self.worlds} if self.worlds else {}),
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
@@ -146,7 +151,7 @@ def experiment_of(found: Any, name: str, path: Path) -> Experiment:
     )
     measure = _keys(body["measure"], Measure, set(), path, "measure")
     arms = [
-        Arm(name=key, **_keys(value, Arm, {"name", "set", "decides"}, path, f"arms.{key}"))
+        Arm(name=key, **_keys(value, Arm, {"name", "set", "decides", "verl"}, path, f"arms.{key}"))
         for key, value in body["arms"].items()
     ]
     experiment = Experiment(
@@ -154,9 +159,7 @@ def experiment_of(found: Any, name: str, path: Path) -> Experiment:
         steps=int(body["steps"]),
         save_every=int(body["save_every"]),
         measure=Measure(**{**measure, "templates": tuple(measure["templates"])}),
-        arms=tuple(
-            Arm(name=a.name, world=a.world, set=tuple(a.set), decides=a.decides) for a in arms
-        ),
+        arms=tuple(replace(arm, set=tuple(arm.set)) for arm in arms),
         compare=tuple((one, other) for one, other in body["compare"]),
         curves=tuple(body["curves"]),
         simulated=bool(body.get("simulated", False)),

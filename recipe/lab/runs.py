@@ -54,7 +54,7 @@ def run_arm(
         *(f"trainer.total_training_steps={experiment.steps}", "recipe.save_rollouts_every=0"),
         *(f"trainer.save_freq={experiment.save_every}", *arm.set),
     ]
-    if experiment.simulated:
+    if experiment.simulates(arm):
         example = [f"laboratory/{experiment.name}", *overrides]
         command = [*commands.simulate, *example, "--measure", experiment.name]
         return _simulated(experiment, arm, seed, folder, command, threads)

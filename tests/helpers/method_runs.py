@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import psutil
-from load_script import load_script
 
+from recipe.config.compose import group_names
 from recipe.run import folder as run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-compare_methods = load_script("compare_methods")
-METHODS = compare_methods.methods()
+METHODS = group_names("method")
+NEEDED = {"one_shot": ["recipe.one_question=5"]}  # a sum with a carry under the seeds 0, 1 and 2
 # These change the agent loop or the sampling, so they cannot share a run. test_pipeline_e2e.py and
 # unit tests cover prompt_aug and ta_grpo_star; grpo_ds has the sampling of dapo.
 RUN_ALONE = {"ta_grpo": "anchored", "dapo": "dapo", "ppo": "ppo", "pcl": "pcl"}
@@ -28,6 +28,13 @@ LAST = "kl_cov"
 PLACED = ("grpo", *RUN_ALONE, *SEEN_ELSEWHERE, LAST)
 SHARING = ["grpo", *(name for name in METHODS if name not in PLACED), LAST]
 ACTOR = "actor_rollout_ref.actor"
+
+
+def toy_command(method: str) -> list[str]:
+    """What `recipe.train` is called with for a method on the toy task."""
+    return ["toy_methods", f"method={method}", *NEEDED.get(method, [])]
+
+
 ONE_UPDATE = [f"{ACTOR}.ppo_mini_batch_size=4", "recipe.save_tensors_every=1"]
 
 # All compatible settings at once; see also the tests of the checks of algorithms.
@@ -126,7 +133,7 @@ class Runner:
         """
         folder = self.base / name.partition(",")[0]
         world = self.taught if taught else self.young
-        command = [sys.executable, "-m", "recipe.train", *compare_methods.arguments(method), *world]
+        command = [sys.executable, "-m", "recipe.train", *toy_command(method), *world]
         command += [f"recipe.run_dir={folder}", f"trainer.total_training_steps={steps}"]
         earlier = self.futures.get(after)
         self.futures[name] = self.pool.submit(self._call, [*command, *overrides], earlier)

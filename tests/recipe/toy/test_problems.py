@@ -25,7 +25,7 @@ def shared() -> Iterator[None]:
 
 
 def test_sums_has_the_questions_that_the_published_numbers_are_of() -> None:
-    """A change of this hash wants all runs of examples/methods.jsonl and the demo anew."""
+    """A change of this hash wants the demo anew."""
     rows = []
     for seed in (0, 3):
         for split, count in (("train", 4096), ("validation", 64), ("test", 512)):
