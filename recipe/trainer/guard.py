@@ -13,7 +13,6 @@ from typing import Any
 
 from prompt_aug.base.errors import UserError
 
-BREACH = "guard/breach"  # in metrics.jsonl: 1 where a step was a breach
 SUDDEN = ("train/entropy", "response_length/mean", "actor/grad_norm")
 
 

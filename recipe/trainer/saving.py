@@ -193,7 +193,7 @@ class SavingTrainer(PPOTrainerSync):
         history = run_folder.read_metrics(self.run_dir)
         history.append(run_folder.metrics_line(self.global_steps, metrics))
         breach = guard.verdict(history, settings)
-        metrics[guard.BREACH] = int(breach is not None)
+        metrics["guard/breach"] = int(breach is not None)
         if breach is None:
             return
         saved = checkpoints.saved_steps(self.saves)
