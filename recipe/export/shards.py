@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.commands import existing, make_parser, run
 from prompt_aug.base.files import read_json, write_json
 from recipe.errors import ConfigError
 from recipe.run.checkpoints import SHARDS, shard_name
@@ -172,10 +172,10 @@ def restate(folder: Path, settings: dict[str, Any]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     example = "python -m recipe.export.shards runs/toy/checkpoints/global_step_4/actor 2"
     parser = make_parser("python -m recipe.export.shards", __doc__, example=example)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("ranks", type=int)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--fsdp-size", type=int, default=-1)
+    parser.add_argument("folder", type=existing, help="global_step_N/actor or critic")
+    parser.add_argument("ranks", type=int, help="the new number of ranks")
+    parser.add_argument("--device", default="cpu", help="trainer.device")
+    parser.add_argument("--fsdp-size", type=int, default=-1, help="fsdp_config.fsdp_size")
     given = parser.parse_args(arguments)
 
     def work() -> int:
