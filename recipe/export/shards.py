@@ -96,20 +96,27 @@ def reshard(folder: Path, ranks: int, device: str = "cpu", fsdp_size: int = -1) 
         shape, names = (ranks // fsdp_size, fsdp_size), ("ddp", "fsdp")
     for rank in range(ranks):
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
-        mesh = init_device_mesh(device, shape, mesh_dim_names=names)
-        for kind in ("model", "optimizer"):
-            paths = [folder / shard_name(kind, before, old) for old in range(before)]
-            states = [load(path) for path in paths if path.exists()]
-            if states:
-                torch.save(divided(shards_of(states), mesh), folder / shard_name(kind, ranks, rank))
-        extra = folder / shard_name("extra", before, rank % before)
-        if extra.exists():  # the schedule, and random states, of which a new rank copies one
-            shutil.copyfile(extra, folder / shard_name("extra", ranks, rank))
-        dist.destroy_process_group()
+        try:
+            _write(folder, before, rank, init_device_mesh(device, shape, mesh_dim_names=names))
+        finally:
+            dist.destroy_process_group()
     write_json(folder / "fsdp_config.json", {**record, "world_size": ranks})
     for kind in SHARDS:
         for old in range(before):
             (folder / shard_name(kind, before, old)).unlink(missing_ok=True)
+
+
+def _write(folder: Path, before: int, rank: int, mesh: DeviceMesh) -> None:
+    """Write the files of a new rank from those of the `before` old ones."""
+    ranks = mesh.size()
+    for kind in ("model", "optimizer"):
+        paths = [folder / shard_name(kind, before, old) for old in range(before)]
+        states = [load(path) for path in paths if path.exists()]
+        if states:
+            torch.save(divided(shards_of(states), mesh), folder / shard_name(kind, ranks, rank))
+    extra = folder / shard_name("extra", before, rank % before)
+    if extra.exists():  # the schedule, and random states, of which a new rank copies one
+        shutil.copyfile(extra, folder / shard_name("extra", ranks, rank))
 
 
 def shards_of(states: list[Any]) -> list[Any]:
