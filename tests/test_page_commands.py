@@ -56,7 +56,9 @@ def parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Command]
     monkeypatch.chdir(tmp_path)
 
     def parsed(command: Command) -> None:
-        if command.name.startswith(("eval.", "recipe.export", "recipe.runs")):  # runs must exist
+        if command.name.startswith(
+            ("eval.", "recipe.export", "recipe.runs", "recipe.fork")
+        ):  # runs must exist
             for word in ("runs", *command.arguments):
                 if re.fullmatch(r"\w[\w/]*", word):
                     Path(word).mkdir(parents=True, exist_ok=True)

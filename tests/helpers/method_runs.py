@@ -159,15 +159,18 @@ class Runner:
 def start_all(runner: Runner) -> None:
     """Queue all runs of test_methods_e2e.py: four starts of the trainer."""
     replay = ["recipe.weights.name=gaussian_covariance", *ONE_UPDATE, *published("ta_grpo")]
-    replay += [f"skip.rollout_tq.dump_dir={runner.base / 'dump'}", "skip.rollout_tq.steps=[1]"]
+    replay += [f"skip.rollout_tq.dump_dir={runner.base / 'dump'}", "skip.rollout_tq.steps=[1,2]"]
     replay += ["skip.rollout_tq.enable=true", "trainer.experiment_name=replayed"]
-    runner.start("anchored", "ta_grpo", *replay, "trainer.save_freq=2")
+    runner.start("anchored", "ta_grpo", *replay, "trainer.save_freq=1")
     ranks = ["trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2"]
     ranks += [f"{ACTOR}.ppo_micro_batch_size_per_gpu=8"]
     ranks += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"]
+    # From the first step of "anchored", so that a checkpoint of one rank is divided over two.
+    first = runner.base / "anchored" / "checkpoints" / "global_step_1"
+    ranks += ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={first}"]
     runner.start_shared()
     runner.start("dapo", "dapo", "recipe.save_tensors_every=1")
-    runner.start("ranks", "ta_grpo", *replay, *ranks, steps=1, after="anchored")
+    runner.start("ranks", "ta_grpo", *replay, *ranks, after="anchored")
 
 
 def published(layer: str, longest: int = 60) -> list[str]:
