@@ -21,6 +21,7 @@ from recipe.preflight.lora import LORA
 from recipe.preflight.machine import MACHINE
 from recipe.preflight.resume import RESUME, STEPS, repair_checkpoints
 from recipe.preflight.rules import Check, Setup, page, refuse
+from recipe.preflight.stack import STACK
 from recipe.run.folder import RunFolder
 from recipe.toy import build as toy
 
@@ -29,6 +30,7 @@ SETTINGS: dict[str, list[Check]] = {
     "Prompts": PROMPTS,
     "Algorithm": ALGORITHM,
     "verl and its engines": ENGINE,
+    "Optimizers, kernels, quantization": STACK,
     "LoRA": LORA,
     "Own functions": FUNCTIONS,
 }

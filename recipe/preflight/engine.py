@@ -84,16 +84,6 @@ def is_missing(module: str) -> bool:
         return True
 
 
-def unknown_optimizer(s: Setup) -> bool:
-    """True where verl's build_optimizer would not find the class; of torch without importing it."""
-    implementation = s.actor.optim.optimizer_impl
-    if implementation != "torch.optim":
-        return is_missing(implementation)
-    import torch.optim
-
-    return not hasattr(torch.optim, s.actor.optim.optimizer)
-
-
 def token_limits(s: Setup) -> Iterator[str]:
     """A micro-batch of a dynamic size holds the longest prompt and response."""
     roles = s.config.actor_rollout_ref
@@ -198,16 +188,12 @@ ENGINE: list[Check] = [
         "rewards and statistics need what prompt_augmentation writes. Leave the key alone, or "
         "register your own loop with {R}.agent.agent_loop_config_path.",
     ),
-    Rule(
-        "{A}.optim.optimizer {A}.optim.optimizer_impl",
-        unknown_optimizer,
-        "there is no such optimizer. Correct the name, or install the package.",
-    ),
     *(needs_package(name, package) for name, package in FLASH.items()),
     Rule(
         "{MODEL}.override_config.attn_implementation {A}.ulysses_sequence_parallel_size",
         lambda s: attention(s) not in FLASH and s.sequence_ranks() > 1,
-        "verl divides a sequence over ranks with flash attention alone. Set the size to 1.",
+        "verl divides a sequence over ranks with flash attention alone. Set "
+        "{MODEL}.override_config.attn_implementation=flash_attention_2, or the size to 1.",
     ),
     # ---------------------------------------------------------------- checkpoints and the end
     Rule(
