@@ -73,7 +73,7 @@ def carry_out(given: argparse.Namespace) -> int:
         missing = sum(run not in done for run in all_counted) if counted else 0
         write_text(folder / "results.md", page.results(experiment, done, missing))
         page.draw(experiment, done, folder)
-        print(page.table(experiment, done), page.comparisons(experiment, done), sep="\n\n")
+        print(page.body(experiment, done))
     return 1 if failed else 0
 
 

@@ -22,7 +22,10 @@ def _one_thread(torch: Any) -> None:
 gc.disable()
 
 
-LONGEST = ("test_methods_e2e.py", "test_together_e2e.py", "test_pipeline_e2e.py")
+LONGEST = (
+    *("test_methods_e2e.py", "test_pipeline_e2e.py", "test_together_e2e.py", "test_sweep_e2e.py"),
+    *("test_experiment_e2e.py", "test_verifier_e2e.py", "test_server_e2e.py"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

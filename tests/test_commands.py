@@ -92,6 +92,8 @@ def test_there_are_commands() -> None:
         ("recipe.export", ["nowhere"], 2, "is not a folder"),
         ("recipe.export", ["."], 1, "not a run folder"),
         ("recipe.export", ["", "--steps", "1"], 2, "is empty"),
+        ("recipe.fork", ["nowhere", "new", "--step", "1"], 2, "is not a folder"),
+        ("recipe.fork", [".", "new", "--step", "1"], 1, "not a run folder"),
         ("recipe.runs", ["nowhere"], 2, "is not a folder"),
         ("recipe.plan", ["tyo"], 1, "did you mean toy"),
         ("eval.sweep", ["nowhere"], 2, "is not a folder"),

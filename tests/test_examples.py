@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from composed import composed
-from load_script import load_script
+from method_runs import toy_command
 from omegaconf import OmegaConf
 
 from prompt_aug.prepare.sources import command_for
@@ -18,7 +18,6 @@ pytestmark = pytest.mark.config
 NAMES = example_names()
 METHODS = group_names("method")
 LABORATORY = [name for name in NAMES if name.startswith("laboratory/")]
-compare_methods = load_script("compare_methods")
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 TEMPLATES, STEPS = "recipe.augment.templates", "trainer.total_training_steps"
@@ -139,7 +138,7 @@ TOY = {
     "high_entropy": {WEIGHTS, *SHARE, f"{ACTOR}.clip_ratio_c", HIGH, MEAN, FILTER, *PUNISHED},
 }
 BASELINE = "toy_methods method=grpo"
-ON_TOY = {(" ".join(compare_methods.arguments(name)), BASELINE): keys for name, keys in TOY.items()}
+ON_TOY = {(" ".join(toy_command(name)), BASELINE): keys for name, keys in TOY.items()}
 LIKE_GRPO = (
     *("dr_grpo", "seed_grpo", "rloo", "maxrl", "gspo", "gmpo", "cispo", "sapo", "kl_cov"),
     *("hapo", "curriculum"),
@@ -199,11 +198,11 @@ def test_every_method_has_an_example_and_a_readme_with_its_commands() -> None:
     assert len(validate(composed("prompt_aug")).bank) == 13
     for name in METHODS:
         text = (EXAMPLES / name / "README.md").read_text(encoding="utf-8")
-        toy = " ".join(compare_methods.arguments(name))
+        toy = " ".join(toy_command(name))
         for command in (f"submit.sh train {name} recipe.run_dir=", f"-m recipe.train {toy}"):
             assert command in text, f"{name}/README.md does not have '{command}'"
         assert composed(name).recipe.name == name
-        assert composed(*compare_methods.arguments(name)).recipe.name == f"toy_{name}"
+        assert composed(*toy_command(name)).recipe.name == f"toy_{name}"
 
 
 @pytest.mark.parametrize("name", NAMES)

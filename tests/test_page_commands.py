@@ -56,7 +56,9 @@ def parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Command]
     monkeypatch.chdir(tmp_path)
 
     def parsed(command: Command) -> None:
-        if command.name.startswith(("eval.", "recipe.export", "recipe.runs")):  # runs must exist
+        if command.name.startswith(
+            ("eval.", "recipe.export", "recipe.runs", "recipe.fork")
+        ):  # runs must exist
             for word in ("runs", *command.arguments):
                 if re.fullmatch(r"\w[\w/]*", word):
                     Path(word).mkdir(parents=True, exist_ok=True)
@@ -92,7 +94,7 @@ def test_a_command_of_a_page_is_accepted(
         ("python -m prompt_aug.rephrase Q.parquet OUT.parquet", "--model"),
         ("python -m eval.publish RUN", "--card"),
         ("bash scripts/submit.sh --array=0-3 sweep RUN --benchmrak amc", "--benchmrak"),
-        ("python scripts/compare_methods.py --jbos 2", "--jbos"),
+        ("python scripts/experiment.py methods --jbos 2", "--jbos"),
     ],
 )
 def test_a_wrong_command_is_rejected(

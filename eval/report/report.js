@@ -113,19 +113,17 @@ async function showFigures() {
 
 const FORMULA = /\$\$([^$]{1,2000})\$\$|\$([^$\n]{1,500})\$|\\\[([\s\S]{1,2000}?)\\\]|\\\(([\s\S]{1,500}?)\\\)/g;
 const MOST_FORMULAS = 300;  // of one text: some take KaTeX a millisecond
+const MATHML = { output: "mathml", trust: false, strict: "ignore", maxExpand: 100, maxSize: 10 };
 
-// `text` as nodes, with its formulas as MathML. KaTeX trusts nothing in them.
+// `text` as nodes, with its formulas as MathML; what is no formula stays as it is written.
 function typeset(text) {
   const nodes = [];
   let end = 0;
   for (const match of [...text.matchAll(FORMULA)].slice(0, MOST_FORMULAS)) {
-    const place = make("span");
+    const place = make("span"), [, shown, inline, shown2, inline2] = match;
     try {
-      katex.render(match[1] ?? match[2] ?? match[3] ?? match[4], place, {
-        output: "mathml", displayMode: Boolean(match[1] ?? match[3]), throwOnError: true,
-        trust: false, strict: "ignore", maxExpand: 100, maxSize: 10,
-      });
-    } catch { continue; }  // no formula: it stays as it is written
+      katex.render(shown ?? inline ?? shown2 ?? inline2, place, { ...MATHML, displayMode: Boolean(shown ?? shown2) });
+    } catch { continue; }
     nodes.push(visible(text.slice(end, match.index)), place);
     end = match.index + match[0].length;
   }
@@ -135,19 +133,17 @@ function typeset(text) {
 const index = data("sample-index"), filters = byId("filters");
 const RIGHT = index.statuses.indexOf("correct"), PAGE = 50;
 const checkpointName = (c) => filters.elements.checkpoint.options[c + 1].text;
-const blocks = new Map();
-let filter = {}, matches = new Set(), search = 0;
+let filter = {}, found = [], search = 0, block = {};
 
 async function texts(question) {  // its prompts p and the records r of its samples
   await whole;
   const number = index.questions[question].k;
-  if (!blocks.has(number)) {
+  if (block.number !== number) {
     const packed = Uint8Array.from(atob(byId(`block-${number}`).textContent), (c) => c.charCodeAt(0));
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-    if (blocks.size > 8) blocks.delete(blocks.keys().next().value);
-    blocks.set(number, JSON.parse(await new Response(stream).text()));
+    block = { number, content: JSON.parse(await new Response(stream).text()) };
   }
-  return blocks.get(number)[question];
+  return block.content[question];
 }
 
 function shares(question) {  // of right samples, by checkpoint; null: not asked
@@ -162,11 +158,12 @@ const wanted = ([checkpoint, , status]) =>
   (!filter.checkpoint || checkpoint === Number(filter.checkpoint)) &&
   (!filter.status || (filter.status === "not right" ? status !== RIGHT : index.statuses[status] === filter.status));
 
-function fits(question, number) {
-  const { b, t, g, u, s } = question;
-  return (!filter.benchmark || b === filter.benchmark) &&
-    (!filter.text || matches.has(number) || contains(`${t}\n${g}\n${u}`)) &&
-    (!filter.differ || new Set(shares(question).filter((x) => x !== null)).size > 1) && s.some(wanted);
+async function fits(number) {
+  const question = index.questions[number], { b, t, g, u, s } = question;
+  if ((filter.benchmark && b !== filter.benchmark) || !s.some(wanted)) return false;
+  if (filter.differ && new Set(shares(question).filter((x) => x !== null)).size < 2) return false;
+  return !filter.text || contains(`${t}\n${g}\n${u}`) ||
+    Boolean(filter.deep) && (await texts(number)).r.some(([, response]) => contains(response));
 }
 
 function sampleElement([checkpoint, sample, status, tokens], prompts, [prompt, response, extracted, finish]) {
@@ -194,55 +191,41 @@ function questionElement(number) {
   }));
 }
 
-function show() {
-  const found = [...index.questions.keys()].filter((i) => fits(index.questions[i], i)), page = filters.elements.page;
-  const pages = Math.max(1, Math.ceil(found.length / PAGE));
-  page.value = Math.max(0, Math.min(Number(page.value), pages - 1));
-  const start = page.value * PAGE;
-  byId("questions").replaceChildren(...found.slice(start, start + PAGE).map(questionElement));
-  byId("found").textContent = `${found.length} of ${index.questions.length} questions; ` +
-    `page ${Number(page.value) + 1} of ${pages}`;
-  byId("previous").disabled = start === 0;
-  byId("next").disabled = Number(page.value) === pages - 1;
-  // A reload or a link keeps the filters.
-  const kept = [...new FormData(filters)].filter(([, value]) => value && value !== "0");
-  history.replaceState(null, "", `?${new URLSearchParams(kept)}${location.hash}`);
+function showMore() {
+  const list = byId("questions"), { length } = list.children;
+  list.append(...found.slice(length, length + PAGE).map(questionElement));
+  byId("found").textContent = `${list.children.length} of ${found.length} questions found, ${index.questions.length} in all`;
+  byId("more").hidden = list.children.length === found.length;
 }
 
 // Applies the filters; a search in responses reads all blocks and ends when a newer one starts.
 async function apply() {
-  const run = ++search;
+  const run = ++search, fitting = [];
   filter = Object.fromEntries(new FormData(filters));
-  matches = new Set();
-  for (const question of filter.deep && filter.text ? index.questions.keys() : []) {
-    const { r } = await texts(question);
+  for (const number of index.questions.keys()) {
+    if (await fits(number)) fitting.push(number);
     if (run !== search) return;
-    if (r.some(([, response]) => contains(response))) matches.add(question);
-    if (question % 50 === 0) byId("found").textContent = `searching: question ${question}`;
+    if (filter.deep && number % 50 === 0) byId("found").textContent = `searching: question ${number}`;
   }
-  show();
+  found = fitting;
+  byId("questions").replaceChildren();
+  showMore();
+  // A reload or a link keeps the filters.
+  const kept = Object.entries(filter).filter(([, value]) => value);
+  history.replaceState(null, "", `?${new URLSearchParams(kept)}${location.hash}`);
 }
 
-function showAnswers() {
-  for (const [name, value] of new URLSearchParams(location.search)) {
-    const field = filters.elements.namedItem(name);
-    if (field) field[field.type === "checkbox" ? "checked" : "value"] = value;
-  }
-  let waiting = 0;
-  filters.addEventListener("input", () => {
-    filters.elements.page.value = 0;
-    clearTimeout(waiting);
-    waiting = setTimeout(apply, 250);
-  });
-  filters.addEventListener("submit", (event) => event.preventDefault());
-  for (const [id, by] of [["previous", -1], ["next", 1]])
-    byId(id).addEventListener("click", () => {
-      filters.elements.page.value = Number(filters.elements.page.value) + by;
-      show();
-    });
-  apply();
+for (const [name, value] of new URLSearchParams(location.search)) {
+  const field = filters.elements.namedItem(name);
+  if (field) field[field.type === "checkbox" ? "checked" : "value"] = value;
 }
-
-showAnswers();
+let waiting = 0;
+filters.addEventListener("input", () => {
+  clearTimeout(waiting);
+  waiting = setTimeout(apply, 250);
+});
+filters.addEventListener("submit", (event) => event.preventDefault());
+byId("more").addEventListener("click", showMore);
+apply();
 showFigures();
 document.body.dataset.ready = "yes";

@@ -5,6 +5,7 @@ symbols), never value. What a word after a number means is `split_unit`'s busine
 means is `structure`'s. Every step is a linear pass over a string of bounded length.
 """
 
+import functools
 import re
 import unicodedata
 
@@ -149,6 +150,7 @@ def _unicode_scripts(text: str) -> str:
     return _VULGAR.sub(fraction, _SCRIPTS.sub(script, text))
 
 
+@functools.lru_cache(maxsize=4096)  # of one gold, hundreds of responses ask
 def canonical(text: str, *, fractions: bool = True) -> str:
     r"""Canonical LaTeX; text stays marked as `\text{...}`, everything else loses its font."""
     text = _SQUARE_METRES.sub(r"\\text{ \1}", currencies(unicodedata.normalize("NFC", text)))

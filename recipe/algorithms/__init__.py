@@ -1,5 +1,15 @@
 """The algorithms, one file each. torch and numpy only, float64.
 
+By family, in the order in which a step uses them:
+
+    sampling    curriculum; dynamic sampling is `recipe.trainer.replay_buffer`
+    rewards     hapo; accuracy, format and overlong penalty are `recipe.rollout.reward`
+    advantages  grpo, dr_grpo, rloo, maxrl, seed_grpo, ta_grpo, gdpo, grpo_lead, unlikeliness, none,
+                verl_estimators (PPO and verl's others)
+    weights     cw_grpo, clip_cov, high_entropy, balanced; of a token
+    losses      gmpo; GSPO, CISPO, SAPO, Clip-Cov, KL-Cov and DPPO are verl's
+    shared      registry, compute, rollouts (the input), groups, tokens, covariance
+
 `ADVANTAGES`: name -> function (rewards_B, group_B) -> advantages_B. Each returns exactly 0 for
 a group whose rewards are all equal, a group of one included, and raises for rewards that are not
 finite. The result depends neither on the order of rows nor on the ids of groups.

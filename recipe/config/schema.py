@@ -46,7 +46,16 @@ WHY = {  # reasons that a range does not show by itself
     "trainer.total_training_steps": "a run of 0 steps would be done before it starts",
     "data.max_response_length": "a response needs room for at least one token",
     "recipe.augment.templates": "to draw one more often use recipe.augment.weights",
+    f"{R}.name": (
+        "request seeds, weight transfer and restarts are written for vLLM's server; another engine "
+        "takes these three, and locks of packages that fit it"
+    ),
+    f"{A}.strategy": "Megatron takes what model_engine=megatron takes",
 }
+MEGATRON = (
+    "model_engine={}: should be dp, which is FSDP. Export, LoRA, the plan of memory and the checks "
+    "read FSDP's shards and keys; Megatron takes these four, and locks of its packages. Unset it."
+)
 
 
 def _validated(key: str) -> str:
@@ -87,6 +96,7 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("recipe", dict[str, Above0] | None, "source_weights"),
     ("recipe.toy", bool, "enable"),
     ("recipe.toy", Text, "cache world"),
+    ("recipe.toy", Seed | None, "seed"),
     ("recipe.toy", Positive | None, "train_questions validation_questions test_questions updates"),
     ("recipe.toy", Names | None, "templates"),
     ("recipe.augment", Text | None, "bank"),
@@ -122,6 +132,10 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("recipe.weights.clip_cov", float, "lower upper"),
     ("recipe.dynamic_sampling", Positive, "max_gen_batches"),
     ("recipe.dynamic_sampling", Literal["train", "stop"], "on_exhausted"),
+    ("recipe.guard", Literal["off", "warn", "stop"], "action"),
+    ("recipe.guard", Positive, "window"),
+    ("recipe.guard", Annotated[float, Field(gt=1)], "factor"),
+    ("recipe.guard", Part, "accuracy_drop"),
     ("recipe.history", bool, "enable"),
     ("recipe.history", Above0, "weight"),
     ("recipe.history", Annotated[float, Field(ge=-1, le=0)], "floor"),
@@ -219,6 +233,9 @@ TYPES["eval"] = adapter(EvaluationSection)
 
 def check_types(config: DictConfig) -> None:
     """Reject values of a wrong type or out of range; ConfigError with all of them, one a line."""
+    # First, since another engine's composition lacks FSDP's keys.
+    if (chosen := config.get("model_engine", "dp")) != "dp":
+        raise ConfigError(MEGATRON.format(chosen))
     found: dict[str, str] = {}
     for key, checker in TYPES.items():
         try:

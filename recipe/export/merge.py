@@ -16,6 +16,7 @@ from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtens
 from prompt_aug.base.files import read_json, write_json
 from recipe.export import lora as adapters
 from recipe.export.jobs import Lora
+from recipe.export.shards import merged
 from recipe.run.checkpoints import shard_name
 
 
@@ -58,22 +59,20 @@ class StatedDtypeMerger(FSDPModelMerger):
             parts = [shard.pop(name) for shard in shards]
             if not isinstance(parts[0], DTensor):
                 return merge_non_dtensor_shards(name, parts)
-            # The last dimension of the mesh shards; a first one ("ddp") only replicates.
-            placement = parts[0].placements[-1]
-            return self._merge_by_placement([p._local_tensor for p in parts], placement)
+            return merged(parts)
 
         added: adapters.State = {}
         if self.lora:
             adapter = {name: whole(name) for name in sorted(filter(adapters.is_adapter, shards[0]))}
             added = adapters.deltas(adapter, self.lora)
             adapters.write(Path(self.config.target_dir) / adapters.FOLDER, adapter, self.lora)
-        merged = {}
+        weights = {}
         for name in sorted(shards[0]):
             plain, value = adapters.plain(name), whole(name)
             if plain in added:
                 value = value + added.pop(plain)
-            merged[plain] = value.to(self.dtype) if value.is_floating_point() else value
-        return merged
+            weights[plain] = value.to(self.dtype) if value.is_floating_point() else value
+        return weights
 
 
 def merge(source: Path, target: Path, dtype: torch.dtype, lora: Lora | None) -> type:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Arm:
     world: str
     set: tuple[str, ...] = ()
     decides: bool = False  # these have all seeds, the others three at most
+    verl: bool = False  # trained by recipe.train, also in a simulated experiment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +54,25 @@ class Mechanism:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """A prediction: the mean of `figure` of one arm is above or below that of the other.
+
+    With four arms a, b, c, d it is about the difference of differences (a - b) - (c - d).
+    """
+
+    claim: str
+    arms: tuple[str, ...]
+    figure: str
+    direction: str  # above or below
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Experiment:
-    """All that decides its numbers; `compare` are pairs of arms, `curves` keys of metrics.jsonl."""
+    """All that decides its numbers; `compare` are pairs of arms, `curves` keys of metrics.jsonl.
+
+    With `worlds` W, the seeds share W sets of questions with their start models, since teaching
+    one takes several times as long as a simulated run.
+    """
 
     name: str
     steps: int
@@ -65,6 +83,8 @@ class Experiment:
     curves: tuple[str, ...]
     simulated: bool = False  # True: by recipe.lab.simulate. False: by recipe.train
     mechanism: Mechanism | None = None
+    worlds: int | None = None  # None: one for each seed
+    claims: tuple[Claim, ...] = ()  # the first is the primary one
 
     @property
     def folder(self) -> Path:
@@ -82,6 +102,15 @@ class Experiment:
         """The counted seeds of an arm where the deciding ones have `count`."""
         return [FIRST_COUNTED + i for i in range(count if arm.decides else min(count, 3))]
 
+    def simulates(self, arm: Arm) -> bool:
+        """Whether `recipe.lab.simulate` makes the runs of `arm`, not `recipe.train`."""
+        return self.simulated and not arm.verl
+
+    def world_seed(self, seed: int) -> int:
+        """The seed of the questions and the start model of a run with `seed`."""
+        first = seed - seed % FIRST_COUNTED
+        return first + (seed - first) % self.worlds if self.worlds else seed
+
     def digest(self, arm: Arm) -> str:
         """16 hex digits of what decides the numbers of a run of this arm, its seed aside.
 
@@ -96,7 +125,8 @@ class Experiment:
             "measure": asdict(self.measure),
             "example": yaml.safe_load(example),
             "world": load_world(arm.world).record(),
-            **({"simulated": True} if self.simulated else {}),
+            **({"simulated": True} if self.simulates(arm) else {}),
+            **({"worlds": self.worlds} if self.worlds else {}),
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -116,10 +146,12 @@ def load_experiment(name: str) -> Experiment:
 
 def experiment_of(found: Any, name: str, path: Path) -> Experiment:
     """The record of a yaml's content."""
-    body = _keys(found, Experiment, {"name", "simulated", "mechanism"}, path, "the file")
+    body = _keys(
+        found, Experiment, {"name", "simulated", "mechanism", "worlds", "claims"}, path, "the file"
+    )
     measure = _keys(body["measure"], Measure, set(), path, "measure")
     arms = [
-        Arm(name=key, **_keys(value, Arm, {"name", "set", "decides"}, path, f"arms.{key}"))
+        Arm(name=key, **_keys(value, Arm, {"name", "set", "decides", "verl"}, path, f"arms.{key}"))
         for key, value in body["arms"].items()
     ]
     experiment = Experiment(
@@ -127,14 +159,17 @@ def experiment_of(found: Any, name: str, path: Path) -> Experiment:
         steps=int(body["steps"]),
         save_every=int(body["save_every"]),
         measure=Measure(**{**measure, "templates": tuple(measure["templates"])}),
-        arms=tuple(
-            Arm(name=a.name, world=a.world, set=tuple(a.set), decides=a.decides) for a in arms
-        ),
+        arms=tuple(replace(arm, set=tuple(arm.set)) for arm in arms),
         compare=tuple((one, other) for one, other in body["compare"]),
         curves=tuple(body["curves"]),
         simulated=bool(body.get("simulated", False)),
         mechanism=_mechanism(body.get("mechanism"), path),
+        worlds=int(body["worlds"]) if "worlds" in body else None,
+        claims=tuple(_claim(found, path) for found in body.get("claims", ())),
     )
+    for claim in experiment.claims:
+        if not all(experiment.arm(arm).decides for arm in claim.arms):
+            raise ExperimentError(f"{path}: claims: every arm of {claim.arms} must have `decides`")
     if experiment.mechanism:
         experiment.arm(experiment.mechanism.arm)
     for one in {arm for pair in experiment.compare for arm in pair}:
@@ -152,6 +187,15 @@ def _mechanism(found: Any, path: Path) -> Mechanism | None:
         return None
     body = _keys(found, Mechanism, set(), path, "mechanism")
     return Mechanism(**{**body, "least": float(body["least"])})
+
+
+def _claim(found: Any, path: Path) -> Claim:
+    body = _keys(found, Claim, set(), path, "claims")
+    if len(body["arms"]) not in (2, 4) or body["direction"] not in ("above", "below"):
+        raise ExperimentError(
+            f"{path}: claims: `arms` must be two or four names, `direction` above or below"
+        )
+    return Claim(**{**body, "arms": tuple(body["arms"])})
 
 
 def _keys(found: Any, record: type, optional: set[str], path: Path, place: str) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe.lab.experiment import Arm, Experiment
-from recipe.lab.paired import mean_and_spread, paired_difference, sign_flip_p
+from recipe.lab.experiment import COUNTED, Arm, Claim, Experiment
+from recipe.lab.paired import holm, mean_and_spread, paired_difference, sign_flip_p
 from recipe.lab.runs import BIN
 
 Lines = Mapping[tuple[str, int], dict[str, Any]]
@@ -99,6 +99,78 @@ def table(experiment: Experiment, lines: Lines) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
+def verdicts(experiment: Experiment, lines: Lines) -> str:
+    """A row for each claim: its effect, interval and p, and whether the runs decide it.
+
+    The first claim is tested alone, the others together by Holm's method, at 0.05. Without the
+    first until all runs of its arms are on record, without the others until all runs are.
+    """
+    claims, secondary = experiment.claims[:1], experiment.claims[1:]
+    if not all(_complete(experiment, lines, claim) for claim in claims):
+        return ""
+    if all(_complete(experiment, lines, claim) for claim in secondary):
+        claims = experiment.claims
+    pairs = [_pair(experiment, lines, claim) for claim in claims]
+    found = [sign_flip_p(*pair) or 0.0 for pair in pairs]
+    adjusted = [*found[:1], *holm(found[1:])]
+    rows = [["claim", "effect", "95 % interval", "p", "adjusted p", "verdict"], ["---"] * 6]
+    for claim, pair, p, corrected in zip(claims, pairs, found, adjusted, strict=True):
+        effect = paired_difference(*pair)
+        assert effect is not None and effect.half_width is not None
+        verdict = "undecided"
+        if corrected < 0.05:
+            met = (effect.mean > 0) == (claim.direction == "above")
+            verdict = "**decided: met**" if met else "**decided: the reverse**"
+        low, high = effect.mean - effect.half_width, effect.mean + effect.half_width
+        rows.append(
+            [
+                *(claim.claim, f"{effect.mean:+.3f}", f"{low:+.3f} to {high:+.3f}"),
+                *(f"{p:.2g}", f"{corrected:.2g}", verdict),
+            ]
+        )
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) if claims else ""
+
+
+def _complete(experiment: Experiment, lines: Lines, claim: Claim) -> bool:
+    arms = [experiment.arm(name) for name in claim.arms]
+    return all((a.name, s) in lines for a in arms for s in experiment.seeds(a, COUNTED))
+
+
+def _pair(
+    experiment: Experiment, lines: Lines, claim: Claim
+) -> tuple[dict[int, float], dict[int, float]]:
+    """The two figures whose difference the claim is about, by seed."""
+    a, b, *more = (of_arm(experiment.arm(n), lines)[claim.figure] for n in claim.arms)
+    for one, other in zip(more[::2], more[1::2], strict=True):
+        a = {seed: value - one[seed] for seed, value in a.items()}
+        b = {seed: value - other[seed] for seed, value in b.items()}
+    return a, b
+
+
+def summary(experiment: Experiment, lines: Lines) -> str:
+    """A row per arm: its figures, and pass@1 less that of the first arm of its world, by seed."""
+    template = experiment.measure.templates[0]
+    most = f"pass@{1 << (experiment.measure.samples.bit_length() - 1)}"
+    heads = ["pass@1", "pass@1, best - last", most, "entropy"]
+    keys = [f"{template} {head}" for head in heads]
+    rows = [["arm", "seeds", *heads, "pass@1 - baseline", "95 % interval", "p"], ["---"] * 9]
+    baselines: dict[str, Arm] = {}
+    for arm in experiment.arms:
+        baseline = baselines.setdefault(arm.world, arm)
+        found = of_arm(arm, lines)
+        if not found:
+            continue
+        pair = (found[keys[0]], of_arm(baseline, lines).get(keys[0], {}))
+        difference, p = paired_difference(*pair), sign_flip_p(*pair)
+        shown = ["", "", ""]
+        if arm is not baseline and difference and p is not None:
+            half = difference.half_width
+            interval = f"±{half:.3f}" if half is not None else ""
+            shown = [f"{difference.mean:+.3f}", interval, f"{p:.3g}"]
+        rows.append([arm.name, str(len(pair[0])), *(_cell(found[key]) for key in keys), *shown])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
 def checkpoints(experiment: Experiment, lines: Lines) -> str:
     """pass@1 of every checkpoint, mean and standard deviation over seeds."""
     shown: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
@@ -126,8 +198,7 @@ def _cell(values: Mapping[int, float] | None) -> str:
 
 def comparisons(experiment: Experiment, lines: Lines) -> str:
     """Mean differences, paired by seed, with 95 % intervals; bold where 0 is outside."""
-    tested = ["p"] if experiment.simulated else []  # exact; the older pages have intervals alone
-    rows = [["", "seeds", "difference", "95 % interval", *tested], ["---"] * (4 + len(tested))]
+    rows = [["", "seeds", "difference", "95 % interval"], ["---"] * 4]
     for one, other in experiment.compare:
         a, b = (of_arm(experiment.arm(name), lines) for name in (one, other))
         for key in a:
@@ -139,8 +210,7 @@ def comparisons(experiment: Experiment, lines: Lines) -> str:
                 low, high = found.mean - found.half_width, found.mean + found.half_width
                 interval = f"{low:+.3f} to {high:+.3f}"
             shown = f"{mark}{found.mean:+.3f}{mark}"
-            p = [f"{sign_flip_p(a[key], b[key]):.3g}"] if tested else []
-            rows.append([f"{one} - {other}: {key}", str(found.seeds), shown, interval, *p])
+            rows.append([f"{one} - {other}: {key}", str(found.seeds), shown, interval])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -194,13 +264,31 @@ def results(experiment: Experiment, lines: Lines, missing: int) -> str:
         f"{steps}: {experiment.steps}; checkpoints measured on {asked} test "
         f"questions x {experiment.measure.samples} samples at temperature 1 as first asked. "
         f"Mean ± standard deviation over seeds; a curve's end is the mean of its last "
-        f"{BIN * LAST_BINS} steps. {CAUTION}\n\n{table(experiment, lines)}\n\n"
-        f"{checkpoints(experiment, lines)}\n\n"
-        "## Paired by seed\n\nBold: 0 lies outside the interval (Student's t; many comparisons are "
-        f"listed, and one in twenty of those without any effect would be bold).\n\n"
-        f"{comparisons(experiment, lines)}{other_starts(experiment, lines)}\n\n## Curves\n\n"
-        f"Line: mean over seeds. Band: range over seeds. Training curves are means over {BIN} "
-        f"steps.\n\n{drawn}\n\n## Runs\n\n{runs(lines)}\n"
+        f"{BIN * LAST_BINS} steps. {CAUTION}\n\n{body(experiment, lines)}"
+        f"{other_starts(experiment, lines)}\n\n## Curves\n\nLine: mean over seeds. Band: "
+        f"range over seeds. Training curves are means over {BIN} steps.\n\n{drawn}\n\n"
+        f"## Runs\n\n{runs(lines)}\n"
+    )
+
+
+def body(experiment: Experiment, lines: Lines) -> str:
+    """The tables: of a simulated experiment its claims, of an older one every figure."""
+    steps = checkpoints(experiment, lines)
+    if not experiment.simulated:
+        return (
+            f"{table(experiment, lines)}\n\n{steps}\n\n## Paired by seed\n\nBold: 0 lies outside "
+            "the interval (Student's t; many comparisons are listed, and one in twenty of those "
+            f"without any effect would be bold).\n\n{comparisons(experiment, lines)}"
+        )
+    decided = verdicts(experiment, lines)
+    if decided:
+        decided = (
+            f"## Verdicts\n\n{decided}\n\np: exact sign-flip test; adjusted by Holm's method over "
+            "all claims but the first.\n\n"
+        )
+    return (
+        f"{decided}## Arms\n\n{summary(experiment, lines)}\n\nOnly the claims are tests; other "
+        f"rows describe.\n\n{steps}"
     )
 
 
@@ -237,9 +325,8 @@ def pictures(experiment: Experiment, lines: Lines) -> list[Picture]:
 
 
 def by_comparison(experiment: Experiment) -> list[str]:
-    """The arms in the order of `compare`, of a pair the baseline first; then those in no pair."""
-    paired = (name for one, other in experiment.compare for name in (other, one))
-    return list(dict.fromkeys([*paired, *(arm.name for arm in experiment.arms)]))
+    """The arms in the order of `compare`, of a pair the baseline first."""
+    return list(dict.fromkeys(name for pair in experiment.compare for name in reversed(pair)))
 
 
 def trajectories(experiment: Experiment, lines: Lines, key: str) -> dict[str, list[Curve]]:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +64,18 @@ def sign_flip_p(one: Mapping[int, float], other: Mapping[int, float]) -> float |
     for difference in (one[s] - other[s] for s in seeds):
         sums = np.concatenate([sums + difference, sums - difference])
     return float(np.mean(np.abs(sums) >= abs(sums[0]) - 1e-12))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """The p values adjusted for their number: max over p_(j) <= p of (m - j + 1) p_(j), at most 1.
+
+    Rejecting those at most a keeps the probability of any false rejection at a. Holm (1979).
+    """
+    adjusted, largest = [0.0] * len(values), 0.0
+    for rank, i in enumerate(sorted(range(len(values)), key=lambda i: values[i])):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[i]))
+        adjusted[i] = largest
+    return adjusted
 
 
 def mean_and_spread(values: Mapping[int, float]) -> tuple[float, float | None]:

@@ -50,10 +50,11 @@ def run_arm(
     run = str(folder.resolve())
     overrides = [
         *(f"recipe.run_dir={run}", f"recipe.seed={seed}", f"recipe.toy.world={arm.world}"),
+        f"recipe.toy.seed={experiment.world_seed(seed)}",
         *(f"trainer.total_training_steps={experiment.steps}", "recipe.save_rollouts_every=0"),
         *(f"trainer.save_freq={experiment.save_every}", *arm.set),
     ]
-    if experiment.simulated:
+    if experiment.simulates(arm):
         example = [f"laboratory/{experiment.name}", *overrides]
         command = [*commands.simulate, *example, "--measure", experiment.name]
         return _simulated(experiment, arm, seed, folder, command, threads)

@@ -12,7 +12,6 @@ import dataclasses
 import importlib
 import inspect
 import os
-import statistics
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ from recipe.errors import ConfigError
 from recipe.lab import page
 from recipe.lab.card import mechanism
 from recipe.lab.experiment import Arm, Experiment, load_experiment
-from recipe.lab.paired import paired_difference, sign_flip_p
 from recipe.lab.runs import read_record, run_all
 from recipe.run.environment import commit, set_defaults
 
@@ -98,38 +96,13 @@ def tried(experiment: Experiment, method: Method, arms: Iterable[str], more: Ite
     return dataclasses.replace(experiment, arms=(*chosen, *others, own), compare=compare)
 
 
-def summary(experiment: Experiment, lines: page.Lines) -> str:
-    """A row per arm: its figures, and pass@1 against the baseline, paired by seed."""
-    template = experiment.measure.templates[0]
-    size = max(1, experiment.measure.samples)
-    largest = f"{template} pass@{1 << (size.bit_length() - 1)}"
-    keys = [f"{template} pass@1", f"{template} pass@1, best - last", largest, f"{template} entropy"]
-    heads = ["pass@1", "best - last", largest.removeprefix(f"{template} "), "entropy"]
-    baseline = page.of_arm(experiment.arms[0], lines)
-    rows = [["arm", "seeds", *heads, "pass@1 - baseline", "95 % interval", "p"], ["---"] * 9]
-    for arm in experiment.arms:
-        found = page.of_arm(arm, lines)
-        if not found:
-            continue
-        cells = [f"{statistics.fmean(found[key].values()):.3f}" for key in keys]
-        pair = (found[keys[0]], baseline.get(keys[0], {}))
-        difference, p = paired_difference(*pair), sign_flip_p(*pair)
-        shown = ["", "", ""]
-        if arm is not experiment.arms[0] and difference and p is not None:
-            half = difference.half_width
-            interval = f"±{half:.3f}" if half is not None else ""
-            shown = [f"{difference.mean:+.3f}", interval, f"{p:.3g}"]
-        rows.append([arm.name, str(len(found[keys[0]])), *cells, *shown])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
 def written(experiment: Experiment, lines: page.Lines, method: Method, command: str) -> str:
     """The page."""
     seeds = len({seed for name, seed in lines if name == experiment.arms[-1].name})
     least = 2.0 ** (1 - seeds) if seeds else 1.0
     return (
         f"# {method.name} in {experiment.name}\n\n{mechanism(experiment, lines)}\n\n"
-        f"{summary(experiment, lines)}\n\n"
+        f"{page.summary(experiment, lines)}\n\n"
         f"`{' '.join(method.set)}`, {experiment.steps} steps, simulated. Held-out questions at "
         f"temperature 1. p: exact sign-flip test; {seeds} seeds cannot reach less than {least:.3g}."
         f"\n\n{page.checkpoints(experiment, lines)}\n\n`{command}`, commit {str(commit())[:12]}.\n"

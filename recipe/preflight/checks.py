@@ -19,8 +19,9 @@ from recipe.preflight.engine import ENGINE
 from recipe.preflight.functions import FUNCTIONS
 from recipe.preflight.lora import LORA
 from recipe.preflight.machine import MACHINE
-from recipe.preflight.resume import RESUME, repair_checkpoints
+from recipe.preflight.resume import RESUME, STEPS, repair_checkpoints
 from recipe.preflight.rules import Check, Setup, page, refuse
+from recipe.preflight.stack import STACK
 from recipe.run.folder import RunFolder
 from recipe.toy import build as toy
 
@@ -29,6 +30,7 @@ SETTINGS: dict[str, list[Check]] = {
     "Prompts": PROMPTS,
     "Algorithm": ALGORITHM,
     "verl and its engines": ENGINE,
+    "Optimizers, kernels, quantization": STACK,
     "LoRA": LORA,
     "Own functions": FUNCTIONS,
 }
@@ -74,11 +76,13 @@ def prepare(config: DictConfig, prompts: Prompts) -> None:
         print(f"recipe.train: {message}", file=sys.stderr)
     if config.recipe.toy.enable:
         toy.build(config)
-    shown = OmegaConf.to_yaml(config, resolve=True)  # with the user's own data files
+    shown = config.copy()  # with the user's own data files
     report = prepare_data(config, prompts, load_tokenizer(config))
     write_json(folder.data_manifest, report)
     prompts.write(folder.prompts)
-    write_text(folder.config, shown)
+    config.trainer.resume_mode = "auto"  # the run's own checkpoint, where one was copied
+    OmegaConf.update(shown, STEPS, config.trainer.total_training_steps)
+    write_text(folder.config, OmegaConf.to_yaml(shown, resolve=True))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -116,8 +116,7 @@ def model_folder(model: str) -> Iterator[str]:
 
 def too_few(questions: int, s: Setup) -> Iterator[str]:
     """Yield the limits that so many training questions do not reach."""
-    most = s.data.get("train_max_samples", -1)
-    questions = most if 0 <= most < questions else questions
+    questions = limited(questions, s)
     if questions < s.batch:
         yield (
             f"data.train_batch_size={s.batch}: there are {questions} training questions. Set a "
@@ -133,19 +132,18 @@ def too_few(questions: int, s: Setup) -> Iterator[str]:
             "(data.train_batch_size x candidates, with dynamic sampling x "
             f"recipe.dynamic_sampling.max_gen_batches), and there are {questions}. Lower it."
         )
-    steps = epochs * (questions // s.batch)
     if epochs != EPOCHS and (s.filter.enable or curriculum.enable):
         yield (
             f"trainer.total_epochs={epochs}: with dynamic sampling or a curriculum a step reads "
             "more than one batch of questions, and verl does not count them. Leave the key alone "
             "and set trainer.total_training_steps."
         )
-    elif steps < s.trainer.total_training_steps:
-        yield (
-            f"trainer.total_epochs={epochs}: verl would stop after {steps} steps, before "
-            f"trainer.total_training_steps={s.trainer.total_training_steps} and without saving the "
-            f"last ones. Set trainer.total_training_steps={steps}."
-        )
+
+
+def limited(questions: int, s: Setup) -> int:
+    """Return how many of so many training questions are used."""
+    most = s.data.get("train_max_samples", -1)
+    return most if 0 <= most < questions else questions
 
 
 def paths_of(value: Any) -> list[str]:
@@ -198,6 +196,8 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
             kept = only_question(weighted(kept, config.recipe.source_weights), config)
             if found := list(too_few(len(kept), setup)):
                 raise ConfigError("\n".join(found))
+            counts["steps_per_epoch"] = limited(len(kept), setup) // setup.batch
+            limit_steps(config, counts["steps_per_epoch"])
             counts.update(rephrasings)
         else:
             best, written = config.recipe.keep_best, {f"val/{q.source}/accuracy" for q in kept}
@@ -218,6 +218,15 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
         with open_dict(config):
             config.data[key] = [str(path)]
     return report | {"verifiers": check_verifiers(config, everything)}
+
+
+def limit_steps(config: DictConfig, steps_per_epoch: int) -> None:
+    """Lower ``trainer.total_training_steps`` to the steps of ``trainer.total_epochs``.
+
+    verl would end there too, but without saving the last steps.
+    """
+    most = config.trainer.total_epochs * steps_per_epoch
+    config.trainer.total_training_steps = min(config.trainer.total_training_steps, most)
 
 
 def digest(questions: Sequence[Question], rows: bool = False) -> str:

@@ -17,7 +17,7 @@ EPOCHS = 1_000_000  # of recipe.yaml: more than any number of steps needs
 GRADER, SAMPLING = "Set the keys under recipe.reward.", "Set recipe.dynamic_sampling."
 VERIFIER = "no effect. Set recipe.reward.verifiers.DATA_SOURCE=my_module.compute_score."
 OVERRIDDEN = "recipe.advantage computes the advantages. Unset it and set recipe.advantage.name."
-# (key, the only value with which verl 0.9.1 or this project does what it says, why and what to do).
+# (key, the only values with which verl 0.9.1 or this project do what they say, why and what to do).
 FIXED: list[tuple[str, Any, str]] = [
     ("custom_reward_function.path", None, VERIFIER),
     ("reward.custom_reward_function.path", None, VERIFIER),
@@ -47,17 +47,16 @@ FIXED: list[tuple[str, Any, str]] = [
     ("trainer.v1.trainer_mode", "recipe_sync", "this is not this project's trainer. Unset it."),
     (
         "trainer.resume_mode",
-        "auto",
+        ("auto", "resume_path"),
         "verl would do this at every restart, so a run that is requeued would never end. Leave it "
-        "at auto. To start over choose another recipe.run_dir; to go back to a step delete the "
-        "later folders of checkpoints/; to train on another run's weights export them and set "
-        "recipe.model_path.",
+        "at auto. To start over choose another recipe.run_dir.",
     ),
 ]
 
 
 def fixed(key: str, only: Any, message: str) -> Rule:
-    return Rule(key, lambda s: s.get(key) not in (only, None), message)
+    allowed = only if isinstance(only, tuple) else (only,)
+    return Rule(key, lambda s: s.get(key) not in (*allowed, None), message)
 
 
 def unused_keys(s: Setup) -> Iterator[str]:
@@ -83,16 +82,6 @@ def is_missing(module: str) -> bool:
         return importlib.util.find_spec(module) is None
     except (ImportError, ValueError):
         return True
-
-
-def unknown_optimizer(s: Setup) -> bool:
-    """True where verl's build_optimizer would not find the class; of torch without importing it."""
-    implementation = s.actor.optim.optimizer_impl
-    if implementation != "torch.optim":
-        return is_missing(implementation)
-    import torch.optim
-
-    return not hasattr(torch.optim, s.actor.optim.optimizer)
 
 
 def token_limits(s: Setup) -> Iterator[str]:
@@ -182,6 +171,12 @@ ROWS = Rule(
 )
 
 ENGINE: list[Check] = [
+    Rule(
+        "trainer.resume_mode trainer.resume_from_path",
+        lambda s: (s.trainer.resume_mode == "resume_path") != bool(s.trainer.resume_from_path),
+        "a run begins from another run's checkpoint with both. Set resume_mode=resume_path and "
+        "resume_from_path=RUN/checkpoints/global_step_N, or neither.",
+    ),
     *(fixed(key, only, message) for key, only, message in FIXED),
     unused_keys,
     Rule(
@@ -193,16 +188,12 @@ ENGINE: list[Check] = [
         "rewards and statistics need what prompt_augmentation writes. Leave the key alone, or "
         "register your own loop with {R}.agent.agent_loop_config_path.",
     ),
-    Rule(
-        "{A}.optim.optimizer {A}.optim.optimizer_impl",
-        unknown_optimizer,
-        "there is no such optimizer. Correct the name, or install the package.",
-    ),
     *(needs_package(name, package) for name, package in FLASH.items()),
     Rule(
         "{MODEL}.override_config.attn_implementation {A}.ulysses_sequence_parallel_size",
         lambda s: attention(s) not in FLASH and s.sequence_ranks() > 1,
-        "verl divides a sequence over ranks with flash attention alone. Set the size to 1.",
+        "verl divides a sequence over ranks with flash attention alone. Set "
+        "{MODEL}.override_config.attn_implementation=flash_attention_2, or the size to 1.",
     ),
     # ---------------------------------------------------------------- checkpoints and the end
     Rule(

@@ -188,9 +188,10 @@ def unused(config: DictConfig) -> Iterator[tuple[str, Any, str]]:
         if "${" in str(default):
             if value is None:
                 continue
-            before = config.copy()
-            OmegaConf.update(before, key, default)
-            default = OmegaConf.select(before, key)
+            section, _, name = key.rpartition(".")
+            before = OmegaConf.select(config, section).copy()  # a copy of all takes 0.1 s
+            OmegaConf.update(before, name, default)
+            default = OmegaConf.select(before, name)
         if value != default:
             yield key, value, text
 

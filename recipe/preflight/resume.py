@@ -1,36 +1,71 @@
 """Rules about a run folder that holds a run: it resumes only as the same experiment."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from prompt_aug.base.files import read_json
 from prompt_aug.prompts import Prompts
 from recipe.config.compose import flat
+from recipe.errors import ConfigError
+from recipe.preflight.algorithm import PER_MICRO_BATCH
+from recipe.preflight.data import limit_steps
 from recipe.preflight.rules import SHORT, Check, Setup
 from recipe.run import checkpoints
 from recipe.run.folder import RunFolder
 
 STEPS = "trainer.total_training_steps"
-# Keys and sections that may differ when a run is resumed, since they change no result but for
-# rounding: names and places, how often to save and log, memory, engines and workers; and STEPS
-# where the learning rate does not depend on it.
-FREE = (
-    "eval ray_kwargs global_profiler recipe.run_dir recipe.method recipe.min_free_gib "
-    "recipe.save_rollouts_every recipe.save_tensors_every recipe.worker_logs recipe.keep_every "
-    "recipe.keep_best recipe.rollout.hang_seconds recipe.dynamic_sampling reward.num_workers "
-    "recipe.reward.verifier_limits "
-    "trainer.default_local_dir trainer.save_freq trainer.test_freq trainer.val_before_train "
-    "trainer.logger trainer.project_name trainer.experiment_name trainer.max_actor_ckpt_to_keep "
-    "{A}.ppo_max_token_len_per_gpu {A}.profiler {A}.fsdp_config.param_offload "
-    "{A}.fsdp_config.optimizer_offload {A}.fsdp_config.offload_policy "
-    "{REF}.log_prob_max_token_len_per_gpu {REF}.profiler {REF}.fsdp_config.param_offload "
-    "{REF}.fsdp_config.offload_policy {MODEL}.enable_gradient_checkpointing "
-    "{MODEL}.enable_activation_offload {R}.log_prob_max_token_len_per_gpu {R}.profiler "
-    "{R}.gpu_memory_utilization {R}.max_num_seqs {R}.tensor_model_parallel_size {R}.enforce_eager "
-    "{R}.free_cache_engine {R}.enable_sleep_mode {R}.agent.num_workers"
+EPOCHS = "trainer.total_epochs"
+# The keys that decide a number of the algorithm: they stay as they are when a run is resumed. After
+# "!" those that change no result but for rounding: names and places, how often to save and log,
+# memory, batches of a forward pass, engines, ranks. The last match applies; a key without one is
+# free. So is STEPS where the learning rate does not depend on it.
+ALGORITHM = (
+    "algorithm.* custom_reward_function.* data.* distillation.* reward.* reward_model.* skip.* "
+    "!data.*num_workers !data.*_workers !data.use_shm !data.val_batch_size !reward.num_workers "
+    "recipe.* !recipe.guard.* !recipe.name !recipe.method !recipe.run_dir !recipe.min_free_gib "
+    "!recipe.save_rollouts_every !recipe.save_tensors_every !recipe.worker_logs "
+    "!recipe.keep_every !recipe.keep_best !recipe.dynamic_sampling.* "
+    "!recipe.rollout.hang_seconds !recipe.rollout.poll_seconds "
+    "!recipe.reward.verifier_limits.* trainer.critic_warmup trainer.device "
+    "trainer.total_training_steps trainer.total_epochs trainer.v1.trainer_mode {A}.* {MODEL}.* "
+    "{REF}.* critic.* !*.profiler.* !*micro_batch_size* !*max_token_len_per_gpu "
+    "!*use_dynamic_bsz !*offload* !*ulysses_sequence_parallel_size !*use_torch_compile "
+    "!*gradient_checkpointing !*.entropy_checkpointing !*.entropy_from_logits_* !*.fsdp_size "
+    "!*.forward_prefetch !*.use_fused_kernels !*.fused_kernel_options.* !*.use_liger "
+    "!*.reshard_after_forward !*.wrap_policy.* !*.use_shm !*.use_remove_padding "
+    "!*.pad_to_length* {R}.n {R}.temperature {R}.top_* {R}.seed {R}.dtype {R}.do_sample "
+    "{R}.ignore_eos {R}.prompt_length {R}.response_length {R}.max_model_len "
+    "{R}.calculate_log_probs {R}.logprobs_mode {R}.quantization* {R}.qat* {R}.val_kwargs.* "
+    "{R}.engine_kwargs.* {R}.agent.default_agent_loop {R}.agent.agent_loop_*"
+).format(**SHORT).split()  # fmt: skip
+# Statistics of a micro-batch enter these losses of verl.
+MICRO_BATCHES = ("*micro_batch_size*", "*max_token_len_per_gpu", "*use_dynamic_bsz")
+
+
+def is_algorithmic(key: str, s: Setup) -> bool:
+    """Return True for a key that a resumed run may not change."""
+    if key in (STEPS, EPOCHS):
+        return not steps_are_free(s)
+    if s.loss in PER_MICRO_BATCH and any(fnmatchcase(key, x) for x in MICRO_BATCHES):
+        return True
+    matches = [name for name in ALGORITHM if fnmatchcase(key, name.removeprefix("!"))]
+    return bool(matches) and not matches[-1].startswith("!")
+
+
+# The keys whose values a checkpoint's files depend on: tensors, optimizer, order of the data.
+STATE = (
+    "{MODEL}.path {MODEL}.lora_rank {MODEL}.target_modules {MODEL}.exclude_modules "
+    "{A}.strategy {A}.optim.optimizer {A}.optim.optimizer_impl critic.enable critic.model.path "
+    "critic.strategy recipe.curriculum.value_model recipe.one_question recipe.source_weights "
+    "algorithm.filter_groups.enable data.train_files data.train_max_samples "
+    "data.train_batch_size data.gen_batch_size data.seed data.shuffle"
 ).format(**SHORT).split()  # fmt: skip
 
 
@@ -39,7 +74,7 @@ def has_steps(folder: RunFolder) -> bool:
 
 
 def same_run(s: Setup) -> Iterator[str]:
-    """The run folder is new, or its config.yaml differs in operational keys alone."""
+    """The run folder is new, or its config.yaml agrees in the keys of the algorithm."""
     folder = RunFolder(Path(s.recipe.run_dir))
     if not has_steps(folder):
         return
@@ -52,13 +87,15 @@ def same_run(s: Setup) -> Iterator[str]:
         yield f"{folder.config}: not a readable configuration. Restore it from a copy, or {remedy}"
         return
     old = dict(flat(OmegaConf.to_container(before)))
-    now = dict(flat(OmegaConf.to_container(s.config, resolve=True)))
-    free = [*FREE, STEPS] if steps_are_free(s) else FREE
+    config = s.config.copy()
+    if folder.data_manifest.is_file():  # as `prepare_data` did at the first start
+        train = read_json(folder.data_manifest).get("train", {})
+        limit_steps(config, train.get("steps_per_epoch", config.trainer.total_training_steps))
+    now = dict(flat(OmegaConf.to_container(config, resolve=True)))
     keys = [
         key
         for key in sorted({*old, *now})
-        if old.get(key) != now.get(key)
-        and not any(key == name or key.startswith(f"{name}.") for name in free)
+        if old.get(key) != now.get(key) and is_algorithmic(key, s)
     ]
     if keys:
         yield (
@@ -89,7 +126,35 @@ def same_prompts(s: Setup) -> Iterator[str]:
         )
 
 
-RESUME: list[Check] = [same_run, same_prompts]
+def start_checkpoint(s: Setup) -> Iterator[str]:
+    """The checkpoint of trainer.resume_from_path is whole and fits the settings."""
+    saves = Path(s.trainer.default_local_dir)
+    if s.trainer.resume_mode != "resume_path" or checkpoints.saved_steps(saves):
+        return
+    folder, key = Path(s.trainer.resume_from_path), "trainer.resume_from_path"
+    if why := checkpoints.damage(folder, s.actor.checkpoint.save_contents):
+        yield f"{key}={folder}: {why}. Name a whole folder RUN/checkpoints/global_step_N."
+    config = RunFolder(folder.parent.parent).config
+    if config.is_file() and (keys := unlike(OmegaConf.load(config), s.config)):
+        yield f"{key}={folder}: it was saved with other values of {', '.join(keys)}. Set them back."
+
+
+def unlike(before: Any, now: Any) -> list[str]:
+    """Return the keys of `STATE` that differ between two configurations."""
+    return [key for key in STATE if OmegaConf.select(before, key) != OmegaConf.select(now, key)]
+
+
+RESUME: list[Check] = [same_run, same_prompts, start_checkpoint]
+
+
+def take_checkpoint(folder: Path, saves: Path, config: DictConfig) -> None:
+    """Copy the checkpoint `folder` into `saves`, as that from which a run of `config` resumes."""
+    from recipe.export import shards
+
+    with checkpoints.adopting(folder, saves) as copy:
+        for role, section in (("actor", config.actor_rollout_ref.actor), ("critic", config.critic)):
+            if (copy / role).is_dir():
+                shards.restate(copy / role, {key: section.optim[key] for key in shards.SETTINGS})
 
 
 def repair_checkpoints(config: DictConfig) -> list[str]:
@@ -99,6 +164,32 @@ def repair_checkpoints(config: DictConfig) -> list[str]:
     """
     trainer = config.trainer
     folder = Path(trainer.default_local_dir)
+    if trainer.resume_mode == "resume_path" and not checkpoints.saved_steps(folder):
+        take_checkpoint(Path(trainer.resume_from_path), folder, config)
     told = checkpoints.repair(folder, config.actor_rollout_ref.actor.checkpoint.save_contents)
-    checkpoints.check_ranks(folder, trainer.nnodes * trainer.n_gpus_per_node)
-    return told
+    return told + reshard(config)
+
+
+def reshard(config: DictConfig) -> list[str]:
+    """Divide the checkpoint to resume from over the ranks of `config`; returns a message."""
+    folder, trainer = Path(config.trainer.default_local_dir), config.trainer
+    ranks, step = trainer.nnodes * trainer.n_gpus_per_node, checkpoints.tracked_step(folder)
+    saved = checkpoints.world_size(checkpoints.step_folder(folder, step)) if step else None
+    if step is None or saved in (None, ranks):
+        return []
+    # The actor last: its number of ranks is the checkpoint's.
+    for role, section in (("critic", "critic.fsdp"), ("actor", f"{SHORT['A']}.fsdp_config")):
+        path = checkpoints.step_folder(folder, step) / role
+        if not path.is_dir() or checkpoints.role_ranks(path) == ranks:
+            continue
+        command = [sys.executable, "-m", "recipe.export.shards", str(path), str(ranks)]
+        command += ["--device", trainer.device]
+        command += ["--fsdp-size", str(OmegaConf.select(config, f"{section}.fsdp_size"))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise ConfigError(
+                f"trainer.nnodes x trainer.n_gpus_per_node={ranks}: the checkpoint of step {step} "
+                f"was saved by {saved} ranks and cannot be divided: {last}"
+            )
+    return [f"the checkpoint of step {step} is divided over {ranks} ranks instead of {saved}"]

@@ -7,10 +7,12 @@ silently starts from scratch; with a truncated shard, every start fails. So `rep
 folders before every start.
 """
 
+import contextlib
 import json
+import os
 import shutil
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from prompt_aug.base.files import write_text
@@ -44,8 +46,13 @@ def tracked_step(checkpoints: Path) -> int | None:
 
 def world_size(folder: Path) -> int | None:
     """Return how many ranks saved the actor of a checkpoint; None if no file says so."""
+    return role_ranks(folder / "actor")
+
+
+def role_ranks(folder: Path) -> int | None:
+    """Return how many ranks saved ``global_step_N/actor`` or ``critic``."""
     try:
-        return int(json.loads((folder / "actor" / "fsdp_config.json").read_text())["world_size"])
+        return int(json.loads((folder / "fsdp_config.json").read_text())["world_size"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -128,20 +135,27 @@ def repair(checkpoints: Path, contents: Iterable[str] = tuple(SHARDS)) -> list[s
     ]
 
 
-def check_ranks(checkpoints: Path, ranks: int) -> None:
-    """Raise ConfigError if the checkpoint to resume from was saved by another number of ranks.
+def _link(source: str, target: str) -> None:
+    """Make a hard link; on another disk a copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
-    Every rank of verl's FSDP engine loads the shard with its own number and world size.
+
+@contextlib.contextmanager
+def adopting(source: Path, checkpoints: Path) -> Iterator[Path]:
+    """Yield a copy of the checkpoint `source`; after the block it is the one to resume from.
+
+    Its files are hard links, so a change must replace them. A kill leaves nothing that counts.
     """
-    step = tracked_step(checkpoints)
-    saved = world_size(step_folder(checkpoints, step)) if step else None
-    if saved is not None and saved != ranks:
-        raise ConfigError(
-            f"trainer.nnodes x trainer.n_gpus_per_node is {ranks}, but the checkpoint of step "
-            f"{step} was saved by {saved} ranks, and verl 0.9.1 loads only as many: take {saved}, "
-            "or train on from its export: python -m recipe.export, then recipe.model_path=... in "
-            "another recipe.run_dir"
-        )
+    step = source.name.removeprefix(CHECKPOINT)
+    copy = checkpoints / f"{DELETED}{step}"  # deleted by `repair` if it is left behind
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(source, copy, copy_function=_link)
+    yield copy
+    copy.rename(checkpoints / source.name)
+    write_text(checkpoints / TRACKER, step)
 
 
 def begin(folder: Path) -> None:
@@ -150,6 +164,9 @@ def begin(folder: Path) -> None:
     Otherwise a kill between the shards would leave those of two runs beside an old ``data.pt``.
     """
     (folder / DATA).unlink(missing_ok=True)
+    for path in folder.rglob("*"):  # verl writes into existing files, which a fork may share
+        if path.is_file() and path.stat().st_nlink > 1:
+            path.unlink()
 
 
 def size(folder: Path) -> int:

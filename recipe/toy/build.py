@@ -8,7 +8,6 @@ killed one left there is thrown away.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import shutil
@@ -94,16 +93,16 @@ def corpus(world: World, bank: Bank) -> list[str]:
 
 
 def settings_of(config: DictConfig, bank: Bank) -> Settings:
-    """The settings of ``recipe.toy`` and ``recipe.seed``; a key that is set overrides the world."""
+    """The settings of ``recipe.toy``; a key that is set overrides the world or ``recipe.seed``."""
     toy: Any = OmegaConf.to_container(config.recipe.toy, resolve=True)
     world = load_world(toy["world"])
     sizes = {s: int(toy[f"{s}_questions"]) for s in SPLITS if toy[f"{s}_questions"] is not None}
     updates = world.updates if toy["updates"] is None else int(toy["updates"])
-    questions = dataclasses.replace(world.questions, **sizes)
+    questions = world.questions.model_copy(update=sizes)
     return Settings(
-        world=dataclasses.replace(world, questions=questions, updates=updates),
+        world=world.model_copy(update={"questions": questions, "updates": updates}),
         templates=tuple(toy["templates"] or bank.names),
-        seed=int(config.recipe.seed),
+        seed=int(config.recipe.seed if toy["seed"] is None else toy["seed"]),
     )
 
 
@@ -165,7 +164,7 @@ def _teach(settings: Settings, bank: Bank, folder: Path) -> None:
 
     world, seed = settings.world, settings.seed
     folder.mkdir(parents=True)
-    for split, count in dataclasses.asdict(world.questions).items():
+    for split, count in world.questions.model_dump().items():
         chosen = problems(world, split, count, seed)
         asked = [to_question(world, p, split, seed) for p in chosen]
         write_parquet(asked, folder / f"{split}.parquet")

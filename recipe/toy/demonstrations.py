@@ -67,7 +67,7 @@ def draw_mistakes(world: World, problem: Problem, rephrasing: int, *key: object)
         forget=frozenset(c for c, made in forget.items() if made),
         fact=frozenset(c for c, made in fact.items() if made),
         place=unit("place", *key) < world.slips.place,
-        copy=unit("misread", *key) < world.slips.copy,
+        copy=unit("misread", *key) < world.slips.copied,
     )
 
 

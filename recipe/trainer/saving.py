@@ -20,6 +20,7 @@ from recipe.errors import ExhaustedError, HungError, LostEngineError, RolloutErr
 from recipe.run import checkpoints, progress
 from recipe.run import folder as run_folder
 from recipe.run.stop import Limit, StoppedError, Watchdog, steps_begin
+from recipe.trainer import guard
 from recipe.trainer.liveness import Liveness
 
 # Startup stage reported when `_setup`, one long method of verl, assigns this attribute.
@@ -57,6 +58,7 @@ class SavingTrainer(PPOTrainerSync):
     """
 
     warned_unscored = False
+    breach: str | None = None  # why the guard ends the run before the next step
 
     def __init__(self, config: DictConfig) -> None:
         self.keep_last = config.trainer.get("max_actor_ckpt_to_keep")
@@ -183,6 +185,25 @@ class SavingTrainer(PPOTrainerSync):
 
     # ---------------------------------------------------------------- early end
 
+    def guard(self, metrics: dict[str, Any]) -> None:
+        """Compare the metrics of a finished step with the earlier ones, as `recipe.guard` says."""
+        settings = self.config.recipe.guard
+        if settings.action == "off":
+            return
+        history = run_folder.read_metrics(self.run_dir)
+        history.append(run_folder.metrics_line(self.global_steps, metrics))
+        breach = guard.verdict(history, settings)
+        metrics["guard/breach"] = int(breach is not None)
+        if breach is None:
+            return
+        saved = checkpoints.saved_steps(self.saves)
+        lr = float(self.config.actor_rollout_ref.actor.optim.lr)
+        told = f"recipe.guard.action={settings.action}: step {self.global_steps}: {breach}"
+        told += f". From the best checkpoint: {guard.remedy(str(self.run_dir), history, saved, lr)}"
+        print(told, flush=True)
+        if settings.action == "stop":
+            self.breach = told
+
     def check_progress(self, work: Any) -> None:
         """Called at every poll for rollouts, also in a validation, with counts of finished work."""
         self.watchdog.see(work)
@@ -196,6 +217,9 @@ class SavingTrainer(PPOTrainerSync):
 
     def step(self, metrics: dict, timing_raw: dict) -> Any:
         """verl's step; ends the run before, in or after it if `limit` requires it."""
+        if self.breach:
+            self._save_step_before()
+            raise guard.CollapseError(self.breach)
         if reason := self.limit.after_step():  # requested during the validation of the step before
             self._save_step_before()
             raise StoppedError(reason)

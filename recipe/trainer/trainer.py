@@ -290,6 +290,7 @@ class RecipeTrainer(SavingTrainer):
         # verl's steps / steps per epoch is wrong with dynamic sampling and with a curriculum.
         metrics["training/epoch"] = self.batches_fetched / len(self.train_dataloader)
         metrics["train/wall_seconds"] = self.wall_seconds
+        self.guard(metrics)
         run_folder.append_metrics(self.run_dir, self.global_steps, metrics)
         every = self.config.recipe.save_rollouts_every
         if every and self.global_steps % every == 0:

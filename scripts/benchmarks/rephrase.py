@@ -6,6 +6,7 @@ downloaded. prompt_aug/rephrase/README.md says how far a set marked `held out` i
 
 import csv
 import heapq
+import io
 import itertools
 import json
 import math
@@ -60,17 +61,18 @@ class Pair:
     solved: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _text(path: Path) -> str:
     if not path.is_file():
         raise BenchError(f"{path}: no such file. Name the checkout of the set's repository.")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    return path.read_bytes().decode("utf-8")
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in _text(path).splitlines() if line]
 
 
 def _table(path: Path) -> list[dict[str, str]]:
-    if not path.is_file():
-        raise BenchError(f"{path}: no such file. Name the checkout of the set's repository.")
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return list(csv.DictReader(io.StringIO(_text(path), newline="")))
 
 
 def gsm_plus(folders: Mapping[str, Path]) -> Iterator[Pair]:
@@ -81,13 +83,8 @@ def gsm_plus(folders: Mapping[str, Path]) -> Iterator[Pair]:
             yield Pair("reworded", "good", *own, str(line["seed_answer"]))
         elif name == "distraction insertion":
             yield Pair("distractor", "extra", *own)
-        elif _changes(line):
+        elif str(line["answer"]) != str(line["seed_answer"]):  # 0.5 of a house is half a house
             yield Pair(CHANGED[name], "changed", *own)
-
-
-def _changes(line: Mapping[str, Any]) -> bool:
-    """Return True if the answer is another one: 0.5 of a house is half a house."""
-    return str(line["answer"]) != str(line["seed_answer"])
 
 
 def mathcheck(folders: Mapping[str, Path]) -> Iterator[Pair]:
@@ -96,20 +93,15 @@ def mathcheck(folders: Mapping[str, Path]) -> Iterator[Pair]:
     Its `results` hold one response of each model to each question: the stored solver answers.
     """
     folder = folders["mathcheck"]
-    path = folder / "gsm_checklist.json"
-    if not path.is_file():
-        raise BenchError(f"{path}: no such file. Name the checkout of the set's repository.")
     responses: dict[str, dict[str, str]] = defaultdict(dict)
     for solver in ("gpt-3.5-turbo", "gemini-1.5-pro-latest", "o1-mini"):
-        file = (
-            folder
-            / f"results/gsm_checklist_{solver}_task_all_question_all_zeroshot_prediction.json"
-        )
+        name = f"gsm_checklist_{solver}_task_all_question_all_zeroshot_prediction.json"
+        file = folder / "results" / name
         for line in json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ():
             if line["task_type"] == "solving":
                 responses[solver][line["question"]] = str(line["model_prediction"])
     groups: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
-    for line in json.loads(path.read_text(encoding="utf-8")):
+    for line in json.loads(_text(folder / "gsm_checklist.json")):
         if line["task_type"] == "solving":
             groups[line["group_id"]][line["question_type"]] = line
     kinds = {
@@ -151,10 +143,10 @@ def decontaminator(folders: Mapping[str, Path]) -> Iterator[Pair]:
 def hidden(folders: Mapping[str, Path]) -> Iterator[Pair]:
     """A changed question of GSM-Plus against a rewording of its seed, from another source."""
     reworded = {" ".join(q.split()): text for q, text in _gsm_rewordings(folders)}
-    for line in _lines(folders["gsm-plus"] / "dataset/gsmplus_testmini.jsonl"):
-        text = reworded.get(" ".join(line["seed_question"].split()))
-        if text and line["perturbation_type"] in CHANGED and _changes(line):
-            yield Pair(CHANGED[line["perturbation_type"]], "hidden", line["question"], text)
+    for pair in gsm_plus(folders):
+        text = reworded.get(" ".join(pair.question.split()))
+        if text and pair.kind == "changed":
+            yield Pair(pair.group, "hidden", pair.candidate, text)
 
 
 def _rewritten(folder: Path, texts: Sequence[str]) -> Iterator[Pair]:
@@ -205,9 +197,8 @@ class Nearest:
         return Counter([*found, *(" ".join(pair) for pair in itertools.pairwise(found))])
 
     def _weights(self, found: Mapping[str, int]) -> dict[str, float]:
-        rare = {
-            g: math.log(self.total / self.seen[g]) * (1 + math.log(n)) for g, n in found.items()
-        }
+        rarity = {gram: math.log(self.total / self.seen[gram]) for gram in found}
+        rare = {gram: rarity[gram] * (1 + math.log(n)) for gram, n in found.items()}
         norm = math.sqrt(sum(weight**2 for weight in rare.values())) or 1.0
         return {gram: weight / norm for gram, weight in rare.items()}
 
@@ -224,9 +215,8 @@ class Nearest:
 def math_perturb(folders: Mapping[str, Path]) -> Iterator[Pair]:
     """MATH-Perturb (arXiv 2502.06453, Kaffaljidhmah2/MATH-Perturb): simple against hard."""
     folder = folders["math-perturb"] / "math_perturb"
-    hard = {
-        line["problem_id"]: line["problem"] for line in _lines(folder / "math_perturb_hard.jsonl")
-    }
+    lines = _lines(folder / "math_perturb_hard.jsonl")
+    hard = {line["problem_id"]: line["problem"] for line in lines}
     for line in _lines(folder / "math_perturb_simple.jsonl"):
         if line["problem_id"] in hard:
             yield Pair("simple, hard", "changed", line["problem"], hard[line["problem_id"]])
@@ -294,24 +284,13 @@ SETS = {
 }
 
 
-def checked(pairs: Sequence[Pair]) -> list[Check]:
-    """The verdict of each pair."""
-    return [check(pair.question, pair.candidate) for pair in pairs]
-
-
-def _folders(options: Namespace) -> dict[str, Path]:
-    """Return the named checkouts. Raises BenchError for none and for an unknown name."""
+def rephrase(options: Namespace, names: set[str]) -> None:
+    """Print the table of all sets whose checkouts are named."""
     folders: dict[str, Path] = dict(options.set)
     if not folders:
         raise BenchError("--set: missing. Name at least one checkout.")
-    if unknown := folders.keys() - {name for one in SETS.values() for name in one.needs}:
+    if unknown := folders.keys() - names:
         raise BenchError(f"--set {', '.join(sorted(unknown))}: unknown. See --help.")
-    return folders
-
-
-def rephrase(options: Namespace) -> int:
-    """Print the table of all sets whose checkouts are named; 0."""
-    folders = _folders(options)
     head = ["set", "kind", "pairs", "n", "accept", "doubtful", "reject", "overlap"]
     rows: list[list[str]] = [head]
     totals: dict[tuple[str, str, bool], Counter[str]] = {}
@@ -321,7 +300,8 @@ def rephrase(options: Namespace) -> int:
         groups: dict[tuple[str, str], list[tuple[Pair, Check]]] = defaultdict(list)
         pairs = list(one.read(folders))
         everything += pairs
-        for pair, verdict in zip(pairs, checked(pairs), strict=True):
+        for pair in pairs:
+            verdict = check(pair.question, pair.candidate)
             groups[pair.kind, pair.group].append((pair, verdict))
             total = totals.setdefault((one.subject, pair.kind, one.held_out), Counter())
             total[verdict.verdict] += 1
@@ -339,7 +319,6 @@ def rephrase(options: Namespace) -> int:
     if options.fuzz:
         print(_fuzz(everything, options.fuzz))
     print(in_columns(rows, left=("kind", "pairs", "accept")))
-    return 0
 
 
 def _overlap(pairs: Sequence[Pair]) -> float:
@@ -356,9 +335,8 @@ def _fuzz(pairs: Sequence[Pair], count: int) -> str:
     for _ in range(count):
         pair = rng.choice(pairs)
         place = rng.randrange(len(pair.candidate) + 1)
-        text = (
-            pair.candidate[:place] + rng.choice(pieces) + pair.candidate[place + rng.randrange(9) :]
-        )
+        rest = pair.candidate[place + rng.randrange(9) :]
+        text = pair.candidate[:place] + rng.choice(pieces) + rest
         raised += [r.detail for r in check(pair.question, text).reasons if r.filter == "error"]
     return f"{count} random edits: {len(raised)} filters raised {sorted(set(raised))[:5]}"
 
@@ -366,12 +344,8 @@ def _fuzz(pairs: Sequence[Pair], count: int) -> str:
 def _rates(counts: Counter[str]) -> list[str]:
     total = counts.total()
     low, high = wilson(counts["accept"] / total, total)
-    shares = [counts[name] / total for name in ("accept", "doubtful", "reject")]
-    return [
-        str(total),
-        f"{shares[0]:.3f} [{low:.3f}, {high:.3f}]",
-        *(f"{s:.3f}" for s in shares[1:]),
-    ]
+    accept, *rest = (f"{counts[name] / total:.3f}" for name in ("accept", "doubtful", "reject"))
+    return [str(total), f"{accept} [{low:.3f}, {high:.3f}]", *rest]
 
 
 def _solved(found: Sequence[tuple[Pair, Check]]) -> Iterator[list[str]]:
@@ -394,9 +368,8 @@ def _show(groups: Mapping[Any, Sequence[tuple[Pair, Check]]], count: int) -> Non
         wanted = "accept" if kind == "good" else "reject"
         wrong = [(p, c) for p, c in found if (c.verdict == "accept") != (wanted == "accept")]
         spoke = Counter(f"{r.filter}: {r.verdict}" for _, c in found for r in c.reasons)
-        print(
-            f"## {kind}, {group}: {len(wrong)} of {len(found)} wrong; {dict(spoke.most_common(9))}"
-        )
+        most = dict(spoke.most_common(9))
+        print(f"## {kind}, {group}: {len(wrong)} of {len(found)} wrong; {most}")
         for pair, verdict in wrong[:count]:
             print(f"  Q {pair.question}\n  R {pair.candidate}")
             print("   ", [(r.filter, r.verdict, r.detail) for r in verdict.reasons])
@@ -409,11 +382,10 @@ def named(text: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
-def main(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    names = ", ".join(sorted({need for found in SETS.values() for need in found.needs}))
-    parser.add_argument(
-        "--set", type=named, action="append", default=[], help=f"NAME=CHECKOUT of {names}"
-    )
+def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
+    names = {need for found in SETS.values() for need in found.needs}
+    listed = f"NAME=CHECKOUT of {', '.join(sorted(names))}"
+    parser.add_argument("--set", type=named, action="append", default=[], help=listed)
     parser.add_argument("--show", type=int, default=0, help="wrong verdicts to print per group")
     parser.add_argument("--fuzz", type=int, default=0, help="random edits that must raise nothing")
-    return rephrase(parser.parse_args(arguments))
+    rephrase(parser.parse_args(arguments), names)

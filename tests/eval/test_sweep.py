@@ -15,6 +15,8 @@ from eval.session import Session
 from prompt_aug.base.files import digests, lock, read_json, write_json
 from prompt_aug.grading import VERSION
 
+REMOTE = "--model m --out o --endpoint http://localhost:1/v1"
+
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
@@ -139,19 +141,7 @@ def test_scores_of_another_grader_are_rejected_at_once(
         (["RUN", "--shots", "nothing=x.yaml"], 1, "--shots nothing=x.yaml: write BENCHMARK=SHOTS"),
         (["RUN", "--endpoint", "http://localhost:1/v1"], 2, "--endpoint"),
         (["--model", "m", "--out", "o", "--endpoint", "nowhere"], 2, "--endpoint=nowhere"),
-        (
-            [
-                "--model",
-                "m",
-                "--out",
-                "o",
-                "--endpoint",
-                "http://localhost:1/v1",
-                "--concurrency=0",
-            ],
-            2,
-            "--concurrency=0",
-        ),
+        ([*REMOTE.split(), "--concurrency=0"], 2, "--concurrency=0"),
         (["RUN", "--template", "no such"], 1, "no such"),
         (["RUN", "--template-of", "math500=open-r1"], 1, "--template-of math500=open-r1"),
         (["RUN", "--verifier", "mine.check"], 2, "SOURCE=MODULE.FUNCTION"),

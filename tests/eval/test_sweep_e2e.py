@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm"),
 ]
-STEPS = (0, 10, 20)
+STEPS = (0, 10)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -85,12 +85,12 @@ def test_killed_and_with_one_engine_it_gives_what_a_fresh_engine_for_each_gives(
 ) -> None:
     fresh = tmp_path / "fresh"
     said = finish("eval.sweep", str(run), "--out", str(fresh), "--no-reload")
-    assert "engine: 3 started, weights reloaded 0 times" in said
+    assert "engine: 2 started, weights reloaded 0 times" in said
     made = kill_in_the_middle(run / "eval", "eval.sweep", str(run))
     assert 0 < made < len(STEPS) * 512
     assert len(list(run.glob("eval/*/step_*/scores.json"))) < len(STEPS)
     said = finish("eval.sweep", str(run))
-    assert "engine: 1 started, weights reloaded" in said and "restarted" not in said
+    assert "engine: 1 started, weights reloaded 1 times" in said and "restarted" not in said
     answers = []
     for step in STEPS:
         (ours,), (theirs,) = run.glob(f"eval/*/step_{step}"), fresh.glob(f"*/step_{step}")
@@ -99,14 +99,14 @@ def test_killed_and_with_one_engine_it_gives_what_a_fresh_engine_for_each_gives(
         assert grades == (theirs / "toy" / "grades.jsonl").read_bytes()
         answers.append([line["response"] for line in samples_in(ours / "toy").values()])
     # Negative control: other weights give other answers, so the equality above says something.
-    assert answers[0] != answers[1] != answers[2]
+    assert answers[0] != answers[1]
     (head, *_), *_ = [read_lines(path) for path in fresh.glob("*/step_0/toy/samples-*.jsonl")]
     assert head["engine"]["dtype"] == "float32" and head["engine"]["vllm"]
 
     out = finish("eval.report", str(run))
-    assert "start (step 0)" in out and "step 20" in out
+    assert "start (step 0)" in out and "step 10" in out
     summary = read_json(run / "report" / "summary.json")
-    assert [row["step"] for row in summary["checkpoints"]] == [10, 20]
+    assert [row["step"] for row in summary["checkpoints"]] == [10]
     assert summary["checkpoints"][0]["questions"] == 64
 
 
@@ -130,16 +130,3 @@ def test_the_old_head_of_a_reload_is_found_out_and_an_engine_started(
     assert done.returncode == 0, done.stderr
     assert "nats per token away from" in done.stdout
     assert "engine: 2 started, weights reloaded 0 times" in done.stdout
-
-
-def test_a_real_benchmark_file_is_graded(run: Path, tmp_path: Path, shared_data: Path) -> None:
-    suite = shared_data / "evaluation_suite"
-    out = finish(
-        "eval.sweep", "--model", str(run / "hf" / "step_10"), "--out", str(tmp_path),
-        "--benchmark", f"amc={suite / 'amc'}", "--max-tokens", "16", "--dtype", "float32",
-    )  # fmt: skip
-    assert "(83 of 83 questions x 1)" in out
-    (path,) = tmp_path.glob("*/step_10/scores.json")
-    scores = read_json(path)
-    assert scores["benchmarks"]["amc"]["samples"] == 83
-    assert sum(scores["benchmarks"]["amc"]["status_rates"].values()) == pytest.approx(1.0)

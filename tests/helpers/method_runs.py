@@ -1,5 +1,6 @@
 """Trainings of the methods on the toy task for end-to-end tests, two at a time if memory allows."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -9,25 +10,35 @@ from typing import Any
 
 import numpy as np
 import psutil
-from load_script import load_script
 
+from recipe.config.compose import compose_config, group_names
 from recipe.run import folder as run_folder
+from recipe.toy.build import build
 
 ROOT = Path(__file__).resolve().parents[2]
-compare_methods = load_script("compare_methods")
-METHODS = compare_methods.methods()
+METHODS = group_names("method")
+NEEDED = {"one_shot": ["recipe.one_question=5"]}  # a sum with a carry under the seeds 0, 1 and 2
 # These change the agent loop or the sampling, so they cannot share a run. test_pipeline_e2e.py and
 # unit tests cover prompt_aug and ta_grpo_star; grpo_ds has the sampling of dapo.
-RUN_ALONE = {"ta_grpo": "anchored", "dapo": "dapo", "ppo": "ppo", "pcl": "pcl"}
+RUN_ALONE = {"ta_grpo": "anchored", "dapo": "dapo"}
 SEEN_ELSEWHERE = ("prompt_aug", "ta_grpo_star", "grpo_ds")
 LOSSES_RUN = ("clip_cov", "kl_cov", "gspo", "cispo", "sapo", "gmpo")  # the rest: vanilla
-# Last, since later steps cannot be compared with the simulator's: on the policy that sampled, its
-# gradient has the sign of a rounding error, that of log pi - log pi_old at the chosen tokens.
-LAST = "kl_cov"
+# The simulator has no critic; and on the policy that sampled, kl_cov's gradient has the sign of a
+# rounding error, that of log pi - log pi_old at the chosen tokens. So these come last.
+NOT_SIMULATED = ("kl_cov", "pcl", "ppo")
 # grpo first: it has no token weights, which test_failed_rollouts_are_retried relies on.
-PLACED = ("grpo", *RUN_ALONE, *SEEN_ELSEWHERE, LAST)
-SHARING = ["grpo", *(name for name in METHODS if name not in PLACED), LAST]
+PLACED = ("grpo", *RUN_ALONE, *SEEN_ELSEWHERE, *NOT_SIMULATED)
+SHARING = ["grpo", *(name for name in METHODS if name not in PLACED), *NOT_SIMULATED]
+TWO_STEPS = ("grpo", "hapo", "pcl", "ppo")  # the second step depends on the first
+SHARED_STEPS = [name for name in SHARING for _ in range(2 if name in TWO_STEPS else 1)]
 ACTOR = "actor_rollout_ref.actor"
+
+
+def toy_command(method: str) -> list[str]:
+    """What `recipe.train` is called with for a method on the toy task."""
+    return ["toy_methods", f"method={method}", *NEEDED.get(method, [])]
+
+
 ONE_UPDATE = [f"{ACTOR}.ppo_mini_batch_size=4", "recipe.save_tensors_every=1"]
 
 # All compatible settings at once; see also the tests of the checks of algorithms.
@@ -52,8 +63,7 @@ CORRECTED = [  # the engine computes in bfloat16, the actor in float32
     *(f"{ACTOR}.optim.optimizer_impl=recipe.actor.muon", f"{ACTOR}.optim.optimizer=MuonAdamW"),
     *(f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.kl_loss_type=k3"),
     *("algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=10"),
-    *("recipe.overlong_filter=true", "data.max_response_length=20"),
-    "recipe.reward.overlong.buffer=20",
+    "recipe.overlong_filter=true",
 ]
 
 
@@ -86,33 +96,24 @@ class Runner:
         self.base, self.pool = base, ThreadPoolExecutor(2 if room and alone else 1)
         self.futures: dict[str, Future[tuple[Any, list[dict[str, Any]]]]] = {}
 
-    @property
-    def small(self) -> list[str]:
+    @functools.cached_property
+    def world(self) -> list[str]:
+        """The quick start's world: its start model is shipped, so that none is taught here."""
+        sizes = [f"recipe.toy.{split}_questions=20" for split in ("validation", "test")]
+        sizes += ["recipe.toy.train_questions=80", f"recipe.toy.cache={self.base / 'cache'}"]
+        built = build(compose_config("toy", sizes))
         return [
-            *("recipe.toy.train_questions=80", "recipe.toy.templates=[qwen-math]"),
-            *("recipe.toy.validation_questions=20", "recipe.toy.test_questions=20"),
-            f"recipe.toy.cache={self.base / 'cache'}",
+            *("recipe.toy.enable=false", f"recipe.model_path={built / 'model'}"),
+            f"data.train_files=[{built / 'train.parquet'}]",
+            f"data.val_files=[{built / 'validation.parquet'}]",
+            f"eval.benchmarks=[{{name: toy_test, path: {built / 'test.parquet'}, samples: 1}}]",
         ]
-
-    @property
-    def young(self) -> list[str]:
-        """A toy world that is built in seconds."""
-        return [
-            *(*self.small, "recipe.toy.updates=60"),
-            # Such a model is never right: the reward for short responses gives variance.
-            *("recipe.reward.overlong.enable=true", "recipe.reward.overlong.buffer=80"),
-        ]
-
-    @property
-    def taught(self) -> list[str]:
-        """Built in a minute; its model is right in one of three, so most groups have variance."""
-        return [*self.small, "recipe.toy.updates=450"]
 
     @property
     def shared(self) -> list[str]:
         """The overrides of the run that methods share."""
         return [
-            *(*self.taught, f"recipe.run_dir={self.base / 'shared'}"),
+            *(*self.world, f"recipe.run_dir={self.base / 'shared'}"),
             *("data.train_max_samples=4", "recipe.save_tensors_every=1"),
         ]
 
@@ -123,23 +124,21 @@ class Runner:
         *overrides: str,
         steps: int = 2,
         after: str = "",
-        taught: bool = False,
     ) -> None:
         """Queue a run, with `after` one that starts after the named run has ended.
 
         Names with the same part before a comma share a folder.
         """
         folder = self.base / name.partition(",")[0]
-        world = self.taught if taught else self.young
-        command = [sys.executable, "-m", "recipe.train", *compare_methods.arguments(method), *world]
+        command = [sys.executable, "-m", "recipe.train", *toy_command(method), *self.world]
         command += [f"recipe.run_dir={folder}", f"trainer.total_training_steps={steps}"]
         earlier = self.futures.get(after)
         self.futures[name] = self.pool.submit(self._call, [*command, *overrides], earlier)
 
-    def start_shared(self, methods: list[str]) -> None:
-        """All methods in one run, with the same four questions in every step."""
+    def start_shared(self) -> None:
+        """`SHARED_STEPS` in one run, with the same four questions in every step."""
         script = ROOT / "tests" / "recipe" / "shared_run.py"
-        command = [sys.executable, str(script), *methods, "--", *self.shared]
+        command = [sys.executable, str(script), *SHARED_STEPS, "--", *self.shared]
         self.futures["shared"] = self.pool.submit(self._call, command)
 
     def _call(self, command: list[str], earlier: Any = None) -> tuple[Any, list[dict[str, Any]]]:
@@ -164,18 +163,30 @@ class Runner:
 
 def start_all(runner: Runner) -> None:
     """Queue all runs of test_methods_e2e.py: four starts of the trainer."""
-    replay = ["recipe.weights.name=gaussian_covariance", *ONE_UPDATE]
-    replay += [f"skip.rollout_tq.dump_dir={runner.base / 'dump'}", "skip.rollout_tq.steps=[1]"]
+    replay = ["recipe.weights.name=gaussian_covariance", *ONE_UPDATE, *published("ta_grpo")]
+    replay += [f"skip.rollout_tq.dump_dir={runner.base / 'dump'}", "skip.rollout_tq.steps=[1,2]"]
     replay += ["skip.rollout_tq.enable=true", "trainer.experiment_name=replayed"]
-    # These two build the toy worlds, which the others read from the cache.
-    runner.start("anchored", "ta_grpo", *replay)
-    runner.start("dapo", "dapo", "recipe.save_tensors_every=1", taught=True)
-    for name in ("anchored", "dapo"):
-        runner.futures[name].result()
-    runner.start("ppo", "ppo")
-    runner.start("pcl", "pcl")
-    runner.start_shared(SHARING)
+    runner.start("anchored", "ta_grpo", *replay, "trainer.save_freq=1")
     ranks = ["trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2"]
     ranks += [f"{ACTOR}.ppo_micro_batch_size_per_gpu=8"]
     ranks += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"]
-    runner.start("ranks", "ta_grpo", *replay, *ranks, steps=1)
+    # From the first step of "anchored", so that a checkpoint of one rank is divided over two.
+    first = runner.base / "anchored" / "checkpoints" / "global_step_1"
+    ranks += ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={first}"]
+    runner.start_shared()
+    runner.start("dapo", "dapo", "recipe.save_tensors_every=1")
+    runner.start("ranks", "ta_grpo", *replay, *ranks, after="anchored")
+
+
+def published(layer: str, longest: int = 60) -> list[str]:
+    """A published layer with sizes of the toy world: it sets those of the paper.
+
+    The start model was not taught its template. The reward for short responses gives variance.
+    """
+    together = 300 + longest - (20 if layer == "cw_grpo" else 0)  # which has a joint limit
+    return [
+        *(f"published={layer}", "data.max_prompt_length=300"),
+        *(f"data.max_response_length={longest}", f"recipe.reward.overlong.buffer={longest}"),
+        f"actor_rollout_ref.rollout.max_model_len={together}",
+        "recipe.reward.overlong.enable=true",
+    ]

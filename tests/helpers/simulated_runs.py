@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,16 +34,16 @@ def shared_steps(run: Path, out: Path, methods: list[str], overrides: list[str])
     made = simulator(run, out)
     # As there, the rollouts keep the settings of the first method.
     made.config = copy.deepcopy(made.config)
-    for method in methods:
-        config = compose_config("toy_methods", shared.settings(method, overrides))
-        with open_dict(made.config):
-            made.config.recipe = config.recipe
-            made.config.recipe.run_dir, made.config.recipe.save_tensors_every = str(out), 1
-            made.config.actor_rollout_ref.actor = config.actor_rollout_ref.actor
-        made.source.stats = QuestionStats(config.recipe)
-        made.actor.configure(made.config)
-        for _ in range(shared.STEPS):
-            yield made.step()
+    for before, method in itertools.pairwise(["", *methods]):
+        if method != before:
+            config = compose_config("toy_methods", shared.settings(method, overrides))
+            with open_dict(made.config):
+                made.config.recipe = config.recipe
+                made.config.recipe.run_dir, made.config.recipe.save_tensors_every = str(out), 1
+                made.config.actor_rollout_ref.actor = config.actor_rollout_ref.actor
+            made.source.stats = QuestionStats(config.recipe)
+            made.actor.configure(made.config)
+        yield made.step()
 
 
 def differences(run: Path, out: Path, step: int, real: dict, found: dict) -> dict[str, float]:

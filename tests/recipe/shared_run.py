@@ -1,10 +1,10 @@
-"""Many methods in one run, for test_methods_e2e.py: two steps each, with the real trainer.
+"""Many methods in one run, for test_methods_e2e.py: a step for each name, with the real trainer.
 
     python shared_run.py METHOD... -- OVERRIDE...
 
 A start of Ray, actor and engine takes a minute, a step seconds. Methods that differ only in the
-driver and in the actor's loss share a run: before its two steps each gets its section of the
-configuration, and the actor its loss. (Methods that change the agent loop, the rewards or the
+driver, the critic and the actor's loss share a run: before its first step each gets its section of
+the configuration, and the actor its loss. (Methods that change the agent loop, the rewards or the
 sampling have runs of their own.) In the second step one rollout of every question fails once and is
 retried. verl loads this file in every process.
 """
@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-STEPS = 2
 LOSS = 2  # the step in which rollouts fail
 LOST = 3  # which of them
 SHARED = "RECIPE_SHARED_RUN"  # the methods and overrides, for the trainer's process
@@ -46,17 +45,17 @@ def register() -> None:
     class SharedRunTrainer(RecipeTrainer):
         def step(self, metrics: dict, timing_raw: dict) -> Any:
             shared = json.loads(os.environ[SHARED])
-            place, again = divmod(self.global_steps - 1, STEPS)
-            if not again:
-                method = shared["methods"][place]
+            before, method = ["", *shared["methods"]][self.global_steps - 1 :][:2]
+            if method != before:
                 config = compose_config("toy_methods", settings(method, shared["overrides"]))
                 with open_dict(self.config):
                     self.config.recipe = config.recipe
                     self.config.actor_rollout_ref.actor = config.actor_rollout_ref.actor
                 self.question_stats = QuestionStats(config.recipe)
+                self.use_critic = bool(config.critic.enable)
+                self.__dict__.pop("value_model", None)  # a cached property
                 actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
                 self.actor_rollout_wg.set_loss_fn(functools.partial(ppo_loss, config=actor))
-            metrics["shared_run/method"] = place
             return super().step(metrics, timing_raw)
 
 
@@ -103,13 +102,14 @@ def main(arguments: list[str]) -> None:
     os.environ["VERL_USE_EXTERNAL_MODULES"] = f"recipe.plugin,{here.stem}"
     os.environ[SHARED] = json.dumps({"methods": methods, "overrides": overrides})
     sys.path.insert(0, str(here.parent))
-    for method in methods:
+    for method in dict.fromkeys(methods):
         validate(compose_config("toy_methods", settings(method, overrides)))
-    steps = f"trainer.total_training_steps={STEPS * len(methods)}"
+    steps = f"trainer.total_training_steps={len(methods)}"
     config = compose_config("toy_methods", settings(methods[0], [*overrides, steps]))
     launch.set_environment(config)
     prepare(config, check(config))
     config.trainer.v1.trainer_mode = "shared_run"
+    config.critic.enable = True  # its worker is started with the others
     environment.COMMON[SHARED] = os.environ[SHARED]  # the variables that Ray's actors inherit
     launch.run(config)
 

@@ -1,9 +1,10 @@
-"""Two steps of every method with the real trainer and engine; TA-GRPO's log-probabilities by plain
-transformers; covariance weights with other micro-batches and on two FSDP ranks.
-
-They share two toy worlds, with start models of a few updates (tests/helpers/method_runs.py).
+"""Steps of every method with the real trainer and engine; TA-GRPO's log-probabilities by plain
+transformers; covariance weights with other micro-batches and on two FSDP ranks. TA-GRPO's run has
+its published layer, and is exported and evaluated.
 """
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ import yaml
 from method_runs import (
     LOSSES_RUN,
     METHODS,
+    NOT_SIMULATED,
     RUN_ALONE,
     SEEN_ELSEWHERE,
+    SHARED_STEPS,
     SHARING,
     Runner,
     finite,
@@ -26,7 +29,11 @@ from method_runs import (
 from simulated_runs import differences, shared_steps, simulator
 from transformers import AutoModelForCausalLM
 
+from prompt_aug.base.files import read_json, read_lines
+from prompt_aug.prompts import Prompts
 from recipe.algorithms import ADVANTAGES
+from recipe.export.__main__ import main as export
+from recipe.run.folder import RunFolder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
 
@@ -67,16 +74,17 @@ def test_two_steps_of_a_method_with_a_run_of_its_own(runs: Runner, method: str) 
     assert MARKS.get(method, unmarked)(metrics[-1])
 
 
-# A step differs by rounding: 1e-5 at the least probable tokens, and 40 steps add up to 1e-4.
-WITHIN = {"old_log_probs": 3e-4, "rollout_log_probs": 3e-4, "advantages": 5e-5}
-WITHIN |= {"actor/loss": 1e-6, "actor/grad_norm": 1e-4, "train/entropy": 1e-5}
+# Steps differ by rounding, most at the least probable tokens, and it adds up. A ratio at the clip
+# bound may be clipped in one and not in the other: that changes the norm alone.
+WITHIN = {"old_log_probs": 1e-2, "rollout_log_probs": 1e-2, "advantages": 1e-3}
+WITHIN |= {"actor/loss": 2e-6, "actor/grad_norm": 1e-2, "train/entropy": 1e-5}
 
 
 def unequal(found: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value > WITHIN.get(name, 0.0)}
 
 
-@pytest.mark.parametrize("name", ["anchored", "dapo"])  # the others have a critic
+@pytest.mark.parametrize("name", ["anchored", "dapo"])
 def test_the_simulator_repeats_the_steps_of_a_run(runs: Runner, tmp_path: Path, name: str) -> None:
     """The same tokens, drawn with the engine's random numbers, and the same update."""
     real = runs.finish(name)
@@ -88,9 +96,9 @@ def test_the_simulator_repeats_the_steps_of_a_run(runs: Runner, tmp_path: Path, 
 
 def test_the_simulator_repeats_the_steps_of_every_method(runs: Runner, tmp_path: Path) -> None:
     real = runs.finish("shared")
-    steps = shared_steps(runs.base / "shared", tmp_path, SHARING[:-1], runs.shared)
-    for step, found in enumerate(steps, start=1):
-        method = SHARING[(step - 1) // 2]
+    names = [name for name in SHARED_STEPS if name not in NOT_SIMULATED]
+    steps = shared_steps(runs.base / "shared", tmp_path, names, runs.shared)
+    for step, (method, found) in enumerate(zip(names, steps, strict=True), start=1):
         there = differences(runs.base / "shared", tmp_path, step, real[step - 1], found)
         assert unequal(there) == {}, method
 
@@ -108,18 +116,21 @@ def test_every_method_is_run_or_listed_as_tested_elsewhere() -> None:
     assert sorted([*RUN_ALONE, *SHARING, *SEEN_ELSEWHERE]) == METHODS
 
 
+def steps_of(runs: Runner, method: str) -> list[dict[str, Any]]:
+    lines = zip(SHARED_STEPS, runs.finish("shared"), strict=True)
+    return [line for name, line in lines if name == method]
+
+
 @pytest.mark.parametrize("method", SHARING)
-def test_two_steps_of_a_method_in_the_shared_run(runs: Runner, method: str) -> None:
-    place = SHARING.index(method)
-    metrics = [m for m in runs.finish("shared") if m["shared_run/method"] == place]
-    assert len(metrics) == 2
+def test_steps_of_a_method_in_the_shared_run(runs: Runner, method: str) -> None:
+    metrics = steps_of(runs, method)
     assert finite(metrics)
     assert MARKS.get(method, unmarked)(metrics[-1])
     ran = {key for key in metrics[-1] if key.startswith("actor/ran_")}
     assert ran == {f"actor/ran_{method if method in LOSSES_RUN else 'vanilla'}"}
     if "weights/min" not in metrics[-1]:
         arrays = runs.arrays("shared", step=metrics[-1]["step"])
-        named = {"entropy_only": "none", "prompt_aug_gdpo": "gdpo"}
+        named = {"entropy_only": "none", "prompt_aug_gdpo": "gdpo", "ppo": "verl:gae"}
         name = named.get(method, method if method in ADVANTAGES else "grpo")
         if ADVANTAGES.facts(name).inputs:  # not in the arrays; see its unit tests
             return
@@ -149,8 +160,7 @@ def test_failed_rollouts_are_retried(runs: Runner) -> None:
 
 def test_the_history_holds_the_steps_before(runs: Runner) -> None:
     """The same four questions in both steps: the second knows those with a correct response."""
-    place = SHARING.index("hapo")
-    first, second = (m for m in runs.finish("shared") if m["shared_run/method"] == place)
+    first, second = steps_of(runs, "hapo")
     assert (first["history/known"], first["history/reward"]) == (0, 0)
     arrays = runs.arrays("shared", step=first["step"])
     right = {
@@ -193,13 +203,38 @@ def test_ta_grpo_takes_old_and_new_logprobs_under_the_question(runs: Runner) -> 
     assert abs(gaps[0]) < 1e-5 < min(map(abs, gaps[1:]))
 
 
+def test_a_published_layer_is_trained_exported_and_evaluated_with_its_prompts(runs: Runner) -> None:
+    metrics, run = runs.finish("anchored"), runs.base / "anchored"
+    folder = RunFolder(run)
+    trained = Prompts.read(folder.prompts)
+    assert (trained.form.style, trained.form.instruction) == ("chat", "user")
+    assert {line["template"] for line in read_lines(folder.rollouts(1))} == {"ta-grpo"}
+    assert "actor/kl_loss" in metrics[0]
+    assert export([str(run)]) == 0
+    options = ("--samples", "1", "--max-questions", "4", "--max-tokens", "8")
+    command = [sys.executable, "-m", "eval.sweep", str(run), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    for step in (0, 2):
+        (scores,) = (run / "eval").glob(f"*/step_{step}/scores.json")
+        settings = read_json(scores)["settings"]
+        assert settings["template"] == "ta-grpo"
+        assert (settings["style"], settings["instruction"]) == ("chat", "user")
+        (samples,) = scores.parent.glob("toy_test/samples-*.jsonl")
+        assert len(read_lines(samples)) == 1 + 4  # the first line describes the engine
+
+
 def test_weights_do_not_depend_on_micro_batches_or_ranks(runs: Runner) -> None:
-    """The same rollouts replayed, in two micro-batches, and in eight on two gloo ranks."""
-    whole, _ = runs.finish("anchored")
-    expected = runs.arrays("anchored")
+    """The same rollouts replayed, in two micro-batches, and in eight on two gloo ranks.
+
+    The two ranks resume from the checkpoint that one rank saved after the first step.
+    """
+    whole = runs.finish("anchored")[-1]
+    expected = runs.arrays("anchored", 2)
     assert 0.1 < whole["weights/effective_tokens"] < 1  # the weights are not all 1
-    (metrics,) = runs.finish("ranks")
-    seen = runs.arrays("ranks")
+    metrics = runs.finish("ranks")[-1]
+    assert metrics["train/optimizer_steps"] == whole["train/optimizer_steps"] == 2
+    seen = runs.arrays("ranks", 2)
     order, same = (sort_rows(a) for a in (expected, seen))
     for name in ("responses", "rephrasing"):
         np.testing.assert_array_equal(expected[name][order], seen[name][same])

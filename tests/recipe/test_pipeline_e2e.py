@@ -65,8 +65,8 @@ def command(run: Path, cache: Path) -> list[str]:
     return [
         *(sys.executable, "-m", "recipe.train", "toy"),
         *(f"recipe.run_dir={run}", f"recipe.toy.cache={cache}"),
-        *("recipe.toy.updates=300", "recipe.toy.test_questions=20"),
-        *("recipe.toy.train_questions=40", "recipe.toy.validation_questions=20"),
+        *("recipe.toy.test_questions=20", "recipe.toy.train_questions=40"),
+        "recipe.toy.validation_questions=20",
         *("data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=4", f"{ROLLOUT}.n=4"),
         f"{ACTOR}.ppo_micro_batch_size_per_gpu=8",
         f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=16",

@@ -1,17 +1,25 @@
-"""Two sources in one training: one has a verifier of its own, the other the project's grader."""
+"""One run of CW-GRPO's published layer: two sources, one with a verifier of its own; verl's rollout
+correction of an engine in bfloat16, with covariance weights, KL in the reward and in the loss (k3),
+the overlong filter, and Muon.
+"""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas
 import pytest
-from method_runs import Runner, finite
+from method_runs import CORRECTED, Runner, finite, published
 
 from prompt_aug.base.files import read_json, read_lines
+from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question, write_parquet
 from recipe.run.folder import RunFolder
 
 HELPERS = Path(__file__).resolve().parents[1] / "helpers"
+LIMIT = 60  # tokens of a response: some are truncated and some are not
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
@@ -35,22 +43,29 @@ def data(folder: Path) -> list[str]:
     return [str(folder / "sums.parquet"), str(folder / "letters.parquet")]
 
 
-def test_two_sources_train_and_validate_with_their_own_verifiers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(HELPERS), prepend=os.pathsep)
-    runs, files = Runner(tmp_path), ",".join(data(tmp_path))
-    runs.start(
-        "own",
-        "grpo",
-        *(f"data.train_files=[{files}]", f"data.val_files=[{files}]"),
-        "recipe.reward.verifiers={own/letters: own_verifiers.letters}",
-        "recipe.source_weights={sums: 1, own/letters: 1}",
-        *("recipe.reward.format_weight=0.5", "trainer.test_freq=2"),
-    )
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    folder = tmp_path_factory.mktemp("settings")
+    runs, files = Runner(folder), ",".join(data(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(HELPERS), prepend=os.pathsep)
+        runs.start(
+            "own",
+            "cw_grpo",
+            *(*published("cw_grpo", LIMIT), *CORRECTED),
+            *(f"data.train_files=[{files}]", f"data.val_files=[{files}]"),
+            "recipe.reward.verifiers={own/letters: own_verifiers.letters}",
+            "recipe.source_weights={sums: 1, own/letters: 1}",
+            *("recipe.reward.format_weight=0.5", "trainer.test_freq=2"),
+        )
+        runs.futures["own"].result()
+    yield runs
+
+
+def test_two_sources_train_and_validate_with_their_own_verifiers(runs: Runner) -> None:
     metrics = runs.finish("own")
     assert finite(metrics)
-    run = RunFolder(tmp_path / "own")
+    run = RunFolder(runs.base / "own")
     manifest = read_json(run.data_manifest)
     assert manifest["train"]["rows_of_source"] == {"own/letters": 12, "sums": 12}
     assert manifest["verifiers"]["functions"] == {"own/letters": "own_verifiers.letters"}
@@ -68,3 +83,50 @@ def test_two_sources_train_and_validate_with_their_own_verifiers(
         assert sum(shares) == 1.0
     assert metrics[-1]["val/own/letters/questions"] == 4.0
     assert 0 <= metrics[-1]["val/own/letters/part/score"] <= 1
+
+
+def test_the_published_layer_sets_the_prompts(runs: Runner) -> None:
+    (first, _), folder = runs.finish("own"), RunFolder(runs.base / "own")
+    prompts = Prompts.read(folder.prompts)
+    assert (prompts.form.style, prompts.form.instruction) == ("chat", "system")
+    assert {line["template"] for line in read_lines(folder.rollouts(1))} == {"cw-grpo"}
+    assert "actor/kl_loss" in first
+
+
+def test_rollout_correction_goes_with_weights(runs: Runner) -> None:
+    metrics = runs.finish("own")
+    assert "weights/effective_tokens" in metrics[-1]
+    # KL in the reward is 0 at the first step: the policy is the start model
+    first, second = metrics
+    assert first["critic/rewards/mean"] == pytest.approx(first["critic/score/mean"], abs=1e-3)
+    assert second["critic/rewards/mean"] != pytest.approx(second["critic/score/mean"], abs=1e-3)
+    arrays = runs.arrays("own", step=2)
+    assert arrays["rewards"].mean() == pytest.approx(second["critic/rewards/mean"], abs=1e-5)
+    # the overlong filter: no gradient at the limit
+    cut_B, signal_B = arrays["lengths"] >= LIMIT, (arrays["advantages"] != 0).any(1)
+    assert 0 < cut_B.sum() < len(cut_B)
+    assert not signal_B[cut_B].any()
+    assert signal_B[~cut_B].any()
+    for step, line in enumerate(metrics, start=1):
+        corrected(runs.arrays("own", step=step), line)
+
+
+def corrected(arrays: Any, metrics: dict[str, float]) -> None:
+    """TIS by token, MIS by token and by sequence, computed again from the log-probabilities."""
+    difference_BT = arrays["old_log_probs"].astype(float) - arrays["rollout_log_probs"]
+    inside_BT = np.arange(difference_BT.shape[1]) < arrays["lengths"][:, None]
+    difference_BT = np.where(inside_BT, difference_BT, 0)
+    assert 1e-4 < np.abs(difference_BT[inside_BT]).mean() < 0.1  # the sampler is another policy
+    weights_BT = np.minimum(np.exp(difference_BT), 1.01)
+    k3_BT = np.exp(difference_BT) - 1 - difference_BT
+    rejected_B = k3_BT.sum(1) / arrays["lengths"] > 3e-5
+    rejected_BT = (difference_BT**2 / 2 > 1e-4) | rejected_B[:, None]
+    assert 0 < rejected_B.mean() < 1
+    expected = {
+        "rollout_is_mean": weights_BT[inside_BT].mean(),
+        "rollout_rs_seq_mean_k3_seq_masked_fraction": rejected_B.mean(),
+        "rollout_rs_masked_fraction": rejected_BT[inside_BT].mean(),
+    }
+    found = {name: metrics[f"rollout_corr/{name}"] for name in expected}
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert not arrays["advantages"][rejected_BT & inside_BT].any()

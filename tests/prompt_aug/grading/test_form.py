@@ -52,6 +52,6 @@ def test_hostile_text_has_a_form(text: str) -> None:
 
 @pytest.mark.timeout(60)
 def test_blanks_behind_a_base_are_walked_through_once() -> None:
-    """An expression that takes the cube of their number of steps would take days here."""
-    assert canonical("1base" + " " * 20_000 + "x").startswith("1")
-    assert canonical("101 base" + " " * 20_000 + "2") == "101_{2}"
+    """An expression that takes the cube of their number of steps would take hours here."""
+    assert canonical("1base" + " " * 3_000 + "x").startswith("1")
+    assert canonical("101 base" + " " * 3_000 + "2") == "101_{2}"

@@ -19,7 +19,7 @@ from prompt_aug.rephrase import diagnose
 from prompt_aug.rephrase.diagnose import Sampled, all_equal, distances, interval, summarise
 
 ONE = 2  # G of the hand values
-QUESTIONS = 100
+QUESTIONS = 40
 SEEN: dict[str, int] = {}  # how often a text was asked: its answers do not depend on other texts
 
 

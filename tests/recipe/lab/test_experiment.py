@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from prompt_aug.templates import load_bank
-from recipe.lab.experiment import ExperimentError, experiment_of, load_experiment, names
+from recipe.lab.experiment import Arm, ExperimentError, experiment_of, load_experiment, names
 
 BODY: dict[str, Any] = {
     "steps": 20,
@@ -25,7 +25,7 @@ def test_an_experiment_has_its_prediction_and_can_decide(name: str) -> None:
     assert (experiment.folder / "prediction.md").is_file()
     assert (experiment.folder / "README.md").is_file()
     deciding = {arm.name for arm in experiment.arms if arm.decides}
-    assert any(set(pair) <= deciding for pair in experiment.compare)
+    assert not deciding or any(set(pair) <= deciding for pair in experiment.compare)
     for template in experiment.measure.templates:
         assert template in load_bank()
     digests = [experiment.digest(arm) for arm in experiment.arms]
@@ -88,3 +88,16 @@ def test_what_does_not_decide_them_leaves_it() -> None:
     other = experiment_of({**BODY, "arms": arms, "compare": [], "curves": []}, "cw_grpo", PATH)
     one = experiment_of(BODY, "cw_grpo", PATH)
     assert one.digest(one.arm("kl")) == other.digest(other.arm("kl"))
+
+
+def test_seeds_share_worlds() -> None:
+    shared = experiment_of({**BODY, "worlds": 4}, "edge", PATH)
+    assert [shared.world_seed(seed) for seed in (1000, 1003, 1004, 1019, 2, 6)] == [
+        *(1000, 1003, 1000, 1003, 2, 2)
+    ]
+    assert experiment_of(BODY, "edge", PATH).world_seed(1005) == 1005
+    simulated = experiment_of({**BODY, "simulated": True}, "edge", PATH)
+    real = Arm(name="grpo", world="sums", verl=True)
+    assert simulated.simulates(simulated.arms[0]) and not simulated.simulates(real)
+    assert simulated.digest(simulated.arms[0]) != simulated.digest(real)
+    assert shared.digest(shared.arms[0]) != experiment_of(BODY, "edge", PATH).digest(shared.arms[0])

@@ -7,7 +7,7 @@ from typing import Any
 from lab_experiment import experiment
 
 from recipe.lab import page
-from recipe.lab.experiment import Arm, load_experiment, names
+from recipe.lab.experiment import Arm, Claim, load_experiment, names
 from recipe.lab.runs import read_record
 
 
@@ -37,13 +37,51 @@ def test_figures_are_of_the_last_checkpoint_and_the_end_of_a_curve() -> None:
     assert "never/logged, end" not in found
 
 
-def test_a_simulated_experiment_has_exact_p_values() -> None:
+def test_a_simulated_experiment_has_a_row_for_each_arm() -> None:
     plan = dataclasses.replace(experiment(), simulated=True)
-    rows = page.comparisons(plan, lines()).splitlines()
+    plan = dataclasses.replace(plan, measure=dataclasses.replace(plan.measure, samples=16))
+    baseline, kl = page.summary(plan, lines()).splitlines()[2:]
+    assert baseline.startswith("| grpo | 2 | 0.350 ± 0.071 | 0.400 ± 0.071 |")
     # differences 0.20 and 0.22: of the sums 0.42, -0.02, 0.02, -0.42 two are as far from 0
-    assert next(r for r in rows if "kl - grpo: qwen-math pass@1 |" in r).endswith("| 0.5 |")
+    assert kl.endswith("| +0.210 | ±0.127 | 0.5 |")  # 12.706 x 0.0141 / sqrt(2)
     assert "Simulated steps: 6" in page.results(plan, lines(), missing=0)
-    assert " p |" not in page.comparisons(experiment(), lines())
+    elsewhere = (plan.arms[0], dataclasses.replace(plan.arms[1], world="few"))
+    other = page.summary(dataclasses.replace(plan, arms=elsewhere), lines()).splitlines()[3]
+    assert other.endswith("|  |  |  |")  # the first arm of its world
+
+
+def test_claims_are_decided_when_all_their_runs_are_on_record() -> None:
+    def claim(direction: str, *arms: str) -> Claim:
+        return Claim(
+            claim=" ".join(arms), arms=arms, figure="qwen-math pass@1", direction=direction
+        )
+
+    arms = tuple(Arm(name=n, world="sums", decides=True) for n in ("grpo", "kl", "low", "same"))
+    # A seed shifts every arm alike; kl is +0.1 in each seed, low +0.1 only in seed 1000.
+    shift = {"grpo": lambda s: 0.0, "kl": lambda s: 0.1, "same": lambda s: 0.0}
+    shift["low"] = lambda s: 0.1 if s == 1000 else 0.0
+    record = {
+        (a.name, s): line(a.name, s, s / 4000 + shift[a.name](s), [])
+        for a in arms
+        for s in range(1000, 1020)
+    }
+    claims = (
+        claim("above", "kl", "grpo"),
+        claim("below", "kl", "grpo"),
+        claim("above", "low", "grpo"),
+        claim("above", "kl", "grpo", "same", "grpo"),
+    )
+    plan = dataclasses.replace(experiment(), arms=arms, claims=claims, simulated=True)
+    met, reverse, undecided, twice = page.verdicts(plan, record).splitlines()[2:]
+    # All of 20 differences have one sign: p = 2 / 2^20; Holm takes the smallest of three times 3.
+    assert "| +0.100 |" in met and "| 1.9e-06 | 1.9e-06 | **decided: met** |" in met
+    assert "| 1.9e-06 | 5.7e-06 | **decided: the reverse** |" in reverse
+    assert undecided.endswith("| 1 | 1 | undecided |")
+    assert "| +0.100 |" in twice and twice.endswith("**decided: met** |")
+    partly = {k: v for k, v in record.items() if k != ("low", 1019)}
+    assert len(page.verdicts(plan, partly).splitlines()) == 3  # the primary claim alone
+    assert page.verdicts(plan, {k: v for k, v in record.items() if k != ("kl", 1019)}) == ""
+    assert page.verdicts(dataclasses.replace(plan, claims=()), record) == ""
 
 
 def test_a_fall_that_recovers_is_seen() -> None:
@@ -124,7 +162,7 @@ def test_no_picture_has_more_than_five_arms_and_no_two_look_alike() -> None:
     for name in names():
         tried = load_experiment(name)
         arms = page.by_comparison(tried)
-        assert set(arms) == {arm.name for arm in tried.arms}
+        assert set(arms) <= {arm.name for arm in tried.arms}
         assert len(set(page.COLOURS)) >= len(arms)
         lines = read_record(tried.folder / "record.jsonl", tried)
         if not lines:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipe.lab.paired import Difference, mean_and_spread, paired_difference, sign_flip_p
+from recipe.lab.paired import Difference, holm, mean_and_spread, paired_difference, sign_flip_p
 
 
 def test_by_hand() -> None:
@@ -76,3 +76,9 @@ def test_sign_flips_by_hand(differences: list[float], p: float) -> None:
 def test_mean_and_spread_by_hand() -> None:
     assert mean_and_spread({1: 1.0, 2: 3.0}) == (2.0, pytest.approx(2**0.5))
     assert mean_and_spread({1: 1.0}) == (1.0, None)
+
+
+def test_holm_by_hand() -> None:
+    # 4 x .005; 3 x .01; 2 x .03; 1 x .04 is less than the one before
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0] and holm([]) == []

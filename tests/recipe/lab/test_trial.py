@@ -116,9 +116,12 @@ def test_a_page_by_hand() -> None:
         ("mine", 1001): line(0.1, 0.6, 0.6),
     }
     page = written(plan, lines, Method(name="mine", set=("a=1",)), "command")
-    assert "| grpo | 2 | 0.400 | 0.300 | 0.400 | 0.100 |  |  |  |" in page
+    assert (
+        "| grpo | 2 | 0.400 ± 0.141 | 0.300 ± 0.000 | 0.400 ± 0.141 | 0.100 ± 0.000 |  |  |  |"
+        in page
+    )
     # differences 0.2 and 0.3: mean 0.25, t 12.7062 x 0.0707 / sqrt 2 = 0.635, p 2 of 4
-    assert "| mine | 2 | 0.650 | 0.050 | 0.650 | 0.100 | +0.250 | ±0.635 | 0.5 |" in page
+    assert "| mine | 2 | 0.650 ± 0.071 | 0.050" in page and "| +0.250 | ±0.635 | 0.5 |" in page
     assert "2 seeds cannot reach less than 0.5" in page
     assert page.count("\n") < 40  # one screen
 

@@ -10,7 +10,6 @@ from eval import sweep
 from eval.benchmarks import parse_request
 from recipe.config.compose import compose_config
 from recipe.preflight import accept
-from recipe.preflight import accept as command
 from recipe.preflight.accept import Stage, StageError, stages
 from recipe.preflight.checks import validate
 from recipe.run import folder as run_folder
@@ -31,14 +30,14 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Stage]:
         Stage(name="slow", command=python("import time; time.sleep(60)"), seconds=0.5),
         Stage(name="last", command=[], needs=("good",), figures=lambda: {"x": 1 / 3}),
     ]
-    monkeypatch.setattr(command, "stages", lambda folder, cpu: made)
+    monkeypatch.setattr(accept, "stages", lambda folder, cpu: made)
     return made
 
 
 def test_one_failure_does_not_hide_the_rest(
     given: list[Stage], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main(["--folder", str(tmp_path / "a")]) == 1
+    assert accept.main(["--folder", str(tmp_path / "a")]) == 1
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("good: ok")
     assert said[1].startswith(f"bad: exit code 3, see {tmp_path}/a/logs/bad.log")
@@ -55,72 +54,64 @@ def test_single_stages_run_in_the_folder_as_it_is(
     given: list[Stage], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ["--folder", str(tmp_path / "a")]
-    assert command.main([*folder, "--only", "good", "last"]) == 0
+    assert accept.main([*folder, "--only", "good", "last"]) == 0
     with pytest.raises(SystemExit):
-        command.main([*folder, "--only", "goood"])
+        accept.main([*folder, "--only", "goood"])
     assert "no stage goood; they are good, bad" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("only", [[], ["--only", "good"]])
-def test_a_training_run_is_left_alone(
-    given: list[Stage], tmp_path: Path, capsys: pytest.CaptureFixture[str], only: list[str]
+@pytest.mark.parametrize("place", [".", "thesis.tex"])
+def test_a_training_run_and_a_file_are_left_alone(
+    given: list[Stage], tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, only: list
 ) -> None:
-    """It has logs/ as an acceptance run has."""
-    run = run_folder.RunFolder(tmp_path / "run")
-    for name in ("logs/train.log", "checkpoints/global_step_5/data.pt", "metrics.jsonl"):
-        (run.root / name).parent.mkdir(parents=True, exist_ok=True)
-        (run.root / name).touch()
-    before = sorted(run.root.rglob("*"))
-    assert command.main(["--folder", str(run.root), *only]) == 1
+    """A training run has logs/ as an acceptance run has."""
+    for name in ("logs/train.log", "checkpoints/global_step_5/data.pt", "thesis.tex"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("years")
+    before = {path: path.is_file() and path.read_text() for path in tmp_path.rglob("*")}
+    assert accept.main(["--folder", str(tmp_path / place), *only]) == 1
     assert "is not of an acceptance run: choose another --folder" in capsys.readouterr().out
-    assert sorted(run.root.rglob("*")) == before
-
-
-def test_a_file_is_left_alone(given: list[Stage], tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years")
-    assert command.main(["--folder", str(tmp_path / "thesis.tex")]) == 1
-    assert (tmp_path / "thesis.tex").read_text() == "years"
+    assert {path: path.is_file() and path.read_text() for path in tmp_path.rglob("*")} == before
 
 
 def test_a_folder_of_this_command_is_made_anew(given: list[Stage], tmp_path: Path) -> None:
     """Also an empty one, as a run leaves that was killed at once; --only keeps what is there."""
     folder = tmp_path / "a"
     folder.mkdir()
-    command.main(["--folder", str(folder)])
+    accept.main(["--folder", str(folder)])
     left = folder / "prompt_aug" / "metrics.jsonl"
     left.parent.mkdir()
     left.touch()
-    assert command.main(["--folder", str(folder), "--only", "good"]) == 0 and left.exists()
-    command.main(["--folder", str(folder)])
-    assert not left.exists() and (folder / command.MARK).is_file()
+    assert accept.main(["--folder", str(folder), "--only", "good"]) == 0 and left.exists()
+    accept.main(["--folder", str(folder)])
+    assert not left.exists() and (folder / accept.MARK).is_file()
 
 
 def test_weights_that_did_not_arrive_fail(tmp_path: Path) -> None:
     key = "training/rollout_actor_probs_pearson_corr"
     with pytest.raises(StageError, match="has no step"):
         accept.hand_over(tmp_path)
-    for value, good in ((0.9999, True), (0.98, False), (float("nan"), False)):
-        run_folder.append_metrics(tmp_path, 1, {key: value})
-        if good:
-            assert accept.hand_over(tmp_path) == {"correlation of engine and actor": value}
-        else:
-            with pytest.raises(StageError, match="wanted"):
-                accept.hand_over(tmp_path)
-    run_folder.append_metrics(tmp_path, 2, {})
-    with pytest.raises(StageError):
-        accept.hand_over(tmp_path)
+    run_folder.append_metrics(tmp_path, 1, {key: 0.9999})
+    assert accept.hand_over(tmp_path) == {"correlation of engine and actor": 0.9999}
+    for step, metrics in ((1, {key: 0.98}), (1, {key: float("nan")}), (2, {})):
+        run_folder.append_metrics(tmp_path, step, metrics)
+        with pytest.raises(StageError, match="wanted"):
+            accept.hand_over(tmp_path)
 
 
 def test_a_loss_or_a_gradient_that_is_off_fails(tmp_path: Path) -> None:
-    error, cosine = "largest log-prob error, nats", "cosine of the gradients"
-    for figures, good in (((0.02, 0.999), True), ((0.2, 0.999), False), ((0.02, 0.9), False)):
-        path = tmp_path / "reference.json"
-        path.write_text(json.dumps(dict(zip((error, cosine), figures, strict=True))))
-        if good:
-            assert accept.reference(path)[error] == 0.02
-        else:
-            with pytest.raises(StageError, match="off"):
-                accept.reference(path)
+    path = tmp_path / "reference.json"
+
+    def reference(error: float, cosine: float) -> accept.Figures:
+        names = ("largest log-prob error, nats", "cosine of the gradients")
+        path.write_text(json.dumps(dict(zip(names, (error, cosine), strict=True))))
+        return accept.reference(path)
+
+    assert list(reference(0.02, 0.999).values()) == [0.02, 0.999]
+    for figures in ((0.2, 0.999), (0.02, 0.9)):
+        with pytest.raises(StageError, match="off"):
+            reference(*figures)
 
 
 @pytest.mark.parametrize("cpu", [True, False])

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from recipe.errors import ConfigError
 from recipe.preflight import data
 from recipe.preflight.checks import validate
 from recipe.preflight.machine import first_checkpoint, gpus, lacks_wandb_key, port, room
-from recipe.preflight.resume import FREE, repair_checkpoints, same_prompts, same_run
+from recipe.preflight.resume import ALGORITHM, repair_checkpoints, same_prompts, same_run
 from recipe.preflight.rules import Setup
 from recipe.run.checkpoints import TRACKER
 from recipe.run.folder import RunFolder
@@ -186,7 +187,6 @@ BOTH = {"recipe": {**CURRICULUM["recipe"], "dynamic_sampling": {"max_gen_batches
         ({}, 16, "data.train_batch_size"),
         (CURRICULUM, 64, "recipe.curriculum.candidates"),  # a batch is chosen from four
         (BOTH, 192, "recipe.dynamic_sampling.max_gen_batches"),
-        ({"trainer": {"total_epochs": 2}}, 192, "trainer.total_epochs=2"),  # 24 steps of 16
     ],
 )
 def test_too_few_questions_for_a_step(
@@ -240,6 +240,8 @@ def begun(config: Any, folder: Path) -> RunFolder:
 
 
 ROLES = "actor_rollout_ref"
+TWO_RANKS = {"trainer": {"n_gpus_per_node": 2, "nnodes": 2}}
+LOSS = {"policy_loss": {"loss_mode": "clip_cov"}}
 OPTIM = {"lr_warmup_steps_ratio": 0.1}
 LONGER = {"trainer": {"total_training_steps": 99}}
 
@@ -248,7 +250,17 @@ LONGER = {"trainer": {"total_training_steps": 99}}
     ("change", "named"),
     [
         ({}, ""),
-        ({"recipe": {"name": "other"}}, "recipe.name"),
+        ({"recipe": {"name": "other"}}, ""),
+        ({"recipe": {"rephrasings": {"count": 1}}}, "recipe.rephrasings.count"),
+        ({"critic": {"cliprange_value": 0.1}}, "critic.cliprange_value"),
+        ({ROLES: {"actor": {"fsdp_config": {"model_dtype": "bf16"}}}}, "fsdp_config.model_dtype"),
+        ({ROLES: {"rollout": {"quantization": "fp8"}}}, "actor_rollout_ref.rollout.quantization"),
+        ({"data": {"train_files": ["x"]}}, "data.train_files"),
+        ({"data": {"dataloader_num_workers": 7}, "transfer_queue": {"enable": False}}, ""),
+        ({ROLES: {"rollout": {"max_num_seqs": 7, "max_num_batched_tokens": 999}}}, ""),
+        ({ROLES: {"actor": {"ppo_micro_batch_size_per_gpu": 8}}}, ""),
+        ({**TWO_RANKS, "critic": {"fsdp": {"param_offload": True}}}, ""),
+        ({ROLES: {"actor": {"ppo_micro_batch_size_per_gpu": 8, **LOSS}}}, "policy_loss"),
         ({ROLES: {"actor": {"optim": {"lr": 1.0}}}}, "actor_rollout_ref.actor.optim.lr"),
         ({ROLES: {"rollout": {"temperature": 0.5}}}, "actor_rollout_ref.rollout.temperature"),
         ({"data": {"train_batch_size": 32}}, "data.train_batch_size"),
@@ -296,8 +308,29 @@ def test_a_run_may_be_made_longer_unless_its_learning_rate_would_jump(
     assert ("trainer.total_training_steps" in found) is not free
 
 
-def test_every_free_key_exists() -> None:
-    assert set(FREE) <= known_keys()
+def test_micro_batches_stay_with_a_loss_that_depends_on_them(config: Any) -> None:
+    before = OmegaConf.merge(config, {ROLES: {"actor": LOSS}})
+    begun(before, Path(config.recipe.run_dir))
+    size = {ROLES: {"actor": {"ppo_micro_batch_size_per_gpu": 8}}}
+    assert "actor.ppo_micro_batch_size_per_gpu" in "".join(same_run(changed(before, **size)))
+
+
+def test_every_pattern_names_a_key() -> None:
+    for name in ALGORITHM:
+        assert any(fnmatchcase(key, name.removeprefix("!")) for key in known_keys()), name
+
+
+def test_epochs_end_a_run_and_a_resumed_one_ends_there_too(config: Any) -> None:
+    cosine = {ROLES: {"actor": {"optim": {"lr_scheduler_type": "cosine"}}}}
+    asked = OmegaConf.merge(config, cosine, {"trainer": {"total_epochs": 2}}, LONGER)
+    begins = asked.copy()
+    data.limit_steps(begins, 24)
+    assert begins.trainer.total_training_steps == 48
+    folder = begun(begins, Path(config.recipe.run_dir))
+    write_json(folder.data_manifest, {"train": {"steps_per_epoch": 24}})
+    assert list(same_run(Setup(asked))) == []
+    longer = {"trainer": {"total_epochs": 3}}
+    assert "trainer.total_epochs" in "".join(same_run(changed(asked, **longer)))
 
 
 @pytest.mark.parametrize("content", [b"recipe: {", b"\xff", b"- a\n"])

@@ -174,9 +174,8 @@ def test_a_machine_where_all_is_well(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     program = "import os; answer = {'platform': os.environ['VERL_PLATFORM']}"
-    monkeypatch.setattr(
-        doctor, "probes", lambda cpu: [Probe("probe", program, {"platform": "cpu"})]
-    )
+    probe = Probe("probe", program, {"platform": "cpu"})
+    monkeypatch.setattr(doctor, "probes", lambda cpu: [probe])
     monkeypatch.setattr(doctor, "gpu_names", lambda: None)
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     assert doctor.main(["--runs", str(tmp_path)]) == 0

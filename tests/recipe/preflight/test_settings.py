@@ -204,7 +204,6 @@ COMMANDS: list[tuple[str, int, str]] = [
     ("toy recipe.run_dir=/dev/null/x", 1, "recipe.run_dir=/dev/null/x"),
     ("toy recipe.min_free_gib=1e9", 1, "recipe.min_free_gib"),
     ("toy data.train_batch_size=100000000", 1, "data.train_batch_size"),
-    ("toy trainer.total_epochs=1 trainer.total_training_steps=999", 1, "trainer.total_epochs=1"),
     ("toy recipe.model_path=/nowhere/model", 1, "recipe.model_path=/nowhere/model"),
     ("toy recipe.model_path=.", 1, "config.json"),
     ("toy recipe.toy.world=nope", 1, "recipe.toy.world=nope"),

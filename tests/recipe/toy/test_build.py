@@ -78,13 +78,15 @@ def test_the_quick_start_begins_with_the_shipped_model_and_other_settings_do_not
     settings = build.settings_of(toy_config, bank)
     shipped = build.shipped_start(settings, bank)
     assert shipped.is_file(), "the settings of examples/toy changed: see scripts/ship_start.py"
-    fewer = dataclasses.replace(settings.world.questions, train=20)  # not what the model is taught
-    same = dataclasses.replace(settings.world, questions=fewer)
+    fewer = settings.world.questions.model_copy(
+        update={"train": 20}
+    )  # not what the model is taught
+    same = settings.world.model_copy(update={"questions": fewer})
     assert build.shipped_start(dataclasses.replace(settings, world=same), bank) == shipped
     others = [
         dataclasses.replace(settings, seed=settings.seed + 1),
         dataclasses.replace(settings, templates=settings.templates[:1]),
-        dataclasses.replace(settings, world=dataclasses.replace(settings.world, updates=9)),
+        dataclasses.replace(settings, world=settings.world.model_copy(update={"updates": 9})),
         dataclasses.replace(settings, world=load_world("sums")),
     ]
     assert not any(build.shipped_start(other, bank).is_file() for other in others)

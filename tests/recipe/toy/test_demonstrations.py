@@ -1,6 +1,5 @@
 """Demonstrations earn their reward, and their mistakes come at the rates of the world."""
 
-import dataclasses
 import hashlib
 import re
 from collections import Counter
@@ -86,7 +85,7 @@ def test_slips_come_at_their_rates() -> None:
 def test_mistakes_are_drawn_each_by_itself() -> None:
     """Two carries, one rate: both are forgotten at the product of the rates, and so are others."""
     slips = Slips(carry=0.5, fact=0.2, place=0.3, copy=0.4)
-    world = dataclasses.replace(load_world("staircase"), slips=slips)
+    world = load_world("staircase").model_copy(update={"slips": slips})
     problem, count = Problem(a=347, op="+", b=285, level=2), 4000
     drawn = [draw_mistakes(world, problem, 0, i) for i in range(count)]
 

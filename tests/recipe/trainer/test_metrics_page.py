@@ -77,8 +77,9 @@ def written() -> set[str]:
         **weight_metrics(ones),
         **shaped_rewards(rollouts, {"enable": True, "floor": -1.0, "weight": 1.0})[1],
     }
-    own = [*texts_of("trainer.py"), *texts_of("question_stats.py")]
-    direct = {text for text in own if re.fullmatch(r"(train|training|curriculum)/\w+", text)}
+    files = ("trainer.py", "question_stats.py", "saving.py")
+    own = [text for file in files for text in texts_of(file)]
+    direct = {text for text in own if re.fullmatch(r"(train|training|curriculum|guard)/\w+", text)}
     return {*found, *direct, *counted()}
 
 

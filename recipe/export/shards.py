@@ -1,0 +1,196 @@
+"""FSDP2 shards of a checkpoint: merged, and divided over another number of ranks.
+
+    python -m recipe.export.shards FOLDER RANKS [--device cpu] [--fsdp-size -1]
+
+FOLDER is ``global_step_N/actor`` or ``critic``. `recipe.train` runs the command when a run resumes
+on another number of ranks. A process of its own, since torch.distributed has to pretend to be each
+new rank in turn. The recorded number of ranks changes after all new files are written, so the
+checkpoint is whole at any moment.
+"""
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from prompt_aug.base.commands import existing, make_parser, run
+from prompt_aug.base.files import read_json, write_json
+from recipe.errors import ConfigError
+from recipe.run.checkpoints import SHARDS, shard_name
+
+# Of numpy's random state, in a checkpoint's extra files.
+RANDOM: list[Any] = [np.zeros(1).__reduce__()[0], np.ndarray, np.dtype, np.dtypes.UInt32DType]
+SETTINGS = ("lr", "betas", "weight_decay")  # of an optimizer: they are saved with its state
+
+
+def merged(parts: Sequence[DTensor]) -> torch.Tensor:
+    """Return the whole tensor of the parts that the ranks hold, in their order."""
+    # The last dimension of the mesh shards; a first one ("ddp") only replicates.
+    placement = parts[0].placements[-1]
+    local = [part._local_tensor for part in parts]
+    if placement.is_replicate():
+        return local[0]
+    if not placement.is_shard():
+        raise ConfigError(f"a tensor is {placement}: such shards cannot be merged")
+    return torch.cat(local, dim=placement.dim).contiguous()
+
+
+def load(path: Path) -> Any:
+    """Read a shard; it runs no code."""
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+def divided(parts: list[Any], mesh: DeviceMesh, where: str = "") -> Any:
+    """Return the part of this process of a nested state whose old parts are `parts`."""
+    first = parts[0]
+    if isinstance(first, dict):
+        return {
+            key: divided([part[key] for part in parts], mesh, f"{where}.{key}") for key in first
+        }
+    if isinstance(first, DTensor):
+        whole, placement = merged(parts), first.placements[-1]
+        local = whole
+        if placement.is_shard():
+            chunks = whole.chunk(mesh.size(mesh.ndim - 1), placement.dim)
+            rank = mesh.get_local_rank(mesh.ndim - 1)
+            empty = whole.narrow(placement.dim, 0, 0)
+            local = chunks[rank] if rank < len(chunks) else empty
+        placements = [Replicate()] * (mesh.ndim - 1) + [placement]
+        # A copy: torch.save writes the whole storage of a view.
+        return DTensor.from_local(
+            local.clone(),
+            mesh,
+            placements,
+            run_check=False,
+            shape=whole.shape,
+            stride=whole.stride(),
+        )
+    if isinstance(first, torch.Tensor) and any(not torch.equal(first, part) for part in parts):
+        raise ConfigError(
+            f"{where.lstrip('.')} is not the same on all ranks and says not how it is divided. "
+            "Resume with as many ranks as before"
+        )
+    return first
+
+
+def reshard(folder: Path, ranks: int, device: str = "cpu", fsdp_size: int = -1) -> None:
+    """Divide the shards in `folder` over `ranks`; the old files are deleted at the end."""
+    record = read_json(folder / "fsdp_config.json")
+    before = int(record["world_size"])
+    if record.get("FSDP_version") != 2:
+        raise ConfigError(
+            "actor_rollout_ref.actor.strategy=fsdp: its optimizer state is flat and cannot be "
+            "divided over another number of ranks. Resume with as many ranks as before"
+        )
+    shape: tuple[int, ...] = (ranks,)
+    names: tuple[str, ...] = ("fsdp",)
+    if 0 < fsdp_size < ranks:
+        shape, names = (ranks // fsdp_size, fsdp_size), ("ddp", "fsdp")
+    for rank in range(ranks):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+        try:
+            _write(folder, before, rank, init_device_mesh(device, shape, mesh_dim_names=names))
+        finally:
+            dist.destroy_process_group()
+    write_json(folder / "fsdp_config.json", {**record, "world_size": ranks})
+    for kind in SHARDS:
+        for old in range(before):
+            (folder / shard_name(kind, before, old)).unlink(missing_ok=True)
+
+
+def _write(folder: Path, before: int, rank: int, mesh: DeviceMesh) -> None:
+    """Write the files of a new rank from those of the `before` old ones."""
+    ranks = mesh.size()
+    for kind in ("model", "optimizer"):
+        paths = [folder / shard_name(kind, before, old) for old in range(before)]
+        states = [load(path) for path in paths if path.exists()]
+        if states:
+            torch.save(divided(shards_of(states), mesh), folder / shard_name(kind, ranks, rank))
+    extra = folder / shard_name("extra", before, rank % before)
+    if extra.exists():  # the schedule, and random states, of which a new rank copies one
+        shutil.copyfile(extra, folder / shard_name("extra", ranks, rank))
+
+
+def shards_of(states: list[Any]) -> list[Any]:
+    """Return the states of the ranks that together hold a whole: all, or the first replica's."""
+
+    def find(value: Any) -> DTensor | None:
+        if isinstance(value, dict):
+            return next((x for x in map(find, value.values()) if x is not None), None)
+        return value if isinstance(value, DTensor) else None
+
+    tensor = find(states[0])
+    return states if tensor is None else states[: tensor.device_mesh.shape[-1]]
+
+
+def restate(folder: Path, settings: dict[str, Any]) -> None:
+    """Give the saved optimizer `settings` (see `SETTINGS`): torch loads them with its state.
+
+    The rate of the next step is scaled, and that from which the schedule computes later ones set.
+    """
+
+    def rewrite(kind: str, change: Callable[[Any], bool]) -> None:
+        for path in sorted(folder.glob(f"{SHARDS[kind]}_world_size_*.pt")):
+            with torch.serialization.safe_globals(RANDOM):
+                state = torch.load(path, map_location="cpu", weights_only=True)
+            if change(state):
+                path.unlink()  # it may be a hard link to another run's
+                torch.save(state, path)
+
+    def optimizer(state: Any) -> bool:
+        changed = False
+        for group in state["param_groups"]:
+            scale = settings["lr"] / group.get("initial_lr", group["lr"])
+            new = {
+                "lr": group["lr"] * scale,
+                "initial_lr": settings["lr"],
+                "betas": tuple(settings["betas"]),
+                "weight_decay": settings["weight_decay"],
+            }
+            new = {key: value for key, value in new.items() if key in group}
+            changed |= any(group[key] != value for key, value in new.items())
+            group.update(new)
+        return changed
+
+    def schedule(state: Any) -> bool:
+        saved = state.get("lr_scheduler") or {}
+        rates = saved.get("base_lrs", [])
+        if all(rate == settings["lr"] for rate in rates):
+            return False
+        saved["_last_lr"] = [
+            last * settings["lr"] / rate
+            for last, rate in zip(saved["_last_lr"], rates, strict=True)
+        ]
+        saved["base_lrs"] = [settings["lr"]] * len(rates)
+        return True
+
+    rewrite("optimizer", optimizer)
+    rewrite("extra", schedule)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    example = "python -m recipe.export.shards runs/toy/checkpoints/global_step_4/actor 2"
+    parser = make_parser("python -m recipe.export.shards", __doc__, example=example)
+    parser.add_argument("folder", type=existing, help="global_step_N/actor or critic")
+    parser.add_argument("ranks", type=int, help="the new number of ranks")
+    parser.add_argument("--device", default="cpu", help="trainer.device")
+    parser.add_argument("--fsdp-size", type=int, default=-1, help="fsdp_config.fsdp_size")
+    given = parser.parse_args(arguments)
+
+    def work() -> int:
+        reshard(given.folder, given.ranks, given.device, given.fsdp_size)
+        return 0
+
+    return run("recipe.export.shards", work, interrupted="the same command divides them")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

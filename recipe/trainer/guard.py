@@ -1,0 +1,68 @@
+"""The collapse guard: `verdict` says from the metrics of a run whether it has collapsed.
+
+``recipe.guard.action``: off; warn (a line in the log and ``guard/breach`` in metrics.jsonl); stop
+(the same, then the run saves and ends, and the message has the command that forks it from the best
+checkpoint with a lower learning rate and a KL penalty). A low entropy is no breach: in the runs of
+examples/laboratory/edge it falls as far where held-out accuracy rises to 0.8 as where it collapses.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prompt_aug.base.errors import UserError
+
+SUDDEN = ("train/entropy", "response_length/mean", "actor/grad_norm")
+
+
+class CollapseError(UserError, RuntimeError):
+    """The guard has ended the run; its last finished step is saved."""
+
+
+def verdict(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str | None:
+    """Return why the last line of `history` is a breach, or None.
+
+    A breach: a metric is not finite; the median of a metric of `SUDDEN` over ``window`` steps is
+    more than ``factor`` times that of every earlier window, or of the response length less than the
+    inverse of every one; or the last two validations of a source are both ``accuracy_drop`` below
+    its best.
+    """
+    if not history:
+        return None
+    window, factor = settings["window"], settings["factor"]
+    for key in SUDDEN:
+        values = [float(line[key]) for line in history if key in line]
+        if key in history[-1] and not math.isfinite(values[-1]):
+            return f"{key}={values[-1]}"
+        medians = [
+            statistics.median(values[end - window : end])
+            for end in range(len(values), window - 1, -window)
+        ]
+        now, *before = medians or [0.0]
+        shrunk = key == "response_length/mean" and before and now * factor < min(before)
+        if before and (now > factor * max(before) or shrunk):
+            return f"{key}={now:.4g} (median of {window} steps), from {before[0]:.4g} before"
+    for key in sorted(history[-1]):
+        if key.startswith("val/") and key.endswith("/accuracy"):
+            values = [float(line[key]) for line in history if key in line]
+            if len(values) > 2 and max(values[-2:]) <= max(values[:-2]) - settings["accuracy_drop"]:
+                return f"{key}={values[-1]:.3f}, twice in a row far below {max(values):.3f}"
+    return None
+
+
+def remedy(run: str, history: Sequence[Mapping[str, Any]], saved: Sequence[int], lr: float) -> str:
+    """Return the command that forks `run` from its best saved step with a stated change."""
+
+    def accuracy(step: int) -> float:
+        line = next((line for line in history if line["step"] == step), {})
+        values = [v for k, v in line.items() if k.startswith("val/") and k.endswith("/accuracy")]
+        return statistics.fmean(values) if values else -math.inf
+
+    if not saved:
+        return "no checkpoint is saved: set trainer.save_freq"
+    actor, best = "actor_rollout_ref.actor", max(saved, key=lambda step: (accuracy(step), -step))
+    return (
+        f"python -m recipe.fork {run} --step {best} {run}_guarded {actor}.optim.lr={lr / 2:g} "
+        f"{actor}.use_kl_loss=true"
+    )

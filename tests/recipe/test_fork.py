@@ -1,0 +1,161 @@
+"""A fork: its folder, its provenance, what it shares with the run, and what is refused."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from prompt_aug.base.files import lock, read_json, read_lines, write_json
+from recipe import fork, train
+from recipe.config.compose import compose_config
+from recipe.errors import ConfigError
+from recipe.preflight import checks, resume
+from recipe.run import checkpoints
+from recipe.run.folder import RunFolder, read_metrics
+from recipe.trainer import launch
+
+pytestmark = pytest.mark.config
+LR = "actor_rollout_ref.actor.optim.lr"
+
+
+def save(folder: Path, step: int, lr: float) -> Path:
+    """A checkpoint of one rank with an optimizer of no parameters."""
+    made = folder / f"global_step_{step}"
+    (made / "actor").mkdir(parents=True)
+    group = {"lr": lr, "initial_lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.0}
+    states = {
+        "model": {"w": torch.ones(3)},
+        "optim": {"state": {}, "param_groups": [group]},
+        "extra_state": {"lr_scheduler": {"base_lrs": [lr], "_last_lr": [lr], "last_epoch": step}},
+    }
+    for kind, state in states.items():
+        torch.save(state, made / "actor" / f"{kind}_world_size_1_rank_0.pt")
+    write_json(made / "actor" / "fsdp_config.json", {"FSDP_version": 2, "world_size": 1})
+    torch.save({"position": step}, made / checkpoints.DATA)
+    write_json(made / checkpoints.STATE, {"batches_fetched": step})
+    return made
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run of three steps with the checkpoints 1 and 2, and its recorded command."""
+    monkeypatch.setattr(launch, "set_environment", lambda config: None)
+    folder = RunFolder(tmp_path / "run")
+    words = ["toy", f"recipe.run_dir={folder.root}", f"recipe.toy.cache={tmp_path / 'cache'}"]
+    config = compose_config(words[0], words[1:])
+    checks.check(config)
+    for step in (1, 2):
+        save(folder.checkpoints, step, config.actor_rollout_ref.actor.optim.lr)
+    (folder.checkpoints / checkpoints.TRACKER).write_text("2")
+    folder.config.write_text(OmegaConf.to_yaml(config, resolve=True))
+    folder.metrics.write_text("".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3)))
+    write_json(
+        folder.environment, {"command": shlex.join(["python", "-m", "recipe.train", *words])}
+    )
+    return folder
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str]:
+    code = fork.main([str(x) for x in arguments])
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+def test_a_fork_has_the_checkpoint_and_both_folders_record_it(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = RunFolder(run.root.parent / "new")
+    left = run.root.parent / ".new.fork" / "half"  # by a killed call
+    left.mkdir(parents=True)
+    code, said = call(capsys, run.root, "--step", 2, new.root)
+    assert code == 0, said
+    assert not left.exists()
+    assert checkpoints.tracked_step(new.checkpoints) == 2
+    assert checkpoints.damage(new.checkpoint(2)) is None and not new.checkpoint(1).exists()
+    assert [line["step"] for line in read_metrics(new.root)] == [1, 2]
+    record = read_json(new.fork)
+    assert (record["run"], record["step"], record["overrides"]) == (str(run.root), 2, [])
+    assert read_lines(run.forks) == [record]
+    # The printed command passes the checks, as a resume of the same experiment.
+    assert train.main([*shlex.split(said.splitlines()[1])[3:], "--dry-run"]) == 0
+    # Hard links: a run that saves the step once more writes into files of its own.
+    shard = new.checkpoint(2) / "actor" / "model_world_size_1_rank_0.pt"
+    before = shard.read_bytes()
+    checkpoints.begin(run.checkpoint(2))
+    assert not (run.checkpoint(2) / "actor" / shard.name).exists()
+    assert shard.read_bytes() == before
+
+
+def test_another_learning_rate_reaches_the_saved_optimizer(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = RunFolder(run.root.parent / "new")
+    code, said = call(
+        capsys, run.root, "--step", 1, new.root, f"{LR}=3e-6", "recipe.save_rollouts_every=2"
+    )
+    assert code == 0, said
+
+    def read(folder: RunFolder, kind: str) -> Any:
+        path = folder.checkpoint(1) / "actor" / f"{kind}_world_size_1_rank_0.pt"
+        return torch.load(path, weights_only=True)
+
+    (group,), schedule = read(new, "optim")["param_groups"], read(new, "extra_state")
+    assert group["lr"] == pytest.approx(3e-6) and group["initial_lr"] == 3e-6
+    assert schedule["lr_scheduler"]["base_lrs"] == [3e-6]
+    assert read(run, "optim")["param_groups"][0]["lr"] > 3e-6  # the run's own files are as before
+    assert OmegaConf.select(OmegaConf.load(new.config), LR) == 3e-6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--step", "7", "NEW"], "--step=7: "),
+        (["--step", "2", "RUN"], "it exists already"),
+        (["--step", "2", "NEW", "data.shuffle=false"], "data.shuffle: "),
+        (["--step", "2", "NEW", "recipe.seed=1"], "data.seed: "),
+        (["--step", "2", "NEW", "recipe.run_dir=x"], "recipe.run_dir=x: "),
+        (["--step", "2", "NEW", f"{LR}=-1"], f"{LR}=-1"),
+        (["--step", "2", "NEW", "no.such.key=1"], "no key 'no.such.key'"),
+    ],
+)
+def test_bad_forks_are_refused_and_leave_nothing(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    names = {"NEW": str(run.root.parent / "new"), "RUN": str(run.root)}
+    code, said = call(capsys, run.root, *(names.get(a, a) for a in arguments))
+    assert code == 1 and told in said and "Traceback" not in said
+    assert not run.forks.exists() and not list(run.root.parent.glob("*new*"))
+
+
+def test_a_live_run_is_not_forked(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    with lock(run.root):
+        code, said = call(capsys, run.root, "--step", 2, run.root.parent / "new")
+    assert code == 1 and "in use by process" in said
+    assert call(capsys, run.root, "--step", 2, run.root.parent / "new")[0] == 0
+
+
+def test_a_run_begins_from_the_checkpoint_of_another_and_resumes_its_own(run: RunFolder) -> None:
+    new = RunFolder(run.root.parent / "new")
+    words = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={run.checkpoint(1)}"]
+    words += [f"recipe.run_dir={new.root}", f"recipe.toy.cache={run.root.parent / 'cache'}"]
+    config = compose_config("toy", words)
+    checks.check(config)
+    assert resume.repair_checkpoints(config) == []
+    assert checkpoints.tracked_step(new.checkpoints) == 1
+    save(new.checkpoints, 5, 1e-4)
+    (new.checkpoints / checkpoints.TRACKER).write_text("5")
+    assert resume.repair_checkpoints(config) == []
+    assert checkpoints.tracked_step(new.checkpoints) == 5  # a requeued run does not start anew
+    for change, told in ((3, "is missing"), (None, "RUN/checkpoints")):
+        path = str(run.checkpoint(change)) if change else "null"
+        with pytest.raises(ConfigError, match=told):
+            other = compose_config(
+                "toy", [words[0], f"trainer.resume_from_path={path}", *words[3:]]
+            )
+            other.recipe.run_dir = str(run.root.parent / "third")
+            other.trainer.default_local_dir = f"{other.recipe.run_dir}/checkpoints"
+            checks.check(other)

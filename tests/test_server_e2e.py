@@ -1,0 +1,120 @@
+"""A real vLLM server with random weights: the samples of the engine, and a pipeline on hopeless
+responses."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rephrase_pipeline import command, lines, write_questions
+from tiny_model import save_tiny
+from vllm_server import serving_model
+
+from eval.sweep import main as sweep
+from prompt_aug.base.files import read_json, read_lines
+from prompt_aug.questions import make_question, read_parquet, write_parquet
+from prompt_aug.rephrase import diagnose
+from prompt_aug.rephrase.__main__ import main as rephrase
+from prompt_aug.rephrase.generate.store import Store
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm"),
+]
+ROOT = Path(__file__).resolve().parents[1]
+CLOSED = "http://127.0.0.1:1/v1"  # nothing listens there
+# A stop string that is met, and parameters that a server could take from elsewhere.
+SAMPLED = ["--temperature=1", "--samples=2", "--top-k=50", "--min-p=0.001", "--stop=a"]
+SAMPLED += ["--repetition-penalty=1.1"]
+N, G = 2, 2
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    save_tiny(folder / "model", seed=5, positions=8192)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(base: Path) -> Iterator[str]:
+    with serving_model(base / "model", "served", base / "server.log", length=8192) as found:
+        yield found
+
+
+def samples(out: Path, model: str) -> dict[tuple[str, str, int], tuple[str, int, str]]:
+    """Every sample of both settings: the folder's name begins with template and temperature."""
+    found = {}
+    for path in out.glob(f"*/{model}/toy/samples-*.jsonl"):
+        for x in read_lines(path)[1:]:
+            key = (path.parents[2].name, x["uid"], x["sample"])
+            found[key] = (x["response"], x["tokens"], x["finish_reason"])
+    return found
+
+
+def test_a_server_gives_what_the_engine_gives(base: Path, url: str) -> None:
+    model, out = base / "model", base / "samples"
+    made = [make_question(text=f"{i} + 1?", answers=("1",), source="t") for i in range(24)]
+    write_parquet(made, base / "toy.parquet")
+    common = [f"--benchmark=toy={base / 'toy.parquet'}", "--max-tokens=32", "--dtype=float32"]
+    common += ["--out", str(out)]
+    program = "import json, sys\nfrom eval.sweep import main\n"
+    program += "own, more = map(json.loads, sys.argv[1:])\nsys.exit(main(own) or main(own + more))"
+    own = json.dumps([*common, "--model", str(model)])
+    engine = subprocess.Popen([sys.executable, "-c", program, own, json.dumps(SAMPLED)], cwd=ROOT)
+    remote = [*common, "--endpoint", url, "--model", "served", "--tokenizer", str(model)]
+    assert sweep([*remote, "--max-requests=9"]) == 1
+    assert 0 < len(samples(out, "served")) <= 9
+    assert sweep(remote) == sweep(remote + SAMPLED) == 0
+    assert engine.wait(300) == 0
+    found = samples(out, "served")
+    assert len(found) == 24 + 48 and found == samples(out, "model")
+    assert len({response for response, _, _ in found.values()}) > 24  # they say something
+
+
+def test_candidates_of_random_weights_are_rejected_with_reasons(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions, out = write_questions(tmp_path / "q.parquet", 6), tmp_path / "out.parquet"
+    more = "--most 3 --answer-tokens 48 --solve served --answers 2 --agree 2 --solve-tokens 16"
+    options = command(questions, out, url, *more.split())
+    options[options.index("scripted")] = "served"
+    assert rephrase(options) == 0
+    candidates = lines(out.with_name("out.parquet.candidates.jsonl"))
+    assert len(candidates) == 6 * 3
+    assert {c["verdict"] for c in candidates} == {"reject"}
+    assert all(c["reasons"] and c["source"]["model"] == "served" for c in candidates)
+    assert {len(q.rephrasings) for q in read_parquet(out)} == {0}
+    card = out.with_name("out.parquet.README.md").read_text()
+    assert "Of 18 candidates: 18 reject" in card
+    before = out.read_bytes()
+    assert rephrase([CLOSED if word == url else word for word in options]) == 0
+    assert out.read_bytes() == before
+    assert "questions have fewer than" in capsys.readouterr().out
+
+
+def test_a_model_that_is_never_right_gives_no_signal(url: str, tmp_path: Path) -> None:
+    """G responses to the question, N x G to its rephrasings, N x G more to the question itself."""
+    asked = [
+        make_question(text=f"What is {i} + 5?", answers=[str(i + 5)], source="own",
+                      rephrasings=(f"Add {i} and 5.", f"Find the sum of {i} and 5."))
+        for i in range(3)
+    ]  # fmt: skip
+    write_parquet(asked, tmp_path / "asked.parquet")
+    folder = tmp_path / "diagnosis"
+    options = [str(tmp_path / "asked.parquet"), str(folder), "--model", "served"]
+    options += ["--base-url", url, "--n", str(N), "--g", str(G), "--answer-tokens", "16"]
+    assert diagnose.main(options) == 0
+    report = read_json(folder / "diagnosis.json")
+    assert report["questions"] == 3
+    for name in ("original", "rephrasings", "control"):
+        assert report["all_equal"][name] == [1.0, 1.0, 1.0]
+    assert Store(folder).spent.requests == 3 * (1 + N + N)  # each for G responses at once
+    answers = lines(folder / "answers.jsonl")
+    given = [a for a in answers if a["status"] == "answer" or a.get("empty")]  # empty: also drawn
+    assert len(given) == 3 * (N + 1) * G + 3 * N * G
+    assert (folder / "diagnosis.png").stat().st_size > 5_000
+    assert diagnose.main([CLOSED if word == url else word for word in options]) == 0
