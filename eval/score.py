@@ -32,6 +32,7 @@ from recipe.run import environment
 from recipe.run.folder import BenchmarkFolder, EvaluationFolder
 
 Lines = list[dict[str, Any]]
+REFLECTION = ("rethink", "recheck", "recalculate")  # counted by arXiv 2504.20571, Figure 4
 UNASKED = {"tokens": 0, "finish_reason": TOO_LONG, "correct": False, "status": TOO_LONG}
 
 
@@ -181,9 +182,15 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
         "status_rates": {name: count / total for name, count in sorted(statuses.items())},
         **({"parts": parts} if (parts := _part_means(lines)) else {}),
         "truncation_rate": sum(line["finish_reason"] == "length" for line in lines) / total,
+        "reflection_rate": sum(map(_reflects, lines)) / total,
         "mean_tokens": sum(line["tokens"] for line in lines) / total,
         "question_means": correct.mean(axis=1).tolist(),
     }
+
+
+def _reflects(line: Mapping[str, Any]) -> bool:
+    """Return whether a response contains a word of `REFLECTION`, in any case and inflection."""
+    return any(word in line.get("response", "").lower() for word in REFLECTION)
 
 
 def _part_means(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.config
 NAMES = example_names()
 METHODS = group_names("method")
 LABORATORY = [name for name in NAMES if name.startswith("laboratory/")]
-OWN_DATA = "data/one_shot/train.parquet"  # made by hand: examples/one_shot
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 TEMPLATES, STEPS = "recipe.augment.templates", "trainer.total_training_steps"
@@ -213,7 +212,7 @@ def test_an_example_would_start(name: str) -> None:
     assert config.trainer.device == ("cuda" if name in (*METHODS, "lora") else "cpu")
     if config.trainer.device == "cpu":
         return
-    for path in {*config.data.train_files, *config.data.val_files} - {OWN_DATA}:
+    for path in {*config.data.train_files, *config.data.val_files}:
         assert "SOURCE" not in command_for(path), f"no preset makes {path}"
     two_nodes: Any = OmegaConf.merge(config, {"trainer": {"nnodes": 2}})
     if config.data.train_batch_size == 12:  # 9 rows a GPU: scale/open_rs is for one node

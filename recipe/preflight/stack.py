@@ -7,8 +7,8 @@ from recipe.preflight import engine
 from recipe.preflight.rules import Check, Rule, Setup
 
 MUON = (
-    " Name a class of your own with optimizer_impl=MODULE and optimizer=CLASS that leaves all but "
-    "the matrices to AdamW."
+    " Set optimizer_impl=recipe.actor.muon and optimizer=MuonAdamW, which leaves all but the "
+    "matrices to AdamW."
 )
 # Implementation of fused kernels -> the package it needs.
 FUSED = {"torch": "torch", "triton": "triton", "liger": "liger_kernel"}

@@ -71,7 +71,9 @@ def asked(engine: FakeEngine) -> list[tuple[int, int]]:
 def test_scores_by_hand(run: Runner, make_benchmark: MakeBenchmark) -> None:
     def answer(request: Request) -> str:
         # Questions 0 and 1 are right twice, 2 once, 3 never, with no answer at all.
-        return right(request) if request.question + request.key[2] <= 2 else "no idea"
+        hesitant = "I shall Recheck and rethink it."  # one of eight: the first of question 3
+        rest = hesitant if (request.question, request.key[2]) == (3, 0) else "no idea"
+        return right(request) if request.question + request.key[2] <= 2 else rest
 
     scores = run(FakeEngine(answer), make_benchmark(questions=4, samples=2))
     entry = scores["benchmarks"]["toy"]
@@ -87,6 +89,7 @@ def test_scores_by_hand(run: Runner, make_benchmark: MakeBenchmark) -> None:
     assert 0 <= low < 5 / 8 < high <= 1
     assert entry["status_rates"] == {"correct": 5 / 8, "no_answer": 3 / 8}
     assert (entry["questions"], entry["samples"], entry["truncation_rate"]) == (4, 8, 0.0)
+    assert entry["reflection_rate"] == 1 / 8
     assert scores["average"]["per_question"]["accuracy"] == 5 / 8
     folder = run.only("*/step_20")
     assert scores == json.loads((folder / "scores.json").read_text())

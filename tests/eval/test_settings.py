@@ -120,11 +120,13 @@ def test_presets_are_the_papers_protocols() -> None:
     for name, preset in presets().items():
         assert preset.keys() >= {"bank", "template", *FORM, *sampling}  # nothing of the run's
         settings = Settings(**preset)
-        assert settings.greedy == (name == "paper_prompt_aug")
+        assert settings.greedy == (name in ("paper_prompt_aug", "paper_one_shot"))
         keys = ("style", "extraction", "max_tokens", "samples")
         protocols[name] = tuple(getattr(settings, key) for key in keys)
     assert protocols == {
         "paper_prompt_aug": ("chat", "strict", 3000, 5),
         "paper_ta_grpo": ("bare", "strict", 3072, 128),
         "paper_cw_grpo": ("chat", "last_number", 32768, 1),
+        "paper_one_shot": ("chat", "last_number", 3072, 1),
+        "paper_one_shot_x8": ("chat", "last_number", 3072, 8),
     }

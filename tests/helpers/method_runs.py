@@ -53,10 +53,15 @@ TOGETHER = [
 ]
 MODEL = "actor_rollout_ref.model"
 LORA = [f"{MODEL}.lora_rank=8", f"{MODEL}.lora.merge=true", f"{ACTOR}.optim.lr=1e-3"]
-CORRECTED = [  # engine and actor agree to 1e-6 here, so these bounds reject a part of the tokens
-    *("algorithm.rollout_correction.rollout_is=token", "recipe.advantage.name=rloo"),
-    *("algorithm.rollout_correction.rollout_rs=token_k2", "recipe.history.enable=true"),
-    *("algorithm.rollout_correction.rollout_rs_threshold=1e-14", "recipe.save_tensors_every=1"),
+CORRECTION = "algorithm.rollout_correction"
+CORRECTED = [  # the engine computes in bfloat16, the actor in float32
+    *("actor_rollout_ref.rollout.dtype=bfloat16", "recipe.advantage.name=rloo"),
+    *(f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_threshold=1.01"),
+    f"{CORRECTION}.rollout_rs='token_k2,seq_mean_k3'",
+    f"{CORRECTION}.rollout_rs_threshold='1e-4,3e-5'",
+    *("recipe.history.enable=true", "recipe.save_tensors_every=1"),
+    *(f"{ACTOR}.optim.optimizer_impl=recipe.actor.muon", f"{ACTOR}.optim.optimizer=MuonAdamW"),
+    *(f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.kl_loss_type=k3"),
     *("algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=10"),
     "recipe.overlong_filter=true",
 ]

@@ -1,11 +1,14 @@
 """One run of CW-GRPO's published layer: two sources, one with a verifier of its own; verl's rollout
-correction with covariance weights, KL in the reward and the overlong filter.
+correction of an engine in bfloat16, with covariance weights, KL in the reward and in the loss (k3),
+the overlong filter, and Muon.
 """
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas
 import pytest
 from method_runs import CORRECTED, Runner, finite, published
@@ -104,5 +107,26 @@ def test_rollout_correction_goes_with_weights(runs: Runner) -> None:
     assert 0 < cut_B.sum() < len(cut_B)
     assert not signal_B[cut_B].any()
     assert signal_B[~cut_B].any()
-    rejected = [m["rollout_corr/rollout_rs_masked_fraction"] for m in metrics]
-    assert all(0 < share < 1 for share in rejected)
+    for step, line in enumerate(metrics, start=1):
+        corrected(runs.arrays("own", step=step), line)
+
+
+def corrected(arrays: Any, metrics: dict[str, float]) -> None:
+    """TIS by token, MIS by token and by sequence, computed again from the log-probabilities."""
+    difference_BT = arrays["old_log_probs"].astype(float) - arrays["rollout_log_probs"]
+    inside_BT = np.arange(difference_BT.shape[1]) < arrays["lengths"][:, None]
+    difference_BT = np.where(inside_BT, difference_BT, 0)
+    assert 1e-4 < np.abs(difference_BT[inside_BT]).mean() < 0.1  # the sampler is another policy
+    weights_BT = np.minimum(np.exp(difference_BT), 1.01)
+    k3_BT = np.exp(difference_BT) - 1 - difference_BT
+    rejected_B = k3_BT.sum(1) / arrays["lengths"] > 3e-5
+    rejected_BT = (difference_BT**2 / 2 > 1e-4) | rejected_B[:, None]
+    assert 0 < rejected_B.mean() < 1
+    expected = {
+        "rollout_is_mean": weights_BT[inside_BT].mean(),
+        "rollout_rs_seq_mean_k3_seq_masked_fraction": rejected_B.mean(),
+        "rollout_rs_masked_fraction": rejected_BT[inside_BT].mean(),
+    }
+    found = {name: metrics[f"rollout_corr/{name}"] for name in expected}
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert not arrays["advantages"][rejected_BT & inside_BT].any()

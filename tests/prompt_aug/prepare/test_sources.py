@@ -21,6 +21,7 @@ from prompt_aug.prepare.sources import (
 )
 from prompt_aug.questions import QuestionError
 
+STEP_BY_STEP = r"Let's think step by step and output the final answer within \boxed{}."
 ROWS = [
     {"problem": "What is the sum of 1 and 2?", "answer": "3"},
     {"problem": " Add 2 to 2. ", "answer": " 4 "},
@@ -78,6 +79,13 @@ PRESET_ROWS: dict[str, tuple[dict[str, Any], str, str, int | None]] = {
     "dapo-math-17k": (
         {"prompt": CHAT, "reward_model": {"ground_truth": "34"}},
         *("How many?\nIn all?", "34", None),
+    ),
+    "dsr-sub": (
+        {
+            "prompt": [{"role": "user", "content": f"Q? {STEP_BY_STEP}"}],
+            "reward_model": {"ground_truth": "12.8"},
+        },
+        *("Q?", "12.8", None),
     ),
     "open-rs": (PLAIN, "Q?", "7", None),
     "ta-grpo": ({"question": "Q?", "answer": "7", "index": 0, "sub_index": 0}, "Q?", "7", None),
