@@ -7,6 +7,8 @@ import pytest
 import torch
 from load_script import load_script
 
+from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
+
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
@@ -28,6 +30,8 @@ def test_it_runs_and_prints_every_line(
     names = [bench.VERL, "grpo", "token_covariance", "covariance_metrics"]
     names += ["gaussian_covariance", "clip_cov", "A w", bench.RECORD, bench.BACK]
     names += ["entropy", "group_metrics", "rephrasing_metrics", bench.WHOLE]
+    names += [f"advantage {name}" for name in sorted(ADVANTAGES)]
+    names += [f"weights {name}" for name in sorted(TOKEN_WEIGHTS)]
     assert [row[0] for row in rows] == [*names, f"CW-GRPO step: {' + '.join(bench.CW_GRPO)}"]
     assert all(float(cell) >= 0 for row in rows for cell in row[1:])
     assert float(rows[0][2]) == 1.0

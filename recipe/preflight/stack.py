@@ -56,6 +56,13 @@ IMPL = "{MODEL}.fused_kernel_options.impl_backend"
 STACK: list[Check] = [
     optimizers,
     Rule(
+        "{A}.optim.optimizer_impl {A}.strategy",
+        lambda s: (
+            s.actor.optim.optimizer_impl == "recipe.actor.muon" and s.actor.strategy == "fsdp"
+        ),
+        "FSDP flattens the matrices that Muon needs. Set {A}.strategy=fsdp2.",
+    ),
+    Rule(
         "{MODEL}.use_liger",
         lambda s: s.model.use_liger and engine.is_missing("liger_kernel"),
         "it needs the package liger-kernel, which is not installed. Install it "

@@ -7,7 +7,8 @@ uids as strings); ours get what recipe.trainer.batch makes (float64). After one 
 round measures all lines in turn, so that a slow moment of the machine affects them all.
 
 The table holds median seconds, the ratio to verl's GRPO advantage, and the share of a step of 30 s
-(published steps of prompt augmentation, arXiv 2602.03190, take tens of seconds). The last line is
+(published steps of prompt augmentation, arXiv 2602.03190, take tens of seconds). Lines "advantage
+NAME" and "weights NAME" are compute_advantages with each registered function. The last line is
 the sum of what a CW-GRPO step (arXiv 2605.11538) does on the driver: columns to a record,
 recipe.algorithms.compute (advantages, weights, metrics), statistics of groups and rephrasings,
 advantages back to rows. `bench.py trainer` includes TransferQueue.
@@ -16,7 +17,9 @@ advantages back to rows. `bench.py trainer` includes TransferQueue.
 import statistics
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -125,7 +128,18 @@ def lines(made: SimpleNamespace) -> dict[str, Callable[[], object]]:
         "group_metrics": lambda: group_metrics(batch, rewards_B),
         "rephrasing_metrics": lambda: rephrasing_metrics(batch, rewards_B),
         WHOLE: lambda: compute_advantages(batch, settings),
+        **dict(each_function(batch)),
     }
+
+
+def each_function(batch: RolloutBatch) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield a line for every advantage and every token weight; a critic's values are made up."""
+    batch = replace(batch, values_BT=batch.logprobs_BT)
+    for section, names in (("advantage", ADVANTAGES), ("weights", TOKEN_WEIGHTS)):
+        for name in sorted(names):
+            settings = OmegaConf.load(SETTINGS).recipe
+            settings[section].name = name
+            yield f"{section} {name}", partial(compute_advantages, batch, settings)
 
 
 def measure(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:

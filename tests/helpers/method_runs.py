@@ -58,7 +58,7 @@ CORRECTED = [  # the engine computes in bfloat16, the actor in float32
     *("actor_rollout_ref.rollout.dtype=bfloat16", "recipe.advantage.name=rloo"),
     *(f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_threshold=1.01"),
     f"{CORRECTION}.rollout_rs='token_k2,seq_mean_k3'",
-    f"{CORRECTION}.rollout_rs_threshold='1e-4,3e-5'",
+    f"{CORRECTION}.rollout_rs_threshold='1e-3,4.5e-4'",
     *("recipe.history.enable=true", "recipe.save_tensors_every=1"),
     *(f"{ACTOR}.optim.optimizer_impl=recipe.actor.muon", f"{ACTOR}.optim.optimizer=MuonAdamW"),
     *(f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.kl_loss_type=k3"),

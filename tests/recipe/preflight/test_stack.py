@@ -22,11 +22,13 @@ KERNELS += "{MODEL}.fused_kernel_options.impl_backend="
 IS, RS = "{C}.rollout_is=", "{C}.rollout_rs_threshold=0.5_2.0 {C}.rollout_rs="
 WITHOUT_BOUNDS = "{A}.clip_ratio=0.2 {A}.clip_ratio_low=null {A}.clip_ratio_high=null"
 
+MUON = "{A}.optim.optimizer_impl=recipe.actor.muon {A}.optim.optimizer=MuonAdamW"
 # On the CPU's toy and, with its packages, in a setting for GPUs.
 ON_BOTH = [
     "{A}.strategy=fsdp2 {REF}.strategy=fsdp2",
     "{A}.strategy=fsdp {REF}.strategy=fsdp",
     "{A}.optim.optimizer=SGD",
+    MUON,
     KERNELS + "torch",
     *(IS + level for level in ("token", "sequence")),
     f"{IS}token {{C}}.rollout_is_threshold=0.5_5.0",
@@ -49,6 +51,7 @@ ON_GPUS = [
 # (settings, reason) on any machine
 REFUSED = [
     ("{A}.optim.optimizer=Muon", "2D parameters"),
+    (f"{MUON} {{A}}.strategy=fsdp", "strategy=fsdp2"),
     ("{A}.optim.optimizer=LBFGS", "weight_decay"),
     ("{A}.optim.optimizer=AdamW8bit", "no such optimizer"),
     ("{A}.optim.override_optimizer_config={{momentun:0.9}}", "momentun"),
