@@ -69,7 +69,9 @@ def carry_out(given: argparse.Namespace) -> int:
         )
     done = read_record(record, experiment)
     if done:
-        all_counted = [(a.name, s) for a in experiment.arms for s in experiment.seeds(a, 5)]
+        all_counted = [
+            (a.name, s) for a in experiment.arms for s in experiment.seeds(a, given.seeds)
+        ]
         missing = sum(run not in done for run in all_counted) if counted else 0
         write_text(folder / "results.md", page.results(experiment, done, missing))
         page.draw(experiment, done, folder)

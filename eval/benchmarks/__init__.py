@@ -9,6 +9,7 @@ Keys:
     text, answer   columns (default: the usual names);  level: a column of difficulty
     answer_from    the answer is the text after the last occurrence of this string
     options        columns of wrong options: a multiple-choice question, graded by its letter
+    choices        column of {text, label}: all options in their order; `answer` has a label
     shuffle_seed   seed of the order of the options
     template       template of its questions, whatever the evaluation's template is
     shots          yaml file of solved examples, a list of {question, answer}, before each question
@@ -65,6 +66,7 @@ class Benchmark(Record):
     level: Text | None = None
     answer_from: Text | None = None
     options: Several[Text] = ()
+    choices: Text | None = None
     shuffle_seed: int = 0
     template: Text | None = None
     shots: Text | None = None
@@ -79,8 +81,10 @@ class Benchmark(Record):
     def _consistent(self) -> "Benchmark":
         if (self.hub is None) == (self.file is None):
             raise ValueError("give one of hub and file")
-        if self.options and not self.answer:
-            raise ValueError("options need the column of the answer")
+        if (self.options or self.choices) and not self.answer:
+            raise ValueError("options and choices need the column of the answer")
+        if self.options and self.choices:
+            raise ValueError("give one of options and choices")
         return self
 
     def digests(self, *, local: bool) -> set[str]:
@@ -247,9 +251,10 @@ def _questions(name: str, path: Path | None, benchmark: Benchmark) -> list[Quest
     rows = load_rows(str(path), split=benchmark.split)
     names = rows.column_names
     # The columns of the record are those of the hub's copy; a local copy may have other names.
-    own = [c for c in (benchmark.text, benchmark.answer, *benchmark.options) if c is not None]
+    columns = (benchmark.text, benchmark.answer, benchmark.choices, *benchmark.options)
+    own = [c for c in columns if c is not None]
     if not set(own) <= set(names):
-        usual = {"text": None, "answer": None, "level": None, "options": ()}
+        usual = {"text": None, "answer": None, "level": None, "options": (), "choices": None}
         benchmark = benchmark.model_copy(update=usual)
     return _from_rows(name, rows, names, benchmark)
 
@@ -270,6 +275,16 @@ def _from_rows(name: str, rows: Any, names: Sequence[str], benchmark: Benchmark)
             wrong = [str(row[column]).strip() for column in benchmark.options]
             seed = benchmark.shuffle_seed
             text, answers, options = multiple_choice(text, answers[0], wrong, seed)
+        elif benchmark.choices:
+            found = row[benchmark.choices]
+            options = tuple(str(option).strip() for option in found["text"])
+            labels = [str(label) for label in found["label"]]
+            if answers[0] not in labels or not len(labels) == len(options) <= len(LETTERS):
+                raise EvaluationError(
+                    f"benchmark {name}: row {number}: {benchmark.answer}={answers[0]} is not "
+                    f"one of the labels {labels} of {len(options)} options"
+                )
+            text, answers = lettered(text, options), (LETTERS[labels.index(answers[0])],)
         level = read_level(row.get(benchmark.level)) if benchmark.level else None
         made = make_question(
             text=text, answers=answers, source=name, split="test", level=level, options=options
@@ -314,8 +329,11 @@ def multiple_choice(
     options = sorted([right, *wrong], key=key)
     if right in wrong or len(options) > len(LETTERS):
         raise EvaluationError(f"a wrong option equals the right one, or too many: {text[:60]!r}")
-    asked = f"{text}\n{listing(options)}\nAnswer with the letter of the right option."
-    return asked, (LETTERS[options.index(right)],), tuple(options)
+    return lettered(text, options), (LETTERS[options.index(right)],), tuple(options)
+
+
+def lettered(text: str, options: Sequence[str]) -> str:
+    return f"{text}\n{listing(options)}\nAnswer with the letter of the right option."
 
 
 def listing(options: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from recipe.toy.world import load_world
 FOLDER = EXAMPLES / "laboratory"
 FIRST_COUNTED = 1000  # seeds from here on are counted; calibration takes smaller ones
 COUNTED = 20  # the most seeds of an arm
+_OPTIONAL = {"name", "simulated", "mechanism", "worlds", "claims", "counted"}
 
 
 class ExperimentError(ConfigError):
@@ -55,15 +56,17 @@ class Mechanism:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """A prediction: the mean of `figure` of one arm is above or below that of the other.
+    """A prediction: the mean of `figure` of one arm is above or below that of the other, or equal.
 
-    With four arms a, b, c, d it is about the difference of differences (a - b) - (c - d).
+    With four arms a, b, c, d it is about the difference of differences (a - b) - (c - d). Equal
+    within `margin`: the 95 % interval of the difference is inside -margin to margin.
     """
 
     claim: str
     arms: tuple[str, ...]
     figure: str
-    direction: str  # above or below
+    direction: str  # above, below or equal
+    margin: float | None = None  # of equal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +88,7 @@ class Experiment:
     mechanism: Mechanism | None = None
     worlds: int | None = None  # None: one for each seed
     claims: tuple[Claim, ...] = ()  # the first is the primary one
+    counted: int = COUNTED  # seeds on which the claims are decided
 
     @property
     def folder(self) -> Path:
@@ -146,9 +150,7 @@ def load_experiment(name: str) -> Experiment:
 
 def experiment_of(found: Any, name: str, path: Path) -> Experiment:
     """The record of a yaml's content."""
-    body = _keys(
-        found, Experiment, {"name", "simulated", "mechanism", "worlds", "claims"}, path, "the file"
-    )
+    body = _keys(found, Experiment, _OPTIONAL, path, "the file")
     measure = _keys(body["measure"], Measure, set(), path, "measure")
     arms = [
         Arm(name=key, **_keys(value, Arm, {"name", "set", "decides", "verl"}, path, f"arms.{key}"))
@@ -166,6 +168,7 @@ def experiment_of(found: Any, name: str, path: Path) -> Experiment:
         mechanism=_mechanism(body.get("mechanism"), path),
         worlds=int(body["worlds"]) if "worlds" in body else None,
         claims=tuple(_claim(found, path) for found in body.get("claims", ())),
+        counted=int(body.get("counted", COUNTED)),
     )
     for claim in experiment.claims:
         if not all(experiment.arm(arm).decides for arm in claim.arms):
@@ -190,10 +193,12 @@ def _mechanism(found: Any, path: Path) -> Mechanism | None:
 
 
 def _claim(found: Any, path: Path) -> Claim:
-    body = _keys(found, Claim, set(), path, "claims")
-    if len(body["arms"]) not in (2, 4) or body["direction"] not in ("above", "below"):
+    body = _keys(found, Claim, {"margin"}, path, "claims")
+    directions = ("equal",) if "margin" in body else ("above", "below")
+    if len(body["arms"]) not in (2, 4) or body["direction"] not in directions:
         raise ExperimentError(
-            f"{path}: claims: `arms` must be two or four names, `direction` above or below"
+            f"{path}: claims: `arms` must be two or four names, `direction` above or below, or "
+            "equal with a `margin`"
         )
     return Claim(**{**body, "arms": tuple(body["arms"])})
 

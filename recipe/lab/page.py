@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe.lab.experiment import COUNTED, Arm, Claim, Experiment
+from recipe.lab.experiment import Arm, Claim, Experiment
 from recipe.lab.paired import holm, mean_and_spread, paired_difference, sign_flip_p
 from recipe.lab.runs import BIN
 
@@ -102,7 +102,8 @@ def table(experiment: Experiment, lines: Lines) -> str:
 def verdicts(experiment: Experiment, lines: Lines) -> str:
     """A row for each claim: its effect, interval and p, and whether the runs decide it.
 
-    The first claim is tested alone, the others together by Holm's method, at 0.05. Without the
+    The first claim is tested alone, the others together by Holm's method, at 0.05; equality by the
+    interval, whose ends lie within the margin at level 0.025. Without the
     first until all runs of its arms are on record, without the others until all runs are.
     """
     claims, secondary = experiment.claims[:1], experiment.claims[1:]
@@ -117,11 +118,14 @@ def verdicts(experiment: Experiment, lines: Lines) -> str:
     for claim, pair, p, corrected in zip(claims, pairs, found, adjusted, strict=True):
         effect = paired_difference(*pair)
         assert effect is not None and effect.half_width is not None
+        low, high = effect.mean - effect.half_width, effect.mean + effect.half_width
         verdict = "undecided"
-        if corrected < 0.05:
+        if claim.margin is not None:
+            if max(-low, high) < claim.margin:
+                verdict = f"**decided: equal within {claim.margin:g}**"
+        elif corrected < 0.05:
             met = (effect.mean > 0) == (claim.direction == "above")
             verdict = "**decided: met**" if met else "**decided: the reverse**"
-        low, high = effect.mean - effect.half_width, effect.mean + effect.half_width
         rows.append(
             [
                 *(claim.claim, f"{effect.mean:+.3f}", f"{low:+.3f} to {high:+.3f}"),
@@ -133,7 +137,7 @@ def verdicts(experiment: Experiment, lines: Lines) -> str:
 
 def _complete(experiment: Experiment, lines: Lines, claim: Claim) -> bool:
     arms = [experiment.arm(name) for name in claim.arms]
-    return all((a.name, s) in lines for a in arms for s in experiment.seeds(a, COUNTED))
+    return all((a.name, s) in lines for a in arms for s in experiment.seeds(a, experiment.counted))
 
 
 def _pair(

@@ -1,5 +1,6 @@
 """Benchmarks: denominators, digests, files, hub errors, answers as texts, multiple choice."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from prompt_aug.questions import make_question, write_parquet
 from prompt_aug.templates import load_bank
 
 SIZES = {
+    **{"arc-challenge": 1172, "arc-easy": 2376},
     **{"aime24": 30, "aime25": 30, "amc": 83, "amc23": 40, "gpqa-diamond": 198, "gsm8k": 1319},
     **{"math-beyond": 181, "math500": 500, "minerva": 272, "olympiadbench": 675},
 }
@@ -336,6 +338,24 @@ def test_multiple_choice_is_graded_by_letter_and_text(tmp_path: Path) -> None:
         sample = {("u", "p", 0): {"response": response}}
         (found,) = grade_samples([line], sample, 1, load_bank()["qwen-math"])
         assert found["correct"] == right
+
+
+@pytest.mark.parametrize(("key", "letter"), [("3", "C"), ("B", None), ("4", None)])
+def test_options_in_one_column_keep_their_order(
+    tmp_path: Path, key: str, letter: str | None
+) -> None:
+    options = {"text": ["ice", "rain", "hail"], "label": ["1", "2", "3"]}
+    row = {"question": "Which falls?", "choices": options, "answerKey": key}
+    (tmp_path / "arc.jsonl").write_text(json.dumps(row) + "\n")
+    columns = {"text": "question", "answer": "answerKey", "choices": "choices"}
+    path = own(tmp_path, file="arc.jsonl", questions=1, **columns)
+    if letter is None:
+        with pytest.raises(EvaluationError, match=rf"answerKey={key} is not one of the labels"):
+            load_own(path)
+        return
+    (question,) = load_own(path).questions
+    assert (question.answers, question.options) == ((letter,), ("ice", "rain", "hail"))
+    assert "(A) ice\n(B) rain\n(C) hail\n" in question.text
 
 
 def test_the_right_option_is_at_every_place(tmp_path: Path) -> None:

@@ -84,6 +84,34 @@ def test_claims_are_decided_when_all_their_runs_are_on_record() -> None:
     assert page.verdicts(dataclasses.replace(plan, claims=()), record) == ""
 
 
+def test_equality_is_decided_by_the_interval() -> None:
+    arms = tuple(Arm(name=n, world="sums", decides=True) for n in ("grpo", "kl"))
+    shifts = {1000: 0.01, 1001: -0.01, 1002: 0.0}  # 0 ± 4.303 x 0.01 / sqrt(3) = ± 0.0248
+    record = {
+        (name, s): line(name, s, 0.5 + (shift if name == "kl" else 0.0), [])
+        for s, shift in shifts.items()
+        for name in ("grpo", "kl")
+    }
+
+    def verdict(margin: float) -> str:
+        claims = (
+            Claim(
+                claim="same",
+                arms=("kl", "grpo"),
+                figure="qwen-math pass@1",
+                direction="equal",
+                margin=margin,
+            ),
+        )
+        plan = dataclasses.replace(
+            experiment(), arms=arms, claims=claims, counted=3, simulated=True
+        )
+        return page.verdicts(plan, record).splitlines()[2].split(" | ")[-1]
+
+    assert verdict(0.03) == "**decided: equal within 0.03** |"
+    assert verdict(0.024) == "undecided |"
+
+
 def test_a_fall_that_recovers_is_seen() -> None:
     fallen = line("grpo", 1000, 0.7, [])
     fallen["measured"]["8"] = {
