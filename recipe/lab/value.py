@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas
 import torch
 from omegaconf import OmegaConf
-from scipy.stats import spearmanr
 from transformers import AutoConfig, AutoModelForTokenClassification
 
 from prompt_aug.base.commands import existing, make_parser, run
@@ -44,6 +44,11 @@ def value_model(source: Path, model_path: Path) -> Any:
     return model.eval()
 
 
+def spearman(values: torch.Tensor, others: torch.Tensor) -> float:
+    """Return the correlation of ranks; of equal values each has their mean rank."""
+    return float(pandas.Series(values).rank().corr(pandas.Series(others).rank()))
+
+
 def compared(run_folder: RunFolder, split: str, samples: int) -> dict[str, Any]:
     """Return {step: numbers} of the checkpoints that are exported."""
     config: Any = OmegaConf.load(run_folder.config)
@@ -67,7 +72,7 @@ def compared(run_folder: RunFolder, split: str, samples: int) -> dict[str, Any]:
         levels = torch.tensor([p.level for p in chosen])
         steps[str(step)] = {
             "questions": len(texts),
-            "rank correlation": float(spearmanr(values, rates).statistic),
+            "rank correlation": spearman(values, rates),
             "error": float((values - rates).abs().mean()),
             **{
                 f"level/{level}/{name}": float(found[levels == level].mean())
