@@ -30,7 +30,9 @@ NOT_SIMULATED = ("kl_cov", "pcl", "ppo")
 PLACED = ("grpo", *RUN_ALONE, *SEEN_ELSEWHERE, *NOT_SIMULATED)
 SHARING = ["grpo", *(name for name in METHODS if name not in PLACED), *NOT_SIMULATED]
 TWO_STEPS = ("grpo", "hapo", "pcl", "ppo")  # the second step depends on the first
-SHARED_STEPS = [name for name in SHARING for _ in range(2 if name in TWO_STEPS else 1)]
+VERLS_LOSSES = ("dppo_tv", "dppo_kl")  # no method sets them: see shared_run.py
+STEPS = [*SHARING[: -len(NOT_SIMULATED)], *VERLS_LOSSES, *NOT_SIMULATED]
+SHARED_STEPS = [name for name in STEPS for _ in range(2 if name in TWO_STEPS else 1)]
 ACTOR = "actor_rollout_ref.actor"
 
 

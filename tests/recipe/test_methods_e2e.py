@@ -21,6 +21,7 @@ from method_runs import (
     SEEN_ELSEWHERE,
     SHARED_STEPS,
     SHARING,
+    VERLS_LOSSES,
     Runner,
     finite,
     logprobs,
@@ -121,13 +122,13 @@ def steps_of(runs: Runner, method: str) -> list[dict[str, Any]]:
     return [line for name, line in lines if name == method]
 
 
-@pytest.mark.parametrize("method", SHARING)
+@pytest.mark.parametrize("method", [*SHARING, *VERLS_LOSSES])
 def test_steps_of_a_method_in_the_shared_run(runs: Runner, method: str) -> None:
     metrics = steps_of(runs, method)
     assert finite(metrics)
     assert MARKS.get(method, unmarked)(metrics[-1])
     ran = {key for key in metrics[-1] if key.startswith("actor/ran_")}
-    assert ran == {f"actor/ran_{method if method in LOSSES_RUN else 'vanilla'}"}
+    assert ran == {f"actor/ran_{method if method in (*LOSSES_RUN, *VERLS_LOSSES) else 'vanilla'}"}
     if "weights/min" not in metrics[-1]:
         arrays = runs.arrays("shared", step=metrics[-1]["step"])
         named = {"entropy_only": "none", "prompt_aug_gdpo": "gdpo", "ppo": "verl:gae"}
