@@ -67,12 +67,11 @@ def test_published_averages_of_the_base_model_are_reproduced() -> None:
 
 
 def test_paired_difference_by_hand_and_against_the_unpaired_error() -> None:
-    before = {"a": 0.0, "b": 1.0, "c": 0.0, "d": 1.0}
-    after = {"d": 1.0, "c": 1.0, "b": 1.0, "a": 0.0}
+    before, after = [0.0, 1.0, 0.0, 1.0], [0.0, 1.0, 1.0, 1.0]
     # Differences (0, 0, 1, 0): mean 1/4, std with n - 1 is 1/2, over sqrt(4).
     gain = paired(before, after)
     assert (gain.mean, gain.standard_error, gain.questions) == (0.25, 0.25, 4)
-    errors = [metrics.accuracy([[v] for v in s.values()]).standard_error for s in (before, after)]
+    errors = [metrics.accuracy([[v] for v in s]).standard_error for s in (before, after)]
     assert math.hypot(*(error or 0.0 for error in errors)) > 0.25
 
 
@@ -83,8 +82,8 @@ def test_paired_difference_by_hand_and_against_the_unpaired_error() -> None:
         lambda: metrics.accuracy([1, 0]),
         lambda: metrics.accuracy([[2.0]]),
         lambda: metrics.accuracy([[float("nan")]]),
-        lambda: paired({"a": 1.0}, {"b": 1.0}),
-        lambda: paired({}, {}),
+        lambda: paired([1.0], [1.0, 0.0]),
+        lambda: paired([], []),
         lambda: at_powers([[0.5, 1.0]], pass_table),
         lambda: majority([["a", "b"]], [[1, 0]], 3),
         lambda: metrics.mean_over_benchmarks([]),
@@ -176,8 +175,7 @@ def test_the_same_seed_is_the_same_interval() -> None:
 
 def test_the_paired_p_value_is_that_of_all_sign_flips() -> None:
     differences = [0.5, 0.25, -0.125, 0.75, 0.0, 0.5, 0.125]
-    before = {str(i): 0.25 for i in range(7)}
-    after = {str(i): 0.25 + d for i, d in enumerate(differences)}
+    before, after = [0.25] * 7, [0.25 + d for d in differences]
     found = paired(before, after)
     mean = np.mean(differences)
     flips = [np.mean(np.multiply(s, differences)) for s in product((1, -1), repeat=7)]
@@ -193,10 +191,9 @@ def test_the_paired_p_value_is_that_of_all_sign_flips() -> None:
 
 
 def test_p_value_of_no_difference_and_of_a_clear_one() -> None:
-    same = {str(i): i % 2 for i in range(50)}
+    same = [i % 2 for i in range(50)]
     assert paired(same, same).p_value == 1.0
-    better = dict.fromkeys(same, 1.0)
-    found = paired(same, better)
+    found = paired(same, [1.0] * 50)
     assert found.p_value < 0.001 and found.low > 0.3
 
 
