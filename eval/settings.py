@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field
-from pydantic_core import to_jsonable_python
+from pydantic import BaseModel, Field
 
 from eval import EvaluationError
 from eval.benchmarks import LoadedBenchmark
@@ -175,5 +174,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _digest(value: object) -> str:
-    text = json.dumps(to_jsonable_python(value), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    def stable(value: object) -> str:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        elif isinstance(value, BaseModel):
+            value = dict(value)
+        return json.dumps(value, sort_keys=True, default=stable)
+
+    return hashlib.sha256(stable(value).encode()).hexdigest()
