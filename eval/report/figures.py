@@ -132,7 +132,7 @@ def _score(row: CheckpointRow, name: str) -> Mapping[str, Any] | None:
     return asdict(row.total) if name == TOTAL else row.benchmarks.get(name)
 
 
-def accuracy(runs: Runs) -> Figure:
+def accuracy_by_step(runs: Runs) -> Figure:
     """Accuracy by step: a line per benchmark of one run, or a panel per benchmark of several."""
     names = list(dict.fromkeys(n for run in runs if run.rows for n in run.rows[-1].benchmarks))
     curves: dict[str, list[Curve]] = {}
@@ -153,7 +153,7 @@ def accuracy(runs: Runs) -> Figure:
     return Figure("accuracy", "Accuracy by checkpoint", caption, panels)
 
 
-def pass_at_k(runs: Runs) -> Figure:
+def pass_at_k_curves(runs: Runs) -> Figure:
     """pass@k over k of the first and the last checkpoint, a panel per benchmark."""
     curves: dict[str, list[Curve]] = {}
     for run in runs:
@@ -169,7 +169,7 @@ def pass_at_k(runs: Runs) -> Figure:
     return Figure("pass_at_k", "pass@k", caption, panels, x_title="k", log_x=True)
 
 
-def templates(runs: Runs) -> Figure:
+def by_template(runs: Runs) -> Figure:
     """Accuracy and format reward by template, a panel each."""
     caption = "accuracy and format reward of the training rollouts drawn with each template"
     panels = [
@@ -233,7 +233,11 @@ def figures(runs: Runs) -> tuple[list[Figure], list[str]]:
         for name, (title, caption, panels) in PLAIN.items()
     }
     made = [
-        *(accuracy(runs), pass_at_k(runs), plain.pop("reward"), templates(runs), *plain.values()),
+        accuracy_by_step(runs),
+        pass_at_k_curves(runs),
+        plain.pop("reward"),
+        by_template(runs),
+        *plain.values(),
         _metrics(runs, "grades", "Grading status", "shares of all training rollouts", *status),
         step_time(runs),
     ]

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from eval import EvaluationError
 from eval.report import tables
-from eval.report.answers import Archive, Rollout
+from eval.report.answers import Archive, ShownRollout
 from eval.report.data import RunData
 from eval.report.figures import Figure
 
@@ -132,7 +132,7 @@ class Page:
     runs: Sequence[RunData]
     blocks: Sequence[Block]
     samples: Archive
-    rollouts: Sequence[Sequence[Rollout]]
+    rollouts: Sequence[Sequence[ShownRollout]]
     headline: Sequence[tuple[str, str]] = ()
     figures: Sequence[Figure] = ()
 

@@ -295,16 +295,16 @@ def test_series_have_finite_values_and_the_last_line_of_a_step(run: Path) -> Non
 
 
 def test_pictures_are_deterministic_and_show_the_data(run: Path) -> None:
-    first = charts.png(figures.accuracy([collect(run)]))
-    assert charts.png(figures.accuracy([collect(run)])) == first
+    first = charts.png(figures.accuracy_by_step([collect(run)]))
+    assert charts.png(figures.accuracy_by_step([collect(run)])) == first
     write_eval(run, 30, {"toy": [[1], [1], [1], [1]]})
-    assert charts.png(figures.accuracy([collect(run)])) != first
+    assert charts.png(figures.accuracy_by_step([collect(run)])) != first
 
 
 def test_a_template_name_with_dollars_is_drawn(run: Path) -> None:
     line = {"step": 1, "template/$a{$/accuracy": 0.5, "template/$a{$/format": 0.5}
     (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    assert charts.png(figures.templates([collect(run)]))
+    assert charts.png(figures.by_template([collect(run)]))
 
 
 def test_parts_longer_than_the_step_are_not_stacked() -> None:
@@ -323,9 +323,9 @@ def test_panels_of_one_unit_share_their_range(run: Path) -> None:
     lines = [{"step": 1, "template/a/accuracy": 0.1, "template/a/format": 0.2,
               "template/b/accuracy": 1.1, "template/b/format": 1.0}]  # fmt: skip
     (run / "metrics.jsonl").write_text(dump_lines(lines))
-    shared = figures.templates([collect(run)])
+    shared = figures.by_template([collect(run)])
     assert shared.y_range() == pytest.approx((0.05, 1.15))
-    assert figures.accuracy([collect(run)]).y_range() is None
+    assert figures.accuracy_by_step([collect(run)]).y_range() is None
     other = [figures.Panel(p.title, p.title, p.curves) for p in shared.panels]
     assert dataclasses.replace(shared, panels=other).y_range() is None
 
@@ -360,7 +360,7 @@ def test_too_many_samples_omit_checkpoints_in_between(
 ) -> None:
     for step in (30, 40, 50):
         write_eval(run, step, {"toy": [[1], [0], [1], [1]]})
-    monkeypatch.setattr(answers, "MOST_SAMPLES", 12)
+    monkeypatch.setattr(answers, "PAGE_SAMPLES", 12)
     data = collect(run)
     kept = answers.archive([data]).index["checkpoints"]
     assert [point["step"] for point in kept] == [0, 30, 50]
