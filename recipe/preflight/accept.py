@@ -112,7 +112,7 @@ def reference(path: Path) -> Figures:
     return found
 
 
-def train(folder: Path, method: str, steps: int, cpu: bool) -> list[str]:
+def train_arguments(folder: Path, method: str, steps: int, cpu: bool) -> list[str]:
     """Return the arguments of recipe.train; every run saves its last step."""
     settings = [
         f"recipe.run_dir={folder / method}",
@@ -133,7 +133,7 @@ def stages(folder: Path, cpu: bool) -> list[Stage]:
     trainings = [
         Stage(
             name=f"train {method}",
-            command=module("recipe.train", *train(folder, method, steps, cpu)),
+            command=module("recipe.train", *train_arguments(folder, method, steps, cpu)),
             needs=("model",),
             figures=functools.partial(training, folder / method),
         )

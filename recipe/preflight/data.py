@@ -207,7 +207,7 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
                     f"{' or '.join(sorted(written))}."
                 )
         graded = bool(config.recipe.reward.verifiers)  # by functions that may read any column
-        counts |= {"digest": digest(kept, graded), "rows_of_source": counts_of(kept)}
+        counts |= {"digest": questions_digest(kept, graded), "rows_of_source": counts_of(kept)}
         check_same_questions(folder, split, f"data.{key}", counts["digest"])
         path = folder.data(split)
         write_parquet([dataclasses.replace(q, split=split) for q in kept], path)
@@ -229,7 +229,7 @@ def limit_steps(config: DictConfig, steps_per_epoch: int) -> None:
     config.trainer.total_training_steps = min(config.trainer.total_training_steps, most)
 
 
-def digest(questions: Sequence[Question], rows: bool = False) -> str:
+def questions_digest(questions: Sequence[Question], rows: bool = False) -> str:
     """Return the SHA-256 of the questions in their order, with `rows` of all their columns."""
     lines = [
         json.dumps([q.text, list(q.answers), list(q.rephrasings), *filter(None, more)])

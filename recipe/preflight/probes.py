@@ -15,7 +15,7 @@ GPU_INSTALL = "pip install --no-deps -r requirements/gpu.txt && pip install --no
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Finding:
     """Finding of a check: a problem if there is a remedy; `needed` if a run could not start."""
 
     name: str
@@ -122,7 +122,7 @@ def start(probe: Probe, environment: Mapping[str, str]) -> Started:
     return probe, process, output, errors
 
 
-def finish(started: Started, seconds: float = 180.0) -> Check:
+def finish(started: Started, seconds: float = 180.0) -> Finding:
     """Return the finding of a probe, with its own traceback where it failed."""
     probe, process, *files = started
     deadline = time.monotonic() + seconds
@@ -130,7 +130,7 @@ def finish(started: Started, seconds: float = 180.0) -> Check:
         if (left := deadline - time.monotonic()) <= 0:
             process.kill()
             process.wait()
-            return Check(probe.name, f"no answer in {seconds:.0f} s", probe.remedy)
+            return Finding(probe.name, f"no answer in {seconds:.0f} s", probe.remedy)
         try:
             process.wait(min(left, EVERY))
         except subprocess.TimeoutExpired:
@@ -142,8 +142,8 @@ def finish(started: Started, seconds: float = 180.0) -> Check:
     if process.returncode or not answers:
         traceback = errors[max(0, errors.rfind("Traceback (most recent call last)")) :].rstrip()
         end = "\n".join(traceback.split("\n")[-20:])
-        return Check(probe.name, f"exit code {process.returncode}\n{end}", probe.remedy)
+        return Finding(probe.name, f"exit code {process.returncode}\n{end}", probe.remedy)
     answer = json.loads(answers[-1].removeprefix(MARK))
     text = ", ".join(f"{key} {value}" for key, value in answer.items())
     odd = [f"{k} should be {v}" for k, v in probe.wanted.items() if answer.get(k) != v]
-    return Check(probe.name, "; ".join([text, *odd]), probe.remedy if odd else "")
+    return Finding(probe.name, "; ".join([text, *odd]), probe.remedy if odd else "")

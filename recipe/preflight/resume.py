@@ -69,14 +69,10 @@ STATE = (
 ).format(**SHORT).split()  # fmt: skip
 
 
-def has_steps(folder: RunFolder) -> bool:
-    return folder.config.is_file() and folder.metrics.exists()
-
-
 def same_run(s: Setup) -> Iterator[str]:
     """The run folder is new, or its config.yaml agrees in the keys of the algorithm."""
     folder = RunFolder(Path(s.recipe.run_dir))
-    if not has_steps(folder):
+    if not (folder.config.is_file() and folder.metrics.exists()):
         return
     remedy = "choose another folder with recipe.run_dir=..."
     try:
