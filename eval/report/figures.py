@@ -15,16 +15,8 @@ from eval.report.data import CheckpointRow, RunData
 # The parts of a trainer step that follow one another. Validation and saving are not among them:
 # they are outside verl's timer of the step.
 STEP_PARTS = (
-    "gen",
-    "reward",
-    "old_log_prob",
-    "ref",
-    "values",
-    "adv",
-    "update_critic",
-    "update_actor",
-    "update_weights",
-)
+    "gen reward old_log_prob ref values adv update_critic update_actor update_weights"
+).split()
 # Figures of metrics, by name: title, caption, and panels of (title, unit, {metric: label}).
 # Not verl's actor/entropy, which is aggregated as the loss is, so its unit depends on the method.
 # Not verl's response_length/clip_ratio, which is the share as long as the longest of the step.
@@ -53,6 +45,7 @@ PLAIN: dict[str, tuple[str, str, list[tuple[str, str, dict[str, str]]]]] = {
     ]),
 }  # fmt: skip
 TOTAL = "all questions"
+HELD_OUT = "Accuracy on held-out questions"
 STEP_SECONDS = "Seconds per training step"
 
 
@@ -140,16 +133,13 @@ def accuracy_by_step(runs: Runs) -> Figure:
         for run in runs:
             scores = {row.step: s for row in run.rows if (s := _score(row, name)) is not None}
             if scores:
-                label = _label(runs, run, name if len(runs) == 1 else "")
                 y = [100 * entry["accuracy"] for entry in scores.values()]
                 error = [100 * (entry["standard_error"] or 0.0) for entry in scores.values()]
-                curves.setdefault(name, []).append(Curve(label, list(scores), y, error))
-    if len(runs) == 1 and curves:
-        lines = [curve for found in curves.values() for curve in found]
-        panels = [Panel("Accuracy on held-out questions", "percent right", lines)]
-    else:
-        panels = [Panel(name, "percent right", found) for name, found in curves.items()]
+                one = len(runs) == 1
+                panel, label = (HELD_OUT, name) if one else (name, run.name)
+                curves.setdefault(panel, []).append(Curve(label, list(scores), y, error))
     caption = "bars are one standard error, clustered by question"
+    panels = [Panel(title, "percent right", found) for title, found in curves.items()]
     return Figure("accuracy", "Accuracy by checkpoint", caption, panels)
 
 
