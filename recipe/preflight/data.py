@@ -16,7 +16,7 @@ from prompt_aug.prompts import Prompts
 from prompt_aug.questions import Question, read_parquet, write_parquet
 from prompt_aug.templates import Overlong
 from recipe.errors import ConfigError
-from recipe.preflight.engine import EPOCHS
+from recipe.preflight.engine import ENOUGH_EPOCHS
 from recipe.preflight.rules import Check, Rule, Setup
 from recipe.preflight.sources import check_verifiers, counts_of, weighted
 from recipe.run.folder import RunFolder
@@ -132,7 +132,7 @@ def too_few(questions: int, s: Setup) -> Iterator[str]:
             "(data.train_batch_size x candidates, with dynamic sampling x "
             f"recipe.dynamic_sampling.max_gen_batches), and there are {questions}. Lower it."
         )
-    if epochs != EPOCHS and (s.filter.enable or curriculum.enable):
+    if epochs != ENOUGH_EPOCHS and (s.filter.enable or curriculum.enable):
         yield (
             f"trainer.total_epochs={epochs}: with dynamic sampling or a curriculum a step reads "
             "more than one batch of questions, and verl does not count them. Leave the key alone "

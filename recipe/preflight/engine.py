@@ -13,7 +13,7 @@ from recipe.preflight import keys
 from recipe.preflight.rules import SHORT, Check, Rule, Setup
 from recipe.run.folder import RunFolder
 
-EPOCHS = 1_000_000  # of recipe.yaml: more than any number of steps needs
+ENOUGH_EPOCHS = 1_000_000  # of recipe.yaml: more than any number of steps needs
 GRADER, SAMPLING = "Set the keys under recipe.reward.", "Set recipe.dynamic_sampling."
 VERIFIER = "no effect. Set recipe.reward.verifiers.DATA_SOURCE=my_module.compute_score."
 OVERRIDDEN = "recipe.advantage computes the advantages. Unset it and set recipe.advantage.name."

@@ -11,17 +11,20 @@ from eval.metrics import accuracy_interval, at_powers, majority, paired, resampl
 from prompt_aug.base.estimates import all_table, no_signal_table, pass_table
 
 
-def test_accuracy_and_clustered_error_by_hand() -> None:
-    # Two questions, two samples each: mean 1/2, cluster sums (+1, -1);
-    # SE^2 = 2/1 * (1 + 1) / 4^2 = 1/4.
-    value = metrics.accuracy([[1, 1], [0, 0]])
-    assert value == metrics.Estimate(accuracy=0.5, standard_error=0.5, questions=2)
-
-
-def test_one_sample_each_is_the_ordinary_standard_error() -> None:
-    # std with n - 1 of (1, 0, 1, 0) is 1/sqrt(3), over sqrt(4).
-    error = metrics.accuracy([[1], [0], [1], [0]]).standard_error
-    assert error == pytest.approx(1 / math.sqrt(12), abs=1e-12)
+@pytest.mark.parametrize(
+    ("correct", "accuracy", "error"),
+    [
+        ([[1, 1], [0, 0]], 1 / 2, 1 / 2),  # cluster sums (+1, -1): SE^2 = 2/1 * (1 + 1) / 4^2
+        ([[1], [0], [1], [0]], 1 / 2, 1 / math.sqrt(12)),  # std of n - 1 is 1/sqrt(3), over sqrt(4)
+        ([[1, 0, 1, 1]], 3 / 4, None),  # one question
+    ],
+)
+def test_accuracy_and_clustered_error_by_hand(
+    correct: list[list[int]], accuracy: float, error: float | None
+) -> None:
+    value = metrics.accuracy(correct)
+    assert (value.accuracy, value.questions) == (accuracy, len(correct))
+    assert value.standard_error == pytest.approx(error, abs=1e-12)
 
 
 def test_repeated_samples_do_not_shrink_the_error() -> None:
@@ -35,12 +38,6 @@ def test_repeated_samples_do_not_shrink_the_error() -> None:
     assert naive < 0.3 * error
 
 
-def test_one_question_has_no_error() -> None:
-    assert metrics.accuracy([[1, 0, 1, 1]]) == metrics.Estimate(
-        accuracy=0.75, standard_error=None, questions=1
-    )
-
-
 def test_the_two_averages_by_hand() -> None:
     small, large = np.array([[1], [1]]), np.array([[0], [1], [0], [0]])
     over_questions = metrics.mean_over_questions([small, large])
@@ -50,10 +47,7 @@ def test_the_two_averages_by_hand() -> None:
     assert over_benchmarks.accuracy == pytest.approx((1 + 1 / 4) / 2)
     # Errors 0 and 1/4: sqrt(0 + 1/16) / 2.
     assert over_benchmarks.standard_error == pytest.approx(1 / 8)
-
-
-def test_a_benchmark_without_error_leaves_the_average_without_one() -> None:
-    parts = [metrics.accuracy([[1, 0]]), metrics.accuracy([[1], [0]])]
+    parts = [metrics.accuracy([[1, 0]]), metrics.accuracy([[1], [0]])]  # one without an error
     assert metrics.mean_over_benchmarks(parts).standard_error is None
 
 
