@@ -85,7 +85,7 @@ def test_a_folder_of_this_command_is_made_anew(given: list[Stage], tmp_path: Pat
     left.touch()
     assert accept.main(["--folder", str(folder), "--only", "good"]) == 0 and left.exists()
     accept.main(["--folder", str(folder)])
-    assert not left.exists() and (folder / accept.MARK).is_file()
+    assert not left.exists() and (folder / accept.OWN_MARK).is_file()
 
 
 def test_weights_that_did_not_arrive_fail(tmp_path: Path) -> None:
