@@ -216,7 +216,6 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     example = "python -m eval.compare runs/grpo runs/prompt_aug --out compared"
     parser = make_parser("python -m eval.compare", __doc__, example=example)
     add = parser.add_argument

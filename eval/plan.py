@@ -146,7 +146,6 @@ def plan(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     example = "python -m eval.plan --benchmark aime24 --samples 32 --gain 5"
     parser = make_parser("python -m eval.plan", __doc__, example=example)
     add = parser.add_argument

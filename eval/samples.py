@@ -97,7 +97,6 @@ class PendingSamples:
 
     @property
     def prompts(self) -> list[Prompt]:
-        """All prompts."""
         return [prompt for order in self.orders for _, prompt in order]
 
     def questions(self, context: int) -> list[dict[str, Any]]:

@@ -289,7 +289,6 @@ def _regrade_all(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     parser = make_parser("python -m eval.score", __doc__, example="python -m eval.score runs/toy")
     parser.add_argument("folder", type=existing, help="a run, its eval/, or any folder inside it")
     return run_command(parser, arguments, _regrade_all, "what was graded is saved")

@@ -82,7 +82,6 @@ def _select(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     example = "python -m eval.selection runs/grpo --benchmark held_out"
     parser = make_parser("python -m eval.selection", __doc__, example=example)
     add = parser.add_argument

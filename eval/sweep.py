@@ -290,7 +290,6 @@ def _check_graders(checkpoint: Checkpoint, items: Sequence[Item]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     return run_command(_parser(), arguments, sweep, "the samples made so far are saved")
 
 

@@ -73,7 +73,6 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     example = "python -m eval.report runs/grpo runs/prompt_aug --out compared"
     parser = make_parser("python -m eval.report", __doc__, example=example)
     add = parser.add_argument
