@@ -35,9 +35,5 @@ def run_command(
     """Parse the options, run `command`, and return the exit code. Ctrl-C prints `saved`."""
     options = parser.parse_args(arguments)
     name = parser.prog.removeprefix("python -m ")
-
-    def call() -> int:
-        command(options)
-        return 0
-
-    return run(name, call, interrupted=f"{saved}; the same command continues from there")
+    said = f"{saved}; the same command continues from there"
+    return run(name, lambda: command(options), interrupted=said)

@@ -7,9 +7,10 @@ and template. With --out the disagreements can be browsed in DIR/index.html.
 
 import argparse
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from eval.command import add_settings, path, run_command
 from eval.metrics import Difference, Estimate, accuracy, mean_over_questions, paired
 from eval.report.answers import archive
 from eval.report.data import CheckpointRow, RunData, collect
-from eval.report.page import Block, render_html
-from eval.report.tables import Table, p_value, share
+from eval.report.page import Block, Page
+from eval.report.tables import Table, interval, p_value, points, share
 from eval.score import require_one_grader
 from eval.settings import differences
 from prompt_aug.base.commands import existing, in_columns, make_parser
@@ -27,7 +28,6 @@ from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import read_json, read_lines, write_json, write_text
 from recipe.run.folder import EvaluationFolder
 
-Key = tuple[str, str, int]  # benchmark, uid, and which of the questions with that uid
 NOTE = (
     "Per cent of samples right, ± one standard error clustered by question. B - A in points with "
     "its 95 % interval, paired by question; p by random signs, not corrected for the number of "
@@ -48,6 +48,7 @@ class Side:
 class Answered:
     """A question with its level, its template in A and B, and both shares of right samples."""
 
+    benchmark: str
     level: int | None
     template: str
     a: float
@@ -55,7 +56,7 @@ class Answered:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ComparedGroup:
     """The comparison over some questions; `better` and `worse` count those where B is."""
 
     group: str
@@ -66,11 +67,9 @@ class Row:
     worse: int
 
     def cells(self) -> list[str]:
-        found = self.difference
-        ends = f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
-        return [self.group, str(found.questions), share(self.a), share(self.b),
-                f"{100 * found.mean:+.1f}", ends, p_value(found),
-                f"{self.better} / {self.worse}"]  # fmt: skip
+        counts, found = f"{self.better} / {self.worse}", self.difference
+        sides = [str(found.questions), share(self.a), share(self.b)]
+        return [self.group, *sides, points(found), interval(found), p_value(found), counts]
 
 
 def read_side(given: Path, settings: str | None) -> Side:
@@ -92,71 +91,74 @@ def read_side(given: Path, settings: str | None) -> Side:
     return Side(name=f"{owner}/{names[-1]}", folder=folder, record=record)
 
 
-def answered(a: Side, b: Side) -> dict[Key, Answered]:
+def answered(a: Side, b: Side) -> list[Answered]:
     """Return the questions of the benchmarks that both have. Raises EvaluationError."""
     one, other = a.record["benchmarks"], b.record["benchmarks"]
-    names = [name for name in one if name in other]
+    names = shared_benchmarks(a, b)
     if not names:
         raise EvaluationError(f"no benchmark in common: {sorted(one)} and {sorted(other)}")
-    if asked := [
-        n for n in names if one[n]["settings"]["sha256"] != other[n]["settings"]["sha256"]
-    ]:
+    asked = [{n: side[n]["settings"]["sha256"] for n in names} for side in (one, other)]
+    if changed := [name for name in names if asked[0][name] != asked[1][name]]:
         raise EvaluationError(
-            f"{', '.join(asked)}: the two were asked different questions. Evaluate both with the "
+            f"{', '.join(changed)}: the two were asked different questions. Evaluate both with the "
             "same file and --max-questions."
         )
     require_one_grader({f"{s.name}/{n}": s.record["benchmarks"][n]["grader"]
                         for s in (a, b) for n in names})  # fmt: skip
-    found: dict[Key, Answered] = {}
+    found = []
     for name in names:
-        right, left = _questions(b, name), _questions(a, name)
-        for key, (question, mean) in left.items():
-            own, template = right[key], question["template"]
-            if own[0]["template"] != template:
-                template += f" -> {own[0]['template']}"
-            found[key] = Answered(level=question["level"], template=template, a=mean, b=own[1])
+        theirs = _questions(b, name)
+        for key, (question, mean) in _questions(a, name).items():
+            (other_question, other_mean), template = theirs[key], question["template"]
+            if other_question["template"] != template:
+                template += f" -> {other_question['template']}"
+            level = question["level"]
+            found.append(
+                Answered(benchmark=name, level=level, template=template, a=mean, b=other_mean)
+            )
     return found
 
 
-def _questions(side: Side, name: str) -> dict[Key, tuple[dict[str, Any], float]]:
+def shared_benchmarks(a: Side, b: Side) -> list[str]:
+    return [name for name in a.record["benchmarks"] if name in b.record["benchmarks"]]
+
+
+def _questions(side: Side, name: str) -> dict[tuple[str, int], tuple[dict[str, Any], float]]:
+    """Return the questions and their means by uid, and number among those of the same uid."""
     lines = read_lines(side.folder.benchmark(name).questions)
     means = side.record["benchmarks"][name]["question_means"]
     seen: Counter[str] = Counter()
     found = {}
     for line, mean in zip(lines, means, strict=True):
-        found[name, str(line["uid"]), seen[line["uid"]]] = (line, float(mean))
+        found[line["uid"], seen[line["uid"]]] = (line, float(mean))
         seen[line["uid"]] += 1
     return found
 
 
-def compare_group(group: str, questions: Mapping[Key, Answered]) -> Row:
+def compare_group(group: str, questions: Sequence[Answered]) -> ComparedGroup:
     """Compare B with A over `questions`. The benchmarks are strata of the standard errors."""
-    strata: dict[str, list[Answered]] = {}
-    for key, question in questions.items():
-        strata.setdefault(key[0], []).append(question)
-    parts = list(strata.values())
-    named = {"\0".join(map(str, key)): question for key, question in questions.items()}
-    return Row(
+    parts = [list(part) for _, part in groupby(questions, lambda q: q.benchmark)]
+    return ComparedGroup(
         group=group,
         a=mean_over_questions([[[q.a] for q in part] for part in parts]),
         b=mean_over_questions([[[q.b] for q in part] for part in parts]),
-        difference=paired({k: q.a for k, q in named.items()}, {k: q.b for k, q in named.items()}),
-        better=sum(q.b > q.a for q in questions.values()),
-        worse=sum(q.b < q.a for q in questions.values()),
+        difference=paired([q.a for q in questions], [q.b for q in questions]),
+        better=sum(q.b > q.a for q in questions),
+        worse=sum(q.b < q.a for q in questions),
     )
 
 
-def compare(a: Side, b: Side) -> dict[str, list[Row]]:
+def compare(a: Side, b: Side) -> dict[str, list[ComparedGroup]]:
     """Return the rows by title: over all questions and benchmarks, by level, by template."""
     questions = answered(a, b)
-    groups: dict[str, dict[str, dict[Key, Answered]]] = {
-        title: {} for title in ("Benchmarks", "By level", "By template")
+    groups: dict[str, dict[str, list[Answered]]] = {
+        title: defaultdict(list) for title in ("Benchmarks", "By level", "By template")
     }
-    for key, question in questions.items():
-        groups["Benchmarks"].setdefault(key[0], {})[key] = question
+    for question in questions:
+        groups["Benchmarks"][question.benchmark].append(question)
         if question.level is not None:
-            groups["By level"].setdefault(f"{key[0]}, level {question.level}", {})[key] = question
-        groups["By template"].setdefault(question.template, {})[key] = question
+            groups["By level"][f"{question.benchmark}, level {question.level}"].append(question)
+        groups["By template"][question.template].append(question)
     rows = {
         title: [compare_group(name, part) for name, part in sorted(found.items())]
         for title, found in groups.items()
@@ -165,7 +167,7 @@ def compare(a: Side, b: Side) -> dict[str, list[Row]]:
     return {"All questions": [compare_group("all", questions)], **rows}
 
 
-def table(a: Side, b: Side, rows: Sequence[Row]) -> Table:
+def table(a: Side, b: Side, rows: Sequence[ComparedGroup]) -> Table:
     head = ["questions of", "n", f"A: {a.name}", f"B: {b.name}", "B - A", "95 % interval", "p"]
     return [[*head, "better / worse"], *(row.cells() for row in rows)]
 
@@ -182,17 +184,17 @@ def _as_run(side: Side, names: Sequence[str]) -> RunData:
     )  # fmt: skip
 
 
-def write_page(out: Path, a: Side, b: Side, rows: Mapping[str, Sequence[Row]]) -> None:
+def write_page(out: Path, a: Side, b: Side, rows: Mapping[str, Sequence[ComparedGroup]]) -> None:
     """Write index.html with the tables and all answers, and comparison.json."""
-    names = [n for n in a.record["benchmarks"] if n in b.record["benchmarks"]]
-    runs = [_as_run(side, names) for side in (a, b)]
+    runs = [_as_run(side, shared_benchmarks(a, b)) for side in (a, b)]
     samples = archive(runs)
     for point in samples.index["checkpoints"]:
         point["step"] = None  # the name says it
     blocks = [Block(note=NOTE, level=2, id="checkpoints")]
     blocks += [Block(title, "", table(a, b, part)) for title, part in rows.items()]
-    page = render_html(f"{a.name} and {b.name}", runs, blocks, [], [], [[], []], samples)
-    write_text(out / "index.html", page)
+    name = f"{a.name} and {b.name}"
+    page = Page(name=name, runs=runs, blocks=blocks, samples=samples, rollouts=[[], []])
+    write_text(out / "index.html", page.html())
     groups = {title: [asdict(row) for row in part] for title, part in rows.items()}
     write_json(out / "comparison.json", {"a": a.name, "b": b.name, "groups": groups})
 
@@ -214,7 +216,6 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     example = "python -m eval.compare runs/grpo runs/prompt_aug --out compared"
     parser = make_parser("python -m eval.compare", __doc__, example=example)
     add = parser.add_argument

@@ -57,6 +57,7 @@ class Server:
 
     endpoint: Endpoint
     budget: Budget
+    settings: Settings
     models: dict[str, dict[str, Any]]
 
     def checkpoint(self, model: str, tokenizer: str | None, api: str) -> Checkpoint:
@@ -66,19 +67,23 @@ class Server:
                 f"--model {model}: the endpoint does not serve it. Name one of: "
                 f"{', '.join(sorted(self.models)) or 'none'}."
             )
-        return Checkpoint(
-            step=None,
-            model=model,
-            identity={
-                "endpoint": self.endpoint.base_url,
-                "model": model,
-                **({"api": CHAT} if api == CHAT else {"tokenizer": tokenizer or model}),
-            },
-            positions=self.models[model].get("max_model_len"),
-        )
+        identity = {"endpoint": self.endpoint.base_url, "model": model}
+        identity |= {"api": CHAT} if api == CHAT else {"tokenizer": tokenizer or model}
+        positions = self.models[model].get("max_model_len")
+        return Checkpoint(step=None, model=model, identity=identity, positions=positions)
+
+    def tokenizer(self, checkpoint: Checkpoint) -> Any:
+        """Return the tokenizer of the checkpoint's identity; a chat endpoint needs none."""
+        name = checkpoint.identity.get("tokenizer")
+        return NoTokenizer() if name is None else load_tokenizer(name)
+
+    def engine_for(
+        self, checkpoint: Checkpoint, kind: str, context: int, prompts: Sequence[TokenIds]
+    ) -> "RemoteEngine":
+        return RemoteEngine(self, checkpoint, context)
 
 
-def connect(url: str, concurrency: int, budget: Budget) -> Server:
+def connect(url: str, concurrency: int, budget: Budget, settings: Settings) -> Server:
     """Read the endpoint's list of models. Raises EndpointError or EvaluationError."""
     endpoint = Endpoint(base_url=url.rstrip("/"), concurrency=concurrency, timeout=TIMEOUT)
 
@@ -92,43 +97,27 @@ def connect(url: str, concurrency: int, budget: Budget) -> Server:
         raise EvaluationError(
             f"--endpoint {url}: {failure.line}. Check the address and that the server has started."
         ) from failure
-    listing = [m for m in found or () if isinstance(m, dict) and isinstance(m.get("id"), str)]
-    return Server(endpoint=endpoint, budget=budget, models={m["id"]: m for m in listing})
-
-
-class Remote:
-    """Source of samplers for the models of one server, in place of a `Session`."""
-
-    def __init__(self, server: Server, settings: Settings) -> None:
-        self._server, self._settings = server, settings
-
-    def tokenizer(self, checkpoint: Checkpoint) -> Any:
-        """Return the tokenizer of the checkpoint's identity; a chat endpoint needs none."""
-        name = checkpoint.identity.get("tokenizer")
-        return NoTokenizer() if name is None else load_tokenizer(name)
-
-    def engine_for(
-        self, checkpoint: Checkpoint, kind: str, context: int, prompts: Sequence[TokenIds]
-    ) -> "RemoteEngine":
-        return RemoteEngine(self._server, self._settings, checkpoint, context)
+    models = {
+        model["id"]: model
+        for model in found or ()
+        if isinstance(model, dict) and isinstance(model.get("id"), str)
+    }
+    return Server(endpoint=endpoint, budget=budget, settings=settings, models=models)
 
 
 class RemoteEngine:
     """Sampler that requests every response from a server; `context` limits prompt and response."""
 
-    def __init__(
-        self, server: Server, settings: Settings, checkpoint: Checkpoint, context: int
-    ) -> None:
-        model = checkpoint.model
-        self._server, self._settings, self._model = server, settings, model
-        self._context, self._chat = context, checkpoint.identity.get("api") == CHAT
-        self._vllm = server.models[model].get("owned_by") == VLLM
+    def __init__(self, server: Server, checkpoint: Checkpoint, context: int) -> None:
+        self._server, self._settings, self._context = server, server.settings, context
+        self._listed = server.models[checkpoint.model]
+        self._chat = checkpoint.identity.get("api") == CHAT
+        self._vllm = self._listed.get("owned_by") == VLLM
 
     def facts(self) -> dict[str, Any]:
         """Return what a response may depend on, apart from the settings."""
-        known = self._server.models[self._model]
         keys = ("owned_by", "root", "max_model_len")
-        said = {key: known[key] for key in keys if known.get(key) is not None}
+        said = {key: self._listed[key] for key in keys if self._listed.get(key) is not None}
         return {"endpoint": self._server.endpoint.base_url, **said}
 
     def body(self, request: Request) -> dict[str, Any]:
@@ -139,19 +128,18 @@ class RemoteEngine:
         """
         settings, ids = self._settings, request.prompt_token_ids
         messages = [{"role": role, "content": content} for role, content in request.messages]
-        prompt = {"messages": messages} if self._chat else {"prompt": list(ids)}
         body: dict[str, Any] = {
-            "model": self._model,
-            **prompt,
+            "model": self._listed["id"],
+            **({"messages": messages} if self._chat else {"prompt": list(ids)}),
             "max_tokens": min(settings.max_tokens, self._context - len(ids)),
             "temperature": settings.temperature,
             "top_p": settings.top_p,
             "seed": request_seed(settings.seed, request.key[0], request.key[2]),
         }
-        added = {"top_k": settings.top_k, "min_p": settings.min_p}
-        added |= {"repetition_penalty": settings.repetition_penalty}
         plain = EvaluationSection()
-        body |= {k: v for k, v in added.items() if self._vllm or v != getattr(plain, k)}
+        for name in ("top_k", "min_p", "repetition_penalty"):
+            if self._vllm or getattr(settings, name) != getattr(plain, name):
+                body[name] = getattr(settings, name)
         if self._vllm and request.stop:
             body |= {"stop": list(request.stop), "include_stop_str_in_output": True}
         return body

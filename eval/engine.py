@@ -27,6 +27,7 @@ CPU_BATCHED_TOKENS = 4096
 IN_FLIGHT = 2048  # requests with the engine at once
 TokenIds = tuple[int, ...]
 SampleKey = tuple[str, str, int]  # uid, digest of the prompt, number of the sample
+SAMPLE_KEY = ("uid", "prompt_sha256", "sample")  # its keys in files
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,10 @@ from typing import Any
 from eval import EvaluationError
 from eval.benchmarks import LoadedBenchmark
 from eval.checkpoints import Checkpoint
+from eval.endpoint import Server
 from eval.samples import TOO_LONG, PendingSamples, SampleFiles
 from eval.score import combine, score_benchmark
-from eval.session import Engines, signature
+from eval.session import Session, signature
 from eval.settings import Settings, benchmark_identity, differences, folder_name, shared_identity
 from prompt_aug.base.files import FileError, lock, read_json, write_json, write_lines
 from prompt_aug.grading import VERSION
@@ -33,13 +34,7 @@ class Item:
     benchmark: LoadedBenchmark
     evaluation: EvaluationFolder
     template: Template
-    extraction: str
-    verifiers: Mapping[str, Any]  # recorded with the scores; {} where the grader grades all
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The settings of its scores, apart from the model and the grader."""
-        return benchmark_identity(self.benchmark, self.template, self.extraction, self.verifiers)
+    identity: Mapping[str, Any]  # the settings of its scores, apart from the model and the grader
 
     @property
     def once(self) -> dict[str, Any]:
@@ -58,9 +53,8 @@ class Item:
         """Return True if this grader has scored these questions, samples and weights."""
         try:
             entry = read_json(self.folder.scores)
-            done = (entry["model"], entry["grader"]) == (self.checkpoint.identity, VERSION)
             return (
-                done
+                (entry["model"], entry["grader"]) == (self.checkpoint.identity, VERSION)
                 and entry["settings"] in (self.identity, self.once)
                 and self.benchmark.name in read_json(self.evaluation.scores)["benchmarks"]
             )
@@ -91,17 +85,19 @@ class Evaluation:
 
     def items(self, checkpoint: Checkpoint) -> list[Item]:
         """Return the work items of one checkpoint, done or not."""
-        return [
-            Item(
+        items = []
+        for benchmark in self.benchmarks:
+            template = self.prompts.bank[benchmark.template or self.settings.template]
+            verifiers, extraction = self.verifiers[benchmark.name], self.settings.extraction
+            item = Item(
                 checkpoint=checkpoint,
                 benchmark=benchmark,
                 evaluation=EvaluationFolder(self.folder / checkpoint.name),
-                template=self.prompts.bank[benchmark.template or self.settings.template],
-                extraction=self.settings.extraction,
-                verifiers=self.verifiers[benchmark.name],
+                template=template,
+                identity=benchmark_identity(benchmark, template, extraction, verifiers),
             )
-            for benchmark in self.benchmarks
-        ]
+            items.append(item)
+        return items
 
     def plan(self, tokenizer: Any) -> str:
         """Describe the evaluation: its settings and the first prompt of every benchmark."""
@@ -132,7 +128,7 @@ class Evaluation:
         if not folder.settings.exists():
             write_json(folder.settings, self.identity)
 
-    def run(self, item: Item, session: Engines) -> dict[str, Any]:
+    def run(self, item: Item, session: Session | Server) -> dict[str, Any]:
         """Complete `item` and return the scores of its checkpoint.
 
         Raises InUseError if another worker holds the item.
@@ -158,7 +154,7 @@ class Evaluation:
                     complete(pending.repeat())
                     if pending.repeats_are_equal(files.load()):
                         settings = item.once
-                if settings == item.identity:
+                if settings is item.identity:
                     complete([item.benchmark.samples] * len(pending.prompts))
                 record = {"settings": settings, "path": item.benchmark.path}
                 score_benchmark(folder, checkpoint.identity, item.template, **record)
@@ -167,8 +163,9 @@ class Evaluation:
     def _questions(self, item: Item, pending: PendingSamples, context: int) -> list[dict[str, Any]]:
         """Return the lines of questions.jsonl; those of a verifier's data source have their row."""
         questions = pending.questions(context)
+        functions = self.verifiers[item.benchmark.name].get("functions", ())
         for line, question in zip(questions, item.benchmark.questions, strict=True):
-            if question.source in item.verifiers.get("functions", {}):
+            if question.source in functions:
                 line["row"] = verifier_row(to_row(question))
         unasked = sum(not question["asked"] for question in questions)
         count, name = len(questions), item.benchmark.name

@@ -6,7 +6,7 @@ values raise `ValueError`.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -156,16 +156,16 @@ def accuracy_interval(correct_Qn: ArrayLike, seed: int = 0) -> Interval:  # noqa
     return float(low), float(high)
 
 
-def paired(means_a: Mapping[str, float], means_b: Mapping[str, float], seed: int = 0) -> Difference:
+def paired(means_a: Sequence[float], means_b: Sequence[float], seed: int = 0) -> Difference:
     """Compare b with a over the same questions: standard error, bootstrap interval, p-value.
 
-    Both map a question's key to its share of right samples. Pairing removes the spread in
+    Both are shares of right samples, in the same order of questions. Pairing removes the spread in
     difficulty. p is the share of random sign flips of the differences whose mean is at least as
-    far from 0: (1 + hits) / (1 + FLIPS). Different sets of questions raise ValueError.
+    far from 0: (1 + hits) / (1 + FLIPS).
     """
-    if set(means_a) != set(means_b) or not means_a:
-        raise ValueError("a paired comparison needs the same, non-empty set of questions twice")
-    differences = np.array([means_b[key] - means_a[key] for key in sorted(means_a)])
+    if len(means_a) != len(means_b) or not means_a:
+        raise ValueError("a paired comparison needs the same, non-empty list of questions twice")
+    differences = np.subtract(means_b, means_a)
     mean, size, rng = float(differences.mean()), differences.size, np.random.default_rng(seed)
     # Equal differences are exchangeable: a draw is how often each value occurs.
     values, counts = np.unique(differences, return_counts=True)

@@ -29,10 +29,10 @@ from eval.metrics import as_samples
 from prompt_aug.base.commands import at_least, in_columns, make_parser
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import read_json
+from recipe.run.evaluation import MOST_SAMPLES
 
 LEVEL = 0.05
 CONCENTRATION = 2.0  # a + b of the Beta distribution of difficulty
-MOST = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +67,8 @@ class Difficulty:
     def samples_for(self, gain: float, questions: int, power: float) -> int | None:
         """Return the fewest samples of `questions` that show a gain; None if none are enough."""
         left = questions * (gain / factor(power)) ** 2 - self.gain_variance(math.inf)
-        count = math.ceil(2 * self.within / left - 1e-9) if left > 0 else MOST + 1
-        return max(1, count) if count <= MOST else None
+        count = math.ceil(2 * self.within / left - 1e-9) if left > 0 else MOST_SAMPLES + 1
+        return max(1, count) if count <= MOST_SAMPLES else None
 
 
 def factor(power: float) -> float:
@@ -103,7 +103,7 @@ def measured(path: Path, correlation: float) -> Difficulty:
     return Difficulty(mean=mean, variance=variance, correlation=correlation)
 
 
-def size(request: str) -> tuple[str, int, int]:
+def size_of(request: str) -> tuple[str, int, int]:
     """Return (name, questions, samples) of a benchmark; a known one is not loaded."""
     if request in known_benchmarks():
         benchmark = known_benchmarks()[request]
@@ -127,7 +127,7 @@ def plan(options: argparse.Namespace) -> None:
     gain, power = options.gain / 100, options.power
     heads = ("benchmark", "questions", "samples", "± one", "± gain", "smallest gain seen")
     rows = [[*heads, f"questions for {options.gain:g}", f"samples for {options.gain:g}"]]
-    for name, questions, usual in map(size, options.benchmark):
+    for name, questions, usual in map(size_of, options.benchmark):
         samples = options.samples or usual
         error = difficulty.gain_error(questions, samples)
         enough = difficulty.samples_for(gain, questions, power)
@@ -146,7 +146,6 @@ def plan(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     example = "python -m eval.plan --benchmark aime24 --samples 32 --gain 5"
     parser = make_parser("python -m eval.plan", __doc__, example=example)
     add = parser.add_argument

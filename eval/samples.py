@@ -9,12 +9,13 @@ import hashlib
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from eval import EvaluationError
 from eval.benchmarks import LoadedBenchmark, rotated
-from eval.engine import Request, SampleKey
+from eval.endpoint import RemoteEngine
+from eval.engine import SAMPLE_KEY, Engine, Request, SampleKey
 from prompt_aug.base.files import append_lines, iter_lines
 from prompt_aug.base.progress import Progress
 from prompt_aug.prompts import Prompt, Prompts
@@ -25,16 +26,6 @@ TOO_LONG = "prompt_too_long"
 REPEATED = 64  # questions whose greedy response is repeated, to see if the engine is deterministic
 FLUSH_SAMPLES, FLUSH_SECONDS = 256, 2.0  # a kill loses at most this much
 Sample = Mapping[str, Any]
-
-
-class Sampler(Protocol):
-    """Source of samples: the vLLM engine of this process, or an endpoint."""
-
-    def stream(self, requests: Sequence[Request]) -> Iterator[tuple[Request, dict[str, Any]]]:
-        """Yield each request with its response, tokens and finish_reason, in any order."""
-
-    def facts(self) -> dict[str, Any]:
-        """Return what a response may depend on, apart from the settings."""
 
 
 class SampleFiles:
@@ -53,7 +44,7 @@ class SampleFiles:
             lines = iter_lines(path)
             if next(lines, {}).get("model") == self._identity:
                 for line in lines:
-                    found.setdefault((line["uid"], line["prompt_sha256"], line["sample"]), line)
+                    found.setdefault(tuple(line[name] for name in SAMPLE_KEY), line)
         return found
 
     def append(self, samples: Iterable[Sample], engine: Mapping[str, Any]) -> None:
@@ -106,7 +97,6 @@ class PendingSamples:
 
     @property
     def prompts(self) -> list[Prompt]:
-        """All prompts."""
         return [prompt for order in self.orders for _, prompt in order]
 
     def questions(self, context: int) -> list[dict[str, Any]]:
@@ -131,28 +121,24 @@ class PendingSamples:
 
         Two of the first `REPEATED` questions, one of the others; [] if one sample is requested.
         """
-        count = len(self.orders)
-        return (
-            [2] * min(count, REPEATED) + [1] * (count - REPEATED)
-            if self.benchmark.samples > 1
-            else []
-        )
+        if self.benchmark.samples == 1:
+            return []
+        return [2 if number < REPEATED else 1 for number in range(len(self.orders))]
 
     def repeats_are_equal(self, made: Mapping[SampleKey, Sample]) -> bool:
         """Print and return True if both samples of `repeat` are equal for every question."""
         pairs = [
-            (sample["response"], made[(*key[:2], 0)]["response"])
-            for key, sample in made.items()
-            if key[2] == 1 and (*key[:2], 0) in made
+            (sample["response"], made[uid, prompt, 0]["response"])
+            for (uid, prompt, number), sample in made.items()
+            if number == 1 and (uid, prompt, 0) in made
         ]
-        equal, name = sum(one == other for one, other in pairs), self.benchmark.name
-        all_are = equal == len(pairs)
-        count = 1 if all_are else self.benchmark.samples
+        equal, wanted = sum(one == other for one, other in pairs), self.benchmark.samples
         print(
-            f"note: {name}: {equal} of {len(pairs)} repeated greedy responses are equal: "
-            f"{count} of {self.benchmark.samples} samples of a question are made"
+            f"note: {self.benchmark.name}: {equal} of {len(pairs)} repeated greedy responses are "
+            f"equal: {1 if equal == len(pairs) else wanted} of {wanted} samples of a question are "
+            "made"
         )
-        return all_are
+        return equal == len(pairs)
 
     def requests(
         self, context: int, made: Mapping[SampleKey, Sample], counts: Sequence[int]
@@ -174,15 +160,16 @@ class PendingSamples:
                     )
         return list(missing.values())
 
-    def generate(self, engine: Sampler, requests: Sequence[Request], files: SampleFiles) -> None:
+    def generate(
+        self, engine: Engine | RemoteEngine, requests: Sequence[Request], files: SampleFiles
+    ) -> None:
         """Generate `requests` in any order; each sample is on disk shortly after it completes."""
         facts, done, began = engine.facts(), 0, time.monotonic()
         batch: list[Sample] = []
         with Progress(f"generate {self.benchmark.name}", len(requests), "samples") as bar:
             try:
                 for request, response in engine.stream(requests):
-                    place = dict(zip(("uid", "prompt_sha256", "sample"), request.key, strict=True))
-                    batch.append({**place, **response})
+                    batch.append({**dict(zip(SAMPLE_KEY, request.key, strict=True)), **response})
                     done += 1
                     if len(batch) >= FLUSH_SAMPLES or time.monotonic() - began > FLUSH_SECONDS:
                         files.append(batch, facts)

@@ -15,7 +15,7 @@ import numpy as np
 
 from eval import EvaluationError, metrics
 from eval.command import run_command
-from eval.engine import SampleKey
+from eval.engine import SAMPLE_KEY, SampleKey
 from eval.samples import TOO_LONG, Sample, SampleFiles, as_asked
 from eval.tolerance import is_close
 from prompt_aug.base.commands import existing, make_parser
@@ -43,23 +43,20 @@ def question_key(question: Mapping[str, Any], sample: int) -> SampleKey:
 def grade_samples(
     questions: Sequence[Mapping[str, Any]],
     samples: Mapping[SampleKey, Sample],
-    count: int,
     template: Template,
+    settings: Mapping[str, Any],
     title: str = "grade",
-    setting: str = "default",
-    tolerance: float | None = None,
-    verifiers: Verifiers | None = None,
 ) -> Lines:
-    """Grade the first `count` samples of each question as training does, after the prefill.
+    """Grade the first ``settings["samples"]`` samples of each question, as training does.
 
-    `setting` names the extraction. Each line also has the verdicts under `BESIDE`. A wrong number
-    within the relative `tolerance` of a decimal gold counts as right, with the status correct. A
-    question with a `row` is graded by the verifier of its data source.
+    Each line also has the verdicts under `BESIDE`. A wrong number within the relative `tolerance`
+    of a decimal gold counts as right, with the status correct. A question with a `row` is graded by
+    the verifier of its data source.
     """
     wanted: dict[SampleKey, Mapping[str, Any]] = {
         question_key(question, sample): as_asked(question, sample)
         for question in questions
-        for sample in range(count if question["asked"] else 0)
+        for sample in range(settings["samples"] if question["asked"] else 0)
     }
     if lost := [key for key in wanted if key not in samples]:
         raise EvaluationError(f"{title}: {len(lost)} samples are missing: run eval.sweep again")
@@ -67,10 +64,10 @@ def grade_samples(
     rest = {key: q for key, q in wanted.items() if key not in own}
     grades: dict[SampleKey, Grade] = {}
     with Progress(title, len(wanted), "samples") as bar:
-        if own and verifiers is not None:
-            made = verifiers.grade_many(
+        if own:
+            made = _verifiers(settings).grade_many(
                 [(samples[key]["response"], q["row"]) for key, q in own.items()],
-                extraction(setting, template),
+                extraction(settings["extraction"], template),
                 on_grade=lambda _: bar.update(),
             )
             grades.update(zip(own, made, strict=True))
@@ -80,14 +77,19 @@ def grade_samples(
                 for key, q in rest.items()
             ],
             template,
-            extraction=extraction(setting),
+            extraction=extraction(settings["extraction"]),
             on_grade=lambda _: bar.update(),
         )
         grades.update(zip(rest, known, strict=True))
     return [
-        _graded_line(key, grades[key], samples[key], question, template, setting, tolerance)
+        _graded_line(key, grades[key], samples[key], question, template, settings)
         for key, question in wanted.items()
     ]
+
+
+def _verifiers(settings: Mapping[str, Any]) -> Verifiers:
+    used = settings["verifiers"]
+    return verifiers_of(used["functions"], used["limits"])
 
 
 def _graded_line(
@@ -96,26 +98,23 @@ def _graded_line(
     sample: Sample,
     question: Mapping[str, Any],
     template: Template,
-    setting: str,
-    tolerance: float | None,
+    settings: Mapping[str, Any],
 ) -> dict[str, Any]:
-    own = isinstance(grade, Verified)
     line = {
-        "uid": key[0],
-        "prompt_sha256": key[1],
-        "sample": key[2],
+        **dict(zip(SAMPLE_KEY, key, strict=True)),
         "correct": bool(grade.correct),
         "extracted": grade.extracted,
         "form": None if grade.extracted is None else normal_form(grade.extracted),
         "status": str(grade.status),
-        "under": dict.fromkeys(BESIDE, bool(grade.correct))  # no extraction changes it
-        if own
-        else verdicts(setting, grade, sample, question, template),
     }
     if isinstance(grade, Verified):
+        line["under"] = dict.fromkeys(BESIDE, line["correct"])  # no extraction changes it
         line |= {"parts": {"score": grade.score, **grade.parts}, "detail": grade.detail}
-    elif tolerance and is_close(grade.extracted, question["gold"], tolerance):
-        line |= {"correct": True, "status": "correct"}
+    else:
+        line["under"] = verdicts(settings["extraction"], grade, sample, question, template)
+        tolerance = settings.get("tolerance")
+        if tolerance and is_close(grade.extracted, question["gold"], tolerance):
+            line |= {"correct": True, "status": "correct"}
     if "orders" in question and grade.extracted is not None:
         # A letter means another option in another order, so votes count the options' texts.
         options = question["options"]
@@ -131,7 +130,7 @@ def join(
     count: int,
 ) -> list[Lines]:
     """Return the `count` samples of each question with their verdicts, in order."""
-    graded = {(g["uid"], g["prompt_sha256"], g["sample"]): g for g in grades}
+    graded = {tuple(grade[name] for name in SAMPLE_KEY): grade for grade in grades}
 
     def line(question: Mapping[str, Any], sample: int) -> dict[str, Any]:
         key = question_key(question, sample)
@@ -210,19 +209,14 @@ def score_benchmark(
     `identity` is the model's. `record` (settings with `samples`, path) becomes part of the entry.
     """
     questions, samples = read_lines(folder.questions), SampleFiles(folder, identity).load()
-    record["settings"] = {"extraction": "default", **record["settings"]}
-    count, setting = int(record["settings"]["samples"]), record["settings"]["extraction"]
-    title = f"grade {folder.root.name}"
-    tolerance, verifiers = record["settings"].get("tolerance"), None
-    if used := record["settings"].get("verifiers"):  # their files may have changed since
-        verifiers = verifiers_of(used["functions"], used["limits"])
-        record["settings"]["verifiers"] = verifiers.record(set(used["functions"]))
-    grades = grade_samples(
-        questions, samples, count, template, title, setting, tolerance, verifiers
-    )
+    settings = record["settings"] = {"extraction": "default", **record["settings"]}
+    if used := settings.get("verifiers"):  # their files may have changed since
+        settings["verifiers"] = _verifiers(settings).record(set(used["functions"]))
+    grades = grade_samples(questions, samples, template, settings, f"grade {folder.root.name}")
     head = {"grader": VERSION, "model": dict(identity)}
     write_lines(folder.grades, [head, *grades])
-    write_json(folder.scores, {**record, **head, **score(join(questions, samples, grades, count))})
+    table = join(questions, samples, grades, settings["samples"])
+    write_json(folder.scores, {**record, **head, **score(table)})
 
 
 def combine(
@@ -295,7 +289,6 @@ def _regrade_all(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     parser = make_parser("python -m eval.score", __doc__, example="python -m eval.score runs/toy")
     parser.add_argument("folder", type=existing, help="a run, its eval/, or any folder inside it")
     return run_command(parser, arguments, _regrade_all, "what was graded is saved")

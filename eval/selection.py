@@ -43,7 +43,7 @@ def pick(scores: Mapping[int, float]) -> int:
     return min(scores, key=lambda step: (-scores[step], step))
 
 
-def select(
+def pick_checkpoint(
     run: Path, benchmark: str, settings: str | None = None, on_test_set: bool = False
 ) -> dict[str, Any]:
     """Write selection.json beside the evaluation's settings, and return it."""
@@ -74,7 +74,7 @@ def select(
 
 
 def _select(options: argparse.Namespace) -> None:
-    record = select(options.run, options.benchmark, options.settings, options.on_test_set)
+    record = pick_checkpoint(options.run, options.benchmark, options.settings, options.on_test_set)
     for step, score in record["scores"].items():
         print(f"step {step}: {score:.4f}{'  <- picked' * (int(step) == record['step'])}")
     if record["kind"] != VALIDATION:
@@ -82,7 +82,6 @@ def _select(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     example = "python -m eval.selection runs/grpo --benchmark held_out"
     parser = make_parser("python -m eval.selection", __doc__, example=example)
     add = parser.add_argument

@@ -13,14 +13,14 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from eval.checkpoints import Checkpoint
 from eval.engine import Engine, TokenIds
-from eval.samples import Sampler
 from eval.settings import Settings
+from prompt_aug.base.files import read_json
 from prompt_aug.base.progress import Progress
 from prompt_aug.base.tokenizers import load_tokenizer
 
@@ -39,11 +39,12 @@ def signature(model: str, tokenizer: Any) -> str:
     It covers configuration, generation configuration (stop tokens) and tokenizer. A hub id is its
     own signature, because no file of it can be compared.
     """
-    parts: list[Any] = []
-    if not (Path(model) / "config.json").is_file():
+    config, generation = (Path(model) / f"{name}.json" for name in ("config", "generation_config"))
+    if not config.is_file():
         return model
-    for path in (Path(model) / "config.json", Path(model) / "generation_config.json"):
-        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    parts: list[Any] = []
+    for path in (config, generation):
+        content = read_json(path) if path.is_file() else {}
         parts.append({k: v for k, v in content.items() if k not in VOLATILE})
     backend = getattr(tokenizer, "backend_tokenizer", None)
     parts.append(backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items()))
@@ -72,18 +73,6 @@ def reference_log_probabilities(
     return found
 
 
-class Engines(Protocol):
-    """Source of the tokenizer and the sampler of each checkpoint."""
-
-    def tokenizer(self, checkpoint: Checkpoint) -> Any:
-        """Return the tokenizer that renders the prompts."""
-
-    def engine_for(
-        self, checkpoint: Checkpoint, kind: str, context: int, prompts: Sequence[TokenIds]
-    ) -> Sampler:
-        """Return a sampler of `checkpoint` with room for `context` tokens."""
-
-
 class Session:
     """Context manager that holds at most one engine and counts its `starts` and weight `swaps`."""
 
@@ -101,7 +90,6 @@ class Session:
         self.starts = self.swaps = 0
 
     def tokenizer(self, checkpoint: Checkpoint) -> Any:
-        """Return the model's tokenizer."""
         return load_tokenizer(checkpoint.model)
 
     def engine_for(

@@ -20,11 +20,11 @@ from eval import EvaluationError
 from eval.benchmarks import load, parse_request, suite_requests
 from eval.checkpoints import CACHED_BYTES, Checkpoint, find, from_model, verify
 from eval.command import path, run_command, text
-from eval.endpoint import APIS, CHAT, NoTokenizer, Remote, connect
+from eval.endpoint import APIS, CHAT, NoTokenizer, Server, connect
 from eval.engine import check_hardware, prepare_environment
 from eval.evaluate import Evaluation, Item
 from eval.score import require_one_grader
-from eval.session import Engines, Session
+from eval.session import Session
 from eval.settings import ADDED, Settings, from_run, presets, read_config
 from prompt_aug.base.commands import add_steps, at_least, check_url, existing, make_parser
 from prompt_aug.base.errors import UsageError
@@ -34,7 +34,7 @@ from prompt_aug.endpoint.budget import Budget
 from prompt_aug.extraction import EXTRACTIONS
 from prompt_aug.grading import VERSION
 from prompt_aug.templates.rendering import Style, System, Turn
-from recipe.run.evaluation import DType
+from recipe.run.evaluation import BenchmarkRequest, DType
 from recipe.run.folder import RunFolder, select
 
 WATCH_SECONDS = 30.0
@@ -50,9 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         " http://localhost:8000/v1, instead of an engine")  # fmt: skip
     add("--api", choices=APIS, default=APIS[0], help="with --endpoint: token ids, or messages that"
         " the server renders")  # fmt: skip
-    add(
-        "--tokenizer", type=text, help="with --api completions: folder or hub id (default: --model)"
-    )
+    add("--tokenizer", type=text, help="with --api completions: a model (default: --model)")
     add("--concurrency", type=int, default=64, help="with --endpoint: requests at once")
     add("--max-requests", type=int, help="with --endpoint: stop after that many")
     add("--max-total-tokens", type=int, help="with --endpoint: stop before more are used")
@@ -77,11 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         help="your own function for a data source (default: the run's own)")  # fmt: skip
     add("--temperature", type=float, help="0 is greedy (default: the run's, or 0)")
     add("--top-p", type=float, help="default: the run's, or 1")
-    add(
-        "--top-k",
-        type=int,
-        help="sample from the k likeliest tokens (default: all)",
-    )
+    add("--top-k", type=int, help="sample from the k likeliest tokens (default: all)")
     add("--min-p", type=float, help="least share of the likeliest token's probability (default: 0)")
     add("--repetition-penalty", type=float, help="above 1: fewer repeated tokens (default: 1)")
     add("--stop", action="append", type=str, help="a stop string beside the template's; may be"
@@ -122,8 +116,7 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
         settings = settings.replaced(**plain | presets()[options.preset])
         reset = {"template": None, "shots": None}
         requests = [request.model_copy(update=reset) for request in requests]
-    names = set(Settings.model_fields) - {"benchmarks", "verifiers", "verifier_limits"}
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    given = {k: v for k, v in vars(options).items() if k in Settings.model_fields and v is not None}
     own = dict(item.rpartition("=")[::2] for item in options.verifier)
     if not all(own) or not all(own.values()):
         raise UsageError(f"--verifier {' '.join(options.verifier)}: write SOURCE=MODULE.FUNCTION")
@@ -133,32 +126,32 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
     if options.benchmark or options.suite is not None:
         requests = [parse_request(request) for request in options.benchmark]
         requests += suite_requests(options.suite) if options.suite is not None else []
-    asked = [request.name for request in requests]
-    of = {key: _by_benchmark(options, key, asked) for key in ("template", "shots")}
-    if not asked:
+    names = [request.name for request in requests]
+    if not names:
         raise UsageError("no benchmark: write --benchmark NAME=PATH (or set eval.benchmarks)")
-    if len(set(asked)) != len(asked):
-        raise EvaluationError(f"a benchmark is named twice: {asked}")
-    requests = [
-        request.model_copy(
-            update={key: of[key].get(request.name, getattr(request, key)) for key in of}
-        )
-        for request in requests
-    ]
+    if len(set(names)) != len(names):
+        raise EvaluationError(f"a benchmark is named twice: {names}")
+    for key in ("template", "shots"):
+        requests = _with_options(requests, options, key)
     return settings.replaced(benchmarks=tuple(requests))
 
 
-def _by_benchmark(options: argparse.Namespace, key: str, asked: Sequence[str]) -> dict[str, str]:
-    """Return the values of ``--template-of`` or ``--shots`` by benchmark."""
+def _with_options(
+    requests: Sequence[BenchmarkRequest], options: argparse.Namespace, key: str
+) -> list[BenchmarkRequest]:
+    """Return the requests with the values of ``--template-of`` or ``--shots``."""
     option = {"template": "template_of"}.get(key, key)
-    items = getattr(options, option)
-    found = dict(item.partition("=")[::2] for item in items)
-    if set(found) - set(asked) or not all(found.values()):
+    names, items = [request.name for request in requests], getattr(options, option)
+    values = dict(item.partition("=")[::2] for item in items)
+    if set(values) - set(names) or not all(values.values()):
         raise EvaluationError(
             f"--{option.replace('_', '-')} {' '.join(items)}: write BENCHMARK={key.upper()}, with "
-            f"a benchmark of {list(asked)}"
+            f"a benchmark of {names}"
         )
-    return found
+    return [
+        request.model_copy(update={key: values.get(request.name, getattr(request, key))})
+        for request in requests
+    ]
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -193,18 +186,17 @@ def sweep(options: argparse.Namespace) -> None:
             print(evaluation.plan(NoTokenizer() if chat else load_tokenizer(name)))
             continue
         if options.endpoint:
-            if options.api == CHAT and (
-                filled := [t.name for t in evaluation.templates if t.prefill]
-            ):
+            filled = [template.name for template in evaluation.templates if template.prefill]
+            if options.api == CHAT and filled:
                 raise EvaluationError(
                     f"--api chat: the templates {', '.join(filled)} have a prefill, which messages "
                     "cannot hold. Use --api completions, or another --template."
                 )
             budget = Budget(options.max_requests, options.max_total_tokens)
-            server = connect(options.endpoint, options.concurrency, budget)
-            named = {"tokenizer": options.tokenizer, "api": options.api}
-            models = [server.checkpoint(model, **named) for model in options.model]
-            work(evaluation, models, Remote(server, settings), cache)
+            server = connect(options.endpoint, options.concurrency, budget, settings)
+            identity = options.tokenizer, options.api
+            models = [server.checkpoint(model, *identity) for model in options.model]
+            work(evaluation, models, server, cache)
             print(f"endpoint: {budget.spent}")
             continue
         check_hardware(settings)
@@ -246,7 +238,10 @@ def _follow(
 
 
 def work(
-    evaluation: Evaluation, checkpoints: Sequence[Checkpoint], session: Engines, cache: Path
+    evaluation: Evaluation,
+    checkpoints: Sequence[Checkpoint],
+    session: Session | Server,
+    cache: Path,
 ) -> None:
     """Do the items that are not done, except those that another worker holds."""
     todo = {c.name: [i for i in evaluation.items(c) if not i.is_done()] for c in checkpoints}
@@ -274,10 +269,10 @@ def work(
                 entry = read_json(item.folder.scores)
                 error, asked = entry["standard_error"], entry["settings"]
                 spread = "" if error is None else f" +- {error:.4f}"
-                size = f"{entry['questions']} of {asked['of']} questions x {asked['samples']}"
-                truncated = f"truncated {entry['truncation_rate']:.4f}"
                 print(
-                    f"  {item.name}: accuracy {entry['accuracy']:.4f}{spread} ({size}), {truncated}"
+                    f"  {item.name}: accuracy {entry['accuracy']:.4f}{spread} ({entry['questions']}"
+                    f" of {asked['of']} questions x {asked['samples']}), truncated "
+                    f"{entry['truncation_rate']:.4f}"
                 )
     if waiting := [item.name for item in held if not item.is_done()]:
         print(f"note: {len(waiting)} items are with other workers: {', '.join(waiting[:8])}")
@@ -295,7 +290,6 @@ def _check_graders(checkpoint: Checkpoint, items: Sequence[Item]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     return run_command(_parser(), arguments, sweep, "the samples made so far are saved")
 
 

@@ -26,25 +26,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] not in NAMES:
         listed = "\n".join(f"{name:10}{summary(name)}" for name in NAMES)
-        parser = make_parser(
-            "python scripts/bench.py",
-            f"{__doc__}\n{listed}",
-            example="python scripts/bench.py step --steps 6",
-        )
+        example = "python scripts/bench.py step --steps 6"
+        parser = make_parser("python scripts/bench.py", f"{__doc__}\n{listed}", example=example)
         parser.add_argument("name", choices=NAMES, metavar="NAME", help="of a benchmark")
         parser.parse_args(given)  # prints the help or the error, and exits
     name, *rest = given
     command = importlib.import_module(f"benchmarks.{name}")
-    parser = make_parser(
-        f"python scripts/bench.py {name}",
-        command.__doc__,
-        example=f"python scripts/bench.py {name} {command.EXAMPLE}",
-    )
-    return run(
-        f"bench {name}",
-        lambda: int(command.main(parser, rest) or 0),
-        interrupted="nothing is kept",
-    )
+    called = f"python scripts/bench.py {name}"
+    parser = make_parser(called, command.__doc__, example=f"{called} {command.EXAMPLE}")
+    said = "nothing is kept"
+    return run(f"bench {name}", lambda: command.main(parser, rest), interrupted=said)
 
 
 if __name__ == "__main__":

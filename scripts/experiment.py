@@ -16,8 +16,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from prompt_aug.base.commands import make_parser
-from prompt_aug.base.errors import UserError
+from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.files import write_text
 from prompt_aug.base.progress import Progress
 from recipe.lab import page
@@ -63,16 +62,13 @@ def carry_out(given: argparse.Namespace) -> int:
     done = read_record(record, experiment)
     todo = [(arm, seed) for arm, seed in runs if (arm.name, seed) not in done]
     print(f"{experiment.name}: {len(runs) - len(todo)} runs on record, {len(todo)} to make")
+    out = given.out / experiment.name
     with Progress(f"{experiment.name}, {len(todo)} runs"):
-        failed = run_all(
-            experiment, todo, record=record, out=given.out / experiment.name, jobs=given.jobs
-        )
+        failed = run_all(experiment, todo, record=record, out=out, jobs=given.jobs)
     done = read_record(record, experiment)
     if done:
-        all_counted = [
-            (a.name, s) for a in experiment.arms for s in experiment.seeds(a, given.seeds)
-        ]
-        missing = sum(run not in done for run in all_counted) if counted else 0
+        every = [(a.name, s) for a in experiment.arms for s in experiment.seeds(a, given.seeds)]
+        missing = sum(made not in done for made in every) if counted else 0
         write_text(folder / "results.md", page.results(experiment, done, missing))
         page.draw(experiment, done, folder)
         print(page.body(experiment, done))
@@ -80,24 +76,18 @@ def carry_out(given: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    parser = make_parser(
-        "python scripts/experiment.py",
-        __doc__,
-        example="python scripts/experiment.py ta_grpo --pilot 1",
-    )
-    parser.add_argument("name", choices=names(), help="a folder of examples/laboratory")
-    parser.add_argument("--seeds", type=int, default=5, help="of the arms that decide")
-    parser.add_argument("--arms", nargs="+", help="default: all")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at once, each with its threads")
-    parser.add_argument("--pilot", type=int, help="one seed below 1000, for calibration")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/laboratory"), help="where the runs go"
-    )
-    try:
-        return carry_out(parser.parse_args())
-    except UserError as error:
-        print(f"experiment: {error}", file=sys.stderr)
-        return 1
+    example = "python scripts/experiment.py ta_grpo --pilot 1"
+    parser = make_parser("python scripts/experiment.py", __doc__, example=example)
+    add = parser.add_argument
+    add("name", choices=names(), help="a folder of examples/laboratory")
+    add("--seeds", type=int, default=5, help="of the arms that decide")
+    add("--arms", nargs="+", help="default: all")
+    add("--jobs", type=int, default=1, help="runs at once, each with its threads")
+    add("--pilot", type=int, help="one seed below 1000, for calibration")
+    add("--out", type=Path, default=Path("runs/laboratory"), help="where the runs go")
+    given = parser.parse_args()
+    said = "runs on record are kept; the same command continues from there"
+    return run("experiment", lambda: carry_out(given), interrupted=said, progress=False)
 
 
 if __name__ == "__main__":

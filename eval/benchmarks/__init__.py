@@ -171,41 +171,39 @@ def load(
     Samples per question: those of the request, else `samples`, else one for greedy decoding and
     the benchmark's own number for sampling. `cyclic` makes it a multiple of the number of options.
     """
+    known: Benchmark | None
     name, path = request.name, None if request.path is None else Path(request.path)
-    benchmark: Benchmark | None
     if path is not None and path.suffix in (".yaml", ".yml"):
-        benchmark, path = read_benchmark(path), None
-    elif path is not None:
-        benchmark = known_benchmarks().get(name)
-    elif name in known_benchmarks():
-        benchmark = known_benchmarks()[name]
+        known, path = read_benchmark(path), None
     else:
+        known = known_benchmarks().get(name)
+    if known is None and path is None:
         raise EvaluationError(f"unknown benchmark {name!r}; known: {', '.join(known_benchmarks())}")
-    source = str(path or (benchmark and (benchmark.file or f"hub:{benchmark.hub}")))
-    questions = _questions(name, path, benchmark or Benchmark(questions=1, file=str(path)))
-    if benchmark is not None:
-        if len(questions) != benchmark.questions:
-            raise EvaluationError(
-                f"{name} has {benchmark.questions} questions, but {source} has "
-                f"{len(questions)}: use another name, or the right file"
-            )
-        allowed, digest = benchmark.digests(local=path is not None), content_digest(questions)
-        if allowed and digest not in allowed:
-            raise EvaluationError(
-                f"{name}: the content of {source} has the digest {digest} and not "
-                f"{' or '.join(sorted(d[:12] for d in allowed))}: its questions or answers have "
-                "changed. Use the published file, or another name: --benchmark NAME=PATH"
-            )
+    benchmark = known or Benchmark(questions=1, file=str(path))
+    source = str(path or benchmark.file or f"hub:{benchmark.hub}")
+    questions = _questions(name, path, benchmark)
+    if known is not None and len(questions) != known.questions:
+        raise EvaluationError(
+            f"{name} has {known.questions} questions, but {source} has {len(questions)}: use "
+            "another name, or the right file"
+        )
+    allowed, digest = benchmark.digests(local=path is not None), content_digest(questions)
+    if allowed and digest not in allowed:
+        raise EvaluationError(
+            f"{name}: the content of {source} has the digest {digest} and not "
+            f"{' or '.join(sorted(d[:12] for d in allowed))}: its questions or answers have "
+            "changed. Use the published file, or another name: --benchmark NAME=PATH"
+        )
     kept = tuple(questions[:max_questions])
-    default = 1 if greedy or benchmark is None else benchmark.samples
     orders = option_count(kept, name) if cyclic else 1
+    default = 1 if greedy else benchmark.samples
     wanted = request.samples or samples or -(-default // orders) * orders
     if wanted % orders:
         raise EvaluationError(
             f"{name}: samples={wanted}: not a multiple of {orders} orders of the options. Use "
             f"{-(-wanted // orders) * orders}."
         )
-    shots = request.shots or (benchmark.shots if benchmark else None)
+    shots = request.shots or benchmark.shots
     return LoadedBenchmark(
         name=name,
         path=source,
@@ -213,9 +211,9 @@ def load(
         size=len(questions),
         samples=wanted,
         sha256=content_digest(kept),
-        template=request.template or (benchmark.template if benchmark else None),
+        template=request.template or benchmark.template,
         shots=read_shots(Path(shots), questions) if shots else (),
-        tolerance=benchmark.tolerance if benchmark else None,
+        tolerance=benchmark.tolerance,
         cyclic=orders > 1,
     )
 

@@ -55,7 +55,6 @@ def publish(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     example = "python -m eval.publish runs/grpo --steps 20 --card --inspect logs"
     parser = make_parser("python -m eval.publish", __doc__, example=example)
     add = parser.add_argument

@@ -39,7 +39,7 @@ def write(checkpoint: Evaluated) -> Path:
         raise EvaluationError(f"{folder} has no {MANIFEST}: run recipe.export first")
     if "files" not in read_json(folder / MANIFEST):
         raise EvaluationError(f"{folder} only points to the start model: it gets no card")
-    write_text(folder / CARD, text(checkpoint))
+    write_text(folder / CARD, model_card(checkpoint))
     return folder / CARD
 
 
@@ -62,7 +62,7 @@ def push(checkpoint: Evaluated, repository: str, *, public: bool = False) -> str
     return str(done.commit_url)
 
 
-def text(checkpoint: Evaluated) -> str:
+def model_card(checkpoint: Evaluated) -> str:
     """Return the card: metadata for a hub, then the facts of the run, the scores, the prompt."""
     run = RunFolder(checkpoint.run)
     config = yaml.safe_load(read_text(run.config)) if run.config.is_file() else {}

@@ -14,7 +14,7 @@ from eval.report import charts, tables
 from eval.report.answers import archive, rollouts
 from eval.report.data import RunData, collect, summary
 from eval.report.figures import figures
-from eval.report.page import render_html, render_markdown, results
+from eval.report.page import Page, results
 from prompt_aug.base.commands import existing, in_columns, make_parser
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import replacing, write_json, write_text
@@ -40,16 +40,22 @@ def build(
     for run, found in zip(runs, read, strict=True):
         missing = [] if found else ["no sample rollouts: rollouts/step_N.jsonl is missing"]
         run.notes.extend([*absent, *missing])
-    blocks = results(runs, expected)
-    headline = tables.headline(runs[0], numbers[0]) if len(runs) == 1 else []
     name = " and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
     for figure in drawn:
         with replacing(folder / f"{figure.name}.png") as file:
             file.write(charts.png(figure))
         write_text(folder / f"{figure.name}.csv", figure.as_csv())
-    write_text(folder / "report.md", render_markdown(name, runs, blocks, headline, drawn))
-    page = render_html(name, runs, blocks, headline, drawn, read, samples)
-    write_text(folder / "index.html", page)
+    page = Page(
+        name=name,
+        runs=runs,
+        blocks=results(runs, expected),
+        samples=samples,
+        headline=tables.headline(runs[0], numbers[0]) if len(runs) == 1 else (),
+        figures=drawn,
+        rollouts=read,
+    )
+    write_text(folder / "report.md", page.markdown())
+    write_text(folder / "index.html", page.html())
     by_name = {run.name: found for run, found in zip(runs, numbers, strict=True)}
     write_json(folder / "summary.json", numbers[0] if len(runs) == 1 else by_name)
     return runs
@@ -67,7 +73,6 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     example = "python -m eval.report runs/grpo runs/prompt_aug --out compared"
     parser = make_parser("python -m eval.report", __doc__, example=example)
     add = parser.add_argument

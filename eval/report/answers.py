@@ -23,7 +23,7 @@ from eval.score import Lines, read_scored
 from prompt_aug.base.files import iter_lines
 from recipe.run.folder import RunFolder
 
-MOST_SAMPLES = 200_000  # of a page; with more, checkpoints in between are left out
+PAGE_SAMPLES = 200_000  # of a page; with more, checkpoints in between are left out
 RESPONSE_CHARACTERS = 20_000
 BLOCK_CHARACTERS = 1 << 18  # before compression
 MOST_ROLLOUTS = 26
@@ -55,7 +55,7 @@ def archive(runs: Sequence[RunData]) -> Archive:
     statuses: dict[str, int] = {}
     found: dict[tuple[str, str, str], _Question] = {}
     for run in runs:
-        for row in _kept(run, MOST_SAMPLES // len(runs)):
+        for row in _kept(run, PAGE_SAMPLES // len(runs)):
             for name, question, samples in _scored(run, row):
                 # Two runs may ask the same question with different prompts.
                 prompt = question["prompt_sha256"] if len(runs) == 1 else ""
@@ -114,7 +114,7 @@ def _kept(run: RunData, most: int) -> list[CheckpointRow]:
 
 
 @dataclass(frozen=True)
-class Rollout:
+class ShownRollout:
     """One training rollout. `facts` are short name-value pairs, in the order shown."""
 
     step: int
@@ -145,11 +145,11 @@ def rest(text: str, limit: int) -> str:
     return f"\n... and {len(text) - limit} more characters" if len(text) > limit else ""
 
 
-def rollouts(run: Path) -> list[Rollout]:
+def rollouts(run: Path) -> list[ShownRollout]:
     """Return a right and a wrong rollout per template of the first and the last recorded step."""
-    steps, picked = RunFolder(run).rollout_steps(), list[Rollout]()
+    steps, picked = RunFolder(run).rollout_steps(), list[ShownRollout]()
     for step in dict.fromkeys((min(steps), max(steps))) if steps else ():
-        first: dict[tuple[str, bool], Rollout] = {}
+        first: dict[tuple[str, bool], ShownRollout] = {}
         for line in iter_lines(steps[step]):
             rollout = _rollout(step, line)
             first.setdefault((rollout.template, rollout.correct), rollout)
@@ -159,7 +159,7 @@ def rollouts(run: Path) -> list[Rollout]:
     return picked
 
 
-def _rollout(step: int, line: Mapping[str, Any]) -> Rollout:
+def _rollout(step: int, line: Mapping[str, Any]) -> ShownRollout:
     response = line.get("response", "")
 
     def fact(value: object) -> str:
@@ -167,7 +167,7 @@ def _rollout(step: int, line: Mapping[str, Any]) -> Rollout:
             return f"{value:g}"
         return visible(" | ".join(map(str, value)) if isinstance(value, list) else str(value), 300)
 
-    return Rollout(
+    return ShownRollout(
         step=step,
         template=visible(line.get("template", "no template"), 80),
         preview=visible(" ".join(str(response).split()), 100).split("\n")[0],

@@ -5,7 +5,7 @@ Missing data becomes a note, never a zero.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -182,13 +182,9 @@ def _asked(entry: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def question_means(entries: Entries, names: Sequence[str]) -> dict[str, float]:
+def question_means(entries: Entries, names: Iterable[str]) -> list[float]:
     """Return the share of right samples of each question of the benchmarks `names`."""
-    return {
-        f"{name} {index}": mean
-        for name in names
-        for index, mean in enumerate(entries[name]["question_means"])
-    }
+    return [mean for name in names for mean in entries[name]["question_means"]]
 
 
 def summary(data: RunData) -> dict[str, Any]:

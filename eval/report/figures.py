@@ -15,16 +15,8 @@ from eval.report.data import CheckpointRow, RunData
 # The parts of a trainer step that follow one another. Validation and saving are not among them:
 # they are outside verl's timer of the step.
 STEP_PARTS = (
-    "gen",
-    "reward",
-    "old_log_prob",
-    "ref",
-    "values",
-    "adv",
-    "update_critic",
-    "update_actor",
-    "update_weights",
-)
+    "gen reward old_log_prob ref values adv update_critic update_actor update_weights"
+).split()
 # Figures of metrics, by name: title, caption, and panels of (title, unit, {metric: label}).
 # Not verl's actor/entropy, which is aggregated as the loss is, so its unit depends on the method.
 # Not verl's response_length/clip_ratio, which is the share as long as the longest of the step.
@@ -53,6 +45,7 @@ PLAIN: dict[str, tuple[str, str, list[tuple[str, str, dict[str, str]]]]] = {
     ]),
 }  # fmt: skip
 TOTAL = "all questions"
+HELD_OUT = "Accuracy on held-out questions"
 STEP_SECONDS = "Seconds per training step"
 
 
@@ -132,7 +125,7 @@ def _score(row: CheckpointRow, name: str) -> Mapping[str, Any] | None:
     return asdict(row.total) if name == TOTAL else row.benchmarks.get(name)
 
 
-def accuracy(runs: Runs) -> Figure:
+def accuracy_by_step(runs: Runs) -> Figure:
     """Accuracy by step: a line per benchmark of one run, or a panel per benchmark of several."""
     names = list(dict.fromkeys(n for run in runs if run.rows for n in run.rows[-1].benchmarks))
     curves: dict[str, list[Curve]] = {}
@@ -140,20 +133,17 @@ def accuracy(runs: Runs) -> Figure:
         for run in runs:
             scores = {row.step: s for row in run.rows if (s := _score(row, name)) is not None}
             if scores:
-                label = _label(runs, run, name if len(runs) == 1 else "")
                 y = [100 * entry["accuracy"] for entry in scores.values()]
                 error = [100 * (entry["standard_error"] or 0.0) for entry in scores.values()]
-                curves.setdefault(name, []).append(Curve(label, list(scores), y, error))
-    if len(runs) == 1 and curves:
-        lines = [curve for found in curves.values() for curve in found]
-        panels = [Panel("Accuracy on held-out questions", "percent right", lines)]
-    else:
-        panels = [Panel(name, "percent right", found) for name, found in curves.items()]
+                one = len(runs) == 1
+                panel, label = (HELD_OUT, name) if one else (name, run.name)
+                curves.setdefault(panel, []).append(Curve(label, list(scores), y, error))
     caption = "bars are one standard error, clustered by question"
+    panels = [Panel(title, "percent right", found) for title, found in curves.items()]
     return Figure("accuracy", "Accuracy by checkpoint", caption, panels)
 
 
-def pass_at_k(runs: Runs) -> Figure:
+def pass_at_k_curves(runs: Runs) -> Figure:
     """pass@k over k of the first and the last checkpoint, a panel per benchmark."""
     curves: dict[str, list[Curve]] = {}
     for run in runs:
@@ -169,7 +159,7 @@ def pass_at_k(runs: Runs) -> Figure:
     return Figure("pass_at_k", "pass@k", caption, panels, x_title="k", log_x=True)
 
 
-def templates(runs: Runs) -> Figure:
+def by_template(runs: Runs) -> Figure:
     """Accuracy and format reward by template, a panel each."""
     caption = "accuracy and format reward of the training rollouts drawn with each template"
     panels = [
@@ -233,7 +223,11 @@ def figures(runs: Runs) -> tuple[list[Figure], list[str]]:
         for name, (title, caption, panels) in PLAIN.items()
     }
     made = [
-        *(accuracy(runs), pass_at_k(runs), plain.pop("reward"), templates(runs), *plain.values()),
+        accuracy_by_step(runs),
+        pass_at_k_curves(runs),
+        plain.pop("reward"),
+        by_template(runs),
+        *plain.values(),
         _metrics(runs, "grades", "Grading status", "shares of all training rollouts", *status),
         step_time(runs),
     ]

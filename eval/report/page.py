@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from eval import EvaluationError
 from eval.report import tables
-from eval.report.answers import Archive, Rollout
+from eval.report.answers import Archive, ShownRollout
 from eval.report.data import RunData
 from eval.report.figures import Figure
 
@@ -90,19 +90,21 @@ def results(runs: Sequence[RunData], expected: str | None = None) -> list[Block]
     return [block for block in blocks if block.table or block.level == 2 or not block.title]
 
 
-def settings(run: RunData, several: bool) -> list[Block]:
+def settings_blocks(run: RunData, several: bool) -> list[Block]:
     """Return the blocks about how a run was evaluated and trained, and its notes."""
     of = f" of {run.name}" if several else ""
-    set_values = run.eval_settings.items()
-    evaluation = [[name, str(value)] for name, value in set_values if value is not None]
-    named = {"Evaluation": evaluation, "Environment of training": tables.environment_table(run)}
-    blocks = [
-        Block(f"{title}{of}", "", [["name", "value"], *rows], kind="")
-        for title, rows in named.items()
+    settings = run.eval_settings.items()
+    found: dict[str, tables.Table] = {
+        "Evaluation": [[name, str(value)] for name, value in settings if value is not None],
+        "Environment of training": tables.environment_table(run),
+        "Notes": [[note] for note in run.notes],
+    }
+    heads = {"Notes": ["note"]}
+    return [
+        Block(f"{title}{of}", "", [heads.get(title, ["name", "value"]), *rows], kind="")
+        for title, rows in found.items()
         if rows
     ]
-    notes = [["note"], *([note] for note in run.notes)]
-    return blocks + [Block(f"Notes{of}", "", notes, kind="")] * bool(run.notes)
 
 
 def library(package: str, file: str) -> str:
@@ -122,60 +124,58 @@ def as_data(value: Any) -> Markup:
     return Markup(text)
 
 
-def render_html(
-    name: str,
-    runs: Sequence[RunData],
-    blocks: Sequence[Block],
-    headline: Sequence[tuple[str, str]],
-    figures: Sequence[Figure],
-    rollouts: Sequence[Sequence[Rollout]],
-    samples: Archive,
-) -> str:
-    """Return index.html. `blocks` are those of `results`."""
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """The contents of a report. `blocks` are those of `results`; `rollouts` has a list per run."""
 
-    def own(file: str) -> str:
-        return resources.files("eval.report").joinpath(file).read_text(encoding="utf-8")
+    name: str
+    runs: Sequence[RunData]
+    blocks: Sequence[Block]
+    samples: Archive
+    rollouts: Sequence[Sequence[ShownRollout]]
+    headline: Sequence[tuple[str, str]] = ()
+    figures: Sequence[Figure] = ()
 
-    scripts = [own("report.js").strip(), *(library(*place).strip() for place in LIBRARIES)]
-    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in scripts)
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(own("report.html.j2")).render(
-        name=name,
-        style=Markup(own("report.css")),
-        scripts=list(map(Markup, scripts)),
-        allowed=Markup(" ".join(f"'sha256-{digest.decode()}'" for digest in digests)),
-        headline=headline,
-        results=blocks,
-        runs=[
-            {
-                "name": run.name,
-                "settings": settings(run, len(runs) > 1),
-                "configuration": tables.configuration(run),
-                "rollouts": found,
-            }
-            for run, found in zip(runs, rollouts, strict=True)
-        ],
-        figure_data=as_data([figure.as_json() for figure in figures]),
-        sample_index=as_data(samples.index),
-        samples=samples,
-    )
+    def html(self) -> str:
+        """Return index.html."""
 
+        def own(file: str) -> str:
+            return resources.files("eval.report").joinpath(file).read_text(encoding="utf-8")
 
-def render_markdown(
-    name: str,
-    runs: Sequence[RunData],
-    blocks: Sequence[Block],
-    headline: Sequence[tuple[str, str]],
-    figures: Sequence[Figure],
-) -> str:
-    """Return report.md, which has no model texts."""
-    parts = [f"# {name}", ", ".join(f"{key} {value}" for key, value in headline)]
-    parts += [block.markdown() for block in blocks]
-    parts += [
-        f"## {figure.title}\n\n{figure.caption} ([data]({figure.name}.csv))\n\n"
-        f"![{figure.title}]({figure.name}.png)"
-        for figure in figures
-    ]
-    parts.append("## Settings and environment")
-    parts += [block.markdown() for run in runs for block in settings(run, len(runs) > 1)]
-    return "\n\n".join(filter(None, parts)) + "\n"
+        scripts = [own("report.js").strip(), *(library(*place).strip() for place in LIBRARIES)]
+        digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in scripts)
+        environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+        return environment.from_string(own("report.html.j2")).render(
+            name=self.name,
+            style=Markup(own("report.css")),
+            scripts=list(map(Markup, scripts)),
+            allowed=Markup(" ".join(f"'sha256-{digest.decode()}'" for digest in digests)),
+            headline=self.headline,
+            results=self.blocks,
+            runs=[
+                {
+                    "name": run.name,
+                    "settings": settings_blocks(run, len(self.runs) > 1),
+                    "configuration": tables.configuration(run),
+                    "rollouts": found,
+                }
+                for run, found in zip(self.runs, self.rollouts, strict=True)
+            ],
+            figure_data=as_data([figure.as_json() for figure in self.figures]),
+            sample_index=as_data(self.samples.index),
+            samples=self.samples,
+        )
+
+    def markdown(self) -> str:
+        """Return report.md, which has no model texts."""
+        parts = [f"# {self.name}", ", ".join(f"{key} {value}" for key, value in self.headline)]
+        parts += [block.markdown() for block in self.blocks]
+        parts += [
+            f"## {figure.title}\n\n{figure.caption} ([data]({figure.name}.csv))\n\n"
+            f"![{figure.title}]({figure.name}.png)"
+            for figure in self.figures
+        ]
+        parts.append("## Settings and environment")
+        for run in self.runs:
+            parts += [block.markdown() for block in settings_blocks(run, len(self.runs) > 1)]
+        return "\n\n".join(filter(None, parts)) + "\n"

@@ -71,12 +71,20 @@ def share(value: metrics.Estimate | Mapping[str, Any] | None) -> str:
     return percent(mean) + ("" if error is None else f" ±{percent(error)}")
 
 
+def points(value: Difference) -> str:
+    return f"{100 * value.mean:+.1f}"
+
+
+def interval(value: Difference) -> str:
+    return f"[{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
+
+
 def change(value: Difference | None) -> str:
     """Format a paired difference in points with its standard error: ``+5.0 ±2.1``."""
     if value is None:
         return "-"
     error = value.standard_error
-    return f"{100 * value.mean:+.1f}" + ("" if error is None else f" ±{percent(error)}")
+    return points(value) + ("" if error is None else f" ±{percent(error)}")
 
 
 def p_value(difference: Difference | None) -> str:
@@ -182,16 +190,11 @@ def level_table(data: RunData) -> Table:
                 if question["level"] is not None:
                     place = found.setdefault((name, question["level"]), [[] for _ in rows])
                     place[column].append(mean)
-    table = [
-        [
-            name,
-            str(level),
-            *(share(metrics.accuracy([[x] for x in m])) if m else "-" for m in means),
-        ]
-        for (name, level), means in sorted(found.items())
-    ]
-    head = ["benchmark", "level", *(step_name(row.step) for row in rows)]
-    return [head, *table] if table else []
+    table = [["benchmark", "level", *(step_name(row.step) for row in rows)]]
+    for (name, level), columns in sorted(found.items()):
+        scores = [metrics.accuracy([[x] for x in means]) if means else None for means in columns]
+        table.append([name, str(level), *map(share, scores)])
+    return table if found else []
 
 
 def template_table(data: RunData) -> Table:
@@ -312,12 +315,10 @@ def runs_table(runs: Sequence[RunData]) -> Table:
             last, start = run.result, run.rows[0] if run.rows[0].step == 0 else None
             other, (a, b) = None, (first.result.benchmarks if first else {}, last.benchmarks)
             if run is not first and set(a) == set(b) and not asked_differently(a, b):
-                other = paired(question_means(a, list(a)), question_means(b, list(a)))
+                other = paired(question_means(a, a), question_means(b, a))
+            against = f"{points(other)} {interval(other)}" if other else "-"
             cells = [share(start.total) if start else "-", share(last.total), str(last.step)]
-            cells += [change(last.gain), p_value(last.gain), "-", p_value(other)]
-            if other:
-                ends = f"[{100 * other.low:+.1f}, {100 * other.high:+.1f}]"
-                cells[5] = f"{100 * other.mean:+.1f} {ends}"
+            cells += [change(last.gain), p_value(last.gain), against, p_value(other)]
         seed, seconds = select(run.config, "recipe.seed"), run.last("train/wall_seconds")
         cells += ["-" if seed is None else str(seed), "-" if seconds is None else duration(seconds)]
         table.append([run.name, method(run.config) or "-", *cells])

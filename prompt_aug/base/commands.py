@@ -122,7 +122,9 @@ def in_columns(
     return "\n".join([rows[0], *under, *rows[1:]])
 
 
-def run(name: str, command: Callable[[], int], *, interrupted: str, progress: bool = True) -> int:
+def run(
+    name: str, command: Callable[[], int | None], *, interrupted: str, progress: bool = True
+) -> int:
     """Run `command` and return its exit code; errors of the user are one line on stderr.
 
     `name` is the module; `interrupted` is printed after Ctrl-C: what is kept, how to continue.
@@ -132,7 +134,7 @@ def run(name: str, command: Callable[[], int], *, interrupted: str, progress: bo
 
     try:
         with Progress(name) if progress else contextlib.nullcontext():
-            return command()
+            return command() or 0
     except (UserError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

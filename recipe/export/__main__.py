@@ -73,7 +73,7 @@ def export_start(run: Path, config: dict[str, Any]) -> None:
 def check_source(source: Path, run: Path, dtype: str) -> int:
     """Refuse, before verl is imported, shards that cannot be merged; return the world size."""
     folder = source.parent
-    why, ranks = checkpoints.shard_damage(folder, ["model"]), checkpoints.world_size(folder)
+    why, ranks = checkpoints.shard_damage(folder, ["model"]), checkpoints.saved_ranks(source)
     if not (source / "huggingface" / "config.json").is_file():
         why = why or "actor/huggingface/config.json is missing"
     if why or ranks is None:

@@ -22,7 +22,7 @@ from prompt_aug.base.progress import Progress
 from recipe.run.folder import read_metrics
 
 Figures = dict[str, float]
-MARK = ".acceptance"  # in every folder that this command made, and may delete
+OWN_MARK = ".acceptance"  # in every folder that this command made, and may delete
 WORK = "recipe.preflight.accept_work"
 LEAST_CORRELATION = 0.99  # of the engine's and the actor's probabilities of the same tokens
 MOST_LOGPROB_ERROR = 0.1  # nats, bfloat16 against float32
@@ -112,7 +112,7 @@ def reference(path: Path) -> Figures:
     return found
 
 
-def train(folder: Path, method: str, steps: int, cpu: bool) -> list[str]:
+def train_arguments(folder: Path, method: str, steps: int, cpu: bool) -> list[str]:
     """Return the arguments of recipe.train; every run saves its last step."""
     settings = [
         f"recipe.run_dir={folder / method}",
@@ -133,7 +133,7 @@ def stages(folder: Path, cpu: bool) -> list[Stage]:
     trainings = [
         Stage(
             name=f"train {method}",
-            command=module("recipe.train", *train(folder, method, steps, cpu)),
+            command=module("recipe.train", *train_arguments(folder, method, steps, cpu)),
             needs=("model",),
             figures=functools.partial(training, folder / method),
         )
@@ -205,17 +205,17 @@ def take(folder: Path, anew: bool) -> bool:
     A training run has logs/ too, so only the mark shows what may be deleted.
     """
     if folder.exists():
-        marked = (folder / MARK).is_file()
+        marked = (folder / OWN_MARK).is_file()
         if not marked and (not folder.is_dir() or any(folder.iterdir())):
             return False
         if anew:
             shutil.rmtree(folder)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    (folder / MARK).touch()
+    (folder / OWN_MARK).touch()
     return True
 
 
-def page(results: list[Result]) -> str:
+def figures_page(results: list[Result]) -> str:
     """Return the table of stages and figures, as Markdown."""
     lines = ["| stage | result | seconds |", "|---|---|---:|"]
     lines += [f"| {r.name} | {r.why or 'ok'} | {r.seconds:.0f} |" for r in results]
@@ -248,6 +248,6 @@ def main(arguments: list[str] | None = None) -> int:
             result = run_stage(stage, folder / "logs", {r.name for r in results if r.why})
         results.append(result)
         print(f"{result.name}: {result.why or 'ok'}, {result.seconds:.0f} s", flush=True)
-    write_text(folder / "accept.md", page(results))
-    print(f"\n{page(results)}")
+    write_text(folder / "accept.md", figures_page(results))
+    print(f"\n{figures_page(results)}")
     return int(any(result.why for result in results))

@@ -1,10 +1,10 @@
 """Rules about algorithms: reject combinations in which a part has no effect or another meaning."""
 
-import importlib.util
 from collections.abc import Iterator
 
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import group_of
+from recipe.preflight.engine import is_missing
 from recipe.preflight.rules import Check, Rule, Setup
 
 # Losses that are positively homogeneous in a token's advantage: a weight on it weights the loss.
@@ -20,13 +20,13 @@ LOSSES = (*HOMOGENEOUS, *PER_MICRO_BATCH, *GEOMETRIC, "dro")
 GMPO_TARGET = "recipe.algorithms.gmpo.GMPOLossConfig"
 
 
-def advantage(s: Setup) -> Iterator[str]:
+def known_advantage(s: Setup) -> Iterator[str]:
     """`recipe.advantage`: the function exists and takes its arguments."""
     ADVANTAGES.call(s.recipe.advantage)
     yield from ()
 
 
-def token_weight(s: Setup) -> Iterator[str]:
+def known_token_weight(s: Setup) -> Iterator[str]:
     """`recipe.weights`: the function exists and takes its arguments."""
     if s.recipe.weights.name != "none":
         TOKEN_WEIGHTS.call(s.recipe.weights)
@@ -38,11 +38,7 @@ def own_loss(s: Setup) -> Iterator[str]:
     # Only located: importing it would import verl. The class registers its loss in each actor.
     target = str(s.actor.policy_loss.get("_target_"))
     module = target.rpartition(".")[0]
-    try:
-        found = not s.own_loss or importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        found = None
-    if not found:
+    if s.own_loss and is_missing(module):
         yield (
             f"actor_rollout_ref.actor.policy_loss._target_={target}: there is no module "
             f"{module or target}. Put the folder of its package into PYTHONPATH."
@@ -114,11 +110,12 @@ def needs_rephrasings(key: str, value: str) -> Rule:
     )
 
 
-VERIFIERS = "recipe.reward.verifiers"
 HISTORY, FILTER = "recipe.history.enable", "algorithm.filter_groups.enable"
-KL_IN_REWARD, OVERLONG = "algorithm.use_kl_in_reward", "recipe.reward.overlong.enable"
+KL_IN_REWARD = "algorithm.use_kl_in_reward"
+# Settings that change the summed reward.
+REWARDS = (KL_IN_REWARD, "recipe.reward.overlong.enable", HISTORY, "recipe.reward.verifiers")
 ALGORITHM: list[Check] = [
-    advantage,
+    known_advantage,
     Rule(
         "recipe.advantage.name recipe.advantage.group",
         lambda s: s.facts.group and group_of(s.recipe.advantage) != s.facts.group,
@@ -131,10 +128,7 @@ ALGORITHM: list[Check] = [
         "a group of {s.group_size} response has no baseline, so every advantage would be 0. Raise "
         "{R}.n.",
     ),
-    maybe_negative(KL_IN_REWARD),
-    maybe_negative(OVERLONG),
-    maybe_negative(HISTORY),
-    maybe_negative(VERIFIERS),
+    *map(maybe_negative, REWARDS),
     Rule(
         "recipe.advantage.name recipe.reward.format_weight",
         lambda s: (
@@ -146,10 +140,7 @@ ALGORITHM: list[Check] = [
         "ones would be rewarded too. Set recipe.reward.format_weight=0, or "
         "recipe.reward.format_gated=true.",
     ),
-    made_of_parts(KL_IN_REWARD),
-    made_of_parts(OVERLONG),
-    made_of_parts(HISTORY),
-    made_of_parts(VERIFIERS),
+    *map(made_of_parts, REWARDS),
     Rule(
         "recipe.advantage.name recipe.reward.format_weight",
         lambda s: s.facts.parts == ("accuracy",) and s.recipe.reward.format_weight,
@@ -198,9 +189,7 @@ ALGORITHM: list[Check] = [
         "its steps would train nothing. Unset it.",
     ),
     without_rewards("recipe.weights.name", off="none"),
-    without_rewards(HISTORY),
-    without_rewards(FILTER),
-    without_rewards(KL_IN_REWARD),
+    *map(without_rewards, (HISTORY, FILTER, KL_IN_REWARD)),
     needs_rephrasings("recipe.rephrasings.ratio", "own"),
     needs_rephrasings("recipe.advantage.group", "rephrasing"),
     Rule(
@@ -225,7 +214,7 @@ ALGORITHM: list[Check] = [
         "{C}.{found[0]} uses the engine's log-probabilities, which are under the rephrasing q^n, "
         "in a ratio under q^0. Unset it, or set recipe.rephrasings.ratio=own.",
     ),
-    token_weight,
+    known_token_weight,
     Rule(
         "recipe.weights.arguments",
         lambda s: s.recipe.weights.name == "none" and s.recipe.weights.arguments,

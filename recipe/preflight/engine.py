@@ -13,7 +13,7 @@ from recipe.preflight import keys
 from recipe.preflight.rules import SHORT, Check, Rule, Setup
 from recipe.run.folder import RunFolder
 
-EPOCHS = 1_000_000  # of recipe.yaml: more than any number of steps needs
+ENOUGH_EPOCHS = 1_000_000  # of recipe.yaml: more than any number of steps needs
 GRADER, SAMPLING = "Set the keys under recipe.reward.", "Set recipe.dynamic_sampling."
 VERIFIER = "no effect. Set recipe.reward.verifiers.DATA_SOURCE=my_module.compute_score."
 OVERRIDDEN = "recipe.advantage computes the advantages. Unset it and set recipe.advantage.name."
@@ -36,11 +36,7 @@ FIXED: list[tuple[str, Any, str]] = [
     ("data.mm_processor_kwargs", {}, "no effect. Unset it."),
     ("distillation.enabled", False, "the agent loop has no teacher. Unset it."),
     ("reward.reward_model.enable", False, f"rewards come from this project's grader. {GRADER}"),
-    (
-        "reward.reward_manager.source",
-        "importlib",
-        "the trainer reads its columns. Unset it.",
-    ),
+    ("reward.reward_manager.source", "importlib", "the trainer reads its columns. Unset it."),
     ("trainer.val_only", False, "verl trains all the same. Unset it; run python -m eval.sweep."),
     ("trainer.v1.sampler.custom_sampler.path", None, "no effect. Unset it."),
     ("trainer.v1.sampler.sync_refill_failed_groups", False, "no effect. Unset it."),
@@ -67,7 +63,7 @@ def unused_keys(s: Setup) -> Iterator[str]:
             yield f"{key}={shown(value)}: {text}. Unset it."
 
 
-def attention(s: Setup) -> str:
+def actor_attention(s: Setup) -> str:
     """Return the attention of the actor; without the key verl takes flash_attention_2."""
     return s.get("{MODEL}.override_config.attn_implementation") or "flash_attention_2"
 
@@ -135,7 +131,7 @@ def elsewhere(s: Setup) -> Path | None:
 def needs_package(name: str, package: str) -> Rule:
     return Rule(
         "{MODEL}.override_config.attn_implementation",
-        lambda s: attention(s) == name and is_missing(package),
+        lambda s: actor_attention(s) == name and is_missing(package),
         f"{name} (verl's default is flash_attention_2) needs the package {package}, which is not "
         "installed. Set sdpa, or install it (requirements/README.md).",
     )
@@ -191,7 +187,7 @@ ENGINE: list[Check] = [
     *(needs_package(name, package) for name, package in FLASH.items()),
     Rule(
         "{MODEL}.override_config.attn_implementation {A}.ulysses_sequence_parallel_size",
-        lambda s: attention(s) not in FLASH and s.sequence_ranks() > 1,
+        lambda s: actor_attention(s) not in FLASH and s.sequence_ranks() > 1,
         "verl divides a sequence over ranks with flash attention alone. Set "
         "{MODEL}.override_config.attn_implementation=flash_attention_2, or the size to 1.",
     ),

@@ -7,13 +7,12 @@ GPU; the hours depend on --mean-response, --mfu and --traffic. What breaks first
 nodes: recipe/preflight/GROWTH.md.
 """
 
-from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable
+from argparse import Namespace
 from typing import Any
 
 from omegaconf import DictConfig
 
-from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.commands import at_least, make_parser, run
 from prompt_aug.base.errors import UsageError
 from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
@@ -119,27 +118,6 @@ def work_of(
     )
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """Return the type of an option that is a whole number of `least` or more."""
-
-    def number(text: str) -> int:
-        if not text.lstrip("-").isdecimal() or int(text) < least:
-            raise ArgumentTypeError(f"{text} should be a whole number of at least {least}")
-        return int(text)
-
-    return number
-
-
-def share(text: str) -> float:
-    """Return the value of an option that is a share above 0."""
-    try:
-        if 0 < float(text) <= 1:
-            return float(text)
-    except ValueError:
-        pass
-    raise ArgumentTypeError(f"{text} should be a number above 0, at most 1")
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = make_parser(
         "python -m recipe.plan", __doc__, example="python -m recipe.plan dapo --gpus 16"
@@ -148,18 +126,23 @@ def main(arguments: list[str] | None = None) -> int:
     assume = Assumptions()
     add("example", help="a folder in examples/, or the path of one")
     add("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="hydra overrides")
-    add("--gpus", type=at_least(1), default=8, help="all together")
+    add("--gpus", type=int, default=8, help="all together")
     add("--gpu", choices=list(GPUS), default="h100-80", help="what each of them is")
-    add("--mean-response", type=at_least(1), help="tokens; default: half of the longest response")
-    add("--validation", type=at_least(0), default=500, help="responses of one validation")
-    add("--mfu", type=share, default=assume.mfu, help="share of the peak FLOP/s in an update")
-    add("--traffic", type=share, default=assume.traffic, help="of the bandwidth in generation")
+    add("--mean-response", type=int, help="tokens; default: half of the longest response")
+    add("--validation", type=int, default=500, help="responses of one validation")
+    add("--mfu", type=float, default=assume.mfu, help="share of the peak FLOP/s in an update")
+    add("--traffic", type=float, default=assume.traffic, help="of the bandwidth in generation")
     options = parser.parse_intermixed_args(arguments)
     return run("recipe.plan", lambda: plan(options), interrupted="nothing was changed")
 
 
 def plan(options: Namespace) -> int:
     """Print the plan; returns 1 where the run does not fit."""
+    at_least(1, options, "gpus", "mean_response")
+    at_least(0, options, "validation")
+    for name in ("mfu", "traffic"):
+        if not 0 < getattr(options, name) <= 1:
+            raise UsageError(f"--{name}={getattr(options, name)}: not above 0 and at most 1")
     config = compose_config(options.example, options.overrides)
     if not config.recipe.model_path:
         raise ConfigError("recipe.model_path: not set. Name a model to plan for.")

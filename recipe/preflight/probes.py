@@ -15,7 +15,7 @@ GPU_INSTALL = "pip install --no-deps -r requirements/gpu.txt && pip install --no
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Finding:
     """Finding of a check: a problem if there is a remedy; `needed` if a run could not start."""
 
     name: str
@@ -35,7 +35,7 @@ def install(cpu: bool) -> str:
 
 
 EVERY = 15.0  # seconds without a line, at most
-MARK = "recipe.doctor answer: "
+ANSWER_MARK = "recipe.doctor answer: "
 # Programs that set `answer`. TransferQueue installs files in recipe/ too, and other packages have
 # one with an __init__.py. verl and vLLM swallow what a plug-in raises, so it is loaded by itself.
 PACKAGE = """
@@ -110,7 +110,7 @@ Started = tuple[Probe, subprocess.Popen[str], IO[str], IO[str]]  # with its outp
 
 def start(probe: Probe, environment: Mapping[str, str]) -> Started:
     output, errors = (tempfile.TemporaryFile("w+", errors="replace") for _ in range(2))  # noqa: SIM115
-    program = f"{probe.program}\nimport json\nprint({MARK!r} + json.dumps(answer))"
+    program = f"{probe.program}\nimport json\nprint({ANSWER_MARK!r} + json.dumps(answer))"
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.DEVNULL,
@@ -122,7 +122,7 @@ def start(probe: Probe, environment: Mapping[str, str]) -> Started:
     return probe, process, output, errors
 
 
-def finish(started: Started, seconds: float = 180.0) -> Check:
+def finish(started: Started, seconds: float = 180.0) -> Finding:
     """Return the finding of a probe, with its own traceback where it failed."""
     probe, process, *files = started
     deadline = time.monotonic() + seconds
@@ -130,7 +130,7 @@ def finish(started: Started, seconds: float = 180.0) -> Check:
         if (left := deadline - time.monotonic()) <= 0:
             process.kill()
             process.wait()
-            return Check(probe.name, f"no answer in {seconds:.0f} s", probe.remedy)
+            return Finding(probe.name, f"no answer in {seconds:.0f} s", probe.remedy)
         try:
             process.wait(min(left, EVERY))
         except subprocess.TimeoutExpired:
@@ -138,12 +138,12 @@ def finish(started: Started, seconds: float = 180.0) -> Check:
     for file in files:
         file.seek(0)
     output, errors = (file.read() for file in files)
-    answers = [line for line in output.split("\n") if line.startswith(MARK)]
+    answers = [line for line in output.split("\n") if line.startswith(ANSWER_MARK)]
     if process.returncode or not answers:
         traceback = errors[max(0, errors.rfind("Traceback (most recent call last)")) :].rstrip()
         end = "\n".join(traceback.split("\n")[-20:])
-        return Check(probe.name, f"exit code {process.returncode}\n{end}", probe.remedy)
-    answer = json.loads(answers[-1].removeprefix(MARK))
+        return Finding(probe.name, f"exit code {process.returncode}\n{end}", probe.remedy)
+    answer = json.loads(answers[-1].removeprefix(ANSWER_MARK))
     text = ", ".join(f"{key} {value}" for key, value in answer.items())
     odd = [f"{k} should be {v}" for k, v in probe.wanted.items() if answer.get(k) != v]
-    return Check(probe.name, "; ".join([text, *odd]), probe.remedy if odd else "")
+    return Finding(probe.name, "; ".join([text, *odd]), probe.remedy if odd else "")

@@ -21,12 +21,12 @@ from recipe.run import checkpoints
 from recipe.run.folder import RunFolder
 
 STEPS = "trainer.total_training_steps"
-EPOCHS = "trainer.total_epochs"
+EPOCHS_KEY = "trainer.total_epochs"
 # The keys that decide a number of the algorithm: they stay as they are when a run is resumed. After
 # "!" those that change no result but for rounding: names and places, how often to save and log,
 # memory, batches of a forward pass, engines, ranks. The last match applies; a key without one is
 # free. So is STEPS where the learning rate does not depend on it.
-ALGORITHM = (
+ALGORITHM_KEYS = (
     "algorithm.* custom_reward_function.* data.* distillation.* reward.* reward_model.* skip.* "
     "!data.*num_workers !data.*_workers !data.use_shm !data.val_batch_size !reward.num_workers "
     "recipe.* !recipe.guard.* !recipe.name !recipe.method !recipe.run_dir !recipe.min_free_gib "
@@ -51,16 +51,16 @@ MICRO_BATCHES = ("*micro_batch_size*", "*max_token_len_per_gpu", "*use_dynamic_b
 
 def is_algorithmic(key: str, s: Setup) -> bool:
     """Return True for a key that a resumed run may not change."""
-    if key in (STEPS, EPOCHS):
+    if key in (STEPS, EPOCHS_KEY):
         return not steps_are_free(s)
     if s.loss in PER_MICRO_BATCH and any(fnmatchcase(key, x) for x in MICRO_BATCHES):
         return True
-    matches = [name for name in ALGORITHM if fnmatchcase(key, name.removeprefix("!"))]
+    matches = [name for name in ALGORITHM_KEYS if fnmatchcase(key, name.removeprefix("!"))]
     return bool(matches) and not matches[-1].startswith("!")
 
 
 # The keys whose values a checkpoint's files depend on: tensors, optimizer, order of the data.
-STATE = (
+SAVED_KEYS = (
     "{MODEL}.path {MODEL}.lora_rank {MODEL}.target_modules {MODEL}.exclude_modules "
     "{A}.strategy {A}.optim.optimizer {A}.optim.optimizer_impl critic.enable critic.model.path "
     "critic.strategy recipe.curriculum.value_model recipe.one_question recipe.source_weights "
@@ -69,14 +69,10 @@ STATE = (
 ).format(**SHORT).split()  # fmt: skip
 
 
-def has_steps(folder: RunFolder) -> bool:
-    return folder.config.is_file() and folder.metrics.exists()
-
-
 def same_run(s: Setup) -> Iterator[str]:
     """The run folder is new, or its config.yaml agrees in the keys of the algorithm."""
     folder = RunFolder(Path(s.recipe.run_dir))
-    if not has_steps(folder):
+    if not (folder.config.is_file() and folder.metrics.exists()):
         return
     remedy = "choose another folder with recipe.run_dir=..."
     try:
@@ -140,8 +136,10 @@ def start_checkpoint(s: Setup) -> Iterator[str]:
 
 
 def unlike(before: Any, now: Any) -> list[str]:
-    """Return the keys of `STATE` that differ between two configurations."""
-    return [key for key in STATE if OmegaConf.select(before, key) != OmegaConf.select(now, key)]
+    """Return the keys of `SAVED_KEYS` that differ between two configurations."""
+    return [
+        key for key in SAVED_KEYS if OmegaConf.select(before, key) != OmegaConf.select(now, key)
+    ]
 
 
 RESUME: list[Check] = [same_run, same_prompts, start_checkpoint]
@@ -167,20 +165,23 @@ def repair_checkpoints(config: DictConfig) -> list[str]:
     if trainer.resume_mode == "resume_path" and not checkpoints.saved_steps(folder):
         take_checkpoint(Path(trainer.resume_from_path), folder, config)
     told = checkpoints.repair(folder, config.actor_rollout_ref.actor.checkpoint.save_contents)
-    return told + reshard(config)
+    return told + divide_checkpoint(config)
 
 
-def reshard(config: DictConfig) -> list[str]:
+def divide_checkpoint(config: DictConfig) -> list[str]:
     """Divide the checkpoint to resume from over the ranks of `config`; returns a message."""
     folder, trainer = Path(config.trainer.default_local_dir), config.trainer
     ranks, step = trainer.nnodes * trainer.n_gpus_per_node, checkpoints.tracked_step(folder)
-    saved = checkpoints.world_size(checkpoints.step_folder(folder, step)) if step else None
-    if step is None or saved in (None, ranks):
+    if not step:
+        return []
+    whole = checkpoints.step_folder(folder, step)
+    saved = checkpoints.saved_ranks(whole / "actor")
+    if saved in (None, ranks):
         return []
     # The actor last: its number of ranks is the checkpoint's.
     for role, section in (("critic", "critic.fsdp"), ("actor", f"{SHORT['A']}.fsdp_config")):
-        path = checkpoints.step_folder(folder, step) / role
-        if not path.is_dir() or checkpoints.role_ranks(path) == ranks:
+        path = whole / role
+        if not path.is_dir() or checkpoints.saved_ranks(path) == ranks:
             continue
         command = [sys.executable, "-m", "recipe.export.shards", str(path), str(ranks)]
         command += ["--device", trainer.device]

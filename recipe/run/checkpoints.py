@@ -44,13 +44,8 @@ def tracked_step(checkpoints: Path) -> int | None:
         return None
 
 
-def world_size(folder: Path) -> int | None:
-    """Return how many ranks saved the actor of a checkpoint; None if no file says so."""
-    return role_ranks(folder / "actor")
-
-
-def role_ranks(folder: Path) -> int | None:
-    """Return how many ranks saved ``global_step_N/actor`` or ``critic``."""
+def saved_ranks(folder: Path) -> int | None:
+    """Return how many ranks saved ``global_step_N/actor`` or ``critic``, None if unknown."""
     try:
         return int(json.loads((folder / "fsdp_config.json").read_text())["world_size"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -67,7 +62,7 @@ def shard_damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str |
 
     `contents` is verl's ``checkpoint.save_contents``; an export needs only "model".
     """
-    ranks = world_size(folder)
+    ranks = saved_ranks(folder / "actor")
     if ranks is None:
         return "actor/fsdp_config.json is missing or cut"
     kinds = [kind for kind in contents if kind in SHARDS]

@@ -21,7 +21,7 @@ FREE = 50  # repeats within QUIET seconds that are printed as they are
 MOST = 10_000  # kinds of lines that are counted separately; all others share one count
 LONGEST = 100_000  # characters without an end of line, as a progress bar prints them
 # Ray's prefix of a line that a process printed: (name pid=1, ip=1.2.3.4)
-SOURCE = re.compile(r"^(?:\([^()]*pid=[^()]*\) ?)+")
+RAY_PREFIX = re.compile(r"^(?:\([^()]*pid=[^()]*\) ?)+")
 NUMBER = re.compile(r"\w*\d\w*")
 WORD = re.compile(r"[^\W\d_]")
 
@@ -61,7 +61,7 @@ class Collapsed:
         with self.lock:
             *lines, self.part = (self.part + text).split("\n")
             for line in lines:
-                said = SOURCE.sub("", line)
+                said = RAY_PREFIX.sub("", line)
                 if WORD.search(said):
                     self.shown = self._count(line, NUMBER.sub("#", said))
                 if self.shown:

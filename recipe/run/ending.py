@@ -14,10 +14,10 @@ from omegaconf import DictConfig
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import write_json, write_text
 from recipe.run import checkpoints, folder
+from recipe.run.console import RAY_PREFIX
 
 BEGINS = "=== "  # first characters of the line with which a start begins in logs/train.log
-# Prefix by Ray and vLLM of a line that a process printed: (name pid=1, ip=1.2.3.4), (EngineCore)
-PREFIX = re.compile(r"^(?:\([^()]*pid=[^()]*\) ?)+(?:ERROR \S+ \S+ \[[^\]]*\] )?")
+PRINTED_BY = re.compile(RAY_PREFIX.pattern + r"(?:ERROR \S+ \S+ \[[^\]]*\] )?")  # also vLLM's own
 RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b")  # at no indentation
 # Ray's description of a dead actor, a line each, below the first line of its error.
 ACTOR = re.compile(r"^\s+(class_name|pid|ip): (\S+)", re.MULTILINE)
@@ -116,7 +116,7 @@ def first_error(log: Path) -> str | None:
     inside = False
     with log.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
-            said = PREFIX.sub("", line.rstrip())
+            said = PRINTED_BY.sub("", line.rstrip())
             if line.startswith(BEGINS):
                 found, inside = None, False
             elif found is None and said.startswith("Traceback (most recent call last)"):

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
 
 import psutil
 
@@ -22,14 +23,21 @@ HEAD = "gcs_server"
 ENGINE = "VLLM::"  # first characters of the titles of vLLM's processes: VLLM::EngineCore
 
 
-def marked(value: str) -> list[psutil.Process]:
-    """Return the live processes, without this one, whose environment has ``MARK=value``."""
+def _where(
+    processes: Iterable[psutil.Process], holds: Callable[[psutil.Process], bool]
+) -> list[psutil.Process]:
     found = []
-    for process in psutil.process_iter():
+    for process in processes:
         with contextlib.suppress(psutil.Error):  # gone meanwhile, or another user's
-            if process.pid != os.getpid() and process.environ().get(MARK) == value:
+            if holds(process):
                 found.append(process)
     return found
+
+
+def marked(value: str) -> list[psutil.Process]:
+    """Return the live processes, without this one, whose environment has ``MARK=value``."""
+    own = os.getpid()
+    return _where(psutil.process_iter(), lambda p: p.pid != own and p.environ().get(MARK) == value)
 
 
 def engines(value: str) -> list[psutil.Process]:
@@ -39,26 +47,19 @@ def engines(value: str) -> list[psutil.Process]:
     still has its title.
     """
 
-    def is_engine(process: psutil.Process) -> bool:
+    def has_title(process: psutil.Process) -> bool:
         return (process.cmdline() or [""])[0].startswith(ENGINE)
 
-    found = []
-    for process in marked(value):
-        with contextlib.suppress(psutil.Error):
-            parent = process.parent()
-            if is_engine(process) and not (parent and is_engine(parent)):
-                found.append(process)
-    return found
+    def is_outermost(process: psutil.Process) -> bool:
+        parent = process.parent()
+        return has_title(process) and not (parent and has_title(parent))
+
+    return _where(marked(value), is_outermost)
 
 
 def heads(value: str) -> list[psutil.Process]:
     """Return Ray's head process of the run of `value`; none if it joined another run's Ray."""
-    found = []
-    for process in marked(value):
-        with contextlib.suppress(psutil.Error):
-            if process.name() == HEAD:
-                found.append(process)
-    return found
+    return _where(marked(value), lambda process: process.name() == HEAD)
 
 
 def is_dead(process: psutil.Process) -> bool:

@@ -40,7 +40,7 @@ def reached(run_dir: Path, stage: str, **more: Any) -> None:
     append_lines(RunFolder(run_dir).start, [{"stage": stage, **more}])
 
 
-def describe(lines: list[dict[str, Any]], total: int) -> str:
+def step_line(lines: list[dict[str, Any]], total: int) -> str:
     """Return the line shown for the last of `lines`, the metrics of the steps of this start.
 
     The time left is the steps left times the mean wall time between the steps of this start. The
@@ -147,7 +147,7 @@ class Follower:
         for line in read_metrics(self.folder.root):
             if line["step"] > last:
                 self.lines.append(line)
-                self.say(describe(self.lines, self.total))
+                self.say(step_line(self.lines, self.total))
                 self.step, self.since = line["step"], now
 
     def _work(self) -> str:

@@ -120,9 +120,11 @@ def unearned(rng: random.Random) -> list[str]:
     """Laws 6 to 10 on one draw: what was paid and must not be."""
     one, other = rng.sample(VALUES, 2)
     both = one + rng.choice(SEPARATORS) + other
+    golds = [one, other, rf"({one})\cdot({other})"]
+    golds += [one + other] if one.isdigit() and other.isdigit() else []
     paid = [
         f"two values: {both!r} for {gold!r}"
-        for gold in (one, other, rf"({one})\cdot({other})", *_concatenated(one, other))
+        for gold in golds
         if grade_answer(both, gold).correct and both != gold
     ]
     for text in (rng.choice(GARBAGE) + one, one + rng.choice(BEHIND)):
@@ -144,11 +146,7 @@ def unearned(rng: random.Random) -> list[str]:
 
 RESPELLED = (r"\frac{{{2}}}{{2}}", "({0}+1)", "({1}-1)", "{{{3}}}^{{1}}", r"(2\cdot{3}-{3})", "{3}")
 UNCHANGED = (
-    r"\frac{{2({})}}{{2}}",
-    r"\int_0^1 ({})\,dt",
-    r"\sum_{{i=1}}^1 ({})",
-    "{}-{}+{}",
-    "{}+7-7",
+    *(r"\frac{{2({})}}{{2}}", r"\int_0^1 ({})\,dt", r"\sum_{{i=1}}^1 ({})", "{}-{}+{}", "{}+7-7"),
 )
 
 
@@ -174,10 +172,6 @@ def copied_work(rng: random.Random) -> list[str]:
 def many_golds_of_infinity(rng: random.Random) -> list[str]:
     """Law 6 where it was broken once: an infinity in arithmetic was equal to any number."""
     return many_golds(rng.choice(VALUES) + rng.choice((r"\infty", "inf", r"\cdot\infty^{10}")))
-
-
-def _concatenated(one: str, other: str) -> list[str]:
-    return [one + other] if one.isdigit() and other.isdigit() else []
 
 
 def many_golds(text: str) -> list[str]:
@@ -257,9 +251,7 @@ def broken_laws(text: str, gold: str) -> list[str]:
 def main(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long")
     parser.add_argument("--seed", type=int, default=0, help="of the mutations")
-    parser.add_argument(
-        "--trace-every", type=int, default=4, help="inputs for each one whose lines are traced"
-    )
+    parser.add_argument("--trace-every", type=int, default=4, help="inputs for each traced one")
     options = parser.parse_args(arguments)
     rng, corpus, lines = random.Random(options.seed), list(SEEDS), Lines()
     statuses: Counter[str] = Counter()

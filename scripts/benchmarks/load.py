@@ -16,6 +16,8 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.step import train
+
 from recipe.run.folder import read_metrics
 
 EXAMPLE = "--busy 2"
@@ -25,10 +27,8 @@ PARTS = {"engine": ("gen",), "actor": ("old_log_prob", "update_actor")}
 def measure(folder: Path, steps: int, updates: int, variables: dict[str, str]) -> dict[str, float]:
     """Median seconds by part of one run, made in `folder`."""
     shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, "-m", "recipe.train", "toy", f"recipe.run_dir={folder / 'run'}"]
-    command += [f"recipe.toy.cache={folder / 'cache'}", f"recipe.toy.updates={updates}"]
-    command += [f"trainer.total_training_steps={steps}", "trainer.save_freq=-1"]
-    subprocess.run(command, check=True, env={**os.environ, **variables})
+    made = [f"recipe.toy.cache={folder / 'cache'}", f"recipe.toy.updates={updates}"]
+    train(folder / "run", steps, made, variables)
     manifest = json.loads(next((folder / "cache").glob("*/manifest.json")).read_text())
     lines = read_metrics(folder / "run")[1:]
     seconds = {

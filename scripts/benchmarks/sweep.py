@@ -41,11 +41,6 @@ def samples(out: Path) -> dict[tuple[str, str, int], str]:
     }
 
 
-def one_step(step: int, seed: int) -> list[str]:
-    """Options for one sample of every question from one checkpoint."""
-    return ["--steps", str(step), "--samples", "1", "--seed", str(seed)]
-
-
 def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run with exported checkpoints")
     parser.add_argument("--repeats", type=int, default=2, help="samples of every question")
@@ -55,12 +50,11 @@ def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
         root = Path(folder)
         one = sweep(given.run, root / "one", *count)
         each = sweep(given.run, root / "each", "--no-reload", *count)
-        repeated = [
-            sweep(given.run, root / "repeat" / str(seed), *one_step(checkpoint.step, seed), *more)
-            for seed in range(given.repeats)
-            for checkpoint in find(given.run)[0]
-            if checkpoint.step is not None
-        ]
+        repeated = []
+        for seed in range(given.repeats):
+            for checkpoint in find(given.run)[0]:
+                asked = ["--steps", str(checkpoint.step), "--samples", "1", "--seed", str(seed)]
+                repeated.append(sweep(given.run, root / "repeat" / str(seed), *asked, *more))
         measured = {
             "one engine": one,
             "one start per checkpoint": each,

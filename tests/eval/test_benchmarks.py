@@ -336,7 +336,8 @@ def test_multiple_choice_is_graded_by_letter_and_text(tmp_path: Path) -> None:
         assert grade(response, question.answers, **asked).correct == right
         line = {**asked, "uid": "u", "prompt_sha256": "p", "gold": [letter], "asked": True}
         sample = {("u", "p", 0): {"response": response}}
-        (found,) = grade_samples([line], sample, 1, load_bank()["qwen-math"])
+        settings = {"samples": 1, "extraction": "default"}
+        (found,) = grade_samples([line], sample, load_bank()["qwen-math"], settings)
         assert found["correct"] == right
 
 

@@ -29,8 +29,7 @@ def test_differences_by_hand(sides: tuple[Path, Path]) -> None:
     means_a, means_b = [0.5, 0, 1, 0, 1, 1], [1, 0, 0.5, 1, 1, 0]
     assert total.a.accuracy == pytest.approx(3.5 / 6) and total.b.accuracy == pytest.approx(3.5 / 6)
     assert total.difference.mean == 0 and (total.better, total.worse) == (2, 2)
-    by_hand = paired(*({str(q): x for q, x in enumerate(m)} for m in (means_a, means_b)))
-    assert total.difference.standard_error == by_hand.standard_error
+    assert total.difference.standard_error == paired(means_a, means_b).standard_error
     gains = {row.group: row.difference.mean for row in found["Benchmarks"]}
     assert gains == {"x": 0.25, "y": -0.5}
     levels = {row.group: row.difference.mean for row in found["By level"]}

@@ -8,7 +8,7 @@ import pytest
 from scripted_endpoint import Reply, chat, serving
 
 from eval import EvaluationError
-from eval.endpoint import Remote, RemoteEngine, connect
+from eval.endpoint import RemoteEngine, connect
 from eval.engine import Request, request_seed
 from eval.settings import Settings
 from eval.sweep import main
@@ -56,10 +56,10 @@ def requests(count: int, stop: tuple[str, ...] = ()) -> list[Request]:
 def engine_at(
     url: str, budget: Budget | None = None, settings: Settings = SETTINGS
 ) -> RemoteEngine:
-    server = connect(url, 4, budget or Budget())
+    server = connect(url, 4, budget or Budget(), settings)
     checkpoint = server.checkpoint("tiny", "a tokenizer", "completions")
     assert checkpoint.positions == 999
-    return Remote(server, settings).engine_for(checkpoint, "", 10, [])
+    return server.engine_for(checkpoint, "", 10, [])
 
 
 def test_a_request_has_all_settings_and_the_seed_of_the_engine() -> None:

@@ -11,17 +11,20 @@ from eval.metrics import accuracy_interval, at_powers, majority, paired, resampl
 from prompt_aug.base.estimates import all_table, no_signal_table, pass_table
 
 
-def test_accuracy_and_clustered_error_by_hand() -> None:
-    # Two questions, two samples each: mean 1/2, cluster sums (+1, -1);
-    # SE^2 = 2/1 * (1 + 1) / 4^2 = 1/4.
-    value = metrics.accuracy([[1, 1], [0, 0]])
-    assert value == metrics.Estimate(accuracy=0.5, standard_error=0.5, questions=2)
-
-
-def test_one_sample_each_is_the_ordinary_standard_error() -> None:
-    # std with n - 1 of (1, 0, 1, 0) is 1/sqrt(3), over sqrt(4).
-    error = metrics.accuracy([[1], [0], [1], [0]]).standard_error
-    assert error == pytest.approx(1 / math.sqrt(12), abs=1e-12)
+@pytest.mark.parametrize(
+    ("correct", "accuracy", "error"),
+    [
+        ([[1, 1], [0, 0]], 1 / 2, 1 / 2),  # cluster sums (+1, -1): SE^2 = 2/1 * (1 + 1) / 4^2
+        ([[1], [0], [1], [0]], 1 / 2, 1 / math.sqrt(12)),  # std of n - 1 is 1/sqrt(3), over sqrt(4)
+        ([[1, 0, 1, 1]], 3 / 4, None),  # one question
+    ],
+)
+def test_accuracy_and_clustered_error_by_hand(
+    correct: list[list[int]], accuracy: float, error: float | None
+) -> None:
+    value = metrics.accuracy(correct)
+    assert (value.accuracy, value.questions) == (accuracy, len(correct))
+    assert value.standard_error == pytest.approx(error, abs=1e-12)
 
 
 def test_repeated_samples_do_not_shrink_the_error() -> None:
@@ -35,12 +38,6 @@ def test_repeated_samples_do_not_shrink_the_error() -> None:
     assert naive < 0.3 * error
 
 
-def test_one_question_has_no_error() -> None:
-    assert metrics.accuracy([[1, 0, 1, 1]]) == metrics.Estimate(
-        accuracy=0.75, standard_error=None, questions=1
-    )
-
-
 def test_the_two_averages_by_hand() -> None:
     small, large = np.array([[1], [1]]), np.array([[0], [1], [0], [0]])
     over_questions = metrics.mean_over_questions([small, large])
@@ -50,10 +47,7 @@ def test_the_two_averages_by_hand() -> None:
     assert over_benchmarks.accuracy == pytest.approx((1 + 1 / 4) / 2)
     # Errors 0 and 1/4: sqrt(0 + 1/16) / 2.
     assert over_benchmarks.standard_error == pytest.approx(1 / 8)
-
-
-def test_a_benchmark_without_error_leaves_the_average_without_one() -> None:
-    parts = [metrics.accuracy([[1, 0]]), metrics.accuracy([[1], [0]])]
+    parts = [metrics.accuracy([[1, 0]]), metrics.accuracy([[1], [0]])]  # one without an error
     assert metrics.mean_over_benchmarks(parts).standard_error is None
 
 
@@ -67,12 +61,11 @@ def test_published_averages_of_the_base_model_are_reproduced() -> None:
 
 
 def test_paired_difference_by_hand_and_against_the_unpaired_error() -> None:
-    before = {"a": 0.0, "b": 1.0, "c": 0.0, "d": 1.0}
-    after = {"d": 1.0, "c": 1.0, "b": 1.0, "a": 0.0}
+    before, after = [0.0, 1.0, 0.0, 1.0], [0.0, 1.0, 1.0, 1.0]
     # Differences (0, 0, 1, 0): mean 1/4, std with n - 1 is 1/2, over sqrt(4).
     gain = paired(before, after)
     assert (gain.mean, gain.standard_error, gain.questions) == (0.25, 0.25, 4)
-    errors = [metrics.accuracy([[v] for v in s.values()]).standard_error for s in (before, after)]
+    errors = [metrics.accuracy([[v] for v in s]).standard_error for s in (before, after)]
     assert math.hypot(*(error or 0.0 for error in errors)) > 0.25
 
 
@@ -83,8 +76,8 @@ def test_paired_difference_by_hand_and_against_the_unpaired_error() -> None:
         lambda: metrics.accuracy([1, 0]),
         lambda: metrics.accuracy([[2.0]]),
         lambda: metrics.accuracy([[float("nan")]]),
-        lambda: paired({"a": 1.0}, {"b": 1.0}),
-        lambda: paired({}, {}),
+        lambda: paired([1.0], [1.0, 0.0]),
+        lambda: paired([], []),
         lambda: at_powers([[0.5, 1.0]], pass_table),
         lambda: majority([["a", "b"]], [[1, 0]], 3),
         lambda: metrics.mean_over_benchmarks([]),
@@ -176,8 +169,7 @@ def test_the_same_seed_is_the_same_interval() -> None:
 
 def test_the_paired_p_value_is_that_of_all_sign_flips() -> None:
     differences = [0.5, 0.25, -0.125, 0.75, 0.0, 0.5, 0.125]
-    before = {str(i): 0.25 for i in range(7)}
-    after = {str(i): 0.25 + d for i, d in enumerate(differences)}
+    before, after = [0.25] * 7, [0.25 + d for d in differences]
     found = paired(before, after)
     mean = np.mean(differences)
     flips = [np.mean(np.multiply(s, differences)) for s in product((1, -1), repeat=7)]
@@ -193,10 +185,9 @@ def test_the_paired_p_value_is_that_of_all_sign_flips() -> None:
 
 
 def test_p_value_of_no_difference_and_of_a_clear_one() -> None:
-    same = {str(i): i % 2 for i in range(50)}
+    same = [i % 2 for i in range(50)]
     assert paired(same, same).p_value == 1.0
-    better = dict.fromkeys(same, 1.0)
-    found = paired(same, better)
+    found = paired(same, [1.0] * 50)
     assert found.p_value < 0.001 and found.low > 0.3
 
 

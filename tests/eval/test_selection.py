@@ -9,7 +9,7 @@ from evaluated import write_checkpoint
 from eval import EvaluationError
 from eval.report.data import collect, summary
 from eval.report.tables import chosen, headline
-from eval.selection import main, pick, select
+from eval.selection import main, pick, pick_checkpoint
 from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
 from prompt_aug.questions import VALIDATION, Question, make_question, write_parquet
 from recipe.run.folder import RunFolder
@@ -46,7 +46,7 @@ def test_the_highest_score_is_picked_and_of_equals_the_earliest() -> None:
 
 def test_a_validation_split_picks_and_is_no_benchmark(run: Path) -> None:
     assert [row.total.accuracy for row in collect(run).rows] == [0.25, 0.5, 0.625, 0.625]
-    record = select(run, "held")
+    record = pick_checkpoint(run, "held")
     assert (record["step"], record["kind"], record["reason"]) == (10, VALIDATION, "")
     data = collect(run)
     assert data.result.step == 10 and list(data.result.benchmarks) == ["math500"]
@@ -85,11 +85,11 @@ def test_other_questions_than_a_validation_split_are_rejected(
     else:
         (tmp_path / "held.parquet" if fault == "no file" else trained).unlink()
     with pytest.raises(EvaluationError, match="not a validation split"):
-        select(run, "held")
+        pick_checkpoint(run, "held")
 
 
 def test_every_checkpoint_must_be_evaluated(run: Path) -> None:
     shutil.rmtree(run / "eval" / "s" / "step_30")
     write_checkpoint(run / "eval" / "s", 30, {"math500": [[1]] * 4})
     with pytest.raises(EvaluationError, match="step 30 is not evaluated on held"):
-        select(run, "held")
+        pick_checkpoint(run, "held")

@@ -18,28 +18,10 @@ from evaluated import write_checkpoint
 
 from eval import EvaluationError
 from eval.metrics import Difference
-from eval.report import answers, charts, figures
+from eval.report import answers, charts, figures, tables
 from eval.report.__main__ import build, main
 from eval.report.answers import rollouts, visible
 from eval.report.data import RunData, asked_differently, collect, summary
-from eval.report.tables import (
-    checkpoint_table,
-    checkpoints_of_all,
-    configuration,
-    configurations_table,
-    environment_table,
-    expected_results,
-    expected_tables,
-    extraction_table,
-    header_table,
-    level_table,
-    markdown_table,
-    method,
-    p_value,
-    runs_table,
-    share,
-    template_table,
-)
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import dump_lines
 from prompt_aug.grading import VERSION
@@ -242,7 +224,7 @@ def test_every_question_has_the_same_weight(run: Path) -> None:
     write_eval(run, 0, {"a": [[1, 0], [1, 1]], "b": [[0], [0]]})
     data = collect(run)
     assert data.rows[0].total.accuracy == pytest.approx(1.5 / 4)
-    table = checkpoint_table(data)
+    table = tables.checkpoint_table(data)
     assert table[0][1:4] == ["a (2 x 2)", "b (2)", "all questions"]
     assert table[1][1:4] == ["75.0 ±25.0", "0.0 [0.0, 65.8]", "37.5 ±12.5"]  # benchmarks are strata
 
@@ -295,16 +277,16 @@ def test_series_have_finite_values_and_the_last_line_of_a_step(run: Path) -> Non
 
 
 def test_pictures_are_deterministic_and_show_the_data(run: Path) -> None:
-    first = charts.png(figures.accuracy([collect(run)]))
-    assert charts.png(figures.accuracy([collect(run)])) == first
+    first = charts.png(figures.accuracy_by_step([collect(run)]))
+    assert charts.png(figures.accuracy_by_step([collect(run)])) == first
     write_eval(run, 30, {"toy": [[1], [1], [1], [1]]})
-    assert charts.png(figures.accuracy([collect(run)])) != first
+    assert charts.png(figures.accuracy_by_step([collect(run)])) != first
 
 
 def test_a_template_name_with_dollars_is_drawn(run: Path) -> None:
     line = {"step": 1, "template/$a{$/accuracy": 0.5, "template/$a{$/format": 0.5}
     (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    assert charts.png(figures.templates([collect(run)]))
+    assert charts.png(figures.by_template([collect(run)]))
 
 
 def test_parts_longer_than_the_step_are_not_stacked() -> None:
@@ -323,9 +305,9 @@ def test_panels_of_one_unit_share_their_range(run: Path) -> None:
     lines = [{"step": 1, "template/a/accuracy": 0.1, "template/a/format": 0.2,
               "template/b/accuracy": 1.1, "template/b/format": 1.0}]  # fmt: skip
     (run / "metrics.jsonl").write_text(dump_lines(lines))
-    shared = figures.templates([collect(run)])
+    shared = figures.by_template([collect(run)])
     assert shared.y_range() == pytest.approx((0.05, 1.15))
-    assert figures.accuracy([collect(run)]).y_range() is None
+    assert figures.accuracy_by_step([collect(run)]).y_range() is None
     other = [figures.Panel(p.title, p.title, p.curves) for p in shared.panels]
     assert dataclasses.replace(shared, panels=other).y_range() is None
 
@@ -360,7 +342,7 @@ def test_too_many_samples_omit_checkpoints_in_between(
 ) -> None:
     for step in (30, 40, 50):
         write_eval(run, step, {"toy": [[1], [0], [1], [1]]})
-    monkeypatch.setattr(answers, "MOST_SAMPLES", 12)
+    monkeypatch.setattr(answers, "PAGE_SAMPLES", 12)
     data = collect(run)
     kept = answers.archive([data]).index["checkpoints"]
     assert [point["step"] for point in kept] == [0, 30, 50]
@@ -391,7 +373,7 @@ def test_runs_side_by_side(run: Path, other: Path, tmp_path: Path) -> None:
     build([run, other], tmp_path / "out")
     source = (tmp_path / "out" / "index.html").read_text()
     assert dangers(source) == []
-    table = runs_table([collect(run), collect(other)])
+    table = tables.runs_table([collect(run), collect(other)])
     assert [[row[0], *row[2:5], *row[9:]] for row in table[1:]] == [
         ["my <run>", "25.0 ±25.0", "75.0 ±25.0", "20", "7", "2 min 10 s"],
         ["other", "25.0 ±25.0", "100.0 [51.0, 100.0]", "20", "7", "2 min 10 s"],
@@ -401,14 +383,14 @@ def test_runs_side_by_side(run: Path, other: Path, tmp_path: Path) -> None:
     assert [curve["label"] for curve in curves] == ["my <run>", "other"]
     assert set(json.loads((tmp_path / "out" / "summary.json").read_text())) == {run.name, "other"}
     write_eval(other, 20, {"toy": [[1], [1], [1]]})  # other questions are not compared
-    assert runs_table([collect(run), collect(other)])[2][7:9] == ["-", "-"]
+    assert tables.runs_table([collect(run), collect(other)])[2][7:9] == ["-", "-"]
 
 
 def test_differing_configuration_without_secrets(run: Path, other: Path) -> None:
     (other / "config.yaml").write_text(
         "recipe: {seed: 8, name: x}\ntrainer: {api_key: other}\ndata: {max_tokens: 5, more: 1}\n"
     )
-    assert configurations_table([collect(run), collect(other)]) == [
+    assert tables.configurations_table([collect(run), collect(other)]) == [
         ["key", "my <run>", "other"],
         ["recipe.seed", "7", "8"],
         ["data.more", "-", "1"],
@@ -418,7 +400,7 @@ def test_differing_configuration_without_secrets(run: Path, other: Path) -> None
 def test_runs_with_the_same_columns_share_a_table(run: Path, other: Path, tmp_path: Path) -> None:
     third = Path(shutil.copytree(run, tmp_path / "third"))
     write_eval(third, 20, {"toy": [[1], [0], [1]]})
-    (_, table), (named, rows) = checkpoints_of_all([collect(p) for p in (run, other, third)])
+    (_, table), (named, rows) = tables.checkpoints_of_all([collect(p) for p in (run, other, third)])
     assert [row[:2] for row in table[1:]] == [
         [name, step] for name in ("my <run>", "other") for step in ("start (step 0)", "step 20")
     ]
@@ -426,20 +408,22 @@ def test_runs_with_the_same_columns_share_a_table(run: Path, other: Path, tmp_pa
 
 
 def test_published_numbers_beside_a_run_of_the_same_model(run: Path) -> None:
-    assert expected_tables([collect(run)], None) == []
+    assert tables.expected_tables([collect(run)], None) == []
     (run / "config.yaml").write_text("actor_rollout_ref: {model: {path: Qwen/Qwen2.5-Math-1.5B}}")
-    assert expected_tables([collect(run)], None) == []  # no benchmark in common
+    assert tables.expected_tables([collect(run)], None) == []  # no benchmark in common
     shutil.rmtree(run / "eval")
     write_eval(run, 0, {"amc": [[1, 0], [1, 1]]})
-    ((title, table),) = expected_tables([collect(run)], None)
-    names = expected_results()["prompt_aug-1.5b"]["benchmarks"]
+    ((title, table),) = tables.expected_tables([collect(run)], None)
+    names = tables.expected_results()["prompt_aug-1.5b"]["benchmarks"]
     assert "2602.03190" in title and table[0] == ["", *names]
     assert table[1] == ["start model", "16.7", "43.4", "61.8", "15.1", "28.4"]
     assert table[-1] == ["ours: my <run>, step 0", "-", "75.0 ±25.0", "-", "-", "-"]
-    ((_, table),) = [t for t in expected_tables([collect(run)], "ta_grpo-4b") if "pass@32" in t[0]]
+    ((_, table),) = [
+        t for t in tables.expected_tables([collect(run)], "ta_grpo-4b") if "pass@32" in t[0]
+    ]
     assert table[-1][1:] == ["-"] * 6  # two samples have no pass@32
     with pytest.raises(EvaluationError, match="nobody"):
-        expected_tables([collect(run)], "nobody")
+        tables.expected_tables([collect(run)], "nobody")
 
 
 def test_published_rows_agree_with_the_printed_averages() -> None:
@@ -448,11 +432,11 @@ def test_published_rows_agree_with_the_printed_averages() -> None:
         ("cw_grpo-1.5b", "CW-GRPO"): 55.3, ("cw_grpo-7b", "CW-GRPO"): 46.7,
     }  # fmt: skip
     for (name, row), mean in means.items():
-        values = expected_results()[name]["rows"][row]
+        values = tables.expected_results()[name]["rows"][row]
         assert sum(values) / len(values) == pytest.approx(mean, abs=0.06)
-    competition = expected_results()["ta_grpo-1.7b"]["rows"]["TA-GRPO"][:4]
+    competition = tables.expected_results()["ta_grpo-1.7b"]["rows"]["TA-GRPO"][:4]
     assert sum(competition) / 4 == pytest.approx(59.69, abs=0.01)
-    for entry in expected_results().values():
+    for entry in tables.expected_results().values():
         assert all(len(values) == len(entry["benchmarks"]) for values in entry["rows"].values())
 
 
@@ -461,39 +445,41 @@ def test_published_rows_agree_with_the_printed_averages() -> None:
 
 def test_cells() -> None:
     table = [["name", "x|y"], ["long name", "1"]]
-    assert markdown_table(table) == "| name | x\\|y |\n|---|---|\n| long name | 1 |"
-    assert share(None) == "-"
-    assert share({"accuracy": 0.5, "standard_error": None, "questions": 1}) == "50.0"
+    assert tables.markdown_table(table) == "| name | x\\|y |\n|---|---|\n| long name | 1 |"
+    assert tables.share(None) == "-"
+    assert tables.share({"accuracy": 0.5, "standard_error": None, "questions": 1}) == "50.0"
     # Wilson: z^2 / (30 + z^2) = 11.4 %, where the standard error is 0.
-    assert share({"accuracy": 0.0, "standard_error": 0.0, "questions": 30}) == "0.0 [0.0, 11.4]"
+    assert (
+        tables.share({"accuracy": 0.0, "standard_error": 0.0, "questions": 30}) == "0.0 [0.0, 11.4]"
+    )
     for value, shown in ((0.0001, "<0.001"), (0.001, "0.001"), (0.5, "0.5")):
         given = {"mean": 0.1, "standard_error": None, "low": 0.0, "high": 0.2, "questions": 4}
-        assert p_value(Difference(p_value=value, **given)) == shown
+        assert tables.p_value(Difference(p_value=value, **given)) == shown
 
 
 def test_levels_and_templates_have_tables(run: Path) -> None:
     data = collect(run)
     # The levels are 0, 1, 0, 1. Right at step 20 are questions 0, 2 and 3.
-    assert level_table(data) == [
+    assert tables.level_table(data) == [
         ["benchmark", "level", "start model", "after step 20"],
         ["toy", "0", "50.0 ±50.0", "100.0 [34.2, 100.0]"],
         ["toy", "1", "0.0 [0.0, 65.8]", "50.0 ±50.0"],
     ]
-    assert template_table(data) == [
+    assert tables.template_table(data) == [
         ["template", "share", "accuracy", "format"],
         ["open-r1", "-", "50.0", "75.0"],
     ]
 
 
 def test_strict_and_default_extraction_are_shown_where_they_differ(run: Path) -> None:
-    assert extraction_table(collect(run)) == []
+    assert tables.extraction_table(collect(run)) == []
     (path, *_) = sorted((run / "eval").rglob("step_*/scores.json"))
     scores = json.loads(path.read_text())
     name, entry = next(iter(scores["benchmarks"].items()))
     entry["accuracy_under"] = {"strict": 0.125, "default": 0.5}
     entry["settings"]["extraction"] = "strict"
     path.write_text(json.dumps(scores))
-    _, row = extraction_table(collect(run))
+    _, row = tables.extraction_table(collect(run))
     assert row[1:] == [name, "12.5", "50.0", "strict"]
 
 
@@ -506,7 +492,7 @@ def test_header_names_model_method_data_commit_and_date(run: Path) -> None:
     environment = {"commit": COMMIT, "uncommitted_changes": True}
     (run / "environment.json").write_text(json.dumps(environment))
     os.utime(run / "metrics.jsonl", (0, 86_400))
-    assert header_table(collect(run)) == [
+    assert tables.header_table(collect(run)) == [
         ["model", "some/model"],
         ["method", "advantage grpo, weights clip_cov"],
         ["data", "a.parquet"],
@@ -532,8 +518,8 @@ FIXED = {"mode": "fixed", "templates": ["a"]}
     ],
 )  # fmt: skip
 def test_method_is_described_by_its_configuration(recipe: dict[str, Any], shown: str) -> None:
-    assert method({"recipe": {"advantage": {"name": "grpo"}, **recipe}}) == shown
-    assert method({}) is None
+    assert tables.method({"recipe": {"advantage": {"name": "grpo"}, **recipe}}) == shown
+    assert tables.method({}) is None
 
 
 @pytest.mark.parametrize(
@@ -553,7 +539,7 @@ def test_method_is_described_by_its_configuration(recipe: dict[str, Any], shown:
 )
 def test_a_value_that_looks_like_a_token_is_hidden(run: Path, value: str, hidden: bool) -> None:
     (run / "config.yaml").write_text(f"recipe: {{remark: '{value}'}}\n")
-    assert (value not in configuration(collect(run))) == hidden
+    assert (value not in tables.configuration(collect(run))) == hidden
 
 
 def test_a_token_in_the_command_is_in_no_table(run: Path) -> None:
@@ -562,7 +548,7 @@ def test_a_token_in_the_command_is_in_no_table(run: Path) -> None:
     resumed = [{"command": typed, "commit": COMMIT}]
     environment = {"command": typed, "resumed": resumed, "commit": COMMIT, "host": {"cores": 2}}
     (run / "environment.json").write_text(json.dumps(environment))
-    shown = environment_table(collect(run))
-    assert token not in str(shown) and token not in str(header_table(collect(run)))
+    shown = tables.environment_table(collect(run))
+    assert token not in str(shown) and token not in str(tables.header_table(collect(run)))
     assert ["commit", COMMIT] in shown and ["host cores", "2"] in shown
     assert [row[0] for row in shown] == ["command", "resumed", "commit", "host cores"]

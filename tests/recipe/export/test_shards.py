@@ -13,7 +13,7 @@ import torch
 
 from recipe.errors import ConfigError
 from recipe.export import shards
-from recipe.run.checkpoints import role_ranks
+from recipe.run.checkpoints import saved_ranks
 
 pytestmark = pytest.mark.config
 
@@ -85,7 +85,7 @@ def train(
 def divide(source: Path, target: Path, ranks: int) -> Path:
     shutil.copytree(source, target)
     assert shards.main([str(target), str(ranks)]) == 0
-    assert role_ranks(target) == ranks
+    assert saved_ranks(target) == ranks
     assert len(list(target.glob("*_rank_*.pt"))) == 3 * ranks  # the old ones are deleted
     return target
 
@@ -129,4 +129,4 @@ def test_shards_that_do_not_say_how_they_are_divided_are_refused(tmp_path: Path)
         record.write_text(json.dumps({"FSDP_version": version, "world_size": 2}))
         with pytest.raises(ConfigError, match=told):
             shards.reshard(tmp_path, 1)
-        assert role_ranks(tmp_path) == 2
+        assert saved_ranks(tmp_path) == 2

@@ -85,7 +85,7 @@ def test_a_folder_of_this_command_is_made_anew(given: list[Stage], tmp_path: Pat
     left.touch()
     assert accept.main(["--folder", str(folder), "--only", "good"]) == 0 and left.exists()
     accept.main(["--folder", str(folder)])
-    assert not left.exists() and (folder / accept.MARK).is_file()
+    assert not left.exists() and (folder / accept.OWN_MARK).is_file()
 
 
 def test_weights_that_did_not_arrive_fail(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_both_dtypes_are_exported_each_of_a_run_of_its_own() -> None:
 @pytest.mark.config
 @pytest.mark.parametrize("method", ["prompt_aug", "ta_grpo", "cw_grpo"])
 def test_the_sizes_of_the_gpu_form_compose_and_divide(method: str) -> None:
-    name, *overrides = accept.train(Path("/x"), method, 2, cpu=False)
+    name, *overrides = accept.train_arguments(Path("/x"), method, 2, cpu=False)
     config = compose_config(name, overrides)
     validate(config)
     assert config.trainer.save_freq == config.trainer.total_training_steps == 2

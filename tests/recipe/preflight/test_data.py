@@ -19,7 +19,7 @@ from recipe.errors import ConfigError
 from recipe.preflight import data
 from recipe.preflight.checks import validate
 from recipe.preflight.machine import first_checkpoint, gpus, lacks_wandb_key, port, room
-from recipe.preflight.resume import ALGORITHM, repair_checkpoints, same_prompts, same_run
+from recipe.preflight.resume import ALGORITHM_KEYS, repair_checkpoints, same_prompts, same_run
 from recipe.preflight.rules import Setup
 from recipe.run.checkpoints import TRACKER
 from recipe.run.folder import RunFolder
@@ -316,7 +316,7 @@ def test_micro_batches_stay_with_a_loss_that_depends_on_them(config: Any) -> Non
 
 
 def test_every_pattern_names_a_key() -> None:
-    for name in ALGORITHM:
+    for name in ALGORITHM_KEYS:
         assert any(fnmatchcase(key, name.removeprefix("!")) for key in known_keys()), name
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recipe.preflight import doctor
-from recipe.preflight.probes import GPU_INSTALL, Check, Probe
+from recipe.preflight.probes import GPU_INSTALL, Finding, Probe
 
 
 def versions(**known: str) -> Callable[[str], str]:
@@ -57,9 +57,9 @@ HERE = Path(__file__).parent
         (doctor.shared_memory(HERE, 1e9), FREE, "--shm-size"),
         (doctor.port(), (True, True), "127.0.0.1"),
     ],
-    ids=lambda v: v.name if isinstance(v, Check) else None,
+    ids=lambda v: v.name if isinstance(v, Finding) else None,
 )
-def test_a_quick_check(found: Check, verdict: tuple[bool, bool], named: str) -> None:
+def test_a_quick_check(found: Finding, verdict: tuple[bool, bool], named: str) -> None:
     assert (found.ok, found.needed) == verdict
     assert named in f"{found.detail} {found.remedy}"
 

@@ -144,7 +144,7 @@ def test_without_a_terminal_at_most_15_seconds_pass_without_a_line(tmp_path: Pat
 
 
 def test_a_missing_number_is_shown_as_nan() -> None:
-    told = progress.describe([{"step": 1}], 3)  # bypass mode computes no entropy
+    told = progress.step_line([{"step": 1}], 3)  # bypass mode computes no entropy
     assert "entropy nan" in told and "tokens/s nan" in told
 
 
