@@ -24,7 +24,7 @@ from prompt_aug.templates import load_bank, render
 from recipe.errors import ConfigError
 from recipe.export.shards import merged
 from recipe.export.verify import load_shards
-from recipe.run.checkpoints import role_ranks
+from recipe.run.checkpoints import saved_ranks
 from recipe.run.folder import RunFolder, numbered
 from recipe.toy.build import settings_of
 from recipe.toy.measure import Sampler
@@ -33,7 +33,7 @@ from recipe.toy.problems import problems, to_question
 
 def value_model(source: Path, model_path: Path) -> Any:
     """Return the critic saved in ``global_step_N/critic``."""
-    shards = load_shards(source, role_ranks(source) or 1)
+    shards = load_shards(source, saved_ranks(source) or 1)
     state = {
         name: merged([shard[name] for shard in shards]) if hasattr(first, "placements") else first
         for name, first in shards[0].items()

@@ -56,6 +56,11 @@ IMPL = "{MODEL}.fused_kernel_options.impl_backend"
 STACK: list[Check] = [
     optimizers,
     Rule(
+        "{A}.strategy trainer.device",
+        lambda s: s.actor.strategy == "fsdp" and s.trainer.device == "cpu",
+        "torch's FSDP cannot broadcast weights on a CPU. Set {A}.strategy=fsdp2.",
+    ),
+    Rule(
         "{A}.optim.optimizer_impl {A}.strategy",
         lambda s: (
             s.actor.optim.optimizer_impl == "recipe.actor.muon" and s.actor.strategy == "fsdp"

@@ -26,7 +26,6 @@ MUON = "{A}.optim.optimizer_impl=recipe.actor.muon {A}.optim.optimizer=MuonAdamW
 # On the CPU's toy and, with its packages, in a setting for GPUs.
 ON_BOTH = [
     "{A}.strategy=fsdp2 {REF}.strategy=fsdp2",
-    "{A}.strategy=fsdp {REF}.strategy=fsdp",
     "{A}.optim.optimizer=SGD",
     MUON,
     KERNELS + "torch",
@@ -38,6 +37,7 @@ ON_BOTH = [
 ]
 # (settings, package that they need)
 ON_GPUS = [
+    ("{A}.strategy=fsdp {REF}.strategy=fsdp", None),
     (f"{FLASH}2 {ULYSSES}", "flash_attn"),
     (f"{FLASH}3 {ULYSSES}", "flash_attn_interface"),
     (KERNELS + "triton", None),
@@ -115,7 +115,7 @@ def test_refused_without_the_package(
 @pytest.mark.parametrize(
     "changes",
     [
-        *("{MODEL}.use_liger=true", "{R}.quantization=fp8"),
+        *("{MODEL}.use_liger=true", "{R}.quantization=fp8", "{A}.strategy=fsdp"),
         *(KERNELS + backend for backend in ("triton", "liger")),
     ],
 )
