@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex
 from prompt_aug.questions import Question, normalise
@@ -11,15 +11,16 @@ from prompt_aug.rephrase.verify import Reason, Verdict, check
 from prompt_aug.rephrase.verify.reasons import reject, verdict_of
 
 MODELS = ("solver", "judge")
+NOT_OF_SOURCE = ("text", "uid", "used", "status")  # of a response
 _LABEL = re.compile(
     r"^\W*(?:rephras\w*(?:\s+(?:question|problem|it|version))?|question)\s*:\W{0,2}\s+", re.I
 )
 _NEXT = re.compile(r"\n\s*(?:Question|Original|Rephras\w*(?: it)?)\s*:", re.I)
 _QUOTES = {'"': '"', "“": "”", "«": "»"}
-Decisions = Mapping[tuple[str, str], tuple[str, str]]  # (uid, text) -> (verdict, reviewer)
+Decisions = Mapping[tuple[str, str], tuple[Verdict, str]]  # (uid, text) -> (verdict, reviewer)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A text that may become a rephrasing. `source` has key, sample and model."""
 
@@ -54,33 +55,24 @@ def clean(response: str) -> str:
 def check_answers(
     question: Question,
     responses: Iterable[dict[str, Any]],
-    benchmarks: OverlapIndex | None = None,
-    allow_extra: bool = False,
+    benchmarks: OverlapIndex,
+    allow_extra: bool,
 ) -> list[Candidate]:
     """Return a candidate for each response, checked against the question and those before it."""
     found: list[Candidate] = []
     for response in responses:
-        text = clean(response["text"])
+        text, answers = clean(response["text"]), question.answers
         accepted = [c.text for c in found if c.verdict == "accept"]
-        reasons = check(
-            question.text, text, accepted, answers=question.answers, allow_extra=allow_extra
-        ).reasons
+        result = check(question.text, text, accepted, answers=answers, allow_extra=allow_extra)
+        reasons = result.reasons
         if response.get("finish") == "length":
             reasons += (reject("length", "truncated at its limit of tokens"),)
-        match = benchmarks.best(text) if benchmarks else None
+        match = benchmarks.best(text)
         if match and match.score >= OVERLAP_LIMIT:
             detail = f"a benchmark question: {match.of} {match.index} ({match.score:.2f})"
             reasons += (reject("overlap", detail),)
-        dropped = ("text", "uid", "used", "status")
-        found.append(
-            Candidate(
-                uid=question.uid,
-                text=text,
-                verdict=verdict_of(reasons),
-                reasons=reasons,
-                source={k: v for k, v in response.items() if k not in dropped},
-            )
-        )
+        source = {k: v for k, v in response.items() if k not in NOT_OF_SOURCE}
+        found.append(Candidate(question.uid, text, verdict_of(reasons), reasons, source))
     return found
 
 
@@ -104,10 +96,9 @@ def decide(candidates: Sequence[Candidate], decisions: Decisions) -> list[Candid
     """
     decided = []
     for candidate in candidates:
-        said = decisions.get((candidate.uid, normalise(candidate.text)))
+        verdict, reviewer = decisions.get((candidate.uid, normalise(candidate.text)), (None, ""))
         broken = any(reason.filter == "diagram" for reason in candidate.reasons)
-        if said is not None and not (broken and said[0] == "accept"):
-            verdict, reviewer = cast(Verdict, said[0]), said[1]
+        if verdict == "reject" or (verdict == "accept" and not broken):
             candidate = replace(candidate, verdict=verdict, reviewer=reviewer, path="reviewer")
         decided.append(candidate)
     return decided

@@ -4,17 +4,17 @@
         [--judge MODEL --base-url URL]
 
 An embedding lists the nearest benchmark questions of each question (after llm-decontaminator, arXiv
-2311.04850). The checks of rephrasings compare the two texts. A pair that they accept is the same
-problem; a judge decides the doubtful ones. OUT has the other questions, and
-OUT.parquet.overlaps.jsonl every pair that was not rejected. Exit status: 0 done, 1 error, 2 usage.
+2311.04850). A pair that the checks of rephrasings accept is the same problem; a judge decides the
+doubtful ones. OUT has the other questions, OUT.parquet.overlaps.jsonl all pairs not rejected.
 """
 
 import argparse
 import functools
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,10 +26,10 @@ from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.prepare.__main__ import load_benchmarks
 from prompt_aug.questions import read_parquet, write_parquet
 from prompt_aug.rephrase.candidates import Candidate
-from prompt_aug.rephrase.generate.embed import Embed, embedder
+from prompt_aug.rephrase.generate.client import generate
+from prompt_aug.rephrase.generate.embed import Embed, embedder, unit_rows
 from prompt_aug.rephrase.generate.prompts import CANDIDATE, SLOT, load_prompt
 from prompt_aug.rephrase.generate.store import Sampling, Store, make_request
-from prompt_aug.rephrase.pipeline import generate
 from prompt_aug.rephrase.results import beside
 from prompt_aug.rephrase.solver import judged
 from prompt_aug.rephrase.verify import check
@@ -39,8 +39,7 @@ NEAREST, LEAST = 3, 0.6  # benchmark questions of one question, and their least 
 PART = 1024  # rows of one product
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """A question and a near benchmark question, by their places, with the cosine."""
 
     question: int
@@ -52,10 +51,7 @@ def shortlist(
     questions: Sequence[str], benchmarks: Sequence[str], embed: Embed, nearest: int = NEAREST
 ) -> Iterator[Pair]:
     """Yield the `nearest` benchmark questions of each question whose cosine is at least `LEAST`."""
-    own, other = (
-        vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        for vectors in (np.asarray(embed(list(texts))) for texts in (questions, benchmarks))
-    )
+    own, other = unit_rows(embed(questions)), unit_rows(embed(benchmarks))
     for start in range(0, len(own), PART):
         near = own[start : start + PART] @ other.T
         for row, places in enumerate(np.argsort(-near, axis=1)[:, :nearest]):
@@ -67,7 +63,7 @@ def shortlist(
 def compare(benchmark: str, question: str) -> Candidate:
     """Return the verdict of the checks; a copy is the same problem, too."""
     reasons = tuple(r for r in check(benchmark, question).reasons if r.filter != "copy")
-    return Candidate(uid="", text=question, verdict=verdict_of(reasons), reasons=reasons)
+    return Candidate("", question, verdict_of(reasons), reasons)
 
 
 def judge_doubtful(
@@ -98,8 +94,10 @@ def decontaminate(options: argparse.Namespace) -> int:
     embed = embedder(options.embedder, options.embedder_url or options.base_url)
     questions = read_parquet(options.questions)
     benchmarks = load_benchmarks(options.against)
-    named = [(name, place) for name, texts in benchmarks.items() for place in range(len(texts))]
-    texts = [text for several in benchmarks.values() for text in several]
+    named = [
+        (name, i, text) for name, several in benchmarks.items() for i, text in enumerate(several)
+    ]
+    texts = [text for _, _, text in named]
     pairs = list(shortlist([q.text for q in questions], texts, embed, options.nearest))
     found = {pair: compare(texts[pair.benchmark], questions[pair.question].text) for pair in pairs}
     found = {pair: candidate for pair, candidate in found.items() if candidate.verdict != "reject"}
@@ -110,8 +108,7 @@ def decontaminate(options: argparse.Namespace) -> int:
     lines = [
         {
             "uid": questions[pair.question].uid,
-            "benchmark": named[pair.benchmark][0],
-            "index": named[pair.benchmark][1],
+            **dict(zip(("benchmark", "index"), named[pair.benchmark], strict=False)),
             "cosine": round(pair.cosine, 4),
             "verdict": "same" if c.verdict == "accept" else "doubtful",
             "path": c.path,
@@ -130,13 +127,10 @@ def decontaminate(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; the exit statuses are in the help."""
-    name = "prompt_aug.rephrase.decontaminate"
-    parser = make_parser(
-        f"python -m {name}",
-        (__doc__ or "").split("\n\n")[0],
-        example=f"python -m {name} train.parquet clean.parquet --against aime24",
-    )
+    """Entry point; 0 done, 1 error, 2 wrong usage."""
+    name, summary = "prompt_aug.rephrase.decontaminate", (__doc__ or "").split("\n\n")[0]
+    example = f"python -m {name} train.parquet clean.parquet --against aime24"
+    parser = make_parser(f"python -m {name}", summary, example=example)
     add = parser.add_argument
     add("questions", type=Path, help="a parquet file of prompt_aug.prepare")
     add("out", type=Path, help="the parquet file to write")

@@ -5,16 +5,16 @@
 
 The paper compares G responses to a question with N x G responses to its N rephrasings, and finds
 fewer groups whose rewards are all equal. But 24 responses are all equal less often than 8, whatever
-they answer: for pass rates p of a Beta distribution, E[p^G + (1 - p)^G] falls with G. So this
-samples (N + 1) G responses to each question, G for the paper's left side and N G for the control:
+they answer. So this samples (N + 1) G responses to each question, and compares the shares of groups
+with all rewards equal:
 
-    original    all rewards of G responses to q^0 are equal
-    rephrasings  all rewards of G responses to each of q^1 .. q^N are equal
-    control     all rewards of N G further responses to q^0 are equal
+    original     G responses to q^0
+    rephrasings  N G responses, G to each of q^1 .. q^N
+    control      N G further responses to q^0
 
 `rephrasings - control` is the effect of rephrasing alone. Distances are 1 - cosine between embedded
-responses, averaged over the pairs of a question: of one rephrasing (within) and of two (between).
-Intervals are 95 % percentiles of a bootstrap over questions. Writes diagnosis.json and .png.
+responses, averaged over the pairs of one rephrasing (within) and of two (between). Intervals are
+95 % percentiles of a bootstrap over questions. Writes diagnosis.json and .png.
 """
 
 import argparse
@@ -22,9 +22,8 @@ import functools
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,18 +33,17 @@ from prompt_aug.endpoint.budget import Budget
 from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.grading import grade_many
 from prompt_aug.questions import Question, read_parquet
-from prompt_aug.rephrase.generate.embed import Embed, embedder
+from prompt_aug.rephrase.generate.client import generate
+from prompt_aug.rephrase.generate.embed import Embed, embedder, unit_rows
 from prompt_aug.rephrase.generate.prompts import RephraseError, load_prompt
 from prompt_aug.rephrase.generate.store import Sampling, Store, make_request
-from prompt_aug.rephrase.pipeline import generate
 
 RESAMPLES, PARTS = 2000, 20
 SETS = ("original", "rephrasings", "control")
 EMBEDDER = "Qwen/Qwen3-Embedding-0.6B"  # the paper's authors' choice
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """The graded responses to one question: those to the question first, (N + 1) G of them."""
 
     rewards: tuple[tuple[bool, ...], ...]
@@ -76,8 +74,7 @@ def distances(sampled: Sampled, per_rephrasing: int, embed: Embed) -> dict[str, 
     "rephrasings within": pairs of one rephrasing; "rephrasings between": of two.
     """
     flat = [(n, i) for n, texts in enumerate(sampled.texts) for i in range(len(texts))]
-    vectors = embed([sampled.texts[n][i] for n, i in flat])
-    vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    vectors = unit_rows(embed([sampled.texts[n][i] for n, i in flat]))
     row, far = {place: i for i, place in enumerate(flat)}, 1 - vectors @ vectors.T
     sets = sampled.sets(per_rephrasing)
     pairs = {name: list(itertools.combinations(places, 2)) for name, places in sets.items()}
@@ -100,13 +97,9 @@ def interval(values: Sequence[float], seed: int = 0) -> list[float]:
 
 
 def summarise(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Mean and interval of each column, and of the paired differences of `SETS`.
-
-    A column that is NaN in every row is left out.
-    """
+    """Mean and interval of each column and of the paired differences of `SETS`, without NaN."""
     columns = {name: [float(row[name]) for row in rows] for name in rows[0]}
-    pairs = [("rephrasings", "original"), ("control", "original"), ("rephrasings", "control")]
-    for one, other in pairs:
+    for other, one in itertools.combinations(("original", "control", "rephrasings"), 2):
         both = zip(columns[one], columns[other], strict=True)
         columns[f"{one} - {other}"] = [a - b for a, b in both]
     known = {name: [v for v in values if v == v] for name, values in columns.items()}
@@ -137,8 +130,10 @@ def sample(
         raise RephraseError(f"{failed} texts lack responses. Run it again, or see answers.jsonl.")
     said = [tuple(tuple(store.responses(r)) for r in requests) for requests in plan]
     asked = zip(questions, said, strict=True)
-    pairs = [(text, list(q.answers)) for q, groups in asked for group in groups for text in group]
-    grades = iter(grade_many(pairs))  # all at once: each call starts threads of its own
+    # All at once, because each call starts threads of its own.
+    grades = iter(
+        grade_many((t, list(q.answers)) for q, groups in asked for g in groups for t in g)
+    )
     return [
         Sampled(tuple(tuple(next(grades).correct for _ in g) for g in groups), groups)
         for groups in said
@@ -156,13 +151,11 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
     parts = [part for part in titles if report.get(part)]
     figure, axes = pyplot.subplots(1, len(parts), figsize=(5 * len(parts), 3.6), squeeze=False)
     for axis, part in zip(axes[0], parts, strict=True):
-        names = [name for name in report[part] if " - " not in name]
-        for place, name in enumerate(names):
-            mean, low, high = report[part][name]
+        shown = {name: values for name, values in report[part].items() if " - " not in name}
+        for place, (mean, low, high) in enumerate(shown.values()):
             axis.errorbar(place, mean, [[mean - low], [high - mean]], fmt="o", capsize=4)
-        axis.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names])
-        axis.set_title(titles[part])
-        axis.set_ylim(bottom=0)
+        axis.set_xticks(range(len(shown)), [name.replace(" ", "\n") for name in shown])
+        axis.set(title=titles[part], ylim=(0, None))
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
@@ -170,8 +163,8 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
 
 def diagnose(options: argparse.Namespace) -> int:
     """Sample, grade, embed, write; 0."""
-    names = "n g limit answer_tokens concurrency max_requests max_total_tokens"
-    at_least(1, options, *names.split())
+    ones = "n g limit answer_tokens concurrency max_requests max_total_tokens"
+    at_least(1, options, *ones.split())
     check_url(options, "base_url", "embedder_url")
     if options.folder.is_file():
         raise RephraseError(f"FOLDER={options.folder}: a file. Name a folder.")
@@ -206,12 +199,9 @@ def diagnose(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; 0 done, 1 error, 2 wrong usage."""
-    name = "prompt_aug.rephrase.diagnose"
-    parser = make_parser(
-        f"python -m {name}",
-        (__doc__ or "").split("\n\n")[0],
-        example=f"python -m {name} train.parquet runs/diagnosis --model NAME",
-    )
+    name, summary = "prompt_aug.rephrase.diagnose", (__doc__ or "").split("\n\n")[0]
+    example = f"python -m {name} train.parquet runs/diagnosis --model NAME"
+    parser = make_parser(f"python -m {name}", summary, example=example)
     add = parser.add_argument
     add("questions", type=Path, help="with extra_info.rephrasings")
     add("folder", type=Path, help="of responses, diagnosis.json and .png")
@@ -223,10 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--temperature", type=float, default=1.0, help="of the responses")
     add("--answer-tokens", type=int, default=3072, help="at most, of a response")
     add("--concurrency", type=int, default=16, help="requests in flight")
-    add(
-        "--embedder",
-        help=f"model of /v1/embeddings (with --embedder-url {EMBEDDER}; without both no distances)",
-    )
+    model = f"model of /v1/embeddings (with --embedder-url {EMBEDDER}; without both no distances)"
+    add("--embedder", help=model)
     add("--embedder-url", help="its endpoint (default: --base-url)")
     add("--max-requests", type=int, help="attempts, retries included")
     add("--max-total-tokens", type=int, help="of all prompts and answers")

@@ -1,6 +1,7 @@
 """The command line of `python -m prompt_aug.rephrase`, validated."""
 
 import argparse
+import contextlib
 import math
 import os
 from decimal import Decimal, InvalidOperation
@@ -35,13 +36,11 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--dry-run", action="store_true", help="print requests, tokens and cost")
     mode.add_argument("--offline", action="store_true", help="a rehearsal: rules, no model")
-    mode.add_argument(
-        "--from",
-        dest="source",
-        type=Path,
-        help="candidates of a file instead of a model: json lines of uid or question, and text or "
-        "rephrasings; or a parquet file with rephrasings",
+    candidates = (
+        "candidates of a file instead of a model: a parquet file with rephrasings, or json "
     )
+    candidates += "lines of uid or question, and text or rephrasings"
+    mode.add_argument("--from", dest="source", type=Path, help=candidates)
     add = parser.add_argument_group("model").add_argument
     add("--model", help="as the endpoint names it")
     add("--base-url", help=f"default: OpenAI's; the key is read from {KEY_VARIABLE}")
@@ -64,8 +63,9 @@ def build_parser(description: str) -> argparse.ArgumentParser:
 
 
 def _add_verdicts(add: Any) -> None:
-    against = "[NAME=]SOURCE[@SPLIT]: reject its questions"
-    add("--against", action="append", default=[], help=against)
+    add(
+        "--against", action="append", default=[], help="[NAME=]SOURCE[@SPLIT]: reject its questions"
+    )
     add("--allow-extra", action="store_true", help="an added sentence with a quantity is doubtful")
     add("--solve", metavar="MODEL", help="accept what this model solves")
     add("--solve-url", help="its endpoint (default: --base-url)")
@@ -86,10 +86,8 @@ def validate(options: argparse.Namespace) -> None:
     """Reject what cannot be done, before anything is read or sent. Raises UsageError."""
     options.most = options.most or 4 * options.n
     options.work = options.work or options.out.with_name(options.out.name + ".work")
-    at_least(1, options, *"n most limit per_request concurrency answer_tokens agree".split())
-    at_least(
-        1, options, *"solve_tokens per_rephrasing answers max_requests max_total_tokens".split()
-    )
+    ones = "n most limit per_request concurrency answer_tokens agree answers solve_tokens"
+    at_least(1, options, *ones.split(), "per_rephrasing", "max_requests", "max_total_tokens")
     at_least(0, options, "retries", "temperature")
     for small, large in (("n", "most"), ("agree", "answers")):
         least, most = getattr(options, small), getattr(options, large)
@@ -112,13 +110,13 @@ def validate(options: argparse.Namespace) -> None:
         raise UsageError("--offline: sends no requests. Remove --solve and --judge.")
 
 
-def endpoint(options: argparse.Namespace, model: str, url: str | None = None) -> Endpoint:
+def endpoint(options: argparse.Namespace, model: str, url: str | None) -> Endpoint:
     """Return the endpoint of a stage, with the price of its model."""
     url = url or options.base_url or os.environ.get("OPENAI_BASE_URL")
     price = price_of(model, url)
     if options.price:
         read, written = (_dollars("--price", text) / MILLION for text in options.price)
-        price = (read, written)
+        price = read, written
     return Endpoint(
         base_url=url,
         concurrency=options.concurrency,
@@ -131,26 +129,22 @@ def endpoint(options: argparse.Namespace, model: str, url: str | None = None) ->
 
 def price_of(model: str, base_url: str | None) -> Price | None:
     """Return the price of a model at an endpoint, None if `genai_prices` has none."""
-    read = genai_prices.Usage(input_tokens=MILLION, output_tokens=0)
-    written = genai_prices.Usage(input_tokens=0, output_tokens=MILLION)
+
+    def of(**tokens: int) -> Decimal:
+        usage = genai_prices.Usage(**{"input_tokens": 0, "output_tokens": 0} | tokens)
+        return genai_prices.calc_price(usage, model, provider_api_url=base_url).total_price
+
     try:
-        found = [
-            genai_prices.calc_price(usage, model, provider_api_url=base_url).total_price / MILLION
-            for usage in (read, written)
-        ]
+        return of(input_tokens=MILLION) / MILLION, of(output_tokens=MILLION) / MILLION
     except LookupError:
         return None
-    return found[0], found[1]
 
 
 def _dollars(name: str, text: str) -> Decimal:
-    try:
-        value = Decimal(text)
-    except InvalidOperation:
-        value = Decimal("nan")
-    if not value.is_finite() or value < 0:
-        raise UsageError(f"{name}={text}: not a number of dollars")
-    return value
+    with contextlib.suppress(InvalidOperation):
+        if (value := Decimal(text)).is_finite() and value >= 0:
+            return value
+    raise UsageError(f"{name}={text}: not a number of dollars")
 
 
 def budget(options: argparse.Namespace, spent: Spending, endpoints: list[Endpoint]) -> Budget:

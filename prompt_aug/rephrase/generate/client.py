@@ -1,14 +1,17 @@
 """Requests for the responses that a store lacks, at an OpenAI-compatible endpoint."""
 
 import asyncio
+import contextlib
 import json
+import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from prompt_aug.base.errors import UserError
+from prompt_aug.base.progress import Progress
+from prompt_aug.endpoint import EndpointError
 from prompt_aug.endpoint.budget import Budget, Spending
 from prompt_aug.endpoint.client import (
     FINAL,
@@ -22,6 +25,11 @@ from prompt_aug.endpoint.client import (
 from prompt_aug.rephrase.generate.store import Request, Store
 
 BYTES_PER_TOKEN = 3
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class EndedBySignalError(EndpointError):
+    """A signal asked for the end; completed requests are kept."""
 
 
 def estimate(endpoint: Endpoint, request: Request, samples: int) -> Spending:
@@ -31,26 +39,42 @@ def estimate(endpoint: Endpoint, request: Request, samples: int) -> Spending:
     return Spending(1, *tokens).at(endpoint.price)
 
 
-class Generation:
-    """Requests what a store lacks."""
+def generate(
+    requests: Iterable[Request], store: Store, endpoint: Endpoint, budget: Budget, title: str
+) -> None:
+    """Request what is missing, with progress; SIGINT and SIGTERM end it at the next response.
 
-    def __init__(self, store: Store, endpoint: Endpoint, budget: Budget) -> None:
-        self.store, self.endpoint = store, endpoint
+    Raises what stopped it, after the attempts in flight ended.
+    """
+    missing = [request for request in requests if store.missing(request)]
+    if missing:
+        total = sum(len(store.missing(request)) for request in missing)
+        with Progress(title, total, "answers") as bar:
+            asyncio.run(_Generation(store, endpoint, budget, bar).run(missing))
+
+
+class _Generation:
+    def __init__(self, store: Store, endpoint: Endpoint, budget: Budget, bar: Progress) -> None:
+        self.store, self.endpoint, self.bar = store, endpoint, bar
         self.channel, self.per_request = Channel(endpoint, budget), endpoint.per_request
-        self.report: Callable[[int], object] = lambda _: None
 
-    async def run(self, requests: Sequence[Request]) -> None:
-        """Complete all requests. Raises what stopped it, after the attempts in flight ended."""
+    async def run(self, requests: Iterable[Request]) -> None:
         queue = iter(requests)
+        for number in SIGNALS:
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                asyncio.get_running_loop().add_signal_handler(number, self._stop)
         async with self.endpoint.client() as self.client, asyncio.TaskGroup() as group:
             for _ in range(self.endpoint.concurrency):
                 group.create_task(self._work(queue))
-        if self.channel.stopped:
-            raise self.channel.stopped
+        if cause := self.channel.stopped:
+            kept = f"{len(self.store.answers)} responses are kept in {self.store.path}"
+            raise type(cause)(f"{cause} ({kept})") from cause
 
-    def stop(self, cause: UserError) -> None:
-        """Start no further attempt."""
-        self.channel.stop(cause)
+    def _stop(self) -> None:
+        end = "stopped by a signal. Run the same command again to resume."
+        self.channel.stop(EndedBySignalError(end))
+        for number in SIGNALS:  # a second one ends it at once
+            asyncio.get_running_loop().remove_signal_handler(number)
 
     async def _work(self, queue: Iterator[Request]) -> None:
         for request in queue:
@@ -58,7 +82,8 @@ class Generation:
             while missing and not self.channel.stopped:
                 records = await self._ask(request, missing[: self.per_request])
                 self.store.add(records)
-                self.report(sum(record["status"] == "answer" for record in records))
+                self.bar.note = str(self.channel.budget.spent)
+                self.bar.update(sum(record["status"] == "answer" for record in records))
                 if not any(r["status"] == "answer" or r["final"] for r in records):
                     break
                 missing = self.store.missing(request)
@@ -66,33 +91,40 @@ class Generation:
     async def _ask(self, request: Request, samples: list[int]) -> list[dict[str, Any]]:
         """Return a record for each response of one request, after retries; [] if stopped."""
         start, used = time.time(), Spending()
-        wanted = estimate(self.endpoint, request, len(samples))
 
         def failed(failure: Failure) -> None:
             nonlocal used
             used = used.plus(failure.cost(wanted))
 
         while True:
+            wanted = estimate(self.endpoint, request, len(samples))
             body = {**asdict(request.sampling), "messages": request.messages, "n": len(samples)}
+            attempt = partial(self._attempt, body, wanted)
             try:
-                answer, spent = await self.channel.send(
-                    partial(self._attempt, body, wanted), wanted, failed
-                )
-            except Failure as failure:
-                if len(samples) > 1 and failure.status in FINAL:
-                    self.per_request, samples = 1, samples[:1]  # it may not know n
-                    wanted = estimate(self.endpoint, request, 1)
-                    continue
-                self.channel.count(failure)
-                lost = {"status": "failed", "final": failure.status in FINAL}
-                answers = [lost | {"error": failure.line}] * len(samples)
-                return _records(request, samples, answers, used, start)
+                answer, spent = await self.channel.send(attempt, wanted, failed)
             except StoppedError:
                 return []
-            if len(answer["choices"]) < len(samples):  # fewer than requested
-                self.per_request = 1
-            answers = [_taken(choice, answer.get("model")) for choice in answer["choices"]]
-            return _records(request, samples, answers, used.plus(spent), start)
+            except Failure as failure:
+                final = failure.status in FINAL
+                if final and len(samples) > 1:
+                    self.per_request, samples = 1, samples[:1]  # it may not know n
+                    continue
+                self.channel.count(failure)
+                lost = {"status": "failed", "final": final, "error": failure.line}
+                answers = [lost] * len(samples)
+            else:
+                used = used.plus(spent)
+                answers = [_taken(choice, answer.get("model")) for choice in answer["choices"]]
+                if len(answers) < len(samples):  # fewer than requested
+                    self.per_request = 1
+            break
+        common: dict[str, Any] = {"key": request.key, "uid": request.uid, "prompt": request.prompt}
+        seconds = {"time": round(start, 3), "seconds": round(time.time() - start, 3)}
+        common |= asdict(request.sampling) | seconds
+        pairs = zip(samples, answers, strict=False)
+        records = [common | {"sample": sample} | answer for sample, answer in pairs]
+        records[0]["used"] = list(used[:3])
+        return records
 
     async def _attempt(
         self, body: dict[str, Any], wanted: Spending
@@ -100,7 +132,7 @@ class Generation:
         """Send one request and return the answer with what it used. Raises Failure."""
         answer = await post(self.client, "chat/completions", body)
         choices = answer.get("choices")
-        if not (isinstance(choices, list) and choices and all(map(_is_choice, choices))):
+        if not isinstance(choices, list) or not choices or not all(map(_is_choice, choices)):
             raise Failure(f"not a chat completion: {json.dumps(answer)[:160]}")
         return answer, used_tokens(answer, wanted, self.endpoint)
 
@@ -115,20 +147,3 @@ def _taken(choice: dict[str, Any], model: str | None) -> dict[str, Any]:
     if isinstance(text, str) and text.strip():
         return {"status": "answer", "text": text, "finish": finish, "answered_by": model}
     return {"status": "failed", "final": True, "empty": True, "error": f"an empty text ({finish})"}
-
-
-def _records(
-    request: Request,
-    samples: list[int],
-    answers: list[dict[str, Any]],
-    used: Spending,
-    start: float,
-) -> list[dict[str, Any]]:
-    """Return a record for each answer; the first has what all used."""
-    common: dict[str, Any] = {"key": request.key, "uid": request.uid, "prompt": request.prompt}
-    common |= asdict(request.sampling) | {"time": round(start, 3)}
-    common["seconds"] = round(time.time() - start, 3)
-    pairs = zip(samples, answers, strict=False)
-    records = [common | {"sample": sample} | answer for sample, answer in pairs]
-    records[0]["used"] = list(used[:3])
-    return records

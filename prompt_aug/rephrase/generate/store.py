@@ -2,14 +2,12 @@
 
     key = first 32 hex digits of SHA-256(JSON [model, messages, parameters])
 
-The key has what decides the response and nothing else. So more questions, further candidates or
-changed checks request nothing again. Records, one JSON object a line:
+So more questions, further candidates or changed checks request nothing again. One record a line:
 
     {"key", "sample", "status": "answer", "text", "finish", ...}
     {"key", "sample", "status": "failed", "error", "final", ...}
 
-A failure that is `final` (the server refuses the request) is not retried; others are, by the next
-run.
+A `final` failure (the server refuses the request) is not retried; others are, by the next run.
 """
 
 import hashlib
@@ -37,7 +35,7 @@ class Sampling:
     max_tokens: int = 1024
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """The messages of one text, and the number of responses wanted: `samples`."""
 
@@ -55,14 +53,8 @@ def make_request(
     """Return the request for `samples` responses to `prompt` with the texts in it."""
     messages, parameters = prompt.messages(text, candidate), asdict(sampling)
     content = json.dumps([parameters.pop("model"), messages, parameters], sort_keys=True)
-    return Request(
-        key=hashlib.sha256(content.encode()).hexdigest()[:32],
-        uid=uid,
-        prompt=prompt.sha256,
-        messages=messages,
-        sampling=sampling,
-        samples=samples,
-    )
+    key = hashlib.sha256(content.encode()).hexdigest()[:32]
+    return Request(key, uid, prompt.sha256, messages, sampling, samples)
 
 
 class Store:
@@ -108,12 +100,9 @@ class Store:
 
     def responses(self, request: Request) -> list[str]:
         """Return the texts, and "" for each empty one: no candidate, but a (wrong) response."""
-        places = [(request.key, sample) for sample in range(request.samples)]
-        return [
-            self.answers[place]["text"] if place in self.answers else ""
-            for place in places
-            if place in self.answers or self.failures.get(place, {}).get("empty")
-        ]
+        places = ((request.key, sample) for sample in range(request.samples))
+        found = (self.answers.get(place) or self.failures.get(place, {}) for place in places)
+        return [record.get("text", "") for record in found if record.keys() & {"text", "empty"}]
 
     def asked(self, request: Request) -> int:
         """Return how many samples of `request` were requested and need no retry."""

@@ -38,15 +38,14 @@ def check(
     """
     if len(candidate) > LONGEST_TEXT + 3 * len(question):
         return Check("reject", (reject("length", f"{len(candidate)} characters"),))
-    both = question, candidate
     filters: dict[str, Callable[[], Iterable[Reason]]] = {
-        "surface": lambda: surface(*both),
-        "copies": lambda: copies(*both, siblings),
-        "leak": lambda: leaked_answers(*both, answers),
-        "numbers": lambda: compare_numbers(*map(read, both)),
-        "extra": lambda: added_quantity(*map(read, both), allow_extra),
-        "formulas": lambda: compare_formulas(*map(read, both)),
-        "edit": lambda: compare_words(*map(read, both)),
+        "surface": lambda: surface(question, candidate),
+        "copies": lambda: copies(question, candidate, siblings),
+        "leak": lambda: leaked_answers(question, candidate, answers),
+        "numbers": lambda: compare_numbers(read(question), read(candidate)),
+        "extra": lambda: added_quantity(read(question), read(candidate), allow_extra),
+        "formulas": lambda: compare_formulas(read(question), read(candidate)),
+        "edit": lambda: compare_words(read(question), read(candidate)),
     }
     reasons = list[Reason]()
     for name, run in filters.items():

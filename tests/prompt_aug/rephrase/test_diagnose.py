@@ -29,7 +29,7 @@ def test_rewards_are_compared_within_each_set() -> None:
         texts=(("",) * 6, ("",) * 2, ("",) * 2),
     )
     assert all_equal(sampled, ONE) == {"original": True, "rephrasings": True, "control": False}
-    turned = dataclasses.replace(sampled, rewards=(sampled.rewards[0], (True, True), (False,) * 2))
+    turned = sampled._replace(rewards=(sampled.rewards[0], (True, True), (False,) * 2))
     assert all_equal(turned, ONE)["rephrasings"] is False, "mixed between the rephrasings"
 
 

@@ -1,7 +1,9 @@
 """Requests to an endpoint: real HTTP, with what goes wrong on it."""
 
-import asyncio
 import math
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from decimal import Decimal
@@ -14,7 +16,7 @@ from scripted_endpoint import Reply, chat, serving
 
 from prompt_aug.endpoint.budget import Budget, BudgetError, Spending
 from prompt_aug.endpoint.client import Endpoint, RefusedError
-from prompt_aug.rephrase.generate.client import Generation
+from prompt_aug.rephrase.generate.client import EndedBySignalError, generate
 from prompt_aug.rephrase.generate.prompts import Prompt, RephraseError, load_prompt
 from prompt_aug.rephrase.generate.store import Request, Sampling, Store, make_request
 from prompt_aug.rephrase.options import price_of
@@ -45,7 +47,7 @@ def ask(
     store = Store(folder)
     settings = {"concurrency": 4, "retries": 2, "timeout": 5.0} | settings
     endpoint = Endpoint(base_url=url, **settings)
-    asyncio.run(Generation(store, endpoint, budget or Budget()).run(wanted))
+    generate(wanted, store, endpoint, budget or Budget(), "test")
     return store
 
 
@@ -307,17 +309,12 @@ def test_too_many_requests_lower_the_concurrency(tmp_path: Path) -> None:
     assert 0 < held < 60, "fewer than with eight at a time"
 
 
-def test_a_stop_ends_the_retries(tmp_path: Path) -> None:
-    store, sent = Store(tmp_path), time.monotonic()
+def test_a_signal_ends_the_retries(tmp_path: Path) -> None:
+    sent = time.monotonic()
     with serving(always(Reply({}, 503, {"retry-after": "50"}))) as endpoint:
-        generation = Generation(store, Endpoint(base_url=endpoint.url, concurrency=2), Budget())
-
-        async def run() -> None:
-            asyncio.get_running_loop().call_later(0.3, generation.stop, RefusedError("stopped"))
-            await generation.run(requests(3))
-
-        with pytest.raises(RefusedError, match="stopped"):
-            asyncio.run(run())
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(EndedBySignalError, match="0 responses are kept"):
+            ask(tmp_path, endpoint.url, requests(3), concurrency=2)
         assert len(endpoint.bodies) == 2
     assert time.monotonic() - sent < 40, "less than one wait"
 

@@ -1,6 +1,5 @@
 """Solver and judge: hand values, and planted faults on a scripted solver."""
 
-import asyncio
 import json
 import random
 from pathlib import Path
@@ -13,7 +12,7 @@ from prompt_aug.endpoint.budget import Budget
 from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.questions import make_question
 from prompt_aug.rephrase.candidates import Candidate, usable
-from prompt_aug.rephrase.generate.client import Generation
+from prompt_aug.rephrase.generate.client import generate
 from prompt_aug.rephrase.generate.prompts import load_prompt
 from prompt_aug.rephrase.generate.store import Sampling, Store, make_request
 from prompt_aug.rephrase.solver import Answers, answers_of, judged, solved
@@ -96,8 +95,7 @@ def test_planted_faults_stay_doubtful_and_good_ones_are_accepted(tmp_path: Path)
     store = Store(tmp_path)
     with serving(scripted_solver) as server:
         endpoint = Endpoint(base_url=server.url, per_request=12)
-        run = Generation(store, endpoint, Budget()).run([r for _, rs in plan for r in rs])
-        asyncio.run(run)
+        generate([r for _, rs in plan for r in rs], store, endpoint, Budget(), "test")
     flagged = {"good": 0, "edited": 0}
     for question, requests in plan:
         own, *others = (answers_of(question, store.responses(request)) for request in requests)
