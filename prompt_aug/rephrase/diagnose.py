@@ -20,6 +20,7 @@ responses, averaged over the pairs of one rephrasing (within) and of two (betwee
 import argparse
 import functools
 import itertools
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,52 +40,41 @@ from prompt_aug.rephrase.generate.prompts import RephraseError, load_prompt
 from prompt_aug.rephrase.generate.store import Sampling, Store, make_request
 
 RESAMPLES, PARTS = 2000, 20
-SETS = ("original", "rephrasings", "control")
 EMBEDDER = "Qwen/Qwen3-Embedding-0.6B"  # the paper's authors' choice
 
 
 class Sampled(NamedTuple):
-    """The graded responses to one question: those to the question first, (N + 1) G of them."""
+    """The responses to one question: (N + 1) G to the question, then G to each rephrasing."""
 
-    rewards: tuple[tuple[bool, ...], ...]
-    texts: tuple[tuple[str, ...], ...]
+    asked: Sequence[int]  # 0 for the question, n for its n-th rephrasing
+    rewards: Sequence[bool]
+    texts: Sequence[str]
 
-    def sets(self, per_rephrasing: int) -> dict[str, list[tuple[int, int]]]:
-        """Return name of `SETS` -> (text, place) of its responses."""
-        places = [(n, i) for n, rewards in enumerate(self.rewards) for i in range(len(rewards))]
-        count = len(self.rewards[0])
-        return {
-            "original": places[:per_rephrasing],
-            "rephrasings": places[count:],
-            "control": places[per_rephrasing:count],
-        }
+    def sets(self, per_rephrasing: int) -> dict[str, slice]:
+        """Return the places of the responses of each set."""
+        own = list(self.asked).count(0)
+        parts = slice(per_rephrasing), slice(own, None), slice(per_rephrasing, own)
+        return dict(zip(("original", "rephrasings", "control"), parts, strict=True))
 
 
 def all_equal(sampled: Sampled, per_rephrasing: int) -> dict[str, bool]:
-    """Return for each of `SETS` if all its rewards are equal."""
-    return {
-        name: len({sampled.rewards[n][i] for n, i in places}) == 1
-        for name, places in sampled.sets(per_rephrasing).items()
-    }
+    """Return for each set if all its rewards are equal."""
+    sets = sampled.sets(per_rephrasing)
+    return {name: len(set(sampled.rewards[part])) == 1 for name, part in sets.items()}
 
 
 def distances(sampled: Sampled, per_rephrasing: int, embed: Embed) -> dict[str, float]:
-    """Return the mean of 1 - cosine over the pairs of each of `SETS`; NaN of no pair.
-
-    "rephrasings within": pairs of one rephrasing; "rephrasings between": of two.
-    """
-    flat = [(n, i) for n, texts in enumerate(sampled.texts) for i in range(len(texts))]
-    vectors = unit_rows(embed([sampled.texts[n][i] for n, i in flat]))
-    row, far = {place: i for i, place in enumerate(flat)}, 1 - vectors @ vectors.T
-    sets = sampled.sets(per_rephrasing)
-    pairs = {name: list(itertools.combinations(places, 2)) for name, places in sets.items()}
-    for part, same in (("within", True), ("between", False)):
-        chosen = [(a, b) for a, b in pairs["rephrasings"] if (a[0] == b[0]) == same]
-        pairs[f"rephrasings {part}"] = chosen
-    return {
-        name: float(np.mean([far[row[a], row[b]] for a, b in listed])) if listed else float("nan")
-        for name, listed in pairs.items()
-    }
+    """Return the mean of 1 - cosine over the pairs of each set; NaN of no pair."""
+    vectors, asked = unit_rows(embed(sampled.texts)), np.asarray(sampled.asked)
+    one, two = np.triu_indices(len(asked), 1)
+    far, same = (1 - vectors @ vectors.T)[one, two], asked[one] == asked[two]
+    pairs: dict[str, np.ndarray] = {}
+    for name, part in sampled.sets(per_rephrasing).items():
+        (member := np.zeros(len(asked), dtype=bool))[part] = True
+        pairs[name] = member[one] & member[two]
+    both = pairs["rephrasings"]
+    pairs |= {"rephrasings within": both & same, "rephrasings between": both & ~same}
+    return {n: float(far[pair].mean()) if pair.any() else math.nan for n, pair in pairs.items()}
 
 
 def interval(values: Sequence[float], seed: int = 0) -> list[float]:
@@ -97,7 +87,7 @@ def interval(values: Sequence[float], seed: int = 0) -> list[float]:
 
 
 def summarise(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Mean and interval of each column and of the paired differences of `SETS`, without NaN."""
+    """Mean and interval of each column and of the paired differences of sets, without NaN."""
     columns = {name: [float(row[name]) for row in rows] for name in rows[0]}
     for other, one in itertools.combinations(("original", "control", "rephrasings"), 2):
         both = zip(columns[one], columns[other], strict=True)
@@ -110,33 +100,30 @@ def sample(
     questions: Sequence[Question], options: argparse.Namespace, store: Store, budget: Budget
 ) -> list[Sampled]:
     """Return all responses, from the store or the endpoint, graded. Raises RephraseError."""
-    sampling = Sampling(
-        model=options.model, temperature=options.temperature, max_tokens=options.answer_tokens
-    )
+    url, concurrency, tokens = options.base_url, options.concurrency, options.answer_tokens
+    sampling = Sampling(options.model, options.temperature, max_tokens=tokens)
     make = functools.partial(make_request, prompt=load_prompt("solve"), sampling=sampling)
     plan = [
         [
-            make(question.uid, question.text, samples=(options.n + 1) * options.g),
-            *(make(question.uid, t, samples=options.g) for t in question.rephrasings[: options.n]),
+            make(q.uid, q.text, samples=(options.n + 1) * options.g),
+            *(make(q.uid, text, samples=options.g) for text in q.rephrasings[: options.n]),
         ]
-        for question in questions
+        for q in questions
     ]
     flat = [request for requests in plan for request in requests]
-    endpoint = Endpoint(
-        base_url=options.base_url, concurrency=options.concurrency, per_request=options.g
-    )
+    endpoint = Endpoint(base_url=url, concurrency=concurrency, per_request=options.g)
     generate(flat, store, endpoint, budget, "responses")
     if failed := sum(len(store.responses(r)) < r.samples for r in flat):
         raise RephraseError(f"{failed} texts lack responses. Run it again, or see answers.jsonl.")
-    said = [tuple(tuple(store.responses(r)) for r in requests) for requests in plan]
+    said = [
+        [(n, t) for n, r in enumerate(requests) for t in store.responses(r)] for requests in plan
+    ]
     asked = zip(questions, said, strict=True)
     # All at once, because each call starts threads of its own.
-    grades = iter(
-        grade_many((t, list(q.answers)) for q, groups in asked for g in groups for t in g)
-    )
+    grades = iter(grade_many((text, list(q.answers)) for q, group in asked for _, text in group))
     return [
-        Sampled(tuple(tuple(next(grades).correct for _ in g) for g in groups), groups)
-        for groups in said
+        Sampled([n for n, _ in group], [next(grades).correct for _ in group], [t for _, t in group])
+        for group in said
     ]
 
 
@@ -179,9 +166,7 @@ def diagnose(options: argparse.Namespace) -> int:
         report: dict[str, Any] = {
             "questions": len(questions),
             "left_out_for_too_few_rephrasings": len(everything) - len(questions),
-            "model": options.model,
-            "n": options.n,
-            "g": options.g,
+            **{name: getattr(options, name) for name in ("model", "n", "g")},
             "columns": "mean, low, high: 95 % bootstrap over questions",
             "all_equal": summarise([all_equal(s, options.g) for s in sampled]),
         }

@@ -43,10 +43,8 @@ class Stage:
         self.samples = {"candidates": 0, "solver": options.answers, "judge": 1}[title]
         slots = (SLOT, CANDIDATE) if judge else (SLOT,)
         self.prompt = load_prompt(prompt, option=option, slots=slots)
-        heat = 0.0 if judge else options.temperature
-        self.sampling = Sampling(
-            model=self.model, temperature=heat, top_p=options.top_p, max_tokens=tokens
-        )
+        temperature = 0.0 if judge else options.temperature
+        self.sampling = Sampling(self.model, temperature, options.top_p, tokens)
         self.endpoint = cli.endpoint(options, self.model, url)
 
     def request(self, uid: str, text: str, candidate: str = "") -> Request:

@@ -25,7 +25,7 @@ from prompt_aug.rephrase.generate.prompts import Prompt
 ANSWERS = "answers.jsonl"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How a model is sampled: a part of the key."""
 

@@ -23,29 +23,31 @@ QUESTIONS = 40
 SEEN: dict[str, int] = {}  # how often a text was asked: its answers do not depend on other texts
 
 
+ASKED = [0] * 6 + [1] * 2 + [2] * 2
+
+
 def test_rewards_are_compared_within_each_set() -> None:
-    sampled = Sampled(
-        rewards=((True, True, True, False, True, True), (True, True), (True, True)),
-        texts=(("",) * 6, ("",) * 2, ("",) * 2),
-    )
+    rewards = [True, True, True, False, True, True, True, True, True, True]
+    sampled = Sampled(ASKED, rewards, [""] * 10)
     assert all_equal(sampled, ONE) == {"original": True, "rephrasings": True, "control": False}
-    turned = sampled._replace(rewards=(sampled.rewards[0], (True, True), (False,) * 2))
+    turned = sampled._replace(rewards=rewards[:8] + [False] * 2)
     assert all_equal(turned, ONE)["rephrasings"] is False, "mixed between the rephrasings"
 
 
 def test_distances_within_and_between_rephrasings() -> None:
     """Responses "x" and "y" are orthogonal: within 0 and 1, between 1/2."""
     vectors = {"x": [1.0, 0.0], "y": [0.0, 2.0]}
-    sampled = Sampled(
-        rewards=((True,) * 6, (True,) * 2, (True,) * 2),
-        texts=(("x", "y", "x", "x", "x", "x"), ("x", "x"), ("x", "y")),
-    )
+    sampled = Sampled(ASKED, [True] * 10, "x y x x x x x x x y".split())
     found = distances(sampled, ONE, lambda texts: np.array([vectors[t] for t in texts]))
-    assert found["original"] == pytest.approx(1.0)
-    assert found["control"] == pytest.approx(0.0)
-    assert found["rephrasings within"] == pytest.approx(0.5)
-    assert found["rephrasings between"] == pytest.approx(0.5)
-    assert found["rephrasings"] == pytest.approx((0 + 1 + 4 * 0.5) / 6)
+    assert found == pytest.approx(
+        {
+            "original": 1.0,
+            "control": 0.0,
+            "rephrasings": (0 + 1 + 4 * 0.5) / 6,
+            "rephrasings within": 0.5,
+            "rephrasings between": 0.5,
+        }
+    )
 
 
 def test_an_interval_of_equal_values_is_a_point_and_one_of_many_is_near_the_normal_one() -> None:
