@@ -9,7 +9,6 @@ doubtful ones. OUT has the other questions, OUT.parquet.overlaps.jsonl all pairs
 """
 
 import argparse
-import functools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -26,10 +25,10 @@ from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.prepare.__main__ import load_benchmarks
 from prompt_aug.questions import read_parquet, write_parquet
 from prompt_aug.rephrase.candidates import Candidate
-from prompt_aug.rephrase.generate.client import generate
+from prompt_aug.rephrase.generate.client import Stage
 from prompt_aug.rephrase.generate.embed import Embed, embedder, unit_rows
-from prompt_aug.rephrase.generate.prompts import CANDIDATE, SLOT, load_prompt
-from prompt_aug.rephrase.generate.store import Sampling, Store, make_request
+from prompt_aug.rephrase.generate.prompts import load_prompt
+from prompt_aug.rephrase.generate.store import Sampling
 from prompt_aug.rephrase.results import beside
 from prompt_aug.rephrase.solver import judged
 from prompt_aug.rephrase.verify import check
@@ -70,19 +69,19 @@ def judge_doubtful(
     found: dict[Pair, Candidate], texts: Sequence[str], options: argparse.Namespace
 ) -> None:
     """Replace the doubtful verdicts by those of the judge."""
-    prompt = load_prompt(options.judge_prompt, option="--judge-prompt", slots=(SLOT, CANDIDATE))
-    sampling = Sampling(model=options.judge, temperature=0.0, max_tokens=2048)
-    make = functools.partial(make_request, "", prompt=prompt, sampling=sampling, samples=1)
-    doubtful = {pair: c for pair, c in found.items() if c.verdict == "doubtful"}
-    requests = {pair: make(texts[pair.benchmark], c.text) for pair, c in doubtful.items()}
-    folder = beside(options.out, ".work")
-    with lock(folder):
-        store = Store(folder)
-        budget = Budget(max_requests=options.max_requests, spent=store.spent)
-        generate(requests.values(), store, Endpoint(base_url=options.base_url), budget, "judge")
+    prompt = load_prompt(options.judge_prompt, "--judge-prompt")
+    sampling, endpoint = (
+        Sampling(options.judge, 0.0, 1.0, 2048),
+        Endpoint(base_url=options.base_url),
+    )
+    with lock(folder := beside(options.out, ".work")):
+        judge = Stage("judge", folder, endpoint, prompt, sampling)
+        doubtful = [pair for pair, candidate in found.items() if candidate.verdict == "doubtful"]
+        requests = {p: judge.request("", texts[p.benchmark], found[p].text) for p in doubtful}
+        judge.send(requests.values(), Budget(options.max_requests, spent=judge.store.spent))
     for pair, request in requests.items():
-        for response in store.responses(request):
-            found[pair] = judged(doubtful[pair], response)
+        for response in judge.store.responses(request):
+            found[pair] = judged(found[pair], response)
 
 
 def decontaminate(options: argparse.Namespace) -> int:
@@ -94,10 +93,8 @@ def decontaminate(options: argparse.Namespace) -> int:
     embed = embedder(options.embedder, options.embedder_url or options.base_url)
     questions = read_parquet(options.questions)
     benchmarks = load_benchmarks(options.against)
-    named = [
-        (name, i, text) for name, several in benchmarks.items() for i, text in enumerate(several)
-    ]
-    texts = [text for _, _, text in named]
+    named = [(name, i) for name, several in benchmarks.items() for i in range(len(several))]
+    texts = [text for several in benchmarks.values() for text in several]
     pairs = list(shortlist([q.text for q in questions], texts, embed, options.nearest))
     found = {pair: compare(texts[pair.benchmark], questions[pair.question].text) for pair in pairs}
     found = {pair: candidate for pair, candidate in found.items() if candidate.verdict != "reject"}
@@ -108,7 +105,8 @@ def decontaminate(options: argparse.Namespace) -> int:
     lines = [
         {
             "uid": questions[pair.question].uid,
-            **dict(zip(("benchmark", "index"), named[pair.benchmark], strict=False)),
+            "benchmark": named[pair.benchmark][0],
+            "index": named[pair.benchmark][1],
             "cosine": round(pair.cosine, 4),
             "verdict": "same" if c.verdict == "accept" else "doubtful",
             "path": c.path,

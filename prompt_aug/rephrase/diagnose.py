@@ -18,7 +18,6 @@ responses, averaged over the pairs of one rephrasing (within) and of two (betwee
 """
 
 import argparse
-import functools
 import itertools
 import math
 import sys
@@ -34,10 +33,10 @@ from prompt_aug.endpoint.budget import Budget
 from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.grading import grade_many
 from prompt_aug.questions import Question, read_parquet
-from prompt_aug.rephrase.generate.client import generate
+from prompt_aug.rephrase.generate.client import Stage
 from prompt_aug.rephrase.generate.embed import Embed, embedder, unit_rows
 from prompt_aug.rephrase.generate.prompts import RephraseError, load_prompt
-from prompt_aug.rephrase.generate.store import Sampling, Store, make_request
+from prompt_aug.rephrase.generate.store import Sampling
 
 RESAMPLES, PARTS = 2000, 20
 EMBEDDER = "Qwen/Qwen3-Embedding-0.6B"  # the paper's authors' choice
@@ -96,23 +95,22 @@ def summarise(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     return {name: interval(values) for name, values in known.items() if values}
 
 
-def sample(
-    questions: Sequence[Question], options: argparse.Namespace, store: Store, budget: Budget
-) -> list[Sampled]:
+def sample(questions: Sequence[Question], options: argparse.Namespace) -> list[Sampled]:
     """Return all responses, from the store or the endpoint, graded. Raises RephraseError."""
-    url, concurrency, tokens = options.base_url, options.concurrency, options.answer_tokens
-    sampling = Sampling(options.model, options.temperature, max_tokens=tokens)
-    make = functools.partial(make_request, prompt=load_prompt("solve"), sampling=sampling)
+    url, concurrency, n = options.base_url, options.concurrency, options.n
+    endpoint = Endpoint(base_url=url, concurrency=concurrency, per_request=options.g)
+    sampling = Sampling(options.model, options.temperature, 1.0, options.answer_tokens)
+    stage = Stage("responses", options.folder, endpoint, load_prompt("solve"), sampling)
+    store = stage.store
     plan = [
         [
-            make(q.uid, q.text, samples=(options.n + 1) * options.g),
-            *(make(q.uid, text, samples=options.g) for text in q.rephrasings[: options.n]),
+            stage.request(q.uid, q.text, samples=(n + 1) * options.g),
+            *(stage.request(q.uid, text, samples=options.g) for text in q.rephrasings[:n]),
         ]
         for q in questions
     ]
     flat = [request for requests in plan for request in requests]
-    endpoint = Endpoint(base_url=url, concurrency=concurrency, per_request=options.g)
-    generate(flat, store, endpoint, budget, "responses")
+    stage.send(flat, Budget(options.max_requests, options.max_total_tokens, spent=store.spent))
     if failed := sum(len(store.responses(r)) < r.samples for r in flat):
         raise RephraseError(f"{failed} texts lack responses. Run it again, or see answers.jsonl.")
     said = [
@@ -160,9 +158,7 @@ def diagnose(options: argparse.Namespace) -> int:
     if not questions:
         raise RephraseError(f"no question of {options.questions} has {options.n} rephrasings")
     with lock(options.folder):
-        store = Store(options.folder)
-        budget = Budget(options.max_requests, options.max_total_tokens, spent=store.spent)
-        sampled = sample(questions, options, store, budget)
+        sampled = sample(questions, options)
         report: dict[str, Any] = {
             "questions": len(questions),
             "left_out_for_too_few_rephrasings": len(everything) - len(questions),

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import math
 import os
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -20,11 +19,9 @@ MILLION = 10**6
 
 def build_parser(description: str) -> argparse.ArgumentParser:
     """Return the parser; `validate` rejects combinations."""
-    parser = make_parser(
-        "python -m prompt_aug.rephrase",
-        description,
-        example="python -m prompt_aug.rephrase train.parquet rephrased.parquet --model NAME",
-    )
+    name = "python -m prompt_aug.rephrase"
+    example = f"{name} train.parquet rephrased.parquet --model NAME"
+    parser = make_parser(name, description, example=example)
     add: Any = parser.add_argument
     add("questions", type=Path, help="a parquet file of prompt_aug.prepare")
     add("out", type=Path, help="the parquet file to write")
@@ -63,9 +60,7 @@ def build_parser(description: str) -> argparse.ArgumentParser:
 
 
 def _add_verdicts(add: Any) -> None:
-    add(
-        "--against", action="append", default=[], help="[NAME=]SOURCE[@SPLIT]: reject its questions"
-    )
+    add("--against", action="append", default=[], help="reject what [NAME=]SOURCE[@SPLIT] has")
     add("--allow-extra", action="store_true", help="an added sentence with a quantity is doubtful")
     add("--solve", metavar="MODEL", help="accept what this model solves")
     add("--solve-url", help="its endpoint (default: --base-url)")
@@ -89,15 +84,15 @@ def validate(options: argparse.Namespace) -> None:
     ones = "n most limit per_request concurrency answer_tokens agree answers solve_tokens"
     at_least(1, options, *ones.split(), "per_rephrasing", "max_requests", "max_total_tokens")
     at_least(0, options, "retries", "temperature")
-    for small, large in (("n", "most"), ("agree", "answers")):
-        least, most = getattr(options, small), getattr(options, large)
-        if least > most:
-            raise UsageError(f"--{large}={most}: less than --{small}={least}")
-    for name, most in (("top_p", 1.0), ("timeout", math.inf)):
-        value = getattr(options, name)
-        if not 0 < value <= most:
-            raise UsageError(f"--{name.replace('_', '-')}: {value} is out of range")
     check_url(options, "base_url", "solve_url", "judge_url")
+    if options.n > options.most:
+        raise UsageError(f"--most={options.most}: less than --n={options.n}")
+    if options.agree > options.answers:
+        raise UsageError(f"--answers={options.answers}: less than --agree={options.agree}")
+    if not 0 < options.top_p <= 1:
+        raise UsageError(f"--top-p={options.top_p}: out of range. Use more than 0, at most 1.")
+    if not options.timeout > 0:
+        raise UsageError(f"--timeout={options.timeout}: out of range. Use more than 0.")
     if options.out.is_dir():
         raise UsageError(f"OUT={options.out}: a folder. Name a file.")
     if options.work.exists() and not options.work.is_dir():
@@ -117,14 +112,9 @@ def endpoint(options: argparse.Namespace, model: str, url: str | None) -> Endpoi
     if options.price:
         read, written = (_dollars("--price", text) / MILLION for text in options.price)
         price = read, written
-    return Endpoint(
-        base_url=url,
-        concurrency=options.concurrency,
-        retries=options.retries,
-        timeout=options.timeout,
-        per_request=options.per_request,
-        price=price,
-    )
+    names = ("concurrency", "retries", "timeout", "per_request")
+    limits = {name: getattr(options, name) for name in names}
+    return Endpoint(base_url=url, price=price, **limits)
 
 
 def price_of(model: str, base_url: str | None) -> Price | None:
@@ -151,7 +141,6 @@ def budget(options: argparse.Namespace, spent: Spending, endpoints: list[Endpoin
     """Return the limits of all stages. Raises UsageError for a limit that cannot be kept."""
     cost = None if options.max_cost is None else _dollars("--max-cost", options.max_cost)
     if cost is not None and any(endpoint.price is None for endpoint in endpoints):
-        raise UsageError(
-            "--max-cost: no price of a model is known. Use --max-total-tokens or --price IN OUT."
-        )
+        how = "Use --max-total-tokens or --price IN OUT."
+        raise UsageError(f"--max-cost={cost}: no price of a model is known. {how}")
     return Budget(options.max_requests, options.max_total_tokens, cost, spent)

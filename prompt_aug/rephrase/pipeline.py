@@ -16,9 +16,9 @@ from prompt_aug.rephrase import options as cli
 from prompt_aug.rephrase import rules
 from prompt_aug.rephrase.candidates import Candidate, check_answers, decide, usable
 from prompt_aug.rephrase.choose import Rate, choose
-from prompt_aug.rephrase.generate.client import EndedBySignalError, estimate, generate
-from prompt_aug.rephrase.generate.prompts import CANDIDATE, SLOT, load_prompt
-from prompt_aug.rephrase.generate.store import Request, Sampling, Store, make_request
+from prompt_aug.rephrase.generate.client import EndedBySignalError, Stage, estimate
+from prompt_aug.rephrase.generate.prompts import load_prompt
+from prompt_aug.rephrase.generate.store import Request, Sampling
 from prompt_aug.rephrase.inputs import read_candidates, read_decisions, read_rates
 from prompt_aug.rephrase.results import Outcome, write_results
 from prompt_aug.rephrase.solver import answers_of, judged, solved
@@ -32,26 +32,15 @@ STAGES = {  # the folder in --work; the options of model, endpoint, prompt and t
 }
 
 
-class Stage:
-    """A model of the pipeline: its prompt, its endpoint, and the responses kept of it."""
-
-    def __init__(self, title: str, options: Namespace) -> None:
-        folder, *names = STAGES[title]
-        model, url, prompt, tokens = (getattr(options, name) for name in names)
-        judge, option = title == "judge", f"--{names[2].replace('_', '-')}"
-        self.title, self.model, self.store = title, model or "", Store(options.work / folder)
-        self.samples = {"candidates": 0, "solver": options.answers, "judge": 1}[title]
-        slots = (SLOT, CANDIDATE) if judge else (SLOT,)
-        self.prompt = load_prompt(prompt, option=option, slots=slots)
-        temperature = 0.0 if judge else options.temperature
-        self.sampling = Sampling(self.model, temperature, options.top_p, tokens)
-        self.endpoint = cli.endpoint(options, self.model, url)
-
-    def request(self, uid: str, text: str, candidate: str = "") -> Request:
-        """Return the request for the stage's number of responses to these texts."""
-        return make_request(
-            uid, text, candidate, prompt=self.prompt, sampling=self.sampling, samples=self.samples
-        )
+def stage_of(title: str, options: Namespace) -> Stage:
+    """Return the stage with the settings of the options."""
+    folder, *names = STAGES[title]
+    model, url, prompt, tokens = (getattr(options, name) for name in names)
+    temperature = 0.0 if title == "judge" else options.temperature
+    endpoint = cli.endpoint(options, model or "", url)
+    prompt = load_prompt(prompt, f"--{names[2].replace('_', '-')}")
+    sampling = Sampling(model or "", temperature, options.top_p, tokens)
+    return Stage(title, options.work / folder, endpoint, prompt, sampling)
 
 
 class Run:
@@ -67,14 +56,16 @@ class Run:
         self.listed: dict[str, list[Candidate]] = {question.uid: [] for question in self.questions}
         self.stops: list[UserError] = []
         self.failed: set[str] = set()  # uids of requests that failed in this run
-        stages = self.model, self.solver, self.judge = [Stage(title, options) for title in STAGES]
-        named = [stage for stage in stages if stage.model]
+        stages = self.model, self.solver, self.judge = [
+            stage_of(title, options) for title in STAGES
+        ]
+        named = [stage for stage in stages if stage.sampling.model]
         spent = Spending()
         for stage in named:
             spent = spent.plus(stage.store.spent.at(stage.endpoint.price))
         self.budget = cli.budget(options, spent, [stage.endpoint for stage in named])
         asked = [] if options.source or options.offline else self.questions
-        self.requests = [self.model.request(q.uid, q.text) for q in asked]
+        self.requests = [self.model.request(q.uid, q.text, samples=0) for q in asked]
         self.request_more({})
 
     def request_more(self, more: Mapping[str, int]) -> None:
@@ -118,7 +109,7 @@ class Run:
         """Request what is missing. With --partial a stop is kept for the end of the run."""
         try:
             if not self.options.dry_run:
-                generate(requests, stage.store, stage.endpoint, self.budget, stage.title)
+                stage.send(requests, self.budget)
         except (BudgetError, EndedBySignalError) as error:
             if not self.options.partial:
                 raise
@@ -142,7 +133,9 @@ class Run:
         for question in asked:
             fit = [c.text for c in self.listed[question.uid] if c.verdict != "reject"]
             texts = [question.text, *fit] if fit else []
-            requests[question.uid] = {t: self.solver.request(question.uid, t) for t in texts}
+            requests[question.uid] = {
+                t: self.solver.request(question.uid, t, samples=self.options.answers) for t in texts
+            }
         self.send(self.solver, (r for by_text in requests.values() for r in by_text.values()))
         for question in asked:
             found = {

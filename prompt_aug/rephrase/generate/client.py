@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import signal
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.progress import Progress
@@ -22,7 +24,8 @@ from prompt_aug.endpoint.client import (
     post,
     used_tokens,
 )
-from prompt_aug.rephrase.generate.store import Request, Store
+from prompt_aug.rephrase.generate.prompts import Prompt
+from prompt_aug.rephrase.generate.store import Request, Sampling, Store
 
 BYTES_PER_TOKEN = 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -35,22 +38,36 @@ class EndedBySignalError(EndpointError):
 def estimate(endpoint: Endpoint, request: Request, samples: int) -> Spending:
     """Return what a request for `samples` responses may use at most."""
     size = sum(len(message["content"].encode()) for message in request.messages)
-    tokens = size // BYTES_PER_TOKEN + 16, samples * request.sampling.max_tokens
-    return Spending(1, *tokens).at(endpoint.price)
+    tokens = samples * request.sampling.max_tokens
+    return Spending(1, size // BYTES_PER_TOKEN + 16, tokens).at(endpoint.price)
 
 
-def generate(
-    requests: Iterable[Request], store: Store, endpoint: Endpoint, budget: Budget, title: str
-) -> None:
-    """Request what is missing, with progress; SIGINT and SIGTERM end it at the next response.
+class Stage:
+    """A model at an endpoint: its prompt, and the responses that are kept of it."""
 
-    Raises what stopped it, after the attempts in flight ended.
-    """
-    missing = [request for request in requests if store.missing(request)]
-    if missing:
-        total = sum(len(store.missing(request)) for request in missing)
-        with Progress(title, total, "answers") as bar:
-            asyncio.run(_Generation(store, endpoint, budget, bar).run(missing))
+    def __init__(
+        self, title: str, folder: Path, endpoint: Endpoint, prompt: Prompt, sampling: Sampling
+    ) -> None:
+        self.title, self.store, self.endpoint = title, Store(folder), endpoint
+        self.prompt, self.sampling = prompt, sampling
+
+    def request(self, uid: str, text: str, candidate: str = "", *, samples: int = 1) -> Request:
+        """Return the request for `samples` responses to the prompt with these texts."""
+        messages, parameters = self.prompt.messages(text, candidate), asdict(self.sampling)
+        content = json.dumps([parameters.pop("model"), messages, parameters], sort_keys=True)
+        key = hashlib.sha256(content.encode()).hexdigest()[:32]
+        return Request(key, uid, self.prompt.sha256, messages, self.sampling, samples)
+
+    def send(self, requests: Iterable[Request], budget: Budget) -> None:
+        """Request what is missing, with progress; SIGINT and SIGTERM end it at the next response.
+
+        Raises what stopped it, after the attempts in flight ended.
+        """
+        missing = [request for request in requests if self.store.missing(request)]
+        if missing:
+            total = sum(len(self.store.missing(request)) for request in missing)
+            with Progress(self.title, total, "answers") as bar:
+                asyncio.run(_Generation(self.store, self.endpoint, budget, bar).run(missing))
 
 
 class _Generation:

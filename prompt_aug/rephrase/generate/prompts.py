@@ -36,11 +36,12 @@ class Prompt:
         return [{"role": "user", "content": "".join(texts.get(part, part) for part in parts)}]
 
 
-def load_prompt(name: str, *, option: str = "--prompt", slots: tuple[str, ...] = (SLOT,)) -> Prompt:
+def load_prompt(name: str, option: str = "--prompt") -> Prompt:
     """Return the prompt of that name, or of a file: text, or yaml with `text` and `source`.
 
     Raises RephraseError if a slot does not stand in it once.
     """
+    slots = (SLOT, CANDIDATE) if option == "--judge-prompt" else (SLOT,)
     known = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
     path, found = Path(name), known.get(name)
     if found is None:

@@ -1,7 +1,5 @@
 """Raw responses in an append-only file, found again by request hash and sample index.
 
-    key = first 32 hex digits of SHA-256(JSON [model, messages, parameters])
-
 So more questions, further candidates or changed checks request nothing again. One record a line:
 
     {"key", "sample", "status": "answer", "text", "finish", ...}
@@ -10,17 +8,14 @@ So more questions, further candidates or changed checks request nothing again. O
 A `final` failure (the server refuses the request) is not retried; others are, by the next run.
 """
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.files import append_lines, iter_lines
 from prompt_aug.endpoint.budget import Spending
-from prompt_aug.rephrase.generate.prompts import Prompt
 
 ANSWERS = "answers.jsonl"
 
@@ -45,16 +40,6 @@ class Request:
     messages: list[dict[str, str]]
     sampling: Sampling
     samples: int
-
-
-def make_request(
-    uid: str, text: str, candidate: str = "", *, prompt: Prompt, sampling: Sampling, samples: int
-) -> Request:
-    """Return the request for `samples` responses to `prompt` with the texts in it."""
-    messages, parameters = prompt.messages(text, candidate), asdict(sampling)
-    content = json.dumps([parameters.pop("model"), messages, parameters], sort_keys=True)
-    key = hashlib.sha256(content.encode()).hexdigest()[:32]
-    return Request(key, uid, prompt.sha256, messages, sampling, samples)
 
 
 class Store:

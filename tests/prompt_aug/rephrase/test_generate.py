@@ -16,9 +16,9 @@ from scripted_endpoint import Reply, chat, serving
 
 from prompt_aug.endpoint.budget import Budget, BudgetError, Spending
 from prompt_aug.endpoint.client import Endpoint, RefusedError
-from prompt_aug.rephrase.generate.client import EndedBySignalError, generate
+from prompt_aug.rephrase.generate.client import EndedBySignalError, Stage
 from prompt_aug.rephrase.generate.prompts import Prompt, RephraseError, load_prompt
-from prompt_aug.rephrase.generate.store import Request, Sampling, Store, make_request
+from prompt_aug.rephrase.generate.store import Request, Sampling, Store
 from prompt_aug.rephrase.options import price_of
 
 PROMPT = Prompt("short", "own", "Rephrase: {question}")
@@ -35,20 +35,17 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def requests(count: int, samples: int = 1) -> list[Request]:
-    return [
-        make_request(f"u{i}", f"question {i}", prompt=PROMPT, sampling=SAMPLING, samples=samples)
-        for i in range(count)
-    ]
+    stage = Stage("test", Path("unused"), Endpoint(), PROMPT, SAMPLING)
+    return [stage.request(f"u{i}", f"question {i}", samples=samples) for i in range(count)]
 
 
 def ask(
     folder: Path, url: str, wanted: list[Request], budget: Budget | None = None, **settings: Any
 ) -> Store:
-    store = Store(folder)
     settings = {"concurrency": 4, "retries": 2, "timeout": 5.0} | settings
-    endpoint = Endpoint(base_url=url, **settings)
-    generate(wanted, store, endpoint, budget or Budget(), "test")
-    return store
+    stage = Stage("test", folder, Endpoint(base_url=url, **settings), PROMPT, SAMPLING)
+    stage.send(wanted, budget or Budget())
+    return stage.store
 
 
 def answer(number: int, body: dict[str, Any]) -> Reply:
@@ -81,7 +78,7 @@ def test_responses_are_kept_with_their_source_and_requested_once(tmp_path: Path)
 def test_another_prompt_temperature_or_model_is_another_request() -> None:
     base = requests(1)[0].key
     changed = [
-        make_request("u0", "question 0", prompt=prompt, sampling=sampling, samples=1).key
+        Stage("test", Path("unused"), Endpoint(), prompt, sampling).request("u0", "question 0").key
         for prompt, sampling in (
             (Prompt("b", "own", "Say anew: {question}"), SAMPLING),
             (PROMPT, Sampling(model="scripted", max_tokens=50, temperature=0.5)),
