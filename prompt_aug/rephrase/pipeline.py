@@ -3,7 +3,6 @@
 import math
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from prompt_aug.rephrase import options as cli
 from prompt_aug.rephrase import rules
 from prompt_aug.rephrase.candidates import Candidate, check_answers, decide, usable
 from prompt_aug.rephrase.choose import Rate, choose
-from prompt_aug.rephrase.generate.client import EndedBySignalError, Stage, estimate
+from prompt_aug.rephrase.generate.client import EndedBySignalError, Stage
 from prompt_aug.rephrase.generate.prompts import load_prompt
 from prompt_aug.rephrase.generate.store import Request, Sampling
 from prompt_aug.rephrase.inputs import read_candidates, read_decisions, read_rates
@@ -72,7 +71,7 @@ class Run:
         """Set the samples of each request: those requested before, and `more`."""
         asked, most = self.model.store.asked, self.options.most
         self.requests = [
-            replace(r, samples=min(most, asked(r) + more.get(r.uid, 0))) for r in self.requests
+            r._replace(samples=min(most, asked(r) + more.get(r.uid, 0))) for r in self.requests
         ]
 
     def wanting(self) -> dict[str, int]:
@@ -189,7 +188,7 @@ class Run:
     def estimates(self) -> dict[str, Spending]:
         """Return what is expected and at most left to request, by the token counts so far."""
         self.decide(self.responses())
-        guess, store, endpoint = self.wanting(), self.model.store, self.model.endpoint
+        guess, store = self.wanting(), self.model.store
         most = self.options.answer_tokens
         known = store.spent.tokens_out / len(store.answers) if store.answers else most / 4
         totals = {"expected": Spending(), "at most": Spending()}
@@ -198,7 +197,7 @@ class Run:
             expected = min(left, guess[request.uid])
             for name, count, tokens in (("expected", expected, known), ("at most", left, most)):
                 requests = math.ceil(count / self.options.per_request)
-                read = requests * estimate(endpoint, request, 1).tokens_in
-                spent = Spending(requests, read, int(count * tokens)).at(endpoint.price)
-                totals[name] = totals[name].plus(spent)
+                read = requests * self.model.estimate(request, 1).tokens_in
+                spent = Spending(requests, read, int(count * tokens))
+                totals[name] = totals[name].plus(spent.at(self.model.endpoint.price))
         return totals

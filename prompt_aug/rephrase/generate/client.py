@@ -7,7 +7,6 @@ import json
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,13 +34,6 @@ class EndedBySignalError(EndpointError):
     """A signal asked for the end; completed requests are kept."""
 
 
-def estimate(endpoint: Endpoint, request: Request, samples: int) -> Spending:
-    """Return what a request for `samples` responses may use at most."""
-    size = sum(len(message["content"].encode()) for message in request.messages)
-    tokens = samples * request.sampling.max_tokens
-    return Spending(1, size // BYTES_PER_TOKEN + 16, tokens).at(endpoint.price)
-
-
 class Stage:
     """A model at an endpoint: its prompt, and the responses that are kept of it."""
 
@@ -53,10 +45,15 @@ class Stage:
 
     def request(self, uid: str, text: str, candidate: str = "", *, samples: int = 1) -> Request:
         """Return the request for `samples` responses to the prompt with these texts."""
-        messages, parameters = self.prompt.messages(text, candidate), asdict(self.sampling)
+        messages, parameters = self.prompt.messages(text, candidate), self.sampling._asdict()
         content = json.dumps([parameters.pop("model"), messages, parameters], sort_keys=True)
-        key = hashlib.sha256(content.encode()).hexdigest()[:32]
-        return Request(key, uid, self.prompt.sha256, messages, self.sampling, samples)
+        return Request(hashlib.sha256(content.encode()).hexdigest()[:32], uid, messages, samples)
+
+    def estimate(self, request: Request, samples: int) -> Spending:
+        """Return what a request for `samples` responses may use at most."""
+        size = sum(len(message["content"].encode()) for message in request.messages)
+        tokens = size // BYTES_PER_TOKEN + 16, samples * self.sampling.max_tokens
+        return Spending(1, *tokens).at(self.endpoint.price)
 
     def send(self, requests: Iterable[Request], budget: Budget) -> None:
         """Request what is missing, with progress; SIGINT and SIGTERM end it at the next response.
@@ -64,18 +61,13 @@ class Stage:
         Raises what stopped it, after the attempts in flight ended.
         """
         missing = [request for request in requests if self.store.missing(request)]
+        total = sum(len(self.store.missing(request)) for request in missing)
         if missing:
-            total = sum(len(self.store.missing(request)) for request in missing)
-            with Progress(self.title, total, "answers") as bar:
-                asyncio.run(_Generation(self.store, self.endpoint, budget, bar).run(missing))
+            with Progress(self.title, total, "answers") as self.bar:
+                asyncio.run(self._send(missing, budget))
 
-
-class _Generation:
-    def __init__(self, store: Store, endpoint: Endpoint, budget: Budget, bar: Progress) -> None:
-        self.store, self.endpoint, self.bar = store, endpoint, bar
-        self.channel, self.per_request = Channel(endpoint, budget), endpoint.per_request
-
-    async def run(self, requests: Iterable[Request]) -> None:
+    async def _send(self, requests: Iterable[Request], budget: Budget) -> None:
+        self.channel, self.per_request = Channel(self.endpoint, budget), self.endpoint.per_request
         queue = iter(requests)
         for number in SIGNALS:
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
@@ -114,8 +106,8 @@ class _Generation:
             used = used.plus(failure.cost(wanted))
 
         while True:
-            wanted = estimate(self.endpoint, request, len(samples))
-            body = {**asdict(request.sampling), "messages": request.messages, "n": len(samples)}
+            wanted = self.estimate(request, len(samples))
+            body = self.sampling._asdict() | {"messages": request.messages, "n": len(samples)}
             attempt = partial(self._attempt, body, wanted)
             try:
                 answer, spent = await self.channel.send(attempt, wanted, failed)
@@ -135,9 +127,9 @@ class _Generation:
                 if len(answers) < len(samples):  # fewer than requested
                     self.per_request = 1
             break
-        common: dict[str, Any] = {"key": request.key, "uid": request.uid, "prompt": request.prompt}
+        common = {"key": request.key, "uid": request.uid, "prompt": self.prompt.sha256}
         seconds = {"time": round(start, 3), "seconds": round(time.time() - start, 3)}
-        common |= asdict(request.sampling) | seconds
+        common |= self.sampling._asdict() | seconds
         pairs = zip(samples, answers, strict=False)
         records = [common | {"sample": sample} | answer for sample, answer in pairs]
         records[0]["used"] = list(used[:3])

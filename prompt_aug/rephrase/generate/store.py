@@ -1,6 +1,4 @@
-"""Raw responses in an append-only file, found again by request hash and sample index.
-
-So more questions, further candidates or changed checks request nothing again. One record a line:
+"""Raw responses in an append-only file, found again by request hash and sample index:
 
     {"key", "sample", "status": "answer", "text", "finish", ...}
     {"key", "sample", "status": "failed", "error", "final", ...}
@@ -10,18 +8,14 @@ A `final` failure (the server refuses the request) is not retried; others are, b
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prompt_aug.base.files import append_lines, iter_lines
 from prompt_aug.endpoint.budget import Spending
 
-ANSWERS = "answers.jsonl"
 
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(NamedTuple):
     """How a model is sampled: a part of the key."""
 
     model: str
@@ -30,15 +24,12 @@ class Sampling:
     max_tokens: int = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """The messages of one text, and the number of responses wanted: `samples`."""
 
     key: str
     uid: str
-    prompt: str
     messages: list[dict[str, str]]
-    sampling: Sampling
     samples: int
 
 
@@ -46,7 +37,7 @@ class Store:
     """The responses of a folder; one process writes."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / ANSWERS
+        self.path = folder / "answers.jsonl"
         self.answers: dict[tuple[str, int], dict[str, Any]] = {}
         self.failures: dict[tuple[str, int], dict[str, Any]] = {}
         self.counts: dict[str, int] = {}  # key -> one more than its last sample
