@@ -31,23 +31,22 @@ def rephrase(options: Namespace) -> int:
         if options.dry_run:
             return say_estimates(pipeline)
         pipeline.fill()
-        store = pipeline.model.store
-        failed = store.failed(r for r in pipeline.requests if store.missing(r))
-        if not failed or options.partial:
+        errors = pipeline.errors
+        if not errors or options.partial:
             say_results(pipeline.finish(), pipeline)
     if pipeline.stops:
         raise pipeline.stops[0]
-    if failed and not options.partial:
-        said = "; ".join(f"{count} times {error}" for error, count in failed.most_common(3))
-        text = f"{failed.total()} candidates failed: {said}. Run it again, or with --partial."
+    if errors:
+        said = "; ".join(f"{count} times {error}" for error, count in errors.most_common(3))
+        text = f"{errors.total()} responses failed: {said}. Run it again, or with --partial."
         print(f"{NAME}: {text}", file=sys.stderr)
-    return INCOMPLETE if failed else 0
+    return INCOMPLETE if errors else 0
 
 
 def say_estimates(pipeline: Run) -> int:
     """Print what is left to request; 0."""
+    unknown = "" if pipeline.model.endpoint.price else ", unknown price"
     for name, spending in pipeline.estimates().items():
-        unknown = "" if pipeline.model.endpoint.price else ", unknown price"
         print(f"{name}: {spending}{unknown}")
     answers = len(pipeline.model.store.answers)
     source = f"of {answers} answers so far" if answers else "a guess: run with --limit=20 first"

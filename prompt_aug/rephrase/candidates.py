@@ -17,6 +17,7 @@ _LABEL = re.compile(
 )
 _NEXT = re.compile(r"\n\s*(?:Question|Original|Rephras\w*(?: it)?)\s*:", re.I)
 _QUOTES = {'"': '"', "“": "”", "«": "»"}
+Response = dict[str, Any]  # as the store keeps it
 Decisions = Mapping[tuple[str, str], tuple[Verdict, str]]  # (uid, text) -> (verdict, reviewer)
 
 
@@ -53,18 +54,14 @@ def clean(response: str) -> str:
 
 
 def check_answers(
-    question: Question,
-    responses: Iterable[dict[str, Any]],
-    benchmarks: OverlapIndex,
-    allow_extra: bool,
+    question: Question, responses: Iterable[Response], benchmarks: OverlapIndex, allow_extra: bool
 ) -> list[Candidate]:
     """Return a candidate for each response, checked against the question and those before it."""
     found: list[Candidate] = []
     for response in responses:
-        text, answers = clean(response["text"]), question.answers
+        text, more = clean(response["text"]), {"allow_extra": allow_extra}
         accepted = [c.text for c in found if c.verdict == "accept"]
-        result = check(question.text, text, accepted, answers=answers, allow_extra=allow_extra)
-        reasons = result.reasons
+        reasons = check(question.text, text, accepted, answers=question.answers, **more).reasons
         if response.get("finish") == "length":
             reasons += (reject("length", "truncated at its limit of tokens"),)
         match = benchmarks.best(text)
@@ -77,10 +74,7 @@ def check_answers(
 
 
 def usable(candidates: Sequence[Candidate], take: Collection[str] = ("accept",)) -> list[Candidate]:
-    """Return the candidates whose verdict is in `take`, each text once.
-
-    One that a solver or a judge doubted is taken only if a reviewer accepted it.
-    """
+    """Return those whose verdict is in `take`, each text once, but none that a model doubted."""
     known: dict[str, Candidate] = {}
     for candidate in candidates:
         doubted = candidate.verdict == "doubtful" and candidate.doubted_by_a_model
@@ -89,16 +83,10 @@ def usable(candidates: Sequence[Candidate], take: Collection[str] = ("accept",))
     return list(known.values())
 
 
-def decide(candidates: Sequence[Candidate], decisions: Decisions) -> list[Candidate]:
-    """Return the candidates with a reviewer's verdict in place of the checks'.
-
-    A reviewer overrules every filter but "diagram": without its drawing a question is another.
-    """
-    decided = []
-    for candidate in candidates:
-        verdict, reviewer = decisions.get((candidate.uid, normalise(candidate.text)), (None, ""))
-        broken = any(reason.filter == "diagram" for reason in candidate.reasons)
-        if verdict == "reject" or (verdict == "accept" and not broken):
-            candidate = replace(candidate, verdict=verdict, reviewer=reviewer, path="reviewer")
-        decided.append(candidate)
-    return decided
+def decided(candidate: Candidate, decisions: Decisions) -> Candidate:
+    """Apply a reviewer's verdict, which overrules every filter but "diagram"."""
+    verdict, reviewer = decisions.get((candidate.uid, normalise(candidate.text)), (None, ""))
+    broken = any(reason.filter == "diagram" for reason in candidate.reasons)
+    if verdict == "reject" or (verdict == "accept" and not broken):
+        return replace(candidate, verdict=verdict, reviewer=reviewer, path="reviewer")
+    return candidate

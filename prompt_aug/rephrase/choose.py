@@ -1,7 +1,7 @@
 r"""Which of the accepted candidates become rephrasings, and in which order.
 
-A question with N rephrasings has a group of (N + 1) G responses, which has a signal if its rewards
-are mixed. With pass rates p_0 of the question and p_1 .. p_N of the rephrasings
+A group of (N + 1) G responses to a question and its rephrasings has a signal if its rewards are
+mixed. With pass rates p_0 of the question and p_1 .. p_N of the rephrasings
 
     P(mixed) = 1 - prod_n E[p_n^G] - prod_n E[(1 - p_n)^G]
     E[p^G] = prod_{i < G} (c + 1 + i) / (k + 2 + i)      p ~ Beta(c + 1, k - c + 1)
@@ -14,6 +14,7 @@ of two lists of m and n tokens.
 
 import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,9 +28,7 @@ DIGITS = 9  # two probabilities that agree in so many are equal
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Places of the chosen among the candidates, by rank; P(mixed) with them and with as many at
-    random, None without any pass rate.
-    """
+    """Places of the chosen by rank, and P(mixed) with them and with as many at random, if known."""
 
     ranked: tuple[int, ...]
     mixed: float | None = None
@@ -58,10 +57,7 @@ def choose(
     rates: Mapping[str, Rate],
     per_rephrasing: int = 8,
 ) -> Choice:
-    """Return the `count` best of the candidates, ranked; fewer where there are fewer.
-
-    `rates`: (right, responses) of the question and the candidates. Without any, by distance alone.
-    """
+    """Return the `count` best of the candidates; without `rates` of any text by distance alone."""
 
     def signal(texts: Sequence[str]) -> float:
         return mixed([rates.get(t, (0, 0)) for t in (question, *texts)], per_rephrasing)
@@ -81,6 +77,5 @@ def choose(
     if not rates or not ranked:
         return Choice(tuple(ranked))
     subsets = itertools.islice(itertools.combinations(candidates, len(ranked)), MOST_SUBSETS)
-    worths = [signal(subset) for subset in subsets]
-    chosen = signal([candidates[i] for i in ranked])
-    return Choice(tuple(ranked), chosen, sum(worths) / len(worths))
+    random = statistics.fmean(map(signal, subsets))
+    return Choice(tuple(ranked), signal([candidates[i] for i in ranked]), random)

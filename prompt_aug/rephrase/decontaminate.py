@@ -35,7 +35,6 @@ from prompt_aug.rephrase.verify import check
 from prompt_aug.rephrase.verify.reasons import verdict_of
 
 NEAREST, LEAST = 3, 0.6  # benchmark questions of one question, and their least cosine
-PART = 1024  # rows of one product
 
 
 class Pair(NamedTuple):
@@ -51,12 +50,11 @@ def shortlist(
 ) -> Iterator[Pair]:
     """Yield the `nearest` benchmark questions of each question whose cosine is at least `LEAST`."""
     own, other = unit_rows(embed(questions)), unit_rows(embed(benchmarks))
-    for start in range(0, len(own), PART):
-        near = own[start : start + PART] @ other.T
-        for row, places in enumerate(np.argsort(-near, axis=1)[:, :nearest]):
-            for place in places:
-                if near[row, place] >= LEAST:
-                    yield Pair(start + row, int(place), float(near[row, place]))
+    for row, vector in enumerate(own):
+        near = other @ vector
+        for place in np.argsort(-near)[:nearest]:
+            if near[place] >= LEAST:
+                yield Pair(row, int(place), float(near[place]))
 
 
 def compare(benchmark: str, question: str) -> Candidate:
@@ -103,16 +101,10 @@ def decontaminate(options: argparse.Namespace) -> int:
     removed = {pair.question for pair, c in found.items() if c.verdict == "accept"}
     write_parquet([q for place, q in enumerate(questions) if place not in removed], options.out)
     lines = [
-        {
-            "uid": questions[pair.question].uid,
-            "benchmark": named[pair.benchmark][0],
-            "index": named[pair.benchmark][1],
-            "cosine": round(pair.cosine, 4),
-            "verdict": "same" if c.verdict == "accept" else "doubtful",
-            "path": c.path,
-            "reasons": [asdict(reason) for reason in c.reasons],
-            "texts": [c.text, texts[pair.benchmark]],
-        }
+        {"uid": questions[pair.question].uid, "cosine": round(pair.cosine, 4), "path": c.path}
+        | dict(zip(("benchmark", "index"), named[pair.benchmark], strict=True))
+        | {"verdict": "same" if c.verdict == "accept" else "doubtful"}
+        | {"reasons": list(map(asdict, c.reasons)), "texts": [c.text, texts[pair.benchmark]]}
         for pair, c in found.items()
     ]
     write_lines(beside(options.out, ".overlaps.jsonl"), lines)

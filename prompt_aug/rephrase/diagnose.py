@@ -3,10 +3,9 @@
     python -m prompt_aug.rephrase.diagnose QUESTIONS.parquet FOLDER --model MODEL --base-url URL \\
         [--embedder Qwen/Qwen3-Embedding-0.6B --embedder-url URL]
 
-The paper compares G responses to a question with N x G responses to its N rephrasings, and finds
-fewer groups whose rewards are all equal. But 24 responses are all equal less often than 8, whatever
-they answer. So this samples (N + 1) G responses to each question, and compares the shares of groups
-with all rewards equal:
+The paper finds that the rewards of N x G responses to N rephrasings are all equal less often than
+those of G responses to the question. But those of 24 are all equal less often than those of 8,
+whatever was asked. So this compares the shares of all-equal rewards among:
 
     original     G responses to q^0
     rephrasings  N G responses, G to each of q^1 .. q^N
@@ -20,6 +19,7 @@ responses, averaged over the pairs of one rephrasing (within) and of two (betwee
 import argparse
 import itertools
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,7 +38,7 @@ from prompt_aug.rephrase.generate.embed import Embed, embedder, unit_rows
 from prompt_aug.rephrase.generate.prompts import RephraseError, load_prompt
 from prompt_aug.rephrase.generate.store import Sampling
 
-RESAMPLES, PARTS = 2000, 20
+RESAMPLES = 2000
 EMBEDDER = "Qwen/Qwen3-Embedding-0.6B"  # the paper's authors' choice
 
 
@@ -78,10 +78,8 @@ def distances(sampled: Sampled, per_rephrasing: int, embed: Embed) -> dict[str, 
 
 def interval(values: Sequence[float], seed: int = 0) -> list[float]:
     """Return [mean, low, high], the 95 % percentile bootstrap of a mean over questions."""
-    array = np.asarray(values, dtype=float)
-    rng = np.random.default_rng(seed)
-    shape = (RESAMPLES // PARTS, len(array))  # in parts: all at once may not fit into memory
-    means = [array[rng.integers(0, len(array), shape)].mean(axis=1) for _ in range(PARTS)]
+    array, rng = np.asarray(values, dtype=float), np.random.default_rng(seed)
+    means = [rng.choice(array, len(array)).mean() for _ in range(RESAMPLES)]
     return [float(array.mean()), *(float(x) for x in np.percentile(means, [2.5, 97.5]))]
 
 
@@ -97,17 +95,16 @@ def summarise(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 def sample(questions: Sequence[Question], options: argparse.Namespace) -> list[Sampled]:
     """Return all responses, from the store or the endpoint, graded. Raises RephraseError."""
-    url, concurrency, n = options.base_url, options.concurrency, options.n
+    url = options.base_url or os.environ.get("OPENAI_BASE_URL")
+    concurrency, n = options.concurrency, options.n
     endpoint = Endpoint(base_url=url, concurrency=concurrency, per_request=options.g)
     sampling = Sampling(options.model, options.temperature, 1.0, options.answer_tokens)
     stage = Stage("responses", options.folder, endpoint, load_prompt("solve"), sampling)
     store = stage.store
+    texts = [[(q.text, n + 1), *((text, 1) for text in q.rephrasings[:n])] for q in questions]
     plan = [
-        [
-            stage.request(q.uid, q.text, samples=(n + 1) * options.g),
-            *(stage.request(q.uid, text, samples=options.g) for text in q.rephrasings[:n]),
-        ]
-        for q in questions
+        [stage.request(q.uid, text, samples=k * options.g) for text, k in asked]
+        for q, asked in zip(questions, texts, strict=True)
     ]
     flat = [request for requests in plan for request in requests]
     stage.send(flat, Budget(options.max_requests, options.max_total_tokens, spent=store.spent))

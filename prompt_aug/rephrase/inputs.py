@@ -19,9 +19,8 @@ def _lines(option: str, path: Path | None) -> Iterator[tuple[str, dict[str, Any]
     for number, line in enumerate(iter_lines(path), start=1):
         yield f"{option}={path}, line {number}", line
     if not number:
-        raise RephraseError(
-            f"{option}={path}: {'no line in it' if path.is_file() else 'no such file'}"
-        )
+        why = "no line in it" if path.is_file() else "no such file"
+        raise RephraseError(f"{option}={path}: {why}")
 
 
 def read_rates(path: Path | None) -> dict[tuple[str, str], Rate]:

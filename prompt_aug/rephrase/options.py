@@ -33,11 +33,7 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--dry-run", action="store_true", help="print requests, tokens and cost")
     mode.add_argument("--offline", action="store_true", help="a rehearsal: rules, no model")
-    candidates = (
-        "candidates of a file instead of a model: a parquet file with rephrasings, or json "
-    )
-    candidates += "lines of uid or question, and text or rephrasings"
-    mode.add_argument("--from", dest="source", type=Path, help=candidates)
+    mode.add_argument("--from", dest="source", type=Path, help="candidates of a file (README)")
     add = parser.add_argument_group("model").add_argument
     add("--model", help="as the endpoint names it")
     add("--base-url", help=f"default: OpenAI's; the key is read from {KEY_VARIABLE}")
@@ -54,12 +50,8 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     add("--max-total-tokens", type=int, help="of prompts and responses")
     add("--max-cost", help="dollars")
     add("--price", nargs=2, metavar=("IN", "OUT"), help="dollars per million tokens, all models")
-    _add_verdicts(parser.add_argument_group("verdicts and selection").add_argument)
     add_renamed(parser, "--max-tokens", "--max-total-tokens")
-    return parser
-
-
-def _add_verdicts(add: Any) -> None:
+    add = parser.add_argument_group("verdicts and selection").add_argument
     add("--against", action="append", default=[], help="reject what [NAME=]SOURCE[@SPLIT] has")
     add("--allow-extra", action="store_true", help="an added sentence with a quantity is doubtful")
     add("--solve", metavar="MODEL", help="accept what this model solves")
@@ -75,6 +67,7 @@ def _add_verdicts(add: Any) -> None:
     add("--decisions", type=Path, help="what a reviewer saved from the review page")
     add("--pass-rates", type=Path, help="json lines of uid, text, right, responses")
     add("--per-rephrasing", type=int, default=8, help="G, the responses to each rephrasing")
+    return parser
 
 
 def validate(options: argparse.Namespace) -> None:
@@ -85,24 +78,20 @@ def validate(options: argparse.Namespace) -> None:
     at_least(1, options, *ones.split(), "per_rephrasing", "max_requests", "max_total_tokens")
     at_least(0, options, "retries", "temperature")
     check_url(options, "base_url", "solve_url", "judge_url")
-    if options.n > options.most:
-        raise UsageError(f"--most={options.most}: less than --n={options.n}")
-    if options.agree > options.answers:
-        raise UsageError(f"--answers={options.answers}: less than --agree={options.agree}")
-    if not 0 < options.top_p <= 1:
-        raise UsageError(f"--top-p={options.top_p}: out of range. Use more than 0, at most 1.")
-    if not options.timeout > 0:
-        raise UsageError(f"--timeout={options.timeout}: out of range. Use more than 0.")
-    if options.out.is_dir():
-        raise UsageError(f"OUT={options.out}: a folder. Name a file.")
-    if options.work.exists() and not options.work.is_dir():
-        raise UsageError(f"--work={options.work}: a file. Name a folder.")
-    if options.out.resolve() == options.questions.resolve():
-        raise UsageError("OUT: the file of the questions. Name another.")
-    if not (options.offline or options.source or options.model):
-        raise UsageError("--model: missing. Name it, or --from=FILE, or use --offline.")
-    if options.offline and (options.solve or options.judge):
-        raise UsageError("--offline: sends no requests. Remove --solve and --judge.")
+    o, work_is_file = options, options.work.exists() and not options.work.is_dir()
+    for wrong, why in (
+        (o.n > o.most, f"--most={o.most}: less than --n={o.n}"),
+        (o.agree > o.answers, f"--answers={o.answers}: less than --agree={o.agree}"),
+        (not 0 < o.top_p <= 1, f"--top-p={o.top_p}: not above 0 and at most 1. Use 1."),
+        (not o.timeout > 0, f"--timeout={o.timeout}: not above 0. Use 300."),
+        (o.out.is_dir(), f"OUT={o.out}: a folder. Name a file."),
+        (work_is_file, f"--work={o.work}: a file. Name a folder."),
+        (o.out.resolve() == o.questions.resolve(), "OUT: the file of the questions. Name another."),
+        (not (o.offline or o.source or o.model), "--model: missing. Name it, or use --from=FILE."),
+        (o.offline and (o.solve or o.judge), "--offline: no requests. Remove --solve and --judge."),
+    ):
+        if wrong:
+            raise UsageError(why)
 
 
 def endpoint(options: argparse.Namespace, model: str, url: str | None) -> Endpoint:
@@ -112,9 +101,8 @@ def endpoint(options: argparse.Namespace, model: str, url: str | None) -> Endpoi
     if options.price:
         read, written = (_dollars("--price", text) / MILLION for text in options.price)
         price = read, written
-    names = ("concurrency", "retries", "timeout", "per_request")
-    limits = {name: getattr(options, name) for name in names}
-    return Endpoint(base_url=url, price=price, **limits)
+    names = "concurrency retries timeout per_request".split()
+    return Endpoint(base_url=url, price=price, **{name: getattr(options, name) for name in names})
 
 
 def price_of(model: str, base_url: str | None) -> Price | None:

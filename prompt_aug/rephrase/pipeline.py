@@ -2,7 +2,8 @@
 
 import math
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from prompt_aug.prepare.overlap import OverlapIndex
 from prompt_aug.questions import Question, read_parquet
 from prompt_aug.rephrase import options as cli
 from prompt_aug.rephrase import rules
-from prompt_aug.rephrase.candidates import Candidate, check_answers, decide, usable
+from prompt_aug.rephrase.candidates import Candidate, check_answers, decided, usable
 from prompt_aug.rephrase.choose import Rate, choose
 from prompt_aug.rephrase.generate.client import EndedBySignalError, Stage
 from prompt_aug.rephrase.generate.prompts import load_prompt
@@ -54,10 +55,10 @@ class Run:
         self.rates: dict[tuple[str, str], Rate] = {}  # of the solver, by uid and text
         self.listed: dict[str, list[Candidate]] = {question.uid: [] for question in self.questions}
         self.stops: list[UserError] = []
-        self.failed: set[str] = set()  # uids of requests that failed in this run
-        stages = self.model, self.solver, self.judge = [
-            stage_of(title, options) for title in STAGES
-        ]
+        self.failed: set[str] = set()  # keys of requests that failed in this run
+        self.errors = Counter[str]()  # of them
+        stages = [stage_of(title, options) for title in STAGES]
+        self.model, self.solver, self.judge = stages
         named = [stage for stage in stages if stage.sampling.model]
         spent = Spending()
         for stage in named:
@@ -71,7 +72,7 @@ class Run:
         """Set the samples of each request: those requested before, and `more`."""
         asked, most = self.model.store.asked, self.options.most
         self.requests = [
-            r._replace(samples=min(most, asked(r) + more.get(r.uid, 0))) for r in self.requests
+            r._replace(samples=min(most, asked[r.key] + more.get(r.uid, 0))) for r in self.requests
         ]
 
     def wanting(self) -> dict[str, int]:
@@ -83,8 +84,8 @@ class Run:
             r.uid: math.ceil((self.options.n - accepted[r.uid]) / max(share, LEAST_GUESS))
             for r in self.requests
             if accepted[r.uid] < self.options.n
-            and r.uid not in self.failed
-            and self.model.store.asked(r) < self.options.most
+            and r.key not in self.failed
+            and self.model.store.asked[r.key] < self.options.most
         }
 
     def responses(self) -> Responses:
@@ -102,17 +103,20 @@ class Run:
             self.request_more(more)
             self.send(self.model, self.requests)
             self.decide({u: several for u, several in self.responses().items() if u in more})
-            self.failed |= {r.uid for r in self.requests if self.model.store.missing(r)}
 
-    def send(self, stage: Stage, requests: Iterable[Request]) -> None:
+    def send(self, stage: Stage, requests: Collection[Request]) -> None:
         """Request what is missing. With --partial a stop is kept for the end of the run."""
+        if self.options.dry_run:
+            return
         try:
-            if not self.options.dry_run:
-                stage.send(requests, self.budget)
+            stage.send(requests, self.budget)
         except (BudgetError, EndedBySignalError) as error:
             if not self.options.partial:
                 raise
             self.stops.append(error)
+        lost = [request for request in requests if stage.store.missing(request)]
+        self.failed |= {request.key for request in lost}
+        self.errors += stage.store.failed(lost)
 
     def decide(self, responses: Responses) -> None:
         """Check, solve and judge the candidates of these questions."""
@@ -135,7 +139,7 @@ class Run:
             requests[question.uid] = {
                 t: self.solver.request(question.uid, t, samples=self.options.answers) for t in texts
             }
-        self.send(self.solver, (r for by_text in requests.values() for r in by_text.values()))
+        self.send(self.solver, [r for by_text in requests.values() for r in by_text.values()])
         for question in asked:
             found = {
                 text: answers_of(question, self.solver.store.responses(request))
@@ -169,18 +173,21 @@ class Run:
         """Apply the reviewer's decisions, choose and write; return the manifest's content."""
         options, rates = self.options, self.rates | self.given
         take = ("accept", "doubtful") if options.take_doubtful else ("accept",)
-        listed = {uid: decide(several, self.decisions) for uid, several in self.listed.items()}
-        choices, chosen = {}, {}
+        listed, choices, chosen = {}, {}, {}
         for question in self.questions:
-            uid, fit = question.uid, usable(listed[question.uid], take)
+            uid = question.uid
+            listed[uid] = [decided(candidate, self.decisions) for candidate in self.listed[uid]]
+            fit = usable(listed[uid], take)
             texts = [candidate.text for candidate in fit]
             known = {t: rates[uid, t] for t in (question.text, *texts) if (uid, t) in rates}
             choices[uid] = choose(question.text, texts, options.n, known, options.per_rephrasing)
             chosen[uid] = [fit[place] for place in choices[uid].ranked]
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
         settings["prompt_sha256"] = self.model.prompt.sha256
-        own = [self.rates[q.uid, q.text] for q in self.questions if (q.uid, q.text) in self.rates]
-        answered = sum(right >= options.agree for right, _ in own)
+        own = [
+            self.rates[q.uid, q.text][0] for q in self.questions if (q.uid, q.text) in self.rates
+        ]
+        answered = sum(right >= options.agree for right in own)
         solver = {"asked": len(own), "answered": answered} if options.solve else None
         outcome = Outcome(self.questions, listed, choices, chosen, rates)
         return write_results(options.out, outcome, settings, solver)
@@ -193,7 +200,7 @@ class Run:
         known = store.spent.tokens_out / len(store.answers) if store.answers else most / 4
         totals = {"expected": Spending(), "at most": Spending()}
         for request in (r for r in self.requests if r.uid in guess):
-            left = self.options.most - store.asked(request)
+            left = self.options.most - store.asked[request.key]
             expected = min(left, guess[request.uid])
             for name, count, tokens in (("expected", expected, known), ("at most", left, most)):
                 requests = math.ceil(count / self.options.per_request)

@@ -12,7 +12,6 @@ import importlib.resources
 import json
 import re
 import sys
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,23 +56,12 @@ def entries(questions: Path, out: Path) -> Iterator[dict[str, Any]]:
 
 def page(listed: Sequence[dict[str, Any]], title: str) -> str:
     """Return the HTML. Inside its script no `<` of the data stands, so none can end it."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
-    )
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     data = json.dumps(listed)
-    for sign in "<>&":
-        data = data.replace(sign, f"\\u{ord(sign):04x}")
+    data = re.sub("[<>&]", lambda sign: f"\\u{ord(sign.group()):04x}", data)
     katex = (importlib.resources.files("sphinxcontrib") / "katex.min.js").read_text("utf-8")
     return environment.get_template("review.html.j2").render(title=title, data=data, katex=katex)
-
-
-def write_page(options: Namespace) -> int:
-    """Write the page of all candidates; 0."""
-    listed = list(entries(options.questions, options.out))
-    write_text(options.page, page(listed, options.out.name))
-    doubtful = sum(entry["verdict"] == "doubtful" for entry in listed)
-    print(f"wrote {options.page}: {len(listed)} candidates, {doubtful} of them doubtful")
-    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,7 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="the OUT.parquet of the pipeline")
     parser.add_argument("page", type=Path, help="the HTML file to write")
     options = parser.parse_args(arguments)
-    return run(name, lambda: write_page(options), interrupted="no page was written")
+
+    def write_page() -> int:
+        listed = list(entries(options.questions, options.out))
+        write_text(options.page, page(listed, options.out.name))
+        doubtful = sum(entry["verdict"] == "doubtful" for entry in listed)
+        print(f"wrote {options.page}: {len(listed)} candidates, {doubtful} of them doubtful")
+        return 0
+
+    return run(name, write_page, interrupted="no page was written")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """Verdicts of models on candidates: answers of a solver, and the judgment of a judge.
 
-A solver answers the candidate k times. With m of k right the candidate is accepted, because another
-problem rarely has the same answer. With m of k (at least two) on one wrong answer, which is not the
-question's own most frequent answer, it is doubtful. Otherwise, as for a question that the solver
-cannot answer, the verdict of the checks stays. Agreement therefore favors easy questions.
-
-A judge compares the two texts where no solver decided.
+With m of k answers of a solver right the candidate is accepted, because another problem rarely has
+the same answer. With m of k (at least two) on one wrong answer, which is not the question's own
+most frequent answer, it is doubtful. Otherwise, as for a question that the solver cannot answer,
+the verdict of the checks stays. Agreement therefore favors easy questions.
 """
 
 import json

@@ -80,8 +80,8 @@ class Stage:
             raise type(cause)(f"{cause} ({kept})") from cause
 
     def _stop(self) -> None:
-        end = "stopped by a signal. Run the same command again to resume."
-        self.channel.stop(EndedBySignalError(end))
+        why = "stopped by a signal. Run the same command again to resume."
+        self.channel.stop(EndedBySignalError(why))
         for number in SIGNALS:  # a second one ends it at once
             asyncio.get_running_loop().remove_signal_handler(number)
 
@@ -135,9 +135,7 @@ class Stage:
         records[0]["used"] = list(used[:3])
         return records
 
-    async def _attempt(
-        self, body: dict[str, Any], wanted: Spending
-    ) -> tuple[dict[str, Any], Spending]:
+    async def _attempt(self, body: Any, wanted: Spending) -> tuple[dict[str, Any], Spending]:
         """Send one request and return the answer with what it used. Raises Failure."""
         answer = await post(self.client, "chat/completions", body)
         choices = answer.get("choices")

@@ -40,7 +40,7 @@ class Store:
         self.path = folder / "answers.jsonl"
         self.answers: dict[tuple[str, int], dict[str, Any]] = {}
         self.failures: dict[tuple[str, int], dict[str, Any]] = {}
-        self.counts: dict[str, int] = {}  # key -> one more than its last sample
+        self.asked = Counter[str]()  # key -> how many samples were requested and need no retry
         self.spent = Spending()
         for record in iter_lines(self.path):
             self._take(record)
@@ -53,7 +53,7 @@ class Store:
         elif place not in self.answers:
             self.failures[place] = record
         if record["status"] == "answer" or record.get("final"):
-            self.counts[place[0]] = max(self.counts.get(place[0], 0), place[1] + 1)
+            self.asked[place[0]] = max(self.asked[place[0]], place[1] + 1)
         self.spent = self.spent.plus(Spending(*record.get("used", (0, 0, 0))))
 
     def add(self, records: Iterable[Mapping[str, Any]]) -> None:
@@ -79,10 +79,6 @@ class Store:
         places = ((request.key, sample) for sample in range(request.samples))
         found = (self.answers.get(place) or self.failures.get(place, {}) for place in places)
         return [record.get("text", "") for record in found if record.keys() & {"text", "empty"}]
-
-    def asked(self, request: Request) -> int:
-        """Return how many samples of `request` were requested and need no retry."""
-        return self.counts.get(request.key, 0)
 
     def failed(self, requests: Iterable[Request]) -> Counter[str]:
         """Count the errors of samples of `requests` that have no response."""

@@ -73,11 +73,7 @@ def pass_rate(asked: str) -> float:
 def embeddings(vectors: Sequence[Sequence[float]]) -> Reply:
     """The body of `/v1/embeddings`, as floats: what the client asks for."""
     data = [
-        {
-            "object": "embedding",
-            "index": i,
-            "embedding": [float(x) for x in v],
-        }
+        {"object": "embedding", "index": i, "embedding": [float(x) for x in v]}
         for i, v in enumerate(vectors)
     ]
     usage = {"prompt_tokens": 1, "total_tokens": 1}

@@ -100,7 +100,7 @@ def test_a_budget_that_is_reached(
         (["--max-cost", "1"], 2, "--price IN OUT"),
         (["--max-requests", "0"], 2, "--max-requests=0"),
         (["--temperature", "nan"], 2, "--temperature"),
-        (["--top-p", "7"], 2, "--top-p: 7.0"),
+        (["--top-p", "7"], 2, "--top-p=7.0"),
         (["--timeout", "0"], 2, "--timeout"),
         (["--base-url", "localhost:8000"], 2, "--base-url=localhost:8000"),
         (["--prompt", "BINARY"], 1, "--prompt="),
@@ -138,7 +138,7 @@ def test_failed_requests_have_a_status_of_their_own(
     with serving(script) as endpoint:
         more = ["--concurrency", "1", "--retries", "0"]
         assert main(command(questions, out, endpoint.url, *more)) == 4
-        assert "5 candidates failed: 5 times status 500" in capsys.readouterr().err
+        assert "5 responses failed: 5 times status 500" in capsys.readouterr().err
         assert not out.exists()
         assert main(command(questions, out, endpoint.url, *more)) == 0
 
