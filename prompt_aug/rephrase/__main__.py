@@ -38,8 +38,8 @@ def rephrase(options: Namespace) -> int:
         raise pipeline.stops[0]
     if errors:
         said = "; ".join(f"{count} times {error}" for error, count in errors.most_common(3))
-        text = f"{errors.total()} responses failed: {said}. Run it again, or with --partial."
-        print(f"{NAME}: {text}", file=sys.stderr)
+        how = "Run it again." if options.partial else "Run it again, or with --partial."
+        print(f"{NAME}: {errors.total()} responses failed: {said}. {how}", file=sys.stderr)
     return INCOMPLETE if errors else 0
 
 
@@ -59,8 +59,7 @@ def say_results(report: dict[str, Any], pipeline: Run) -> None:
     options = pipeline.options
     names = "candidates verdicts accepted_by filters rephrasings solver decided".split()
     print(json.dumps({name: report[name] for name in names if report[name]}, indent=1))
-    short = sum(count for n, count in report["rephrasings"].items() if int(n) < options.n)
-    if short:
+    if short := sum(count for n, count in report["rephrasings"].items() if int(n) < options.n):
         doubtful, advice = report["verdicts"].get("doubtful", 0), [f"raise --most={options.most}"]
         if doubtful and not options.solve:
             advice.append(f"--solve=MODEL decides most of the {doubtful} doubtful candidates")
@@ -69,8 +68,7 @@ def say_results(report: dict[str, Any], pipeline: Run) -> None:
         print(f"{short} questions have fewer than {options.n} rephrasings: {'; '.join(advice)}")
     expected = report["expected_groups_with_signal"]
     if count := expected["questions_with_pass_rates"]:
-        chosen, random = expected["chosen"], expected["chosen_at_random"]
-        print(f"expected groups with signal: {chosen:.1f} of {count}, {random:.1f} at random")
+        print(f"expected groups with signal: {expected['chosen']:.1f} of {count}")
     print(f"chosen by {report['chosen_by']}\nspent: {pipeline.budget.spent}\nwrote {options.out}")
 
 

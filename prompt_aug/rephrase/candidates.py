@@ -12,9 +12,7 @@ from prompt_aug.rephrase.verify.reasons import reject, verdict_of
 
 MODELS = ("solver", "judge")
 NOT_OF_SOURCE = ("text", "uid", "used", "status")  # of a response
-_LABEL = re.compile(
-    r"^\W*(?:rephras\w*(?:\s+(?:question|problem|it|version))?|question)\s*:\W{0,2}\s+", re.I
-)
+_LABEL = r"(?i)^\W*(?:rephras\w*(?:\s+(?:question|problem|it|version))?|question)\s*:\W{0,2}\s+"
 _NEXT = re.compile(r"\n\s*(?:Question|Original|Rephras\w*(?: it)?)\s*:", re.I)
 _QUOTES = {'"': '"', "“": "”", "«": "»"}
 Response = dict[str, Any]  # as the store keeps it
@@ -35,11 +33,9 @@ class Candidate:
 
     @property
     def doubted_by_a_model(self) -> bool:
-        """True if a solver or a judge gave a reason against it."""
         return any(reason.filter in MODELS for reason in self.reasons)
 
     def doubted(self, reason: Reason) -> "Candidate":
-        """Return the candidate with one more reason, of a solver or a judge."""
         reasons = (*self.reasons, reason)
         return replace(self, reasons=reasons, verdict=verdict_of(reasons), path=reason.filter)
 
@@ -47,7 +43,7 @@ class Candidate:
 def clean(response: str) -> str:
     """Return the question of a response: no thoughts, no label, no quotes, no next example."""
     text = response.rpartition("</think>")[2].strip()
-    text = _LABEL.sub("", _NEXT.split(text)[0].strip()).strip()
+    text = re.sub(_LABEL, "", _NEXT.split(text)[0].strip()).strip()
     if len(text) > 1 and _QUOTES.get(text[0]) == text[-1] and text.count(text[-1]) <= 2:
         text = text[1:-1].strip()
     return text

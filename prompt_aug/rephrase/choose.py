@@ -6,33 +6,27 @@ mixed. With pass rates p_0 of the question and p_1 .. p_N of the rephrasings
     P(mixed) = 1 - prod_n E[p_n^G] - prod_n E[(1 - p_n)^G]
     E[p^G] = prod_{i < G} (c + 1 + i) / (k + 2 + i)      p ~ Beta(c + 1, k - c + 1)
 
-after c right of k responses (0 of 0 if there are none). Training takes the first N of the list, so
-each next one has the largest P(mixed) together with those before it. Among equals it is the one
-farthest from the nearest of them; distance is 1 - 2 L / (m + n), L the longest common subsequence
-of two lists of m and n tokens.
+after c right of k responses (0 of 0 if there are none). Each next one has the largest P(mixed)
+together with those before it; among equals, and without any pass rate, it is the one farthest from
+the nearest of them. Distance is 1 - 2 L / (m + n), L the longest common subsequence of the tokens.
 """
 
-import itertools
 import math
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from prompt_aug.rephrase.verify.edit import likeness, tokens
 from prompt_aug.rephrase.verify.text import read
 
 Rate = tuple[int, int]  # (right, responses)
-MOST_SUBSETS = 2000  # of which the average stands for a random choice
 DIGITS = 9  # two probabilities that agree in so many are equal
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Places of the chosen by rank, and P(mixed) with them and with as many at random, if known."""
+class Choice(NamedTuple):
+    """Places of the chosen by rank, and P(mixed) with them, if any pass rate is known."""
 
     ranked: tuple[int, ...]
     mixed: float | None = None
-    random: float | None = None
 
 
 def mixed(rates: Sequence[Rate], per_rephrasing: int) -> float:
@@ -51,16 +45,12 @@ def distance(one: str, other: str) -> float:
 
 
 def choose(
-    question: str,
-    candidates: Sequence[str],
-    count: int,
-    rates: Mapping[str, Rate],
-    per_rephrasing: int = 8,
+    question: str, candidates: Sequence[str], count: int, rates: Mapping[str, Rate], group: int = 8
 ) -> Choice:
-    """Return the `count` best of the candidates; without `rates` of any text by distance alone."""
+    """Return the `count` best of the candidates, for `group` responses to each text."""
 
     def signal(texts: Sequence[str]) -> float:
-        return mixed([rates.get(t, (0, 0)) for t in (question, *texts)], per_rephrasing)
+        return mixed([rates.get(t, (0, 0)) for t in (question, *texts)], group)
 
     ranked: list[int] = []
     while len(ranked) < min(count, len(candidates)):
@@ -74,8 +64,5 @@ def choose(
             if place not in ranked
         }
         ranked.append(max(worth, key=worth.__getitem__))
-    if not rates or not ranked:
-        return Choice(tuple(ranked))
-    subsets = itertools.islice(itertools.combinations(candidates, len(ranked)), MOST_SUBSETS)
-    random = statistics.fmean(map(signal, subsets))
-    return Choice(tuple(ranked), signal([candidates[i] for i in ranked]), random)
+    known = rates and ranked
+    return Choice(tuple(ranked), signal([candidates[i] for i in ranked]) if known else None)

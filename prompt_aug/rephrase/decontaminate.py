@@ -58,7 +58,6 @@ def shortlist(
 
 
 def compare(benchmark: str, question: str) -> Candidate:
-    """Return the verdict of the checks; a copy is the same problem, too."""
     reasons = tuple(r for r in check(benchmark, question).reasons if r.filter != "copy")
     return Candidate("", question, verdict_of(reasons), reasons)
 
@@ -109,9 +108,9 @@ def decontaminate(options: argparse.Namespace) -> int:
     ]
     write_lines(beside(options.out, ".overlaps.jsonl"), lines)
     doubtful = sum(line["verdict"] == "doubtful" for line in lines)
-    print(f"{len(pairs)} pairs compared: {len(lines) - doubtful} the same, {doubtful} doubtful")
-    if doubtful and not options.judge:
-        print("--judge=MODEL decides the doubtful pairs")
+    hint = "; --judge=MODEL decides those" if doubtful and not options.judge else ""
+    same = len(lines) - doubtful
+    print(f"{len(pairs)} pairs compared: {same} the same, {doubtful} doubtful{hint}")
     print(f"removed {len(removed)} of {len(questions)} questions; wrote {options.out}")
     return 0
 

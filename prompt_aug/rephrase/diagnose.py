@@ -11,9 +11,8 @@ whatever was asked. So this compares the shares of all-equal rewards among:
     rephrasings  N G responses, G to each of q^1 .. q^N
     control      N G further responses to q^0
 
-`rephrasings - control` is the effect of rephrasing alone. Distances are 1 - cosine between embedded
-responses, averaged over the pairs of one rephrasing (within) and of two (between). Intervals are
-95 % percentiles of a bootstrap over questions. Writes diagnosis.json and .png.
+`rephrasings - control` is the effect of rephrasing alone. Distances are means of 1 - cosine over
+pairs of responses to one rephrasing (within) or two (between). Writes diagnosis.json and .png.
 """
 
 import argparse
@@ -110,12 +109,9 @@ def sample(questions: Sequence[Question], options: argparse.Namespace) -> list[S
     stage.send(flat, Budget(options.max_requests, options.max_total_tokens, spent=store.spent))
     if failed := sum(len(store.responses(r)) < r.samples for r in flat):
         raise RephraseError(f"{failed} texts lack responses. Run it again, or see answers.jsonl.")
-    said = [
-        [(n, t) for n, r in enumerate(requests) for t in store.responses(r)] for requests in plan
-    ]
-    asked = zip(questions, said, strict=True)
-    # All at once, because each call starts threads of its own.
-    grades = iter(grade_many((text, list(q.answers)) for q, group in asked for _, text in group))
+    said = [[(n, t) for n, r in enumerate(asked) for t in store.responses(r)] for asked in plan]
+    both = zip(questions, said, strict=True)  # graded at once: each call starts threads
+    grades = iter(grade_many((text, list(q.answers)) for q, group in both for _, text in group))
     return [
         Sampled([n for n, _ in group], [next(grades).correct for _ in group], [t for _, t in group])
         for group in said
@@ -191,8 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--temperature", type=float, default=1.0, help="of the responses")
     add("--answer-tokens", type=int, default=3072, help="at most, of a response")
     add("--concurrency", type=int, default=16, help="requests in flight")
-    model = f"model of /v1/embeddings (with --embedder-url {EMBEDDER}; without both no distances)"
-    add("--embedder", help=model)
+    add("--embedder", help=f"model of /v1/embeddings (with --embedder-url: {EMBEDDER})")
     add("--embedder-url", help="its endpoint (default: --base-url)")
     add("--max-requests", type=int, help="attempts, retries included")
     add("--max-total-tokens", type=int, help="of all prompts and answers")

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import os
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +108,10 @@ def endpoint(options: argparse.Namespace, model: str, url: str | None) -> Endpoi
 
 def price_of(model: str, base_url: str | None) -> Price | None:
     """Return the price of a model at an endpoint, None if `genai_prices` has none."""
-
-    def of(**tokens: int) -> Decimal:
-        usage = genai_prices.Usage(**{"input_tokens": 0, "output_tokens": 0} | tokens)
-        return genai_prices.calc_price(usage, model, provider_api_url=base_url).total_price
-
+    of = partial(genai_prices.calc_price, model_ref=model, provider_api_url=base_url)
+    read, written = (genai_prices.Usage(input_tokens=n, output_tokens=1 - n) for n in (1, 0))
     try:
-        return of(input_tokens=MILLION) / MILLION, of(output_tokens=MILLION) / MILLION
+        return of(read).total_price, of(written).total_price
     except LookupError:
         return None
 

@@ -20,7 +20,6 @@ from prompt_aug.rephrase.choose import Choice, Rate
 
 
 def beside(out: Path, ending: str) -> Path:
-    """Return the file of the results with this ending."""
     return out.with_name(out.name + ending)
 
 
@@ -35,7 +34,6 @@ class Outcome:
     rates: Mapping[tuple[str, str], Rate]
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the line of every candidate."""
         ranks = {id(c): rank for listed in self.chosen.values() for rank, c in enumerate(listed)}
         for candidate in (c for listed in self.candidates.values() for c in listed):
             rate = self.rates.get((candidate.uid, candidate.text))
@@ -45,7 +43,6 @@ class Outcome:
             }
 
     def summary(self) -> dict[str, Any]:
-        """Return counts of verdicts, filters and rephrasings, and expected groups with signal."""
         listed = [candidate for group in self.candidates.values() for candidate in group]
         filters = Counter(
             f for c in listed for f in {f"{r.filter}: {r.verdict}" for r in c.reasons}
@@ -61,21 +58,15 @@ class Outcome:
             "filters": dict(filters.most_common()),
             "rephrasings": {str(count): number for count, number in sorted(sizes.items())},
             "chosen_by": "pass rates, then distance" if known else "distance alone (no pass rates)",
-            "expected_groups_with_signal": {
-                "questions_with_pass_rates": len(known),
-                "chosen": sum(c.mixed or 0.0 for c in known),
-                "chosen_at_random": sum(c.random or 0.0 for c in known),
-            },
+            "expected_groups_with_signal": {"questions_with_pass_rates": len(known)}
+            | {"chosen": sum(choice.mixed or 0.0 for choice in known)},
         }
 
 
 def write_results(
     out: Path, outcome: Outcome, settings: Mapping[str, Any], solver: Mapping[str, int] | None
 ) -> dict[str, Any]:
-    """Write all four files, the manifest last; return the manifest's content.
-
-    `solver`: how many questions the solver was asked, and answered in their own wording.
-    """
+    """Write all four files, the manifest last; return the manifest's content."""
     files = (out, *(beside(out, end) for end in (".candidates.jsonl", ".README.md")))
     manifest = beside(out, ".manifest.json")
     manifest.unlink(missing_ok=True)

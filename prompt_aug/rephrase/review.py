@@ -40,7 +40,7 @@ def marked(one: str, other: str) -> tuple[list[tuple[str, bool]], list[tuple[str
 
 
 def entries(questions: Path, out: Path) -> Iterator[dict[str, Any]]:
-    """Yield what the page shows of each candidate. Raises QuestionError or RephraseError."""
+    """Yield what the page shows of each candidate."""
     texts = {question.uid: question for question in read_parquet(questions)}
     file = beside(out, ".candidates.jsonl")
     if not file.is_file():

@@ -1,7 +1,6 @@
 """Rephrasing by rules, without a model: for rehearsals of the pipeline and for the toy world.
 
-A whole question ``a op b`` in a known form is put into the other forms. In any other question
-single phrases are replaced, and "If A, B?" becomes "B if A?".
+A question ``a op b`` is put into other forms. In any other question phrases are replaced.
 """
 
 import itertools

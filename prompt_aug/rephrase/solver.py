@@ -1,9 +1,8 @@
 """Verdicts of models on candidates: answers of a solver, and the judgment of a judge.
 
-With m of k answers of a solver right the candidate is accepted, because another problem rarely has
-the same answer. With m of k (at least two) on one wrong answer, which is not the question's own
-most frequent answer, it is doubtful. Otherwise, as for a question that the solver cannot answer,
-the verdict of the checks stays. Agreement therefore favors easy questions.
+m of k right answers of a solver accept a candidate, because another problem rarely has the same
+answer. m of k equal wrong answers make it doubtful, unless the question gets that answer, too.
+Otherwise the verdict of the checks stays. Agreement therefore favors easy questions.
 """
 
 import json

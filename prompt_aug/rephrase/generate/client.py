@@ -12,25 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.progress import Progress
-from prompt_aug.endpoint import EndpointError
+from prompt_aug.endpoint import client as http
 from prompt_aug.endpoint.budget import Budget, Spending
-from prompt_aug.endpoint.client import (
-    FINAL,
-    Channel,
-    Endpoint,
-    Failure,
-    StoppedError,
-    post,
-    used_tokens,
-)
-from prompt_aug.rephrase.generate.prompts import Prompt
+from prompt_aug.rephrase.generate.prompts import Prompt, RephraseError
 from prompt_aug.rephrase.generate.store import Request, Sampling, Store
 
 BYTES_PER_TOKEN = 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class EndedBySignalError(EndpointError):
+class EndedBySignalError(RephraseError):
     """A signal asked for the end; completed requests are kept."""
 
 
@@ -38,7 +29,7 @@ class Stage:
     """A model at an endpoint: its prompt, and the responses that are kept of it."""
 
     def __init__(
-        self, title: str, folder: Path, endpoint: Endpoint, prompt: Prompt, sampling: Sampling
+        self, title: str, folder: Path, endpoint: http.Endpoint, prompt: Prompt, sampling: Sampling
     ) -> None:
         self.title, self.store, self.endpoint = title, Store(folder), endpoint
         self.prompt, self.sampling = prompt, sampling
@@ -56,10 +47,7 @@ class Stage:
         return Spending(1, *tokens).at(self.endpoint.price)
 
     def send(self, requests: Iterable[Request], budget: Budget) -> None:
-        """Request what is missing, with progress; SIGINT and SIGTERM end it at the next response.
-
-        Raises what stopped it, after the attempts in flight ended.
-        """
+        """Request what is missing. A signal ends it at the next response. Raises what ended it."""
         missing = [request for request in requests if self.store.missing(request)]
         total = sum(len(self.store.missing(request)) for request in missing)
         if missing:
@@ -67,8 +55,8 @@ class Stage:
                 asyncio.run(self._send(missing, budget))
 
     async def _send(self, requests: Iterable[Request], budget: Budget) -> None:
-        self.channel, self.per_request = Channel(self.endpoint, budget), self.endpoint.per_request
-        queue = iter(requests)
+        self.channel = http.Channel(self.endpoint, budget)
+        self.per_request, queue = self.endpoint.per_request, iter(requests)
         for number in SIGNALS:
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 asyncio.get_running_loop().add_signal_handler(number, self._stop)
@@ -101,7 +89,7 @@ class Stage:
         """Return a record for each response of one request, after retries; [] if stopped."""
         start, used = time.time(), Spending()
 
-        def failed(failure: Failure) -> None:
+        def failed(failure: http.Failure) -> None:
             nonlocal used
             used = used.plus(failure.cost(wanted))
 
@@ -111,10 +99,10 @@ class Stage:
             attempt = partial(self._attempt, body, wanted)
             try:
                 answer, spent = await self.channel.send(attempt, wanted, failed)
-            except StoppedError:
+            except http.StoppedError:
                 return []
-            except Failure as failure:
-                final = failure.status in FINAL
+            except http.Failure as failure:
+                final = failure.status in http.FINAL
                 if final and len(samples) > 1:
                     self.per_request, samples = 1, samples[:1]  # it may not know n
                     continue
@@ -136,16 +124,13 @@ class Stage:
         return records
 
     async def _attempt(self, body: Any, wanted: Spending) -> tuple[dict[str, Any], Spending]:
-        """Send one request and return the answer with what it used. Raises Failure."""
-        answer = await post(self.client, "chat/completions", body)
+        """Send one request and return the answer with what it used. Raises http.Failure."""
+        answer = await http.post(self.client, "chat/completions", body)
         choices = answer.get("choices")
-        if not isinstance(choices, list) or not choices or not all(map(_is_choice, choices)):
-            raise Failure(f"not a chat completion: {json.dumps(answer)[:160]}")
-        return answer, used_tokens(answer, wanted, self.endpoint)
-
-
-def _is_choice(choice: Any) -> bool:
-    return isinstance(choice, dict) and isinstance(choice.get("message"), dict)
+        listed = [c for c in choices if isinstance(c, dict)] if isinstance(choices, list) else []
+        if not listed or [c for c in listed if isinstance(c.get("message"), dict)] != choices:
+            raise http.Failure(f"not a chat completion: {json.dumps(answer)[:160]}")
+        return answer, http.used_tokens(answer, wanted, self.endpoint)
 
 
 def _taken(choice: dict[str, Any], model: str | None) -> dict[str, Any]:

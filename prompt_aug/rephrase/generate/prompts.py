@@ -26,7 +26,6 @@ class Prompt:
 
     @property
     def sha256(self) -> str:
-        """The hash of the text, in hex."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def messages(self, question: str, candidate: str = "") -> list[dict[str, str]]:
@@ -37,10 +36,7 @@ class Prompt:
 
 
 def load_prompt(name: str, option: str = "--prompt") -> Prompt:
-    """Return the prompt of that name, or of a file: text, or yaml with `text` and `source`.
-
-    Raises RephraseError if a slot does not stand in it once.
-    """
+    """Return the prompt of that name, or of a file: text, or yaml with `text` and `source`."""
     slots = (SLOT, CANDIDATE) if option == "--judge-prompt" else (SLOT,)
     known = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
     path, found = Path(name), known.get(name)

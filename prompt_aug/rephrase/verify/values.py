@@ -152,14 +152,11 @@ def compare_numbers(question: Reading, candidate: Reading) -> Iterator[Reason]:
 
 
 def unmatched(first: Reading, second: Reading, counted: bool = False) -> set[Fraction]:
-    """Return hard values of the first text that the second lacks, or, `counted`, names less often.
-
-    A percentage matches its fraction, and a value matches itself in another unit.
-    """
+    """Return hard values of `first` that `second` lacks or, if `counted`, names less often."""
     own, others = numbers(first), numbers(second)
     known = {n.value for n in others} | {n.share for n in others}
     values = {n.value for n in own if not n.soft and not {n.value, n.share} & known}
-    if counted:
+    if counted:  # a percentage matches its fraction
         values = set(Counter(n.share for n in own if not n.soft) - Counter(n.share for n in others))
     known = {Fraction(1), *(n.value for n in others)}
     here, there = first.prose.lower(), second.prose.lower()
