@@ -14,7 +14,7 @@ import random
 import zlib
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,26 +149,36 @@ def hidden(folders: Mapping[str, Path]) -> Iterator[Pair]:
             yield Pair(pair.group, "hidden", pair.candidate, text)
 
 
-def _rewritten(folder: Path, texts: Sequence[str]) -> Iterator[Pair]:
-    """Rewritings whose nearest question is clear; this favors those that keep rare words."""
+def _paired(
+    texts: Sequence[str], found: Iterable[str], group: str = "rewritten", kind: str = "good"
+) -> Iterator[Pair]:
+    """Texts whose nearest question is clear; this favors those that keep rare words."""
     nearest = Nearest(texts)
-    for line in _table(folder / "rephrased1.csv"):
-        (first, place), (second, _) = nearest.two(line["question"])
+    for text in found:
+        (first, place), (second, _) = nearest.two(text)
         if first > SURE and first - second > CLEAR:
-            yield Pair("rewritten", "good", texts[place], line["question"])
+            yield Pair(group, kind, texts[place], text)
+
+
+def _math(folders: Mapping[str, Path]) -> list[str]:
+    rows = load_rows(str(folders["math"]))
+    return [text for row in rows if (text := row.get("problem") or row.get("question"))]
 
 
 def dice_gsm(folders: Mapping[str, Path]) -> Iterator[Pair]:
     """GSM8K test, rewritten by GPT-4 (arXiv 2406.04197, github.com/THU-KEG/DICE)."""
     folder = folders["dice"] / "OOD_test/scripts/data/gsm8k"
-    return _rewritten(folder, [line["question"] for line in _table(folder / "original.csv")])
+    own, other = (
+        [line["question"] for line in _table(folder / name)]
+        for name in ("original.csv", "rephrased1.csv")
+    )
+    return _paired(own, other)
 
 
 def dice_math(folders: Mapping[str, Path]) -> Iterator[Pair]:
     """MATH test, rewritten by GPT-4 (DICE); its originals are the questions of `math`."""
-    rows = load_rows(str(folders["math"]))
-    texts = [text for row in rows if (text := row.get("problem") or row.get("question"))]
-    return _rewritten(folders["dice"] / "OOD_test/scripts/data/math", texts)
+    lines = _table(folders["dice"] / "OOD_test/scripts/data/math/rephrased1.csv")
+    return _paired(_math(folders), [line["question"] for line in lines])
 
 
 def _half(read: Reader, part: int) -> Reader:
@@ -222,6 +232,14 @@ def math_perturb(folders: Mapping[str, Path]) -> Iterator[Pair]:
             yield Pair("simple, hard", "changed", line["problem"], hard[line["problem_id"]])
 
 
+def math_original(folders: Mapping[str, Path]) -> Iterator[Pair]:
+    """MATH-Perturb, simple and hard, against the originals, found among the questions of `math`."""
+    for name in ("simple", "hard"):
+        lines = _lines(folders["math-perturb"] / f"math_perturb/math_perturb_{name}.jsonl")
+        found = [line["problem"] for line in lines]
+        yield from _paired(_math(folders), found, f"original, {name}", "changed")
+
+
 def var_math(folders: Mapping[str, Path]) -> Iterator[Pair]:
     """VAR-MATH (arXiv 2507.12885, github.com/nigelyaoj/VAR-MATH): AMC 23 with other numbers."""
     folder = folders["var-math"] / "VAR_data"
@@ -270,6 +288,7 @@ SETS = {
     "GSM-Plus": PairSet(gsm_plus, ("gsm-plus",), held_out=False),
     "MathCheck-GSM": PairSet(mathcheck, ("mathcheck",), held_out=False),
     "MATH-Perturb": PairSet(math_perturb, ("math-perturb",), subject="MATH"),
+    "MATH-Perturb, original": PairSet(math_original, ("math-perturb", "math"), subject="MATH"),
     "VAR-MATH": PairSet(var_math, ("var-math",), subject="MATH"),
     "llm-decontaminator": PairSet(decontaminator, ("llm-decontaminator", "metamath")),
     "DICE GSM8K": PairSet(dice_gsm, ("dice",)),
