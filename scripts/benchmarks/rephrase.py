@@ -1,7 +1,7 @@
 """Accept and reject rates of the checks of `prompt_aug.rephrase` on public pairs.
 
-Each set is read from a checkout of its repository, which you name (`--set NAME=DIR`). Nothing is
-downloaded. prompt_aug/rephrase/README.md says how far a set marked `held out` is unseen.
+Each set is read from a checkout that you name (`--set NAME=DIR`). Nothing is downloaded.
+prompt_aug/rephrase/README.md says how far a set marked `held out` is unseen.
 """
 
 import csv
@@ -30,7 +30,6 @@ from prompt_aug.rephrase.verify import Check, check
 EXAMPLE = "--set gsm-plus=checkouts/GSM-Plus"
 SURE, CLEAR = 0.45, 0.1  # cosine of a pair, and how much less the next question has
 Reader = Callable[[Mapping[str, Path]], Iterator["Pair"]]
-GSM_TEST = "data/test/GSM8K_test.jsonl"
 CHANGED = {
     "numerical substitution": "numbers replaced",
     "digit expansion": "digits added",
@@ -63,7 +62,7 @@ class Pair:
 
 def _text(path: Path) -> str:
     if not path.is_file():
-        raise BenchError(f"{path}: no such file. Name the checkout of the set's repository.")
+        raise BenchError(f"{path}: no such file. Name the checkout of the set.")
     return path.read_bytes().decode("utf-8")
 
 
@@ -126,7 +125,7 @@ def mathcheck(folders: Mapping[str, Path]) -> Iterator[Pair]:
 
 def _gsm_rewordings(folders: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
     """(question of GSM8K's test set, its rewording) of llm-decontaminator; same order."""
-    asked = [line["query"] for line in _lines(folders["metamath"] / GSM_TEST)]
+    asked = [line["query"] for line in _lines(folders["metamath"] / "data/test/GSM8K_test.jsonl")]
     said = _lines(folders["llm-decontaminator"] / "data/rephrase/rephrase_gsm8k.jsonl")
     for question, line in zip(asked, said, strict=False):
         text = line["text"].split("\nAnswer:")[0].removeprefix("Question:").strip()
@@ -168,11 +167,8 @@ def _math(folders: Mapping[str, Path]) -> list[str]:
 def dice_gsm(folders: Mapping[str, Path]) -> Iterator[Pair]:
     """GSM8K test, rewritten by GPT-4 (arXiv 2406.04197, github.com/THU-KEG/DICE)."""
     folder = folders["dice"] / "OOD_test/scripts/data/gsm8k"
-    own, other = (
-        [line["question"] for line in _table(folder / name)]
-        for name in ("original.csv", "rephrased1.csv")
-    )
-    return _paired(own, other)
+    own = [line["question"] for line in _table(folder / "original.csv")]
+    return _paired(own, [line["question"] for line in _table(folder / "rephrased1.csv")])
 
 
 def dice_math(folders: Mapping[str, Path]) -> Iterator[Pair]:
@@ -183,9 +179,8 @@ def dice_math(folders: Mapping[str, Path]) -> Iterator[Pair]:
 
 def _half(read: Reader, part: int) -> Reader:
     """Half of the pairs, so that one half can be looked at and the other be held out."""
-    return lambda folders: (
-        p for p in read(folders) if zlib.crc32(p.candidate.encode()) % 2 == part
-    )
+    keep = lambda pair: zlib.crc32(pair.candidate.encode()) % 2 == part  # noqa: E731
+    return lambda folders: filter(keep, read(folders))
 
 
 class Nearest:
@@ -251,11 +246,7 @@ def var_math(folders: Mapping[str, Path]) -> Iterator[Pair]:
 
 
 def audit(kind: str) -> Reader:
-    """Return a reader of the contamination audit's edits of MATH-500 problems.
-
-    github.com/ademcodesproducts/contamination-audit: other numbers, or one more sentence of context
-    without a quantity, both written by GPT-4o.
-    """
+    """Read GPT-4o's edits of MATH-500, of github.com/ademcodesproducts/contamination-audit."""
     named = {
         "number_swap": ("numbers replaced", "changed"),
         "surface_noise": ("sentence of context", "extra"),
