@@ -171,21 +171,21 @@ def _from_files(datasets: Any, paths: list[Path]) -> Any:
         raise SourceError(f"{paths[0]}: known are files ending in {', '.join(BUILDERS)}")
     builder = BUILDERS[kinds.pop()]
     if builder == "csv":  # datasets would read 1.50 as 1.5 and NA as missing
-        rows = [row for path in paths for row in _csv_rows(path)]
-        return datasets.Dataset.from_list(rows)
-    if builder == "json":  # datasets would replace invalid bytes
-        for path in paths:
-            _require_utf8(path)
+        if rows := [row for path in paths for row in _csv_rows(path)]:
+            return datasets.Dataset.from_list(rows)
+        raise SourceError(f"{paths[0]}: an empty file. Name one with rows.")
     for path in paths:
         if not path.stat().st_size:
             raise SourceError(f"{path}: an empty file. Name one with rows.")
+        if builder == "json":  # datasets would replace invalid bytes
+            _check_lines(path, parse=False)
     files = [str(path) for path in paths]
     try:
         return datasets.load_dataset(builder, data_files=files, split="train")
     except Exception:  # datasets names neither the file nor the line
         for path in paths:
             if path.suffix == ".jsonl":
-                _require_json_lines(path)
+                _check_lines(path, parse=True)
         raise
 
 
@@ -198,24 +198,21 @@ def _csv_rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def _require_utf8(path: Path) -> None:
-    with path.open(encoding="utf-8") as file:
-        try:
-            for _ in file:
-                pass
-        except UnicodeDecodeError as error:
-            raise SourceError(f"{path} is not UTF-8 text ({error}): convert it") from None
-
-
-def _require_json_lines(path: Path) -> None:
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                found = json.loads(line) if line.strip() else {}
-            except (ValueError, RecursionError) as error:
-                raise SourceError(f"{path}, line {number}: broken JSON ({error})") from None
-            if not isinstance(found, dict):
-                raise SourceError(f"{path}, line {number}: no JSON object. Write one a line.")
+def _check_lines(path: Path, parse: bool) -> None:
+    """Raise SourceError for what is not UTF-8 or, with `parse`, no JSON object in each line."""
+    number, filled = 0, False
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                filled = filled or bool(line.strip())
+                if parse and line.strip() and not isinstance(json.loads(line), dict):
+                    raise SourceError(f"{path}, line {number}: no JSON object. Write one a line.")
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{path} is not UTF-8 text ({error}): convert it") from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise SourceError(f"{path}, line {number}: broken JSON ({error})") from None
+    if not filled:
+        raise SourceError(f"{path}: an empty file. Name one with rows.")
 
 
 def _from_folder(datasets: Any, path: Path, split: str) -> Any:

@@ -13,45 +13,45 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from prompt_aug.base.errors import UsageError, UserError
+from prompt_aug.base.commands import run
 from prompt_aug.base.files import lock
 from prompt_aug.endpoint.budget import BudgetError
 from prompt_aug.rephrase.options import build_parser, validate
 from prompt_aug.rephrase.pipeline import Run
 
-DONE, FAILED, WRONG_USAGE, BUDGET_REACHED, INCOMPLETE = range(5)
+NAME = "prompt_aug.rephrase"
+BUDGET_REACHED, INCOMPLETE = 3, 4
 
 
-def run(options: Namespace) -> int:
-    """Run the command; the exit status. Raises UserError."""
+def rephrase(options: Namespace) -> int:
+    """Request, decide and write; the exit status. Raises UserError."""
     validate(options)
     with lock(options.work):
         pipeline = Run(options)
         if options.dry_run:
-            say_estimates(pipeline)
-            return DONE
+            return say_estimates(pipeline)
         pipeline.fill()
-        store = pipeline.model.store
-        failed = store.failed(r for r in pipeline.requests if store.missing(r))
-        if not failed or options.partial:
+        errors = pipeline.errors
+        if not errors or options.partial:
             say_results(pipeline.finish(), pipeline)
     if pipeline.stops:
         raise pipeline.stops[0]
-    if failed and not options.partial:
-        said = "; ".join(f"{count} times {error}" for error, count in failed.most_common(3))
-        text = f"{failed.total()} candidates failed: {said}. Run it again, or with --partial."
-        print(f"prompt_aug.rephrase: {text}", file=sys.stderr)
-    return INCOMPLETE if failed else DONE
+    if errors:
+        said = "; ".join(f"{count} times {error}" for error, count in errors.most_common(3))
+        how = "Run it again." if options.partial else "Run it again, or with --partial."
+        print(f"{NAME}: {errors.total()} responses failed: {said}. {how}", file=sys.stderr)
+    return INCOMPLETE if errors else 0
 
 
-def say_estimates(pipeline: Run) -> None:
-    """Print what is left to request."""
+def say_estimates(pipeline: Run) -> int:
+    """Print what is left to request; 0."""
+    unknown = "" if pipeline.model.endpoint.price else ", unknown price"
     for name, spending in pipeline.estimates().items():
-        unknown = "" if pipeline.model.endpoint.price else ", unknown price"
         print(f"{name}: {spending}{unknown}")
     answers = len(pipeline.model.store.answers)
     source = f"of {answers} answers so far" if answers else "a guess: run with --limit=20 first"
     print(f"expected by tokens and acceptance {source}; --solve and --judge are not included")
+    return 0
 
 
 def say_results(report: dict[str, Any], pipeline: Run) -> None:
@@ -59,8 +59,7 @@ def say_results(report: dict[str, Any], pipeline: Run) -> None:
     options = pipeline.options
     names = "candidates verdicts accepted_by filters rephrasings solver decided".split()
     print(json.dumps({name: report[name] for name in names if report[name]}, indent=1))
-    short = sum(count for n, count in report["rephrasings"].items() if int(n) < options.n)
-    if short:
+    if short := sum(count for n, count in report["rephrasings"].items() if int(n) < options.n):
         doubtful, advice = report["verdicts"].get("doubtful", 0), [f"raise --most={options.most}"]
         if doubtful and not options.solve:
             advice.append(f"--solve=MODEL decides most of the {doubtful} doubtful candidates")
@@ -69,22 +68,22 @@ def say_results(report: dict[str, Any], pipeline: Run) -> None:
         print(f"{short} questions have fewer than {options.n} rephrasings: {'; '.join(advice)}")
     expected = report["expected_groups_with_signal"]
     if count := expected["questions_with_pass_rates"]:
-        chosen, random = expected["chosen"], expected["chosen_at_random"]
-        print(f"expected groups with signal: {chosen:.1f} of {count}, {random:.1f} at random")
+        print(f"expected groups with signal: {expected['chosen']:.1f} of {count}")
     print(f"chosen by {report['chosen_by']}\nspent: {pipeline.budget.spent}\nwrote {options.out}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; the exit statuses are in the help."""
     options = build_parser((__doc__ or "").split("\n\n")[0]).parse_args(arguments)
-    try:
-        return run(options)
-    except BudgetError as error:
-        print(f"prompt_aug.rephrase: stopped: {error}", file=sys.stderr)
-        return BUDGET_REACHED
-    except (UserError, OSError) as error:
-        print(f"prompt_aug.rephrase: {error}", file=sys.stderr)
-        return WRONG_USAGE if isinstance(error, UsageError) else FAILED
+
+    def command() -> int:
+        try:
+            return rephrase(options)
+        except BudgetError as error:
+            print(f"{NAME}: stopped: {error}", file=sys.stderr)
+            return BUDGET_REACHED
+
+    return run(NAME, command, interrupted="responses are kept in --work")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex
 from prompt_aug.questions import Question, normalise
@@ -11,15 +11,15 @@ from prompt_aug.rephrase.verify import Reason, Verdict, check
 from prompt_aug.rephrase.verify.reasons import reject, verdict_of
 
 MODELS = ("solver", "judge")
-_LABEL = re.compile(
-    r"^\W*(?:rephras\w*(?:\s+(?:question|problem|it|version))?|question)\s*:\W{0,2}\s+", re.I
-)
+NOT_OF_SOURCE = ("text", "uid", "used", "status")  # of a response
+_LABEL = r"(?i)^\W*(?:rephras\w*(?:\s+(?:question|problem|it|version))?|question)\s*:\W{0,2}\s+"
 _NEXT = re.compile(r"\n\s*(?:Question|Original|Rephras\w*(?: it)?)\s*:", re.I)
 _QUOTES = {'"': '"', "“": "”", "«": "»"}
-Decisions = Mapping[tuple[str, str], tuple[str, str]]  # (uid, text) -> (verdict, reviewer)
+Response = dict[str, Any]  # as the store keeps it
+Decisions = Mapping[tuple[str, str], tuple[Verdict, str]]  # (uid, text) -> (verdict, reviewer)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A text that may become a rephrasing. `source` has key, sample and model."""
 
@@ -33,11 +33,9 @@ class Candidate:
 
     @property
     def doubted_by_a_model(self) -> bool:
-        """True if a solver or a judge gave a reason against it."""
         return any(reason.filter in MODELS for reason in self.reasons)
 
     def doubted(self, reason: Reason) -> "Candidate":
-        """Return the candidate with one more reason, of a solver or a judge."""
         reasons = (*self.reasons, reason)
         return replace(self, reasons=reasons, verdict=verdict_of(reasons), path=reason.filter)
 
@@ -45,50 +43,34 @@ class Candidate:
 def clean(response: str) -> str:
     """Return the question of a response: no thoughts, no label, no quotes, no next example."""
     text = response.rpartition("</think>")[2].strip()
-    text = _LABEL.sub("", _NEXT.split(text)[0].strip()).strip()
+    text = re.sub(_LABEL, "", _NEXT.split(text)[0].strip()).strip()
     if len(text) > 1 and _QUOTES.get(text[0]) == text[-1] and text.count(text[-1]) <= 2:
         text = text[1:-1].strip()
     return text
 
 
 def check_answers(
-    question: Question,
-    responses: Iterable[dict[str, Any]],
-    benchmarks: OverlapIndex | None = None,
-    allow_extra: bool = False,
+    question: Question, responses: Iterable[Response], benchmarks: OverlapIndex, allow_extra: bool
 ) -> list[Candidate]:
     """Return a candidate for each response, checked against the question and those before it."""
     found: list[Candidate] = []
     for response in responses:
-        text = clean(response["text"])
+        text, more = clean(response["text"]), {"allow_extra": allow_extra}
         accepted = [c.text for c in found if c.verdict == "accept"]
-        reasons = check(
-            question.text, text, accepted, answers=question.answers, allow_extra=allow_extra
-        ).reasons
+        reasons = check(question.text, text, accepted, answers=question.answers, **more).reasons
         if response.get("finish") == "length":
             reasons += (reject("length", "truncated at its limit of tokens"),)
-        match = benchmarks.best(text) if benchmarks else None
+        match = benchmarks.best(text)
         if match and match.score >= OVERLAP_LIMIT:
             detail = f"a benchmark question: {match.of} {match.index} ({match.score:.2f})"
             reasons += (reject("overlap", detail),)
-        dropped = ("text", "uid", "used", "status")
-        found.append(
-            Candidate(
-                uid=question.uid,
-                text=text,
-                verdict=verdict_of(reasons),
-                reasons=reasons,
-                source={k: v for k, v in response.items() if k not in dropped},
-            )
-        )
+        source = {k: v for k, v in response.items() if k not in NOT_OF_SOURCE}
+        found.append(Candidate(question.uid, text, verdict_of(reasons), reasons, source))
     return found
 
 
 def usable(candidates: Sequence[Candidate], take: Collection[str] = ("accept",)) -> list[Candidate]:
-    """Return the candidates whose verdict is in `take`, each text once.
-
-    One that a solver or a judge doubted is taken only if a reviewer accepted it.
-    """
+    """Return those whose verdict is in `take`, each text once, but none that a model doubted."""
     known: dict[str, Candidate] = {}
     for candidate in candidates:
         doubted = candidate.verdict == "doubtful" and candidate.doubted_by_a_model
@@ -97,17 +79,10 @@ def usable(candidates: Sequence[Candidate], take: Collection[str] = ("accept",))
     return list(known.values())
 
 
-def decide(candidates: Sequence[Candidate], decisions: Decisions) -> list[Candidate]:
-    """Return the candidates with a reviewer's verdict in place of the checks'.
-
-    A reviewer overrules every filter but "diagram": without its drawing a question is another.
-    """
-    decided = []
-    for candidate in candidates:
-        said = decisions.get((candidate.uid, normalise(candidate.text)))
-        broken = any(reason.filter == "diagram" for reason in candidate.reasons)
-        if said is not None and not (broken and said[0] == "accept"):
-            verdict, reviewer = cast(Verdict, said[0]), said[1]
-            candidate = replace(candidate, verdict=verdict, reviewer=reviewer, path="reviewer")
-        decided.append(candidate)
-    return decided
+def decided(candidate: Candidate, decisions: Decisions) -> Candidate:
+    """Apply a reviewer's verdict, which overrules every filter but "diagram"."""
+    verdict, reviewer = decisions.get((candidate.uid, normalise(candidate.text)), (None, ""))
+    broken = any(reason.filter == "diagram" for reason in candidate.reasons)
+    if verdict == "reject" or (verdict == "accept" and not broken):
+        return replace(candidate, verdict=verdict, reviewer=reviewer, path="reviewer")
+    return candidate

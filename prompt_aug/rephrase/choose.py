@@ -1,57 +1,42 @@
 r"""Which of the accepted candidates become rephrasings, and in which order.
 
-A question with N rephrasings has a group of (N + 1) G responses, which has a signal if its rewards
-are mixed. With pass rates p_0 of the question and p_1 .. p_N of the rephrasings
+A group of (N + 1) G responses to a question and its rephrasings has a signal if its rewards are
+mixed. With pass rates p_0 of the question and p_1 .. p_N of the rephrasings
 
     P(mixed) = 1 - prod_n E[p_n^G] - prod_n E[(1 - p_n)^G]
+    E[p^G] = prod_{i < G} (c + 1 + i) / (k + 2 + i)      p ~ Beta(c + 1, k - c + 1)
 
-p_n is known from c_n right of k_n responses, and stands for Beta(c_n + 1, k_n - c_n + 1), so that
-3 of 3 right is no certainty:
-
-    E[p^G] = prod_{i < G} (c + 1 + i) / (k + 2 + i)
-
-Texts without responses have c = k = 0. The candidates are ranked greedily, because training takes
-the first N of the list: each next one is that with the largest P(mixed) together with those before
-it, and among equals the one farthest from the nearest of them. Distance is 1 - 2 L / (m + n), L the
-longest common subsequence of two lists of m and n tokens.
+after c right of k responses (0 of 0 if there are none). Each next one has the largest P(mixed)
+together with those before it; among equals, and without any pass rate, it is the one farthest from
+the nearest of them. Distance is 1 - 2 L / (m + n), L the longest common subsequence of the tokens.
 """
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from prompt_aug.rephrase.verify.edit import likeness, tokens
 from prompt_aug.rephrase.verify.text import read
 
 Rate = tuple[int, int]  # (right, responses)
-MOST_SUBSETS = 2000  # of which the average stands for a random choice
 DIGITS = 9  # two probabilities that agree in so many are equal
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Places of the chosen among the candidates, by rank, and their expected signal.
-
-    mixed:   P(mixed) of the question with these rephrasings, None without any pass rate
-    random:  the mean of it over all choices of so many
-    """
+class Choice(NamedTuple):
+    """Places of the chosen by rank, and P(mixed) with them, if any pass rate is known."""
 
     ranked: tuple[int, ...]
     mixed: float | None = None
-    random: float | None = None
-
-
-def expected_power(right: int, responses: int, power: int) -> float:
-    """Return E[p^power] for p ~ Beta(right + 1, responses - right + 1)."""
-    return math.prod((right + 1 + i) / (responses + 2 + i) for i in range(power))
 
 
 def mixed(rates: Sequence[Rate], per_rephrasing: int) -> float:
     """Return P(mixed) of `per_rephrasing` responses to each text with these rates."""
-    right = math.prod(expected_power(c, k, per_rephrasing) for c, k in rates)
-    wrong = math.prod(expected_power(k - c, k, per_rephrasing) for c, k in rates)
-    return 1 - right - wrong
+
+    def all_right(right: int, responses: int) -> float:
+        return math.prod((right + 1 + i) / (responses + 2 + i) for i in range(per_rephrasing))
+
+    right = math.prod(all_right(c, k) for c, k in rates)
+    return 1 - right - math.prod(all_right(k - c, k) for c, k in rates)
 
 
 def distance(one: str, other: str) -> float:
@@ -60,38 +45,24 @@ def distance(one: str, other: str) -> float:
 
 
 def choose(
-    question: str,
-    candidates: Sequence[str],
-    count: int,
-    *,
-    rates: Mapping[str, Rate] | None = None,
-    per_rephrasing: int = 8,
+    question: str, candidates: Sequence[str], count: int, rates: Mapping[str, Rate], group: int = 8
 ) -> Choice:
-    """Return the `count` best of the candidates, ranked; fewer where there are fewer.
-
-    `rates`: text -> (right, responses) of the question and the candidates; None or without any of
-    these texts: by distance alone.
-    """
-    known = {t: rates[t] for t in (question, *candidates) if rates and t in rates}
+    """Return the `count` best of the candidates, for `group` responses to each text."""
 
     def signal(texts: Sequence[str]) -> float:
-        return mixed([known.get(t, (0, 0)) for t in (question, *texts)], per_rephrasing)
+        return mixed([rates.get(t, (0, 0)) for t in (question, *texts)], group)
 
     ranked: list[int] = []
     while len(ranked) < min(count, len(candidates)):
         before = [candidates[i] for i in ranked]
         worth = {
             place: (
-                round(signal([*before, text]), DIGITS) if known else 0.0,
+                round(signal([*before, text]), DIGITS) if rates else 0.0,
                 min(distance(text, other) for other in (question, *before)),
             )
             for place, text in enumerate(candidates)
             if place not in ranked
         }
         ranked.append(max(worth, key=worth.__getitem__))
-    if not known or not ranked:
-        return Choice(tuple(ranked))
-    subsets = itertools.islice(itertools.combinations(candidates, len(ranked)), MOST_SUBSETS)
-    worths = [signal(subset) for subset in subsets]
-    chosen = signal([candidates[i] for i in ranked])
-    return Choice(tuple(ranked), chosen, sum(worths) / len(worths))
+    known = rates and ranked
+    return Choice(tuple(ranked), signal([candidates[i] for i in ranked]) if known else None)

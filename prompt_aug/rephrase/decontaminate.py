@@ -4,17 +4,16 @@
         [--judge MODEL --base-url URL]
 
 An embedding lists the nearest benchmark questions of each question (after llm-decontaminator, arXiv
-2311.04850). The checks of rephrasings compare the two texts. A pair that they accept is the same
-problem; a judge decides the doubtful ones. OUT has the other questions, and
-OUT.parquet.overlaps.jsonl every pair that was not rejected. Exit status: 0 done, 1 error, 2 usage.
+2311.04850). A pair that the checks of rephrasings accept is the same problem; a judge decides the
+doubtful ones. OUT has the other questions, OUT.parquet.overlaps.jsonl all pairs not rejected.
 """
 
 import argparse
-import functools
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,21 +25,19 @@ from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.prepare.__main__ import load_benchmarks
 from prompt_aug.questions import read_parquet, write_parquet
 from prompt_aug.rephrase.candidates import Candidate
-from prompt_aug.rephrase.generate.embed import Embed, embedder
-from prompt_aug.rephrase.generate.prompts import CANDIDATE, SLOT, load_prompt
-from prompt_aug.rephrase.generate.store import Sampling, Store, make_request
-from prompt_aug.rephrase.pipeline import generate
+from prompt_aug.rephrase.generate.client import Stage
+from prompt_aug.rephrase.generate.embed import Embed, embedder, unit_rows
+from prompt_aug.rephrase.generate.prompts import load_prompt
+from prompt_aug.rephrase.generate.store import Sampling
 from prompt_aug.rephrase.results import beside
 from prompt_aug.rephrase.solver import judged
 from prompt_aug.rephrase.verify import check
 from prompt_aug.rephrase.verify.reasons import verdict_of
 
 NEAREST, LEAST = 3, 0.6  # benchmark questions of one question, and their least cosine
-PART = 1024  # rows of one product
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """A question and a near benchmark question, by their places, with the cosine."""
 
     question: int
@@ -52,41 +49,36 @@ def shortlist(
     questions: Sequence[str], benchmarks: Sequence[str], embed: Embed, nearest: int = NEAREST
 ) -> Iterator[Pair]:
     """Yield the `nearest` benchmark questions of each question whose cosine is at least `LEAST`."""
-    own, other = (
-        vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        for vectors in (np.asarray(embed(list(texts))) for texts in (questions, benchmarks))
-    )
-    for start in range(0, len(own), PART):
-        near = own[start : start + PART] @ other.T
-        for row, places in enumerate(np.argsort(-near, axis=1)[:, :nearest]):
-            for place in places:
-                if near[row, place] >= LEAST:
-                    yield Pair(start + row, int(place), float(near[row, place]))
+    own, other = unit_rows(embed(questions)), unit_rows(embed(benchmarks))
+    for row, vector in enumerate(own):
+        near = other @ vector
+        for place in np.argsort(-near)[:nearest]:
+            if near[place] >= LEAST:
+                yield Pair(row, int(place), float(near[place]))
 
 
 def compare(benchmark: str, question: str) -> Candidate:
-    """Return the verdict of the checks; a copy is the same problem, too."""
     reasons = tuple(r for r in check(benchmark, question).reasons if r.filter != "copy")
-    return Candidate(uid="", text=question, verdict=verdict_of(reasons), reasons=reasons)
+    return Candidate("", question, verdict_of(reasons), reasons)
 
 
 def judge_doubtful(
     found: dict[Pair, Candidate], texts: Sequence[str], options: argparse.Namespace
 ) -> None:
     """Replace the doubtful verdicts by those of the judge."""
-    prompt = load_prompt(options.judge_prompt, option="--judge-prompt", slots=(SLOT, CANDIDATE))
-    sampling = Sampling(model=options.judge, temperature=0.0, max_tokens=2048)
-    make = functools.partial(make_request, "", prompt=prompt, sampling=sampling, samples=1)
-    doubtful = {pair: c for pair, c in found.items() if c.verdict == "doubtful"}
-    requests = {pair: make(texts[pair.benchmark], c.text) for pair, c in doubtful.items()}
-    folder = beside(options.out, ".work")
-    with lock(folder):
-        store = Store(folder)
-        budget = Budget(max_requests=options.max_requests, spent=store.spent)
-        generate(requests.values(), store, Endpoint(base_url=options.base_url), budget, "judge")
+    prompt = load_prompt(options.judge_prompt, "--judge-prompt")
+    sampling, endpoint = (
+        Sampling(options.judge, 0.0, 1.0, 2048),
+        Endpoint(base_url=options.base_url),
+    )
+    with lock(folder := beside(options.out, ".work")):
+        judge = Stage("judge", folder, endpoint, prompt, sampling)
+        doubtful = [pair for pair, candidate in found.items() if candidate.verdict == "doubtful"]
+        requests = {p: judge.request("", texts[p.benchmark], found[p].text) for p in doubtful}
+        judge.send(requests.values(), Budget(options.max_requests, spent=judge.store.spent))
     for pair, request in requests.items():
-        for response in store.responses(request):
-            found[pair] = judged(doubtful[pair], response)
+        for response in judge.store.responses(request):
+            found[pair] = judged(found[pair], response)
 
 
 def decontaminate(options: argparse.Namespace) -> int:
@@ -98,7 +90,7 @@ def decontaminate(options: argparse.Namespace) -> int:
     embed = embedder(options.embedder, options.embedder_url or options.base_url)
     questions = read_parquet(options.questions)
     benchmarks = load_benchmarks(options.against)
-    named = [(name, place) for name, texts in benchmarks.items() for place in range(len(texts))]
+    named = [(name, i) for name, several in benchmarks.items() for i in range(len(several))]
     texts = [text for several in benchmarks.values() for text in several]
     pairs = list(shortlist([q.text for q in questions], texts, embed, options.nearest))
     found = {pair: compare(texts[pair.benchmark], questions[pair.question].text) for pair in pairs}
@@ -108,35 +100,26 @@ def decontaminate(options: argparse.Namespace) -> int:
     removed = {pair.question for pair, c in found.items() if c.verdict == "accept"}
     write_parquet([q for place, q in enumerate(questions) if place not in removed], options.out)
     lines = [
-        {
-            "uid": questions[pair.question].uid,
-            "benchmark": named[pair.benchmark][0],
-            "index": named[pair.benchmark][1],
-            "cosine": round(pair.cosine, 4),
-            "verdict": "same" if c.verdict == "accept" else "doubtful",
-            "path": c.path,
-            "reasons": [asdict(reason) for reason in c.reasons],
-            "texts": [c.text, texts[pair.benchmark]],
-        }
+        {"uid": questions[pair.question].uid, "cosine": round(pair.cosine, 4), "path": c.path}
+        | dict(zip(("benchmark", "index"), named[pair.benchmark], strict=True))
+        | {"verdict": "same" if c.verdict == "accept" else "doubtful"}
+        | {"reasons": list(map(asdict, c.reasons)), "texts": [c.text, texts[pair.benchmark]]}
         for pair, c in found.items()
     ]
     write_lines(beside(options.out, ".overlaps.jsonl"), lines)
     doubtful = sum(line["verdict"] == "doubtful" for line in lines)
-    print(f"{len(pairs)} pairs compared: {len(lines) - doubtful} the same, {doubtful} doubtful")
-    if doubtful and not options.judge:
-        print("--judge=MODEL decides the doubtful pairs")
+    hint = "; --judge=MODEL decides those" if doubtful and not options.judge else ""
+    same = len(lines) - doubtful
+    print(f"{len(pairs)} pairs compared: {same} the same, {doubtful} doubtful{hint}")
     print(f"removed {len(removed)} of {len(questions)} questions; wrote {options.out}")
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; the exit statuses are in the help."""
-    name = "prompt_aug.rephrase.decontaminate"
-    parser = make_parser(
-        f"python -m {name}",
-        (__doc__ or "").split("\n\n")[0],
-        example=f"python -m {name} train.parquet clean.parquet --against aime24",
-    )
+    """Entry point; 0 done, 1 error, 2 wrong usage."""
+    name, summary = "prompt_aug.rephrase.decontaminate", (__doc__ or "").split("\n\n")[0]
+    example = f"python -m {name} train.parquet clean.parquet --against aime24"
+    parser = make_parser(f"python -m {name}", summary, example=example)
     add = parser.add_argument
     add("questions", type=Path, help="a parquet file of prompt_aug.prepare")
     add("out", type=Path, help="the parquet file to write")

@@ -3,28 +3,26 @@
     python -m prompt_aug.rephrase.diagnose QUESTIONS.parquet FOLDER --model MODEL --base-url URL \\
         [--embedder Qwen/Qwen3-Embedding-0.6B --embedder-url URL]
 
-The paper compares G responses to a question with N x G responses to its N rephrasings, and finds
-fewer groups whose rewards are all equal. But 24 responses are all equal less often than 8, whatever
-they answer: for pass rates p of a Beta distribution, E[p^G + (1 - p)^G] falls with G. So this
-samples (N + 1) G responses to each question, G for the paper's left side and N G for the control:
+The paper finds that the rewards of N x G responses to N rephrasings are all equal less often than
+those of G responses to the question. But those of 24 are all equal less often than those of 8,
+whatever was asked. So this compares the shares of all-equal rewards among:
 
-    original    all rewards of G responses to q^0 are equal
-    rephrasings  all rewards of G responses to each of q^1 .. q^N are equal
-    control     all rewards of N G further responses to q^0 are equal
+    original     G responses to q^0
+    rephrasings  N G responses, G to each of q^1 .. q^N
+    control      N G further responses to q^0
 
-`rephrasings - control` is the effect of rephrasing alone. Distances are 1 - cosine between embedded
-responses, averaged over the pairs of a question: of one rephrasing (within) and of two (between).
-Intervals are 95 % percentiles of a bootstrap over questions. Writes diagnosis.json and .png.
+`rephrasings - control` is the effect of rephrasing alone. Distances are means of 1 - cosine over
+pairs of responses to one rephrasing (within) or two (between). Writes diagnosis.json and .png.
 """
 
 import argparse
-import functools
 import itertools
+import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,114 +32,89 @@ from prompt_aug.endpoint.budget import Budget
 from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.grading import grade_many
 from prompt_aug.questions import Question, read_parquet
-from prompt_aug.rephrase.generate.embed import Embed, embedder
+from prompt_aug.rephrase.generate.client import Stage
+from prompt_aug.rephrase.generate.embed import Embed, embedder, unit_rows
 from prompt_aug.rephrase.generate.prompts import RephraseError, load_prompt
-from prompt_aug.rephrase.generate.store import Sampling, Store, make_request
-from prompt_aug.rephrase.pipeline import generate
+from prompt_aug.rephrase.generate.store import Sampling
 
-RESAMPLES, PARTS = 2000, 20
-SETS = ("original", "rephrasings", "control")
+RESAMPLES = 2000
 EMBEDDER = "Qwen/Qwen3-Embedding-0.6B"  # the paper's authors' choice
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """The graded responses to one question: those to the question first, (N + 1) G of them."""
+class Sampled(NamedTuple):
+    """The responses to one question: (N + 1) G to the question, then G to each rephrasing."""
 
-    rewards: tuple[tuple[bool, ...], ...]
-    texts: tuple[tuple[str, ...], ...]
+    asked: Sequence[int]  # 0 for the question, n for its n-th rephrasing
+    rewards: Sequence[bool]
+    texts: Sequence[str]
 
-    def sets(self, per_rephrasing: int) -> dict[str, list[tuple[int, int]]]:
-        """Return name of `SETS` -> (text, place) of its responses."""
-        places = [(n, i) for n, rewards in enumerate(self.rewards) for i in range(len(rewards))]
-        count = len(self.rewards[0])
-        return {
-            "original": places[:per_rephrasing],
-            "rephrasings": places[count:],
-            "control": places[per_rephrasing:count],
-        }
+    def sets(self, per_rephrasing: int) -> dict[str, slice]:
+        """Return the places of the responses of each set."""
+        own = list(self.asked).count(0)
+        parts = slice(per_rephrasing), slice(own, None), slice(per_rephrasing, own)
+        return dict(zip(("original", "rephrasings", "control"), parts, strict=True))
 
 
 def all_equal(sampled: Sampled, per_rephrasing: int) -> dict[str, bool]:
-    """Return for each of `SETS` if all its rewards are equal."""
-    return {
-        name: len({sampled.rewards[n][i] for n, i in places}) == 1
-        for name, places in sampled.sets(per_rephrasing).items()
-    }
+    """Return for each set if all its rewards are equal."""
+    sets = sampled.sets(per_rephrasing)
+    return {name: len(set(sampled.rewards[part])) == 1 for name, part in sets.items()}
 
 
 def distances(sampled: Sampled, per_rephrasing: int, embed: Embed) -> dict[str, float]:
-    """Return the mean of 1 - cosine over the pairs of each of `SETS`; NaN of no pair.
-
-    "rephrasings within": pairs of one rephrasing; "rephrasings between": of two.
-    """
-    flat = [(n, i) for n, texts in enumerate(sampled.texts) for i in range(len(texts))]
-    vectors = embed([sampled.texts[n][i] for n, i in flat])
-    vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    row, far = {place: i for i, place in enumerate(flat)}, 1 - vectors @ vectors.T
-    sets = sampled.sets(per_rephrasing)
-    pairs = {name: list(itertools.combinations(places, 2)) for name, places in sets.items()}
-    for part, same in (("within", True), ("between", False)):
-        chosen = [(a, b) for a, b in pairs["rephrasings"] if (a[0] == b[0]) == same]
-        pairs[f"rephrasings {part}"] = chosen
-    return {
-        name: float(np.mean([far[row[a], row[b]] for a, b in listed])) if listed else float("nan")
-        for name, listed in pairs.items()
-    }
+    """Return the mean of 1 - cosine over the pairs of each set; NaN of no pair."""
+    vectors, asked = unit_rows(embed(sampled.texts)), np.asarray(sampled.asked)
+    one, two = np.triu_indices(len(asked), 1)
+    far, same = (1 - vectors @ vectors.T)[one, two], asked[one] == asked[two]
+    pairs: dict[str, np.ndarray] = {}
+    for name, part in sampled.sets(per_rephrasing).items():
+        (member := np.zeros(len(asked), dtype=bool))[part] = True
+        pairs[name] = member[one] & member[two]
+    both = pairs["rephrasings"]
+    pairs |= {"rephrasings within": both & same, "rephrasings between": both & ~same}
+    return {n: float(far[pair].mean()) if pair.any() else math.nan for n, pair in pairs.items()}
 
 
 def interval(values: Sequence[float], seed: int = 0) -> list[float]:
     """Return [mean, low, high], the 95 % percentile bootstrap of a mean over questions."""
-    array = np.asarray(values, dtype=float)
-    rng = np.random.default_rng(seed)
-    shape = (RESAMPLES // PARTS, len(array))  # in parts: all at once may not fit into memory
-    means = [array[rng.integers(0, len(array), shape)].mean(axis=1) for _ in range(PARTS)]
+    array, rng = np.asarray(values, dtype=float), np.random.default_rng(seed)
+    means = [rng.choice(array, len(array)).mean() for _ in range(RESAMPLES)]
     return [float(array.mean()), *(float(x) for x in np.percentile(means, [2.5, 97.5]))]
 
 
 def summarise(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Mean and interval of each column, and of the paired differences of `SETS`.
-
-    A column that is NaN in every row is left out.
-    """
+    """Mean and interval of each column and of the paired differences of sets, without NaN."""
     columns = {name: [float(row[name]) for row in rows] for name in rows[0]}
-    pairs = [("rephrasings", "original"), ("control", "original"), ("rephrasings", "control")]
-    for one, other in pairs:
+    for other, one in itertools.combinations(("original", "control", "rephrasings"), 2):
         both = zip(columns[one], columns[other], strict=True)
         columns[f"{one} - {other}"] = [a - b for a, b in both]
     known = {name: [v for v in values if v == v] for name, values in columns.items()}
     return {name: interval(values) for name, values in known.items() if values}
 
 
-def sample(
-    questions: Sequence[Question], options: argparse.Namespace, store: Store, budget: Budget
-) -> list[Sampled]:
+def sample(questions: Sequence[Question], options: argparse.Namespace) -> list[Sampled]:
     """Return all responses, from the store or the endpoint, graded. Raises RephraseError."""
-    sampling = Sampling(
-        model=options.model, temperature=options.temperature, max_tokens=options.answer_tokens
-    )
-    make = functools.partial(make_request, prompt=load_prompt("solve"), sampling=sampling)
+    url = options.base_url or os.environ.get("OPENAI_BASE_URL")
+    concurrency, n = options.concurrency, options.n
+    endpoint = Endpoint(base_url=url, concurrency=concurrency, per_request=options.g)
+    sampling = Sampling(options.model, options.temperature, 1.0, options.answer_tokens)
+    stage = Stage("responses", options.folder, endpoint, load_prompt("solve"), sampling)
+    store = stage.store
+    texts = [[(q.text, n + 1), *((text, 1) for text in q.rephrasings[:n])] for q in questions]
     plan = [
-        [
-            make(question.uid, question.text, samples=(options.n + 1) * options.g),
-            *(make(question.uid, t, samples=options.g) for t in question.rephrasings[: options.n]),
-        ]
-        for question in questions
+        [stage.request(q.uid, text, samples=k * options.g) for text, k in asked]
+        for q, asked in zip(questions, texts, strict=True)
     ]
     flat = [request for requests in plan for request in requests]
-    endpoint = Endpoint(
-        base_url=options.base_url, concurrency=options.concurrency, per_request=options.g
-    )
-    generate(flat, store, endpoint, budget, "responses")
+    stage.send(flat, Budget(options.max_requests, options.max_total_tokens, spent=store.spent))
     if failed := sum(len(store.responses(r)) < r.samples for r in flat):
         raise RephraseError(f"{failed} texts lack responses. Run it again, or see answers.jsonl.")
-    said = [tuple(tuple(store.responses(r)) for r in requests) for requests in plan]
-    asked = zip(questions, said, strict=True)
-    pairs = [(text, list(q.answers)) for q, groups in asked for group in groups for text in group]
-    grades = iter(grade_many(pairs))  # all at once: each call starts threads of its own
+    said = [[(n, t) for n, r in enumerate(asked) for t in store.responses(r)] for asked in plan]
+    both = zip(questions, said, strict=True)  # graded at once: each call starts threads
+    grades = iter(grade_many((text, list(q.answers)) for q, group in both for _, text in group))
     return [
-        Sampled(tuple(tuple(next(grades).correct for _ in g) for g in groups), groups)
-        for groups in said
+        Sampled([n for n, _ in group], [next(grades).correct for _ in group], [t for _, t in group])
+        for group in said
     ]
 
 
@@ -156,13 +129,11 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
     parts = [part for part in titles if report.get(part)]
     figure, axes = pyplot.subplots(1, len(parts), figsize=(5 * len(parts), 3.6), squeeze=False)
     for axis, part in zip(axes[0], parts, strict=True):
-        names = [name for name in report[part] if " - " not in name]
-        for place, name in enumerate(names):
-            mean, low, high = report[part][name]
+        shown = {name: values for name, values in report[part].items() if " - " not in name}
+        for place, (mean, low, high) in enumerate(shown.values()):
             axis.errorbar(place, mean, [[mean - low], [high - mean]], fmt="o", capsize=4)
-        axis.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names])
-        axis.set_title(titles[part])
-        axis.set_ylim(bottom=0)
+        axis.set_xticks(range(len(shown)), [name.replace(" ", "\n") for name in shown])
+        axis.set(title=titles[part], ylim=(0, None))
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
@@ -170,8 +141,8 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
 
 def diagnose(options: argparse.Namespace) -> int:
     """Sample, grade, embed, write; 0."""
-    names = "n g limit answer_tokens concurrency max_requests max_total_tokens"
-    at_least(1, options, *names.split())
+    ones = "n g limit answer_tokens concurrency max_requests max_total_tokens"
+    at_least(1, options, *ones.split())
     check_url(options, "base_url", "embedder_url")
     if options.folder.is_file():
         raise RephraseError(f"FOLDER={options.folder}: a file. Name a folder.")
@@ -180,15 +151,11 @@ def diagnose(options: argparse.Namespace) -> int:
     if not questions:
         raise RephraseError(f"no question of {options.questions} has {options.n} rephrasings")
     with lock(options.folder):
-        store = Store(options.folder)
-        budget = Budget(options.max_requests, options.max_total_tokens, spent=store.spent)
-        sampled = sample(questions, options, store, budget)
+        sampled = sample(questions, options)
         report: dict[str, Any] = {
             "questions": len(questions),
             "left_out_for_too_few_rephrasings": len(everything) - len(questions),
-            "model": options.model,
-            "n": options.n,
-            "g": options.g,
+            **{name: getattr(options, name) for name in ("model", "n", "g")},
             "columns": "mean, low, high: 95 % bootstrap over questions",
             "all_equal": summarise([all_equal(s, options.g) for s in sampled]),
         }
@@ -206,12 +173,9 @@ def diagnose(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; 0 done, 1 error, 2 wrong usage."""
-    name = "prompt_aug.rephrase.diagnose"
-    parser = make_parser(
-        f"python -m {name}",
-        (__doc__ or "").split("\n\n")[0],
-        example=f"python -m {name} train.parquet runs/diagnosis --model NAME",
-    )
+    name, summary = "prompt_aug.rephrase.diagnose", (__doc__ or "").split("\n\n")[0]
+    example = f"python -m {name} train.parquet runs/diagnosis --model NAME"
+    parser = make_parser(f"python -m {name}", summary, example=example)
     add = parser.add_argument
     add("questions", type=Path, help="with extra_info.rephrasings")
     add("folder", type=Path, help="of responses, diagnosis.json and .png")
@@ -223,10 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--temperature", type=float, default=1.0, help="of the responses")
     add("--answer-tokens", type=int, default=3072, help="at most, of a response")
     add("--concurrency", type=int, default=16, help="requests in flight")
-    add(
-        "--embedder",
-        help=f"model of /v1/embeddings (with --embedder-url {EMBEDDER}; without both no distances)",
-    )
+    add("--embedder", help=f"model of /v1/embeddings (with --embedder-url: {EMBEDDER})")
     add("--embedder-url", help="its endpoint (default: --base-url)")
     add("--max-requests", type=int, help="attempts, retries included")
     add("--max-total-tokens", type=int, help="of all prompts and answers")

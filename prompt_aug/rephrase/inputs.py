@@ -15,13 +15,12 @@ def _lines(option: str, path: Path | None) -> Iterator[tuple[str, dict[str, Any]
     """Yield (place, object) of a file of JSON lines. Raises RephraseError if there is none."""
     if path is None:
         return
-    if not path.is_file():
-        raise RephraseError(f"{option}={path}: no such file")
     number = 0
     for number, line in enumerate(iter_lines(path), start=1):
         yield f"{option}={path}, line {number}", line
     if not number:
-        raise RephraseError(f"{option}={path}: no line in it")
+        why = "no line in it" if path.is_file() else "no such file"
+        raise RephraseError(f"{option}={path}: {why}")
 
 
 def read_rates(path: Path | None) -> dict[tuple[str, str], Rate]:
@@ -40,12 +39,12 @@ def read_rates(path: Path | None) -> dict[tuple[str, str], Rate]:
 
 def read_decisions(path: Path | None) -> Decisions:
     """Return what a reviewer saved; of several verdicts on one text the last."""
-    decisions = {}
+    decisions: dict[tuple[str, str], tuple[Any, str]] = {}
     for place, line in _lines("--decisions", path):
         verdict, reviewer = line.get("verdict"), str(line.get("reviewer") or "").strip()
         if verdict not in ("accept", "reject") or not reviewer or not line.get("text"):
             raise RephraseError(f"{place}: needs uid, text, verdict (accept, reject), reviewer")
-        decisions[str(line.get("uid")), normalise(str(line["text"]))] = (str(verdict), reviewer)
+        decisions[str(line.get("uid")), normalise(str(line["text"]))] = (verdict, reviewer)
     return decisions
 
 

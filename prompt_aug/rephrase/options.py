@@ -1,9 +1,10 @@
 """The command line of `python -m prompt_aug.rephrase`, validated."""
 
 import argparse
-import math
+import contextlib
 import os
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,9 @@ MILLION = 10**6
 
 def build_parser(description: str) -> argparse.ArgumentParser:
     """Return the parser; `validate` rejects combinations."""
-    parser = make_parser(
-        "python -m prompt_aug.rephrase",
-        description,
-        example="python -m prompt_aug.rephrase train.parquet rephrased.parquet --model NAME",
-    )
+    name = "python -m prompt_aug.rephrase"
+    example = f"{name} train.parquet rephrased.parquet --model NAME"
+    parser = make_parser(name, description, example=example)
     add: Any = parser.add_argument
     add("questions", type=Path, help="a parquet file of prompt_aug.prepare")
     add("out", type=Path, help="the parquet file to write")
@@ -35,13 +34,7 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--dry-run", action="store_true", help="print requests, tokens and cost")
     mode.add_argument("--offline", action="store_true", help="a rehearsal: rules, no model")
-    mode.add_argument(
-        "--from",
-        dest="source",
-        type=Path,
-        help="candidates of a file instead of a model: json lines of uid or question, and text or "
-        "rephrasings; or a parquet file with rephrasings",
-    )
+    mode.add_argument("--from", dest="source", type=Path, help="candidates of a file (README)")
     add = parser.add_argument_group("model").add_argument
     add("--model", help="as the endpoint names it")
     add("--base-url", help=f"default: OpenAI's; the key is read from {KEY_VARIABLE}")
@@ -58,14 +51,9 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     add("--max-total-tokens", type=int, help="of prompts and responses")
     add("--max-cost", help="dollars")
     add("--price", nargs=2, metavar=("IN", "OUT"), help="dollars per million tokens, all models")
-    _add_verdicts(parser.add_argument_group("verdicts and selection").add_argument)
     add_renamed(parser, "--max-tokens", "--max-total-tokens")
-    return parser
-
-
-def _add_verdicts(add: Any) -> None:
-    against = "[NAME=]SOURCE[@SPLIT]: reject its questions"
-    add("--against", action="append", default=[], help=against)
+    add = parser.add_argument_group("verdicts and selection").add_argument
+    add("--against", action="append", default=[], help="reject what [NAME=]SOURCE[@SPLIT] has")
     add("--allow-extra", action="store_true", help="an added sentence with a quantity is doubtful")
     add("--solve", metavar="MODEL", help="accept what this model solves")
     add("--solve-url", help="its endpoint (default: --base-url)")
@@ -80,84 +68,65 @@ def _add_verdicts(add: Any) -> None:
     add("--decisions", type=Path, help="what a reviewer saved from the review page")
     add("--pass-rates", type=Path, help="json lines of uid, text, right, responses")
     add("--per-rephrasing", type=int, default=8, help="G, the responses to each rephrasing")
+    return parser
 
 
 def validate(options: argparse.Namespace) -> None:
     """Reject what cannot be done, before anything is read or sent. Raises UsageError."""
     options.most = options.most or 4 * options.n
     options.work = options.work or options.out.with_name(options.out.name + ".work")
-    at_least(1, options, *"n most limit per_request concurrency answer_tokens agree".split())
-    at_least(
-        1, options, *"solve_tokens per_rephrasing answers max_requests max_total_tokens".split()
-    )
+    ones = "n most limit per_request concurrency answer_tokens agree answers solve_tokens"
+    at_least(1, options, *ones.split(), "per_rephrasing", "max_requests", "max_total_tokens")
     at_least(0, options, "retries", "temperature")
-    for small, large in (("n", "most"), ("agree", "answers")):
-        least, most = getattr(options, small), getattr(options, large)
-        if least > most:
-            raise UsageError(f"--{large}={most}: less than --{small}={least}")
-    for name, most in (("top_p", 1.0), ("timeout", math.inf)):
-        value = getattr(options, name)
-        if not 0 < value <= most:
-            raise UsageError(f"--{name.replace('_', '-')}: {value} is out of range")
     check_url(options, "base_url", "solve_url", "judge_url")
-    if options.out.is_dir():
-        raise UsageError(f"OUT={options.out}: a folder. Name a file.")
-    if options.work.exists() and not options.work.is_dir():
-        raise UsageError(f"--work={options.work}: a file. Name a folder.")
-    if options.out.resolve() == options.questions.resolve():
-        raise UsageError("OUT: the file of the questions. Name another.")
-    if not (options.offline or options.source or options.model):
-        raise UsageError("--model: missing. Name it, or --from=FILE, or use --offline.")
-    if options.offline and (options.solve or options.judge):
-        raise UsageError("--offline: sends no requests. Remove --solve and --judge.")
+    o, work_is_file = options, options.work.exists() and not options.work.is_dir()
+    for wrong, why in (
+        (o.n > o.most, f"--most={o.most}: less than --n={o.n}"),
+        (o.agree > o.answers, f"--answers={o.answers}: less than --agree={o.agree}"),
+        (not 0 < o.top_p <= 1, f"--top-p={o.top_p}: not above 0 and at most 1. Use 1."),
+        (not o.timeout > 0, f"--timeout={o.timeout}: not above 0. Use 300."),
+        (o.out.is_dir(), f"OUT={o.out}: a folder. Name a file."),
+        (work_is_file, f"--work={o.work}: a file. Name a folder."),
+        (o.out.resolve() == o.questions.resolve(), "OUT: the file of the questions. Name another."),
+        (not (o.offline or o.source or o.model), "--model: missing. Name it, or use --from=FILE."),
+        (o.offline and (o.solve or o.judge), "--offline: no requests. Remove --solve and --judge."),
+    ):
+        if wrong:
+            raise UsageError(why)
 
 
-def endpoint(options: argparse.Namespace, model: str, url: str | None = None) -> Endpoint:
+def endpoint(options: argparse.Namespace, model: str, url: str | None) -> Endpoint:
     """Return the endpoint of a stage, with the price of its model."""
     url = url or options.base_url or os.environ.get("OPENAI_BASE_URL")
     price = price_of(model, url)
     if options.price:
         read, written = (_dollars("--price", text) / MILLION for text in options.price)
-        price = (read, written)
-    return Endpoint(
-        base_url=url,
-        concurrency=options.concurrency,
-        retries=options.retries,
-        timeout=options.timeout,
-        per_request=options.per_request,
-        price=price,
-    )
+        price = read, written
+    names = "concurrency retries timeout per_request".split()
+    return Endpoint(base_url=url, price=price, **{name: getattr(options, name) for name in names})
 
 
 def price_of(model: str, base_url: str | None) -> Price | None:
     """Return the price of a model at an endpoint, None if `genai_prices` has none."""
-    read = genai_prices.Usage(input_tokens=MILLION, output_tokens=0)
-    written = genai_prices.Usage(input_tokens=0, output_tokens=MILLION)
+    of = partial(genai_prices.calc_price, model_ref=model, provider_api_url=base_url)
+    read, written = (genai_prices.Usage(input_tokens=n, output_tokens=1 - n) for n in (1, 0))
     try:
-        found = [
-            genai_prices.calc_price(usage, model, provider_api_url=base_url).total_price / MILLION
-            for usage in (read, written)
-        ]
+        return of(read).total_price, of(written).total_price
     except LookupError:
         return None
-    return found[0], found[1]
 
 
 def _dollars(name: str, text: str) -> Decimal:
-    try:
-        value = Decimal(text)
-    except InvalidOperation:
-        value = Decimal("nan")
-    if not value.is_finite() or value < 0:
-        raise UsageError(f"{name}={text}: not a number of dollars")
-    return value
+    with contextlib.suppress(InvalidOperation):
+        if (value := Decimal(text)).is_finite() and value >= 0:
+            return value
+    raise UsageError(f"{name}={text}: not a number of dollars")
 
 
 def budget(options: argparse.Namespace, spent: Spending, endpoints: list[Endpoint]) -> Budget:
     """Return the limits of all stages. Raises UsageError for a limit that cannot be kept."""
     cost = None if options.max_cost is None else _dollars("--max-cost", options.max_cost)
     if cost is not None and any(endpoint.price is None for endpoint in endpoints):
-        raise UsageError(
-            "--max-cost: no price of a model is known. Use --max-total-tokens or --price IN OUT."
-        )
+        how = "Use --max-total-tokens or --price IN OUT."
+        raise UsageError(f"--max-cost={cost}: no price of a model is known. {how}")
     return Budget(options.max_requests, options.max_total_tokens, cost, spent)

@@ -6,11 +6,10 @@ OUT.parquet.README.md        a dataset card with the hub's metadata block
 OUT.parquet.manifest.json    counts, settings, digests; written last
 """
 
-import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from prompt_aug.rephrase.choose import Choice, Rate
 
 
 def beside(out: Path, ending: str) -> Path:
-    """Return the file of the results with this ending."""
     return out.with_name(out.name + ending)
 
 
@@ -36,22 +34,20 @@ class Outcome:
     rates: Mapping[tuple[str, str], Rate]
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the line of every candidate."""
         ranks = {id(c): rank for listed in self.chosen.values() for rank, c in enumerate(listed)}
         for candidate in (c for listed in self.candidates.values() for c in listed):
             rate = self.rates.get((candidate.uid, candidate.text))
-            yield dataclasses.asdict(candidate) | {
+            yield asdict(candidate) | {
                 "rank": ranks.get(id(candidate)),
-                "pass_rate": None if rate is None else {"right": rate[0], "responses": rate[1]},
+                "pass_rate": rate and {"right": rate[0], "responses": rate[1]},
             }
 
     def summary(self) -> dict[str, Any]:
-        """Return counts of verdicts, filters and rephrasings, and expected groups with signal."""
         listed = [candidate for group in self.candidates.values() for candidate in group]
-        filters: Counter[str] = Counter()
-        for candidate in listed:
-            filters.update({f"{r.filter}: {r.verdict}" for r in candidate.reasons})
-        known = [c for c in self.choices.values() if c.mixed is not None and c.random is not None]
+        filters = Counter(
+            f for c in listed for f in {f"{r.filter}: {r.verdict}" for r in c.reasons}
+        )
+        known = [c for c in self.choices.values() if c.mixed is not None]
         sizes = Counter(len(self.chosen[q.uid]) for q in self.questions)
         return {
             "questions": len(self.questions),
@@ -62,53 +58,39 @@ class Outcome:
             "filters": dict(filters.most_common()),
             "rephrasings": {str(count): number for count, number in sorted(sizes.items())},
             "chosen_by": "pass rates, then distance" if known else "distance alone (no pass rates)",
-            "expected_groups_with_signal": {
-                "questions_with_pass_rates": len(known),
-                "chosen": sum(c.mixed or 0.0 for c in known),
-                "chosen_at_random": sum(c.random or 0.0 for c in known),
-            },
+            "expected_groups_with_signal": {"questions_with_pass_rates": len(known)}
+            | {"chosen": sum(choice.mixed or 0.0 for choice in known)},
         }
 
 
 def write_results(
     out: Path, outcome: Outcome, settings: Mapping[str, Any], solver: Mapping[str, int] | None
 ) -> dict[str, Any]:
-    """Write all four files, the manifest last; return the manifest's content.
-
-    `solver`: how many questions the solver was asked, and answered in their own wording.
-    """
-    manifest, lines = beside(out, ".manifest.json"), beside(out, ".candidates.jsonl")
+    """Write all four files, the manifest last; return the manifest's content."""
+    files = (out, *(beside(out, end) for end in (".candidates.jsonl", ".README.md")))
+    manifest = beside(out, ".manifest.json")
     manifest.unlink(missing_ok=True)
     chosen = {uid: tuple(c.text for c in ranked) for uid, ranked in outcome.chosen.items()}
-    write_parquet(
-        [dataclasses.replace(q, rephrasings=chosen[q.uid]) for q in outcome.questions], out
-    )
-    write_lines(lines, outcome.records())
-    report = outcome.summary() | {"solver": solver and dict(solver), "settings": dict(settings)}
-    write_text(beside(out, ".README.md"), card(out, report))
-    names = (out, lines, beside(out, ".README.md"))
-    report["sha256"] = {path.name: sha256(path) for path in names}
+    write_parquet([replace(q, rephrasings=chosen[q.uid]) for q in outcome.questions], out)
+    write_lines(files[1], outcome.records())
+    report = outcome.summary() | {"solver": solver, "settings": settings}
+    write_text(files[2], card(out, report))
+    report["sha256"] = {path.name: sha256(path) for path in files}
     write_json(manifest, report)
     return report
 
 
 def card(out: Path, report: Mapping[str, Any]) -> str:
     """Return README.md of a dataset on the hub: the metadata block, content and origin."""
-    settings = json.dumps(report["settings"], indent=2, default=str)
     verdicts = ", ".join(f"{n} {name}" for name, n in report["verdicts"].items()) or "none"
     accepted = ", ".join(f"{name} {n}" for name, n in report["accepted_by"].items()) or "nothing"
     rows = "\n".join(f"| {name} | {count} |" for name, count in report["filters"].items())
     rephrasings = ", ".join(f"{q} questions with {n}" for n, q in report["rephrasings"].items())
     return f"""---
 pretty_name: {out.stem}, rephrased
-task_categories:
-- question-answering
-language:
-- en
-tags:
-- mathematics
-- rephrased
-- synthetic
+task_categories: [question-answering]
+language: [en]
+tags: [mathematics, rephrased, synthetic]
 configs:
 - config_name: default
   data_files: {out.name}
@@ -128,6 +110,6 @@ shows no difference in numbers and formulas; that is no proof. Chosen by {report
 The questions keep the license of their source. A provider may restrict the use of its model's text.
 
 ```json
-{settings}
+{json.dumps(report["settings"], indent=2, default=str)}
 ```
 """

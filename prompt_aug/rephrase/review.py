@@ -3,9 +3,8 @@
     python -m prompt_aug.rephrase.review QUESTIONS.parquet OUT.parquet PAGE.html
     python -m prompt_aug.rephrase QUESTIONS.parquet OUT.parquet ... --decisions decisions.jsonl
 
-The page is one file that loads nothing. It shows one candidate at a time beside its question, with
-the differences marked and the reasons of the filters. The texts come from a model: they are put
-into the page as JSON, and shown as text or by KaTeX, never as HTML.
+The page is one file that loads nothing. The texts come from a model: they are put into the page as
+JSON, and shown as text or by KaTeX, never as HTML.
 """
 
 import difflib
@@ -13,7 +12,6 @@ import importlib.resources
 import json
 import re
 import sys
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,14 +24,13 @@ from prompt_aug.questions import read_parquet
 from prompt_aug.rephrase.generate.prompts import RephraseError
 from prompt_aug.rephrase.results import beside
 
-Span = tuple[str, bool]  # a piece of text, and True if it differs
 _PIECE = re.compile(r"\s+|[^\W\d_]+|\d+(?:\.\d+)?|\\[a-zA-Z]+|.", re.DOTALL)
 
 
-def marked(one: str, other: str) -> tuple[list[Span], list[Span]]:
-    """Return both texts in pieces, those that the other lacks (in this order) marked."""
+def marked(one: str, other: str) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
+    """Return both texts in pieces, each with True if the other text lacks it at this place."""
     left, right = _PIECE.findall(one), _PIECE.findall(other)
-    spans: tuple[list[Span], list[Span]] = ([], [])
+    spans: tuple[list[tuple[str, bool]], list[tuple[str, bool]]] = ([], [])
     matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         for side, text in zip(spans, ("".join(left[i1:i2]), "".join(right[j1:j2])), strict=True):
@@ -43,7 +40,7 @@ def marked(one: str, other: str) -> tuple[list[Span], list[Span]]:
 
 
 def entries(questions: Path, out: Path) -> Iterator[dict[str, Any]]:
-    """Yield what the page shows of each candidate. Raises QuestionError or RephraseError."""
+    """Yield what the page shows of each candidate."""
     texts = {question.uid: question for question in read_parquet(questions)}
     file = beside(out, ".candidates.jsonl")
     if not file.is_file():
@@ -59,38 +56,32 @@ def entries(questions: Path, out: Path) -> Iterator[dict[str, Any]]:
 
 def page(listed: Sequence[dict[str, Any]], title: str) -> str:
     """Return the HTML. Inside its script no `<` of the data stands, so none can end it."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
-    )
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     data = json.dumps(listed)
-    for sign in "<>&":
-        data = data.replace(sign, f"\\u{ord(sign):04x}")
+    data = re.sub("[<>&]", lambda sign: f"\\u{ord(sign.group()):04x}", data)
     katex = (importlib.resources.files("sphinxcontrib") / "katex.min.js").read_text("utf-8")
     return environment.get_template("review.html.j2").render(title=title, data=data, katex=katex)
 
 
-def write_page(options: Namespace) -> int:
-    """Write the page of all candidates; 0."""
-    listed = list(entries(options.questions, options.out))
-    write_text(options.page, page(listed, options.out.name))
-    doubtful = sum(entry["verdict"] == "doubtful" for entry in listed)
-    print(f"wrote {options.page}: {len(listed)} candidates, {doubtful} of them doubtful")
-    return 0
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; 0 done, 1 could not, 2 wrong usage."""
-    name = "prompt_aug.rephrase.review"
-    parser = make_parser(
-        f"python -m {name}",
-        (__doc__ or "").split("\n\n")[0],
-        example=f"python -m {name} train.parquet out.parquet review.html",
-    )
+    name, summary = "prompt_aug.rephrase.review", (__doc__ or "").split("\n\n")[0]
+    example = f"python -m {name} train.parquet out.parquet review.html"
+    parser = make_parser(f"python -m {name}", summary, example=example)
     parser.add_argument("questions", type=Path, help="the QUESTIONS of the pipeline")
     parser.add_argument("out", type=Path, help="the OUT.parquet of the pipeline")
     parser.add_argument("page", type=Path, help="the HTML file to write")
     options = parser.parse_args(arguments)
-    return run(name, lambda: write_page(options), interrupted="no page was written")
+
+    def write_page() -> int:
+        listed = list(entries(options.questions, options.out))
+        write_text(options.page, page(listed, options.out.name))
+        doubtful = sum(entry["verdict"] == "doubtful" for entry in listed)
+        print(f"wrote {options.page}: {len(listed)} candidates, {doubtful} of them doubtful")
+        return 0
+
+    return run(name, write_page, interrupted="no page was written")
 
 
 if __name__ == "__main__":

@@ -1,24 +1,19 @@
 """Verdicts of models on candidates: answers of a solver, and the judgment of a judge.
 
-A solver answers the candidate k times; the project's grader compares with the gold. With m of k
-right the candidate is accepted, because another problem rarely has the same answer. With m of k
-(at least two) on one wrong answer, which is not the question's own most frequent answer, it is
-doubtful. Otherwise, as for a question that the solver cannot answer, the verdict of the checks
-stays. Agreement therefore favors easy questions.
-
-A judge compares the two texts where no solver decided, and returns a structured verdict.
+m of k right answers of a solver accept a candidate, because another problem rarely has the same
+answer. m of k equal wrong answers make it doubtful, unless the question gets that answer, too.
+Otherwise the verdict of the checks stays. Agreement therefore favors easy questions.
 """
 
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from prompt_aug.grading import grade_answer, grade_many
 from prompt_aug.questions import Question
 from prompt_aug.rephrase.candidates import Candidate
-from prompt_aug.rephrase.choose import Rate
 from prompt_aug.rephrase.verify.reasons import doubt
 
 MOST_CLASSES = 8  # different wrong answers compared with one another; the others are ignored
@@ -26,17 +21,12 @@ FIELDS = ("same_unknown", "same_conditions", "same_answer")
 _OBJECT = re.compile(r"\{[^{}]*\}", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
+class Answers(NamedTuple):
     """Responses to one text: how many right, and each wrong answer with how often."""
 
     right: int
     responses: int
     wrong: tuple[tuple[str, int], ...]  # most frequent first
-
-    @property
-    def rate(self) -> Rate:
-        return self.right, self.responses
 
 
 def answers_of(question: Question, responses: Sequence[str]) -> Answers:
@@ -52,7 +42,6 @@ def answers_of(question: Question, responses: Sequence[str]) -> Answers:
 
 
 def _same(answer: str, other: str) -> bool:
-    """Return True if the grader takes one for the other."""
     try:
         return answer == other or grade_answer(answer, other).correct
     except (TypeError, ValueError):
@@ -94,6 +83,5 @@ def read_judgment(response: str) -> dict[str, Any] | None:
         except (ValueError, RecursionError):
             continue
         if all(isinstance(found.get(name), bool) for name in FIELDS):
-            fields = {name: found[name] for name in FIELDS}
-            return fields | {"difference": str(found.get("difference", ""))}
+            return {n: found[n] for n in FIELDS} | {"difference": str(found.get("difference", ""))}
     return None

@@ -1,7 +1,7 @@
 """Accept and reject rates of the checks of `prompt_aug.rephrase` on public pairs.
 
-Each set is read from a checkout of its repository, which you name (`--set NAME=DIR`). Nothing is
-downloaded. prompt_aug/rephrase/README.md says how far a set marked `held out` is unseen.
+Each set is read from a checkout that you name (`--set NAME=DIR`). Nothing is downloaded.
+prompt_aug/rephrase/README.md says how far a set marked `held out` is unseen.
 """
 
 import csv
@@ -14,7 +14,7 @@ import random
 import zlib
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from prompt_aug.rephrase.verify import Check, check
 EXAMPLE = "--set gsm-plus=checkouts/GSM-Plus"
 SURE, CLEAR = 0.45, 0.1  # cosine of a pair, and how much less the next question has
 Reader = Callable[[Mapping[str, Path]], Iterator["Pair"]]
-GSM_TEST = "data/test/GSM8K_test.jsonl"
 CHANGED = {
     "numerical substitution": "numbers replaced",
     "digit expansion": "digits added",
@@ -63,7 +62,7 @@ class Pair:
 
 def _text(path: Path) -> str:
     if not path.is_file():
-        raise BenchError(f"{path}: no such file. Name the checkout of the set's repository.")
+        raise BenchError(f"{path}: no such file. Name the checkout of the set.")
     return path.read_bytes().decode("utf-8")
 
 
@@ -126,7 +125,7 @@ def mathcheck(folders: Mapping[str, Path]) -> Iterator[Pair]:
 
 def _gsm_rewordings(folders: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
     """(question of GSM8K's test set, its rewording) of llm-decontaminator; same order."""
-    asked = [line["query"] for line in _lines(folders["metamath"] / GSM_TEST)]
+    asked = [line["query"] for line in _lines(folders["metamath"] / "data/test/GSM8K_test.jsonl")]
     said = _lines(folders["llm-decontaminator"] / "data/rephrase/rephrase_gsm8k.jsonl")
     for question, line in zip(asked, said, strict=False):
         text = line["text"].split("\nAnswer:")[0].removeprefix("Question:").strip()
@@ -149,33 +148,39 @@ def hidden(folders: Mapping[str, Path]) -> Iterator[Pair]:
             yield Pair(pair.group, "hidden", pair.candidate, text)
 
 
-def _rewritten(folder: Path, texts: Sequence[str]) -> Iterator[Pair]:
-    """Rewritings whose nearest question is clear; this favors those that keep rare words."""
+def _paired(
+    texts: Sequence[str], found: Iterable[str], group: str = "rewritten", kind: str = "good"
+) -> Iterator[Pair]:
+    """Texts whose nearest question is clear; this favors those that keep rare words."""
     nearest = Nearest(texts)
-    for line in _table(folder / "rephrased1.csv"):
-        (first, place), (second, _) = nearest.two(line["question"])
+    for text in found:
+        (first, place), (second, _) = nearest.two(text)
         if first > SURE and first - second > CLEAR:
-            yield Pair("rewritten", "good", texts[place], line["question"])
+            yield Pair(group, kind, texts[place], text)
+
+
+def _math(folders: Mapping[str, Path]) -> list[str]:
+    rows = load_rows(str(folders["math"]))
+    return [text for row in rows if (text := row.get("problem") or row.get("question"))]
 
 
 def dice_gsm(folders: Mapping[str, Path]) -> Iterator[Pair]:
     """GSM8K test, rewritten by GPT-4 (arXiv 2406.04197, github.com/THU-KEG/DICE)."""
     folder = folders["dice"] / "OOD_test/scripts/data/gsm8k"
-    return _rewritten(folder, [line["question"] for line in _table(folder / "original.csv")])
+    own = [line["question"] for line in _table(folder / "original.csv")]
+    return _paired(own, [line["question"] for line in _table(folder / "rephrased1.csv")])
 
 
 def dice_math(folders: Mapping[str, Path]) -> Iterator[Pair]:
     """MATH test, rewritten by GPT-4 (DICE); its originals are the questions of `math`."""
-    rows = load_rows(str(folders["math"]))
-    texts = [text for row in rows if (text := row.get("problem") or row.get("question"))]
-    return _rewritten(folders["dice"] / "OOD_test/scripts/data/math", texts)
+    lines = _table(folders["dice"] / "OOD_test/scripts/data/math/rephrased1.csv")
+    return _paired(_math(folders), [line["question"] for line in lines])
 
 
 def _half(read: Reader, part: int) -> Reader:
     """Half of the pairs, so that one half can be looked at and the other be held out."""
-    return lambda folders: (
-        p for p in read(folders) if zlib.crc32(p.candidate.encode()) % 2 == part
-    )
+    keep = lambda pair: zlib.crc32(pair.candidate.encode()) % 2 == part  # noqa: E731
+    return lambda folders: filter(keep, read(folders))
 
 
 class Nearest:
@@ -222,6 +227,14 @@ def math_perturb(folders: Mapping[str, Path]) -> Iterator[Pair]:
             yield Pair("simple, hard", "changed", line["problem"], hard[line["problem_id"]])
 
 
+def math_original(folders: Mapping[str, Path]) -> Iterator[Pair]:
+    """MATH-Perturb, simple and hard, against the originals, found among the questions of `math`."""
+    for name in ("simple", "hard"):
+        lines = _lines(folders["math-perturb"] / f"math_perturb/math_perturb_{name}.jsonl")
+        found = [line["problem"] for line in lines]
+        yield from _paired(_math(folders), found, f"original, {name}", "changed")
+
+
 def var_math(folders: Mapping[str, Path]) -> Iterator[Pair]:
     """VAR-MATH (arXiv 2507.12885, github.com/nigelyaoj/VAR-MATH): AMC 23 with other numbers."""
     folder = folders["var-math"] / "VAR_data"
@@ -233,11 +246,7 @@ def var_math(folders: Mapping[str, Path]) -> Iterator[Pair]:
 
 
 def audit(kind: str) -> Reader:
-    """Return a reader of the contamination audit's edits of MATH-500 problems.
-
-    github.com/ademcodesproducts/contamination-audit: other numbers, or one more sentence of context
-    without a quantity, both written by GPT-4o.
-    """
+    """Read GPT-4o's edits of MATH-500, of github.com/ademcodesproducts/contamination-audit."""
     named = {
         "number_swap": ("numbers replaced", "changed"),
         "surface_noise": ("sentence of context", "extra"),
@@ -270,6 +279,7 @@ SETS = {
     "GSM-Plus": PairSet(gsm_plus, ("gsm-plus",), held_out=False),
     "MathCheck-GSM": PairSet(mathcheck, ("mathcheck",), held_out=False),
     "MATH-Perturb": PairSet(math_perturb, ("math-perturb",), subject="MATH"),
+    "MATH-Perturb, original": PairSet(math_original, ("math-perturb", "math"), subject="MATH"),
     "VAR-MATH": PairSet(var_math, ("var-math",), subject="MATH"),
     "llm-decontaminator": PairSet(decontaminator, ("llm-decontaminator", "metamath")),
     "DICE GSM8K": PairSet(dice_gsm, ("dice",)),

@@ -1,56 +1,77 @@
 """Requests for the responses that a store lacks, at an OpenAI-compatible endpoint."""
 
 import asyncio
+import contextlib
+import hashlib
 import json
+import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from prompt_aug.base.errors import UserError
+from prompt_aug.base.progress import Progress
+from prompt_aug.endpoint import client as http
 from prompt_aug.endpoint.budget import Budget, Spending
-from prompt_aug.endpoint.client import (
-    FINAL,
-    Channel,
-    Endpoint,
-    Failure,
-    StoppedError,
-    post,
-    used_tokens,
-)
-from prompt_aug.rephrase.generate.store import Request, Store
+from prompt_aug.rephrase.generate.prompts import Prompt, RephraseError
+from prompt_aug.rephrase.generate.store import Request, Sampling, Store
 
 BYTES_PER_TOKEN = 3
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def estimate(endpoint: Endpoint, request: Request, samples: int) -> Spending:
-    """Return what a request for `samples` responses may use at most."""
-    size = sum(len(message["content"].encode()) for message in request.messages)
-    tokens = size // BYTES_PER_TOKEN + 16, samples * request.sampling.max_tokens
-    return Spending(1, *tokens).at(endpoint.price)
+class EndedBySignalError(RephraseError):
+    """A signal asked for the end; completed requests are kept."""
 
 
-class Generation:
-    """Requests what a store lacks."""
+class Stage:
+    """A model at an endpoint: its prompt, and the responses that are kept of it."""
 
-    def __init__(self, store: Store, endpoint: Endpoint, budget: Budget) -> None:
-        self.store, self.endpoint = store, endpoint
-        self.channel, self.per_request = Channel(endpoint, budget), endpoint.per_request
-        self.report: Callable[[int], object] = lambda _: None
+    def __init__(
+        self, title: str, folder: Path, endpoint: http.Endpoint, prompt: Prompt, sampling: Sampling
+    ) -> None:
+        self.title, self.store, self.endpoint = title, Store(folder), endpoint
+        self.prompt, self.sampling = prompt, sampling
 
-    async def run(self, requests: Sequence[Request]) -> None:
-        """Complete all requests. Raises what stopped it, after the attempts in flight ended."""
-        queue = iter(requests)
+    def request(self, uid: str, text: str, candidate: str = "", *, samples: int = 1) -> Request:
+        """Return the request for `samples` responses to the prompt with these texts."""
+        messages, parameters = self.prompt.messages(text, candidate), self.sampling._asdict()
+        content = json.dumps([parameters.pop("model"), messages, parameters], sort_keys=True)
+        return Request(hashlib.sha256(content.encode()).hexdigest()[:32], uid, messages, samples)
+
+    def estimate(self, request: Request, samples: int) -> Spending:
+        """Return what a request for `samples` responses may use at most."""
+        size = sum(len(message["content"].encode()) for message in request.messages)
+        tokens = size // BYTES_PER_TOKEN + 16, samples * self.sampling.max_tokens
+        return Spending(1, *tokens).at(self.endpoint.price)
+
+    def send(self, requests: Iterable[Request], budget: Budget) -> None:
+        """Request what is missing. A signal ends it at the next response. Raises what ended it."""
+        missing = [request for request in requests if self.store.missing(request)]
+        total = sum(len(self.store.missing(request)) for request in missing)
+        if missing:
+            with Progress(self.title, total, "answers") as self.bar:
+                asyncio.run(self._send(missing, budget))
+
+    async def _send(self, requests: Iterable[Request], budget: Budget) -> None:
+        self.channel = http.Channel(self.endpoint, budget)
+        self.per_request, queue = self.endpoint.per_request, iter(requests)
+        for number in SIGNALS:
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                asyncio.get_running_loop().add_signal_handler(number, self._stop)
         async with self.endpoint.client() as self.client, asyncio.TaskGroup() as group:
             for _ in range(self.endpoint.concurrency):
                 group.create_task(self._work(queue))
-        if self.channel.stopped:
-            raise self.channel.stopped
+        if cause := self.channel.stopped:
+            kept = f"{len(self.store.answers)} responses are kept in {self.store.path}"
+            raise type(cause)(f"{cause} ({kept})") from cause
 
-    def stop(self, cause: UserError) -> None:
-        """Start no further attempt."""
-        self.channel.stop(cause)
+    def _stop(self) -> None:
+        why = "stopped by a signal. Run the same command again to resume."
+        self.channel.stop(EndedBySignalError(why))
+        for number in SIGNALS:  # a second one ends it at once
+            asyncio.get_running_loop().remove_signal_handler(number)
 
     async def _work(self, queue: Iterator[Request]) -> None:
         for request in queue:
@@ -58,7 +79,8 @@ class Generation:
             while missing and not self.channel.stopped:
                 records = await self._ask(request, missing[: self.per_request])
                 self.store.add(records)
-                self.report(sum(record["status"] == "answer" for record in records))
+                self.bar.note = str(self.channel.budget.spent)
+                self.bar.update(sum(record["status"] == "answer" for record in records))
                 if not any(r["status"] == "answer" or r["final"] for r in records):
                     break
                 missing = self.store.missing(request)
@@ -66,47 +88,49 @@ class Generation:
     async def _ask(self, request: Request, samples: list[int]) -> list[dict[str, Any]]:
         """Return a record for each response of one request, after retries; [] if stopped."""
         start, used = time.time(), Spending()
-        wanted = estimate(self.endpoint, request, len(samples))
 
-        def failed(failure: Failure) -> None:
+        def failed(failure: http.Failure) -> None:
             nonlocal used
             used = used.plus(failure.cost(wanted))
 
         while True:
-            body = {**asdict(request.sampling), "messages": request.messages, "n": len(samples)}
+            wanted = self.estimate(request, len(samples))
+            body = self.sampling._asdict() | {"messages": request.messages, "n": len(samples)}
+            attempt = partial(self._attempt, body, wanted)
             try:
-                answer, spent = await self.channel.send(
-                    partial(self._attempt, body, wanted), wanted, failed
-                )
-            except Failure as failure:
-                if len(samples) > 1 and failure.status in FINAL:
+                answer, spent = await self.channel.send(attempt, wanted, failed)
+            except http.StoppedError:
+                return []
+            except http.Failure as failure:
+                final = failure.status in http.FINAL
+                if final and len(samples) > 1:
                     self.per_request, samples = 1, samples[:1]  # it may not know n
-                    wanted = estimate(self.endpoint, request, 1)
                     continue
                 self.channel.count(failure)
-                lost = {"status": "failed", "final": failure.status in FINAL}
-                answers = [lost | {"error": failure.line}] * len(samples)
-                return _records(request, samples, answers, used, start)
-            except StoppedError:
-                return []
-            if len(answer["choices"]) < len(samples):  # fewer than requested
-                self.per_request = 1
-            answers = [_taken(choice, answer.get("model")) for choice in answer["choices"]]
-            return _records(request, samples, answers, used.plus(spent), start)
+                lost = {"status": "failed", "final": final, "error": failure.line}
+                answers = [lost] * len(samples)
+            else:
+                used = used.plus(spent)
+                answers = [_taken(choice, answer.get("model")) for choice in answer["choices"]]
+                if len(answers) < len(samples):  # fewer than requested
+                    self.per_request = 1
+            break
+        common = {"key": request.key, "uid": request.uid, "prompt": self.prompt.sha256}
+        seconds = {"time": round(start, 3), "seconds": round(time.time() - start, 3)}
+        common |= self.sampling._asdict() | seconds
+        pairs = zip(samples, answers, strict=False)
+        records = [common | {"sample": sample} | answer for sample, answer in pairs]
+        records[0]["used"] = list(used[:3])
+        return records
 
-    async def _attempt(
-        self, body: dict[str, Any], wanted: Spending
-    ) -> tuple[dict[str, Any], Spending]:
-        """Send one request and return the answer with what it used. Raises Failure."""
-        answer = await post(self.client, "chat/completions", body)
+    async def _attempt(self, body: Any, wanted: Spending) -> tuple[dict[str, Any], Spending]:
+        """Send one request and return the answer with what it used. Raises http.Failure."""
+        answer = await http.post(self.client, "chat/completions", body)
         choices = answer.get("choices")
-        if not (isinstance(choices, list) and choices and all(map(_is_choice, choices))):
-            raise Failure(f"not a chat completion: {json.dumps(answer)[:160]}")
-        return answer, used_tokens(answer, wanted, self.endpoint)
-
-
-def _is_choice(choice: Any) -> bool:
-    return isinstance(choice, dict) and isinstance(choice.get("message"), dict)
+        listed = [c for c in choices if isinstance(c, dict)] if isinstance(choices, list) else []
+        if not listed or [c for c in listed if isinstance(c.get("message"), dict)] != choices:
+            raise http.Failure(f"not a chat completion: {json.dumps(answer)[:160]}")
+        return answer, http.used_tokens(answer, wanted, self.endpoint)
 
 
 def _taken(choice: dict[str, Any], model: str | None) -> dict[str, Any]:
@@ -115,20 +139,3 @@ def _taken(choice: dict[str, Any], model: str | None) -> dict[str, Any]:
     if isinstance(text, str) and text.strip():
         return {"status": "answer", "text": text, "finish": finish, "answered_by": model}
     return {"status": "failed", "final": True, "empty": True, "error": f"an empty text ({finish})"}
-
-
-def _records(
-    request: Request,
-    samples: list[int],
-    answers: list[dict[str, Any]],
-    used: Spending,
-    start: float,
-) -> list[dict[str, Any]]:
-    """Return a record for each answer; the first has what all used."""
-    common: dict[str, Any] = {"key": request.key, "uid": request.uid, "prompt": request.prompt}
-    common |= asdict(request.sampling) | {"time": round(start, 3)}
-    common["seconds"] = round(time.time() - start, 3)
-    pairs = zip(samples, answers, strict=False)
-    records = [common | {"sample": sample} | answer for sample, answer in pairs]
-    records[0]["used"] = list(used[:3])
-    return records

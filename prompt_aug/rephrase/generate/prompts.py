@@ -4,7 +4,6 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -27,7 +26,6 @@ class Prompt:
 
     @property
     def sha256(self) -> str:
-        """The hash of the text, in hex."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def messages(self, question: str, candidate: str = "") -> list[dict[str, str]]:
@@ -37,29 +35,25 @@ class Prompt:
         return [{"role": "user", "content": "".join(texts.get(part, part) for part in parts)}]
 
 
-def load_prompt(name: str, *, option: str = "--prompt", slots: tuple[str, ...] = (SLOT,)) -> Prompt:
-    """Return the prompt of that name, or of a file: text, or yaml with `text` and `source`.
-
-    Raises RephraseError if a slot does not stand in it once.
-    """
+def load_prompt(name: str, option: str = "--prompt") -> Prompt:
+    """Return the prompt of that name, or of a file: text, or yaml with `text` and `source`."""
+    slots = (SLOT, CANDIDATE) if option == "--judge-prompt" else (SLOT,)
     known = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
-    path = Path(name)
-    if name not in known and not path.is_file():
-        raise RephraseError(
-            f"{option}={name}: neither one of {', '.join(known)} nor a file. Write the instruction "
-            f"to a file, with {' and '.join(slots)} where the texts go."
-        )
-    try:
-        found: Any = known[name] if name in known else path.read_text(encoding="utf-8")
-        if path.suffix in (".yaml", ".yml") and name not in known:
-            found = yaml.safe_load(found)
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RephraseError(f"{option}={name}: not UTF-8 text or yaml. {error}") from error
+    path, found = Path(name), known.get(name)
+    if found is None:
+        if not path.is_file():
+            raise RephraseError(
+                f"{option}={name}: neither one of {', '.join(known)} nor a file. Write the "
+                f"instruction to a file, with {' and '.join(slots)} where the texts go."
+            )
+        try:
+            found = path.read_text(encoding="utf-8")
+            found = yaml.safe_load(found) if path.suffix in (".yaml", ".yml") else found
+        except (UnicodeDecodeError, yaml.YAMLError) as error:
+            raise RephraseError(f"{option}={name}: not UTF-8 text or yaml. {error}") from error
     fields = found if isinstance(found, dict) else {"text": found}
     text = str(fields.get("text", ""))
     for slot in slots:
-        if text.count(slot) != 1:
-            raise RephraseError(
-                f"{option}={name}: {slot} stands there {text.count(slot)} times, not once."
-            )
+        if (count := text.count(slot)) != 1:
+            raise RephraseError(f"{option}={name}: {slot} stands there {count} times, not once.")
     return Prompt(path.name, str(fields.get("source", path.name)), text)

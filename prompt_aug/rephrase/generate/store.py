@@ -1,34 +1,21 @@
-"""Raw responses in an append-only file, found again by request hash and sample index.
-
-    key = first 32 hex digits of SHA-256(JSON [model, messages, parameters])
-
-The key has what decides the response and nothing else. So more questions, further candidates or
-changed checks request nothing again. Records, one JSON object a line:
+"""Raw responses in an append-only file, found again by request hash and sample index:
 
     {"key", "sample", "status": "answer", "text", "finish", ...}
     {"key", "sample", "status": "failed", "error", "final", ...}
 
-A failure that is `final` (the server refuses the request) is not retried; others are, by the next
-run.
+A `final` failure (the server refuses the request) is not retried; others are, by the next run.
 """
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prompt_aug.base.files import append_lines, iter_lines
 from prompt_aug.endpoint.budget import Spending
-from prompt_aug.rephrase.generate.prompts import Prompt
-
-ANSWERS = "answers.jsonl"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sampling:
+class Sampling(NamedTuple):
     """How a model is sampled: a part of the key."""
 
     model: str
@@ -37,42 +24,23 @@ class Sampling:
     max_tokens: int = 1024
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """The messages of one text, and the number of responses wanted: `samples`."""
 
     key: str
     uid: str
-    prompt: str
     messages: list[dict[str, str]]
-    sampling: Sampling
     samples: int
-
-
-def make_request(
-    uid: str, text: str, candidate: str = "", *, prompt: Prompt, sampling: Sampling, samples: int
-) -> Request:
-    """Return the request for `samples` responses to `prompt` with the texts in it."""
-    messages, parameters = prompt.messages(text, candidate), asdict(sampling)
-    content = json.dumps([parameters.pop("model"), messages, parameters], sort_keys=True)
-    return Request(
-        key=hashlib.sha256(content.encode()).hexdigest()[:32],
-        uid=uid,
-        prompt=prompt.sha256,
-        messages=messages,
-        sampling=sampling,
-        samples=samples,
-    )
 
 
 class Store:
     """The responses of a folder; one process writes."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / ANSWERS
+        self.path = folder / "answers.jsonl"
         self.answers: dict[tuple[str, int], dict[str, Any]] = {}
         self.failures: dict[tuple[str, int], dict[str, Any]] = {}
-        self.counts: dict[str, int] = {}  # key -> one more than its last sample
+        self.asked = Counter[str]()  # key -> how many samples were requested and need no retry
         self.spent = Spending()
         for record in iter_lines(self.path):
             self._take(record)
@@ -85,7 +53,7 @@ class Store:
         elif place not in self.answers:
             self.failures[place] = record
         if record["status"] == "answer" or record.get("final"):
-            self.counts[place[0]] = max(self.counts.get(place[0], 0), place[1] + 1)
+            self.asked[place[0]] = max(self.asked[place[0]], place[1] + 1)
         self.spent = self.spent.plus(Spending(*record.get("used", (0, 0, 0))))
 
     def add(self, records: Iterable[Mapping[str, Any]]) -> None:
@@ -108,16 +76,9 @@ class Store:
 
     def responses(self, request: Request) -> list[str]:
         """Return the texts, and "" for each empty one: no candidate, but a (wrong) response."""
-        places = [(request.key, sample) for sample in range(request.samples)]
-        return [
-            self.answers[place]["text"] if place in self.answers else ""
-            for place in places
-            if place in self.answers or self.failures.get(place, {}).get("empty")
-        ]
-
-    def asked(self, request: Request) -> int:
-        """Return how many samples of `request` were requested and need no retry."""
-        return self.counts.get(request.key, 0)
+        places = ((request.key, sample) for sample in range(request.samples))
+        found = (self.answers.get(place) or self.failures.get(place, {}) for place in places)
+        return [record.get("text", "") for record in found if record.keys() & {"text", "empty"}]
 
     def failed(self, requests: Iterable[Request]) -> Counter[str]:
         """Count the errors of samples of `requests` that have no response."""

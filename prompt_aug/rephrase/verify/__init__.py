@@ -1,8 +1,4 @@
-"""Cheap checks of a candidate rephrasing: accept, doubtful or reject, with reasons.
-
-They reject what is clearly another text. They accept what shows no difference in numbers, in
-formulas and, in a near copy, in words. A doubtful candidate needs a solver, a judge or a reader.
-"""
+"""Cheap checks of a candidate rephrasing: accept, doubtful or reject, with reasons."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -37,10 +33,8 @@ def check(
 ) -> Check:
     """Compare `candidate` with `question` and return the verdict with all reasons.
 
-    `siblings` are accepted candidates of the same question. `answers` are right answers, which must
-    not stand in the candidate unless they stand in the question. With `allow_extra` an added
-    sentence with a quantity is doubtful instead of rejected. A filter that raises is one doubtful
-    reason with its name.
+    `siblings` are accepted candidates of the question. Right `answers` must not be added. With
+    `allow_extra` an added sentence with a quantity is doubtful instead of rejected.
     """
     if len(candidate) > LONGEST_TEXT + 3 * len(question):
         return Check("reject", (reject("length", f"{len(candidate)} characters"),))
@@ -53,7 +47,7 @@ def check(
         "formulas": lambda: compare_formulas(read(question), read(candidate)),
         "edit": lambda: compare_words(read(question), read(candidate)),
     }
-    reasons: list[Reason] = []
+    reasons = list[Reason]()
     for name, run in filters.items():
         try:
             reasons += run()

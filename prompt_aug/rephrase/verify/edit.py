@@ -1,19 +1,15 @@
-"""Edits of a near copy.
-
-A rewording changes many words and no number. An edit changes few words and one that matters. So in
-a near copy each changed word must be a word of `NEUTRAL` or a name.
-"""
+"""Edits: in a near copy each changed word must be a word of `NEUTRAL` or a name."""
 
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from rapidfuzz.distance import LCSseq
 
 from prompt_aug.rephrase.verify.reasons import Reason, doubt, reject
 from prompt_aug.rephrase.verify.text import FORMULA, Reading
-from prompt_aug.rephrase.verify.values import differences, in_tokens, numbers
+from prompt_aug.rephrase.verify.values import in_tokens, numbers, unmatched
 
 # A near copy: so much in common in the same order, or less in so few runs, or one inside the other.
 NEAR, LOOSELY_NEAR, FEW_RUNS, INSIDE = 0.85, 0.6, 3, 0.93
@@ -35,7 +31,7 @@ OPERATIONS = {
     "multiply": re.compile(_SIGN.format("*×") + r"|\b(?:product|times|multipl\w+)\b"),
     "divide": re.compile(_SIGN.format("/÷") + r"|\b(?:quotient|ratio|divided?|dividing)\b"),
 }
-_SUFFIXES = ("ingly", "edly", "ing", "ies", "ied", "es", "ed", "ly", "s", "e", "y")
+_ENDING = re.compile(r"(?<=\w{3})(?:ingly|edly|ing|ies|ied|es|ed|ly|s|e|y)$")
 _NEGATED = re.compile(r"\b(\w+)n['’]t\b")
 _TOKEN = re.compile(rf"{FORMULA}|#[\d/]+%?|[^\W\d_]+")
 _SENTENCE = re.compile(r"(?<=[.?!;])\s+")
@@ -45,10 +41,7 @@ _NAME = re.compile(r"\b[A-Z][a-z]{2,}\b")
 @functools.cache
 def stem(word: str) -> str:
     """Return `word` without one English ending: apples, appl(e)."""
-    for suffix in _SUFFIXES:
-        if word.endswith(suffix) and len(word) - len(suffix) >= 3:
-            word = word[: -len(suffix)]
-            break
+    word = _ENDING.sub("", word)
     return word[:-1] if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "sl" else word
 
 
@@ -75,30 +68,29 @@ def likeness(own: Sequence[str], other: Sequence[str]) -> float:
 
 def is_near(own: Sequence[str], other: Sequence[str]) -> bool:
     """Return True if `other` is `own` with few runs of tokens changed, put in or taken out."""
-    common, shorter = LCSseq.similarity(own, other), max(min(len(own), len(other)), 1)
-    alike = likeness(own, other)
-    if alike >= NEAR or (common / shorter >= INSIDE and shorter > 5):
-        return True
+    shorter, alike = min(len(own), len(other)), likeness(own, other)
     runs = sum(code.tag != "equal" for code in LCSseq.opcodes(own, other))
-    return alike >= LOOSELY_NEAR and runs <= FEW_RUNS
+    return (
+        alike >= NEAR
+        or (alike >= LOOSELY_NEAR and runs <= FEW_RUNS)
+        or (shorter > 5 and LCSseq.similarity(own, other) >= INSIDE * shorter)
+    )
 
 
 def compare_words(question: Reading, candidate: Reading) -> Iterator[Reason]:
     """Yield another operation, and the edits of a near copy."""
     before, after = (
-        {name for name, said in OPERATIONS.items() if said.search(reading.whole.lower())}
-        for reading in (question, candidate)
+        {name for name, said in OPERATIONS.items() if said.search(text.whole.lower())}
+        for text in (question, candidate)
     )
     if before and after and not before & after:
-        yield doubt("edit", f"{', '.join(before)} became {', '.join(after)}")
+        yield doubt("edit", f"{', '.join(sorted(before))} became {', '.join(sorted(after))}")
     own, other = tokens(question), tokens(candidate)
     if not is_near(own, other):
         return
-    # A renamed person is no fault.
-    names = {
-        stem(n.lower())
-        for n in {*_NAME.findall(question.prose)} ^ {*_NAME.findall(candidate.prose)}
-    }
+    figures = [[t for t in side if re.search(r"\d", t) and t not in SOFT] for side in (own, other)]
+    renamed = {*_NAME.findall(question.prose)} ^ {*_NAME.findall(candidate.prose)}
+    names = {stem(name.lower()) for name in renamed}
     lost, new = _content(own, names), _content(other, names)
     lost, new = lost - new, new - lost
     # A letter named once more or less says nothing; one in another's place is an edit.
@@ -111,28 +103,22 @@ def compare_words(question: Reading, candidate: Reading) -> Iterator[Reason]:
         yield reject("edit", detail)
     elif lost or new:
         yield doubt("edit", detail)
-    elif _figures(own) != _figures(other):
+    elif figures[0] != figures[1]:
         yield reject("edit", "a near copy in which numbers or formulas changed places")
 
 
-def added_quantity(
-    question: Reading, candidate: Reading, allow_extra: bool = False
-) -> Iterator[Reason]:
+def added_quantity(question: Reading, candidate: Reading, allow: bool) -> Iterator[Reason]:
     """Yield sentences of the candidate with a value and words that are not in the question."""
-    lost, new = differences(question, candidate)
-    known = _content(tokens(question), set()).keys()
+    lost, new = unmatched(question, candidate), unmatched(candidate, question)
+    known = _content(tokens(question)).keys()
     for sentence in _SENTENCE.split(candidate.prose) if new and not lost else ():
-        said = _content(tokens(Reading(sentence)), set()).keys()
-        strange = len(said) >= SENTENCE_WORDS and len(said & known) < SHARED * len(said)
-        if strange and new & {number.value for number in numbers(Reading(sentence))}:
+        said = _content(tokens(Reading(sentence))).keys()
+        values = {number.value for number in numbers(Reading(sentence))}
+        if new & values and len(said) >= SENTENCE_WORDS and len(said & known) < SHARED * len(said):
             detail = f"an added sentence with a quantity: {sentence.strip()[:80]!r}"
-            yield (doubt if allow_extra else reject)("extra", detail)
+            yield (doubt if allow else reject)("extra", detail)
 
 
-def _content(found: Sequence[str], names: set[str]) -> Counter[str]:
+def _content(found: Sequence[str], names: Collection[str] = ()) -> Counter[str]:
     """Count the tokens that matter."""
     return Counter(t for t in found if len(t) > 1 and t not in NEUTRAL and t not in names)
-
-
-def _figures(found: Sequence[str]) -> list[str]:
-    return [token for token in found if any(char.isdigit() for char in token) and token not in SOFT]

@@ -1,7 +1,7 @@
 r"""Formulas of two texts: which sides of relations went missing, came in, or were edited.
 
-"$f(x) = 2x$ for $x > 0$" may be written as one formula or three, in TeX, Unicode or ASCII. So the
-sides of relations are compared, in one compact spelling, with the whole other text.
+A text may have one formula where the other has three. So the sides of relations are compared, in
+one compact spelling, with the whole other text.
 """
 
 import re
@@ -79,8 +79,8 @@ def relations(formulas: Sequence[str]) -> dict[tuple[str, str], set[str]]:
     found: dict[tuple[str, str], set[str]] = {}
     for sides in _sides(formulas):
         for left, sign, right in zip(sides[::2], sides[1::2], sides[2::2], strict=False):
-            if left and right:
-                if left > right:
-                    left, sign, right = right, sign.translate(str.maketrans("<>", "><")), left
+            if left > right:
+                left, sign, right = right, sign.translate(str.maketrans("<>", "><")), left
+            if left:
                 found.setdefault((left, right), set()).add(sign)
     return found

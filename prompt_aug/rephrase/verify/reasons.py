@@ -24,7 +24,6 @@ def doubt(name: str, detail: str) -> Reason:
 
 
 def verdict_of(reasons: tuple[Reason, ...]) -> Verdict:
-    """Return "reject" if any reason is one, else "doubtful" if there is any, else "accept"."""
-    if any(reason.verdict == "reject" for reason in reasons):
-        return "reject"
-    return "doubtful" if reasons else "accept"
+    """Return the worst verdict of the reasons; "accept" without any."""
+    found = {reason.verdict for reason in reasons}
+    return "reject" if "reject" in found else "doubtful" if found else "accept"

@@ -40,10 +40,11 @@ def surface(question: str, candidate: str) -> Iterator[Reason]:
         yield reject("language", "one text is English, the other is not")
     own, found = len(tokens(read(question))), len(tokens(read(candidate)))
     ratio = found / max(own, 1)
+    words = f"{found} words, the question has {own}"
     if found < FEWEST_WORDS or ratio < SHORTEST or (ratio > LONGEST and found > MANY):
-        yield reject("length", f"{found} words, the question has {own}")
+        yield reject("length", words)
     elif (ratio < SHORT and own > 12) or (ratio > LONG and found > MANY):
-        yield doubt("length", f"{found} words, the question has {own}")
+        yield doubt("length", words)
     for name, pattern in (("chatter", _CHATTER), ("leak", _LEAK)):
         if (match := pattern.search(candidate)) and not pattern.search(question):
             yield reject(name, f"not the question alone: {match.group().strip()[:80]!r}")

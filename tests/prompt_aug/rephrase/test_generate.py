@@ -1,7 +1,9 @@
 """Requests to an endpoint: real HTTP, with what goes wrong on it."""
 
-import asyncio
 import math
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from decimal import Decimal
@@ -14,9 +16,9 @@ from scripted_endpoint import Reply, chat, serving
 
 from prompt_aug.endpoint.budget import Budget, BudgetError, Spending
 from prompt_aug.endpoint.client import Endpoint, RefusedError
-from prompt_aug.rephrase.generate.client import Generation
+from prompt_aug.rephrase.generate.client import EndedBySignalError, Stage
 from prompt_aug.rephrase.generate.prompts import Prompt, RephraseError, load_prompt
-from prompt_aug.rephrase.generate.store import Request, Sampling, Store, make_request
+from prompt_aug.rephrase.generate.store import Request, Sampling, Store
 from prompt_aug.rephrase.options import price_of
 
 PROMPT = Prompt("short", "own", "Rephrase: {question}")
@@ -33,20 +35,17 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def requests(count: int, samples: int = 1) -> list[Request]:
-    return [
-        make_request(f"u{i}", f"question {i}", prompt=PROMPT, sampling=SAMPLING, samples=samples)
-        for i in range(count)
-    ]
+    stage = Stage("test", Path("unused"), Endpoint(), PROMPT, SAMPLING)
+    return [stage.request(f"u{i}", f"question {i}", samples=samples) for i in range(count)]
 
 
 def ask(
     folder: Path, url: str, wanted: list[Request], budget: Budget | None = None, **settings: Any
 ) -> Store:
-    store = Store(folder)
     settings = {"concurrency": 4, "retries": 2, "timeout": 5.0} | settings
-    endpoint = Endpoint(base_url=url, **settings)
-    asyncio.run(Generation(store, endpoint, budget or Budget()).run(wanted))
-    return store
+    stage = Stage("test", folder, Endpoint(base_url=url, **settings), PROMPT, SAMPLING)
+    stage.send(wanted, budget or Budget())
+    return stage.store
 
 
 def answer(number: int, body: dict[str, Any]) -> Reply:
@@ -79,7 +78,7 @@ def test_responses_are_kept_with_their_source_and_requested_once(tmp_path: Path)
 def test_another_prompt_temperature_or_model_is_another_request() -> None:
     base = requests(1)[0].key
     changed = [
-        make_request("u0", "question 0", prompt=prompt, sampling=sampling, samples=1).key
+        Stage("test", Path("unused"), Endpoint(), prompt, sampling).request("u0", "question 0").key
         for prompt, sampling in (
             (Prompt("b", "own", "Say anew: {question}"), SAMPLING),
             (PROMPT, Sampling(model="scripted", max_tokens=50, temperature=0.5)),
@@ -248,13 +247,22 @@ def test_a_budget_holds(
     assert store.spent == Spending(sent, 100 * sent, 20 * sent)
 
 
-def test_an_attempt_without_a_response_is_charged_in_full(tmp_path: Path) -> None:
-    budget = Budget()
-    with serving(always(Reply(hang_up=True))) as endpoint:
-        ask(tmp_path, endpoint.url, requests(1), budget, retries=2)
-    assert (budget.spent.requests, budget.spent.tokens_out) == (3, 3 * SAMPLING.max_tokens)
+@pytest.mark.parametrize(
+    ("reply", "spent"),
+    [(Reply(hang_up=True), (3, 3 * 50)), (Reply({}, status=500), (3, 0)), (None, (0, 0))],
+)
+def test_a_failure_is_booked_as_what_it_may_have_cost(
+    reply: Reply | None, spent: tuple[int, int], tmp_path: Path
+) -> None:
+    """A server that hangs up may have charged for it; a closed port did not."""
+    budget = Budget(max_requests=3)
+    with serving(always(reply or Reply())) as endpoint:
+        url = endpoint.url if reply else "http://127.0.0.1:1/v1"
+        ask(tmp_path, url, requests(1), budget, retries=2)
+    assert (budget.spent.requests, budget.spent.tokens_out) == spent
     assert budget.reserved == Spending()
     assert Store(tmp_path).spent == budget.spent, "the next run counts it"
+    assert len(Store(tmp_path).failures) == 1
 
 
 def test_retries_count_against_the_budget(tmp_path: Path) -> None:
@@ -268,13 +276,6 @@ def test_a_known_model_has_a_price() -> None:
     assert price_of("no-such-model", None) is None
     known = price_of("gpt-4o", None)
     assert 0 < Spending(1, 10**6, 0).at(known).dollars < Spending(1, 0, 10**6).at(known).dollars
-
-
-def test_nothing_is_booked_that_was_never_sent(tmp_path: Path) -> None:
-    budget = Budget(max_requests=3)
-    store = ask(tmp_path, "http://127.0.0.1:1/v1", requests(4), budget, retries=1)
-    assert budget.spent == store.spent == Spending()
-    assert all("cannot connect" in record["error"] for record in store.failures.values())
 
 
 @pytest.mark.parametrize(
@@ -307,17 +308,12 @@ def test_too_many_requests_lower_the_concurrency(tmp_path: Path) -> None:
     assert 0 < held < 60, "fewer than with eight at a time"
 
 
-def test_a_stop_ends_the_retries(tmp_path: Path) -> None:
-    store, sent = Store(tmp_path), time.monotonic()
+def test_a_signal_ends_the_retries(tmp_path: Path) -> None:
+    sent = time.monotonic()
     with serving(always(Reply({}, 503, {"retry-after": "50"}))) as endpoint:
-        generation = Generation(store, Endpoint(base_url=endpoint.url, concurrency=2), Budget())
-
-        async def run() -> None:
-            asyncio.get_running_loop().call_later(0.3, generation.stop, RefusedError("stopped"))
-            await generation.run(requests(3))
-
-        with pytest.raises(RefusedError, match="stopped"):
-            asyncio.run(run())
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(EndedBySignalError, match="0 responses are kept"):
+            ask(tmp_path, endpoint.url, requests(3), concurrency=2)
         assert len(endpoint.bodies) == 2
     assert time.monotonic() - sent < 40, "less than one wait"
 
@@ -336,17 +332,14 @@ def test_a_torn_last_line_is_requested_again_and_a_broken_line_is_an_error(tmp_p
         Store(tmp_path)
 
 
-def test_the_prompts_are_data_with_a_source(tmp_path: Path) -> None:
-    paper, default = load_prompt("paper"), load_prompt("default")
-    assert "arXiv 2601.22478v5, Box 1" in paper.source
-    assert paper.text.count("Rephrasing it:") == 9
-    assert default.text.count("Rephrased:") == 8
-    content = paper.messages("What is {question}?")[0]["content"]
+def test_a_prompt_has_each_slot_once(tmp_path: Path) -> None:
+    content = load_prompt("paper").messages("What is {question}?")[0]["content"]
     assert content.endswith("Question: What is {question}?\nRephrasing it:")
-    file = tmp_path / "mine.txt"
-    file.write_text("Say it anew.\n{question}")
-    assert load_prompt(str(file)).messages("Why?")[0]["content"] == "Say it anew.\nWhy?"
-    file.write_text("no slot")
+    file = tmp_path / "mine.yaml"
+    file.write_text("text: 'Are {question} and {candidate} the same?'")
+    judge = load_prompt(str(file), "--judge-prompt").messages("one {candidate}", "two")
+    assert judge[0]["content"] == "Are one {candidate} and two the same?"
+    file.write_text("text: no slot")
     for name in (str(file), "papr"):
         with pytest.raises(RephraseError, match="--prompt="):
             load_prompt(name)

@@ -21,6 +21,15 @@ from prompt_aug.rephrase.__main__ import main
 from prompt_aug.rephrase.candidates import clean
 
 
+def candidates_of(out: Path) -> list[dict[str, Any]]:
+    return lines(Path(f"{out}.candidates.jsonl"))
+
+
+def manifest_of(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(f"{out}.manifest.json").read_text())
+    return found
+
+
 def test_from_questions_to_rephrasings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     questions, out = write_questions(tmp_path / "q.parquet", 4), tmp_path / "out.parquet"
     with serving(rephrase) as endpoint:
@@ -34,14 +43,14 @@ def test_from_questions_to_rephrasings(tmp_path: Path, capsys: pytest.CaptureFix
     assert {len(q.rephrasings) for q in after} == {2}
     words = {"name": "Ada", "a": 10, "b": 30}
     assert set(after[0].rephrasings) <= {form.format(**words) for form in GOOD}
-    candidates = lines(out.with_name("out.parquet.candidates.jsonl"))
+    candidates = candidates_of(out)
     assert len(candidates) == 16
     for candidate in candidates:
         assert {"key", "sample", "model", "prompt"} <= candidate["source"].keys()
         assert (candidate["verdict"] == "accept") == (not candidate["reasons"])
     ranked = sorted((c for c in candidates if c["rank"] is not None), key=lambda c: c["rank"])
     assert tuple(c["text"] for c in ranked if c["uid"] == after[0].uid) == after[0].rephrasings
-    manifest = json.loads(out.with_name("out.parquet.manifest.json").read_text())
+    manifest = manifest_of(out)
     assert manifest["verdicts"]["accept"] + manifest["verdicts"]["reject"] == 16
     assert manifest["filters"]["numbers: reject"] == 4, "the edit"
     card = out.with_name("out.parquet.README.md").read_text()
@@ -100,7 +109,7 @@ def test_a_budget_that_is_reached(
         (["--max-cost", "1"], 2, "--price IN OUT"),
         (["--max-requests", "0"], 2, "--max-requests=0"),
         (["--temperature", "nan"], 2, "--temperature"),
-        (["--top-p", "7"], 2, "--top-p: 7.0"),
+        (["--top-p", "7"], 2, "--top-p=7.0"),
         (["--timeout", "0"], 2, "--timeout"),
         (["--base-url", "localhost:8000"], 2, "--base-url=localhost:8000"),
         (["--prompt", "BINARY"], 1, "--prompt="),
@@ -123,23 +132,11 @@ def test_what_cannot_be_done_is_one_line_before_anything_is_sent(
         assert main(command(questions, out, endpoint.url, *more)) == status
         assert main(command(questions, tmp_path, endpoint.url)) == 2, "a folder is no output"
         assert not endpoint.bodies
-    first, second = capsys.readouterr().err.splitlines()
+    said = capsys.readouterr().err.splitlines()  # on a slow machine also progress
+    first, second = (line for line in said if not line.endswith("so far"))
     assert told in first
     assert "OUT=" in second
     assert not out.exists()
-
-
-def test_failed_requests_have_a_status_of_their_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    questions, out = write_questions(tmp_path / "q.parquet", 3), tmp_path / "out.parquet"
-    script = lambda n, b: Reply({}, status=500) if n == 1 else rephrase(n, b)  # noqa: E731
-    with serving(script) as endpoint:
-        more = ["--concurrency", "1", "--retries", "0"]
-        assert main(command(questions, out, endpoint.url, *more)) == 4
-        assert "5 candidates failed: 5 times status 500" in capsys.readouterr().err
-        assert not out.exists()
-        assert main(command(questions, out, endpoint.url, *more)) == 0
 
 
 def test_a_candidate_that_is_a_benchmark_question_is_refused(tmp_path: Path) -> None:
@@ -148,7 +145,7 @@ def test_a_candidate_that_is_a_benchmark_question_is_refused(tmp_path: Path) -> 
     bench.write_text(json.dumps({"question": GOOD[0].format(name="Ada", a=10, b=30)}) + "\n")
     with serving(rephrase) as endpoint:
         assert main(command(questions, out, endpoint.url, "--against", f"b={bench}")) == 0
-    listed = lines(out.with_name("out.parquet.candidates.jsonl"))
+    listed = candidates_of(out)
     assert [c["verdict"] for c in listed][:3] == ["reject", "accept", "accept"]
     assert listed[0]["reasons"][0]["filter"] == "overlap"
 
@@ -227,7 +224,7 @@ def test_a_solver_finds_an_edit_that_the_filters_missed_and_gives_pass_rates(
         monkeypatch.setattr(f"prompt_aug.rephrase.verify.{name}", lambda *_: iter(()))
     with serving(arithmetic) as endpoint:
         assert main(command(questions, out, endpoint.url, "--solve", "m", "--n", "3")) == 0
-    listed = lines(out.with_name("out.parquet.candidates.jsonl"))
+    listed = candidates_of(out)
     edited = [c for c in listed if c["source"]["sample"] == 3]
     assert [c["verdict"] for c in edited] == ["doubtful"] * 3
     assert {r["filter"] for c in edited for r in c["reasons"]} == {"solver"}
@@ -261,29 +258,63 @@ def test_candidates_are_requested_until_there_are_enough(tmp_path: Path) -> None
     assert {len(q.rephrasings) for q in read_parquet(out)} == {3}
 
 
-def test_a_file_goes_through_the_same_checks_solver_and_judge(
+def test_a_file_goes_through_the_same_checks_and_solver(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The solver adds all numbers, so the candidate that repeats some is answered wrongly."""
     questions, out = write_questions(tmp_path / "q.parquet", 2), tmp_path / "out.parquet"
     first, second = read_parquet(questions)
-    vague = "Ada has some apples, 10 of them, and gets 30. Both are many. How many, if 10 is right?"
+    vague = "Ben has 11 apples and 32 more. Of 11 and 32, how many are there now?"
+    good = GOOD[0].format(name="Ada", a=10, b=30)
     rows = [
-        {"uid": first.uid, "text": GOOD[0].format(name="Ada", a=10, b=30)},
+        {"uid": first.uid, "text": good},
         {"question": second.text, "rephrasings": ["Bob has 11 and buys 33.", vague]},
         {"question": "another", "text": "one"},
     ]
     source = tmp_path / "theirs.jsonl"
     source.write_text("\n".join(map(json.dumps, rows)))
     with serving(arithmetic) as endpoint:
-        more = ["--from", str(source), "--solve", "s", "--judge", "j", "--base-url", endpoint.url]
+        more = ["--from", str(source), "--solve", "s", "--base-url", endpoint.url]
         assert main([str(questions), str(out), *more]) == 0
     assert "1 lines of other questions" in capsys.readouterr().out
-    verdicts = {c["text"]: c for c in lines(out.with_name("out.parquet.candidates.jsonl"))}
-    assert verdicts[rows[0]["text"]]["verdict"] == "accept"  # type: ignore[index]
-    assert len(verdicts) == 3
-    manifest = json.loads(out.with_name("out.parquet.manifest.json").read_text())
-    assert manifest["accepted_by"]["checks"] == 1
-    assert manifest["solver"] == {"asked": 2, "answered": 2} or manifest["solver"]["asked"] == 1
+    verdicts = [(c["verdict"], c["path"]) for c in candidates_of(out)]
+    assert verdicts == [("accept", "checks"), ("reject", "checks"), ("doubtful", "solver")]
+    assert manifest_of(out)["accepted_by"] == {"checks": 1}
+    assert manifest_of(out)["solver"] == {"asked": 2, "answered": 2}
+
+
+def test_a_failure_of_any_round_or_stage_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Question 0 fails in the first round, the others need a second one."""
+    questions, out = write_questions(tmp_path / "q.parquet", 3), tmp_path / "out.parquet"
+
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        asked = body["messages"][0]["content"]
+        if "boxed" in asked or "Ada has 10" in asked.rpartition("Question: ")[2]:
+            return Reply({"error": {"message": f"request {number}"}}, status=500)
+        texts = [c["message"]["content"] for c in rephrase(0, body | {"n": 5}).body["choices"]]
+        return Reply(chat([texts[3] if number < 3 else texts[0]] * body["n"]))
+
+    with serving(script) as endpoint:
+        more = "--n 1 --most 6 --per-request 2 --retries 0 --concurrency 1".split()
+        assert main(command(questions, out, endpoint.url, *more)) == 4
+        assert "2 responses failed: 2 times status 500: request 0" in capsys.readouterr().err
+        assert main(command(questions, out, endpoint.url, *more, "--solve", "s", "--partial")) == 4
+        assert "times status 500" in capsys.readouterr().err
+    assert len(read_parquet(out)[1].rephrasings) == 1
+    with serving(rephrase) as endpoint:
+        assert main(command(questions, out, endpoint.url, *more)) == 0, "run again"
+
+
+def test_a_dry_run_sends_nothing(tmp_path: Path) -> None:
+    """Also not for the candidates that are stored, to the solver and the judge."""
+    questions, out = write_questions(tmp_path / "q.parquet", 2), tmp_path / "out.parquet"
+    with serving(rephrase) as endpoint:
+        assert main(command(questions, out, endpoint.url)) == 0
+        more = ["--n", "5", "--solve", "s", "--judge", "j", "--dry-run"]
+        assert main(command(questions, out, endpoint.url, *more)) == 0
+        assert len(endpoint.bodies) == 2
 
 
 def test_doubtful_candidates_are_decided_by_the_solver_and_then_the_judge(tmp_path: Path) -> None:
@@ -297,11 +328,11 @@ def test_doubtful_candidates_are_decided_by_the_solver_and_then_the_judge(tmp_pa
     with serving(arithmetic) as endpoint:
         arguments = [str(questions), str(out), "--from", str(source), "--base-url", endpoint.url]
         assert main([*arguments, "--take-doubtful"]) == 0
-        before = lines(out.with_name("out.parquet.candidates.jsonl"))
+        before = candidates_of(out)
         assert [c["verdict"] for c in before] == ["doubtful"] * 2
         assert len(read_parquet(out)[0].rephrasings) == 2
         assert main([*arguments, "--judge", "j", "--take-doubtful"]) == 0
-        judged = lines(out.with_name("out.parquet.candidates.jsonl"))
+        judged = candidates_of(out)
     assert [c["verdict"] for c in judged] == ["doubtful", "doubtful"]
     assert {c["path"] for c in judged} == {"judge"}
     assert read_parquet(out)[0].rephrasings == (), "what a judge doubted is not taken"

@@ -1,6 +1,5 @@
 """Solver and judge: hand values, and planted faults on a scripted solver."""
 
-import asyncio
 import json
 import random
 from pathlib import Path
@@ -13,13 +12,12 @@ from prompt_aug.endpoint.budget import Budget
 from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.questions import make_question
 from prompt_aug.rephrase.candidates import Candidate, usable
-from prompt_aug.rephrase.generate.client import Generation
+from prompt_aug.rephrase.generate.client import Stage
 from prompt_aug.rephrase.generate.prompts import load_prompt
-from prompt_aug.rephrase.generate.store import Sampling, Store, make_request
+from prompt_aug.rephrase.generate.store import Sampling
 from prompt_aug.rephrase.solver import Answers, answers_of, judged, solved
 from prompt_aug.rephrase.verify import Reason
 
-SOLVE = load_prompt("solve")
 CANDIDATE = Candidate(uid="u", text="x", verdict="accept", reasons=())
 
 
@@ -83,24 +81,22 @@ def scripted_solver(number: int, body: dict[str, Any]) -> Reply:
 def test_planted_faults_stay_doubtful_and_good_ones_are_accepted(tmp_path: Path) -> None:
     """80 questions, each with a good and an edited rephrasing, 12 responses to each text."""
     rng, sampling = random.Random(5), Sampling(model="solver")
-    plan = []
-    for i in range(80):
-        a, b = rng.randint(10, 99), rng.randint(10, 99)
-        question = make_question(text=f"{i} F({a},{b})", answers=[str(a + b)], source="own")
-        texts = [f"{i} reworded F({b},{a})", f"{i} edited F({a + rng.randint(4, 9)},{b})"]
-        requests = [
-            make_request(question.uid, text, prompt=SOLVE, sampling=sampling, samples=12)
-            for text in (question.text, *texts)
-        ]
-        plan.append((question, requests))
-    store = Store(tmp_path)
     with serving(scripted_solver) as server:
         endpoint = Endpoint(base_url=server.url, per_request=12)
-        run = Generation(store, endpoint, Budget()).run([r for _, rs in plan for r in rs])
-        asyncio.run(run)
+        stage = Stage("solver", tmp_path, endpoint, load_prompt("solve"), sampling)
+        plan = []
+        for i in range(80):
+            a, b = rng.randint(10, 99), rng.randint(10, 99)
+            question = make_question(text=f"{i} F({a},{b})", answers=[str(a + b)], source="own")
+            texts = [f"{i} reworded F({b},{a})", f"{i} edited F({a + rng.randint(4, 9)},{b})"]
+            requests = [stage.request(question.uid, t, samples=12) for t in (question.text, *texts)]
+            plan.append((question, requests))
+        stage.send([r for _, requests in plan for r in requests], Budget())
     flagged = {"good": 0, "edited": 0}
     for question, requests in plan:
-        own, *others = (answers_of(question, store.responses(request)) for request in requests)
+        own, *others = (
+            answers_of(question, stage.store.responses(request)) for request in requests
+        )
         for kind, answers in zip(flagged, others, strict=True):
             flagged[kind] += solved(DOUBTFUL, own, answers, 6).verdict == "doubtful"
     assert flagged["edited"] == 80

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_aug.rephrase import check, rules, verify
-from prompt_aug.rephrase.verify import edit
 from prompt_aug.rephrase.verify.text import read
 from prompt_aug.rephrase.verify.values import numbers
 
@@ -256,12 +255,6 @@ def test_no_text_breaks_the_check(text: str) -> None:
     assert check(text, text).verdict == "reject"
     found = check(text, text.replace(" ", ""), [text])
     assert not [reason for reason in found.reasons if reason.filter == "error"]
-
-
-def test_the_nearness_of_a_copy_is_that_of_the_longest_common_subsequence() -> None:
-    assert edit.likeness("abcd", "abxd") == 2 * 3 / 8
-    assert edit.is_near("a b c d e f g h".split(), "a b c d e f g x".split())
-    assert not edit.is_near("a b c d e f g h".split(), "h b x d y f z a".split())
 
 
 def test_the_readme_says_what_check_says() -> None:
