@@ -42,7 +42,7 @@ def test_the_alarm_rolls_the_run_back_with_half_the_rate(runs: Runner) -> None:
     assert gone["actor/lr"] == first["actor/lr"] == 1e-3
     assert second["actor/lr"] == 5e-4
     # The counts are those of the checkpoint, not of the discarded step.
-    assert [m["train/optimizer_steps"] for m in (first, second)] == [1, 2]
+    assert second["train/optimizer_steps"] == 2 * first["train/optimizer_steps"]
     assert len(read_json(folder.environment)["resumed"]) == 1
 
 
