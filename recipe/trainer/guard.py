@@ -60,7 +60,7 @@ def verdict(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -
 def best_step(history: Sequence[Mapping[str, Any]], saved: Sequence[int]) -> int | None:
     """Return the validated step of `saved` with the highest accuracy, of equal ones the first.
 
-    It is the mean over the sources, by which no two validations of a run differ.
+    The accuracy of several sources is their mean.
     """
     scores: dict[int, float] = {}
     for line in history:
