@@ -64,6 +64,7 @@ def test_two_roll_backs_apply_one_after_the_other(tmp_path: Path, lr: float, aft
 def configured(root: Path, *overrides: str) -> DictConfig:
     config = composed("toy", "recipe.guard.action=rollback", *overrides).copy()
     config.recipe.run_dir, config.recipe.toy.cache = str(root / "run"), str(root / "cache")
+    config.trainer.default_local_dir = str(root / "run" / "checkpoints")
     return config
 
 
