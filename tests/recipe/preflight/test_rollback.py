@@ -148,7 +148,7 @@ def test_a_rolled_back_run_is_resumed_with_its_own_settings_only(run: RunFolder)
         (("trainer.save_freq=0", "trainer.test_freq=1"), "trainer.save_freq=0"),
         (("trainer.save_freq=2", "trainer.test_freq=0"), "trainer.test_freq=0"),
         (("trainer.save_freq=2", "trainer.test_freq=4"), "trainer.test_freq=4"),
-        ((*SAVED, "trainer.max_actor_ckpt_to_keep=2"), "recipe.keep_best=None"),
+        ((*SAVED, "trainer.max_actor_ckpt_to_keep=2"), "recipe.keep_best=null"),
         ((*SAVED, "recipe.guard.rollback.lr_factor=1"), "recipe.guard.rollback.lr_factor=1"),
         ((*SAVED, "recipe.guard.rollback.kl_loss_coef=0"), "recipe.guard.rollback.kl_loss_coef=0"),
     ],
