@@ -18,6 +18,7 @@ from recipe.run.folder import RunFolder
 
 pytestmark = pytest.mark.config
 ACTOR = "actor_rollout_ref.actor"
+REF = "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"
 LR, KL, COEFFICIENT = f"{ACTOR}.optim.lr", f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef"
 
 
@@ -151,6 +152,8 @@ def test_a_rolled_back_run_is_resumed_with_its_own_settings_only(run: RunFolder)
         ((*SAVED, "trainer.max_actor_ckpt_to_keep=2"), "recipe.keep_best=null"),
         ((*SAVED, "recipe.guard.rollback.lr_factor=1"), "recipe.guard.rollback.lr_factor=1"),
         ((*SAVED, "recipe.guard.rollback.kl_loss_coef=0"), "recipe.guard.rollback.kl_loss_coef=0"),
+        # What the roll-back changes to: a reference model, with micro-batches that do not fit.
+        ((*SAVED, "recipe.guard.rollback.kl_loss_coef=0.1", f"{REF}=7"), f"{REF}=7"),
     ],
 )
 def test_refused(tmp_path: Path, overrides: tuple[str, ...], named: str) -> None:
