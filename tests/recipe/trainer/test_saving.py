@@ -276,7 +276,7 @@ def test_at_an_alarm(
     trainer = Trainer(tmp_path, step=3)
     rollback = {"lr_factor": 0.5, "kl_loss_coef": None, "times": 0 if "used" in action else 1}
     settings = {"window": 1, "factor": 2.0, "accuracy_drop": 0.1, "rollback": rollback}
-    trainer.config.recipe |= {"run_dir": str(tmp_path)}
+    trainer.config.recipe.run_dir = str(tmp_path)
     trainer.config.recipe.guard = {**settings, "action": action.partition(",")[0]}
     trainer.config.actor_rollout_ref = {"actor": {"optim": {"lr": 1e-4}}}
     for step in range(1, tracked + 1) if tracked else []:
