@@ -20,7 +20,7 @@ from prompt_aug.base.commands import existing, make_parser, run
 from prompt_aug.base.files import lock, read_json, read_lines, write_json, write_lines, write_text
 from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
-from recipe.run import checkpoints, environment
+from recipe.run import checkpoints, environment, rollbacks
 from recipe.run.folder import RunFolder
 from recipe.trainer import launch
 
@@ -72,8 +72,14 @@ def fork(root: Path, step: int, new: Path, overrides: list[str]) -> list[str]:
         if why := checkpoints.damage(checkpoint):
             known = ", ".join(map(str, checkpoints.saved_steps(source.checkpoints))) or "none"
             raise ConfigError(f"--step={step}: {checkpoint} is not whole: {why}. Saved are {known}")
+        after = {
+            key: new
+            for x in rollbacks.records(source.root)
+            for key, (_, new) in x["change"].items()
+        }
+        changed = [f"{key}={value}" for key, value in after.items()]
         _, old = composed(arguments, [f"recipe.run_dir={source.root}"])
-        command, config = composed(arguments, [*overrides, f"recipe.run_dir={new}"])
+        command, config = composed(arguments, [*changed, *overrides, f"recipe.run_dir={new}"])
         if keys := unlike(old, config):
             raise ConfigError(
                 f"{', '.join(keys)}: the checkpoint was saved with another value, and its state "

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from prompt_aug.base.commands import existing, make_parser, run
-from prompt_aug.base.files import read_json, write_json
+from prompt_aug.base.files import read_json, replacing, write_json
 from recipe.errors import ConfigError
 from recipe.run.checkpoints import SHARDS, shard_name
 
@@ -141,9 +141,9 @@ def restate(folder: Path, settings: dict[str, Any]) -> None:
         for path in sorted(folder.glob(f"{SHARDS[kind]}_world_size_*.pt")):
             with torch.serialization.safe_globals(RANDOM):
                 state = torch.load(path, map_location="cpu", weights_only=True)
-            if change(state):
-                path.unlink()  # it may be a hard link to another run's
-                torch.save(state, path)
+            if change(state):  # by replacement: it may be a hard link to another run's
+                with replacing(path) as file:
+                    torch.save(state, file)
 
     def optimizer(state: Any) -> bool:
         changed = False

@@ -343,4 +343,26 @@ ALGORITHM: list[Check] = [
         "no checkpoint is validated, so none is the best. Set trainer.test_freq, or "
         "recipe.keep_best=null.",
     ),
+    Rule(
+        "recipe.guard.action trainer.save_freq trainer.test_freq",
+        lambda s: (
+            s.recipe.guard.action == "rollback"
+            and (
+                min(s.trainer.save_freq, s.trainer.test_freq) <= 0
+                or s.trainer.save_freq % s.trainer.test_freq
+            )
+        ),
+        "a run rolls back to the saved step of the best validation. Set trainer.save_freq to a "
+        "multiple of trainer.test_freq, both above 0.",
+    ),
+    Rule(
+        "recipe.guard.action trainer.max_actor_ckpt_to_keep recipe.keep_best",
+        lambda s: (
+            s.recipe.guard.action == "rollback"
+            and s.trainer.max_actor_ckpt_to_keep
+            and not s.recipe.keep_best
+        ),
+        "the best checkpoint would be deleted, to which a run rolls back. Set "
+        "recipe.keep_best=val/SOURCE/accuracy.",
+    ),
 ]

@@ -10,14 +10,14 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from prompt_aug.base.files import read_json
+from prompt_aug.base.files import read_json, write_text
 from prompt_aug.prompts import Prompts
 from recipe.config.compose import flat
 from recipe.errors import ConfigError
 from recipe.preflight.algorithm import PER_MICRO_BATCH
 from recipe.preflight.data import limit_steps
 from recipe.preflight.rules import SHORT, Check, Setup
-from recipe.run import checkpoints
+from recipe.run import checkpoints, rollbacks
 from recipe.run.folder import RunFolder
 
 STEPS = "trainer.total_training_steps"
@@ -82,6 +82,7 @@ def same_run(s: Setup) -> Iterator[str]:
     if not isinstance(before, DictConfig):
         yield f"{folder.config}: not a readable configuration. Restore it from a copy, or {remedy}"
         return
+    rollbacks.apply(before, folder.root)
     old = dict(flat(OmegaConf.to_container(before)))
     config = s.config.copy()
     if folder.data_manifest.is_file():  # as `prepare_data` did at the first start
@@ -147,12 +148,36 @@ RESUME: list[Check] = [same_run, same_prompts, start_checkpoint]
 
 def take_checkpoint(folder: Path, saves: Path, config: DictConfig) -> None:
     """Copy the checkpoint `folder` into `saves`, as that from which a run of `config` resumes."""
+    with checkpoints.adopting(folder, saves) as copy:
+        restate(copy, config)
+
+
+def restate(checkpoint: Path, config: DictConfig) -> None:
+    """Give the optimizers of a checkpoint the settings of `config`."""
     from recipe.export import shards
 
-    with checkpoints.adopting(folder, saves) as copy:
-        for role, section in (("actor", config.actor_rollout_ref.actor), ("critic", config.critic)):
-            if (copy / role).is_dir():
-                shards.restate(copy / role, {key: section.optim[key] for key in shards.SETTINGS})
+    for role, section in (("actor", config.actor_rollout_ref.actor), ("critic", config.critic)):
+        if (checkpoint / role).is_dir():
+            shards.restate(checkpoint / role, {key: section.optim[key] for key in shards.SETTINGS})
+
+
+def carry_out_rollback(config: DictConfig) -> list[str]:
+    """Make a pending roll-back's checkpoint the one to resume from; returns a message.
+
+    `config` has the settings of the roll-back already. The steps that it discards lose their
+    checkpoints; their metrics are moved.
+    """
+    run_dir, saves = Path(config.recipe.run_dir), Path(config.trainer.default_local_dir)
+    record = rollbacks.pending(run_dir)
+    if record is None:
+        return []
+    restate(checkpoints.step_folder(saves, record["to"]), config)
+    write_text(saves / checkpoints.TRACKER, str(record["to"]))
+    later = [step for step in checkpoints.saved_steps(saves) if step > record["to"]]
+    checkpoints.delete(saves, later)
+    rollbacks.discard_metrics(run_dir, record)
+    rollbacks.settled(run_dir)
+    return [rollbacks.describe(record)]
 
 
 def repair_checkpoints(config: DictConfig) -> list[str]:

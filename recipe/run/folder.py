@@ -57,6 +57,8 @@ class RunFolder:
     environment = _At("environment.json")  # versions, platform, commit
     metrics = _At("metrics.jsonl")  # a line per training step
     metrics_before = _At("metrics.before.jsonl")  # the lines of starts that saved nothing
+    discarded = _At("metrics.discarded.jsonl")  # the lines of steps that were rolled back
+    rollbacks = _At("rollbacks.jsonl")  # by the guard: when, to which step, with which change
     data_manifest = _At(f"data/{MANIFEST}")  # names the dropped questions
     checkpoints = _At("checkpoints")  # as verl writes them
     exports = _At("hf")  # exported for Hugging Face

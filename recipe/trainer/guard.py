@@ -1,9 +1,11 @@
 """The collapse guard: `verdict` says from the metrics of a run whether it has collapsed.
 
-``recipe.guard.action``: off; warn (a line in the log and ``guard/breach`` in metrics.jsonl); stop
-(the same, then the run saves and ends, and the message has the command that forks it from the best
-checkpoint with a lower learning rate and a KL penalty). A low entropy is no breach: in the runs of
-examples/laboratory/edge it falls as far where held-out accuracy rises to 0.8 as where it collapses.
+``recipe.guard.action``: off; warn (a line in the log and ``guard/breach`` in metrics.jsonl); save
+(the same and a checkpoint); stop (the run saves and ends, and the message has the command that
+forks it from the best checkpoint with a lower learning rate and a KL penalty); rollback (the run
+goes back to the best checkpoint and changes what ``recipe.guard.rollback`` says: run/rollbacks.py).
+A low entropy is no breach: in the runs of examples/laboratory/edge it falls as far where held-out
+accuracy rises to 0.8 as where it collapses.
 """
 
 import math
@@ -18,6 +20,10 @@ SUDDEN = ("train/entropy", "response_length/mean", "actor/grad_norm")
 
 class CollapseError(UserError, RuntimeError):
     """The guard has ended the run; its last finished step is saved."""
+
+
+class RollbackError(UserError, RuntimeError):
+    """The guard has ended this start of the run; the next one rolls it back."""
 
 
 def verdict(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str | None:
@@ -51,17 +57,24 @@ def verdict(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -
     return None
 
 
+def best_step(history: Sequence[Mapping[str, Any]], saved: Sequence[int]) -> int | None:
+    """Return the validated step of `saved` with the highest accuracy, of equal ones the first.
+
+    The accuracy of several sources is their mean.
+    """
+    scores: dict[int, float] = {}
+    for line in history:
+        values = [v for k, v in line.items() if k.startswith("val/") and k.endswith("/accuracy")]
+        if values and line["step"] in saved:
+            scores[line["step"]] = statistics.fmean(values)
+    return max(scores, key=lambda step: (scores[step], -step), default=None)
+
+
 def remedy(run: str, history: Sequence[Mapping[str, Any]], saved: Sequence[int], lr: float) -> str:
     """Return the command that forks `run` from its best saved step with a stated change."""
-
-    def accuracy(step: int) -> float:
-        line = next((line for line in history if line["step"] == step), {})
-        values = [v for k, v in line.items() if k.startswith("val/") and k.endswith("/accuracy")]
-        return statistics.fmean(values) if values else -math.inf
-
     if not saved:
         return "no checkpoint is saved: set trainer.save_freq"
-    actor, best = "actor_rollout_ref.actor", max(saved, key=lambda step: (accuracy(step), -step))
+    actor, best = "actor_rollout_ref.actor", best_step(history, saved) or min(saved)
     return (
         f"python -m recipe.fork {run} --step {best} {run}_guarded {actor}.optim.lr={lr / 2:g} "
         f"{actor}.use_kl_loss=true"

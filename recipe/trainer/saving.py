@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from prompt_aug.base.files import read_json, write_json
 from recipe.errors import ExhaustedError, HungError, LostEngineError, RolloutError
-from recipe.run import checkpoints, progress
+from recipe.run import checkpoints, progress, rollbacks
 from recipe.run import folder as run_folder
 from recipe.run.stop import Limit, StoppedError, Watchdog, steps_begin
 from recipe.trainer import guard
@@ -58,7 +58,9 @@ class SavingTrainer(PPOTrainerSync):
     """
 
     warned_unscored = False
-    breach: str | None = None  # why the guard ends the run before the next step
+    # Set by the guard, for the next step:
+    ending: guard.CollapseError | guard.RollbackError | None = None
+    save_alarm = False
 
     def __init__(self, config: DictConfig) -> None:
         self.keep_last = config.trainer.get("max_actor_ckpt_to_keep")
@@ -191,18 +193,28 @@ class SavingTrainer(PPOTrainerSync):
         if settings.action == "off":
             return
         history = run_folder.read_metrics(self.run_dir)
+        first = not (history and history[-1].get("guard/breach"))
         history.append(run_folder.metrics_line(self.global_steps, metrics))
         breach = guard.verdict(history, settings)
-        metrics["guard/breach"] = int(breach is not None)
+        used = len(rollbacks.records(self.run_dir))
+        metrics |= {"guard/breach": int(breach is not None), "guard/rollbacks": used}
         if breach is None:
             return
-        saved = checkpoints.saved_steps(self.saves)
-        lr = float(self.config.actor_rollout_ref.actor.optim.lr)
-        told = f"recipe.guard.action={settings.action}: step {self.global_steps}: {breach}"
-        told += f". From the best checkpoint: {guard.remedy(str(self.run_dir), history, saved, lr)}"
+        told = f"recipe.guard.action={settings.action}: step {self.global_steps}: {breach}. "
+        steps = checkpoints.saved_steps(self.saves)
+        saved = [n for n in steps if not checkpoints.damage(checkpoints.step_folder(self.saves, n))]
+        best = guard.best_step(history, saved)
+        if settings.action == "rollback" and best is not None and used < settings.rollback.times:
+            told += rollbacks.decide(self.config, step=self.global_steps, to=best, why=breach)
+            self.ending = guard.RollbackError(told)
+        else:
+            lr = float(self.config.actor_rollout_ref.actor.optim.lr)
+            command = guard.remedy(str(self.run_dir), history, saved, lr)
+            told += f"From the best checkpoint: {command}"
+            if settings.action in ("stop", "rollback"):
+                self.ending = guard.CollapseError(told)
+        self.save_alarm = settings.action == "save" and first
         print(told, flush=True)
-        if settings.action == "stop":
-            self.breach = told
 
     def check_progress(self, work: Any) -> None:
         """Called at every poll for rollouts, also in a validation, with counts of finished work."""
@@ -217,9 +229,12 @@ class SavingTrainer(PPOTrainerSync):
 
     def step(self, metrics: dict, timing_raw: dict) -> Any:
         """verl's step; ends the run before, in or after it if `limit` requires it."""
-        if self.breach:
-            self._save_step_before()
-            raise guard.CollapseError(self.breach)
+        if self.ending:
+            if isinstance(self.ending, guard.CollapseError):
+                self._save_step_before()
+            raise self.ending
+        if self.save_alarm:
+            self._save_alarm()
         if reason := self.limit.after_step():  # requested during the validation of the step before
             self._save_step_before()
             raise StoppedError(reason)
@@ -250,6 +265,14 @@ class SavingTrainer(PPOTrainerSync):
             self._end_after(batch, metrics, timing_raw)
             raise StoppedError(reason)
         return batch
+
+    def _save_alarm(self) -> None:
+        """Save the step before this one, at which the guard raised an alarm, and go on."""
+        self.save_alarm = False
+        if self.global_steps - 1 > (checkpoints.tracked_step(self.saves) or 0):
+            self._save_step_before()  # the engine sleeps
+            self.on_step_end()  # and has its weights again
+            self.global_steps += 1
 
     def _save_step_before(
         self, state: dict[str, Any] | None = None, data: Any = None, engine_responds: bool = True

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
+from saved_checkpoint import save
 
 from prompt_aug.base.files import lock, read_json, read_lines, write_json
 from recipe import fork, train
@@ -20,24 +21,6 @@ from recipe.trainer import launch
 
 pytestmark = pytest.mark.config
 LR = "actor_rollout_ref.actor.optim.lr"
-
-
-def save(folder: Path, step: int, lr: float) -> Path:
-    """A checkpoint of one rank with an optimizer of no parameters."""
-    made = folder / f"global_step_{step}"
-    (made / "actor").mkdir(parents=True)
-    group = {"lr": lr, "initial_lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.0}
-    states = {
-        "model": {"w": torch.ones(3)},
-        "optim": {"state": {}, "param_groups": [group]},
-        "extra_state": {"lr_scheduler": {"base_lrs": [lr], "_last_lr": [lr], "last_epoch": step}},
-    }
-    for kind, state in states.items():
-        torch.save(state, made / "actor" / f"{kind}_world_size_1_rank_0.pt")
-    write_json(made / "actor" / "fsdp_config.json", {"FSDP_version": 2, "world_size": 1})
-    torch.save({"position": step}, made / checkpoints.DATA)
-    write_json(made / checkpoints.STATE, {"batches_fetched": step})
-    return made
 
 
 @pytest.fixture

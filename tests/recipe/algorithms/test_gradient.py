@@ -247,3 +247,31 @@ def test_the_comparison_fails_on_another_update(
     if settings["mode"] == "other":
         (settings["mode"],) = set(MODES) - {mode}
     assert difference(our_loss(**settings), paper_of(name, mode)) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["actor/pg_clipfrac", "actor/ppo_kl"])
+def test_verl_averages_ranks_without_their_numbers_of_tokens(name: str) -> None:
+    """A gap of verl, see recipe/README.md: two ranks log another value than one rank."""
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.utils.metric import Metric
+    from verl.workers.config.actor import ActorConfig
+
+    config = ActorConfig(strategy="fsdp", rollout_n=8, ppo_micro_batch_size_per_gpu=16)
+    old_BT, new_BT = (model(PROMPTS[TEXT], RESPONSES).detach() for model in (OLD, MOVED))
+    columns = (old_BT, new_BT, ADVANTAGES["grpo"](REWARD, TEXT)[:, None] * MASK, MASK)
+
+    def logged(rows: slice) -> float:
+        names = ("old_log_prob", "log_prob", "advantages", "response_mask")
+        inputs = {key: value[rows] for key, value in zip(names, columns, strict=True)}
+        metrics = get_policy_loss_fn("vanilla")(
+            **inputs, loss_agg_mode="token-mean", config=config
+        )[1]
+        return float(metrics[name])
+
+    halves = [slice(0, 5), slice(5, 16)]
+    whole, parts = logged(slice(0, 16)), [logged(rows) for rows in halves]
+    ranks = Metric.aggregate_dp([Metric("mean", part) for part in parts])
+    tokens = [float(MASK[rows].sum()) for rows in halves]
+    assert abs(ranks - whole) > 1e-3
+    weighted = sum(n * part for n, part in zip(tokens, parts, strict=True)) / sum(tokens)
+    assert weighted == pytest.approx(whole, abs=1e-6)

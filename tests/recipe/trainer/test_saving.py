@@ -12,9 +12,10 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from prompt_aug.base.files import read_json
 from recipe.errors import ExhaustedError, HungError, LostEngineError, RolloutError
-from recipe.run import checkpoints
+from recipe.run import checkpoints, rollbacks
 from recipe.run import folder as run_folder
 from recipe.run.stop import StoppedError
+from recipe.trainer.guard import CollapseError, RollbackError
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
 
 TOTAL = 20
@@ -245,6 +246,72 @@ def test_the_best_and_the_last_checkpoint_are_kept(
             run_folder.append_metrics(tmp_path, step, line)
     assert checkpoints.saved_steps(trainer.saves) == kept
     assert capsys.readouterr().out.count(f"recipe.keep_best={key}") == (len(lines) == 5)
+
+
+@pytest.mark.parametrize(
+    ("action", "tracked", "ends", "done", "after"),
+    [
+        ("off", None, None, [], None),
+        ("warn", None, None, [], None),
+        ("save", 1, None, ["engine sleeps", "save 3", "engine has weights"], None),
+        ("save", 3, None, [], None),  # saved already, and the engine has its weights
+        ("stop", 1, CollapseError, ["engine sleeps", "save 3"], None),
+        ("rollback", 1, RollbackError, [], (3, 1)),  # the better of the saved steps
+        ("rollback", None, CollapseError, ["engine sleeps", "save 3"], None),  # nothing is saved
+        ("rollback, used up", 1, CollapseError, ["engine sleeps", "save 3"], None),
+    ],
+)
+def test_at_an_alarm(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    action: str,
+    tracked: int | None,
+    ends: type[Exception] | None,
+    done: list[str],
+    after: tuple[int, int] | None,
+) -> None:
+    """At step 3; the fourth step is asked for."""
+    monkeypatch.setattr(Trainer, "on_step_end", lambda self: self.done.append("engine has weights"))
+    monkeypatch.setattr(checkpoints, "damage", lambda folder: None)
+    trainer = Trainer(tmp_path, step=3)
+    rollback = {"lr_factor": 0.5, "kl_loss_coef": None, "times": 0 if "used" in action else 1}
+    settings = {"window": 1, "factor": 2.0, "accuracy_drop": 0.1, "rollback": rollback}
+    trainer.config.recipe.run_dir = str(tmp_path)
+    trainer.config.recipe.guard = {**settings, "action": action.partition(",")[0]}
+    trainer.config.actor_rollout_ref = {"actor": {"optim": {"lr": 1e-4}}}
+    for step in range(1, tracked + 1) if tracked else []:
+        checkpoints.step_folder(trainer.saves, step).mkdir()
+        (trainer.saves / checkpoints.TRACKER).write_text(str(step))
+    for step, accuracy in ((1, 0.6), (2, 0.5)):
+        line = {"val/t/accuracy": accuracy, "actor/grad_norm": 1.0}
+        run_folder.append_metrics(tmp_path, step, line)
+    metrics = {"actor/grad_norm": 3.0}
+    trainer.guard(metrics)
+    assert metrics.get("guard/breach") == (None if action == "off" else 1)
+    trainer.global_steps = 4
+    if ends is None:
+        assert trainer.step({}, {}) == "batch" and trainer.global_steps == 4
+    else:
+        with pytest.raises(ends, match=r"actor/grad_norm=3 .*from 1 before"):
+            trainer.step({}, {})
+    assert trainer.done == done
+    found = [(record["step"], record["to"]) for record in rollbacks.records(tmp_path)]
+    assert found == ([] if after is None else [after])
+
+
+def test_a_series_of_alarms_saves_once(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, step=0)
+    settings = {"action": "save", "window": 1, "factor": 2.0, "accuracy_drop": 0.1}
+    trainer.config.recipe.guard = settings
+    trainer.config.actor_rollout_ref = {"actor": {"optim": {"lr": 1e-4}}}
+    alarms = []
+    for step, norm in enumerate([1, 3, 9, 1, 30], start=1):
+        trainer.global_steps, trainer.save_alarm = step, False
+        metrics = {"actor/grad_norm": float(norm)}
+        trainer.guard(metrics)
+        run_folder.append_metrics(tmp_path, step, metrics)
+        alarms.append((metrics["guard/breach"], trainer.save_alarm))
+    assert alarms == [(0, False), (1, True), (1, False), (0, False), (1, True)]
 
 
 def test_a_full_disk_is_reported_before_anything_is_written(
