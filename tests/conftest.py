@@ -17,6 +17,13 @@ def _one_thread(torch: Any) -> None:
     torch.set_num_threads(1)
 
 
+@wrapt.when_imported("recipe.config.compose")
+def _merges_once(module: Any) -> None:
+    from quick_compose import merging_once
+
+    module.compose = merging_once(module.compose, module.EXAMPLES)
+
+
 # What the imports of collection leave is never freed: to walk through it again and again would take
 # a seventh of the time of the unit tests.
 gc.disable()
