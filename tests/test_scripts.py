@@ -203,7 +203,9 @@ def test_test_sh_fast_runs_the_unit_tests_only(checkout: Path) -> None:
     code, _ = run(checkout, "test.sh", "--fast", "-x")
     assert code == 0
     (call,) = (c for c in calls(checkout) if "pytest" in c)
-    assert call == "-m pytest -n 2 --dist loadfile -m not config and not e2e -x"
+    assert (
+        call == "-m pytest -n 2 --dist loadfile --no-loadscope-reorder -m not config and not e2e -x"
+    )
 
 
 # Stands for SLURM's commands: a job in the state $STATE that ends in $LEFT seconds.
