@@ -101,14 +101,6 @@ def test_qwen() -> None:
     assert rendered.messages == (("system", "SYS"), ("user", QUESTION + "\nStep by step."))
 
 
-def test_qwen_keeps_its_own_default_system_message() -> None:
-    text = render(FULL.model_copy(update={"system": None, "prefill": ""}), "Q", qwen()).text
-    assert text == (
-        "<|im_start|>system\nQwen's own words<|im_end|>\n"
-        "<|im_start|>user\nQ\nStep by step.<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
 def test_llama_3_has_one_bos() -> None:
     made = llama()
     text = render(FULL, QUESTION, made).text
@@ -163,10 +155,6 @@ def test_a_chat_template_that_loses_the_question_is_refused() -> None:
         render(FULL, "Q", tokenizer(LOSES_ALL, ()))
 
 
-def test_a_dated_chat_template_is_the_same_tomorrow() -> None:
-    assert render(FULL, "Q", tokenizer(DATED, ())).text.startswith("26 Jul 2024|SYS")
-
-
 def test_raw_text_of_base_models() -> None:
     plain = "SYS\n\nQ\nStep by step.\n\n<think>\n"
     assert render(FULL, "Q").text == plain
@@ -178,14 +166,6 @@ def test_raw_text_of_base_models() -> None:
     quiet = tokenizer(None, ())
     quiet.bos_token = "<pad>"
     assert render(FULL, "Q", quiet).text == plain
-
-
-def test_styles() -> None:
-    assert render(FULL, "Q", qwen(), Form(style="chat")) == render(FULL, "Q", qwen())
-    with pytest.raises(ValueError, match="needs a tokenizer with a chat template"):
-        render(FULL, "Q", None, Form(style="chat"))
-    with pytest.raises(BankError, match="style=markdown"):
-        Form(style="markdown")  # type: ignore[arg-type]
 
 
 def test_the_instruction_in_the_users_turn() -> None:

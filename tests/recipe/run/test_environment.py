@@ -56,10 +56,3 @@ def test_the_engine_has_half_of_the_threads(
         "OMP_NUM_THREADS": actor,
         environment.ENGINE_THREADS: engine,
     }
-
-
-def test_actors_on_other_nodes_are_given_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    monkeypatch.setenv(environment.ENGINE_THREADS, "3")
-    handed = environment.inherited()
-    assert (handed["OMP_NUM_THREADS"], handed[environment.ENGINE_THREADS]) == ("8", "3")

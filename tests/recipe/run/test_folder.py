@@ -120,14 +120,6 @@ def test_numbered_entries_come_by_number_and_others_are_skipped(tmp_path: Path) 
     assert run_folder.numbered(tmp_path / "none", "step_") == {}
 
 
-def test_a_dotted_key_of_a_configuration() -> None:
-    config = {"a": {"b": {"c": 1}, "d": None}}
-    assert run_folder.select(config, "a.b.c") == 1
-    assert run_folder.select(config, "a.b") == {"c": 1}
-    for missing in ("a.x", "a.d.e", "a.b.c.d", "x"):
-        assert run_folder.select(config, missing) is None
-
-
 def test_reading_a_run_imports_no_torch_and_no_ray() -> None:
     program = (
         "import sys, recipe.run.folder\n"

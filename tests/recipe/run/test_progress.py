@@ -143,11 +143,6 @@ def test_without_a_terminal_at_most_15_seconds_pass_without_a_line(tmp_path: Pat
     ]
 
 
-def test_a_missing_number_is_shown_as_nan() -> None:
-    told = progress.describe([{"step": 1}], 3)  # bypass mode computes no entropy
-    assert "entropy nan" in told and "tokens/s nan" in told
-
-
 def test_the_log_is_shown_with_worker_logs(tmp_path: Path) -> None:
     run, out = RunFolder(tmp_path), io.StringIO()
     run.logs.mkdir()

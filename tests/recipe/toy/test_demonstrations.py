@@ -48,11 +48,6 @@ def test_filler_follows_every_column_and_costs_nothing() -> None:
     assert all(120 < count < 260 for count in seen.values())  # 187.5, and five deviations of 13
 
 
-def test_a_world_without_filler_keeps_its_record() -> None:
-    assert "filler" not in load_world("few").record()
-    assert load_world("chatty").record()["filler"] == 5
-
-
 def test_every_template_pays_its_demonstration_in_full() -> None:
     for name, template in BANK.items():
         text = demonstration(BORROW, name)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from recipe.toy.world import Level, Slips, WorldError, load_world, names
+from recipe.toy.world import Level, Slips, WorldError, load_world
 
 LEVEL = {"op": "+", "digits": 2, "share": 1.0}
 
@@ -27,12 +27,6 @@ def test_a_world_of_defaults(tmp_path: Path) -> None:
     assert world.adds is None
     assert world.label_noise == 0.0
     assert world.questions.train == 4096
-
-
-def test_the_worlds_of_the_project_say_what_they_are_for() -> None:
-    assert {"sums", "staircase", "primed", "unprimed"} <= set(names())
-    for name in names():
-        assert len(load_world(name).about) > 40
 
 
 def test_the_control_differs_in_the_priming_alone() -> None:
