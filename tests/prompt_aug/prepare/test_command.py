@@ -80,14 +80,6 @@ def test_rows_are_refused_by_number(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "rows [4] repeat row 1" in shown
 
 
-def test_without_benchmarks_it_must_be_said(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as error:
-        prepare.main([str(jsonl(tmp_path / "s.jsonl", ROWS)), str(tmp_path / "o.parquet")])
-    assert error.value.code == 2
-    assert run(tmp_path, "--no-benchmarks") == 0
-    assert len(read_parquet(tmp_path / "out" / "train.parquet")) == 4
-
-
 def test_strict_writes_nothing(tmp_path: Path) -> None:
     assert run(tmp_path, "--strict") == 1
     assert not (tmp_path / "out").exists()

@@ -16,7 +16,6 @@ from prompt_aug.prepare.sources import (
     command_for,
     load_presets,
     load_rows,
-    read_level,
     to_question,
 )
 from prompt_aug.questions import QuestionError
@@ -169,8 +168,3 @@ def test_hostile_answer_lists_are_texts() -> None:
         row = {"t": "Q?", "a": text}
         made = to_question(row, Columns(text="t", answer="a"), "s", "train")
         assert made.answers == (text,)
-
-
-def test_read_level() -> None:
-    values = {3: 3, 4.0: 4, "3.0": 3, "Level 5": 5, "Level ?": None, None: None}
-    assert {value: read_level(value) for value in values} == values

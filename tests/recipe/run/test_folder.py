@@ -20,13 +20,6 @@ def steps_in(path: Path) -> list[int]:
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
-def test_of_a_step_that_is_there_twice_the_later_line_counts(tmp_path: Path) -> None:
-    for step, value in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 9.0)):
-        run_folder.append_metrics(tmp_path, step, {"b": value})
-    found = [(line["step"], line["b"]) for line in run_folder.read_metrics(tmp_path)]
-    assert found == [(1, 0.1), (2, 9.0), (3, 0.3)]
-
-
 def test_metrics_lines_survive_a_kill_and_a_resume(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         metrics = {"b": np.float32(0.5), "a": 1, "skip": [1], "none": None, "step": 9}

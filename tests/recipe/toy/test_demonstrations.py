@@ -10,8 +10,6 @@ from prompt_aug.grading import grade
 from prompt_aug.templates import load_bank
 from recipe.toy.demonstrations import (
     FILLER,
-    FORMS,
-    PLAIN,
     demonstration,
     draw_demonstration,
     draw_mistakes,
@@ -55,17 +53,6 @@ def test_every_template_pays_its_demonstration_in_full() -> None:
         assert grade(text, "25", template).correct, name
         for mistakes in (FORGET, Mistakes(copy=True), Mistakes(place=True)):
             assert not grade(demonstration(BORROW, name, mistakes), "25", template).correct, name
-
-
-def test_a_forgotten_format_costs_format_and_not_accuracy() -> None:
-    problem = Problem(a=21, op="+", b=34, level=2)
-    for name in FORMS:
-        text = demonstration(problem, name, form=False)
-        template = BANK[name]
-        plain = PLAIN.replace("{work}", "21+34: 1+4=5, 2+3=5").replace("{box}", "\\boxed{55}")
-        assert text == plain
-        assert template.format_reward(text) < 1.0
-        assert grade(text, "55", template).correct
 
 
 def test_slips_come_at_their_rates() -> None:
