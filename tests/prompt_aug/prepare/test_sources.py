@@ -27,11 +27,6 @@ ROWS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "json", "disk", "dict", "folder", "arrow"])
 def test_sources(tmp_path: Path, kind: str) -> None:
     table = datasets.Dataset.from_list(ROWS)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tiny_model import save_tokenizer
 
 from recipe.export.__main__ import main
 
@@ -59,20 +60,6 @@ for step, tied in ((1, True), (2, False)):
 torch.distributed.barrier()
 torch.distributed.destroy_process_group()
 """
-
-
-def save_tokenizer(folder: Path) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    vocabulary["<end>"] = len(vocabulary)
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>"
-    ).save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
