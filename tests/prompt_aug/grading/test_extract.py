@@ -9,8 +9,6 @@ from pyarrow import parquet
 from prompt_aug.grading import Extraction, grade
 from prompt_aug.grading.extract import extract, last_boxed
 
-LONG = "We add the parts one after the other, and nothing is lost on the way. " * 12
-
 
 @pytest.mark.parametrize(
     ("response", "gold"),

@@ -44,10 +44,6 @@ DROPS_SYSTEM = (
     "{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% endif %}{% endfor %}"
 )
 LOSES_ALL = "nothing"
-DATED = (
-    "{{ date_string or strftime_now('%d %b %Y') }}|"
-    "{% for m in messages %}{{ m.content }}{% endfor %}"
-)
 
 
 def tokenizer(chat: str | None, special: tuple[str, ...], bos: str | None = None) -> Any:

@@ -242,7 +242,6 @@ def begun(config: Any, folder: Path) -> RunFolder:
 ROLES = "actor_rollout_ref"
 TWO_RANKS = {"trainer": {"n_gpus_per_node": 2, "nnodes": 2}}
 LOSS = {"policy_loss": {"loss_mode": "clip_cov"}}
-OPTIM = {"lr_warmup_steps_ratio": 0.1}
 LONGER = {"trainer": {"total_training_steps": 99}}
 
 
