@@ -410,8 +410,7 @@ def test_a_ray_that_does_not_start_is_told_at_once(
 
 
 @pytest.mark.parametrize(
-    ("training", "again"),
-    [('touch "$CALLS.lost"; sleep 1; exit 1', True), ("exit 1", False)],
+    ("training", "again"), [('touch "$CALLS.lost"; sleep 1; exit 1', True), ("exit 1", False)]
 )
 def test_a_run_that_fails_is_queued_again_where_ray_ended_on_a_node(
     checkout: Path, training: str, again: bool

@@ -8,15 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from prompt_aug.grading import (
-    Extraction,
-    Grade,
-    grade,
-    grade_answer,
-    grade_many,
-    grader,
-    pool,
-)
+from prompt_aug.grading import Extraction, Grade, grade, grade_answer, grade_many, grader, pool
 from prompt_aug.grading.equality import compare
 from prompt_aug.grading.normalize import canonical
 from prompt_aug.grading.pool import PoolSettings, Verdict, WorkerPool
@@ -156,9 +148,7 @@ def test_negative_control_an_oracle_that_ignores_the_pair_gets_pairs_wrong(verdi
     pairs = [((*NEEDS_ALGEBRA,), True), ((r"x^2 \ge 9", "x^2 > 9"), False)]
     answers = [
         compare(
-            build(canonical(gold)),
-            build(canonical(prediction)),
-            lambda _gold, _prediction: verdict,
+            build(canonical(gold)), build(canonical(prediction)), lambda _gold, _prediction: verdict
         )
         for (prediction, gold), _ in pairs
     ]

@@ -9,12 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_aug.templates import load_bank
-from prompt_aug.templates.format_checks import (
-    Rule,
-    format_reward,
-    has_content,
-    published_reward,
-)
+from prompt_aug.templates.format_checks import Rule, format_reward, has_content, published_reward
 
 BANK = load_bank()
 PUBLISHED = load_bank(format_setting="published")
@@ -67,11 +62,7 @@ def test_a_response_in_format_earns_one_and_an_empty_one_nothing(name: str) -> N
         ("deepseek-r1", f"<think></think> <answer>{BOX}</answer>", 0.875),
         ("deepseek-r1", f"<think> ... </think> <answer>{BOX}</answer>", 0.875),
         ("deepseek-r1-teacher", f"\n</think> <answer>{BOX}</answer>", 0.875),
-        (
-            "open-r1",
-            f"<think>\n</think>\n<answer>\n{BOX}\n</answer>",
-            0.875,
-        ),
+        ("open-r1", f"<think>\n</think>\n<answer>\n{BOX}\n</answer>", 0.875),
         # a box that says nothing: all but 1/8
         ("deepseek-r1", r"<think>work</think> <answer>\boxed{.}</answer>", 0.875),
         # text after the last tag: all but 1/8; white space is none

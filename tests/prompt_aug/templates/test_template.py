@@ -9,13 +9,7 @@ import pytest
 from jinja2 import Environment
 
 import prompt_aug
-from prompt_aug.templates import (
-    Bank,
-    BankError,
-    Template,
-    load_bank,
-    render,
-)
+from prompt_aug.templates import Bank, BankError, Template, load_bank, render
 from prompt_aug.templates.__main__ import main
 
 # name: (category, prefill, published markers); the table of arXiv 2602.03190's code

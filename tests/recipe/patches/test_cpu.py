@@ -314,9 +314,7 @@ def test_without_the_platform_cpu_nothing_is_changed(
     assert unasked["patched"] == [False, False]
 
 
-def test_the_engine_gets_its_threads_if_they_are_set(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_engine_gets_its_threads_if_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     from recipe.patches.cpu.cpu_platform import PlatformCPU
     from recipe.run.environment import ENGINE_THREADS
 

@@ -52,7 +52,4 @@ def test_the_engine_has_half_of_the_threads(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    assert environment.threads() == {
-        "OMP_NUM_THREADS": actor,
-        environment.ENGINE_THREADS: engine,
-    }
+    assert environment.threads() == {"OMP_NUM_THREADS": actor, environment.ENGINE_THREADS: engine}

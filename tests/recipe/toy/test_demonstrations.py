@@ -8,12 +8,7 @@ import pytest
 
 from prompt_aug.grading import grade
 from prompt_aug.templates import load_bank
-from recipe.toy.demonstrations import (
-    FILLER,
-    demonstration,
-    draw_demonstration,
-    draw_mistakes,
-)
+from recipe.toy.demonstrations import FILLER, demonstration, draw_demonstration, draw_mistakes
 from recipe.toy.problems import Problem, problems
 from recipe.toy.work import Mistakes
 from recipe.toy.world import Slips, load_world
