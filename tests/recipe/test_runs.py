@@ -64,19 +64,7 @@ def test_the_numbers(tmp_path: Path) -> None:
     assert row.age == pytest.approx(3600, abs=30)
     assert 20_000_000 <= row.disk < 21_000_000
     (line,) = runs.table([row]).splitlines()[1:]
-    assert line.split() == [
-        "a",
-        "3/4",
-        "1",
-        "h",
-        "00",
-        "min",
-        "stopped",
-        "0.900",
-        "0.300",
-        "0.02",
-        "GB",
-    ]
+    assert line.split() == "a 3/4 1 h 00 min stopped 0.900 0.300 0.02 GB".split()
 
 
 def test_a_torn_configuration_costs_its_own_numbers_only(tmp_path: Path) -> None:
