@@ -41,7 +41,9 @@ stage() {
 stage "lint" "$bin/python" -m ruff check .
 stage "format" "$bin/python" -m ruff format --check .
 stage "types" "$bin/python" -m mypy
-two=(-n 2 --dist loadfile) # by file, so that what the tests of one share is made once
+# By file, so that what the tests of one share is made once, and in the order of tests/conftest.py,
+# the longest files first; xdist would begin with those that have most tests.
+two=(-n 2 --dist loadfile --no-loadscope-reorder)
 stage "unit tests" "$bin/python" -m pytest "${two[@]}" -m "not config and not e2e" "$@"
 if ! $fast; then
     stage "config tests" "$bin/python" -m pytest "${two[@]}" -m config "$@"
@@ -53,9 +55,7 @@ if ! $fast; then
     else
         two=(-n 0)
     fi
-    # In the order of tests/conftest.py, the longest files first; xdist would begin with those that
-    # have most tests, and end with one long training alone.
-    stage "end-to-end tests" "$bin/python" -m pytest "${two[@]}" --no-loadscope-reorder -m e2e "$@"
+    stage "end-to-end tests" "$bin/python" -m pytest "${two[@]}" -m e2e "$@"
 fi
 
 printf '\ntook:'

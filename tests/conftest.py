@@ -17,12 +17,20 @@ def _one_thread(torch: Any) -> None:
     torch.set_num_threads(1)
 
 
+@wrapt.when_imported("recipe.config.compose")
+def _merges_once(module: Any) -> None:
+    from quick_compose import merging_once
+
+    module.compose = merging_once(module.compose, module.EXAMPLES)
+
+
 # What the imports of collection leave is never freed: to walk through it again and again would take
 # a seventh of the time of the unit tests.
 gc.disable()
 
 
 LONGEST = (
+    *("test_cpu.py", "test_merger.py", "test_kills.py", "test_doctor.py", "test_scripts.py"),
     *("test_methods_e2e.py", "test_pipeline_e2e.py", "test_together_e2e.py", "test_sweep_e2e.py"),
     *("test_experiment_e2e.py", "test_verifier_e2e.py", "test_server_e2e.py"),
 )

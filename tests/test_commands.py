@@ -2,13 +2,11 @@
 
 import argparse
 import ast
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
-from load_script import load_script
+from load_script import ParsedError, load_command
 
 ROOT = Path(__file__).resolve().parents[1]
 OWNER = ROOT / "prompt_aug" / "base" / "commands.py"
@@ -31,21 +29,9 @@ def test_every_parser_is_made_in_one_place() -> None:
 
 
 COMMANDS = [p for p in sources() if calls(p, "make_parser") and p.name != "options.py"]
-BENCHMARKS = [p for p in sources() if p.parent.name == "benchmarks" and p.stem != "paired"]
+FOLDER = ROOT / "scripts" / "benchmarks"
+BENCHMARKS = [p for p in sources() if p.parent == FOLDER and p.stem not in ("paired", "__init__")]
 COMMANDS += BENCHMARKS
-
-
-def load(path: Path) -> ModuleType | SimpleNamespace:
-    if path.parent.name == "benchmarks":
-        bench = load_script("bench")
-        return SimpleNamespace(main=lambda: bench.main([path.stem]))
-    if path.parent.name == "scripts":
-        return load_script(path.stem)
-    return importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
-
-
-class ParsedError(Exception):
-    """In place of parsing: `args[0]` is the parser."""
 
 
 @pytest.fixture
@@ -56,7 +42,7 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> o
     for name in ("parse_args", "parse_known_args", "parse_intermixed_args"):
         monkeypatch.setattr(argparse.ArgumentParser, name, parse)
     with pytest.raises(ParsedError) as found:
-        load(request.param).main()
+        load_command(str(request.param.relative_to(ROOT))).main()
     return found.value.args[0]
 
 
@@ -115,10 +101,8 @@ def test_wrong_arguments_are_refused_and_leave_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    package = (ROOT / module.replace(".", "/")).is_dir()
-    command = importlib.import_module(f"{module}.__main__" if package else module)
     try:
-        assert command.main(arguments) == code
+        assert load_command(module).main(arguments) == code
     except SystemExit as error:  # argparse
         assert error.code == code
     assert words in capsys.readouterr().err

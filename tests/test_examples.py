@@ -126,10 +126,7 @@ TOY = {
     "entropy_only": {ADVANTAGE, ENTROPY},
     "hapo": {"recipe.history.enable"},
     "curriculum": {"recipe.curriculum.enable"},
-    "ppo": {
-        ADVANTAGE,
-        *(f"recipe.advantage.arguments{part}" for part in ("", ".gamma", ".lam")),
-    },
+    "ppo": {ADVANTAGE, *(f"recipe.advantage.arguments{part}" for part in ("", ".gamma", ".lam"))},
     "pcl": {"recipe.curriculum.enable", "recipe.curriculum.value_model"},
     "prompt_aug_gdpo": {ADVANTAGE, HIGH, MEAN, *AUGMENT},
     "unlikeliness": {ADVANTAGE, "recipe.advantage.arguments", "recipe.advantage.arguments.beta"},

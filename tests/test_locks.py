@@ -110,18 +110,6 @@ def test_what_verl_pins_for_cuda_is_what_the_lock_has() -> None:
         assert version and need.specifier.contains(version), f"verl wants {need}: {version}"
 
 
-def test_both_locks_agree_on_what_the_methods_depend_on() -> None:
-    cpu, gpu = pins("cpu.txt"), pins("gpu.txt")
-    for name in ("verl", "transferqueue", "tensordict", "math-verify", "ray", "sympy"):
-        assert cpu[name] == gpu[name], name
-
-
-@pytest.mark.parametrize("name", ["Dockerfile", "recipe.def"])
-def test_the_containers_install_the_lock(name: str) -> None:
-    text = (ROOT / "requirements" / name).read_text()
-    assert "--no-deps -r requirements/gpu.txt" in text and "flash-attn" not in text
-
-
 @pytest.mark.config
 def test_the_image_without_the_code_has_the_entry_points(tmp_path: Path) -> None:
     """recipe.def copies these files and installs their folder; the checkout is on PYTHONPATH."""

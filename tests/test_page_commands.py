@@ -3,16 +3,14 @@
 Nothing is run: `main` stops after parsing.
 """
 
-import importlib
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from load_script import load_script
+from load_script import ParsedError, load_command
 from page_commands import FENCED, JOBS, Command, commands_of
 
 from eval.publish.__main__ import check_asked
@@ -37,19 +35,6 @@ CHECKS: dict[str, Callable[[Namespace], None]] = {
 PARSING = ("parse_args", "parse_intermixed_args", "parse_known_args")
 
 
-def load(name: str) -> ModuleType | SimpleNamespace:
-    if name.startswith("scripts/benchmarks/"):
-        return SimpleNamespace(main=lambda: load_script("bench").main([Path(name).stem]))
-    if name.startswith("scripts/"):
-        return load_script(Path(name).stem)
-    package = (ROOT / name.replace(".", "/")).is_dir()
-    return importlib.import_module(f"{name}.__main__" if package else name)
-
-
-class ParsedError(Exception):
-    """Stops `main` after its parser; `args[0]` is the namespace."""
-
-
 @pytest.fixture
 def parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Command], None]:
     """Return a function that parses a command; it raises SystemExit or UserError."""
@@ -70,7 +55,7 @@ def parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Command]
                     raise ParsedError(getattr(parser, name)(command.arguments))
 
                 patch.setattr(ArgumentParser, name, stop)
-            load(command.name).main()
+            load_command(command.name).main()
         CHECKS.get(command.name, lambda options: None)(made.value.args[0])
 
     return parsed

@@ -59,7 +59,7 @@ def check_folders(commands: Iterable[tuple[str, ...]], scratch: Path) -> None:
     """Raise ConfigError if two commands share a run folder and are not the same run."""
     by_folder = defaultdict(list)
     for command in commands:
-        config = launched(command)
+        config = composed(*command)
         by_folder[config.recipe.run_dir].append(config)
     folder = RunFolder(scratch)
     folder.metrics.touch()

@@ -1,9 +1,10 @@
-"""Load a module of scripts/, which is no package, by its path."""
+"""Load commands: modules of the packages by name, those of scripts/ by their path."""
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
@@ -17,3 +18,19 @@ def load_script(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+class ParsedError(Exception):
+    """Stops a command in place of parsing, or after it; `args[0]` is the parser or its result."""
+
+
+def load_command(name: str) -> ModuleType | SimpleNamespace:
+    """Load a command, as ``eval.sweep``, ``recipe/train.py`` or ``scripts/experiment.py``."""
+    path = Path(name)
+    if name.startswith("scripts/benchmarks/"):
+        return SimpleNamespace(main=lambda: load_script("bench").main([path.stem]))
+    if name.startswith("scripts/"):
+        return load_script(path.stem)
+    module = name.removesuffix(".py").replace("/", ".")
+    package = (SCRIPTS.parent / module.replace(".", "/")).is_dir()
+    return importlib.import_module(f"{module}.__main__" if package else module)

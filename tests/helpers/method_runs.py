@@ -120,12 +120,7 @@ class Runner:
         ]
 
     def start(
-        self,
-        name: str,
-        method: str,
-        *overrides: str,
-        steps: int = 2,
-        after: str = "",
+        self, name: str, method: str, *overrides: str, steps: int = 2, after: str = ""
     ) -> None:
         """Queue a run, with `after` one that starts after the named run has ended.
 

@@ -106,14 +106,6 @@ def test_broken_draws_fail_the_laws(law: Callable[[Draw], bool], broken: Draw) -
     assert not law(broken)
 
 
-def test_per_rollout_varies_inside_a_group() -> None:
-    group = [
-        draw(seed=1, epoch=0, uid="q", rollout=r, names=NAMES, mode="per_rollout")
-        for r in range(1000)
-    ]
-    assert set(group) == set(NAMES)
-
-
 def test_same_in_another_process_with_another_hash_seed() -> None:
     code = (
         "import json, sys; from prompt_aug.draw import draw;"

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
 from prompt_aug.base.tokenizers import TokenizerError, load_tokenizer
 from prompt_aug.prompts import Prompts
@@ -80,16 +79,6 @@ def test_another_file_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
         Prompts.read(path)
     with pytest.raises(BankError, match=r"none\.yaml"):
         Prompts.read(tmp_path / "none.yaml")
-
-
-def test_a_record_without_its_style_is_no_record(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.yaml"
-    Prompts.from_section({}).write(path)
-    record = yaml.safe_load(path.read_text())
-    del record["style"]
-    path.write_text(yaml.safe_dump(record))
-    with pytest.raises(BankError, match="style not set"):
-        Prompts.read(path)
 
 
 def test_a_tokenizer_that_knows_no_text_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import copy
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -44,20 +43,6 @@ def test_a_finished_run_is_not_started(config: Any, tmp_path: Path) -> None:
     config.trainer.save_freq = 1
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
     assert launch.finished(config)
-
-
-@pytest.mark.config
-def test_a_rejected_command_prints_one_message_and_starts_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "recipe.train", "toy", f"recipe.run_dir={tmp_path}/r"]
-    done = subprocess.run(
-        [*command, "recipe.augment.templates=[nope]"],
-        **{"capture_output": True, "text": True, "timeout": 120},
-        env={k: v for k, v in os.environ.items() if not k.startswith("RAY")},
-    )
-    assert done.returncode == 1
-    assert "no template 'nope'" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "r" / "config.yaml").exists()
 
 
 @pytest.mark.config

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from prompt_aug.base.commands import add_renamed, add_steps, in_columns, make_parser, run
+from prompt_aug.base.commands import add_renamed, add_steps, make_parser, run
 from prompt_aug.base.errors import UsageError, UserError
 
 
@@ -28,34 +28,12 @@ def test_what_a_user_can_mend_is_one_line(
     assert capsys.readouterr().err == line
 
 
-def test_a_table_in_columns_by_hand() -> None:
-    table = [["name", "x|y", "state"], ["long name", "1", "on"]]
-    assert in_columns(table, left=["state"]) == "name       x|y  state\nlong name    1  on"
-    assert in_columns([row[:2] for row in table], rule=True) == (
-        "name       x|y\n---------  ---\nlong name    1"
-    )
-
-
-def test_a_defect_keeps_its_traceback() -> None:
-    with pytest.raises(ZeroDivisionError):
-        run("x.y", lambda: 1 // 0, interrupted="")
-    assert run("x.y", lambda: 3, interrupted="") == 3
-
-
 @pytest.fixture
 def parser() -> argparse.ArgumentParser:
     parser = make_parser("python -m x", "What ``it`` does.\n\n  kept as written", example="x")
     parser.add_argument("--seed", type=int, default=7, help="of the draw")
     parser.add_argument("--quiet", action="store_true", help="say less")
     return parser
-
-
-def test_help_has_defaults_and_an_example(parser: argparse.ArgumentParser) -> None:
-    text = parser.format_help()
-    assert "What it does.\n\n  kept as written" in text
-    assert "of the draw (default: 7)" in text
-    assert "say less\n" in text
-    assert text.endswith("example:\n  x\n")
 
 
 def test_an_abbreviation_is_refused(parser: argparse.ArgumentParser) -> None:
@@ -78,13 +56,6 @@ def test_wrong_usage_is_told_like_other_errors(
         assert error.value.code == 2
         assert capsys.readouterr().err.startswith(f"x: {told}")
     assert "--start" not in parser.format_help()
-
-
-def test_version(parser: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as error:
-        parser.parse_args(["--version"])
-    assert error.value.code == 0
-    assert capsys.readouterr().out.startswith("rlvr-recipes ")
 
 
 @pytest.mark.parametrize(

@@ -3,26 +3,7 @@
 import io
 import time
 
-import pytest
-
-from prompt_aug.base import progress
-from prompt_aug.base.progress import Progress, duration, track
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.4, "0 s"),
-        (59.4, "59 s"),
-        (59.6, "1 min 00 s"),
-        (250, "4 min 10 s"),
-        (3600, "1 h 00 min"),
-        (7500, "2 h 05 min"),
-        (90000, "1 d 01 h"),
-    ],
-)
-def test_a_duration_in_words(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+from prompt_aug.base.progress import Progress
 
 
 def test_the_estimate_by_hand() -> None:
@@ -44,24 +25,6 @@ def test_a_stage_that_counts_nothing_says_that_it_lives_and_an_inner_one_speaks_
             before = out.getvalue()
             _wait_for(out, "grade: 1/3 samples", len(before) + 1)
             assert "engine" not in out.getvalue()[len(before) :]
-
-
-def test_a_line_of_one_stage_counts_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence is measured from the last line of any stage: short stages do not add up to more."""
-    out = io.StringIO()
-    monkeypatch.setattr(progress, "_spoke", time.monotonic() - 100)
-    with Progress("late", out=out, every=90.0):
-        _wait_for(out, "late: ")
-    with Progress("next", out=out, every=90.0):
-        time.sleep(0.02)
-    assert out.getvalue().count("\n") == 1
-
-
-def test_items_are_counted() -> None:
-    out = io.StringIO()
-    for done, item in enumerate(track("ab", "read", "rows", out=out, every=0.01)):
-        assert item == "ab"[done]
-        _wait_for(out, f"read: {done}/2 rows")
 
 
 def test_on_a_terminal_a_count_is_a_bar() -> None:

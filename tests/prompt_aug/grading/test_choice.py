@@ -79,11 +79,6 @@ def test_what_was_chosen_is_the_letter_so_that_votes_for_it_are_one_answer() -> 
     assert chosen == ["B"] * 3
 
 
-def test_nothing_boxed_is_no_answer() -> None:
-    assert status("  ") == "no_answer"
-    assert grade("Let me think", "B", options=OPTIONS).status == "no_answer"
-
-
 def test_options_are_the_fourth_of_what_is_graded_at_once() -> None:
     answer = r"\boxed{(B) 10^-4 eV}"
     with_options, without = grade_many([(answer, "B", QUESTION, OPTIONS), (answer, "B", QUESTION)])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyarrow import ipc, parquet
 
-from prompt_aug.grading import VERSION, grade, grade_answer, grade_many
+from prompt_aug.grading import grade, grade_answer, grade_many
 
 _SPAN = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 
@@ -31,10 +31,6 @@ def test_without_the_question_nothing_is_an_echo() -> None:
         "correct",
         "echo",
     ]
-
-
-def test_the_version_is_a_digest() -> None:
-    assert re.fullmatch(r"[0-9a-f]{16}", VERSION)
 
 
 def _longest(question: str) -> str:

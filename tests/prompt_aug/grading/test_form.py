@@ -43,8 +43,7 @@ def test_answers_that_differ_have_different_forms() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "?", r"\frac{", "9^{9^{9}}", "x" * 5000, "(" * 60, "0/0", r"\begin{pmatrix}"],
+    "text", ["", "?", r"\frac{", "9^{9^{9}}", "x" * 5000, "(" * 60, "0/0", r"\begin{pmatrix}"]
 )
 def test_hostile_text_has_a_form(text: str) -> None:
     assert isinstance(normal_form(text), str)

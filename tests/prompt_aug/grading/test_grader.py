@@ -8,15 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from prompt_aug.grading import (
-    Extraction,
-    Grade,
-    grade,
-    grade_answer,
-    grade_many,
-    grader,
-    pool,
-)
+from prompt_aug.grading import Extraction, Grade, grade, grade_answer, grade_many, grader, pool
 from prompt_aug.grading.equality import compare
 from prompt_aug.grading.normalize import canonical
 from prompt_aug.grading.pool import PoolSettings, Verdict, WorkerPool
@@ -89,17 +81,6 @@ def test_any_gold_may_match_and_blank_ones_are_ignored() -> None:
     assert not grade_answer("8", ["6", "7"]).correct
 
 
-@pytest.mark.parametrize(
-    "text", [r"\boxed{5}", r"y=2\boxed{x90\c}", r"\boxed{}", "5", r"\log_{2}0"]
-)
-def test_an_answer_or_gold_may_carry_its_box(text: str) -> None:
-    assert grade_answer(text, text).correct
-
-
-def test_a_box_in_a_box_is_equal_to_itself() -> None:
-    assert grade(r"\boxed{a\boxed{1i1}105.5}", r"a\boxed{1i1}105.5").correct
-
-
 @pytest.mark.parametrize("gold", ["", "  ", [], ["", "\n"]])
 def test_an_empty_gold_is_refused(gold: str | list[str]) -> None:
     with pytest.raises(ValueError, match="gold is empty"):
@@ -167,9 +148,7 @@ def test_negative_control_an_oracle_that_ignores_the_pair_gets_pairs_wrong(verdi
     pairs = [((*NEEDS_ALGEBRA,), True), ((r"x^2 \ge 9", "x^2 > 9"), False)]
     answers = [
         compare(
-            build(canonical(gold)),
-            build(canonical(prediction)),
-            lambda _gold, _prediction: verdict,
+            build(canonical(gold)), build(canonical(prediction)), lambda _gold, _prediction: verdict
         )
         for (prediction, gold), _ in pairs
     ]

@@ -47,7 +47,6 @@ VALUES = (r"\frac{3}{4}", "12", r"\sqrt{2}", r"2\pi", "x+1", "3+4i", r"\{8,9\}",
 SEPARATORS = (
     *(r" \quad ", r" \text{ or } ", ", ", r" \approx ", r" \to ", " | ", " = ", " ", r" \\ "),
 )
-GARBAGE = ("\\neq ", "<", "@ ", "# ", "? ", r"\foo ", "}", "(", "| ", r"\cdot ")
 
 
 @pytest.mark.parametrize("separator", SEPARATORS)

@@ -71,11 +71,7 @@ def test_a_respelled_gold_is_right_on_the_exact_path(golds: list[list[str]]) -> 
     failed = [
         gold[0]
         for gold in sample
-        if not compare(
-            build(canonical(gold[0])),
-            build(canonical(respelled(gold[0]))),
-            None,
-        )
+        if not compare(build(canonical(gold[0])), build(canonical(respelled(gold[0]))), None)
     ]
     assert len(failed) <= 0.005 * len(sample), failed
 

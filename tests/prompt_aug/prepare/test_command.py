@@ -34,11 +34,6 @@ BENCHMARK = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
 def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -78,14 +73,6 @@ def test_rows_are_refused_by_number(tmp_path: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert "row 8: 0.80 of question 0 of pears" in shown  # 17 words, 10 8-grams, 2 with "two"
     assert "rows [4] repeat row 1" in shown
-
-
-def test_without_benchmarks_it_must_be_said(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as error:
-        prepare.main([str(jsonl(tmp_path / "s.jsonl", ROWS)), str(tmp_path / "o.parquet")])
-    assert error.value.code == 2
-    assert run(tmp_path, "--no-benchmarks") == 0
-    assert len(read_parquet(tmp_path / "out" / "train.parquet")) == 4
 
 
 def test_strict_writes_nothing(tmp_path: Path) -> None:

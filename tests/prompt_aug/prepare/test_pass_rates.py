@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 
 from prompt_aug.base.files import read_json, write_lines
@@ -13,11 +12,6 @@ from prompt_aug.questions import Question, from_row, make_question, read_parquet
 
 # Pass rates 0, 0.25, 0.5, 1; the last question was not measured.
 RIGHT = [0, 1, 2, 4]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from prompt_aug.prepare.sources import (
     command_for,
     load_presets,
     load_rows,
-    read_level,
     to_question,
 )
 from prompt_aug.questions import QuestionError
@@ -26,11 +25,6 @@ ROWS = [
     {"problem": "What is the sum of 1 and 2?", "answer": "3"},
     {"problem": " Add 2 to 2. ", "answer": " 4 "},
 ]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "json", "disk", "dict", "folder", "arrow"])
@@ -170,8 +164,3 @@ def test_hostile_answer_lists_are_texts() -> None:
         row = {"t": "Q?", "a": text}
         made = to_question(row, Columns(text="t", answer="a"), "s", "train")
         assert made.answers == (text,)
-
-
-def test_read_level() -> None:
-    values = {3: 3, 4.0: 4, "3.0": 3, "Level 5": 5, "Level ?": None, None: None}
-    assert {value: read_level(value) for value in values} == values

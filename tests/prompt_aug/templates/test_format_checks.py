@@ -9,12 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_aug.templates import load_bank
-from prompt_aug.templates.format_checks import (
-    Rule,
-    format_reward,
-    has_content,
-    published_reward,
-)
+from prompt_aug.templates.format_checks import Rule, format_reward, has_content, published_reward
 
 BANK = load_bank()
 PUBLISHED = load_bank(format_setting="published")
@@ -67,11 +62,7 @@ def test_a_response_in_format_earns_one_and_an_empty_one_nothing(name: str) -> N
         ("deepseek-r1", f"<think></think> <answer>{BOX}</answer>", 0.875),
         ("deepseek-r1", f"<think> ... </think> <answer>{BOX}</answer>", 0.875),
         ("deepseek-r1-teacher", f"\n</think> <answer>{BOX}</answer>", 0.875),
-        (
-            "open-r1",
-            f"<think>\n</think>\n<answer>\n{BOX}\n</answer>",
-            0.875,
-        ),
+        ("open-r1", f"<think>\n</think>\n<answer>\n{BOX}\n</answer>", 0.875),
         # a box that says nothing: all but 1/8
         ("deepseek-r1", r"<think>work</think> <answer>\boxed{.}</answer>", 0.875),
         # text after the last tag: all but 1/8; white space is none
@@ -125,14 +116,6 @@ def test_published_by_hand() -> None:
     assert published_reward(markers, BARE) == 1.0
 
 
-def test_a_repeated_tag_is_punished_under_every_teacher_template() -> None:
-    for name in ("open-r1-teacher", "deepseek-r1-teacher", "reflective_prompt-teacher"):
-        template, good = BANK[name], GOOD[name]
-        assert (
-            template.format_reward(template.prefill + good) <= 0.625 < template.format_reward(good)
-        )
-
-
 @settings(deadline=None)
 @given(st.text(alphabet="ab{}\\ \n", max_size=30), st.integers(0, 12))
 def test_rewards_are_dyadic_and_in_range(noise: str, which: int) -> None:
@@ -167,13 +150,6 @@ def test_sums_of_eight_equal_rewards_are_exact_in_float32() -> None:
 )
 def test_what_says_something(text: str) -> None:
     assert has_content(text)
-
-
-@pytest.mark.parametrize(
-    "text", ["", " ", ".", "?", "...", "$$", "{}", r"\,", r"\quad", r"\text{}"]
-)
-def test_what_says_nothing(text: str) -> None:
-    assert not has_content(text)
 
 
 def test_every_real_answer_says_something(shared_data: Path) -> None:

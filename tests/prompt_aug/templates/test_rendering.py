@@ -44,10 +44,6 @@ DROPS_SYSTEM = (
     "{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% endif %}{% endfor %}"
 )
 LOSES_ALL = "nothing"
-DATED = (
-    "{{ date_string or strftime_now('%d %b %Y') }}|"
-    "{% for m in messages %}{{ m.content }}{% endfor %}"
-)
 
 
 def tokenizer(chat: str | None, special: tuple[str, ...], bos: str | None = None) -> Any:
@@ -99,14 +95,6 @@ def test_qwen() -> None:
     )
     assert rendered.prefill == "<think>\n"
     assert rendered.messages == (("system", "SYS"), ("user", QUESTION + "\nStep by step."))
-
-
-def test_qwen_keeps_its_own_default_system_message() -> None:
-    text = render(FULL.model_copy(update={"system": None, "prefill": ""}), "Q", qwen()).text
-    assert text == (
-        "<|im_start|>system\nQwen's own words<|im_end|>\n"
-        "<|im_start|>user\nQ\nStep by step.<|im_end|>\n<|im_start|>assistant\n"
-    )
 
 
 def test_llama_3_has_one_bos() -> None:
@@ -163,10 +151,6 @@ def test_a_chat_template_that_loses_the_question_is_refused() -> None:
         render(FULL, "Q", tokenizer(LOSES_ALL, ()))
 
 
-def test_a_dated_chat_template_is_the_same_tomorrow() -> None:
-    assert render(FULL, "Q", tokenizer(DATED, ())).text.startswith("26 Jul 2024|SYS")
-
-
 def test_raw_text_of_base_models() -> None:
     plain = "SYS\n\nQ\nStep by step.\n\n<think>\n"
     assert render(FULL, "Q").text == plain
@@ -178,14 +162,6 @@ def test_raw_text_of_base_models() -> None:
     quiet = tokenizer(None, ())
     quiet.bos_token = "<pad>"
     assert render(FULL, "Q", quiet).text == plain
-
-
-def test_styles() -> None:
-    assert render(FULL, "Q", qwen(), Form(style="chat")) == render(FULL, "Q", qwen())
-    with pytest.raises(ValueError, match="needs a tokenizer with a chat template"):
-        render(FULL, "Q", None, Form(style="chat"))
-    with pytest.raises(BankError, match="style=markdown"):
-        Form(style="markdown")  # type: ignore[arg-type]
 
 
 def test_the_instruction_in_the_users_turn() -> None:

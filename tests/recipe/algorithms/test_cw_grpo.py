@@ -30,11 +30,7 @@ A94, A34, A2512 = math.exp(-9 / 4), math.exp(-3 / 4), math.exp(-25 / 12)
         ({"normaliser": "batch"}, [A94, 1, A94], (5 / (2 * A94 + 3),) * 2),
         # A: mean 1/3 over three tokens. c = 4/3 0 8/3: mean 4/3, variance (0 + 16/9 + 16/9) / 3 =
         # 32/27, so c^2 / (2 var) is 16/9 x 27/64 = 3/4, 0 and 64/9 x 27/64 = 3.
-        (
-            {"advantage_centre": "tokens"},
-            [A34, 1, math.exp(-3)],
-            (3 / (A34 + 1 + math.exp(-3)), 1),
-        ),
+        ({"advantage_centre": "tokens"}, [A34, 1, math.exp(-3)], (3 / (A34 + 1 + math.exp(-3)), 1)),
         # c = 1 -1 0: variance 2/3, so exp(-1 / (4/3)) for both and 1; N = 2 rows x 2 columns. The
         # group of one has no padding, so its weights are 1.
         (PRESETS["official_code"], [A34, A34, 1], (4 / (2 * A34 + 1), 1)),

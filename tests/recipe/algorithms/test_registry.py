@@ -25,16 +25,18 @@ def shorter_is_better(rewards_B, group_B, *, lengths, scale=1.0):
 def half(logprobs_BT, advantages_BT, mask_BT, group_B):
     return torch.full_like(logprobs_BT, 0.5) * mask_BT
 '''
-# What recipe.train checks, and what the process of the trainer computes, each in one of its own.
+# What recipe.train checks, and what the process of the trainer computes.
 PROGRAM = """
 import sys
 sys.path.insert(0, {helpers!r})
 from omegaconf import OmegaConf
 from recipe.config.compose import compose_config
 from recipe.preflight.algorithm import ALGORITHM
-from recipe.preflight.rules import Setup, refuse
+from recipe.preflight.rules import Setup, messages
 config = compose_config("grpo", {overrides!r})
-refuse(ALGORITHM, Setup(config))
+print(messages(ALGORITHM, Setup(config)))
+config.recipe.reward.overlong.enable = True
+print(messages(ALGORITHM, Setup(config)))
 from rollout_batches import synthetic
 from recipe.algorithms.compute import compute_advantages
 batch = synthetic([1.0, 0.0], [[-1.0, -2.0]] * 2, [[1, 1], [1, 0]], [0, 0])
@@ -42,39 +44,26 @@ print(compute_advantages(batch, config.recipe).advantages_BT.tolist())
 """
 
 
-def outside(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    (folder / "my_package").mkdir()
-    (folder / "my_package" / "mine.py").write_text(MINE)
+@pytest.mark.config
+def test_a_function_from_a_folder_outside_the_repository(tmp_path: Path) -> None:
+    """Composed, validated and computed by its path alone: 4 R / tokens, then half of it."""
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "mine.py").write_text(MINE)
     listed = [
         "recipe.advantage.name=my_package.mine.shorter_is_better",
         "recipe.advantage.arguments={scale: 4.0}",
         "recipe.weights.name=my_package.mine.half",
-        *overrides,
     ]
     program = PROGRAM.format(helpers=str(ROOT / "tests" / "helpers"), overrides=listed)
-    path = os.pathsep.join([str(ROOT), str(folder)])
-    return subprocess.run(
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    done = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-
-
-@pytest.mark.config
-def test_a_function_from_a_folder_outside_the_repository(tmp_path: Path) -> None:
-    """4 R / tokens, then half of it: composed, validated and computed by its path alone."""
-    done = outside(tmp_path)
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[[1.0, 1.0], [0.0, 0.0]]"
-
-
-@pytest.mark.config
-def test_the_requirements_of_a_function_are_validated(tmp_path: Path) -> None:
-    done = outside(tmp_path, "recipe.reward.overlong.enable=true")
-    assert done.returncode == 1
-    assert "my_package.mine.shorter_is_better" in done.stderr and "negative" in done.stderr
+    accepted, refused, computed = done.stdout.splitlines()[-3:]
+    assert (accepted, computed) == ("[]", "[[1.0, 1.0], [0.0, 0.0]]")
+    assert "my_package.mine.shorter_is_better" in refused and "negative" in refused
 
 
 def test_every_algorithm_of_the_folder_is_registered() -> None:

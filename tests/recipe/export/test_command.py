@@ -98,23 +98,6 @@ def test_all_steps_and_the_start_model(tmp_path: Path, converted: list[int]) -> 
 SHA_OF_STEP_4 = "0ce7015515a19907ef5c2da5ed74b07a55ac521344b807406e6906ff3aa02288"
 
 
-def test_a_done_step_is_not_done_twice(tmp_path: Path, converted: list[int]) -> None:
-    run = make_run(tmp_path)
-    assert export.main([str(run), "--steps", "2"]) == 0
-    assert export.main([str(run)]) == 0
-    assert converted == [2, 4]
-
-
-def test_a_folder_without_manifest_is_done_again(tmp_path: Path, converted: list[int]) -> None:
-    run = make_run(tmp_path)
-    export.main([str(run)])
-    (run / "hf" / "step_2" / "manifest.json").unlink()
-    (run / "hf" / "step_2" / "model.safetensors").write_text("half")
-    assert export.main([str(run)]) == 0
-    assert converted == [2, 4, 2]
-    assert weights(run, 2) == "weights of 2 as float32"
-
-
 def test_shards_written_anew_are_exported_anew(tmp_path: Path, converted: list[int]) -> None:
     run = make_run(tmp_path)
     export.main([str(run)])
@@ -226,19 +209,6 @@ def test_steps_that_are_not_there_and_folders_that_are_no_run(
         with pytest.raises(SystemExit, match="2"):
             export.main([str(run), "--steps", *steps])
         assert f"--steps {' '.join(steps)}: neither" in capsys.readouterr().err
-
-
-def test_ctrl_c_says_what_is_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(export, "convert", interrupted)
-    assert export.main([str(make_run(tmp_path))]) == 130
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert told.startswith("recipe.export: interrupted; the steps exported so far stay")
-    assert [p.name for p in (tmp_path / "run" / "hf").glob(".step_*")] == []
 
 
 def test_a_hub_id_stays_and_a_missing_folder_is_an_error(tmp_path: Path) -> None:

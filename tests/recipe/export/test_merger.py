@@ -1,6 +1,6 @@
 """The real export: two gloo ranks save FSDP2 shards, verl merges them, every bit is checked.
 
-Minutes, because each export imports verl; the check itself is in test_verify.py.
+The check itself is in test_verify.py.
 """
 
 import json
@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tiny_model import save_tokenizer
+
+from recipe.export.__main__ import main
 
 pytestmark = pytest.mark.config
 
@@ -29,70 +32,49 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-actor, tokenizer_folder, tied = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "tied"
+checkpoints, tokenizer = Path(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[2])
 torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
-torch.manual_seed(7)
-tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-# 5 key-value rows and an odd vocabulary: pieces of unequal size on the two ranks.
-config = Qwen2Config(
-    vocab_size=len(tokenizer) | 1, hidden_size=16, intermediate_size=21, num_hidden_layers=2,
-    num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=tied,
-)
-model = Qwen2ForCausalLM(config)
-if rank == 0:
-    torch.save({k: v.clone() for k, v in model.state_dict().items()}, actor / "whole.pt")
 mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
-for layer in model.model.layers:
-    fully_shard(layer, mesh=mesh)
-fully_shard(model, mesh=mesh)
-torch.save(model.state_dict(), actor / f"model_world_size_2_rank_{rank}.pt")
-if rank == 0:
-    config.architectures = ["Qwen2ForCausalLM"]
-    config.save_pretrained(actor / "huggingface")
-    tokenizer.save_pretrained(actor / "huggingface")
-    (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": 2}))
+for step, tied in ((1, True), (2, False)):
+    actor = checkpoints / f"global_step_{step}" / "actor"
+    actor.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(7)
+    # 5 key-value rows and an odd vocabulary: pieces of unequal size on the two ranks.
+    config = Qwen2Config(
+        vocab_size=len(tokenizer) | 1, hidden_size=16, intermediate_size=21, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=tied,
+    )
+    model = Qwen2ForCausalLM(config)
+    if rank == 0:
+        torch.save({k: v.clone() for k, v in model.state_dict().items()}, actor / "whole.pt")
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    torch.save(model.state_dict(), actor / f"model_world_size_2_rank_{rank}.pt")
+    if rank == 0:
+        config.architectures = ["Qwen2ForCausalLM"]
+        config.save_pretrained(actor / "huggingface")
+        tokenizer.save_pretrained(actor / "huggingface")
+        (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": 2}))
 torch.distributed.barrier()
 torch.distributed.destroy_process_group()
 """
-
-
-def save_tokenizer(folder: Path) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    vocabulary["<end>"] = len(vocabulary)
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>"
-    ).save_pretrained(folder)
-
-
-def save_checkpoint(run: Path, step: int, tied: str) -> None:
-    actor = run / "checkpoints" / f"global_step_{step}" / "actor"
-    actor.mkdir(parents=True)
-    save_tokenizer(run / "tokenizer")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
-    rank = [sys.executable, "-c", SAVE, str(actor), str(run / "tokenizer"), tied]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [sys.executable, *launcher, *rank],
-        env=environment,
-        check=True,
-        capture_output=True,
-        timeout=600,
-    )
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with the steps 1 (tied embeddings) and 2 (untied) of two ranks."""
     run = tmp_path_factory.mktemp("export") / "run"
-    save_checkpoint(run, 1, "tied")
-    save_checkpoint(run, 2, "untied")
+    run.mkdir()
+    save_tokenizer(run / "tokenizer")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+    rank = [sys.executable, "-c", SAVE, str(run / "checkpoints"), str(run / "tokenizer")]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [sys.executable, *launcher, *rank],
+        env=environment, check=True, capture_output=True, timeout=600,
+    )  # fmt: skip
     (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
     settings = {"model": {"path": "some/model"}, "rollout": {"dtype": "float32"}}
     (run / "config.yaml").write_text(yaml.safe_dump({"actor_rollout_ref": settings}))
@@ -103,16 +85,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(saved: Path, tmp_path: Path) -> Path:
     shutil.copytree(saved, tmp_path / "run")
     return tmp_path / "run"
-
-
-def command(run: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "recipe.export", str(run), *options]
-
-
-def export(run: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(run, *options), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
-    )
 
 
 def check_weights(run: Path, step: int, dtype: str) -> None:
@@ -134,8 +106,7 @@ def check_weights(run: Path, step: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_shards_of_two_ranks_become_the_model_they_were(run: Path, dtype: str) -> None:
-    result = export(run, "--dtype", dtype)
-    assert result.returncode == 0, result.stderr
+    assert main([str(run), "--dtype", dtype]) == 0
     for step in (1, 2):
         check_weights(run, step, dtype)
         manifest = json.loads((run / "hf" / f"step_{step}" / "manifest.json").read_text())
@@ -145,32 +116,32 @@ def test_shards_of_two_ranks_become_the_model_they_were(run: Path, dtype: str) -
     assert start["model_path"] == "some/model"
 
 
-def test_a_corrupt_shard_and_a_swapped_one(run: Path) -> None:
+def test_a_corrupt_shard_and_a_swapped_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = (run / "checkpoints" / f"global_step_{step}" / "actor" for step in (1, 2))
     damaged = one / "model_world_size_2_rank_1.pt"
     damaged.write_bytes(damaged.read_bytes()[:-2000])
-    result = export(run)
-    assert result.returncode == 1
-    assert f"step 1: {one.parent}: actor/{damaged.name} is cut" in result.stderr
-    assert "Traceback" not in result.stderr
+    assert main([str(run)]) == 1
+    said = capsys.readouterr().err
+    assert f"step 1: {one.parent}: actor/{damaged.name} is cut" in said
+    assert "Traceback" not in said
     check_weights(run, 2, "float32")
     assert not (run / "hf" / "step_1").exists()
     shutil.rmtree(run / "hf")
     shutil.copy(two / "model_world_size_2_rank_0.pt", two / "model_world_size_2_rank_1.pt")
-    result = export(run, "--steps", "2")
-    assert result.returncode == 1
+    assert main([str(run), "--steps", "2"]) == 1
     assert not (run / "hf" / "step_2").exists()
 
 
 def test_killed_in_the_real_conversion_and_run_again(run: Path) -> None:
     half = run / "hf" / ".step_1.tmp" / "model.safetensors"
-    process = subprocess.Popen(command(run), cwd=ROOT, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "recipe.export", str(run)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     while not half.exists() and process.poll() is None:
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not (run / "hf" / "step_1" / "manifest.json").exists()
-    assert export(run).returncode == 0
+    assert main([str(run)]) == 0
     for step in (1, 2):
         check_weights(run, step, "float32")
     assert list((run / "hf").glob(".step*")) == []

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from recipe.run.checkpoints import saved_ranks
 
 pytestmark = pytest.mark.config
 
-# Trains from the shards in FOLDER, if there are any, and saves them as verl's FSDP engine does.
+# For each line of its input: trains from the shards in a folder, if there are any, and saves them
+# as verl's FSDP engine does.
 TRAIN = """
 import json, sys
 from pathlib import Path
@@ -27,59 +29,92 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-source, target, store = map(Path, sys.argv[1:4])
-rank, ranks, steps, rate, fresh = *map(int, sys.argv[4:7]), float(sys.argv[7]), sys.argv[8]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-torch.manual_seed(7)
-# 5 rows over two ranks are pieces of 3 and 2; of 1 row the second rank has none.
-model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
-mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("fsdp",))
-fully_shard(model[0], mesh=mesh)
-fully_shard(model, mesh=mesh)
-optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99))
-schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-name = f"world_size_{ranks}_rank_{rank}.pt"
-done = 0
-if source.is_dir():
-    read = lambda kind: torch.load(source / f"{kind}_{name}", weights_only=False)
-    model.load_state_dict(read("model"))
-    if fresh != "fresh":
-        optimizer.load_state_dict(read("optim"))
-        schedule.load_state_dict(read("extra_state")["lr_scheduler"])
-    done = read("extra_state")["lr_scheduler"]["last_epoch"]
-for step in range(done, done + steps):
-    rows = torch.randn(4, 3, generator=torch.Generator().manual_seed(step)).chunk(ranks)[rank]
-    (model(rows) - rows.sum(1, keepdim=True)).square().mean().backward()
-    optimizer.step(), schedule.step(), optimizer.zero_grad()
-target.mkdir(exist_ok=True)
-torch.save(model.state_dict(), target / f"model_{name}")
-torch.save(optimizer.state_dict(), target / f"optim_{name}")
-random = {"cpu": torch.get_rng_state()}
-extra = {"lr_scheduler": schedule.state_dict(), "rng": random}
-torch.save(extra, target / f"extra_state_{name}")
-(target / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": ranks}))
-whole = {key: value.full_tensor() for key, value in model.state_dict().items()}
-if rank == 0:
-    torch.save(whole, target / "whole.pt")
-dist.barrier()
-dist.destroy_process_group()
+rank = int(sys.argv[1])
+
+
+def train(source, target, ranks, steps, rate, fresh):
+    source, target = Path(source), Path(target)
+    store = target.with_suffix(".store")
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    torch.manual_seed(7)
+    # 5 rows over two ranks are pieces of 3 and 2; of 1 row the second rank has none.
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("fsdp",))
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    name = f"world_size_{ranks}_rank_{rank}.pt"
+    done = 0
+    if source.is_dir():
+        read = lambda kind: torch.load(source / f"{kind}_{name}", weights_only=False)
+        model.load_state_dict(read("model"))
+        if not fresh:
+            optimizer.load_state_dict(read("optim"))
+            schedule.load_state_dict(read("extra_state")["lr_scheduler"])
+        done = read("extra_state")["lr_scheduler"]["last_epoch"]
+    for step in range(done, done + steps):
+        rows = torch.randn(4, 3, generator=torch.Generator().manual_seed(step)).chunk(ranks)[rank]
+        (model(rows) - rows.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step(), schedule.step(), optimizer.zero_grad()
+    target.mkdir(exist_ok=True)
+    torch.save(model.state_dict(), target / f"model_{name}")
+    torch.save(optimizer.state_dict(), target / f"optim_{name}")
+    random = {"cpu": torch.get_rng_state()}
+    extra = {"lr_scheduler": schedule.state_dict(), "rng": random}
+    torch.save(extra, target / f"extra_state_{name}")
+    (target / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": ranks}))
+    whole = {key: value.full_tensor() for key, value in model.state_dict().items()}
+    if rank == 0:
+        torch.save(whole, target / "whole.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+for line in sys.stdin:
+    train(**json.loads(line))
+    print("done", flush=True)
 """
 
 
-def train(
-    source: Path, target: Path, ranks: int, steps: int, rate: float = 0.1, fresh: str = ""
-) -> dict[str, torch.Tensor]:
-    """Train on `ranks` processes; returns the whole weights at the end."""
-    store = target.with_suffix(".store")
-    common = [sys.executable, "-c", TRAIN, source, target, store]
+@pytest.fixture(scope="module")
+def processes() -> Iterator[list[subprocess.Popen[str]]]:
+    """Two ranks, which train whatever they are asked for."""
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     started = [
-        subprocess.Popen([str(x) for x in (*common, r, ranks, steps, rate, fresh)], env=environment)
-        for r in range(ranks)
-    ]
-    assert [process.wait(300) for process in started] == [0] * ranks
-    weights: dict[str, torch.Tensor] = torch.load(target / "whole.pt", weights_only=True)
-    return weights
+        subprocess.Popen(
+            [sys.executable, "-c", TRAIN, str(rank)],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+Train = Callable[..., dict[str, torch.Tensor]]
+
+
+@pytest.fixture
+def train(processes: list[subprocess.Popen[str]]) -> Train:
+    """Return a function that trains on `ranks` processes; it returns the whole weights."""
+
+    def trained(
+        source: Path, target: Path, ranks: int, rate: float = 0.1, fresh: bool = False
+    ) -> dict[str, torch.Tensor]:
+        asked = {"source": str(source), "target": str(target), "ranks": ranks, "steps": 2}
+        for process in processes[:ranks]:
+            print(
+                json.dumps({**asked, "rate": rate, "fresh": fresh}), file=process.stdin, flush=True
+            )
+        for process in processes[:ranks]:
+            assert process.stdout is not None and process.stdout.readline() == "done\n"
+        weights: dict[str, torch.Tensor] = torch.load(target / "whole.pt", weights_only=True)
+        return weights
+
+    return trained
 
 
 def divide(source: Path, target: Path, ranks: int) -> Path:
@@ -94,18 +129,18 @@ def gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     return max(float((one[key] - other[key]).abs().max()) for key in one)
 
 
-def test_one_and_two_ranks_continue_each_others_training(tmp_path: Path) -> None:
+def test_one_and_two_ranks_continue_each_others_training(train: Train, tmp_path: Path) -> None:
     none = tmp_path / "none"
-    train(none, tmp_path / "a2", ranks=1, steps=2)
-    four = train(tmp_path / "a2", tmp_path / "a4", ranks=1, steps=2)
-    six = train(tmp_path / "a4", tmp_path / "a6", ranks=1, steps=2)
+    train(none, tmp_path / "a2", ranks=1)
+    four = train(tmp_path / "a2", tmp_path / "a4", ranks=1)
+    six = train(tmp_path / "a4", tmp_path / "a6", ranks=1)
     more = divide(tmp_path / "a2", tmp_path / "two", ranks=2)
-    found = train(more, tmp_path / "b4", ranks=2, steps=2)
+    found = train(more, tmp_path / "b4", ranks=2)
     assert gap(four, found) < 1e-6
     less = divide(tmp_path / "b4", tmp_path / "one", ranks=1)
-    assert gap(six, train(less, tmp_path / "c6", ranks=1, steps=2)) < 1e-6
+    assert gap(six, train(less, tmp_path / "c6", ranks=1)) < 1e-6
     # Negative control: without Adam's state the weights differ.
-    fresh = train(more, tmp_path / "fresh", ranks=2, steps=2, fresh="fresh")
+    fresh = train(more, tmp_path / "fresh", ranks=2, fresh=True)
     assert gap(four, fresh) > 1e-3
 
     # Another learning rate is loaded with the state; the schedule goes on where it was.
@@ -116,7 +151,7 @@ def test_one_and_two_ranks_continue_each_others_training(tmp_path: Path) -> None
     shards.restate(less, {**settings, "lr": 0.05})
     (group,) = shards.load(less / "optim_world_size_1_rank_0.pt")["param_groups"]
     assert (group["lr"], group["initial_lr"]) == (pytest.approx(0.05 / 5), 0.05)
-    halved = train(less, tmp_path / "h6", ranks=1, steps=2)
+    halved = train(less, tmp_path / "h6", ranks=1)
     for name, weight in found.items():  # half the steps but for Adam's small second-order terms
         assert float((halved[name] - weight).norm()) < 0.6 * float((six[name] - weight).norm())
 

@@ -1,6 +1,6 @@
 """The independent reading of shards: where a piece lies, and that a wrong merge is refused."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -90,26 +90,32 @@ def test_replicated_shards_of_a_two_dimensional_mesh(tmp_path: Path) -> None:
         compare(shards, merged(), torch.float32)
 
 
-def test_a_single_changed_bit_is_found(tmp_path: Path) -> None:
-    write(tmp_path, (2,), ("fsdp",), Shard(0))
-    model = merged()
+Tensors = dict[str, torch.Tensor]
+
+
+def flipped(model: Tensors) -> Tensors:
     model["a.weight"].view(torch.int32)[4, 2] ^= 1
-    with pytest.raises(MismatchError, match=r"a\.weight: the merged values differ"):
-        compare(load_shards(tmp_path, 2), model, torch.float32)
+    return model
 
 
-def test_shards_merged_in_the_wrong_order_are_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "change", "message"),
+    [
+        (2, flipped, r"a\.weight: the merged values differ"),
+        (2, lambda m: {**m, "a.weight": m["a.weight"].roll(2, 0)}, "the merged values differ"),
+        (1, lambda m: m, "do not cover"),
+        # What verl's merger does with float32 shards when float32 was asked for.
+        (2, lambda m: merged(torch.bfloat16), r"merged torch\.bfloat16"),
+        (2, lambda m: {"c.weight": m.pop("a.weight"), **m}, r"2 names: a\.weight, c\.weight"),
+    ],
+    ids=["a bit", "order of shards", "a rank not read", "dtype", "names"],
+)
+def test_a_wrong_merge_is_refused(
+    tmp_path: Path, ranks: int, change: Callable[[Tensors], Tensors], message: str
+) -> None:
     write(tmp_path, (2,), ("fsdp",), Shard(0))
-    model = merged()
-    model["a.weight"] = torch.cat([model["a.weight"][3:], model["a.weight"][:3]])
-    with pytest.raises(MismatchError, match=r"a\.weight: the merged values differ"):
-        compare(load_shards(tmp_path, 2), model, torch.float32)
-
-
-def test_a_rank_missing_from_the_reading_leaves_a_hole(tmp_path: Path) -> None:
-    write(tmp_path, (2,), ("fsdp",), Shard(0))
-    with pytest.raises(MismatchError, match="do not cover"):
-        compare(load_shards(tmp_path, 2)[:1], merged(), torch.float32)
+    with pytest.raises(MismatchError, match=message):
+        compare(load_shards(tmp_path, 2)[:ranks], change(merged()), torch.float32)
 
 
 def test_a_file_of_another_rank_is_refused(tmp_path: Path) -> None:
@@ -118,21 +124,6 @@ def test_a_file_of_another_rank_is_refused(tmp_path: Path) -> None:
     one.write_bytes(zero.read_bytes())
     with pytest.raises(MismatchError, match="rank 1 was written by another rank"):
         compare(load_shards(tmp_path, 2), merged(), torch.float32)
-
-
-def test_the_wrong_dtype_is_refused(tmp_path: Path) -> None:
-    # What verl's merger does with float32 shards when float32 was asked for.
-    write(tmp_path, (2,), ("fsdp",), Shard(0))
-    with pytest.raises(MismatchError, match=r"merged torch\.bfloat16"):
-        compare(load_shards(tmp_path, 2), merged(torch.bfloat16), torch.float32)
-
-
-def test_names_that_differ_are_named(tmp_path: Path) -> None:
-    write(tmp_path, (2,), ("fsdp",), Shard(0))
-    model = merged()
-    model["c.weight"] = model.pop("a.weight")
-    with pytest.raises(MismatchError, match=r"2 names: a\.weight, c\.weight"):
-        compare(load_shards(tmp_path, 2), model, torch.float32)
 
 
 def test_weights_that_are_not_finite_are_refused() -> None:

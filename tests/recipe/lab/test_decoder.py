@@ -8,7 +8,6 @@ import torch
 from tiny_model import save_tiny
 from transformers import AutoModelForCausalLM
 
-from recipe.errors import ConfigError
 from recipe.lab.decoder import Decoder
 from recipe.lab.rollouts import engine_draw, fast_draw, greedy_draw
 
@@ -113,9 +112,3 @@ def test_a_response_ends_with_its_end_or_at_the_limit(folder: Path, reference: A
     for ids in drawn.ids:
         assert (ids == END).sum() == (1 if len(ids) < 200 else 0) or ids[-1] == END
         assert END not in ids[:-1]
-
-
-def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "tie_word_embeddings": true}')
-    with pytest.raises(ConfigError, match="llama"):
-        Decoder.load(tmp_path)

@@ -32,10 +32,6 @@ def test_an_experiment_has_its_prediction_and_can_decide(name: str) -> None:
     assert len(set(digests)) == len(digests)  # no arm is another under a second name
 
 
-def test_the_experiments_of_the_three_papers_are_there() -> None:
-    assert {"prompt_aug", "ta_grpo", "cw_grpo"} <= set(names())
-
-
 def test_arms_that_decide_have_all_seeds() -> None:
     experiment = experiment_of(BODY, "cw_grpo", PATH)
     grpo, kl = experiment.arms

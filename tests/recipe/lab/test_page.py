@@ -125,13 +125,6 @@ def test_a_fall_that_recovers_is_seen() -> None:
     assert abs(page.figures(fallen)["qwen-math pass@1, largest fall"] - 0.15) < 1e-12
 
 
-def test_the_number_of_questions_is_the_one_that_was_measured() -> None:
-    found = lines()
-    assert "on 4 test questions" in page.results(experiment(), found, missing=0)
-    found["grpo", 1000]["measured"]["9"]["qwen-math"]["questions"] = 3
-    assert "on 3 test questions" in page.results(experiment(), found, missing=0)
-
-
 def test_tables_by_hand() -> None:
     text = page.results(experiment(), lines(), missing=3)
     assert "| qwen-math pass@1 | 0.350 ± 0.071 | 0.560 ± 0.085 |" in text
@@ -154,16 +147,6 @@ def test_arms_of_one_seed_that_began_with_two_models_are_named() -> None:
         experiment(), arms=(experiment().arms[0], Arm(name="kl", world="few", set=("a=1",)))
     )
     assert page.other_starts(apart, found) == ""  # another world has another start model
-
-
-def test_a_run_names_the_commit_that_measured_it_where_it_is_another() -> None:
-    found = lines()
-    found["kl", 1000] |= {"measured_at": "0123456789"}
-    found["kl", 1001] |= {"measured_at": "abcdef", "uncommitted_changes": True}
-    text = page.runs(found)
-    assert "| grpo, seed 1000 | 0123456789 | 61 |" in text
-    assert "| kl, seed 1000 | 0123456789 | 61 |" in text
-    assert "| kl, seed 1001 | 0123456789 with changes, measured at abcdef | 61 |" in text
 
 
 def test_pictures_are_drawn_of_what_was_logged(tmp_path: Path) -> None:

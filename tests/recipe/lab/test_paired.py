@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipe.lab.paired import Difference, holm, mean_and_spread, paired_difference, sign_flip_p
+from recipe.lab.paired import Difference, holm, paired_difference, sign_flip_p
 
 
 def test_by_hand() -> None:
@@ -45,12 +45,6 @@ def test_one_seed_has_no_interval_and_never_counts() -> None:
     assert not found.counts
 
 
-def test_the_sign_is_the_first_less_the_second() -> None:
-    found = paired_difference({1: 0.9, 2: 0.8}, {1: 0.1, 2: 0.1})
-    assert found is not None
-    assert found.mean > 0
-
-
 def test_more_seeds_than_the_table_are_refused() -> None:
     values = {seed: float(seed) for seed in range(21)}
     with pytest.raises(ValueError, match="21 seeds"):
@@ -71,11 +65,6 @@ def test_sign_flips_by_hand(differences: list[float], p: float) -> None:
     one = dict(enumerate(differences))
     assert sign_flip_p(one, dict.fromkeys(one, 0.0)) == p
     assert sign_flip_p(dict.fromkeys(one, 0.0), one) == p
-
-
-def test_mean_and_spread_by_hand() -> None:
-    assert mean_and_spread({1: 1.0, 2: 3.0}) == (2.0, pytest.approx(2**0.5))
-    assert mean_and_spread({1: 1.0}) == (1.0, None)
 
 
 def test_holm_by_hand() -> None:

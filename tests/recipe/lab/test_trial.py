@@ -50,8 +50,7 @@ def line(*path: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("function", "key"),
-    [("weight", "recipe.weights.name"), ("advantage", "recipe.advantage.name")],
+    ("function", "key"), [("weight", "recipe.weights.name"), ("advantage", "recipe.advantage.name")]
 )
 def test_the_arguments_say_what_a_function_is(tmp_path: Path, function: str, key: str) -> None:
     file = tmp_path / f"own_{function}.py"

@@ -79,7 +79,11 @@ from pathlib import Path
 import torch, torch.distributed
 import verl
 from verl.plugin.platform import PlatformRegistry, get_platform
+if "bare" in sys.argv:
+    alone = "cpu" in PlatformRegistry._platforms
+    import recipe.patches.cpu.cpu_platform
 seen = {"device": get_platform().device_name, "known": "cpu" in PlatformRegistry._platforms}
+seen["alone"] = "bare" in sys.argv and alone
 patches = (torch.distributed.init_process_group, importlib.metadata.version)
 seen["patched"] = [hasattr(function, "recipe_cpu") for function in patches]
 
@@ -141,30 +145,49 @@ print(json.dumps(seen))
 
 DEVICE = "get_platform().device_name"
 
-# A 64 x 32 linear layer of vLLM, loaded as vLLM loads one; then its weight is changed in place.
+# A 64 x 32 linear layer, loaded as vLLM loads one, without the adapter and with it; then its
+# weight is changed in place. Then our server in verl's replica.
 VLLM = """
-import json, sys
+import json
 import torch
 from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.platforms import current_platform
-if "adapted" in sys.argv:
-    from recipe.patches.cpu.vllm_plugin import register
-    register()
-torch.manual_seed(0)
-layer = torch.nn.Module()
-layer.weight = torch.nn.Parameter(torch.randn(64, 32), requires_grad=False)
-layer.weight.weight_loader = "verl needs this attribute"
-before = layer.weight
-UnquantizedLinearMethod().process_weights_after_loading(layer)
-seen = {"cpu": current_platform.is_cpu(), "elements": layer.weight.numel()}
-seen["loader kept"] = hasattr(layer.weight, "weight_loader")
-if layer.weight.numel():
-    x = torch.randn(3, 32)
-    layer.weight.mul_(2)  # a weight update, live
-    y = utils.cpu_unquantized_gemm(layer, x, layer.weight, None)
-    seen["updated"] = torch.equal(y, torch.nn.functional.linear(x, before, None))
-print(json.dumps(seen))
+from recipe.patches.cpu.vllm_plugin import register
+
+def loaded():
+    torch.manual_seed(0)
+    layer = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(torch.randn(64, 32), requires_grad=False)
+    layer.weight.weight_loader = "verl needs this attribute"
+    before = layer.weight
+    UnquantizedLinearMethod().process_weights_after_loading(layer)
+    seen = {"cpu": current_platform.is_cpu(), "elements": layer.weight.numel()}
+    seen["loader kept"] = hasattr(layer.weight, "weight_loader")
+    if layer.weight.numel():
+        x = torch.randn(3, 32)
+        layer.weight.mul_(2)  # a weight update, live
+        y = utils.cpu_unquantized_gemm(layer, x, layer.weight, None)
+        seen["updated"] = torch.equal(y, torch.nn.functional.linear(x, before, None))
+    return seen
+
+bare = loaded()
+register()
+kept = loaded()
+
+from recipe.rollout import server
+from verl.workers.rollout.replica import get_rollout_replica_class
+server.register()
+make = get_rollout_replica_class("vllm")
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+vLLMReplica.__init__ = lambda self, **_: setattr(self, "server_class", None)
+made = make(replica_rank=0).server_class.__ray_metadata__
+replica = {
+    "name": made.class_name,
+    "methods": "generate_group" in made.method_meta.methods,
+    "free": not {"generate_group"} & set(dir(vLLMHttpServer)),
+}
+print(json.dumps({"bare": bare, "kept": kept, "replica": replica}))
 """
 
 
@@ -188,8 +211,7 @@ def look(program: str, *arguments: str, **variables: str) -> Any:
 @pytest.fixture(scope="module")
 def bare() -> dict[str, Any]:
     """verl with the platform "cpu" and no adapter."""
-    modules = {"VERL_USE_EXTERNAL_MODULES": "recipe.patches.cpu.cpu_platform"}
-    return look(VERL, VERL_USE_EXTERNAL_PLUGINS="none", **modules)
+    return look(VERL, "bare", VERL_USE_EXTERNAL_PLUGINS="none")
 
 
 @pytest.fixture(scope="module")
@@ -198,11 +220,14 @@ def adapted() -> dict[str, Any]:
     return look(VERL, "adapted")
 
 
+@pytest.fixture(scope="module")
+def vllm() -> dict[str, Any]:
+    return look(VLLM)
+
+
 @pytest.mark.config
-def test_verl_still_has_no_cpu_platform(adapted: dict[str, Any]) -> None:
-    program = VERL.split("seen = {")[0] + "print(json.dumps('cpu' in PlatformRegistry._platforms))"
-    alone = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_PLATFORM": "nvidia"}
-    assert look(program, **alone) is False, CLOSED
+def test_verl_still_has_no_cpu_platform(bare: dict[str, Any], adapted: dict[str, Any]) -> None:
+    assert bare["alone"] is False, CLOSED
     assert adapted["known"]
 
 
@@ -271,8 +296,8 @@ def test_verls_merger_still_makes_every_tensor_bfloat16(
 
 
 @pytest.mark.config
-def test_vllm_still_discards_linear_weights() -> None:
-    bare, kept = look(VLLM), look(VLLM, "adapted")
+def test_vllm_still_discards_linear_weights(vllm: dict[str, Any]) -> None:
+    bare, kept = vllm["bare"], vllm["kept"]
     assert bare["cpu"] and kept["cpu"]
     assert bare["elements"] == 0 and not bare["loader kept"], CLOSED
     assert kept == {"cpu": True, "elements": 64 * 32, "loader kept": True, "updated": True}
@@ -289,9 +314,7 @@ def test_without_the_platform_cpu_nothing_is_changed(
     assert unasked["patched"] == [False, False]
 
 
-def test_the_engine_gets_its_threads_if_they_are_set(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_engine_gets_its_threads_if_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     from recipe.patches.cpu.cpu_platform import PlatformCPU
     from recipe.run.environment import ENGINE_THREADS
 
@@ -302,27 +325,7 @@ def test_the_engine_gets_its_threads_if_they_are_set(
     assert PlatformCPU().rollout_env_vars() == {}
 
 
-# Our server in verl's replica, with vLLM imported.
-
-REPLICA = """
-import json
-from recipe.rollout import server
-from verl.workers.rollout.replica import get_rollout_replica_class
-server.register()
-make = get_rollout_replica_class("vllm")
-from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
-vLLMReplica.__init__ = lambda self, **_: setattr(self, "server_class", None)
-made = make(replica_rank=0).server_class.__ray_metadata__
-print(json.dumps({
-    "name": made.class_name,
-    "methods": "generate_group" in made.method_meta.methods,
-    "free": not {"generate_group"} & set(dir(vLLMHttpServer)),
-}))
-"""
-
-
 @pytest.mark.config
-def test_verls_replica_has_our_server_under_verls_name() -> None:
+def test_verls_replica_has_our_server_under_verls_name(vllm: dict[str, Any]) -> None:
     """The drills and Ray's log identify a server by verl's name (tests/drills/kills.py)."""
-    seen = look(REPLICA, VERL_PLATFORM="cpu")
-    assert seen == {"name": "vLLMHttpServer", "methods": True, "free": True}
+    assert vllm["replica"] == {"name": "vLLMHttpServer", "methods": True, "free": True}

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from eval import sweep
-from eval.benchmarks import parse_request
 from recipe.config.compose import compose_config
 from recipe.preflight import accept
 from recipe.preflight.accept import Stage, StageError, stages
@@ -146,10 +144,3 @@ def test_the_sizes_of_the_gpu_form_compose_and_divide(method: str) -> None:
     config = compose_config(name, overrides)
     validate(config)
     assert config.trainer.save_freq == config.trainer.total_training_steps == 2
-
-
-def test_the_evaluation_names_a_benchmark_that_the_model_stage_makes() -> None:
-    """A run of files of one's own has no benchmark by itself."""
-    evaluation = stages(Path("/x"), True)[-1].command[3:]
-    options = sweep._parser().parse_args(["/", *evaluation[1:]])
-    assert [parse_request(text).path for text in options.benchmark] == ["/x/data/test.parquet"]

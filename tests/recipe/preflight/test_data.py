@@ -242,52 +242,52 @@ def begun(config: Any, folder: Path) -> RunFolder:
 ROLES = "actor_rollout_ref"
 TWO_RANKS = {"trainer": {"n_gpus_per_node": 2, "nnodes": 2}}
 LOSS = {"policy_loss": {"loss_mode": "clip_cov"}}
-OPTIM = {"lr_warmup_steps_ratio": 0.1}
 LONGER = {"trainer": {"total_training_steps": 99}}
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({}, ""),
-        ({"recipe": {"name": "other"}}, ""),
-        ({"recipe": {"rephrasings": {"count": 1}}}, "recipe.rephrasings.count"),
-        ({"critic": {"cliprange_value": 0.1}}, "critic.cliprange_value"),
-        ({ROLES: {"actor": {"fsdp_config": {"model_dtype": "bf16"}}}}, "fsdp_config.model_dtype"),
-        ({ROLES: {"rollout": {"quantization": "fp8"}}}, "actor_rollout_ref.rollout.quantization"),
-        ({"data": {"train_files": ["x"]}}, "data.train_files"),
-        ({"data": {"dataloader_num_workers": 7}, "transfer_queue": {"enable": False}}, ""),
-        ({ROLES: {"rollout": {"max_num_seqs": 7, "max_num_batched_tokens": 999}}}, ""),
-        ({ROLES: {"actor": {"ppo_micro_batch_size_per_gpu": 8}}}, ""),
-        ({**TWO_RANKS, "critic": {"fsdp": {"param_offload": True}}}, ""),
-        ({ROLES: {"actor": {"ppo_micro_batch_size_per_gpu": 8, **LOSS}}}, "policy_loss"),
-        ({ROLES: {"actor": {"optim": {"lr": 1.0}}}}, "actor_rollout_ref.actor.optim.lr"),
-        ({ROLES: {"rollout": {"temperature": 0.5}}}, "actor_rollout_ref.rollout.temperature"),
-        ({"data": {"train_batch_size": 32}}, "data.train_batch_size"),
-        ({"recipe": {"augment": {"mode": "per_rollout"}}}, "recipe.augment.mode"),
-        (LONGER, ""),
-        ({ROLES: {"rollout": {"gpu_memory_utilization": 0.3}}}, ""),
-        ({ROLES: {"actor": {"ppo_max_token_len_per_gpu": 512}}}, ""),
-        ({ROLES: {"actor": {"fsdp_config": {"param_offload": True}}}}, ""),
-        ({ROLES: {"actor": {"fsdp_config": {"optimizer_offload": True}}}}, ""),
-        ({ROLES: {"rollout": {"tensor_model_parallel_size": 2, "enforce_eager": True}}}, ""),
-        ({ROLES: {"rollout": {"agent": {"num_workers": 3}}}, "reward": {"num_workers": 3}}, ""),
-        ({"global_profiler": {"tool": "torch"}, "trainer": {"val_before_train": True}}, ""),
-        ({"eval": {"temperature": 1.0}}, ""),
-        ({"recipe": {"dynamic_sampling": {"max_gen_batches": 3}}}, ""),
-        ({"trainer": {"save_freq": 1, "test_freq": 1, "logger": ["console", "file"]}}, ""),
-    ],
-)
-def test_a_run_resumes_as_the_same_experiment(
-    config: Any, change: dict[str, Any], named: str
-) -> None:
-    folder = Path(config.recipe.run_dir)
-    assert list(same_run(changed(config, **change))) == []  # there is no run yet
-    run = begun(config, folder)
-    found = list(same_run(changed(config, **change)))
-    assert bool(found) is bool(named) and named in "".join(found)
+# Changes that make another experiment, and the key that is named.
+OTHER = [
+    ({"recipe": {"rephrasings": {"count": 1}}}, "recipe.rephrasings.count"),
+    ({"critic": {"cliprange_value": 0.1}}, "critic.cliprange_value"),
+    ({ROLES: {"actor": {"fsdp_config": {"model_dtype": "bf16"}}}}, "fsdp_config.model_dtype"),
+    ({ROLES: {"rollout": {"quantization": "fp8"}}}, "actor_rollout_ref.rollout.quantization"),
+    ({"data": {"train_files": ["x"]}}, "data.train_files"),
+    ({ROLES: {"actor": {"policy_loss": LOSS["policy_loss"]}}}, "policy_loss"),
+    ({ROLES: {"actor": {"optim": {"lr": 1.0}}}}, "actor_rollout_ref.actor.optim.lr"),
+    ({ROLES: {"rollout": {"temperature": 0.5}}}, "actor_rollout_ref.rollout.temperature"),
+    ({"data": {"train_batch_size": 32}}, "data.train_batch_size"),
+    ({"recipe": {"augment": {"mode": "per_rollout"}}}, "recipe.augment.mode"),
+]
+HALVES = (OTHER[:5], OTHER[5:])  # a message names five keys
+# Changes that leave the experiment what it is.
+SAME = [
+    {"recipe": {"name": "other", "dynamic_sampling": {"max_gen_batches": 3}}},
+    {"data": {"dataloader_num_workers": 7}, "transfer_queue": {"enable": False}},
+    {ROLES: {"rollout": {"max_num_seqs": 7, "max_num_batched_tokens": 999}}},
+    {ROLES: {"actor": {"ppo_micro_batch_size_per_gpu": 8, "ppo_max_token_len_per_gpu": 512}}},
+    {**TWO_RANKS, "critic": {"fsdp": {"param_offload": True}}},
+    {ROLES: {"rollout": {"gpu_memory_utilization": 0.3, "agent": {"num_workers": 3}}}},
+    {ROLES: {"actor": {"fsdp_config": {"param_offload": True, "optimizer_offload": True}}}},
+    {ROLES: {"rollout": {"tensor_model_parallel_size": 2, "enforce_eager": True}}},
+    {"global_profiler": {"tool": "torch"}, "reward": {"num_workers": 3}},
+    {"eval": {"temperature": 1.0}},
+    {"trainer": {"val_before_train": True, "save_freq": 1, "test_freq": 1}},
+    {"trainer": {"logger": ["console", "file"]}},
+    LONGER,
+]
+
+
+def test_a_run_resumes_as_the_same_experiment(config: Any) -> None:
+    same = OmegaConf.merge(config, *SAME)
+    others = [OmegaConf.merge(config, *(change for change, _ in half)) for half in HALVES]
+    assert list(same_run(Setup(others[0]))) == []  # there is no run yet
+    run = begun(config, Path(config.recipe.run_dir))
+    assert list(same_run(Setup(config))) == list(same_run(Setup(same))) == []
+    for half, other in zip(HALVES, others, strict=True):
+        (found,) = same_run(Setup(other))
+        assert [named for _, named in half if named not in found] == []
     run.metrics.unlink()
-    assert list(same_run(changed(config, **change))) == []  # no step was done: nothing is mixed
+    assert list(same_run(Setup(others[0]))) == []  # no step was done: nothing is mixed
 
 
 @pytest.mark.parametrize(

@@ -38,19 +38,6 @@ def test_kept_checkpoints(
     assert told in checkpoints(config, steps=95)
 
 
-@pytest.mark.parametrize(("free", "told"), [(55e9, "MORE THAN THE 55 GB FREE"), (56e9, "in all")])
-def test_a_disk_too_small_for_all_checkpoints_is_shown(
-    toy_config: Any, monkeypatch: pytest.MonkeyPatch, free: float, told: str
-) -> None:
-    """Three checkpoints of 18.5 GB."""
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": free}))
-    config = copy.deepcopy(toy_config)
-    config.trainer.save_freq, config.actor_rollout_ref.model.path = 10, MATH_1B
-    config.trainer.max_actor_ckpt_to_keep = None
-    said = checkpoints(config, 30)
-    assert "at most 55.6 GB" in said and (told in said) and ("MORE" in said) is (free < 55.6e9)
-
-
 def test_the_method_the_reward_and_the_learning_rate(toy_config: Any) -> None:
     config = copy.deepcopy(toy_config)
     assert "advantage grpo over each question" in method(config)

@@ -57,18 +57,6 @@ def test_parameters_of_a_folder_are_counted_as_transformers_counts(
     assert shape_of(str(tmp_path)).parameters == sum(p.numel() for p in model.parameters())
 
 
-def test_every_model_of_the_page_of_sizes_is_known() -> None:
-    """| Qwen3-4B | 4.02 G | ... | 147 KB |"""
-    row = re.compile(r"^\| ([\w.-]+) \| ([\d.]+) G \|.*\| (\d+) KB \|$", re.MULTILINE)
-    found = row.findall(PAGE.read_text())
-    assert len(found) >= 7
-    owners = {"Qwen": "Qwen", "Deep": "deepseek-ai", "Llam": "meta-llama"}
-    for name, parameters, cache in found:
-        shape = shape_of(f"{owners[name[:4]]}/{name}")
-        assert f"{shape.parameters / 1e9:.2f}" == parameters
-        assert f"{shape.kv_bytes / 1e3:.0f}" == cache
-
-
 def test_a_model_in_the_cache_of_hugging_face_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 import ray
 import torch
 import transfer_queue
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from changes import changed
 from keys_in_text import wrong_keys_in_code
 from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos, rollout_corr_helper
@@ -36,18 +36,15 @@ WEIGHTS = "recipe.weights.name=clip_cov"
 RS = "{C}.rollout_rs_threshold=2.0 {C}.rollout_rs="
 
 
-def setup(toy: Any, changes: str) -> Setup:
-    """The toy's configuration with changes ``key=value key=value``."""
-    config = copy.copy(toy)
-    for text in changes.format(**SHORT).split():
-        override = OverridesParser.create().parse_override(text)
-        OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
-    return Setup(config)
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def toy(toy_config: Any) -> Any:
     return copy.deepcopy(toy_config)
+
+
+def told(toy: Any, theme: list[Check], changes: str) -> list[str]:
+    """The messages about the toy's configuration with changes ``key=value key=value``."""
+    with changed(toy, changes.format(**SHORT).split()):
+        return messages(theme, Setup(toy))
 
 
 # (changes, keys that one message names)
@@ -210,7 +207,7 @@ ALLOWED_ENGINE = [
     ids=lambda v: v[:60] if isinstance(v, str) else "",
 )
 def test_refused(toy: Any, theme: list[Check], changes: str, named: str) -> None:
-    found = messages(theme, setup(toy, changes))
+    found = told(toy, theme, changes)
     words = named.format(**SHORT).split()
     assert any(all(word in message for word in words) for message in found), found
 
@@ -221,7 +218,7 @@ def test_refused(toy: Any, theme: list[Check], changes: str, named: str) -> None
     ids=lambda v: v[:60] if isinstance(v, str) else "",
 )
 def test_allowed(toy: Any, theme: list[Check], changes: str) -> None:
-    assert messages(theme, setup(toy, changes)) == []
+    assert told(toy, theme, changes) == []
 
 
 @pytest.mark.parametrize("flash", [FLASH2, FLASH3])
@@ -233,19 +230,20 @@ def test_flash_attention_divides_a_sequence_over_ranks(
     old = f"{ULYSSES}=2 {{REF}}.ulysses_sequence_parallel_size=2"
     new = f"{{A}}.fsdp_config.ulysses_sequence_parallel_size=2 {REF_ULYSSES}"
     for sizes in (old, new):
-        assert messages(ENGINE, setup(copy.deepcopy(toy), f"{one} {both} {sizes}")) == []
+        assert told(toy, ENGINE, f"{one} {both} {sizes}") == []
 
 
 def test_micro_batches_of_the_reference_model_are_of_its_own_ranks(toy: Any) -> None:
     """128 responses on 2 GPUs: 64 on a rank, but 128 where two ranks share a sequence."""
-    found = messages(ENGINE, setup(toy, f"{TWO_GPUS} {REF_ULYSSES}"))
+    found = told(toy, ENGINE, f"{TWO_GPUS} {REF_ULYSSES}")
     assert not [message for message in found if "micro_batch" in message]
 
 
 @pytest.mark.parametrize("key", ["{A}.", "{A}.fsdp_config."])
 def test_sequence_parallelism_by_either_key_leaves_fewer_ranks(toy: Any, key: str) -> None:
     changes = f"trainer.n_gpus_per_node=8 {key}ulysses_sequence_parallel_size=2"
-    assert setup(toy, changes).ranks == 4
+    with changed(toy, changes.format(**SHORT).split()):
+        assert Setup(toy).ranks == 4
 
 
 def test_checkpoints_may_be_where_the_run_folder_has_them(toy: Any, tmp_path: Path) -> None:
@@ -256,7 +254,7 @@ def test_checkpoints_may_be_where_the_run_folder_has_them(toy: Any, tmp_path: Pa
     for run, saves in (("runs/toy", Path("runs/toy/checkpoints").resolve()),
                        (tmp_path / "run", tmp_path / "disk")):  # fmt: skip
         paths = f"recipe.run_dir={run} trainer.default_local_dir={saves}"
-        assert messages(ENGINE, setup(toy, paths)) == []
+        assert told(toy, ENGINE, paths) == []
 
 
 # ------------------------------------------------------------------------- the lists

@@ -1,12 +1,8 @@
 """The wider stack: what `recipe/STACK.md` calls accepted passes all checks, the rest is refused."""
 
-import copy
-from typing import Any
-
 import pytest
+from changes import changed
 from composed import composed
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
 
 from recipe.errors import ConfigError
 from recipe.preflight.checks import validate
@@ -68,18 +64,14 @@ REFUSED = [
 ]
 
 
-def changed(example: str, changes: str) -> Any:
-    """The configuration of an example with changes ``key=value key=value``."""
-    config = copy.deepcopy(composed(example))
-    for text in changes.format(**SHORT).split():
-        override = OverridesParser.create().parse_override(text)
-        OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
-    return config
+def check(example: str, changes: str) -> None:
+    with changed(composed(example), changes.format(**SHORT).split()) as config:
+        validate(config)
 
 
 def refusal(example: str, changes: str) -> str:
     with pytest.raises(ConfigError) as refused:
-        validate(changed(example, changes))
+        check(example, changes)
     return str(refused.value)
 
 
@@ -92,13 +84,13 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("changes", ON_BOTH)
 @pytest.mark.parametrize("example", ["toy", "cw_grpo"])
 def test_accepted_on_any_machine(example: str, changes: str) -> None:
-    validate(changed(example, changes))
+    check(example, changes)
 
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("changes", [changes for changes, _ in ON_GPUS])
 def test_accepted_for_gpus_with_the_package(changes: str) -> None:
-    validate(changed("cw_grpo", changes))
+    check("cw_grpo", changes)
 
 
 @pytest.mark.parametrize(("changes", "package"), [case for case in ON_GPUS if case[1]])

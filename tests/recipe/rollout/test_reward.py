@@ -16,8 +16,7 @@ SETTINGS = OmegaConf.create({"format_weight": 1.0, "format_gated": False})
 
 
 @pytest.mark.parametrize(
-    ("length", "penalty"),
-    [(10, 0.0), (48, 0.0), (52, 0.25), (56, 0.5), (64, 1.0), (80, 1.0)],
+    ("length", "penalty"), [(10, 0.0), (48, 0.0), (52, 0.25), (56, 0.5), (64, 1.0), (80, 1.0)]
 )
 def test_overlong_by_hand(length: int, penalty: float) -> None:
     # limit 64, buffer 16: the penalty grows from 0 at 48 tokens to 1 at 64

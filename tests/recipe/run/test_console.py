@@ -73,26 +73,10 @@ def test_what_comes_slowly_is_never_counted() -> None:
     assert len(printed(lines, every=0.5 * QUIET / FREE)) < 60  # negative control
 
 
-def test_after_a_while_a_line_is_new_and_the_number_before_is_printed() -> None:
-    now, out = [0.0], io.StringIO()
-    stream = Collapsed(out, lambda: now[0])
-    stream.write("boom\n" * (FREE + 3))
-    now[0] = QUIET + 0.1
-    stream.write("other\nboom\n")
-    stream.end()
-    assert out.getvalue().splitlines()[FREE:] == ["... repeated 53 times: boom", "other", "boom"]
-
-
 def test_many_different_lines_are_bounded_too() -> None:
     out = printed("".join(letters) for letters in itertools.product("abcdefghij", repeat=5))
     assert MOST < len(out) < MOST + 100  # of 100,000
     assert out[-1] == f"... repeated {100_000 - MOST} times: jjjjj"
-
-
-def test_lines_without_words_go_with_the_line_before() -> None:
-    """As the marks of a traceback; those of a table or of settings stay."""
-    assert printed(["raise it", "   ^^^^^"] * 200).count("   ^^^^^") == FREE
-    assert printed(["{'a': 1}", "}"] + ["}"] * 200).count("}") == 201
 
 
 def test_a_stream_is_written_line_by_line() -> None:
@@ -138,23 +122,6 @@ def test_the_log_of_a_run_is_bounded(tmp_path: Path) -> None:
     assert text[0] == "the first" and "from C" in text and len(text) < 400
     assert [line for line in text if line != "from C"][1:7] == flood(1)
     assert "... repeated 2000 times: " in log.read_text()
-
-
-def test_only_what_is_said_reaches_the_user(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    log = tmp_path / "logs" / "train.log"
-    print("before")
-    with console.diverted(log) as out:
-        os.write(2, b"from C\n")
-        subprocess.run([sys.executable, "-c", "print('from a child')"], check=True)
-        print("a step", file=out, flush=True)
-        assert not out.isatty()
-    os.write(2, b"after\n")
-    told = capfd.readouterr()
-    assert told.out.splitlines()[-1] == "a step" and "child" not in told.out
-    assert told.err == "after\n"
-    assert log.read_text().splitlines() == ["from C", "from a child"]
 
 
 def test_an_error_gives_the_terminal_back_and_the_log_is_kept(

@@ -113,10 +113,7 @@ def wrapped(cause: Exception) -> Exception:
         (
             ActorDiedError(
                 ActorDiedErrorContext(
-                    actor_id=bytes(16),
-                    class_name="WorkerDict",
-                    pid=77,
-                    node_ip_address="10.0.0.2",
+                    actor_id=bytes(16), class_name="WorkerDict", pid=77, node_ip_address="10.0.0.2"
                 )
             ),
             "ActorDiedError: The actor died unexpectedly before finishing this task. "

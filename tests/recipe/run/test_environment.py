@@ -52,14 +52,4 @@ def test_the_engine_has_half_of_the_threads(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    assert environment.threads() == {
-        "OMP_NUM_THREADS": actor,
-        environment.ENGINE_THREADS: engine,
-    }
-
-
-def test_actors_on_other_nodes_are_given_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    monkeypatch.setenv(environment.ENGINE_THREADS, "3")
-    handed = environment.inherited()
-    assert (handed["OMP_NUM_THREADS"], handed[environment.ENGINE_THREADS]) == ("8", "3")
+    assert environment.threads() == {"OMP_NUM_THREADS": actor, environment.ENGINE_THREADS: engine}

@@ -20,13 +20,6 @@ def steps_in(path: Path) -> list[int]:
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
-def test_of_a_step_that_is_there_twice_the_later_line_counts(tmp_path: Path) -> None:
-    for step, value in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 9.0)):
-        run_folder.append_metrics(tmp_path, step, {"b": value})
-    found = [(line["step"], line["b"]) for line in run_folder.read_metrics(tmp_path)]
-    assert found == [(1, 0.1), (2, 9.0), (3, 0.3)]
-
-
 def test_metrics_lines_survive_a_kill_and_a_resume(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         metrics = {"b": np.float32(0.5), "a": 1, "skip": [1], "none": None, "step": 9}
@@ -118,14 +111,6 @@ def test_numbered_entries_come_by_number_and_others_are_skipped(tmp_path: Path) 
         RunFolder(tmp_path).rollouts(step).touch()
     assert list(RunFolder(tmp_path).rollout_steps()) == [2, 10]
     assert run_folder.numbered(tmp_path / "none", "step_") == {}
-
-
-def test_a_dotted_key_of_a_configuration() -> None:
-    config = {"a": {"b": {"c": 1}, "d": None}}
-    assert run_folder.select(config, "a.b.c") == 1
-    assert run_folder.select(config, "a.b") == {"c": 1}
-    for missing in ("a.x", "a.d.e", "a.b.c.d", "x"):
-        assert run_folder.select(config, missing) is None
 
 
 def test_reading_a_run_imports_no_torch_and_no_ray() -> None:

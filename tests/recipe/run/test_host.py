@@ -11,14 +11,6 @@ from prompt_aug.base import places
 from recipe.run import host
 
 
-def test_where_a_folder_would_be_made_is_looked_at(tmp_path: Path) -> None:
-    wanted = tmp_path / "not" / "yet"
-    assert places.nearest(wanted) == tmp_path
-    assert places.unwritable(wanted) is None
-    assert list(tmp_path.iterdir()) == []
-    assert host.free_gib(wanted) > 0
-
-
 def test_what_takes_no_file_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert places.unwritable(tmp_path / "file" / "run") == f"{tmp_path / 'file'} is a file"

@@ -56,22 +56,6 @@ def test_two_that_want_a_world_at_once_build_it_once(
     assert (found[0] / build.MANIFEST).is_file()
 
 
-def test_a_build_that_was_cut_is_made_again(
-    tmp_path: Path, bank: Bank, settings: build.Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = tmp_path.resolve() / f".{build.digest(settings, bank)}" / "new"
-    place.mkdir(parents=True)
-    (place / "left over").touch()
-
-    def teach(settings: build.Settings, bank: Bank, folder: Path) -> None:
-        folder.mkdir(parents=True)
-        (folder / build.MANIFEST).write_text("{}")
-
-    monkeypatch.setattr(build, "_teach", teach)
-    folder = build.make(settings, bank, tmp_path)
-    assert [path.name for path in folder.iterdir()] == [build.MANIFEST]
-
-
 def test_the_quick_start_begins_with_the_shipped_model_and_other_settings_do_not(
     toy_config: Any, bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

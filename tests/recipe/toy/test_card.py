@@ -1,7 +1,5 @@
 """A card says of made-up samples what they are, and refuses what it cannot estimate."""
 
-import dataclasses
-
 import pytest
 
 from recipe.toy import card
@@ -62,8 +60,3 @@ def test_a_card_that_cannot_be_made_is_refused_before_the_build(
 ) -> None:
     assert card.main(words) == (2 if "--samples" in words else 1)
     assert said in capsys.readouterr().err
-
-
-def test_only_what_is_due_is_counted() -> None:
-    one = dataclasses.replace(asked(0, 16), texts=("I do not know.",))
-    assert "| skill | right where due | places |\n|---|---|---|\n" in card.card(SUMS, [one], 64)

@@ -3,7 +3,7 @@
 import pytest
 
 from recipe.toy.demonstrations import demonstration
-from recipe.toy.diagnose import rates, skills_used
+from recipe.toy.diagnose import skills_used
 from recipe.toy.problems import Problem
 from recipe.toy.work import Mistakes
 
@@ -54,15 +54,3 @@ def test_what_cannot_be_read_shows_nothing() -> None:
     assert cut == {**{key: [] for key in cut}, "operation": [True]}
     other = skills_used(SUM, "346+285: 6+5=11, 4+8+1=13, 3+2+1=6. \\boxed{999}")
     assert other["place"] == other["copy"] == []
-
-
-def test_rates_count_places_and_leave_out_what_was_never_due() -> None:
-    right, wrong = (
-        demonstration(SUM, "qwen-math", Mistakes(forget=frozenset(columns)))
-        for columns in (set(), {1})
-    )
-    # In the wrong one the first of two carries is forgotten: 4+8=12 still hands on the second.
-    found = rates([(SUM, right), (SUM, wrong)])
-    assert found["carry"] == (0.75, 4)
-    assert found["fact"] == (1.0, 6)
-    assert "borrow" not in found

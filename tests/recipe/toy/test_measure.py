@@ -39,12 +39,6 @@ def test_entropy_is_that_of_a_second_forward_pass(sampler: Sampler) -> None:
             assert s.entropy == pytest.approx(float(-(logp.exp() * logp).sum(-1).mean()), abs=1e-4)
 
 
-def test_the_same_seed_gives_the_same_samples(sampler: Sampler) -> None:
-    template = load_bank()["qwen-math"]
-    one, two = (sampler.sample(["Add 1 and 2."], [("3",)], template, samples=4) for _ in range(2))
-    assert one == two
-
-
 def test_greedy_is_the_argmax(sampler: Sampler) -> None:
     template = load_bank()["qwen-math"]
     [[best]] = sampler.sample(["Add 1 and 2."], [("3",)], template, samples=1, temperature=0.0)

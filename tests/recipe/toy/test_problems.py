@@ -10,7 +10,7 @@ import pytest
 from prompt_aug.questions import to_row
 from recipe.toy import problems as made
 from recipe.toy.problems import Problem, noisy_answer, problems, rephrasings, to_question
-from recipe.toy.world import Level, World, WorldError, load_world, names
+from recipe.toy.world import Level, World, WorldError, load_world
 
 SUMS = load_world("sums")
 
@@ -36,15 +36,6 @@ def test_sums_has_the_questions_that_the_published_numbers_are_of() -> None:
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "bc2a1a4f0b6e5017"
 
 
-@pytest.mark.parametrize("name", names())
-def test_every_world_has_as_many_questions_as_it_says(name: str) -> None:
-    world = load_world(name)
-    for split, count in world.questions.model_dump().items():
-        found = problems(world, split, count, 0)
-        short = sum(level.share * count for level in world.levels if level.digits == 1)
-        assert count - short - len(world.levels) <= len(found) <= count + len(world.levels)
-
-
 @pytest.mark.parametrize("name", ["sums", "staircase"])
 def test_splits_are_disjoint_and_a_function_of_the_seed(name: str) -> None:
     world = load_world(name)
@@ -56,13 +47,6 @@ def test_splits_are_disjoint_and_a_function_of_the_seed(name: str) -> None:
         again = {(p.a, p.op, p.b) for p in problems(world, "test", 60, 0)}
     other = {(p.a, p.op, p.b) for p in problems(world, "test", 60, 1)}
     assert again == of["test"] != other
-
-
-def test_a_smaller_set_is_a_part_of_a_larger_one() -> None:
-    world = load_world("staircase")
-    small, large = (set(problems(world, "train", count, 0)) for count in (64, 640))
-    assert len(small) == 64
-    assert small < large
 
 
 def test_levels_have_their_shares_and_their_carries() -> None:

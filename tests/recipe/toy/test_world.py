@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from recipe.toy.world import Level, Slips, WorldError, load_world, names
+from recipe.toy.world import WorldError, load_world
 
 LEVEL = {"op": "+", "digits": 2, "share": 1.0}
 
@@ -17,22 +17,6 @@ def written(folder: Path, **changes: Any) -> str:
     path = folder / "mine.yaml"
     path.write_text(yaml.safe_dump({k: v for k, v in body.items() if v is not None}))
     return str(path)
-
-
-def test_a_world_of_defaults(tmp_path: Path) -> None:
-    world = load_world(written(tmp_path, slips={"carry": 0.5}))
-    assert world.name == "mine"
-    assert world.levels == (Level(op="+", digits=2, share=1.0, carries=None),)
-    assert world.slips == Slips(carry=0.5)
-    assert world.adds is None
-    assert world.label_noise == 0.0
-    assert world.questions.train == 4096
-
-
-def test_the_worlds_of_the_project_say_what_they_are_for() -> None:
-    assert {"sums", "staircase", "primed", "unprimed"} <= set(names())
-    for name in names():
-        assert len(load_world(name).about) > 40
 
 
 def test_the_control_differs_in_the_priming_alone() -> None:

@@ -48,7 +48,7 @@ def mini_batches(
             "recipe": {"seed": 42},
             "trainer": {"critic_warmup": 0},
             "actor_rollout_ref": {
-                **{"actor": {"ppo_mini_batch_size": MINI}, "rollout": {"n": ROLLOUTS}},
+                **{"actor": {"ppo_mini_batch_size": MINI}, "rollout": {"n": ROLLOUTS}}
             },
         }
     )

@@ -1,0 +1,43 @@
+"""The composition that tests use is hydra's own."""
+
+import hydra
+import pytest
+from omegaconf import OmegaConf
+
+from recipe.config import compose
+from recipe.errors import ConfigError
+
+pytestmark = pytest.mark.config
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["toy", "machine=gpu", "recipe.seed=7"],
+        ["toy_methods", "method=cw_grpo", "recipe.run_dir=x", "recipe.weights.arguments.a=3"],
+        ["ta_grpo", "published=corrected", "+data.apply_chat_template_kwargs={a: false}"],
+        ["laboratory/edge", "method=ppo", "recipe.toy.world=few", "recipe.seed=1003"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_composition_of_the_tests_is_hydras(
+    monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    def text() -> str:
+        return OmegaConf.to_yaml(compose.compose_config(command[0], command[1:]))
+
+    assert compose.compose is not hydra.compose
+    quick = [text() for _ in range(2)]
+    monkeypatch.setattr(compose, "compose", hydra.compose)
+    assert quick == [text()] * 2
+
+
+def test_a_wrong_override_is_refused_as_by_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    for composed in (compose.compose, hydra.compose):
+        monkeypatch.setattr(compose, "compose", composed)
+        for wrong in ("+recipe.seed=3", "method=gropo", "recipe.name=${nope}"):
+            with pytest.raises(ConfigError) as refused:
+                compose.compose_config("toy", [wrong])
+            told.append(str(refused.value))
+    assert told[:3] == told[3:]
