@@ -41,9 +41,8 @@ def parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Command]
     monkeypatch.chdir(tmp_path)
 
     def parsed(command: Command) -> None:
-        if command.name.startswith(
-            ("eval.", "recipe.export", "recipe.runs", "recipe.fork")
-        ):  # runs must exist
+        reads_runs = ("eval.", "recipe.export", "recipe.runs", "recipe.fork", "recipe.lab.value")
+        if command.name.startswith(reads_runs):  # runs must exist
             for word in ("runs", *command.arguments):
                 if re.fullmatch(r"\w[\w/]*", word):
                     Path(word).mkdir(parents=True, exist_ok=True)
