@@ -78,7 +78,7 @@ def test_two_steps_of_a_method_with_a_run_of_its_own(runs: Runner, method: str) 
 # Steps differ by rounding, most at the least probable tokens, and it adds up. A ratio at the clip
 # bound may be clipped in one and not in the other: that changes the norm alone.
 WITHIN = {"old_log_probs": 1e-2, "rollout_log_probs": 1e-2, "advantages": 1e-3}
-WITHIN |= {"actor/loss": 2e-6, "actor/grad_norm": 1e-2, "train/entropy": 1e-5}
+WITHIN |= {"actor/loss": 1e-5, "actor/grad_norm": 1e-2, "train/entropy": 1e-5}
 
 
 def unequal(found: dict[str, float]) -> dict[str, float]:
