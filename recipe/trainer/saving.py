@@ -203,7 +203,8 @@ class SavingTrainer(PPOTrainerSync):
         told = f"recipe.guard.action={settings.action}: step {self.global_steps}: {breach}. "
         steps = checkpoints.saved_steps(self.saves)
         saved = [n for n in steps if not checkpoints.damage(checkpoints.step_folder(self.saves, n))]
-        best = guard.best_step(history, saved)
+        # Before the alarm, even if its own step was validated best: its update is suspect.
+        best = guard.best_step(history, [n for n in saved if n < self.global_steps])
         if settings.action == "rollback" and best is not None and used < settings.rollback.times:
             told += rollbacks.decide(self.config, step=self.global_steps, to=best, why=breach)
             self.ending = guard.RollbackError(told)
