@@ -2,11 +2,12 @@
 
 For each checkpoint of a toy run with `recipe.curriculum.value_model`, on its training questions:
 
-    rank correlation   Spearman's, of V(q) and p_q; also within each level of the world
+    rank correlation   Spearman's, of V(q) and p_q
     error              mean |V(q) - p_q|
+    level/L/...        means of V(q) and of p_q over the questions of level L of the world
 
 p_q is the share of right answers among `--samples` of the exported checkpoint at temperature 1.
-Without `--test` the questions are those that the value model was trained on. Writes RUN/value.json.
+With `--test` the questions are those of the test split instead. Writes RUN/value.json.
 """
 
 import sys
