@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pandas
 import torch
 from omegaconf import OmegaConf
 from transformers import AutoConfig, AutoModelForTokenClassification
@@ -47,7 +46,11 @@ def value_model(source: Path, model_path: Path) -> Any:
 
 def spearman(values: torch.Tensor, others: torch.Tensor) -> float:
     """Return the correlation of ranks; of equal values each has their mean rank."""
-    return float(pandas.Series(values).rank().corr(pandas.Series(others).rank()))
+
+    def ranks(x: torch.Tensor) -> torch.Tensor:
+        return (x[:, None] > x).sum(1) + ((x[:, None] == x).sum(1) + 1) / 2
+
+    return float(torch.corrcoef(torch.stack([ranks(values), ranks(others)]).double())[0, 1])
 
 
 def compared(run_folder: RunFolder, split: str, samples: int) -> dict[str, Any]:
