@@ -75,7 +75,7 @@ def test_a_server_gives_what_the_engine_gives(base: Path, url: str) -> None:
     assert len({response for response, _, _ in found.values()}) > 24  # they say something
 
 
-def test_candidates_of_random_weights_are_rejected_with_reasons(
+def test_no_candidate_of_random_weights_is_accepted(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     questions, out = write_questions(tmp_path / "q.parquet", 6), tmp_path / "out.parquet"
@@ -85,11 +85,11 @@ def test_candidates_of_random_weights_are_rejected_with_reasons(
     assert rephrase(options) == 0
     candidates = lines(out.with_name("out.parquet.candidates.jsonl"))
     assert len(candidates) == 6 * 3
-    assert {c["verdict"] for c in candidates} == {"reject"}
+    assert {c["verdict"] for c in candidates} <= {"reject", "doubtful"}  # what is drawn varies
     assert all(c["reasons"] and c["source"]["model"] == "served" for c in candidates)
     assert {len(q.rephrasings) for q in read_parquet(out)} == {0}
     card = out.with_name("out.parquet.README.md").read_text()
-    assert "Of 18 candidates: 18 reject" in card
+    assert "Of 18 candidates: " in card and " reject" in card
     before = out.read_bytes()
     assert rephrase([CLOSED if word == url else word for word in options]) == 0
     assert out.read_bytes() == before
