@@ -67,7 +67,8 @@ def carry_out(given: argparse.Namespace) -> int:
         failed = run_all(experiment, todo, record=record, out=out, jobs=given.jobs)
     done = read_record(record, experiment)
     if done:
-        every = [(a.name, s) for a in experiment.arms for s in experiment.seeds(a, given.seeds)]
+        planned = experiment.counted if experiment.claims else given.seeds
+        every = [(a.name, s) for a in experiment.arms for s in experiment.seeds(a, planned)]
         missing = sum(made not in done for made in every) if counted else 0
         write_text(folder / "results.md", page.results(experiment, done, missing))
         page.draw(experiment, done, folder)

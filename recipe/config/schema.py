@@ -97,6 +97,7 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("recipe.toy", bool, "enable"),
     ("recipe.toy", Text, "cache world"),
     ("recipe.toy", Seed | None, "seed"),
+    ("recipe.toy", Weight | None, "sampler_noise"),
     ("recipe.toy", Positive | None, "train_questions validation_questions test_questions updates"),
     ("recipe.toy", Names | None, "templates"),
     ("recipe.augment", Text | None, "bank"),

@@ -27,13 +27,19 @@ def mechanism(experiment: Experiment, lines: page.Lines) -> str:
     wanted = experiment.mechanism
     if wanted is None:
         return "The experiment states no mechanism."
-    values = page.of_arm(experiment.arm(wanted.arm), lines).get(wanted.figure, {})
+    about = f"`{wanted.figure}` of `{wanted.arm}`"
+    values = page.of_figure(experiment.arm(wanted.arm), lines, wanted.figure)
+    if wanted.minus:
+        arm, figure = wanted.minus
+        other = page.of_figure(experiment.arm(arm), lines, figure)
+        values = {s: v - other[s] for s, v in values.items() if s in other}
+        about = f"{about} - `{figure}` of `{arm}`"
     if not values:
-        return f"Mechanism: unknown, no run of `{wanted.arm}`."
+        return f"Mechanism: unknown, no run of {about}."
     found = statistics.fmean(values.values())
     verdict = "present" if found >= wanted.least else "**absent: draw no conclusion**"
     return (
-        f"Mechanism {verdict}: `{wanted.figure}` of `{wanted.arm}` is {found:.3f} "
+        f"Mechanism {verdict}: {about} is {found:.3f} "
         f"({len(values)} seeds), wanted at least {wanted.least:g}."
     )
 
@@ -55,18 +61,21 @@ def checkpoints(experiment: Experiment, lines: page.Lines) -> str:
 
 def card(experiment: Experiment, lines: page.Lines, origin: Mapping[str, Any]) -> str:
     """The whole card; `origin` has commit and uncommitted_changes."""
-    (name,) = {arm for arm, _ in lines}
-    arm = experiment.arm(name)
-    seeds = ", ".join(str(seed) for _, seed in sorted(lines))
+    names = list(dict.fromkeys(arm for arm, _ in lines))
+    seeds = sorted({seed for _, seed in lines})
+    tables = "\n\n".join(
+        f"Arm `{name}`:\n\n" + checkpoints(experiment, {k: lines[k] for k in lines if k[0] == name})
+        for name in names
+    )
     changes = ", with uncommitted changes" if origin["uncommitted_changes"] else ""
     return (
-        f"# {arm.world}: mechanism\n\n{mechanism(experiment, lines)}\n\n"
-        f"{checkpoints(experiment, lines)}\n\nArm `{name}` of experiment {experiment.name}, "
-        f"simulated, pilot seeds {seeds}: means over seeds of {experiment.measure.questions} "
+        f"# {experiment.arm(names[0]).world}: mechanism\n\n{mechanism(experiment, lines)}\n\n"
+        f"{tables}\n\nExperiment {experiment.name}, simulated, pilot seeds "
+        f"{', '.join(map(str, seeds))}: means over seeds of {experiment.measure.questions} "
         f"held-out questions, {experiment.measure.samples} samples at temperature 1, template "
         f'{experiment.measure.templates[0]}. Entropy in nats per token; "entropy on filler" is the '
         f"share of it on letters of the world's filler.\n\n`python -m recipe.lab.card "
-        f"{experiment.name} --seeds {len(lines)}`, commit {str(origin['commit'])[:7]}{changes}.\n"
+        f"{experiment.name} --seeds {len(seeds)}`, commit {str(origin['commit'])[:7]}{changes}.\n"
     )
 
 
@@ -78,16 +87,18 @@ def carry_out(given: argparse.Namespace) -> int:
             f"experiment {experiment.name}: not simulated or without a mechanism. Choose one whose "
             "experiment.yaml has both keys."
         )
-    arm = experiment.arm(experiment.mechanism.arm)
+    wanted = experiment.mechanism
+    names = dict.fromkeys((wanted.arm, *(wanted.minus or ())[:1]))
     record = given.out / experiment.name / "pilots.jsonl"
     seeds = range(1, given.seeds + 1)
     done = read_record(record, experiment)
-    todo = [(arm, seed) for seed in seeds if (arm.name, seed) not in done]
+    runs = [(name, seed) for seed in seeds for name in names]
+    todo = [(experiment.arm(name), seed) for name, seed in runs if (name, seed) not in done]
     failed = run_all(
         experiment, todo, record=record, out=given.out / experiment.name, jobs=given.jobs
     )
     known = read_record(record, experiment)
-    lines = {k: v for k, v in known.items() if k[0] == arm.name and k[1] in seeds}
+    lines = {k: known[k] for k in runs if k in known}
     if lines:
         text = card(experiment, lines, describe())
         if given.file:

@@ -46,20 +46,23 @@ class Measure:
 class Mechanism:
     """What the world must show without any method under test: a figure of an arm, and its bound.
 
-    `figure` is a key of `recipe.lab.page.figures`, the mean over seeds of `arm`.
+    `figure` is a key of `recipe.lab.page.figures`, the mean over seeds of `arm`. `minus` is an arm
+    with its figure that is subtracted.
     """
 
     arm: str
     figure: str
     least: float
+    minus: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
     """A prediction: the mean of `figure` of one arm is above or below that of the other, or equal.
 
-    With four arms a, b, c, d it is about the difference of differences (a - b) - (c - d). Equal
-    within `margin`: the 95 % interval of the difference is inside -margin to margin.
+    With four arms a, b, c, d it is about the difference of differences (a - b) - (c - d). The
+    figure "abel+formal pass@1" is the mean over two templates. Equal within `margin`: the 95 %
+    interval of the difference is inside -margin to margin.
     """
 
     claim: str
@@ -173,8 +176,9 @@ def experiment_of(found: Any, name: str, path: Path) -> Experiment:
     for claim in experiment.claims:
         if not all(experiment.arm(arm).decides for arm in claim.arms):
             raise ExperimentError(f"{path}: claims: every arm of {claim.arms} must have `decides`")
-    if experiment.mechanism:
-        experiment.arm(experiment.mechanism.arm)
+    if wanted := experiment.mechanism:
+        for name in (wanted.arm, *(wanted.minus or ())[:1]):
+            experiment.arm(name)
     for one in {arm for pair in experiment.compare for arm in pair}:
         experiment.arm(one)
     if experiment.steps % experiment.save_every:
@@ -188,7 +192,10 @@ def experiment_of(found: Any, name: str, path: Path) -> Experiment:
 def _mechanism(found: Any, path: Path) -> Mechanism | None:
     if found is None:
         return None
-    body = _keys(found, Mechanism, set(), path, "mechanism")
+    body = _keys(found, Mechanism, {"minus"}, path, "mechanism")
+    if "minus" in body:
+        arm, figure = body["minus"]
+        body["minus"] = (arm, figure)
     return Mechanism(**{**body, "least": float(body["least"])})
 
 

@@ -86,6 +86,14 @@ def of_arm(arm: Arm, lines: Lines) -> dict[str, dict[int, float]]:
     return found
 
 
+def of_figure(arm: Arm, lines: Lines, figure: str) -> dict[int, float]:
+    """{seed: value} of a figure; that of "abel+formal pass@1" is the mean over both templates."""
+    names, space, key = figure.partition(" ")
+    found = of_arm(arm, lines)
+    parts = [found.get(f"{name}{space}{key}", {}) for name in names.split("+")]
+    return {s: statistics.fmean(p[s] for p in parts) for s in set.intersection(*map(set, parts))}
+
+
 def table(experiment: Experiment, lines: Lines) -> str:
     """Mean and standard deviation over the seeds of every figure, an arm a column."""
     values = {arm.name: of_arm(arm, lines) for arm in experiment.arms}
@@ -103,8 +111,8 @@ def verdicts(experiment: Experiment, lines: Lines) -> str:
     """A row for each claim: its effect, interval and p, and whether the runs decide it.
 
     The first claim is tested alone, the others together by Holm's method, at 0.05; equality by the
-    interval, whose ends lie within the margin at level 0.025. Without the
-    first until all runs of its arms are on record, without the others until all runs are.
+    interval, whose ends lie within the margin at level 0.025. The first is left out until all runs
+    of its arms are on record, the others until all of theirs are.
     """
     claims, secondary = experiment.claims[:1], experiment.claims[1:]
     if not all(_complete(experiment, lines, claim) for claim in claims):
@@ -126,12 +134,8 @@ def verdicts(experiment: Experiment, lines: Lines) -> str:
         elif corrected < 0.05:
             met = (effect.mean > 0) == (claim.direction == "above")
             verdict = "**decided: met**" if met else "**decided: the reverse**"
-        rows.append(
-            [
-                *(claim.claim, f"{effect.mean:+.3f}", f"{low:+.3f} to {high:+.3f}"),
-                *(f"{p:.2g}", f"{corrected:.2g}", verdict),
-            ]
-        )
+        effects = (f"{effect.mean:+.3f}", f"{low:+.3f} to {high:+.3f}")
+        rows.append([claim.claim, *effects, f"{p:.2g}", f"{corrected:.2g}", verdict])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) if claims else ""
 
 
@@ -144,7 +148,7 @@ def _pair(
     experiment: Experiment, lines: Lines, claim: Claim
 ) -> tuple[dict[int, float], dict[int, float]]:
     """The two figures whose difference the claim is about, by seed."""
-    a, b, *more = (of_arm(experiment.arm(n), lines)[claim.figure] for n in claim.arms)
+    a, b, *more = (of_figure(experiment.arm(n), lines, claim.figure) for n in claim.arms)
     for one, other in zip(more[::2], more[1::2], strict=True):
         a = {seed: value - one[seed] for seed, value in a.items()}
         b = {seed: value - other[seed] for seed, value in b.items()}
@@ -291,8 +295,8 @@ def body(experiment: Experiment, lines: Lines) -> str:
             "all claims but the first.\n\n"
         )
     return (
-        f"{decided}## Arms\n\n{summary(experiment, lines)}\n\nOnly the claims are tests; other "
-        f"rows describe.\n\n{steps}"
+        f"{decided}## Arms\n\n{summary(experiment, lines)}\n\nOnly the claims are tests, each once "
+        f"all runs of its arms are on record; other rows describe.\n\n{steps}"
     )
 
 

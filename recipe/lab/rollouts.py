@@ -124,8 +124,22 @@ class Request:
     trained_under: tuple[int, ...]
 
 
+def perturbed(policy: Decoder, noise: float, seed: int) -> Decoder:
+    """A copy whose weights are w (1 + noise z); z is standard normal, a function of `seed`."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {
+        name: w.detach() * (1 + noise * torch.randn(w.shape, generator=generator))
+        for name, w in policy.weights.items()
+    }
+    return Decoder(weights, policy.shape)
+
+
 class RolloutSource:
-    """Questions in the trainer's order, and the rollouts of `policy` to them."""
+    """Questions in the trainer's order, and the rollouts of `policy` to them.
+
+    With ``recipe.toy.sampler_noise`` a perturbed copy of the policy generates, as an engine of
+    another precision does.
+    """
 
     def __init__(self, config: DictConfig, policy: Decoder) -> None:
         self.policy = policy
@@ -255,7 +269,10 @@ class RolloutSource:
             )
         else:
             draw = fast_draw(rollout_seed(int(recipe.seed), rows[0]["uid"], 0))
-        drawn = self.policy.sample(
+        sampler = self.policy
+        if recipe.toy.sampler_noise:
+            sampler = perturbed(sampler, float(recipe.toy.sampler_noise), int(recipe.seed))
+        drawn = sampler.sample(
             [a.generated_under for a in asked],
             draw,
             temperature=float(rollout.temperature),

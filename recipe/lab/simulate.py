@@ -37,7 +37,7 @@ def begin(config: DictConfig) -> "Simulator":
     from recipe.lab.simulator import Simulator
     from recipe.preflight.checks import check, prepare
 
-    prompts = check(config, here=False)
+    prompts = check(config, here=False, simulated=True)
     folder = RunFolder(Path(config.recipe.run_dir))
     if folder.metrics.exists():
         raise ConfigError(

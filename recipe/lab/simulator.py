@@ -105,7 +105,7 @@ class Simulator:
             "old_log_probs": [r.logprobs for r in rollouts],
             "entropy": [r.entropy for r in rollouts],
         }
-        if any(r.anchored for r in rollouts):
+        if self.config.recipe.toy.sampler_noise or any(r.anchored for r in rollouts):
             again = _values(self.actor.policy, rollouts, temperature, entropy=True)
             per_token |= {"old_log_probs": again["log_probs"], "entropy": again["entropy"]}
         if need_reference_policy(self.config):

@@ -110,6 +110,11 @@ def lacks_wandb_key(s: Setup) -> bool:
 
 
 MACHINE: list[Check] = [
+    Rule(
+        "recipe.toy.sampler_noise",
+        lambda s: s.recipe.toy.sampler_noise and not s.simulated,
+        "the engine cannot perturb its weights. Unset it, or use recipe.lab.simulate.",
+    ),
     room,
     port,
     gpus,

@@ -84,6 +84,17 @@ def test_claims_are_decided_when_all_their_runs_are_on_record() -> None:
     assert page.verdicts(dataclasses.replace(plan, claims=()), record) == ""
 
 
+def test_a_figure_of_two_templates_is_their_mean() -> None:
+    first = line("grpo", 1000, 0.25, [])
+    for numbers in first["measured"].values():
+        numbers["abel"] = {**numbers["qwen-math"], "pass@1": 0.75}
+    arm, record = Arm(name="grpo", world="sums"), {("grpo", 1000): first}
+    found = page.of_figure(arm, record, "qwen-math+abel pass@1")
+    assert found == {1000: 0.5}
+    assert page.of_figure(arm, record, "abel pass@1") == {1000: 0.75}
+    assert page.of_figure(arm, record, "abel+formal pass@1") == {}
+
+
 def test_equality_is_decided_by_the_interval() -> None:
     arms = tuple(Arm(name=n, world="sums", decides=True) for n in ("grpo", "kl"))
     shifts = {1000: 0.01, 1001: -0.01, 1002: 0.0}  # 0 ± 4.303 x 0.01 / sqrt(3) = ± 0.0248

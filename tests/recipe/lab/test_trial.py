@@ -106,6 +106,19 @@ def test_the_mechanism_is_the_mean_over_seeds(last: float, said: str) -> None:
     assert "states no" in mechanism(dataclasses.replace(PLAN, mechanism=None), lines)
 
 
+def test_the_mechanism_may_be_a_difference() -> None:
+    """Of the seeds that both arms have: here 0.5 - 0.3."""
+    wanted = Mechanism(
+        arm="kl", figure="qwen-math pass@1", minus=("grpo", "qwen-math pass@1"), least=0.1
+    )
+    plan = dataclasses.replace(PLAN, mechanism=wanted)
+    lines = {("kl", 1): line(0.1, 0.5), ("kl", 2): line(0.1, 0.9), ("grpo", 1): line(0.1, 0.3)}
+    found = "`qwen-math pass@1` of `kl` - `qwen-math pass@1` of `grpo` is 0.200 (1 seeds)"
+    text = card(plan, lines, {"commit": "0123456789", "uncommitted_changes": False})
+    assert f"Mechanism present: {found}" in text
+    assert "Arm `kl`:" in text and "| 50 | 0.700 |" in text and "| 50 | 0.300 |" in text
+
+
 def test_a_page_by_hand() -> None:
     plan = tried(PLAN, Method(name="mine", set=("a=1",)), ["grpo"], [])
     lines = {
