@@ -45,7 +45,7 @@ CPU = {
     # vLLM compiles one comparison of its sampler: 30 s at the first start, with a C++ compiler.
     "TORCH_COMPILE_DISABLE": "1",
     # A waiting OpenMP thread sleeps. By default it spins, and beside other work takes the core from
-    # the thread it waits for: scripts/bench.py load.
+    # the thread it waits for (examples/LOG.md has the figures).
     "GOMP_SPINCOUNT": "0",
     # Ray starts its workers at niceness 15: beside other work they would get almost no CPU time.
     "RAY_worker_niceness": "0",
