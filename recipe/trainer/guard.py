@@ -15,7 +15,8 @@ from typing import Any
 
 from prompt_aug.base.errors import UserError
 
-SUDDEN = ("train/entropy", "response_length/mean", "actor/grad_norm")
+RISES = ("train/entropy", "response_length/mean", "actor/grad_norm")
+FALLS = ("response_length/mean", "train/accuracy")
 
 
 class CollapseError(UserError, RuntimeError):
@@ -29,15 +30,14 @@ class RollbackError(UserError, RuntimeError):
 def verdict(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str | None:
     """Return why the last line of `history` is a breach, or None.
 
-    A breach: a metric is not finite; the median of a metric of `SUDDEN` over ``window`` steps is
-    more than ``factor`` times that of every earlier window, or of the response length less than the
-    inverse of every one; or the last two validations of a source are both ``accuracy_drop`` below
-    its best.
+    A breach: a metric is not finite; its median over ``window`` steps is more than ``factor`` times
+    that of every earlier window (a metric of `RISES`) or less than 1 / ``factor`` of every one (of
+    `FALLS`); or the last two validations of a source are both ``accuracy_drop`` below its best.
     """
     if not history:
         return None
     window, factor = settings["window"], settings["factor"]
-    for key in SUDDEN:
+    for key in dict.fromkeys((*RISES, *FALLS)):
         values = [float(line[key]) for line in history if key in line]
         if key in history[-1] and not math.isfinite(values[-1]):
             return f"{key}={values[-1]}"
@@ -46,8 +46,8 @@ def verdict(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -
             for end in range(len(values), window - 1, -window)
         ]
         now, *before = medians or [0.0]
-        shrunk = key == "response_length/mean" and before and now * factor < min(before)
-        if before and (now > factor * max(before) or shrunk):
+        rose = key in RISES and before and now > factor * max(before)
+        if rose or (key in FALLS and before and now * factor < min(before)):
             return f"{key}={now:.4g} (median of {window} steps), from {before[0]:.4g} before"
     for key in sorted(history[-1]):
         if key.startswith("val/") and key.endswith("/accuracy"):

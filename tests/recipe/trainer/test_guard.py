@@ -31,6 +31,9 @@ def lines(key: str, values: list[float | None]) -> list[dict[str, Any]]:
         (LENGTH, [5, 5, 1, 1], True),
         ("train/entropy", [5, 5, 0.1, 0.1], False),
         ("train/entropy", [0.1, 0.1, 0.9, 0.9], True),
+        ("train/accuracy", [0.3, 0.3, 0, 0], True),
+        ("train/accuracy", [0, 0, 0.3, 0.3, 0, 0], False),  # it was 0 before
+        ("train/accuracy", [0.1, 0.1, 0.9, 0.9], False),  # a rise is wanted
         (NORM, [1, math.nan], True),
         (NORM, [], False),
     ],
