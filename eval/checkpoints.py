@@ -1,7 +1,7 @@
 """The models to evaluate: finished exports of a run, model folders and hub ids.
 
-Every file of an export is compared with the digest in its manifest before it is sampled. An export
-without its tokenizer, or with the weights of another step, loads without an error.
+Every file of an export is compared with the digest in its manifest before it is sampled, because
+an export without its tokenizer, or with the weights of another step, loads without an error.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from prompt_aug.base.progress import Progress
 from recipe.run.folder import MANIFEST, RunFolder, numbered
 
 MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
-# The digest of a larger file is cached with the file's size and time of change. Hashing 3 GB takes
+# The digest of a larger file is cached with its size and modification time. Hashing 3 GB takes
 # 10 s, and a run may have 198 checkpoints.
 CACHED_BYTES = 64 * 2**20
 
@@ -28,8 +28,8 @@ class Checkpoint:
     """A model to evaluate.
 
     `identity` distinguishes two sets of weights. `step` is None for a model that is not part of a
-    run. `files` maps the files in the folder `model` to their expected SHA-256. The server
-    of an endpoint reports `positions`.
+    run. `files` maps the files in the folder `model` to their expected SHA-256. `positions` is the
+    context length that an endpoint reports.
     """
 
     step: int | None

@@ -8,7 +8,7 @@ from prompt_aug.base.commands import run
 
 
 def text(value: str) -> str:
-    """Return a text that is not empty, which is what an unset shell variable would leave."""
+    """Return `value`; reject an empty text, which an unset shell variable leaves."""
     if not value.strip():
         raise argparse.ArgumentTypeError("it is empty: is a shell variable unset?")
     return value

@@ -29,7 +29,7 @@ from prompt_aug.base.files import read_json, read_lines, write_json, write_text
 from recipe.run.folder import EvaluationFolder
 
 NOTE = (
-    "Per cent of samples right, ± one standard error clustered by question. B - A in points with "
+    "Percent of samples right, ± one standard error clustered by question. B - A in points with "
     "its 95 % interval, paired by question; p by random signs, not corrected for the number of "
     "rows. The last column counts the questions on which B is better and worse."
 )
@@ -94,11 +94,10 @@ def read_side(given: Path, settings: str | None) -> Side:
 def answered(a: Side, b: Side) -> list[Answered]:
     """Return the questions of the benchmarks that both have. Raises EvaluationError."""
     one, other = a.record["benchmarks"], b.record["benchmarks"]
-    names = shared_benchmarks(a, b)
-    if not names:
+    if not (names := shared_benchmarks(a, b)):
         raise EvaluationError(f"no benchmark in common: {sorted(one)} and {sorted(other)}")
-    asked = [{n: side[n]["settings"]["sha256"] for n in names} for side in (one, other)]
-    if changed := [name for name in names if asked[0][name] != asked[1][name]]:
+    digests = [{n: side[n]["settings"]["sha256"] for n in names} for side in (one, other)]
+    if changed := [name for name in names if digests[0][name] != digests[1][name]]:
         raise EvaluationError(
             f"{', '.join(changed)}: the two were asked different questions. Evaluate both with the "
             "same file and --max-questions."
@@ -124,7 +123,7 @@ def shared_benchmarks(a: Side, b: Side) -> list[str]:
 
 
 def _questions(side: Side, name: str) -> dict[tuple[str, int], tuple[dict[str, Any], float]]:
-    """Return the questions and their means by uid, and number among those of the same uid."""
+    """Return (question, mean) by (uid, index), where the index counts questions of equal uid."""
     lines = read_lines(side.folder.benchmark(name).questions)
     means = side.record["benchmarks"][name]["question_means"]
     seen: Counter[str] = Counter()
@@ -173,7 +172,7 @@ def table(a: Side, b: Side, rows: Sequence[ComparedGroup]) -> Table:
 
 
 def _as_run(side: Side, names: Sequence[str]) -> RunData:
-    """Return the side as the report reads a run: with one checkpoint."""
+    """Convert a side to a `RunData` with one checkpoint, for the page of the report."""
     step = int(side.record["step"] or 0)
     entries = {name: side.record["benchmarks"][name] for name in names}
     total = accuracy([[mean] for entry in entries.values() for mean in entry["question_means"]])
@@ -189,7 +188,7 @@ def write_page(out: Path, a: Side, b: Side, rows: Mapping[str, Sequence[Compared
     runs = [_as_run(side, shared_benchmarks(a, b)) for side in (a, b)]
     samples = archive(runs)
     for point in samples.index["checkpoints"]:
-        point["step"] = None  # the name says it
+        point["step"] = None  # the name of the side already contains it
     blocks = [Block(note=NOTE, level=2, id="checkpoints")]
     blocks += [Block(title, "", table(a, b, part)) for title, part in rows.items()]
     name = f"{a.name} and {b.name}"

@@ -26,13 +26,12 @@ from prompt_aug.endpoint.client import (
     Endpoint,
     Failure,
     StoppedError,
-    get,
-    post,
+    fetch,
     used_tokens,
 )
 from recipe.run.evaluation import EvaluationSection
 
-TIMEOUT = 3600.0  # seconds; a long response arrives at once
+TIMEOUT = 3600.0  # seconds of one request; responses are not streamed
 VLLM = "vllm"  # `owned_by` in its list of models
 CHAT = "chat"
 APIS = ("completions", CHAT)
@@ -53,7 +52,7 @@ class NoTokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """An endpoint, the limits of this command, and what the list of models says of each model."""
+    """An endpoint, the budget of this command, and the endpoint's list of models by id."""
 
     endpoint: Endpoint
     budget: Budget
@@ -89,7 +88,7 @@ def connect(url: str, concurrency: int, budget: Budget, settings: Settings) -> S
 
     async def listed() -> dict[str, Any]:
         async with endpoint.client() as client:
-            return await get(client, "models")
+            return await fetch(client, "models")
 
     try:
         found = asyncio.run(listed()).get("data")
@@ -124,7 +123,8 @@ class RemoteEngine:
         """Return the JSON of a request.
 
         A vLLM server takes missing parameters from the model's generation_config.json, so all are
-        sent to it. Other servers get those of vLLM only where a setting asks for them.
+        sent to it. Other servers get top_k, min_p and repetition_penalty only if they differ from
+        the default.
         """
         settings, ids = self._settings, request.prompt_token_ids
         messages = [{"role": role, "content": content} for role, content in request.messages]
@@ -147,7 +147,8 @@ class RemoteEngine:
     def stream(self, requests: Sequence[Request]) -> Iterator[tuple[Request, dict[str, Any]]]:
         """Yield each request with its response, tokens and finish_reason, as they arrive.
 
-        Requests that fail after all retries do not stop the others; the error follows at the end.
+        A request that fails after all retries does not stop the others; the error is raised at the
+        end.
         If the caller stops early, the open requests are canceled.
         """
         with asyncio.Runner() as runner:
@@ -184,7 +185,7 @@ class RemoteEngine:
             async with endpoint.client() as client, asyncio.TaskGroup() as group:
                 for _ in range(min(endpoint.concurrency, len(requests))):
                     group.create_task(worker(client))
-        except Exception as error:  # a defect: the caller of `stream` waits for this queue
+        except Exception as error:  # a defect: without an entry `stream` would wait forever
             arrived.put_nowait(error)
             return
         if failures and not channel.stopped:
@@ -200,21 +201,16 @@ class RemoteEngine:
     ) -> tuple[dict[str, Any], Spending]:
         """Send one request. Raises Failure or RefusedError."""
         path = "chat/completions" if self._chat else "completions"
-        answer = await post(client, path, self.body(request))
+        answer = await fetch(client, path, self.body(request))
         try:
             (choice,) = answer["choices"]
             text = choice["message"]["content"] if self._chat else choice["text"]
             text, finish = str(text or ""), str(choice["finish_reason"])
         except (KeyError, TypeError, ValueError) as error:
             raise Failure(f"not a completion: {str(answer)[:160]}") from error
-        if not self._vllm and (ends := [e for s in request.stop if (e := _end(text, s))]):
+        ends = [text.find(stop) + len(stop) for stop in request.stop if stop in text]
+        if ends and not self._vllm:
             text, finish = text[: min(ends)], "stop"
         spent = used_tokens(answer, self._estimate(request), self._server.endpoint)
         response = {"response": text, "tokens": spent.tokens_out, "finish_reason": finish}
         return response, spent
-
-
-def _end(text: str, stop: str) -> int:
-    """Return where the first occurrence of a stop string ends, 0 without one."""
-    place = text.find(stop)
-    return place + len(stop) if place >= 0 else 0

@@ -64,7 +64,7 @@ def check_hardware(settings: Settings) -> None:
 
 
 def prepare_environment(model: str) -> None:
-    """Set what torch reads when it is imported; a set value wins. A small model gets one thread."""
+    """Set variables that torch reads on import, unless set. A small model gets one thread."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # vLLM warns of its NUMA binding
     size = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
     if 0 < size < ONE_THREAD_BYTES:
@@ -176,7 +176,6 @@ class Engine:
         # vLLM's prefix cache is keyed by tokens alone: it would return values of the old weights.
         if not self._llm.reset_prefix_cache():
             raise EvaluationError("vLLM could not clear its prefix cache: requests are open")
-        self._model = model
 
     def facts(self) -> dict[str, Any]:
         """Return what a response may depend on, apart from the settings."""

@@ -182,10 +182,10 @@ class Evaluation:
         return questions
 
     def _context(self, checkpoint: Checkpoint, kind: str, tokenizer: Any) -> int:
-        """Return the engine's context in tokens: what the longest prompt needs, up to the limit.
+        """Return the context length: max_model_len, or the longest prompt plus max_tokens.
 
-        It covers all benchmarks, so that one engine serves them. A response still ends at
-        max_tokens, or at the model's last position.
+        The longest prompt is that of all benchmarks, so that one engine serves them. The model's
+        own context length is the upper limit.
         """
         limit, asked = _positions(checkpoint), self.settings.max_model_len
         if asked is not None and limit is not None and asked > limit:

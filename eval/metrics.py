@@ -90,7 +90,7 @@ def at_powers(correct_Qn: ArrayLike, table: Table) -> dict[int, float]:  # noqa:
 def mean_over_questions(parts: Sequence[ArrayLike]) -> Estimate:
     """Average over the questions of all benchmarks; every question has the same weight.
 
-    Benchmarks are strata, not draws, so differences between their means are no sampling error.
+    Benchmarks are strata, not draws: differences between their means do not add to the error.
     """
     estimates = [accuracy(part) for part in parts]
     return _stratified(estimates, [estimate.questions for estimate in estimates])

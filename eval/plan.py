@@ -1,4 +1,4 @@
-r"""Expected standard errors of a benchmark, and what it takes to see a gain of d points.
+r"""Expected standard errors of a benchmark, and the size needed to detect a gain of d points.
 
 With difficulty x (the probability of a right sample) over Q questions with n samples each
 (arXiv 2411.00640, sections 2 and 5):
@@ -7,8 +7,8 @@ With difficulty x (the probability of a right sample) over Q questions with n sa
           SE_{gain}^2 = \frac{\omega^2 + 2 E[x (1-x)] / n}{Q},
           \quad \omega^2 = 2 (1 - r) Var(x)
 
-r is the correlation of x between the two models. A gain of d is seen (two-sided 5 % test) in a
-share `power` of all experiments if d >= (z_0.975 + z_power) SE_gain. Without measured scores x is a
+r is the correlation of x between the two models. A gain of d is detected (two-sided 5 % test) with
+probability `power` if d >= (z_0.975 + z_power) SE_gain. Without measured scores x is a
 Beta distribution with a + b = 2 and the given mean: Var(x) = p (1-p) / 3, uniform at p = 1/2.
 """
 
@@ -61,18 +61,18 @@ class Difficulty:
         return math.sqrt(self.gain_variance(samples) / questions)
 
     def questions_for(self, gain: float, samples: int, power: float) -> int:
-        """Return the fewest questions with `samples` each that show a gain."""
+        """Return the fewest questions with `samples` each that detect a gain."""
         return math.ceil(self.gain_variance(samples) * (factor(power) / gain) ** 2 - 1e-9)
 
     def samples_for(self, gain: float, questions: int, power: float) -> int | None:
-        """Return the fewest samples of `questions` that show a gain; None if none are enough."""
+        """Return the fewest samples per question that detect a gain; None if none are enough."""
         left = questions * (gain / factor(power)) ** 2 - self.gain_variance(math.inf)
         count = math.ceil(2 * self.within / left - 1e-9) if left > 0 else MOST_SAMPLES + 1
         return max(1, count) if count <= MOST_SAMPLES else None
 
 
 def factor(power: float) -> float:
-    """Return how many standard errors a gain must have."""
+    """Return how many standard errors a gain must exceed to be detected with this power."""
     normal = NormalDist()
     return normal.inv_cdf(1 - LEVEL / 2) + normal.inv_cdf(power)
 
@@ -125,7 +125,7 @@ def plan(options: argparse.Namespace) -> None:
     else:
         difficulty = measured(options.like, options.correlation)
     gain, power = options.gain / 100, options.power
-    heads = ("benchmark", "questions", "samples", "± one", "± gain", "smallest gain seen")
+    heads = ("benchmark", "questions", "samples", "± one", "± gain", "smallest gain detected")
     rows = [[*heads, f"questions for {options.gain:g}", f"samples for {options.gain:g}"]]
     for name, questions, usual in map(size_of, options.benchmark):
         samples = options.samples or usual
@@ -140,7 +140,7 @@ def plan(options: argparse.Namespace) -> None:
     print(
         f"Points, for an accuracy of {100 * difficulty.mean:.1f} with a standard deviation of "
         f"difficulty of {100 * math.sqrt(difficulty.variance):.1f} and a correlation of "
-        f"{difficulty.correlation:g} between the models. A gain is seen with power "
+        f"{difficulty.correlation:g} between the models. A gain is detected with power "
         f"{power:g} at the level {LEVEL:g} (two-sided)."
     )
 
@@ -152,13 +152,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--benchmark", action="append", required=True, type=text, metavar="NAME[=PATH]",
         help="a known name, or a file; may be repeated")  # fmt: skip
     add("--samples", type=int, help="per question (default: the benchmark's)")
-    add("--gain", type=float, default=5.0, help="points that should be seen")
+    add("--gain", type=float, default=5.0, help="gain to detect, in points")
     add("--accuracy", type=float, default=0.3, help="expected accuracy of both models")
     add("--correlation", type=float, default=0.5, help="of difficulty between the two models;"
         " a checkpoint and its start model have more than two unrelated models")  # fmt: skip
     add("--like", type=Path, metavar="SCORES", help="scores.json of a benchmark with several"
         " samples: measured difficulty instead of --accuracy")  # fmt: skip
-    add("--power", type=float, default=0.8, help="share of experiments in which the gain is seen")
+    add("--power", type=float, default=0.8, help="probability that the gain is detected")
     return run_command(parser, arguments, plan, "nothing is written")
 
 

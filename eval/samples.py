@@ -79,7 +79,7 @@ class PendingSamples:
     def __init__(self, benchmark: LoadedBenchmark, prompts: Prompts, tokenizer: Any) -> None:
         self.benchmark = benchmark
         self.template = benchmark.template or prompts.validation_template
-        # Of each question the text and prompt of every order of its options, mostly one.
+        # For each question: (question, prompt) for every order of its options, usually one.
         self.orders: list[list[tuple[Question, Prompt]]] = []
         for question in benchmark.questions:
             count = len(question.options) if benchmark.cyclic else 1
@@ -117,7 +117,7 @@ class PendingSamples:
         ]
 
     def repeat(self) -> list[int]:
-        """Return how many samples of each question show if greedy decoding repeats itself.
+        """Return the samples per question needed to test if greedy decoding is deterministic.
 
         Two of the first `REPEATED` questions, one of the others; [] if one sample is requested.
         """

@@ -278,7 +278,7 @@ def regrade(folder: EvaluationFolder) -> dict[str, Any]:
 
 
 def _regrade_all(options: argparse.Namespace) -> None:
-    # The settings stand beside the folder of a checkpoint, not beside that of a benchmark.
+    # Only the folder of a checkpoint has a settings file beside it, that of a benchmark has none.
     paths = sorted(options.folder.rglob("scores.json"))
     found = [f for path in paths if (f := EvaluationFolder(path.parent)).settings.exists()]
     if not found:

@@ -1,6 +1,6 @@
 """Pick a checkpoint of a run by its accuracy on a validation split.
 
-The accuracy of the best of many checkpoints is too high on the questions that picked it. Therefore
+The accuracy of the best of many checkpoints is biased upward on the questions used to pick it. So
 the questions must have been held out of the training data (`python -m prompt_aug.prepare ...
 --validation N`), and they do not count as a benchmark. --on-test-set picks on other questions; the
 report marks the result.
@@ -39,7 +39,7 @@ def why_no_validation(run: Path, benchmark: str, folder: EvaluationFolder) -> st
 
 
 def pick(scores: Mapping[int, float]) -> int:
-    """Return the step of the highest accuracy, the earliest of equals."""
+    """Return the step with the highest accuracy; ties go to the earliest."""
     return min(scores, key=lambda step: (-scores[step], step))
 
 

@@ -49,7 +49,7 @@ class Settings(EvaluationSection):
 
     @property
     def form(self) -> Form:
-        """How the texts of a template become a prompt."""
+        """The form in which templates are rendered to prompts."""
         form = {name: getattr(self, name) for name in FORM}
         return Form(**form | ({} if self.system_prompt is None else {"system": "template"}))
 

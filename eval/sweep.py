@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--chat", type=_chat, metavar="{KEY: VALUE}",
         help="arguments of the chat template, as '{enable_thinking: false}'")  # fmt: skip
     add("--instruction", choices=get_args(Turn), help="turn of the template's instruction")
-    add("--system", choices=get_args(System), help="whose system prompt, if a row has one")
+    add("--system", choices=get_args(System), help="which system prompt wins if a row has one")
     add("--extraction", choices=EXTRACTIONS, help="which text counts as the answer")
     add("--verifier", action="append", default=[], type=text, metavar="SOURCE=MODULE.FUNCTION",
         help="your own function for a data source (default: the run's own)")  # fmt: skip
@@ -194,8 +194,7 @@ def sweep(options: argparse.Namespace) -> None:
                 )
             budget = Budget(options.max_requests, options.max_total_tokens)
             server = connect(options.endpoint, options.concurrency, budget, settings)
-            identity = options.tokenizer, options.api
-            models = [server.checkpoint(model, *identity) for model in options.model]
+            models = [server.checkpoint(m, options.tokenizer, options.api) for m in options.model]
             work(evaluation, models, server, cache)
             print(f"endpoint: {budget.spent}")
             continue

@@ -48,12 +48,9 @@ def draw(
         return names[number * len(names) >> 64]
     sums = list(accumulate(weights))
     point = number / 2**64 * sums[-1]
-    drawn = [name for name, weight in zip(names, weights, strict=True) if weight > 0]
-    reached = [total for total, weight in zip(sums, weights, strict=True) if weight > 0]
-    for name, total in zip(drawn, reached, strict=True):
-        if point < total:
-            return name
-    return drawn[-1]  # point rounded up to the sum of all weights
+    drawn = [(n, total) for n, total, w in zip(names, sums, weights, strict=True) if w > 0]
+    # The default is for a point that is rounded up to the sum of all weights.
+    return next((name for name, total in drawn if point < total), drawn[-1][0])
 
 
 def rephrasing(*, rollout: int, per_rephrasing: int, available: int) -> int:

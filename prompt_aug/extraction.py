@@ -44,12 +44,6 @@ def verdicts(
         if answer == grade.extracted:
             found.setdefault(name, bool(grade.correct))
         elif name != given:
-            again = regrade(
-                response,
-                question["gold"],
-                template,
-                question=question["question"],
-                extraction=settings,
-            )
-            found[name] = bool(again.correct)
+            gold, text = question["gold"], question["question"]
+            found[name] = regrade(response, gold, question=text, extraction=settings).correct
     return {name: found[name] for name in BESIDE}

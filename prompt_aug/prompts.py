@@ -80,8 +80,7 @@ class Prompts:
             head = parse_yaml(read_text(path), str(path))
         except FileError as error:
             raise BankError(str(error)) from error
-        missing = [key for key in HEAD if not isinstance(head, dict) or key not in head]
-        if missing:
+        if missing := [key for key in HEAD if not isinstance(head, dict) or key not in head]:
             raise BankError(f"{path}: not written by a training run, {', '.join(missing)} not set")
         return cls._checked(load_bank(path, head["format"]), head["source"], head)
 

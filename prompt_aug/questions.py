@@ -2,8 +2,8 @@
 
     uid = first 16 hex digits of SHA-256(JSON [normalised text, normalised answers])
 
-Normalised is NFC with every run of white space made one space. The uid does not depend on the
-row, the file, the source or the split, so the same question has the same draws everywhere.
+Normalization is NFC, with each run of white space replaced by one space. The uid does not depend on
+the row, the file, the source or the split, so the same question has the same draws everywhere.
 """
 
 import hashlib
@@ -61,10 +61,9 @@ class QuestionError(UserError, ValueError):
 class Question:
     """A question; any of `answers` is right, also for its `rephrasings`.
 
-    With `options`, which its text lists as (A), (B), ..., an answer is a letter.
-    `system` is a system prompt of its own, which a row may bring along. `pass_rate` is the share of
-    right answers that a model gave before training. `row` has the columns of the row's file, as
-    JSON, if it has others than this record: a verifier may need them.
+    With `options`, which its text lists as (A), (B), ..., an answer is a letter. `system` is the
+    row's own system prompt. `pass_rate` is the share of right answers that a model gave before
+    training. `row` is the JSON of the row's columns, for verifiers, if this record lacks some.
     """
 
     uid: str
@@ -214,8 +213,7 @@ def read_parquet(path: str | Path) -> list[Question]:
         table = pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise QuestionError(f"{path} is not a readable parquet file: {error}") from error
-    missing = {"prompt", "reward_model"} - set(table.column_names)
-    if missing:
+    if missing := {"prompt", "reward_model"} - set(table.column_names):
         raise QuestionError(
             f"{path} lacks the columns {sorted(missing)} of a verl-style file (it has "
             f"{table.column_names}): convert it with `python -m prompt_aug.prepare`"

@@ -8,7 +8,7 @@ text "3" is no number and 1 is no boolean.
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -39,28 +39,15 @@ class Record(BaseModel):
     model_config = STRICT
 
 
-def _distinct(values: list[Any]) -> list[Any]:
-    if len(set(values)) < len(values):
-        raise ValueError("a name is listed twice")
-    return values
+def _must(hold: Callable[[Any], object], message: str) -> AfterValidator:
+    """Return a validator that rejects values for which `hold` is false, with `message`."""
 
+    def checked(value: Any) -> Any:
+        if not hold(value):
+            raise ValueError(message)
+        return value
 
-def _sum_above_zero(values: list[float]) -> list[float]:
-    if values and not sum(values) > 0:
-        raise ValueError("all weights are 0")
-    return values
-
-
-def _not_zero(value: int) -> int:
-    if value == 0:
-        raise ValueError("0 would leave none (-1: all)")
-    return value
-
-
-def _is_set(value: str) -> str:
-    if value == UNSET:
-        raise ValueError("is not set")
-    return value
+    return AfterValidator(checked)
 
 
 def as_list(value: Any) -> Any:
@@ -73,15 +60,18 @@ def _as_tuple(value: Any) -> Any:
 
 
 # Rejects the empty text that an unset shell variable leaves.
-Text = Annotated[str, Field(pattern=r"\S"), AfterValidator(_is_set)]
+Text = Annotated[str, Field(pattern=r"\S"), _must(lambda text: text != UNSET, "is not set")]
 Texts = Annotated[list[Text], BeforeValidator(as_list)]
-Names = Annotated[list[Text], Field(min_length=1), AfterValidator(_distinct)]
-Weights = Annotated[list[Annotated[float, Field(ge=0)]], AfterValidator(_sum_above_zero)]
+_DISTINCT = _must(lambda names: len(set(names)) == len(names), "a name is listed twice")
+Names = Annotated[list[Text], Field(min_length=1), _DISTINCT]
+Weights = Annotated[
+    list[Annotated[float, Field(ge=0)]], _must(lambda w: not w or sum(w) > 0, "all weights are 0")
+]
 Several = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]  # Several[Level]: a list in the file
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 OrNever = Annotated[int, Field(ge=-1)]  # verl's -1: never, or no limit
-OrAll = Annotated[int, Field(ge=-1), AfterValidator(_not_zero)]
+OrAll = Annotated[int, Field(ge=-1), _must(bool, "0 would leave none (-1: all)")]
 Weight = Annotated[float, Field(ge=0)]
 Above0 = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -109,8 +99,7 @@ class _UniqueKeyLoader(yaml.CSafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         merge = "tag:yaml.org,2002:merge"  # "<<", which may be repeated
         keys = [str(key.value) for key, _ in node.value if key.tag != merge]
-        repeated = sorted({key for key in keys if keys.count(key) > 1})
-        if repeated:
+        if repeated := sorted({key for key in keys if keys.count(key) > 1}):
             raise yaml.YAMLError(f"the key {repeated[0]!r} is repeated, {node.start_mark}")
         return super().construct_mapping(node, deep)
 

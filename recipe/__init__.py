@@ -1,1 +1,1 @@
-"""The training: attaches to an unmodified verl 0.9.1 at its seams, and nowhere else."""
+"""Training: extends an unmodified verl 0.9.1 by subclasses and a short list of patches."""

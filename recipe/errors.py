@@ -12,12 +12,12 @@ class HungError(UserError, RuntimeError):
 
 
 class ExhaustedError(UserError, RuntimeError):
-    """Dynamic sampling: the questions a step may generate are spent, and the batch is not full."""
+    """Dynamic sampling reached its limit of questions in a step before the batch was full."""
 
 
 class RolloutError(RuntimeError):
-    """Rollouts of a step are missing: a defect. The message has the number and the first error."""
+    """Rollouts of a step are missing, which is a bug; the message has the count and first error."""
 
 
 class LostEngineError(RolloutError):
-    """They are missing because an engine, or a worker, is gone: it can be asked for nothing."""
+    """An engine or worker has died; it no longer responds."""

@@ -2,11 +2,11 @@
 
     python -m recipe.fork RUN --step N NEW [KEY=VALUE ...]
 
-NEW has the weights, the optimizer's state, the position in the data and the counts of step N. With
-the same settings it trains as RUN would have gone on, and with recipe.rollout.request_seeds=true it
-draws with the same random numbers under other settings: two methods can be compared from one
-checkpoint. The settings are those of RUN's last start with KEY=VALUE on top. fork.json in NEW and
-forks.jsonl in RUN record the fork. The files are hard links where both are on one disk.
+NEW starts with the weights, the optimizer's state, the position in the data and the counts of step
+N, and with the settings of RUN's last start, overridden by KEY=VALUE. With the same settings it
+trains as RUN would have continued. With recipe.rollout.request_seeds=true it draws the same random
+numbers under other settings too, so two methods can be compared from one checkpoint. fork.json in
+NEW and forks.jsonl in RUN record the fork. Files are hard links if both folders are on one disk.
 """
 
 import shlex
@@ -56,7 +56,7 @@ def composed(arguments: list[str], more: list[str]) -> tuple[list[str], DictConf
 def fork(root: Path, step: int, new: Path, overrides: list[str]) -> list[str]:
     """Make the run folder `new`; returns the arguments of `recipe.train` that trains it.
 
-    It appears whole, under its name, at the end, so a killed call can be repeated.
+    The folder gets its name at the end, so a killed call can be repeated.
     """
     from recipe.preflight.resume import take_checkpoint, unlike
 
@@ -72,12 +72,11 @@ def fork(root: Path, step: int, new: Path, overrides: list[str]) -> list[str]:
         if why := checkpoints.damage(checkpoint):
             known = ", ".join(map(str, checkpoints.saved_steps(source.checkpoints))) or "none"
             raise ConfigError(f"--step={step}: {checkpoint} is not whole: {why}. Saved are {known}")
-        after = {
-            key: new
+        changed = [
+            f"{key}={after}"
             for x in rollbacks.records(source.root)
-            for key, (_, new) in x["change"].items()
-        }
-        changed = [f"{key}={value}" for key, value in after.items()]
+            for key, (_, after) in x["change"].items()
+        ]
         _, old = composed(arguments, [f"recipe.run_dir={source.root}"])
         command, config = composed(arguments, [*changed, *overrides, f"recipe.run_dir={new}"])
         if keys := unlike(old, config):

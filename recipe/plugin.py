@@ -1,11 +1,11 @@
-"""The one entry point of `verl.plugins`: loaded at the end of ``import verl``, in every process.
+"""Entry point of `verl.plugins`: installs the patches at the end of ``import verl``.
 
-It must stay light (it is imported by engine processes too): it keeps the weights of two runs on
-one machine apart, keeps log-probabilities in float32 where flash-attn is not installed, sends the
-weights of LoRA in float32, and with ``VERL_PLATFORM=cpu`` makes verl run there. verl swallows an
-exception of an entry point, so `recipe.train` also names this module in
-``VERL_USE_EXTERNAL_MODULES``, where an exception stops the process with its own traceback, and
-`recipe.doctor` imports it by itself.
+Every process loads it, engine processes too, so its imports must stay light. It separates the
+weight sockets of two runs on one machine, computes log-probabilities in float32 without flash-attn,
+sends LoRA weights in float32, and with ``VERL_PLATFORM=cpu`` makes verl run on a CPU. verl swallows
+exceptions of an entry point. So `recipe.train` also names this module in
+``VERL_USE_EXTERNAL_MODULES``, where an exception stops the process with a traceback, and
+`recipe.doctor` imports it separately.
 """
 
 from recipe.patches import (

@@ -1,7 +1,7 @@
-"""The runs under a folder: ``python -m recipe.runs [FOLDER]``.
+"""List the runs under a folder: ``python -m recipe.runs [FOLDER]``.
 
-A line for each: the step it has reached, how long ago its last line was written, its state, the
-accuracy of its last validation and of its last step, and its size on the disk.
+Prints a line per run: its last step, the age of that step, its state, the accuracy of its last
+validation and of its last step, and its size on disk.
 
     running   its process works on it
     done      all steps are there
@@ -50,7 +50,7 @@ class Row:
 
 
 def find(folder: Path) -> Iterator[Path]:
-    """The run folders at or under `folder`, by name; what is inside of one is not looked at."""
+    """Yield the run folders at or under `folder`, by name, without searching inside of them."""
     for place, folders, files in os.walk(folder):
         if "config.yaml" in files and ("data" in folders or "checkpoints" in folders):
             folders.clear()

@@ -136,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def do(given: argparse.Namespace) -> int:
-    """Print what the options name, or start; returns the exit code."""
+    """Print the list or configuration asked for, or start the run; return the exit code."""
     from recipe.config import show
 
     if given.list:

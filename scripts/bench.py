@@ -1,7 +1,4 @@
-"""Benchmarks and long checks, one subcommand each: `bench.py NAME --help`.
-
-python scripts/bench.py NAME [options]
-"""
+"""Benchmarks and long checks, one subcommand each: `bench.py NAME --help`."""
 
 import ast
 import importlib
@@ -22,7 +19,6 @@ def summary(name: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one benchmark. Exit code 0: done, 1: failed, 2: wrong usage."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] not in NAMES:
         listed = "\n".join(f"{name:10}{summary(name)}" for name in NAMES)
@@ -34,8 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = importlib.import_module(f"benchmarks.{name}")
     called = f"python scripts/bench.py {name}"
     parser = make_parser(called, command.__doc__, example=f"{called} {command.EXAMPLE}")
-    said = "nothing is kept"
-    return run(f"bench {name}", lambda: command.main(parser, rest), interrupted=said)
+    return run(f"bench {name}", lambda: command.main(parser, rest), interrupted="nothing is kept")
 
 
 if __name__ == "__main__":

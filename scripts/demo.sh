@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The quick start, on a CPU: build the toy world, train on it under prompt augmentation, convert,
-# evaluate and report. Killed anywhere and called again, it continues; called after it succeeded,
-# it finds nothing left to do.
+# evaluate and report. After an interruption, run it again to resume. After a success, another run
+# does nothing.
 #
 #   bash scripts/demo.sh [--help] [hydra overrides]
 #   SEED=1 RUN=runs/demo-1 bash scripts/demo.sh

@@ -3,13 +3,12 @@
     python scripts/experiment.py NAME [--seeds 5] [--jobs 1] [--arms ...] [--out runs/laboratory]
     python scripts/experiment.py NAME --pilot 1        # seeds below 1000, never counted
 
-NAME is a folder of examples/laboratory: experiment.yaml says which arms there are, prediction.md
-what is expected of them. Every run is trained, its checkpoints are exported and measured, and its
-line, with commit and seconds, is added to record.jsonl; a run on record is not made again, a killed
-one is resumed. With ``simulated: true`` in experiment.yaml a run is simulated in one process
-(recipe.lab.simulate) and begins again after a kill. At the end results.md and the pictures are
-written from the record: with every run on record, the command only redraws them. Arms that decide
-have `--seeds` seeds, the others three at most; with --pilot runs go to the folder --out alone.
+NAME is a folder of examples/laboratory: experiment.yaml lists the arms, prediction.md the
+expectations. Each run is trained, its checkpoints are exported and measured, and a line with commit
+and seconds is appended to record.jsonl. Recorded runs are skipped; a killed run is resumed. With
+``simulated: true`` in experiment.yaml a run is simulated in one process (recipe.lab.simulate) and
+restarts after a kill. At the end results.md and the figures are written from the record. Deciding
+arms run `--seeds` seeds, other arms at most three. With --pilot all output goes to --out.
 """
 
 import argparse
@@ -33,7 +32,7 @@ from recipe.lab.runs import read_record, run_all
 
 
 def wanted(experiment: Experiment, given: argparse.Namespace) -> list[tuple[Arm, int]]:
-    """The runs asked for, a seed of all arms before the next seed."""
+    """Return the requested runs, all arms of one seed before the next seed."""
     arms = [experiment.arm(name) for name in given.arms or [a.name for a in experiment.arms]]
     if given.pilot is not None:
         return [(arm, given.pilot) for arm in arms]
@@ -42,7 +41,7 @@ def wanted(experiment: Experiment, given: argparse.Namespace) -> list[tuple[Arm,
 
 
 def check(experiment: Experiment, given: argparse.Namespace) -> None:
-    """Refuse what would not count: no prediction, too many seeds, a counted pilot."""
+    """Reject runs that would not count: no prediction, too many seeds, a counted pilot seed."""
     if not (experiment.folder / "prediction.md").is_file():
         raise ExperimentError(f"{experiment.folder}/prediction.md comes before any run")
     if not 1 <= given.seeds <= COUNTED:
@@ -52,7 +51,7 @@ def check(experiment: Experiment, given: argparse.Namespace) -> None:
 
 
 def carry_out(given: argparse.Namespace) -> int:
-    """Make the missing runs, then write what the record says."""
+    """Make the missing runs, then write results and figures from the record."""
     experiment = load_experiment(given.name)
     check(experiment, given)
     counted = given.pilot is None

@@ -6,7 +6,7 @@
 # at most MOST_REQUEUES times in a row without progress. `scancel` ends it for good.
 
 LEAD=${SIGNAL_LEAD:-300}   # seconds; as in the lines --signal=B:USR1@300 of the sbatch files
-SPARE=${DEADLINE_SPARE:-60} # seconds between the end that the training plans with and the job's
+SPARE=${DEADLINE_SPARE:-60} # seconds between the training's deadline and the end of the job
 
 # Sets `python`, `bin` and `runner` for the caller.
 # shellcheck disable=SC2034
@@ -26,7 +26,7 @@ site_settings() {
     fi
     # With GRES, SLURM sets it beside CUDA_VISIBLE_DEVICES, and verl refuses to choose.
     if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then unset ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; fi
-    # Ray wants thousands of files, RDMA wants locked memory; what the site allows is taken.
+    # Ray needs thousands of open files, RDMA locked memory: raise both as far as the site allows.
     ulimit -n "$(ulimit -Hn)" 2>/dev/null || true
     ulimit -l unlimited 2>/dev/null || true
     read -ra runner <<<"${RECIPE_RUNNER:-}"
@@ -34,7 +34,7 @@ site_settings() {
     python=(${runner[@]+"${runner[@]}"} "$bin/python")
 }
 
-# as_job COMMAND...: what a sbatch file does; under --dry-run only shown.
+# as_job COMMAND...: run a command; with --dry-run only print it.
 as_job() {
     if [[ -n ${DRY_RUN:-} ]]; then
         printf '%q ' "$@"
@@ -70,14 +70,14 @@ check_time() {
     export RECIPE_DEADLINE=$((end - SPARE))
 }
 
-# begin FOLDER: the log, and whether there is time.
+# begin FOLDER: start the log and check the time limit.
 begin() {
     log_to "$1"
     if [[ -z ${DRY_RUN:-} ]]; then check_time; fi
 }
 
-# may_requeue: the end of this job was not asked for, and the last starts got somewhere. The caller
-# has set `run_folder`, and `progress` to a command whose output changes when the work gets on.
+# may_requeue: succeed if nobody canceled this job and the last starts made progress. The caller
+# sets `run_folder` and defines `progress`, whose output changes when the work advances.
 # shellcheck disable=SC2154
 may_requeue() {
     local state now before='' count=0 note=$run_folder/.requeues
@@ -132,7 +132,7 @@ watched() {
     return "$status"
 }
 
-# finish STATUS: the end of the job; it is queued again where its end was not its own.
+# finish STATUS: exit with STATUS; requeue the job first if it was interrupted.
 finish() {
     local status=$1
     if ((status == 75)); then warned=${warned:-time limit}; fi # it has ended in time by itself
@@ -147,10 +147,10 @@ finish() {
 
 lost_node() { return 1; }
 
-# token: for what listens on a port of this job, where another user's job may knock.
+# token: a random key for the servers of this job, which keeps other users' jobs out.
 token() { od -An -N32 -tx1 /dev/urandom | tr -d ' \n'; }
 
-# port_of_job: below the ports that systems give away by themselves, above those of Ray's workers.
+# port_of_job: a port above those of Ray's workers (to 19999) and below the ephemeral ones (32768).
 port_of_job() { echo $((20000 + ${SLURM_JOB_ID:-0} % 10000)); }
 
 if [[ -n ${SLURM_JOB_ID:-} ]]; then listen; fi

@@ -5,8 +5,8 @@
 #
 # RECIPE_VENV      where the environment lives           (default: .venv)
 # PYTHON           the interpreter to make it with       (default: python3.11 or 3.12 on PATH)
-# TORCH_CPU_INDEX  index of PyTorch's CPU wheels, asked only where pip, as configured, does not
-#                  offer torch+cpu itself                (default: download.pytorch.org/whl/cpu)
+# TORCH_CPU_INDEX  index of PyTorch's CPU wheels, used only if pip's configured index does not
+#                  have torch+cpu                        (default: download.pytorch.org/whl/cpu)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -21,7 +21,7 @@ venv=${RECIPE_VENV:-.venv}
 index=${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
 lock=requirements/cpu.txt
 torch=$(grep -oE '^torch==[0-9.]+' "$lock")+cpu
-made="$venv/.made-by-setup" # the folder is ours: a build that was cut may be removed
+made="$venv/.made-by-setup" # the folder is ours: an interrupted build may be removed
 stamp="$venv/.setup-stamp"  # written last: the environment is whole
 wanted="$(cat "$lock" pyproject.toml | sha256sum | cut -d' ' -f1) $PWD"
 

@@ -12,12 +12,10 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-case ${1:-} in
-    -h | --help)
-        sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' scripts/test.sh
-        exit 0
-        ;;
-esac
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' scripts/test.sh
+    exit 0
+fi
 fast=false
 if [[ ${1:-} == --fast ]]; then
     fast=true

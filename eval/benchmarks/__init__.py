@@ -53,7 +53,7 @@ class Shot(Record):
 
 
 class Benchmark(Record):
-    """The record of a benchmark; see the keys above. `file` is absolute once it is read."""
+    """Record of a benchmark, keys as above. `read_benchmark` makes `file` and `shots` absolute."""
 
     questions: Positive
     hub: Text | None = None
@@ -90,7 +90,7 @@ class Benchmark(Record):
     def digests(self, *, local: bool) -> set[str]:
         """Return the digests that its content may have; an empty set allows any.
 
-        A revision determines the content of a hub data set.
+        Of a hub data set with a revision and without sha256 the revision determines the content.
         """
         own = {self.sha256} if self.sha256 else set()
         if local or (self.hub and not own and self.revision is None):
@@ -144,9 +144,8 @@ def parse_request(text: str) -> BenchmarkRequest:
             f"benchmark {text!r}: write NAME=PATH or NAME=PATH:SAMPLES (a name has letters, "
             f"digits, . _ -), or a known name: {', '.join(known_benchmarks())}"
         )
-    given = {key: value for key, value in match.groupdict().items() if value is not None}
-    if "samples" in given:
-        given |= {"samples": int(given["samples"])}
+    samples = match["samples"] and int(match["samples"])
+    given = {"name": match["name"], "path": match["path"], "samples": samples}
     return parse_typed(given, BenchmarkRequest, f"benchmark {text!r}", EvaluationError)
 
 
@@ -169,14 +168,13 @@ def load(
     """Read a benchmark, check its size and content, and take its first `max_questions`.
 
     Samples per question: those of the request, else `samples`, else one for greedy decoding and
-    the benchmark's own number for sampling. `cyclic` makes it a multiple of the number of options.
+    the benchmark's own number for sampling. With `cyclic` it must be a multiple of the number of
+    options; the default is rounded up.
     """
-    known: Benchmark | None
     name, path = request.name, None if request.path is None else Path(request.path)
+    known = known_benchmarks().get(name)
     if path is not None and path.suffix in (".yaml", ".yml"):
         known, path = read_benchmark(path), None
-    else:
-        known = known_benchmarks().get(name)
     if known is None and path is None:
         raise EvaluationError(f"unknown benchmark {name!r}; known: {', '.join(known_benchmarks())}")
     benchmark = known or Benchmark(questions=1, file=str(path))
@@ -247,14 +245,12 @@ def _questions(name: str, path: Path | None, benchmark: Benchmark) -> list[Quest
     if path.suffix == ".parquet":
         return read_parquet(path)
     rows = load_rows(str(path), split=benchmark.split)
-    names = rows.column_names
     # The columns of the record are those of the hub's copy; a local copy may have other names.
     columns = (benchmark.text, benchmark.answer, benchmark.choices, *benchmark.options)
-    own = [c for c in columns if c is not None]
-    if not set(own) <= set(names):
+    if not set(filter(None, columns)) <= set(rows.column_names):
         usual = {"text": None, "answer": None, "level": None, "options": (), "choices": None}
         benchmark = benchmark.model_copy(update=usual)
-    return _from_rows(name, rows, names, benchmark)
+    return _from_rows(name, rows, rows.column_names, benchmark)
 
 
 def _from_rows(name: str, rows: Any, names: Sequence[str], benchmark: Benchmark) -> list[Question]:

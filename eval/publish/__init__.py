@@ -36,5 +36,5 @@ class Evaluated:
         return read_scored(self.folder.benchmark(benchmark), self.benchmarks[benchmark])
 
     def generation(self, **names: str) -> dict[str, Any]:
-        """Return the recorded sampling settings: {their name elsewhere: value}."""
+        """Return recorded sampling settings, renamed: `names` maps new names to settings keys."""
         return {n: self.settings[key] for n, key in names.items() if key in self.settings}

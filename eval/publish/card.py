@@ -46,7 +46,7 @@ def write(checkpoint: Evaluated) -> Path:
 def push(checkpoint: Evaluated, repository: str, *, public: bool = False) -> str:
     """Upload the exported folder with its card, private unless `public`; return its address.
 
-    The hub is HF_ENDPOINT, the token the one that huggingface_hub finds.
+    Uses the hub at HF_ENDPOINT and the token that huggingface_hub finds.
     """
     hub, folder = HfApi(), write(checkpoint).parent
     message = f"{checkpoint.model}, with its scores"

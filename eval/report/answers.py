@@ -97,7 +97,7 @@ def _scored(run: RunData, row: CheckpointRow) -> Iterator[tuple[str, dict[str, A
 
 
 def _kept(run: RunData, most: int) -> list[CheckpointRow]:
-    """Return all checkpoints, or with more than `most` samples the ends and some in between."""
+    """Return all checkpoints; with more than `most` samples, evenly spaced ones and both ends."""
     rows = list(run.rows)
     sizes = [sum(entry["samples"] for entry in row.benchmarks.values()) for row in rows]
     if sum(sizes) <= most:

@@ -136,8 +136,7 @@ def checkpoint_rows(
     if not scores:
         return []
     common = set.intersection(*(set(record["benchmarks"]) for record in scores.values()))
-    partial = set().union(*(record["benchmarks"] for record in scores.values())) - common
-    if partial:
+    if partial := set().union(*(record["benchmarks"] for record in scores.values())) - common:
         notes.append(f"left out, because not all checkpoints have it: {', '.join(sorted(partial))}")
     if not common:
         raise EvaluationError("the checkpoints have no benchmark in common: evaluate them again")
@@ -175,7 +174,7 @@ def asked_differently(one: Entries, other: Entries) -> list[str]:
 def _asked(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of an entry with the samples that were requested.
 
-    A greedy evaluation may make fewer, as long as the engine repeats itself.
+    A greedy evaluation generates only one per question if repeated responses are equal.
     """
     settings = dict(entry["settings"])
     settings["samples"] = settings.pop("samples_requested", settings.get("samples"))
@@ -229,7 +228,7 @@ def choose_evaluation(
 ) -> dict[int, EvaluationFolder]:
     """Return the scored checkpoints of `settings`, by step.
 
-    None selects the settings with most steps, of equals the newest. A note names the others,
+    None selects the settings with the most steps; ties go to the newest. A note names the others,
     because scores of different settings are not comparable.
     """
     found: dict[str, dict[int, EvaluationFolder]] = {}

@@ -18,8 +18,8 @@ STEP_PARTS = (
     "gen reward old_log_prob ref values adv update_critic update_actor update_weights"
 ).split()
 # Figures of metrics, by name: title, caption, and panels of (title, unit, {metric: label}).
-# Not verl's actor/entropy, which is aggregated as the loss is, so its unit depends on the method.
-# Not verl's response_length/clip_ratio, which is the share as long as the longest of the step.
+# verl's actor/entropy is left out: aggregated like the loss, its unit depends on the method.
+# response_length/clip_ratio is left out: it is the share as long as the step's longest response.
 PLAIN: dict[str, tuple[str, str, list[tuple[str, str, dict[str, str]]]]] = {
     "reward": ("Reward", "mean over the rollouts of a step; accuracy and format are parts of it", [
         ("Reward, accuracy and format in training", "mean per rollout", {
@@ -135,8 +135,7 @@ def accuracy_by_step(runs: Runs) -> Figure:
             if scores:
                 y = [100 * entry["accuracy"] for entry in scores.values()]
                 error = [100 * (entry["standard_error"] or 0.0) for entry in scores.values()]
-                one = len(runs) == 1
-                panel, label = (HELD_OUT, name) if one else (name, run.name)
+                panel, label = (HELD_OUT, name) if len(runs) == 1 else (name, run.name)
                 curves.setdefault(panel, []).append(Curve(label, list(scores), y, error))
     caption = "bars are one standard error, clustered by question"
     panels = [Panel(title, "percent right", found) for title, found in curves.items()]
@@ -171,9 +170,8 @@ def by_template(runs: Runs) -> Figure:
 
 def template_names(data: RunData) -> list[str]:
     """Return the templates for which the run has an accuracy or a format reward."""
-    keys = data.keys("template/")
-    wanted = ("/accuracy", "/format")
-    return sorted({key.split("/", 1)[1].rsplit("/", 1)[0] for key in keys if key.endswith(wanted)})
+    keys = (key for key in data.keys("template/") if key.endswith(("/accuracy", "/format")))
+    return sorted({key.split("/", 1)[1].rsplit("/", 1)[0] for key in keys})
 
 
 def step_time(runs: Runs) -> Figure:

@@ -67,8 +67,7 @@ def results(runs: Sequence[RunData], expected: str | None = None) -> list[Block]
             Block("What differs in the configuration", same, [] if same else differing, 2, ""),
         ]
     else:
-        header = tables.header_table(runs[0])
-        header = [["", ""], *header] if header else []
+        header = [["", ""], *rows] if (rows := tables.header_table(runs[0])) else []
         blocks = [Block(note=TRAINING_TIME, table=header, kind="header")]
     blocks.append(Block("Checkpoints", CHECKPOINTS, level=2, id="checkpoints"))
     for run in runs:

@@ -304,8 +304,6 @@ def chosen(data: RunData) -> str:
 
 def runs_table(runs: Sequence[RunData]) -> Table:
     """Return a row per run. One column compares its result with that of the first run, paired."""
-    if len(runs) < 2:
-        return []
     first = next((run for run in runs if run.rows), None)
     head = ["run", "method", "start", "result", "at step", "gain over start", "p"]
     table = [[*head, f"against {first.name if first else ''}", "p", "seed", "training time"]]

@@ -66,27 +66,21 @@ def make_parser(prog: str, description: str | None, *, example: str) -> argparse
 
 
 class _Renamed(argparse.Action):
-    """Refuse an option that has another name now; its `const` is the new name."""
+    """Action of a renamed option: fail with the new name, which is its `const`."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         parser.error(f"{self.option_strings[0]}: renamed to {self.const}. Use the new name.")
 
 
 def add_renamed(parser: Any, old: str, new: str) -> None:
-    """Refuse the option `old` with the name of the option that replaces it."""
+    """Add an option `old` that fails with the name of its replacement, `new`."""
     parser.add_argument(old, action=_Renamed, const=new, help=argparse.SUPPRESS)
 
 
 class _Steps(argparse.Action):
     """``10 20`` or ``10,20`` -> [10, 20]; ``all`` -> None."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, *_: Any) -> None:
         parts = [part for text in values for part in text.split(",")]
         if not (parts == ["all"] or all(p.isascii() and p.isdecimal() for p in parts)):
             parser.error(f"--steps {' '.join(values)}: neither 'all' nor steps like 10 20")
@@ -152,10 +146,10 @@ def at_least(least: int, options: argparse.Namespace, *names: str) -> None:
 
 
 def check_url(options: argparse.Namespace, *names: str) -> None:
-    """Reject what is not the address of a server. Raises UsageError."""
+    """Reject options that are not http or https URLs. Raises UsageError."""
     for name in names:
         url = getattr(options, name) or "http://x"
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc or " " in url:
             said = f"--{name.replace('_', '-')}={url}"
-            raise UsageError(f"{said}: no address. Write http://localhost:8000/v1.")
+            raise UsageError(f"{said}: not a URL. Use one like http://localhost:8000/v1.")

@@ -4,11 +4,8 @@
 class UserError(Exception):
     """A mistake that the user can fix; the message names the value, the reason and the remedy.
 
-    Every command catches this class, prints the message and exits with 1 (`UsageError`: 2). Its
-    subclasses are the only errors of the project that are not defects: ``QuestionError`` and
-    ``BankError`` (data), ``ConfigError`` (settings), ``InUseError`` (a folder another process works
-    in), ``FileError`` (a damaged file), ``ExhaustedError`` (no signal left), ``EvaluationError``,
-    ``EndpointError`` (a server that refuses, or a limit).
+    Every command catches this class, prints the message and exits with 1 (`UsageError`: 2). Any
+    other exception is a defect.
     """
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ def wilson(rate: float, trials: int) -> Interval:
     .. math:: \Big( p + \frac{z^2}{2n} \pm z \sqrt{\frac{p(1-p)}{n} + \frac{z^2}{4n^2}} \Big)
               \Big/ \Big( 1 + \frac{z^2}{n} \Big)
 
-    0 of 30 is [0, 0.114], where p +- 1.96 SE says [0, 0].
+    For 0 of 30 it is [0, 0.114]; p +- 1.96 SE would give [0, 0].
     """
     if trials < 1 or not 0.0 <= rate <= 1.0:
         raise ValueError(f"a share in [0, 1] of at least one trial, not {rate} of {trials}")
@@ -36,8 +36,8 @@ def pass_table(samples: int, ks: Sequence[int]) -> FloatArray:
 
     .. math:: 1 - \binom{n-c}{k} / \binom{n}{k} = 1 - \prod_{i=n-c+1}^{n} (1 - k/i)
 
-    (arXiv 2107.03374, section 2.1.) As a product no factorial is formed, so nothing overflows.
-    k > n raises, because it has no unbiased estimate.
+    (arXiv 2107.03374, section 2.1.) The product avoids factorials, so nothing overflows. k > n
+    raises, because it has no unbiased estimate.
     """
     for k in ks:
         if not 1 <= k <= samples:
@@ -50,9 +50,10 @@ def pass_table(samples: int, ks: Sequence[int]) -> FloatArray:
 
 
 def all_table(samples: int, ks: Sequence[int]) -> FloatArray:
-    r"""pass^k, the chance that k samples are all right: :math:`\binom{c}{k} / \binom{n}{k}`.
+    r"""Return pass^k, the probability that k samples are all right.
 
-    By row c and column k as `pass_table`: k samples miss together as often as k others pass.
+    Rows and columns are those of `pass_table`: :math:`\binom{c}{k} / \binom{n}{k}` is 1 - pass@k of
+    a question with n - c right samples.
     """
     return 1.0 - pass_table(samples, ks)[::-1]
 

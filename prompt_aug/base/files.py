@@ -160,7 +160,7 @@ def _parse(text: str, place: str) -> Any:
 
 
 def _whole(line: bytes) -> bool:
-    """Whether a line without its line feed is complete: a part of a JSON object is not JSON."""
+    """Return True if a line without line feed is complete: a part of an object is not JSON."""
     try:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
@@ -238,9 +238,9 @@ def lock(folder: Path) -> contextlib.ExitStack:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a running process holds the lock of `folder`.
+    """Return True if a running process holds the lock of `folder`.
 
-    If it cannot be tried (another user's folder), return whether the lock file names an owner.
+    If the lock cannot be opened (another user's folder), return True if its file names an owner.
     """
     if not (folder / LOCK).is_file():
         return False
@@ -256,7 +256,7 @@ def is_held(folder: Path) -> bool:
 
 
 def _lock_file(folder: Path) -> FileLock:
-    # No fallback: filelock's own would leave its file behind when a process is killed.
+    # No fallback to filelock's soft lock, whose file would stay when a process is killed.
     return FileLock(folder / LOCK, thread_local=False, fallback_to_soft=False)
 
 

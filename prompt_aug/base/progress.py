@@ -58,7 +58,7 @@ class Progress:
             self._bar.update(count)
 
     def say(self, text: str) -> None:
-        """Print a line between two lines, or above the bar."""
+        """Print a line of its own, above the bar if there is one."""
         global _spoke
         _spoke = time.monotonic()
         with tqdm.external_write_mode(file=self.out):

@@ -52,7 +52,7 @@ class Budget:
     reserved: Spending = field(default_factory=Spending)
 
     def over(self, used: Spending) -> str | None:
-        """Return the limit that `used` would break."""
+        """Return the first limit that `used` exceeds, as an option; None without one."""
         for name, limit, value in (
             ("requests", self.max_requests, used.requests),
             ("total-tokens", self.max_tokens, used.tokens_in + used.tokens_out),

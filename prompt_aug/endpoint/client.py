@@ -33,13 +33,13 @@ FINAL = (400, 413, 422)  # the same request gets the same answer
 RETRIED = (408, 409, 429)  # and all from 500
 EQUAL_FAILURES = 8
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds before a retry, doubled each time
-MOST_PATIENCE = 60.0  # seconds; a server that names more is not asked again by this run
+MOST_PATIENCE = 60.0  # seconds; with a longer Retry-After a request is not retried
 MOST_LIMITED = 60  # responses 429 in a row that end the run
 T = TypeVar("T")
 
 
 class RefusedError(EndpointError):
-    """The endpoint refuses all requests, or gives one failure for all."""
+    """The endpoint refuses all requests, or all of them fail for the same reason."""
 
 
 class StoppedError(EndpointError):
@@ -47,8 +47,8 @@ class StoppedError(EndpointError):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure(Exception):  # noqa: N818 - an outcome, raised and caught by the callers of `post`
-    """Why an attempt gave no responses; `sent` is False if nothing reached the server."""
+class Failure(Exception):  # noqa: N818 - an outcome, caught by the callers of `fetch`
+    """A failed attempt and its reason; `sent` is False if nothing reached the server."""
 
     line: str
     status: int = 0
@@ -57,7 +57,7 @@ class Failure(Exception):  # noqa: N818 - an outcome, raised and caught by the c
     wait: float | None = None
 
     def cost(self, wanted: Spending) -> Spending:
-        """Return what the attempt is booked as: nothing, one request, or all that was reserved."""
+        """Return the spending to record: nothing, one request, or the whole reservation."""
         if not self.sent or self.status == 429:
             return Spending()
         return Spending(1) if self.status >= 400 else wanted
@@ -87,22 +87,14 @@ class Endpoint:
         )
 
 
-async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON object of the response. Raises Failure or RefusedError."""
-    return await _request(client, "POST", path, body)
+async def fetch(client: httpx.AsyncClient, path: str, body: Any = None) -> dict[str, Any]:
+    """POST the JSON `body`, or GET without one; return the JSON object of the response.
 
-
-async def get(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
-    """Return the JSON object at a path. Raises Failure or RefusedError."""
-    return await _request(client, "GET", path, None)
-
-
-async def _request(
-    client: httpx.AsyncClient, method: str, path: str, body: dict[str, Any] | None
-) -> dict[str, Any]:
+    Raises Failure or RefusedError.
+    """
     url = f"{client.base_url}{path}"
     try:
-        response = await client.request(method, path, json=body)
+        response = await client.request("GET" if body is None else "POST", path, json=body)
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         raise Failure(f"{url}: cannot connect ({error})", sent=False, retry=True) from error
     except httpx.TimeoutException as error:
@@ -131,7 +123,7 @@ async def _request(
 
 
 def used_tokens(answer: dict[str, Any], wanted: Spending, endpoint: Endpoint) -> Spending:
-    """Return what the server counted for an answer; without a count, what was reserved."""
+    """Return the usage that the server reports for an answer, else the reservation."""
     usage = answer.get("usage") or {}
     if not usage.get("prompt_tokens"):
         return wanted
@@ -140,7 +132,7 @@ def used_tokens(answer: dict[str, Any], wanted: Spending, endpoint: Endpoint) ->
 
 
 def _retry_after(said: str) -> float | None:
-    """Return the seconds that the server names, as a number or a date."""
+    """Return the seconds of a Retry-After header, which holds a number or a date."""
     try:
         if said.replace(".", "", 1).isdigit():
             return float(said)
@@ -201,25 +193,23 @@ class Channel:
         self, attempt: Callable[[], Awaitable[tuple[T, Spending]]], wanted: Spending
     ) -> tuple[T, Spending]:
         """Make one attempt within the budget. Raises Failure, EndpointError."""
-        spent = wanted
         self.active += 1
         try:
             await self.budget.reserve(wanted)
-        except EndpointError:
-            self.active -= 1
-            raise
-        try:
-            answer, spent = await attempt()
-            return answer, spent
-        except Failure as failure:
-            spent = failure.cost(wanted)
-            raise
-        except EndpointError:
-            spent = Spending(1)
-            raise
+            spent = wanted
+            try:
+                answer, spent = await attempt()
+                return answer, spent
+            except Failure as failure:
+                spent = failure.cost(wanted)
+                raise
+            except EndpointError:
+                spent = Spending(1)
+                raise
+            finally:
+                self.budget.settle(wanted, spent)
         finally:
             self.active -= 1
-            self.budget.settle(wanted, spent)
 
     async def _wait(self, failure: Failure, attempt: int) -> None:
         """Wait before a retry; a 429 makes all workers wait and halves their number."""

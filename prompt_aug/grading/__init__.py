@@ -1,7 +1,7 @@
 """The one grader of training, validation, evaluation and data checks; its policy: GRADING.md.
 
-`VERSION` is a digest of the grader's sources and of the versions of what compares for it: two
-verdicts are comparable where it is the same.
+`VERSION` is a digest of the grader's sources and of the versions of its libraries. Verdicts are
+comparable only between equal versions.
 """
 
 import hashlib

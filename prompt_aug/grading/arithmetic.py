@@ -134,9 +134,7 @@ def factorial(value: Number) -> Number:
 
 def binomial(n: Number, k: Number) -> Number:
     """n over k of whole numbers up to `MAX_FACTORIAL`."""
-    if not (isinstance(n, Fraction) and isinstance(k, Fraction)):
-        raise Unsupported("binomial")
-    if n.denominator != 1 or k.denominator != 1 or not 0 <= k <= n:
+    if not all(isinstance(x, Fraction) and x.denominator == 1 for x in (n, k)) or not 0 <= k <= n:
         raise Unsupported("binomial")
     if n > MAX_FACTORIAL:
         raise TooBig("binomial")

@@ -14,9 +14,9 @@ echo (`is_copied`, `does_its_work`) where
 * or no gold is as long or has numbers as large as this formula, and the part is or has
   (`steps.is_no_simpler`): `\frac{\sqrt{4 \cdot 288}}{2}` for `\sqrt{288}`, which is `12\sqrt{2}`.
 
-No worker is asked about these. One that is right is an echo as well (`restates`) where what it
-comes to is copied; where the golds have no letters (numbers, intervals, sets of numbers) and it is
-a relation that is not solved; or where a gold is `y = ...` and it is another form of the question's
+These checks need no worker. A prediction that equals a gold is still an echo (`restates`) if its
+final value is copied, if it is an unsolved relation and the golds have no letters (numbers,
+intervals, sets of numbers), or if a gold is `y = ...` and it is another form of the question's
 equation.
 """
 
@@ -59,7 +59,7 @@ _GREEK = re.compile(
 )
 _MIN_READ = 3  # tokens of a formula that another one holds, where no arithmetic can tell
 _MIN_UNREAD = 4
-# What no answer leaves to be worked out, and what it may, unless it is what the question asks.
+# Operations that no answer may leave undone; those of `_ASKED` only if the question has them.
 _UNDONE = re.compile(
     r"\\(?:sum|prod|i*int|lim|gcd|lcm|Sigma|det)(?![a-zA-Z])|\\(?:max|min)\s*[({\\]"
     r"|(?<![\\a-zA-Z])(?:sum|prod|lim|gcd|GCD|lcm|LCM)\s*[(_]"
@@ -68,10 +68,7 @@ _UNDONE = re.compile(
 _MATRIX = re.compile(r"\\begin\{[a-zA-Z]*matrix\}")
 _ASKED = {
     name: re.compile(rf"\\(?:{spelled})(?![a-zA-Z])|(?<![\\a-zA-Z])(?:{spelled})(?=[\s(_])")
-    for name, spelled in {
-        "log": "log|ln|lg",
-        "floor": "lfloor|lceil|floor|ceil",
-    }.items()
+    for name, spelled in {"log": "log|ln|lg", "floor": "lfloor|lceil|floor|ceil"}.items()
 } | {"absolute value": re.compile(r"\||\\[lr]?vert(?![a-z])")}
 _REMAINDER = re.compile(r"(\d+|[\w})])?\s*\\[bp]?mod(?![a-z])[\s({\[]*(\d{1,18})")
 
@@ -156,7 +153,7 @@ def _same_work(part: str, formula: str, golds: list[str]) -> bool:
 
 
 def _holds(part: str, formula: str, golds: list[str]) -> bool:
-    """Whether `part` has all tokens of `formula`, which no gold has: where one cannot be read."""
+    """Return whether `part` and no gold has all tokens of `formula`; used if a value is unknown."""
     wanted = Counter(tokens_in(formula))
     least = _MIN_UNREAD if steps_of(formula) is None else _MIN_READ
     if wanted.total() < least or any(wanted <= Counter(tokens_in(gold)) for gold in golds):
@@ -172,7 +169,7 @@ def _equal(one: str, other: str) -> bool:
 
 
 def _may_equal(one: str, other: str) -> bool:
-    """Not so of 2(i+4) and 2+4i, whose tokens are the same. Two equations may always be."""
+    """Return False for different values, as 2(i+4) and 2+4i; True for any two equations."""
     if RELATION.search(one) and RELATION.search(other):
         return True
     return not _differ(value_of(one), value_of(other))
@@ -201,7 +198,7 @@ def _parts_of(written: str) -> list[str]:
 
 
 def _ends_in(part: str, answers: list[str]) -> bool:
-    """Whether an equation says what an answer is the value of: AB = 5, P(A) = 1/3."""
+    """Return whether the last side of an equation is an answer: AB = 5, P(A) = 1/3."""
     end = split_top(part, "=")[-1]
     return any(
         _squeezed(end) == _squeezed(answer) or _equal(value_of(end), value_of(answer))
@@ -253,8 +250,7 @@ def _has_letters(gold: str) -> bool:
 
 def _is_solved(gold: str) -> bool:
     r"""Whether the whole gold is `x > 3`, `1 \le x < 3` or several of these."""
-    parts = [part for part in _parts_of(gold) if part.strip()]
-    return all(ORDER.search(part) for part in parts)
+    return all(ORDER.search(part) for part in _parts_of(gold) if part.strip())
 
 
 def _spells_letters(gold: str) -> bool:

@@ -83,7 +83,7 @@ def _compare_option(letter: str, value: str, pred: Node, oracle: Oracle | None) 
 
 
 def _compare_structures(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
-    """The same, of which one at least was no leaf before it was unwrapped."""
+    """Compare two unwrapped nodes, of which at least one was a structure before."""
     if "leaf" in (gold.kind, pred.kind):
         both = gold.kind == pred.kind
         return (_compare_leaves if both else _mixed)(gold, pred, oracle)
@@ -126,8 +126,7 @@ def _readings(gold: Node, pred: Node) -> list[tuple[Node, Node]]:
     golds = gold.items if gold.kind == "either" else (gold,)
     preds = pred.items if pred.kind == "either" else (pred,)
     pairs = [(g, p) for g in golds for p in preds if (g.kind == "leaf") == (p.kind == "leaf")]
-    point = "." in pred.text
-    pairs = [(g, p) for g, p in pairs if point or not _is_decimal_comma(gold, g)]
+    pairs = [(g, p) for g, p in pairs if "." in pred.text or not _is_decimal_comma(gold, g)]
     return [
         (g, p)
         for g, p in pairs
@@ -203,9 +202,9 @@ def _unordered(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
 
 
 def _counted(golds: list[Node], preds: list[Node]) -> list[tuple[Node, Node]]:
-    r"""`2\text{ boys}, 3\text{ girls}`: the pairs of like words; in order where one has others.
+    r"""Pair values by their words, `2\text{ boys}, 3\text{ girls}`; by place if the words differ.
 
-    Empty where the gold's values do not all have words of their own.
+    Return [] unless each value of the gold has its own words.
     """
     words, others = ([words_behind(item.text) for item in items] for items in (golds, preds))
     if not all(words) or len(set(words)) < len(words) or len(words) < 2:
@@ -241,7 +240,7 @@ def _compare_tuples(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
 
 
 def _place(label: str) -> tuple[str, int]:
-    r"""What orders labels: `x_2` is ("x", 2), `\beta` is ("b", 0)."""
+    r"""Return the sort key of a label: ("x", 2) for `x_2`, ("b", 0) for `\beta`."""
     name, _, index = label.partition("_")
     index = index.strip("{}")
     return _ORDER.get(name, name), int(index) if index.isdecimal() and len(index) < 4 else 0
@@ -357,7 +356,7 @@ def _is_product(one: Node, other: Node) -> bool:
         len(one.label) > 1
         and one.label.isalpha()
         and other.label in set(one.label)
-        and (len(one.label) == len("xy") or set(one.label) <= letters)
+        and (len(one.label) == 2 or set(one.label) <= letters)
     )
 
 
@@ -388,7 +387,7 @@ def _before_rounding(pred: Node) -> Node | None:
 
 
 def _contradicts_itself(relation: str) -> bool:
-    """3 = 4, 2023 = 2024, numbers that differ by more than a rounding, and "not" = 3."""
+    """Return True for a false chain: 3 = 4, more than a rounding apart, or "not" = 3."""
     values = [value for side in split_top(relation, "=") if (value := number_of(side)) is not None]
     numbers = [value.at(0) for value in values]
     whole = [value.exact for value in values if value.exact is not None and value.exact % 1 == 0]

@@ -168,12 +168,7 @@ class Reader:
         r"""Like `_script`, but `\frac12` is one half: a number gives one digit."""
         token = self._peek()
         if token.isdigit() and len(token) > 1:
-            self._tokens = [
-                *self._tokens[: self._at],
-                token[0],
-                token[1:],
-                *self._tokens[self._at + 1 :],
-            ]
+            self._tokens[self._at : self._at + 1] = [token[0], token[1:]]
         return self._script()
 
     def _group(self) -> Number:
@@ -237,10 +232,7 @@ class Reader:
         degree: Number = Fraction(2)
         if self._peek() == "[":
             degree = self._group()
-        return self._done("^", self._keep(root(self._argument_of_root(), degree, self._field)))
-
-    def _argument_of_root(self) -> Number:
-        return self._argument() if self._peek() not in ("(", "{") else self._group()
+        return self._done("^", self._keep(root(self._argument(), degree, self._field)))
 
     def _function(self, name: str) -> Number:
         exponent: Number = Fraction(1)
@@ -266,7 +258,7 @@ class Reader:
         return power(self._keep(value), exponent, self._field)
 
     def _base(self, base: Number | None) -> Number:
-        r"""That of a logarithm. `\log x` may be \ln x or \log_{10} x: each is read at one point."""
+        r"""Return the base of a logarithm: of `\log x` e at the first point, 10 at the others."""
         if base is not None:
             return self._field.convert(base)
         self.used_base = True

@@ -91,7 +91,7 @@ _KNOWN = frozenset("and or sin cos tan log ln exp".split())
 
 def is_value(text: str) -> bool:
     """Whether the text is nothing but a value."""
-    text = text.strip().strip("*").strip()
+    text = unwrap(text)
     if not text or len(text) > _MAX_VALUE:
         return False
     if _SPANS.fullmatch(text):
@@ -269,11 +269,8 @@ _STEP = re.compile(
 
 def _only_value(sentence: str) -> str | None:
     """The one formula or number of a clause that neither doubts nor tells a step of the work."""
-    if (
-        len(sentence.split()) < _MIN_CLAUSE_WORDS
-        or UNSURE.search(sentence)
-        or _STEP.search(sentence)
-    ):
+    doubts = UNSURE.search(sentence) or _STEP.search(sentence)
+    if doubts or len(sentence.split()) < _MIN_CLAUSE_WORDS:
         return None
     found = [inside(span) for span in _ANY_SPAN.findall(sentence)]
     found += _NUMBER.findall(_ANY_SPAN.sub(" ", sentence))
@@ -281,15 +278,9 @@ def _only_value(sentence: str) -> str | None:
 
 
 END_MARKERS = (
-    "</s>",
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<|eot_id|>",
-    "<|end_of_text|>",
-    "[END]",
-    "<|im_start|>user",
-    "<|start_header_id|>user",
-)
+    "</s> <|im_end|> <|endoftext|> <|eot_id|> <|end_of_text|> [END] <|im_start|>user"
+    " <|start_header_id|>user"
+).split()
 _BOX = re.compile(r"\\f?box(?:ed)?\b[ \t]*")
 _BRACE = re.compile(r"\\[\\{}]|[{}]")
 _BARE_BOX = re.compile(r"-?\d[\d.,]{0,40}(?<![.,])|[A-Za-z]\b")

@@ -123,7 +123,7 @@ def is_formula(text: str) -> bool:
 
 
 def last_side(written: str) -> str:
-    """What a chain comes to: who repeats the question and solves it answers. Never x of 5 = x."""
+    """Return the last side of a chain of equations, its result; 5 for 5 = x."""
     sides = split_top(written, "=")
     while len(sides) > 1 and LETTER_ALONE.fullmatch(sides[-1]):
         sides.pop()

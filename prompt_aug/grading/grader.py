@@ -66,7 +66,7 @@ _cache_lock = threading.Lock()
 
 
 class _Referee:
-    """Asks workers about one prediction; remembers what they said and how long the queue was."""
+    """Oracle that compares by workers; records unreadable formulas and seconds spent waiting."""
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
@@ -77,7 +77,9 @@ class _Referee:
     def __call__(self, gold: str, pred: str) -> bool:
         if _TOWER.search(pred) and not _TOWER.search(gold):
             raise TooBig("a tower of powers or factorials")
-        return all(self._agree(_latex(gold, b), _latex(pred, b)) for b in _bases(gold + pred))
+        # A logarithm without a base has two readings: what is equal is so in both.
+        bases = (r"\ln", r"\log_{10}") if _LOG.search(gold + pred) else ("",)
+        return all(self._agree(_latex(gold, b), _latex(pred, b)) for b in bases)
 
     def _agree(self, gold: str, pred: str) -> bool:
         verdict = self._verdict(gold, pred)
@@ -114,11 +116,6 @@ _ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*\\degree")
 # A mixed number, in the way of `evaluate`: a proper fraction right behind a whole number.
 _MIXED = re.compile(r"(?<![\d.\w}^_])([1-9]\d*)\s*\\frac\{(\d+)\}\{(\d+)\}(?!\s*\^)")
 _LOG = re.compile(r"\\log(?![a-zA-Z]|\s*_)")
-
-
-def _bases(text: str) -> tuple[str, ...]:
-    r"""The readings of a logarithm without a base: what is equal is so in both."""
-    return (r"\ln", r"\log_{10}") if _LOG.search(text) else ("",)
 
 
 def _latex(text: str, base: str) -> str:
@@ -206,8 +203,8 @@ def grade(
 
     `template` may carry an `answer_tag` other than "answer". With `question`, an answer that only
     repeats it is `echo`. With the `options` of a multiple-choice question, whose gold is a letter,
-    `choice` decides. Raises `TypeError` or `ValueError`
-    for an unusable gold: that is a fault of the data, not of the response.
+    the module `choice` decides. Raises `TypeError` or `ValueError` for an unusable gold, which is a
+    fault of the data, not of the response.
     """
     golds = _golds(gold)
     settings = extraction or Extraction()
@@ -364,11 +361,8 @@ def _judge(answer: str, golds: list[str], question: str | None) -> tuple[Status,
         status, detail, more = _compare(value, golds)
         waited += more
     if question and status == "correct" and restates(answer, value, golds, question):
-        return (
-            "echo",
-            "it comes to the question's own formula, or to one still to be solved",
-            waited,
-        )
+        detail = "it comes to the question's own formula, or to one still to be solved"
+        return "echo", detail, waited
     return status, detail, waited
 
 

@@ -90,10 +90,7 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![a-zA-Z])\.?", ""),
         (_GAP_OF_A_LIST, ", "),
         (r"\\(?:quad|qquad|hspace\{[^{}]*\}|phantom|hfill|thinspace)(?![a-zA-Z])", " "),
-        (
-            r"(?<=\d)\s*(?:\{\s*,(?:\s|\\[;,:! ])*\}|,\s*\\!)\s*(?=\d{3})",
-            "",
-        ),  # thousands
+        (r"(?<=\d)\s*(?:\{\s*,(?:\s|\\[;,:! ])*\}|,\s*\\!)\s*(?=\d{3})", ""),  # thousands
         (r"(?<!\\)\\[!]", ""),
         (r"(?<!\\)\\[,;:> ]|~", " "),
         (r"\\f?box(?:ed)?(?![a-zA-Z])", ""),
@@ -236,7 +233,7 @@ def _piece(text: str, position: int, depth: int) -> tuple[str, int]:
             out.append(f"{{{inside}}}" if closing > at else "")
             position = closing
             continue
-        if (token in "^_" and text[at] in "-+") or (token in "^_" and text[at] != "\\"):
+        if token in "^_" and text[at] != "\\":
             break  # 2^-3 and x^2 stay as they are
         argument, position = _piece(text, at, depth + 1)
         out.append(f"{{{argument.strip()}}}")

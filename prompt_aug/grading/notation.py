@@ -82,8 +82,7 @@ def whole(text: str) -> str:
 
 
 _ORDINAL = re.compile(
-    r"(?:\\text\{\s*)?(\d{1,9})\s*\^?(?:\s|\\text|[{}])*(st|nd|rd|th)[\s}]*",
-    re.IGNORECASE,
+    r"(?:\\text\{\s*)?(\d{1,9})\s*\^?(?:\s|\\text|[{}])*(st|nd|rd|th)[\s}]*", re.IGNORECASE
 )
 _CURRENCY_OF = {"USD": "dollars", "US": "dollars", "EUR": "euros", "GBP": "sterling", "JPY": "yen"}
 _CODE_FIRST = re.compile(

@@ -63,7 +63,7 @@ class PoolSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """A worker's word on one pair. `final` is False where load, not the pair, may be the cause."""
+    """Result of one pair. `final` is False if load may be the cause; then it is not cached."""
 
     status: str
     detail: str
@@ -91,6 +91,7 @@ class _Worker:
             )
         except OSError as error:  # no fault of the answer that waits
             raise GraderError(f"the grading worker {_PYTHON} cannot start: {error}") from error
+        self.group = self._process.pid  # of the worker and the process that it forks
         self._buffer = b""
         self._check_ready()
 
@@ -116,8 +117,7 @@ class _Worker:
         while b"\n" not in self._buffer:
             if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
                 return None
-            chunk = os.read(descriptor, 1 << 16)
-            if not chunk:
+            if not (chunk := os.read(descriptor, 1 << 16)):
                 return None
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
@@ -139,11 +139,6 @@ class _Worker:
             return {"status": "timeout", "detail": "wall", "seconds": seconds}
         return None if line is None else {**json.loads(line), "seconds": seconds}
 
-    @property
-    def group(self) -> int:
-        """The process group, which is the id of the parent process."""
-        return self._process.pid
-
     def kill(self) -> None:
         """Ends the worker and the process that it forked."""
         with suppress(ProcessLookupError):
@@ -160,7 +155,7 @@ class WorkerPool:
 
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
-        self._owner = os.getpid()
+        self.owner = os.getpid()  # a fork must not use the pipes
         self._changed = threading.Condition()
         self._idle: list[_Worker] = []
         self._count = 0
@@ -232,7 +227,7 @@ class WorkerPool:
             self._closed = True
             idle, self._idle = self._idle, []
             self._changed.notify_all()
-        if os.getpid() == self._owner:
+        if os.getpid() == self.owner:
             for worker in idle:
                 worker.kill()
 
@@ -240,11 +235,6 @@ class WorkerPool:
         """The process groups of the idle workers: each is a parent and its child."""
         with self._changed:
             return [worker.group for worker in self._idle]
-
-    @property
-    def owner(self) -> int:
-        """The process that made the pool; a fork must not use its pipes."""
-        return self._owner
 
 
 _pool: WorkerPool | None = None

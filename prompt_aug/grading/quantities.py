@@ -30,10 +30,7 @@ NO_NUMBER = (
 )
 
 # Words and primes that math-verify takes for factors: `2\text{ boys }3\text{ girls}`, `30' 15`.
-_NO_FORMULA = (
-    re.compile(rf"[\w)}}]\s*{TEXT_PATTERN}\s*[\d(\\]"),
-    re.compile(r"\d\s*['\"]"),
-)
+_NO_FORMULA = (re.compile(rf"[\w)}}]\s*{TEXT_PATTERN}\s*[\d(\\]"), re.compile(r"\d\s*['\"]"))
 
 _OTHER_PERCENT = re.compile(r"%\s*%|[\w)}]\s*[-+][^%]*%")  # 100-50% is no half
 
@@ -51,7 +48,7 @@ _OPPOSED = [
 
 
 def all_of(results: Iterable[bool | None]) -> bool | None:
-    """False where one is, else None where one is, else True."""
+    """Return False if any result is False, else None if any is None, else True."""
     found: bool | None = True
     for result in results:
         if result is False:

@@ -99,7 +99,7 @@ def is_no_simpler(answer: Steps, formula: Steps, golds: list[Steps]) -> bool:
 
 def _is_literal(steps: Steps) -> bool:
     operations = [operation for operation, _ in steps.made]
-    return not operations or (operations == ["/"] and len(steps.leaves) == len("ab"))
+    return not operations or (operations == ["/"] and len(steps.leaves) == 2)  # a/b
 
 
 def _largest(steps: Steps) -> float:

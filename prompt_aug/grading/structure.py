@@ -94,20 +94,14 @@ def _named(names: str, node: Node, text: str) -> Node:
     if node.kind in ("list", "set"):
         items = tuple(_named(names, item, f"({names})={item.text}") for item in node.items)
         return replace(node, items=items, text=text)
-    if node.kind != "tuple" or len(node.items) != len(letters) or any(map(_labelled, node.items)):
-        return node if node.text.startswith("(") and "=" in node.text else _equation(text)
+    labeled = any(item.label for item in node.items)
+    if node.kind != "tuple" or len(node.items) != len(letters) or labeled:
+        named = node.text.startswith("(") and "=" in node.text
+        return node if named else Node(kind="leaf", text=text, relation=True)
     items = tuple(
         replace(item, label=letter) for item, letter in zip(node.items, letters, strict=True)
     )
     return replace(node, items=items, text=text)
-
-
-def _labelled(node: Node) -> bool:
-    return bool(node.label)
-
-
-def _equation(text: str) -> Node:
-    return Node(kind="leaf", text=text, relation=True)
 
 
 def _group(kind: str, parts: list[str], text: str, *, depth: int) -> Node:
@@ -192,12 +186,8 @@ def _bracketed(text: str, *, depth: int) -> Node | None:
             return replace(build(typed, depth=depth + 1), text=text)
     if text.startswith(r"\{") and text.endswith(r"\}") and len(text) >= 4:
         inside = text[2:-2]
-        if (
-            not inside.strip()
-            or "|" in inside
-            or ":" in inside
-            or _matching(text, 1) != len(text) - 1
-        ):
+        closes = _matching(text, 1) == len(text) - 1
+        if not closes or not inside.strip() or "|" in inside or ":" in inside:
             return None
         return _group("set", split_list(inside), text, depth=depth)
     text = re.sub(r"^\\langle\s*(.*)\\rangle$", r"(\1)", text)
@@ -239,7 +229,7 @@ _MAX_SIGNS = 3
 
 
 def _is_near(exact: str, decimals: str) -> bool:
-    """Whether decimals are those of a value, by two percent; of what is no number they are not."""
+    """Return whether decimals are within 2 % of an exact value; False if it is not a number."""
     exact = split_unit(split_top(exact, "=")[-1])[0]
     scale = 100.0 if exact.endswith("%") else 1.0
     try:
@@ -255,8 +245,7 @@ def _is_near(exact: str, decimals: str) -> bool:
 def _both_signs(text: str) -> list[str]:
     r"""What `\pm` stands for. With `\mp` all signs go together, else each goes its own way.
 
-    Of a tuple with several signs nobody knows which is meant: it is left as it is, as are more
-    signs than three.
+    A tuple with several signs is ambiguous and stays as it is, as does a text with more than three.
     """
     signs = _PLUS_MINUS.findall(text)
     together = "" in signs
@@ -277,7 +266,7 @@ def _signed(text: str, choice: tuple[str, ...]) -> str:
 
 
 def _is_arithmetic(side: str) -> bool:
-    """Numbers without a letter: of `2y = x` nobody knows which side is the label."""
+    """Return whether a side has numbers and no letter. In `2y = x` either may be the label."""
     plain = re.sub(r"\\[a-zA-Z]+", " ", split_unit(side)[0])
     return bool(re.search(r"\d", side)) and not re.search(r"[A-Za-z]", plain)
 

@@ -62,10 +62,11 @@ _SYMBOLS = {
 } - {"cd"}
 # Those that nobody takes for a product of variables, also without \text.
 _PLAIN_SYMBOLS = frozenset("Hz kHz MHz GHz Pa kPa MPa GPa eV keV MeV GeV kW MW GW kJ MJ kN".split())
-# Only words of these lengths can be a unit without \text: "2 xy" and "3 RC" are products.
 _COMPOUND = re.compile(r"\s*([A-Za-z]+)\s*(?:/|\bper\b)\s*([A-Za-z]+)\s*")
 _SIGN_TAIL = re.compile(r"(?<=[\d}])\s*(?:\\mu\s*)?\\(?:Omega|mu)\s*(?:[a-zA-Z]\s*)?$")
 TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+# Without \text a unit has two letters or more: "2 xy" and "3 RC" are products. See also
+# `_MIN_UNKNOWN_WORD`.
 _PLAIN_UNITS = frozenset(name for name in _UNIT_OF if len(name) > 1 and name.isalpha())
 _LETTERS = re.compile(r"[a-z]+")
 _ANY_LETTERS = re.compile(r"[A-Za-z]+")
@@ -76,7 +77,7 @@ _RATE = re.compile(r"\s*per\s+([A-Za-z]+)\s*")
 # Minutes of arc or of an hour, or feet: `30'`; seconds or inches: `30''`.
 _PARTS_OF_DEGREES = re.compile(r"\\degree|\d\s*'+\s*\d")  # 12 degrees 30 minutes is no product
 _PRIMES = re.compile(r"(?<=\d)\s*('{1,2}|\")\s*$")
-# Who denies, doubts or offers a choice has not answered.
+# Words that deny, doubt or offer a choice: the text is no answer.
 UNSURE = re.compile(
     r"(?<![\\a-zA-Z])(?:not|no|never|isn't|aren't|except|unknown|maybe|perhaps|possibly|either|or"
     r"|guess|unless|instead|wrong|incorrect|unsure|false|doubt|impossible|can't|cannot|couldn't"
@@ -156,10 +157,7 @@ def in_one_unit(text: str) -> tuple[str, ...]:
     if int(found[3]) >= size:
         return ()
     total = int(found[1]) * size + int(found[3])
-    return (
-        rf"{total}\text{{ {found[4]}}}",
-        rf"\frac{{{total}}}{{{size}}}\text{{ {found[2]}}}",
-    )
+    return rf"{total}\text{{ {found[4]}}}", rf"\frac{{{total}}}{{{size}}}\text{{ {found[2]}}}"
 
 
 def words_behind(text: str) -> str:

@@ -67,7 +67,7 @@ def is_choice(gold: str) -> bool:
 def compare_choices(gold: str, pred: str) -> bool | None:
     """Whether the chosen letter is that of the gold; None where either is no choice.
 
-    Whoever marks a second letter has not chosen: `(A)(B)`, `A. B.`, but `C. larger than A or D`.
+    False if a second letter is marked, `(A)(B)` or `A. B.`; `C. larger than A or D` marks one.
     """
     choice = _CHOICE_GOLD.fullmatch(gold)
     chosen = _CHOICE_PRED.fullmatch(_flat(pred)) if choice else None

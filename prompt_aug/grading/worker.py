@@ -62,7 +62,7 @@ _LAZY_PACKAGES = (
 
 
 class RefusedOperation(RuntimeError):  # noqa: N818
-    """Something inside the sandbox tried what no grading needs."""
+    """An operation inside the sandbox that grading never needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,8 +220,10 @@ def _same_curve(known: Any, target: Any) -> bool:
 
 
 def judge(gold: str, pred: str) -> dict[str, str]:
-    """Whether the prediction equals the gold; own time-outs are off, because handlers of
-    `signal.alarm` cannot interrupt a C call and would overwrite the deadline.
+    """Return the verdict on one pair as a reply.
+
+    math-verify's own timeouts are off: handlers of `signal.alarm` cannot interrupt a C call, and
+    would overwrite the deadline.
     """
     from math_verify import verify
     from sympy import Expr, Symbol
@@ -270,8 +272,7 @@ def _answer(line: bytes, limits: Limits) -> dict[str, str]:
 def _serve(requests: BinaryIO, replies: BinaryIO, limits: Limits) -> None:
     _confine(limits)
     for _ in range(REQUESTS_PER_CHILD):
-        line = requests.readline()
-        if not line:
+        if not (line := requests.readline()):
             return
         replies.write(json.dumps(_answer(line, limits)).encode() + b"\n")
         replies.flush()
@@ -350,8 +351,7 @@ def request_lines(parent: int) -> Iterator[bytes]:
             if os.getppid() != parent:
                 return
             continue
-        chunk = os.read(0, 1 << 16)
-        if not chunk:
+        if not (chunk := os.read(0, 1 << 16)):
             return
         buffer += chunk
         *lines, buffer = buffer.split(b"\n")

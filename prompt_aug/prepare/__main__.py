@@ -164,15 +164,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="keep out the questions of this benchmark, as aime24, or eval/benchmarks for all that"
         " are known; may be given again (SPLIT: test)",
     )
-    checks.add_argument(
-        "--no-benchmarks", action="store_true", help="do not look for benchmark questions"
-    )
+    checks.add_argument("--no-benchmarks", action="store_true", help="skip decontamination")
     add("--overlap", type=float, default=OVERLAP_LIMIT, help="share of 8-grams, in (0, 1]")
     add("--validation", type=int, metavar="N",
         help="hold N questions out, in OUT.validation.parquet, to pick checkpoints by")  # fmt: skip
-    add(
-        "--allow-text", action="store_true", help="keep answers of prose, which grade by text alone"
-    )
+    add("--allow-text", action="store_true", help="keep prose answers, which are compared as text")
     add("--pass-rates", type=Path, metavar="SCORES",
         help="pass rates: the folder of eval.sweep over SOURCE as a benchmark")  # fmt: skip
     add("--keep", type=float, nargs=2, metavar=("LOW", "HIGH"),
@@ -225,8 +221,8 @@ def choose(options: argparse.Namespace) -> tuple[str, Preset]:
     return options.name or name or Path(options.source).stem, asked
 
 
-def prepare_as(options: argparse.Namespace) -> int:
-    """Prepare as the options say; return the exit code."""
+def prepare_as(options: argparse.Namespace) -> None:
+    """Read, check and write the questions."""
     check_paths(options)
     if not 0 < options.overlap <= 1:
         raise UsageError(f"--overlap {options.overlap} must lie in (0, 1]")
@@ -279,7 +275,6 @@ def prepare_as(options: argparse.Namespace) -> int:
         report = {**report, "held_out": len(held)}
     manifest = write(questions, options.out, report, settings)
     print(f"wrote {options.out} ({len(questions)} questions) and {manifest.name}")
-    return 0
 
 
 def print_report(report: Mapping[str, Any]) -> None:
@@ -301,7 +296,6 @@ def print_report(report: Mapping[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point. Exit codes: 0 done, 1 could not (reason on stderr), 2 wrong usage."""
     options = build_parser().parse_args(arguments)
     return run(
         "prompt_aug.prepare",

@@ -49,10 +49,9 @@ def read_rows(
         try:
             made = to_question(row, columns, source, split)
             if columns.whole_rows and row.get("data_source"):
-                own = from_row(row)
-                made = dataclasses.replace(
-                    own, split=split, source=source if renamed else own.source
-                )
+                made = from_row(row)
+                name = source if renamed else made.source
+                made = dataclasses.replace(made, split=split, source=name)
             questions.append((number, made))
         except QuestionError as error:
             refused.append(Refused(row=number, reason="empty", detail=str(error)))
@@ -98,9 +97,7 @@ def join_rephrasings(rows: Any, columns: Columns) -> tuple[list[dict[str, Any]],
     }
 
 
-def refuse_repeats(
-    questions: Numbered,
-) -> tuple[Numbered, dict[int, list[int]], list[Refused]]:
+def refuse_repeats(questions: Numbered) -> tuple[Numbered, dict[int, list[int]], list[Refused]]:
     """Return (kept, rows that repeat a kept row, rows with contradicting answers)."""
     groups: dict[str, Numbered] = {}
     for number, question in questions:

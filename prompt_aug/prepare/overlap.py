@@ -1,4 +1,4 @@
-"""Likeness of questions: overlap with benchmarks and near duplicates, by normalised n-grams.
+"""Likeness of questions: overlap with benchmarks and near duplicates, by normalized n-grams.
 
 A question is its lower-case words, numbers and operators, without layout, drawings ([asy]) and
 punctuation. With G(q) the set of its n-grams (all its words as one, if it has fewer than n):
@@ -6,9 +6,11 @@ punctuation. With G(q) the set of its n-grams (all its words as one, if it has f
     overlap(q, b) = |G(q) & G(b)| / min(|G(q)|, |G(b)|)        n = 8
     likeness(q, r) = |G(q) & G(r)| / |G(q) | G(r)|             n = 3
 
-The minimum finds a question that was made longer or shorter; the union asks for the whole.
+With the minimum, a longer or shorter version of a question still matches. With the union, only
+nearly equal questions match.
 """
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +30,7 @@ _WORD = re.compile(r"[^\W\d_]+|\d+(?:\.\d+)?|[-+*/=<>^|%!]")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Match:
-    """Question `index` of `of` is like the one asked about, with this `score` in (0, 1]."""
+    """A benchmark question, number `index` of `of`, and its overlap in (0, 1] with a question."""
 
     of: str
     index: int
@@ -36,7 +38,7 @@ class Match:
 
 
 def words(text: str) -> list[str]:
-    """The words of a question that say what is asked, in order."""
+    """Return the words, numbers and operators of a question, in order."""
     text = _FRACTION.sub(r"\\frac", _DRAWING.sub(" ", text))
     return _WORD.findall(_LAYOUT.sub(" ", text).lower().replace("\\", " "))
 
@@ -50,7 +52,7 @@ def grams(text: str, n: int) -> frozenset[Gram]:
 
 
 class OverlapIndex:
-    """The n-grams of benchmarks, to ask whether a question is among them."""
+    """Index of the n-grams of benchmarks that finds the most similar benchmark question."""
 
     def __init__(self, benchmarks: Mapping[str, Sequence[str]], n: int = OVERLAP_N) -> None:
         self.n = n
@@ -79,18 +81,18 @@ class OverlapIndex:
 def near_duplicates(
     texts: Sequence[str], limit: float = LIKENESS_LIMIT, n: int = LIKENESS_N
 ) -> Iterator[tuple[int, int, float]]:
-    """All (i, j, likeness) with i < j and likeness >= `limit`, exactly, without all pairs.
+    """Yield all (i, j, likeness) with i < j and likeness >= `limit`, without comparing all pairs.
 
     Sets whose likeness is at least t share one of their first |G| - ceil(t |G|) + 1 grams in any
-    common order; with the rarest first, few questions do (prefix filter: Bayardo et al.,
-    "Scaling up all pairs similarity search", WWW 2007).
+    common order. With the rarest grams first, few pairs have to be compared (prefix filter: Bayardo
+    et al., "Scaling up all pairs similarity search", WWW 2007).
     """
     sets = [grams(text, n) for text in texts]
     frequency = Counter(gram for own in sets for gram in own)
     seen: dict[Gram, list[int]] = defaultdict(list)
     for j, own in enumerate(track(sets, "near duplicates", "questions")):
         rare = sorted(own, key=lambda gram: (frequency[gram], gram))
-        prefix = rare[: len(own) - _ceil(limit * len(own)) + 1]
+        prefix = rare[: len(own) - math.ceil(limit * len(own) - 1e-9) + 1]  # 1e-9: float noise
         for i in sorted({i for gram in prefix for i in seen[gram]}):
             shared = len(own & sets[i])
             likeness = shared / (len(own) + len(sets[i]) - shared)
@@ -98,8 +100,3 @@ def near_duplicates(
                 yield i, j, likeness
         for gram in prefix:
             seen[gram].append(j)
-
-
-def _ceil(value: float) -> int:
-    """Smallest integer not below `value`, forgiving float noise just above an integer."""
-    return -int(-(value - 1e-9) // 1)

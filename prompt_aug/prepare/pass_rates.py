@@ -5,8 +5,8 @@ r"""Pass rates of questions, measured by a sweep of the start model over the tra
     python -m prompt_aug.prepare data/train.parquet data/band.parquet --no-benchmarks \
         --pass-rates measured/SETTINGS/MODEL/train --keep 0.2 0.8
 
-A band leaves out questions that give GRPO no gradient, or seldom: dynamic sampling of DAPO (arXiv
-2503.14476) evicts those at 0 and 1 while it trains.
+A band removes questions that never or rarely give GRPO a gradient. DAPO's dynamic sampling (arXiv
+2503.14476) removes those at 0 and 1 during training.
 """
 
 from collections import defaultdict
@@ -35,9 +35,7 @@ def read_pass_rates(place: Path) -> dict[str, float]:
         if "uid" in line and isinstance(line.get("correct"), bool):  # the first line is a head
             verdicts[line["uid"]].append(line["correct"])
     if not verdicts:
-        raise SourceError(
-            f"--pass-rates {path}: it has no verdicts. Name a {GRADES} of eval.sweep."
-        )
+        raise SourceError(f"--pass-rates {path}: no verdicts. Name a {GRADES} of eval.sweep.")
     return {uid: sum(right) / len(right) for uid, right in verdicts.items()}
 
 
@@ -59,10 +57,8 @@ def keep_band(
         if band is None or (rate is not None and band[0] <= rate <= band[1]):
             kept.append((number, replace(question, pass_rate=rate)))
             continue
-        detail = (
-            "not measured" if rate is None else f"{rate:.3f}, not in {band[0]:g} to {band[1]:g}"
-        )
-        refused.append(Refused(row=number, reason="pass_rate", detail=detail))
+        why = "not measured" if rate is None else f"{rate:.3f}, not in {band[0]:g} to {band[1]:g}"
+        refused.append(Refused(row=number, reason="pass_rate", detail=why))
     return kept, refused
 
 

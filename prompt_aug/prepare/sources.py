@@ -13,13 +13,7 @@ from pydantic import Field
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.hub import hub_answers
 from prompt_aug.grading.extract import closed_boxes
-from prompt_aug.questions import (
-    Question,
-    QuestionError,
-    make_question,
-    system_text,
-    user_text,
-)
+from prompt_aug.questions import Question, QuestionError, make_question, system_text, user_text
 from prompt_aug.typed import Record, Several, read_typed
 
 PRESETS_FILE = Path(__file__).with_name("presets.yaml")
@@ -144,7 +138,7 @@ def _from_hub(datasets: Any, source: str, **asked: Any) -> Any:
         offline = constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
         return datasets.load_dataset(source, **asked)
-    except Exception as error:  # a gated, a renamed or a misspelt data set, a wrong split, ...
+    except Exception as error:  # a gated, renamed or misspelled data set, a wrong split, ...
         why = (
             f"the hub at {constants.ENDPOINT} does not answer, or HF_HUB_OFFLINE is set, and the "
             "data set is not in the cache: give a local copy"
@@ -358,8 +352,7 @@ def _answer(text: str, answer_from: str | None) -> str:
     if answer_from is None:
         return text
     if answer_from == "boxed":
-        found = closed_boxes(text)
-        if not found:
+        if not (found := closed_boxes(text)):
             raise QuestionError("no \\boxed{...} in the solution to take the answer from")
         return found[-1][2]
     _, marker, answer = text.rpartition(answer_from)

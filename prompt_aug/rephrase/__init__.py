@@ -1,4 +1,4 @@
-"""Rephrasings of questions, and whether they are the same problem."""
+"""Rephrase questions, and check that each rephrasing is the same problem."""
 
 from prompt_aug.rephrase.verify import Check, Reason, check
 

@@ -24,7 +24,7 @@ BUDGET_REACHED, INCOMPLETE = 3, 4
 
 
 def rephrase(options: Namespace) -> int:
-    """Request, decide and write; the exit status. Raises UserError."""
+    """Run the pipeline and return the exit status. Raises UserError."""
     validate(options)
     with lock(options.work):
         pipeline = Run(options)
@@ -44,7 +44,7 @@ def rephrase(options: Namespace) -> int:
 
 
 def say_estimates(pipeline: Run) -> int:
-    """Print what is left to request; 0."""
+    """Print the remaining requests, tokens and cost; return 0."""
     unknown = "" if pipeline.model.endpoint.price else ", unknown price"
     for name, spending in pipeline.estimates().items():
         print(f"{name}: {spending}{unknown}")
@@ -55,7 +55,7 @@ def say_estimates(pipeline: Run) -> int:
 
 
 def say_results(report: dict[str, Any], pipeline: Run) -> None:
-    """Print the counts of the manifest, and what would help."""
+    """Print the counts of the manifest, and options that would give more rephrasings."""
     options = pipeline.options
     names = "candidates verdicts accepted_by filters rephrasings solver decided".split()
     print(json.dumps({name: report[name] for name in names if report[name]}, indent=1))
@@ -73,7 +73,6 @@ def say_results(report: dict[str, Any], pipeline: Run) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; the exit statuses are in the help."""
     options = build_parser((__doc__ or "").split("\n\n")[0]).parse_args(arguments)
 
     def command() -> int:

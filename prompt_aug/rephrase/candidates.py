@@ -60,8 +60,7 @@ def check_answers(
         reasons = check(question.text, text, accepted, answers=question.answers, **more).reasons
         if response.get("finish") == "length":
             reasons += (reject("length", "truncated at its limit of tokens"),)
-        match = benchmarks.best(text)
-        if match and match.score >= OVERLAP_LIMIT:
+        if (match := benchmarks.best(text)) and match.score >= OVERLAP_LIMIT:
             detail = f"a benchmark question: {match.of} {match.index} ({match.score:.2f})"
             reasons += (reject("overlap", detail),)
         source = {k: v for k, v in response.items() if k not in NOT_OF_SOURCE}
@@ -70,7 +69,7 @@ def check_answers(
 
 
 def usable(candidates: Sequence[Candidate], take: Collection[str] = ("accept",)) -> list[Candidate]:
-    """Return those whose verdict is in `take`, each text once, but none that a model doubted."""
+    """Return candidates with a verdict in `take` that no model doubted, each text once."""
     known: dict[str, Candidate] = {}
     for candidate in candidates:
         doubted = candidate.verdict == "doubtful" and candidate.doubted_by_a_model

@@ -1,4 +1,4 @@
-r"""Which of the accepted candidates become rephrasings, and in which order.
+r"""Choose the candidates that become rephrasings, and their order.
 
 A group of (N + 1) G responses to a question and its rephrasings has a signal if its rewards are
 mixed. With pass rates p_0 of the question and p_1 .. p_N of the rephrasings
@@ -6,9 +6,10 @@ mixed. With pass rates p_0 of the question and p_1 .. p_N of the rephrasings
     P(mixed) = 1 - prod_n E[p_n^G] - prod_n E[(1 - p_n)^G]
     E[p^G] = prod_{i < G} (c + 1 + i) / (k + 2 + i)      p ~ Beta(c + 1, k - c + 1)
 
-after c right of k responses (0 of 0 if there are none). Each next one has the largest P(mixed)
-together with those before it; among equals, and without any pass rate, it is the one farthest from
-the nearest of them. Distance is 1 - 2 L / (m + n), L the longest common subsequence of the tokens.
+after c right of k responses (0 of 0 if there are none). The choice is greedy: the next candidate
+maximizes P(mixed) together with those before it. Ties, and all choices without pass rates, are
+decided by the distance to the nearest text before it, which is 1 - 2 L / (m + n), L the longest
+common subsequence of the tokens.
 """
 
 import math
@@ -19,7 +20,7 @@ from prompt_aug.rephrase.verify.edit import likeness, tokens
 from prompt_aug.rephrase.verify.text import read
 
 Rate = tuple[int, int]  # (right, responses)
-DIGITS = 9  # two probabilities that agree in so many are equal
+DIGITS = 9  # decimals to which probabilities are compared
 
 
 class Choice(NamedTuple):
@@ -40,7 +41,7 @@ def mixed(rates: Sequence[Rate], per_rephrasing: int) -> float:
 
 
 def distance(one: str, other: str) -> float:
-    """Return how far two texts are in their tokens, in order: a number in [0, 1]."""
+    """Return 1 - `likeness` of the tokens of two texts, in [0, 1]."""
     return 1 - likeness(tokens(read(one)), tokens(read(other)))
 
 

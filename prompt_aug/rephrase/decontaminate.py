@@ -67,10 +67,8 @@ def judge_doubtful(
 ) -> None:
     """Replace the doubtful verdicts by those of the judge."""
     prompt = load_prompt(options.judge_prompt, "--judge-prompt")
-    sampling, endpoint = (
-        Sampling(options.judge, 0.0, 1.0, 2048),
-        Endpoint(base_url=options.base_url),
-    )
+    sampling = Sampling(options.judge, 0.0, 1.0, 2048)
+    endpoint = Endpoint(base_url=options.base_url)
     with lock(folder := beside(options.out, ".work")):
         judge = Stage("judge", folder, endpoint, prompt, sampling)
         doubtful = [pair for pair, candidate in found.items() if candidate.verdict == "doubtful"]
@@ -81,8 +79,8 @@ def judge_doubtful(
             found[pair] = judged(found[pair], response)
 
 
-def decontaminate(options: argparse.Namespace) -> int:
-    """Compare, judge, write; 0."""
+def decontaminate(options: argparse.Namespace) -> None:
+    """Compare the questions with the benchmarks, and write those that are no rephrasing of one."""
     at_least(1, options, "nearest", "max_requests")
     check_url(options, "base_url", "embedder_url")
     if options.out.resolve() == options.questions.resolve():
@@ -112,11 +110,9 @@ def decontaminate(options: argparse.Namespace) -> int:
     same = len(lines) - doubtful
     print(f"{len(pairs)} pairs compared: {same} the same, {doubtful} doubtful{hint}")
     print(f"removed {len(removed)} of {len(questions)} questions; wrote {options.out}")
-    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; 0 done, 1 error, 2 wrong usage."""
     name, summary = "prompt_aug.rephrase.decontaminate", (__doc__ or "").split("\n\n")[0]
     example = f"python -m {name} train.parquet clean.parquet --against aime24"
     parser = make_parser(f"python -m {name}", summary, example=example)

@@ -1,11 +1,11 @@
-"""Section 5.2 of arXiv 2601.22478 with the control it lacks: is it the rephrasing, or the number?
+"""Section 5.2 of arXiv 2601.22478 with a control: effect of rephrasing or of more responses?
 
     python -m prompt_aug.rephrase.diagnose QUESTIONS.parquet FOLDER --model MODEL --base-url URL \\
         [--embedder Qwen/Qwen3-Embedding-0.6B --embedder-url URL]
 
 The paper finds that the rewards of N x G responses to N rephrasings are all equal less often than
-those of G responses to the question. But those of 24 are all equal less often than those of 8,
-whatever was asked. So this compares the shares of all-equal rewards among:
+those of G responses to the question. But 24 rewards are all equal less often than 8, for any
+prompt. This command therefore compares the shares of all-equal rewards among:
 
     original     G responses to q^0
     rephrasings  N G responses, G to each of q^1 .. q^N
@@ -62,7 +62,7 @@ def all_equal(sampled: Sampled, per_rephrasing: int) -> dict[str, bool]:
 
 
 def distances(sampled: Sampled, per_rephrasing: int, embed: Embed) -> dict[str, float]:
-    """Return the mean of 1 - cosine over the pairs of each set; NaN of no pair."""
+    """Return the mean of 1 - cosine over the pairs of each set; NaN without a pair."""
     vectors, asked = unit_rows(embed(sampled.texts)), np.asarray(sampled.asked)
     one, two = np.triu_indices(len(asked), 1)
     far, same = (1 - vectors @ vectors.T)[one, two], asked[one] == asked[two]
@@ -83,7 +83,7 @@ def interval(values: Sequence[float], seed: int = 0) -> list[float]:
 
 
 def summarise(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Mean and interval of each column and of the paired differences of sets, without NaN."""
+    """Return [mean, low, high] of each column and of the paired differences of sets, NaN aside."""
     columns = {name: [float(row[name]) for row in rows] for name in rows[0]}
     for other, one in itertools.combinations(("original", "control", "rephrasings"), 2):
         both = zip(columns[one], columns[other], strict=True)
@@ -139,8 +139,8 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
-def diagnose(options: argparse.Namespace) -> int:
-    """Sample, grade, embed, write; 0."""
+def diagnose(options: argparse.Namespace) -> None:
+    """Sample and grade the responses, embed them if requested, and write the report."""
     ones = "n g limit answer_tokens concurrency max_requests max_total_tokens"
     at_least(1, options, *ones.split())
     check_url(options, "base_url", "embedder_url")
@@ -168,11 +168,9 @@ def diagnose(options: argparse.Namespace) -> int:
     for part in ("all_equal", "distance"):
         for name, (mean, low, high) in report.get(part, {}).items():
             print(f"{part:9}  {name:24} {mean:7.4f}  [{low:.4f}, {high:.4f}]")
-    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; 0 done, 1 error, 2 wrong usage."""
     name, summary = "prompt_aug.rephrase.diagnose", (__doc__ or "").split("\n\n")[0]
     example = f"python -m {name} train.parquet runs/diagnosis --model NAME"
     parser = make_parser(f"python -m {name}", summary, example=example)

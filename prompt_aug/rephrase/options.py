@@ -30,11 +30,11 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     add("--most", type=int, help="candidates requested for one question, at most (default: 4 n)")
     add("--limit", type=int, help="only the first so many questions")
     add("--work", type=Path, help="folder of raw responses (default: OUT.work)")
-    add("--partial", action="store_true", help="write results of what there is, also after a stop")
+    add("--partial", action="store_true", help="write results even if requests failed or stopped")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--dry-run", action="store_true", help="print requests, tokens and cost")
-    mode.add_argument("--offline", action="store_true", help="a rehearsal: rules, no model")
-    mode.add_argument("--from", dest="source", type=Path, help="candidates of a file (README)")
+    mode.add_argument("--offline", action="store_true", help="test run: rules instead of a model")
+    mode.add_argument("--from", dest="source", type=Path, help="read candidates from this file")
     add = parser.add_argument_group("model").add_argument
     add("--model", help="as the endpoint names it")
     add("--base-url", help=f"default: OpenAI's; the key is read from {KEY_VARIABLE}")
@@ -64,7 +64,7 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     add("--judge", metavar="MODEL", help="compares the texts where no solver decided")
     add("--judge-url", help="its endpoint (default: --base-url)")
     add("--judge-prompt", default="judge", help="judge, or a file with {question} and {candidate}")
-    add("--take-doubtful", action="store_true", help="use what no solver and no judge was asked")
+    add("--take-doubtful", action="store_true", help="use candidates that only the checks doubt")
     add("--decisions", type=Path, help="what a reviewer saved from the review page")
     add("--pass-rates", type=Path, help="json lines of uid, text, right, responses")
     add("--per-rephrasing", type=int, default=8, help="G, the responses to each rephrasing")
@@ -72,7 +72,7 @@ def build_parser(description: str) -> argparse.ArgumentParser:
 
 
 def validate(options: argparse.Namespace) -> None:
-    """Reject what cannot be done, before anything is read or sent. Raises UsageError."""
+    """Reject invalid options before anything is read or sent. Raises UsageError."""
     options.most = options.most or 4 * options.n
     options.work = options.work or options.out.with_name(options.out.name + ".work")
     ones = "n most limit per_request concurrency answer_tokens agree answers solve_tokens"

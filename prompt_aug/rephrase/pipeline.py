@@ -76,7 +76,7 @@ class Run:
         ]
 
     def wanting(self) -> dict[str, int]:
-        """Return how many further candidates each question needs, by the acceptance so far."""
+        """Estimate the further candidates that each question needs, from the acceptance rate."""
         accepted = {uid: len(usable(several)) for uid, several in self.listed.items()}
         candidates = sum(map(len, self.listed.values()))
         share = sum(accepted.values()) / candidates if candidates else FIRST_GUESS
@@ -89,7 +89,7 @@ class Run:
         }
 
     def responses(self) -> Responses:
-        """Return the candidates' raw responses that there are, of the rules, a file or a model."""
+        """Return the raw responses so far, from the rules, the file or the model."""
         if self.options.offline:
             return {q.uid: rules.responses(q.text, self.options.most) for q in self.questions}
         if self.options.source:
@@ -97,7 +97,7 @@ class Run:
         return {r.uid: self.model.store.texts(r) for r in self.requests}
 
     def fill(self) -> None:
-        """Decide on the candidates that there are, and request until no question needs more."""
+        """Check the candidates so far, and request more until no question needs any."""
         self.decide(self.responses())
         while (more := self.wanting()) and not self.stops:
             self.request_more(more)
@@ -154,7 +154,7 @@ class Run:
             ]
 
     def _judge(self, asked: Sequence[Question]) -> None:
-        """Apply a judge's comparison to what is doubtful, and not by the solver."""
+        """Let the judge decide the candidates that the checks, not the solver, found doubtful."""
         requests = {
             (question.uid, c.text): self.judge.request(question.uid, question.text, c.text)
             for question in asked
@@ -193,7 +193,7 @@ class Run:
         return write_results(options.out, outcome, settings, solver)
 
     def estimates(self) -> dict[str, Spending]:
-        """Return what is expected and at most left to request, by the token counts so far."""
+        """Return the expected and the largest possible further spending, from counts so far."""
         self.decide(self.responses())
         guess, store = self.wanting(), self.model.store
         most = self.options.answer_tokens

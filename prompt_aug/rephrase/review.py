@@ -46,8 +46,7 @@ def entries(questions: Path, out: Path) -> Iterator[dict[str, Any]]:
     if not file.is_file():
         raise RephraseError(f"{file}: no such file; `python -m prompt_aug.rephrase` writes it")
     for line in iter_lines(file):
-        question = texts.get(line["uid"])
-        if question is None:
+        if (question := texts.get(line["uid"])) is None:
             raise RephraseError(f"{file}: its question {line['uid']} is not in {questions}")
         own, other = marked(question.text, line["text"])
         models = {name: line["source"].get(name) for name in ("solver", "judge")}
@@ -55,17 +54,15 @@ def entries(questions: Path, out: Path) -> Iterator[dict[str, Any]]:
 
 
 def page(listed: Sequence[dict[str, Any]], title: str) -> str:
-    """Return the HTML. Inside its script no `<` of the data stands, so none can end it."""
+    """Return the HTML. `<` is escaped in the data, so that no text can end the script element."""
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-    data = json.dumps(listed)
-    data = re.sub("[<>&]", lambda sign: f"\\u{ord(sign.group()):04x}", data)
+    data = re.sub("[<>&]", lambda sign: f"\\u{ord(sign.group()):04x}", json.dumps(listed))
     katex = (importlib.resources.files("sphinxcontrib") / "katex.min.js").read_text("utf-8")
     return environment.get_template("review.html.j2").render(title=title, data=data, katex=katex)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; 0 done, 1 could not, 2 wrong usage."""
     name, summary = "prompt_aug.rephrase.review", (__doc__ or "").split("\n\n")[0]
     example = f"python -m {name} train.parquet out.parquet review.html"
     parser = make_parser(f"python -m {name}", summary, example=example)
@@ -74,12 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("page", type=Path, help="the HTML file to write")
     options = parser.parse_args(arguments)
 
-    def write_page() -> int:
+    def write_page() -> None:
         listed = list(entries(options.questions, options.out))
         write_text(options.page, page(listed, options.out.name))
         doubtful = sum(entry["verdict"] == "doubtful" for entry in listed)
         print(f"wrote {options.page}: {len(listed)} candidates, {doubtful} of them doubtful")
-        return 0
 
     return run(name, write_page, interrupted="no page was written")
 

@@ -1,4 +1,4 @@
-"""Rephrasing by rules, without a model: for rehearsals of the pipeline and for the toy world.
+"""Rephrasing by rules, without a model: for tests of the pipeline and for the toy world.
 
 A question ``a op b`` is put into other forms. In any other question phrases are replaced.
 """

@@ -30,7 +30,7 @@ class Answers(NamedTuple):
 
 
 def answers_of(question: Question, responses: Sequence[str]) -> Answers:
-    """Grade the responses to one text; one without an answer is wrong, by itself."""
+    """Grade the responses to one text. One without an answer is wrong and in no class."""
     grades = grade_many((text, list(question.answers)) for text in responses)
     classes: dict[str, int] = {}
     for said in (g.extracted for g in grades if not g.correct and g.extracted):

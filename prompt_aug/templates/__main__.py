@@ -65,7 +65,6 @@ def _show(template: Template, question: str, tokenizer: Any) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the command line."""
     parser = make_parser(
         "python -m prompt_aug.templates",
         __doc__,
@@ -109,7 +108,6 @@ def published(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point. Exit codes: 0 valid, 1 invalid (reason on stderr), 2 wrong usage."""
     options = build_parser().parse_args(arguments)
     command = {"check": check, "published": published}[options.command]
     return run("prompt_aug.templates", lambda: command(options), interrupted="nothing was written")

@@ -83,9 +83,6 @@ class Rule(Record):
         )
 
 
-RULE_KEYS = tuple(Rule.model_fields)
-
-
 def format_reward(rules: Sequence[Rule], response: str, prefill: str = "") -> float:
     """Return the sum of the weights of the rules that hold, in [0, 1]; 1 without rules."""
     if not rules:
@@ -121,7 +118,6 @@ def _boxed(text: str) -> bool:
 def _well_nested(text: str, names: Sequence[str]) -> bool:
     pattern = re.compile("<(/?)(" + "|".join(re.escape(name) for name in names) + ")>")
     stack: list[str] = []
-    closed = 0
     for match in pattern.finditer(text):
         slash, name = match.groups()
         if not slash:
@@ -130,9 +126,7 @@ def _well_nested(text: str, names: Sequence[str]) -> bool:
             stack.append(name)
         elif not stack or stack.pop() != name:
             return False
-        else:
-            closed += 1
-    return not stack and closed > 0
+    return not stack and pattern.search(text) is not None
 
 
 def _between(text: str, opening: str, closing: str) -> str:

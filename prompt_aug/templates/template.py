@@ -81,9 +81,6 @@ class Bank(Mapping[str, Template]):
             f"{', '.join(self.names)}"
         )
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._templates
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._templates)
 

@@ -8,8 +8,8 @@ the response is right; without it a score of 1 or more is right. ``pred`` is the
 A function with verl's parameter ``solution_str`` is called with verl's arguments: data_source,
 solution_str, ground_truth, extra_info.
 
-Functions run in the worker processes of `prompt_aug.verifiers.worker`. No result raises: a function
-that fails gives the score 0 and a status:
+Functions run in the worker processes of `prompt_aug.verifiers.worker`. A function that fails does
+not raise here: its score is 0, with a status:
 
     timeout     over its CPU or wall seconds
     error       it raised, ran out of memory, or its process died (see `detail`)

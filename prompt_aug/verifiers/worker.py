@@ -31,7 +31,7 @@ from prompt_aug.grading.worker import (
 from prompt_aug.verifiers import KEY, LARGEST, REMEDY
 
 MOST_PARTS, LONGEST_NAME, LONGEST_TEXT = 32, 64, 1000
-OUT_OF_MEMORY = b'{"status": "error", "detail": "memory limit"}\n'  # made while there is memory
+OUT_OF_MEMORY = b'{"status": "error", "detail": "memory limit"}\n'  # later memory may be missing
 Function = Callable[..., Any]
 _functions: dict[str, Function] = {}
 
@@ -121,12 +121,11 @@ def _answer(line: bytes, limits: Limits) -> dict[str, Any] | None:
 
 
 def _serve(requests: BinaryIO, replies: BinaryIO, limits: Limits) -> None:
-    os.open(os.devnull, os.O_RDONLY)  # as 0, the lowest that is free
+    os.open(os.devnull, os.O_RDONLY)  # gets descriptor 0, the lowest free one
     os.dup2(2, 1)  # what a function prints goes to the caller's stderr
     limit_process(limits)
     for served in range(REQUESTS_PER_CHILD):
-        line = requests.readline()
-        if not line:
+        if not (line := requests.readline()):
             return
         reply = _answer(line, limits)
         if reply is None and served:

@@ -1,1 +1,1 @@
-"""The actor's computation of log-probabilities, if it is not verl's own."""
+"""Alternatives to parts of verl's actor: an engine with prefix trees, the optimizer Muon."""

@@ -1,7 +1,7 @@
 """verl's FSDP engine with prefix trees: the actor and the reference model on a CPU.
 
-Named by ``actor_rollout_ref.model.external_lib`` (`config/machine/cpu.yaml`). If that is
-``recipe.patches.cpu.engines``, the engine is verl's own, which computes each row separately.
+Loaded by ``actor_rollout_ref.model.external_lib=recipe.actor.engine`` (config/machine/cpu.yaml).
+With ``recipe.patches.cpu.engines`` verl's own engine runs, which computes each row separately.
 tests/recipe/actor compares values and gradients of the two.
 """
 

@@ -38,9 +38,9 @@ class MuonAdamW(torch.optim.Optimizer):
     """M <- 0.95 M + 0.05 G; W <- W (1 - lr wd) - lr 0.2 sqrt(max(rows, columns)) ortho(nesterov M).
 
     The factor gives an update the root mean square of AdamW's (arXiv 2502.16982), so that AdamW's
-    learning rate fits. AdamW takes vectors and all matrices with the shape of the first parameter:
-    the token embeddings, and an output head of its own. Under FSDP2 each rank computes the update
-    of the whole matrix and keeps its shard.
+    learning rate fits. AdamW updates the vectors and all matrices with the shape of the first
+    parameter: the token embeddings and a separate output head. Under FSDP2 each rank computes the
+    update of the whole matrix and keeps its shard.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class MuonAdamW(torch.optim.Optimizer):
         states = [self.state[p] for p in params]
         beta1, beta2 = group["betas"]
         adamw(
-            list(params),
+            params,
             [p.grad for p in params],
             [s["exp_avg"] for s in states],
             [s["exp_avg_sq"] for s in states],

@@ -77,10 +77,11 @@ class _Row:
 
 
 def plant(sequences: Sequence[Sequence[int]], capacity: int = CAPACITY) -> Forest:
-    """The forest of non-empty `sequences`; rows have `capacity` places, or those of the longest.
+    """Return the forest of non-empty `sequences`.
 
-    Sequences are added in lexicographic order, so those with common prefixes are adjacent. One that
-    does not fit into the row starts the next row with a copy of its prefix.
+    A row holds at most `capacity` tokens, or as many as the longest sequence has. Sequences are
+    added in lexicographic order, so those with common prefixes are adjacent. A sequence that does
+    not fit into the row starts the next row with a copy of its prefix.
     """
     capacity = max(capacity, max(map(len, sequences)))
     rows: list[_Row] = [_Row()]

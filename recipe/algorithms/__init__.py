@@ -6,7 +6,7 @@ By family, in the order in which a step uses them:
     rewards     hapo; accuracy, format and overlong penalty are `recipe.rollout.reward`
     advantages  grpo, dr_grpo, rloo, maxrl, seed_grpo, ta_grpo, gdpo, grpo_lead, unlikeliness, none,
                 verl_estimators (PPO and verl's others)
-    weights     cw_grpo, clip_cov, high_entropy, balanced; of a token
+    weights     of tokens: cw_grpo, clip_cov, high_entropy, balanced
     losses      gmpo; GSPO, CISPO, SAPO, Clip-Cov, KL-Cov and DPPO are verl's
     shared      registry, compute, rollouts (the input), groups, tokens, covariance
 

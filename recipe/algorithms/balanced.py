@@ -29,14 +29,10 @@ def balanced(
     tokens = tokens or validated(logprobs_BT, advantages_BT, mask_BT, group_B)
     sign_B = tokens.advantages_BT.sum(1).sign().long() + 1  # 0 negative, 1 zero, 2 positive
     real_B = (tokens.lengths_B > 0).double()
-    subset_B = 3 * tokens.group_B + sign_B
-
-    def total(values_B: torch.Tensor, index_B: torch.Tensor, size: int) -> torch.Tensor:
-        return group_sum(values_B, index_B, size)[index_B]
-
-    count_B = total(real_B, subset_B, 3 * tokens.groups)
-    length_B = total(tokens.lengths_B, subset_B, 3 * tokens.groups).clamp(min=1)
-    size_B = total(real_B, tokens.group_B, tokens.groups).clamp(min=1)
+    subset_B, subsets = 3 * tokens.group_B + sign_B, 3 * tokens.groups
+    count_B = group_sum(real_B, subset_B, subsets)[subset_B]
+    length_B = group_sum(tokens.lengths_B, subset_B, subsets)[subset_B].clamp(min=1)
+    size_B = tokens.total(real_B, "group").clamp(min=1)
     groups = int((group_sum(real_B, tokens.group_B, tokens.groups) > 0).sum())
     scale_B = count_B / size_B / length_B * tokens.lengths_B.sum() / max(groups, 1)
     return scale_B[:, None] * tokens.mask_BT

@@ -115,7 +115,7 @@ def finite(what: str, values: Tensor, shape: torch.Size) -> Tensor:
     values = float64(values)
     if values.shape != shape or not torch.isfinite(values).all():
         raise ValueError(
-            f"{what} of shape {tuple(values.shape)} that must be finite and of shape {tuple(shape)}"
+            f"{what} of shape {tuple(values.shape)} must be finite and of shape {tuple(shape)}"
         )
     return values
 

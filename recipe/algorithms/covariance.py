@@ -80,9 +80,9 @@ def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 def covariance_metrics(c_BT: Numbers, mask_BT: Numbers) -> dict[str, float]:
     """The distribution of c over real tokens, as in Table 1 of arXiv 2605.11538.
 
-    ``covariance/positive/p20``: 20 percent of the n positive values reach or exceed it: the k-th
-    largest with k = ceil(0.2 n). ``negative``: the same from the most negative value up.
-    ``.../p100`` is thus the value nearest to 0. ``covariance/positive/mean`` is over the positive
+    ``covariance/positive/p20``: the k-th largest of the n positive values, k = ceil(0.2 n).
+    ``negative``: the same for the negative values, from the most negative one up. ``.../p100`` is
+    thus the value nearest to 0. ``covariance/positive/mean`` is over the positive
     values, ``covariance/mean`` and ``covariance/std`` (population) over all; 0.0 without values.
     ``covariance/positive/share_p20``: the share of the sum of the positive values that those 20
     percent hold, as in its Figure 3 (cumulative contribution); 0.0 without values.
@@ -110,8 +110,10 @@ def covariance_metrics(c_BT: Numbers, mask_BT: Numbers) -> dict[str, float]:
 
 
 def _percentiles(values: np.ndarray) -> dict[str, tuple[float, float]]:
-    """For each percentile p of n positive values, with k = ceil(p n) >= 1: the k-th largest, and
-    the share of the k largest in the sum of all; zeros without values."""
+    """Return {p: (the k-th largest value, share of the k largest in the sum)}, k = ceil(p n).
+
+    `values` are n positive numbers; without any, all entries are 0.
+    """
     n = values.size
     if n == 0:
         return dict.fromkeys(PERCENTILES, (0.0, 0.0))

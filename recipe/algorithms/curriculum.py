@@ -4,8 +4,8 @@ After Prompt Curriculum Learning (PCL, arXiv 2510.01135). From k times as many c
 the questions whose predicted pass rate is nearest to 0.5, where the gradient is largest.
 PCL trains a value model that predicts the rate: ``recipe.curriculum.value_model``
 (`recipe.trainer.critic`). Departure, the default: the estimate is the question's running pass rate
-in this run. That is free, but lags behind the policy. A question that was never drawn has the
-estimate that its row brings along (`prompt_aug.prepare --pass-rates`), or none.
+in this run. That is free, but lags behind the policy. The first estimate of a question is the pass
+rate in its data row (`prompt_aug.prepare --pass-rates`), if there is one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class PassRates:
         self._rates: dict[str, float] = {}
 
     def rate(self, uid: str) -> float:
-        """p of the question; the target without an estimate, so that it comes first."""
+        """Return p of the question; without an estimate the target, so that it comes first."""
         return self._rates.get(uid, self.target)
 
     def start(self, uid: str, rate: float) -> None:
@@ -64,7 +64,7 @@ class PassRates:
         self._rates[uid] = rate + self.decay * (accuracy - rate)
 
     def choose(self, uids: Sequence[str], count: int) -> list[int]:
-        """`nearest` of the running pass rates."""
+        """Return the indices of the `count` questions with pass rates `nearest` to the target."""
         return nearest([self.rate(uid) for uid in uids], self.target, count)
 
     def state(self) -> dict[str, float]:

@@ -33,12 +33,7 @@ from typing import Any
 
 import torch
 
-from recipe.algorithms.covariance import (
-    ADVANTAGE_CENTRES,
-    CENTRES,
-    covariance_of,
-    require_choice,
-)
+from recipe.algorithms.covariance import ADVANTAGE_CENTRES, CENTRES, covariance_of, require_choice
 from recipe.algorithms.groups import Numbers, group_extremes
 from recipe.algorithms.registry import token_weight
 from recipe.algorithms.tokens import Tokens, validated

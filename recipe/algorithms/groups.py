@@ -1,4 +1,4 @@
-"""What every advantage shares: validated inputs, statistics of groups, exact zeros.
+"""Shared by all advantages: input validation, group statistics, exact zeros.
 
 Symbols: B responses, P groups, R rewards, n responses of a group. A group is the set of responses
 that are compared with each other. Its id may be any integer, and its rows may be in any order.

@@ -39,7 +39,6 @@ def high_entropy(
     if not count:
         return mask.double()
     entropy = float64(entropy_BT)
-    place = count - math.ceil(ratio * count) + 1
-    threshold = entropy[mask].kthvalue(place).values
+    threshold = entropy[mask].kthvalue(count - math.ceil(ratio * count) + 1).values
     chosen = mask & (entropy >= threshold)
     return chosen.double() * (count / int(chosen.sum()))

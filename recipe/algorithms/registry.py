@@ -123,7 +123,7 @@ class Registry(dict[str, Function]):
 
 
 def _require_known_arguments(function: Function, settings: Mapping[str, Any], where: str) -> None:
-    """ConfigError for a keyword argument that `function` does not take, before a step fails."""
+    """Raise ConfigError for a keyword argument that `function` does not accept."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return

@@ -14,10 +14,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutBatch:
-    """The graded responses of a step: one attribute a column, B rows sorted by group and rollout.
+    """The graded responses of a step: an attribute per column, B rows sorted by group and rollout.
 
-    Numbers are float64. There are two kinds of groups. `group_B` is the same for all responses to
-    a question in this step, rephrasings included; `rephrasing_B` for those to one rephrasing.
+    Numbers are float64. There are two groupings. `group_B` has one id for all responses to a
+    question in this step, rephrasings included; `rephrasing_B` has one id for each rephrasing.
     """
 
     keys: list[str]

@@ -1,4 +1,4 @@
-"""What every token weight shares: validated inputs, and statistics over a scope of real tokens.
+"""Shared by all token weights: input validation, and statistics over a scope of real tokens.
 
 Symbols: B responses, T token positions, S scopes. A scope is a set of whole responses: one
 response, a group or the batch. Its statistics are over its real tokens (mask not 0), summed

@@ -27,8 +27,8 @@ from recipe.config.schema import check_types
 from recipe.errors import ConfigError
 
 ONE_RUN = (
-    "a command is one run, and hydra only composes its configuration, so hydra's options and keys "
-    "have no effect. Set the folder with recipe.run_dir=...; start several runs by several commands"
+    "hydra only composes the configuration here, so its own options and keys have no effect. Set "
+    "the run folder with recipe.run_dir=..., and start each run with its own command"
 )
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CONFIG = Path(__file__).resolve().parent
@@ -49,7 +49,7 @@ OPEN = (
 )
 RENAMED = {"neighbours": "rephrasings"}  # sections of `recipe`: old name -> new
 PLAIN = re.compile(r"""[^\[{'"~].*""")  # a value that hydra's syntax of lists, ... does not begin
-# What hydra raises for a file or a choice it cannot use; it has no error class for a torn file.
+# Raised by hydra for an unusable file or choice. A truncated file raises no class of its own.
 COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError)
 
 
@@ -112,7 +112,7 @@ def compose_config(example: str, overrides: list[str]) -> DictConfig:
             config = compose(
                 "config", overrides=[search_path(CONFIG), *overrides], return_hydra_config=True
             )
-        # So that a file can say ${hydra:runtime.choices.method}: the name of the chosen method.
+        # Lets a file use ${hydra:runtime.choices.method}, the name of the chosen method.
         HydraConfig.instance().set_config(config)
         with open_dict(config):
             del config["hydra"]

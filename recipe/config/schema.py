@@ -1,9 +1,9 @@
 """The type and the range of every setting of `recipe` and `eval`, and of verl's keys.
 
 `check_types` rejects values that no run can use, such as text for a number, a temperature of 0, an
-infinite learning rate. recipe.yaml has the defaults and says what each key does. Of verl's keys
-those are listed that an example or a group file sets, and those whose impossible values verl
-accepts silently. Rules about several keys together are in `recipe.preflight`.
+infinite learning rate. recipe.yaml documents each key and its default. Of verl's keys, the table
+lists those that an example or a group file sets, and those for which verl silently accepts
+impossible values. Rules about several keys together are in `recipe.preflight`.
 """
 
 from typing import Annotated, Any, Literal
@@ -47,14 +47,14 @@ WHY = {  # reasons that a range does not show by itself
     "data.max_response_length": "a response needs room for at least one token",
     "recipe.augment.templates": "to draw one more often use recipe.augment.weights",
     f"{R}.name": (
-        "request seeds, weight transfer and restarts are written for vLLM's server; another engine "
-        "takes these three, and locks of packages that fit it"
+        "request seeds, weight transfer and restarts are written for vLLM's server; for another "
+        "engine all three would have to be ported, and the locks of packages changed"
     ),
-    f"{A}.strategy": "Megatron takes what model_engine=megatron takes",
+    f"{A}.strategy": "Megatron is unsupported, see model_engine",
 }
 MEGATRON = (
-    "model_engine={}: should be dp, which is FSDP. Export, LoRA, the plan of memory and the checks "
-    "read FSDP's shards and keys; Megatron takes these four, and locks of its packages. Unset it."
+    "model_engine={}: only dp (FSDP) is supported. Export, LoRA, the memory plan and the checks "
+    "read FSDP's shards and keys. Unset it."
 )
 
 
@@ -82,7 +82,7 @@ KLType = Literal[
 ]  # fmt: skip
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
-# (section, type, keys). Of verl's keys what verl itself rejects at once is not repeated.
+# (section, type, keys). Values that verl itself rejects at once are not checked again.
 _TABLE: list[tuple[str, Any, str]] = [
     ("recipe", Text, "name run_dir"),
     ("recipe", Text | None, "method model_path"),
@@ -249,7 +249,7 @@ def check_types(config: DictConfig) -> None:
         if OmegaConf.is_config(value):
             value = OmegaConf.to_container(value, resolve=True)
         found |= problems(checker, value, key, WHY)
-    # Of keys that follow another one (data.seed is recipe.seed) the first is named.
+    # Keys that interpolate one value (data.seed is recipe.seed) are reported once, by the first.
     told = {message.partition("=")[2] or key: message for key, message in reversed(found.items())}
     if told:
         raise ConfigError("\n".join(reversed(told.values())))

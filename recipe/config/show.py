@@ -1,4 +1,4 @@
-"""What `recipe.train` shows without training: the examples, and where every value comes from."""
+"""Output of `recipe.train` without training: the examples, and the source of every value."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ from recipe.config.compose import (
 
 
 def examples_and_methods() -> str:
-    """The examples, methods, scales and machines, a line each: the first comment of their file."""
+    """Return a line for each example, method, scale and machine, with its file's first comment."""
     lines = ["Examples: python -m recipe.train NAME"]
     lines += [
         f"  {name:<18} {_headline(EXAMPLES / name / 'config.yaml')}" for name in example_names()

@@ -30,7 +30,6 @@ from recipe.export.jobs import (
     find,
     is_done,
     lora_of,
-    manifest_path,
     model_shards,
     read_config,
 )
@@ -46,7 +45,7 @@ def _discard(folder: Path) -> None:
 
 
 def _beside(target: Path) -> Path:
-    """Where a step is made before it gets its name."""
+    """Return the temporary folder in which a step is assembled."""
     return target.with_name(f".{target.name}.tmp")
 
 
@@ -66,12 +65,12 @@ def export_start(run: Path, config: dict[str, Any]) -> None:
         raise ExportError(f"the start model {name} is not there")
     else:
         manifest["model_path"] = name
-    _discard(manifest_path(run, 0).parent)
-    write_json(manifest_path(run, 0), manifest)
+    _discard(RunFolder(run).exported(0))
+    write_json(RunFolder(run).manifest(0), manifest)
 
 
 def check_source(source: Path, run: Path, dtype: str) -> int:
-    """Refuse, before verl is imported, shards that cannot be merged; return the world size."""
+    """Reject shards that cannot be merged, before verl is imported; return the world size."""
     folder = source.parent
     why, ranks = checkpoints.shard_damage(folder, ["model"]), checkpoints.saved_ranks(source)
     if not (source / "huggingface" / "config.json").is_file():
@@ -91,7 +90,7 @@ def export_step(run: Path, config: dict[str, Any], job: Job, dtype: str) -> None
     assert job.source is not None
     lora = lora_of(config, job.source)
     world_size = check_source(job.source, run, dtype)
-    target = manifest_path(run, job.step).parent
+    target = RunFolder(run).exported(job.step)
     beside = _beside(target)
     beside.mkdir(parents=True)
     try:
@@ -111,7 +110,7 @@ def export_step(run: Path, config: dict[str, Any], job: Job, dtype: str) -> None
         beside.rename(target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    write_json(manifest_path(run, job.step), manifest)
+    write_json(RunFolder(run).manifest(job.step), manifest)
 
 
 def convert(source: Path, target: Path, dtype: str, world_size: int, lora: Lora | None) -> int:
@@ -125,7 +124,7 @@ def convert(source: Path, target: Path, dtype: str, world_size: int, lora: Lora 
 
     transformers.utils.logging.disable_progress_bar()  # one bar for all steps is enough
     transformers.utils.logging.set_verbosity_error()
-    # Says that shards are read without process groups; that is what is wanted here.
+    # It warns that shards are read without process groups, which is intended here.
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     precision = getattr(torch, dtype)
     export_verify.load_shards(source, world_size)  # a damaged file is named before the merger runs
@@ -135,7 +134,7 @@ def convert(source: Path, target: Path, dtype: str, world_size: int, lora: Lora 
 
 def export_one(run: Path, config: dict[str, Any], job: Job, dtype: str | None) -> None:
     """One step, unless it is done; what a kill left beside it is deleted."""
-    shutil.rmtree(_beside(manifest_path(run, job.step).parent), ignore_errors=True)
+    shutil.rmtree(_beside(RunFolder(run).exported(job.step)), ignore_errors=True)
     if is_done(run, job, dtype):
         return
     if job.source is None:
@@ -167,16 +166,12 @@ def export(run: Path, steps: Sequence[int] | None, dtype: str | None) -> Iterato
                     yield f"{held}: wait for it or stop it"
                 else:  # the jobs of an array each take what no other one holds
                     bar.say(f"recipe.export: {held} and continues")
+            except UserError as error:
+                yield f"step {job.step}: {error}"
             except Exception as error:  # one bad checkpoint must not stop the others
-                yield f"step {job.step}: {_describe(error)}"
+                logging.getLogger(__name__).error("export failed", exc_info=error)
+                yield f"step {job.step}: {type(error).__name__}: {error}"
             bar.update()
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, UserError):
-        return str(error)
-    logging.getLogger(__name__).error("export failed", exc_info=error)
-    return f"{type(error).__name__}: {error}"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -184,9 +179,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "python -m recipe.export", __doc__, example="python -m recipe.export runs/toy --steps 10 20"
     )
-    parser.add_argument(
-        "run", metavar="RUN", type=existing, help="the run folder, such as runs/demo"
-    )
+    parser.add_argument("run", metavar="RUN", type=existing, help="the run folder, as runs/demo")
     add_steps(parser)
     parser.add_argument("--dtype", choices=list(DTYPES), help="default: that of the run's rollouts")
     return parser
@@ -207,7 +200,7 @@ def export_as(options: argparse.Namespace) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point; 0 done, 1 could not (told in a line for each step), 2 wrong usage."""
+    """Entry point; return 0 done, 1 failed (a line on stderr for each step), 2 wrong usage."""
     options = build_parser().parse_args(arguments)
     return run(
         "recipe.export",

@@ -1,4 +1,4 @@
-"""What there is to export in a run, at which dtype, and what is done already. No torch, no verl."""
+"""Export jobs of a run: its steps, their dtype, which are done. Imports neither torch nor verl."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16"}
 
 
 class ExportError(UserError):
-    """What stops an export of a run or of one step; the message is for the user."""
+    """A run, or a step of it, cannot be exported."""
 
 
 class MismatchError(ExportError):
@@ -58,9 +58,8 @@ def read_config(run: Path) -> dict[str, Any]:
 def find(run: Path) -> tuple[list[Job], list[str]]:
     """The finished checkpoints of a run by step, and a note for each that is not finished.
 
-    verl writes the number of the last whole checkpoint after the checkpoint itself, so a higher
-    number is one that was cut short or is being written. A finished one that was damaged since is
-    an error of its step, not a note.
+    verl records the last complete checkpoint after writing it, so a step above it is incomplete or
+    still being written. A complete one that was damaged later is an error of its step, not a note.
     """
     folder = RunFolder(run).checkpoints
     latest = tracked_step(folder) or 0
@@ -75,11 +74,12 @@ def find(run: Path) -> tuple[list[Job], list[str]]:
 
 
 def choose(run: Path, jobs: Sequence[Job], steps: Sequence[int] | None) -> list[Job]:
-    """The jobs asked for, step 0 first; None: all. A step that is neither here nor done: error."""
+    """Return the jobs of `steps`, None: all; ExportError for a step neither here nor done."""
     known = {0: Job(step=0, source=None), **{job.step: job for job in jobs if job.step}}
     if steps is None:
         return list(known.values())
-    missing = [s for s in sorted(set(steps) - set(known)) if not manifest_path(run, s).is_file()]
+    manifests = {step: RunFolder(run).manifest(step) for step in sorted(set(steps) - set(known))}
+    missing = [step for step, path in manifests.items() if not path.is_file()]
     if missing:
         raise ExportError(f"{run} has no whole checkpoint of the steps {missing}: {list(known)}")
     return [known[step] for step in sorted(set(steps)) if step in known]
@@ -99,7 +99,7 @@ def choose_dtype(config: dict[str, Any], job: Job, asked: str | None) -> str:
 
 
 def model_shards(source: Path) -> list[Path]:
-    """The weights in `source`, a checkpoint's folder ``actor``, by whatever number of ranks."""
+    """Return the weight files in `source`, the folder ``actor`` of a checkpoint."""
     return sorted(source.glob(f"{SHARDS['model']}_world_size_*_rank_*.pt"))
 
 
@@ -122,18 +122,13 @@ def lora_of(config: dict[str, Any], source: Path) -> Lora | None:
     return Lora(rank=rank, alpha=alpha, start_model=str(model["path"]))
 
 
-def manifest_path(run: Path, step: int) -> Path:
-    return RunFolder(run).manifest(step)
-
-
 def is_done(run: Path, job: Job, dtype: str | None) -> bool:
-    """True where the manifest is there and still belongs to these shards.
+    """Return True if the manifest exists and still belongs to these shards.
 
     A training resumed from an earlier step may have written the same step again: shards newer
-    than the manifest count as the same only by their sha256. ExportError where it is there at
-    another dtype than the one asked for.
+    than the manifest are compared by their sha256. ExportError if it exists with another dtype.
     """
-    path = manifest_path(run, job.step)
+    path = RunFolder(run).manifest(job.step)
     if not path.is_file():
         return False
     try:

@@ -66,7 +66,7 @@ def write(folder: Path, adapter: State, lora: Lora) -> None:
         base_model_name_or_path=lora.start_model,
         inference_mode=True,
     )
-    # A list, which a set of PEFT's own would not be: the same file from every export.
+    # A sorted list: PEFT would write a set, whose order differs between exports.
     layers = {name.removesuffix(A).rpartition(".")[2] for name in adapter if name.endswith(A)}
     config.target_modules = sorted(layers)
     config.save_pretrained(str(folder))

@@ -16,7 +16,7 @@ from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtens
 from prompt_aug.base.files import read_json, write_json
 from recipe.export import lora as adapters
 from recipe.export.jobs import Lora
-from recipe.export.shards import merged
+from recipe.export.shards import load, merged
 from recipe.run.checkpoints import shard_name
 
 
@@ -40,8 +40,7 @@ class StatedDtypeMerger(FSDPModelMerger):
         self.dtype, self.lora = dtype, lora
 
     def _load_shard(self, world_size: int, rank: int) -> dict[str, Any]:
-        path = Path(self.config.local_dir) / shard_name("model", world_size, rank)
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return load(Path(self.config.local_dir) / shard_name("model", world_size, rank))
 
     def _load_rank_zero_state_dict(self, world_size: int) -> dict[str, Any]:
         return self._load_shard(world_size, 0)
@@ -57,9 +56,8 @@ class StatedDtypeMerger(FSDPModelMerger):
 
         def whole(name: str) -> torch.Tensor:
             parts = [shard.pop(name) for shard in shards]
-            if not isinstance(parts[0], DTensor):
-                return merge_non_dtensor_shards(name, parts)
-            return merged(parts)
+            is_sharded = isinstance(parts[0], DTensor)
+            return merged(parts) if is_sharded else merge_non_dtensor_shards(name, parts)
 
         added: adapters.State = {}
         if self.lora:
@@ -96,7 +94,7 @@ def merge(source: Path, target: Path, dtype: torch.dtype, lora: Lora | None) -> 
 
 
 def _state_dtype(path: Path, dtype: torch.dtype) -> None:
-    """Say the dtype in config.json: verl's merger writes bfloat16 there, whatever the weights."""
+    """Write the dtype to config.json; verl's merger always writes bfloat16."""
     config = read_json(path)
     config.pop("torch_dtype", None)
     config["dtype"] = str(dtype).removeprefix("torch.")

@@ -1,11 +1,11 @@
-"""FSDP2 shards of a checkpoint: merged, and divided over another number of ranks.
+"""Divide the FSDP2 shards of a checkpoint over another number of ranks.
 
     python -m recipe.export.shards FOLDER RANKS [--device cpu] [--fsdp-size -1]
 
 FOLDER is ``global_step_N/actor`` or ``critic``. `recipe.train` runs the command when a run resumes
-on another number of ranks. A process of its own, since torch.distributed has to pretend to be each
-new rank in turn. The recorded number of ranks changes after all new files are written, so the
-checkpoint is whole at any moment.
+on another number of ranks. It is a separate process because it initializes torch.distributed as
+each new rank in turn. The recorded number of ranks changes after all new files are written, so the
+checkpoint is complete at any moment.
 """
 
 import shutil
@@ -49,7 +49,7 @@ def load(path: Path) -> Any:
 
 
 def divided(parts: list[Any], mesh: DeviceMesh, where: str = "") -> Any:
-    """Return the part of this process of a nested state whose old parts are `parts`."""
+    """Return this rank's shard of a nested state; `parts` are the shards of the old ranks."""
     first = parts[0]
     if isinstance(first, dict):
         return {
@@ -61,8 +61,7 @@ def divided(parts: list[Any], mesh: DeviceMesh, where: str = "") -> Any:
         if placement.is_shard():
             chunks = whole.chunk(mesh.size(mesh.ndim - 1), placement.dim)
             rank = mesh.get_local_rank(mesh.ndim - 1)
-            empty = whole.narrow(placement.dim, 0, 0)
-            local = chunks[rank] if rank < len(chunks) else empty
+            local = chunks[rank] if rank < len(chunks) else whole.narrow(placement.dim, 0, 0)
         placements = [Replicate()] * (mesh.ndim - 1) + [placement]
         # A copy: torch.save writes the whole storage of a view.
         return DTensor.from_local(
@@ -75,7 +74,7 @@ def divided(parts: list[Any], mesh: DeviceMesh, where: str = "") -> Any:
         )
     if isinstance(first, torch.Tensor) and any(not torch.equal(first, part) for part in parts):
         raise ConfigError(
-            f"{where.lstrip('.')} is not the same on all ranks and says not how it is divided. "
+            f"{where.lstrip('.')} is not the same on all ranks and does not state its placement. "
             "Resume with as many ranks as before"
         )
     return first
@@ -120,7 +119,7 @@ def _write(folder: Path, before: int, rank: int, mesh: DeviceMesh) -> None:
 
 
 def shards_of(states: list[Any]) -> list[Any]:
-    """Return the states of the ranks that together hold a whole: all, or the first replica's."""
+    """Return the states that together hold all tensors: of all ranks, or of the first replica."""
 
     def find(value: Any) -> DTensor | None:
         if isinstance(value, dict):
@@ -132,9 +131,9 @@ def shards_of(states: list[Any]) -> list[Any]:
 
 
 def restate(folder: Path, settings: dict[str, Any]) -> None:
-    """Give the saved optimizer `settings` (see `SETTINGS`): torch loads them with its state.
+    """Write `settings` (see `SETTINGS`) into the saved optimizer, which torch loads with its state.
 
-    The rate of the next step is scaled, and that from which the schedule computes later ones set.
+    The rate of the next step is scaled; the base rate of the schedule is set.
     """
 
     def rewrite(kind: str, change: Callable[[Any], bool]) -> None:
@@ -165,10 +164,8 @@ def restate(folder: Path, settings: dict[str, Any]) -> None:
         rates = saved.get("base_lrs", [])
         if all(rate == settings["lr"] for rate in rates):
             return False
-        saved["_last_lr"] = [
-            last * settings["lr"] / rate
-            for last, rate in zip(saved["_last_lr"], rates, strict=True)
-        ]
+        pairs = zip(saved["_last_lr"], rates, strict=True)
+        saved["_last_lr"] = [last * settings["lr"] / rate for last, rate in pairs]
         saved["base_lrs"] = [settings["lr"]] * len(rates)
         return True
 

@@ -1,8 +1,8 @@
-"""Whether a merged model says what its shards say: an independent reading, without verl.
+"""Verify that a merged model equals its shards, without verl's code.
 
-The merger concatenates the pieces of a tensor. Here each piece of each rank is looked up in the
-merged tensor instead, at the place that its rank and its placements give it, and all pieces of one
-replica must cover the tensor.
+The merger concatenates the pieces of a tensor. Here each piece of each rank is compared with the
+merged tensor at the place that its rank and its placements give it, and all pieces of one replica
+must cover the tensor.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def region(
     coordinate: tuple[int, ...],
     placements: tuple[Placement, ...],
 ) -> tuple[slice, ...]:
-    r"""Where the piece at `coordinate` of the mesh lies in a tensor of `shape`.
+    r"""Return the place in a tensor of `shape` of the piece at `coordinate` of the mesh.
 
     Shard(d) over a mesh dimension of size :math:`m` cuts the :math:`n` rows of dimension d into
     pieces of :math:`\lceil n/m \rceil`; the last ones may be shorter or empty (`torch.chunk`).
@@ -126,9 +126,7 @@ def compare(
             if added and name in added:
                 local = local + added[name][place]
             if not bool(torch.isfinite(local).all()):
-                raise MismatchError(
-                    f"{name} holds values that are not finite: the training diverged"
-                )
+                raise MismatchError(f"{name} holds values that are not finite: training diverged")
             if not torch.equal(_bits(whole[place]), _bits(local.to(wanted))):
                 raise MismatchError(f"{name}: the merged values differ from the shards")
             covered[place] = True

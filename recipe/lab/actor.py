@@ -23,10 +23,7 @@ from recipe.trainer.batch import Fetched, ragged
 # Losses in which a response of advantage 0 has no gradient: its rows are skipped.
 SILENT_WITHOUT_ADVANTAGE = ("vanilla", "cispo", "gspo", "sapo")
 
-ACTOR_COLUMNS = (
-    *("response_mask", "old_log_probs", "advantages"),
-    *("ref_log_prob", "rollout_is_weights"),
-)
+ACTOR_COLUMNS = "response_mask old_log_probs advantages ref_log_prob rollout_is_weights".split()
 
 
 class Actor:
@@ -80,12 +77,11 @@ class Actor:
     def _backward(
         self, fetched: Fetched, columns: dict[str, Tensor], chosen: Sequence[int], tokens: int
     ) -> float:
-        """Add the gradient of verl's loss over the rows of a micro-batch; returns the loss."""
-        if self._skips_silent_rows:
-            chosen = [i for i in chosen if columns["advantages"][i].any()]
-        if not chosen:
+        """Add the gradient of verl's loss over the rows of a micro-batch; return the loss."""
+        skip = self._skips_silent_rows
+        rows = [i for i in chosen if not skip or columns["advantages"][i].any()]
+        if not rows:
             return 0.0
-        rows = list(chosen)
         prompts = [fetched.rows["prompts"][i] for i in rows]
         responses = [fetched.rows["responses"][i] for i in rows]
         lengths = [fetched.lengths[i] for i in rows]

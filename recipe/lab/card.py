@@ -1,4 +1,4 @@
-"""Whether a world shows what it is for: ``python -m recipe.lab.card EXPERIMENT [--seeds 3]``.
+"""Check that a world shows its mechanism: ``python -m recipe.lab.card EXPERIMENT [--seeds 3]``.
 
 Simulates the experiment's baseline with pilot seeds, which are never counted, and prints a card:
 the mechanism against its bound, and the checkpoints. Run it before any method under test.
@@ -23,7 +23,7 @@ SHOWN = ("greedy", "pass@1", "pass@16", "entropy", "entropy on filler")
 
 
 def mechanism(experiment: Experiment, lines: page.Lines) -> str:
-    """One sentence: whether the world shows what it is for, by the runs in `lines`."""
+    """Return a sentence: whether the runs in `lines` show the mechanism of the world."""
     wanted = experiment.mechanism
     if wanted is None:
         return "The experiment states no mechanism."
@@ -45,7 +45,7 @@ def mechanism(experiment: Experiment, lines: page.Lines) -> str:
 
 
 def checkpoints(experiment: Experiment, lines: page.Lines) -> str:
-    """The means over seeds of `SHOWN`, a checkpoint a row."""
+    """Return a table with a row per checkpoint: the means over seeds of `SHOWN`."""
     template = experiment.measure.templates[0]
     found: dict[int, list[Mapping[str, float]]] = {}
     for line in lines.values():

@@ -173,10 +173,10 @@ class Decoder:
     def logprobs(
         self, rows: Sequence[Sequence[int]], temperature: float, *, entropy: bool
     ) -> dict[str, Tensor]:
-        """``log_probs`` and on request ``entropy`` of every token of `rows`, concatenated.
+        """Return ``log_probs`` and, if requested, ``entropy``, concatenated over `rows`.
 
-        As verl's engine returns them: the value at a place is of the next token, that of a row's
-        last place is meaningless. The order is that of `rows`.
+        As in verl's engine, the value at a position belongs to the next token. The value at the
+        last position of a row is meaningless.
         """
         forest = plant([list(row) for row in rows])
         logits = self._logits(self._forest(self._layers(), forest))
@@ -204,6 +204,7 @@ class Decoder:
         state = _Prefixes(self, prompts)
         rows_B = torch.arange(len(prompts))
         prefix_B, steps = state.prefix_of_prompt, []
+        vocabulary = len(self.weights["model.embed_tokens.weight"])
         for number in range(max_tokens):
             logits_PV = state.logits_PV / temperature if temperature != 1.0 else state.logits_PV
             logp_PV = logits_PV.log_softmax(-1)
@@ -214,15 +215,11 @@ class Decoder:
             on = token_B != end
             if number == max_tokens - 1 or not on.any():
                 break
-            rows_B, pairs = rows_B[on], prefix_B[on] * len(self._embedding) + token_B[on]
+            rows_B, pairs = rows_B[on], prefix_B[on] * vocabulary + token_B[on]
             pairs_P, prefix_B = pairs.unique(return_inverse=True)
-            parent_P = pairs_P.div(len(self._embedding), rounding_mode="floor")
-            state.grow(parent_P, pairs_P % len(self._embedding))
+            parent_P = pairs_P.div(vocabulary, rounding_mode="floor")
+            state.grow(parent_P, pairs_P % vocabulary)
         return _by_row(steps, len(prompts))
-
-    @property
-    def _embedding(self) -> Tensor:
-        return self.weights["model.embed_tokens.weight"]
 
 
 def _by_row(steps: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], count: int) -> Drawn:
@@ -259,7 +256,7 @@ class _Prefixes:
         self.cache = [(empty, empty)] * s.layers
 
     def grow(self, parent_P: Tensor, token_P: Tensor) -> None:
-        """Each new prefix is the one at `parent_P` and a token."""
+        """Extend the prefixes: each new one is the prefix at `parent_P` plus one token."""
         if len(parent_P) != len(self.position_P) or not torch.equal(
             parent_P, torch.arange(len(parent_P))
         ):

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from recipe.toy.world import load_world
 FOLDER = EXAMPLES / "laboratory"
 FIRST_COUNTED = 1000  # seeds from here on are counted; calibration takes smaller ones
 COUNTED = 20  # the most seeds of an arm
-_OPTIONAL = {"name", "simulated", "mechanism", "worlds", "claims", "counted"}
 
 
 class ExperimentError(ConfigError):
@@ -29,13 +28,13 @@ class Arm:
     name: str
     world: str
     set: tuple[str, ...] = ()
-    decides: bool = False  # these have all seeds, the others three at most
+    decides: bool = False  # True: run all seeds. False: run at most three
     verl: bool = False  # trained by recipe.train, also in a simulated experiment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measure:
-    """How checkpoints are measured: test questions as first asked, at temperature 1."""
+    """Settings of a measurement: test questions as first asked, sampled at temperature 1."""
 
     questions: int
     samples: int
@@ -44,10 +43,10 @@ class Measure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mechanism:
-    """What the world must show without any method under test: a figure of an arm, and its bound.
+    """Effect that the world must show before any method is tested: `figure` of `arm` >= `least`.
 
-    `figure` is a key of `recipe.lab.page.figures`, the mean over seeds of `arm`. `minus` is an arm
-    with its figure that is subtracted.
+    `figure` is a key of `recipe.lab.page.figures`, the mean over the seeds of `arm`. `minus` names
+    an arm and its figure, which is subtracted.
     """
 
     arm: str
@@ -58,11 +57,11 @@ class Mechanism:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """A prediction: the mean of `figure` of one arm is above or below that of the other, or equal.
+    """A prediction: the mean of `figure` of the first arm is above, below or equal to the second's.
 
     With four arms a, b, c, d it is about the difference of differences (a - b) - (c - d). The
-    figure "abel+formal pass@1" is the mean over two templates. Equal within `margin`: the 95 %
-    interval of the difference is inside -margin to margin.
+    figure "abel+formal pass@1" is the mean over two templates. Equal means that the 95 % interval
+    of the difference lies within -margin to margin.
     """
 
     claim: str
@@ -74,10 +73,10 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experiment:
-    """All that decides its numbers; `compare` are pairs of arms, `curves` keys of metrics.jsonl.
+    """An experiment; `compare` holds pairs of arms, `curves` keys of metrics.jsonl.
 
-    With `worlds` W, the seeds share W sets of questions with their start models, since teaching
-    one takes several times as long as a simulated run.
+    With `worlds` W, the seeds share W sets of questions and start models, since teaching a start
+    model takes several times as long as a simulated run.
     """
 
     name: str
@@ -106,11 +105,11 @@ class Experiment:
         raise ExperimentError(f"experiment {self.name} has no arm {name}; it has {known}")
 
     def seeds(self, arm: Arm, count: int) -> list[int]:
-        """The counted seeds of an arm where the deciding ones have `count`."""
+        """Return the seeds of an arm: `count` for a deciding one, otherwise at most three."""
         return [FIRST_COUNTED + i for i in range(count if arm.decides else min(count, 3))]
 
     def simulates(self, arm: Arm) -> bool:
-        """Whether `recipe.lab.simulate` makes the runs of `arm`, not `recipe.train`."""
+        """Return True if `recipe.lab.simulate` makes the runs of `arm`, not `recipe.train`."""
         return self.simulated and not arm.verl
 
     def world_seed(self, seed: int) -> int:
@@ -119,11 +118,11 @@ class Experiment:
         return first + (seed - first) % self.worlds if self.worlds else seed
 
     def digest(self, arm: Arm) -> str:
-        """16 hex digits of what decides the numbers of a run of this arm, its seed aside.
+        """Return 16 hex digits that identify the settings of a run of this arm, except its seed.
 
-        The arm, the steps, what is measured, the example's own file and the world's; comments do
-        not count. Not the code and the files that the example builds on: a record line has its
-        commit.
+        They cover the arm, the steps, the measurement, and the files of the example and the world,
+        without comments. They do not cover the code and the files that the example builds on; the
+        record has the commit of these.
         """
         example = (self.folder / "config.yaml").read_text(encoding="utf-8")
         content = {
@@ -139,7 +138,7 @@ class Experiment:
 
 
 def names() -> list[str]:
-    """The experiments that there are."""
+    """Return the names of all experiments."""
     return sorted(path.parent.name for path in FOLDER.glob("*/experiment.yaml"))
 
 
@@ -153,10 +152,10 @@ def load_experiment(name: str) -> Experiment:
 
 def experiment_of(found: Any, name: str, path: Path) -> Experiment:
     """The record of a yaml's content."""
-    body = _keys(found, Experiment, _OPTIONAL, path, "the file")
-    measure = _keys(body["measure"], Measure, set(), path, "measure")
+    body = _keys(found, Experiment, path, "the file")
+    measure = _keys(body["measure"], Measure, path, "measure")
     arms = [
-        Arm(name=key, **_keys(value, Arm, {"name", "set", "decides", "verl"}, path, f"arms.{key}"))
+        Arm(name=key, **_keys(value, Arm, path, f"arms.{key}"))
         for key, value in body["arms"].items()
     ]
     experiment = Experiment(
@@ -192,7 +191,7 @@ def experiment_of(found: Any, name: str, path: Path) -> Experiment:
 def _mechanism(found: Any, path: Path) -> Mechanism | None:
     if found is None:
         return None
-    body = _keys(found, Mechanism, {"minus"}, path, "mechanism")
+    body = _keys(found, Mechanism, path, "mechanism")
     if "minus" in body:
         arm, figure = body["minus"]
         body["minus"] = (arm, figure)
@@ -200,7 +199,7 @@ def _mechanism(found: Any, path: Path) -> Mechanism | None:
 
 
 def _claim(found: Any, path: Path) -> Claim:
-    body = _keys(found, Claim, {"margin"}, path, "claims")
+    body = _keys(found, Claim, path, "claims")
     directions = ("equal",) if "margin" in body else ("above", "below")
     if len(body["arms"]) not in (2, 4) or body["direction"] not in directions:
         raise ExperimentError(
@@ -210,10 +209,11 @@ def _claim(found: Any, path: Path) -> Claim:
     return Claim(**{**body, "arms": tuple(body["arms"])})
 
 
-def _keys(found: Any, record: type, optional: set[str], path: Path, place: str) -> dict[str, Any]:
+def _keys(found: Any, record: Any, path: Path, place: str) -> dict[str, Any]:
     known = {f.name for f in fields(record)}
+    needed = {f.name for f in fields(record) if f.default is MISSING} - {"name"}
     given = set(found) if isinstance(found, dict) else set()
-    wrong = sorted(map(str, given - known)) or sorted(known - optional - given)
+    wrong = sorted(map(str, given - known)) or sorted(needed - given)
     if wrong or "name" in given:
         raise ExperimentError(
             f"{path}: {place}: {(wrong or ['name'])[0]} is missing or no key; the keys are "

@@ -1,4 +1,4 @@
-"""Token weights that ask where CW-GRPO's effect comes from. No paper has them.
+"""Token weights for an ablation of CW-GRPO; no paper has them.
 
 c is a token's covariance and sigma its standard deviation over the group, both as CW-GRPO's preset
 ``paper`` has them (`recipe.algorithms.cw_grpo`).
@@ -17,7 +17,7 @@ from recipe.algorithms.tokens import validated
 
 
 def settings(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `covariance_split`; ValueError, before a run starts, for bad ones."""
+    """Validate the arguments of `covariance_split`; ValueError for bad ones."""
     for key in section:
         require_choice("an argument of covariance_split", key, ("widths", "extremes"))
     widths, extremes = section.get("widths", 1.0), section.get("extremes", False)
@@ -41,10 +41,10 @@ def covariance_split(
 ) -> torch.Tensor:
     """w = exp(-c^2 / (2 (widths sigma)^2)), or with `extremes` 1 minus that; 0 where the mask is 0.
 
-    With widths=1 the first is CW-GRPO's weight before it is made to have mean 1, and the second
-    what CW-GRPO takes away: the two gradients add up to GRPO's, so nothing is normalized here.
-    Where sigma = 0 (a group without signal) the exponential is 1. float64. ValueError for bad
-    `settings` and for what `tokens.validated` refuses.
+    With widths=1 the first is CW-GRPO's weight before normalization, and the second is what CW-GRPO
+    removes. The two gradients add up to GRPO's, so nothing is normalized here. Where sigma = 0 (a
+    zero-variance group) the exponential is 1. float64. ValueError for bad `settings` and for inputs
+    that `tokens.validated` rejects.
     """
     settings({"widths": widths, "extremes": extremes})
     tokens = validated(logprobs_BT, advantages_BT, mask_BT, group_B)

@@ -1,7 +1,7 @@
 """Measure the exported checkpoints of a run: ``python -m recipe.lab.measure RUN EXPERIMENT``.
 
 Test questions of the run's world as first asked, sampled at temperature 1 and greedily, under
-each template of the experiment. Writes RUN/measured.json, last and whole:
+each template of the experiment. At the end it writes RUN/measured.json atomically:
 {"commit": of the code that measured, "steps": {step: {template: numbers}}}.
 """
 
@@ -26,7 +26,7 @@ from recipe.toy.problems import Problem, problems, to_question
 
 
 def by_level(levels: Sequence[int], right: Sequence[int], samples: int) -> dict[str, float]:
-    """pass@1, and pass@k of as many as were drawn, over the questions of each level."""
+    """Return pass@1 and pass@k, k = `samples`, over the questions of each level."""
     found = {}
     for level in sorted(set(levels)):
         here = [r for r, of in zip(right, levels, strict=True) if of == level]
@@ -38,26 +38,25 @@ def by_level(levels: Sequence[int], right: Sequence[int], samples: int) -> dict[
 def measured(
     sampler: Sampler, asked: Sequence[tuple[Problem, str]], frame: Template, samples: int
 ) -> dict[str, float]:
-    """The numbers of one checkpoint under one template; shares, and nats per token.
+    """Return the numbers of one checkpoint under one template; shares, and nats per token.
 
-    ``skill/NAME`` is the share of right uses of a skill, ``uses/NAME`` of how many: a policy that
-    never subtracts has no use of the borrow.
+    ``skill/NAME`` is the share of right uses of a skill, ``uses/NAME`` the number of its uses: a
+    policy that never subtracts never uses the borrow.
     """
     texts, golds = [text for _, text in asked], [(str(p.answer),) for p, _ in asked]
     drawn = sampler.sample(texts, golds, frame, samples=samples)
     greedy = sampler.sample(texts, golds, frame, samples=1, temperature=0.0)
     right = [sum(s.right for s in group) for group in drawn]
     every = [s for group in drawn for s in group]
-    pairs = [(p, s.text) for (p, _), group in zip(asked, drawn, strict=True) for s in group]
-    skills = rates(pairs)
+    entropy = sum(s.entropy for s in every)
+    skills = rates((p, s.text) for (p, _), group in zip(asked, drawn, strict=True) for s in group)
     return {
         "questions": len(asked),  # shares of levels are rounded: not always the number asked for
         "greedy": sum(best[0].right for best in greedy) / len(asked),
         **{f"pass@{k}": pass_at_k(right, samples, k) for k in powers(samples)},
         **{f"no_signal@{k}": no_signal(right, samples, k) for k in powers(samples) if k > 1},
-        "entropy": sum(s.entropy for s in every) / len(every),
-        "entropy on filler": sum(s.filler for s in every)
-        / max(1e-9, sum(s.entropy for s in every)),
+        "entropy": entropy / len(every),
+        "entropy on filler": sum(s.filler for s in every) / max(1e-9, entropy),
         "tokens": sum(s.tokens for s in every) / len(every),
         **by_level([p.level for p, _ in asked], right, samples),
         **{f"skill/{skill}": share for skill, (share, _) in skills.items()},
@@ -75,7 +74,7 @@ def asked_in(
 
 
 def measure_run(run: Path, settings: Measure) -> dict[str, Any]:
-    """What measured.json says of all checkpoints in RUN/hf, the start model being step 0."""
+    """Measure all checkpoints in RUN/hf, step 0 the start model; return measured.json's content."""
     config: Any = OmegaConf.load(RunFolder(run).config)
     bank = load_bank(config.recipe.augment.bank)
     made, asked = asked_in(config, bank, settings)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe.lab.experiment import Arm, Claim, Experiment
-from recipe.lab.paired import holm, mean_and_spread, paired_difference, sign_flip_p
+from recipe.lab.paired import holm, paired_difference, sign_flip_p
 from recipe.lab.runs import BIN
 
 Lines = Mapping[tuple[str, int], dict[str, Any]]
@@ -51,7 +51,8 @@ def figures(line: dict[str, Any]) -> dict[str, float]:
     found = {}
     steps = line["measured"]
     for template, numbers in steps[max(steps, key=int)].items():
-        for key in ("greedy", "pass@1", "entropy", _largest(numbers, "pass@")):
+        most = max(int(key[5:]) for key in numbers if key.startswith("pass@"))
+        for key in ("greedy", "pass@1", "entropy", f"pass@{most}"):
             found[f"{template} {key}"] = numbers[key]
         first = steps[min(steps, key=int)].get(template, {})
         if "entropy on filler" in first:  # older lines do not say
@@ -67,13 +68,8 @@ def figures(line: dict[str, Any]) -> dict[str, float]:
 
 
 def largest_fall(path: Sequence[float]) -> float:
-    """The largest loss from a checkpoint to a later one, also where it was made good again."""
+    """Return the largest drop from a checkpoint to any later one, even if recovered afterwards."""
     return max(max(path[: i + 1]) - value for i, value in enumerate(path))
-
-
-def _largest(numbers: Mapping[str, float], prefix: str) -> str:
-    keys = [key for key in numbers if key.startswith(prefix)]
-    return max(keys, key=lambda key: int(key.removeprefix(prefix)))
 
 
 def of_arm(arm: Arm, lines: Lines) -> dict[str, dict[int, float]]:
@@ -95,7 +91,7 @@ def of_figure(arm: Arm, lines: Lines, figure: str) -> dict[int, float]:
 
 
 def table(experiment: Experiment, lines: Lines) -> str:
-    """Mean and standard deviation over the seeds of every figure, an arm a column."""
+    """Return mean and standard deviation over seeds of every figure, in a column per arm."""
     values = {arm.name: of_arm(arm, lines) for arm in experiment.arms}
     shown = [name for name, found in values.items() if found]
     keys = list(dict.fromkeys(key for name in shown for key in values[name]))
@@ -108,11 +104,11 @@ def table(experiment: Experiment, lines: Lines) -> str:
 
 
 def verdicts(experiment: Experiment, lines: Lines) -> str:
-    """A row for each claim: its effect, interval and p, and whether the runs decide it.
+    """Return a row for each claim: its effect, interval and p, and whether the runs decide it.
 
-    The first claim is tested alone, the others together by Holm's method, at 0.05; equality by the
-    interval, whose ends lie within the margin at level 0.025. The first is left out until all runs
-    of its arms are on record, the others until all of theirs are.
+    The first claim is tested alone, the others together by Holm's method, at 0.05. Equality is
+    tested by the 95 % interval, which must lie within the margin. The table is empty until all runs
+    of the first claim are on record; the others are added when all of theirs are.
     """
     claims, secondary = experiment.claims[:1], experiment.claims[1:]
     if not all(_complete(experiment, lines, claim) for claim in claims):
@@ -156,7 +152,7 @@ def _pair(
 
 
 def summary(experiment: Experiment, lines: Lines) -> str:
-    """A row per arm: its figures, and pass@1 less that of the first arm of its world, by seed."""
+    """Return a row per arm: its figures, and pass@1 minus its world's first arm, paired by seed."""
     template = experiment.measure.templates[0]
     most = f"pass@{1 << (experiment.measure.samples.bit_length() - 1)}"
     heads = ["pass@1", "pass@1, best - last", most, "entropy"]
@@ -200,8 +196,8 @@ def checkpoints(experiment: Experiment, lines: Lines) -> str:
 def _cell(values: Mapping[int, float] | None) -> str:
     if not values:
         return ""
-    mean, spread = mean_and_spread(values)
-    return f"{mean:.3f}" + ("" if spread is None else f" ± {spread:.3f}")
+    spread = f" ± {statistics.stdev(values.values()):.3f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values.values()):.3f}{spread}"
 
 
 def comparisons(experiment: Experiment, lines: Lines) -> str:
@@ -223,10 +219,10 @@ def comparisons(experiment: Experiment, lines: Lines) -> str:
 
 
 def other_starts(experiment: Experiment, lines: Lines) -> str:
-    """A warning of compared runs of one seed and world whose start models were not the same.
+    """Return a warning about compared runs of one seed and world with different start models.
 
-    A start model is a function of world and seed on one machine; on another one, where floats may
-    round differently, another model is taught. Step 0 of the measurement tells.
+    A start model is a function of world and seed on one machine. On another machine, where floats
+    may round differently, another model results. The check compares the measurements of step 0.
     """
     found = []
     for one, other in experiment.compare:
@@ -238,19 +234,19 @@ def other_starts(experiment: Experiment, lines: Lines) -> str:
     if not found:
         return ""
     return (
-        "\n\n**Not of one start model**, since it was taught on two machines, whose floats differ: "
-        f"{', '.join(found)}. These differences are of the start, too."
+        "\n\n**Different start models**, probably taught on two machines, whose floats differ: "
+        f"{', '.join(found)}. These differences include that of the start models."
     )
 
 
 def _start(line: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """What the first checkpoint on record, the start model, answered right."""
+    """Return {template: (pass@1, greedy)} of the first checkpoint on record, the start model."""
     first = line["measured"][min(line["measured"], key=int)]
     return {template: (n["pass@1"], n["greedy"]) for template, n in first.items()}
 
 
 def runs(lines: Lines) -> str:
-    """Every run with its commit, that of its measurement where it is another, and its seconds."""
+    """Return a row per run: its commit, that of its measurement if different, its seconds."""
     rows = [["run", "commit", "seconds"], ["---"] * 3]
     for (name, seed), line in sorted(lines.items()):
         commit = line["commit"] + (" with changes" if line["uncommitted_changes"] else "")
@@ -301,15 +297,15 @@ def body(experiment: Experiment, lines: Lines) -> str:
 
 
 def _asked(experiment: Experiment, lines: Lines) -> int:
-    """How many questions were asked: shares of levels are rounded, and runs say what came out."""
+    """Return the number of questions on record; rounding of level shares can change it."""
     found = [n for line in lines.values() for m in line["measured"].values() for n in m.values()]
     return next((n["questions"] for n in found if "questions" in n), experiment.measure.questions)
 
 
 def pictures(experiment: Experiment, lines: Lines) -> list[Picture]:
-    """A picture of each curve on record: of the MOST arms that `compare` names first.
+    """Return a picture of each curve on record, with the first MOST arms of `compare`.
 
-    A held-out figure of more arms has a second picture: the other arms, beside the first ones.
+    A held-out figure of more arms has a second picture with the other arms and some of the first.
     """
     made = []
     for key in (*held_out(experiment), *experiment.curves):
@@ -341,10 +337,9 @@ def trajectories(experiment: Experiment, lines: Lines, key: str) -> dict[str, li
     """{arm: the curve of each of its runs}, of a key of metrics.jsonl or of `held_out`."""
     found: dict[str, list[Curve]] = {}
     for arm in experiment.arms:
-        of_arm = [line for (name, _), line in sorted(lines.items()) if name == arm.name]
-        curves = [_curve(experiment, line, key) for line in of_arm]
-        if any(curves):
-            found[arm.name] = [curve for curve in curves if curve]
+        own = [line for (name, _), line in sorted(lines.items()) if name == arm.name]
+        if curves := [curve for line in own if (curve := _curve(experiment, line, key))]:
+            found[arm.name] = curves
     return found
 
 
@@ -371,7 +366,7 @@ def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
     from matplotlib.figure import Figure
     from PIL import Image
 
-    colours = dict(zip(by_comparison(experiment), COLOURS, strict=False))
+    colors = dict(zip(by_comparison(experiment), COLOURS, strict=False))
     for picture in pictures(experiment, lines):
         with matplotlib.rc_context({"font.size": 15}):
             figure = Figure(figsize=(11, 5), dpi=110, layout="constrained")
@@ -382,9 +377,9 @@ def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
                 values = [[value for _, value in column] for column in columns]
                 means = [statistics.fmean(v) for v in values]
                 low, high = [min(v) for v in values], [max(v) for v in values]
-                colour, label = colours[name], f"{name} ({len(curves)} seeds)"
-                axes.plot(steps, means, color=colour, linewidth=3, label=label)
-                axes.fill_between(steps, low, high, fc=(colour, 0.1), ec=(colour, 0.4))
+                color, label = colors[name], f"{name} ({len(curves)} seeds)"
+                axes.plot(steps, means, color=color, linewidth=3, label=label)
+                axes.fill_between(steps, low, high, fc=(color, 0.1), ec=(color, 0.4))
             axes.set(xlabel="training step", ylabel=picture.label, title=picture.title)
             axes.spines[["top", "right"]].set_visible(False)
             if "pass@" in picture.label:
@@ -395,6 +390,6 @@ def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
                 title="line: mean over seeds\nband: range over seeds",
             )  # fmt: skip
             figure.savefig(drawn := io.BytesIO())
-        # A third of the bytes. The octree keeps the colours of the lines, other methods shift them.
+        # A third of the bytes. The octree keeps the lines' colors; other methods shift them.
         image = Image.open(drawn).convert("RGB").quantize(64, Image.Quantize.FASTOCTREE)
         image.save(folder / picture.file, optimize=True)

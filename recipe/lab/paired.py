@@ -24,12 +24,12 @@ class Difference:
 
     @property
     def counts(self) -> bool:
-        """Whether 0 is outside the interval."""
+        """True if the interval excludes 0."""
         return self.half_width is not None and abs(self.mean) > self.half_width
 
 
 def paired_difference(one: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
-    r"""one - other over the seeds that both have; None where they share none.
+    r"""Return the mean of one - other over the shared seeds; None if there are none.
 
     .. math:: \bar d \pm t_{0.975, n-1} \, s_d / \sqrt n,  \quad d_s = x_s - y_s
 
@@ -76,10 +76,3 @@ def holm(values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(values) - rank) * values[i]))
         adjusted[i] = largest
     return adjusted
-
-
-def mean_and_spread(values: Mapping[int, float]) -> tuple[float, float | None]:
-    """(mean, standard deviation) over seeds; without a deviation for a single one."""
-    numbers = list(values.values())
-    spread = statistics.stdev(numbers) if len(numbers) > 1 else None
-    return statistics.fmean(numbers), spread

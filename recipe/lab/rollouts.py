@@ -69,7 +69,7 @@ def engine_draw(seeds: Iterable[int]) -> Draw:
 
 
 def fast_draw(seed: int) -> Draw:
-    """Return draws by one uniform number each."""
+    """Return a draw that uses one uniform number per token."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(prob_PV: Tensor, prefix_B: Tensor, rows_B: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def greedy_draw(prob_PV: Tensor, prefix_B: Tensor, rows_B: Tensor) -> Tensor:
 
 
 class PolicySampler(Sampler):
-    """Samples of a policy in training, graded as those of `recipe.lab.measure`."""
+    """Sampler of a policy in training; grades like that of `recipe.lab.measure`."""
 
     def __init__(self, policy: Decoder, tokenizer: Any, *, max_tokens: int, seed: int) -> None:
         self.policy, self.tokenizer = policy, tokenizer
@@ -135,7 +135,7 @@ def perturbed(policy: Decoder, noise: float, seed: int) -> Decoder:
 
 
 class RolloutSource:
-    """Questions in the trainer's order, and the rollouts of `policy` to them.
+    """Yields the rollouts of `policy`, for questions in the trainer's order.
 
     With ``recipe.toy.sampler_noise`` a perturbed copy of the policy generates, as an engine of
     another precision does.

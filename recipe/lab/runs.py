@@ -1,7 +1,7 @@
 """One run of an experiment: train, export, measure; its line of the record.
 
-Every stage finds what an earlier call left, so a killed run is resumed. A run whose line is on the
-record with the same digest is not made again.
+Every stage skips what an earlier call has done, so a killed run is resumed. A run that is on the
+record with the same digest is skipped.
 """
 
 import math
@@ -25,7 +25,7 @@ BIN = 5  # steps over which the curves on record are means
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commands:
-    """What the stages call; tests put their own in."""
+    """Commands of the stages; tests replace them."""
 
     train: tuple[str, ...] = (sys.executable, "-m", "recipe.train")
     export: tuple[str, ...] = (sys.executable, "-m", "recipe.export")
@@ -34,8 +34,7 @@ class Commands:
 
 
 def read_record(path: Path, experiment: Experiment) -> dict[tuple[str, int], dict[str, Any]]:
-    """The lines of the experiment as it is now, by arm and seed; those of other settings do not
-    count, and of two that do the later one does."""
+    """Return the lines that have the experiment's current digests, by arm and seed."""
     wanted = {arm.name: experiment.digest(arm) for arm in experiment.arms}
     return {
         (x["arm"], x["seed"]): x for x in read_lines(path) if wanted.get(x["arm"]) == x["digest"]
@@ -45,7 +44,7 @@ def read_record(path: Path, experiment: Experiment) -> dict[tuple[str, int], dic
 def run_arm(
     experiment: Experiment, arm: Arm, seed: int, out: Path, commands: Commands, threads: int
 ) -> dict[str, Any] | None:
-    """The line of a run, after what is missing of it was done; None where a stage failed."""
+    """Run the missing stages of a run and return its line; None if a stage failed."""
     folder = out / f"{arm.name}-{seed}-{experiment.digest(arm)[:6]}"
     run = str(folder.resolve())
     overrides = [
@@ -55,9 +54,13 @@ def run_arm(
         *(f"trainer.save_freq={experiment.save_every}", *arm.set),
     ]
     if experiment.simulates(arm):
-        example = [f"laboratory/{experiment.name}", *overrides]
-        command = [*commands.simulate, *example, "--measure", experiment.name]
-        return _simulated(experiment, arm, seed, folder, command, threads)
+        if not RunFolder(folder).measured.is_file():
+            shutil.rmtree(folder, ignore_errors=True)  # a killed simulation restarts: a minute
+            example = [f"laboratory/{experiment.name}", *overrides]
+            command = [*commands.simulate, *example, "--measure", experiment.name]
+            if not _call("simulate", command, folder, threads):
+                return None
+        return line_of(experiment, arm, seed, folder)
     stages = {
         "train": [*commands.train, f"laboratory/{experiment.name}", *overrides],
         "export": [*commands.export, run],
@@ -72,17 +75,6 @@ def run_arm(
             return None
     if len(read_metrics(folder)) < experiment.steps:
         return None
-    return line_of(experiment, arm, seed, folder)
-
-
-def _simulated(
-    experiment: Experiment, arm: Arm, seed: int, folder: Path, command: list[str], threads: int
-) -> dict[str, Any] | None:
-    """The line of a simulated run; a killed one begins again, since it takes a minute."""
-    if not RunFolder(folder).measured.is_file():
-        shutil.rmtree(folder, ignore_errors=True)
-        if not _call("simulate", command, folder, threads):
-            return None
     return line_of(experiment, arm, seed, folder)
 
 
@@ -113,8 +105,8 @@ def line_of(experiment: Experiment, arm: Arm, seed: int, folder: Path) -> dict[s
     steps = measured.get("steps", {})
     if str(experiment.steps) not in steps:
         raise ExperimentError(
-            f"{run.measured} has no step {experiment.steps}, the last one: delete it and call this "
-            "again, which measures anew"
+            f"{run.measured} has no step {experiment.steps}, the last one: delete it and run the "
+            "command again, which measures again"
         )
     return {
         "arm": arm.name,
@@ -130,7 +122,7 @@ def line_of(experiment: Experiment, arm: Arm, seed: int, folder: Path) -> dict[s
 
 
 def changed_code() -> bool:
-    """Whether the code differs from its commit; records and pictures of the laboratory may."""
+    """Return True if recipe/, prompt_aug/ or requirements/ differ from the commit."""
     command = ["git", "status", "--porcelain", "--", "recipe", "prompt_aug", "requirements"]
     root = Path(__file__).resolve().parents[2]
     try:
@@ -163,9 +155,9 @@ def run_all(
     jobs: int = 1,
     commands: Commands | None = None,
 ) -> list[tuple[str, int]]:
-    """Make the runs, adding their lines to `record` in the order of `todo`; those that failed.
+    """Make the runs and add their lines to `record` in the order of `todo`; return the failed ones.
 
-    Called again after a kill, it first adds the lines of runs that were done and not recorded.
+    A call after a kill first records the runs that were finished but not recorded.
     """
     threads = max(1, (os.cpu_count() or 1) // jobs)
     commands = commands or Commands()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def begin(config: DictConfig) -> "Simulator":
-    """Check `config`, build its world, write the run folder; return the run before step 1."""
+    """Check `config`, build its world, write the run folder; return the simulator."""
     set_defaults(cpu=True)
     warnings.filterwarnings("ignore", message=".* engine is not available")  # verl's, for others
     # Imported here: verl and transformers read the environment.

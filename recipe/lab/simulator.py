@@ -11,6 +11,7 @@ import torch
 from omegaconf import DictConfig
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from verl.trainer.ppo.core_algos import get_kl_controller
 from verl.trainer.ppo.utils import need_reference_policy
@@ -58,8 +59,14 @@ class Simulator:
         self.steps += 1
         metrics: dict[str, Any] = {}
         rollouts, filled = self.source.step(metrics)
-        rollouts = self._ordered(rollouts)
-        fetched, weight_logprobs = self._fetched(rollouts)
+        order = training_order(  # of the trainer's mini-batches
+            [r.key for r in rollouts],
+            [False] * len(rollouts),
+            size=int(self.config.actor_rollout_ref.rollout.n),
+            seed=int(self.config.recipe.seed),
+            step=self.steps,
+        )
+        fetched, weight_logprobs = self._fetched([rollouts[i] for i in order])
         found = signal_of(
             fetched,
             self.config,
@@ -84,23 +91,14 @@ class Simulator:
         metrics["timing_s/step"] = time.monotonic() - began
         return metrics
 
-    def _ordered(self, rollouts: list[Rollout]) -> list[Rollout]:
-        """The rows in the trainer's order of mini-batches."""
-        order = training_order(
-            [r.key for r in rollouts],
-            [False] * len(rollouts),
-            size=int(self.config.actor_rollout_ref.rollout.n),
-            seed=int(self.config.recipe.seed),
-            step=self.steps,
-        )
-        return [rollouts[i] for i in order]
-
     def _fetched(self, rollouts: Sequence[Rollout]) -> tuple[Fetched, Tensor | None]:
-        """The columns that the trainer reads from TransferQueue, and the weights' log-probs."""
+        """Return the trainer's columns, and log-probs at the temperature of the token weights."""
         temperature = float(self.config.actor_rollout_ref.rollout.temperature)
         per_token = {
             "response_mask": [torch.ones(len(r.response)) for r in rollouts],
-            "rm_scores": [_at_last(r.reward, len(r.response)) for r in rollouts],
+            "rm_scores": [
+                pad(torch.tensor([r.reward]), (len(r.response) - 1, 0)) for r in rollouts
+            ],
             "rollout_log_probs": [r.logprobs for r in rollouts],
             "old_log_probs": [r.logprobs for r in rollouts],
             "entropy": [r.entropy for r in rollouts],
@@ -137,7 +135,7 @@ class Simulator:
     # ---------------------------------------------------------------- checkpoints
 
     def measure(self, settings: Measure) -> dict[str, dict[str, float]]:
-        """The numbers of the policy as it is, as `recipe.lab.measure` has them for an export."""
+        """Measure the current policy like `recipe.lab.measure` measures an export."""
         bank = self.source.prompts.bank
         _, asked = asked_in(self.config, bank, settings)
         return {
@@ -155,17 +153,11 @@ class Simulator:
         write_json(run_folder.manifest(self.steps), {"step": self.steps, "source": "simulator"})
 
 
-def _at_last(reward: float, length: int) -> Tensor:
-    scores = torch.zeros(length)
-    scores[-1] = reward
-    return scores
-
-
 @torch.no_grad()
 def _values(
     model: Decoder, rollouts: Sequence[Rollout], temperature: float, *, entropy: bool = False
 ) -> dict[str, list[Tensor]]:
-    """Values of every response's tokens under the prompts that are trained."""
+    """Return log-probs, and on request entropies, of the responses under the trained prompts."""
     rows = [[*r.prompt, *r.response.tolist()] for r in rollouts]
     found = model.logprobs(rows, temperature, entropy=entropy)
     return {

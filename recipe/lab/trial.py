@@ -70,11 +70,9 @@ def _method(given: str, file: Path, name: str, function: Any) -> Method:
     # With the content in its name, an edited file is trained again.
     shown = f"{name}_{sha256(file.read_bytes()).hexdigest()[:6]}"
     if inspect.isclass(function):
-        loss = [
-            f"{LOSS}._target_={dotted}",
-            f"{LOSS}.loss_mode={getattr(function, 'loss_mode', 'vanilla')}",
-        ]
-        return Method(name=shown, set=tuple(loss), folder=folder)
+        mode = getattr(function, "loss_mode", "vanilla")
+        loss = (f"{LOSS}._target_={dotted}", f"{LOSS}.loss_mode={mode}")
+        return Method(name=shown, set=loss, folder=folder)
     parameters = inspect.signature(function).parameters.values()
     required = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY and p.default is p.empty]
     keys = {2: "recipe.advantage.name", 4: "recipe.weights.name"}
@@ -86,8 +84,10 @@ def _method(given: str, file: Path, name: str, function: Any) -> Method:
     return Method(name=shown, set=(f"{keys[len(required)]}={dotted}",), folder=folder)
 
 
-def tried(experiment: Experiment, method: Method, arms: Iterable[str], more: Iterable[str]) -> Any:
-    """The experiment with the method as its last arm, compared with the first of `arms`."""
+def tried(
+    experiment: Experiment, method: Method, arms: Iterable[str], more: Iterable[str]
+) -> Experiment:
+    """Return the experiment with the method as its last arm, compared with the first of `arms`."""
     chosen = [experiment.arm(name) for name in arms]
     name = method.name if method.name not in {a.name for a in chosen} else f"{method.name}_tried"
     own = Arm(name=name, world=chosen[0].world, set=(*method.set, *more), decides=True)
@@ -97,7 +97,7 @@ def tried(experiment: Experiment, method: Method, arms: Iterable[str], more: Ite
 
 
 def written(experiment: Experiment, lines: page.Lines, method: Method, command: str) -> str:
-    """The page."""
+    """Return the page in Markdown."""
     seeds = len({seed for name, seed in lines if name == experiment.arms[-1].name})
     least = 2.0 ** (1 - seeds) if seeds else 1.0
     return (
@@ -149,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("experiment", help="a simulated one of examples/laboratory")
     parser.add_argument("--method", required=True, help="FILE.py:FUNCTION or a method's name")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="its overrides")
-    parser.add_argument("--seeds", type=int, default=3, help="paired with the baseline's")
+    parser.add_argument("--seeds", type=int, default=3, help="number, paired with the baseline's")
     parser.add_argument("--arms", nargs="+", help="to run beside it; default: the baseline")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once, one core each")
     parser.add_argument("--out", type=Path, default=Path("runs/laboratory"), help="runs and page")

@@ -56,8 +56,8 @@ def spearman(values: torch.Tensor, others: torch.Tensor) -> float:
 def compared(run_folder: RunFolder, split: str, samples: int) -> dict[str, Any]:
     """Return {step: numbers} of the checkpoints that are exported."""
     config: Any = OmegaConf.load(run_folder.config)
-    frame = load_bank(config.recipe.augment.bank)[config.recipe.augment.templates[0]]
-    made = settings_of(config, load_bank(config.recipe.augment.bank))
+    bank = load_bank(config.recipe.augment.bank)
+    frame, made = bank[config.recipe.augment.templates[0]], settings_of(config, bank)
     chosen = problems(made.world, split, getattr(made.world.questions, split), made.seed)
     texts = [to_question(made.world, p, split, made.seed).text for p in chosen]
     golds = [(str(p.answer),) for p in chosen]
@@ -66,8 +66,7 @@ def compared(run_folder: RunFolder, split: str, samples: int) -> dict[str, Any]:
         critic = run_folder.checkpoint(step) / "critic"
         if not critic.is_dir():
             continue
-        length = int(config.data.max_response_length)
-        sampler = Sampler(folder, max_tokens=length, seed=made.seed)
+        sampler = Sampler(folder, max_tokens=int(config.data.max_response_length), seed=made.seed)
         drawn = sampler.sample(texts, golds, frame, samples=samples)
         rates = torch.tensor([sum(s.right for s in group) / samples for group in drawn])
         batch = sampler.encoded([render(frame, t, sampler.tokenizer).text for t in texts])

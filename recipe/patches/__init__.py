@@ -3,8 +3,8 @@
 Each patch closes a gap of verl 0.9.1, vLLM or torch. Its test runs the foreign code without the
 patch and fails when the gap is closed upstream; delete the patch then. Subclasses through verl's
 interfaces (trainer, replay buffer, task runner, rollout workers and server, reward and agent loop,
-model merger) are not patches: each lists in its docstring what it overrides, and
-tests/recipe/test_overrides.py compares.
+model merger) are not patches: each lists its overrides in its docstring, and
+tests/recipe/test_overrides.py compares the lists with the code.
 
 Two other files change foreign code, and tests/recipe/patches/test_list.py searches for more:
 

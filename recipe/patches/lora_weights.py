@@ -1,8 +1,8 @@
 """LoRA: weights for the engine in the actor's precision, float32, and an adapter from the seed.
 
 With ``lora.merge=true`` verl 0.9.1 adds the adapter to the weights and casts each to bfloat16. An
-engine in float32 then samples with other weights than the actor's, and from small adapters nothing
-may be left. Without LoRA verl sends float32, and every engine casts to its own dtype, as here.
+engine in float32 then samples with other weights than the actor's, and a small adapter may vanish
+by rounding. Without LoRA verl sends float32, and every engine casts to its own dtype, as here.
 
 verl draws the adapter's A from an unseeded generator, so that two runs with one seed would differ
 from the first step. Here `actor_rollout_ref.actor.fsdp_config.seed` draws it.

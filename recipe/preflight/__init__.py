@@ -1,1 +1,1 @@
-"""Preflight: whether a run can start, and whether every key does what it says."""
+"""Preflight checks: reject configurations that cannot run or would run something else."""

@@ -2,9 +2,9 @@
 
 Run this first on a new site. Its stages are the doctor, a model with random weights, loss and
 gradient against float32, three short trainings, the transfer of weights, exports in both dtypes
-and an evaluation. Each stage is a process of its own; after a failure only the stages that need
-the failed one are skipped. Prints a page of figures and writes it to FOLDER/accept.md. ``--cpu``
-uses the toy model. Nothing is downloaded. The GPU form was never run (requirements/README.md).
+and an evaluation. Each stage is a separate process; after a failure only the stages that need the
+failed one are skipped. Prints a page of figures and writes it to FOLDER/accept.md. ``--cpu`` uses
+the toy model. Nothing is downloaded. It was never run on GPUs (requirements/README.md).
 """
 
 import functools
@@ -22,7 +22,7 @@ from prompt_aug.base.progress import Progress
 from recipe.run.folder import read_metrics
 
 Figures = dict[str, float]
-OWN_MARK = ".acceptance"  # in every folder that this command made, and may delete
+OWN_MARK = ".acceptance"  # in every folder that this command made and may delete
 WORK = "recipe.preflight.accept_work"
 LEAST_CORRELATION = 0.99  # of the engine's and the actor's probabilities of the same tokens
 MOST_LOGPROB_ERROR = 0.1  # nats, bfloat16 against float32
@@ -57,7 +57,7 @@ class StageError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """A process, or without a `command` a check of figures, that `needs` earlier stages."""
+    """A process, or a check of figures if `command` is empty; `needs` names earlier stages."""
 
     name: str
     command: list[str]
@@ -81,10 +81,9 @@ def module(name: str, *arguments: object) -> list[str]:
 
 
 def last_line(run: Path) -> dict[str, float]:
-    lines = read_metrics(run)
-    if not lines:
-        raise StageError(f"{run} has no step")
-    return lines[-1]
+    if lines := read_metrics(run):
+        return lines[-1]
+    raise StageError(f"{run} has no step")
 
 
 def training(run: Path) -> Figures:
@@ -139,7 +138,7 @@ def stages(folder: Path, cpu: bool) -> list[Stage]:
         )
         for method, steps in RUNS.items()
     ]
-    # Of two runs, since a step that is exported in one dtype is refused in another.
+    # From two runs, since a step exported in one dtype cannot be exported in another.
     exports = [
         Stage(
             name=f"export {dtype}",
@@ -160,10 +159,7 @@ def stages(folder: Path, cpu: bool) -> list[Stage]:
         ),
         *trainings,
         Stage(
-            name="weights",
-            command=[],
-            needs=("train prompt_aug",),
-            figures=lambda: hand_over(run),
+            name="weights", command=[], needs=("train prompt_aug",), figures=lambda: hand_over(run)
         ),
         *exports,
         # The start model and the trained one: an engine, then another in its place.
@@ -200,7 +196,7 @@ def run_stage(stage: Stage, logs: Path, failed: set[str]) -> Result:
 
 
 def take(folder: Path, anew: bool) -> bool:
-    """Make `folder`, if `anew` without its old content; False if this command did not make it.
+    """Make `folder`, emptied if `anew`; return False if another program made it.
 
     A training run has logs/ too, so only the mark shows what may be deleted.
     """

@@ -63,7 +63,7 @@ def unknown_rejections(s: Setup) -> list[str]:
 
 
 def lost_weights(s: Setup) -> str | None:
-    """Why token weights would not weight the loss."""
+    """Return why token weights would have no effect on the loss, or None."""
     if s.recipe.weights.name == "none" or s.own_loss or s.loss in HOMOGENEOUS:
         return None
     if s.loss in PER_MICRO_BATCH:
@@ -74,7 +74,7 @@ def lost_weights(s: Setup) -> str | None:
 
 
 def maybe_negative(key: str) -> Rule:
-    """The rule that an advantage that divides by mean rewards has no negative ones."""
+    """Return the rule: an advantage that divides by the mean reward needs rewards >= 0."""
     return Rule(
         f"recipe.advantage.name {key}",
         lambda s: s.facts.nonnegative_rewards and s.get(key),
@@ -84,7 +84,7 @@ def maybe_negative(key: str) -> Rule:
 
 
 def without_rewards(key: str, off: object = False) -> Rule:
-    """The rule that an advantage that uses no reward is not combined with a setting of rewards."""
+    """Return the rule: an advantage without rewards ignores `key`, a setting of rewards."""
     return Rule(
         f"recipe.advantage.name {key}",
         lambda s: not s.facts.uses_rewards and s.get(key) != off,
@@ -93,7 +93,7 @@ def without_rewards(key: str, off: object = False) -> Rule:
 
 
 def made_of_parts(key: str) -> Rule:
-    """The rule that an advantage that reads accuracy and format is given no other reward."""
+    """Return the rule: an advantage of accuracy and format ignores `key`, another reward."""
     return Rule(
         f"recipe.advantage.name {key}",
         lambda s: s.facts.parts and s.get(key),

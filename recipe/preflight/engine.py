@@ -1,4 +1,4 @@
-"""Rules about verl and its engines: what verl ignores, or would find out minutes or hours later."""
+"""Rules about verl and its engines: settings that verl ignores, or rejects only much later."""
 
 import importlib
 import importlib.util
@@ -13,11 +13,11 @@ from recipe.preflight import keys
 from recipe.preflight.rules import SHORT, Check, Rule, Setup
 from recipe.run.folder import RunFolder
 
-ENOUGH_EPOCHS = 1_000_000  # of recipe.yaml: more than any number of steps needs
+ENOUGH_EPOCHS = 1_000_000  # recipe.yaml's default, more than any run needs
 GRADER, SAMPLING = "Set the keys under recipe.reward.", "Set recipe.dynamic_sampling."
 VERIFIER = "no effect. Set recipe.reward.verifiers.DATA_SOURCE=my_module.compute_score."
 OVERRIDDEN = "recipe.advantage computes the advantages. Unset it and set recipe.advantage.name."
-# (key, the only values with which verl 0.9.1 or this project do what they say, why and what to do).
+# (key, its only supported values, reason and remedy).
 FIXED: list[tuple[str, Any, str]] = [
     ("custom_reward_function.path", None, VERIFIER),
     ("reward.custom_reward_function.path", None, VERIFIER),

@@ -31,7 +31,7 @@ LOGIT_CHUNK = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What a run asks for; lengths in tokens, `mean_response` an assumption."""
+    """Workload of a run; lengths in tokens, `mean_response` is an assumption."""
 
     gpus: int
     tensor_parallel: int
@@ -55,11 +55,11 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assumptions:
-    """What decides the hours and is not known; nothing of it was measured on a GPU."""
+    """Assumptions behind the estimated hours; none was measured on a GPU."""
 
     mfu: float = 0.35
     traffic: float = 0.5
-    overhead: float = 15.0  # seconds of a step that are neither: driver, grading, weights, sleep
+    overhead: float = 15.0  # other seconds of a step: driver, grading, weights, sleep
 
 
 def actor_memory(shape: Shape, work: Work) -> dict[str, float]:
@@ -98,7 +98,7 @@ def at_once(shape: Shape, work: Work, gpu: Gpu) -> int:
 
 
 def waves(responses: int, shape: Shape, work: Work, gpu: Gpu) -> int:
-    """How often an engine has to be filled for `responses` of all engines together."""
+    """Return the rounds in which each engine decodes its part of all `responses`."""
     engines = work.gpus // work.tensor_parallel
     return math.ceil(math.ceil(responses / engines) / max(1, at_once(shape, work, gpu)))
 
@@ -106,7 +106,7 @@ def waves(responses: int, shape: Shape, work: Work, gpu: Gpu) -> int:
 def rollout_seconds(
     responses: int, shape: Shape, work: Work, gpu: Gpu, assume: Assumptions
 ) -> float:
-    """Decoding of `responses`; the last ones of a wave run on alone, to the longest response."""
+    """Return the seconds to decode `responses`; the tail is the longest response decoded alone."""
     if not responses:
         return 0.0
     engines, tp = work.gpus // work.tensor_parallel, work.tensor_parallel

@@ -23,6 +23,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from prompt_aug.base.files import write_text
+from recipe.config.compose import flat, verl_config
 
 HERE = Path(__file__).parent
 TABLE, BY_HAND = HERE / "keys.yaml", HERE / "by_hand.yaml"
@@ -117,15 +118,7 @@ def reader(key: str, found: Mapping[str, list[Access]]) -> str | None:
 
 def leaves(config: DictConfig) -> dict[str, Any]:
     """Return key -> value of every leaf, interpolations unresolved; lists are leaves."""
-
-    def walk(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, dict) and value:
-            for name, inner in value.items():
-                yield from walk(inner, f"{key}.{name}" if key else str(name))
-        else:
-            yield key, value
-
-    return dict(walk(OmegaConf.to_container(config, resolve=False), ""))
+    return dict(flat(OmegaConf.to_container(config, resolve=False)))
 
 
 def by_hand() -> dict[str, str]:
@@ -136,8 +129,6 @@ def by_hand() -> dict[str, str]:
 def verl_defaults() -> DictConfig:
     """Return verl's own configuration, composed without this project's."""
     from hydra import compose, initialize_config_dir
-
-    from recipe.config.compose import verl_config
 
     with initialize_config_dir(str(verl_config()), version_base=None):
         return compose("ppo_trainer")

@@ -80,7 +80,7 @@ def first_checkpoint(s: Setup) -> Iterator[str]:
 
 
 def odd_heads(s: Setup) -> int | None:
-    """Return the attention heads of the model where they do not divide over an engine's GPUs."""
+    """Return the number of attention heads if an engine's GPUs do not divide it, else None."""
     shape = known_shape(s.recipe.model_path)
     tensor = s.rollout.tensor_model_parallel_size
     return shape.heads if shape and shape.heads % tensor else None
@@ -94,7 +94,7 @@ HEADS = Rule(
 
 
 def lacks_wandb_key(s: Setup) -> bool:
-    """True where wandb would ask for a key on a terminal that its process does not have."""
+    """Return True if wandb would prompt for a key; its process has no terminal."""
     logger = s.trainer.logger
     offline = os.environ.get("WANDB_MODE", "").lower() in ("offline", "disabled", "dryrun")
     if "wandb" not in ([logger] if isinstance(logger, str) else logger) or offline:

@@ -80,7 +80,7 @@ def hour_lines(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> list[
 def work_of(
     config: DictConfig, shape: Shape, mean_response: int | None = None, validation: int = 500
 ) -> Work:
-    """Return what a configuration asks of its GPUs; responses have half of their limit by default.
+    """Return the workload of a configuration; by default responses have half of their limit.
 
     Raises ConfigError for a number of GPUs over which engines or mini-batches do not divide.
     """

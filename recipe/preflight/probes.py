@@ -16,7 +16,7 @@ GPU_INSTALL = "pip install --no-deps -r requirements/gpu.txt && pip install --no
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Finding of a check: a problem if there is a remedy; `needed` if a run could not start."""
+    """Result of a check: a problem if it has a remedy; `needed`: a run cannot start with it."""
 
     name: str
     detail: str
@@ -36,8 +36,9 @@ def install(cpu: bool) -> str:
 
 EVERY = 15.0  # seconds without a line, at most
 ANSWER_MARK = "recipe.doctor answer: "
-# Programs that set `answer`. TransferQueue installs files in recipe/ too, and other packages have
-# one with an __init__.py. verl and vLLM swallow what a plug-in raises, so it is loaded by itself.
+# Programs that set `answer`. TransferQueue also installs files in a recipe/, and other packages may
+# have a recipe/ with an __init__.py. verl and vLLM swallow errors of a plug-in, so it is loaded
+# separately.
 PACKAGE = """
 import sys
 sys.path[:] = filter(None, sys.path)  # without the working folder, which not all processes share

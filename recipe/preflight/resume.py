@@ -21,11 +21,10 @@ from recipe.run import checkpoints, rollbacks
 from recipe.run.folder import RunFolder
 
 STEPS = "trainer.total_training_steps"
-EPOCHS_KEY = "trainer.total_epochs"
-# The keys that decide a number of the algorithm: they stay as they are when a run is resumed. After
-# "!" those that change no result but for rounding: names and places, how often to save and log,
-# memory, batches of a forward pass, engines, ranks. The last match applies; a key without one is
-# free. So is STEPS where the learning rate does not depend on it.
+# Keys that may not change when a run is resumed, because they change its results. After "!" are
+# exceptions, which change no result except by rounding: names and places, how often to save and
+# log, memory, batches of a forward pass, engines, ranks. The last match applies; a key without a
+# match may change. STEPS may change if the learning rate does not depend on it.
 ALGORITHM_KEYS = (
     "algorithm.* custom_reward_function.* data.* distillation.* reward.* reward_model.* skip.* "
     "!data.*num_workers !data.*_workers !data.use_shm !data.val_batch_size !reward.num_workers "
@@ -51,7 +50,7 @@ MICRO_BATCHES = ("*micro_batch_size*", "*max_token_len_per_gpu", "*use_dynamic_b
 
 def is_algorithmic(key: str, s: Setup) -> bool:
     """Return True for a key that a resumed run may not change."""
-    if key in (STEPS, EPOCHS_KEY):
+    if key in (STEPS, "trainer.total_epochs"):
         return not steps_are_free(s)
     if s.loss in PER_MICRO_BATCH and any(fnmatchcase(key, x) for x in MICRO_BATCHES):
         return True
@@ -59,7 +58,7 @@ def is_algorithmic(key: str, s: Setup) -> bool:
     return bool(matches) and not matches[-1].startswith("!")
 
 
-# The keys whose values a checkpoint's files depend on: tensors, optimizer, order of the data.
+# Keys that determine the files of a checkpoint: tensors, optimizer, order of the data.
 SAVED_KEYS = (
     "{MODEL}.path {MODEL}.lora_rank {MODEL}.target_modules {MODEL}.exclude_modules "
     "{A}.strategy {A}.optim.optimizer {A}.optim.optimizer_impl critic.enable critic.model.path "
@@ -147,13 +146,13 @@ RESUME: list[Check] = [same_run, same_prompts, start_checkpoint]
 
 
 def take_checkpoint(folder: Path, saves: Path, config: DictConfig) -> None:
-    """Copy the checkpoint `folder` into `saves`, as that from which a run of `config` resumes."""
+    """Copy the checkpoint `folder` into `saves`, so that a run of `config` resumes from it."""
     with checkpoints.adopting(folder, saves) as copy:
         restate(copy, config)
 
 
 def restate(checkpoint: Path, config: DictConfig) -> None:
-    """Give the optimizers of a checkpoint the settings of `config`."""
+    """Write the settings of `config` into the optimizers of a checkpoint."""
     from recipe.export import shards
 
     for role, section in (("actor", config.actor_rollout_ref.actor), ("critic", config.critic)):
@@ -162,7 +161,7 @@ def restate(checkpoint: Path, config: DictConfig) -> None:
 
 
 def carry_out_rollback(config: DictConfig) -> list[str]:
-    """Make a pending roll-back's checkpoint the one to resume from; returns a message.
+    """Carry out a pending roll-back: resume from its checkpoint; return a message about it.
 
     `config` has the settings of the roll-back already. The steps that it discards lose their
     checkpoints; their metrics are moved.
@@ -181,9 +180,9 @@ def carry_out_rollback(config: DictConfig) -> list[str]:
 
 
 def repair_checkpoints(config: DictConfig) -> list[str]:
-    """Let verl's tracker name a whole checkpoint; returns messages for the user.
+    """Point verl's tracker to a complete checkpoint; return messages for the user.
 
-    ConfigError where none can be resumed from. Writes, so it is no check.
+    ConfigError if no checkpoint is complete. Not a check, because it writes files.
     """
     trainer = config.trainer
     folder = Path(trainer.default_local_dir)

@@ -1,8 +1,8 @@
-"""Rules: which configurations cannot run, or would silently run a different experiment.
+"""Rules: reject configurations that cannot run, or would silently run something else.
 
 A check takes a `Setup` and yields messages ``KEY=VALUE: what is wrong. What to do.`` A `Rule` is a
-check written as data. A function is one where a rule does not suffice. `RULES.md` is printed from
-the lists of checks: ``python -m recipe.preflight.checks``.
+check written as data. A function is used where a `Rule` is not enough. ``python -m
+recipe.preflight.checks`` prints the lists of checks as `RULES.md`.
 """
 
 import functools
@@ -81,7 +81,7 @@ class Setup:
 
     @functools.cached_property
     def prompts(self) -> Prompts:
-        """How the run renders questions; BankError for a missing or malformed bank."""
+        """The renderer of questions; ConfigError for a missing or malformed bank."""
         try:
             return Prompts.from_config(self.config)
         except UnknownTemplateError as error:
@@ -101,7 +101,7 @@ class Setup:
 
     @functools.cached_property
     def facts(self) -> Facts:
-        """What the advantage requires of a run; ConfigError for an unknown one."""
+        """The requirements of the advantage; ConfigError for an unknown advantage."""
         return ADVANTAGES.facts(self.recipe.advantage.name)
 
     @property
@@ -154,7 +154,7 @@ Check = Callable[[Setup], Iterable[str]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A check as data: refuse where `when` returns a true value.
+    """A check as data: reject the configuration if `when` returns a true value.
 
     `keys` are separated by spaces; a message begins with them and their values. `message` may use
     {found}, what `when` returned, {s}, the `Setup`, and the abbreviations of `SHORT`.

@@ -36,7 +36,7 @@ class Shape:
     def of(cls, config: dict[str, Any]) -> Self:
         """From the fields of a Hugging Face config.json; ConfigError for a mixture of experts.
 
-        The norms and biases of other kinds than llama, qwen2 and qwen3 may differ: few parameters.
+        For models other than llama, qwen2 and qwen3, the counts of norms and biases may be wrong.
         """
         config = config.get("text_config") or config  # of models that read images too
         kind = config.get("model_type")
@@ -121,7 +121,7 @@ def known_shape(model: str | None) -> Shape | None:
 
 
 def _in_cache(model: str) -> Path | None:
-    """The config.json of a hub id that was downloaded before; asks no server."""
+    """Return config.json of a hub id from the local cache, or None; no network access."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -141,7 +141,7 @@ class Gpu:
     bandwidth: float
 
 
-# Vendor's data sheets; the bytes are what a driver leaves of the name.
+# From vendors' data sheets; the memory is what the driver reports, below the nominal size.
 GPUS = {
     "h100-80": Gpu(memory=79.6 * 2**30, flops=989e12, bandwidth=3.35e12),
     "h200-141": Gpu(memory=139.8 * 2**30, flops=989e12, bandwidth=4.8e12),

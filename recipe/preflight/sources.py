@@ -19,8 +19,8 @@ MOST_REPEATS = 1000  # of a question in an epoch; a larger number is a typing er
 def weighted(questions: Sequence[Question], weights: Mapping[str, float] | None) -> list[Question]:
     """Return the rows of an epoch, in which each source has its share of `weights`.
 
-    Every question occurs at least once, and those of a source equally often, up to one. A source
-    with the largest number of questions per weight occurs once. verl shuffles the rows.
+    Every question occurs at least once. Counts within a source differ by at most one. The questions
+    of the source with the most questions per weight occur once. verl shuffles the rows.
     """
     if not weights:
         return list(questions)
@@ -49,7 +49,7 @@ def counts_of(questions: Iterable[Question]) -> dict[str, int]:
 
 
 def check_verifiers(config: DictConfig, questions: Sequence[Question]) -> dict[str, Any]:
-    """Call each verifier on the first row of its source, and return what is recorded of them.
+    """Call each verifier on the first row of its source; return their entries for the manifest.
 
     The responses are the gold answer and the empty text. Raises ConfigError if a source has no row,
     or if a call fails, as every call of the training would.

@@ -10,6 +10,7 @@ MUON = (
     " Set optimizer_impl=recipe.actor.muon and optimizer=MuonAdamW, which leaves all but the "
     "matrices to AdamW."
 )
+IMPL = "{MODEL}.fused_kernel_options.impl_backend"
 # Implementation of fused kernels -> the package it needs.
 FUSED = {"torch": "torch", "triton": "triton", "liger": "liger_kernel"}
 
@@ -48,11 +49,9 @@ def optimizers(s: Setup) -> Iterator[str]:
 
 def fused(s: Setup) -> str | None:
     """Return the implementation of fused kernels, None where they are off."""
-    backend = s.get("{MODEL}.fused_kernel_options.impl_backend")
-    return str(backend) if s.model.use_fused_kernels else None
+    return str(s.get(IMPL)) if s.model.use_fused_kernels else None
 
 
-IMPL = "{MODEL}.fused_kernel_options.impl_backend"
 STACK: list[Check] = [
     optimizers,
     Rule(

@@ -1,4 +1,4 @@
-"""verl's client of the rollout servers: one slot at the load balancer and one call for a group."""
+"""Client of the rollout servers that uses one slot at the load balancer and one call per group."""
 
 import asyncio
 from collections.abc import Awaitable

@@ -5,9 +5,9 @@
 score is accuracy, 0 or 1, from `prompt_aug.grading`; or the result of the user's verifier of the
 row's data source (``recipe.reward.verifiers``, `prompt_aug.verifiers`). The grader also reads the
 question: an answer that only repeats a formula of it scores 0 (status "echo"). Arithmetic that is
-not worked out has the status "unworked"; `recipe.reward.unworked` pays or refuses it.
-format is the format reward of the drawn template, in [0, 1] and dyadic, of the text after the
-prefill. By default wrong answers get it too, as in arXiv 2602.03190. `overlong` is DAPO's soft
+not worked out has the status "unworked"; `recipe.reward.unworked` decides if it counts as right.
+format is the format reward of the drawn template for the text after the prefill, a dyadic number in
+[0, 1]. By default wrong answers get it too, as in arXiv 2602.03190. `overlong` is DAPO's soft
 punishment (arXiv 2503.14476, eq. 13), with L the response length, L_max its limit, and C the
 buffer, all in tokens:
 
@@ -49,12 +49,6 @@ def combine(
     return score + settings.format_weight * paid - overlong
 
 
-def _asked(row: Mapping[str, Any]) -> str:
-    """The question and its rephrasings; the response may answer any, and may copy none."""
-    asked = user_text(row["raw_prompt"], "prompt")
-    return "\n".join([asked, *_listed(row, "rephrasings")])
-
-
 def _listed(row: Mapping[str, Any], key: str) -> list[str]:
     value = row["extra_info"].get(key)
     return [] if value is None else list(value)  # an array has no truth value
@@ -79,7 +73,8 @@ def score(
         text,
         list(row["extra_info"]["answers"]),
         template,
-        question=_asked(row),
+        # The response may answer any rephrasing, and may copy none.
+        question="\n".join([user_text(row["raw_prompt"], "prompt"), *_listed(row, "rephrasings")]),
         options=_listed(row, "options"),
         extraction=extraction(settings.extraction, template),
         pay_unworked=settings.unworked == "pay",

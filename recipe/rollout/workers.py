@@ -50,7 +50,6 @@ FINISHED = {"status": "finished"}
 # A class under @ray.remote cannot be subclassed; this is the decorated class.
 _Worker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
-
 T = TypeVar("T")
 
 
@@ -131,8 +130,8 @@ def to_rows(
     """(keys, fields, tags) of the rollouts of one question, as verl stores them.
 
     A key is ``{uid}_{session_id}_0``. The fields are verl's. All columns of the dataset are kept,
-    since verl's validation and padding read some of them; those of the row's file, which only a
-    verifier reads and which may be long, are not.
+    since verl's validation and padding read some of them, except extra_info's "row", which only a
+    verifier reads and which may be long.
     """
     keys, fields, tags = [], [], []
     row = {**row, "extra_info": {k: v for k, v in row["extra_info"].items() if k != "row"}}
@@ -243,10 +242,7 @@ class GroupedAgentLoopWorker(_Worker):
         )
         keys, fields, tags = to_rows(dict(enumerate(results)), prompt)
         await tq.async_kv_batch_put(
-            keys=keys,
-            fields=list_of_dict_to_tensordict(fields),
-            tags=tags,
-            partition_id=partition,
+            keys=keys, fields=list_of_dict_to_tensordict(fields), tags=tags, partition_id=partition
         )
         return FINISHED
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: which are whole, which one to resume from, and which may be deleted.
+"""Checkpoints of a run: validate them, choose one to resume from, delete surplus ones.
 
 verl 0.9.1 writes ``global_step_N/actor/{model,optim,extra_state}_world_size_W_rank_R.pt`` from
 every rank, then ``global_step_N/data.pt``, then overwrites ``latest_checkpointed_iteration.txt``
@@ -97,9 +97,9 @@ def damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
 def repair(checkpoints: Path, contents: Iterable[str] = tuple(SHARDS)) -> list[str]:
     """Make the tracker name the checkpoint to resume from; return messages for the user.
 
-    That is the tracked one if it is whole, else the newest whole one before it, else the newest
-    whole one. Without any checkpoint, or if a kill truncated the first one, the run starts from
-    scratch. Raises ConfigError if the tracker exists and no checkpoint is whole.
+    That is the tracked checkpoint if it is complete, else the newest complete one before it, else
+    the newest complete one. Without any checkpoint, or if a kill truncated the first one, the run
+    starts from scratch. Raises ConfigError if the tracker exists and no checkpoint is complete.
     """
     for folder in checkpoints.glob(f"{DELETED}*"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -142,7 +142,8 @@ def _link(source: str, target: str) -> None:
 def adopting(source: Path, checkpoints: Path) -> Iterator[Path]:
     """Yield a copy of the checkpoint `source`; after the block it is the one to resume from.
 
-    Its files are hard links, so a change must replace them. A kill leaves nothing that counts.
+    Its files are hard links, so replace them instead of changing them. After a kill the copy is
+    ignored.
     """
     step = source.name.removeprefix(CHECKPOINT)
     copy = checkpoints / f"{DELETED}{step}"  # deleted by `repair` if it is left behind

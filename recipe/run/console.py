@@ -1,4 +1,4 @@
-"""Keep what libraries print off the user's terminal: it goes into the run's log, floods counted.
+"""Redirect the output of libraries to the run's log, with repeated lines replaced by counts.
 
 verl, Ray and vLLM print thousands of lines at a start, from Python, from C++ and from child
 processes, so the file descriptors themselves are redirected. Ray prints the output of workers on
@@ -34,7 +34,7 @@ class Repeats:
     since: float
     last: float
     count: int = 0
-    hidden: bool = False  # some were not printed since the last count was
+    hidden: bool = False  # True: some were not printed since the last printed count
 
     def is_over(self, now: float) -> bool:
         return now - (self.since if self.count <= FREE else self.last) > QUIET

@@ -1,7 +1,7 @@
-"""The environment of a run: the variables that libraries read at import, and the versions in use.
+"""The environment of a run: variables that libraries read at import, and package versions.
 
-Training, export and evaluation share one list. Call `set_defaults` before the libraries are
-imported. A variable that the user has set is kept. This module needs neither torch nor verl.
+Training, export and evaluation share the lists. Call `set_defaults` before the libraries are
+imported; it keeps variables that the user has set. This module imports torch only in `gpu_count`.
 """
 
 import contextlib
@@ -44,8 +44,8 @@ CPU = {
     "GLOO_SOCKET_IFNAME": "lo",
     # vLLM compiles one comparison of its sampler: 30 s at the first start, with a C++ compiler.
     "TORCH_COMPILE_DISABLE": "1",
-    # A waiting OpenMP thread sleeps. By default it spins, and beside other work takes the core from
-    # the thread it waits for (examples/LOG.md has the figures).
+    # Lets waiting OpenMP threads sleep. By default they spin and, on a busy machine, take the core
+    # from the thread that they wait for (examples/LOG.md has the figures).
     "GOMP_SPINCOUNT": "0",
     # Ray starts its workers at niceness 15: beside other work they would get almost no CPU time.
     "RAY_worker_niceness": "0",

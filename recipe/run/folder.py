@@ -1,8 +1,8 @@
 """The run folder: every path in it, and how its files are written.
 
-Only `RunFolder` spells a name of the run folder; training, export, evaluation and report use it.
-A file appears whole or not at all (prompt_aug/base/files.py); metrics.jsonl grows by lines. This
-module imports neither torch nor ray, so a command that only reads a run starts at once.
+All names in the run folder are defined in `RunFolder`; training, export, evaluation and report use
+it. Files are written atomically (prompt_aug/base/files.py), except that metrics.jsonl is appended
+to. This module imports neither torch nor ray, so that commands that only read a run start fast.
 """
 
 import math
@@ -221,9 +221,9 @@ def truncate_metrics(run_dir: Path, last_step: int) -> None:
 
 
 def record_environment(run_dir: Path) -> None:
-    """Write environment.json at the first start; at a later one append to its list ``resumed``.
+    """Write environment.json at the first start; append to its list ``resumed`` at later ones.
 
-    So the versions that trained the first steps stay on record.
+    This keeps the versions that trained the first steps.
     """
     path, now = RunFolder(run_dir).environment, environment.describe()
     if path.exists():

@@ -1,8 +1,9 @@
 """End every process of a run: Ray's and vLLM's children are found by a variable of the environment.
 
 A killed run leaves Ray, its workers and vLLM engines behind, gigabytes each. Every descendant
-inherits the variable `MARK`, whatever its parent is. A small reaper process reads its input until
-it ends, which is the end of the run in any way, SIGKILL too, and then ends all marked processes.
+inherits the variable `MARK`, whatever its parent is. A small reaper process reads its standard
+input. The input is closed when the run ends for any reason, even SIGKILL; the reaper then ends all
+marked processes.
 
     python -m recipe.run.processes MARK_VALUE      # the reaper
 """

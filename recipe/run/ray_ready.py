@@ -1,6 +1,6 @@
 """Wait until all nodes have joined Ray: ``python -m recipe.run.ray_ready NODES SECONDS``.
 
-Asks the cluster of RAY_ADDRESS. Exit code 1, with what to look at, when the time is over.
+Polls the cluster of RAY_ADDRESS. After the timeout: exit code 1 and a message with what to check.
 """
 
 import os

@@ -1,11 +1,11 @@
 """Roll-backs of a run to an earlier checkpoint, by ``recipe.guard.action=rollback``.
 
-    trainer        at the alarm: adds a line to rollbacks.jsonl, and ends
-    recipe.train   starts itself again; so does the user's command after a kill
+    trainer        adds a line to rollbacks.jsonl at the alarm, and ends
+    recipe.train   restarts itself; after a kill, the user's command does the same
     that start     `apply` changes the settings; recipe.preflight.resume changes the checkpoints
 
-The line is the decision: a start carries it out before anything else and marks it as ``settled``.
-Every part can be repeated, so a kill at any moment leaves a folder from which the command goes on.
+The next start carries out the last line before anything else and marks it as ``settled``. Every
+part can be repeated, so after a kill at any moment the same command continues.
 """
 
 from collections.abc import Mapping

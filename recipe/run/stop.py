@@ -43,7 +43,7 @@ SPARE = 1.2  # the next step and its checkpoint may take this times the longest 
 
 
 class StoppedError(UserError, RuntimeError):
-    """The run was asked to end, or its time is over; its last finished step is saved."""
+    """A signal or the job's deadline ends the run; its last finished step is saved."""
 
 
 class Limit:

@@ -3,8 +3,8 @@
     <cache>/<digest>/{train,validation,test}.parquet  model/  manifest.json (last)
 
 The digest is that of everything the content depends on: world, seed, templates, and the source of
-the modules that make it. It is built in <cache>/.<digest>/new, by one process at a time; what a
-killed one left there is thrown away.
+the modules that make it. One process at a time builds it in <cache>/.<digest>/new, and deletes what
+a killed process left there.
 """
 
 import contextlib
@@ -44,14 +44,14 @@ CONTENT = ("world", "problems", "work", "demonstrations", "tokenizer", "warmup")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What the content of a built world depends on, beside its source and the bank."""
+    """Settings that determine a built world, together with the source code and the bank."""
 
     world: World
     templates: tuple[str, ...]  # those that the start model is taught
     seed: int
 
     def record(self) -> dict[str, Any]:
-        """As a digest and a manifest hold it."""
+        """Return the settings as JSON, for the digest and the manifest."""
         return {
             "world": {"name": self.world.name, **self.world.record()},
             "templates": list(self.templates),
@@ -107,7 +107,7 @@ def settings_of(config: DictConfig, bank: Bank) -> Settings:
 
 
 def folder_of(config: DictConfig, bank: Bank) -> Path:
-    """Where the toy world of a configuration is in the cache, built or not."""
+    """Return the folder of a configuration's toy world in the cache, built or not."""
     return Path(config.recipe.toy.cache).resolve() / digest(settings_of(config, bank), bank)
 
 
@@ -118,7 +118,7 @@ def build(config: DictConfig) -> Path:
 
 
 def make(settings: Settings, bank: Bank, cache: Path) -> Path:
-    """The folder of a world in `cache`, built unless it is there or another process builds it."""
+    """Return the folder of a world in `cache`; build it unless it exists or is being built."""
     folder = cache.resolve() / digest(settings, bank)
     place = folder.with_name(f".{folder.name}")
     waiting = f"toy world {settings.world.name}: waiting for the process that teaches its model"
@@ -137,8 +137,8 @@ def make(settings: Settings, bank: Bank, cache: Path) -> Path:
 def _turn(place: Path, waiting: str) -> Iterator[None]:
     """Lock `place`, waiting for the process that holds it.
 
-    Two that built one world would train its model twice, and the second would replace the files
-    that the first has begun to use.
+    Without the lock, two processes would train one model twice, and the second would replace the
+    files that the first has begun to use.
     """
     held = None
     while held is None:

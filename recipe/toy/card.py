@@ -1,4 +1,4 @@
-"""What the start model of a world can do: ``python -m recipe.toy.card WORLD [--seed 0]``.
+"""Measure the start model of a world: ``python -m recipe.toy.card WORLD [--seed 0]``.
 
 Builds the world unless it is in the cache, samples its start model at temperature 1 on test
 questions in all four forms, and prints a card in markdown: pass@k by rephrasing and level, how
@@ -21,6 +21,7 @@ from prompt_aug.base.files import write_text
 from prompt_aug.templates import load_bank
 from recipe.run.environment import describe
 from recipe.toy.build import Settings, make
+from recipe.toy.diagnose import rates
 from recipe.toy.problems import Problem, phrase, problems, rephrasings
 from recipe.toy.world import REPHRASINGS, World, load_world
 
@@ -73,8 +74,7 @@ def ask(
 
 
 def card(world: World, asked: Sequence[Asked], samples: int) -> str:
-    """The tables of a card, in markdown."""
-    from recipe.toy.diagnose import rates
+    """Return the tables of a card, in Markdown."""
 
     def row(name: str, chosen: Callable[[Asked], bool]) -> str:
         return _row(name, [x for x in asked if chosen(x)], samples)
@@ -133,7 +133,7 @@ def report(given: argparse.Namespace) -> str:
 
 
 def _origin(given: argparse.Namespace) -> str:
-    """The command, the machine and the commit of a card; where it was written to says nothing."""
+    """Return the command, machine and commit of a card; the command omits the output file."""
     now = describe()
     changes = ", with uncommitted changes" if now["uncommitted_changes"] else ""
     words = [given.world, f"--seed {given.seed}"]

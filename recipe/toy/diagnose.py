@@ -1,4 +1,4 @@
-"""Which of a world's skills a response used rightly: read off its columns, not off its answer."""
+"""Grade the skills used in a response from its columns, not from its answer."""
 
 import re
 from collections.abc import Iterable
@@ -13,11 +13,11 @@ _BOX = re.compile(r"\\boxed\{(\d+)\}")
 
 
 def skills_used(problem: Problem, text: str) -> dict[str, list[bool]]:
-    """For every skill whether it was right, once for each place where it was due.
+    """Return for every skill a list: True or False for each place where the skill was needed.
 
-    A response that restates other operands, or whose columns cannot be read, shows nothing but
-    its operation. `place` is due where the last two digits of the answer as worked out differ;
-    a box that holds neither that answer, nor it with a mistake, shows neither place nor copy.
+    A response with other operands, or with unreadable columns, shows at most its operation. `place`
+    is needed where the last two digits of the computed answer differ. A box that holds neither that
+    answer nor a known mistake of it shows neither place nor copy.
     """
     found: dict[str, list[bool]] = {skill: [] for skill in SKILLS}
     restated = _RESTATED.search(text)
@@ -49,7 +49,7 @@ def skills_used(problem: Problem, text: str) -> dict[str, list[bool]]:
 
 
 def _read_box(found: dict[str, list[bool]], answer: str, box: str) -> None:
-    """`answer` is what the columns give."""
+    """Add place and copy to `found`; `answer` is the result of the columns."""
     for copied, wanted in ((True, answer), (False, str(int(answer) + 1))):
         swapped = wanted[:-2] + wanted[:-3:-1]
         if box in (wanted, swapped):

@@ -41,13 +41,11 @@ def filler_tokens(tokenizer: Any) -> frozenset[int]:
 class Sampler:
     """A model and its tokenizer, on the CPU in float32."""
 
-    verdicts: dict[tuple[str, tuple[str, ...], str], bool]
-
     def __init__(self, folder: Path, *, max_tokens: int, seed: int) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.max_tokens, self.seed = max_tokens, seed
-        self.verdicts = {}
+        self.verdicts: dict[tuple[str, tuple[str, ...], str], bool] = {}
         self.letters = filler_tokens(self.tokenizer)
 
     def sample(
@@ -59,7 +57,7 @@ class Sampler:
         samples: int,
         temperature: float = 1.0,
     ) -> list[list[Sample]]:
-        """`samples` graded responses to each text; temperature 0 is greedy and wants one."""
+        """Return `samples` graded responses per text; temperature 0 is greedy, for one sample."""
         step = max(1, ROWS // samples)
         found: list[list[Sample]] = []
         for start in range(0, len(texts), step):

@@ -1,8 +1,8 @@
-"""Responses as transformers' ``generate`` draws them, the model run once per distinct prefix.
+"""Sample like transformers' ``generate``, but run the model once per distinct prefix.
 
-A learner of sums is sure of most tokens, so that many samples of a question begin alike: of 512
-responses of a trained one 54 were distinct. Symbols: B rows (`samples` for each prompt), P distinct
-prefixes of the rows that go on, T tokens drawn, V vocabulary.
+A confident policy gives many samples of a question the same prefix: 54 of 512 responses of a
+trained model were distinct. Symbols: B rows (`samples` for each prompt), P distinct prefixes of the
+unfinished rows, T tokens drawn, V vocabulary.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ class Prefixes:
         self._run(input_ids, (attention_mask.cumsum(1) - 1).clamp(min=0))
 
     def grow(self, parent_P: torch.Tensor, token_P: torch.Tensor) -> None:
-        """Each new prefix is the one at `parent_P` and a token."""
+        """Extend the prefixes: each new one is the prefix at `parent_P` plus one token."""
         self.cache.batch_select_indices(parent_P)  # type: ignore[attr-defined]
         self.mask = torch.nn.functional.pad(self.mask[parent_P], (0, 1), value=1)
         self._run(token_P[:, None], self.mask.sum(1, keepdim=True) - 1)
@@ -42,11 +42,11 @@ def draw(
     end: int,
     pad: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids_BT, entropy_BT) of `samples` responses to each prompt; prompts are padded on the left.
+    """Return (ids_BT, entropy_BT) of `samples` responses per prompt; prompts are left-padded.
 
-    The random numbers and their order are those of ``generate``, and so are the responses, but
-    where rounding, which depends on the rows side by side, decides a draw. Entropy is in nats, at
-    temperature 1 whatever was sampled at. Temperature 0 is greedy. After `end` a row has `pad`.
+    The random numbers are those of ``generate``. So are the responses, except where rounding, which
+    depends on the rows of a batch, decides a draw. Entropy is in nats, always at temperature 1.
+    Temperature 0 is greedy. After `end` a row has `pad`.
     """
     prefixes = Prefixes(model, input_ids, attention_mask)
     prefix_B = torch.arange(len(input_ids)).repeat_interleave(samples)
@@ -69,7 +69,7 @@ def draw(
 
 
 def _next(logits_PV: torch.Tensor, prefix_B: torch.Tensor, temperature: float) -> torch.Tensor:
-    """A token for every row, also for those that have ended: the others' random numbers stay."""
+    """Draw for every row, also finished ones, which keeps the random numbers of the others."""
     if not temperature:
         return logits_PV.argmax(-1)[prefix_B]
     probs_PV = (logits_PV / temperature).softmax(-1)

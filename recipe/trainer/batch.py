@@ -22,9 +22,10 @@ from torch import Tensor
 from recipe.algorithms.rollouts import RolloutBatch
 from recipe.trainer.order import group_id
 
+NOT_PER_TOKEN = ("session_id", "prompts", "responses", "extra_info", "extra_fields")
 # Every field that a step reads, those of verl's corrections included (recipe.trainer.verl_part).
 FIELDS = (
-    *("session_id", "prompts", "responses", "extra_info", "extra_fields"),
+    *NOT_PER_TOKEN,
     *("response_mask", "loss_mask", "rm_scores", "old_log_probs"),
     *("entropy", "rollout_log_probs", "ref_log_prob", "values"),  # present only with some settings
 )
@@ -77,9 +78,6 @@ def fetch(batch: Any, fields: Sequence[str] = FIELDS) -> Fetched:
     return Fetched(batch=batch, data=data, rows=rows, padded=padded, lengths=lengths)
 
 
-NOT_PER_TOKEN = ("session_id", "prompts", "responses", "extra_info", "extra_fields")
-
-
 def matrix(column: Any) -> Tensor:
     """Rows of different lengths as one matrix, 0 after the end of a row."""
     if isinstance(column, Tensor) and not column.is_nested:
@@ -90,14 +88,9 @@ def matrix(column: Any) -> Tensor:
 
 
 def rollouts_of(
-    fetched: Fetched,
-    *,
-    seed: int,
-    rewards: Tensor,
-    mask: Tensor,
-    weight_logprobs: Tensor | None,
+    fetched: Fetched, *, seed: int, rewards: Tensor, mask: Tensor, weight_logprobs: Tensor | None
 ) -> RolloutBatch:
-    """The record of the real rows, all of them trained, without the history of their questions.
+    """Return the record of the real rows; all are marked as trained, and `shortest` is unknown.
 
     `rewards` and `mask` are R x T, after verl's corrections (`recipe.trainer.verl_part`).
     """
@@ -190,7 +183,7 @@ def columns_of(
     excluded: Sequence[bool],
     by_token: bool,
 ) -> dict[str, Tensor]:
-    """The columns, R x T, that verl's actor reads and this step sets.
+    """Return the columns, R x T, that this step computes for verl's actor.
 
     `advantages_BT`, `returns_BT` and `excluded` have one row per real row; `changed` holds the
     other columns, R x T, that verl's corrections computed. Without a critic `returns_BT` is None

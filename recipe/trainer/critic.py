@@ -25,9 +25,9 @@ from recipe.trainer.metrics import values_by_id
 
 
 def rows(prompts: Sequence[Tensor], targets: Sequence[float], size: int) -> TensorDict:
-    """Return a batch for verl's critic: `prompts` with one filler token; `size` divides its length.
+    """Return a batch for verl's critic: `prompts`, each with one filler token.
 
-    Rows that fill up the last multiple of `size` repeat the first prompt with a zero mask.
+    The number of rows is a multiple of `size`; padding rows repeat the first prompt, masked out.
     """
     count = -(-len(prompts) // size) * size
     filled = [*prompts, *[prompts[0]] * (count - len(prompts))]

@@ -1,4 +1,4 @@
-"""The collapse guard: `verdict` says from the metrics of a run whether it has collapsed.
+"""The collapse guard: `verdict` detects a collapse in the metrics of a run.
 
 ``recipe.guard.action``: off; warn (a line in the log and ``guard/breach`` in metrics.jsonl); save
 (the same and a checkpoint); stop (the run saves and ends, and the message has the command that

@@ -35,10 +35,10 @@ def entropy(
 
     The value does not depend on the loss, whereas verl's actor/entropy is aggregated as the loss
     is. It is the entropy of the policy that starts the step, at the rollout's temperature, under
-    the prompt that is trained. With anchored ratios, the entropy with which a response to a
-    rephrasing was sampled is another one. Excluded: verl's padding rows, filtered responses, filler
-    groups, and rows that are not `here`. {} without tokens, and in bypass mode, where verl computes
-    no entropy.
+    the trained prompt. With anchored ratios, a response to a rephrasing was sampled under another
+    prompt, with another entropy. Excluded: verl's padding rows, filtered responses, filler groups,
+    and rows that are not `here`. {} without tokens, and in bypass mode, where verl computes no
+    entropy.
     """
     if rollouts.entropy_BT is None:
         return {}
@@ -97,7 +97,7 @@ def source_metrics(rollouts: RolloutBatch) -> dict[str, float]:
     """Share and accuracy by data source, and the parts of its verifier's results.
 
     source/<name>/part/<part> is the mean over the responses whose result has the part. {} for one
-    source without a verifier, of which train/accuracy says as much.
+    source without a verifier, since train/accuracy is the same.
     """
     parts = part_means(rollouts.sources, rollouts.parts)
     names = list(dict.fromkeys(rollouts.sources))

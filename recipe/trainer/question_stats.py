@@ -17,7 +17,10 @@ from recipe.trainer.order import group_id
 
 
 class QuestionStats:
-    """`recipe` is the section of that name. Groups are the trainer's ids, questions the hashes."""
+    """Statistics of questions; `recipe` is the section of that name.
+
+    Groups are named by the trainer's ids, questions by their hashes.
+    """
 
     def __init__(self, recipe: DictConfig) -> None:
         self.history, self.curriculum = recipe.history, recipe.curriculum

@@ -23,9 +23,8 @@ def lines(
             "source": rollouts.sources[i],
             "template": rollouts.templates[i],
             "rephrasing": rollouts.rephrasings[i],
-            "prompt": tokenizer.decode(
-                rollouts.prompts[i]
-            ),  # trained under: that of q^0 with anchored ratios
+            # The prompt that is trained: that of q^0 with anchored ratios.
+            "prompt": tokenizer.decode(rollouts.prompts[i]),
             "generated_under": tokenizer.decode(rollouts.generated_under[i]),
             "response": rollouts.text[i],
             "gold": list(rollouts.gold[i]),

@@ -116,7 +116,7 @@ class BoundedReplayBuffer(ReplayBuffer):
         return bool(self.pending_keys[partition_id] or self.running_keys[partition_id])
 
     def _must_wait(self, partition_id: str) -> bool:
-        """Return whether every decision has to wait until all running questions have finished."""
+        """Return True if no decision may be made before all running questions have finished."""
         filtered = partition_id != "val" and self.filter_groups_metric is not None
         in_rounds = self.in_rounds and filtered and self._under_way(partition_id)
         return in_rounds or bool(self.failure_keys[partition_id])
@@ -162,7 +162,7 @@ class BoundedReplayBuffer(ReplayBuffer):
         if partition_id == "val" or self.filter_groups_metric is None:
             return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
         values = self._dapo_classification_cache[partition_id]
-        # For verl groups in reserve are finished groups, so it reports them at every poll.
+        # verl counts groups in reserve as finished and reports them at every poll.
         new = sorted(silent - set(self.reserve))
         metrics: dict[str, float] = {}
         for uid in new:
@@ -185,7 +185,7 @@ class BoundedReplayBuffer(ReplayBuffer):
         return {0.0: "evicted_all_wrong", 1.0: "evicted_all_right"}.get(value, "evicted_equal")
 
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> set[str]:
-        """Groups to train on; the reserve fills up if the limit is reached and nothing runs."""
+        """Return the groups to train on, filled from the reserve at the limit if nothing runs."""
         if self._must_wait(partition_id):
             return set()
         usable = super()._sampleable_terminal_keys(partition_id, eviction_reasons)

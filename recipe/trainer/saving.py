@@ -1,8 +1,8 @@
 """Checkpoints: when the trainer saves, what a checkpoint holds, and how a run ends early.
 
-A time limit, a preemption or a signal never loses a trained step. The trainer saves at the end of
-the current step. If that step would not end in time (recipe/run/stop.py decides), it discards the
-step's rollouts and saves the step before, with the data loader as it was at the start of the step.
+After a time limit, a preemption or a signal, no finished step is lost. The trainer saves at the end
+of the current step. If that step would not end in time (recipe/run/stop.py decides), it discards
+the step's rollouts and saves the previous step, with the data loader's state before this step.
 """
 
 import errno
@@ -30,11 +30,6 @@ STARTED = {
     "reward_loop_manager": "model loaded",
     "llm_server_manager": "vLLM engine started",
 }
-
-
-def scored(line: dict[str, Any]) -> bool:
-    """Return whether a line of metrics.jsonl has validation metrics."""
-    return any(key.startswith("val/") for key in line)
 
 
 class SavingTrainer(PPOTrainerSync):
@@ -128,8 +123,7 @@ class SavingTrainer(PPOTrainerSync):
         """verl's checkpoint and our `state`; then delete older checkpoints that are not kept."""
         began = time.monotonic()
         self.watchdog.begin()
-        lacking = checkpoints.missing_room(self.saves)
-        if lacking:
+        if lacking := checkpoints.missing_room(self.saves):
             what = f"{os.strerror(errno.ENOSPC)}: {lacking} bytes too few for one more checkpoint"
             raise OSError(errno.ENOSPC, what, str(self.saves))
         folder = checkpoints.step_folder(self.saves, self.global_steps)
@@ -146,7 +140,8 @@ class SavingTrainer(PPOTrainerSync):
         steps = checkpoints.saved_steps(self.saves)
         tracked, key = checkpoints.tracked_step(self.saves), self.config.recipe.keep_best
         lines = run_folder.read_metrics(self.run_dir) if key else []
-        if lines and not any(key in line for line in lines) and any(map(scored, lines)):
+        validated = any(name.startswith("val/") for line in lines for name in line)
+        if validated and not any(key in line for line in lines):
             if not self.warned_unscored:
                 print(
                     f"recipe.keep_best={key}: metrics.jsonl has validations, but none with this "
@@ -154,20 +149,12 @@ class SavingTrainer(PPOTrainerSync):
                 )
             self.warned_unscored = True
             return
-        best = self._best(steps, lines)
+        scores = {m["step"]: float(m[key]) for m in lines if key in m and m["step"] in steps}
+        best = max(scores, key=lambda step: scores[step], default=None)  # of equal ones the first
         gone = checkpoints.surplus(
             steps, tracked, self.keep_last, self.config.recipe.keep_every, best
         )
         checkpoints.delete(self.saves, gone)
-
-    def _best(self, steps: list[int], lines: list[dict[str, Any]]) -> int | None:
-        """The saved step with the highest ``recipe.keep_best``, of equal ones the first.
-
-        None before the first validation.
-        """
-        key = self.config.recipe.keep_best
-        scores = {m["step"]: float(m[key]) for m in lines if key in m and m["step"] in steps}
-        return max(scores, key=lambda step: scores[step], default=None)
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
@@ -188,7 +175,7 @@ class SavingTrainer(PPOTrainerSync):
     # ---------------------------------------------------------------- early end
 
     def guard(self, metrics: dict[str, Any]) -> None:
-        """Compare the metrics of a finished step with the earlier ones, as `recipe.guard` says."""
+        """Check the metrics of a finished step for a collapse, and apply ``recipe.guard``."""
         settings = self.config.recipe.guard
         if settings.action == "off":
             return
@@ -203,7 +190,7 @@ class SavingTrainer(PPOTrainerSync):
         told = f"recipe.guard.action={settings.action}: step {self.global_steps}: {breach}. "
         steps = checkpoints.saved_steps(self.saves)
         saved = [n for n in steps if not checkpoints.damage(checkpoints.step_folder(self.saves, n))]
-        # Before the alarm, even if its own step was validated best: its update is suspect.
+        # Excludes the step of the alarm, even if validated best: its update is suspect.
         best = guard.best_step(history, [n for n in saved if n < self.global_steps])
         if settings.action == "rollback" and best is not None and used < settings.rollback.times:
             told += rollbacks.decide(self.config, step=self.global_steps, to=best, why=breach)
@@ -218,14 +205,13 @@ class SavingTrainer(PPOTrainerSync):
         print(told, flush=True)
 
     def check_progress(self, work: Any) -> None:
-        """Called at every poll for rollouts, also in a validation, with counts of finished work."""
+        """Check for hangs and dead actors, at every poll for rollouts, also in a validation."""
         self.watchdog.see(work)
         self.liveness.require_all()
 
     def check_stop(self) -> None:
-        """Called at every poll for the rollouts of a step."""
-        reason = self.limit.while_waiting()
-        if reason:
+        """Raise StoppedError if the run must end; called at every poll during a step."""
+        if reason := self.limit.while_waiting():
             raise StoppedError(reason)
 
     def step(self, metrics: dict, timing_raw: dict) -> Any:
@@ -253,9 +239,9 @@ class SavingTrainer(PPOTrainerSync):
             self._save_step_before(state, data, engine_responds=idle)
             raise
         except StoppedError:
-            # The resumed run fetches the questions of this step again. verl's sleep, part of the
-            # save, waits until no request is left. Later requests are rejected, because verl would
-            # hold them until generation resumes, which it never does.
+            # The resumed run fetches the questions of this step again. The save puts the engine to
+            # sleep, which waits until no request is left. Later requests are rejected: verl would
+            # hold them until generation resumes, which never happens.
             self.checkpoint_manager.abort_replicas(reject_request=True)
             self._save_step_before(state, data)
             raise
@@ -268,7 +254,7 @@ class SavingTrainer(PPOTrainerSync):
         return batch
 
     def _save_alarm(self) -> None:
-        """Save the step before this one, at which the guard raised an alarm, and go on."""
+        """Save the previous step, at which the guard raised an alarm, and continue."""
         self.save_alarm = False
         if self.global_steps - 1 > (checkpoints.tracked_step(self.saves) or 0):
             self._save_step_before()  # the engine sleeps

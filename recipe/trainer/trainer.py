@@ -152,8 +152,8 @@ class RecipeTrainer(SavingTrainer):
         return ids
 
     def _balance_batch(self, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> Any:
-        """verl's padding rows, then our order (`recipe.trainer.order`) instead of verl's."""
-        # For the padding, with which every rank gets whole mini-batches; the order is replaced.
+        """Add verl's padding rows, then use our order (`recipe.trainer.order`)."""
+        # Only the padding of verl's call is used: it gives every rank whole mini-batches.
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         size = int(self.config.actor_rollout_ref.rollout.n)
@@ -260,7 +260,7 @@ class RecipeTrainer(SavingTrainer):
         return batches.write(fetched, found.columns)
 
     def _fetch(self, batch: Any) -> tuple[batches.Fetched, torch.Tensor | None]:
-        """The batch, and its log-probabilities at the temperature of the token weights.
+        """Return the batch, and its log-probs at the temperature of the token weights (None: same).
 
         verl computes them at the rollout's temperature. Another temperature costs one more forward
         pass. It runs after the reference model's, whose result is written to the same column.

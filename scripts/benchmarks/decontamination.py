@@ -9,7 +9,7 @@ from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import rephrase as pairs
+from benchmarks import rephrase as public
 
 from prompt_aug.base.commands import in_columns
 from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex
@@ -32,10 +32,10 @@ def respelled(text: str) -> str:
 
 def planted(folders: Mapping[str, Path]) -> dict[str, tuple[list[str], list[str]]]:
     """Return kind -> (texts, benchmark questions)."""
-    rewordings = list(pairs._gsm_rewordings(folders))
+    rewordings = list(public._gsm_rewordings(folders))
     test = [question for question, _ in rewordings]
     math = [str(row["question"]) for row in load_rows(str(folders["math"]))][:SAMPLE]
-    changed = [p for p in pairs.gsm_plus(folders) if p.group == "numbers replaced"]
+    changed = [p for p in public.gsm_plus(folders) if p.group == "numbers replaced"]
     half = len(test) // 2
     return {
         "exact": (test, test),
@@ -53,24 +53,22 @@ def row_of(name: str, texts: Sequence[str], benchmark: Sequence[str], embed: Emb
         match is not None and match.score >= OVERLAP_LIMIT for match in map(index.best, texts)
     )
     listed: dict[int, set[str]] = {}
-    own, count = 0, 0
-    for pair in shortlist(texts, benchmark, embed):
-        count += 1
-        own += pair.question == pair.benchmark
+    pairs = list(shortlist(texts, benchmark, embed))
+    own = sum(pair.question == pair.benchmark for pair in pairs)
+    for pair in pairs:
         verdict = compare(benchmark[pair.benchmark], texts[pair.question]).verdict
         listed.setdefault(pair.question, set()).add(verdict)
     same = sum("accept" in verdicts for verdicts in listed.values())
     doubtful = sum("doubtful" in v and "accept" not in v for v in listed.values())
     shares = (by_grams, own if name != "clean" else 0, same, doubtful)
     shown = [f"{count / len(texts):.3f}" for count in shares]
-    return [name, str(len(texts)), *shown, f"{count / len(texts):.2f}"]
+    return [name, str(len(texts)), *shown, f"{len(pairs) / len(texts):.2f}"]
 
 
-def main(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    parser.add_argument("--set", type=pairs.named, action="append", required=True, help=NAMED)
+def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
+    parser.add_argument("--set", type=public.named, action="append", required=True, help=NAMED)
     folders = dict(parser.parse_args(arguments).set)
     head = ["planted", "n", "n-grams", "in shortlist", "checks: same", "for a judge", "pairs each"]
     embed = embedder()
     rows = [row_of(name, *both, embed) for name, both in planted(folders).items()]
     print(in_columns([head, *rows]))
-    return 0

@@ -48,7 +48,7 @@ STATUS = {1.0: "correct", 0.0: "wrong"}
 
 
 def made_up(rows: int, tokens: int, seed: int) -> SimpleNamespace:
-    """Columns as TransferQueue has them, groups of 8, two to each of four rephrasings."""
+    """Return made-up TransferQueue columns: groups of 8 rollouts, two to each of 4 rephrasings."""
     random = torch.Generator().manual_seed(seed)
     lengths = torch.randint(max(1, tokens // 12), tokens + 1, (rows,), generator=random).tolist()
     groups = [i // GROUP for i in range(rows)]
@@ -87,7 +87,7 @@ def nested(column: list[torch.Tensor]) -> torch.Tensor:
 
 
 def record(made: SimpleNamespace) -> RolloutBatch:
-    """The record of a step, as the trainer makes it of the columns."""
+    """Build the record of a step from the columns, as the trainer does."""
     padded = {name: matrix(column) for name, column in made.per_token.items()}
     batch = SimpleNamespace(keys=made.keys, tags=[{}] * len(made.keys))
     fetched = Fetched(batch=batch, data=None, rows=made.others, padded=padded, lengths=made.lengths)
@@ -96,7 +96,7 @@ def record(made: SimpleNamespace) -> RolloutBatch:
 
 
 def lines(made: SimpleNamespace) -> dict[str, Callable[[], object]]:
-    """What is measured, by name; the inputs of each are ready before."""
+    """Return the functions to measure, by name. Their inputs are computed here, not measured."""
     settings = OmegaConf.load(SETTINGS).recipe
     settings.weights.name = "gaussian_covariance"
     batch = record(made)

@@ -178,9 +178,8 @@ def dice_math(folders: Mapping[str, Path]) -> Iterator[Pair]:
 
 
 def _half(read: Reader, part: int) -> Reader:
-    """Half of the pairs, so that one half can be looked at and the other be held out."""
-    keep = lambda pair: zlib.crc32(pair.candidate.encode()) % 2 == part  # noqa: E731
-    return lambda folders: filter(keep, read(folders))
+    """Return a reader of one half of the pairs: one for tuning, the other held out."""
+    return lambda f: (p for p in read(f) if zlib.crc32(p.candidate.encode()) % 2 == part)
 
 
 class Nearest:
@@ -265,7 +264,7 @@ def audit(kind: str) -> Reader:
 
 @dataclass(frozen=True, slots=True)
 class PairSet:
-    """A set of pairs: the checkouts it is read from, its subject, and if it was held out."""
+    """A set of pairs: its reader, the checkouts it needs, its subject. `held_out`: not tuned on."""
 
     read: Reader
     needs: tuple[str, ...]
@@ -301,8 +300,7 @@ def rephrase(options: Namespace, names: set[str]) -> None:
         raise BenchError("--set: missing. Name at least one checkout.")
     if unknown := folders.keys() - names:
         raise BenchError(f"--set {', '.join(sorted(unknown))}: unknown. See --help.")
-    head = ["set", "kind", "pairs", "n", "accept", "doubtful", "reject", "overlap"]
-    rows: list[list[str]] = [head]
+    rows = [["set", "kind", "pairs", "n", "accept", "doubtful", "reject", "overlap"]]
     totals: dict[tuple[str, str, bool], Counter[str]] = {}
     everything: list[Pair] = []
     known = {name: one for name, one in SETS.items() if folders.keys() >= {*one.needs}}

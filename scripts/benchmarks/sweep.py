@@ -68,4 +68,4 @@ def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     }
     print(json.dumps({"samples": len(first), "samples equal": equal, **report}))
     if not equal:
-        sys.exit("the exchange of weights has changed samples")
+        sys.exit("samples differ between reloaded weights and restarted engines")

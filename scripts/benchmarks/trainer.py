@@ -30,7 +30,7 @@ def is_ours(step: int) -> bool:
 
 
 def measure(method: str, steps: int, out: Path) -> list[float]:
-    """Seconds of every step."""
+    """Train with the paired trainer and return the seconds of every step."""
     from recipe.config.compose import compose_config
     from recipe.preflight.checks import check, prepare
     from recipe.trainer import launch
@@ -56,7 +56,7 @@ def measure(method: str, steps: int, out: Path) -> list[float]:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Two of the values that cover their median with 95 % confidence (order statistics)."""
+    """Return the 95 % confidence interval of the median by order statistics."""
     n = len(values)
     below = [sum(math.comb(n, i) for i in range(k + 1)) / 2**n for k in range(n)]
     k = max(0, sum(p <= 0.025 for p in below) - 1)

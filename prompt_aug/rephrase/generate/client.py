@@ -22,11 +22,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class EndedBySignalError(RephraseError):
-    """A signal asked for the end; completed requests are kept."""
+    """A signal stopped the run; completed requests are kept."""
 
 
 class Stage:
-    """A model at an endpoint: its prompt, and the responses that are kept of it."""
+    """A model at an endpoint, with its prompt and its stored responses."""
 
     def __init__(
         self, title: str, folder: Path, endpoint: http.Endpoint, prompt: Prompt, sampling: Sampling
@@ -47,7 +47,7 @@ class Stage:
         return Spending(1, *tokens).at(self.endpoint.price)
 
     def send(self, requests: Iterable[Request], budget: Budget) -> None:
-        """Request what is missing. A signal ends it at the next response. Raises what ended it."""
+        """Request the missing responses. Raise the cause if the channel is stopped."""
         missing = [request for request in requests if self.store.missing(request)]
         total = sum(len(self.store.missing(request)) for request in missing)
         if missing:
@@ -104,7 +104,7 @@ class Stage:
             except http.Failure as failure:
                 final = failure.status in http.FINAL
                 if final and len(samples) > 1:
-                    self.per_request, samples = 1, samples[:1]  # it may not know n
+                    self.per_request, samples = 1, samples[:1]  # n may be unsupported
                     continue
                 self.channel.count(failure)
                 lost = {"status": "failed", "final": final, "error": failure.line}
@@ -125,7 +125,7 @@ class Stage:
 
     async def _attempt(self, body: Any, wanted: Spending) -> tuple[dict[str, Any], Spending]:
         """Send one request and return the answer with what it used. Raises http.Failure."""
-        answer = await http.post(self.client, "chat/completions", body)
+        answer = await http.fetch(self.client, "chat/completions", body)
         choices = answer.get("choices")
         listed = [c for c in choices if isinstance(c, dict)] if isinstance(choices, list) else []
         if not listed or [c for c in listed if isinstance(c.get("message"), dict)] != choices:
@@ -134,7 +134,7 @@ class Stage:
 
 
 def _taken(choice: dict[str, Any], model: str | None) -> dict[str, Any]:
-    """Return the record of one choice; an empty text is a failure that no retry mends."""
+    """Return the record of one choice; an empty text is a final failure, not retried."""
     text, finish = choice["message"].get("content"), choice.get("finish_reason")
     if isinstance(text, str) and text.strip():
         return {"status": "answer", "text": text, "finish": finish, "answered_by": model}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from prompt_aug.base.errors import UsageError
-from prompt_aug.endpoint.client import Endpoint, Failure, post
+from prompt_aug.endpoint.client import Endpoint, Failure, fetch
 from prompt_aug.rephrase.generate.prompts import RephraseError
 
 Embed = Callable[[Sequence[str]], np.ndarray]
@@ -39,7 +39,7 @@ async def embed_at(endpoint: Endpoint, model: str, texts: Sequence[str]) -> np.n
             part = distinct[start : start + PER_CALL]
             try:
                 body = {"model": model, "input": part, "encoding_format": "float"}
-                answer = await post(client, "embeddings", body)
+                answer = await fetch(client, "embeddings", body)
                 vectors = {part[e["index"]]: e["embedding"] for e in answer["data"]}
             except (Failure, KeyError, TypeError, IndexError) as error:
                 raise RephraseError(f"embedder: {error}"[:300]) from error

@@ -13,7 +13,7 @@ SLOT, CANDIDATE = "{question}", "{candidate}"
 
 
 class RephraseError(UserError, ValueError):
-    """A setting, a file or an endpoint with which nothing can be rephrased."""
+    """An unusable setting, file or endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,5 +55,5 @@ def load_prompt(name: str, option: str = "--prompt") -> Prompt:
     text = str(fields.get("text", ""))
     for slot in slots:
         if (count := text.count(slot)) != 1:
-            raise RephraseError(f"{option}={name}: {slot} stands there {count} times, not once.")
+            raise RephraseError(f"{option}={name}: {slot} occurs {count} times. Write it once.")
     return Prompt(path.name, str(fields.get("source", path.name)), text)

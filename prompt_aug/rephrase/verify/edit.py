@@ -11,12 +11,12 @@ from prompt_aug.rephrase.verify.reasons import Reason, doubt, reject
 from prompt_aug.rephrase.verify.text import FORMULA, Reading
 from prompt_aug.rephrase.verify.values import in_tokens, numbers, unmatched
 
-# A near copy: so much in common in the same order, or less in so few runs, or one inside the other.
+# Near: likeness >= NEAR, or >= LOOSELY_NEAR in <= FEW_RUNS runs, or INSIDE of the shorter text.
 NEAR, LOOSELY_NEAR, FEW_RUNS, INSIDE = 0.85, 0.6, 3, 0.93
 SENTENCE_WORDS, SHARED = 3, 0.4  # an added sentence has less of its words in the question
 NEGATIONS = frozenset("not no never neither nor cannot without none fail fails except".split())
 NOT = "<not>"  # no stem: "note" has the stem "not"
-SOFT = ("#1", "#2")  # "one", "both", "pair" come and go
+SOFT = ("#1", "#2")  # "one", "both", "pair" may be added or dropped
 NEUTRAL = frozenset(
     "find determine compute calculate evaluate what which who how many much give given suppose let "
     "if assume value number amount answer result is are was were be been do does did have has had "

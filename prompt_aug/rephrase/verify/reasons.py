@@ -1,4 +1,4 @@
-"""What a filter says about a candidate."""
+"""Reasons: the verdicts of single filters on a candidate."""
 
 from dataclasses import dataclass
 from typing import Literal

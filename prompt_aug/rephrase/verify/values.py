@@ -60,7 +60,7 @@ CONVERSIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A value; a `soft` one may come and go."""
+    """A value; a `soft` one may be added or dropped."""
 
     value: Fraction
     soft: bool = False

@@ -27,8 +27,8 @@ def _memory(*_: Any) -> tuple[int, int]:
     return machine.available, machine.total
 
 
-def _nothing(*_: Any) -> None:
-    return None
+def _nothing(*_: Any, **__: Any) -> None:
+    """Stand in for a function that has no effect on a CPU."""
 
 
 # Functions of torch.cuda that verl calls and torch.cpu lacks or defines differently. Memory figures
@@ -93,23 +93,9 @@ class PlatformCPU(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        return None
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        return None
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        return None
-
-    def empty_cache(self) -> None:
-        return None
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
+    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+    profiler_start = profiler_stop = cudart = _nothing
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -125,12 +111,6 @@ class PlatformCPU(PlatformBase):
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
 
-    def profiler_start(self) -> None:
-        return None
-
-    def profiler_stop(self) -> None:
-        return None
-
     def ray_resource_name(self) -> str:
         return "GPU"
 
@@ -143,6 +123,3 @@ class PlatformCPU(PlatformBase):
 
     def is_ipc_supported(self) -> bool:
         return False  # verl then sends weights through shared memory, not CUDA IPC
-
-    def cudart(self) -> Any:
-        return None
