@@ -128,6 +128,11 @@ watched() {
         status=0
         wait "$child" || status=$?
     done
+    if ((status > 128)); then # perhaps that of the trap, if the command ended at the same moment
+        local ended=0
+        wait "$child" 2>/dev/null || ended=$?
+        if ((ended != 127)); then status=$ended; fi # 127: bash has forgotten it
+    fi
     child=''
     return "$status"
 }
