@@ -3,3 +3,7 @@
 `python scripts/experiment.py NAME` runs what examples/laboratory/NAME/experiment.yaml says, with
 `recipe.train` or, for simulated experiments, with `recipe.lab.simulate`.
 """
+
+import warnings
+
+warnings.filterwarnings("ignore", message=".* engine is not available")  # verl's, on import

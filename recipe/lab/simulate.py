@@ -11,7 +11,6 @@ tests/recipe/test_methods_e2e.py compares recorded steps of every method.
 """
 
 import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 def begin(config: DictConfig) -> "Simulator":
     """Check `config`, build its world, write the run folder; return the simulator."""
     set_defaults(cpu=True)
-    warnings.filterwarnings("ignore", message=".* engine is not available")  # verl's, for others
     # Imported here: verl and transformers read the environment.
     from recipe.lab.simulator import Simulator
     from recipe.preflight.checks import check, prepare
