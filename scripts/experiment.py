@@ -64,14 +64,17 @@ def carry_out(given: argparse.Namespace) -> int:
     out = given.out / experiment.name
     with Progress(f"{experiment.name}, {len(todo)} runs"):
         failed = run_all(experiment, todo, record=record, out=out, jobs=given.jobs)
-    done = read_record(record, experiment)
+    made = read_record(record, experiment)
+    done = page.whole(experiment, made) if counted else made
     if done:
         planned = experiment.counted if experiment.claims else given.seeds
         every = [(a.name, s) for a in experiment.arms for s in experiment.seeds(a, planned)]
-        missing = sum(made not in done for made in every) if counted else 0
+        missing = sum(run not in made for run in every) if counted else 0
         write_text(folder / "results.md", page.results(experiment, done, missing))
         page.draw(experiment, done, folder)
         print(page.body(experiment, done))
+    elif made:
+        print("no results yet: no arm has all of its seeds")
     return 1 if failed else 0
 
 

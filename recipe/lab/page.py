@@ -248,41 +248,59 @@ def _start(line: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def runs(lines: Lines) -> str:
-    """Return a row per run: its commit, that of its measurement if different, its seconds."""
-    rows = [["run", "commit", "seconds"], ["---"] * 3]
-    for (name, seed), line in sorted(lines.items()):
-        commit = line["commit"] + (" with changes" if line["uncommitted_changes"] else "")
-        at = line.get("measured_at")  # older lines do not say
-        commit += f", measured at {at}" if at and at not in line["commit"] else ""
-        rows.append([f"{name}, seed {seed}", commit, str(line["seconds"])])
+    """Return a row per arm: its seeds, commits, those of other measurements, median seconds."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for (name, _), line in sorted(lines.items()):
+        found.setdefault(name, []).append(line)
+    rows = [["arm", "seeds", "commits", "seconds, median"], ["---"] * 4]
+    for name, own in found.items():
+        commits = {_commit(line): None for line in own}
+        median = statistics.median(line["seconds"] for line in own)
+        rows.append([name, str(len(own)), ", ".join(commits), f"{median:.0f}"])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _commit(line: Mapping[str, Any]) -> str:
+    commit = str(line["commit"]) + (" with changes" if line["uncommitted_changes"] else "")
+    at = line.get("measured_at")  # older lines do not say
+    return commit + (f" (measured at {at})" if at and at not in commit else "")
+
+
+def whole(experiment: Experiment, lines: Lines) -> Lines:
+    """Return the runs of the arms that have all; where claims are tested, nobody looks before."""
+    if not experiment.claims:
+        return lines
+    plan = {a.name: experiment.seeds(a, experiment.counted) for a in experiment.arms}
+    arms = [name for name, seeds in plan.items() if all((name, seed) in lines for seed in seeds)]
+    return {key: line for key, line in lines.items() if key[0] in arms}
 
 
 def results(experiment: Experiment, lines: Lines, missing: int) -> str:
     """The whole of results.md."""
     name = experiment.name
     left = f"**{missing} counted runs are still to be made.** " if missing else ""
-    drawn = "\n".join(f"![{p.title}]({p.file})" for p in pictures(experiment, lines))
+    drawn = [f"![{p.title}]({p.file})" for p in pictures(experiment, lines)]
+    first = f"\n\n{drawn.pop(0)}" if experiment.simulated and drawn else ""
     asked = _asked(experiment, lines)
     steps = "Simulated steps" if experiment.simulated else "Steps"
     return (
         f"# {name}: what was measured\n\nWritten by `python scripts/experiment.py {name}`. {left}"
         f"{steps}: {experiment.steps}; checkpoints measured on {asked} test "
         f"questions x {experiment.measure.samples} samples at temperature 1 as first asked. "
-        f"Mean ± standard deviation over seeds; a curve's end is the mean of its last "
-        f"{BIN * LAST_BINS} steps. {CAUTION}\n\n{body(experiment, lines)}"
-        f"{other_starts(experiment, lines)}\n\n## Curves\n\nLine: mean over seeds. Band: "
-        f"range over seeds. Training curves are means over {BIN} steps.\n\n{drawn}\n\n"
-        f"## Runs\n\n{runs(lines)}\n"
+        f"Mean ± standard deviation over seeds.\n\n{body(experiment, lines)}{first}"
+        f"{other_starts(experiment, lines)}\n\n## Appendix\n\n{CAUTION} A curve's end is the mean "
+        f"of its last {BIN * LAST_BINS} steps.\n\n{checkpoints(experiment, lines)}\n\nLine: mean "
+        f"over seeds. Band: range over seeds. Training curves are means over {BIN} steps.\n\n"
+        + "\n".join(drawn)
+        + f"\n\n{runs(lines)}\n"
     )
 
 
 def body(experiment: Experiment, lines: Lines) -> str:
     """The tables: of a simulated experiment its claims, of an older one every figure."""
-    steps = checkpoints(experiment, lines)
     if not experiment.simulated:
         return (
-            f"{table(experiment, lines)}\n\n{steps}\n\n## Paired by seed\n\nBold: 0 lies outside "
+            f"{table(experiment, lines)}\n\n## Paired by seed\n\nBold: 0 lies outside "
             "the interval (Student's t; many comparisons are listed, and one in twenty of those "
             f"without any effect would be bold).\n\n{comparisons(experiment, lines)}"
         )
@@ -293,8 +311,8 @@ def body(experiment: Experiment, lines: Lines) -> str:
             "all claims but the first.\n\n"
         )
     return (
-        f"{decided}## Arms\n\n{summary(experiment, lines)}\n\nOnly the claims are tests, each once "
-        f"all runs of its arms are on record; other rows describe.\n\n{steps}"
+        f"{decided}## Arms\n\n{summary(experiment, lines)}\n\nOnly the claims are tests; other "
+        "rows describe. An arm is shown once all of its runs are on record."
     )
 
 
