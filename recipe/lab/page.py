@@ -283,13 +283,15 @@ def results(experiment: Experiment, lines: Lines, missing: int) -> str:
     first = f"\n\n{drawn.pop(0)}" if experiment.simulated and drawn else ""
     asked = _asked(experiment, lines)
     steps = "Simulated steps" if experiment.simulated else "Steps"
+    count = experiment.worlds
+    shared = f", which share {count} sets of questions with start model" if count else ""
     return (
         f"# {name}: what was measured\n\nWritten by `python scripts/experiment.py {name}`. {left}"
         f"{steps}: {experiment.steps}; checkpoints measured on {asked} test "
         f"questions x {experiment.measure.samples} samples at temperature 1 as first asked. "
-        f"Mean ± standard deviation over seeds.\n\n{body(experiment, lines)}{first}"
-        f"{other_starts(experiment, lines)}\n\n## Appendix\n\n{CAUTION} A curve's end is the mean "
-        f"of its last {BIN * LAST_BINS} steps.\n\n{checkpoints(experiment, lines)}\n\nLine: mean "
+        f"Mean ± standard deviation over seeds{shared}.\n\n{body(experiment, lines)}{first}"
+        f"{other_starts(experiment, lines)}\n\n## Appendix\n\n{CAUTION}\n\n"
+        f"{checkpoints(experiment, lines)}\n\nLine: mean "
         f"over seeds. Band: range over seeds. Training curves are means over {BIN} steps.\n\n"
         + "\n".join(drawn)
         + f"\n\n{runs(lines)}\n"
@@ -300,7 +302,8 @@ def body(experiment: Experiment, lines: Lines) -> str:
     """The tables: of a simulated experiment its claims, of an older one every figure."""
     if not experiment.simulated:
         return (
-            f"{table(experiment, lines)}\n\n## Paired by seed\n\nBold: 0 lies outside "
+            f"{table(experiment, lines)}\n\nA curve's end is the mean of its last "
+            f"{BIN * LAST_BINS} steps.\n\n## Paired by seed\n\nBold: 0 lies outside "
             "the interval (Student's t; many comparisons are listed, and one in twenty of those "
             f"without any effect would be bold).\n\n{comparisons(experiment, lines)}"
         )
