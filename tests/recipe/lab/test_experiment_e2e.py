@@ -3,6 +3,7 @@
 That arms share their start model is seen in test_arms.py, what a page shows in test_page.py.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,11 +12,13 @@ import pytest
 from prompt_aug.base.files import read_lines
 from recipe.lab.experiment import Arm, Experiment, Measure
 from recipe.lab.runs import Commands, read_record, run_all
+from recipe.run.environment import COMMON, CPU
 
 pytestmark = pytest.mark.e2e
 
 # The measurement of this experiment, which is not one of those in examples/laboratory.
 MEASURE = """
+import os
 import sys
 from pathlib import Path
 from prompt_aug.base.files import write_json
@@ -77,6 +80,8 @@ def test_simulated_arms_run_in_forked_processes(
 ) -> None:
     (tmp_path / "of_a_user.py").write_text(WEIGHT)
     monkeypatch.syspath_prepend(tmp_path)
+    for name, value in {**COMMON, **CPU, "OMP_NUM_THREADS": "1"}.items():  # set by run_all
+        monkeypatch.setenv(name, os.environ.get(name, value))
     arms = {"weight": "recipe.weights.name=of_a_user.weight", "typo": "method=absent"}
     plan = Experiment(
         name="edge",
