@@ -125,6 +125,7 @@ def _simulate(arguments: list[str], log: Path) -> None:
     with log.open("a") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
+    sys.orig_argv = [sys.executable, "-m", "recipe.lab.simulate", *arguments]  # on record
     sys.exit(main(arguments))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prompt_aug.base.files import read_lines
+from prompt_aug.base.files import read_json, read_lines
 from recipe.lab.experiment import Arm, Experiment, Measure
 from recipe.lab.runs import Commands, read_record, run_all
 from recipe.run.environment import COMMON, CPU
@@ -18,7 +18,6 @@ pytestmark = pytest.mark.e2e
 
 # The measurement of this experiment, which is not one of those in examples/laboratory.
 MEASURE = """
-import os
 import sys
 from pathlib import Path
 from prompt_aug.base.files import write_json
@@ -99,4 +98,6 @@ def test_simulated_arms_run_in_forked_processes(
     assert failed == [("typo", 7)], logs
     assert "method/absent" in logs["typo"]
     (line,) = read_lines(record)
+    (run,) = out.glob("weight-7-*/")
+    assert "recipe.lab.simulate laboratory/edge" in read_json(run / "environment.json")["command"]
     assert line["arm"] == "weight" and set(line["measured"]) == {"0", "2"}
