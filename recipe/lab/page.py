@@ -16,10 +16,10 @@ Lines = Mapping[tuple[str, int], dict[str, Any]]
 Curve = list[tuple[float, float]]  # step, value
 LAST_BINS = 2  # of a curve: its value at the end
 CAUTION = (
-    "Columns with different numbers of seeds are not comparable: the paired differences are. "
-    "`train/...` is over what an arm trains on, its own templates, rephrasings and kept groups; "
-    "groups may differ in size. The held-out figures are the same for all. Names such as "
-    "`qwen-math` are prompt templates, not models."
+    "Compare arms with different numbers of seeds only by their paired differences. `train/...` is "
+    "measured on each arm's own training prompts (templates, rephrasings, kept groups). Held-out "
+    "measurements use the same questions in all arms. Names such as `qwen-math` are prompt "
+    "templates, not models."
 )
 MOST = 5  # curves in a picture
 COLOURS = (
@@ -288,7 +288,7 @@ def results(experiment: Experiment, lines: Lines, missing: int) -> str:
     return (
         f"# {name}: what was measured\n\nWritten by `python scripts/experiment.py {name}`. {left}"
         f"{steps}: {experiment.steps}; checkpoints measured on {asked} test "
-        f"questions x {experiment.measure.samples} samples at temperature 1 as first asked. "
+        f"questions x {experiment.measure.samples} samples at temperature 1, each question in one wording. "
         f"Mean ± standard deviation over seeds{shared}.\n\n{body(experiment, lines)}{first}"
         f"{other_starts(experiment, lines)}\n\n## Appendix\n\n{CAUTION}\n\n"
         f"{checkpoints(experiment, lines)}\n\nLine: mean "
@@ -314,8 +314,8 @@ def body(experiment: Experiment, lines: Lines) -> str:
             "all claims but the first.\n\n"
         )
     return (
-        f"{decided}## Arms\n\n{summary(experiment, lines)}\n\nOnly the claims are tests; other "
-        "rows describe. An arm is shown once all of its runs are on record."
+        f"{decided}## Arms\n\n{summary(experiment, lines)}\n\nOnly the claims are tests; the p "
+        "values of this table are not adjusted. An arm is shown once all of its runs are on record."
     )
 
 
