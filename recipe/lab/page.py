@@ -289,10 +289,11 @@ def results(experiment: Experiment, lines: Lines, missing: int) -> str:
         f"# {name}: what was measured\n\nWritten by `python scripts/experiment.py {name}`. {left}"
         f"{steps}: {experiment.steps}; checkpoints measured on {asked} test "
         f"questions x {experiment.measure.samples} samples at temperature 1, each question in one "
-        f"wording. Mean ± standard deviation over seeds{shared}.\n\n{body(experiment, lines)}{first}"
+        f"wording. Mean ± standard deviation over seeds{shared}.\n\n"
+        f"{body(experiment, lines)}{first}"
         f"{other_starts(experiment, lines)}\n\n## Appendix\n\n{CAUTION}\n\n"
-        f"{checkpoints(experiment, lines)}\n\nLine: mean "
-        f"over seeds. Band: range over seeds. Training curves are means over {BIN} steps.\n\n"
+        f"{checkpoints(experiment, lines)}\n\nLine: mean over seeds. Band: "
+        f"range over seeds. Training curves are means over {BIN} steps.\n\n"
         + "\n".join(drawn)
         + f"\n\n{runs(lines)}\n"
     )
