@@ -18,7 +18,7 @@ from pathlib import Path
 from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.files import write_text
 from prompt_aug.base.progress import Progress
-from recipe.lab import page
+from recipe.lab import page, pictures
 from recipe.lab.experiment import (
     COUNTED,
     FIRST_COUNTED,
@@ -65,14 +65,14 @@ def carry_out(given: argparse.Namespace) -> int:
     with Progress(f"{experiment.name}, {len(todo)} runs"):
         failed = run_all(experiment, todo, record=record, out=out, jobs=given.jobs)
     made = read_record(record, experiment)
-    done = page.whole(experiment, made) if counted else made
-    if done:
+    shown = page.whole(experiment, made) if counted else made
+    if shown:
         planned = experiment.counted if experiment.claims else given.seeds
         every = [(a.name, s) for a in experiment.arms for s in experiment.seeds(a, planned)]
         missing = sum(run not in made for run in every) if counted else 0
-        write_text(folder / "results.md", page.results(experiment, done, missing))
-        page.draw(experiment, done, folder)
-        print(page.body(experiment, done))
+        write_text(folder / "results.md", page.results(experiment, shown, missing))
+        pictures.draw(experiment, shown, folder)
+        print(page.body(experiment, shown))
     elif made:
         print("no results yet: no arm has all of its seeds")
     return 1 if failed else 0

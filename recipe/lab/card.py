@@ -16,13 +16,13 @@ from prompt_aug.base.files import write_text
 from recipe.errors import ConfigError
 from recipe.lab import page
 from recipe.lab.experiment import Experiment, load_experiment
-from recipe.lab.runs import read_record, run_all
+from recipe.lab.runs import Lines, read_record, run_all
 from recipe.run.environment import describe
 
 SHOWN = ("greedy", "pass@1", "pass@16", "entropy", "entropy on filler")
 
 
-def mechanism(experiment: Experiment, lines: page.Lines) -> str:
+def mechanism(experiment: Experiment, lines: Lines) -> str:
     """Return a sentence: whether the runs in `lines` show the mechanism of the world."""
     wanted = experiment.mechanism
     if wanted is None:
@@ -44,7 +44,7 @@ def mechanism(experiment: Experiment, lines: page.Lines) -> str:
     )
 
 
-def checkpoints(experiment: Experiment, lines: page.Lines) -> str:
+def checkpoints(experiment: Experiment, lines: Lines) -> str:
     """Return a table with a row per checkpoint: the means over seeds of `SHOWN`."""
     template = experiment.measure.templates[0]
     found: dict[int, list[Mapping[str, float]]] = {}
@@ -59,7 +59,7 @@ def checkpoints(experiment: Experiment, lines: page.Lines) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def card(experiment: Experiment, lines: page.Lines, origin: Mapping[str, Any]) -> str:
+def card(experiment: Experiment, lines: Lines, origin: Mapping[str, Any]) -> str:
     """The whole card; `origin` has commit and uncommitted_changes."""
     names = list(dict.fromkeys(arm for arm, _ in lines))
     seeds = sorted({seed for _, seed in lines})

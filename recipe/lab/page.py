@@ -1,19 +1,14 @@
-"""The record of an experiment as results.md: tables, differences, and a picture of each curve."""
+"""The record of an experiment as results.md: verdicts, tables and differences."""
 
-import io
-import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from recipe.lab.experiment import Arm, Claim, Experiment
 from recipe.lab.paired import holm, paired_difference, sign_flip_p
-from recipe.lab.runs import BIN
+from recipe.lab.pictures import pictures
+from recipe.lab.runs import BIN, Lines
 
-Lines = Mapping[tuple[str, int], dict[str, Any]]
-Curve = list[tuple[float, float]]  # step, value
 LAST_BINS = 2  # of a curve: its value at the end
 CAUTION = (
     "Compare arms with different numbers of seeds only by their paired differences. `train/...` is "
@@ -21,29 +16,6 @@ CAUTION = (
     "measurements use the same questions in all arms. Names such as `qwen-math` are prompt "
     "templates, not models."
 )
-MOST = 5  # curves in a picture
-COLOURS = (
-    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"),  # of the first MOST arms
-    *("#56B4E9", "#444444", "#882255", "#999933"),
-)
-LABELS = {  # title and y label of the keys of metrics.jsonl
-    "train/accuracy": ("Accuracy in training", "share of responses correct"),
-    "train/entropy": ("Entropy in training", "nats per token"),
-    "train/no_signal_groups": ("Zero-variance groups in training", "share of groups"),
-    "covariance/std": ("Token covariance: standard deviation", "nats x advantage"),
-    "covariance/positive/p1": ("Positive token covariance: 99th percentile", "nats x advantage"),
-    "covariance/negative/p1": ("Negative token covariance: 1st percentile", "nats x advantage"),
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
-    """A PNG: at most MOST arms, {arm: the curve of each of its runs}."""
-
-    file: str
-    title: str
-    label: str
-    curves: dict[str, list[Curve]]
 
 
 def figures(line: dict[str, Any]) -> dict[str, float]:
@@ -324,96 +296,3 @@ def _asked(experiment: Experiment, lines: Lines) -> int:
     """Return the number of questions on record; rounding of level shares can change it."""
     found = [n for line in lines.values() for m in line["measured"].values() for n in m.values()]
     return next((n["questions"] for n in found if "questions" in n), experiment.measure.questions)
-
-
-def pictures(experiment: Experiment, lines: Lines) -> list[Picture]:
-    """Return a picture of each curve on record, with the first MOST arms of `compare`.
-
-    A held-out figure of more arms has a second picture with the other arms and some of the first.
-    """
-    made = []
-    for key in (*held_out(experiment), *experiment.curves):
-        found = trajectories(experiment, lines, key)
-        shown = [name for name in by_comparison(experiment) if name in found]
-        main, others = shown[:MOST], shown[MOST : 2 * MOST - 1]
-        template, _, figure = key.partition(" ")
-        title, label = LABELS.get(key, (key, key))
-        file = re.sub(r"[/ ]", "_", key.replace("@", "_at_"))
-        if figure:
-            title, label = f"Held-out {figure}, template {template}", figure
-            file = f"template_{file}"
-        if main:
-            curves = {name: found[name] for name in main}
-            made.append(Picture(file=f"{file}.png", title=title, label=label, curves=curves))
-        if figure and others:
-            curves = {name: found[name] for name in (*main[: MOST - len(others)], *others)}
-            file, title = f"{file}_other_arms.png", f"{title}: other arms"
-            made.append(Picture(file=file, title=title, label=label, curves=curves))
-    return made
-
-
-def by_comparison(experiment: Experiment) -> list[str]:
-    """The arms in the order of `compare`, of a pair the baseline first."""
-    return list(dict.fromkeys(name for pair in experiment.compare for name in reversed(pair)))
-
-
-def trajectories(experiment: Experiment, lines: Lines, key: str) -> dict[str, list[Curve]]:
-    """{arm: the curve of each of its runs}, of a key of metrics.jsonl or of `held_out`."""
-    found: dict[str, list[Curve]] = {}
-    for arm in experiment.arms:
-        own = [line for (name, _), line in sorted(lines.items()) if name == arm.name]
-        if curves := [curve for line in own if (curve := _curve(experiment, line, key))]:
-            found[arm.name] = curves
-    return found
-
-
-def held_out(experiment: Experiment) -> list[str]:
-    """The curves over checkpoints: pass@1 and pass@k, k = samples, of the test questions."""
-    sizes = dict.fromkeys((1, experiment.measure.samples))
-    return [f"{name} pass@{k}" for name in experiment.measure.templates for k in sizes]
-
-
-def _curve(experiment: Experiment, line: dict[str, Any], key: str) -> Curve:
-    """[(step, value)] of one run; means of BIN steps stand at their middle."""
-    if key in held_out(experiment):
-        measured = {int(step): found for step, found in line["measured"].items()}
-        template, size = key.rsplit(" ", 1)
-        values = [(step, measured[step][template].get(size)) for step in sorted(measured)]
-        return [(step, value) for step, value in values if value is not None]
-    values = line["curves"].get(key) or []
-    return [(BIN * i + (BIN + 1) / 2, value) for i, value in enumerate(values)]
-
-
-def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
-    """Write the pictures. The letters are large: a page shows a picture at half its size."""
-    import matplotlib  # a second of imports
-    from matplotlib.figure import Figure
-    from PIL import Image
-
-    colors = dict(zip(by_comparison(experiment), COLOURS, strict=False))
-    for picture in pictures(experiment, lines):
-        with matplotlib.rc_context({"font.size": 15}):
-            figure = Figure(figsize=(11, 5), dpi=110, layout="constrained")
-            axes = figure.add_subplot()
-            for name, curves in picture.curves.items():
-                columns = list(zip(*curves, strict=False))
-                steps = [column[0][0] for column in columns]
-                values = [[value for _, value in column] for column in columns]
-                means = [statistics.fmean(v) for v in values]
-                low, high = [min(v) for v in values], [max(v) for v in values]
-                color, label = colors[name], f"{name} ({len(curves)} seeds)"
-                axes.plot(steps, means, color=color, linewidth=3, label=label)
-                axes.fill_between(steps, low, high, fc=(color, 0.1), ec=(color, 0.4))
-            axes.set(xlabel="training step", ylabel=picture.label, title=picture.title)
-            axes.spines[["top", "right"]].set_visible(False)
-            if "pass@" in picture.label:
-                axes.set_ylim(-0.02, 1.02)  # the same for all templates
-            # Beside the curves: with bands over most of the axes there is no free place in them.
-            axes.legend(
-                frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), alignment="left",
-                title="line: mean over seeds\nband: range over seeds",
-            )  # fmt: skip
-            figure.savefig(drawn := io.BytesIO())
-        # A third of the bytes. The octree keeps the lines' colors; other methods shift them.
-        image = Image.open(drawn).convert("RGB").quantize(64, Image.Quantize.FASTOCTREE)
-        image.save(folder / picture.file, optimize=True)

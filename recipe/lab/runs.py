@@ -22,6 +22,7 @@ from recipe.lab.experiment import Arm, Experiment, ExperimentError
 from recipe.run.environment import set_defaults
 from recipe.run.folder import RunFolder, read_metrics
 
+Lines = Mapping[tuple[str, int], dict[str, Any]]  # of a record, by arm and seed
 BIN = 5  # steps over which the curves on record are means
 
 

@@ -27,7 +27,7 @@ from recipe.errors import ConfigError
 from recipe.lab import page
 from recipe.lab.card import mechanism
 from recipe.lab.experiment import Arm, Experiment, load_experiment
-from recipe.lab.runs import read_record, run_all
+from recipe.lab.runs import Lines, read_record, run_all
 from recipe.run.environment import commit, set_defaults
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -96,7 +96,7 @@ def tried(
     return dataclasses.replace(experiment, arms=(*chosen, *others, own), compare=compare)
 
 
-def written(experiment: Experiment, lines: page.Lines, method: Method, command: str) -> str:
+def written(experiment: Experiment, lines: Lines, method: Method, command: str) -> str:
     """Return the page in Markdown."""
     seeds = len({seed for name, seed in lines if name == experiment.arms[-1].name})
     least = 2.0 ** (1 - seeds) if seeds else 1.0

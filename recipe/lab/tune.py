@@ -23,7 +23,7 @@ from prompt_aug.base.files import write_text
 from recipe.errors import ConfigError
 from recipe.lab import page
 from recipe.lab.experiment import Arm, Experiment, load_experiment
-from recipe.lab.runs import read_record, run_all
+from recipe.lab.runs import Lines, read_record, run_all
 from recipe.run.environment import commit
 
 
@@ -52,7 +52,7 @@ def planned(experiment: Experiment, arm: Arm, grid: Sequence[str]) -> Experiment
     return dataclasses.replace(experiment, arms=tuple(arms), claims=(), compare=())
 
 
-def written(plan: Experiment, lines: page.Lines, grid: Sequence[str], seeds: int) -> str:
+def written(plan: Experiment, lines: Lines, grid: Sequence[str], seeds: int) -> str:
     """Return the table of the combinations, the best first."""
     figure = f"{plan.measure.templates[0]} pass@1"
     found = {

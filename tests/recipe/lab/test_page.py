@@ -6,7 +6,7 @@ from typing import Any
 
 from lab_experiment import experiment
 
-from recipe.lab import page
+from recipe.lab import page, pictures
 from recipe.lab.experiment import Arm, Claim, load_experiment, names
 from recipe.lab.runs import read_record
 
@@ -162,7 +162,7 @@ def test_arms_of_one_seed_that_began_with_two_models_are_named() -> None:
 
 
 def test_pictures_are_drawn_of_what_was_logged(tmp_path: Path) -> None:
-    page.draw(experiment(), lines(), tmp_path)
+    pictures.draw(experiment(), lines(), tmp_path)
     drawn = {path.name for path in tmp_path.iterdir()}
     held_out = {f"template_qwen-math_pass_at_{k}.png" for k in (1, 2)}
     assert drawn == {"train_accuracy.png", *held_out}
@@ -172,26 +172,26 @@ def test_pictures_are_drawn_of_what_was_logged(tmp_path: Path) -> None:
 
 def test_curves_by_hand() -> None:
     """Checkpoints stand at their step in the order of numbers, means of 5 steps at their middle."""
-    of = page.trajectories(experiment(), lines(), "qwen-math pass@1")
+    of = pictures.trajectories(experiment(), lines(), "qwen-math pass@1")
     assert of["kl"] == [[(9, 0.75), (10, 0.5)], [(9, 0.75), (10, 0.62)]]
-    of = page.trajectories(experiment(), lines(), "qwen-math pass@2")
+    of = pictures.trajectories(experiment(), lines(), "qwen-math pass@2")
     assert of["grpo"] == [[(9, 0.0), (10, 0.9)]] * 2
-    of = page.trajectories(experiment(), lines(), "train/accuracy")
+    of = pictures.trajectories(experiment(), lines(), "train/accuracy")
     assert of["grpo"][0] == [(3, 0.1), (8, 0.2), (13, 0.4)]
-    assert page.trajectories(experiment(), lines(), "never/logged") == {}
+    assert pictures.trajectories(experiment(), lines(), "never/logged") == {}
 
 
 def test_no_picture_has_more_than_five_arms_and_no_two_look_alike() -> None:
     for name in names():
         tried = load_experiment(name)
-        arms = page.by_comparison(tried)
+        arms = pictures.by_comparison(tried)
         assert set(arms) <= {arm.name for arm in tried.arms}
-        assert len(set(page.COLOURS)) >= len(arms)
+        assert len(set(pictures.COLOURS)) >= len(arms)
         if not (tried.folder / "results.md").is_file():
             continue  # not evaluated yet
         lines = page.whole(tried, read_record(tried.folder / "record.jsonl", tried))
-        made = page.pictures(tried, lines)
-        assert all(1 <= len(picture.curves) <= page.MOST for picture in made)
+        made = pictures.pictures(tried, lines)
+        assert all(1 <= len(picture.curves) <= pictures.MOST for picture in made)
         held_out = [set(p.curves) for p in made if p.title.startswith("Held-out")]
         assert set().union(*held_out) == set(arms) & {name for name, _ in lines}
         assert all((tried.folder / picture.file).is_file() for picture in made)
