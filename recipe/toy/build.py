@@ -76,7 +76,7 @@ def shipped_start(settings: Settings, bank: Bank) -> Path:
     """
     world = settings.world.record()
     taught = {key: world[key] for key in ("levels", "slips", "adds", "updates")}
-    taught |= {key: world[key] for key in ("filler",) if key in world}
+    taught |= {key: world[key] for key in ("ordered", "filler") if key in world}
     prompts = [render(bank[name], "?", None).text for name in bank.names]
     content = json.dumps([taught, prompts, settings.templates, settings.seed], sort_keys=True)
     key = hashlib.sha256(content.encode()).hexdigest()[:16]

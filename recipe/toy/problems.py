@@ -54,10 +54,11 @@ def unit(*key: object) -> float:
 
 
 @functools.cache
-def _operands(op: str, columns: int) -> tuple[tuple[int, int], ...]:
+def _operands(op: str, columns: int, ordered: bool) -> tuple[tuple[int, int], ...]:
     """All pairs of up to two digits in order, and `DRAWN` of the longer ones.
 
-    Of a difference the first digit of a is the larger, except with one digit, where a >= b.
+    Of a difference the first digit of a is the larger, except with one digit, where a >= b. With
+    `ordered` the same holds for a sum.
     """
     low, high = (0 if columns == 1 else 10 ** (columns - 1)), 10**columns
     if columns <= 2:
@@ -66,7 +67,7 @@ def _operands(op: str, columns: int) -> tuple[tuple[int, int], ...]:
         places = [unit("operands", op, columns, i, side) for i in range(DRAWN) for side in "ab"]
         numbers = [low + int(place * (high - low)) for place in places]
         pairs = list(dict.fromkeys(zip(numbers[::2], numbers[1::2], strict=True)))
-    if op == "-":
+    if op == "-" or ordered:
         top = 10 ** (columns - 1)
         pairs = [(a, b) for a, b in pairs if a // top > b // top or (columns == 1 and a == b)]
     return tuple(pairs)
@@ -79,7 +80,7 @@ def all_problems(world: World) -> list[Problem]:
         numbered = [(i, lv) for i, lv in enumerate(world.levels, start=1) if lv.op == op]
         lengths = sorted({level.digits for _, level in numbered})
         for columns in lengths:
-            for a, b in _operands(op, columns):
+            for a, b in _operands(op, columns, world.ordered):
                 due = carries_due(a, op, b)
                 for number, level in numbered:
                     if level.digits == columns and level.carries in (None, due):

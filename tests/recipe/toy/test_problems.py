@@ -108,3 +108,11 @@ def test_noise_is_in_training_questions_only_and_at_its_rate() -> None:
     assert abs(wrong(noisy, "train", 2000) / 2000 - 0.25) < 0.04  # four standard errors
     assert wrong(noisy, "test", 400) == wrong(noisy, "validation", 60) == 0
     assert wrong(SUMS, "train", 2000) == 0
+
+
+def test_operands_of_heeds_do_not_tell_the_sign() -> None:
+    of: dict[str, set[tuple[int, int]]] = {"+": set(), "-": set()}
+    for p in made.all_problems(load_world("heeds")):
+        of[p.op].add((p.a, p.b))
+    assert of["+"] == of["-"]
+    assert {level.share for level in load_world("heeds").levels} == {0.5}
