@@ -4,7 +4,7 @@ Run this first on a new site. Its stages are the doctor, a model with random wei
 gradient against float32, three short trainings, the transfer of weights, exports in both dtypes
 and an evaluation. Each stage is a separate process; after a failure only the stages that need the
 failed one are skipped. Prints a page of figures and writes it to FOLDER/accept.md. ``--cpu`` uses
-the toy model. Nothing is downloaded. It was never run on GPUs (requirements/README.md).
+the toy model. Nothing is downloaded. What it showed on a GPU: requirements/README.md.
 """
 
 import functools
@@ -25,9 +25,12 @@ Figures = dict[str, float]
 OWN_MARK = ".acceptance"  # in every folder that this command made and may delete
 WORK = "recipe.preflight.accept_work"
 LEAST_CORRELATION = 0.99  # of the engine's and the actor's probabilities of the same tokens
+MOST_KL = 0.02  # nats a token between them
 MOST_LOGPROB_ERROR = 0.1  # nats, bfloat16 against float32
 LEAST_COSINE = 0.99  # of their gradients
 RUNS = {"prompt_aug": 2, "ta_grpo": 1, "cw_grpo": 1}  # steps of each method
+# From two runs, since a step exported in one dtype cannot be exported in another.
+EXPORTED = {"cw_grpo": "bfloat16", "prompt_aug": "float32"}
 # Key of metrics.jsonl -> its line on the page.
 TRAINING = {
     "timing_s/gen": "rollouts, s",
@@ -39,10 +42,12 @@ TRAINING = {
     "perf/mfu/actor": "MFU of the update",
     "perf/max_memory_allocated_gb": "peak memory of the actor, GB",
 }
+ENGINE_SHARE = 0.2  # of the GPU's memory: enough for these sizes, also on a small GPU
 GPU_SIZES = (
     "trainer.nnodes=1 trainer.n_gpus_per_node=1 trainer.test_freq=-1 data.train_batch_size=16 "
     "actor_rollout_ref.actor.ppo_mini_batch_size=8 data.max_prompt_length=512 "
-    "data.max_response_length=1024 actor_rollout_ref.rollout.max_model_len=1536"
+    "data.max_response_length=1024 actor_rollout_ref.rollout.max_model_len=1536 "
+    f"actor_rollout_ref.rollout.gpu_memory_utilization={ENGINE_SHARE}"
 ).split()
 CPU_SIZES = (
     "recipe.toy.enable=false data.train_batch_size=4 actor_rollout_ref.rollout.n=8 "
@@ -93,12 +98,18 @@ def training(run: Path) -> Figures:
 
 
 def hand_over(run: Path) -> Figures:
-    """Check that the engine has the actor's weights: same tokens, same probabilities."""
-    key = "training/rollout_actor_probs_pearson_corr"
-    value = float(last_line(run).get(key, float("nan")))
-    if not value >= LEAST_CORRELATION:
-        raise StageError(f"{key} is {value:.4f}, wanted {LEAST_CORRELATION} or more")
-    return {"correlation of engine and actor": value}
+    """Check that the engine has the actor's weights: same tokens, same probabilities.
+
+    Correlation alone does not see a factor: 0.998 where the engine drew from 534 of 151,936 tokens.
+    """
+    line, nan = last_line(run), float("nan")
+    correlation = float(line.get(key := "training/rollout_actor_probs_pearson_corr", nan))
+    if not correlation >= LEAST_CORRELATION:
+        raise StageError(f"{key} is {correlation:.4f}, wanted {LEAST_CORRELATION} or more")
+    distance = float(line.get(key := "rollout_corr/kl", nan))
+    if not abs(distance) <= MOST_KL:
+        raise StageError(f"{key} is {distance:.4f}, wanted {MOST_KL} at most")
+    return {"correlation of engine and actor": correlation, "KL, nats a token": distance}
 
 
 def reference(path: Path) -> Figures:
@@ -112,14 +123,14 @@ def reference(path: Path) -> Figures:
 
 
 def train_arguments(folder: Path, method: str, steps: int, cpu: bool) -> list[str]:
-    """Return the arguments of recipe.train; every run saves its last step."""
+    """Return the arguments of recipe.train; a run to export saves its last step."""
     settings = [
         f"recipe.run_dir={folder / method}",
         f"recipe.model_path={folder / 'model'}",
         f"data.train_files=[{folder}/data/train.parquet]",
         f"data.val_files=[{folder}/data/validation.parquet]",
         f"trainer.total_training_steps={steps}",
-        f"trainer.save_freq={steps}",
+        f"trainer.save_freq={steps if method in EXPORTED else -1}",
     ]
     if cpu:
         return ["toy_methods", f"method={method}", *settings, *CPU_SIZES]
@@ -138,16 +149,17 @@ def stages(folder: Path, cpu: bool) -> list[Stage]:
         )
         for method, steps in RUNS.items()
     ]
-    # From two runs, since a step exported in one dtype cannot be exported in another.
     exports = [
         Stage(
             name=f"export {dtype}",
             command=module("recipe.export", folder / method, "--dtype", dtype),
             needs=(f"train {method}",),
         )
-        for method, dtype in (("cw_grpo", "bfloat16"), ("prompt_aug", "float32"))
+        for method, dtype in EXPORTED.items()
     ]
-    benchmark = f"made={folder}/data/test.parquet"
+    sweep = ["--benchmark", f"made={folder}/data/test.parquet", "--max-questions", 8]
+    if not cpu:
+        sweep += ["--gpu-memory-utilization", ENGINE_SHARE]
     return [
         Stage(name="doctor", command=module("recipe.doctor", "--runs", folder)),
         Stage(name="model", command=module(WORK, "model", folder, *["--cpu"] * cpu)),
@@ -165,7 +177,7 @@ def stages(folder: Path, cpu: bool) -> list[Stage]:
         # The start model and the trained one: an engine, then another in its place.
         Stage(
             name="evaluation",
-            command=module("eval.sweep", run, "--benchmark", benchmark, "--max-questions", 8),
+            command=module("eval.sweep", run, *sweep),
             needs=("export float32",),
         ),
     ]

@@ -186,6 +186,11 @@ ENGINE: list[Check] = [
     ),
     *(needs_package(name, package) for name, package in FLASH.items()),
     Rule(
+        "{MODEL}.override_config.attn_implementation trainer.device",
+        lambda s: actor_attention(s) == "flex_attention" and s.trainer.device == "cpu",
+        "torch computes no gradient of flex_attention on a CPU. Set sdpa.",
+    ),
+    Rule(
         "{MODEL}.override_config.attn_implementation {A}.ulysses_sequence_parallel_size",
         lambda s: actor_attention(s) not in FLASH and s.sequence_ranks() > 1,
         "verl divides a sequence over ranks with flash attention alone. Set "

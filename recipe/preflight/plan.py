@@ -2,9 +2,9 @@
 
 Prints the memory of a GPU, rollout waves, the size of a checkpoint and hours, by the formulas of
 recipe/preflight/estimate.py. Starts nothing and loads no model: the shape comes from a local
-config.json, recipe/preflight/shapes.json or the cache of Hugging Face. Nothing was measured on a
-GPU; the hours depend on --mean-response, --mfu and --traffic. What breaks first on the way to 100
-nodes: recipe/preflight/GROWTH.md.
+config.json, recipe/preflight/shapes.json or the cache of Hugging Face. The hours depend on
+--mean-response, --mfu and --traffic; what a GPU showed of them is in examples/SIZES.md. What breaks
+first on the way to 100 nodes: recipe/preflight/GROWTH.md.
 """
 
 from argparse import Namespace
@@ -72,8 +72,8 @@ def hour_lines(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> list[
         f"{work.validation} responses: {hours:.1f} h, {hours * work.gpus:.0f} GPU hours",
         f"assumed        mean prompt {work.mean_prompt}, mean response {work.mean_response} "
         f"tokens, {assume.mfu:.0%} of the peak in the actor, {assume.traffic:.0%} of the "
-        f"bandwidth in the engine, {assume.overhead:.0f} s of a step besides; not measured on a "
-        "GPU",
+        f"bandwidth in the engine, {assume.overhead:.0f} s of a step besides; of these the "
+        "actor's share alone was measured (examples/SIZES.md)",
     ]
 
 

@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from recipe.config.compose import compose_config
-from recipe.preflight import accept
+from recipe.preflight import accept, accept_work
 from recipe.preflight.accept import Stage, StageError, stages
 from recipe.preflight.checks import validate
 from recipe.run import folder as run_folder
@@ -87,13 +88,18 @@ def test_a_folder_of_this_command_is_made_anew(given: list[Stage], tmp_path: Pat
 
 
 def test_weights_that_did_not_arrive_fail(tmp_path: Path) -> None:
-    key = "training/rollout_actor_probs_pearson_corr"
+    key, kl = "training/rollout_actor_probs_pearson_corr", "rollout_corr/kl"
     with pytest.raises(StageError, match="has no step"):
         accept.hand_over(tmp_path)
-    run_folder.append_metrics(tmp_path, 1, {key: 0.9999})
-    assert accept.hand_over(tmp_path) == {"correlation of engine and actor": 0.9999}
-    for step, metrics in ((1, {key: 0.98}), (1, {key: float("nan")}), (2, {})):
-        run_folder.append_metrics(tmp_path, step, metrics)
+    run_folder.append_metrics(tmp_path, 1, {key: 0.9999, kl: -0.001})
+    assert list(accept.hand_over(tmp_path).values()) == [0.9999, -0.001]
+    nan = float("nan")
+    for found in ({key: 0.98, kl: 0.0}, {key: nan, kl: 0.0}, {kl: 0.0}, {key: 0.9999}):
+        run_folder.append_metrics(tmp_path, 1, found)
+        with pytest.raises(StageError, match="wanted"):
+            accept.hand_over(tmp_path)
+    for distance in (5.7, -0.1, nan):
+        run_folder.append_metrics(tmp_path, 1, {key: 0.998, kl: distance})
         with pytest.raises(StageError, match="wanted"):
             accept.hand_over(tmp_path)
 
@@ -143,4 +149,12 @@ def test_the_sizes_of_the_gpu_form_compose_and_divide(method: str) -> None:
     name, *overrides = accept.train_arguments(Path("/x"), method, 2, cpu=False)
     config = compose_config(name, overrides)
     validate(config)
-    assert config.trainer.save_freq == config.trainer.total_training_steps == 2
+    assert config.trainer.save_freq == (2 if method in accept.EXPORTED else -1)
+
+
+def test_the_cosine_of_long_vectors_is_summed_in_float64() -> None:
+    torch.manual_seed(0)
+    a = torch.randn(2**24 + 5)
+    b = a + 0.05 * torch.randn(len(a))  # torch's own function gives 1.00006
+    assert accept_work.cosine(a, b) == pytest.approx((1 + 0.05**2) ** -0.5, abs=1e-5)
+    assert accept_work.cosine(a, -a) == pytest.approx(-1)

@@ -185,6 +185,7 @@ REFUSED_ENGINE = [
     (FLASH2, "attn_implementation flash_attn"),
     ("{MODEL}.override_config.attn_implementation=null", "attn_implementation flash_attn"),
     (FLASH3, "attn_implementation flash_attn_interface"),
+    ("{MODEL}.override_config.attn_implementation=flex_attention", "trainer.device gradient"),
     ("data.mm_processor_kwargs={{size:3}}", "data.mm_processor_kwargs"),  # no key of verl's yaml
 ]
 ALLOWED_ENGINE = [

@@ -1,0 +1,109 @@
+"""Update of the actor on one GPU: attention, tokens of a micro-batch, compiled entropy.
+
+A bfloat16 model of random weights, with the shape of Qwen2.5-Math-1.5B, computes log-probabilities
+(forward) and an update (forward and backward, gradient checkpointing) of packed sequences of 300 to
+1,500 tokens. MFU counts 8 P operations a token, of --peak. Sharding, optimizer and verl's own work
+are not part of it. The second table has the seconds of the first two calls of verl's entropy for
+each number of tokens: compiled, it is built anew for each. A CPU runs a tiny model.
+"""
+
+import functools
+import statistics
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
+from verl.utils.torch_functional import entropy_from_logits_with_chunking
+
+from recipe.patches.logprobs import logprobs
+from recipe.preflight.accept_work import random_weights
+
+EXAMPLE = "--attention sdpa flex_attention --tokens 4096 8192 16384"
+TINY = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 1000}
+TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Seconds of one call, with everything that it has started on the device."""
+    began = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def peak_gb(work: Callable[[], object]) -> float:
+    if not torch.cuda.is_available():
+        return float("nan")
+    torch.cuda.reset_peak_memory_stats()
+    work()
+    return torch.cuda.max_memory_allocated() / 1e9
+
+
+def packed(tokens: int, device: str) -> dict[str, torch.Tensor]:
+    """One row of `tokens` tokens; each sequence has positions from 0."""
+    draw = torch.Generator().manual_seed(tokens)
+    cuts = torch.randint(300, 1501, (tokens // 300 + 1,), generator=draw).cumsum(0)
+    ends = [0, *(int(cut) for cut in cuts if cut < tokens), tokens]
+    positions = torch.cat([torch.arange(b - a) for a, b in pairwise(ends)])
+    ids = torch.randint(0, 1000, (1, tokens), generator=draw)
+    return {"input_ids": ids.to(device), "position_ids": positions[None].to(device)}
+
+
+def model_of(attention: str, device: str) -> Any:
+    config = Qwen2Config(**TINY, attn_implementation=attention)
+    make = random_weights if device == "cuda" else AutoModelForCausalLM.from_config
+    with torch.device(device):
+        model = make(config).to(torch.bfloat16)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def forward(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    logits = model(**batch, use_cache=False).logits[0, :-1]
+    return logprobs(logits, batch["input_ids"][0, 1:])
+
+
+def update(model: Any, batch: dict[str, torch.Tensor]) -> None:
+    forward(model, batch).mean().backward()
+
+
+def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sizes = [4096, 8192, 16384] if device == "cuda" else [512, 1024]
+    parser.add_argument("--attention", nargs="+", default=["sdpa"], help="implementations")
+    parser.add_argument("--tokens", nargs="+", type=int, default=sizes, help="of a micro-batch")
+    parser.add_argument("--repeats", type=int, default=3, help="calls; the median counts")
+    parser.add_argument("--peak", type=float, default=989e12, help="FLOP/s in bfloat16")
+    given = parser.parse_args(arguments)
+    print("| attention | tokens | update, us a token | log-probs | MFU | peak GB |")
+    print("|---|---|---|---|---|---|")
+    for attention in given.attention:
+        model = model_of(attention, device)
+        for tokens in given.tokens:
+            batch = packed(tokens, device)
+            both = [functools.partial(work, model, batch) for work in (update, forward)]
+            peak, times = peak_gb(both[0]), []  # the first call also compiles
+            for work, gradients in zip(both, (True, False), strict=True):
+                with torch.set_grad_enabled(gradients):
+                    seconds(work)
+                    times.append(statistics.median(seconds(work) for _ in range(given.repeats)))
+            share = 8 * model.num_parameters() * tokens / times[0] / given.peak
+            cells = " | ".join(f"{1e6 * t / tokens:.1f}" for t in times)
+            print(f"| {attention} | {tokens:,} | {cells} | {share:.3f} | {peak:.1f} |", flush=True)
+            model.zero_grad(set_to_none=True)
+    print("\n| entropy | tokens | first call, s | second call, s |\n|---|---|---|---|")
+    vocabulary = model.config.vocab_size
+    del model
+    plain = entropy_from_logits_with_chunking
+    for name, entropy in (("plain", plain), ("compiled", torch.compile(plain, dynamic=True))):
+        for tokens in (given.tokens[-1] - 1, given.tokens[-1] - 2):
+            logits = torch.randn(tokens, vocabulary, device=device, dtype=torch.bfloat16)
+            work = functools.partial(entropy, logits)
+            with torch.no_grad():
+                cells = " | ".join(f"{seconds(work):.3f}" for _ in range(2))
+            print(f"| {name} | {tokens:,} | {cells} |", flush=True)
