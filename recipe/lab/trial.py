@@ -1,10 +1,10 @@
-"""Try a method in a simulated experiment: ``python -m recipe.lab.trial NAME --method METHOD``.
+"""Try a method in simulated experiments: ``python -m recipe.lab.trial NAME ... --method METHOD``.
 
 METHOD is a file of yours with a function, ``mine.py:weight``, or a name of recipe/config/method. An
 advantage takes (rewards_B, group_B), a token weight (logprobs_BT, advantages_BT, mask_BT, group_B),
 as in `recipe.algorithms`. A loss is given by its class, a verl ``PolicyLossConfig`` with its own
 ``loss_mode`` (see `recipe.algorithms.gmpo`). The method and the baseline are trained from the same
-start models; arms on record are shown beside them. Writes one page, OUT/EXPERIMENT-METHOD.md.
+start models; arms on record are shown beside them. Writes a page OUT/EXPERIMENT-METHOD.md of each.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -110,21 +110,30 @@ def written(experiment: Experiment, lines: Lines, method: Method, command: str) 
 
 
 def carry_out(given: argparse.Namespace) -> int:
-    """Make the missing runs and write the page."""
+    """Make the missing runs of every experiment and write its page."""
     set_defaults(cpu=True)
-    experiment = load_experiment(given.experiment)
-    if not experiment.simulated:
-        raise ConfigError(
-            f"experiment {experiment.name}: not simulated. Use one whose experiment.yaml says "
-            "simulated: true."
-        )
+    experiments = [load_experiment(name) for name in given.experiments]
+    for experiment in experiments:
+        if not experiment.simulated:
+            raise ConfigError(
+                f"experiment {experiment.name}: not simulated. Use one whose experiment.yaml says "
+                "simulated: true."
+            )
     method = method_of(given.method)
     paths = [str(method.folder)] if method.folder else []
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
-    arms = given.arms or [experiment.arms[0].name]
-    plan = tried(experiment, method, arms, given.set)
-    record = given.out / experiment.name / "trials.jsonl"
-    known = read_record(experiment.folder / "record.jsonl", plan)
+    arms = [given.arms or [experiment.arms[0].name] for experiment in experiments]
+    plans = [tried(e, method, a, given.set) for e, a in zip(experiments, arms, strict=True)]
+    failed = [_try(given, plan, method, a) for plan, a in zip(plans, arms, strict=True)]
+    return int(any(failed))
+
+
+def _try(
+    given: argparse.Namespace, plan: Experiment, method: Method, arms: Sequence[str]
+) -> list[tuple[str, int]]:
+    """Make the missing runs of one experiment and write its page; return what failed."""
+    record = given.out / plan.name / "trials.jsonl"
+    known = read_record(plan.folder / "record.jsonl", plan)
     wanted = [plan.arm(name) for name in (*arms, plan.arms[-1].name)]
     seeds = [seed for arm in wanted[:1] for seed in plan.seeds(arm, given.seeds)]
     done = {**read_record(record, plan), **known}
@@ -132,21 +141,21 @@ def carry_out(given: argparse.Namespace) -> int:
     print(f"{plan.name}: {len(todo)} simulated runs to make", flush=True)
     failed = run_all(plan, todo, record=record, out=given.out / plan.name, jobs=given.jobs)
     lines = {k: v for k, v in {**read_record(record, plan), **known}.items() if k[1] in seeds}
-    command = f"python -m recipe.lab.trial {experiment.name} --method {given.method}"
+    command = f"python -m recipe.lab.trial {plan.name} --method {given.method}"
     text = written(plan, lines, method, command)
-    path = given.out / f"{experiment.name}-{plan.arms[-1].name}.md"
+    path = given.out / f"{plan.name}-{plan.arms[-1].name}.md"
     write_text(path, text)
     print(f"\n{text}\nwritten to {path}")
-    return 1 if failed else 0
+    return failed
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = make_parser(
         "python -m recipe.lab.trial",
         __doc__,
-        example="python -m recipe.lab.trial edge --method cw_grpo --seeds 3 --jobs 2",
+        example="python -m recipe.lab.trial edge chatty --method cw_grpo --seeds 3 --jobs 2",
     )
-    parser.add_argument("experiment", help="a simulated one of examples/laboratory")
+    parser.add_argument("experiments", nargs="+", help="simulated ones of examples/laboratory")
     parser.add_argument("--method", required=True, help="FILE.py:FUNCTION or a method's name")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="its overrides")
     parser.add_argument("--seeds", type=int, default=3, help="number, paired with the baseline's")
