@@ -77,6 +77,11 @@ def gradient(model: Any, ids: Any, positions: Any, logprobs: Any) -> tuple[Any, 
     return values.detach().float().cpu(), torch.cat(grads)
 
 
+def alternating(rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    """Return advantages +1, -1, +1, ... (B,), whatever the rewards."""
+    return 1 - 2 * (torch.arange(len(rewards_B)) % 2).to(rewards_B)
+
+
 def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
     """Return a . b / (|a| |b|) of two long vectors, summed in float64.
 
@@ -101,9 +106,13 @@ def compare(folder: Path) -> None:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
-    exact = AutoModelForCausalLM.from_pretrained(
-        str(folder / "model"), dtype=torch.float32, attn_implementation="sdpa"
-    )
+
+    def load(dtype: torch.dtype) -> Any:
+        return AutoModelForCausalLM.from_pretrained(
+            str(folder / "model"), dtype=dtype, attn_implementation="sdpa"
+        )
+
+    exact = load(torch.float32)
     ids = torch.randint(0, exact.config.vocab_size, (1, sum(LENGTHS)))
     positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
 
@@ -111,8 +120,8 @@ def compare(folder: Path) -> None:
         return logits.log_softmax(-1).gather(-1, labels[:, None])[:, 0]
 
     wanted = gradient(exact, ids, positions, plain)
-    model = exact.to(torch.bfloat16).to(device)
-    model.zero_grad()
+    # Loaded, not converted: `.to` would round the rotary frequencies too.
+    model = load(torch.bfloat16).to(device)
     got = gradient(model, ids.to(device), positions.to(device), logprobs_from_logits)
     figures = {
         "largest log-prob error, nats": float((got[0] - wanted[0]).abs().max()),

@@ -57,9 +57,9 @@ class Work:
 class Assumptions:
     """Assumptions behind the estimated hours. On one H200 (examples/SIZES.md):"""
 
-    mfu: float = 0.35  # 0.33 to 0.39 in micro-batches of 8,192 tokens and more
+    mfu: float = 0.35  # 0.33 to 0.37 of an update alone, 0.19 in verl's
     traffic: float = 0.5  # 0.2 with 128 responses at once
-    overhead: float = 15.0  # other seconds of a step: driver, grading, weights, sleep
+    overhead: float = 15.0  # other seconds of a step: driver, grading, weights, sleep; 0.3 and 14
 
 
 def actor_memory(shape: Shape, work: Work) -> dict[str, float]:

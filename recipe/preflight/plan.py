@@ -72,8 +72,8 @@ def hour_lines(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> list[
         f"{work.validation} responses: {hours:.1f} h, {hours * work.gpus:.0f} GPU hours",
         f"assumed        mean prompt {work.mean_prompt}, mean response {work.mean_response} "
         f"tokens, {assume.mfu:.0%} of the peak in the actor, {assume.traffic:.0%} of the "
-        f"bandwidth in the engine, {assume.overhead:.0f} s of a step besides; of these the "
-        "actor's share alone was measured (examples/SIZES.md)",
+        f"bandwidth in the engine, {assume.overhead:.0f} s of a step besides; what a "
+        "GPU showed of these: examples/SIZES.md",
     ]
 
 

@@ -7,8 +7,8 @@ that is drawn from it is a pure function of the record and a seed. Its knobs:
   slips        rates of the learner's mistakes, each drawn by itself: a problem combines several
   adds         for each form the probability that the learner adds, whatever is asked: of sums
                and differences one fails under it. 0.5 everywhere: the rephrasing says nothing
-  ordered      whether a sum's first operand is the larger, as a difference's is: then the operands
-               do not tell which of the two is asked
+  ordered      whether a sum's first operand is the larger, as a difference's is: then the numbers
+               do not tell which of the two is asked (the order of one wording still does)
   filler       random letters after each column of the work: tokens that decide nothing
   label_noise  share of the training questions whose gold answer is a learner's mistake
   questions    sizes of the splits; updates: supervised updates of the start model

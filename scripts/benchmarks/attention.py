@@ -29,19 +29,12 @@ TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 def seconds(work: Callable[[], object]) -> float:
     """Seconds of one call, with everything that it has started on the device."""
+    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    synchronize()
     began = time.perf_counter()
     work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    synchronize()
     return time.perf_counter() - began
-
-
-def peak_gb(work: Callable[[], object]) -> float:
-    if not torch.cuda.is_available():
-        return float("nan")
-    torch.cuda.reset_peak_memory_stats()
-    work()
-    return torch.cuda.max_memory_allocated() / 1e9
 
 
 def packed(tokens: int, device: str) -> dict[str, torch.Tensor]:
@@ -56,9 +49,11 @@ def packed(tokens: int, device: str) -> dict[str, torch.Tensor]:
 
 def model_of(attention: str, device: str) -> Any:
     config = Qwen2Config(**TINY, attn_implementation=attention)
-    make = random_weights if device == "cuda" else AutoModelForCausalLM.from_config
     with torch.device(device):
-        model = make(config).to(torch.bfloat16)
+        if device == "cuda":
+            model = random_weights(config)
+        else:
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
 
@@ -70,6 +65,24 @@ def forward(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def update(model: Any, batch: dict[str, torch.Tensor]) -> None:
     forward(model, batch).mean().backward()
+
+
+def measured(
+    model: Any, batch: dict[str, torch.Tensor], repeats: int
+) -> tuple[float, float, float]:
+    """Median seconds of an update and of the log-probabilities, and the update's peak in GB."""
+    peak, times, cuda = float("nan"), [], torch.cuda.is_available()
+    for work in (update, forward):
+        call = functools.partial(work, model, batch)
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        with torch.set_grad_enabled(work is update):
+            seconds(call)  # also compiles
+            if cuda and work is update:
+                peak = torch.cuda.max_memory_allocated() / 1e9
+            times.append(statistics.median(seconds(call) for _ in range(repeats)))
+    model.zero_grad(set_to_none=True)
+    return times[0], times[1], peak
 
 
 def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
@@ -85,17 +98,10 @@ def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     for attention in given.attention:
         model = model_of(attention, device)
         for tokens in given.tokens:
-            batch = packed(tokens, device)
-            both = [functools.partial(work, model, batch) for work in (update, forward)]
-            peak, times = peak_gb(both[0]), []  # the first call also compiles
-            for work, gradients in zip(both, (True, False), strict=True):
-                with torch.set_grad_enabled(gradients):
-                    seconds(work)
-                    times.append(statistics.median(seconds(work) for _ in range(given.repeats)))
+            *times, peak = measured(model, packed(tokens, device), given.repeats)
             share = 8 * model.num_parameters() * tokens / times[0] / given.peak
             cells = " | ".join(f"{1e6 * t / tokens:.1f}" for t in times)
             print(f"| {attention} | {tokens:,} | {cells} | {share:.3f} | {peak:.1f} |", flush=True)
-            model.zero_grad(set_to_none=True)
     print("\n| entropy | tokens | first call, s | second call, s |\n|---|---|---|---|")
     vocabulary = model.config.vocab_size
     del model

@@ -88,17 +88,17 @@ def test_a_folder_of_this_command_is_made_anew(given: list[Stage], tmp_path: Pat
 
 
 def test_weights_that_did_not_arrive_fail(tmp_path: Path) -> None:
-    key, kl = "training/rollout_actor_probs_pearson_corr", "rollout_corr/kl"
+    key, kl = "training/rollout_actor_probs_pearson_corr", "rollout_corr/k3_kl"
     with pytest.raises(StageError, match="has no step"):
         accept.hand_over(tmp_path)
-    run_folder.append_metrics(tmp_path, 1, {key: 0.9999, kl: -0.001})
-    assert list(accept.hand_over(tmp_path).values()) == [0.9999, -0.001]
+    run_folder.append_metrics(tmp_path, 1, {key: 0.9999, kl: 0.001})
+    assert list(accept.hand_over(tmp_path).values()) == [0.9999, 0.001]
     nan = float("nan")
     for found in ({key: 0.98, kl: 0.0}, {key: nan, kl: 0.0}, {kl: 0.0}, {key: 0.9999}):
         run_folder.append_metrics(tmp_path, 1, found)
         with pytest.raises(StageError, match="wanted"):
             accept.hand_over(tmp_path)
-    for distance in (5.7, -0.1, nan):
+    for distance in (4.7, 0.006, nan):
         run_folder.append_metrics(tmp_path, 1, {key: 0.998, kl: distance})
         with pytest.raises(StageError, match="wanted"):
             accept.hand_over(tmp_path)
