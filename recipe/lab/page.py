@@ -264,10 +264,8 @@ def results(experiment: Experiment, lines: Lines, missing: int) -> str:
         f"wording. Mean ± standard deviation over seeds{shared}.\n\n"
         f"{body(experiment, lines)}{first}"
         f"{other_starts(experiment, lines)}\n\n## Appendix\n\n{CAUTION}\n\n"
-        f"{checkpoints(experiment, lines)}\n\nLine: mean over seeds. Band: "
-        f"range over seeds. Training curves are means over {BIN} steps.\n\n"
-        + "\n".join(drawn)
-        + f"\n\n{runs(lines)}\n"
+        f"{checkpoints(experiment, lines)}\n\nTraining curves are "
+        f"means over {BIN} steps.\n\n" + "\n".join(drawn) + f"\n\n{runs(lines)}\n"
     )
 
 

@@ -28,6 +28,14 @@ class Difference:
         return self.half_width is not None and abs(self.mean) > self.half_width
 
 
+def half_width(values: Sequence[float]) -> float:
+    """Half of Student's 95 % interval of the mean of two or more values."""
+    count = len(values)
+    if count - 1 > len(T_975):
+        raise ValueError(f"{count} seeds: Student's t is known here for {len(T_975) + 1} at most")
+    return T_975[count - 2] * statistics.stdev(values) / math.sqrt(count)
+
+
 def paired_difference(one: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
     r"""Return the mean of one - other over the shared seeds; None if there are none.
 
@@ -43,10 +51,7 @@ def paired_difference(one: Mapping[int, float], other: Mapping[int, float]) -> D
     mean, count = statistics.fmean(differences), len(differences)
     if count < 2:
         return Difference(mean=mean, half_width=None, seeds=count)
-    if count - 1 > len(T_975):
-        raise ValueError(f"{count} seeds: Student's t is known here for {len(T_975) + 1} at most")
-    width = T_975[count - 2] * statistics.stdev(differences) / math.sqrt(count)
-    return Difference(mean=mean, half_width=width, seeds=count)
+    return Difference(mean=mean, half_width=half_width(differences), seeds=count)
 
 
 def sign_flip_p(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:

@@ -1,4 +1,7 @@
-"""Pictures of an experiment's curves: mean and range over seeds of each arm."""
+"""Pictures of an experiment's curves: the mean over seeds of each arm, with a band.
+
+The band is Student's 95 % interval of the mean; where an arm has fewer than `FEW` seeds, the range.
+"""
 
 import io
 import re
@@ -8,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from recipe.lab.experiment import Experiment
+from recipe.lab.paired import half_width
 from recipe.lab.runs import BIN, Lines
 
 Curve = list[tuple[float, float]]  # step, value
-MOST = 5  # curves in a picture
+FEW = 10  # seeds
 COLOURS = (
-    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"),  # of the first MOST arms
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"),
     *("#56B4E9", "#444444", "#882255", "#999933"),
 )
 LABELS = {  # title and y label of the keys of metrics.jsonl
@@ -28,37 +32,34 @@ LABELS = {  # title and y label of the keys of metrics.jsonl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """A PNG: at most MOST arms, {arm: the curve of each of its runs}."""
+    """A PNG: {arm: the curve of each of its runs}, at most as many arms as COLOURS."""
 
     file: str
     title: str
     label: str
     curves: dict[str, list[Curve]]
 
+    @property
+    def ranges(self) -> bool:
+        """Whether the bands are ranges over seeds."""
+        return min(map(len, self.curves.values())) < FEW
+
 
 def pictures(experiment: Experiment, lines: Lines) -> list[Picture]:
-    """Return a picture of each curve on record, with the first MOST arms of `compare`.
-
-    A held-out figure of more arms has a second picture with the other arms and some of the first.
-    """
+    """Return a picture of each curve on record, with the arms of `compare`."""
     made = []
     for key in (*held_out(experiment), *experiment.curves):
         found = trajectories(experiment, lines, key)
-        shown = [name for name in by_comparison(experiment) if name in found]
-        main, others = shown[:MOST], shown[MOST : 2 * MOST - 1]
+        shown = [name for name in by_comparison(experiment) if name in found][: len(COLOURS)]
         template, _, figure = key.partition(" ")
         title, label = LABELS.get(key, (key, key))
         file = re.sub(r"[/ ]", "_", key.replace("@", "_at_"))
         if figure:
             title, label = f"Held-out {figure}, template {template}", figure
             file = f"template_{file}"
-        if main:
-            curves = {name: found[name] for name in main}
+        if shown:
+            curves = {name: found[name] for name in shown}
             made.append(Picture(file=f"{file}.png", title=title, label=label, curves=curves))
-        if figure and others:
-            curves = {name: found[name] for name in (*main[: MOST - len(others)], *others)}
-            file, title = f"{file}_other_arms.png", f"{title}: other arms"
-            made.append(Picture(file=file, title=title, label=label, curves=curves))
     return made
 
 
@@ -110,7 +111,12 @@ def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
                 steps = [column[0][0] for column in columns]
                 values = [[value for _, value in column] for column in columns]
                 means = [statistics.fmean(v) for v in values]
-                low, high = [min(v) for v in values], [max(v) for v in values]
+                if picture.ranges:
+                    low, high = [min(v) for v in values], [max(v) for v in values]
+                else:
+                    halves = [half_width(v) for v in values]
+                    low = [mean - half for mean, half in zip(means, halves, strict=True)]
+                    high = [mean + half for mean, half in zip(means, halves, strict=True)]
                 color, label = colors[name], f"{name} ({len(curves)} seeds)"
                 axes.plot(steps, means, color=color, linewidth=3, label=label)
                 axes.fill_between(steps, low, high, fc=(color, 0.1), ec=(color, 0.4))
@@ -118,10 +124,11 @@ def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
             axes.spines[["top", "right"]].set_visible(False)
             if "pass@" in picture.label:
                 axes.set_ylim(-0.02, 1.02)  # the same for all templates
+            band = "range over seeds" if picture.ranges else "95 % interval"
             # Beside the curves: with bands over most of the axes there is no free place in them.
             axes.legend(
                 frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), alignment="left",
-                title="line: mean over seeds\nband: range over seeds",
+                title=f"line: mean over seeds\nband: {band}",
             )  # fmt: skip
             figure.savefig(drawn := io.BytesIO())
         # A third of the bytes. The octree keeps the lines' colors; other methods shift them.
