@@ -3,7 +3,8 @@
 import pytest
 import torch
 from tiny_model import untrained
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from transformers import masking_utils
 from transformers.integrations import flex_attention as in_transformers
 
 
@@ -38,7 +39,11 @@ def test_with_flex_attention_a_packed_sequence_sees_only_itself(
     def plain(*args: object, training: bool = False, **kwargs: object) -> object:
         return flex_attention(*args, **kwargs)  # compiling takes half a minute
 
+    def mask(**kwargs: object) -> object:
+        return create_block_mask(**{**kwargs, "_compile": False})
+
     monkeypatch.setattr(in_transformers, "compile_friendly_flex_attention", plain)
+    monkeypatch.setattr(masking_utils, "create_block_mask", mask)
     sdpa = untrained(hidden_size=64)
     flex = untrained(hidden_size=64, attn_implementation="flex_attention")
     parts = [torch.randint(0, 40, (1, n)) for n in (7, 1, 12)]
