@@ -110,7 +110,7 @@ def test_noise_is_in_training_questions_only_and_at_its_rate() -> None:
     assert wrong(SUMS, "train", 2000) == 0
 
 
-def test_operands_of_heeds_do_not_tell_the_sign() -> None:
+def test_sums_and_differences_of_heeds_have_the_same_operands() -> None:
     of: dict[str, set[tuple[int, int]]] = {"+": set(), "-": set()}
     for p in made.all_problems(load_world("heeds")):
         of[p.op].add((p.a, p.b))
