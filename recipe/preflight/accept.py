@@ -29,8 +29,8 @@ MOST_KL = 0.005  # nats a token between them; its estimator k3 is never negative
 MOST_LOGPROB_ERROR = 0.1  # nats, bfloat16 against float32
 LEAST_COSINE = 0.99  # of their gradients
 RUNS = {"prompt_aug": 2, "ta_grpo": 1, "cw_grpo": 1}  # steps of each method
-# Random weights earn no reward: an advantage without it. An engine that missed the first update would
-# differ by a KL of 0.011 at this rate and correlate at 0.82 (toy model; measured).
+# Random weights earn no reward: an advantage without it. At this rate an engine that missed the
+# first update would have a KL of 0.011 and correlate at 0.82 (toy model; measured).
 MOVING = [f"recipe.advantage.name={WORK}.alternating", "actor_rollout_ref.actor.optim.lr=3e-4"]
 # From two runs, since a step exported in one dtype cannot be exported in another.
 EXPORTED = {"cw_grpo": "bfloat16", "prompt_aug": "float32"}
