@@ -76,7 +76,7 @@ def shipped_start(settings: Settings, bank: Bank) -> Path:
     """
     world = settings.world.record()
     taught = {key: world[key] for key in ("levels", "slips", "adds", "updates")}
-    taught |= {key: world[key] for key in ("ordered", "filler") if key in world}
+    taught |= {key: world[key] for key in ("matched", "filler") if key in world}
     prompts = [render(bank[name], "?", None).text for name in bank.names]
     content = json.dumps([taught, prompts, settings.templates, settings.seed], sort_keys=True)
     key = hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -86,7 +86,7 @@ def shipped_start(settings: Settings, bank: Bank) -> Path:
 def corpus(world: World, bank: Bank) -> list[str]:
     """The texts that the tokenizer's merges are learned from: prompts and answers of the world."""
     samples = problems(world, "train", 400, seed=0)
-    words = [phrase(p, i) for p in samples for i in rephrasings(p, 0)]
+    words = [phrase(world, p, i) for p in samples for i in rephrasings(p, 0)]
     frames = [render(bank[name], words[0], None).text for name in bank.names]
     answers = [demonstration(p, name) for p in samples[:40] for name in bank.names]
     return words + frames * 50 + answers

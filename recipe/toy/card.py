@@ -54,7 +54,7 @@ def ask(
     frame = load_bank()[template]
     chosen = problems(world, "test", questions, seed)
     places = [(p, w) for p in chosen for w in range(REPHRASINGS)]
-    texts = [phrase(p, w) for p, w in places]
+    texts = [phrase(world, p, w) for p, w in places]
     golds = [(str(p.answer),) for p, _ in places]
     drawn = sampler.sample(texts, golds, frame, samples=samples)
     greedy = sampler.sample(texts, golds, frame, samples=1, temperature=0.0)

@@ -54,11 +54,11 @@ def unit(*key: object) -> float:
 
 
 @functools.cache
-def _operands(op: str, columns: int, ordered: bool) -> tuple[tuple[int, int], ...]:
+def _operands(op: str, columns: int, matched: bool) -> tuple[tuple[int, int], ...]:
     """All pairs of up to two digits in order, and `DRAWN` of the longer ones.
 
     Of a difference the first digit of a is the larger, except with one digit, where a >= b. With
-    `ordered` the same holds for a sum.
+    `matched` the same holds for a sum.
     """
     low, high = (0 if columns == 1 else 10 ** (columns - 1)), 10**columns
     if columns <= 2:
@@ -67,7 +67,7 @@ def _operands(op: str, columns: int, ordered: bool) -> tuple[tuple[int, int], ..
         places = [unit("operands", op, columns, i, side) for i in range(DRAWN) for side in "ab"]
         numbers = [low + int(place * (high - low)) for place in places]
         pairs = list(dict.fromkeys(zip(numbers[::2], numbers[1::2], strict=True)))
-    if op == "-" or ordered:
+    if op == "-" or matched:
         top = 10 ** (columns - 1)
         pairs = [(a, b) for a, b in pairs if a // top > b // top or (columns == 1 and a == b)]
     return tuple(pairs)
@@ -80,7 +80,7 @@ def all_problems(world: World) -> list[Problem]:
         numbered = [(i, lv) for i, lv in enumerate(world.levels, start=1) if lv.op == op]
         lengths = sorted({level.digits for _, level in numbered})
         for columns in lengths:
-            for a, b in _operands(op, columns, world.ordered):
+            for a, b in _operands(op, columns, world.matched):
                 due = carries_due(a, op, b)
                 for number, level in numbered:
                     if level.digits == columns and level.carries in (None, due):
@@ -132,9 +132,12 @@ def rephrasings(problem: Problem, seed: int) -> tuple[int, ...]:
     return (first, *(i for i in range(count) if i != first))
 
 
-def phrase(problem: Problem, rephrasing: int) -> str:
+def phrase(world: World, problem: Problem, rephrasing: int) -> str:
     """The question in one of its rephrasings."""
-    return PHRASES[problem.op][rephrasing].format(a=problem.a, b=problem.b)
+    text = PHRASES[problem.op][rephrasing]
+    if world.matched and text == "Add {a} and {b}.":
+        text = "Add {b} to {a}."  # as in "Subtract {b} from {a}."
+    return text.format(a=problem.a, b=problem.b)
 
 
 def is_noise(world: World, problem: Problem, split: str, seed: int) -> bool:
@@ -152,7 +155,7 @@ def noisy_answer(problem: Problem) -> str:
 
 def to_question(world: World, problem: Problem, split: str, seed: int) -> Question:
     """The problem in its first form, the other three as its rephrasings."""
-    first, *others = (phrase(problem, i) for i in rephrasings(problem, seed))
+    first, *others = (phrase(world, problem, i) for i in rephrasings(problem, seed))
     noise = is_noise(world, problem, split, seed)
     return make_question(
         text=first,

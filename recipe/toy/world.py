@@ -7,8 +7,8 @@ that is drawn from it is a pure function of the record and a seed. Its knobs:
   slips        rates of the learner's mistakes, each drawn by itself: a problem combines several
   adds         for each form the probability that the learner adds, whatever is asked: of sums
                and differences one fails under it. 0.5 everywhere: the rephrasing says nothing
-  ordered      whether a sum's first operand is the larger, as a difference's is: then the numbers
-               do not tell which of the two is asked (the order of one wording still does)
+  matched      whether sums have the operands of differences, and print them in the same order:
+               then only the sign or the words tell which of the two is asked
   filler       random letters after each column of the work: tokens that decide nothing
   label_noise  share of the training questions whose gold answer is a learner's mistake
   questions    sizes of the splits; updates: supervised updates of the start model
@@ -88,7 +88,7 @@ class World(Record):
     levels: Annotated[Several[Level], Field(min_length=1), AfterValidator(_sum_to_1)]
     slips: Slips = Slips()
     adds: Annotated[Several[Share], Field(min_length=4, max_length=4)] | None = None
-    ordered: bool = False
+    matched: bool = False
     filler: Annotated[int, Field(ge=0, le=8)] = 0
     label_noise: Share = 0.0
     questions: Questions = Questions()
@@ -99,7 +99,7 @@ class World(Record):
 
         Keys without effect are absent, so that older worlds keep their digests.
         """
-        unused = {key for key in ("ordered", "filler") if not getattr(self, key)}
+        unused = {key for key in ("matched", "filler") if not getattr(self, key)}
         return self.model_dump(by_alias=True, exclude={"about", *unused})
 
 

@@ -3,13 +3,14 @@
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from prompt_aug.questions import to_row
 from recipe.toy import problems as made
-from recipe.toy.problems import Problem, noisy_answer, problems, rephrasings, to_question
+from recipe.toy.problems import Problem, noisy_answer, phrase, problems, rephrasings, to_question
 from recipe.toy.world import Level, World, WorldError, load_world
 
 SUMS = load_world("sums")
@@ -110,9 +111,11 @@ def test_noise_is_in_training_questions_only_and_at_its_rate() -> None:
     assert wrong(SUMS, "train", 2000) == 0
 
 
-def test_sums_and_differences_of_heeds_have_the_same_operands() -> None:
-    of: dict[str, set[tuple[int, int]]] = {"+": set(), "-": set()}
-    for p in made.all_problems(load_world("heeds")):
-        of[p.op].add((p.a, p.b))
-    assert of["+"] == of["-"]
-    assert {level.share for level in load_world("heeds").levels} == {0.5}
+@pytest.mark.parametrize("rephrasing", range(4))
+def test_in_a_matched_world_the_numbers_do_not_tell_sums_from_differences(rephrasing: int) -> None:
+    world = load_world("heeds")
+    printed: dict[str, set[tuple[str, ...]]] = {"+": set(), "-": set()}
+    for p in made.all_problems(world):
+        printed[p.op].add(tuple(re.findall(r"\d+", phrase(world, p, rephrasing))))
+    assert printed["+"] == printed["-"]
+    assert {level.share for level in world.levels} == {0.5}
