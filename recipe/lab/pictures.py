@@ -1,6 +1,7 @@
 """Pictures of an experiment's curves: the mean over seeds of each arm, with a band.
 
-The band is Student's 95 % interval of the mean; where an arm has fewer than `FEW` seeds, the range.
+The band is Student's 95 % interval of the mean, and an arm with fewer than `FEW` seeds has a dashed
+line without a band. Where all arms have so few, the bands are ranges.
 """
 
 import io
@@ -42,7 +43,7 @@ class Picture:
     @property
     def ranges(self) -> bool:
         """Whether the bands are ranges over seeds."""
-        return min(map(len, self.curves.values())) < FEW
+        return max(map(len, self.curves.values())) < FEW
 
 
 def pictures(experiment: Experiment, lines: Lines) -> list[Picture]:
@@ -111,13 +112,16 @@ def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
                 steps = [column[0][0] for column in columns]
                 values = [[value for _, value in column] for column in columns]
                 means = [statistics.fmean(v) for v in values]
+                color, label = colors[name], f"{name} ({len(curves)} seeds)"
+                if len(curves) < FEW and not picture.ranges:
+                    axes.plot(steps, means, "--", color=color, linewidth=2, label=label)
+                    continue
                 if picture.ranges:
                     low, high = [min(v) for v in values], [max(v) for v in values]
                 else:
                     halves = [half_width(v) for v in values]
                     low = [mean - half for mean, half in zip(means, halves, strict=True)]
                     high = [mean + half for mean, half in zip(means, halves, strict=True)]
-                color, label = colors[name], f"{name} ({len(curves)} seeds)"
                 axes.plot(steps, means, color=color, linewidth=3, label=label)
                 axes.fill_between(steps, low, high, fc=(color, 0.1), ec=(color, 0.4))
             axes.set(xlabel="training step", ylabel=picture.label, title=picture.title)

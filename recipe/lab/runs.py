@@ -4,10 +4,12 @@ Every stage skips what an earlier call has done, so a killed run is resumed. A r
 record with the same digest is skipped.
 """
 
+import ctypes
 import math
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +26,7 @@ from recipe.run.folder import RunFolder, read_metrics
 
 Lines = Mapping[tuple[str, int], dict[str, Any]]  # of a record, by arm and seed
 BIN = 5  # steps over which the curves on record are means
+PR_SET_PDEATHSIG = 1  # of prctl: the signal at the death of the parent, here of the fork server
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,6 +126,7 @@ def _forked(arguments: list[str], threads: int) -> Callable[[Path], int | None]:
 def _simulate(arguments: list[str], log: Path) -> None:
     from recipe.lab.simulate import main
 
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a killed experiment leaves none
     with log.open("a") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
