@@ -55,6 +55,7 @@ def measured(
         "greedy": sum(best[0].right for best in greedy) / len(asked),
         **{f"pass@{k}": pass_at_k(right, samples, k) for k in powers(samples)},
         **{f"no_signal@{k}": no_signal(right, samples, k) for k in powers(samples) if k > 1},
+        "format": sum(s.format for s in every) / len(every),
         "entropy": entropy / len(every),
         "entropy on filler": sum(s.filler for s in every) / max(1e-9, entropy),
         "tokens": sum(s.tokens for s in every) / len(every),

@@ -22,6 +22,7 @@ class Sample:
 
     text: str
     right: bool
+    format: float  # the template's format reward
     tokens: int
     entropy: float
     filler: float  # the part of `entropy` that is on letters of a world's filler
@@ -45,7 +46,7 @@ class Sampler:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.max_tokens, self.seed = max_tokens, seed
-        self.verdicts: dict[tuple[str, tuple[str, ...], str], bool] = {}
+        self.verdicts: dict[tuple[str, tuple[str, ...], str], tuple[bool, float]] = {}
         self.letters = filler_tokens(self.tokenizer)
 
     def sample(
@@ -115,11 +116,14 @@ class Sampler:
         text = self.tokenizer.decode(ids[:length], skip_special_tokens=True)
         case = (text, tuple(gold), template.name)
         if case not in self.verdicts:  # a policy that is sure repeats its responses
-            self.verdicts[case] = grade(text, list(gold), template).correct
+            right = grade(text, list(gold), template).correct
+            self.verdicts[case] = right, template.format_reward(text)
+        right, format_reward = self.verdicts[case]
         filler = [i for i, token in enumerate(ids[:length]) if token in self.letters]
         return Sample(
             text=text,
-            right=self.verdicts[case],
+            right=right,
+            format=format_reward,
             tokens=length,
             entropy=float(entropy[:length].mean()),
             filler=float(entropy[filler].sum()) / length,

@@ -49,3 +49,13 @@ def test_greedy_is_the_argmax(sampler: Sampler) -> None:
             ids.append(int(sampler.model(torch.tensor([ids])).logits[0, -1].argmax()))
     assert best.text == sampler.tokenizer.decode(ids[start:], skip_special_tokens=True)
     assert not best.right
+
+
+def test_answer_and_format_are_graded_apart(
+    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = torch.tensor([sampler.tokenizer.encode("\\boxed{15}")])
+    monkeypatch.setattr(sampler, "draw", lambda *_: (said, torch.zeros(said.shape)))
+    for name, formatted in (("qwen-math", 1.0), ("reflective_prompt", 0.0)):
+        [[sample]] = sampler.sample(["7 + 8?"], [("15",)], load_bank()[name], samples=1)
+        assert (sample.right, sample.format) == (True, formatted)
