@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recipe.lab.experiment import Arm, Claim, Experiment
+from recipe.lab.experiment import Arm, Claim, Experiment, ExperimentError
 from recipe.lab.paired import holm, paired_difference, sign_flip_p
 from recipe.lab.pictures import pictures
 from recipe.lab.runs import BIN, Lines
@@ -24,8 +24,9 @@ def figures(line: dict[str, Any]) -> dict[str, float]:
     steps = line["measured"]
     for template, numbers in steps[max(steps, key=int)].items():
         most = max(int(key[5:]) for key in numbers if key.startswith("pass@"))
-        for key in ("greedy", "pass@1", "entropy", f"pass@{most}"):
-            found[f"{template} {key}"] = numbers[key]
+        for key in ("greedy", "pass@1", "entropy", f"pass@{most}", "format"):
+            if key in numbers:  # older lines have no format
+                found[f"{template} {key}"] = numbers[key]
         first = steps[min(steps, key=int)].get(template, {})
         if "entropy on filler" in first:  # older lines do not say
             found[f"{template} entropy on filler, start"] = first["entropy on filler"]
@@ -88,7 +89,7 @@ def verdicts(experiment: Experiment, lines: Lines) -> str:
     if all(_complete(experiment, lines, claim) for claim in secondary):
         claims = experiment.claims
     pairs = [_pair(experiment, lines, claim) for claim in claims]
-    found = [sign_flip_p(*pair) or 0.0 for pair in pairs]
+    found = [p for pair in pairs if (p := sign_flip_p(*pair)) is not None]
     adjusted = [*found[:1], *holm(found[1:])]
     rows = [["claim", "effect", "95 % interval", "p", "adjusted p", "verdict"], ["---"] * 6]
     for claim, pair, p, corrected in zip(claims, pairs, found, adjusted, strict=True):
@@ -116,7 +117,14 @@ def _pair(
     experiment: Experiment, lines: Lines, claim: Claim
 ) -> tuple[dict[int, float], dict[int, float]]:
     """The two figures whose difference the claim is about, by seed."""
-    a, b, *more = (of_figure(experiment.arm(n), lines, claim.figure) for n in claim.arms)
+    values = [of_figure(experiment.arm(name), lines, claim.figure) for name in claim.arms]
+    if not all(values):
+        arm = claim.arms[[*map(bool, values)].index(False)]
+        raise ExperimentError(
+            f"{experiment.name}: claims: figure={claim.figure}: not on record for {arm}. Name a "
+            "figure that its runs measure."
+        )
+    a, b, *more = values
     for one, other in zip(more[::2], more[1::2], strict=True):
         a = {seed: value - one[seed] for seed, value in a.items()}
         b = {seed: value - other[seed] for seed, value in b.items()}

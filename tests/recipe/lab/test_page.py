@@ -4,10 +4,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import pytest
 from lab_experiment import experiment
 
 from recipe.lab import page, pictures
-from recipe.lab.experiment import Arm, Claim, load_experiment, names
+from recipe.lab.experiment import Arm, Claim, ExperimentError, load_experiment, names
 from recipe.lab.runs import read_record
 
 
@@ -82,6 +83,9 @@ def test_claims_are_decided_when_all_their_runs_are_on_record() -> None:
     assert len(page.verdicts(plan, partly).splitlines()) == 3  # the primary claim alone
     assert page.verdicts(plan, {k: v for k, v in record.items() if k != ("kl", 1019)}) == ""
     assert page.verdicts(dataclasses.replace(plan, claims=()), record) == ""
+    unmeasured = dataclasses.replace(claims[0], figure="qwen-math format")
+    with pytest.raises(ExperimentError, match="qwen-math format: not on record for kl"):
+        page.verdicts(dataclasses.replace(plan, claims=(unmeasured,)), record)
     assert {name for name, _ in page.whole(plan, partly)} == {"grpo", "kl", "same"}  # low: not yet
 
 
@@ -89,10 +93,12 @@ def test_a_figure_of_two_templates_is_their_mean() -> None:
     first = line("grpo", 1000, 0.25, [])
     for numbers in first["measured"].values():
         numbers["abel"] = {**numbers["qwen-math"], "pass@1": 0.75}
+        numbers["abel"]["format"] = 0.5
     arm, record = Arm(name="grpo", world="sums"), {("grpo", 1000): first}
     found = page.of_figure(arm, record, "qwen-math+abel pass@1")
     assert found == {1000: 0.5}
     assert page.of_figure(arm, record, "abel pass@1") == {1000: 0.75}
+    assert page.of_figure(arm, record, "abel format") == {1000: 0.5}
     assert page.of_figure(arm, record, "abel+formal pass@1") == {}
 
 
