@@ -124,7 +124,8 @@ def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
                     high = [mean + half for mean, half in zip(means, halves, strict=True)]
                 axes.plot(steps, means, color=color, linewidth=3, label=label)
                 axes.fill_between(steps, low, high, fc=(color, 0.1), ec=(color, 0.4))
-            axes.set(xlabel="training step", ylabel=picture.label, title=picture.title)
+            axes.set(xlabel="training step", ylabel=picture.label)
+            axes.set_title(picture.title, loc="left")  # a long one may pass the axes on the right
             axes.spines[["top", "right"]].set_visible(False)
             if "pass@" in picture.label:
                 axes.set_ylim(-0.02, 1.02)  # the same for all templates
