@@ -117,13 +117,14 @@ def _pair(
     experiment: Experiment, lines: Lines, claim: Claim
 ) -> tuple[dict[int, float], dict[int, float]]:
     """The two figures whose difference the claim is about, by seed."""
-    values = [of_figure(experiment.arm(name), lines, claim.figure) for name in claim.arms]
-    if not all(values):
-        arm = claim.arms[[*map(bool, values)].index(False)]
-        raise ExperimentError(
-            f"{experiment.name}: claims: figure={claim.figure}: not on record for {arm}. Name a "
-            "figure that its runs measure."
-        )
+    arms = [experiment.arm(name) for name in claim.arms]
+    values = [of_figure(arm, lines, claim.figure) for arm in arms]
+    for arm, found in zip(arms, values, strict=True):
+        if not found.keys() >= set(experiment.seeds(arm, experiment.counted)):
+            raise ExperimentError(
+                f"{experiment.name}: claims: figure={claim.figure}: not on record for {arm.name} "
+                "in all of its runs. Name a figure that they measure."
+            )
     a, b, *more = values
     for one, other in zip(more[::2], more[1::2], strict=True):
         a = {seed: value - one[seed] for seed, value in a.items()}

@@ -86,6 +86,9 @@ def test_claims_are_decided_when_all_their_runs_are_on_record() -> None:
     unmeasured = dataclasses.replace(claims[0], figure="qwen-math format")
     with pytest.raises(ExperimentError, match="qwen-math format: not on record for kl"):
         page.verdicts(dataclasses.replace(plan, claims=(unmeasured,)), record)
+    record["kl", 1000]["measured"]["10"]["qwen-math"]["format"] = 1.0  # of one run of twenty
+    with pytest.raises(ExperimentError, match="qwen-math format: not on record for kl"):
+        page.verdicts(dataclasses.replace(plan, claims=(unmeasured,)), record)
     assert {name for name, _ in page.whole(plan, partly)} == {"grpo", "kl", "same"}  # low: not yet
 
 
