@@ -15,9 +15,9 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from prompt_aug.base.files import write_text
+from prompt_aug.base.files import read_json, write_text
 from recipe.errors import ConfigError
-from recipe.run.folder import CHECKPOINT, numbered
+from recipe.run.folder import CHECKPOINT, append_metrics, numbered, read_metrics
 
 TRACKER = "latest_checkpointed_iteration.txt"
 STATE = "recipe_state.json"  # counts and statistics of the trainer, beside verl's files
@@ -152,6 +152,19 @@ def adopting(source: Path, checkpoints: Path) -> Iterator[Path]:
     yield copy
     copy.rename(checkpoints / source.name)
     write_text(checkpoints / TRACKER, step)
+
+
+def restore_line(run_dir: Path, checkpoints: Path) -> None:
+    """Add the line of the tracked step to metrics.jsonl if a kill came before verl wrote it.
+
+    verl saves first, then validates, then writes the line.
+    """
+    step = tracked_step(checkpoints) or 0
+    path = step_folder(checkpoints, step) / STATE
+    line = read_json(path).get("line") if path.is_file() else None
+    lines = read_metrics(run_dir)
+    if line and (not lines or lines[-1]["step"] < step):
+        append_metrics(run_dir, step, {**line, "restored": True})
 
 
 def begin(folder: Path) -> None:

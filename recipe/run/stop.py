@@ -1,13 +1,13 @@
 """End a run before its last step: at a signal, or because the next step would not fit.
 
     driver (recipe.train)                          trainer (a Ray actor, perhaps on another node)
-    SIGTERM -> writes RUN/.stop                    checks RUN/.stop while it waits for rollouts
-    (a second SIGTERM, or one before the first       and after every step
+    SIGTERM -> writes RUN/.stop                    checks RUN/.stop while it waits for rollouts,
+    (a second SIGTERM, or one before the first       after every step and before a validation
      step has begun: ends at once)                 saves, raises StoppedError
     exit code 75: the same command continues         <-
 
 A job's script also sets when the job will be killed: RECIPE_DEADLINE, in seconds since the epoch.
-The trainer then ends after the last step that fits, by the step times it has measured, without a
+The trainer then ends after the last step that fits, by the times it has measured, without a
 signal. The request is a file, not a message, because it must reach a busy actor on any node.
 """
 
@@ -61,8 +61,9 @@ class Limit:
     ) -> None:
         self.request, self.deadline, self.clock = RunFolder(run_dir).stop_request, deadline, clock
         self.steps: deque[float] = deque(maxlen=10)  # seconds of the latest steps
+        self.validations: deque[float] = deque(maxlen=10)
         self.save = 0.0  # seconds of the longest save
-        self.began = clock()
+        self.current, self.began = self.steps, clock()  # what is under way
 
     @classmethod
     def of(cls, run_dir: Path) -> "Limit":
@@ -71,40 +72,53 @@ class Limit:
         return cls(run_dir, float(end) - time.time() + time.monotonic() if end else None)
 
     def begin_step(self) -> None:
-        self.began = self.clock()
+        self.current, self.began = self.steps, self.clock()
 
-    def end_step(self) -> None:
-        self.steps.append(self.clock() - self.began)
+    def begin_validation(self) -> None:
+        self.current, self.began = self.validations, self.clock()
+
+    def end(self) -> None:
+        self.current.append(self.clock() - self.began)
 
     def saved(self, seconds: float) -> None:
         self.save = max(self.save, seconds)
 
-    def _needed(self) -> float:
-        """Seconds for one more step and its checkpoint."""
-        return SPARE * (max(self.steps, default=0.0) + self.save)
+    def _needed(self, times: deque[float]) -> float:
+        """Seconds for one more step or validation, and a checkpoint."""
+        return SPARE * (max(times, default=0.0) + self.save)
 
     def after_step(self) -> str | None:
         """Return why no further step may begin, or None."""
+        return self._too_late(self.steps, "step")
+
+    def before_validation(self) -> str | None:
+        """Return why no validation may begin, or None."""
+        return self._too_late(self.validations, "validation")
+
+    def _too_late(self, times: deque[float], what: str) -> str | None:
+        needed = self._needed(times)
         if self.request.exists():
             return "a signal asked the run to end"
-        if self.deadline is None or self._needed() <= (left := self.deadline - self.clock()):
+        if self.deadline is None or needed <= (left := self.deadline - self.clock()):
             return None
         return (
-            f"{left:.0f} s are left of the job's time, and a step with its checkpoint may take "
-            f"{self._needed():.0f} s"
+            f"{left:.0f} s are left of the job's time, and a {what} with a checkpoint may take "
+            f"{needed:.0f} s"
         )
 
     def while_waiting(self) -> str | None:
-        """Return why the current step must be discarded, or None.
+        """Return why the current step or validation must be discarded, or None.
 
         After a signal without a deadline (a preemption, a waiting user) it is discarded, because
         the time left is unknown. With a deadline it is discarded only if it would end too late.
         """
         if not self.request.exists():
             return None
-        if self.deadline and self.steps and self.began + self._needed() <= self.deadline:
+        ends = self.began + self._needed(self.current)
+        if self.deadline and self.current and ends <= self.deadline:
             return None
-        return "a signal asked the run to end, and the step under way would take too long"
+        what = "step" if self.current is self.steps else "validation"
+        return f"a signal asked the run to end, and the {what} under way would take too long"
 
 
 class Watchdog:
@@ -120,6 +134,7 @@ class Watchdog:
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self.clock = seconds, clock
         self.died: float | None = None  # when a death was first seen
+        self.lost = ""  # the dead engines and actors at the last look
         self.begin()
 
     def begin(self) -> None:
@@ -147,6 +162,7 @@ class Watchdog:
                 f"(recipe.rollout.hang_seconds={self.seconds:.0f}): an engine or an actor hangs, "
                 "or a part of a step takes longer than that"
             )
+        self.lost = lost
         if lost and self.died is None:
             self.died = now
         if self.died is None or self.since >= self.died or now - self.died <= DEAD:

@@ -43,7 +43,7 @@ class BoundedReplayBuffer(ReplayBuffer):
     Overrides of verl:
       __init__                     limits the requests for new questions
       sample                       raises if the batch is incomplete; clears the reserve, counts
-      _wait_for_next_poll          reports progress to the watchdog; may end the step
+      _wait_for_next_poll          reports progress to the watchdog; may end the wait
       _terminal_eviction_reasons   raises if rollouts failed; in rounds waits for all groups
       _evict_terminal_groups       moves zero-variance groups into the reserve
       _sampleable_terminal_keys    at the limit, fills the batch from the reserve, or stops
@@ -68,7 +68,7 @@ class BoundedReplayBuffer(ReplayBuffer):
         if self.filter_groups_metric is not None:
             self.refill_fn = self._refill
         self.filled_groups: set[str] = set()  # in the last batch; their advantages are set to 0
-        # Both may raise, to end the step.
+        # Both may raise, to end the step or the validation.
         self.on_progress: Callable[[tuple[str, int, int]], None] = lambda work: None
         self.on_poll: Callable[[], None] = lambda: None
         self._start_step()
@@ -101,8 +101,7 @@ class BoundedReplayBuffer(ReplayBuffer):
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         done, failed = self.finished_keys[partition_id], self.failure_keys[partition_id]
         self.on_progress((partition_id, len(done), len(failed)))
-        if partition_id != "val":
-            self.on_poll()
+        self.on_poll()
         return super()._wait_for_next_poll(partition_id, last_debug_time)
 
     def _refill(self, wanted: int) -> None:

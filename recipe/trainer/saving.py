@@ -2,7 +2,8 @@
 
 After a time limit, a preemption or a signal, no finished step is lost. The trainer saves at the end
 of the current step. If that step would not end in time (recipe/run/stop.py decides), it discards
-the step's rollouts and saves the previous step, with the data loader's state before this step.
+the step's rollouts and saves the previous step, with the data loader's state before this step. A
+validation that would not end in time is discarded too, and is not repeated by the resumed run.
 """
 
 import errno
@@ -44,10 +45,10 @@ class SavingTrainer(PPOTrainerSync):
       on_init_end         reports that the engine has its weights
       on_train_begin      starts the watchdog; from here on a signal lets the trainer save
       on_sample_end       restarts the watchdog's clock, as do the next two
-      on_step_end
+      on_step_end         raises if an engine or actor has died: sending weights to it has no end
       on_validate_begin
       step                may end the run before, in or after a step; saves the last finished one
-      _validate           saves the last finished step if the validation's rollouts fail
+      _validate           saves the last finished step if the validation fails or would be cut off
       _save_checkpoint    checks the disk, adds our state, deletes older checkpoints afterwards
       _load_checkpoint    reads our state; metrics.jsonl continues from the step of the checkpoint
     """
@@ -110,6 +111,9 @@ class SavingTrainer(PPOTrainerSync):
         super().on_sample_end()
 
     def on_step_end(self) -> None:
+        if lost := self.watchdog.lost:
+            self._save_unsaved(engine_responds=False)
+            raise LostEngineError(f"{lost} ended during a step: killed, or crashed")
         self.watchdog.begin()
         super().on_step_end()
 
@@ -158,18 +162,12 @@ class SavingTrainer(PPOTrainerSync):
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
-        state: dict[str, Any] = {}
         if self.global_steps:
             folder = checkpoints.step_folder(self.saves, self.global_steps)
-            state = read_json(folder / checkpoints.STATE)
-            self.load_own_state(state)
+            self.load_own_state(read_json(folder / checkpoints.STATE))
         # Steps after the checkpoint are trained again and would appear twice.
         run_folder.truncate_metrics(self.run_dir, last_step=self.global_steps)
-        # verl saves before it writes the line, so a kill between the two loses the line.
-        lines = run_folder.read_metrics(self.run_dir)
-        if state.get("line") and (not lines or lines[-1]["step"] < self.global_steps):
-            line = {**state["line"], "restored": True}
-            run_folder.append_metrics(self.run_dir, self.global_steps, line)
+        checkpoints.restore_line(self.run_dir, self.saves)
         self._delete_surplus()  # a kill after the last save may have left some
 
     # ---------------------------------------------------------------- early end
@@ -235,8 +233,7 @@ class SavingTrainer(PPOTrainerSync):
             self._save_step_before()
             raise
         except (HungError, RolloutError) as error:
-            idle = isinstance(error, RolloutError) and not isinstance(error, LostEngineError)
-            self._save_step_before(state, data, engine_responds=idle)
+            self._save_step_before(state, data, engine_responds=_responds(error))
             raise
         except StoppedError:
             # The resumed run fetches the questions of this step again. The save puts the engine to
@@ -245,7 +242,7 @@ class SavingTrainer(PPOTrainerSync):
             self.checkpoint_manager.abort_replicas(reject_request=True)
             self._save_step_before(state, data)
             raise
-        self.limit.end_step()
+        self.limit.end()
         self.line = run_folder.metrics_line(self.global_steps, metrics)
         reason = self.limit.after_step()
         if reason and self.global_steps < self.total_training_steps:
@@ -256,10 +253,14 @@ class SavingTrainer(PPOTrainerSync):
     def _save_alarm(self) -> None:
         """Save the previous step, at which the guard raised an alarm, and continue."""
         self.save_alarm = False
-        if self.global_steps - 1 > (checkpoints.tracked_step(self.saves) or 0):
-            self._save_step_before()  # the engine sleeps
+        self.global_steps -= 1
+        self._save_and_continue()
+        self.global_steps += 1
+
+    def _save_and_continue(self) -> None:
+        if self.global_steps > (checkpoints.tracked_step(self.saves) or 0):
+            self._save_unsaved()  # the engine sleeps
             self.on_step_end()  # and has its weights again
-            self.global_steps += 1
 
     def _save_step_before(
         self, state: dict[str, Any] | None = None, data: Any = None, engine_responds: bool = True
@@ -269,16 +270,27 @@ class SavingTrainer(PPOTrainerSync):
         self._save_unsaved(state, data, engine_responds)
 
     def _validate(self) -> dict[str, float]:
-        """verl's validation; if its rollouts fail, save the finished step before it.
+        """verl's validation; saves the finished step before it if it fails or may be cut off.
 
         The checkpoint holds the line of that step, which verl writes after the validation.
         """
+        finished = self.line.get("step") == self.global_steps  # not before the first step
+        if finished and (reason := self.limit.before_validation()):
+            self._save_unsaved()
+            raise StoppedError(reason)
+        if finished and self.limit.deadline and not self.limit.validations:  # of unknown length
+            self._save_and_continue()
+        self.limit.begin_validation()
         try:
-            return super()._validate()
-        except RolloutError as error:
-            if self.line.get("step") == self.global_steps:  # not before the first step
-                self._save_unsaved(engine_responds=not isinstance(error, LostEngineError))
+            metrics = super()._validate()
+        except (HungError, RolloutError, StoppedError) as error:
+            if isinstance(error, StoppedError):
+                self.checkpoint_manager.abort_replicas(reject_request=True)  # as in `step`
+            if finished:
+                self._save_unsaved(engine_responds=_responds(error))
             raise
+        self.limit.end()
+        return metrics
 
     def _save_unsaved(
         self, state: dict[str, Any] | None = None, data: Any = None, engine_responds: bool = True
@@ -302,3 +314,8 @@ class SavingTrainer(PPOTrainerSync):
             batch, metrics, timing_raw, global_steps=self.global_steps, epoch=epoch
         )
         self.logger.log(data=metrics, step=self.global_steps)
+
+
+def _responds(error: Exception) -> bool:
+    """Return whether the engine can still be put to sleep after `error`."""
+    return not isinstance(error, HungError | LostEngineError)

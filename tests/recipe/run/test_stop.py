@@ -31,7 +31,7 @@ def limit(folder: Path, deadline: float | None, steps: list[float], save: float)
     for seconds in steps:
         made.begin_step()
         clock.now += seconds
-        made.end_step()
+        made.end()
     made.saved(save)
     made.begin_step()
     return made
@@ -90,7 +90,7 @@ def test_a_change_of_the_time_of_day_ends_no_run(
     made = Limit.of(tmp_path)
     made.begin_step()
     monkeypatch.setattr(time, "time", lambda: now + jump)
-    made.end_step()
+    made.end()
     assert 0 <= made.steps[0] < 60 and made.after_step() is None
 
 

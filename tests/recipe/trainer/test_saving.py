@@ -146,7 +146,6 @@ def test_only_an_engine_that_responds_is_called(
             trainer.step({}, {})
         batches = 0
     else:
-        done = [] if error is HungError else done
         monkeypatch.setattr(PPOTrainerSync, "_validate", validate)
         with pytest.raises(error):
             trainer._validate()  # before the first step there is nothing to save
@@ -184,6 +183,78 @@ def test_a_signal_during_an_update_saves_this_step_and_its_line(
             trainer.step({}, {})
         assert saved(trainer, step) == (1, 1)
     assert trainer.done == done
+
+
+def verl_validate(monkeypatch: pytest.MonkeyPatch, run_dir: Path, signal: bool = False) -> None:
+    """verl's validation: waits for rollouts; a signal may come meanwhile."""
+
+    def validate(self: Any) -> dict[str, float]:
+        if signal:
+            run_folder.RunFolder(run_dir).stop_request.write_text("")
+        self.check_stop()
+        self.done.append("validation")
+        return {"val/t/accuracy": 0.5}
+
+    monkeypatch.setattr(PPOTrainerSync, "_validate", validate)
+    monkeypatch.setattr(
+        PPOTrainerSync, "on_step_end", lambda self: self.done.append("engine has weights")
+    )
+
+
+def test_a_signal_during_a_validation_saves_the_step_before_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    verl_validate(monkeypatch, tmp_path, signal=True)
+    trainer = Trainer(tmp_path, step=3)
+    trainer.step({}, {})
+    with pytest.raises(StoppedError, match="the validation under way"):
+        trainer._validate()
+    assert trainer.done == ["abort", "engine sleeps", "save 3"]
+    assert saved(trainer, 3) == (1, 1)
+    Trainer(tmp_path, step=0)._load_checkpoint()
+    assert [m["step"] for m in run_folder.read_metrics(tmp_path)] == [3]
+
+
+@pytest.mark.parametrize(
+    ("left", "validations", "done"),
+    [
+        (None, [], ["validation"]),
+        (1000, [100.0], ["validation"]),
+        (1000, [], ["engine sleeps", "save 3", "engine has weights", "validation"]),  # unknown
+        (1000, [900.0], ["engine sleeps", "save 3"]),  # may take 1.2 times 900 s
+    ],
+)
+def test_a_step_is_saved_before_a_validation_that_the_job_may_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    left: int | None,
+    validations: list[float],
+    done: list[str],
+) -> None:
+    verl_validate(monkeypatch, tmp_path)
+    trainer = Trainer(tmp_path, step=3)
+    trainer.limit.deadline = left and trainer.limit.clock() + left
+    trainer.limit.validations.extend(validations)
+    trainer.step({}, {})
+    if done[-1] == "validation":
+        trainer._validate()
+        assert len(trainer.limit.validations) == len(validations) + 1
+    else:
+        with pytest.raises(StoppedError, match="a validation with a checkpoint may take"):
+            trainer._validate()
+    assert trainer.done == done
+
+
+def test_no_weights_are_sent_to_a_dead_engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    verl_validate(monkeypatch, tmp_path)
+    trainer = Trainer(tmp_path, step=3)
+    trainer.on_step_end()
+    trainer.watchdog.overdue("engine 0")  # called by the watchdog's thread
+    with pytest.raises(LostEngineError, match="engine 0"):
+        trainer.on_step_end()
+    assert trainer.done == ["engine has weights", "save 3"]
 
 
 def test_a_signal_during_a_validation_begins_no_step(tmp_path: Path) -> None:
@@ -327,7 +398,7 @@ def test_a_full_disk_is_reported_before_anything_is_written(
     assert checkpoints.saved_steps(trainer.saves) == [1]
 
 
-def test_every_poll_reports_progress_and_only_those_of_a_step_may_stop_it(
+def test_every_poll_reports_progress_and_may_end_the_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     polls: list[str] = []
@@ -340,4 +411,4 @@ def test_every_poll_reports_progress_and_only_those_of_a_step_may_stop_it(
     monkeypatch.setattr(parent, "_wait_for_next_poll", lambda self, partition, last: last)
     assert buffer._wait_for_next_poll("train", 1.0) == 1.0
     buffer._wait_for_next_poll("val", 1.0)
-    assert (polls, progress) == (["poll"], [("train", 2, 1), ("val", 1, 0)])
+    assert (polls, progress) == (["poll"] * 2, [("train", 2, 1), ("val", 1, 0)])
