@@ -24,6 +24,9 @@ from recipe.run import checkpoints, environment, rollbacks
 from recipe.run.folder import RunFolder
 from recipe.trainer import launch
 
+# Overrides that may change the questions or the prompts.
+DRAWN = ("data.", "recipe.augment.", "recipe.rephrasings.", "recipe.toy.")
+
 
 def command_of(source: RunFolder) -> list[str]:
     """Return the arguments of `recipe.train` at the last start of a run."""
@@ -89,6 +92,11 @@ def fork(root: Path, step: int, new: Path, overrides: list[str]) -> list[str]:
         take_checkpoint(checkpoint, staged.checkpoints, config)
         lines = (line for line in read_lines(source.metrics) if line["step"] <= step)
         write_lines(staged.metrics, lines)
+        if not any(text.lstrip("+").startswith(DRAWN) for text in overrides):
+            # `recipe.train` compares them with what the run's files hold by then.
+            for name in ("data_manifest", "prompts"):
+                if (made := getattr(source, name)).is_file():
+                    write_text(getattr(staged, name), made.read_text(encoding="utf-8"))
         write_text(staged.config, OmegaConf.to_yaml(config, resolve=True))
         record = {
             "run": str(source.root),

@@ -99,7 +99,8 @@ class Registry(dict[str, Function]):
         """The requirements of the function, by default none. Errors as `resolve`."""
         if name.startswith("verl:"):
             critic = name == f"verl:{verl_estimators.GAE}"
-            return Facts(inputs=verl_estimators.INPUTS, critic=critic)
+            parts = ("accuracy", "format") if name == "verl:gdpo" else ()
+            return Facts(inputs=verl_estimators.INPUTS, critic=critic, parts=parts)
         return _FACTS.get(self.resolve(name), Facts())
 
     def call(self, section: Mapping[str, Any]) -> tuple[Function, dict[str, Any]]:

@@ -10,6 +10,7 @@ the sum of squared probabilities (the optimal token baselines).
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,6 +49,9 @@ def estimator(name: str) -> Callable[..., torch.Tensor]:
             "compute. Choose another estimator."
         )
     function = get_adv_estimator_fn(name)
+    # Some estimators read this key of verl from a parameter, others from the configuration.
+    by_std = "norm_adv_by_std_in_grpo"
+    takes_std = by_std in inspect.signature(function).parameters
 
     def advantages(
         rewards_B: Numbers,
@@ -81,6 +85,8 @@ def estimator(name: str) -> Callable[..., torch.Tensor]:
         else:
             index = [str(group) for group in torch.as_tensor(group_B).tolist()]
             components |= {"index": np.array(index, dtype=object), "config": config}
+        if takes_std:
+            components[by_std] = config.norm_adv_by_std_in_grpo
         found = function(token_level_rewards=rewards_BT, response_mask=mask, **components)
         advantages_BT, returns_BT = (float64(matrix) * mask_BT for matrix in found)
         return advantages_BT, returns_BT

@@ -99,9 +99,9 @@ def learning_rate(optim: DictConfig) -> str:
     """Return the rate, its schedule and its warmup."""
     warmup = "no warmup"
     if optim.lr_warmup_steps > 0:
-        warmup = f"warmup over {optim.lr_warmup_steps} updates"
+        warmup = f"warmup over {optim.lr_warmup_steps} steps"
     elif optim.lr_warmup_steps_ratio:
-        warmup = f"warmup over {optim.lr_warmup_steps_ratio:.0%} of the updates"
+        warmup = f"warmup over {optim.lr_warmup_steps_ratio:.0%} of the steps"
     return f"{optim.lr}, {optim.lr_scheduler_type}, {warmup}"
 
 
@@ -154,7 +154,8 @@ def checkpoints(config: DictConfig, steps: int) -> str:
     shape = known_shape(config.actor_rollout_ref.model.path)
     if shape is None:
         return f"{told}; 12 bytes a parameter each"
-    size = checkpoint_bytes(shape, adapter_size(Setup(config), shape))
+    setup = Setup(config)
+    size = checkpoint_bytes(shape, adapter_size(setup, shape), setup.critic)
     told += f"; {size / 1e9:.2f} GB each, at most {most * size / 1e9:.1f} GB in all"
     free = host.free_gib(Path(config.recipe.run_dir)) * 2**30
     return told + (f": MORE THAN THE {free / 1e9:.0f} GB FREE THERE" if most * size > free else "")

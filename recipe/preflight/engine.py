@@ -242,6 +242,12 @@ ENGINE: list[Check] = [
         "the batch is not a multiple of the mini-batch (both in questions). Set "
         "{A}.ppo_mini_batch_size to a divisor.",
     ),
+    Rule(
+        "data.train_batch_size critic.ppo_mini_batch_size",
+        lambda s: s.critic and s.batch % s.config.critic.ppo_mini_batch_size,
+        "verl would pad the batch to a multiple of both mini-batches, so that the actor trains on "
+        "mini-batches of padding. Set critic.ppo_mini_batch_size to a divisor of the batch.",
+    ),
     ROWS,
     micro_batches,
 ]

@@ -4,18 +4,20 @@ P parameters, A of an adapter (LoRA), N GPUs (FSDP shards over all), T tokens of
 V vocabulary, h hidden, i intermediate size, L layers, S tokens of the longest sequence.
 
     states        16 P / N     float32 parameters, gradients and Adam's two moments, sharded;
-                  (4 P + 16 A) / N with LoRA
+                  (4 P + 16 A) / N with LoRA; 16 P / N more for a critic, of the actor's size
     gathered      2 x (embedding, output matrix and two layers), in bfloat16 while they compute
     activations   T x L x 2 h          checkpoints of the layers' inputs
                   + T x 2 (8 h + 4 i)  the layer that is recomputed
     logits        T x V x 4    bfloat16 logits and their gradient, + 8 x 1,024 x V of the chunks
     mask          T^2          of packed sequences, with sdpa alone
-    checkpoint    12 P         parameters and moments, float32; 4 P + 12 A with LoRA
+    checkpoint    12 P         parameters and moments, float32; 4 P + 12 A with LoRA; 12 P more
+                               for a critic
     KV cache      memory x utilisation - 2 P / tp - reserve
 
     actor         8 P per token trained on (6 P, and the forward pass again; with LoRA 6 P, since P
                   has no gradient), 2 P for each of the log-probabilities before it, + the
                   attention, at `mfu` of the GPU's peak
+    critic        10 P per token: its values and its update; PCL's reads prompts alone, not counted
     rollouts      each decoding step reads the weights and the cache once, at `traffic` of the
                   bandwidth; sequences that do not fit at once come in waves
 """
@@ -51,6 +53,8 @@ class Work:
     validation: int  # responses of one validation
     validations: int
     adapter: int = 0  # parameters of LoRA; 0: all of the model are trained
+    critic: bool = False  # a second model of the actor's size
+    values: bool = False  # the critic predicts a value of every token
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +70,7 @@ def actor_memory(shape: Shape, work: Work) -> dict[str, float]:
     """Return the bytes on one GPU while the actor trains, by part."""
     tokens, outputs = work.micro_tokens, shape.embedding * (1 if shape.tied else 2)
     return {
-        "states": state_bytes(shape, work.adapter) / work.gpus,
+        "states": state_bytes(shape, work.adapter, work.critic) / work.gpus,
         "gathered": 2 * (outputs + 2 * shape.layer),
         "activations": tokens * shape.layers * 2 * shape.hidden
         + tokens * 2 * (8 * shape.hidden + 4 * shape.intermediate),
@@ -75,13 +79,15 @@ def actor_memory(shape: Shape, work: Work) -> dict[str, float]:
     }
 
 
-def state_bytes(shape: Shape, adapter: int) -> int:
+def state_bytes(shape: Shape, adapter: int, critic: bool) -> int:
     """Bytes of parameters, gradients and moments on all GPUs."""
-    return 4 * shape.parameters + 16 * adapter if adapter else 16 * shape.parameters
+    actor = 4 * shape.parameters + 16 * adapter if adapter else 16 * shape.parameters
+    return actor + 16 * shape.parameters * critic
 
 
-def checkpoint_bytes(shape: Shape, adapter: int) -> int:
-    return 4 * shape.parameters + 12 * adapter if adapter else 12 * shape.parameters
+def checkpoint_bytes(shape: Shape, adapter: int, critic: bool) -> int:
+    actor = 4 * shape.parameters + 12 * adapter if adapter else 12 * shape.parameters
+    return actor + 12 * shape.parameters * critic
 
 
 def cache_tokens(shape: Shape, work: Work, gpu: Gpu) -> int:
@@ -121,7 +127,7 @@ def rollout_seconds(
 
 
 def actor_seconds(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> dict[str, float]:
-    """Seconds of the log-probabilities and of the update of one step."""
+    """Seconds of the log-probabilities, of the update and of the critic in one step."""
     length = work.mean_prompt + work.mean_response
     tokens = work.questions * work.responses * length
     # Scores and values, forward: 4 x span x heads x head_dim per layer and token. With packed sdpa
@@ -132,7 +138,10 @@ def actor_seconds(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> di
     update = 4 * forward - (tokens * 2 * shape.parameters if work.adapter else 0)
     rate = work.gpus * gpu.flops * assume.mfu
     passes = 1 + work.reference
-    return {"log-probs": passes * forward / rate, "update": work.epochs * update / rate}
+    seconds = {"log-probs": passes * forward / rate, "update": work.epochs * update / rate}
+    if work.values:
+        seconds["critic"] = (1 + 4 * work.epochs) * forward / rate
+    return seconds
 
 
 def step_seconds(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> dict[str, float]:

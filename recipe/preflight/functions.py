@@ -21,12 +21,12 @@ LOOP = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 
 
 def own_functions(s: Setup) -> Iterator[str]:
-    """The user's advantage and token weight run on a small batch."""
+    """The user's and verl's advantages and token weights run on a small batch."""
     recipe: Any = OmegaConf.to_container(s.recipe, resolve=True)
     rows = int(s.rollout.n)
     for registry, section in ((ADVANTAGES, "advantage"), (TOKEN_WEIGHTS, "weights")):
         name = recipe[section]["name"]
-        if "." not in name:
+        if "." not in name and not name.startswith("verl:"):
             continue
         alone = {**recipe, "weights": {"name": "none"}} if section == "advantage" else recipe
         try:

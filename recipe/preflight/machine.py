@@ -69,7 +69,7 @@ def first_checkpoint(s: Setup) -> Iterator[str]:
         return
     if tracked_step(Path(s.trainer.default_local_dir)):
         return
-    wanted = checkpoint_bytes(shape, adapter_size(s, shape))
+    wanted = checkpoint_bytes(shape, adapter_size(s, shape), s.critic)
     free = host.free_gib(run_dir) * 2**30
     if free < wanted:
         yield (

@@ -41,7 +41,8 @@ def memory_lines(shape: Shape, work: Work, gpu: Gpu) -> list[str]:
         f"{estimate.at_once(shape, work, gpu)} sequences at once",
         f"rollouts       {responses:,} responses of a step over {engines} engines "
         f"in {estimate.waves(responses, shape, work, gpu)} waves",
-        f"checkpoint     {estimate.checkpoint_bytes(shape, work.adapter) / 1e9:.1f} GB",
+        "checkpoint     "
+        f"{estimate.checkpoint_bytes(shape, work.adapter, work.critic) / 1e9:.1f} GB",
     ]
     role = "actor_rollout_ref.rollout"
     if total > gpu.memory:
@@ -51,7 +52,7 @@ def memory_lines(shape: Shape, work: Work, gpu: Gpu) -> list[str]:
         )
     if memory["states"] + gpu.memory * work.utilisation > gpu.memory:
         lines.append(
-            "NO             the actor's states stay on the GPU beside the engine: lower "
+            "NO             the trained states stay on the GPU beside the engine: lower "
             f"{role}.gpu_memory_utilization"
         )
     if cache < work.prompt + work.response:
@@ -115,6 +116,8 @@ def work_of(
         validation=validation,
         validations=config.trainer.total_training_steps // frequency if frequency > 0 else 0,
         adapter=adapter_size(setup, shape),
+        critic=setup.critic,
+        values=setup.facts.critic,
     )
 
 

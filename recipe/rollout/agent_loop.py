@@ -134,6 +134,7 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
             )
         ids = list(output.token_ids)[: self.response_length]
         logprobs = list(output.log_probs)[: self.response_length] if output.log_probs else None
+        limit = self.longest(generated_under)
         metrics["num_preempted"] = -1 if output.num_preempted is None else output.num_preempted
         return AgentLoopOutput(
             prompt_ids=trained_under,
@@ -146,7 +147,8 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
                 **output.extra_fields,
                 "template": name,
                 "prefill": rendered.prefill,
-                "truncated": len(ids) >= self.longest(generated_under),
+                "limit": limit,
+                "truncated": len(ids) >= limit,
                 "rephrasing": n,
                 "generated_under": None if trained_under is generated_under else generated_under,
             },

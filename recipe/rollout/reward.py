@@ -8,8 +8,8 @@ question: an answer that only repeats a formula of it scores 0 (status "echo"). 
 not worked out has the status "unworked"; `recipe.reward.unworked` decides if it counts as right.
 format is the format reward of the drawn template for the text after the prefill, a dyadic number in
 [0, 1]. By default wrong answers get it too, as in arXiv 2602.03190. `overlong` is DAPO's soft
-punishment (arXiv 2503.14476, eq. 13), with L the response length, L_max its limit, and C the
-buffer, all in tokens:
+punishment (arXiv 2503.14476, eq. 13), with L the response length, L_max its limit (with
+``recipe.rollout.joint_limit`` what its prompt leaves), and C the buffer, all in tokens:
 
     overlong = factor * clip((L - (L_max - C)) / C, 0, 1)
 
@@ -66,8 +66,8 @@ def score(
 ) -> dict[str, Any]:
     """The reward of a response of `length` tokens and its parts, as verl's reward managers do.
 
-    `row` holds the columns of the dataset, `limit` is ``data.max_response_length``, `graded` the
-    result of a verifier. Without one the project's grader decides.
+    `row` holds the columns of the dataset, `limit` is the most tokens of this response, `graded`
+    the result of a verifier. Without one the project's grader decides.
     """
     graded = graded or grade(
         text,
@@ -125,13 +125,12 @@ class RecipeRewardManager(RewardManagerBase):
         length = int(item.batch["attention_mask"][-len(responses) :].sum())
         text = self.tokenizer.decode(responses[:length], skip_special_tokens=True)
         row = item.non_tensor_batch
-        template = self.bank[row["tool_extra_fields"]["template"]]
         # In a thread, so that an answer that waits for a worker process does not block others.
-        return await asyncio.to_thread(self._score, text, length, row, template)
+        return await asyncio.to_thread(self._score, text, length, row)
 
-    def _score(
-        self, text: str, length: int, row: Mapping[str, Any], template: Template
-    ) -> dict[str, Any]:
+    def _score(self, text: str, length: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        fields = row["tool_extra_fields"]  # written by the agent loop, perhaps the user's
+        template, limit = self.bank[fields["template"]], int(fields.get("limit", self.limit))
         graded = None
         if row["data_source"] in self.verifiers:
             found = extraction(self.settings.extraction, template)
@@ -140,5 +139,6 @@ class RecipeRewardManager(RewardManagerBase):
             if graded.status not in ("correct", "wrong") and failed not in self.logged:
                 self.logged.add(failed)  # the first of a kind; metrics have the share
                 logger.warning("verifier of %s: %s, %s", *failed, graded.detail)
-        settings, limit = self.settings, self.limit
-        return score(text, length, row, template, settings=settings, limit=limit, graded=graded)
+        return score(
+            text, length, row, template, settings=self.settings, limit=limit, graded=graded
+        )

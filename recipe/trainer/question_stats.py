@@ -50,7 +50,7 @@ class QuestionStats:
         if predicted is None:
             return self.rates.choose(questions, count)
         chosen = nearest(predicted, self.curriculum.target, count)
-        self.predicted = {questions[i]: predicted[i] for i in chosen}
+        self.predicted.update({questions[i]: predicted[i] for i in chosen})
         return chosen
 
     def fetch(self, groups: Sequence[str], questions: Sequence[str]) -> None:
@@ -89,6 +89,7 @@ class QuestionStats:
                 ]
                 metrics["curriculum/value_error"] = sum(errors) / len(errors)
         self.question_of.clear()
+        self.predicted.clear()
         return metrics
 
     def state(self) -> dict[str, Any]:

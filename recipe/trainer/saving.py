@@ -62,7 +62,7 @@ class SavingTrainer(PPOTrainerSync):
         self.keep_last = config.trainer.get("max_actor_ckpt_to_keep")
         with open_dict(config):
             # verl deletes the shards named by its tracker before it writes the next tracker.
-            config.trainer.max_actor_ckpt_to_keep = None
+            config.trainer.max_actor_ckpt_to_keep = config.trainer.max_critic_ckpt_to_keep = None
         self.run_dir = Path(config.recipe.run_dir)
         self.saves = Path(config.trainer.default_local_dir)
         self.limit = Limit.of(self.run_dir)

@@ -30,11 +30,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
     words = ["toy", f"recipe.run_dir={folder.root}", f"recipe.toy.cache={tmp_path / 'cache'}"]
     config = compose_config(words[0], words[1:])
-    checks.check(config)
+    checks.check(config).write(folder.prompts)
     for step in (1, 2):
         save(folder.checkpoints, step, config.actor_rollout_ref.actor.optim.lr)
     (folder.checkpoints / checkpoints.TRACKER).write_text("2")
     folder.config.write_text(OmegaConf.to_yaml(config, resolve=True))
+    write_json(folder.data_manifest, {"train": {"digest": "a"}})
     folder.metrics.write_text("".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3)))
     write_json(
         folder.environment, {"command": shlex.join(["python", "-m", "recipe.train", *words])}
@@ -60,6 +61,8 @@ def test_a_fork_has_the_checkpoint_and_both_folders_record_it(
     assert checkpoints.tracked_step(new.checkpoints) == 2
     assert checkpoints.damage(new.checkpoint(2)) is None and not new.checkpoint(1).exists()
     assert [line["step"] for line in read_metrics(new.root)] == [1, 2]
+    assert read_json(new.data_manifest) == {"train": {"digest": "a"}}  # compared at the next start
+    assert new.prompts.read_text() == run.prompts.read_text()
     record = read_json(new.fork)
     assert (record["run"], record["step"], record["overrides"]) == (str(run.root), 2, [])
     assert read_lines(run.forks) == [record]
@@ -91,6 +94,15 @@ def test_another_learning_rate_reaches_the_saved_optimizer(
     assert schedule["lr_scheduler"]["base_lrs"] == [3e-6]
     assert read(run, "optim")["param_groups"][0]["lr"] > 3e-6  # the run's own files are as before
     assert OmegaConf.select(OmegaConf.load(new.config), LR) == 3e-6
+
+
+def test_a_fork_may_have_other_prompts(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    new = RunFolder(run.root.parent / "new")
+    code, said = call(
+        capsys, run.root, "--step", 1, new.root, "recipe.augment.validation_template=abel"
+    )
+    assert code == 0, said
+    assert not new.prompts.exists() and not new.data_manifest.exists()
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,7 @@ VERL = {
     "opo": {},
     "rloo": {},
     "grpo": {},
+    "grpo_vectorized": {"norm_adv_by_std_in_grpo": False},  # in verl a parameter, not a setting
     "grpo_passk": {},
     "reinforce_plus_plus": {"gamma": 0.5},
     "reinforce_plus_plus_baseline": {},
@@ -225,6 +226,7 @@ def test_verls_estimator_gets_what_verls_trainer_gives_it(name: str) -> None:
         index=np.array([f"uid-{i}" for i in made["group_B"]], dtype=object),
         config=AlgoConfig(gdpo_reward_keys=["accuracy", "format"], **VERL[name]),
         **(components if name == "gdpo" else {}),
+        **(VERL[name] if name == "grpo_vectorized" else {}),
     )
     close(found, wanted.double() * mask_BT, 1e-6)
     assert found.abs().max() > 0.1

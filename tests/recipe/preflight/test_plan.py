@@ -90,7 +90,20 @@ def test_the_actors_memory_by_hand() -> None:
     assert sum(memory.values()) == 18_198_084_608
     flash = estimate.actor_memory(SHAPE, dataclasses.replace(WORK, packed_mask=False))
     assert sum(memory.values()) - sum(flash.values()) == 16_384**2
-    assert estimate.checkpoint_bytes(SHAPE, 0) == 18_524_571_648  # 12 bytes per parameter
+    assert estimate.checkpoint_bytes(SHAPE, 0, False) == 18_524_571_648  # 12 bytes per parameter
+
+
+def test_a_critic_is_a_second_model() -> None:
+    work = dataclasses.replace(WORK, critic=True, values=True)
+    actor, both = (estimate.actor_memory(SHAPE, w)["states"] for w in (WORK, work))
+    assert both == 2 * actor
+    assert estimate.checkpoint_bytes(SHAPE, 0, True) == 2 * 18_524_571_648
+    seconds = estimate.actor_seconds(SHAPE, work, H100, Assumptions())
+    # One forward pass for the values; the update as the actor's.
+    assert seconds["critic"] == pytest.approx(
+        seconds["log-probs"] / (1 + WORK.reference) + seconds["update"]
+    )
+    assert "critic" not in estimate.actor_seconds(SHAPE, WORK, H100, Assumptions())
 
 
 def test_lora_by_hand() -> None:
@@ -102,7 +115,7 @@ def test_lora_by_hand() -> None:
     # 4 bytes per parameter of the model, 16 (in a checkpoint 12) per parameter of the adapter
     states = 6_174_857_216 + 147_718_144
     assert estimate.actor_memory(SHAPE, work)["states"] == states / 8
-    assert estimate.checkpoint_bytes(SHAPE, 9_232_384) == 6_174_857_216 + 110_788_608
+    assert estimate.checkpoint_bytes(SHAPE, 9_232_384, False) == 6_174_857_216 + 110_788_608
     assume = Assumptions()
     full, part = (estimate.actor_seconds(SHAPE, w, H100, assume) for w in (WORK, work))
     # no gradient of the model's parameters: 2 operations per token and parameter

@@ -110,6 +110,7 @@ REFUSED_ALGORITHM = [
     (f"{PCL} {GAE}", "recipe.advantage.name=verl:gae recipe.curriculum.value_model"),
     (f"{GAE} critic.enable=true algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward"),
     (f"{PCL} trainer.critic_warmup=5", "trainer.critic_warmup=5"),
+    (f"recipe.advantage.name=verl:gdpo {OVERLONG}.enable=true", f"verl:gdpo {OVERLONG}.enable"),
     (
         f"{FILTER} algorithm.filter_groups.metric=reward recipe.curriculum.enable=true",
         "algorithm.filter_groups.metric recipe.curriculum.enable",
@@ -180,6 +181,12 @@ REFUSED_ENGINE = [
     ("{A}.ppo_micro_batch_size_per_gpu=48", "{A}.ppo_micro_batch_size_per_gpu=48 64"),
     ("{R}.log_prob_micro_batch_size_per_gpu=100", "{R}.log_prob_micro_batch_size_per_gpu=100 128"),
     ("trainer.n_gpus_per_node=3", "64 trainer.n_gpus_per_node 3"),
+    # The toy's batch has 8 questions; verl would pad it to 24 for the critic's mini-batches of 3.
+    (f"{PCL} critic.ppo_mini_batch_size=3", "critic.ppo_mini_batch_size=3 padding"),
+    (f"{GAE} critic.enable=true algorithm.lam=0.95", "algorithm.lam=0.95 advantage.arguments.lam"),
+    ("algorithm.gamma=0.9", "algorithm.gamma=0.9 recipe.advantage.arguments.gamma"),
+    (f"{PCL} critic.grad_clip=0.1", "critic.grad_clip=0.1 critic.optim.clip_grad"),
+    ("trainer.max_critic_ckpt_to_keep=2", "trainer.max_actor_ckpt_to_keep"),
     (f"{FILTER} data.gen_batch_size=16", "data.gen_batch_size=16 algorithm.filter_groups.enable"),
     (f"{ULYSSES}=2 trainer.n_gpus_per_node=2", f"attn_implementation=sdpa {ULYSSES}=2"),
     (FLASH2, "attn_implementation flash_attn"),

@@ -178,6 +178,7 @@ def test_a_response_at_a_limit_is_marked(
     assert out.response_ids == list(range(kept))
     assert len(out.response_mask) == len(out.response_logprobs) == kept
     assert out.extra_fields["truncated"] is truncated
+    assert out.extra_fields["limit"] == (free or 6)
 
 
 def test_the_system_prompt_of_a_row_is_used() -> None:

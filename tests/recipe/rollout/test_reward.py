@@ -43,7 +43,15 @@ class Words:
         return "".join(self.texts[i] for i in ids.tolist())
 
 
-def record(length: int, width: int, answers: list[str], template: str, options: Any, source: str):
+def record(
+    length: int,
+    width: int,
+    answers: list[str],
+    template: str,
+    options: Any,
+    source: str,
+    fields: dict[str, Any],
+):
     from verl import DataProto
 
     mask = torch.tensor([[1] * length + [0] * (width - length)])
@@ -52,7 +60,7 @@ def record(length: int, width: int, answers: list[str], template: str, options: 
         "data_source": source,
         "extra_info": given,
         "raw_prompt": [{"role": "user", "content": "What is $2+2$?"}],
-        "tool_extra_fields": {"template": template},
+        "tool_extra_fields": {"template": template, **fields},
     }
     arrays = {}
     for key, value in columns.items():
@@ -71,6 +79,7 @@ def score(
     options: Any = None,
     unworked: str = "pay",
     source: str = "math",
+    **fields: Any,
 ):
     config = OmegaConf.create(
         {
@@ -91,7 +100,7 @@ def score(
     )
     manager = RecipeRewardManager(config, Words(texts), None)
     return asyncio.run(
-        manager.run_single(record(length, len(texts), answers, template, options, source))
+        manager.run_single(record(length, len(texts), answers, template, options, source, fields))
     )
 
 
@@ -146,6 +155,7 @@ def test_a_formula_of_the_question_or_of_a_rephrasing_scores_nothing() -> None:
         ("4", 1, ["7", "4"], {}, 1.0),  # any of several answers
         ("4", 3, ["4"], {"overlong": True}, 0.5),
         ("4", 4, ["4"], {"overlong": True}, 0.0),
+        ("4", 3, ["4"], {"overlong": True, "limit": 3}, 0.0),  # what a long prompt leaves
         ("(B) 2+2", 1, ["B"], {"options": ["5", "2+2"]}, 1.0),
         ("(B) 2+2", 1, ["A"], {"options": ["5", "2+2"]}, 0.0),
     ],

@@ -53,6 +53,17 @@ def test_a_measured_pass_rate_is_the_first_estimate() -> None:
     assert known.state()["pass_rates"]["hard"] == known.curriculum.decay  # not measured again
 
 
+def test_predictions_of_all_parts_of_a_step_are_compared() -> None:
+    """verl fetches the questions of a step in parts (data.gen_batch_size)."""
+    known = stats()
+    for group, question, rate in (("g0", "q", 0.75), ("g1", "p", 0.5)):
+        known.choose([question], 1, [rate])
+        known.fetch([group], [question])
+    assert known.see_step(step())["curriculum/value_error"] == 0.25
+    known.fetch(["g0"], ["q"])
+    assert "curriculum/value_error" not in known.see_step(step())  # no prediction in this step
+
+
 def test_disabled_sections_record_nothing() -> None:
     off = stats(enable=False)
     off.fetch(["g0"], ["q"])
