@@ -18,7 +18,7 @@ from eval import EvaluationError
 from eval.command import add_settings, path, run_command
 from eval.metrics import Difference, Estimate, accuracy, mean_over_questions, paired
 from eval.report.answers import archive
-from eval.report.data import CheckpointRow, RunData, collect
+from eval.report.data import CheckpointRow, RunData, asked, collect
 from eval.report.page import Block, Page
 from eval.report.tables import Table, interval, p_value, points, share
 from eval.score import require_one_grader
@@ -26,8 +26,10 @@ from eval.settings import differences
 from prompt_aug.base.commands import existing, in_columns, make_parser
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import read_json, read_lines, write_json, write_text
+from prompt_aug.questions import VALIDATION
 from recipe.run.folder import EvaluationFolder
 
+GRADING = ("extraction:", "tolerance:", "verifiers:")  # settings of the grading
 NOTE = (
     "Percent of samples right, ± one standard error clustered by question. B - A in points with "
     "its 95 % interval, paired by question; p by random signs, not corrected for the number of "
@@ -104,6 +106,13 @@ def answered(a: Side, b: Side) -> list[Answered]:
         )
     require_one_grader({f"{s.name}/{n}": s.record["benchmarks"][n]["grader"]
                         for s in (a, b) for n in names})  # fmt: skip
+    for name in names:
+        changed = differences(asked(one[name]), asked(other[name]))
+        if graded := [line for line in changed if line.startswith(GRADING)]:
+            raise EvaluationError(
+                f"{name}: the two were graded differently ({'; '.join(graded)}). Evaluate both "
+                "with the same options"
+            )
     found = []
     for name in names:
         theirs = _questions(b, name)
@@ -119,7 +128,30 @@ def answered(a: Side, b: Side) -> list[Answered]:
 
 
 def shared_benchmarks(a: Side, b: Side) -> list[str]:
-    return [name for name in a.record["benchmarks"] if name in b.record["benchmarks"]]
+    """Return the benchmarks that both have, without the one that picked a checkpoint."""
+    names = [name for name in a.record["benchmarks"] if name in b.record["benchmarks"]]
+    picked = {picked_by(a), picked_by(b)}
+    return [name for name in names if name not in picked] or names
+
+
+def picked_by(side: Side) -> str | None:
+    """Return the validation questions by which a checkpoint of this run was picked."""
+    path = side.folder.selection
+    selection = read_json(path) if path.exists() else {}
+    return selection["benchmark"] if selection.get("kind") == VALIDATION else None
+
+
+def notes_of(a: Side, b: Side) -> list[str]:
+    """Return what differs between the two evaluations, and what is left out."""
+    one, other = a.record["benchmarks"], b.record["benchmarks"]
+    lines = differences(a.record["settings"], b.record["settings"])
+    notes, names = [f"settings differ: {line}" for line in lines], shared_benchmarks(a, b)
+    for name in names:
+        lines = differences(asked(one[name]), asked(other[name]))
+        notes += [f"{name}: settings differ: {line}" for line in lines]
+    if left := set(one) & set(other) - set(names):
+        notes.append(f"left out, because a checkpoint was picked by it: {', '.join(sorted(left))}")
+    return notes
 
 
 def _questions(side: Side, name: str) -> dict[tuple[str, int], tuple[dict[str, Any], float]]:
@@ -189,7 +221,7 @@ def write_page(out: Path, a: Side, b: Side, rows: Mapping[str, Sequence[Compared
     samples = archive(runs)
     for point in samples.index["checkpoints"]:
         point["step"] = None  # the name of the side already contains it
-    blocks = [Block(note=NOTE, level=2, id="checkpoints")]
+    blocks = [Block(note="  \n".join([NOTE, *notes_of(a, b)]), level=2, id="checkpoints")]
     blocks += [Block(title, "", table(a, b, part)) for title, part in rows.items()]
     name = f"{a.name} and {b.name}"
     page = Page(name=name, runs=runs, blocks=blocks, samples=samples, rollouts=[[], []])
@@ -207,8 +239,8 @@ def _compare(options: argparse.Namespace) -> None:
     rows = compare(a, b)
     for title, part in rows.items():
         print(f"{title}\n{in_columns(table(a, b, part), rule=True)}\n")
-    for line in differences(a.record["settings"], b.record["settings"]):
-        print(f"note: settings differ: {line}")
+    for line in notes_of(a, b):
+        print(f"note: {line}")
     if options.out:
         write_page(options.out, a, b, rows)
         print(f"disagreements: {options.out / 'index.html'}?differ=yes#answers")

@@ -5,6 +5,7 @@ grader. It needs no model and no engine.
 """
 
 import argparse
+import hashlib
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -113,7 +114,8 @@ def _graded_line(
     else:
         line["under"] = verdicts(settings["extraction"], grade, sample, question, template)
         tolerance = settings.get("tolerance")
-        if tolerance and is_close(grade.extracted, question["gold"], tolerance):
+        echo = grade.status == "echo"  # earns nothing, however close
+        if tolerance and not echo and is_close(grade.extracted, question["gold"], tolerance):
             line |= {"correct": True, "status": "correct"}
     if "orders" in question and grade.extracted is not None:
         # A letter means another option in another order, so votes count the options' texts.
@@ -216,7 +218,9 @@ def score_benchmark(
     head = {"grader": VERSION, "model": dict(identity)}
     write_lines(folder.grades, [head, *grades])
     table = join(questions, samples, grades, settings["samples"])
-    write_json(folder.scores, {**record, **head, **score(table)})
+    # The digest of a benchmark does not depend on its order, and `question_means` have it.
+    order = hashlib.sha256("\n".join(q["uid"] for q in questions).encode()).hexdigest()
+    write_json(folder.scores, {**record, **head, "order": order, **score(table)})
 
 
 def combine(

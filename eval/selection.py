@@ -14,7 +14,7 @@ from typing import Any
 
 from eval import EvaluationError
 from eval.command import add_settings, run_command, text
-from eval.report.data import scored_steps
+from eval.report.data import asked_differently, scored_steps
 from prompt_aug.base.commands import existing, make_parser
 from prompt_aug.base.files import read_json, read_lines, write_json
 from prompt_aug.questions import VALIDATION, read_parquet
@@ -48,13 +48,19 @@ def pick_checkpoint(
 ) -> dict[str, Any]:
     """Write selection.json beside the evaluation's settings, and return it."""
     folders = scored_steps(run, settings)
-    scores = {}
+    last, entries = folders[max(folders)], {}
     for step, folder in folders.items():
         entry = read_json(folder.scores)["benchmarks"].get(benchmark)
         if entry is None:
             raise EvaluationError(f"step {step} is not evaluated on {benchmark}: run eval.sweep")
-        scores[step] = float(entry["accuracy"])
-    last = folders[max(folders)]
+        entries[step] = {benchmark: entry}
+    one = entries[max(entries)]
+    if other := [step for step in entries if asked_differently(one, entries[step])]:
+        raise EvaluationError(
+            f"{benchmark} was asked or graded differently at the steps {other} than at step "
+            f"{max(entries)}: run eval.sweep for all steps with the same options"
+        )
+    scores = {step: float(entry[benchmark]["accuracy"]) for step, entry in entries.items()}
     reason = why_no_validation(run, benchmark, last)
     if reason and not on_test_set:
         raise EvaluationError(

@@ -25,10 +25,10 @@ from eval.engine import check_hardware, prepare_environment
 from eval.evaluate import Evaluation, Item
 from eval.score import require_one_grader
 from eval.session import Session
-from eval.settings import ADDED, Settings, from_run, presets, read_config
+from eval.settings import ADDED, Settings, differences, from_run, presets, read_config
 from prompt_aug.base.commands import add_steps, at_least, check_url, existing, make_parser
 from prompt_aug.base.errors import UsageError
-from prompt_aug.base.files import InUseError, read_json
+from prompt_aug.base.files import InUseError, iter_lines, read_json
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.endpoint.budget import Budget
 from prompt_aug.extraction import EXTRACTIONS
@@ -245,6 +245,7 @@ def work(
     """Do the items that are not done, except those that another worker holds."""
     todo = {c.name: [i for i in evaluation.items(c) if not i.is_done()] for c in checkpoints}
     for checkpoint in checkpoints:  # all checks run before the first engine starts
+        _check_owner(checkpoint, evaluation)
         verify(checkpoint, cache, most=CACHED_BYTES)
         _check_graders(checkpoint, evaluation.items(checkpoint))
     if any(todo.values()):
@@ -275,6 +276,24 @@ def work(
                 )
     if waiting := [item.name for item in held if not item.is_done()]:
         print(f"note: {len(waiting)} items are with other workers: {', '.join(waiting[:8])}")
+
+
+def _check_owner(checkpoint: Checkpoint, evaluation: Evaluation) -> None:
+    """Reject a folder with the samples of another model of the same name, as two runs' step_100.
+
+    A run's own step may be exported again with other weights: its samples are then made anew.
+    """
+    if checkpoint.step is not None:
+        return
+    for item in evaluation.items(checkpoint):
+        for file in item.folder.sample_files():
+            owner = next(iter_lines(file), {}).get("model", checkpoint.identity)
+            changed = differences(owner, checkpoint.identity)
+            if any(not line.startswith("endpoint:") for line in changed):  # a port may change
+                raise EvaluationError(
+                    f"{item.folder.root} has samples of another model named {checkpoint.name}. "
+                    "Choose another --out for this one, or delete the folder"
+                )
 
 
 def _check_graders(checkpoint: Checkpoint, items: Sequence[Item]) -> None:

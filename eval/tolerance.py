@@ -30,7 +30,8 @@ def is_close(answer: str | None, golds: Sequence[str], tolerance: float) -> bool
 
 def _number(text: str) -> tuple[Fraction, str | None] | None:
     """Return (value, unit) of a number, None for any other text."""
-    try:
-        return Fraction(normal_form(text)), split_unit(canonical(text))[1]
+    try:  # an irrational number has the form 3.46+i0
+        value = Fraction(normal_form(text).removesuffix("+i0"))
+        return value, split_unit(canonical(text))[1]
     except (ValueError, ArithmeticError):
         return None

@@ -38,12 +38,15 @@ def verdicts(
     Grades again only if two settings find different answers.
     """
     response, found = sample["response"], {given: bool(grade.correct)}
+    read = extract(response, extraction(given, template))  # not grade.extracted: perhaps a letter
     for name in BESIDE:
         settings = extraction(name, template)
-        answer = extract(response, settings)
-        if answer == grade.extracted:
-            found.setdefault(name, bool(grade.correct))
-        elif name != given:
-            gold, text = question["gold"], question["question"]
-            found[name] = regrade(response, gold, question=text, extraction=settings).correct
-    return {name: found[name] for name in BESIDE}
+        if name != given and extract(response, settings) != read:
+            found[name] = regrade(
+                response,
+                question["gold"],
+                question=question["question"],
+                options=question.get("options", ()),
+                extraction=settings,
+            ).correct
+    return {name: found.get(name, bool(grade.correct)) for name in BESIDE}

@@ -12,8 +12,10 @@ SPARE=${DEADLINE_SPARE:-60} # seconds between the training's deadline and the en
 # shellcheck disable=SC2034
 site_settings() {
     set -a
+    set +u # it may read variables that are not set, or call `module`, which does
     # shellcheck source=/dev/null
     if [[ -f scripts/cluster.env ]]; then source scripts/cluster.env; fi
+    set -u
     set +a
     # Workers inherit this of the process that starts Ray on their node, not of the driver.
     export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false RAY_USAGE_STATS_ENABLED=0
@@ -80,7 +82,8 @@ begin() {
 # sets `run_folder` and defines `progress`, whose output changes when the work advances.
 # shellcheck disable=SC2154
 may_requeue() {
-    local state now before='' count=0 note=$run_folder/.requeues
+    local state now before='' count=0 note
+    note=$run_folder/.requeues-$(job_name)
     state=$(job_field JobState)
     if [[ $state != RUNNING && $state != PREEMPTED && $state != SUSPENDED ]]; then
         echo "the job is ${state:-gone}: it ends for good"
@@ -142,12 +145,20 @@ finish() {
     local status=$1
     if ((status == 75)); then warned=${warned:-time limit}; fi # it has ended in time by itself
     if ((status != 0)) && [[ -z $warned ]] && lost_node; then warned='a node was lost'; fi
+    if ((status == 0)); then rm -f "$run_folder/.requeues-$(job_name)"; fi
     if ((status != 0)) && [[ -n $warned ]] && may_requeue; then
         echo "$warned: queued again, to go on from what is saved (SLURM calls it CANCELLED ..." \
             "DUE TO JOB REQUEUE)"
-        scontrol requeue "$SLURM_JOB_ID"
+        scontrol requeue "$(job_name)"
     fi
     exit "$status"
+}
+
+# job_name: of this job, or of its task alone. The last task of an array has the array's id as SLURM_JOB_ID, by
+# which scontrol would requeue all tasks.
+job_name() {
+    local array=${SLURM_ARRAY_JOB_ID:-}
+    echo "${array:-${SLURM_JOB_ID:-}}${array:+_$SLURM_ARRAY_TASK_ID}"
 }
 
 lost_node() { return 1; }

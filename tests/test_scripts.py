@@ -308,6 +308,29 @@ def test_the_site_is_described_in_one_file(checkout: Path) -> None:
     assert called[2][1] == "ROCR unset, offline 1"
 
 
+def test_a_site_file_may_read_variables_that_are_not_set(checkout: Path) -> None:
+    (checkout / "scripts" / "cluster.env").write_text("A=/opt:$NOT_SET_ANYWHERE\nRUNS=$A\n")
+    assert "recipe.run_dir=/opt:/toy" in job(checkout, "toy", RUN="")[2][0]
+
+
+def test_a_task_of_an_array_is_counted_and_queued_again_alone(checkout: Path) -> None:
+    """The id of the array's last task is that of the array, and would name all tasks."""
+    for task in ("0", "1", "2", "3"):
+        array = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": task}
+        called = job(checkout, "toy", CODE="75", MOST_REQUEUES="1", **array)[2]
+        assert called[-1] == f"scontrol requeue 17_{task}"
+    again = job(checkout, "toy", CODE="75", MOST_REQUEUES="1", **array)
+    assert "queued again 1 times without progress" in again[1]
+    assert again[2][-1] != "scontrol requeue 17_3"
+
+
+@pytest.mark.parametrize("script", ["sweep.sbatch", "export.sbatch"])
+def test_a_run_that_is_named_comes_before_the_variable(checkout: Path, script: str) -> None:
+    for words, wanted in ((["runs/b", "--x"], "runs/b"), (["--x"], "runs/a"), ([], "runs/a")):
+        named = job(checkout, *words, script=script, RUN="runs/a")[2]
+        assert [call.split()[2] for call in named if "recipe.export" in call][-1] == wanted
+
+
 def test_everything_is_logged_in_the_run_folder_over_all_starts(checkout: Path) -> None:
     for start in ("0", "1"):
         job(checkout, "toy", "recipe.run_dir=runs/y", CODE="75", SLURM_RESTART_COUNT=start)

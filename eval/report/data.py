@@ -145,21 +145,25 @@ def checkpoint_rows(
         names.remove(selection["benchmark"])
     if min(scores) != 0:
         notes.append("the start model (step 0) is not evaluated: there is no gain over it")
-    rows = []
+    start, rows = scores.get(0, {}).get("benchmarks"), []
     for step in sorted(scores):
         entries = {name: scores[step]["benchmarks"][name] for name in names}
-        gain = None
-        if step > 0 and 0 in scores:
-            start = scores[0]["benchmarks"]
-            if changed := asked_differently(start, entries):
-                note = f"{changed[0]} was asked differently of the start model: no gain is given"
-                notes += [note] if note not in notes else []
-            else:
-                gain = paired(question_means(start, names), question_means(entries, names))
+        gain = _gain(start, entries, notes) if step and start else None
+        if changed := asked_differently(scores[max(scores)]["benchmarks"], entries):
+            notes.append(f"{changed[0]} was asked differently at step {step} than at the last one")
         parts = [np.array(entry["question_means"])[:, None] for entry in entries.values()]
         total = metrics.mean_over_questions(parts)
         rows.append(CheckpointRow(step=step, benchmarks=entries, total=total, gain=gain))
     return rows
+
+
+def _gain(start: Entries, entries: Entries, notes: list[str]) -> Difference | None:
+    """Return the gain over the start model, None where it was asked differently."""
+    if changed := asked_differently(start, entries):
+        note = f"{changed[0]} was asked differently of the start model: no gain is given"
+        notes += [note] if note not in notes else []
+        return None
+    return paired(question_means(start, entries), question_means(entries, entries))
 
 
 def asked_differently(one: Entries, other: Entries) -> list[str]:
@@ -167,11 +171,13 @@ def asked_differently(one: Entries, other: Entries) -> list[str]:
     return [
         name
         for name, entry in other.items()
-        if name not in one or differences(_asked(one[name]), _asked(entry))
+        if name not in one
+        or one[name].get("order") != entry.get("order")
+        or differences(asked(one[name]), asked(entry))
     ]
 
 
-def _asked(entry: Mapping[str, Any]) -> dict[str, Any]:
+def asked(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of an entry with the samples that were requested.
 
     A greedy evaluation generates only one per question if repeated responses are equal.

@@ -1,5 +1,6 @@
 """Two evaluated models over the same questions, from verdicts by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ from evaluated import write_checkpoint
 from eval import EvaluationError
 from eval.compare import compare, main, read_side
 from eval.metrics import paired
-from prompt_aug.base.files import read_json
+from prompt_aug.base.files import read_json, write_json
+from prompt_aug.questions import VALIDATION
+from recipe.run.folder import EvaluationFolder
 
 A = {"x": [[1, 0], [0, 0], [1, 1], [0, 0]], "y": [[1], [1]]}
 B = {"x": [[1, 1], [0, 0], [1, 0], [1, 1]], "y": [[1], [0]], "z": [[1]]}
@@ -45,12 +48,37 @@ def test_other_questions_graders_and_the_same_folder_are_rejected(
         compare(read_side(sides[0], None), read_side(other, None))
     scores = read_json(sides[1] / "scores.json")
     scores["benchmarks"]["x"]["settings"]["sha256"] = "changed"
-    changed = read_side(sides[1], None).__class__(name="c", folder=None, record=scores)  # type: ignore[arg-type]
+    changed = replace(read_side(sides[1], None), record=scores)
     with pytest.raises(EvaluationError, match="different questions"):
+        compare(read_side(sides[0], None), changed)
+    scores["benchmarks"]["x"]["settings"] |= {"sha256": "x", "extraction": "strict"}
+    with pytest.raises(EvaluationError, match="x: the two were graded differently .extraction"):
         compare(read_side(sides[0], None), changed)
     assert main([str(sides[0]), str(sides[0])]) == 2
     assert main([str(tmp_path / "one"), str(sides[1])]) == 1
     assert "step_1" in capsys.readouterr().err  # the evaluation that it holds
+
+
+def test_questions_that_picked_a_checkpoint_are_left_out(
+    sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = {"benchmark": "y", "kind": VALIDATION, "step": 2}
+    write_json(EvaluationFolder(sides[1]).selection, record)
+    assert main([*map(str, sides)]) == 0
+    said = capsys.readouterr().out
+    assert "left out, because a checkpoint was picked by it: y" in said
+    (total,) = compare(*(read_side(side, None) for side in sides))["All questions"]
+    assert total.difference.questions == 4 and total.difference.mean == 0.25
+
+
+def test_other_settings_of_a_benchmark_are_noted(
+    sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = read_json(sides[1] / "scores.json")
+    scores["benchmarks"]["x"]["settings"]["shots"] = 4
+    write_json(sides[1] / "scores.json", scores)
+    assert main([*map(str, sides)]) == 0
+    assert "note: x: settings differ: shots: None -> 4" in capsys.readouterr().out
 
 
 def test_a_run_stands_for_its_result_and_one_model_may_have_two_settings(

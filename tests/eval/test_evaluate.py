@@ -193,6 +193,16 @@ def test_a_tolerance_pays_close_decimals_and_survives_regrading(
     assert regrade(EvaluationFolder(run.only("*/step_20"))) == scores
 
 
+def test_a_tolerance_pays_no_copied_formula(run: Runner) -> None:
+    question = make_question(text=r"Compute $13.6(1-\frac14)$.", answers=("10.2",), source="t")
+    benchmark = LoadedBenchmark(
+        name="toy", path="p", questions=(question,), size=1, samples=1, sha256="0", tolerance=0.01
+    )
+    copied = FakeEngine(lambda request: r"\boxed{13.6(1-\frac{1}{4})}")
+    entry = run(copied, benchmark)["benchmarks"]["toy"]
+    assert entry["question_means"] == [0] and entry["status_rates"] == {"echo": 1.0}
+
+
 # ------------------------------------------------------------------------- kill and resume
 
 

@@ -69,6 +69,23 @@ def test_the_extraction_determines_the_score_and_is_recorded(
     assert made["accuracy_under"] == {"strict": 0.25, "default": 0.5}
 
 
+def test_a_choice_by_its_text_is_right_under_each_extraction(scored: EvaluationFolder) -> None:
+    """The verdict names the letter, the response the text."""
+    files = scored.benchmark("toy")
+    (path,) = files.sample_files()
+    head, first, *rest = read_lines(path)
+    write_lines(path, [head, {**first, "response": r"\boxed{A) 10^{-4} eV}"}, *rest])
+    choice = {"gold": ["A"], "options": ["10^{-4} eV", "2 eV"]}
+    questions = read_lines(files.questions)
+    write_lines(files.questions, [{**questions[0], **choice}, *questions[1:]])
+    for given in ("strict", "default", "last_number"):
+        entry = read_json(files.scores)
+        write_json(files.scores, {**entry, "settings": {**entry["settings"], "extraction": given}})
+        made = regrade(scored)["benchmarks"]["toy"]
+        assert made["question_means"][0] == 1.0
+        assert made["accuracy_under"] == {"strict": 0.25, "default": 0.25}
+
+
 def test_a_lost_sample_is_an_error_and_not_a_wrong_answer(scored: EvaluationFolder) -> None:
     (path,) = scored.benchmark("toy").sample_files()
     lines = read_lines(path)

@@ -58,6 +58,28 @@ def test_a_validation_split_picks_and_is_no_benchmark(run: Path) -> None:
         collect(run)
 
 
+@pytest.mark.parametrize("change", [{"extraction": "strict"}, {"questions": 2}])
+def test_scores_under_different_settings_pick_nothing(run: Path, change: dict[str, object]) -> None:
+    path = run / "eval" / "s" / "step_20" / "scores.json"
+    record = read_json(path)
+    record["benchmarks"]["held"]["settings"] |= change
+    write_json(path, record)
+    with pytest.raises(EvaluationError, match=r"differently at the steps \[20\] than at step 30"):
+        pick_checkpoint(run, "held")
+    assert not list(run.rglob("selection.json"))
+    notes = collect(run).notes
+    assert "held was asked differently at step 20 than at the last one" in notes
+
+
+def test_the_same_questions_in_another_order_give_no_gain(run: Path) -> None:
+    for step, order in ((0, "a"), (10, "b"), (20, "a")):
+        path = run / "eval" / "s" / f"step_{step}" / "scores.json"
+        record = read_json(path)
+        record["benchmarks"]["held"]["order"] = order
+        write_json(path, record)
+    assert [row.gain is None for row in collect(run).rows] == [True, True, False, True]
+
+
 def test_a_test_set_needs_an_option_and_is_marked(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -226,6 +226,21 @@ def test_models_are_evaluated_side_by_side(run: Path, engine: FakeEngine, tmp_pa
     assert found == ["step_1", "step_2"]
 
 
+def test_another_model_of_the_same_name_needs_its_own_folder(
+    run: Path, engine: FakeEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every run's exports have the same names."""
+    other = tmp_path / "another_run" / "step_1"
+    shutil.copytree(run / "hf" / "step_2", other)
+    command = [f"--benchmark=toy={tmp_path / 'toy.parquet'}", "--out", str(tmp_path / "out")]
+    assert sweep.main([*command, f"--model={run / 'hf' / 'step_1'}"]) == 0
+    (path,) = (tmp_path / "out").glob("*/*/scores.json")
+    before = path.read_bytes()
+    assert sweep.main([*command, f"--model={other}"]) == 1
+    assert "another model named step_1" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
 def test_watch_evaluates_each_export_until_the_last_step(
     run: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
