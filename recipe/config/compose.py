@@ -7,6 +7,7 @@ recipe.yaml has is rejected wherever it is set: hydra lets a file add any key, a
 """
 
 import contextlib
+import difflib
 import functools
 import importlib.util
 import re
@@ -22,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from prompt_aug.typed import closest
+from prompt_aug.typed import closest, shown
 from recipe.config.schema import check_types
 from recipe.errors import ConfigError
 
@@ -45,9 +46,12 @@ OPEN = (
     "actor_rollout_ref.model.override_config",
     "actor_rollout_ref.rollout.engine_kwargs",
     "actor_rollout_ref.actor.optim.override_optimizer_config",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision",
+    "actor_rollout_ref.ref.fsdp_config.mixed_precision",
+    "critic.fsdp.mixed_precision",
     *ARGUMENTS,
 )
-RENAMED = {"neighbours": "rephrasings"}  # sections of `recipe`: old name -> new
+MOVED = CONFIG / "moved.yaml"
 PLAIN = re.compile(r"""[^\[{'"~].*""")  # a value that hydra's syntax of lists, ... does not begin
 # Raised by hydra for an unusable file or choice. A truncated file raises no class of its own.
 COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError)
@@ -101,12 +105,13 @@ def _readable(text: str) -> str:
 def compose_config(example: str, overrides: list[str]) -> DictConfig:
     """Return the resolved configuration of an example; overrides in hydra's syntax or plain text.
 
-    Raises ConfigError, in one line, for a file that cannot be read, an unknown key, group or
+    Raises ConfigError, one line a problem, for a file that cannot be read, an unknown key, group or
     choice, and for values that `recipe.config.schema` rejects.
     """
     folder, overrides = example_folder(example), readable(overrides)
-    for text in overrides:
-        _check_override(text, folder)
+    found = dict.fromkeys(why for text in overrides if (why := _refused(text, folder)))
+    if found:
+        raise ConfigError("\n".join(found))
     try:
         with initialize_config_dir(str(folder), version_base=None):
             config = compose(
@@ -123,6 +128,7 @@ def compose_config(example: str, overrides: list[str]) -> DictConfig:
     except COMPOSING as error:
         raise ConfigError(f"{folder.name}/config.yaml or an override: {one_line(error)}") from error
     check_types(config)
+    _check_sizes(config, overrides)
     return config
 
 
@@ -185,28 +191,27 @@ def one_line(error: Exception) -> str:
     return " ".join(told) or type(error).__name__
 
 
-def _check_override(text: str, folder: Path) -> None:
-    """Reject unknown keys, also those that a ``+`` would add without effect, and sweeps."""
+def _refused(text: str, folder: Path) -> str | None:
+    """Return why an override is rejected: an unknown key, also behind a ``+``, a sweep, ..."""
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
         why = f": {one_line(error)}" if "=" in text else f". Write {text}=VALUE."
-        raise ConfigError(f"'{text}' is not an override of the form key=value{why}") from error
+        return f"'{text}' is not an override of the form key=value{why}"
     key = override.key_or_group
+    is_group = override.package is not None or any((p / key).is_dir() for p in (folder, CONFIG))
     if key.partition(".")[0].partition("/")[0] == "hydra":
-        raise ConfigError(f"'{text}': {ONE_RUN}")
+        return f"'{text}': {ONE_RUN}"
     if override.is_delete():
-        raise ConfigError(f"'{text}' deletes a key, which verl would miss. Set {key}=null.")
+        return f"'{text}' deletes a key, which verl would miss. Set {key}=null."
     if override.is_sweep_override():
-        raise ConfigError(
+        return (
             f"'{text}' is a sweep over several values, and one run has one. Quote text that holds "
             f"a comma, or write a list as '{key}=[a, b]'."
         )
     if isinstance(base().get(key), dict) and not isinstance(override.value(), dict):
-        raise ConfigError(f"{text}: {key} is a section of keys, not a value")
-    is_group = override.package is not None or any((p / key).is_dir() for p in (folder, CONFIG))
-    if not (is_group or key in known_keys() or is_open(key)):
-        raise ConfigError(unknown_key(key))
+        return f"{text}: {key} is a section of keys, not a value"
+    return None if is_group or key in known_keys() or is_open(key) else unknown_key(key)
 
 
 def _check_keys(config: DictConfig, folder: Path) -> None:
@@ -235,14 +240,57 @@ def _check_keys(config: DictConfig, folder: Path) -> None:
         raise ConfigError(f"{where}no section recipe: `defaults` has to begin with `- recipe`")
 
 
+def _check_sizes(config: DictConfig, overrides: list[str]) -> None:
+    """Reject overrides of the kind of micro-batch sizes that is not in use; files may have both."""
+    dynamic = bool(config.actor_rollout_ref.actor.use_dynamic_bsz)
+    kind = "micro_batch_size_per_gpu" if dynamic else "max_token_len_per_gpu"
+    unread = {
+        f"actor_rollout_ref.{role}.{name}_{kind}"
+        for role, name in (("actor", "ppo"), ("rollout", "log_prob"), ("ref", "log_prob"))
+    }
+    found = [text for text in overrides if text.lstrip("+").partition("=")[0] in unread]
+    if found:
+        raise ConfigError(
+            f"{', '.join(found)}: no effect with actor_rollout_ref.actor.use_dynamic_bsz="
+            f"{shown(dynamic)}. Leave it out, or set that key to {shown(not dynamic)}."
+        )
+
+
 def unknown_key(key: str) -> str:
     """Return the message about a key that does not exist, with what may have been meant."""
-    section, _, rest = key.removeprefix("recipe.").partition(".")
-    if key.startswith("recipe.") and section in RENAMED:
-        new = ".".join(filter(None, ("recipe", RENAMED[section], rest)))
-        return f"{key}: renamed to {new}. Use the new name."
+    for pattern, text in moved().items():
+        if match := re.fullmatch(pattern, key):
+            rest = match.groups()[-1] if match.groups() else ""
+            return f"no key '{key}': {text.replace('*', rest)}"
     full = sorted(k for k in known_keys() if k.endswith(f".{key}"))
     if full:
         return f"no key '{key}': keys are given in full, as {' or '.join(full[:3])}"
-    near = closest(key, sorted(known_keys()))
+    near = f", did you mean {found}?" if (found := _nearest(key)) else ""
     return f"no key '{key}'{near or ': `python -m recipe.train EXAMPLE --cfg` lists all'}"
+
+
+@functools.cache
+def moved() -> dict[str, str]:
+    """Return `MOVED`, the stars of its patterns as groups of regular expressions."""
+    given = yaml.safe_load(MOVED.read_text(encoding="utf-8"))
+    return {"(.*)".join(map(re.escape, old.split("*"))): text for old, text in given.items()}
+
+
+def _nearest(key: str) -> str | None:
+    """Return the key that may have been meant, never one of another role: a wrong hint costs a run.
+
+    It has the same last name, or is in the same section with a similar last name.
+    """
+    section, _, last = key.rpartition(".")
+    same = [k for k in known_keys() if k.rpartition(".")[2] == last]
+    beside = {k.rpartition(".")[2] for k in known_keys() if k.rpartition(".")[0] == section}
+    if in_role := difflib.get_close_matches(key, [k for k in same if _role(k) == _role(key)], n=1):
+        return in_role[0]
+    if alike := difflib.get_close_matches(last, beside, n=1, cutoff=0.75):
+        return f"{section}.{alike[0]}"
+    return next(iter(difflib.get_close_matches(key, same, n=1, cutoff=0.92)), None)
+
+
+def _role(key: str) -> str:
+    """Return what a key configures: data, trainer, the actor, the rollouts, the critic, ..."""
+    return ".".join(key.split(".")[: 2 if key.startswith("actor_rollout_ref.") else 1])

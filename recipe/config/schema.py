@@ -174,7 +174,10 @@ _TABLE: list[tuple[str, Any, str]] = [
         for kind, keys in ((Precision, "dtype model_dtype"), (bool, "use_torch_compile"))
     ),
     (f"{A}.fsdp_config", Seed, "seed"),
-    (A, Literal["fsdp", "fsdp2"], "strategy"),
+    *(
+        (role, Literal["fsdp", "fsdp2"], "strategy")
+        for role in (A, "actor_rollout_ref.ref", "critic")
+    ),
     (A, Positive, "ppo_mini_batch_size ppo_max_token_len_per_gpu ppo_epochs"),
     (A, Positive | None, "ppo_micro_batch_size_per_gpu"),
     (A, bool, "use_dynamic_bsz entropy_checkpointing use_kl_loss"),

@@ -180,7 +180,10 @@ ALGORITHM: list[Check] = [
     ),
     Rule(
         "recipe.advantage.name algorithm.use_kl_in_reward",
-        lambda s: s.facts.critic and s.algorithm.use_kl_in_reward,
+        lambda s: (
+            (s.facts.critic or s.recipe.advantage.name == "verl:reinforce_plus_plus")
+            and s.algorithm.use_kl_in_reward
+        ),
         "the whole reward is on the last token here. Set {A}.use_kl_loss=true.",
     ),
     Rule(

@@ -217,6 +217,8 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
         }
         with open_dict(config):
             config.data[key] = [str(path)]
+            # verl would filter again, by the tokenizer's chat template, and without one drop all.
+            config.data.filter_overlong_prompts = False
     return report | {"verifiers": check_verifiers(config, everything)}
 
 

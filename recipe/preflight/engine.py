@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from prompt_aug.typed import shown
+from recipe.algorithms import ADVANTAGES
 from recipe.preflight import keys
 from recipe.preflight.rules import SHORT, Check, Rule, Setup
 from recipe.run.folder import RunFolder
@@ -16,7 +17,6 @@ from recipe.run.folder import RunFolder
 ENOUGH_EPOCHS = 1_000_000  # recipe.yaml's default, more than any run needs
 GRADER, SAMPLING = "Set the keys under recipe.reward.", "Set recipe.dynamic_sampling."
 VERIFIER = "no effect. Set recipe.reward.verifiers.DATA_SOURCE=my_module.compute_score."
-OVERRIDDEN = "recipe.advantage computes the advantages. Unset it and set recipe.advantage.name."
 # (key, its only supported values, reason and remedy).
 FIXED: list[tuple[str, Any, str]] = [
     ("custom_reward_function.path", None, VERIFIER),
@@ -24,8 +24,7 @@ FIXED: list[tuple[str, Any, str]] = [
     ("reward_model.reward_manager", "naive", f"no effect. {GRADER}"),
     ("algorithm.filter_groups.max_num_gen_batches", 0, f"no effect. {SAMPLING}"),
     ("algorithm.use_pf_ppo", False, "no effect. Unset it."),
-    ("algorithm.adv_estimator", "grpo", OVERRIDDEN),
-    ("algorithm.norm_adv_by_std_in_grpo", True, OVERRIDDEN),
+    ("algorithm.norm_adv_by_std_in_grpo", True, "no effect. Set recipe.advantage.name=dr_grpo."),
     ("{R}.val_kwargs.do_sample", False, "no effect. Set {R}.val_kwargs.temperature."),
     ("{R}.do_sample", True, "no effect. Set {R}.temperature."),
     ("{R}.over_sample_rate", 0, f"no effect. {SAMPLING}"),
@@ -35,8 +34,15 @@ FIXED: list[tuple[str, Any, str]] = [
     ("{A}.checkpoint.async_save", False, "verl never records the last checkpoint. Unset it."),
     ("data.mm_processor_kwargs", {}, "no effect. Unset it."),
     ("distillation.enabled", False, "the agent loop has no teacher. Unset it."),
-    ("reward.reward_model.enable", False, f"rewards come from this project's grader. {GRADER}"),
-    ("reward.reward_manager.source", "importlib", "the trainer reads its columns. Unset it."),
+    *(
+        (f"{section}.enable", False, f"rewards come from this project's grader. {GRADER}")
+        for section in ("reward_model", "reward.reward_model")
+    ),
+    *(
+        (f"reward.reward_manager.{key}", value, f"the trainer reads its columns. {GRADER}")
+        for key, value in (("source", "importlib"), ("name", "RecipeRewardManager"))
+    ),
+    ("{R}.mode", "async", "verl 0.9.1 has no other. Unset it."),
     ("trainer.val_only", False, "verl trains all the same. Unset it; run python -m eval.sweep."),
     ("trainer.v1.sampler.custom_sampler.path", None, "no effect. Unset it."),
     ("trainer.v1.sampler.sync_refill_failed_groups", False, "no effect. Unset it."),
@@ -55,11 +61,43 @@ def fixed(key: str, only: Any, message: str) -> Rule:
     return Rule(key, lambda s: s.get(key) not in (*allowed, None), message)
 
 
+LOOP_KEYS = ("actor_rollout_ref.rollout.multi_turn.", "actor_rollout_ref.rollout.trace.")
+
+
+def estimator(s: Setup) -> Iterator[str]:
+    """`algorithm.adv_estimator` has verl's default: `recipe.advantage` computes the advantages."""
+    name = s.algorithm.adv_estimator
+    if name == "grpo":
+        return
+    instead = f"recipe.advantage.name={name if name in ADVANTAGES else f'verl:{name}'}"
+    if name == "gae":
+        instead = "method=ppo"
+    yield f"algorithm.adv_estimator={name}: no effect. Unset it and set {instead}."
+
+
+def sequence_parallelism(s: Setup) -> Iterator[str]:
+    """Sequences are divided over ranks with flash attention, and the ranks divide the GPUs."""
+    for role in ("actor", "ref"):
+        key, ranks = s.sequence_key(role), s.sequence_ranks(role)
+        if ranks > 1 and actor_attention(s) not in FLASH:
+            attention = s.named("{MODEL}.override_config.attn_implementation".format(**SHORT))
+            yield (
+                f"{attention} with {key}={ranks}: verl divides a sequence over ranks with flash "
+                f"attention alone. Set flash_attention_2, or {key}=1."
+            )
+        if s.gpus % ranks:
+            yield (
+                f"{key}={ranks}: it does not divide the {s.gpus} GPUs (trainer.nnodes x "
+                "trainer.n_gpus_per_node). Set it to a divisor."
+            )
+
+
 def unused_keys(s: Setup) -> Iterator[str]:
     """Every other key without effect in verl 0.9.1 (keys.yaml) has verl's default."""
     own = {key.format(**SHORT) for key, *_ in FIXED}
     for key, value, text in keys.unused(s.config):
-        if key not in own:
+        of_own_loop = key.startswith(LOOP_KEYS) and s.rollout.agent.agent_loop_config_path
+        if key not in own and not of_own_loop:
             yield f"{key}={shown(value)}: {text}. Unset it."
 
 
@@ -154,10 +192,10 @@ def same_length(key: str) -> Rule:
 
 
 TENSOR = Rule(
-    "{R}.tensor_model_parallel_size",
-    lambda s: s.gpus % s.rollout.tensor_model_parallel_size,
-    "it does not divide the {s.gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node). Set it "
-    "to a divisor.",
+    "{R}.tensor_model_parallel_size {R}.data_parallel_size",
+    lambda s: s.gpus % s.engine_gpus,
+    "their product does not divide the {s.gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node). "
+    "Set it to a divisor.",
 )
 ROWS = Rule(
     "{A}.ppo_mini_batch_size {R}.n",
@@ -174,6 +212,7 @@ ENGINE: list[Check] = [
         "resume_from_path=RUN/checkpoints/global_step_N, or neither.",
     ),
     *(fixed(key, only, message) for key, only, message in FIXED),
+    estimator,
     unused_keys,
     Rule(
         "{R}.agent.default_agent_loop",
@@ -190,12 +229,7 @@ ENGINE: list[Check] = [
         lambda s: actor_attention(s) == "flex_attention" and s.trainer.device == "cpu",
         "torch computes no gradient of flex_attention on a CPU. Set sdpa.",
     ),
-    Rule(
-        "{MODEL}.override_config.attn_implementation {A}.ulysses_sequence_parallel_size",
-        lambda s: actor_attention(s) not in FLASH and s.sequence_ranks() > 1,
-        "verl divides a sequence over ranks with flash attention alone. Set "
-        "{MODEL}.override_config.attn_implementation=flash_attention_2, or the size to 1.",
-    ),
+    sequence_parallelism,
     # ---------------------------------------------------------------- checkpoints and the end
     Rule(
         "trainer.default_local_dir",
@@ -213,16 +247,25 @@ ENGINE: list[Check] = [
         "would silently cut responses. Set it to {s.needed} or more, shorten "
         "data.max_response_length, or set recipe.rollout.joint_limit=true.",
     ),
+    Rule(
+        "{R}.engine_kwargs.vllm",
+        lambda s: s.get("{R}.engine_kwargs.vllm.max_model_len"),
+        "max_model_len={found} would replace the key that is checked. Set {R}.max_model_len.",
+    ),
     token_limits,
     same_length("prompt_length"),
     same_length("response_length"),
     # ---------------------------------------------------------------- sizes that must divide
     TENSOR,
     Rule(
-        "{A}.ulysses_sequence_parallel_size",
-        lambda s: s.gpus % s.sequence_ranks(),
-        "it does not divide the {s.gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node). Set it "
-        "to a divisor.",
+        "{R}.expert_parallel_size {R}.tensor_model_parallel_size {R}.data_parallel_size",
+        lambda s: s.rollout.expert_parallel_size not in (1, s.engine_gpus),
+        "verl wants the product of the two others. Set it to {s.engine_gpus}, or to 1.",
+    ),
+    Rule(
+        "{R}.pipeline_model_parallel_size",
+        lambda s: s.rollout.pipeline_model_parallel_size > 1,
+        "verl 0.9.1 does not divide the layers of an engine. Unset it.",
     ),
     Rule(
         "data.gen_batch_size algorithm.filter_groups.enable",
@@ -250,4 +293,9 @@ ENGINE: list[Check] = [
     ),
     ROWS,
     micro_batches,
+    Rule(
+        "{R}.log_prob_use_dynamic_bsz {A}.use_dynamic_bsz",
+        lambda s: s.rollout.log_prob_use_dynamic_bsz != s.actor.use_dynamic_bsz,
+        "verl wants both alike. Unset {R}.log_prob_use_dynamic_bsz.",
+    ),
 ]

@@ -1,7 +1,7 @@
 """Rules about the user's functions and modules, which run or are located before Ray starts."""
 
+import ast
 import importlib.util
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,24 @@ def undefined(key: str, place: str, name: str = "") -> Iterator[str]:
     elif not path.is_file():
         yield f"{key}={place}: there is no such file. Correct the path."
         return
-    if path.suffix == ".py" and not re.search(rf"\b{re.escape(name)}\b", path.read_text("utf-8")):
+    if path.suffix == ".py" and name and not defines(path.read_text("utf-8"), name):
         yield f"{key}={place}: {name} is not defined there. Correct the name."
+
+
+def defines(source: str, name: str) -> bool:
+    """Return True if a module defines or imports `name`, or has an ``import *``."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case (
+                ast.ClassDef(name=own) | ast.FunctionDef(name=own) | ast.AsyncFunctionDef(name=own)
+            ):
+                names.add(own)
+            case ast.Name(id=own, ctx=ast.Store()):
+                names.add(own)
+            case ast.alias(name=whole, asname=other):
+                names.add(other or whole)
+    return bool(names & {name, "*"})
 
 
 FUNCTIONS: list[Check] = [own_functions, own_modules]

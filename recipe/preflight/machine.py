@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from prompt_aug.base.places import unwritable
+from recipe.preflight.engine import is_missing
 from recipe.preflight.estimate import checkpoint_bytes
 from recipe.preflight.lora import adapter_size
 from recipe.preflight.rules import Check, Rule, Setup
@@ -17,6 +18,7 @@ from recipe.run.checkpoints import tracked_step
 from recipe.run.environment import gpu_count
 
 WANDB = "api.wandb.ai"
+LOGGERS = ("wandb", "mlflow", "swanlab", "clearml", "trackio", "tensorboard")  # also packages
 
 
 def room(s: Setup) -> Iterator[str]:
@@ -109,7 +111,17 @@ def lacks_wandb_key(s: Setup) -> bool:
         return True
 
 
+def lacks_logger(s: Setup) -> list[str]:
+    """Return the packages of `trainer.logger` that are not installed; verl imports them last."""
+    return [name for name in LOGGERS if name in s.trainer.logger and is_missing(name)]
+
+
 MACHINE: list[Check] = [
+    Rule(
+        "trainer.logger",
+        lambda s: ", ".join(lacks_logger(s)),
+        "not installed here: {found}. Install it, or choose another logger.",
+    ),
     Rule(
         "recipe.toy.sampler_noise",
         lambda s: s.recipe.toy.sampler_noise and not s.simulated,

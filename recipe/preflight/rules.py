@@ -138,15 +138,24 @@ class Setup:
         return int(self.actor.ppo_micro_batch_size_per_gpu or 0)
 
     def sequence_ranks(self, role: str = "actor") -> int:
-        """Return the ranks over which a sequence of a role (actor, ref) is divided.
+        """Return the ranks over which a sequence of a role (actor, ref) is divided."""
+        return int(self.get(self.sequence_key(role)) or 1)
 
-        verl takes its old key where it is above 1, and its new one otherwise. The old key of the
-        reference model follows the actor's.
+    def sequence_key(self, role: str) -> str:
+        """Return the key that decides: verl's old one where it is above 1, else its new one.
+
+        The old key of the reference model follows the actor's.
         """
-        section = self.config.actor_rollout_ref[role]
-        old = int(OmegaConf.select(section, "ulysses_sequence_parallel_size") or 1)
-        new = OmegaConf.select(section, "fsdp_config.ulysses_sequence_parallel_size")
-        return old if old > 1 else int(new or 1)
+        old, new = (
+            f"actor_rollout_ref.{role}.{section}ulysses_sequence_parallel_size"
+            for section in ("", "fsdp_config.")
+        )
+        return old if int(self.get(old) or 1) > 1 else new
+
+    @property
+    def engine_gpus(self) -> int:
+        """GPUs of one engine."""
+        return int(self.rollout.tensor_model_parallel_size * self.rollout.data_parallel_size)
 
 
 Check = Callable[[Setup], Iterable[str]]

@@ -52,7 +52,7 @@ def test_other_questions_graders_and_the_same_folder_are_rejected(
     with pytest.raises(EvaluationError, match="different questions"):
         compare(read_side(sides[0], None), changed)
     scores["benchmarks"]["x"]["settings"] |= {"sha256": "x", "extraction": "strict"}
-    with pytest.raises(EvaluationError, match="x: the two were graded differently .extraction"):
+    with pytest.raises(EvaluationError, match=r"x: the two were graded differently .extraction"):
         compare(read_side(sides[0], None), changed)
     assert main([str(sides[0]), str(sides[0])]) == 2
     assert main([str(tmp_path / "one"), str(sides[1])]) == 1

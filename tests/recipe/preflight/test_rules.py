@@ -109,6 +109,10 @@ REFUSED_ALGORITHM = [
     (f"{PCL} {FILTER}", "recipe.curriculum.value_model algorithm.filter_groups.enable"),
     (f"{PCL} {GAE}", "recipe.advantage.name=verl:gae recipe.curriculum.value_model"),
     (f"{GAE} critic.enable=true algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward"),
+    (
+        "recipe.advantage.name=verl:reinforce_plus_plus algorithm.use_kl_in_reward=true",
+        "verl:reinforce_plus_plus algorithm.use_kl_in_reward",
+    ),
     (f"{PCL} trainer.critic_warmup=5", "trainer.critic_warmup=5"),
     (f"recipe.advantage.name=verl:gdpo {OVERLONG}.enable=true", f"verl:gdpo {OVERLONG}.enable"),
     (
@@ -188,6 +192,24 @@ REFUSED_ENGINE = [
     (f"{PCL} critic.grad_clip=0.1", "critic.grad_clip=0.1 critic.optim.clip_grad"),
     ("trainer.max_critic_ckpt_to_keep=2", "trainer.max_actor_ckpt_to_keep"),
     (f"{FILTER} data.gen_batch_size=16", "data.gen_batch_size=16 algorithm.filter_groups.enable"),
+    ("reward.reward_manager.name=dapo", "reward.reward_manager.name=dapo recipe.reward."),
+    ("reward_model.enable=true", "reward_model.enable=true"),
+    ("algorithm.adv_estimator=gae", "algorithm.adv_estimator=gae method=ppo"),
+    ("algorithm.adv_estimator=rloo", "recipe.advantage.name=rloo."),
+    ("algorithm.adv_estimator=opo", "recipe.advantage.name=verl:opo."),
+    ("{R}.mode=sync", "{R}.mode=sync"),
+    ("{R}.expert_parallel_size=8", "{R}.expert_parallel_size=8 {R}.data_parallel_size=1"),
+    ("{R}.pipeline_model_parallel_size=2", "{R}.pipeline_model_parallel_size=2"),
+    ("{R}.data_parallel_size=2", "{R}.data_parallel_size=2 GPUs"),
+    ("{R}.engine_kwargs.vllm.max_model_len=100", "{R}.engine_kwargs.vllm max_model_len=100"),
+    ("{R}.log_prob_use_dynamic_bsz=true", "{R}.log_prob_use_dynamic_bsz=true alike"),
+    (f"{REF_ULYSSES} trainer.n_gpus_per_node=2", f"attn_implementation=sdpa {REF_ULYSSES}"),
+    ("{A}.fsdp_config.ulysses_sequence_parallel_size=2", "{A}.fsdp_config.ulysses flash"),
+    ("critic.ulysses_sequence_parallel_size=2", "critic.fsdp.ulysses_sequence_parallel_size"),
+    ("{A}.use_torch_compile=false", "{A}.fsdp_config.use_torch_compile"),
+    ("{A}.fsdp_config.strategy=fsdp2", "{A}.fsdp_config.strategy {A}.strategy"),
+    ("{R}.log_prob_micro_batch_size=64", "{R}.log_prob_micro_batch_size_per_gpu"),
+    ("{R}.multi_turn.max_user_turns=3", "{R}.multi_turn.max_user_turns=3"),
     (f"{ULYSSES}=2 trainer.n_gpus_per_node=2", f"attn_implementation=sdpa {ULYSSES}=2"),
     (FLASH2, "attn_implementation flash_attn"),
     ("{MODEL}.override_config.attn_implementation=null", "attn_implementation flash_attn"),
@@ -205,6 +227,7 @@ ALLOWED_ENGINE = [
     f"{FILTER} data.gen_batch_size=1",
     "{A}.optim.optimizer=SGD",
     OWN_LOOP,
+    f"{OWN_LOOP} {{R}}.multi_turn.max_user_turns=3",
 ]
 
 

@@ -1,18 +1,20 @@
 """Bad settings and commands: exit code 1 or 2, a message that names the key, nothing started."""
 
 import copy
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import yaml
 from changes import changed
 from composed import composed
 
 from recipe import train
 from recipe.config import schema
-from recipe.config.compose import base, flat, known_keys
+from recipe.config.compose import MOVED, base, flat, known_keys, unknown_key
 from recipe.errors import ConfigError
 from recipe.preflight.checks import validate
 from recipe.trainer import launch
@@ -158,6 +160,28 @@ def test_the_loggers_are_verls() -> None:
     assert set(get_args(schema.Logger)) == set(Tracking.supported_backend)
 
 
+@pytest.mark.config
+def test_keys_that_have_moved_are_gone_and_their_places_exist() -> None:
+    for pattern, text in yaml.safe_load(MOVED.read_text("utf-8")).items():
+        assert "*" in pattern or pattern not in known_keys()
+        named = re.findall(r"set ([a-z_]+\.[a-z_.]*[a-z_])(?![.*\w])", text)
+        assert [key for key in named if key not in known_keys()] == [], text
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "actor_rollout_ref.rollout.prefix_strategy",
+        "actor_rollout_ref.actor.engine.tp",
+        "data.reward_impl_version",
+        "trainer.rejection_sample",
+        "algorithm.use_sft",
+    ],
+)
+def test_a_key_of_nobody_gets_no_hint(key: str) -> None:
+    assert "did you mean" not in unknown_key(key)
+
+
 # ------------------------------------------------------------------------- commands
 
 # (arguments, exit code, what stderr names)
@@ -174,6 +198,11 @@ COMMANDS: list[tuple[str, int, str]] = [
     ("toy recipe.neighbours.count=3", 1, "recipe.rephrasings.count"),
     ("toy +recipe.mode=fixed", 1, "did you mean recipe.augment.mode"),
     ("toy ++trainer.stepps=3", 1, "'trainer.stepps'"),
+    ("toy trainer.stepps=3 recipe.sede=1", 1, "'recipe.sede', did you mean recipe.seed"),
+    ("toy actor_rollout_ref.rollout.n_val=8", 1, "rollout.val_kwargs.n"),
+    ("toy critic.model.fsdp_config.param_offload=true", 1, "set critic.fsdp.param_offload"),
+    ("toy +reward.reward_kwargs.overlong_buffer_cfg.len=512", 1, "recipe.reward.overlong.buffer"),
+    ("toy actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", 1, "Megatron"),
     ("toy +eval.temprature=1", 1, "did you mean eval.temperature"),
     ("toy ~data.seed", 1, "deletes a key"),
     ("toy recipe.seed", 1, "form key=value"),
