@@ -3,7 +3,7 @@ r"""Where in a response the answer is.
 The response ends at the first end marker. Within it, in this order:
 
 1. the last closed `\boxed{...}` (or `\fbox`); boxes joined only by ",", "and" or "or" are one
-   list; a later "final answer is $...$" replaces it;
+   list; a later sentence "The final answer is $...$." replaces it;
 2. the content of the last `<answer>` tag;
 3. what follows the last answer phrase, and
 4. a value as the whole response or as its conclusion.
@@ -58,7 +58,12 @@ _PHRASE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _OPTION = re.compile(r"^[ \t>#*]{0,8}[B-E](?:\*\*)?[ \t]{0,2}[:.)]", re.MULTILINE)
-_FINAL = re.compile(rf"final answer is:?[ \t]{{0,4}}({_SPAN})", re.IGNORECASE)
+# A sentence of its own, which neither reports another's answer nor goes on behind the formula.
+_FINAL = re.compile(
+    r"(?:^|[.!:\n*])[\s*]{0,4}(?:(?:so|thus|hence|therefore|and)\b,?\s{1,3})?(?:(?:the|our|my)\s{1,3})?"
+    rf"final answer is:?[ \t]{{0,4}}({_SPAN})(?=[ \t*]{{0,4}}(?:[.!]|\n|$))",
+    re.IGNORECASE,
+)
 _IS_THE_ANSWER = re.compile(
     rf"({_SPAN})\s+(?:is|are)\s+(?:the|our)\s+(?:\w+\s+)?(?:answer|solution)s?[\s.!*]*$",
     re.IGNORECASE,
@@ -285,10 +290,12 @@ _BOX = re.compile(r"\\f?box(?:ed)?\b[ \t]*")
 _BRACE = re.compile(r"\\[\\{}]|[{}]")
 _BARE_BOX = re.compile(r"-?\d[\d.,]{0,40}(?<![.,])|[A-Za-z]\b")
 # What may stand between two boxes of one list: $\boxed{1}$ for part (a) and $y = \boxed{2}$.
+_JOIN_GAP = r"(?:[\s$]|\\q?quad|\\[()\[\] ,;!])*"
 _JOIN = re.compile(
-    r"(?:[\s$]|\\q?quad|\\[()\[\]])*(?:\\text\{)?\s*"
+    rf"{_JOIN_GAP}(?:\\text\{{)?\s*"
     r"(?:(?:for|in)\s+(?:part\s+|case\s+)?\(?\w\)?\s*)?(?:,|,?\s*and\b|,?\s*or\b)\s*\}?"
-    r"(?:[\s$]|\\q?quad|\\[()\[\]])*(?:[A-Za-z](?:_\{?\w\}?)?\s*=\s*)?"
+    rf"{_JOIN_GAP}"  # then x =, f(1) = or (x, y) =
+    r"(?:(?:[A-Za-z](?:_\{?\w+\}?)?(?:\(\w{1,3}\))?|\(\w(?:,\s?\w){1,3}\))\s*=\s*)?"
     r"|(?:[ \t$]|\\q?quad|\\[,;!])*"  # side by side on one line
 )
 _MAX_JOIN = 48

@@ -13,6 +13,7 @@ from prompt_aug.grading.notation import TEXT_PATTERN, whole
 from prompt_aug.grading.structure import Node, build, split_top
 from prompt_aug.grading.units import split_unit
 
+DRAWING = re.compile(r"\[asy\].*?(\[/asy\]|\Z)", re.DOTALL)  # whose coordinates are no formulas
 MAX_QUESTION = 20_000  # characters; the longest of 10081 real questions has 4309
 
 _MATH = re.compile(

@@ -36,6 +36,7 @@ from prompt_aug.grading.extract import (
     last_boxed,
     stated_value,
 )
+from prompt_aug.grading.formulas import DRAWING
 from prompt_aug.grading.normalize import canonical, is_balanced, squeeze
 from prompt_aug.grading.notation import same_letters, whole
 from prompt_aug.grading.pool import GraderError, Verdict, WorkerPool, default_pool
@@ -351,7 +352,7 @@ def nesting(text: str) -> int:
 
 def _judge(answer: str, golds: list[str], question: str | None) -> tuple[Status, str, float]:
     """(status, detail, seconds spent waiting for a worker)."""
-    value = stated_value(answer)
+    value, question = stated_value(answer), DRAWING.sub(" ", question or "")
     if question and (
         is_copied(answer, golds, question) or does_its_work(value or answer, golds, question)
     ):

@@ -124,6 +124,11 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\langle(?![a-zA-Z])(.*)\\rangle(?![a-zA-Z])", r"(\1)"),
         (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times "),
         (r"\*\*(?=[\s({\d-])", "^"),
+        # With a blank behind it a typed fraction is the factor: 1/2 x; 1/2x stays ambiguous.
+        (
+            r"(?<![\w.)\]}/^])(?<!\d\s)(\d+)/(\d+)(?=\s+(?:[a-zA-Z](?![a-zA-Z])|\(|\\(?:pi|sqrt|frac)(?![a-z])))",
+            r"\\frac{\1}{\2}",
+        ),
         (r"\s+", " "),
     )
 )

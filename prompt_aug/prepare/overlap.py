@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prompt_aug.base.progress import track
+from prompt_aug.grading.formulas import DRAWING
 
 OVERLAP_N, OVERLAP_LIMIT = 8, 0.5
 LIKENESS_N, LIKENESS_LIMIT = 3, 0.8
 
 Gram = tuple[str, ...]
-_DRAWING = re.compile(r"\[asy\].*?(\[/asy\]|\Z)", re.DOTALL)
 _LAYOUT = re.compile(r"\\(left|right|text|textbf|mathrm|mathbf|displaystyle|quad|qquad|,|;|!| )")
 _FRACTION = re.compile(r"\\[dt]frac")
 _WORD = re.compile(r"[^\W\d_]+|\d+(?:\.\d+)?|[-+*/=<>^|%!]")
@@ -39,7 +39,7 @@ class Match:
 
 def words(text: str) -> list[str]:
     """Return the words, numbers and operators of a question, in order."""
-    text = _FRACTION.sub(r"\\frac", _DRAWING.sub(" ", text))
+    text = _FRACTION.sub(r"\\frac", DRAWING.sub(" ", text))
     return _WORD.findall(_LAYOUT.sub(" ", text).lower().replace("\\", " "))
 
 
