@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -206,6 +207,23 @@ def array(run: Path) -> str:
     return f"10 steps and the start model exported, each converted once, by {sorted(by)}"
 
 
+def array_limit(run: Path) -> str:
+    """The tasks of an array reach their time limit together: each is queued again once, alone."""
+    run.mkdir()
+    options = ["--array=0-3", "--time=2", "--gpus-per-node=0"]
+    job = submit(run, *options, job="sweep", STAND_IN="first_waits")
+    tasks = [f"{job}_{n}" for n in range(4)]
+    wait("a requeue of all", lambda: all(field(t, "Restarts") == "1" for t in tasks), 300)
+    for task in tasks:
+        slurm("scontrol", "update", f"JobId={task}", "StartTime=now")
+    wait("their end", lambda: all(field(t, "JobState") in ENDED for t in tasks), 300)
+    assert [field(t, "JobState") for t in tasks] == ["COMPLETED"] * 4
+    assert [field(t, "Restarts") for t in tasks] == ["1"] * 4
+    started = Counter(line for line in steps(run) if line.startswith("start"))
+    assert started == {f"start {n}": 2 for n in range(4)}, started
+    return "each of 4 tasks queued again once, then COMPLETED"
+
+
 def twice(run: Path) -> str:
     """A run folder locked by a job on the other node is rejected, and free after its kill."""
     python, script = sys.executable, str(HERE / "hold.py")
@@ -336,7 +354,7 @@ def rephrase(run: Path) -> str:
 
 DRILLS = [
     *(gres, too_short, failure, scancel, limit, preemption, stuck, node_loss),
-    *(array, twice, rephrase, two_nodes, lost_raylet),
+    *(array, array_limit, twice, rephrase, two_nodes, lost_raylet),
 ]
 
 

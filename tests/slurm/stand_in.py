@@ -53,7 +53,7 @@ def stage() -> int:
 
     run = Path(sys.argv[3])
 
-    def convert(source: Path, target: Path, dtype: str, ranks: int) -> int:
+    def convert(source: Path, target: Path, dtype: str, ranks: int, lora: object) -> int:
         who = f"{os.environ['SLURM_ARRAY_TASK_ID']} on {os.uname().nodename}"
         note(run, f"begun {source.parent.name} by {who}")
         time.sleep(3)
@@ -65,7 +65,21 @@ def stage() -> int:
     return export.main(sys.argv[3:])
 
 
+def first_waits() -> int:
+    """In recipe.export: the first start of a task waits for its signal, the second is done."""
+    if sys.argv[2] != "recipe.export":
+        return 0
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    note(Path(sys.argv[3]), f"start {os.environ['SLURM_ARRAY_TASK_ID']}")
+    while os.environ.get("SLURM_RESTART_COUNT", "0") == "0" and not asked:
+        time.sleep(1)
+    return 75 if asked else 0
+
+
 if __name__ == "__main__":
+    if os.environ.get("STAND_IN") == "first_waits":
+        sys.exit(first_waits())
     if os.environ.get("STAND_IN") == "stages":
         sys.exit(stage())
     if "-c" in sys.argv or "recipe.train" not in sys.argv:
