@@ -90,10 +90,10 @@ def find(run: Path, steps: Sequence[int] | None = None) -> tuple[list[Checkpoint
             f"`python -m recipe.export {run}` first"
         )
     chosen = {step: path for step, path in finished.items() if steps is None or step in steps}
-    return [_from_manifest(folder, step) for step, folder in chosen.items()], notes
+    return [from_manifest(folder, step) for step, folder in chosen.items()], notes
 
 
-def _from_manifest(folder: Path, step: int) -> Checkpoint:
+def from_manifest(folder: Path, step: int) -> Checkpoint:
     manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("step", step) != step:
         raise EvaluationError(f"{folder / MANIFEST} is not the manifest of step {step}")

@@ -35,6 +35,7 @@ TIMEOUT = 3600.0  # seconds of one request; responses are not streamed
 VLLM = "vllm"  # `owned_by` in its list of models
 CHAT = "chat"
 APIS = ("completions", CHAT)
+ENDS = ("stop", "length", "content_filter")  # of a whole answer
 
 
 class NoTokenizer:
@@ -205,9 +206,13 @@ class RemoteEngine:
         try:
             (choice,) = answer["choices"]
             text = choice["message"]["content"] if self._chat else choice["text"]
-            text, finish = str(text or ""), str(choice["finish_reason"])
+            text, finish = text or "", str(choice["finish_reason"])
         except (KeyError, TypeError, ValueError) as error:
             raise Failure(f"not a completion: {str(answer)[:160]}") from error
+        if not isinstance(text, str):
+            raise Failure(f"a completion that is no text: {str(text)[:160]}")
+        if finish not in ENDS:  # of a server that shuts down: half an answer
+            raise Failure(f"an answer that ended by finish_reason {finish}", retry=True)
         ends = [text.find(stop) + len(stop) for stop in request.stop if stop in text]
         if ends and not self._vllm:
             text, finish = text[: min(ends)], "stop"

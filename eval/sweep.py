@@ -160,6 +160,8 @@ def check_options(options: argparse.Namespace) -> None:
         raise UsageError("give either run folders or --model HF_FOLDER")
     if options.model and (options.out is None or options.steps or options.watch):
         raise UsageError("--model needs --out DIR, and takes no --steps and no --watch")
+    if options.watch and options.steps:
+        raise UsageError("--watch waits for the training's last step: leave out --steps")
     check_url(options, "endpoint")
     at_least(1, options, "concurrency", "max_requests", "max_total_tokens")
     if options.endpoint and not options.model:

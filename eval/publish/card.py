@@ -18,6 +18,7 @@ from huggingface_hub import (
 from huggingface_hub.errors import HFValidationError
 
 from eval import EvaluationError
+from eval.checkpoints import from_manifest, verify
 from eval.publish import Evaluated
 from eval.report import tables
 from prompt_aug.base.files import read_json, read_text, write_text
@@ -39,6 +40,12 @@ def write(checkpoint: Evaluated) -> Path:
         raise EvaluationError(f"{folder} has no {MANIFEST}: run recipe.export first")
     if "files" not in read_json(folder / MANIFEST):
         raise EvaluationError(f"{folder} only points to the start model: it gets no card")
+    exported = from_manifest(folder, checkpoint.step)
+    verify(exported)
+    if exported.identity != checkpoint.record["identity"]:
+        raise EvaluationError(
+            f"{folder} has other weights than those of the scores: sweep it again"
+        )
     write_text(folder / CARD, model_card(checkpoint))
     return folder / CARD
 
@@ -52,6 +59,12 @@ def push(checkpoint: Evaluated, repository: str, *, public: bool = False) -> str
     message = f"{checkpoint.model}, with its scores"
     try:
         hub.create_repo(repository, private=not public, exist_ok=True)
+        if bool(hub.repo_info(repository).private) == public:
+            is_now, change = ("private", "leave out") if public else ("public", "add")
+            raise EvaluationError(
+                f"--push {repository}: it exists and is {is_now}. Change that at the hub, or "
+                f"{change} --public"
+            )
         done = hub.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
     except (HTTPError, OSError, HFValidationError) as error:
         raise EvaluationError(
@@ -67,6 +80,7 @@ def model_card(checkpoint: Evaluated) -> str:
     run = RunFolder(checkpoint.run)
     config = yaml.safe_load(read_text(run.config)) if run.config.is_file() else {}
     name, hub_id, license_name = base_model(config)
+    license_name = license_name or _own_license(run.exported(checkpoint.step) / CARD)
     trained = read_json(run.environment) if run.environment.is_file() else {}
     train = run.data("train")
     sources = {q.source for q in read_parquet(train)} if train.is_file() else set()
@@ -77,7 +91,9 @@ def model_card(checkpoint: Evaluated) -> str:
         metric = "pass@1" if asked["samples"] > 1 else "accuracy"
         results.append(EvalResult("text-generation", benchmark, benchmark, metric, value))
         size = f"{asked['questions']} of {asked['of']} x {asked['samples']}"
-        scores.append([benchmark, size, tables.share(entry)])
+        own = ("template", "shots", "extraction", "tolerance")
+        told = [f"{k} {asked[k]}" for k in own if asked.get(k) not in (None, "default")]
+        scores.append([benchmark, ", ".join([size, *told]), tables.share(entry)])
     data = ModelCardData(
         base_model=hub_id,
         datasets=hubs or None,
@@ -106,10 +122,27 @@ def model_card(checkpoint: Evaluated) -> str:
             f"{tables.markdown_table([[key, str(value)] for key, value in facts.items()])}\n\n"
             f"## Scores\n\n{tables.markdown_table(scores)}\n\n"
             "±: one standard error, clustered by question. Brackets: 95 % interval, at 0 and "
-            f"100 %. Settings: {settings}. Grader {checkpoint.record['grader']}.\n\n"
+            f"100 %. Settings: {settings}. Grader {checkpoint.record['grader']}."
+            f"{_picked(checkpoint)}\n\n"
             f"## Prompt\n\n{_prompt(checkpoint, config)}"
         )
     )
+
+
+def _picked(checkpoint: Evaluated) -> str:
+    """Return that the step was picked by its score on a benchmark, which is too high then."""
+    path = checkpoint.folder.selection
+    selection = read_json(path) if path.exists() else {}
+    if selection.get("step") != checkpoint.step:
+        return ""
+    named = f" The step was picked by its score on {selection['benchmark']}"
+    return named + (", which is too high." if selection["kind"] == "test" else ".")
+
+
+def _own_license(card: Path) -> str | None:
+    """Return the license that somebody has added to the card."""
+    loaded = ModelCard.load(card, ignore_metadata_errors=True) if card.is_file() else None
+    return loaded.data.license if loaded else None
 
 
 def base_model(config: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
@@ -137,9 +170,12 @@ def _prompt(checkpoint: Evaluated, config: Mapping[str, Any]) -> str:
     """Describe the template of the scores, as messages."""
     prompts = Prompts.read(checkpoint.folder.prompts)
     template = prompts.bank[checkpoint.settings["template"]]
-    system = [{"role": "system", "content": template.system}] if template.system else []
+    said, user = template.system, template.user
+    if said and prompts.form.instruction == "user":
+        said, user = None, f"{said}\n{user}"
+    system = [{"role": "system", "content": said}] if said else []
     shown = {
-        "messages": [*system, {"role": "user", "content": template.user}],
+        "messages": [*system, {"role": "user", "content": user}],
         "apply_chat_template_kwargs": dict(prompts.form.chat),
         "prefill": template.prefill,
         "stop": list(template.stop),
@@ -149,7 +185,8 @@ def _prompt(checkpoint: Evaluated, config: Mapping[str, Any]) -> str:
     fence = "`" * (max([2, *map(len, re.findall("`+", content))]) + 1)
     return (
         f"Template `{template.name}`, style `{prompts.form.style}`. Render the messages with the "
-        "tokenizer's chat template and append the prefill. With style `raw`, or without a chat "
-        f"template, join the messages with empty lines.\n\n{fence}yaml\n{content}{fence}\n"
+        "tokenizer's chat template and append the prefill. With style `raw` or `bare`, "
+        "or without a chat template, join the messages with empty lines."
+        f"\n\n{fence}yaml\n{content}{fence}\n"
         + (f"\nTemplates in training: {', '.join(trained)}.\n" if trained else "")
     )

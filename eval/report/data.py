@@ -252,15 +252,15 @@ def choose_evaluation(
 
     chosen = settings or max(found, key=rank)
     if others := sorted(set(found) - {chosen}):
-        notes.append(
-            f"this report is of the settings {chosen}; others (--settings): {', '.join(others)}"
-        )
+        notes.append(f"these are the settings {chosen}; others (--settings): {', '.join(others)}")
     return found[chosen]
 
 
 def scored_steps(run: Path, settings: str | None) -> dict[int, EvaluationFolder]:
-    """Return the scored checkpoints of a run by step, at least one."""
-    found = choose_evaluation(RunFolder(run).evaluation, settings, [])
+    """Return the scored checkpoints of a run by step, at least one; print which were chosen."""
+    found = choose_evaluation(RunFolder(run).evaluation, settings, notes := list[str]())
+    for note in notes:
+        print(f"note: {note}")
     if not found:
         raise EvaluationError(f"{run} has no scores: run `python -m eval.sweep {run}` first")
     return found

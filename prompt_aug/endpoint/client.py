@@ -124,8 +124,8 @@ async def fetch(client: httpx.AsyncClient, path: str, body: Any = None) -> dict[
 
 def used_tokens(answer: dict[str, Any], wanted: Spending, endpoint: Endpoint) -> Spending:
     """Return the usage that the server reports for an answer, else the reservation."""
-    usage = answer.get("usage") or {}
-    if not usage.get("prompt_tokens"):
+    usage = answer.get("usage")
+    if not isinstance(usage, dict) or not usage.get("prompt_tokens"):
         return wanted
     counts = int(usage["prompt_tokens"]), int(usage.get("completion_tokens") or 0)
     return Spending(1, *counts).at(endpoint.price)
@@ -178,6 +178,10 @@ class Channel:
             except Failure as failure:
                 failed(failure)
                 tried += failure.status != 429
+                if failure.status == 429 and not failure.retry:  # all others would be refused too
+                    self.stop(
+                        RefusedError(f"{failure.line} (it asks to wait {failure.wait:.0f} s)")
+                    )
                 if not (failure.retry and tried <= self.endpoint.retries):
                     raise
                 await self._wait(failure, tried)
@@ -215,8 +219,9 @@ class Channel:
         """Wait before a retry; a 429 makes all workers wait and halves their number."""
         seconds = failure.wait
         if failure.status == 429:
-            self.limited += 1
-            self.limit = max(1, self.limit // 2)
+            if time.time() >= self.resume_at:  # once for all requests that were under way
+                self.limited += 1
+                self.limit = max(1, self.limit // 2)
             if self.limited >= MOST_LIMITED:
                 self.stop(RefusedError(f"{MOST_LIMITED} times in a row {failure.line}"))
             seconds = seconds if seconds is not None else min(2.0**self.limited, LONGEST_WAIT) / 4

@@ -100,6 +100,12 @@ class _Worker:
         warm = json.loads(line)["ready"] if line else ["it did not start"]
         if "correct" not in warm:
             self.kill()
+            if self._own and not line:
+                raise GraderError(
+                    f"the process that imports the functions ended with {self._process.returncode} "
+                    f"or took over {_START_SECONDS:.0f} s: {' '.join(self._settings.command[2:])}. "
+                    "Import their modules in a Python of your own to see why"
+                )
             if self._own:
                 raise GraderError(warm[0])
             raise GraderError(
@@ -138,6 +144,10 @@ class _Worker:
             self.kill()
             return {"status": "timeout", "detail": "wall", "seconds": seconds}
         return None if line is None else {**json.loads(line), "seconds": seconds}
+
+    @property
+    def gone(self) -> bool:
+        return self._process.poll() is not None
 
     def kill(self) -> None:
         """Ends the worker and the process that it forked."""
@@ -207,7 +217,7 @@ class WorkerPool:
             try:
                 assert worker is not None
                 reply = worker.ask(request)
-                if reply is None:
+                if reply is None or worker.gone:  # it may reply that it was killed
                     worker.kill()
                     worker = None
             except BaseException:

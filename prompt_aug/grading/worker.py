@@ -309,11 +309,32 @@ def _fork(limits: Limits, serve: Serve) -> Child:
     )
 
 
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """From now on processes that a dead child has left become children of this process."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _kill_orphans() -> None:
+    """End what a dead child has started: a program in an endless loop would keep its core."""
+    listed = Path(f"/proc/self/task/{os.getpid()}/children")
+    while pids := listed.read_text().split() if listed.exists() else []:
+        for pid in map(int, pids):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
 def _cause_of_death(child: Child) -> dict[str, str]:
     child.replies.close()
     with suppress(BrokenPipeError):
         child.requests.close()
     _, status = os.waitpid(child.pid, 0)
+    _kill_orphans()
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
         if limit := {"SIGPROF": "cpu", "SIGALRM": "wall"}.get(name):

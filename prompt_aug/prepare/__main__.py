@@ -58,7 +58,10 @@ def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
         place = known if known.is_file() and not Path(source).exists() else Path(source)
         if source and (records := _records_of(place)):
             for path in records:
-                benchmarks[name if len(records) == 1 else path.stem] = _record_texts(path)
+                part = name if len(records) == 1 else path.stem
+                if part in benchmarks:
+                    raise SourceError(f"two benchmarks are called {part}: write NAME={path}")
+                benchmarks[part] = _record_texts(path)
             continue
         listed = Path(source) / "dataset_dict.json"
         parts = {name: split or "test"}

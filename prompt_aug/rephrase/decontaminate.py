@@ -27,7 +27,7 @@ from prompt_aug.questions import read_parquet, write_parquet
 from prompt_aug.rephrase.candidates import Candidate
 from prompt_aug.rephrase.generate.client import Stage
 from prompt_aug.rephrase.generate.embed import Embed, embedder, unit_rows
-from prompt_aug.rephrase.generate.prompts import load_prompt
+from prompt_aug.rephrase.generate.prompts import RephraseError, load_prompt
 from prompt_aug.rephrase.generate.store import Sampling
 from prompt_aug.rephrase.results import beside
 from prompt_aug.rephrase.solver import judged
@@ -74,6 +74,8 @@ def judge_doubtful(
         doubtful = [pair for pair, candidate in found.items() if candidate.verdict == "doubtful"]
         requests = {p: judge.request("", texts[p.benchmark], found[p].text) for p in doubtful}
         judge.send(requests.values(), Budget(options.max_requests, spent=judge.store.spent))
+    if lost := sum(bool(judge.store.lost(request)) for request in requests.values()):
+        raise RephraseError(f"the judge gave no answer to {lost} pairs. Run it again.")
     for pair, request in requests.items():
         for response in judge.store.responses(request):
             found[pair] = judged(found[pair], response)

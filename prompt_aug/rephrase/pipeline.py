@@ -54,6 +54,7 @@ class Run:
         self.decisions = read_decisions(options.decisions)
         self.rates: dict[tuple[str, str], Rate] = {}  # of the solver, by uid and text
         self.listed: dict[str, list[Candidate]] = {question.uid: [] for question in self.questions}
+        self.take = ("accept", "doubtful") if options.take_doubtful else ("accept",)
         self.stops: list[UserError] = []
         self.failed: set[str] = set()  # keys of requests that failed in this run
         self.errors = Counter[str]()  # of them
@@ -77,7 +78,10 @@ class Run:
 
     def wanting(self) -> dict[str, int]:
         """Estimate the further candidates that each question needs, from the acceptance rate."""
-        accepted = {uid: len(usable(several)) for uid, several in self.listed.items()}
+        accepted = {
+            uid: len(usable([decided(c, self.decisions) for c in several], self.take))
+            for uid, several in self.listed.items()
+        }
         candidates = sum(map(len, self.listed.values()))
         share = sum(accepted.values()) / candidates if candidates else FIRST_GUESS
         return {
@@ -106,7 +110,7 @@ class Run:
 
     def send(self, stage: Stage, requests: Collection[Request]) -> None:
         """Request what is missing. With --partial a stop is kept for the end of the run."""
-        if self.options.dry_run:
+        if self.options.dry_run or self.stops:  # what is stored counts all the same
             return
         try:
             stage.send(requests, self.budget)
@@ -114,7 +118,7 @@ class Run:
             if not self.options.partial:
                 raise
             self.stops.append(error)
-        lost = [request for request in requests if stage.store.missing(request)]
+        lost = [request for request in requests if stage.store.lost(request)]
         self.failed |= {request.key for request in lost}
         self.errors += stage.store.failed(lost)
 
@@ -125,9 +129,9 @@ class Run:
             self.listed[question.uid] = check_answers(
                 question, responses[question.uid], self.benchmarks, self.options.allow_extra
             )
-        if self.options.solve and not self.stops:
+        if self.options.solve:
             self._solve(asked)
-        if self.options.judge and not self.stops:
+        if self.options.judge:
             self._judge(asked)
 
     def _solve(self, asked: Sequence[Question]) -> None:
@@ -172,12 +176,11 @@ class Run:
     def finish(self) -> dict[str, Any]:
         """Apply the reviewer's decisions, choose and write; return the manifest's content."""
         options, rates = self.options, self.rates | self.given
-        take = ("accept", "doubtful") if options.take_doubtful else ("accept",)
         listed, choices, chosen = {}, {}, {}
         for question in self.questions:
             uid = question.uid
             listed[uid] = [decided(candidate, self.decisions) for candidate in self.listed[uid]]
-            fit = usable(listed[uid], take)
+            fit = usable(listed[uid], self.take)
             texts = [candidate.text for candidate in fit]
             known = {t: rates[uid, t] for t in (question.text, *texts) if (uid, t) in rates}
             choices[uid] = choose(question.text, texts, options.n, known, options.per_rephrasing)

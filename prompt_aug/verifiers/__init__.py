@@ -158,7 +158,8 @@ def verifier_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "extra_info": extra,
     }
     plain: dict[str, Any] = json.loads(json.dumps(made, default=_plain))
-    return {**plain, **own, "extra_info": {**plain["extra_info"], **own.get("extra_info", {})}}
+    merged = {**plain["extra_info"], **own.get("extra_info", {})}
+    return {**plain, **own, "data_source": plain["data_source"], "extra_info": merged}
 
 
 def _plain(value: Any) -> Any:

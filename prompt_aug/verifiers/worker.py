@@ -17,12 +17,14 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, BinaryIO
 
 from prompt_aug.grading.worker import (
     REQUESTS_PER_CHILD,
     Child,
     Limits,
+    adopt_orphans,
     ask,
     deadline,
     limit_process,
@@ -121,6 +123,10 @@ def _answer(line: bytes, limits: Limits) -> dict[str, Any] | None:
 
 
 def _serve(requests: BinaryIO, replies: BinaryIO, limits: Limits) -> None:
+    # A process that a function forks must not hold the pipe: its end says that this one has died.
+    os.register_at_fork(
+        after_in_child=partial(os.closerange, replies.fileno(), replies.fileno() + 1)
+    )
     os.open(os.devnull, os.O_RDONLY)  # gets descriptor 0, the lowest free one
     os.dup2(2, 1)  # what a function prints goes to the caller's stderr
     limit_process(limits)
@@ -141,6 +147,7 @@ def main() -> None:
     os.dup2(2, 1)  # a module that prints at import must not write into the replies
     paths, cpu, wall, memory = sys.argv[1:]
     limits = Limits(cpu_seconds=float(cpu), wall_seconds=float(wall), memory_bytes=int(memory))
+    adopt_orphans()
     try:
         _functions.update({path: load(path) for path in json.loads(paths)})
         ready = "correct"

@@ -84,6 +84,9 @@ def reshard(folder: Path, ranks: int, device: str = "cpu", fsdp_size: int = -1) 
     """Divide the shards in `folder` over `ranks`; the old files are deleted at the end."""
     record = read_json(folder / "fsdp_config.json")
     before = int(record["world_size"])
+    if before == ranks:  # a killed call may have left the old files
+        _delete(folder, keep=ranks)
+        return
     if record.get("FSDP_version") != 2:
         raise ConfigError(
             "actor_rollout_ref.actor.strategy=fsdp: its optimizer state is flat and cannot be "
@@ -100,9 +103,15 @@ def reshard(folder: Path, ranks: int, device: str = "cpu", fsdp_size: int = -1) 
         finally:
             dist.destroy_process_group()
     write_json(folder / "fsdp_config.json", {**record, "world_size": ranks})
-    for kind in SHARDS:
-        for old in range(before):
-            (folder / shard_name(kind, before, old)).unlink(missing_ok=True)
+    _delete(folder, keep=ranks)
+
+
+def _delete(folder: Path, keep: int) -> None:
+    """Delete the shards of other numbers of ranks than `keep`."""
+    for prefix in SHARDS.values():
+        for path in folder.glob(f"{prefix}_world_size_*_rank_*.pt"):
+            if f"_world_size_{keep}_rank_" not in path.name:
+                path.unlink()
 
 
 def _write(folder: Path, before: int, rank: int, mesh: DeviceMesh) -> None:
@@ -112,7 +121,8 @@ def _write(folder: Path, before: int, rank: int, mesh: DeviceMesh) -> None:
         paths = [folder / shard_name(kind, before, old) for old in range(before)]
         states = [load(path) for path in paths if path.exists()]
         if states:
-            torch.save(divided(shards_of(states), mesh), folder / shard_name(kind, ranks, rank))
+            with replacing(folder / shard_name(kind, ranks, rank)) as file:
+                torch.save(divided(shards_of(states), mesh), file)
     extra = folder / shard_name("extra", before, rank % before)
     if extra.exists():  # the schedule, and random states, of which a new rank copies one
         shutil.copyfile(extra, folder / shard_name("extra", ranks, rank))

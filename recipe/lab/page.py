@@ -118,9 +118,13 @@ def _pair(
 ) -> tuple[dict[int, float], dict[int, float]]:
     """The two figures whose difference the claim is about, by seed."""
     arms = [experiment.arm(name) for name in claim.arms]
-    values = [of_figure(arm, lines, claim.figure) for arm in arms]
-    for arm, found in zip(arms, values, strict=True):
-        if not found.keys() >= set(experiment.seeds(arm, experiment.counted)):
+    counted = [experiment.seeds(arm, experiment.counted) for arm in arms]
+    values = [
+        {s: value for s, value in of_figure(arm, lines, claim.figure).items() if s in seeds}
+        for arm, seeds in zip(arms, counted, strict=True)
+    ]
+    for arm, found, seeds in zip(arms, values, counted, strict=True):
+        if found.keys() != set(seeds):
             raise ExperimentError(
                 f"{experiment.name}: claims: figure={claim.figure}: not on record for {arm.name} "
                 "in all of its runs. Name a figure that they measure."

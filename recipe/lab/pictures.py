@@ -93,7 +93,9 @@ def _curve(experiment: Experiment, line: dict[str, Any], key: str) -> Curve:
         values = [(step, measured[step][template].get(size)) for step in sorted(measured)]
         return [(step, value) for step, value in values if value is not None]
     values = line["curves"].get(key) or []
-    return [(BIN * i + (BIN + 1) / 2, value) for i, value in enumerate(values)]
+    if len(values) < experiment.steps // BIN and None not in values:
+        return []  # an older line: bins without a value are missing, nobody knows which
+    return [(BIN * i + (BIN + 1) / 2, v) for i, v in enumerate(values) if v is not None]
 
 
 def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
@@ -108,9 +110,11 @@ def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
             figure = Figure(figsize=(11, 5), dpi=110, layout="constrained")
             axes = figure.add_subplot()
             for name, curves in picture.curves.items():
-                columns = list(zip(*curves, strict=False))
-                steps = [column[0][0] for column in columns]
-                values = [[value for _, value in column] for column in columns]
+                by_step: dict[float, list[float]] = {}
+                for step, value in (point for curve in curves for point in curve):
+                    by_step.setdefault(step, []).append(value)
+                steps = sorted(by_step)
+                values = [by_step[step] for step in steps]
                 means = [statistics.fmean(v) for v in values]
                 color, label = colors[name], f"{name} ({len(curves)} seeds)"
                 if len(curves) < FEW and not picture.ranges:

@@ -4,14 +4,14 @@ Every stage skips what an earlier call has done, so a killed run is resumed. A r
 record with the same digest is skipped.
 """
 
-import ctypes
 import math
 import multiprocessing
+import multiprocessing.connection
 import os
 import shutil
-import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,6 @@ from recipe.run.folder import RunFolder, read_metrics
 
 Lines = Mapping[tuple[str, int], dict[str, Any]]  # of a record, by arm and seed
 BIN = 5  # steps over which the curves on record are means
-PR_SET_PDEATHSIG = 1  # of prctl: the signal at the death of the parent, here of the fork server
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,12 +125,24 @@ def _forked(arguments: list[str], threads: int) -> Callable[[Path], int | None]:
 def _simulate(arguments: list[str], log: Path) -> None:
     from recipe.lab.simulate import main
 
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a killed experiment leaves none
+    end_with_parent()
     with log.open("a") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     sys.orig_argv = [sys.executable, "-m", "recipe.lab.simulate", *arguments]  # on record
     sys.exit(main(arguments))
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it ends; the fork server would live on with it."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            multiprocessing.connection.wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def line_of(experiment: Experiment, arm: Arm, seed: int, folder: Path) -> dict[str, Any]:
@@ -173,10 +184,17 @@ def changed_code() -> bool:
     return bool(found.stdout.strip())
 
 
-def binned(metrics: list[dict[str, Any]], key: str) -> list[float]:
-    """Means over `BIN` steps of a key of metrics.jsonl; empty where the run never logged it."""
-    values = [line[key] for line in metrics if math.isfinite(line.get(key, math.nan))]
-    return [sum(p) / len(p) for i in range(0, len(values), BIN) if (p := values[i : i + BIN])]
+def binned(metrics: list[dict[str, Any]], key: str) -> list[float | None]:
+    """Means over `BIN` steps of a key of metrics.jsonl, None for a bin without a value.
+
+    Empty where the run never logged it.
+    """
+    bins: dict[int, list[float]] = {}
+    for line in metrics:
+        if math.isfinite(value := line.get(key, math.nan)):
+            bins.setdefault((line["step"] - 1) // BIN, []).append(value)
+    means = {i: sum(values) / len(values) for i, values in bins.items()}
+    return [means.get(i) for i in range(max(means, default=-1) + 1)]
 
 
 def _rounded(value: Any) -> Any:
@@ -209,10 +227,14 @@ def run_all(
             for arm, seed in todo
         }
         for (name, seed), task in tasks.items():
+            log = f"{out}/{name}-{seed}-{experiment.digest(experiment.arm(name))[:6]}.log"
             try:
-                line, why = task.result(), "failed, see its log"
+                line, why = task.result(), f"failed, see {log}"
             except ExperimentError as error:  # of one run: the others are recorded all the same
                 line, why = None, str(error)
+            except BaseException:  # Ctrl-C: the runs that have not begun are not
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
             print(f"{name} seed {seed}:", "done" if line else why, flush=True)
             if line is None:
                 failed.append((name, seed))

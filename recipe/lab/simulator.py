@@ -180,6 +180,11 @@ def _require_simulated(config: DictConfig) -> None:
         "recipe.rollout.joint_limit": bool(config.recipe.rollout.joint_limit),
         "actor_rollout_ref.rollout.top_p": float(rollout.top_p) != 1.0,
         "actor_rollout_ref.rollout.top_k": int(rollout.top_k) not in (-1, 0),
+        "recipe.reward.verifiers": bool(config.recipe.reward.verifiers),
+        "recipe.guard.action": config.recipe.guard.action != "off",
+        "algorithm.filter_groups.metric": config.algorithm.filter_groups.metric not in ("acc", None)
+        and bool(config.algorithm.filter_groups.enable),
+        "actor_rollout_ref.model.lora_rank": bool(config.actor_rollout_ref.model.lora_rank),
         "trainer.n_gpus_per_node": config.trainer.n_gpus_per_node * config.trainer.nnodes != 1,
         "trainer.device": config.trainer.device != "cpu",
     }

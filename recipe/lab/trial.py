@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import inspect
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from recipe.config.compose import group_names
 from recipe.errors import ConfigError
 from recipe.lab import page
 from recipe.lab.card import mechanism
-from recipe.lab.experiment import Arm, Experiment, load_experiment
+from recipe.lab.experiment import COUNTED, FIRST_COUNTED, Arm, Experiment, load_experiment
 from recipe.lab.runs import Lines, read_record, run_all
 from recipe.run.environment import commit, set_defaults
 
@@ -69,12 +70,20 @@ def _method(given: str, file: Path, name: str, function: Any) -> Method:
     dotted, folder = f"{file.stem}.{name}", file.resolve().parent
     # With the content in its name, an edited file is trained again.
     shown = f"{name}_{sha256(file.read_bytes()).hexdigest()[:6]}"
+    if not callable(function):
+        raise UsageError(f"--method {given}: {function!r:.60} is not a function. Name another.")
     if inspect.isclass(function):
         mode = getattr(function, "loss_mode", "vanilla")
+        if mode == "vanilla":  # inherited: this would be GRPO
+            raise UsageError(
+                f"--method {given}: the class sets no loss_mode of its own. Write loss_mode: str = "
+                '"NAME" in it, as in recipe.algorithms.gmpo, and register the loss under NAME.'
+            )
         loss = (f"{LOSS}._target_={dotted}", f"{LOSS}.loss_mode={mode}")
         return Method(name=shown, set=loss, folder=folder)
     parameters = inspect.signature(function).parameters.values()
-    required = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY and p.default is p.empty]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p.name for p in parameters if p.kind in positional and p.default is p.empty]
     keys = {2: "recipe.advantage.name", 4: "recipe.weights.name"}
     if len(required) not in keys:
         raise UsageError(
@@ -87,11 +96,20 @@ def _method(given: str, file: Path, name: str, function: Any) -> Method:
 def tried(
     experiment: Experiment, method: Method, arms: Iterable[str], more: Iterable[str]
 ) -> Experiment:
-    """Return the experiment with the method as its last arm, compared with the first of `arms`."""
-    chosen = [experiment.arm(name) for name in arms]
-    name = method.name if method.name not in {a.name for a in chosen} else f"{method.name}_tried"
-    own = Arm(name=name, world=chosen[0].world, set=(*method.set, *more), decides=True)
-    others = [arm for arm in experiment.arms if arm not in chosen and arm.world == own.world]
+    """Return the experiment with the method as its last arm, compared with the first of `arms`.
+
+    It has the settings of that baseline, then its own, then `more`.
+    """
+    chosen, more = [experiment.arm(name) for name in arms], tuple(more)
+    name = "_".join([method.name, *([sha256(repr(more).encode()).hexdigest()[:6]] * bool(more))])
+    name += "_tried" * (name in {arm.name for arm in experiment.arms})
+    settings = (*chosen[0].set, *method.set, *more)
+    own = Arm(name=name, world=chosen[0].world, set=settings, decides=True)
+    others = [
+        arm
+        for arm in experiment.arms
+        if arm not in chosen and arm.world == own.world and arm.set != own.set
+    ]
     compare = tuple((arm.name, chosen[0].name) for arm in (own, *chosen[1:], *others))
     return dataclasses.replace(experiment, arms=(*chosen, *others, own), compare=compare)
 
@@ -103,15 +121,19 @@ def written(experiment: Experiment, lines: Lines, method: Method, command: str) 
     return (
         f"# {method.name} in {experiment.name}\n\n{mechanism(experiment, lines)}\n\n"
         f"{page.summary(experiment, lines)}\n\n"
-        f"`{' '.join(method.set)}`, {experiment.steps} steps, simulated. Held-out questions at "
-        f"temperature 1. p: exact sign-flip test; {seeds} seeds cannot reach less than {least:.3g}."
-        f"\n\n{page.checkpoints(experiment, lines)}\n\n`{command}`, commit {str(commit())[:12]}.\n"
+        f"`{' '.join(experiment.arms[-1].set)}`, {experiment.steps} steps, simulated. Held-out "
+        f"questions at temperature 1. p: exact sign-flip test; {seeds} seeds cannot reach less "
+        f"than {least:.3g}.\n\n{page.other_starts(experiment, lines)}\n\n"
+        f"{page.checkpoints(experiment, lines)}\n\n{page.runs(lines)}\n\n"
+        f"`{command}`, commit {str(commit())[:12]}.\n"
     )
 
 
 def carry_out(given: argparse.Namespace) -> int:
     """Make the missing runs of every experiment and write its page."""
     set_defaults(cpu=True)
+    if not 1 <= given.seeds <= COUNTED:
+        raise UsageError(f"--seeds {given.seeds}: give 1 to {COUNTED}.")
     experiments = [load_experiment(name) for name in given.experiments]
     for experiment in experiments:
         if not experiment.simulated:
@@ -135,13 +157,28 @@ def _try(
     record = given.out / plan.name / "trials.jsonl"
     known = read_record(plan.folder / "record.jsonl", plan)
     wanted = [plan.arm(name) for name in (*arms, plan.arms[-1].name)]
-    seeds = [seed for arm in wanted[:1] for seed in plan.seeds(arm, given.seeds)]
-    done = {**read_record(record, plan), **known}
-    todo = [(arm, seed) for seed in seeds for arm in wanted if (arm.name, seed) not in done]
-    print(f"{plan.name}: {len(todo)} simulated runs to make", flush=True)
-    failed = run_all(plan, todo, record=record, out=given.out / plan.name, jobs=given.jobs)
-    lines = {k: v for k, v in {**read_record(record, plan), **known}.items() if k[1] in seeds}
-    command = f"python -m recipe.lab.trial {plan.name} --method {given.method}"
+    seeds = range(FIRST_COUNTED, FIRST_COUNTED + given.seeds)
+
+    def make(done: Lines) -> list[tuple[str, int]]:
+        todo = [(arm, seed) for seed in seeds for arm in wanted if (arm.name, seed) not in done]
+        print(f"{plan.name}: {len(todo)} simulated runs to make", flush=True)
+        return run_all(plan, todo, record=record, out=given.out / plan.name, jobs=given.jobs)
+
+    def made() -> Lines:
+        every = {**known, **read_record(record, plan)}
+        return {key: line for key, line in every.items() if key[1] in seeds}
+
+    failed = make(made())
+    compared = dataclasses.replace(plan, compare=plan.compare[:1])
+    if page.other_starts(compared, made()):
+        print("the baseline on record has other start models, of another machine: it is run here")
+        failed += make(read_record(record, plan))
+    lines = made()
+    words = [plan.name, "--method", given.method, "--seeds", str(given.seeds)]
+    for option in ("arms", "set"):
+        if values := getattr(given, option):
+            words += [f"--{option}", *values]
+    command = f"python -m recipe.lab.trial {shlex.join(words)}"
     text = written(plan, lines, method, command)
     path = given.out / f"{plan.name}-{plan.arms[-1].name}.md"
     write_text(path, text)

@@ -102,9 +102,11 @@ def same_run(s: Setup) -> Iterator[str]:
 
 def steps_are_free(s: Setup) -> bool:
     """Return True where the learning rate of a step does not depend on the number of steps."""
-    optim = s.actor.optim
-    by_share = optim.lr_warmup_steps <= 0 and optim.lr_warmup_steps_ratio > 0
-    return optim.lr_scheduler_type == "constant" and not by_share
+    return all(
+        optim.lr_scheduler_type == "constant"
+        and not (optim.lr_warmup_steps <= 0 and optim.lr_warmup_steps_ratio > 0)
+        for optim in [s.actor.optim, *([s.config.critic.optim] * s.critic)]
+    )
 
 
 def same_prompts(s: Setup) -> Iterator[str]:

@@ -38,7 +38,8 @@ def verdict(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -
         return None
     window, factor = settings["window"], settings["factor"]
     for key in dict.fromkeys((*RISES, *FALLS)):
-        values = [float(line[key]) for line in history if key in line]
+        # metrics.jsonl has null for a value that is not finite.
+        values = [math.nan if line[key] is None else line[key] for line in history if key in line]
         if key in history[-1] and not math.isfinite(values[-1]):
             return f"{key}={values[-1]}"
         medians = [
@@ -46,7 +47,8 @@ def verdict(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -
             for end in range(len(values), window - 1, -window)
         ]
         now, *before = medians or [0.0]
-        rose = key in RISES and before and now > factor * max(before)
+        # After zeros any value is a rise: groups without a signal have no gradient.
+        rose = key in RISES and before and now > factor * max(before) > 0
         if rose or (key in FALLS and before and now * factor < min(before)):
             return f"{key}={now:.4g} (median of {window} steps), from {before[0]:.4g} before"
     for key in sorted(history[-1]):

@@ -62,6 +62,17 @@ def engine_at(
     return server.engine_for(checkpoint, "", 10, [])
 
 
+def test_half_an_answer_is_requested_again() -> None:
+    """Of a server that shuts down; it would be graded as wrong."""
+
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        return completion("Let me th", "abort") if number < 2 else echo(number, body)
+
+    with serving(server_of(script)) as endpoint:
+        found = [response for _, response in engine_at(endpoint.url).stream(requests(3))]
+    assert [response["finish_reason"] for response in found] == ["stop"] * 3
+
+
 def test_a_request_has_all_settings_and_the_seed_of_the_engine() -> None:
     with serving(server_of(echo)) as endpoint:
         stream = engine_at(endpoint.url).stream(requests(6, stop=("END",)))

@@ -221,6 +221,7 @@ def array_limit(run: Path) -> str:
     assert [field(t, "Restarts") for t in tasks] == ["1"] * 4
     started = Counter(line for line in steps(run) if line.startswith("start"))
     assert started == {f"start {n}": 2 for n in range(4)}, started
+    assert "is pending" not in output(run), "a task asked for all of the array"
     return "each of 4 tasks queued again once, then COMPLETED"
 
 

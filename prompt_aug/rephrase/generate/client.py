@@ -57,6 +57,7 @@ class Stage:
     async def _send(self, requests: Iterable[Request], budget: Budget) -> None:
         self.channel = http.Channel(self.endpoint, budget)
         self.per_request, queue = self.endpoint.per_request, iter(requests)
+        self.empty = 0  # answers in a row without a text
         for number in SIGNALS:
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 asyncio.get_running_loop().add_signal_handler(number, self._stop)
@@ -87,7 +88,7 @@ class Stage:
 
     async def _ask(self, request: Request, samples: list[int]) -> list[dict[str, Any]]:
         """Return a record for each response of one request, after retries; [] if stopped."""
-        start, used = time.time(), Spending()
+        start, used, alone = time.time(), Spending(), False
 
         def failed(failure: http.Failure) -> None:
             nonlocal used
@@ -104,7 +105,7 @@ class Stage:
             except http.Failure as failure:
                 final = failure.status in http.FINAL
                 if final and len(samples) > 1:
-                    self.per_request, samples = 1, samples[:1]  # n may be unsupported
+                    alone, samples = True, samples[:1]  # n may be unsupported
                     continue
                 self.channel.count(failure)
                 lost = {"status": "failed", "final": final, "error": failure.line}
@@ -112,8 +113,9 @@ class Stage:
             else:
                 used = used.plus(spent)
                 answers = [_taken(choice, answer.get("model")) for choice in answer["choices"]]
-                if len(answers) < len(samples):  # fewer than requested
+                if alone or len(answers) < len(samples):  # fewer than requested
                     self.per_request = 1
+                self._count_empty(answers)
             break
         common = {"key": request.key, "uid": request.uid, "prompt": self.prompt.sha256}
         seconds = {"time": round(start, 3), "seconds": round(time.time() - start, 3)}
@@ -122,6 +124,15 @@ class Stage:
         records = [common | {"sample": sample} | answer for sample, answer in pairs]
         records[0]["used"] = list(used[:3])
         return records
+
+    def _count_empty(self, answers: list[dict[str, Any]]) -> None:
+        """Stop where no answer has a text, as with a limit that a model uses up in its thoughts."""
+        self.empty = self.empty + 1 if all(a.get("empty") for a in answers) else 0
+        if self.empty >= http.EQUAL_FAILURES:
+            why = f"{self.empty} answers in a row are {answers[0]['error']}"
+            self.channel.stop(
+                http.RefusedError(f"{why}: raise --answer-tokens (of a solver: --solve-tokens)")
+            )
 
     async def _attempt(self, body: Any, wanted: Spending) -> tuple[dict[str, Any], Spending]:
         """Send one request and return the answer with what it used. Raises http.Failure."""

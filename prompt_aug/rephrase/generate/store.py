@@ -3,7 +3,8 @@
     {"key", "sample", "status": "answer", "text", "finish", ...}
     {"key", "sample", "status": "failed", "error", "final", ...}
 
-A `final` failure (the server refuses the request) is not retried; others are, by the next run.
+A `final` failure (the server refuses the request) is not retried in the same run, but by the next
+one. An empty text is never retried.
 """
 
 from collections import Counter
@@ -43,6 +44,8 @@ class Store:
         self.asked = Counter[str]()  # key -> how many samples were requested and need no retry
         self.spent = Spending()
         for record in iter_lines(self.path):
+            if record.get("final") and not record.get("empty"):
+                record = {**record, "final": False}  # the server may have been mended since
             self._take(record)
 
     def _take(self, record: dict[str, Any]) -> None:
@@ -69,6 +72,12 @@ class Store:
         known = (p in self.answers or self.failures.get(p, {}).get("final") for p in places)
         return [sample for sample, found in enumerate(known) if not found]
 
+    def lost(self, request: Request) -> list[int]:
+        """Return the samples of `request` without a response, the empty ones not counted."""
+        places = [(request.key, sample) for sample in range(request.samples)]
+        known = (p in self.answers or self.failures.get(p, {}).get("empty") for p in places)
+        return [sample for sample, found in enumerate(known) if not found]
+
     def texts(self, request: Request) -> list[dict[str, Any]]:
         """Return the records of the responses of `request`, in the order of their samples."""
         places = ((request.key, sample) for sample in range(request.samples))
@@ -83,4 +92,8 @@ class Store:
     def failed(self, requests: Iterable[Request]) -> Counter[str]:
         """Count the errors of samples of `requests` that have no response."""
         known = {request.key for request in requests}
-        return Counter(str(r.get("error")) for (key, _), r in self.failures.items() if key in known)
+        return Counter(
+            str(record.get("error"))
+            for (key, _), record in self.failures.items()
+            if key in known and not record.get("empty")
+        )

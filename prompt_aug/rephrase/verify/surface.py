@@ -22,6 +22,7 @@ _CHATTER = re.compile(
     r"|\bI hope (?:this|that)\b|\blet me know if\b|\brephrased (?:question|version|problem)s?\b"
     r"|</?(?:think|answer|question|script|img|div|span|html|body|iframe|svg|style)\b|</[a-z]+>"
     r"|^\W*(?:version|perspective|rephrasing)\s*\d"
+    r"|<\|[^|\s]{1,40}\|>|^\s*```"  # a special token would end the user's turn
 )
 _LEAK = re.compile(
     r"(?i)\\boxed|\bthe (?:final |correct )?answer (?:is|equals|=)|\b(?:answer|solution)\s*:"

@@ -1,5 +1,6 @@
 """Exports: the files by hand, and the readers of other tools where they are installed."""
 
+import hashlib
 import json
 import shutil
 import struct
@@ -16,6 +17,7 @@ from evaluated import write_checkpoint
 from huggingface_hub import HfApi, ModelCard, constants
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from eval.checkpoints import from_manifest
 from eval.publish import card
 from eval.publish.__main__ import main
 from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
@@ -32,7 +34,10 @@ def run(tmp_path: Path) -> Path:
     exported = folder / "hf" / "step_20"
     exported.mkdir(parents=True)
     (exported / "config.json").write_text("{}")
-    write_json(exported / "manifest.json", {"step": 20, "files": {"config.json": "x"}})
+    files = {"config.json": hashlib.sha256(b"{}").hexdigest()}
+    write_json(exported / "manifest.json", {"step": 20, "files": files})
+    path = folder / "eval" / "s" / "step_20" / "scores.json"
+    write_json(path, {**read_json(path), "identity": from_manifest(exported, 20).identity})
     write_json(folder / "hf" / "step_0" / "manifest.json", {"step": 0, "model_path": "some/model"})
     return folder
 
@@ -238,9 +243,13 @@ class Hub:
     def __init__(self) -> None:
         self.created: dict[str, Any] = {}
         self.files: set[str] = set()
+        self.was_public = False
 
     def create_repo(self, repository: str, **options: Any) -> None:
         self.created = {"repository": repository, **options}
+
+    def repo_info(self, repository: str) -> SimpleNamespace:
+        return SimpleNamespace(private=self.created["private"] and not self.was_public)
 
     def upload_folder(self, folder_path: Path, **_: Any) -> SimpleNamespace:
         self.files = {path.name for path in folder_path.iterdir()}
@@ -260,6 +269,38 @@ def test_an_upload_is_private_and_has_the_card(
     assert "the/address" in capsys.readouterr().out
     assert main([str(run), "--steps", "20", "--push", "me/model", "--public"]) == 0
     assert hub.created["private"] is False
+
+
+def test_other_weights_than_those_of_the_scores_are_not_published(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exported again after a roll-back, for instance."""
+    hub = Hub()
+    monkeypatch.setattr(card, "HfApi", lambda: hub)
+    push = [str(run), "--steps", "20", "--push", "me/model"]
+    exported = run / "hf" / "step_20"
+    (exported / "config.json").write_text("[]")
+    assert main(push) == 1 and "config.json has changed" in capsys.readouterr().err
+    files = {"config.json": hashlib.sha256(b"[]").hexdigest()}
+    write_json(exported / "manifest.json", {"step": 20, "files": files})
+    assert main(push) == 1 and "other weights" in capsys.readouterr().err
+    assert not hub.created and not (exported / "README.md").exists()
+
+
+def test_a_license_that_was_added_stays_and_a_public_repository_is_refused(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = Hub()
+    monkeypatch.setattr(card, "HfApi", lambda: hub)
+    assert main([str(run), "--steps", "20", "--card"]) == 0
+    page = run / "hf" / "step_20" / "README.md"
+    page.write_text(page.read_text().replace("---\n", "---\nlicense: mit\n", 1))
+    hub.was_public = True
+    push = [str(run), "--steps", "20", "--push", "me/model"]
+    assert main(push) == 1 and "it exists and is public" in capsys.readouterr().err
+    hub.was_public = False
+    assert main(push) == 0 and hub.files
+    assert ModelCard.load(page).data.license == "mit"
 
 
 @pytest.mark.parametrize(

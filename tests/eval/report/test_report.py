@@ -250,7 +250,7 @@ def test_one_set_of_settings_per_report(run: Path) -> None:
     write_eval(run, 20, {"toy": [[0], [0], [0], [0]]}, name="warm")
     data = collect(run)
     assert [row.step for row in data.rows] == [0, 20]
-    assert any("of the settings s; others (--settings): warm" in note for note in data.notes)
+    assert any("the settings s; others (--settings): warm" in note for note in data.notes)
     assert [row.step for row in collect(run, "warm").rows] == [20]
     with pytest.raises(EvaluationError, match="cold"):
         collect(run, "cold")

@@ -55,6 +55,17 @@ def test_paraphrases_are_removed(judge: bool | None, kept: list[str], tmp_path: 
     assert (listed[SAME]["benchmark"], listed[SAME]["index"]) == ("bench", 0)
 
 
+def test_a_judge_that_fails_leaves_no_question_in_doubt(tmp_path: Path) -> None:
+    questions = [make_question(text=t, answers=["1"], source="own") for t in TEXTS]
+    write_parquet(questions, tmp_path / "q.parquet")
+    bench, out = tmp_path / "bench.jsonl", tmp_path / "out.parquet"
+    bench.write_text("".join(json.dumps({"question": text}) + "\n" for text in BENCHMARK))
+    arguments = [str(tmp_path / "q.parquet"), str(out), "--against", str(bench)]
+    with serving(lambda number, body: Reply({}, status=400)) as endpoint:
+        assert decontaminate.main([*arguments, "--judge", "j", "--base-url", endpoint.url]) == 1
+    assert not out.exists()
+
+
 def test_the_shortlist_has_the_nearest_above_the_least_cosine() -> None:
     vectors = {"q": [1.0, 0.0], "near": [4.0, 3.0], "nearest": [2.0, 0.1], "far": [0.0, 1.0]}
     embed = lambda texts: np.array([vectors[text] for text in texts])  # noqa: E731

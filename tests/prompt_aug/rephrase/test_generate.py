@@ -128,10 +128,11 @@ def test_retry_after_in_seconds_or_as_a_date(status: int, as_date: bool, tmp_pat
 
 
 def test_a_server_that_names_an_hour_is_left_to_the_next_run(tmp_path: Path) -> None:
+    """And so are all other requests, which would be refused too."""
     with serving(always(Reply({}, 429, {"retry-after": "3600"}))) as endpoint:
-        store = ask(tmp_path, endpoint.url, requests(1))
-        assert len(endpoint.bodies) == 1
-        assert [record["final"] for record in store.failures.values()] == [False]
+        with pytest.raises(RefusedError, match="asks to wait 3600 s"):
+            ask(tmp_path, endpoint.url, requests(20), concurrency=4)
+        assert len(endpoint.bodies) <= 4
     with serving(answer) as endpoint:
         assert len(ask(tmp_path, endpoint.url, requests(1)).answers) == 1
 
@@ -168,8 +169,34 @@ def test_a_failure_is_recorded_and_retried_by_the_next_run(
     assert not Store(tmp_path).failures
 
 
+def test_one_burst_of_refusals_is_one(tmp_path: Path) -> None:
+    """All requests under way are refused at once, more than end a run in a row."""
+    busy = time.monotonic() + 0.3
+
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        if time.monotonic() < busy:
+            return Reply({}, 429, {"retry-after": "0.5"})
+        return answer(number, body)
+
+    with serving(script) as endpoint:
+        store = ask(tmp_path, endpoint.url, requests(90), concurrency=80)
+    assert len(store.answers) == 90
+
+
+def test_a_model_that_never_comes_to_its_answer_ends_the_run(tmp_path: Path) -> None:
+    with (
+        serving(always(Reply(chat([""])))) as endpoint,
+        pytest.raises(RefusedError, match=r"8 answers in a row are an empty text.*--answer-tokens"),
+    ):
+        ask(tmp_path, endpoint.url, requests(20), concurrency=1)
+    assert len(endpoint.bodies) == 8
+
+
 def test_a_refused_request_and_an_empty_text_are_final(tmp_path: Path) -> None:
-    """An empty text is no candidate, but a (wrong) response to a question."""
+    """An empty text is no candidate, but a (wrong) response to a question.
+
+    A refused request is final for this run: the next one may find a server that takes it.
+    """
 
     def script(number: int, body: dict[str, Any]) -> Reply:
         if "question 0" in str(body):
@@ -181,9 +208,13 @@ def test_a_refused_request_and_an_empty_text_are_final(tmp_path: Path) -> None:
         ask(tmp_path, endpoint.url, wanted[1:], concurrency=1)
         assert [body["n"] for body in endpoint.bodies] == [3] * 2
         store = ask(tmp_path, endpoint.url, wanted, concurrency=1)
+        assert [body["n"] for body in endpoint.bodies] == [3, 3, 3, 1, 2, 1, 1]
         asked = len(endpoint.bodies)
-        ask(tmp_path, endpoint.url, wanted)
-        assert len(endpoint.bodies) == asked, "final failures are not retried"
+        again = ask(tmp_path, endpoint.url, wanted[1:])
+        assert len(endpoint.bodies) == asked, "an empty text is not requested again"
+        assert [again.lost(request) for request in wanted] == [[0, 1, 2], [], []]
+    with serving(answer) as endpoint:
+        assert len(ask(tmp_path, endpoint.url, wanted).texts(wanted[0])) == 3
     assert [len(store.texts(request)) for request in wanted] == [0, 2, 2]
     assert Store(tmp_path).responses(wanted[1]) == ["x", "", "y"]
 

@@ -234,6 +234,22 @@ def test_a_solver_finds_an_edit_that_the_filters_missed_and_gives_pass_rates(
     assert good[0]["source"]["solver"]["right"] == 4
 
 
+def test_a_stop_loses_no_verdict_of_the_solver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The budget ends while further candidates are requested: what was paid for counts."""
+    questions, out = write_questions(tmp_path / "q.parquet", 3), tmp_path / "out.parquet"
+    for name in ("compare_numbers", "compare_formulas", "compare_words", "added_quantity"):
+        monkeypatch.setattr(f"prompt_aug.rephrase.verify.{name}", lambda *_: iter(()))
+    more = ["--n", "5", "--most", "10", "--partial", "--max-requests", "1"]
+    with serving(arithmetic) as endpoint:
+        assert main(command(questions, out, endpoint.url, "--solve", "m", "--n", "3")) == 0
+        assert main(command(questions, out, endpoint.url, "--solve", "m", *more)) == 3
+    edited = [c for c in candidates_of(out) if c["source"]["sample"] == 3]
+    assert [c["verdict"] for c in edited] == ["doubtful"] * 3
+    assert {len(q.rephrasings) for q in read_parquet(out)} == {3}
+
+
 def test_candidates_are_requested_until_there_are_enough(tmp_path: Path) -> None:
     """The model's first candidates of question 0 are all faulty, those of the others are good."""
     questions, out = write_questions(tmp_path / "q.parquet", 3), tmp_path / "out.parquet"

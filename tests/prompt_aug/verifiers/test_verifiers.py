@@ -4,9 +4,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
-from prompt_aug.grading import Extraction
+from prompt_aug.grading import Extraction, pool
 from prompt_aug.questions import from_row, to_row
 from prompt_aug.verifiers import (
     Verified,
@@ -99,6 +100,21 @@ def test_a_function_that_sleeps_ends_at_the_wall_limit() -> None:
     assert (graded.status, graded.detail, graded.score) == ("timeout", "wall", 0.0)
 
 
+@pytest.mark.parametrize("name", ["forks_and_resets", "leaves_a_program"])
+def test_what_a_function_starts_ends_with_it_and_the_next_is_served(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_SLACK_SECONDS", 1.0)
+    paths = {"s": f"own_verifiers.{name}", "prints": "own_verifiers.prints"}
+    impatient = Verifiers(paths, LIMITS.model_copy(update=SHORT))
+    for _ in range(3):
+        assert ask(impatient, "s").status == "timeout"
+    assert ask(impatient, "prints").score == 0.25
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == LEFT]
+    impatient.close()
+
+
+LEFT = ["sleep", "613"]
 SHORT = {"wall_seconds": 0.3}
 
 

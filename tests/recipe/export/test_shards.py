@@ -135,6 +135,13 @@ def test_one_and_two_ranks_continue_each_others_training(train: Train, tmp_path:
     four = train(tmp_path / "a2", tmp_path / "a4", ranks=1)
     six = train(tmp_path / "a4", tmp_path / "a6", ranks=1)
     more = divide(tmp_path / "a2", tmp_path / "two", ranks=2)
+    for killed in (True, False):  # before the old files were deleted, then once more
+        if killed:
+            shutil.copy(more / "extra_state_world_size_2_rank_0.pt",
+                        more / "extra_state_world_size_1_rank_0.pt")  # fmt: skip
+        digests = {p.name: p.read_bytes() for p in more.glob("*_world_size_2_*.pt")}
+        assert shards.main([str(more), "2"]) == 0
+        assert {p.name: p.read_bytes() for p in more.glob("*_rank_*.pt")} == digests
     found = train(more, tmp_path / "b4", ranks=2)
     assert gap(four, found) < 1e-6
     less = divide(tmp_path / "b4", tmp_path / "one", ranks=1)

@@ -2,13 +2,17 @@
 
 import dataclasses
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from lab_experiment import experiment
 
+from recipe.lab import runs
 from recipe.lab.experiment import Experiment
 from recipe.lab.runs import Commands, binned, read_record, run_all
 
@@ -162,9 +166,58 @@ def test_a_training_that_says_well_done_too_early_has_no_line(stub: Stub) -> Non
     assert not stub.record.exists()
 
 
+WAITS = """
+import multiprocessing, os, sys, time
+from recipe.lab.runs import end_with_parent
+
+def wait():
+    end_with_parent()
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    multiprocessing.get_context("forkserver").Process(target=wait).start()
+    time.sleep(600)
+"""
+
+
+def test_a_forked_run_ends_with_a_killed_experiment(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(WAITS)
+    parent = subprocess.Popen(
+        [sys.executable, "waits.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    run = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    run.wait(timeout=30)  # raises if it is still there
+
+
+def test_an_interrupt_begins_no_further_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun: list[int] = []
+
+    def run_arm(plan: Any, arm: Any, seed: int, *_: Any) -> None:
+        begun.append(seed)
+        if seed == 1000:
+            raise KeyboardInterrupt
+        time.sleep(0.2)
+
+    monkeypatch.setattr(runs, "run_arm", run_arm)
+    plan = experiment()
+    todo = [(plan.arms[0], seed) for seed in range(1000, 1020)]
+    with pytest.raises(KeyboardInterrupt):
+        run_all(plan, todo, record=tmp_path / "record.jsonl", out=tmp_path)
+    assert len(begun) < 5
+
+
 def test_bins_leave_out_what_was_not_logged() -> None:
     metrics = [{"step": i, "a": float(i), **({"b": 1.0} if i == 2 else {})} for i in range(1, 8)]
     metrics[0]["a"] = float("nan")
-    assert binned(metrics, "a") == [4.0, 7.0]
+    assert binned(metrics, "a") == [3.5, 6.5]  # steps 2 to 5, 6 and 7
+    metrics += [{"step": 12, "a": 1.0}]
+    assert binned(metrics, "a") == [3.5, 6.5, 1.0]
+    assert binned([*metrics[:2], {"step": 11, "a": 4.0}], "a") == [2.0, None, 4.0]
     assert binned(metrics, "b") == [1.0]
     assert binned(metrics, "c") == []

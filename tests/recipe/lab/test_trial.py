@@ -12,7 +12,7 @@ from recipe.lab.experiment import Arm, Experiment, Measure, Mechanism
 from recipe.lab.trial import Method, method_of, tried, written
 
 OWN = """
-def weight(logprobs_BT, advantages_BT, mask_BT, group_B, *, power=1.0):
+def weight(logprobs_BT, advantages_BT, mask_BT, group_B, *, power=1.0, **_):
     return mask_BT
 
 def advantage(rewards_B, group_B):
@@ -21,8 +21,13 @@ def advantage(rewards_B, group_B):
 def other(a, b, c):
     return a
 
+CONSTANT = 5
+
 class Loss:
     loss_mode = "mine"
+
+class Unnamed:
+    loss_mode = "vanilla"
 """
 
 PLAN = Experiment(
@@ -46,7 +51,8 @@ def line(*path: float) -> dict[str, Any]:
     """A run whose checkpoints have these pass@1."""
     numbers = [{"greedy": p, "pass@1": p, "pass@2": p, "entropy": 0.1} for p in path]
     measured = {str(50 * i): {"qwen-math": n} for i, n in enumerate(numbers)}
-    return {"measured": measured, "curves": {}}
+    how = {"commit": "0123456789ab", "measured_at": "0123456789ab", "uncommitted_changes": False}
+    return {"measured": measured, "curves": {}, "seconds": 30, **how}
 
 
 @pytest.mark.parametrize(
@@ -77,6 +83,8 @@ def test_a_loss_is_given_by_its_class(tmp_path: Path) -> None:
         ("absent.py:weight", "no such file"),
         ("own_refused.py:absent", "cannot be imported .AttributeError"),
         ("own_refused.py:other", "takes a, b, c"),
+        ("own_refused.py:CONSTANT", "5 is not a function"),
+        ("own_refused.py:Unnamed", "sets no loss_mode"),
     ],
 )
 def test_what_cannot_be_tried_is_refused(
@@ -90,11 +98,31 @@ def test_what_cannot_be_tried_is_refused(
 
 def test_the_method_is_the_last_arm_and_compared_with_the_first() -> None:
     plan = tried(PLAN, method_of("cw_grpo"), ["grpo"], ["recipe.weights.name=none"])
-    assert [arm.name for arm in plan.arms] == ["grpo", "kl", "cw_grpo"]  # not of another world
+    assert [arm.name for arm in plan.arms[:2]] == ["grpo", "kl"]  # not of another world
+    assert plan.arms[-1].name.startswith("cw_grpo_")
     assert plan.arms[-1].set == ("method=cw_grpo", "recipe.weights.name=none")
     assert plan.arms[-1].world == "edge"
-    assert set(plan.compare) == {("cw_grpo", "grpo"), ("kl", "grpo")}
+    assert set(plan.compare) == {(plan.arms[-1].name, "grpo"), ("kl", "grpo")}
     assert tried(PLAN, method_of("grpo"), ["grpo"], []).arms[-1].name == "grpo_tried"
+
+
+def test_the_method_has_the_settings_of_its_baseline() -> None:
+    """As the noise of `mismatch`: otherwise its absence would be what is compared."""
+    noisy = dataclasses.replace(PLAN.arms[0], set=("recipe.toy.sampler_noise=0.25",))
+    plan = dataclasses.replace(PLAN, arms=(noisy, *PLAN.arms[1:]))
+    own = tried(plan, method_of("cw_grpo"), ["grpo"], []).arms[-1]
+    assert own.set == ("recipe.toy.sampler_noise=0.25", "method=cw_grpo")
+
+
+def test_an_arm_on_record_is_neither_run_in_its_place_nor_listed_twice() -> None:
+    recorded = Arm(name="cw_grpo", world="edge", set=("method=cw_grpo", "a=1"))
+    plan = dataclasses.replace(PLAN, arms=(*PLAN.arms, recorded))
+    own = tried(plan, method_of("cw_grpo"), ["grpo"], []).arms[-1]
+    assert (own.name, own.set) == ("cw_grpo_tried", ("method=cw_grpo",))
+    same = tried(plan, method_of("cw_grpo"), ["grpo"], ["a=1"])
+    assert [arm.set for arm in same.arms].count(recorded.set) == 1
+    names = {tried(plan, method_of("kl_cov"), ["grpo"], [f"a={n}"]).arms[-1].name for n in (1, 2)}
+    assert len(names) == 2
 
 
 @pytest.mark.parametrize(("last", "said"), [(0.5, "present"), (0.75, "absent: draw no conclusion")])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from recipe.run.folder import metrics_line
 from recipe.trainer.guard import remedy, verdict
 
 SETTINGS = {"window": 2, "factor": 4.0, "accuracy_drop": 0.1}
@@ -35,12 +36,18 @@ def lines(key: str, values: list[float | None]) -> list[dict[str, Any]]:
         ("train/accuracy", [0, 0, 0.3, 0.3, 0, 0], False),  # it was 0 before
         ("train/accuracy", [0.1, 0.1, 0.9, 0.9], False),  # a rise is wanted
         (NORM, [1, math.nan], True),
+        (NORM, [0, 0, 0.02, 0.02], False),  # groups without a signal have no gradient
         (NORM, [], False),
     ],
 )
 def test_verdicts(key: str, values: list[float | None], breach: bool) -> None:
     found = verdict(lines(key, values), SETTINGS)
     assert bool(found) is breach and (key in (found or key))
+
+
+def test_a_value_that_is_not_finite_is_null_on_record() -> None:
+    line = metrics_line(2, {NORM: math.nan})
+    assert NORM in (verdict([{"step": 1, NORM: 1.0}, line], SETTINGS) or "")
 
 
 def test_a_single_step_is_no_breach() -> None:
