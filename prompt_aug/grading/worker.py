@@ -279,6 +279,7 @@ def _serve(requests: BinaryIO, replies: BinaryIO, limits: Limits) -> None:
 
 
 Serve = Callable[[BinaryIO, BinaryIO, Limits], None]  # answers requests until they end
+Died = Callable[[], object]  # called after the death of a child; int does nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -309,32 +310,11 @@ def _fork(limits: Limits, serve: Serve) -> Child:
     )
 
 
-PR_SET_CHILD_SUBREAPER = 36
-
-
-def adopt_orphans() -> None:
-    """From now on processes that a dead child has left become children of this process."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _kill_orphans() -> None:
-    """End what a dead child has started: a program in an endless loop would keep its core."""
-    listed = Path(f"/proc/self/task/{os.getpid()}/children")
-    while pids := listed.read_text().split() if listed.exists() else []:
-        for pid in map(int, pids):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-
-
 def _cause_of_death(child: Child) -> dict[str, str]:
     child.replies.close()
     with suppress(BrokenPipeError):
         child.requests.close()
     _, status = os.waitpid(child.pid, 0)
-    _kill_orphans()
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
         if limit := {"SIGPROF": "cpu", "SIGALRM": "wall"}.get(name):
@@ -344,7 +324,7 @@ def _cause_of_death(child: Child) -> dict[str, str]:
 
 
 def ask(
-    child: Child | None, line: bytes, limits: Limits, serve: Serve = _serve
+    child: Child | None, line: bytes, limits: Limits, serve: Serve = _serve, died: Died = int
 ) -> tuple[Child | None, bytes]:
     """Asks the child; one that has retired without a reply is replaced, once."""
     for fresh in (False, True):
@@ -357,6 +337,7 @@ def ask(
         except BrokenPipeError:
             pass
         cause = _cause_of_death(child)
+        died()
         child = None
         if cause["detail"] != "exit code 0":
             return None, json.dumps(cause).encode() + b"\n"

@@ -24,13 +24,12 @@ from prompt_aug.grading.worker import (
     REQUESTS_PER_CHILD,
     Child,
     Limits,
-    adopt_orphans,
     ask,
     deadline,
     limit_process,
     request_lines,
 )
-from prompt_aug.verifiers import KEY, LARGEST, REMEDY
+from prompt_aug.verifiers import KEY, LARGEST, REMEDY, orphans
 
 MOST_PARTS, LONGEST_NAME, LONGEST_TEXT = 32, 64, 1000
 OUT_OF_MEMORY = b'{"status": "error", "detail": "memory limit"}\n'  # later memory may be missing
@@ -147,7 +146,7 @@ def main() -> None:
     os.dup2(2, 1)  # a module that prints at import must not write into the replies
     paths, cpu, wall, memory = sys.argv[1:]
     limits = Limits(cpu_seconds=float(cpu), wall_seconds=float(wall), memory_bytes=int(memory))
-    adopt_orphans()
+    orphans.adopt()
     try:
         _functions.update({path: load(path) for path in json.loads(paths)})
         ready = "correct"
@@ -156,7 +155,7 @@ def main() -> None:
     os.write(replies, json.dumps({"ready": [ready]}).encode() + b"\n")
     child: Child | None = None
     for line in request_lines(parent):
-        child, reply = ask(child, line, limits, _serve)
+        child, reply = ask(child, line, limits, _serve, orphans.kill)
         os.write(replies, reply)
 
 

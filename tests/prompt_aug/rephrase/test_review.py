@@ -99,15 +99,12 @@ def test_decisions_are_applied_with_the_reviewers_name(tmp_path: Path) -> None:
 def test_a_rejected_candidate_is_replaced(tmp_path: Path) -> None:
     """By another one, as if the checks had rejected it."""
     questions, out = run(tmp_path, rephrase, "--n", "2", "--most", "2")
-    first = read_parquet(questions)[0]
-    chosen = read_parquet(out)[0].rephrasings
+    uid, chosen = read_parquet(questions)[0].uid, read_parquet(out)[0].rephrasings
+    said = {"uid": uid, "reviewer": "Rae", "verdict": "reject"}
     file = tmp_path / "decisions.jsonl"
-    said = [
-        {"uid": first.uid, "text": t, "verdict": v, "reviewer": "Rae"} for t, v in chosen.items()
-    ]
-    file.write_text("".join(json.dumps(line) + "\n" for line in said))
+    file.write_text("".join(json.dumps({**said, "text": text}) + "\n" for text in chosen))
     run(tmp_path, rephrase, "--n", "2", "--most", "5", "--decisions", str(file))
-    listed = [c for c in lines(review.beside(out, ".candidates.jsonl")) if c["uid"] == first.uid]
+    listed = [c for c in lines(review.beside(out, ".candidates.jsonl")) if c["uid"] == uid]
     assert len(listed) > len(chosen)
     assert not set(chosen) & set(read_parquet(out)[0].rephrasings)
 
