@@ -111,7 +111,7 @@ def _stratified(estimates: Sequence[Estimate], sizes: Sequence[int]) -> Estimate
     errors = [e.standard_error for e in estimates if e.standard_error is not None]
     known, weights = len(errors) == len(estimates), np.array(sizes) / sum(sizes)
     return Estimate(
-        accuracy=float(weights @ [e.accuracy for e in estimates]),
+        accuracy=float(np.dot(sizes, [e.accuracy for e in estimates]) / sum(sizes)),  # 1 stays 1
         standard_error=float(np.sqrt(np.sum((weights * errors) ** 2))) if known else None,
         questions=sum(e.questions for e in estimates),
     )
@@ -130,14 +130,15 @@ def resample(correct_Qn: ArrayLike, seed: int = 0, draws: int = DRAWS) -> NDArra
     """
     right, samples = right_counts(correct_Qn), int(np.shape(correct_Qn)[1])
     counts = np.arange(samples + 1)
-    # Binomial(n, c / n) at 0 ... n in row c, by logarithms, which do not overflow.
+    # Binomial(n, c / n) at 0 ... n in a row for each c, by logarithms, which do not overflow.
     logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, samples + 1)))])
     choose = logs[samples] - logs[counts] - logs[samples - counts]
-    p = counts[1:samples, None] / samples
-    inner = np.exp(choose + counts * np.log(p) + (samples - counts) * np.log1p(-p))
-    ends = np.eye(samples + 1)
-    chance = np.bincount(right, minlength=samples + 1) / right.size
-    chance = chance @ np.concatenate([ends[:1], inner, ends[-1:]])
+    found, times = np.unique(right, return_counts=True)  # few, where `samples` may be thousands
+    table = (found[:, None] == counts).astype(float)  # 0 and n right stay as they are
+    inner = (found > 0) & (found < samples)
+    p = found[inner, None] / samples
+    table[inner] = np.exp(choose + counts * np.log(p) + (samples - counts) * np.log1p(-p))
+    chance = times / right.size @ table
     return np.random.default_rng(seed).multinomial(right.size, chance / chance.sum(), size=draws)
 
 

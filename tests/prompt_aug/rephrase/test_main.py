@@ -160,6 +160,7 @@ def test_a_candidate_that_is_a_benchmark_question_is_refused(tmp_path: Path) -> 
         ("<think>I could say it so.</think>\n\nHow many?", "How many?"),
         ("How many?\n\nQuestion: What else?\nRephrased: x", "How many?"),
         ("Find $f(x)$: the function.", "Find $f(x)$: the function."),
+        ("Rephrased: $ x $ is what?", "$ x $ is what?"),
     ],
 )
 def test_an_answer_is_cleaned_of_what_is_no_question(raw: str, text: str) -> None:
