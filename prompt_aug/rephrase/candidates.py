@@ -12,7 +12,10 @@ from prompt_aug.rephrase.verify.reasons import reject, verdict_of
 
 MODELS = ("solver", "judge")
 NOT_OF_SOURCE = ("text", "uid", "used", "status")  # of a response
-_LABEL = r"(?i)^\W*(?:rephras\w*(?:\s+(?:question|problem|it|version))?|question)\s*:[^\w\s$\\(]{0,2}\s+"
+_LABEL = (
+    r"(?i)^\W*(?:rephras\w*(?:\s+(?:question|problem|it|version))?|question)\s*:"
+    r"[^\w\s$\\(]{0,2}\s+"  # but for the begin of a formula
+)
 _NEXT = re.compile(r"\n\s*(?:Question|Original|Rephras\w*(?: it)?)\s*:", re.I)
 _QUOTES = {'"': '"', "“": "”", "«": "»"}
 Response = dict[str, Any]  # as the store keeps it
