@@ -176,6 +176,8 @@ def unused(config: DictConfig) -> Iterator[tuple[str, Any, str]]:
             continue
         text, default = row
         value = OmegaConf.select(config, key)
+        if default == "???" and value is None:  # never set
+            continue
         if "${" in str(default):
             if value is None:
                 continue

@@ -194,6 +194,7 @@ REFUSED_ENGINE = [
     (f"{FILTER} data.gen_batch_size=16", "data.gen_batch_size=16 algorithm.filter_groups.enable"),
     ("reward.reward_manager.name=dapo", "reward.reward_manager.name=dapo recipe.reward."),
     ("reward_model.enable=true", "reward_model.enable=true"),
+    ("reward_model.enable_resource_pool=true", "reward_model.enable_resource_pool recipe.reward"),
     ("algorithm.adv_estimator=gae", "algorithm.adv_estimator=gae method=ppo"),
     ("algorithm.adv_estimator=rloo", "recipe.advantage.name=rloo."),
     ("algorithm.adv_estimator=opo", "recipe.advantage.name=verl:opo."),
