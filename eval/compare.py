@@ -151,6 +151,8 @@ def notes_of(a: Side, b: Side) -> list[str]:
         notes += [f"{name}: settings differ: {line}" for line in lines]
     if left := set(one) & set(other) - set(names):
         notes.append(f"left out, because a checkpoint was picked by it: {', '.join(sorted(left))}")
+    if kept := {picked_by(a), picked_by(b)} & set(names):
+        notes.append(f"a checkpoint was picked by {kept.pop()}: its score there is too high")
     return notes
 
 

@@ -14,7 +14,7 @@ MODELS = ("solver", "judge")
 NOT_OF_SOURCE = ("text", "uid", "used", "status")  # of a response
 _LABEL = (
     r"(?i)^\W*(?:rephras\w*(?:\s+(?:question|problem|it|version))?|question)\s*:"
-    r"[^\w\s$\\(]{0,2}\s+"  # but for the begin of a formula
+    r"[^\w\s$\\(]{0,2}\s+"  # but not the dollar of a formula
 )
 _NEXT = re.compile(r"\n\s*(?:Question|Original|Rephras\w*(?: it)?)\s*:", re.I)
 _QUOTES = {'"': '"', "“": "”", "«": "»"}

@@ -69,6 +69,12 @@ def test_questions_that_picked_a_checkpoint_are_left_out(
     assert "left out, because a checkpoint was picked by it: y" in said
     (total,) = compare(*(read_side(side, None) for side in sides))["All questions"]
     assert total.difference.questions == 4 and total.difference.mean == 0.25
+    for side in sides:  # the only benchmark in common stays, with a note
+        scores = read_json(side / "scores.json")
+        scores["benchmarks"] = {"y": scores["benchmarks"]["y"]}
+        write_json(side / "scores.json", scores)
+    assert main([*map(str, sides)]) == 0
+    assert "picked by y: its score there is too high" in capsys.readouterr().out
 
 
 def test_other_settings_of_a_benchmark_are_noted(
