@@ -26,6 +26,7 @@ from prompt_aug.base.progress import Progress
 from prompt_aug.extraction import BESIDE, extraction, verdicts
 from prompt_aug.grading import VERSION, Grade, grade_many, normal_form
 from prompt_aug.grading.choice import LETTERS, chosen
+from prompt_aug.grading.extract import extract
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import Template
 from prompt_aug.verifiers import Verified, Verifiers, verifiers_of
@@ -77,8 +78,7 @@ def grade_samples(
                 (samples[key]["response"], q["gold"], q["question"], q.get("options", ()))
                 for key, q in rest.items()
             ],
-            template,
-            extraction=extraction(settings["extraction"]),
+            extraction=extraction(settings["extraction"], template),
             on_grade=lambda _: bar.update(),
         )
         grades.update(zip(rest, known, strict=True))
@@ -112,11 +112,15 @@ def _graded_line(
         line["under"] = dict.fromkeys(BESIDE, line["correct"])  # no extraction changes it
         line |= {"parts": {"score": grade.score, **grade.parts}, "detail": grade.detail}
     else:
-        line["under"] = verdicts(settings["extraction"], grade, sample, question, template)
+        under = verdicts(settings["extraction"], grade, sample, question, template)
+        line["under"] = under
         tolerance = settings.get("tolerance")
-        echo = grade.status == "echo"  # earns nothing, however close
-        if tolerance and not echo and is_close(grade.extracted, question["gold"], tolerance):
-            line |= {"correct": True, "status": "correct"}
+        if tolerance and grade.status != "echo":  # which earns nothing, however close
+            if is_close(grade.extracted, question["gold"], tolerance):
+                line |= {"correct": True, "status": "correct"}
+            for name in BESIDE:
+                answer = extract(sample["response"], extraction(name, template))
+                under[name] |= is_close(answer, question["gold"], tolerance)
     if "orders" in question and grade.extracted is not None:
         # A letter means another option in another order, so votes count the options' texts.
         options = question["options"]

@@ -7,7 +7,6 @@ one; without it the answer is None. See GRADING.md for the policy that this code
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from string import ascii_letters
 
 from prompt_aug.grading.intervals import as_union
@@ -42,13 +41,11 @@ MAX_ITEMS = 64
 _ROUNDING = 0.01  # of the sides of a chain: 41/6 = 6.8 is one, 3 = 4 is not
 _WHOLE = re.compile(r"^[-+]?\d+\.0+(?!\d)")  # 2,0 is the number 2 only beside a decimal point
 _DECIMAL = re.compile(r"-?\d{1,15}\.(\d{1,15})")
-_TUPLE_OF_NAMES = re.compile(r"\(([^()]+)\)\s*")
 _ORDER = {r"\alpha": "a", r"\beta": "b", r"\gamma": "c", r"\delta": "d"}
 
 
 def compare(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     """Whether `pred` answers `gold`."""
-    gold, pred = _with_names(gold), _with_names(pred)
     same = squeeze(gold.text) == squeeze(pred.text)
     if same and not _labels_contradict(gold, pred) and not _multiplies(gold, pred):
         return True
@@ -327,22 +324,6 @@ def _labels_contradict(gold: Node, pred: Node) -> bool:
         return pred.label not in gold.text
     labels = (gold.label, pred.label)
     return labels_contradict(*(x if TEXT.match(x) else squeeze(x) for x in labels))
-
-
-def _with_names(node: Node) -> Node:
-    r"""`(x_1,x_2) = (1,2)`: the coordinates with their labels, as `x_1 = 1, x_2 = 2` has them."""
-    sides = split_top(node.text, "=") if node.kind == "leaf" and node.relation else []
-    names = _TUPLE_OF_NAMES.fullmatch(sides[0]) if len(sides) == 2 else None
-    labels = ["".join(name.split()) for name in names[1].split(",")] if names else []
-    if len(labels) < 2 or not all(map(is_letter_label, labels)):
-        return node
-    values = build(sides[1])
-    if values.kind != "tuple" or len(values.items) != len(labels):
-        return node
-    if any(value.label for value in values.items):
-        return node
-    items = tuple(replace(v, label=n) for v, n in zip(values.items, labels, strict=True))
-    return replace(values, items=items, text=node.text)
 
 
 def _multiplies(gold: Node, pred: Node) -> bool:

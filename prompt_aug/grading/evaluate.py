@@ -11,7 +11,6 @@ would be huge it refuses before computing it (`TooBig`).
 
 import cmath
 import math
-import re
 import threading
 from dataclasses import dataclass
 from fractions import Fraction
@@ -204,25 +203,7 @@ class Reader:
         value = Fraction(token)
         if self._peek() == "_":
             raise Unsupported("number in another base")
-        if value.denominator == 1 and self._peek() == r"\frac":
-            start = self._at
-            self._take()
-            if (part := self._plain_fraction()) is not None and value:
-                return value + part  # 3\frac{1}{2} is a mixed number
-            self._at = start
         return value
-
-    def _plain_fraction(self) -> Fraction | None:
-        tail = "".join(self._tokens[self._at : self._at + 6])
-        match = re.match(r"\{(\d+)\}\{(\d+)\}|(\d)(\d)$", tail)
-        if match is None or int(match[2] or match[4]) == 0:
-            return None
-        before = self._at
-        part = self._fraction()
-        if isinstance(part, Fraction) and part < 1 and self._peek() != "^":
-            return part
-        self._at = before
-        return None
 
     def _fraction(self) -> Number:
         top = self._argument()

@@ -15,16 +15,14 @@ response, gold)`, or `grade_many`, which uses every worker.
 """
 
 import re
-import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from prompt_aug.grading.arithmetic import TooBig
+from prompt_aug.grading.arithmetic import TooBig, mixed_as_sums
 from prompt_aug.grading.choice import chosen
 from prompt_aug.grading.echo import does_its_work, is_copied, is_unworked, restates
 from prompt_aug.grading.equality import compare
@@ -39,7 +37,7 @@ from prompt_aug.grading.extract import (
 from prompt_aug.grading.formulas import DRAWING
 from prompt_aug.grading.normalize import canonical, is_balanced, squeeze
 from prompt_aug.grading.notation import same_letters, whole
-from prompt_aug.grading.pool import GraderError, Verdict, WorkerPool, default_pool
+from prompt_aug.grading.pool import GraderError, Verdict, default_pool
 from prompt_aug.grading.structure import Node, build
 from prompt_aug.grading.units import TRIGONOMETRIC
 
@@ -50,7 +48,6 @@ Status = Literal[
 ]
 # fmt: on
 MAX_WORKER_CALLS = 12  # a list of n formulas can need n * n of them
-_CACHED = 1 << 14
 
 
 class _Stop(Exception):  # noqa: N818  carries a verdict out of a comparison
@@ -62,17 +59,13 @@ class _Stop(Exception):  # noqa: N818  carries a verdict out of a comparison
 _TOWER = re.compile(
     r"\d\s*\}?\s*\^\s*[{(]*\s*-?\d+\s*\^\s*[{(]*\s*\d|\^\s*[{(]*\s*-?\d{5,}|\d{4,}\s*\)?\s*!|!\s*\)?\s*!"
 )
-_cache: "OrderedDict[tuple[str, str], Verdict]" = OrderedDict()
-_cache_lock = threading.Lock()
 
 
 class _Referee:
-    """Oracle that compares by workers; records unreadable formulas and seconds spent waiting."""
+    """Oracle that compares by workers; records unreadable formulas."""
 
-    def __init__(self, pool: WorkerPool) -> None:
-        self._pool = pool
+    def __init__(self) -> None:
         self._calls = 0
-        self.waited = 0.0
         self.unreadable = ""
 
     def __call__(self, gold: str, pred: str) -> bool:
@@ -83,72 +76,54 @@ class _Referee:
         return all(self._agree(_latex(gold, b), _latex(pred, b)) for b in bases)
 
     def _agree(self, gold: str, pred: str) -> bool:
-        verdict = self._verdict(gold, pred)
-        if verdict.status in ("timeout", "error"):
-            status: Status = "timeout" if verdict.status == "timeout" else "error"
-            raise _Stop(status, verdict.detail)
+        self._calls += 1  # known verdicts count, or a second grade could differ from the first
+        if self._calls > MAX_WORKER_CALLS:
+            raise _Stop("timeout", "too many formulas to compare")
+        verdict = _verdict(gold, pred)
+        if verdict.status == "timeout":
+            raise _Stop("timeout", verdict.detail)
         if verdict.status == "unparsable":
             self.unreadable = verdict.detail
         return verdict.status == "correct"
 
-    def _verdict(self, gold: str, pred: str) -> Verdict:
-        key = (gold, pred)
-        with _cache_lock:
-            if (known := _cache.get(key)) is not None:
-                _cache.move_to_end(key)
-                return known
-        self._calls += 1
-        if self._calls > MAX_WORKER_CALLS:
-            raise _Stop("timeout", "too many formulas to compare")
-        start = time.perf_counter()
-        verdict = self._pool.verify(gold, pred)
-        self.waited += time.perf_counter() - start - verdict.seconds
-        if verdict.final:
-            with _cache_lock:
-                _cache[key] = verdict
-                while len(_cache) > _CACHED:
-                    _cache.popitem(last=False)
-        return verdict
+
+@lru_cache(maxsize=1 << 14)
+def _verdict(gold: str, pred: str) -> Verdict:
+    """Return a worker's verdict; raise _Stop, which is not cached, if load may be the cause."""
+    verdict = default_pool().verify(gold, pred)
+    if verdict.status == "error" or verdict.detail == "wall":
+        raise _Stop("error" if verdict.status == "error" else "timeout", verdict.detail)
+    return verdict
 
 
 _ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*\\degree")
 
 
-# A mixed number, in the way of `evaluate`: a proper fraction right behind a whole number.
-_MIXED = re.compile(r"(?<![\d.\w}^_])([1-9]\d*)\s*\\frac\{(\d+)\}\{(\d+)\}(?!\s*\^)")
 _LOG = re.compile(r"\\log(?![a-zA-Z]|\s*_)")
 
 
 def _latex(text: str, base: str) -> str:
     r"""What latex2sympy is given: it would drop the degrees of `\sin(90^\circ-x)`."""
-
-    def mixed(match: re.Match[str]) -> str:
-        whole, top, bottom = match.groups()
-        proper = int(top) < int(bottom)
-        return rf"({whole}+\frac{{{top}}}{{{bottom}}})" if proper else match[0]
-
-    text = _MIXED.sub(mixed, _LOG.sub(lambda _: base, text) if base else text)
+    text = mixed_as_sums(_LOG.sub(lambda _: base, text) if base else text)
     text = _ANGLE.sub(r"(\1\\cdot\\frac{\\pi}{180})", text) if TRIGONOMETRIC.search(text) else text
     return text.replace("\\degree", "^{\\circ}").strip()
 
 
-def judge_with_workers(undecided: list[tuple[Node, Node]]) -> tuple[Status, str, float]:
-    """Return (status, detail, seconds spent waiting) of the pairs the exact path left open."""
+def judge_with_workers(undecided: list[tuple[Node, Node]]) -> tuple[Status, str]:
+    """Return (status, detail) of the pairs that the exact path left open."""
     failed: tuple[Status, str] = ("wrong", "")
-    waited = 0.0
     for gold, pred in undecided:
-        referee = _Referee(default_pool())
+        referee = _Referee()
         try:
             if compare(gold, pred, referee):
-                return "correct", "", waited + referee.waited
+                return "correct", ""
             if referee.unreadable and failed[0] == "wrong":
                 failed = ("unparsable", referee.unreadable)
         except _Stop as stop:
             failed = (stop.status, stop.detail)
         except TooBig as error:
             failed = ("too_long", f"a number too large to write down ({error})")
-        waited += referee.waited
-    return *failed, waited
+    return failed
 
 
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -167,7 +142,6 @@ Pair = tuple[str, Gold] | tuple[str, Gold, str | None] | tuple[str, Gold, str | 
 class Grade:
     """Result of grading one response.
 
-    correct:    the prediction equals a gold
     extracted:  the answer found in the response, None without one; untrusted text
     status:     correct | wrong
                 unworked: arithmetic that is not worked out, (16-3-4)*2 for 18, where it is refused
@@ -178,61 +152,50 @@ class Grade:
                 too_long: over `MAX_ANSWER` characters, nested too deep, or too large a number
                 error: a worker failed, for example at its memory limit (see `detail`)
     detail:     more about the status, for people
-    seconds:    time spent on grading, without waiting for a free worker
     unworked:   the prediction equals a gold as arithmetic that is not worked out
     """
 
-    correct: bool
     extracted: str | None
     status: Status
     detail: str = ""
-    seconds: float = 0.0
     unworked: bool = False
+
+    @property
+    def correct(self) -> bool:
+        return self.status == "correct"
 
 
 def grade(
     response: str,
     gold: Gold,
-    template: Any = None,
-    *,
     question: str | None = None,
     options: Options = (),
+    *,
     extraction: Extraction | None = None,
     pay_unworked: bool = True,
 ) -> Grade:
     """Grades a whole response; any of several golds may match.
 
-    `template` may carry an `answer_tag` other than "answer". With `question`, an answer that only
-    repeats it is `echo`. With the `options` of a multiple-choice question, whose gold is a letter,
-    the module `choice` decides. Raises `TypeError` or `ValueError` for an unusable gold, which is a
-    fault of the data, not of the response.
+    With `question`, an answer that only repeats it is `echo`. With the `options` of a
+    multiple-choice question, whose gold is a letter, the module `choice` decides. Raises
+    `TypeError` or `ValueError` for an unusable gold, which is a fault of the data.
     """
     golds = _golds(gold)
-    settings = extraction or Extraction()
-    if tag := getattr(template, "answer_tag", None):
-        settings = replace(settings, answer_tag=tag)
-    start = time.perf_counter()
-    answer = extract(response, settings)
-    if answer is None:
-        return Grade(correct=False, extracted=None, status="no_answer", seconds=_since(start))
+    if (answer := extract(response, extraction or Extraction())) is None:
+        return Grade(extracted=None, status="no_answer")
     if options:
-        return _grade_choice(answer, golds, options, start)
-    found = _grade_extracted(answer, golds, question, start)
-    if found.unworked and not pay_unworked:
-        return replace(found, correct=False, status="unworked")
-    return found
+        return _grade_choice(answer, golds, options)
+    found = _grade_extracted(answer, golds, question)
+    return replace(found, status="unworked") if found.unworked and not pay_unworked else found
 
 
 def grade_answer(prediction: str, gold: Gold, *, question: str | None = None) -> Grade:
     r"""Grades an answer that is already extracted; a `\boxed{...}` in it is opened."""
-    golds = _golds(gold)
-    start = time.perf_counter()
-    return _grade_extracted(_open_box(prediction), golds, question, start)
+    return _grade_extracted(_open_box(prediction), _golds(gold), question)
 
 
 def grade_many(
     pairs: Iterable[Pair],
-    template: Any = None,
     *,
     extraction: Extraction | None = None,
     on_grade: Callable[[Grade], object] | None = None,
@@ -243,11 +206,7 @@ def grade_many(
     """
 
     def one(pair: Pair) -> Grade:
-        response, gold = pair[:2]
-        question, options = pair[2] if len(pair) > 2 else None, pair[3] if len(pair) > 3 else ()
-        result = grade(
-            response, gold, template, question=question, options=options, extraction=extraction
-        )
+        result = grade(*pair, extraction=extraction)
         if on_grade is not None:
             on_grade(result)
         return result
@@ -289,56 +248,35 @@ def _open_box(text: str) -> str:
     return boxed if boxed and boxed.strip() else text
 
 
-def _since(start: float) -> float:
-    return time.perf_counter() - start
-
-
-def _grade_extracted(answer: str, golds: list[str], question: str | None, start: float) -> Grade:
+def _grade_extracted(answer: str, golds: list[str], question: str | None) -> Grade:
     answer = answer.strip()
     if any(answer == gold.strip() for gold in golds):
-        return Grade(correct=True, extracted=answer, status="correct", seconds=_since(start))
+        return Grade(extracted=answer, status="correct")
     if not answer:
-        return Grade(correct=False, extracted=answer, status="no_answer", seconds=_since(start))
+        return Grade(extracted=answer, status="no_answer")
     if len(answer) > MAX_ANSWER or nesting(answer) > MAX_NESTING:
         detail = "characters" if len(answer) > MAX_ANSWER else "nesting"
-        return Grade(
-            correct=False,
-            extracted=answer[:MAX_ANSWER],
-            status="too_long",
-            detail=detail,
-            seconds=_since(start),
-        )
+        return Grade(extracted=answer[:MAX_ANSWER], status="too_long", detail=detail)
     try:
-        status, detail, waited = _judge(answer, golds, question)
+        status, detail = _judge(answer, golds, question)
     except GraderError:
         raise  # the installation is at fault, and every grade would be wrong
     except Exception as error:  # one answer must not end a training run; the rate shows it
-        status, detail, waited = "error", f"internal: {type(error).__name__}: {error}", 0.0
-    return Grade(
-        correct=status == "correct",
-        extracted=answer,
-        status=status,
-        detail=detail,
-        seconds=max(0.0, _since(start) - waited),
-        unworked=status == "correct" and is_unworked(answer, golds),
-    )
+        status, detail = "error", f"internal: {type(error).__name__}: {error}"
+    unworked = status == "correct" and is_unworked(answer, golds)
+    return Grade(extracted=answer, status=status, detail=detail, unworked=unworked)
 
 
-def _grade_choice(answer: str, golds: list[str], options: Options, start: float) -> Grade:
+def _grade_choice(answer: str, golds: list[str], options: Options) -> Grade:
     """`extracted` is the letter that was chosen, or the whole answer where none was."""
 
     def equal(option: str, said: str) -> bool:
-        return _grade_extracted(said, [option], None, start).correct
+        return _grade_extracted(said, [option], None).correct
 
     letter = chosen(answer, options, equal)
     status: Status = "correct" if letter in golds else "wrong" if answer.strip() else "no_answer"
-    return Grade(
-        correct=letter in golds,
-        extracted=letter or answer[:MAX_ANSWER],
-        status=status,
-        detail="" if letter else "not one option's letter, alone or with its text",
-        seconds=_since(start),
-    )
+    detail = "" if letter else "not one option's letter, alone or with its text"
+    return Grade(extracted=letter or answer[:MAX_ANSWER], status=status, detail=detail)
 
 
 def nesting(text: str) -> int:
@@ -350,46 +288,44 @@ def nesting(text: str) -> int:
     return deepest
 
 
-def _judge(answer: str, golds: list[str], question: str | None) -> tuple[Status, str, float]:
-    """(status, detail, seconds spent waiting for a worker)."""
+def _judge(answer: str, golds: list[str], question: str | None) -> tuple[Status, str]:
+    """Return (status, detail)."""
     value, question = stated_value(answer), DRAWING.sub(" ", question or "")
     if question and (
         is_copied(answer, golds, question) or does_its_work(value or answer, golds, question)
     ):
-        return "echo", "the question's own formula, or one still to be worked out", 0.0
-    status, detail, waited = _compare(answer, golds)
+        return "echo", "the question's own formula, or one still to be worked out"
+    status, detail = _compare(answer, golds)
     if status in ("wrong", "unparsable") and value is not None:
-        status, detail, more = _compare(value, golds)
-        waited += more
+        status, detail = _compare(value, golds)
     if question and status == "correct" and restates(answer, value, golds, question):
-        detail = "it comes to the question's own formula, or to one still to be solved"
-        return "echo", detail, waited
-    return status, detail, waited
+        return "echo", "it comes to the question's own formula, or to one still to be solved"
+    return status, detail
 
 
 _MACRO = re.compile(r"\\(?:let|[egx]?def|(?:re)?newcommand|csname|catcode)(?![a-zA-Z])")
 
 
-def _compare(answer: str, golds: list[str]) -> tuple[Status, str, float]:
+def _compare(answer: str, golds: list[str]) -> tuple[Status, str]:
     written = whole(canonical(answer))
     if not is_balanced(written):
-        return "unparsable", "brackets that do not close", 0.0
+        return "unparsable", "brackets that do not close"
     if _MACRO.search(written):
-        return "unparsable", "a command that changes TeX", 0.0
+        return "unparsable", "a command that changes TeX"
     known = [whole(canonical(gold)) for gold in golds]
     try:
         if any(squeeze(text) == squeeze(written) for text in known):
-            return "correct", "", 0.0
+            return "correct", ""
         undecided = []
         for text in known:
             gold, pred = map(build, same_letters(text, written))
             verdict = compare(gold, pred, None)
             if verdict:
-                return "correct", "", 0.0
+                return "correct", ""
             if verdict is None:
                 undecided.append((gold, pred))
     except TooBig as error:
-        return "too_long", f"a number too large to write down ({error})", 0.0
+        return "too_long", f"a number too large to write down ({error})"
     if not undecided:
-        return "wrong", "", 0.0
+        return "wrong", ""
     return judge_with_workers(undecided)

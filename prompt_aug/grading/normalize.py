@@ -18,31 +18,15 @@ _SIGNS = {
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
     **dict.fromkeys("\u2019\u2032", "'"),
     **dict.fromkeys("“”", '"'),
-    "÷": r"\div ",
-    "√": r"\sqrt ",
-    "∞": r"\infty ",
     "°": r"^\circ ",
-    "≤": r"\le ",
-    "≥": r"\ge ",
-    "≠": r"\ne ",
-    "≈": r"\approx ",
-    "±": r"\pm ",
-    "\u222a": r"\cup ",
-    "∩": r"\cap ",
-    "\u2208": r"\in ",
-    "∅": r"\emptyset ",
-    "⟨": r"\langle ",
-    "⟩": r"\rangle ",
-    "\u2216": r"\setminus ",
     "\u2044": "/",
     **{
         sign: rf"\{name} "
         for sign, name in zip(
-            "\u03b1\u03b2\u03b3\u03b4\u03b5\u03b8\u03bb\u03bc\u03c0\u03c1\u03c3\u03c4\u03c6\u03c9\u0394\u03a9",
-            (
-                "alpha beta gamma delta epsilon theta lambda mu pi "
-                "rho sigma tau phi omega Delta Omega"
-            ).split(),
+            "÷√∞≤≥≠≈±∪∩∈∅⟨⟩∖αβγδεθλμπρστφωΔΩ",
+            "div sqrt infty le ge ne approx pm cup cap in emptyset langle rangle setminus alpha "
+            "beta gamma delta epsilon theta lambda mu pi rho sigma tau phi omega Delta "
+            "Omega".split(),
             strict=True,
         )
     },

@@ -19,7 +19,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from prompt_aug.base.errors import UserError
 
 _WORKER = Path(__file__).with_name("worker.py")
 # Where PATH has a relative entry, `sys.executable` is relative; a worker starts in another folder.
@@ -32,7 +34,7 @@ _KEPT_ENVIRONMENT = (
 )
 
 
-class GraderError(RuntimeError):
+class GraderError(UserError, RuntimeError):
     """The grader itself cannot work here; never raised because of an answer."""
 
 
@@ -61,14 +63,11 @@ class PoolSettings:
         return cls(workers=int(text))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """Result of one pair. `final` is False if load may be the cause; then it is not cached."""
+class Verdict(NamedTuple):
+    """Result of one pair."""
 
     status: str
     detail: str
-    seconds: float
-    final: bool
 
 
 class _Worker:
@@ -130,20 +129,20 @@ class _Worker:
         return line
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The reply, with its `seconds`, or None when this worker is lost."""
+        """The reply, or None when this worker is lost."""
         assert self._process.stdin is not None
-        start, limit = time.perf_counter(), self._settings.wall_seconds + _SLACK_SECONDS
+        limit = self._settings.wall_seconds + _SLACK_SECONDS
+        end = time.monotonic() + limit
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
             line = self._read_line(limit)
         except (OSError, ValueError):  # ValueError: `kill` has closed the pipe
             line = None
-        seconds = time.perf_counter() - start
-        if line is None and seconds >= limit:  # code that it runs has reset the kernel's timer
+        if line is None and time.monotonic() >= end:  # what it runs has reset the kernel's timer
             self.kill()
-            return {"status": "timeout", "detail": "wall", "seconds": seconds}
-        return None if line is None else {**json.loads(line), "seconds": seconds}
+            return {"status": "timeout", "detail": "wall"}
+        return None if line is None else json.loads(line)
 
     @property
     def gone(self) -> bool:
@@ -202,13 +201,7 @@ class WorkerPool:
 
     def verify(self, gold: str, pred: str) -> Verdict:
         """Compares in a worker."""
-        reply = self.ask({"gold": gold, "pred": pred})
-        return Verdict(
-            status=reply["status"],
-            detail=reply["detail"],
-            seconds=reply["seconds"],
-            final=reply["status"] != "error" and reply["detail"] != "wall",
-        )
+        return Verdict(**self.ask({"gold": gold, "pred": pred}))
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The reply of a worker. A lost worker is replaced and the request is made once more."""
@@ -229,7 +222,7 @@ class WorkerPool:
                 self._release(worker)
             if reply is not None:
                 return reply
-        return {"status": "error", "detail": "two workers were lost", "seconds": 0.0}
+        return {"status": "error", "detail": "two workers were lost"}
 
     def close(self) -> None:
         """Ends every idle worker now and every busy one when it has answered."""
@@ -259,14 +252,6 @@ def default_pool() -> WorkerPool:
             _pool = WorkerPool(PoolSettings.from_environment())
             atexit.register(_pool.close)
         return _pool
-
-
-def use(pool: WorkerPool | None) -> WorkerPool | None:
-    """Makes `pool` the one of this process (None: a new one on first use); returns the former."""
-    global _pool
-    with _pool_lock:
-        former, _pool = _pool, pool
-        return former
 
 
 def _after_fork_in_child() -> None:

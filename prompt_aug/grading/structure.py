@@ -6,6 +6,7 @@ a text whose structure is not understood is a leaf.
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import cycle, product
 
 from prompt_aug.grading.evaluate import evaluate
@@ -85,12 +86,13 @@ def build(text: str, *, depth: int = 0) -> Node:
     return _bracketed(text, depth=depth) or _leaf(text, depth)
 
 
-_NAMES = re.compile(r"\(\s*([A-Za-z](?:\s*,\s*[A-Za-z]){1,5})\s*\)\s*=\s*(?=[(\[]|\\\{)")
+_COORDINATE = r"\s*(?:[A-Za-z]|\\[a-z]+)'*(?:_(?:\{[^{}]*\}|\w))?\s*"
+_NAMES = re.compile(rf"\(({_COORDINATE}(?:,{_COORDINATE}){{1,5}})\)\s*=\s*(?=[(\[]|\\\{{)")
 
 
 def _named(names: str, node: Node, text: str) -> Node:
     """`(x,y) = (1,2)`: the coordinates with their labels, also of every tuple of a list."""
-    letters = [name.strip() for name in names.split(",")]
+    letters = ["".join(name.split()) for name in names.split(",")]
     if node.kind in ("list", "set"):
         items = tuple(_named(names, item, f"({names})={item.text}") for item in node.items)
         return replace(node, items=items, text=text)
@@ -107,7 +109,7 @@ def _named(names: str, node: Node, text: str) -> Node:
 def _group(kind: str, parts: list[str], text: str, *, depth: int) -> Node:
     rows = split_top(text, ";")
     if len(rows) == 1 and "=" in text:
-        rows = _split_words(text, OR)
+        rows = split_at(OR, text)
         rows = rows if all("," in row and "=" in row for row in rows) else []
     if kind == "list" and len(rows) > 1 and "," in text:
         parts = [f"({row})" for row in rows if row]  # a, b; c, d lists the pairs (a, b), (c, d)
@@ -298,39 +300,26 @@ def _matching(text: str, start: int) -> int:
 
 def split_list(text: str) -> list[str]:
     """The parts of a bare list: at commas, semicolons, "and" and "or" outside brackets."""
-    parts = [
-        part for piece in split_top(text, ",", ";") for part in _split_words(piece) if part.strip()
-    ]
-    return parts or [text]
-
-
-def _split_words(text: str, word: re.Pattern[str] = _LIST_WORD) -> list[str]:
-    if "and" not in text and "or" not in text:
-        return [text]
-    pieces, start = [], 0
-    for match in word.finditer(text):
-        before = text[: match.start()]
-        if sum(before.count(c) for c in _OPEN) == sum(before.count(c) for c in _CLOSE):
-            pieces.append(text[start : match.start()])
-            start = match.end()
-    return [*pieces, text[start:]]
+    parts = [part for piece in split_top(text, ",", ";") for part in split_at(_LIST_WORD, piece)]
+    return [part for part in parts if part] or [text]
 
 
 def split_top(text: str, *separators: str) -> list[str]:
     """The parts of `text` between separators that stand outside every bracket."""
-    parts, start, level, position = [], 0, 0, 0
-    while position < len(text):
-        char = text[position]
-        if char in _OPEN:
-            level += 1
-        elif char in _CLOSE:
-            level -= 1
+    return split_at(_any_of(separators), text)
+
+
+@lru_cache
+def _any_of(separators: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, separators)))
+
+
+def split_at(separator: re.Pattern[str], text: str) -> list[str]:
+    parts, start, level = [], 0, 0
+    for match in re.finditer(rf"({separator.pattern})|[(\[{{]|[)\]}}]|\\\\", text):
+        if match[1] is None:
+            level += (match[0] in _OPEN) - (match[0] in _CLOSE)
         elif level == 0:
-            found = next((s for s in separators if text.startswith(s, position)), None)
-            if found is not None:
-                parts.append(text[start:position].strip())
-                position += len(found)
-                start = position
-                continue
-        position += 2 if char == "\\" and text[position + 1 : position + 2] == "\\" else 1
+            parts.append(text[start : match.start()].strip())
+            start = match.end()
     return [*parts, text[start:].strip()]

@@ -5,55 +5,23 @@ Units are compared, never converted. A unit that is left out contradicts nothing
 
 import re
 
-_UNITS = {
-    "degree": "degree degrees deg \\degree",
-    "cm": "cm centimeter centimeters centimetre centimetres",
-    "mm": "mm millimeter millimeters",
-    "m": "m meter meters metre metres",
-    "km": "km kilometer kilometers kilometre kilometres",
-    "in": "in inch inches",
-    "ft": "ft foot feet",
-    "yd": "yd yard yards",
-    "mi": "mi mile miles",
-    "s": "s sec secs second seconds",
-    "min": "min mins minute minutes",
-    "h": "h hr hrs hour hours",
-    "day": "day days",
-    "week": "week weeks",
-    "month": "month months",
-    "year": "yr yrs year years",
-    "g": "g gram grams",
-    "kg": "kg kilogram kilograms",
-    "lb": "lb lbs pound pounds",
-    "oz": "oz ounce ounces",
-    "dollar": "dollar dollars usd",
-    "cent": "cent cents",
-    "euro": "euro euros eur",
-    "sterling": "sterling gbp quid",
-    "yen": "yen jpy",
-    "mph": "mph",
-    "l": "l liter liters litre litres",
-    "gal": "gal gallon gallons",
-    "unit": "unit units",
-    "rad": "rad radian radians",
-    "Hz": "hz hertz",
-    "eV": "ev",
-    "MeV": "mev",
-    "nm": "nm",
-    "J": "joule joules",
-    "mol": "mol moles",
-    "AU": "au",
-    "angstrom": "angstrom angstroms",
-    "ton": "ton tons tonne tonnes",
-    "acre": "acre acres",
-    "pint": "pint pints",
-    "quart": "quart quarts",
-    "nickel": "nickel nickels",
-    "dime": "dime dimes",
-    "decade": "decade decades",
-    "century": "century centuries",
+# A unit and its other names.
+_UNITS = r"""
+degree degrees deg \degree | rad radian radians | nm | mm millimeter millimeters | AU
+cm centimeter centimeters centimetre centimetres | m meter meters metre metres | eV | MeV
+km kilometer kilometers kilometre kilometres | in inch inches | ft foot feet | yd yard yards
+mi mile miles | mph | angstrom angstroms | s sec secs second seconds | min mins minute minutes
+h hr hrs hour hours | day days | week weeks | month months | year yr yrs years | decade decades
+century centuries | Hz hertz | g gram grams | kg kilogram kilograms | lb lbs pound pounds
+oz ounce ounces | ton tons tonne tonnes | mol moles | dollar dollars usd | cent cents
+nickel nickels | dime dimes | euro euros eur | sterling gbp quid | yen jpy | unit units
+l liter liters litre litres | gal gallon gallons | pint pints | quart quarts | acre acres
+"""
+_UNIT_OF = {"joule": "J", "joules": "J"} | {
+    name.lower(): names.split()[0]
+    for names in _UNITS.replace("\n", "|").split("|")
+    for name in names.split()
 }
-_UNIT_OF = {name: unit for unit, names in _UNITS.items() for name in names.split()}
 # Symbols, in which capitals count: mA is no A. "pm" is a time of day.
 _SYMBOLS = {
     prefix + base

@@ -23,14 +23,12 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.base.errors import UserError
 from prompt_aug.grading import Extraction, Grade
 from prompt_aug.grading.extract import extract
 from prompt_aug.grading.pool import GraderError, PoolSettings, WorkerPool
@@ -38,10 +36,6 @@ from prompt_aug.typed import Above0, Record
 
 KEY = "recipe.reward.verifiers"
 LARGEST = 10.0  # of a score; a larger one is taken for a mistake
-
-
-class VerifierError(UserError, ValueError):
-    """A verifier that cannot be loaded. The message says what to do."""
 
 
 class VerifierLimits(Record):
@@ -73,26 +67,22 @@ class Verifiers:
         return source in self.functions
 
     def load(self) -> None:
-        """Load all functions in a worker process, as the first call would. Raises VerifierError."""
-        with _own_errors():
-            self._pool.start()
+        """Load all functions in a worker process, as the first call would. Raises GraderError."""
+        self._pool.start()
 
     def grade(self, response: str, row: Mapping[str, Any], settings: Extraction) -> Verified:
         """Call the verifier of the row's source; `row` is the result of `verifier_row`.
 
         Without ``pred`` the answer is the one that the extraction `settings` find. Raises
-        VerifierError if the worker processes cannot load the functions.
+        GraderError if the worker processes cannot load the functions.
         """
         path = self.functions[row["data_source"]]
-        with _own_errors():
-            reply = self._pool.ask({"function": path, "response": response, "row": row})
+        reply = self._pool.ask({"function": path, "response": response, "row": row})
         status, pred = reply["status"], reply.get("pred")
         return Verified(
-            correct=status == "correct",
             extracted=extract(response, settings) if pred is None else pred,
             status=status,
             detail=reply["detail"],
-            seconds=reply["seconds"],
             score=reply.get("score", 0.0),
             parts=reply.get("parts", {}),
         )
@@ -120,14 +110,6 @@ class Verifiers:
             return {}
         digests = {path: source_digest(path) for path in sorted(set(used.values()))}
         return {"functions": used, "sha256": digests, "limits": self.limits.model_dump()}
-
-
-@contextmanager
-def _own_errors() -> Iterator[None]:
-    try:
-        yield
-    except GraderError as error:
-        raise VerifierError(str(error)) from error
 
 
 @functools.cache
@@ -173,9 +155,9 @@ def source_digest(path: str) -> str:
     try:
         found = importlib.util.find_spec(module)
     except (ImportError, ValueError, AttributeError) as error:
-        raise VerifierError(f"{KEY}={path}: {error}. {REMEDY}") from error
+        raise GraderError(f"{KEY}={path}: {error}. {REMEDY}") from error
     if found is None:
-        raise VerifierError(f"{KEY}={path}: there is no module {module}. {REMEDY}")
+        raise GraderError(f"{KEY}={path}: there is no module {module}. {REMEDY}")
     files = sorted(Path(__file__).parent.glob("*.py"))
     files += [Path(found.origin)] if found.origin and Path(found.origin).is_file() else []
     digest = hashlib.sha256()

@@ -7,9 +7,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from prompt_aug.extraction import extraction
+from prompt_aug.grading.pool import GraderError
 from prompt_aug.questions import Question, to_row
 from prompt_aug.typed import shown
-from prompt_aug.verifiers import KEY, Verified, VerifierError, verifier_row, verifiers_of
+from prompt_aug.verifiers import KEY, Verified, verifier_row, verifiers_of
 from recipe.errors import ConfigError
 
 WEIGHTS = "recipe.source_weights"
@@ -75,7 +76,7 @@ def check_verifiers(config: DictConfig, questions: Sequence[Question]) -> dict[s
                     found.append(_failure(source, path, response, graded))
                     break
         record = verifiers.record(set(first))
-    except VerifierError as error:
+    except GraderError as error:
         raise ConfigError(str(error)) from error
     if found:
         raise ConfigError("\n".join(found))

@@ -72,7 +72,6 @@ def score(
     graded = graded or grade(
         text,
         list(row["extra_info"]["answers"]),
-        template,
         # The response may answer any rephrasing, and may copy none.
         question="\n".join([user_text(row["raw_prompt"], "prompt"), *_listed(row, "rephrasings")]),
         options=_listed(row, "options"),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from prompt_aug.extraction import extraction
 from prompt_aug.grading import grade
 from prompt_aug.templates import Template, render
 from recipe.toy.demonstrations import FILLER
@@ -116,7 +117,7 @@ class Sampler:
         text = self.tokenizer.decode(ids[:length], skip_special_tokens=True)
         case = (text, tuple(gold), template.name)
         if case not in self.verdicts:  # a policy that is sure repeats its responses
-            right = grade(text, list(gold), template).correct
+            right = grade(text, list(gold), extraction=extraction("default", template)).correct
             self.verdicts[case] = right, template.format_reward(text)
         right, format_reward = self.verdicts[case]
         filler = [i for i, token in enumerate(ids[:length]) if token in self.letters]

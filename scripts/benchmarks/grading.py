@@ -159,9 +159,6 @@ def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
         graded = grades[response, gold]
         told = f"{verdict!r} stored, {graded.status}: {graded.extracted!r} for {gold!r}"
         print(f"{told}; ends {response[-60:]!r}")
-    if seconds := [grades[r, g].seconds for kind, r, g, *_ in rows if kind != "hostile"]:
-        report["ms per ordinary completion, mean"] = round(1000 * sum(seconds) / len(seconds), 3)
-        report["ms per ordinary completion, max"] = round(1000 * max(seconds), 1)
     statuses = Counter(grades[r, g].status for kind, r, g, *_ in rows if kind == "hostile")
     print(json.dumps({**report, "statuses of the hostile": statuses}))
     if not given.skip_verl:

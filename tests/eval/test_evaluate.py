@@ -189,6 +189,7 @@ def test_a_tolerance_pays_close_decimals_and_survives_regrading(
     assert run(close, exact)["benchmarks"]["toy"]["question_means"] == [0, 0]
     scores = run(close, dataclasses.replace(exact, tolerance=0.01))
     assert scores["benchmarks"]["toy"]["question_means"] == [1, 0]
+    assert scores["benchmarks"]["toy"]["accuracy_under"] == {"strict": 0.5, "default": 0.5}
     assert len(close.asked) == 2, "the stored samples are graded again"
     assert regrade(EvaluationFolder(run.only("*/step_20"))) == scores
 

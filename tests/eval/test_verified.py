@@ -13,7 +13,7 @@ from eval.evaluate import Evaluation, Item
 from eval.score import regrade
 from eval.settings import Settings
 from prompt_aug.base.files import read_json, read_lines, write_json
-from prompt_aug.verifiers import VerifierError
+from prompt_aug.grading.pool import GraderError
 
 pytestmark = pytest.mark.config  # starts worker processes
 
@@ -68,7 +68,7 @@ def test_a_missing_function_is_named_before_an_engine_starts(
 ) -> None:
     engine = FakeEngine(lambda _: "1")
     settings = OWN.replaced(verifiers={"toy": "own_verifiers.nothing"})
-    with pytest.raises(VerifierError, match=r"own_verifiers\.nothing: .* no attribute"):
+    with pytest.raises(GraderError, match=r"own_verifiers\.nothing: .* no attribute"):
         evaluate(tmp_path, model, make_benchmark(), settings, engine)
     assert engine.starts == 0
     unused = OWN.replaced(verifiers={"another": "own_verifiers.nothing"})

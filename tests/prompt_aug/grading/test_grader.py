@@ -2,13 +2,14 @@
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
-from prompt_aug.grading import Extraction, Grade, grade, grade_answer, grade_many, grader, pool
+from prompt_aug.grading import Extraction, Grade, grade, grade_answer, grade_many, grader
 from prompt_aug.grading.equality import compare
 from prompt_aug.grading.normalize import canonical
 from prompt_aug.grading.pool import PoolSettings, Verdict, WorkerPool
@@ -21,9 +22,9 @@ NEEDS_ALGEBRA = ("(x+3)(x-3)", "x^2-9")
 def quick_pool() -> Iterator[None]:
     """One worker that gives up early: the time-outs below are endless at any limit."""
     quick = WorkerPool(PoolSettings(workers=1, cpu_seconds=0.4))
-    before = pool.use(quick)
-    yield
-    pool.use(before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grader, "default_pool", lambda: quick)
+        yield
     quick.close()
 
 
@@ -53,7 +54,7 @@ def test_statuses(response: str, gold: str, status: str) -> None:
 def test_a_failing_worker_is_an_error_and_not_a_wrong_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lost = Verdict(status="error", detail="memory limit", seconds=0.0, final=False)
+    lost = Verdict(status="error", detail="memory limit")
     failing = SimpleNamespace(verify=lambda gold, pred: lost)
     monkeypatch.setattr(grader, "default_pool", lambda: failing)
     result = grade_answer("(x+7)(x-7)", "x^2-49")
@@ -87,14 +88,27 @@ def test_an_empty_gold_is_refused(gold: str | list[str]) -> None:
         grade_answer("5", gold)
 
 
+def test_a_verdict_does_not_depend_on_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The responses of a group are often equal; the limit of calls counts known verdicts too."""
+
+    def verify(gold: str, pred: str) -> Verdict:
+        same = Counter(gold) == Counter(pred)
+        return Verdict(status="correct" if same else "wrong", detail="")
+
+    monkeypatch.setattr(grader, "default_pool", lambda: SimpleNamespace(verify=verify))
+    gold = ", ".join(rf"\int_0^{n} f(x)dx" for n in range(1, 8))
+    pred = ", ".join(rf"\int_0^{n} dxf(x)" for n in range(7, 0, -1))
+    assert len({grade_answer(pred, gold).status for _ in range(4)}) == 1
+
+
 def test_a_gold_that_is_no_text_is_refused() -> None:
     with pytest.raises(TypeError, match="gold must be text"):
         grade_answer("5", [5])  # type: ignore[list-item]
 
 
-def test_the_answer_tag_comes_from_the_template() -> None:
+def test_the_answer_tag_is_a_setting() -> None:
     response = "<result>5</result> <answer>6</answer>"
-    assert grade(response, "5", SimpleNamespace(answer_tag="result")).correct
+    assert grade(response, "5", extraction=Extraction(answer_tag="result")).correct
     assert grade("<answer>6</answer>", "6").extracted == "6"
 
 

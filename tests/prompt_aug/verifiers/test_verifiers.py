@@ -8,10 +8,10 @@ import psutil
 import pytest
 
 from prompt_aug.grading import Extraction, pool
+from prompt_aug.grading.pool import GraderError
 from prompt_aug.questions import from_row, to_row
 from prompt_aug.verifiers import (
     Verified,
-    VerifierError,
     VerifierLimits,
     Verifiers,
     source_digest,
@@ -142,7 +142,7 @@ VERL = {
 @pytest.mark.parametrize("path", ["own_verifiers.nothing", "nowhere.check", "check"])
 def test_a_function_that_cannot_be_loaded_is_named(path: str) -> None:
     missing = Verifiers({"s": path}, LIMITS)
-    with pytest.raises(VerifierError, match=rf"recipe\.reward\.verifiers={path}: .*PYTHONPATH"):
+    with pytest.raises(GraderError, match=rf"recipe\.reward\.verifiers={path}: .*PYTHONPATH"):
         ask(missing, "s")
     missing.close()
 
@@ -161,5 +161,5 @@ def test_the_record_has_the_used_functions_and_the_digest_of_their_file(
         module.write_text(text)
         digests.add(source_digest("graded_by.check"))
     assert len(digests) == 2
-    with pytest.raises(VerifierError, match="no module nowhere"):
+    with pytest.raises(GraderError, match="no module nowhere"):
         source_digest("nowhere.check")

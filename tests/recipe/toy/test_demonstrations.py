@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from prompt_aug.extraction import extraction
 from prompt_aug.grading import grade
 from prompt_aug.templates import load_bank
 from recipe.toy.demonstrations import FILLER, demonstration, draw_demonstration, draw_mistakes
@@ -45,9 +46,11 @@ def test_every_template_pays_its_demonstration_in_full() -> None:
     for name, template in BANK.items():
         text = demonstration(BORROW, name)
         assert template.format_reward(text) == 1.0, name
-        assert grade(text, "25", template).correct, name
+        tag = extraction("default", template)
+        assert grade(text, "25", extraction=tag).correct, name
         for mistakes in (FORGET, Mistakes(copy=True), Mistakes(place=True)):
-            assert not grade(demonstration(BORROW, name, mistakes), "25", template).correct, name
+            wrong = demonstration(BORROW, name, mistakes)
+            assert not grade(wrong, "25", extraction=tag).correct, name
 
 
 def test_slips_come_at_their_rates() -> None:
