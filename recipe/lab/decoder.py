@@ -9,16 +9,16 @@ the prompts' tree, T tokens drawn so far, H heads, K key-value heads, D width of
 V vocabulary.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoConfig
 from verl.utils.torch_functional import entropy_from_logits
 
 from recipe.actor.engine import values_of
@@ -44,38 +44,6 @@ class Layer(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """Sizes of a model."""
-
-    layers: int
-    heads: int
-    kv_heads: int
-    width: int  # of a head
-    epsilon: float
-    theta: float
-
-    @classmethod
-    def read(cls, folder: Path) -> "Shape":
-        """Read config.json of `folder`; ConfigError for a model of another kind."""
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if found["model_type"] != "qwen2" or not found["tie_word_embeddings"]:
-            raise ConfigError(
-                f"recipe.model_path={folder}: a {found['model_type']} model. The simulator runs "
-                "the toy world's model, a Qwen2 with tied embeddings. Use recipe.train for others."
-            )
-        heads = found["num_attention_heads"]
-        rope = found.get("rope_parameters") or {"rope_theta": found["rope_theta"]}
-        return cls(
-            layers=found["num_hidden_layers"],
-            heads=heads,
-            kv_heads=found["num_key_value_heads"],
-            width=found.get("head_dim") or found["hidden_size"] // heads,
-            epsilon=found["rms_norm_eps"],
-            theta=rope["rope_theta"],
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
     """Responses with their log-probabilities and entropies (nats), one tensor per row."""
 
@@ -85,20 +53,27 @@ class Drawn:
 
 
 class Decoder:
-    """A model; `weights` are its parameters under Hugging Face's names, in float32."""
+    """A model with Hugging Face's `config`; `weights` are its parameters by name, in float32."""
 
-    def __init__(self, weights: dict[str, Tensor], shape: Shape) -> None:
-        self.weights, self.shape = weights, shape
-        half = torch.arange(0, shape.width, 2).float() / shape.width
-        self.frequencies = shape.theta**-half
+    def __init__(self, weights: dict[str, Tensor], config: Any) -> None:
+        self.weights, self.config, self.epsilon = weights, config, config.rms_norm_eps
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.width = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        half = torch.arange(0, self.width, 2).float() / self.width
+        self.frequencies = config.rope_parameters["rope_theta"] ** -half
 
     @classmethod
     def load(cls, folder: Path) -> "Decoder":
-        """Read a folder that `save_pretrained` wrote."""
-        shape = Shape.read(folder)
+        """Read a folder that `save_pretrained` wrote; ConfigError for a model of another kind."""
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        if config.model_type != "qwen2" or not config.tie_word_embeddings:
+            raise ConfigError(
+                f"recipe.model_path={folder}: a {config.model_type} model. The simulator runs "
+                "the toy world's model, a Qwen2 with tied embeddings. Use recipe.train for others."
+            )
         found = load_file(folder / "model.safetensors")
         weights = {n: w.float().clone() for n, w in found.items() if n != "lm_head.weight"}
-        return cls(weights, shape)
+        return cls(weights, config)
 
     # ---------------------------------------------------------------- the network
 
@@ -118,16 +93,15 @@ class Decoder:
                 down=get("mlp.down_proj.weight"),
             )
 
-        return [layer(i) for i in range(self.shape.layers)]
+        return [layer(i) for i in range(self.config.num_hidden_layers)]
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.shape.epsilon) * weight
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon) * weight
 
     def _hidden(
         self, layers: Sequence[Layer], ids_N: Tensor, position_N: Tensor, attend: Attention
     ) -> Tensor:
         """The last hidden state of every token, shape N x hidden."""
-        s = self.shape
         angles = position_N[:, None].float() * self.frequencies
         angles = torch.cat([angles, angles], -1)[:, None]
         cos, sin = angles.cos(), angles.sin()
@@ -135,11 +109,11 @@ class Decoder:
         count = len(ids_N)
         for number, layer in enumerate(layers):
             x = F.linear(self._norm(h, layer.norm), layer.qkv, layer.qkv_bias)
-            x = x.view(count, -1, s.width)
-            turned, v = x[:, : s.heads + s.kv_heads], x[:, s.heads + s.kv_heads :]
+            x = x.view(count, -1, self.width)
+            turned, v = x[:, : self.heads + self.kv_heads], x[:, self.heads + self.kv_heads :]
             low, high = turned.chunk(2, -1)
             turned = turned * cos + torch.cat([-high, low], -1) * sin
-            o = attend(number, turned[:, : s.heads], turned[:, s.heads :], v)
+            o = attend(number, turned[:, : self.heads], turned[:, self.heads :], v)
             h = h + F.linear(o.reshape(count, -1), layer.out)
             gate, up = F.linear(self._norm(h, layer.mlp_norm), layer.gate_up).chunk(2, -1)
             h = h + F.linear(F.silu(gate) * up, layer.down)
@@ -156,12 +130,11 @@ class Decoder:
     ) -> Tensor:
         """Hidden states of a forest's places; appends keys and values KND to `cache`."""
         rows, places = forest.ids_FL.shape
-        s = self.shape
 
         def attend(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if cache is not None:
                 cache.append((k.transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous()))
-            q, k, v = (x.reshape(rows, places, -1, s.width).transpose(1, 2) for x in (q, k, v))
+            q, k, v = (x.reshape(rows, places, -1, self.width).transpose(1, 2) for x in (q, k, v))
             mask = forest.sees_F1LL
             o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
             return o.transpose(1, 2)
@@ -251,9 +224,8 @@ class _Prefixes:
         self.hidden_bias = torch.zeros(sees.shape).masked_fill(~sees, -torch.inf)
         self.position_P = length_P
         self.logits_PV = model._logits(hidden[last_P])
-        s = model.shape
-        empty = torch.empty(len(distinct), s.kv_heads, 0, s.width)
-        self.cache = [(empty, empty)] * s.layers
+        empty = torch.empty(len(distinct), model.kv_heads, 0, model.width)
+        self.cache = [(empty, empty)] * len(self.layers)
 
     def grow(self, parent_P: Tensor, token_P: Tensor) -> None:
         """Extend the prefixes: each new one is the prefix at `parent_P` plus one token."""
@@ -268,7 +240,7 @@ class _Prefixes:
         self.logits_PV = self.model._logits(hidden)
 
     def _attend(self, number: int, q: Tensor, new_k: Tensor, new_v: Tensor) -> Tensor:
-        s, rows = self.model.shape, len(q)
+        s, rows = self.model, len(q)
         k, v = self.cache[number]
         k, v = torch.cat([k, new_k[:, :, None]], 2), torch.cat([v, new_v[:, :, None]], 2)
         self.cache[number] = k, v

@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
-import yaml
+from pydantic import Field, model_validator
 
+from prompt_aug.typed import Positive, Record, Several, Text, parse_typed, parse_yaml, shown
 from recipe.config.compose import EXAMPLES
 from recipe.errors import ConfigError
 from recipe.toy.world import load_world
@@ -15,48 +15,50 @@ from recipe.toy.world import load_world
 FOLDER = EXAMPLES / "laboratory"
 FIRST_COUNTED = 1000  # seeds from here on are counted; calibration takes smaller ones
 COUNTED = 20  # the most seeds of an arm
+Pair = Annotated[Several[Text], Field(min_length=2, max_length=2)]
 
 
 class ExperimentError(ConfigError):
     """An experiment that is not there or malformed."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Arm:
-    """One method in one world: overrides of the experiment's example."""
+class ArmSettings(Record):
+    """Section of an arm in the file: overrides of the experiment's example."""
 
-    name: str
-    world: str
-    set: tuple[str, ...] = ()
+    world: Text
+    set: Several[Text] = ()
     decides: bool = False  # True: run all seeds. False: run at most three
     verl: bool = False  # trained by recipe.train, also in a simulated experiment
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measure:
+class Arm(ArmSettings):
+    """One method in one world."""
+
+    name: str
+
+
+class Measure(Record):
     """Settings of a measurement: test questions as first asked, sampled at temperature 1."""
 
-    questions: int
-    samples: int
-    templates: tuple[str, ...]
+    questions: Positive
+    samples: Positive
+    templates: Annotated[Several[Text], Field(min_length=1)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mechanism:
+class Mechanism(Record):
     """Effect that the world must show before any method is tested: `figure` of `arm` >= `least`.
 
     `figure` is a key of `recipe.lab.page.figures`, the mean over the seeds of `arm`. `minus` names
     an arm and its figure, which is subtracted.
     """
 
-    arm: str
-    figure: str
+    arm: Text
+    figure: Text
     least: float
-    minus: tuple[str, str] | None = None
+    minus: Pair | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Claim:
+class Claim(Record):
     """A prediction: the mean of `figure` of the first arm is above, below or equal to the second's.
 
     With four arms a, b, c, d it is about the difference of differences (a - b) - (c - d). The
@@ -64,15 +66,25 @@ class Claim:
     of the difference lies within -margin to margin.
     """
 
-    claim: str
-    arms: tuple[str, ...]
-    figure: str
-    direction: str  # above, below or equal
+    claim: Text
+    arms: Several[Text]
+    figure: Text
+    direction: Literal["above", "below", "equal"]
     margin: float | None = None  # of equal
 
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if len(self.arms) not in (2, 4):
+            raise ValueError(f"arms={shown(self.arms)}: not two or four names. Correct it.")
+        if (self.direction == "equal") != (self.margin is not None):
+            raise ValueError(
+                f"direction={self.direction}: equal needs a `margin`, above and below take none. "
+                "Change one of the two."
+            )
+        return self
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Experiment:
+
+class Experiment(Record):
     """An experiment; `compare` holds pairs of arms, `curves` keys of metrics.jsonl.
 
     With `worlds` W, the seeds share W sets of questions and start models, since teaching a start
@@ -80,17 +92,33 @@ class Experiment:
     """
 
     name: str
-    steps: int
-    save_every: int
+    steps: Positive
+    save_every: Positive
     measure: Measure
-    arms: tuple[Arm, ...]
-    compare: tuple[tuple[str, str], ...]
-    curves: tuple[str, ...]
+    arms: Several[Arm]
+    compare: Several[Pair]
+    curves: Several[Text]
     simulated: bool = False  # True: by recipe.lab.simulate. False: by recipe.train
     mechanism: Mechanism | None = None
-    worlds: int | None = None  # None: one for each seed
-    claims: tuple[Claim, ...] = ()  # the first is the primary one
-    counted: int = COUNTED  # seeds on which the claims are decided
+    worlds: Positive | None = None  # None: one for each seed
+    claims: Several[Claim] = ()  # the first is the primary one
+    counted: Positive = COUNTED  # seeds on which the claims are decided
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        for name in (name for claim in self.claims for name in claim.arms):
+            if not self.arm(name).decides:
+                raise ValueError(f"arms.{name}.decides=false: it is in a claim. Set it to true.")
+        wanted = self.mechanism
+        of_mechanism = (wanted.arm, *(wanted.minus or ())[:1]) if wanted else ()
+        for name in (*of_mechanism, *(name for pair in self.compare for name in pair)):
+            self.arm(name)
+        if self.steps % self.save_every:
+            raise ValueError(
+                f"steps={self.steps}: not a multiple of save_every={self.save_every}, so the last "
+                "step would not be measured. Set it to a multiple."
+            )
+        return self
 
     @property
     def folder(self) -> Path:
@@ -128,8 +156,8 @@ class Experiment:
         content = {
             "set": arm.set,
             "steps": [self.steps, self.save_every],
-            "measure": asdict(self.measure),
-            "example": yaml.safe_load(example),
+            "measure": self.measure.model_dump(),
+            "example": parse_yaml(example, str(self.folder)),
             "world": load_world(arm.world).record(),
             **({"simulated": True} if self.simulates(arm) else {}),
             **({"worlds": self.worlds} if self.worlds else {}),
@@ -147,76 +175,19 @@ def load_experiment(name: str) -> Experiment:
     path = FOLDER / name / "experiment.yaml"
     if not path.is_file():
         raise ExperimentError(f"no experiment {name}: known are {', '.join(names())}")
-    return experiment_of(yaml.safe_load(path.read_text(encoding="utf-8")), name, path)
+    return experiment_of(parse_yaml(path.read_text(encoding="utf-8"), str(path)), name, path)
 
 
 def experiment_of(found: Any, name: str, path: Path) -> Experiment:
-    """The record of a yaml's content."""
-    body = _keys(found, Experiment, path, "the file")
-    measure = _keys(body["measure"], Measure, path, "measure")
-    arms = [
-        Arm(name=key, **_keys(value, Arm, path, f"arms.{key}"))
-        for key, value in body["arms"].items()
-    ]
-    experiment = Experiment(
-        name=name,
-        steps=int(body["steps"]),
-        save_every=int(body["save_every"]),
-        measure=Measure(**{**measure, "templates": tuple(measure["templates"])}),
-        arms=tuple(replace(arm, set=tuple(arm.set)) for arm in arms),
-        compare=tuple((one, other) for one, other in body["compare"]),
-        curves=tuple(body["curves"]),
-        simulated=bool(body.get("simulated", False)),
-        mechanism=_mechanism(body.get("mechanism"), path),
-        worlds=int(body["worlds"]) if "worlds" in body else None,
-        claims=tuple(_claim(found, path) for found in body.get("claims", ())),
-        counted=int(body.get("counted", COUNTED)),
-    )
-    for claim in experiment.claims:
-        if not all(experiment.arm(arm).decides for arm in claim.arms):
-            raise ExperimentError(f"{path}: claims: every arm of {claim.arms} must have `decides`")
-    if wanted := experiment.mechanism:
-        for name in (wanted.arm, *(wanted.minus or ())[:1]):
-            experiment.arm(name)
-    for one in {arm for pair in experiment.compare for arm in pair}:
-        experiment.arm(one)
-    if experiment.steps % experiment.save_every:
+    """Return the experiment of a yaml's content; ExperimentError lists the wrong keys."""
+    given = parse_typed(found, dict[str, Any], str(path), ExperimentError)
+    if "name" in given:
         raise ExperimentError(
-            f"{path}: steps={experiment.steps} must be a multiple of "
-            f"save_every={experiment.save_every}, or the last step is not measured"
+            f"{path}: name={shown(given['name'])}: the folder's name is used. Remove the key."
         )
-    return experiment
-
-
-def _mechanism(found: Any, path: Path) -> Mechanism | None:
-    if found is None:
-        return None
-    body = _keys(found, Mechanism, path, "mechanism")
-    if "minus" in body:
-        arm, figure = body["minus"]
-        body["minus"] = (arm, figure)
-    return Mechanism(**{**body, "least": float(body["least"])})
-
-
-def _claim(found: Any, path: Path) -> Claim:
-    body = _keys(found, Claim, path, "claims")
-    directions = ("equal",) if "margin" in body else ("above", "below")
-    if len(body["arms"]) not in (2, 4) or body["direction"] not in directions:
-        raise ExperimentError(
-            f"{path}: claims: `arms` must be two or four names, `direction` above or below, or "
-            "equal with a `margin`"
-        )
-    return Claim(**{**body, "arms": tuple(body["arms"])})
-
-
-def _keys(found: Any, record: Any, path: Path, place: str) -> dict[str, Any]:
-    known = {f.name for f in fields(record)}
-    needed = {f.name for f in fields(record) if f.default is MISSING} - {"name"}
-    given = set(found) if isinstance(found, dict) else set()
-    wrong = sorted(map(str, given - known)) or sorted(needed - given)
-    if wrong or "name" in given:
-        raise ExperimentError(
-            f"{path}: {place}: {(wrong or ['name'])[0]} is missing or no key; the keys are "
-            f"{', '.join(sorted(known - {'name'}))}"
-        )
-    return dict(found)
+    sections = {"arms": given.get("arms")}  # parsed by name, so that an error names the arm
+    kind = dict[str, dict[str, ArmSettings]]
+    arms = parse_typed(sections, kind, str(path), ExperimentError)["arms"]
+    named = [Arm(name=key, **dict(settings)) for key, settings in arms.items()]
+    whole = {**given, "name": name, "arms": named}
+    return parse_typed(whole, Experiment, str(path), ExperimentError)

@@ -139,7 +139,7 @@ def _pair(
 def summary(experiment: Experiment, lines: Lines) -> str:
     """Return a row per arm: its figures, and pass@1 minus its world's first arm, paired by seed."""
     template = experiment.measure.templates[0]
-    most = f"pass@{1 << (experiment.measure.samples.bit_length() - 1)}"
+    most = f"pass@{experiment.measure.samples}"
     heads = ["pass@1", "pass@1, best - last", most, "entropy"]
     keys = [f"{template} {head}" for head in heads]
     rows = [["arm", "seeds", *heads, "pass@1 - baseline", "95 % interval", "p"], ["---"] * 9]

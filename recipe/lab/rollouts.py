@@ -131,7 +131,7 @@ def perturbed(policy: Decoder, noise: float, seed: int) -> Decoder:
         name: w.detach() * (1 + noise * torch.randn(w.shape, generator=generator))
         for name, w in policy.weights.items()
     }
-    return Decoder(weights, policy.shape)
+    return Decoder(weights, policy.config)
 
 
 class RolloutSource:

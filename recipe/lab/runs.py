@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,13 @@ from recipe.run.environment import set_defaults
 from recipe.run.folder import RunFolder, read_metrics
 
 Lines = Mapping[tuple[str, int], dict[str, Any]]  # of a record, by arm and seed
+MODULES = {"train": "recipe.train", "export": "recipe.export", "measure": "recipe.lab.measure"}
 BIN = 5  # steps over which the curves on record are means
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Commands:
-    """Commands of the stages; tests replace them."""
-
-    train: tuple[str, ...] = (sys.executable, "-m", "recipe.train")
-    export: tuple[str, ...] = (sys.executable, "-m", "recipe.export")
-    measure: tuple[str, ...] = (sys.executable, "-m", "recipe.lab.measure")
-    simulate: tuple[str, ...] | None = None  # None: forked from a process with all imports
+def command_of(stage: str) -> list[str]:
+    """Return the command of a stage, without its arguments; tests replace it."""
+    return [sys.executable, "-m", MODULES[stage]]
 
 
 def read_record(path: Path, experiment: Experiment) -> dict[tuple[str, int], dict[str, Any]]:
@@ -47,7 +42,7 @@ def read_record(path: Path, experiment: Experiment) -> dict[tuple[str, int], dic
 
 
 def run_arm(
-    experiment: Experiment, arm: Arm, seed: int, out: Path, commands: Commands, threads: int
+    experiment: Experiment, arm: Arm, seed: int, out: Path, threads: int
 ) -> dict[str, Any] | None:
     """Run the missing stages of a run and return its line; None if a stage failed."""
     folder = out / f"{arm.name}-{seed}-{experiment.digest(arm)[:6]}"
@@ -62,23 +57,20 @@ def run_arm(
         if not RunFolder(folder).measured.is_file():
             shutil.rmtree(folder, ignore_errors=True)  # a killed simulation restarts: a minute
             given = [f"laboratory/{experiment.name}", *overrides, "--measure", experiment.name]
-            start = _forked(given, threads)
-            if commands.simulate:
-                start = _command([*commands.simulate, *given], threads)
-            if not _call("simulate", start, folder):
+            if not _call("simulate", _forked(given, threads), folder):
                 return None
         return line_of(experiment, arm, seed, folder)
     stages = {
-        "train": [*commands.train, f"laboratory/{experiment.name}", *overrides],
-        "export": [*commands.export, run],
-        "measure": [*commands.measure, run, experiment.name],
+        "train": [f"laboratory/{experiment.name}", *overrides],
+        "export": [run],
+        "measure": [run, experiment.name],
     }
-    for stage, command in stages.items():
+    for stage, arguments in stages.items():
         if stage == "measure" and RunFolder(folder).measured.is_file():
             continue
         if stage == "train" and len(read_metrics(folder)) >= experiment.steps:
             continue
-        if not _call(stage, _command(command, threads), folder):
+        if not _call(stage, _command([*command_of(stage), *arguments], threads), folder):
             return None
     if len(read_metrics(folder)) < experiment.steps:
         return None
@@ -212,18 +204,16 @@ def run_all(
     record: Path,
     out: Path,
     jobs: int = 1,
-    commands: Commands | None = None,
 ) -> list[tuple[str, int]]:
     """Make the runs and add their lines to `record` in the order of `todo`; return the failed ones.
 
     A call after a kill first records the runs that were finished but not recorded.
     """
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    commands = commands or Commands()
     failed = []
     with ThreadPoolExecutor(jobs) as pool:
         tasks = {
-            (arm.name, seed): pool.submit(run_arm, experiment, arm, seed, out, commands, threads)
+            (arm.name, seed): pool.submit(run_arm, experiment, arm, seed, out, threads)
             for arm, seed in todo
         }
         for (name, seed), task in tasks.items():

@@ -27,7 +27,7 @@ from recipe.lab.rollouts import PolicySampler, Rollout, RolloutSource
 from recipe.run.folder import RunFolder
 from recipe.trainer.batch import Fetched
 from recipe.trainer.order import training_order
-from recipe.trainer.training_signal import record, signal_of
+from recipe.trainer.training_signal import signal_of
 
 
 class Simulator:
@@ -67,7 +67,7 @@ class Simulator:
             step=self.steps,
         )
         fetched, weight_logprobs = self._fetched([rollouts[i] for i in order])
-        found = signal_of(
+        _, _, columns = signal_of(
             fetched,
             self.config,
             step=self.steps,
@@ -77,15 +77,7 @@ class Simulator:
             weight_logprobs=weight_logprobs,
             metrics=metrics,
         )
-        record(
-            found,
-            self.config,
-            step=self.steps,
-            stats=self.source.stats,
-            run_dir=Path(self.config.recipe.run_dir),
-            metrics=metrics,
-        )
-        metrics |= self.actor.update(fetched, found.columns)
+        metrics |= self.actor.update(fetched, columns)
         metrics["train/optimizer_steps"] = self.actor.steps
         metrics["training/epoch"] = self.source.fetched / self.source.epoch_batches
         metrics["timing_s/step"] = time.monotonic() - began

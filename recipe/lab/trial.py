@@ -8,7 +8,6 @@ start models; arms on record are shown beside them. Writes a page OUT/EXPERIMENT
 """
 
 import argparse
-import dataclasses
 import importlib
 import inspect
 import os
@@ -111,7 +110,7 @@ def tried(
         if arm not in chosen and arm.world == own.world and arm.set != own.set
     ]
     compare = tuple((arm.name, chosen[0].name) for arm in (own, *chosen[1:], *others))
-    return dataclasses.replace(experiment, arms=(*chosen, *others, own), compare=compare)
+    return experiment.model_copy(update={"arms": (*chosen, *others, own), "compare": compare})
 
 
 def written(experiment: Experiment, lines: Lines, method: Method, command: str) -> str:
@@ -169,7 +168,7 @@ def _try(
         return {key: line for key, line in every.items() if key[1] in seeds}
 
     failed = make(made())
-    compared = dataclasses.replace(plan, compare=plan.compare[:1])
+    compared = plan.model_copy(update={"compare": plan.compare[:1]})
     if page.other_starts(compared, made()):
         print("the baseline on record has other start models, of another machine: it is run here")
         failed += make(read_record(record, plan))

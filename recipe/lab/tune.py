@@ -7,7 +7,6 @@ found become arms of the experiment. Writes OUT/EXPERIMENT-ARM.md; runs on recor
 """
 
 import argparse
-import dataclasses
 import itertools
 import statistics
 import sys
@@ -45,11 +44,11 @@ def planned(experiment: Experiment, arm: Arm, grid: Sequence[str]) -> Experiment
     """Return the experiment whose arms are the combinations for `arm`, without claims."""
     if not experiment.simulates(arm):
         raise ConfigError(f"{experiment.name} {arm.name}: not simulated. Choose another arm.")
-    arms = (
-        dataclasses.replace(arm, name=f"{arm.name}_{i}", set=(*arm.set, *chosen))
+    arms = tuple(
+        arm.model_copy(update={"name": f"{arm.name}_{i}", "set": (*arm.set, *chosen)})
         for i, chosen in enumerate(combinations(grid))
     )
-    return dataclasses.replace(experiment, arms=tuple(arms), claims=(), compare=())
+    return experiment.model_copy(update={"arms": arms, "claims": (), "compare": ()})
 
 
 def written(plan: Experiment, lines: Lines, grid: Sequence[str], seeds: int) -> str:

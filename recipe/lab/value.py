@@ -57,7 +57,8 @@ def compared(run_folder: RunFolder, split: str, samples: int) -> dict[str, Any]:
     """Return {step: numbers} of the checkpoints that are exported."""
     config: Any = OmegaConf.load(run_folder.config)
     bank = load_bank(config.recipe.augment.bank)
-    frame, made = bank[config.recipe.augment.templates[0]], settings_of(config, bank)
+    frame = bank[(config.recipe.augment.templates or bank.names)[0]]
+    made = settings_of(config, bank)
     chosen = problems(made.world, split, getattr(made.world.questions, split), made.seed)
     texts = [to_question(made.world, p, split, made.seed).text for p in chosen]
     golds = [(str(p.answer),) for p in chosen]

@@ -1,5 +1,6 @@
 """The plain decoder against transformers: values, gradients, greedy and seeded samples."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 from tiny_model import save_tiny
 from transformers import AutoModelForCausalLM
 
+from prompt_aug.base.files import read_json, write_json
+from recipe.errors import ConfigError
 from recipe.lab.decoder import Decoder
 from recipe.lab.rollouts import engine_draw, fast_draw, greedy_draw
 
@@ -112,3 +115,15 @@ def test_a_response_ends_with_its_end_or_at_the_limit(folder: Path, reference: A
     for ids in drawn.ids:
         assert (ids == END).sum() == (1 if len(ids) < 200 else 0) or ids[-1] == END
         assert END not in ids[:-1]
+
+
+def test_a_config_of_older_transformers_is_read(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = read_json(tmp_path / "config.json")
+    del config["rope_parameters"]
+    write_json(tmp_path / "config.json", {**config, "rope_theta": 500.0})
+    found = Decoder.load(tmp_path)
+    assert found.frequencies[1].item() == pytest.approx(500.0 ** (-2 / 32))
+    write_json(tmp_path / "config.json", {**config, "tie_word_embeddings": False})
+    with pytest.raises(ConfigError, match=r"a qwen2 model\. The simulator"):
+        Decoder.load(tmp_path)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from prompt_aug.base.files import read_json, read_lines
+from recipe.lab import runs
 from recipe.lab.experiment import Arm, Experiment, Measure
-from recipe.lab.runs import Commands, read_record, run_all
+from recipe.lab.runs import command_of, read_record, run_all
 from recipe.run.environment import COMMON, CPU
 
 pytestmark = pytest.mark.e2e
@@ -38,7 +39,9 @@ def small(tmp_path: Path) -> tuple[str, ...]:
     )
 
 
-def test_an_arm_is_trained_and_measured_at_its_start_and_end(tmp_path: Path) -> None:
+def test_an_arm_is_trained_and_measured_at_its_start_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = Experiment(
         name="ta_grpo",
         steps=2,
@@ -49,16 +52,13 @@ def test_an_arm_is_trained_and_measured_at_its_start_and_end(tmp_path: Path) -> 
         curves=("train/accuracy", "train/no_signal_groups"),
     )
     (tmp_path / "measure.py").write_text(MEASURE)
-    commands = Commands(measure=(sys.executable, str(tmp_path / "measure.py")))
-    record = tmp_path / "record.jsonl"
-    failed = run_all(
-        plan,
-        [(arm, 7) for arm in plan.arms],
-        record=record,
-        out=tmp_path / "runs",
-        commands=commands,
+    measure = [sys.executable, str(tmp_path / "measure.py")]
+    monkeypatch.setattr(
+        runs, "command_of", lambda stage: measure if stage == "measure" else command_of(stage)
     )
-    logs = "".join(p.read_text()[-2000:] for p in (tmp_path / "runs").glob("*.log"))
+    record, out = tmp_path / "record.jsonl", tmp_path / "runs"
+    failed = run_all(plan, [(arm, 7) for arm in plan.arms], record=record, out=out)
+    logs = "".join(path.read_text()[-2000:] for path in out.glob("*.log"))
     assert failed == [], logs
     (line,) = read_lines(record)
     assert set(line["measured"]) == {"0", "2"}

@@ -1,14 +1,14 @@
 """results.md says what the record says."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lab_experiment import experiment
 
+from prompt_aug.base.estimates import powers
 from recipe.lab import page, pictures
-from recipe.lab.experiment import Arm, Claim, ExperimentError, load_experiment, names
+from recipe.lab.experiment import Arm, Claim, ExperimentError, Measure, load_experiment, names
 from recipe.lab.runs import read_record
 
 
@@ -39,16 +39,27 @@ def test_figures_are_of_the_last_checkpoint_and_the_end_of_a_curve() -> None:
 
 
 def test_a_simulated_experiment_has_a_row_for_each_arm() -> None:
-    plan = dataclasses.replace(experiment(), simulated=True)
-    plan = dataclasses.replace(plan, measure=dataclasses.replace(plan.measure, samples=16))
+    plan = experiment().model_copy(update={"simulated": True})
+    plan = plan.model_copy(update={"measure": plan.measure.model_copy(update={"samples": 16})})
     baseline, kl = page.summary(plan, lines()).splitlines()[2:]
     assert baseline.startswith("| grpo | 2 | 0.350 ± 0.071 | 0.400 ± 0.071 |")
     # differences 0.20 and 0.22: of the sums 0.42, -0.02, 0.02, -0.42 two are as far from 0
     assert kl.endswith("| +0.210 | ±0.127 | 0.5 |")  # 12.706 x 0.0141 / sqrt(2)
     assert "Simulated steps: 6" in page.results(plan, lines(), missing=0)
-    elsewhere = (plan.arms[0], dataclasses.replace(plan.arms[1], world="few"))
-    other = page.summary(dataclasses.replace(plan, arms=elsewhere), lines()).splitlines()[3]
+    elsewhere = (plan.arms[0], plan.arms[1].model_copy(update={"world": "few"}))
+    other = page.summary(plan.model_copy(update={"arms": elsewhere}), lines()).splitlines()[3]
     assert other.endswith("|  |  |  |")  # the first arm of its world
+
+
+def test_the_table_of_arms_has_any_number_of_samples() -> None:
+    measure = Measure(questions=4, samples=12, templates=("qwen-math",))
+    plan = experiment().model_copy(update={"measure": measure})
+    found = line("grpo", 1000, 0.3, [])
+    for numbers in found["measured"].values():
+        numbers["qwen-math"] = {"greedy": 0.5, "entropy": 0.1}
+        numbers["qwen-math"] |= {f"pass@{k}": k / 16 for k in powers(12)}
+    head, _, row = page.summary(plan, {("grpo", 1000): found}).splitlines()
+    assert head.split(" | ")[4] == "pass@12" and row.split(" | ")[4] == "0.750"
 
 
 def test_claims_are_decided_when_all_their_runs_are_on_record() -> None:
@@ -72,7 +83,7 @@ def test_claims_are_decided_when_all_their_runs_are_on_record() -> None:
         claim("above", "low", "grpo"),
         claim("above", "kl", "grpo", "same", "grpo"),
     )
-    plan = dataclasses.replace(experiment(), arms=arms, claims=claims, simulated=True)
+    plan = experiment().model_copy(update={"arms": arms, "claims": claims, "simulated": True})
     met, reverse, undecided, twice = page.verdicts(plan, record).splitlines()[2:]
     # All of 20 differences have one sign: p = 2 / 2^20; Holm takes the smallest of three times 3.
     assert "| +0.100 |" in met and "| 1.9e-06 | 1.9e-06 | **decided: met** |" in met
@@ -82,13 +93,13 @@ def test_claims_are_decided_when_all_their_runs_are_on_record() -> None:
     partly = {k: v for k, v in record.items() if k != ("low", 1019)}
     assert len(page.verdicts(plan, partly).splitlines()) == 3  # the primary claim alone
     assert page.verdicts(plan, {k: v for k, v in record.items() if k != ("kl", 1019)}) == ""
-    assert page.verdicts(dataclasses.replace(plan, claims=()), record) == ""
-    unmeasured = dataclasses.replace(claims[0], figure="qwen-math format")
+    assert page.verdicts(plan.model_copy(update={"claims": ()}), record) == ""
+    unmeasured = claims[0].model_copy(update={"figure": "qwen-math format"})
     with pytest.raises(ExperimentError, match="qwen-math format: not on record for kl"):
-        page.verdicts(dataclasses.replace(plan, claims=(unmeasured,)), record)
+        page.verdicts(plan.model_copy(update={"claims": (unmeasured,)}), record)
     record["kl", 1000]["measured"]["10"]["qwen-math"]["format"] = 1.0  # of one run of twenty
     with pytest.raises(ExperimentError, match="qwen-math format: not on record for kl"):
-        page.verdicts(dataclasses.replace(plan, claims=(unmeasured,)), record)
+        page.verdicts(plan.model_copy(update={"claims": (unmeasured,)}), record)
     assert {name for name, _ in page.whole(plan, partly)} == {"grpo", "kl", "same"}  # low: not yet
 
 
@@ -124,8 +135,8 @@ def test_equality_is_decided_by_the_interval() -> None:
                 margin=margin,
             ),
         )
-        plan = dataclasses.replace(
-            experiment(), arms=arms, claims=claims, counted=3, simulated=True
+        plan = experiment().model_copy(
+            update={"arms": arms, "claims": claims, "counted": 3, "simulated": True}
         )
         return page.verdicts(plan, record).splitlines()[2].split(" | ")[-1]
 
@@ -164,8 +175,8 @@ def test_arms_of_one_seed_that_began_with_two_models_are_named() -> None:
     found["kl", 1001]["measured"]["9"]["qwen-math"] |= {"pass@1": 0.7490}
     told = page.results(experiment(), found, missing=0)
     assert "floats differ: kl - grpo of seed 1001. These" in told
-    apart = dataclasses.replace(
-        experiment(), arms=(experiment().arms[0], Arm(name="kl", world="few", set=("a=1",)))
+    apart = experiment().model_copy(
+        update={"arms": (experiment().arms[0], Arm(name="kl", world="few", set=("a=1",)))}
     )
     assert page.other_starts(apart, found) == ""  # another world has another start model
 

@@ -1,6 +1,5 @@
 """Runs are made once, go on after a kill, and fail without a line: the stages only pretend."""
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from lab_experiment import experiment
 
 from recipe.lab import runs
 from recipe.lab.experiment import Experiment
-from recipe.lab.runs import Commands, binned, read_record, run_all
+from recipe.lab.runs import binned, read_record, run_all
 
 # Notes in calls.txt what it is called for; writes what the real stage would, unless told to fail.
 STAGE = """
@@ -53,19 +52,24 @@ if stage in ("measure", "simulate"):
 class Stub:
     """A folder in which stages pretend; `go` makes what is missing and returns what failed."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.base, self.record = base, base / "record.jsonl"
         (base / "stage.py").write_text(STAGE)
-        names = ("train", "export", "measure", "simulate")
         python = (sys.executable, "-IS")  # the stages need no installed package: starts in a third
-        stages = {n: (*python, str(base / "stage.py"), n, str(base)) for n in names}
-        self.commands = Commands(**stages)
+
+        def command_of(stage: str) -> list[str]:
+            return [*python, str(base / "stage.py"), stage, str(base)]
+
+        def forked(arguments: list[str], threads: int) -> Any:
+            return runs._command([*command_of("simulate"), *arguments], threads)
+
+        monkeypatch.setattr(runs, "command_of", command_of)
+        monkeypatch.setattr(runs, "_forked", forked)
 
     def go(self, plan: Experiment, seeds: list[int]) -> list[tuple[str, int]]:
         done = read_record(self.record, plan)
         todo = [(a, s) for s in seeds for a in plan.arms if (a.name, s) not in done]
-        out = self.base / "runs"
-        return run_all(plan, todo, record=self.record, out=out, commands=self.commands)
+        return run_all(plan, todo, record=self.record, out=self.base / "runs")
 
     def calls(self) -> list[str]:
         """What was called since the last look."""
@@ -80,8 +84,8 @@ def stages(*runs: str) -> list[str]:
 
 
 @pytest.fixture
-def stub(tmp_path: Path) -> Stub:
-    return Stub(tmp_path)
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
+    return Stub(tmp_path, monkeypatch)
 
 
 def test_a_run_on_record_is_not_made_again(stub: Stub) -> None:
@@ -138,7 +142,7 @@ def test_a_run_whose_last_step_was_not_measured_gets_no_line(
 
 
 def test_a_simulated_run_is_one_stage_and_begins_again_after_a_failure(stub: Stub) -> None:
-    plan = dataclasses.replace(experiment(), simulated=True)
+    plan = experiment().model_copy(update={"simulated": True})
     (stub.base / "fail-once").touch()
     assert stub.go(plan, [1000]) == [("grpo", 1000)]
     assert stub.calls() == ["simulate grpo-1000", "simulate kl-1000"]

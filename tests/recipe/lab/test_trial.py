@@ -1,6 +1,5 @@
 """A method of one's own in an experiment: what is resolved, refused, run and written."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -108,15 +107,15 @@ def test_the_method_is_the_last_arm_and_compared_with_the_first() -> None:
 
 def test_the_method_has_the_settings_of_its_baseline() -> None:
     """As the noise of `mismatch`: otherwise its absence would be what is compared."""
-    noisy = dataclasses.replace(PLAN.arms[0], set=("recipe.toy.sampler_noise=0.25",))
-    plan = dataclasses.replace(PLAN, arms=(noisy, *PLAN.arms[1:]))
+    noisy = PLAN.arms[0].model_copy(update={"set": ("recipe.toy.sampler_noise=0.25",)})
+    plan = PLAN.model_copy(update={"arms": (noisy, *PLAN.arms[1:])})
     own = tried(plan, method_of("cw_grpo"), ["grpo"], []).arms[-1]
     assert own.set == ("recipe.toy.sampler_noise=0.25", "method=cw_grpo")
 
 
 def test_an_arm_on_record_is_neither_run_in_its_place_nor_listed_twice() -> None:
     recorded = Arm(name="cw_grpo", world="edge", set=("method=cw_grpo", "a=1"))
-    plan = dataclasses.replace(PLAN, arms=(*PLAN.arms, recorded))
+    plan = PLAN.model_copy(update={"arms": (*PLAN.arms, recorded)})
     own = tried(plan, method_of("cw_grpo"), ["grpo"], []).arms[-1]
     assert (own.name, own.set) == ("cw_grpo_tried", ("method=cw_grpo",))
     same = tried(plan, method_of("cw_grpo"), ["grpo"], ["a=1"])
@@ -131,7 +130,7 @@ def test_the_mechanism_is_the_mean_over_seeds(last: float, said: str) -> None:
     lines = {("grpo", 1000): line(0.1, 0.8, last), ("grpo", 1001): line(0.1, 0.7, 0.7)}
     assert said in mechanism(PLAN, lines)
     assert "unknown" in mechanism(PLAN, {})
-    assert "states no" in mechanism(dataclasses.replace(PLAN, mechanism=None), lines)
+    assert "states no" in mechanism(PLAN.model_copy(update={"mechanism": None}), lines)
 
 
 def test_the_mechanism_may_be_a_difference() -> None:
@@ -139,7 +138,7 @@ def test_the_mechanism_may_be_a_difference() -> None:
     wanted = Mechanism(
         arm="kl", figure="qwen-math pass@1", minus=("grpo", "qwen-math pass@1"), least=0.1
     )
-    plan = dataclasses.replace(PLAN, mechanism=wanted)
+    plan = PLAN.model_copy(update={"mechanism": wanted})
     lines = {("kl", 1): line(0.1, 0.5), ("kl", 2): line(0.1, 0.9), ("grpo", 1): line(0.1, 0.3)}
     found = "`qwen-math pass@1` of `kl` - `qwen-math pass@1` of `grpo` is 0.200 (1 seeds)"
     text = card(plan, lines, {"commit": "0123456789", "uncommitted_changes": False})

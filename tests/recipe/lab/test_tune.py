@@ -1,7 +1,5 @@
 """The grid of a tuned arm, and its table."""
 
-import dataclasses
-
 import pytest
 from lab_experiment import experiment
 
@@ -20,7 +18,7 @@ def test_every_combination_has_its_overrides() -> None:
 
 
 def test_the_best_combination_is_first() -> None:
-    plan = dataclasses.replace(experiment(), simulated=True)
+    plan = experiment().model_copy(update={"simulated": True})
     plan = planned(plan, plan.arm("kl"), GRID)
     assert plan.arms[2].set == ("a=1", "optim.lr=0.0003", "clip=0.2")  # after its own
 

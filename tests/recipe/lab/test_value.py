@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from composed import composed
+from omegaconf import OmegaConf
 from transformers import Qwen2Config, Qwen2ForTokenClassification
 
-from recipe.lab.value import spearman, value_model
+from recipe.errors import ConfigError
+from recipe.lab.value import compared, spearman, value_model
 from recipe.run.checkpoints import shard_name
+from recipe.run.folder import RunFolder
 
 
 def test_rank_correlation_by_hand() -> None:
@@ -30,3 +34,11 @@ def test_the_critic_of_a_checkpoint_is_loaded(tmp_path: Path) -> None:
     with torch.no_grad():
         found = value_model(tmp_path / "critic", tmp_path / "hf")(input_ids=ids).logits
         assert torch.equal(found, critic(input_ids=ids).logits) and found.shape == (1, 3, 1)
+
+
+@pytest.mark.config
+def test_null_templates_are_all_of_the_bank(tmp_path: Path) -> None:
+    config = composed("toy", "recipe.augment.templates=null")
+    OmegaConf.save(config, RunFolder(tmp_path).config)
+    with pytest.raises(ConfigError, match="no exported step has a critic"):  # it gets that far
+        compared(RunFolder(tmp_path), "train", samples=2)
