@@ -6,6 +6,7 @@ and template. With --out the disagreements can be browsed in DIR/index.html.
 """
 
 import argparse
+import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -160,6 +161,8 @@ def _questions(side: Side, name: str) -> dict[tuple[str, int], tuple[dict[str, A
     """Return (question, mean) by (uid, index), where the index counts questions of equal uid."""
     lines = read_lines(side.folder.benchmark(name).questions)
     means = side.record["benchmarks"][name]["question_means"]
+    if len(lines) != len(means):
+        raise EvaluationError(f"{side.name}: a sweep of {name} is not finished: run it again")
     seen: Counter[str] = Counter()
     found = {}
     for line, mean in zip(lines, means, strict=True):
@@ -237,7 +240,11 @@ def _compare(options: argparse.Namespace) -> None:
     if a.folder.root.resolve() == b.folder.root.resolve():
         raise UsageError(f"A and B are the same evaluation: {a.folder.root}")
     if a.name == b.name:  # one model under two settings
-        a, b = (replace(s, name="/".join(s.folder.root.resolve().parts[-2:])) for s in (a, b))
+        roots = [side.folder.root.resolve() for side in (a, b)]
+        common = os.path.commonpath(roots)
+        a, b = (
+            replace(s, name=str(r.relative_to(common))) for s, r in zip((a, b), roots, strict=True)
+        )
     rows = compare(a, b)
     for title, part in rows.items():
         print(f"{title}\n{in_columns(table(a, b, part), rule=True)}\n")

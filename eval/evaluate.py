@@ -123,7 +123,7 @@ class Evaluation:
             raise EvaluationError(f"{folder.settings} was changed: {'; '.join(changed)}")
         known = Prompts.read(folder.prompts).bank if folder.prompts.exists() else {}
         used = {template.name: template for template in [*known.values(), *self.templates]}
-        if set(used) != set(known):
+        if used != dict(known):
             replace(self.prompts, bank=Bank(list(used.values()))).write(folder.prompts)
         if not folder.settings.exists():
             write_json(folder.settings, self.identity)

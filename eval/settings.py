@@ -18,13 +18,13 @@ from pydantic import BaseModel, Field
 
 from eval import EvaluationError
 from eval.benchmarks import LoadedBenchmark
-from prompt_aug.base.files import read_text
+from prompt_aug.base.files import MissingFileError, read_text
 from prompt_aug.prompts import FORM, Prompts
 from prompt_aug.templates import Bank, Form, load_bank
 from prompt_aug.templates.rendering import PLAIN, Style, System, Turn
 from prompt_aug.typed import Positive, Text, parse_typed
 from recipe.run.evaluation import EvaluationSection, Samples
-from recipe.run.folder import RunFolder, select
+from recipe.run.folder import RunFolder, read_config, select
 
 
 class Settings(EvaluationSection):
@@ -76,28 +76,25 @@ class Settings(EvaluationSection):
         return self.temperature == 0.0
 
 
-def read_config(run: Path) -> dict[str, Any]:
-    """Return the configuration of a run."""
-    path = RunFolder(run).config
-    if not path.exists():
-        raise EvaluationError(
-            f"{path} is missing: {run} is not a run folder (use --model for a model)"
-        )
-    return yaml.safe_load(read_text(path)) or {}
-
-
 def from_run(run: Path) -> Settings:
     """Read the section `eval` of RUN/config.yaml.
 
     Templates and style come from RUN/prompts.yaml, from which training rendered its prompts. A run
     without that file has them in its section ``recipe.augment``.
     """
-    config, prompts = read_config(run), RunFolder(run).prompts
-    augment = dict(select(config, "recipe.augment") or {})
+    try:
+        config, prompts = read_config(run), RunFolder(run).prompts
+    except MissingFileError as error:
+        raise EvaluationError(f"{error}. Name a run, or a model with --model.") from error
+    sections = select(config, "recipe.augment") or {}, config.get("eval") or {}
+    if not all(isinstance(section, Mapping) for section in sections):
+        path = RunFolder(run).config
+        raise EvaluationError(f"{path}: recipe.augment or eval is no section. Restore the file.")
+    augment = dict(sections[0])
     augment["chat"] = select(config, "data.apply_chat_template_kwargs")
     if prompts.exists():
         augment = {"bank": str(prompts), **dataclasses.asdict(Prompts.read(prompts).form)}
-    section = dict(config.get("eval") or {})
+    section = dict(sections[1])
     section |= {key: augment[key] for key in ("bank", *FORM) if key in augment}
     given = {key: value for key, value in section.items() if value is not None}
     return parse_typed(given, Settings, f"{RunFolder(run).config}, section eval", EvaluationError)

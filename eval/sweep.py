@@ -25,7 +25,7 @@ from eval.engine import check_hardware, prepare_environment
 from eval.evaluate import Evaluation, Item
 from eval.score import require_one_grader
 from eval.session import Session
-from eval.settings import ADDED, Settings, differences, from_run, presets, read_config
+from eval.settings import ADDED, Settings, differences, from_run, presets
 from prompt_aug.base.commands import add_steps, at_least, check_url, existing, make_parser
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import InUseError, iter_lines, read_json
@@ -35,7 +35,7 @@ from prompt_aug.extraction import EXTRACTIONS
 from prompt_aug.grading import VERSION
 from prompt_aug.templates.rendering import Style, System, Turn
 from recipe.run.evaluation import BenchmarkRequest, DType
-from recipe.run.folder import RunFolder, select
+from recipe.run.folder import RunFolder, read_config, select
 
 WATCH_SECONDS = 30.0
 

@@ -27,7 +27,7 @@ def test_it_runs_and_prints_every_line(
     head, _, *table = capsys.readouterr().out.splitlines()
     assert head.startswith("16 x 8, ")
     rows = cells(table)
-    names = [bench.VERL, "grpo", "token_covariance", "covariance_metrics"]
+    names = [bench.VERL, "grpo", "covariance_of", "covariance_metrics"]
     names += ["gaussian_covariance", "clip_cov", "A w", bench.RECORD, bench.BACK]
     names += ["entropy", "group_metrics", "rephrasing_metrics", bench.WHOLE]
     names += [f"advantage {name}" for name in sorted(ADVANTAGES)]
@@ -38,7 +38,7 @@ def test_it_runs_and_prints_every_line(
 
 
 def test_the_table_by_hand(bench: ModuleType) -> None:
-    parts = {"grpo": 0.25, "token_covariance": 0.25, "covariance_metrics": 0.5}
+    parts = {"grpo": 0.25, "covariance_of": 0.25, "covariance_metrics": 0.5}
     parts |= {"gaussian_covariance": 1.0, "clip_cov": 8.0, "A w": 1.0}
     parts |= {bench.RECORD: 0.0625, bench.BACK: 0.0625, "group_metrics": 0.25, bench.WHOLE: 2.5}
     parts |= {"entropy": 0.0625, "rephrasing_metrics": 0.0625}

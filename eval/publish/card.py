@@ -21,11 +21,11 @@ from eval import EvaluationError
 from eval.checkpoints import from_manifest, verify
 from eval.publish import Evaluated
 from eval.report import tables
-from prompt_aug.base.files import read_json, read_text, write_text
+from prompt_aug.base.files import read_json, write_text
 from prompt_aug.prepare.sources import load_presets
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import read_parquet
-from recipe.run.folder import MANIFEST, RunFolder, select
+from recipe.run.folder import MANIFEST, RunFolder, read_config, select
 
 CARD = "README.md"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -78,7 +78,7 @@ def push(checkpoint: Evaluated, repository: str, *, public: bool = False) -> str
 def model_card(checkpoint: Evaluated) -> str:
     """Return the card: metadata for a hub, then the facts of the run, the scores, the prompt."""
     run = RunFolder(checkpoint.run)
-    config = yaml.safe_load(read_text(run.config)) if run.config.is_file() else {}
+    config = read_config(checkpoint.run) if run.config.is_file() else {}
     name, hub_id, license_name = base_model(config)
     license_name = license_name or _own_license(run.exported(checkpoint.step) / CARD)
     trained = read_json(run.environment) if run.environment.is_file() else {}

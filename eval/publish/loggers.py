@@ -4,12 +4,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from eval.publish import Evaluated
-from prompt_aug.base.files import read_text
 from recipe.run import environment
-from recipe.run.folder import RunFolder, select
+from recipe.run.folder import RunFolder, read_config, select
 
 SUFFIX = ".eval"  # of our event file, which a second call replaces
 
@@ -51,7 +48,7 @@ def to_wandb(run: Path, checkpoints: Sequence[Evaluated]) -> str:
 
     folder = RunFolder(run)
     environment.keep_wandb_run(folder.wandb_run)
-    config = yaml.safe_load(read_text(folder.config)) if folder.config.exists() else {}
+    config = read_config(run) if folder.config.exists() else {}
     with wandb.init(
         project=select(config, "trainer.project_name"),
         name=select(config, "trainer.experiment_name"),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from recipe.algorithms.groups import Numbers, float64
-from recipe.algorithms.tokens import Tokens, validated
+from recipe.algorithms.tokens import Tokens
 
 CENTRES = ("group", "sequence", "batch")
 ADVANTAGE_CENTRES = ("tokens", "responses", "batch")
@@ -18,15 +18,7 @@ ADVANTAGE_CENTRES = ("tokens", "responses", "batch")
 PERCENTILES = {"p0.01": 1, "p1": 100, "p20": 2000, "p40": 4000, "p100": 10000}
 
 
-def token_covariance(
-    logprobs_BT: Numbers,
-    advantages_BT: Numbers,
-    mask_BT: Numbers,
-    group_B: Numbers,
-    *,
-    centre: str = "group",
-    advantage_centre: str = "responses",
-) -> torch.Tensor:
+def covariance_of(tokens: Tokens, *, centre: str, advantage_centre: str) -> torch.Tensor:
     """c_BT = (logp - mean logp) (A - mean A) at real tokens, 0 where the mask is 0; float64.
 
     `centre` names the tokens over which log-probabilities are averaged: ``group`` (all real tokens
@@ -35,16 +27,10 @@ def token_covariance(
     real tokens not at all: arXiv 2605.11538), ``tokens`` (the group's real tokens: with centre
     ``group`` the mean of c is then the covariance over tokens), ``batch`` (all tokens of the
     batch). A scope of equal advantages, or of equal log-probabilities, has c = 0 exactly.
-    ValueError for an unknown scope and for inputs that `tokens.validated` rejects.
+    Computed once for each `Tokens`: do not modify it. ValueError for an unknown scope.
     """
     require_choice("centre", centre, CENTRES)
     require_choice("advantage_centre", advantage_centre, ADVANTAGE_CENTRES)
-    tokens = validated(logprobs_BT, advantages_BT, mask_BT, group_B)
-    return covariance_of(tokens, centre=centre, advantage_centre=advantage_centre)
-
-
-def covariance_of(tokens: Tokens, *, centre: str, advantage_centre: str) -> torch.Tensor:
-    """`token_covariance` of validated inputs, computed once for each `Tokens`: do not modify it."""
     scopes = (centre, advantage_centre)
     if scopes not in tokens.covariances:
         logp_B = tokens.mean(tokens.logprobs_BT, centre)

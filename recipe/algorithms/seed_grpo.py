@@ -6,8 +6,7 @@ k-th, SE the semantic entropy in nats.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -34,19 +33,7 @@ def semantic_entropy(answers: Sequence[str]) -> float:
     return -math.fsum(math.log(size / len(answers)) for size in sizes) / len(sizes)
 
 
-def settings(section: Mapping[str, Any]) -> dict[str, float]:
-    """Validate ``recipe.advantage.arguments``, {alpha}; ValueError unless alpha is in [0, 1]."""
-    if unknown := set(section) - {"alpha"}:
-        raise ValueError(f"unknown keys {sorted(unknown)}: there is alpha")
-    alpha = ALPHA if section.get("alpha") is None else float(section["alpha"])
-    if not 0 <= alpha <= 1:
-        raise ValueError(
-            f"alpha={alpha} must lie in [0, 1]: above 1 an advantage may change its sign"
-        )
-    return {"alpha": alpha}
-
-
-@advantage(inputs=("answers",), settings=settings)
+@advantage(inputs=("answers",))
 def seed_grpo(
     rewards_B: Numbers, group_B: Numbers, *, answers: Sequence[str] = (), alpha: float = ALPHA
 ) -> torch.Tensor:
@@ -57,6 +44,8 @@ def seed_grpo(
     (`RolloutBatch.answers`); without any, all count as the same. `alpha` in [0, 1]: 0 is Dr. GRPO;
     1 sets the advantages of a group of G different answers to 0, even if one is right.
     """
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha={alpha} must lie in [0, 1]: above 1 a sign may change")
     base_B = dr_grpo(rewards_B, group_B)
     if not len(answers):
         return base_B

@@ -12,7 +12,6 @@ import argparse
 import logging
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,9 @@ from recipe.export.jobs import (
     is_done,
     lora_of,
     model_shards,
-    read_config,
 )
 from recipe.run import checkpoints, environment
-from recipe.run.folder import MANIFEST, RunFolder, numbered, select
+from recipe.run.folder import MANIFEST, RunFolder, numbered, read_config, select
 
 
 def _discard(folder: Path) -> None:
@@ -143,12 +141,9 @@ def export_one(run: Path, config: dict[str, Any], job: Job, dtype: str | None) -
         export_step(run, config, job, choose_dtype(config, job, dtype))
 
 
-def export(run: Path, steps: Sequence[int] | None, dtype: str | None) -> Iterator[str]:
-    """Export the steps of a run, None: all; yields one message per step that failed.
-
-    Raises ExportError where nothing can be done at all.
-    """
-    run = run.resolve()
+def export(options: argparse.Namespace) -> int:
+    """Export the steps of a run; return 1 if one failed. ExportError if nothing can be done."""
+    run, steps, failed = options.run.resolve(), options.steps, False
     config = read_config(run)
     jobs, notes = find(run)
     jobs = choose(run, jobs, steps)
@@ -156,57 +151,40 @@ def export(run: Path, steps: Sequence[int] | None, dtype: str | None) -> Iterato
         for note in notes:
             bar.say(f"recipe.export: {note}")
         for job in jobs:
+            why = None
             try:
                 # By step: the jobs of an array export theirs at the same time.
                 with lock(RunFolder(run).export_lock(job.step)):
-                    export_one(run, config, job, dtype)
-            except InUseError:
-                held = f"step {job.step}: another export is at work on it"
-                if steps is not None:
-                    yield f"{held}: wait for it or stop it"
-                else:  # the jobs of an array each take what no other one holds
-                    bar.say(f"recipe.export: {held} and continues")
+                    export_one(run, config, job, options.dtype)
+            except InUseError:  # the jobs of an array each take what no other one holds
+                end = " and continues" if steps is None else ": wait for it or stop it"
+                bar.say(f"recipe.export: step {job.step}: another export is at work on it{end}")
+                failed |= steps is not None
             except UserError as error:
-                yield f"step {job.step}: {error}"
+                why = str(error)
             except Exception as error:  # one bad checkpoint must not stop the others
                 logging.getLogger(__name__).error("export failed", exc_info=error)
-                yield f"step {job.step}: {type(error).__name__}: {error}"
+                why = f"{type(error).__name__}: {error}"
+            if why is not None:
+                bar.say(f"recipe.export: step {job.step}: {why}")
+                failed = True
             bar.update()
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = make_parser(
-        "python -m recipe.export", __doc__, example="python -m recipe.export runs/toy --steps 10 20"
-    )
-    parser.add_argument("run", metavar="RUN", type=existing, help="the run folder, as runs/demo")
-    add_steps(parser)
-    parser.add_argument("--dtype", choices=list(DTYPES), help="default: that of the run's rollouts")
-    return parser
-
-
-def export_as(options: argparse.Namespace) -> int:
-    """Export as the options say; the exit status, 1 where a step failed."""
-    run_dir, failed = options.run, False
-    for failure in export(run_dir, options.steps, options.dtype):
-        failed = True
-        print(f"recipe.export: {failure}", file=sys.stderr)
-    if failed:
-        return 1
-    exports = RunFolder(run_dir).exports
-    done = [p for p in numbered(exports, "step_").values() if (p / MANIFEST).is_file()]
-    print(f"recipe.export: {len(done)} exported steps in {exports}")
-    return 0
+    exports = RunFolder(run).exports
+    if not failed:
+        done = [p for p in numbered(exports, "step_").values() if (p / MANIFEST).is_file()]
+        print(f"recipe.export: {len(done)} exported steps in {exports}")
+    return int(failed)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point; return 0 done, 1 failed (a line on stderr for each step), 2 wrong usage."""
-    options = build_parser().parse_args(arguments)
-    return run(
-        "recipe.export",
-        lambda: export_as(options),
-        interrupted="the steps exported so far stay; the same command continues with the rest",
-    )
+    example = "python -m recipe.export runs/toy --steps 10 20"
+    parser = make_parser("python -m recipe.export", __doc__, example=example)
+    parser.add_argument("run", metavar="RUN", type=existing, help="the run folder, as runs/demo")
+    add_steps(parser)
+    parser.add_argument("--dtype", choices=list(DTYPES), help="default: that of the run's rollouts")
+    given = parser.parse_args(arguments)
+    kept = "the steps exported so far stay; the same command continues with the rest"
+    return run("recipe.export", lambda: export(given), interrupted=kept)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import FileError, digests, read_json
 from recipe.run.checkpoints import SHARDS, TRACKER, saved_steps, step_folder, tracked_step
@@ -39,20 +37,6 @@ class Job:
 
     step: int
     source: Path | None
-
-
-def read_config(run: Path) -> dict[str, Any]:
-    """The run's resolved config.yaml; ExportError where the folder is not a run folder."""
-    path = RunFolder(run).config
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ExportError(f"{run} is not a run folder: it has no config.yaml") from None
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise ExportError(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ExportError(f"{path} is not a mapping of settings")
-    return config
 
 
 def find(run: Path) -> tuple[list[Job], list[str]]:

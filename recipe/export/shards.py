@@ -191,12 +191,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="trainer.device")
     parser.add_argument("--fsdp-size", type=int, default=-1, help="fsdp_config.fsdp_size")
     given = parser.parse_args(arguments)
-
-    def work() -> int:
-        reshard(given.folder, given.ranks, given.device, given.fsdp_size)
-        return 0
-
-    return run("recipe.export.shards", work, interrupted="the same command divides them")
+    return run(
+        "recipe.export.shards",
+        lambda: reshard(given.folder, given.ranks, given.device, given.fsdp_size),
+        interrupted="the same command divides them",
+    )
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
 
     Reads the questions as the run would; writes nothing but a temporary folder.
     """
+    asked = questions(config, prompts)  # first: it may lower the number of steps, as a run does
     actor, steps = config.actor_rollout_ref.actor, int(config.trainer.total_training_steps)
     saved = saved_checkpoints.tracked_step(Path(config.trainer.default_local_dir)) or 0
     groups, size = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
@@ -44,7 +45,7 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
         "templates": templates(config.recipe.augment, prompts),
         "reward": reward(config.recipe.reward),
         "learning rate": learning_rate(actor.optim),
-        "questions": questions(config, prompts),
+        "questions": asked,
         "steps": f"{steps}" + (f", of which {saved} are done and saved" if saved else ""),
         "responses": f"{groups} questions x {size} = {groups * size} a step, "
         f"{groups * size * max(0, steps - saved):,} to come, of at most "

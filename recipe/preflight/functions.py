@@ -20,13 +20,13 @@ from recipe.preflight.rules import Check, Setup
 LOOP = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 
 
-def own_functions(s: Setup) -> Iterator[str]:
-    """The user's and verl's advantages and token weights run on a small batch."""
+def trial(s: Setup) -> Iterator[str]:
+    """Advantages and token weights, with their arguments, run on a small batch."""
     recipe: Any = OmegaConf.to_container(s.recipe, resolve=True)
     rows = int(s.rollout.n)
     for registry, section in ((ADVANTAGES, "advantage"), (TOKEN_WEIGHTS, "weights")):
         name = recipe[section]["name"]
-        if "." not in name and not name.startswith("verl:"):
+        if section == "weights" and name == "none":
             continue
         alone = {**recipe, "weights": {"name": "none"}} if section == "advantage" else recipe
         try:
@@ -39,6 +39,7 @@ def own_functions(s: Setup) -> Iterator[str]:
                 f"{type(error).__name__}: {error}. Correct the function, or set its arguments with "
                 f"recipe.{section}.arguments.NAME=VALUE."
             )
+            return  # a failed advantage would fail again under the weights
 
 
 def own_modules(s: Setup) -> Iterator[str]:
@@ -73,8 +74,11 @@ def undefined(key: str, place: str, name: str = "") -> Iterator[str]:
     elif not path.is_file():
         yield f"{key}={place}: there is no such file. Correct the path."
         return
-    if path.suffix == ".py" and name and not defines(path.read_text("utf-8"), name):
-        yield f"{key}={place}: {name} is not defined there. Correct the name."
+    try:
+        if path.suffix == ".py" and name and not defines(path.read_text("utf-8"), name):
+            yield f"{key}={place}: {name} is not defined there. Correct the name."
+    except (SyntaxError, UnicodeError) as error:
+        yield f"{key}={place}: not Python ({error}). Correct the file."
 
 
 def defines(source: str, name: str) -> bool:
@@ -93,7 +97,7 @@ def defines(source: str, name: str) -> bool:
     return bool(names & {name, "*"})
 
 
-FUNCTIONS: list[Check] = [own_functions, own_modules]
+FUNCTIONS: list[Check] = [trial, own_modules]
 
 
 def trial_batch(rows: int, rephrasings: int) -> RolloutBatch:

@@ -17,7 +17,7 @@ from prompt_aug.base.errors import UsageError
 from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
 from recipe.preflight import estimate
-from recipe.preflight.engine import ROWS, TENSOR
+from recipe.preflight.engine import ROWS, TENSOR, micro_batches
 from recipe.preflight.estimate import Assumptions, Work
 from recipe.preflight.lora import adapter_size
 from recipe.preflight.machine import HEADS
@@ -86,7 +86,7 @@ def work_of(
     Raises ConfigError for a number of GPUs over which engines or mini-batches do not divide.
     """
     setup = Setup(config)
-    refuse([TENSOR, ROWS, HEADS], setup)
+    refuse([TENSOR, ROWS, HEADS, micro_batches], setup)
     prompt, response = config.data.max_prompt_length, config.data.max_response_length
     if mean_response is not None and mean_response > response:
         raise UsageError(

@@ -99,21 +99,13 @@ def has_gpu() -> bool:
 
 
 def gpu_count() -> int:
-    """Return the number of CUDA devices, counted by NVML.
+    """Return the number of CUDA devices, which NVML counts: the driver is not initialized.
 
-    torch's usual count initializes the driver, after which a forked child cannot use CUDA.
+    After its initialization a forked child could not use CUDA.
     """
     import torch
 
-    before = os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    try:
-        return torch.cuda.device_count() if torch.cuda.is_available() else 0
-    finally:
-        if before is None:
-            del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
-        else:
-            os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = before
+    return torch.cuda.device_count()
 
 
 @functools.cache  # each reads a file, and packages do not change while a process runs

@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 
 from prompt_aug.base.files import (
+    FileError,
+    MissingFileError,
     append_lines,
     read_json,
     read_lines,
+    read_text,
     replacing,
     write_json,
     write_lines,
@@ -156,6 +159,19 @@ def numbered(folder: Path, before: str, after: str = "") -> dict[int, Path]:
         if number.isascii() and number.isdecimal() and str(int(number)) == number:
             found[int(number)] = path
     return dict(sorted(found.items()))
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """Return the content of a run's config.yaml. Raises FileError."""
+    from prompt_aug.typed import parse_yaml  # pydantic, without which the others start faster
+
+    path = RunFolder(run).config
+    if not path.is_file():
+        raise MissingFileError(f"{run} is not a run folder: it has no {path.name}")
+    config = parse_yaml(read_text(path), str(path))
+    if not isinstance(config, dict):
+        raise FileError(f"{path} is not a mapping of settings")
+    return config
 
 
 def select(config: Any, key: str) -> Any:

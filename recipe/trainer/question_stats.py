@@ -1,7 +1,11 @@
 """Statistics of questions across steps: HAPO's history and the curriculum's pass rates.
 
+    h <- min(h, l over the step's correct responses)       tokens of the shortest correct response
+    p <- (1 - decay) p + decay x (accuracy of the group)   pass rate; the first group sets p
+
 Both are sections of the configuration (``recipe.history``, ``recipe.curriculum``). They are kept on
-the driver and saved in the checkpoint.
+the driver and saved in the checkpoint. A step must not be its own history, so it is recorded after
+its rewards were computed.
 """
 
 from collections.abc import Sequence
@@ -9,8 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from recipe.algorithms.curriculum import PassRates, nearest
-from recipe.algorithms.hapo import ShortestCorrect
+from recipe.algorithms.curriculum import nearest
 from recipe.algorithms.rollouts import RolloutBatch
 from recipe.trainer.metrics import values_by_id
 from recipe.trainer.order import group_id
@@ -24,8 +27,8 @@ class QuestionStats:
 
     def __init__(self, recipe: DictConfig) -> None:
         self.history, self.curriculum = recipe.history, recipe.curriculum
-        self.shortest = ShortestCorrect()
-        self.rates = PassRates(target=self.curriculum.target, decay=self.curriculum.decay)
+        self.shortest: dict[str, int] = {}
+        self.rates: dict[str, float] = {}
         self.question_of: dict[str, str] = {}  # of the groups of this step
         self.predicted: dict[str, float] = {}  # pass rates by the value model, of this step
 
@@ -38,7 +41,7 @@ class QuestionStats:
         """Take the pass rates from before training, where the data has them, as estimates."""
         for question, rate in zip(questions, measured, strict=True):
             if rate is not None:
-                self.rates.start(question, rate)
+                self.rates.setdefault(question, rate)
 
     def choose(
         self, questions: Sequence[str], count: int, predicted: Sequence[float] | None = None
@@ -47,9 +50,10 @@ class QuestionStats:
 
         `predicted` are the pass rates by the value model, None without one.
         """
+        target = self.curriculum.target  # also of unknown questions, so that they come first
         if predicted is None:
-            return self.rates.choose(questions, count)
-        chosen = nearest(predicted, self.curriculum.target, count)
+            return nearest([self.rates.get(q, target) for q in questions], target, count)
+        chosen = nearest(predicted, target, count)
         self.predicted.update({questions[i]: predicted[i] for i in chosen})
         return chosen
 
@@ -61,24 +65,27 @@ class QuestionStats:
         """Record the pass rate of a group, once; dynamic sampling reports evicted groups."""
         question = self.question_of.pop(group, None)
         if self.curriculum.enable and question is not None:
-            self.rates.update(question, accuracy)
+            rate = self.rates.get(question, accuracy)
+            self.rates[question] = rate + self.curriculum.decay * (accuracy - rate)
 
     def shortest_of(self, questions: Sequence[str]) -> list[int | None]:
         """Tokens of each question's shortest correct response in earlier steps, or None."""
-        return [self.shortest.shortest(question) for question in questions]
+        return [self.shortest.get(question) for question in questions]
 
     def see_step(self, rollouts: RolloutBatch) -> dict[str, float]:
         """Record a step and return metrics; call it after the rewards of the step were computed."""
         metrics: dict[str, float] = {}
         if self.history.enable:
-            right = [accuracy == 1.0 for accuracy in rollouts.accuracy]
-            self.shortest.update(rollouts.questions, rollouts.lengths, right)
+            rows = zip(rollouts.questions, rollouts.lengths, rollouts.accuracy, strict=True)
+            for question, length, accuracy in rows:
+                if accuracy == 1.0:
+                    self.shortest[question] = min(length, self.shortest.get(question, length))
         if self.curriculum.enable:
             groups = [group_id(key) for key in rollouts.keys]
             means = [sum(g) / len(g) for g in values_by_id(groups, rollouts.accuracy)]
             for group, accuracy in zip(dict.fromkeys(groups), means, strict=True):
                 self.see_group(group, accuracy)
-            known = self.rates.state().values()
+            known = self.rates.values()
             metrics["curriculum/questions_seen"] = float(len(known))
             metrics["curriculum/pass_rate"] = sum(known) / len(known)
             if self.predicted:
@@ -94,9 +101,9 @@ class QuestionStats:
 
     def state(self) -> dict[str, Any]:
         """The state for the checkpoint, as JSON."""
-        return {"shortest": self.shortest.state(), "pass_rates": self.rates.state()}
+        return {"shortest": dict(self.shortest), "pass_rates": dict(self.rates)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned; checkpoints of older versions have none."""
-        self.shortest.load(state.get("shortest", {}))
-        self.rates.load(state.get("pass_rates", {}))
+        self.shortest = dict(state.get("shortest", {}))
+        self.rates = dict(state.get("pass_rates", {}))

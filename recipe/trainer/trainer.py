@@ -1,25 +1,9 @@
 """The trainer: verl's synchronous V1 trainer with our advantages, epochs and run folder.
 
-Every subclass of a class of verl lists in its docstring what it overrides, and why.
-tests/recipe/test_overrides.py compares the lists with the code. The subclasses:
-
-    RecipeTrainer                recipe.trainer.trainer
-    SavingTrainer                recipe.trainer.saving
-    BoundedReplayBuffer          recipe.trainer.replay_buffer
-    RecipeTaskRunner             recipe.trainer.task_runner
-    PromptAugmentationAgentLoop  recipe.rollout.agent_loop
-    GroupedAgentLoopWorker       recipe.rollout.workers
-    GroupedAgentLoopManager      recipe.rollout.workers
-    GroupedClient                recipe.rollout.client
-    RecipeRewardManager          recipe.rollout.reward
-    StatedDtypeMerger            recipe.export.merge
-    PrefixTreeEngine             recipe.actor.engine
-    PlatformCPU                  recipe.patches.cpu.cpu_platform
-    GMPOLossConfig               recipe.algorithms.gmpo, which overrides nothing
-    CriticModelConfig            recipe.patches.cpu.critic, which overrides nothing
-
+Every subclass of a class of verl lists in its docstring what it overrides, and why;
+tests/recipe/test_overrides.py finds the subclasses and compares the lists with the code.
 `recipe.rollout.server` adds a method to verl's vLLM server and overrides nothing. recipe.patches
-lists all replacements of foreign code.
+names all replacements of foreign code.
 """
 
 import functools
@@ -49,7 +33,7 @@ from recipe.trainer.order import distribute, training_order
 from recipe.trainer.question_stats import QuestionStats
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
 from recipe.trainer.saving import SavingTrainer
-from recipe.trainer.training_signal import record, signal_of
+from recipe.trainer.training_signal import signal_of
 
 
 @register_trainer("recipe_sync")
@@ -238,7 +222,7 @@ class RecipeTrainer(SavingTrainer):
     def _compute_advantage(self, batch: Any, metrics: dict) -> Any:
         """Replaces verl's: one read, verl's corrections, our advantages, one write."""
         fetched, weight_logprobs = self._fetch(batch)
-        found = signal_of(
+        self.rollouts, self.rewards_B, columns = signal_of(
             fetched,
             self.config,
             step=self.global_steps,
@@ -248,16 +232,7 @@ class RecipeTrainer(SavingTrainer):
             weight_logprobs=weight_logprobs,
             metrics=metrics,
         )
-        self.rollouts, self.rewards_B = found.rollouts, found.made.rewards_B
-        record(
-            found,
-            self.config,
-            step=self.global_steps,
-            stats=self.question_stats,
-            run_dir=self.run_dir,
-            metrics=metrics,
-        )
-        return batches.write(fetched, found.columns)
+        return batches.write(fetched, columns)
 
     def _fetch(self, batch: Any) -> tuple[batches.Fetched, torch.Tensor | None]:
         """Return the batch, and its log-probs at the temperature of the token weights (None: same).

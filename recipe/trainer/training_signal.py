@@ -5,7 +5,6 @@ The trainer and the simulator (`recipe.lab.simulate`) call the same functions.
 
 import dataclasses
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from recipe.algorithms.compute import Advantages, compute_advantages, group_of
+from recipe.algorithms.compute import compute_advantages, group_of
 from recipe.algorithms.rollouts import RolloutBatch
 from recipe.run import folder as run_folder
 from recipe.trainer import batch as batches
@@ -22,15 +21,6 @@ from recipe.trainer import records
 from recipe.trainer.order import group_id
 from recipe.trainer.question_stats import QuestionStats
 from recipe.trainer.verl_part import apply_corrections
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Signal:
-    """The rollouts of a step, their advantages, and the columns for verl's actor, R x T."""
-
-    rollouts: RolloutBatch
-    made: Advantages
-    columns: dict[str, Tensor]
 
 
 def signal_of(
@@ -43,8 +33,11 @@ def signal_of(
     kl_controller: Any,
     weight_logprobs: Tensor | None,
     metrics: dict,
-) -> Signal:
-    """Apply verl's corrections and compute the advantages; add verl's metrics to `metrics`."""
+) -> tuple[RolloutBatch, Tensor, dict[str, Tensor]]:
+    """Apply verl's corrections and compute the advantages; add to `metrics` and write tensors/.
+
+    Return the rollouts, their rewards, and the columns for verl's actor, R x T.
+    """
     recipe = config.recipe
     rewards, mask, changed = apply_corrections(fetched, config.algorithm, kl_controller, metrics)
     rollouts = batches.rollouts_of(
@@ -71,20 +64,6 @@ def signal_of(
         excluded=excluded,
         by_token=by_token,
     )
-    return Signal(rollouts=rollouts, made=made, columns=columns)
-
-
-def record(
-    signal: Signal,
-    config: DictConfig,
-    *,
-    step: int,
-    stats: QuestionStats,
-    run_dir: Path,
-    metrics: dict,
-) -> None:
-    """Add the metrics of the step to `metrics` and write tensors/."""
-    rollouts, made, recipe = signal.rollouts, signal.made, config.recipe
     by_rephrasing = group_of(recipe.advantage) == "rephrasing"
     metrics.update(statistics.entropy(rollouts))
     metrics.update(statistics.group_metrics(rollouts, made.rewards_B, by_rephrasing))
@@ -94,4 +73,6 @@ def record(
     every = recipe.save_tensors_every
     if every and step % every == 0:
         arrays = records.arrays(rollouts, made.rewards_B, made.advantages_BT)
-        run_folder.write_arrays(run_folder.RunFolder(run_dir).tensors(step), arrays)
+        folder = run_folder.RunFolder(Path(recipe.run_dir))
+        run_folder.write_arrays(folder.tensors(step), arrays)
+    return rollouts, made.rewards_B, columns

@@ -30,8 +30,9 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import compute_advantages
-from recipe.algorithms.covariance import covariance_metrics, token_covariance
+from recipe.algorithms.covariance import covariance_metrics, covariance_of
 from recipe.algorithms.rollouts import RolloutBatch
+from recipe.algorithms.tokens import validated
 from recipe.trainer.batch import Fetched, matrix, ragged, rollouts_of
 from recipe.trainer.metrics import entropy, group_metrics, rephrasing_metrics
 
@@ -107,7 +108,11 @@ def lines(made: SimpleNamespace) -> dict[str, Callable[[], object]]:
     advantages_B = ADVANTAGES["grpo"](rewards_B, group_B)
     advantages_BT = advantages_B[:, None] * mask_BT
     inputs = (batch.logprobs_BT, advantages_BT, mask_BT, group_B)
-    c_BT = token_covariance(*inputs)
+
+    def covariance() -> torch.Tensor:
+        return covariance_of(validated(*inputs), centre="group", advantage_centre="responses")
+
+    c_BT = covariance()
     weights_BT = TOKEN_WEIGHTS["gaussian_covariance"](*inputs)
     return {
         VERL: lambda: compute_grpo_outcome_advantage(
@@ -117,7 +122,7 @@ def lines(made: SimpleNamespace) -> dict[str, Callable[[], object]]:
             norm_adv_by_std_in_grpo=True,
         ),
         "grpo": lambda: ADVANTAGES["grpo"](rewards_B, group_B),
-        "token_covariance": lambda: token_covariance(*inputs),
+        "covariance_of": covariance,
         "covariance_metrics": lambda: covariance_metrics(c_BT, mask_BT),
         "gaussian_covariance": lambda: TOKEN_WEIGHTS["gaussian_covariance"](*inputs),
         "clip_cov": lambda: TOKEN_WEIGHTS["clip_cov"](*inputs),

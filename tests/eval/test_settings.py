@@ -8,6 +8,7 @@ import pytest
 from eval import EvaluationError
 from eval.benchmarks import BenchmarkRequest
 from eval.settings import Settings, differences, folder_name, from_run, presets, shared_identity
+from prompt_aug.base.errors import UserError
 from prompt_aug.prompts import FORM, Prompts
 from prompt_aug.templates import load_bank
 
@@ -67,6 +68,11 @@ def test_wrong_settings_are_rejected_by_key(tmp_path: Path, section: str, key: s
 def test_a_folder_without_a_configuration_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match="--model"):
         from_run(tmp_path)
+    config = tmp_path / "config.yaml"
+    for text in ("trainer: {total", "[1]", "eval: 3", "recipe: {augment: 3}"):
+        config.write_text(text)
+        with pytest.raises(UserError, match=r"config\.yaml"):
+            from_run(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ import math
 
 import torch
 
+from recipe.algorithms.covariance import covariance_of
+from recipe.algorithms.tokens import validated
+
 X = math.nan  # at padding; must never matter
 
 # Two groups. The first: responses of 2 and 1 tokens; the second: one response.
@@ -11,6 +14,14 @@ LOGPROBS = [[-1.0, -3.0], [-5.0, X], [-1.0, -1.0]]
 ADVANTAGES = [[1.0, 1.0], [-1.0, X], [0.5, 0.5]]
 MASK = [[1, 1], [1, 0], [1, 1]]
 GROUP = [4, 4, 9]
+
+
+def token_covariance(
+    *batch: object, centre: str = "group", advantage_centre: str = "responses"
+) -> torch.Tensor:
+    """c of a batch: log-probabilities, advantages, mask, groups; defaults of CW-GRPO's preset."""
+    tokens = validated(*batch)  # type: ignore[arg-type]
+    return covariance_of(tokens, centre=centre, advantage_centre=advantage_centre)
 
 
 def close(found: torch.Tensor, wanted: object, tolerance: float = 1e-12) -> None:

@@ -54,11 +54,8 @@ def test_the_list_is_what_is_overridden(cls: type) -> None:
     assert listed(cls) == overridden(cls)
 
 
-def test_the_subclasses_are_found_and_listed_in_one_place() -> None:
-    found = {cls.__name__: cls.__module__ for cls in subclasses_of_verl()}
-    assert len(found) >= 10
-    page = importlib.import_module("recipe.trainer.trainer").__doc__ or ""
-    assert dict(re.findall(r"^    (\w+) +(recipe[.\w]+)", page, re.MULTILINE)) == found
+def test_the_subclasses_are_found() -> None:
+    assert len({cls.__name__ for cls in subclasses_of_verl()}) >= 10
 
 
 class Verl:

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from covariance_cases import close
+from covariance_cases import close, token_covariance
 from omegaconf import OmegaConf
 from rollout_batches import synthetic
 
 from recipe.algorithms import ADVANTAGES
 from recipe.algorithms.clip_cov import clip_cov
 from recipe.algorithms.compute import compute_advantages, logprob_temperature
-from recipe.algorithms.covariance import covariance_metrics, token_covariance
+from recipe.algorithms.covariance import covariance_metrics
 from recipe.algorithms.rollouts import RolloutBatch
 from recipe.errors import ConfigError
 
@@ -157,7 +157,6 @@ def test_an_advantage_receives_the_answers_that_it_requires() -> None:
         ("advantage", {"name": "recipe.algorithms.grpo.nope"}, "nope"),
         ("advantage", {"name": "recipe.algorithms.grpo.EPSILON"}, "EPSILON"),
         ("advantage", {"name": "grpo", "arguments": {"alpha": 2}}, "grpo takes no alpha"),
-        ("advantage", {"name": "seed_grpo", "arguments": {"alpha": 2}}, "arguments: alpha=2.0"),
         ("weights", {"name": "clip_cov", "clip_cov": {"ratio": 0}}, "weights.clip_cov: ratio=0.0"),
     ],
 )

@@ -6,10 +6,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from covariance_cases import ADVANTAGES, GROUP, LOGPROBS, MASK, X, close, example
+from covariance_cases import (
+    ADVANTAGES,
+    GROUP,
+    LOGPROBS,
+    MASK,
+    X,
+    close,
+    example,
+    token_covariance,
+)
 
 from recipe.algorithms.clip_cov import clip_cov
-from recipe.algorithms.covariance import covariance_metrics, covariance_of, token_covariance
+from recipe.algorithms.covariance import covariance_metrics, covariance_of
 from recipe.algorithms.tokens import validated
 
 

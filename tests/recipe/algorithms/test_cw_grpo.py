@@ -7,10 +7,18 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from covariance_cases import ADVANTAGES, GROUP, LOGPROBS, MASK, X, close, example
+from covariance_cases import (
+    ADVANTAGES,
+    GROUP,
+    LOGPROBS,
+    MASK,
+    X,
+    close,
+    example,
+    token_covariance,
+)
 
 from recipe.algorithms import TOKEN_WEIGHTS
-from recipe.algorithms.covariance import token_covariance
 from recipe.algorithms.cw_grpo import PRESETS, gaussian_covariance
 from recipe.algorithms.cw_grpo import settings as resolve
 

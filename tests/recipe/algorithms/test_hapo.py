@@ -1,11 +1,10 @@
 """HAPO's length reward and the history from which it is computed (arXiv 2505.11225)."""
 
-import json
 import math
 
 import pytest
 
-from recipe.algorithms.hapo import ShortestCorrect, length_reward
+from recipe.algorithms.hapo import length_reward
 
 H = 60  # tokens of the shortest correct response so far
 
@@ -66,58 +65,3 @@ def test_values_out_of_range_are_rejected(
 ) -> None:
     with pytest.raises(ValueError, match=named):
         length_reward(length, shortest, True, floor)
-
-
-def test_the_shortest_correct_response_by_hand() -> None:
-    history = ShortestCorrect()
-    history.update(["a", "a", "b", "a", "b"], [30, 20, 9, 10, 8], [True, True, False, False, False])
-    assert history.state() == {"a": 20}  # the 10 was wrong, b never right
-    assert history.shortest("b") is None
-    history.update(["b", "a"], [50, 25], [True, True])
-    assert history.state() == {"a": 20, "b": 50}  # it never grows
-    history.update(["a"], [19], [True])
-    assert history.shortest("a") == 19
-
-
-def test_the_order_of_rows_and_of_steps_does_not_matter() -> None:
-    rows = [("a", 30, True), ("b", 7, True), ("a", 12, True), ("a", 3, False), ("b", 9, True)]
-    forward, backward = ShortestCorrect(), ShortestCorrect()
-    forward.update(*zip(*rows, strict=True))
-    for row in reversed(rows):
-        backward.update(*([value] for value in row))
-    assert forward.state() == backward.state() == {"a": 12, "b": 7}
-
-
-def test_a_step_read_before_its_update_does_not_see_itself() -> None:
-    """Negative control for the order of the two calls: updated first, no answer can gain."""
-    history, lengths = ShortestCorrect(), [40, 20]
-    history.update(["a"], [40], [True])
-
-    def rewards() -> list[float]:
-        return [length_reward(n, history.shortest("a"), True) for n in lengths]
-
-    before = rewards()
-    history.update(["a", "a"], lengths, [True, True])
-    assert before == pytest.approx([0.0, math.sqrt(2) / 2], abs=1e-15)
-    assert rewards() == [-0.7, 0.0]
-
-
-def test_a_checkpoint_keeps_the_history() -> None:
-    history, resumed = ShortestCorrect(), ShortestCorrect()
-    history.update(["a", "b"], [30, 20], [True, True])
-    resumed.update(["b", "c"], [1, 1], [True, True])  # replaced
-    state = json.loads(json.dumps(history.state()))
-    resumed.load(state)
-    assert resumed.state() == {"a": 30, "b": 20}
-    resumed.update(["a"], [5], [True])
-    assert state == history.state() == {"a": 30, "b": 20}  # nothing is shared
-
-
-def test_a_bad_step_is_rejected_and_changes_nothing() -> None:
-    history = ShortestCorrect()
-    with pytest.raises(ValueError, match="no tokens, to question b"):
-        history.update(["a", "b"], [5, 0], [True, True])
-    with pytest.raises(ValueError, match="zip"):
-        history.update(["a", "b"], [5], [True, True])
-    history.update(["b"], [0], [False])  # an empty answer that is wrong is no history
-    assert history.state() == {}

@@ -20,6 +20,7 @@ from recipe.errors import ConfigError
 from recipe.preflight import checks, rules
 from recipe.preflight.algorithm import ALGORITHM, GMPO_TARGET, HOMOGENEOUS, REJECTIONS
 from recipe.preflight.engine import ENGINE
+from recipe.preflight.functions import FUNCTIONS
 from recipe.preflight.rules import SHORT, Check, Rule, Setup, messages
 from recipe.trainer import task_runner
 
@@ -170,6 +171,14 @@ FLASH2 = "{MODEL}.override_config.attn_implementation=flash_attention_2"
 FLASH3 = "{MODEL}.override_config.attn_implementation=flash_attention_3"
 OWN_LOOP = "{R}.agent.default_agent_loop=mine {R}.agent.agent_loop_config_path=loops.yaml"
 
+REFUSED_ARGUMENTS = [  # found by a call on a trial batch
+    (f"recipe.{section}.name={name} recipe.{section}.arguments.{value}", f"{name} {value}")
+    for section, name, value in (
+        ("advantage", "seed_grpo", "alpha=2"),
+        ("advantage", "unlikeliness", "beta=7"),
+        ("weights", "high_entropy", "ratio=2"),
+    )
+]
 REFUSED_ENGINE = [
     ("{R}.max_model_len=239", "{R}.max_model_len=239 recipe.rollout.joint_limit"),
     ("{R}.max_model_len=null", "{R}.max_model_len=null"),
@@ -235,7 +244,8 @@ ALLOWED_ENGINE = [
 @pytest.mark.parametrize(
     ("theme", "changes", "named"),
     [(ALGORITHM, *case) for case in REFUSED_ALGORITHM]
-    + [(ENGINE, *case) for case in REFUSED_ENGINE],
+    + [(ENGINE, *case) for case in REFUSED_ENGINE]
+    + [(FUNCTIONS, *case) for case in REFUSED_ARGUMENTS],
     ids=lambda v: v[:60] if isinstance(v, str) else "",
 )
 def test_refused(toy: Any, theme: list[Check], changes: str, named: str) -> None:

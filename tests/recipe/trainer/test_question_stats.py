@@ -1,5 +1,9 @@
 """Statistics of questions: a step never sees itself, and a checkpoint keeps everything."""
 
+import json
+import random
+
+import pytest
 from omegaconf import OmegaConf
 from rollout_batches import synthetic
 
@@ -7,9 +11,9 @@ from recipe.algorithms.rollouts import RolloutBatch
 from recipe.trainer.question_stats import QuestionStats
 
 
-def stats(enable: bool = True) -> QuestionStats:
+def stats(enable: bool = True, target: float = 0.5, decay: float = 0.5) -> QuestionStats:
     history = {"enable": enable, "weight": 0.5, "floor": -0.7}
-    curriculum = {"enable": enable, "candidates": 4, "target": 0.5, "decay": 0.5}
+    curriculum = {"enable": enable, "candidates": 4, "target": target, "decay": decay}
     return QuestionStats(OmegaConf.create({"history": history, "curriculum": curriculum}))
 
 
@@ -27,6 +31,50 @@ def test_a_step_is_seen_by_the_next_one() -> None:
     assert known.shortest_of(["q", "p"]) == [2, None]
 
 
+def rates_after(accuracies: list[float], **settings: float) -> list[float]:
+    """The pass rate of a question after each of its groups."""
+    known, found = stats(**settings), []
+    for accuracy in accuracies:
+        known.fetch(["g"], ["q"])
+        known.see_group("g", accuracy)
+        found.append(known.state()["pass_rates"]["q"])
+    return found
+
+
+def test_the_running_rate_by_hand() -> None:
+    assert rates_after([1.0, 0.0, 0.5], decay=0.25) == [1.0, 0.75, 0.6875]  # the first sets it
+    assert rates_after([0.25, 1.0, 0.125], decay=1.0) == [0.25, 1.0, 0.125]  # the newest alone
+    assert rates_after([0.7] * 50, decay=0.3)[-1] == 0.7  # exactly
+
+
+def test_a_rate_is_the_weighted_mean_of_its_groups() -> None:
+    draw = random.Random(0)
+    groups = [draw.random() for _ in range(40)]
+    weights = [0.7**39] + [0.3 * 0.7 ** (39 - n) for n in range(1, 40)]
+    expected = sum(w * v for w, v in zip(weights, groups, strict=True))
+    assert rates_after(groups, decay=0.3)[-1] == pytest.approx(expected, abs=1e-12)
+
+
+def test_an_unknown_question_has_the_target() -> None:
+    known = stats(target=0.25)
+    known.start(["low", "high"], [0.125, 0.5])
+    assert known.choose(["high", "low", "new"], 1) == [2]
+
+
+def test_the_shortest_correct_response_by_hand() -> None:
+    """q: 2 tokens and right, 4 and wrong; later 3 tokens, then 1; p is never right."""
+    known = stats()
+    for rewards, mask, wanted in (
+        ([1.0, 0.0], [[1, 1, 0, 0], [1, 1, 1, 1]], 2),
+        ([1.0, 1.0], [[1, 1, 1, 0], [1, 1, 1, 1]], 2),  # it never grows
+        ([0.0, 0.0], [[1, 0, 0, 0], [1, 1, 0, 0]], 2),  # wrong responses do not count
+        ([1.0, 1.0], [[1, 1, 0, 0], [1, 0, 0, 0]], 1),
+    ):
+        known.fetch(["g0"], ["q"])
+        known.see_step(synthetic(rewards, [[0.0] * 4] * 2, mask, [0, 0], questions=["q", "q"]))
+        assert known.shortest_of(["q", "p"]) == [wanted, None]
+
+
 def test_a_checkpoint_keeps_the_statistics() -> None:
     before, after = stats(), stats()
     before.fetch(["g0"], ["q"])
@@ -36,7 +84,11 @@ def test_a_checkpoint_keeps_the_statistics() -> None:
     before.see_group("g1", 0.0)  # evicted, then a filler group: one group counts once
     after.load(before.state())
     wanted = {"shortest": {"q": 2}, "pass_rates": {"q": 0.5, "other": 1.0}}
-    assert after.state() == before.state() == wanted
+    assert after.state() == before.state() == wanted == json.loads(json.dumps(wanted))
+    after.fetch(["g2"], ["q"])
+    after.see_group("g2", 1.0)
+    assert before.state() == wanted  # nothing is shared
+    after.load(before.state())
     assert after.choose(["other", "q"], 1) == [1]
     after.load({})  # a checkpoint of an older version
     assert after.state() == {"shortest": {}, "pass_rates": {}}
