@@ -28,18 +28,25 @@ STOPPED = 130  # the shell's exit code after Ctrl-C
 def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
     """Compose, check, prepare and run; returns the exit code."""
     from prompt_aug.base.files import lock
+    from recipe.config import show
     from recipe.config.compose import compose_config
+    from recipe.errors import ConfigError
     from recipe.run import checkpoints, ending, rollbacks, stop
     from recipe.run.folder import RunFolder, record_environment
     from recipe.trainer import launch
 
     with Progress("recipe.train: checks"):
         config = compose_config(example, overrides)
+        replaced = show.overruled(example, overrides)
+        if errors := [why for key, why in replaced.items() if key.startswith("recipe.")]:
+            raise ConfigError("\n".join(errors))  # without them it would be another method
         launch.set_environment(config)
         # Imported here: transformers reads the environment.
         from recipe.preflight.checks import check, prepare
 
         prompts = check(config, here=not dry_run)
+    for why in replaced.values():  # the loss of the example, as of a baseline
+        print(f"recipe.train: note: {why}", file=sys.stderr)
     if dry_run:
         from recipe.preflight.dry_run import describe
 

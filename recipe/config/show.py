@@ -60,6 +60,22 @@ def with_sources(example: str, overrides: list[str], changed: bool = False) -> s
     return "\n".join(f"{text:<{width}}  # {source}" for text, source in lines)
 
 
+def overruled(example: str, overrides: list[str]) -> dict[str, str]:
+    """Return key -> message for each value of `method=NAME` that a file of the example replaces."""
+    chosen = [text for text in overrides if text.startswith("method=")]
+    wanted, final = dict[str, Any](), dict[str, tuple[Any, str]]()
+    for source, content in _layers(example, overrides) if chosen else ():
+        values = dict(flat(content))
+        wanted |= values if "/method/" in source else {}
+        final |= {key: (value, source) for key, value in values.items()}
+    return {
+        key: f"{key}={shown(final[key][0])}: {final[key][1]} sets this, where {chosen[-1]} has "
+        f"{shown(value)}. Add {key}=VALUE to choose one, or train another example."
+        for key, value in wanted.items()
+        if final[key][0] != value and final[key][1] != "command line"
+    }
+
+
 def _headline(path: Path) -> str:
     """The first comment of a yaml file."""
     comments = [x for x in path.read_text(encoding="utf-8").splitlines() if x.startswith("# ")]

@@ -46,3 +46,14 @@ def test_the_difference_from_the_defaults() -> None:
     assert shown["data.train_batch_size"] == "16" and shown["recipe.weights.arguments.k"] == "1"
     assert not {"recipe.seed", "data.seed", "algorithm.adv_estimator"} & set(shown)
     assert len(shown) < 100 < len(show.with_sources("toy", []).splitlines())
+
+
+@pytest.mark.config
+def test_values_of_a_method_that_the_example_replaces_are_named() -> None:
+    replaced = show.overruled("ta_grpo", ["method=prompt_aug"])
+    assert "published/ta_grpo.yaml" in replaced["recipe.augment.mode"]
+    chosen = ["recipe.augment.mode=per_question", "recipe.augment.templates=[abel]"]
+    left = show.overruled("ta_grpo", ["method=prompt_aug", *chosen])
+    assert replaced.keys() - left.keys() == {"recipe.augment.mode", "recipe.augment.templates"}
+    assert show.overruled("ta_grpo", ["method=grpo"]) == {}
+    assert show.overruled("cw_grpo", []) == {}
