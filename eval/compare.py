@@ -150,6 +150,8 @@ def notes_of(a: Side, b: Side) -> list[str]:
     for name in names:
         lines = differences(asked(one[name]), asked(other[name]))
         notes += [f"{name}: settings differ: {line}" for line in lines]
+    for label, alone in (("A", set(one) - set(other)), ("B", set(other) - set(one))):
+        notes += [f"only in {label}: {', '.join(sorted(alone))}"] if alone else []
     if left := set(one) & set(other) - set(names):
         notes.append(f"left out, because a checkpoint was picked by it: {', '.join(sorted(left))}")
     if kept := {picked_by(a), picked_by(b)} & set(names):
@@ -200,7 +202,8 @@ def compare(a: Side, b: Side) -> dict[str, list[ComparedGroup]]:
         for title, found in groups.items()
         if len(found) > 1
     }
-    return {"All questions": [compare_group("all", questions)], **rows}
+    label = "all" if "Benchmarks" in rows else questions[0].benchmark
+    return {"All questions": [compare_group(label, questions)], **rows}
 
 
 def table(a: Side, b: Side, rows: Sequence[ComparedGroup]) -> Table:

@@ -115,7 +115,12 @@ def size_of(request: str) -> tuple[str, int, int]:
 def plan(options: argparse.Namespace) -> None:
     """Print a line per benchmark."""
     at_least(1, options, "samples")
-    for name, low, high in (("gain", 0, 100), ("accuracy", 0, 1), ("power", LEVEL, 1)):
+    if not 0.5 <= options.gain < 100:
+        raise UsageError(
+            f"--gain={options.gain:g}: it is in points, from 0.5 to below 100. Set --gain=5 for a "
+            "gain from 30 % to 35 %."
+        )
+    for name, low, high in (("accuracy", 0, 1), ("power", LEVEL, 1)):
         if not low < getattr(options, name) < high:
             raise UsageError(f"--{name}={getattr(options, name)}: not between {low} and {high}")
     if not 0 <= options.correlation <= 1:
@@ -152,8 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--benchmark", action="append", required=True, type=text, metavar="NAME[=PATH]",
         help="a known name, or a file; may be repeated")  # fmt: skip
     add("--samples", type=int, help="per question (default: the benchmark's)")
-    add("--gain", type=float, default=5.0, help="gain to detect, in points")
-    add("--accuracy", type=float, default=0.3, help="expected accuracy of both models")
+    add("--gain", type=float, default=5.0, help="gain to detect, in points (0.5 or more)")
+    add("--accuracy", type=float, default=0.3, help="expected accuracy of both models, from 0 to 1")
     add("--correlation", type=float, default=0.5, help="of difficulty between the two models;"
         " a checkpoint and its start model have more than two unrelated models")  # fmt: skip
     add("--like", type=Path, metavar="SCORES", help="scores.json of a benchmark with several"

@@ -38,6 +38,7 @@ from recipe.run.evaluation import BenchmarkRequest, DType
 from recipe.run.folder import RunFolder, read_config, select
 
 WATCH_SECONDS = 30.0
+TRUNCATED = 0.05  # share of a benchmark's responses above which a warning is printed
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -266,18 +267,27 @@ def work(
                 evaluation.run(item, session)
             except InUseError:
                 held.append(item)
-        for item in evaluation.items(checkpoint):
-            if item.is_done():
-                entry = read_json(item.folder.scores)
-                error, asked = entry["standard_error"], entry["settings"]
-                spread = "" if error is None else f" +- {error:.4f}"
-                print(
-                    f"  {item.name}: accuracy {entry['accuracy']:.4f}{spread} ({entry['questions']}"
-                    f" of {asked['of']} questions x {asked['samples']}), truncated "
-                    f"{entry['truncation_rate']:.4f}"
-                )
+        for item in filter(Item.is_done, evaluation.items(checkpoint)):
+            _print_scores(item, evaluation.settings.max_tokens)
     if waiting := [item.name for item in held if not item.is_done()]:
         print(f"note: {len(waiting)} items are with other workers: {', '.join(waiting[:8])}")
+
+
+def _print_scores(item: Item, limit: int) -> None:
+    entry = read_json(item.folder.scores)
+    error, asked, truncated = (
+        entry[key] for key in ("standard_error", "settings", "truncation_rate")
+    )
+    spread = "" if error is None else f" +- {error:.4f}"
+    print(
+        f"  {item.name}: accuracy {entry['accuracy']:.4f}{spread} ({entry['questions']}"
+        f" of {asked['of']} questions x {asked['samples']}), truncated {truncated:.4f}"
+    )
+    if truncated > TRUNCATED:
+        print(
+            f"  --max-tokens={limit}: {truncated:.0%} of the responses were truncated. Raise it "
+            "if the model's context allows it."
+        )
 
 
 def _check_owner(checkpoint: Checkpoint, evaluation: Evaluation) -> None:

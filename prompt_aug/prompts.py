@@ -120,7 +120,7 @@ class Prompts:
     ) -> Prompt:
         """Return the prompt of `question` under a template; `system` is the question's own.
 
-        Raises UnknownTemplateError, or ValueError if the question cannot be rendered.
+        Raises UnknownTemplateError, or RenderError if the question cannot be rendered.
         """
         rendered = render(self.bank[template], question, tokenizer, self.form, system, shots)
         ids = tokenizer.encode(rendered.text, add_special_tokens=False)

@@ -147,9 +147,9 @@ def to_row(question: Question, index: int = 0) -> dict[str, Any]:
 def from_row(row: Mapping[str, Any]) -> Question:
     """Return the question of a verl-style row, also of one without our `extra_info`.
 
-    Such a row gives its system message, the last user message and ``reward_model.ground_truth``, a
-    string or a list. Raises QuestionError without a question or an answer, and for images or
-    videos, which templates do not support.
+    Such a row gives its system message, its user message and ``reward_model.ground_truth``, a
+    string or a list. Raises QuestionError without a question or an answer, and for other messages,
+    images or videos, which templates do not support.
     """
     for column in ("images", "videos"):
         if row.get(column) is not None and len(row[column]):
@@ -174,6 +174,13 @@ def from_row(row: Mapping[str, Any]) -> Question:
         options=_texts(extra.get("options")),
         system=system_text(row.get("prompt")),
     )
+    chat = () if isinstance(row["prompt"], str) else row["prompt"]
+    roles = [message.get("role") for message in chat]
+    if roles not in ([], ["user"], ["system", "user"]):
+        raise QuestionError(
+            f"the column 'prompt' has the roles {', '.join(map(str, roles))}: a question is one "
+            "user message after an optional system message. Write it as such or drop the row."
+        )
     return replace(made, pass_rate=_rate(rate), row=extra.get("row") or _other_columns(row))
 
 
@@ -246,15 +253,20 @@ def write_parquet(questions: Sequence[Question], path: str | Path) -> None:
 
 
 def user_text(prompt: str | Iterable[Mapping[str, Any]] | None, column: str) -> str:
-    """Return a text prompt, or the last user message of a chat.
+    """Return a text prompt, or the user message of a chat.
 
-    Raises QuestionError, with the `column`, if a chat has none.
+    Raises QuestionError, with the `column`, if a chat has none or several.
     """
     if isinstance(prompt, str):
         return prompt
     said = [m["content"] for m in prompt or () if m.get("role") == "user" and m.get("content")]
     if not said:
         raise QuestionError(f"the column {column!r} has no user message")
+    if len(said) > 1:
+        raise QuestionError(
+            f"the column {column!r} has {len(said)} user messages, and a question is one. Write "
+            "them as one or drop the row."
+        )
     if not isinstance(said[-1], str):
         raise QuestionError(f"the column {column!r} holds parts (an image?): questions are text")
     return said[-1]

@@ -6,7 +6,8 @@
 #   ... export RUN_FOLDER [options of recipe.export]
 #   ... rephrase QUESTIONS.parquet OUT.parquet [options of prompt_aug.rephrase]
 #
-# --dry-run shows the sbatch line and the commands that the job would run, and starts nothing.
+# --dry-run shows the sbatch line and the commands that the job would run, and starts nothing. A
+# training whose configuration cannot be composed is not submitted.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -31,9 +32,7 @@ shift
 source scripts/job.sh
 site_settings
 line=(sbatch ${options[@]+"${options[@]}"} "scripts/$job.sbatch" "$@")
-if $dry; then
-    printf '%q ' "${line[@]}"
-    echo
+commands=$( # fails if the configuration of a training cannot be composed
     for option in ${options[@]+"${options[@]}"}; do
         case $option in
             --nodes=*) export SLURM_JOB_NUM_NODES=${option#*=} ;;
@@ -41,6 +40,10 @@ if $dry; then
         esac
     done
     DRY_RUN=1 SLURM_SUBMIT_DIR=$PWD bash "scripts/$job.sbatch" "$@"
+)
+if $dry; then
+    printf '%q ' "${line[@]}"
+    printf '\n%s\n' "$commands"
 else
     command -v sbatch >/dev/null || {
         echo "no sbatch here: this is not a SLURM login node" >&2

@@ -17,6 +17,8 @@ PYTHON = """\
 echo "$*" >>"$CALLS"
 case "$*" in
     *metadata* | -) cat >/dev/null ;;
+    *nosuch*--cfg) echo "no example 'nosuch'" >&2; exit 1 ;;
+    *--cfg) echo 'recipe.run_dir=runs/my gym    # mine: runs/${recipe.name}' ;;
     *"$FAIL"*) [[ -n $FAIL ]] && exit 7 ;;
 esac
 exit 0
@@ -203,6 +205,8 @@ fi
 # Stands for a training: SIGNAL comes to the job's script, a TERM of the script ends it with $CODE.
 TRAINING = """\
 #!/usr/bin/env bash
+[[ $1 == -c ]] && exit "${NO_RECIPE:-0}"
+[[ $* == *--cfg ]] && echo "recipe.run_dir=runs/gym  # a file" && exit "${CFG:-0}"
 trap 'sleep 0.3; echo ended >>"$CALLS"; exit $CODE' TERM
 echo "$*" >>"$CALLS"
 echo "ROCR ${ROCR_VISIBLE_DEVICES:-unset}, offline ${TRANSFORMERS_OFFLINE:-no}" >>"$CALLS"
@@ -304,13 +308,25 @@ def test_the_site_is_described_in_one_file(checkout: Path) -> None:
         "HF_HUB_OFFLINE=1\nRUNS=/shared/runs\nSBATCH_PARTITION=gpu\n"
     )
     called = job(checkout, "toy", "a=1", RUN="", CUDA_VISIBLE_DEVICES="0", ROCR_VISIBLE_DEVICES="0")
-    assert "recipe.run_dir=/shared/runs/toy" in called[2][0]
+    assert "recipe.run_dir=/shared/runs/gym" in called[2][0]
     assert called[2][1] == "ROCR unset, offline 1"
 
 
 def test_a_site_file_may_read_variables_that_are_not_set(checkout: Path) -> None:
     (checkout / "scripts" / "cluster.env").write_text("A=/opt:$NOT_SET_ANYWHERE\nRUNS=$A\n")
-    assert "recipe.run_dir=/opt:/toy" in job(checkout, "toy", RUN="")[2][0]
+    assert "recipe.run_dir=/opt:/gym" in job(checkout, "toy", RUN="")[2][0]
+
+
+def test_the_run_folder_is_that_of_the_configuration(checkout: Path) -> None:
+    def folder(*overrides: str, **variables: str) -> str:
+        return job(checkout, "mine", *overrides, **variables)[2][-2].split("recipe.run_dir=")[1]
+
+    assert folder(RUN="").split()[0] == "runs/gym"
+    assert folder(RUN="runs/x").split()[0] == "runs/x"
+    assert folder("recipe.run_dir=runs/y", RUN="runs/x").split()[0] == "runs/y"
+    assert folder(RUN="", NO_RECIPE="1").split()[0] == "runs/mine"
+    before = calls(checkout)
+    assert job(checkout, "mine", RUN="", CFG="1")[0] == 1 and calls(checkout) == before
 
 
 def test_a_task_of_an_array_is_counted_and_queued_again_alone(checkout: Path) -> None:
@@ -341,11 +357,11 @@ def test_everything_is_logged_in_the_run_folder_over_all_starts(checkout: Path) 
 def test_a_dry_run_shows_the_jobs_commands_and_starts_nothing(checkout: Path) -> None:
     nodes = ["--nodes=2", "--gpus-per-node=4"]
     code, output = run(checkout, "submit.sh", "--dry-run", *nodes, "train", "toy", "a=1")
-    assert code == 0 and calls(checkout) == []
+    assert code == 0 and calls(checkout) == ["-m recipe.train toy a=1 --cfg"]
     assert output.splitlines() == [
         "sbatch --nodes=2 --gpus-per-node=4 scripts/train.sbatch toy a=1 ",
         "start_ray 4 ",
-        ".venv/bin/python -m recipe.train toy recipe.run_dir=runs/toy trainer.nnodes=2 "
+        ".venv/bin/python -m recipe.train toy recipe.run_dir=runs/my\\ gym trainer.nnodes=2 "
         "trainer.n_gpus_per_node=4 a=1 ",
     ]
     code, output = run(checkout, "submit.sh", "--dry-run", "sweep", "runs/x", "--benchmark", "amc")
@@ -359,7 +375,22 @@ def test_a_dry_run_shows_the_jobs_commands_and_starts_nothing(checkout: Path) ->
     )
     assert code == 0 and "--tensor-parallel-size 4" in output.splitlines()[1]
     assert output.splitlines()[2].startswith(".venv/bin/python -m prompt_aug.rephrase q o --model")
-    assert calls(checkout) == []
+    assert len(calls(checkout)) == 1
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_training_that_cannot_be_composed_is_not_submitted(checkout: Path, dry: bool) -> None:
+    (checkout / "tools").mkdir()
+    (checkout / "tools" / "sbatch").write_text('#!/usr/bin/env bash\necho "sbatch $*"\n')
+    (checkout / "tools" / "sbatch").chmod(0o755)
+    path = {"PATH": f"{checkout / 'tools'}:{os.environ['PATH']}", "RUN": "runs/x"}
+    line = ["submit.sh", *["--dry-run"] * dry, "train"]
+    assert run(checkout, *line, "nosuch", **path) == (1, "no example 'nosuch'\n")
+    code, output = run(checkout, *line, "toy", **path)
+    assert code == 0 and "sbatch scripts/train.sbatch toy" in output and "note:" not in output
+    code, output = run(checkout, *line, "nosuch", RECIPE_VENV="none", **path)
+    assert code == 0 and "note: none/bin/python cannot import recipe" in output
+    assert "sbatch scripts/train.sbatch nosuch" in output
 
 
 def test_a_signal_before_the_command_begins_is_not_lost(checkout: Path) -> None:

@@ -10,10 +10,13 @@ from prompt_aug.templates.rendering import (
     Form,
     Overlong,
     Rendered,
+    RenderError,
     Style,
     overlong,
     prompt_length,
     render,
+    special_token,
+    tag_opened_twice,
 )
 from prompt_aug.templates.template import (
     FORMAT_SETTINGS,
@@ -31,6 +34,7 @@ __all__ = [
     "Form",
     "FormatSetting",
     "Overlong",
+    "RenderError",
     "Rendered",
     "Style",
     "Template",
@@ -39,4 +43,6 @@ __all__ = [
     "overlong",
     "prompt_length",
     "render",
+    "special_token",
+    "tag_opened_twice",
 ]

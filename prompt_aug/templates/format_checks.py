@@ -10,7 +10,7 @@ A response is the generated text after the prefill. Every check is linear in its
 import re
 import unicodedata
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Annotated, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -81,6 +81,12 @@ class Rule(Record):
             and (self.boxed_in is None or _boxed(_in_tag(whole, self.boxed_in)))
             and (self.boxed_after is None or _boxed(_after(response, self.boxed_after)))
         )
+
+    def requires(self, tag: str) -> bool:
+        """Return True if a check needs <tag> in the response or the prefill."""
+        marks = (*self.once, *self.order, *chain(*self.filled), self.last, self.boxed_after)
+        named = tag in (*self.nested, self.boxed_in)
+        return named or any(f"<{tag}>" in mark for mark in marks if mark)
 
 
 def format_reward(rules: Sequence[Rule], response: str, prefill: str = "") -> float:

@@ -4,15 +4,16 @@ Tokenize ``Rendered.text`` with ``add_special_tokens=False``: it contains all sp
 prompt, the BOS included, as text.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from jinja2.exceptions import TemplateError
-
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.progress import track
 from prompt_aug.questions import Question
 from prompt_aug.templates.template import SLOT, BankError, Template
+from prompt_aug.typed import shown
 
 Style = Literal["auto", "chat", "raw", "bare"]
 Turn = Literal["system", "user"]
@@ -22,9 +23,14 @@ Shots = tuple[tuple[str, str], ...]  # (question, answer) of each solved example
 # Llama 3.2 and later write today's date into the system message, which would change the prompts of
 # a run every day. This is the date that Llama 3.1 writes; other chat templates do not read it.
 DATE = "26 Jul 2024"
+_OPENED = re.compile(r"<(\w+)>\s*$")
 # Arguments of apply_chat_template that this module sets, or that change its result.
 RESERVED = ("conversation", "tokenize", "add_generation_prompt", "continue_final_message", "tools",
             "return_dict", "return_tensors", "return_assistant_tokens_mask")  # fmt: skip
+
+
+class RenderError(UserError, ValueError):
+    """A prompt that cannot be rendered. The message names the setting or quotes the question."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,17 +102,29 @@ def render(
 
     Each of `shots` is a user turn and an assistant turn before it, rendered with the same template.
     If a chat template does not support a system message, its text opens the user message.
-    Raises ValueError for an empty question, for one that contains a special token of the tokenizer
-    (it could close the user's turn), for a chat template that omits the question, and for an
-    argument that the chat template does not read.
+    Raises RenderError for an empty question, for one that contains a special token of the tokenizer
+    (it could close the user's turn), for a chat template that fails or omits the question, and for
+    an argument that the chat template does not read.
     """
     if not question_text.strip():
-        raise ValueError("an empty question cannot be rendered")
+        raise RenderError("an empty question cannot be rendered")
     for said in (question_text, *(text for shot in shots for text in shot)):
-        _refuse_special(said, tokenizer)
+        if token := special_token(said, tokenizer):
+            raise RenderError(
+                f"the question contains the special token {token!r}, which could end the user's "
+                f"turn: {said[:60]!r}... Drop the question or rewrite it."
+            )
     has_chat = getattr(tokenizer, "chat_template", None) is not None
-    if not has_chat and (form.style == "chat" or form.chat):
-        raise ValueError("style 'chat' needs a tokenizer with a chat template; use 'raw'")
+    if not has_chat and form.chat:
+        raise RenderError(
+            f"data.apply_chat_template_kwargs={dict(form.chat)}: the tokenizer has no chat "
+            "template. Remove the arguments."
+        )
+    if not has_chat and form.style == "chat":
+        raise RenderError(
+            "recipe.augment.style=chat: the tokenizer has no chat template. Set "
+            "recipe.augment.style=raw, or choose a model with a chat template."
+        )
     above = system if system is not None and form.system == "row" else template.system
     before = ""
     if form.instruction == "user" and above is not None:
@@ -118,7 +136,7 @@ def render(
             turns.append(("assistant", template.prefill + answer))
     messages: Messages = tuple(turns)
     if form.style in ("auto", "chat") and has_chat:
-        text, messages = _chat_text(messages, tokenizer, form.chat)
+        text, messages = _chat_text(messages, tokenizer, form)
     else:
         text = _bos(tokenizer) + "\n\n".join(content for _, content in messages)
         text += "" if form.style == "bare" else "\n\n"
@@ -130,14 +148,22 @@ def render(
     )
 
 
-def _refuse_special(text: str, tokenizer: Any) -> None:
-    """Raise ValueError for a special token, which could end the user's turn."""
-    for token in getattr(tokenizer, "all_special_tokens", ()):
-        if token and token in text:
-            raise ValueError(
-                f"the question contains the special token {token!r}, which could end the user's "
-                f"turn: {text[:60]!r}... Drop the question or rewrite it."
-            )
+def special_token(text: str, tokenizer: Any) -> str | None:
+    """Return a special token that `text` contains, None without one."""
+    tokens = getattr(tokenizer, "all_special_tokens", ())
+    return next((token for token in tokens if token and token in text), None)
+
+
+def tag_opened_twice(
+    template: Template, question: Question, tokenizer: Any, form: Form
+) -> str | None:
+    """Return the tag, such as ``<think>``, that the prompt opens and the template requires again.
+
+    The chat templates of thinking models open it right before the prefill.
+    """
+    text = render(template, question.text, tokenizer, form, question.system).text
+    opened = _OPENED.search(text.removesuffix(template.prefill))
+    return f"<{opened[1]}>" if opened and template.requires(opened[1]) else None
 
 
 def prompt_length(template: Template, text: str, tokenizer: Any, form: Form = PLAIN) -> int:
@@ -176,16 +202,15 @@ def overlong(
     return found
 
 
-def _chat_text(
-    messages: Messages, tokenizer: Any, arguments: Mapping[str, Any]
-) -> tuple[str, Messages]:
+def _chat_text(messages: Messages, tokenizer: Any, form: Form) -> tuple[str, Messages]:
     """Return the text up to the assistant's turn, and the messages that the template rendered."""
+    arguments, style = form.chat, f"recipe.augment.style={form.style}"
     own = str(arguments.get("chat_template") or tokenizer.chat_template)
     for name in arguments:
         if name != "chat_template" and name not in own:
-            raise ValueError(
-                f"data.apply_chat_template_kwargs.{name}: the tokenizer's chat template does not "
-                "read it. Remove it, or name a model whose chat template does"
+            raise RenderError(
+                f"data.apply_chat_template_kwargs.{name}={shown(arguments[name])}: the "
+                "tokenizer's chat template does not read it. Remove it, or choose another model."
             )
     user, folded = messages[-1][1], messages
     if messages[0][0] == "system":
@@ -199,15 +224,18 @@ def _chat_text(
                 add_generation_prompt=True,
                 **{"date_string": DATE, **arguments},
             )
-        except TemplateError:
+        except Exception as error:  # the chat template is code of the model's folder
             if attempt == folded:
-                raise
+                raise RenderError(
+                    f"{style}: the tokenizer's chat template fails: {type(error).__name__}: "
+                    f"{error}. Correct it, or set recipe.augment.style=raw."
+                ) from error
             continue
         if all(content.strip() in text for _, content in attempt):
             return text, attempt
-    raise ValueError(
-        f"the tokenizer's chat template does not show the user message {user[:60]!r}...; "
-        "use style='raw' or correct the chat template"
+    raise RenderError(
+        f"{style}: the tokenizer's chat template does not show the user message {user[:60]!r}... "
+        "Correct it, or set recipe.augment.style=raw."
     )
 
 

@@ -62,6 +62,12 @@ class Template(Record):
             return published_reward(self.published, response)
         return format_reward(self.format, response, self.prefill)
 
+    def requires(self, tag: str) -> bool:
+        """Return True if the prefill opens <tag> or the format reward requires it."""
+        if self.format_setting == "published":
+            return any(f"<{tag}>" in text for text in (self.prefill, *self.published))
+        return f"<{tag}>" in self.prefill or any(rule.requires(tag) for rule in self.format)
+
 
 class Bank(Mapping[str, Template]):
     """Templates by name, in file order."""

@@ -34,7 +34,7 @@ from prompt_aug.grading.extract import extract
 from prompt_aug.grading.pool import GraderError, PoolSettings, WorkerPool
 from prompt_aug.typed import Above0, Record
 
-KEY = "recipe.reward.verifiers"
+KEY = "recipe.reward.verifiers.DATA_SOURCE"
 LARGEST = 10.0  # of a score; a larger one is taken for a mistake
 
 

@@ -113,10 +113,10 @@ def finite(what: str, values: Tensor, shape: torch.Size) -> Tensor:
     Guards user functions: a NaN here would reach the optimizer.
     """
     values = float64(values)
-    if values.shape != shape or not torch.isfinite(values).all():
-        raise ValueError(
-            f"{what} of shape {tuple(values.shape)} must be finite and of shape {tuple(shape)}"
-        )
+    if values.shape != shape:
+        raise ValueError(f"{what} of shape {tuple(values.shape)} must have shape {tuple(shape)}")
+    if count := int((~torch.isfinite(values)).sum()):
+        raise ValueError(f"{count} of {values.numel()} {what} are NaN or infinite")
     return values
 
 

@@ -81,8 +81,8 @@ class Registry(dict[str, Function]):
         if not all(part.isidentifier() for part in name.split(".")):
             raise ConfigError(f"{self.key}={name}: not a dotted path. Write my_module.my_function")
         try:
-            function = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
+            imported = importlib.import_module(module)
+        except ImportError as error:
             raise ConfigError(
                 f"{self.key}={name}: {error}. Put the folder that holds {module.partition('.')[0]} "
                 "into the PYTHONPATH of recipe.train"
@@ -91,8 +91,11 @@ class Registry(dict[str, Function]):
             raise ConfigError(
                 f"{self.key}={name}: {module} cannot be imported ({type(error).__name__}: {error})"
             ) from error
+        function = getattr(imported, attribute, None)
         if not callable(function):
-            raise ConfigError(f"{self.key}={name}: {function!r} is not a function")
+            raise ConfigError(
+                f"{self.key}={name}: {module} has no function {attribute}. Correct the name"
+            )
         return function
 
     def facts(self, name: str) -> Facts:

@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from prompt_aug.typed import closest, shown
-from recipe.config.schema import check_types
+from recipe.config.schema import LOSS, SWITCHES, check_types
 from recipe.errors import ConfigError
 
 ONE_RUN = (
@@ -52,6 +53,7 @@ OPEN = (
     *ARGUMENTS,
 )
 MOVED = CONFIG / "moved.yaml"
+OFF = (None, False, "none", "off")  # values of a switch that turn a feature off; 0 is False
 PLAIN = re.compile(r"""[^\[{'"~].*""")  # a value that hydra's syntax of lists, ... does not begin
 # Raised by hydra for an unusable file or choice. A truncated file raises no class of its own.
 COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError)
@@ -128,7 +130,7 @@ def compose_config(example: str, overrides: list[str]) -> DictConfig:
     except COMPOSING as error:
         raise ConfigError(f"{folder.name}/config.yaml or an override: {one_line(error)}") from error
     check_types(config)
-    _check_sizes(config, overrides)
+    _check_switches(config, overrides)
     return config
 
 
@@ -209,6 +211,8 @@ def _refused(text: str, folder: Path) -> str | None:
             f"'{text}' is a sweep over several values, and one run has one. Quote text that holds "
             f"a comma, or write a list as '{key}=[a, b]'."
         )
+    if key == "recipe.method":
+        return f"{text}: this is the name of the chosen method. Write method={override.value()}."
     if isinstance(base().get(key), dict) and not isinstance(override.value(), dict):
         return f"{text}: {key} is a section of keys, not a value"
     return None if is_group or key in known_keys() or is_open(key) else unknown_key(key)
@@ -240,20 +244,36 @@ def _check_keys(config: DictConfig, folder: Path) -> None:
         raise ConfigError(f"{where}no section recipe: `defaults` has to begin with `- recipe`")
 
 
-def _check_sizes(config: DictConfig, overrides: list[str]) -> None:
-    """Reject overrides of the kind of micro-batch sizes that is not in use; files may have both."""
-    dynamic = bool(config.actor_rollout_ref.actor.use_dynamic_bsz)
-    kind = "micro_batch_size_per_gpu" if dynamic else "max_token_len_per_gpu"
-    unread = {
-        f"actor_rollout_ref.{role}.{name}_{kind}"
-        for role, name in (("actor", "ppo"), ("rollout", "log_prob"), ("ref", "log_prob"))
+def _check_switches(config: DictConfig, overrides: list[str]) -> None:
+    """Reject overrides of keys that nothing reads, by `SWITCHES`; files may set them.
+
+    An override that turns the switch off allows them: commands for verl set both, and so does the
+    fork of a run that had the switch on.
+    """
+    given = {
+        key: text
+        for text in overrides
+        for override in [OverridesParser.create().parse_override(text)]
+        for key, _ in flat({override.key_or_group: override.value()})
     }
-    found = [text for text in overrides if text.lstrip("+").partition("=")[0] in unread]
-    if found:
-        raise ConfigError(
-            f"{', '.join(found)}: no effect with actor_rollout_ref.actor.use_dynamic_bsz="
-            f"{shown(dynamic)}. Leave it out, or set that key to {shown(not dynamic)}."
+    loss = config.actor_rollout_ref.actor.policy_loss
+    own_loss = not str(loss.get("_target_")).startswith(("verl.", "recipe."))  # it may read any key
+    found = []
+    for key, text in given.items():
+        rows = [(switch, on) for switch, on, pattern in SWITCHES if fnmatchcase(key, pattern)]
+        states = [(OmegaConf.select(config, switch), switch, on) for switch, on in rows]
+        if not states or any(value in on if on else value for value, _, on in states):
+            continue
+        value, switch, on = states[0]
+        if (switch in given and value in OFF) or (switch == LOSS and own_loss):
+            continue
+        wanted = " or ".join(map(shown, on)) if on else "another value"
+        found.append(
+            f"{text}: no effect with {switch}={shown(value)}. Leave it out, or set that key to "
+            f"{wanted}."
         )
+    if found:
+        raise ConfigError("\n".join(found))
 
 
 def unknown_key(key: str) -> str:

@@ -3,7 +3,8 @@
 `check_types` rejects values that no run can use, such as text for a number, a temperature of 0, an
 infinite learning rate. recipe.yaml documents each key and its default. Of verl's keys, the table
 lists those that an example or a group file sets, and those for which verl silently accepts
-impossible values. Rules about several keys together are in `recipe.preflight`.
+impossible values. `SWITCHES` lists the keys that a switch turns off: `recipe.config.compose`
+rejects overrides of them. Rules about several keys together are in `recipe.preflight`.
 """
 
 from typing import Annotated, Any, Literal
@@ -39,11 +40,15 @@ from recipe.errors import ConfigError
 from recipe.run.evaluation import EvaluationSection
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+CORRECTION, LOSS = "algorithm.rollout_correction", f"{A}.policy_loss.loss_mode"
 WHY = {  # reasons that a range does not show by itself
     f"{R}.temperature": "greedy responses of a group are all equal, so none has a signal",
     f"{A}.optim.lr": "a rate of 0 or below trains nothing or away from the reward",
     f"{A}.clip_ratio_c": "verl's dual clip is a bound above the ratio 1",
-    "trainer.total_training_steps": "a run of 0 steps would be done before it starts",
+    "trainer.total_training_steps": (
+        "a run ends at this step or after trainer.total_epochs, whichever comes first; to count "
+        "epochs alone, set 1000000"
+    ),
     "data.max_response_length": "a response needs room for at least one token",
     "recipe.augment.templates": "to draw one more often use recipe.augment.weights",
     f"{R}.name": (
@@ -236,6 +241,41 @@ _TABLE: list[tuple[str, Any, str]] = [
 ]
 TYPES = {f"{place}.{key}": adapter(kind) for place, kind, keys in _TABLE for key in keys.split()}
 TYPES["eval"] = adapter(EvaluationSection)
+
+# (switch, its values, section, keys that are read only with these values). None: any value that is
+# not false, 0 or null. A key in several rows is read with any of them.
+_SWITCHES: list[tuple[str, tuple[Any, ...] | None, str, str]] = [
+    (f"{A}.use_dynamic_bsz", (True,), "actor_rollout_ref", "*_max_token_len_per_gpu"),
+    (f"{A}.use_dynamic_bsz", (False,), "actor_rollout_ref", "*_micro_batch_size_per_gpu"),
+    (f"{A}.use_kl_loss", (True,), A, "kl_loss_coef kl_loss_type"),
+    ("recipe.guard.rollback.kl_loss_coef", None, A, "kl_loss_type"),
+    (LOSS, ("clip_cov",), f"{A}.policy_loss", "clip_cov_*"),
+    (LOSS, ("kl_cov",), f"{A}.policy_loss", "kl_cov_ratio ppo_kl_coef"),
+    (LOSS, ("dro",), f"{A}.policy_loss", "dro_beta"),
+    (LOSS, ("sapo",), A, "tau_pos tau_neg"),
+    (
+        *("actor_rollout_ref.model.lora_rank", None, "actor_rollout_ref.model"),
+        "lora_alpha target_modules exclude_modules",
+    ),
+    ("algorithm.use_kl_in_reward", (True,), "algorithm", "kl_ctrl.* kl_penalty"),
+    ("algorithm.filter_groups.enable", (True,), "algorithm.filter_groups", "metric"),
+    ("algorithm.filter_groups.enable", (True,), "recipe", "dynamic_sampling.*"),
+    (f"{CORRECTION}.rollout_is", None, CORRECTION, "rollout_is_*"),
+    (f"{CORRECTION}.rollout_rs", None, CORRECTION, "rollout_rs_*"),
+    ("critic.enable", (True,), "critic", "*"),
+    ("recipe.curriculum.enable", (True,), "recipe.curriculum", "candidates target decay"),
+    ("recipe.history.enable", (True,), "recipe.history", "weight floor"),
+    ("recipe.reward.format_weight", None, "recipe.reward", "format_gated"),
+    ("recipe.reward.overlong.enable", (True,), "recipe.reward.overlong", "buffer factor"),
+    ("recipe.weights.name", ("clip_cov",), "recipe.weights", "clip_cov.*"),
+    ("recipe.weights.name", ("gaussian_covariance",), "recipe.weights", "gaussian_covariance.*"),
+    (
+        *("recipe.guard.action", ("warn", "save", "stop", "rollback"), "recipe.guard"),
+        "window factor accuracy_drop",
+    ),
+    ("recipe.guard.action", ("rollback",), "recipe.guard", "rollback.*"),
+]
+SWITCHES = [(s, on, f"{place}.{key}") for s, on, place, keys in _SWITCHES for key in keys.split()]
 
 
 def check_types(config: DictConfig) -> None:

@@ -13,8 +13,9 @@ from prompt_aug.base import tokenizers
 from prompt_aug.base.files import read_json
 from prompt_aug.prepare.sources import command_for
 from prompt_aug.prompts import Prompts
-from prompt_aug.questions import Question, read_parquet, write_parquet
-from prompt_aug.templates import Overlong
+from prompt_aug.questions import SHOWN_ERRORS, Question, read_parquet, write_parquet
+from prompt_aug.templates import Overlong, special_token, tag_opened_twice
+from prompt_aug.typed import shown
 from recipe.errors import ConfigError
 from recipe.preflight.engine import ENOUGH_EPOCHS
 from recipe.preflight.rules import Check, Rule, Setup
@@ -172,6 +173,7 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
     """
     setup, augment, report = Setup(config), config.recipe.augment, dict[str, Any]()
     everything: list[Question] = []
+    trained: set[str] = set()
     folder = RunFolder(Path(config.recipe.run_dir))
     drawn = {
         ("train", "train_files"): list(augment.templates or prompts.bank.names),
@@ -180,7 +182,7 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
     for (split, key), names in drawn.items():
         if not (paths := paths_of(config.data[key])):
             raise ConfigError(f"data.{key}: not set. Name a parquet file of questions.")
-        questions = [question for path in paths for question in read_parquet(path)]
+        questions = [q for path in paths for q in read_questions(path, key, tokenizer, config)]
         own = sum(question.system is not None for question in questions)
         if own and len(names) > 1 and augment.system == "row":
             raise ConfigError(
@@ -189,6 +191,7 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
                 "recipe.augment.system=template to ignore the rows' own."
             )
         kept, dropped = fitting(questions, prompts, names, tokenizer, config, key)
+        check_tags(split, names, prompts, kept[0], tokenizer)
         counts: dict[str, Any] = {"questions": len(kept)}
         everything += kept
         if split == "train":
@@ -199,6 +202,7 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
             counts["steps_per_epoch"] = limited(len(kept), setup) // setup.batch
             limit_steps(config, counts["steps_per_epoch"])
             counts.update(rephrasings)
+            trained = {question.uid for question in kept}
         else:
             best, written = config.recipe.keep_best, {f"val/{q.source}/accuracy" for q in kept}
             if best and best not in written:
@@ -206,6 +210,7 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
                     f"recipe.keep_best={best}: no validation on data.val_files writes it. Set "
                     f"{' or '.join(sorted(written))}."
                 )
+            check_held_out(kept, trained, setup)
         graded = bool(config.recipe.reward.verifiers)  # by functions that may read any column
         counts |= {"digest": questions_digest(kept, graded), "rows_of_source": counts_of(kept)}
         check_same_questions(folder, split, f"data.{key}", counts["digest"])
@@ -220,6 +225,60 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
             # verl would filter again, by the tokenizer's chat template, and without one drop all.
             config.data.filter_overlong_prompts = False
     return report | {"verifiers": check_verifiers(config, everything)}
+
+
+def read_questions(path: str, key: str, tokenizer: Any, config: Any) -> list[Question]:
+    """Return the questions of a file; ConfigError if any contains a special token."""
+    questions, count = read_parquet(path), int(config.recipe.rephrasings.count)
+    found = [
+        f"row {row} (question {question.uid}): {token}"
+        for row, question in enumerate(questions)
+        for text in (question.text, *question.rephrasings[:count])
+        if (token := special_token(text, tokenizer))
+    ]
+    if found:
+        raise ConfigError(
+            f"data.{key}={path}: a special token of the tokenizer could end the user's turn "
+            f"(found: {len(found)}): {', '.join(found[:SHOWN_ERRORS])}. Rewrite or drop them."
+        )
+    return questions
+
+
+def check_tags(
+    split: str, names: list[str], prompts: Prompts, question: Question, tokenizer: Any
+) -> None:
+    """Reject templates that require a tag, such as ``<think>``, that the prompt opens already."""
+    tags = {
+        name: tag
+        for name in names
+        if (tag := tag_opened_twice(prompts.bank[name], question, tokenizer, prompts.form))
+    }
+    if tags:
+        key = "templates" if split == "train" else "validation_template"
+        raise ConfigError(
+            f"recipe.augment.{key}={shown(list(tags))}: the tokenizer's chat template opens "
+            f"{', '.join(dict.fromkeys(tags.values()))}, which these templates open or require in "
+            "the response. Leave them out, set recipe.augment.style=raw, or, if the chat template "
+            "reads it, +data.apply_chat_template_kwargs.enable_thinking=false."
+        )
+
+
+def check_held_out(questions: list[Question], trained: set[str], s: Setup) -> None:
+    """Warn of validation questions that are trained on; reject them if they select a checkpoint.
+
+    With ``recipe.one_question`` validation may contain the one question.
+    """
+    if not (shared := sum(question.uid in trained for question in questions)):
+        return
+    told = f"{shared} of {len(questions)} questions are also in data.train_files"
+    guarded = s.recipe.guard.action in ("stop", "rollback")
+    if (s.recipe.keep_best or guarded) and s.recipe.one_question is None:
+        key, off = ("guard.action", "warn") if guarded else ("keep_best", "null")
+        raise ConfigError(
+            f"{s.named(f'recipe.{key}')}: needs held-out accuracy, and of data.val_files {told}. "
+            f"Remove them from one of the files, or set recipe.{key}={off}."
+        )
+    print(f"data.val_files: {told}; their accuracy is not held out")
 
 
 def limit_steps(config: DictConfig, steps_per_epoch: int) -> None:

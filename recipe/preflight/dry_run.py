@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import read_parquet
 from recipe.algorithms.compute import group_of
-from recipe.preflight.data import load_tokenizer, prepare_data
+from recipe.preflight.data import limit_steps, limited, load_tokenizer, prepare_data
 from recipe.preflight.estimate import Assumptions, checkpoint_bytes, run_hours
 from recipe.preflight.lora import adapter_size
 from recipe.preflight.plan import work_of
@@ -20,6 +20,7 @@ from recipe.preflight.shapes import GPUS, known_shape
 from recipe.run import checkpoints as saved_checkpoints
 from recipe.run import host
 from recipe.run.folder import read_metrics
+from recipe.toy import build as toy
 
 GPU = "h100-80"  # what the hours are estimated for
 
@@ -121,17 +122,25 @@ def hours(config: DictConfig, steps: int) -> str:
 
 
 def questions(config: DictConfig, prompts: Prompts) -> str:
-    """Return how many questions fit, or that the toy world is not made yet."""
+    """Return how many questions are trained on, or that the toy world is not made yet.
+
+    Lowers ``trainer.total_training_steps`` as `prepare_data` does.
+    """
     made = [Path(p) for p in [*config.data.train_files, *config.data.val_files]]
     if config.recipe.toy.enable and not all(p.exists() for p in made):
+        if not any(Path(p).exists() for p in config.data.train_files):
+            rows = toy.settings_of(config, prompts.bank).world.questions.train
+            limit_steps(config, limited(rows, Setup(config)) // config.data.train_batch_size)
         return f"of the toy world {config.recipe.toy.world}, which the run makes first"
     kept = config.recipe.run_dir, config.data.train_files, config.data.val_files
     with tempfile.TemporaryDirectory() as scratch:
         config.recipe.run_dir = scratch
         report = prepare_data(config, prompts, load_tokenizer(config))
     config.recipe.run_dir, config.data.train_files, config.data.val_files = kept
+    counts = {split: report[split]["questions"] for split in ("train", "test")}
+    counts["train"] = limited(counts["train"], Setup(config))
     return ", ".join(
-        f"{report[split]['questions']} for {use} ({len(report[split]['dropped'])} too long)"
+        f"{counts[split]} for {use} ({len(report[split]['dropped'])} too long)"
         for split, use in (("train", "training"), ("test", "validation"))
     )
 

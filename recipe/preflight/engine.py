@@ -31,6 +31,10 @@ FIXED: list[tuple[str, Any, str]] = [
     ("{R}.full_determinism", False, "all responses of a group would be the same. Unset it."),
     ("{R}.enable_rollout_routing_replay", False, "no effect on FSDP actors. Unset it."),
     ("{A}.grad_clip", 1.0, "no effect. Set {A}.optim.clip_grad."),
+    *(
+        (f"{role}.optim.warmup_style", None, f"deprecated. Set {role}.optim.lr_scheduler_type.")
+        for role in ("{A}", "critic")
+    ),
     ("{A}.checkpoint.async_save", False, "verl never records the last checkpoint. Unset it."),
     ("data.mm_processor_kwargs", {}, "no effect. Unset it."),
     ("distillation.enabled", False, "the agent loop has no teacher. Unset it."),
@@ -251,6 +255,12 @@ ENGINE: list[Check] = [
         "{R}.engine_kwargs.vllm",
         lambda s: s.get("{R}.engine_kwargs.vllm.max_model_len"),
         "max_model_len={found} would replace the key that is checked. Set {R}.max_model_len.",
+    ),
+    Rule(
+        "{R}.val_kwargs.n {R}.val_kwargs.temperature",
+        lambda s: s.rollout.val_kwargs.n > 1 and not s.rollout.val_kwargs.temperature,
+        "greedy responses to a question are all equal. Set {R}.val_kwargs.temperature=1, or "
+        "{R}.val_kwargs.n=1.",
     ),
     token_limits,
     same_length("prompt_length"),

@@ -4,7 +4,11 @@ P parameters, A of an adapter (LoRA), N GPUs (FSDP shards over all), T tokens of
 V vocabulary, h hidden, i intermediate size, L layers, S tokens of the longest sequence.
 
     states        16 P / N     float32 parameters, gradients and Adam's two moments, sharded;
-                  (4 P + 16 A) / N with LoRA; 16 P / N more for a critic, of the actor's size
+                  (4 P + 16 A) / N with LoRA; 16 P / N more for a critic, of the actor's size;
+                  0 with fsdp2's offload_policy
+    beside        states without gradients: what stays on the GPU while the engine generates;
+                  param_offload removes the parameters, optimizer_offload the moments
+    reference     4 P of host memory, where verl keeps it; 0 with LoRA
     gathered      2 x (embedding, output matrix and two layers), in bfloat16 while they compute
     activations   T x L x 2 h          checkpoints of the layers' inputs
                   + T x 2 (8 h + 4 i)  the layer that is recomputed
@@ -55,6 +59,9 @@ class Work:
     adapter: int = 0  # parameters of LoRA; 0: all of the model are trained
     critic: bool = False  # a second model of the actor's size
     values: bool = False  # the critic predicts a value of every token
+    param_offload: bool = False  # parameters are on the GPU in the actor's passes alone
+    optimizer_offload: bool = False  # moments are on the GPU in the update alone
+    offload_policy: bool = False  # parameters and moments are never on the GPU (fsdp2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +77,9 @@ def actor_memory(shape: Shape, work: Work) -> dict[str, float]:
     """Return the bytes on one GPU while the actor trains, by part."""
     tokens, outputs = work.micro_tokens, shape.embedding * (1 if shape.tied else 2)
     return {
-        "states": state_bytes(shape, work.adapter, work.critic) / work.gpus,
+        "states": state_bytes(shape, work.adapter, work.critic)
+        * (not work.offload_policy)
+        / work.gpus,
         "gathered": 2 * (outputs + 2 * shape.layer),
         "activations": tokens * shape.layers * 2 * shape.hidden
         + tokens * 2 * (8 * shape.hidden + 4 * shape.intermediate),
@@ -83,6 +92,14 @@ def state_bytes(shape: Shape, adapter: int, critic: bool) -> int:
     """Bytes of parameters, gradients and moments on all GPUs."""
     actor = 4 * shape.parameters + 16 * adapter if adapter else 16 * shape.parameters
     return actor + 16 * shape.parameters * critic
+
+
+def beside_engine(shape: Shape, work: Work) -> float:
+    """Bytes of parameters and moments that stay on one GPU while the engine generates."""
+    kept = checkpoint_bytes(shape, work.adapter, work.critic)
+    moments = 8 * ((work.adapter or shape.parameters) + shape.parameters * work.critic)
+    kept -= moments * work.optimizer_offload + (kept - moments) * work.param_offload
+    return 0.0 if work.offload_policy else kept / work.gpus
 
 
 def checkpoint_bytes(shape: Shape, adapter: int, critic: bool) -> int:

@@ -37,6 +37,8 @@ def memory_lines(shape: Shape, work: Work, gpu: Gpu) -> list[str]:
         f"parameters     {shape.parameters:,}"
         + (f", and {work.adapter:,} of LoRA, which are trained" if work.adapter else ""),
         f"actor          GiB on a GPU, micro-batches of {work.micro_tokens:,} tokens: {parts}",
+        *[f"reference      {4 * shape.parameters / GIB:.1f} GiB of host memory over all nodes"]
+        * (work.reference and not work.adapter),
         f"engine         KV cache {max(0, cache):,} tokens of {shape.kv_bytes:,} bytes, "
         f"{estimate.at_once(shape, work, gpu)} sequences at once",
         f"rollouts       {responses:,} responses of a step over {engines} engines "
@@ -44,16 +46,22 @@ def memory_lines(shape: Shape, work: Work, gpu: Gpu) -> list[str]:
         "checkpoint     "
         f"{estimate.checkpoint_bytes(shape, work.adapter, work.critic) / 1e9:.1f} GB",
     ]
-    role = "actor_rollout_ref.rollout"
+    role, fsdp = "actor_rollout_ref.rollout", "actor_rollout_ref.actor.fsdp_config"
     if total > gpu.memory:
+        remedy = "lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu, or take more GPUs"
+        if memory["states"] > gpu.memory:
+            remedy = "take more GPUs"
+            if not work.adapter:
+                remedy += ", or train LoRA (actor_rollout_ref.model.lora_rank, examples/lora)"
         lines.append(
             f"NO             the actor wants {total / GIB:.1f} of {gpu.memory / GIB:.1f} "
-            "GiB: lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu, or take more GPUs"
+            f"GiB: {remedy}"
         )
-    if memory["states"] + gpu.memory * work.utilisation > gpu.memory:
+    if estimate.beside_engine(shape, work) + gpu.memory * work.utilisation > gpu.memory:
         lines.append(
             "NO             the trained states stay on the GPU beside the engine: lower "
-            f"{role}.gpu_memory_utilization"
+            f"{role}.gpu_memory_utilization, or set {fsdp}.param_offload=true and "
+            f"{fsdp}.optimizer_offload=true"
         )
     if cache < work.prompt + work.response:
         lines.append(
@@ -73,8 +81,8 @@ def hour_lines(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> list[
         f"{work.validation} responses: {hours:.1f} h, {hours * work.gpus:.0f} GPU hours",
         f"assumed        mean prompt {work.mean_prompt}, mean response {work.mean_response} "
         f"tokens, {assume.mfu:.0%} of the peak in the actor, {assume.traffic:.0%} of the "
-        f"bandwidth in the engine, {assume.overhead:.0f} s of a step besides; what a "
-        "GPU showed of these: examples/SIZES.md",
+        f"bandwidth in the engine, {assume.overhead:.0f} s of a step besides, no time for "
+        "offloading; what a GPU showed of these: examples/SIZES.md",
     ]
 
 
@@ -94,6 +102,7 @@ def work_of(
         )
     actor, rollout, frequency = setup.actor, setup.rollout, config.trainer.test_freq
     fixed = actor.ppo_micro_batch_size_per_gpu
+    fsdp = actor.fsdp_config
     attention = setup.model.override_config.get("attn_implementation", "flash_attention_2")
     return Work(
         gpus=setup.gpus,
@@ -118,6 +127,9 @@ def work_of(
         adapter=adapter_size(setup, shape),
         critic=setup.critic,
         values=setup.facts.critic,
+        param_offload=fsdp.param_offload,
+        optimizer_offload=fsdp.optimizer_offload,
+        offload_policy=fsdp.offload_policy and actor.strategy == "fsdp2",
     )
 
 
@@ -129,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     assume = Assumptions()
     add("example", help="a folder in examples/, or the path of one")
     add("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="hydra overrides")
-    add("--gpus", type=int, default=8, help="all together")
+    add("--gpus", type=int, help="default: trainer.nnodes x trainer.n_gpus_per_node")
     add("--gpu", choices=list(GPUS), default="h100-80", help="what each of them is")
     add("--mean-response", type=int, help="tokens; default: half of the longest response")
     add("--validation", type=int, default=500, help="responses of one validation")
@@ -149,13 +161,14 @@ def plan(options: Namespace) -> int:
     config = compose_config(options.example, options.overrides)
     if not config.recipe.model_path:
         raise ConfigError("recipe.model_path: not set. Name a model to plan for.")
-    config.trainer.nnodes, config.trainer.n_gpus_per_node = 1, options.gpus
+    if options.gpus:
+        config.trainer.nnodes, config.trainer.n_gpus_per_node = 1, options.gpus
     shape, gpu = shape_of(config.recipe.model_path), GPUS[options.gpu]
     work = work_of(config, shape, options.mean_response, options.validation)
     lines = memory_lines(shape, work, gpu)
     if estimate.at_once(shape, work, gpu):
         assume = Assumptions(mfu=options.mfu, traffic=options.traffic)
         lines += hour_lines(shape, work, gpu, assume)
-    print(f"{options.example}: {config.recipe.model_path} on {options.gpus} x {options.gpu}")
+    print(f"{options.example}: {config.recipe.model_path} on {work.gpus} x {options.gpu}")
     print("\n".join(lines))
     return int(any(line.startswith("NO ") for line in lines))

@@ -10,10 +10,10 @@ from prompt_aug.extraction import extraction
 from prompt_aug.grading.pool import GraderError
 from prompt_aug.questions import Question, to_row
 from prompt_aug.typed import shown
-from prompt_aug.verifiers import KEY, Verified, verifier_row, verifiers_of
+from prompt_aug.verifiers import Verified, verifier_row, verifiers_of
 from recipe.errors import ConfigError
 
-WEIGHTS = "recipe.source_weights"
+WEIGHTS, VERIFIERS = "recipe.source_weights", "recipe.reward.verifiers"
 MOST_REPEATS = 1000  # of a question in an epoch; a larger number is a typing error
 
 
@@ -65,8 +65,8 @@ def check_verifiers(config: DictConfig, questions: Sequence[Question]) -> dict[s
         for source, path in verifiers.functions.items():
             if source not in first:
                 found.append(
-                    f"{KEY}={path}: no row of data.train_files or data.val_files has the "
-                    f"data_source {source}. Use one of {', '.join(first)}."
+                    f"{VERIFIERS}.{source}={path}: no row of data.train_files or data.val_files "
+                    f"has the data_source {source}. Use one of {', '.join(first)}."
                 )
                 continue
             row = verifier_row(to_row(first[source]))
@@ -87,6 +87,7 @@ def _failure(source: str, path: str, response: str, graded: Verified) -> str:
     limited = graded.status == "timeout" or "memory" in graded.detail
     more = ", or raise recipe.reward.verifier_limits" if limited else ""
     return (
-        f"{KEY}={path}: on the first row of {source} with the response {response[:60]!r} it ends "
-        f"with {graded.status} ({graded.detail}). Correct the function{more}."
+        f"{VERIFIERS}.{source}={path}: on the first row of {source} with the response "
+        f"{response[:60]!r} it ends with {graded.status} ({graded.detail}). Correct the "
+        f"function{more}."
     )

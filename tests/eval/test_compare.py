@@ -74,7 +74,21 @@ def test_questions_that_picked_a_checkpoint_are_left_out(
         scores["benchmarks"] = {"y": scores["benchmarks"]["y"]}
         write_json(side / "scores.json", scores)
     assert main([*map(str, sides)]) == 0
-    assert "picked by y: its score there is too high" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "picked by y: its score there is too high" in said and "only in" not in said
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_benchmarks_of_one_side_are_noted_and_the_shared_one_is_named(
+    sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str], turned: bool
+) -> None:
+    scores = read_json(sides[0] / "scores.json")
+    scores["benchmarks"] = {"x": scores["benchmarks"]["x"]}
+    write_json(sides[0] / "scores.json", scores)
+    assert main([*map(str, sides[:: -1 if turned else 1])]) == 0
+    said = capsys.readouterr().out
+    assert f"note: only in {'A' if turned else 'B'}: y, z\n" in said and said.count("only in") == 1
+    assert "Benchmarks" not in said and said.splitlines()[3].split()[:2] == ["x", "4"]
 
 
 def test_other_settings_of_a_benchmark_are_noted(

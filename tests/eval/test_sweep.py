@@ -61,6 +61,18 @@ def test_a_run_is_swept_with_one_engine_and_again_with_none(
     assert engine.starts == 1 and len(engine.asked) == 15
 
 
+def test_truncated_responses_are_warned_about(
+    run: Path, engine: FakeEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep.main([str(run), "--steps", "1"]) == 0
+    assert "--max-tokens" not in capsys.readouterr().out
+    for file in run.glob("eval/*/step_1/toy/scores.json"):
+        write_json(file, read_json(file) | {"truncation_rate": 1 / 3})
+    assert sweep.main([str(run), "--steps", "1"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("--max-tokens=8: 33% of the responses were truncated. Raise it") == 1
+
+
 def test_items_of_another_worker_are_skipped(
     run: Path, engine: FakeEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -172,6 +172,24 @@ def test_rows_with_images_are_refused(tmp_path: Path, column: str) -> None:
         read_parquet(write_rows(tmp_path / "p.parquet", [parts]))
 
 
+@pytest.mark.parametrize(
+    ("roles", "named"),
+    [
+        ("user assistant user", "has 2 user messages"),
+        ("system user user", "has 2 user messages"),
+        ("system user assistant", "has the roles system, user, assistant"),
+        ("developer user", "has the roles developer, user"),
+    ],
+)
+def test_prompts_of_several_turns_are_refused(tmp_path: Path, roles: str, named: str) -> None:
+    turns = [{"role": role, "content": "Q?"} for role in roles.split()]
+    rows = [foreign("Q?", "7"), {**foreign("Q?", "7"), "prompt": turns}]
+    with pytest.raises(
+        QuestionError, match=f"1 of 2 rows .*\n  row 1: the column 'prompt' {named}"
+    ):
+        read_parquet(write_rows(tmp_path / "t.parquet", rows))
+
+
 def test_rows_without_an_answer_are_named(tmp_path: Path) -> None:
     rows = [foreign(f"{i}?", "" if i in (1, 3) else "1") for i in range(5)]
     rows[4]["prompt"] = rows[4]["prompt"][:1]

@@ -209,6 +209,21 @@ def test_bad_rules_are_refused(values: dict[str, Any]) -> None:
         Rule.model_validate(values)
 
 
+@pytest.mark.parametrize(
+    ("check", "required"),
+    [
+        ({"once": "<think>\n"}, True),
+        ({"order": ["<think>", "</think>"]}, True),
+        ({"nested": ["think", "answer"]}, True),
+        ({"filled": [["<think>", "</think>"]]}, True),
+        ({"boxed_in": "think"}, True),
+        ({"once": "</think>", "absent": "<think>", "nested": "answer", "last": "x"}, False),
+    ],
+)
+def test_rules_that_require_a_tag(check: dict[str, Any], required: bool) -> None:
+    assert Rule(weight=1.0, **check).requires("think") is required
+
+
 def test_no_rules_are_a_constant() -> None:
     assert format_reward((), "anything") == 1.0
 

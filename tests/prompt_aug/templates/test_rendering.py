@@ -17,11 +17,13 @@ from prompt_aug.questions import make_question
 from prompt_aug.templates import (
     BankError,
     Form,
+    RenderError,
     Template,
     load_bank,
     overlong,
     prompt_length,
     render,
+    tag_opened_twice,
 )
 
 QWEN = (
@@ -147,8 +149,30 @@ def test_a_chat_template_that_drops_the_system_message_in_silence() -> None:
 
 
 def test_a_chat_template_that_loses_the_question_is_refused() -> None:
-    with pytest.raises(ValueError, match="does not show the user message"):
+    with pytest.raises(RenderError, match=r"style=auto: .* does not show the user message"):
         render(FULL, "Q", tokenizer(LOSES_ALL, ()))
+
+
+@pytest.mark.parametrize("chat", ["{% for", "{{ messages + 1 }}", "{{ raise_exception('no') }}"])
+def test_a_chat_template_that_fails_is_refused(chat: str) -> None:
+    with pytest.raises(RenderError, match=r"recipe\.augment\.style=chat: .* template fails: \w+: "):
+        render(FULL, "Q", tokenizer(chat, ()), Form(style="chat"))
+
+
+def test_a_tag_that_the_chat_template_opens_before_the_template() -> None:
+    def twice(bank: Any, made: Any, **form: Any) -> dict[str, str]:
+        tags = {n: tag_opened_twice(t, question("Q"), made, Form(**form)) for n, t in bank.items()}
+        return {name: tag for name, tag in tags.items() if tag}
+
+    ends = "{% if enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}"
+    made = tokenizer(QWEN + ends, QWEN_TOKENS)
+    thinks: dict[str, Any] = {"chat": {"enable_thinking": True}}
+    deepseek = ("open-r1", "open-r1-teacher", "deepseek-r1", "deepseek-r1-teacher")
+    for setting in ("strict", "published"):
+        bank = load_bank(None, setting)
+        assert twice(bank, made, **thinks) == dict.fromkeys(deepseek, "<think>")
+    assert twice(BANK, made) == twice(BANK, made, style="raw") == twice(BANK, qwen()) == {}
+    assert twice(load_bank("papers", "published"), made, **thinks) == {}  # CW-GRPO's own setting
 
 
 def test_raw_text_of_base_models() -> None:
@@ -185,12 +209,14 @@ def test_arguments_reach_the_chat_template_or_are_refused() -> None:
     for value, word in ((True, "THINK"), (False, "ANSWER")):
         form = Form(chat={"enable_thinking": value})
         assert word in render(base, "Q", made, form).text
-    with pytest.raises(
-        ValueError, match=r"kwargs\.thinking_on: the tokenizer's chat template does"
-    ):
+    with pytest.raises(RenderError, match=r"kwargs\.thinking_on=true: .* does not read it"):
         render(base, "Q", made, Form(chat={"thinking_on": True}))
-    with pytest.raises(ValueError, match="needs a tokenizer with a chat template"):
-        render(base, "Q", None, Form(chat={"enable_thinking": True}))
+    for form, key in (
+        (Form(chat={"enable_thinking": True}), r"data\.apply_chat_template_kwargs={'enable"),
+        (Form(style="chat"), r"recipe\.augment\.style=chat"),
+    ):
+        with pytest.raises(RenderError, match=f"^{key}.*: the tokenizer has no chat template"):
+            render(base, "Q", tokenizer(None, ()), form)
     for chat, style in (({"tokenize": True}, "auto"), ({"enable_thinking": True}, "raw")):
         with pytest.raises(BankError, match=r"data\.apply_chat_template_kwargs"):
             Form(chat=chat, style=style)  # type: ignore[arg-type]

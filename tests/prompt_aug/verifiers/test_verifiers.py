@@ -142,7 +142,7 @@ VERL = {
 @pytest.mark.parametrize("path", ["own_verifiers.nothing", "nowhere.check", "check"])
 def test_a_function_that_cannot_be_loaded_is_named(path: str) -> None:
     missing = Verifiers({"s": path}, LIMITS)
-    with pytest.raises(GraderError, match=rf"recipe\.reward\.verifiers={path}: .*PYTHONPATH"):
+    with pytest.raises(GraderError, match=rf"verifiers\.DATA_SOURCE={path}: .*PYTHONPATH"):
         ask(missing, "s")
     missing.close()
 

@@ -154,7 +154,7 @@ def test_an_advantage_receives_the_answers_that_it_requires() -> None:
         ("advantage", {"name": "gpro"}, "advantage.name=gpro: .*grpo"),
         ("weights", {"name": "gauss"}, "weights.name=gauss: .*clip_cov, gaussian"),
         ("advantage", {"name": "no_such.module.f"}, "No module named 'no_such'"),
-        ("advantage", {"name": "recipe.algorithms.grpo.nope"}, "nope"),
+        ("advantage", {"name": "recipe.algorithms.grpo.nope"}, "grpo has no function nope"),
         ("advantage", {"name": "recipe.algorithms.grpo.EPSILON"}, "EPSILON"),
         ("advantage", {"name": "grpo", "arguments": {"alpha": 2}}, "grpo takes no alpha"),
         ("weights", {"name": "clip_cov", "clip_cov": {"ratio": 0}}, "weights.clip_cov: ratio=0.0"),
@@ -165,10 +165,16 @@ def test_a_bad_name_or_argument_is_a_config_error(section: str, values: dict, me
         compute_advantages(rollouts(), settings(changes={section: values}))
 
 
-@pytest.mark.parametrize("broken", [lambda rewards_B, _: rewards_B[:2], lambda r, _: r / 0])
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (lambda rewards_B, _: rewards_B[:2], r"advantages of shape \(2,\) must have shape \(4,\)"),
+        (lambda rewards_B, _: rewards_B / 0, "4 of 4 advantages are NaN or infinite"),
+    ],
+)
 def test_a_bad_result_of_a_user_function_stops_the_step(
-    broken: Any, monkeypatch: pytest.MonkeyPatch
+    broken: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ADVANTAGES, "mine", broken)
-    with pytest.raises(ValueError, match=r"advantages of shape"):
+    with pytest.raises(ValueError, match=message):
         compute_advantages(rollouts(), settings("mine"))

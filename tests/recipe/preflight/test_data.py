@@ -60,11 +60,24 @@ class Characters:
         return {"input_ids": [[1] * len(t) for t in texts]}
 
 
-def prepare(config: Any, train: Any, validation: Any = None, **augment: Any) -> dict[str, Any]:
+class Thinking(Characters):
+    """Like DeepSeek-R1-Distill's, whose chat template opens a ``<think>`` tag."""
+
+    chat_template = "opens <think>"
+    all_special_tokens = ("<|im_end|>",)
+
+    def apply_chat_template(self, chat: list[dict[str, str]], **_: object) -> str:
+        return "".join(turn["content"] for turn in chat) + "<think>\n"
+
+
+def prepare(
+    config: Any, train: Any, validation: Any = None, tokenizer: Any = None, **augment: Any
+) -> dict[str, Any]:
     with open_dict(config):
         config.data.train_files = train
         config.data.val_files = validation or train
-    return data.prepare_data(config, Prompts.from_section(augment), Characters())
+        config.recipe.augment.update(augment)
+    return data.prepare_data(config, Prompts.from_section(augment), tokenizer or Characters())
 
 
 # ------------------------------------------------------------------------- composition
@@ -147,7 +160,65 @@ def test_the_best_by_what_no_validation_writes_is_refused(config: Any, tmp_path:
     with pytest.raises(ConfigError, match=r"recipe\.keep_best=val/tt/.*val/t/accuracy"):
         prepare(config, [path])
     config.recipe.keep_best = "val/t/accuracy"
-    prepare(config, [path])
+    prepare(config, [path], [held_out(tmp_path)])
+
+
+def held_out(folder: Path) -> str:
+    question = make_question(text="3 + 4?", answers=("7",), source="t")
+    write_parquet([question], folder / "held_out.parquet")
+    return str(folder / "held_out.parquet")
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"keep_best": "val/t/accuracy"}, {"guard": {"action": "stop"}}, {}]
+)
+def test_validation_on_training_questions(
+    config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], chosen: dict[str, Any]
+) -> None:
+    path, other = questions(tmp_path / "a.parquet", 40), held_out(tmp_path)
+    config = OmegaConf.merge(config, {"recipe": chosen})
+    prepare(config.copy(), [path], [other])
+    assert "not held out" not in capsys.readouterr().out
+    if chosen:
+        (name,) = chosen
+        with pytest.raises(ConfigError, match=rf"^recipe\.{name}.*: needs .* 40 of 41 questions"):
+            prepare(config.copy(), [path], [path, other])
+        config.recipe.one_question = 0
+        prepare(config, [path], [path, other])
+    else:
+        prepare(config, [path], [path, other])
+    assert f"data.val_files: {1 if chosen else 40} of 41 questions" in capsys.readouterr().out
+
+
+def test_templates_of_thinking_models(config: Any, tmp_path: Path) -> None:
+    path, plain = questions(tmp_path / "a.parquet", 40), {"templates": ["qwen-math", "abel"]}
+    for augment, named in (
+        ({"templates": ["open-r1", "qwen-math"]}, r"templates=\[open-r1\]: .* opens <think>, "),
+        ({"validation_template": "deepseek-r1"} | plain, r"validation_template=\[deepseek-r1\]: "),
+        ({}, r"templates=\[open-r1, open-r1-teacher, deepseek-r1, deepseek-r1-teacher\]: "),
+    ):
+        config.recipe.augment.templates = None
+        with pytest.raises(ConfigError, match=rf"^recipe\.augment\.{named}"):
+            prepare(config.copy(), [path], tokenizer=Thinking(), **augment)
+        prepare(config.copy(), [path], tokenizer=Thinking(), style="raw", **augment)
+    prepare(config, [path], tokenizer=Thinking(), **plain)
+
+
+def test_a_question_with_a_special_token_is_named(config: Any, tmp_path: Path) -> None:
+    made = [make_question(text=f"{n}?", answers=("1",), source="t") for n in range(40)]
+    made[3] = dataclasses.replace(made[3], rephrasings=("x<|im_end|>",))
+    made[5] = bad = make_question(text="a<|im_end|>b", answers=("1",), source="t")
+    path, one = tmp_path / "a.parquet", {"templates": ["abel"], "tokenizer": Thinking()}
+    write_parquet(made, path)
+    with pytest.raises(ConfigError) as error:
+        prepare(config, [str(path)], **one)
+    assert str(error.value).startswith(
+        f"data.train_files={path}: a special token of the tokenizer "
+    )
+    assert f"(found: 1): row 5 (question {bad.uid}): <|im_end|>. " in str(error.value)
+    config.recipe.rephrasings.count = 1
+    with pytest.raises(ConfigError, match=r"\(found: 2\): row 3 "):
+        prepare(config, [str(path)], **one)
 
 
 @pytest.mark.parametrize(
@@ -472,7 +543,7 @@ def power(logprobs_BT, advantages_BT, mask_BT, group_B, *, power): return mask_B
     ("section", "name", "arguments", "named"),
     [
         ("advantage", "scaled", {}, "'scale'"),
-        ("advantage", "scaled", {"scale": float("inf")}, "must be finite"),
+        ("advantage", "scaled", {"scale": float("inf")}, "NaN or infinite"),
         ("advantage", "scaled", {"scale": 2.0}, None),
         ("advantage", "shorter", {}, r"shape \(15,\) .* shape \(16,\)"),
         ("weights", "power", {"power": 0.7}, None),

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 from omegaconf import open_dict
+from tiny_model import save_tokenizer
 
-from recipe.preflight.dry_run import checkpoints, hours, learning_rate, method, reward
+from prompt_aug.prompts import Prompts
+from prompt_aug.questions import make_question, write_parquet
+from recipe.preflight.dry_run import checkpoints, describe, hours, learning_rate, method, reward
 
 MATH_1B = "Qwen/Qwen2.5-Math-1.5B"
 
@@ -69,3 +72,28 @@ def test_without_a_model_or_checkpoints(toy_config: Any) -> None:
     assert checkpoints(config, steps=10).startswith("1, one every 10 steps; 12 bytes a parameter")
     config.trainer.save_freq = -1
     assert checkpoints(config, steps=10).startswith("none (trainer.save_freq=-1)")
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_the_steps_are_those_of_the_limited_questions(
+    toy_config: Any, tmp_path: Path, made: bool
+) -> None:
+    save_tokenizer(tmp_path)
+    config = copy.deepcopy(toy_config)
+    with open_dict(config):
+        config.recipe.run_dir, config.data.max_prompt_length = str(tmp_path / "run"), 1000
+        config.actor_rollout_ref.model.path = str(tmp_path)
+        config.data.train_max_samples, config.data.train_batch_size = 8, 4
+        config.actor_rollout_ref.actor.ppo_mini_batch_size = 4
+        config.trainer.total_epochs, config.trainer.total_training_steps = 1, 24
+        for key, count in (("train", 12), ("val", 2)):
+            path = tmp_path / f"{key}.parquet"
+            config.data[f"{key}_files"] = [str(path)]
+            rows = [
+                make_question(text=f"{key} {i}?", answers=("1",), source="t") for i in range(count)
+            ]
+            if made:
+                write_parquet(rows, path)
+    told = describe(config, Prompts.from_config(config))
+    assert ("8 for training (0 too long), 2 for validation" in told) == made
+    assert "steps          2\n" in told and " 64 to come" in told and "updates        1 " in told

@@ -29,6 +29,8 @@ def test_the_table_is_rebuilt_from_the_installed_verl() -> None:
         ("actor_rollout_ref.rollout.checkpoint_engine.backend", True),
         ("reward.sandbox_fusion.url", True),
         ("data.truncation", True),
+        ("data.prompt_key", True),
+        ("data.return_raw_chat", True),
         ("actor_rollout_ref.actor.clip_ratio_high", False),
         ("actor_rollout_ref.actor.fsdp_config.param_offload", False),
         ("actor_rollout_ref.actor.optim.betas", False),

@@ -106,6 +106,21 @@ def test_a_critic_is_a_second_model() -> None:
     assert "critic" not in estimate.actor_seconds(SHAPE, WORK, H100, Assumptions())
 
 
+def test_offloaded_states_are_off_the_gpu() -> None:
+    def stay(**changes: bool) -> tuple[float, float]:
+        work = dataclasses.replace(WORK, gpus=1, **changes)
+        states = estimate.actor_memory(SHAPE, work)["states"]
+        return states / SHAPE.parameters, estimate.beside_engine(SHAPE, work) / SHAPE.parameters
+
+    # Bytes per parameter in the update, with gradients, and beside the engine, without them.
+    assert stay() == (16, 12) and stay(critic=True) == (32, 24)
+    assert stay(param_offload=True) == (16, 8) and stay(optimizer_offload=True) == (16, 4)
+    assert stay(param_offload=True, optimizer_offload=True, critic=True) == (32, 0)
+    assert stay(offload_policy=True) == (0, 0)
+    lora = dataclasses.replace(WORK, gpus=1, adapter=10, optimizer_offload=True)
+    assert estimate.beside_engine(SHAPE, lora) == 4 * (SHAPE.parameters + 10)
+
+
 def test_lora_by_hand() -> None:
     # 28 layers x 8 x (q and o 2 x 3,072, k and v 2 x 1,792, MLP 3 x 10,496), and without k
     layers = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -181,7 +196,9 @@ def test_what_does_not_fit_is_said() -> None:
     large = Shape(**{**dataclasses.asdict(SHAPE), "layers": 280})
     said = "\n".join(command.memory_lines(large, WORK, a100))
     assert "the actor wants" in said and "beside the engine" in said
-    assert "does not hold one longest sequence" in said
+    assert "does not hold one longest sequence" in said and "ppo_max_token_len_per_gpu" in said
+    one = "\n".join(command.memory_lines(large, dataclasses.replace(WORK, gpus=1), a100))
+    assert "or train LoRA" in one and "ppo_max_token_len_per_gpu" not in one  # would not help
 
 
 @pytest.mark.config
@@ -190,6 +207,12 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "1,543,714,304" in said and "16 x h100-80" in said and "18.5 GB" in said
     assert "mean response 1500 tokens" in said and "35% of the peak" in said
+    nodes = ["trainer.nnodes=2", "trainer.n_gpus_per_node=8"]
+    policy = "actor_rollout_ref.actor.fsdp_config.offload_policy=true"
+    assert command.main(["ta_grpo", *nodes, policy]) == 0
+    said = capsys.readouterr().out
+    assert "16 x h100-80" in said and "states 0.0" in said
+    assert "reference      6.4 GiB of host memory" in said  # 4 x 1,720,574,976 bytes
     assert command.main(["toy"]) == 1
     assert "recipe.model_path: not set" in capsys.readouterr().err
     smallest = "--gpus 1 --mean-response 1 --validation 0 --mfu 1 --traffic 1"

@@ -201,6 +201,11 @@ REFUSED_ENGINE = [
     (f"{PCL} critic.grad_clip=0.1", "critic.grad_clip=0.1 critic.optim.clip_grad"),
     ("trainer.max_critic_ckpt_to_keep=2", "trainer.max_actor_ckpt_to_keep"),
     (f"{FILTER} data.gen_batch_size=16", "data.gen_batch_size=16 algorithm.filter_groups.enable"),
+    ("{R}.val_kwargs.n=8", "{R}.val_kwargs.n=8 {R}.val_kwargs.temperature=0"),
+    ("{A}.optim.warmup_style=cosine", "{A}.optim.lr_scheduler_type"),
+    ("critic.optim.warmup_style=cosine", "critic.optim.lr_scheduler_type"),
+    ("data.prompt_key=question", "data.prompt_key=question prompt_aug.prepare"),
+    ("data.return_raw_chat=false", "data.return_raw_chat=false"),
     ("reward.reward_manager.name=dapo", "reward.reward_manager.name=dapo recipe.reward."),
     ("reward_model.enable=true", "reward_model.enable=true"),
     ("reward_model.enable_resource_pool=true", "reward_model.enable_resource_pool recipe.reward"),
@@ -230,6 +235,7 @@ REFUSED_ENGINE = [
 ALLOWED_ENGINE = [
     "",
     "{R}.max_model_len=240",
+    "{R}.val_kwargs.n=8 {R}.val_kwargs.temperature=1",
     "{R}.max_model_len=161 recipe.rollout.joint_limit=true",
     f"{ACTOR_TOKENS}=239 {{R}}.{TOKENS}=239",  # not read with fixed sizes
     f"{DYNAMIC} {ACTOR_TOKENS}=240 {{R}}.{TOKENS}=240",

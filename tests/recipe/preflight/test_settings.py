@@ -1,6 +1,8 @@
 """Bad settings and commands: exit code 1 or 2, a message that names the key, nothing started."""
 
+import contextlib
 import copy
+import fnmatch
 import re
 import signal
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from composed import composed
 
 from recipe import train
 from recipe.config import schema
-from recipe.config.compose import MOVED, base, flat, known_keys, unknown_key
+from recipe.config.compose import MOVED, base, compose_config, flat, known_keys, unknown_key
 from recipe.errors import ConfigError
 from recipe.preflight.checks import validate
 from recipe.trainer import launch
@@ -114,6 +116,8 @@ NAMES_ANOTHER = [
     ("eval.benchmarks=[{name: amc, template: nope}]", "eval.benchmarks"),
     ("reward.reward_manager.name=Nobody", "reward.reward_manager.module.path"),
     ("recipe.run_dir='  '", "recipe.run_dir"),
+    ("trainer.total_training_steps=null", "trainer.total_epochs"),
+    ("recipe.advantage.name=recipe.errors.nosuch", "recipe.errors has no function nosuch"),
 ]
 
 
@@ -151,6 +155,42 @@ def test_several_bad_values_are_all_named() -> None:
 def test_every_key_of_ours_has_a_type_and_every_typed_key_exists() -> None:
     ours = {key for key, _ in flat(base()) if key.startswith("recipe.")}
     assert ours <= set(schema.TYPES) <= known_keys()
+    for switch, _, pattern in schema.SWITCHES:
+        assert switch in known_keys() and fnmatch.filter(known_keys(), pattern), pattern
+
+
+NAME = "recipe.weights.name"
+KL = f"{A}.use_kl_loss={{}} {A}.kl_loss_coef=0.04"
+OWN_LOSS = f"{A}.policy_loss._target_=my.Loss {A}.policy_loss.clip_cov_ratio=0.1"
+ROLLBACK = "recipe.guard.action=rollback recipe.guard.rollback.kl_loss_coef=0.1"
+
+
+@pytest.mark.config
+@pytest.mark.parametrize(
+    ("overrides", "switch"),
+    [
+        (f"{A}.kl_loss_coef=0.04", f"{A}.use_kl_loss=false"),
+        (f"{A}.kl_loss_type=k3", f"{A}.use_kl_loss=false"),
+        ("recipe.guard.window=5", "recipe.guard.action=off"),
+        ("recipe.guard={window:5}", "recipe.guard.action=off"),
+        ("recipe.guard.action=stop recipe.guard.rollback.times=1", "recipe.guard.action=stop"),
+        (f"{MODEL}.lora_alpha=32", f"{MODEL}.lora_rank=0"),
+        ("method=cw_grpo recipe.weights.clip_cov.ratio=0.1", f"{NAME}=gaussian_covariance"),
+        (f"method=sapo {A}.policy_loss.ppo_kl_coef=1", f"{schema.LOSS}=sapo"),
+        # Negative controls
+        (KL.format("true"), None),
+        (KL.format("false"), None),  # turned off in the same command
+        (f"{ROLLBACK} {A}.kl_loss_type=k3", None),  # read after a roll-back
+        (OWN_LOSS, None),
+        (f"{MODEL}.lora_rank=8 {MODEL}.lora_alpha=32", None),
+        ("method=cw_grpo recipe.weights.gaussian_covariance.sigma=batch", None),
+        (f"method=sapo {A}.tau_pos=2", None),
+    ],
+)
+def test_an_override_that_a_switch_turns_off_is_refused(overrides: str, switch: str | None) -> None:
+    expected = re.escape(f"no effect with {switch}.")
+    with pytest.raises(ConfigError, match=expected) if switch else contextlib.nullcontext():
+        compose_config("toy_methods", overrides.split())
 
 
 @pytest.mark.config
@@ -195,6 +235,7 @@ COMMANDS: list[tuple[str, int, str]] = [
     ("toy trainer.total_training_step=3", 1, "did you mean trainer.total_training_steps"),
     ("toy actor.use_dynamic_bsz=true", 1, "actor_rollout_ref.actor.use_dynamic_bsz"),
     ("toy +actor.use_dynamic_bsz=true", 1, "actor_rollout_ref.actor.use_dynamic_bsz"),
+    ("toy recipe.method=cw_grpo", 1, "Write method=cw_grpo"),
     ("toy recipe.neighbours.count=3", 1, "recipe.rephrasings.count"),
     ("toy +recipe.mode=fixed", 1, "did you mean recipe.augment.mode"),
     ("toy ++trainer.stepps=3", 1, "'trainer.stepps'"),
