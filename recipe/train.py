@@ -30,22 +30,19 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
     from prompt_aug.base.files import lock
     from recipe.config import show
     from recipe.config.compose import compose_config
-    from recipe.errors import ConfigError
     from recipe.run import checkpoints, ending, rollbacks, stop
     from recipe.run.folder import RunFolder, record_environment
     from recipe.trainer import launch
 
     with Progress("recipe.train: checks"):
         config = compose_config(example, overrides)
-        replaced = show.overruled(example, overrides)
-        if errors := [why for key, why in replaced.items() if key.startswith("recipe.")]:
-            raise ConfigError("\n".join(errors))  # without them it would be another method
+        notes = show.notes(example, overrides)
         launch.set_environment(config)
         # Imported here: transformers reads the environment.
         from recipe.preflight.checks import check, prepare
 
         prompts = check(config, here=not dry_run)
-    for why in replaced.values():  # the loss of the example, as of a baseline
+    for why in notes:
         print(f"recipe.train: note: {why}", file=sys.stderr)
     if dry_run:
         from recipe.preflight.dry_run import describe
@@ -150,6 +147,7 @@ def do(given: argparse.Namespace) -> int:
     if given.list:
         print(show.examples_and_methods())
     elif given.cfg:
+        show.notes(given.example, given.overrides)
         print(show.with_sources(given.example, given.overrides, given.cfg == "diff"))
     else:
         return start(given.example, given.overrides, given.dry_run)

@@ -160,20 +160,21 @@ FUNCTIONS = frozenset(DOUBLES.functions)
 _MIXED = re.compile(r"(?<![\d.^_])([1-9]\d*)\s*\\frac\{(\d+)\}\{(\d+)\}(?!\s*\^)")
 
 
-def mixed_as_sums(text: str) -> str:
+def mixed_as_sums(text: str, form: str = "(%s)") -> str:
     r"""`3\frac{1}{2}` as `(3+\frac{1}{2})`."""
 
     def mixed(match: re.Match[str]) -> str:
         whole, top, bottom = match.groups()
         proper = int(top) < int(bottom)
-        return rf"({whole}+\frac{{{top}}}{{{bottom}}})" if proper else match[0]
+        return form % rf"{whole}+\frac{{{top}}}{{{bottom}}}" if proper else match[0]
 
     return _MIXED.sub(mixed, text)
 
 
 def tokens_of(text: str) -> list[str]:
     """The tokens of a formula; raises `Unsupported` at the first sign that is none."""
-    tokens, position, text = [], 0, mixed_as_sums(text).rstrip()
+    # Brackets would end the argument of a function: \sin 22\frac{1}{2}^\circ.
+    tokens, position, text = [], 0, mixed_as_sums(text, r"\mixed{%s}").rstrip()
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:

@@ -183,6 +183,8 @@ class Reader:
         token = self._take()
         if token[0].isdigit() or token[0] == ".":
             return self._done("", self._number(token))
+        if token == r"\mixed":
+            return self._group()
         if token == r"\frac":
             return self._fraction()
         if token == r"\sqrt":

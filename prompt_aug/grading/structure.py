@@ -86,8 +86,9 @@ def build(text: str, *, depth: int = 0) -> Node:
     return _bracketed(text, depth=depth) or _leaf(text, depth)
 
 
-_COORDINATE = r"\s*(?:[A-Za-z]|\\[a-z]+)'*(?:_(?:\{[^{}]*\}|\w))?\s*"
-_NAMES = re.compile(rf"\(({_COORDINATE}(?:,{_COORDINATE}){{1,5}})\)\s*=\s*(?=[(\[]|\\\{{)")
+_ACCENT = r"(?:\\(?:bar|hat|vec|tilde)\s*)?"
+_COORDINATE = rf"\s*{_ACCENT}(?:[A-Za-z]|\\[a-z]+)'*(?:_(?:\{{[^{{}}]*\}}|\w))?\s*"
+_NAMES = re.compile(rf"\(({_COORDINATE}(?:,{_COORDINATE})+)\)\s*=\s*(?=[(\[{{]|\\\{{)")
 
 
 def _named(names: str, node: Node, text: str) -> Node:

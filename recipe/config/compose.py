@@ -53,7 +53,13 @@ OPEN = (
     *ARGUMENTS,
 )
 MOVED = CONFIG / "moved.yaml"
-OFF = (None, False, "none", "off")  # values of a switch that turn a feature off; 0 is False
+OFF = (
+    None,
+    False,
+    "none",
+    "off",
+    "vanilla",
+)  # values of a switch that turn a feature off; 0 is False
 PLAIN = re.compile(r"""[^\[{'"~].*""")  # a value that hydra's syntax of lists, ... does not begin
 # Raised by hydra for an unusable file or choice. A truncated file raises no class of its own.
 COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError)
@@ -104,8 +110,10 @@ def _readable(text: str) -> str:
     return text
 
 
-def compose_config(example: str, overrides: list[str]) -> DictConfig:
+def compose_config(example: str, overrides: list[str], *, allow_unread: bool = False) -> DictConfig:
     """Return the resolved configuration of an example; overrides in hydra's syntax or plain text.
+
+    `allow_unread`: also overrides of keys whose feature is switched off.
 
     Raises ConfigError, one line a problem, for a file that cannot be read, an unknown key, group or
     choice, and for values that `recipe.config.schema` rejects.
@@ -130,7 +138,8 @@ def compose_config(example: str, overrides: list[str]) -> DictConfig:
     except COMPOSING as error:
         raise ConfigError(f"{folder.name}/config.yaml or an override: {one_line(error)}") from error
     check_types(config)
-    _check_switches(config, overrides)
+    if not allow_unread:
+        _check_switches(config, overrides)
     return config
 
 
@@ -247,8 +256,7 @@ def _check_keys(config: DictConfig, folder: Path) -> None:
 def _check_switches(config: DictConfig, overrides: list[str]) -> None:
     """Reject overrides of keys that nothing reads, by `SWITCHES`; files may set them.
 
-    An override that turns the switch off allows them: commands for verl set both, and so does the
-    fork of a run that had the switch on.
+    An override that turns the switch off allows them: commands for verl set both.
     """
     given = {
         key: text
@@ -256,17 +264,11 @@ def _check_switches(config: DictConfig, overrides: list[str]) -> None:
         for override in [OverridesParser.create().parse_override(text)]
         for key, _ in flat({override.key_or_group: override.value()})
     }
-    loss = config.actor_rollout_ref.actor.policy_loss
-    own_loss = not str(loss.get("_target_")).startswith(("verl.", "recipe."))  # it may read any key
     found = []
     for key, text in given.items():
-        rows = [(switch, on) for switch, on, pattern in SWITCHES if fnmatchcase(key, pattern)]
-        states = [(OmegaConf.select(config, switch), switch, on) for switch, on in rows]
-        if not states or any(value in on if on else value for value, _, on in states):
+        if (off := unread(config, key)) is None or (off[0] in given and off[1] in OFF):
             continue
-        value, switch, on = states[0]
-        if (switch in given and value in OFF) or (switch == LOSS and own_loss):
-            continue
+        switch, value, on = off
         wanted = " or ".join(map(shown, on)) if on else "another value"
         found.append(
             f"{text}: no effect with {switch}={shown(value)}. Leave it out, or set that key to "
@@ -274,6 +276,20 @@ def _check_switches(config: DictConfig, overrides: list[str]) -> None:
         )
     if found:
         raise ConfigError("\n".join(found))
+
+
+def unread(config: DictConfig, key: str) -> tuple[str, Any, tuple[Any, ...] | None] | None:
+    """Return (switch, its value, values with which `key` is read); None if `key` is read."""
+    rows = [
+        (switch, OmegaConf.select(config, switch), on)
+        for switch, on, pattern in SWITCHES
+        if fnmatchcase(key, pattern)
+    ]
+    if not rows or any(value in on if on else value for _, value, on in rows):
+        return None
+    loss = OmegaConf.select(config, "actor_rollout_ref.actor.policy_loss._target_")
+    own_loss = not str(loss).startswith(("verl.", "recipe."))  # it may read any key
+    return None if rows[0][0] == LOSS and own_loss else rows[0]
 
 
 def unknown_key(key: str) -> str:

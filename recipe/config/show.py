@@ -24,6 +24,7 @@ from recipe.config.compose import (
     search_path,
     verl_config,
 )
+from recipe.errors import ConfigError
 
 
 def examples_and_methods() -> str:
@@ -72,8 +73,16 @@ def overruled(example: str, overrides: list[str]) -> dict[str, str]:
         key: f"{key}={shown(final[key][0])}: {final[key][1]} sets this, where {chosen[-1]} has "
         f"{shown(value)}. Add {key}=VALUE to choose one, or train another example."
         for key, value in wanted.items()
-        if final[key][0] != value and final[key][1] != "command line"
+        if value != "?" and final[key][0] != value and final[key][1] != "command line"
     }
+
+
+def notes(example: str, overrides: list[str]) -> list[str]:
+    """Return the messages of `overruled`; ConfigError if it would be another method."""
+    replaced = overruled(example, overrides)
+    if errors := [why for key, why in replaced.items() if key.startswith("recipe.")]:
+        raise ConfigError("\n".join(errors))
+    return list(replaced.values())  # the loss of the example, as of a baseline
 
 
 def _headline(path: Path) -> str:

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 
 from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.files import write_json
+from recipe.config import show
 from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
 from recipe.lab.experiment import Measure, load_experiment
@@ -82,6 +83,8 @@ def main(arguments: list[str] | None = None) -> int:
     def do() -> int:
         settings = load_experiment(given.measure).measure if given.measure else None
         config = compose_config(given.example, given.overrides)
+        for why in show.notes(given.example, given.overrides):
+            print(f"recipe.lab.simulate: note: {why}", file=sys.stderr)
         simulate(config, settings)
         print(f"recipe.lab.simulate: done, run folder {config.recipe.run_dir}")
         return 0

@@ -266,13 +266,15 @@ def check_tags(
 def check_held_out(questions: list[Question], trained: set[str], s: Setup) -> None:
     """Warn of validation questions that are trained on; reject them if they select a checkpoint.
 
-    With ``recipe.one_question`` validation may contain the one question.
+    `recipe.keep_best` reads one data source, the guard reads all. With ``recipe.one_question``
+    validation may contain the one question.
     """
-    if not (shared := sum(question.uid in trained for question in questions)):
+    if not (shared := [question for question in questions if question.uid in trained]):
         return
-    told = f"{shared} of {len(questions)} questions are also in data.train_files"
+    told = f"{len(shared)} of {len(questions)} questions are also in data.train_files"
     guarded = s.recipe.guard.action in ("stop", "rollback")
-    if (s.recipe.keep_best or guarded) and s.recipe.one_question is None:
+    best = s.recipe.keep_best in {f"val/{question.source}/accuracy" for question in shared}
+    if (best or guarded) and s.recipe.one_question is None:
         key, off = ("guard.action", "warn") if guarded else ("keep_best", "null")
         raise ConfigError(
             f"{s.named(f'recipe.{key}')}: needs held-out accuracy, and of data.val_files {told}. "

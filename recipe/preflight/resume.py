@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from prompt_aug.base.files import read_json, write_text
 from prompt_aug.prompts import Prompts
-from recipe.config.compose import flat
+from recipe.config.compose import flat, unread
 from recipe.errors import ConfigError
 from recipe.preflight.algorithm import PER_MICRO_BATCH
 from recipe.preflight.data import limit_steps
@@ -42,7 +42,7 @@ ALGORITHM_KEYS = (
     "!*.pad_to_length* {R}.n {R}.temperature {R}.top_* {R}.seed {R}.dtype {R}.do_sample "
     "{R}.ignore_eos {R}.prompt_length {R}.response_length {R}.max_model_len "
     "{R}.calculate_log_probs {R}.logprobs_mode {R}.quantization* {R}.qat* {R}.val_kwargs.* "
-    "{R}.engine_kwargs.* {R}.agent.default_agent_loop {R}.agent.agent_loop_*"
+    "!{R}.val_kwargs.n {R}.engine_kwargs.* {R}.agent.default_agent_loop {R}.agent.agent_loop_*"
 ).format(**SHORT).split()  # fmt: skip
 # Statistics of a micro-batch enter these losses of verl.
 MICRO_BATCHES = ("*micro_batch_size*", "*max_token_len_per_gpu", "*use_dynamic_bsz")
@@ -91,7 +91,9 @@ def same_run(s: Setup) -> Iterator[str]:
     keys = [
         key
         for key in sorted({*old, *now})
-        if old.get(key) != now.get(key) and is_algorithmic(key, s)
+        if old.get(key) != now.get(key)
+        and is_algorithmic(key, s)
+        and not (unread(before, key) and unread(config, key))
     ]
     if keys:
         yield (

@@ -126,6 +126,14 @@ def test_bad_forks_are_refused_and_leave_nothing(
     assert not run.forks.exists() and not list(run.root.parent.glob("*new*"))
 
 
+def test_a_fork_that_switches_a_feature_off_drops_its_keys() -> None:
+    loss = "actor_rollout_ref.actor.policy_loss"
+    given = ["toy_methods", f"{loss}.loss_mode=clip_cov", f"{loss}.clip_cov_ratio=0.002"]
+    arguments, _ = fork.composed(given, [f"{loss}.loss_mode=vanilla"])
+    assert arguments == ["toy_methods", f"{loss}.loss_mode=vanilla"]
+    assert fork.composed(given, ["recipe.seed=7"])[0] == [*given, "recipe.seed=7"]
+
+
 def test_a_live_run_is_not_forked(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     with lock(run.root):
         code, said = call(capsys, run.root, "--step", 2, run.root.parent / "new")

@@ -5,6 +5,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from recipe.config import show
 from recipe.config.compose import compose_config, readable
+from recipe.errors import ConfigError
 
 PATHS = [
     *("runs/mein lauf ü", "runs/it's #1 & (2)", "runs/a=b", "runs/100%", "C:\\runs\\x", "läufe/é"),
@@ -57,3 +58,7 @@ def test_values_of_a_method_that_the_example_replaces_are_named() -> None:
     assert replaced.keys() - left.keys() == {"recipe.augment.mode", "recipe.augment.templates"}
     assert show.overruled("ta_grpo", ["method=grpo"]) == {}
     assert show.overruled("cw_grpo", []) == {}
+    assert show.overruled("one_shot", ["method=one_shot"]) == {}  # the method has a placeholder
+    with pytest.raises(ConfigError, match="augment"):
+        show.notes("ta_grpo", ["method=prompt_aug"])
+    assert len(show.notes("grpo", ["method=cispo"])) == 1  # a KL term, as its baseline has
