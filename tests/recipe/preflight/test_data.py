@@ -319,7 +319,7 @@ LONGER = {"trainer": {"total_training_steps": 99}}
 # Changes that make another experiment, and the key that is named.
 OTHER = [
     ({"recipe": {"rephrasings": {"count": 1}}}, "recipe.rephrasings.count"),
-    ({"critic": {"cliprange_value": 0.1}}, "critic.cliprange_value"),
+    ({"critic": {"enable": True, "cliprange_value": 0.1}}, "critic.cliprange_value"),
     ({ROLES: {"actor": {"fsdp_config": {"model_dtype": "bf16"}}}}, "fsdp_config.model_dtype"),
     ({ROLES: {"rollout": {"quantization": "fp8"}}}, "actor_rollout_ref.rollout.quantization"),
     ({"data": {"train_files": ["x"]}}, "data.train_files"),
@@ -329,7 +329,7 @@ OTHER = [
     ({"data": {"train_batch_size": 32}}, "data.train_batch_size"),
     ({"recipe": {"augment": {"mode": "per_rollout"}}}, "recipe.augment.mode"),
 ]
-HALVES = (OTHER[:5], OTHER[5:])  # a message names five keys
+PARTS = (OTHER[:4], OTHER[4:8], OTHER[8:])  # a message names five keys
 # Changes that leave the experiment what it is.
 SAME = [
     {"recipe": {"name": "other", "dynamic_sampling": {"max_gen_batches": 3}}},
@@ -341,7 +341,7 @@ SAME = [
     {ROLES: {"actor": {"fsdp_config": {"param_offload": True, "optimizer_offload": True}}}},
     {ROLES: {"rollout": {"tensor_model_parallel_size": 2, "enforce_eager": True}}},
     {"global_profiler": {"tool": "torch"}, "reward": {"num_workers": 3}},
-    {"eval": {"temperature": 1.0}},
+    {"eval": {"temperature": 1.0}, "critic": {"cliprange_value": 0.1}},  # no critic reads it
     {"trainer": {"val_before_train": True, "save_freq": 1, "test_freq": 1}},
     {"trainer": {"logger": ["console", "file"]}},
     LONGER,
@@ -350,13 +350,13 @@ SAME = [
 
 def test_a_run_resumes_as_the_same_experiment(config: Any) -> None:
     same = OmegaConf.merge(config, *SAME)
-    others = [OmegaConf.merge(config, *(change for change, _ in half)) for half in HALVES]
+    others = [OmegaConf.merge(config, *(change for change, _ in part)) for part in PARTS]
     assert list(same_run(Setup(others[0]))) == []  # there is no run yet
     run = begun(config, Path(config.recipe.run_dir))
     assert list(same_run(Setup(config))) == list(same_run(Setup(same))) == []
-    for half, other in zip(HALVES, others, strict=True):
+    for part, other in zip(PARTS, others, strict=True):
         (found,) = same_run(Setup(other))
-        assert [named for _, named in half if named not in found] == []
+        assert [named for _, named in part if named not in found] == []
     run.metrics.unlink()
     assert list(same_run(Setup(others[0]))) == []  # no step was done: nothing is mixed
 
