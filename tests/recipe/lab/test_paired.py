@@ -59,6 +59,7 @@ def test_more_seeds_than_the_table_are_refused() -> None:
         ([1.0, 2.0, -0.5], 0.5),  # 2.5: 3.5 and 2.5 of each sign, of eight
         ([0.1] * 5, 0.0625),
         ([0.0], 1.0),
+        ([-0.333333] * 3 + [1.0, 2.0], 0.5625),  # thirds: 2.000001 and 1.999999 are a tie
     ],
 )
 def test_sign_flips_by_hand(differences: list[float], p: float) -> None:
