@@ -78,7 +78,7 @@ class QuestionStats:
         if self.history.enable:
             rows = zip(rollouts.questions, rollouts.lengths, rollouts.accuracy, strict=True)
             for question, length, accuracy in rows:
-                if accuracy == 1.0:
+                if accuracy == 1.0 and length:
                     self.shortest[question] = min(length, self.shortest.get(question, length))
         if self.curriculum.enable:
             groups = [group_id(key) for key in rollouts.keys]
