@@ -6,6 +6,7 @@ with the samples that are missing.
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -114,6 +115,11 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
     requests = list(settings.benchmarks)
     if options.preset is not None:
         plain = {key: getattr(Settings(), key) for key in ADDED}
+        if settings.chat and options.chat is None:
+            print(
+                f"note: --preset {options.preset} leaves out the run's arguments of the chat "
+                f"template; to keep them add --chat '{json.dumps(settings.chat)}'"
+            )
         settings = settings.replaced(**plain | presets()[options.preset])
         reset = {"template": None, "shots": None}
         requests = [request.model_copy(update=reset) for request in requests]

@@ -101,9 +101,11 @@ def fork(root: Path, step: int, new: Path, overrides: list[str]) -> list[str]:
         write_lines(staged.metrics, lines)
         if not any(text.lstrip("+").startswith(DRAWN) for text in overrides):
             # `recipe.train` compares them with what the run's files hold by then.
-            for name in ("data_manifest", "prompts"):
-                if (made := getattr(source, name)).is_file():
-                    write_text(getattr(staged, name), made.read_text(encoding="utf-8"))
+            if source.data_manifest.is_file():
+                report = read_json(source.data_manifest)
+                write_json(staged.data_manifest, {**report, "own_functions": {}})  # may differ
+            if source.prompts.is_file():
+                write_text(staged.prompts, source.prompts.read_text(encoding="utf-8"))
         write_text(staged.config, OmegaConf.to_yaml(config, resolve=True))
         record = {
             "run": str(source.root),

@@ -32,9 +32,14 @@ site_settings() {
     ulimit -n "$(ulimit -Hn)" 2>/dev/null || true
     ulimit -l unlimited 2>/dev/null || true
     read -ra runner <<<"${RECIPE_RUNNER:-}"
-    bin=${RECIPE_VENV:-.venv}/bin
+    local active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}}
+    if [[ -z $active || -x .venv/bin/python ]]; then active=.venv; fi
+    bin=${RECIPE_VENV:-$active}/bin
     python=(${runner[@]+"${runner[@]}"} "$bin/python")
 }
+
+# Succeeds where the job's Python has this project: on a login node it may run in a container only.
+imports_recipe() { "${python[@]}" -c 'import recipe.config.show' 2>/dev/null; }
 
 # as_job COMMAND...: run a command; with --dry-run only print it.
 as_job() {

@@ -6,6 +6,13 @@
 # shellcheck disable=SC2154
 start_ray() {
     local gpus=${1:-} head head_ip port=${RAY_PORT:-$(port_of_job)} status=0
+    local cpus=${RAY_NUM_CPUS:-}
+    if [[ -z $cpus ]]; then # slots, not cores: verl's actors reserve 3 for each GPU, and 9
+        cpus=$(nproc)
+        if ((cpus < 64)); then cpus=64; fi
+    fi
+    # After TERM, as at a preemption, Ray would end its nodes in 30 s, perhaps while a step is saved.
+    export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=${RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S:-3600}
     # One token for all nodes of this job: another user's job cannot join or command its cluster.
     RAY_AUTH_TOKEN=${RAY_AUTH_TOKEN:-$(token)}
     export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
@@ -19,9 +26,9 @@ start_ray() {
     fi
     ray_nodes=()
     on_nodes "$head" -- start --head --node-ip-address="$head_ip" --port="$port" \
-        ${gpus:+--num-gpus="$gpus"} ${RAY_NUM_CPUS:+--num-cpus="$RAY_NUM_CPUS"} --include-dashboard=false
+        ${gpus:+--num-gpus="$gpus"} --num-cpus="$cpus" --include-dashboard=false
     on_nodes "${hosts[@]:1}" -- start --address="$head_ip:$port" ${gpus:+--num-gpus="$gpus"} \
-        ${RAY_NUM_CPUS:+--num-cpus="$RAY_NUM_CPUS"}
+        --num-cpus="$cpus"
     export RAY_ADDRESS=$head_ip:$port
     echo "Ray: first node $head ($RAY_ADDRESS), ${#hosts[@]} nodes, ${gpus:-all} GPUs each"
     "${python[@]}" -m recipe.run.ray_ready "${#hosts[@]}" "${READY_SECONDS:-300}" &

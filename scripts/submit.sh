@@ -7,7 +7,8 @@
 #   ... rephrase QUESTIONS.parquet OUT.parquet [options of prompt_aug.rephrase]
 #
 # --dry-run shows the sbatch line and the commands that the job would run, and starts nothing. A
-# training whose configuration cannot be composed is not submitted.
+# training that the checks of `recipe.train --dry-run` refuse is not submitted. With --dependency=...
+# they are left to the job, since an earlier job may make its data.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -31,11 +32,18 @@ shift
 
 source scripts/job.sh
 site_settings
+if [[ -z ${RECIPE_RUNNER:-} ]] && ! imports_recipe; then
+    echo "${python[*]} cannot import recipe: set RECIPE_VENV in scripts/cluster.env. If that" \
+        "folder is on compute nodes only: sbatch scripts/$job.sbatch ..." >&2
+    exit 1
+fi
 line=(sbatch ${options[@]+"${options[@]}"} "scripts/$job.sbatch" "$@")
-commands=$( # fails if the configuration of a training cannot be composed
+commands=$( # fails if the checks refuse a training
+    export CHECK=1
     for option in ${options[@]+"${options[@]}"}; do
         case $option in
             --nodes=*) export SLURM_JOB_NUM_NODES=${option#*=} ;;
+            --dependency=*) unset CHECK ;;
             --gpus-per-node=*) export GPUS_PER_NODE=${option#*=} ;;
         esac
     done

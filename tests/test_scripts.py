@@ -10,6 +10,7 @@ pytestmark = pytest.mark.config  # short processes
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted([*(ROOT / "scripts").glob("*.s[bh]*"), ROOT / ".ci" / "run"])
 
+OWN = ("RECIPE_VENV", "PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX")  # of whoever runs the tests
 # Stands for the environment's interpreter: notes its arguments, and does what a stage would.
 PYTHON = """\
 #!/usr/bin/env bash
@@ -17,7 +18,7 @@ PYTHON = """\
 echo "$*" >>"$CALLS"
 case "$*" in
     *metadata* | -) cat >/dev/null ;;
-    *nosuch*--cfg) echo "no example 'nosuch'" >&2; exit 1 ;;
+    *nosuch*--dry-run) echo "no example 'nosuch'" >&2; exit 1 ;;
     *--cfg) echo 'recipe.run_dir=runs/my gym    # mine: runs/${recipe.name}' ;;
     *"$FAIL"*) [[ -n $FAIL ]] && exit 7 ;;
 esac
@@ -47,7 +48,7 @@ def checkout(tmp_path: Path) -> Path:
 
 def run(checkout: Path, script: str, *arguments: str, **variables: str) -> tuple[int, str]:
     """(exit code, output) of a script of the copy."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("RECIPE_VENV", "PYTHON")}
+    environment = {k: v for k, v in os.environ.items() if k not in OWN}
     environment |= {"CALLS": str(checkout / "calls"), "FAIL": "", **variables}
     done = subprocess.run(
         ["bash", f"scripts/{script}", *arguments],
@@ -357,17 +358,24 @@ def test_everything_is_logged_in_the_run_folder_over_all_starts(checkout: Path) 
 def test_a_dry_run_shows_the_jobs_commands_and_starts_nothing(checkout: Path) -> None:
     nodes = ["--nodes=2", "--gpus-per-node=4"]
     code, output = run(checkout, "submit.sh", "--dry-run", *nodes, "train", "toy", "a=1")
-    assert code == 0 and calls(checkout) == ["-m recipe.train toy a=1 --cfg"]
+    sizes = "trainer.nnodes=2 trainer.n_gpus_per_node=4"
+    assert code == 0 and calls(checkout) == [
+        "-m recipe.train toy a=1 --cfg",
+        f"-m recipe.train toy recipe.run_dir=runs/my gym {sizes} a=1 --dry-run",
+    ]
     assert output.splitlines() == [
         "sbatch --nodes=2 --gpus-per-node=4 scripts/train.sbatch toy a=1 ",
         "start_ray 4 ",
         ".venv/bin/python -m recipe.train toy recipe.run_dir=runs/my\\ gym trainer.nnodes=2 "
         "trainer.n_gpus_per_node=4 a=1 ",
     ]
-    code, output = run(checkout, "submit.sh", "--dry-run", "sweep", "runs/x", "--benchmark", "amc")
-    assert [line.split()[2] for line in output.splitlines()[1:]] == [
-        "recipe.export", "eval.sweep", "eval.report",
-    ]  # fmt: skip
+    asked = ["--benchmark", "amc", "--steps", "0", "50", "--samples", "4"]
+    code, output = run(checkout, "submit.sh", "--dry-run", "sweep", "runs/x", *asked)
+    assert [line.split(maxsplit=2)[2].strip() for line in output.splitlines()[1:]] == [
+        "recipe.export runs/x --steps 0 50",
+        f"eval.sweep runs/x {' '.join(asked)}",
+        "eval.report runs/x",
+    ]
     code, output = run(checkout, "submit.sh", "sweeep", "runs/x")
     assert code == 1 and "export rephrase sweep train" in output
     code, output = run(
@@ -375,22 +383,31 @@ def test_a_dry_run_shows_the_jobs_commands_and_starts_nothing(checkout: Path) ->
     )
     assert code == 0 and "--tensor-parallel-size 4" in output.splitlines()[1]
     assert output.splitlines()[2].startswith(".venv/bin/python -m prompt_aug.rephrase q o --model")
-    assert len(calls(checkout)) == 1
+    assert len(calls(checkout)) == 2
 
 
 @pytest.mark.parametrize("dry", [True, False])
-def test_a_training_that_cannot_be_composed_is_not_submitted(checkout: Path, dry: bool) -> None:
+def test_a_training_that_the_checks_refuse_is_not_submitted(checkout: Path, dry: bool) -> None:
     (checkout / "tools").mkdir()
     (checkout / "tools" / "sbatch").write_text('#!/usr/bin/env bash\necho "sbatch $*"\n')
     (checkout / "tools" / "sbatch").chmod(0o755)
     path = {"PATH": f"{checkout / 'tools'}:{os.environ['PATH']}", "RUN": "runs/x"}
     line = ["submit.sh", *["--dry-run"] * dry, "train"]
     assert run(checkout, *line, "nosuch", **path) == (1, "no example 'nosuch'\n")
+    later = [*line[:-1], "--dependency=afterok:7", "train", "nosuch"]  # its data are made by then
+    assert "scripts/train.sbatch nosuch" in run(checkout, *later, **path)[1]
     code, output = run(checkout, *line, "toy", **path)
     assert code == 0 and "sbatch scripts/train.sbatch toy" in output and "note:" not in output
-    code, output = run(checkout, *line, "nosuch", RECIPE_VENV="none", **path)
-    assert code == 0 and "note: none/bin/python cannot import recipe" in output
-    assert "sbatch scripts/train.sbatch nosuch" in output
+    code, output = run(checkout, *line, "toy", RECIPE_VENV="none", **path)
+    assert code == 1 and "none/bin/python cannot import recipe: set RECIPE_VENV" in output
+    container = {"RECIPE_VENV": "none", "RECIPE_RUNNER": "apptainer exec x.sif"}
+    assert "scripts/train.sbatch nosuch" in run(checkout, *line, "nosuch", **container, **path)[1]
+
+
+def test_the_active_environment_is_that_of_the_jobs(checkout: Path) -> None:
+    (checkout / ".venv").rename(checkout / "conda")
+    code, output = run(checkout, "submit.sh", "--dry-run", "train", "toy", CONDA_PREFIX="conda")
+    assert code == 0 and output.splitlines()[1].startswith("conda/bin/python -m recipe.train toy")
 
 
 def test_a_signal_before_the_command_begins_is_not_lost(checkout: Path) -> None:

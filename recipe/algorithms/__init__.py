@@ -11,8 +11,9 @@ By family, in the order in which a step uses them:
     shared      registry, compute, rollouts (the input), groups, tokens, covariance
 
 `ADVANTAGES`: name -> function (rewards_B, group_B) -> advantages_B. Each returns exactly 0 for
-a group whose rewards are all equal, a group of one included, and raises for rewards that are not
-finite. The result depends neither on the order of rows nor on the ids of groups.
+a group of one and for a group whose rewards are all equal (not unlikeliness, grpo_lead and gdpo,
+which compare more than the reward), and raises for rewards that are not finite. The result depends
+neither on the order of rows nor on the ids of groups.
 
 `TOKEN_WEIGHTS`: name -> function (logprobs_BT, advantages_BT, mask_BT, group_B, **settings) ->
 weights_BT, which multiply the advantages; 0 where the mask is 0. Statistics are over whole groups

@@ -21,8 +21,8 @@ def gdpo(
     """A = S / (std S + 1e-6),  S = grpo(accuracy) + format_weight grpo(format).
 
     `grpo` normalizes over the group; std (n - 1) is over all responses of the batch, where the mean
-    of S is 0 because it is 0 in every group. `accuracy` and `formats` are the rewards of each
-    response, 0 or 1; they take the place of `rewards_B`, which is only checked for its length.
+    of S is 0 because it is 0 in every group. `accuracy` (0 or 1) and `formats` (0 to 1) are the
+    rewards of each response; of `rewards_B` only the length is checked.
     Returns float64 of shape B; 0 in groups with equal accuracy and equal format. Errors as `grpo`.
     GRPO on the sum gives (right, no format) and (wrong, format) the same advantage; here the part
     that is rarer in the group counts more.

@@ -31,7 +31,8 @@ def grpo_lead(
     Mean and std (n - 1; 1 for a single one) of the lengths l, in tokens, are over the right
     responses of the group. w = w(rho) where grpo(R) > 0, else w(1 - rho), rho the group's pass
     rate (`difficulty_weight`). `rewards_B` is not read: `accuracy` (0 or 1) takes its place.
-    Errors as `grpo`. Source: the authors' code, whose alpha is 0.05.
+    A group that is all right has a signal too; `algorithm.filter_groups` would evict it. Errors as
+    `grpo`. Source: the authors' code, whose alpha is 0.05.
     Departure: that code shapes lengths only if the three shortest responses of a group have more
     than 4000 tokens on average; the paper's formula has no such condition.
     """

@@ -27,7 +27,8 @@ def high_entropy(
     authors' code (Shenzhi-Wang/Beyond-the-80-20-Rule-RLVR), whose ratio is 0.2.
     `entropy_BT` in nats, of the policy that starts the step. ValueError for a ratio outside (0, 1]
     and without entropies, which verl does not compute in bypass mode.
-    Departure: the authors take the threshold over a micro-batch and the current policy.
+    Departures: the authors take the threshold over a micro-batch and the current policy. With
+    several mini-batches verl divides by the tokens of each, so the mean is approximate.
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio={ratio}: must lie in (0, 1]")

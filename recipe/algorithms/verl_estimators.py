@@ -19,23 +19,24 @@ import torch
 from recipe.algorithms.groups import Numbers, float64
 from recipe.errors import ConfigError
 
-GAE = "gae"
+GAE, OPO = "gae", "opo"
 MISSING = {
     "remax": "needs the reward of a greedy response as the baseline",
     "optimal_token_baseline": "needs the sum of squared probabilities of every token",
     "tir_optimal_token_baseline": "needs the sum of squared probabilities of every token",
 }
-INPUTS = ("mask_BT", "accuracy", "formats", "values_BT")
+INPUTS = ("mask_BT", "trained_B", "accuracy", "formats", "values_BT")
 
 
 @functools.cache  # the registry keeps facts by function
 def estimator(name: str) -> Callable[..., torch.Tensor]:
     """Return verl's estimator `name` as an advantage function of this project.
 
-    The function takes (rewards_B, group_B, *, mask_BT, accuracy, formats, values_BT, **arguments)
-    and returns A_BT and returns_BT in float64, computed by verl in float32: the reward lies on the
-    last token of each response, the group id replaces verl's uid, `arguments` are fields of verl's
-    AlgoConfig. For `gdpo` the components are accuracy and format (``gdpo_reward_keys``).
+    The function takes (rewards_B, group_B, **INPUTS, **arguments) and returns A_BT and returns_BT
+    in float64, computed by verl in float32: the reward lies on the last token of each response, the
+    group id replaces verl's uid, `arguments` are fields of verl's AlgoConfig. For `gdpo` the
+    components are accuracy and format (``gdpo_reward_keys``). Rows that are not `trained_B` are no
+    part of the whitening; without trained tokens all advantages are 0.
     ConfigError for an unknown name and for an estimator that needs other inputs.
     """
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
@@ -58,6 +59,7 @@ def estimator(name: str) -> Callable[..., torch.Tensor]:
         group_B: Numbers,
         *,
         mask_BT: torch.Tensor,
+        trained_B: torch.Tensor,
         accuracy: Sequence[float] = (),
         formats: Sequence[float] = (),
         values_BT: torch.Tensor | None = None,
@@ -72,12 +74,16 @@ def estimator(name: str) -> Callable[..., torch.Tensor]:
         last_B = torch.where(mask_BT, positions, 0).amax(1)
         rewards_BT[torch.arange(len(mask_BT)), last_B] = float64(rewards_B).float()
         prompt = torch.ones(len(mask_BT), 1, dtype=torch.int64)
-        mask = mask_BT.long()
+        attended = torch.cat([prompt, mask_BT.long()], 1)
+        if name != OPO:  # weights its baseline by the lengths of all rows
+            mask_BT = mask_BT & trained_B[:, None]
+        if not mask_BT.any():  # verl's whitening raises
+            return torch.zeros(mask_BT.shape).double(), torch.zeros(mask_BT.shape).double()
         components: dict[str, Any] = {}
         if name == "gdpo":
             components = {
                 "non_tensor_batch": {"accuracy": np.array(accuracy), "format": np.array(formats)},
-                "batch": {"prompts": prompt, "attention_mask": torch.cat([prompt, mask], 1)},
+                "batch": {"prompts": prompt, "attention_mask": attended},
             }
         if name == GAE:
             assert values_BT is not None
@@ -87,7 +93,7 @@ def estimator(name: str) -> Callable[..., torch.Tensor]:
             components |= {"index": np.array(index, dtype=object), "config": config}
         if takes_std:
             components[by_std] = config.norm_adv_by_std_in_grpo
-        found = function(token_level_rewards=rewards_BT, response_mask=mask, **components)
+        found = function(token_level_rewards=rewards_BT, response_mask=mask_BT.long(), **components)
         advantages_BT, returns_BT = (float64(matrix) * mask_BT for matrix in found)
         return advantages_BT, returns_BT
 

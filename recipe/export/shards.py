@@ -31,16 +31,27 @@ RANDOM: list[Any] = [np.zeros(1).__reduce__()[0], np.ndarray, np.dtype, np.dtype
 SETTINGS = ("lr", "betas", "weight_decay")  # of an optimizer: they are saved with its state
 
 
-def merged(parts: Sequence[DTensor]) -> torch.Tensor:
-    """Return the whole tensor of the parts that the ranks hold, in their order."""
+def merged(parts: Sequence[DTensor], rank: int = 0, ranks: int = 1) -> torch.Tensor:
+    """Return the chunk of `rank` among `ranks` of the tensor whose parts are given in order.
+
+    Reads only the parts that the chunk overlaps. FSDP divides as ``torch.chunk`` does: every part
+    has ceil(n / ranks) rows, the last ones fewer or none.
+    """
     # The last dimension of the mesh shards; a first one ("ddp") only replicates.
     placement = parts[0].placements[-1]
-    local = [part._local_tensor for part in parts]
     if placement.is_replicate():
-        return local[0]
+        return parts[0]._local_tensor
     if not placement.is_shard():
         raise ConfigError(f"a tensor is {placement}: such shards cannot be merged")
-    return torch.cat(local, dim=placement.dim).contiguous()
+    dim, rows = placement.dim, parts[0].shape[placement.dim]
+    size, old = -(-rows // ranks), -(-rows // len(parts))
+    low, high = min(rank * size, rows), min((rank + 1) * size, rows)
+    first = min(low // old, len(parts) - 1)
+    read = [part._local_tensor for part in parts[first : max(first + 1, -(-high // old))]]
+    whole = torch.cat(read, dim)
+    chunk = whole.narrow(dim, low - first * old if high > low else 0, high - low)
+    # torch.save would write the whole storage of a view.
+    return whole if chunk.shape == whole.shape else chunk.clone()
 
 
 def load(path: Path) -> Any:
@@ -56,21 +67,14 @@ def divided(parts: list[Any], mesh: DeviceMesh, where: str = "") -> Any:
             key: divided([part[key] for part in parts], mesh, f"{where}.{key}") for key in first
         }
     if isinstance(first, DTensor):
-        whole, placement = merged(parts), first.placements[-1]
-        local = whole
-        if placement.is_shard():
-            chunks = whole.chunk(mesh.size(mesh.ndim - 1), placement.dim)
-            rank = mesh.get_local_rank(mesh.ndim - 1)
-            local = chunks[rank] if rank < len(chunks) else whole.narrow(placement.dim, 0, 0)
-        placements = [Replicate()] * (mesh.ndim - 1) + [placement]
-        # A copy: torch.save writes the whole storage of a view.
+        last = mesh.ndim - 1
         return DTensor.from_local(
-            local.clone(),
+            merged(parts, mesh.get_local_rank(last), mesh.size(last)),
             mesh,
-            placements,
+            [Replicate()] * last + [first.placements[-1]],
             run_check=False,
-            shape=whole.shape,
-            stride=whole.stride(),
+            shape=first.shape,
+            stride=first.stride(),
         )
     if isinstance(first, torch.Tensor) and any(not torch.equal(first, part) for part in parts):
         raise ConfigError(

@@ -197,6 +197,12 @@ def _rounded(value: Any) -> Any:
     return round(value, 6) if isinstance(value, float) else value
 
 
+def last_line(log: Path) -> str:
+    """Return the last line of a log that has words, "" without any."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    return ([line for line in text.splitlines() if line.strip()] or [""])[-1]
+
+
 def run_all(
     experiment: Experiment,
     todo: list[tuple[Arm, int]],
@@ -219,7 +225,7 @@ def run_all(
         for (name, seed), task in tasks.items():
             log = f"{out}/{name}-{seed}-{experiment.digest(experiment.arm(name))[:6]}.log"
             try:
-                line, why = task.result(), f"failed, see {log}"
+                line, why = task.result(), f"failed, see {log}\n{last_line(Path(log))}"
             except ExperimentError as error:  # of one run: the others are recorded all the same
                 line, why = None, str(error)
             except BaseException:  # Ctrl-C: the runs that have not begun are not

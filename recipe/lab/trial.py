@@ -173,6 +173,8 @@ def _try(
         print("the baseline on record has other start models, of another machine: it is run here")
         failed += make(read_record(record, plan))
     lines = made()
+    if not any(name == plan.arms[-1].name for name, _ in lines):
+        return failed  # a page without the method would say nothing about it
     words = [plan.name, "--method", given.method, "--seeds", str(given.seeds)]
     for option in ("arms", "set"):
         if values := getattr(given, option):

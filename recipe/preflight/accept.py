@@ -1,4 +1,4 @@
-"""Accept a node: ``python -m recipe.accept [--cpu] [--folder runs/accept] [--only STAGE ...]``.
+"""Accept a node: ``python -m recipe.accept [--cpu | --gpus N] [--only STAGE ...]``.
 
 Run this first on a new site. Its stages are the doctor, a model with random weights, loss and
 gradient against float32, three short trainings, the transfer of weights, exports in both dtypes
@@ -47,7 +47,7 @@ TRAINING = {
 }
 ENGINE_SHARE = 0.2  # of the GPU's memory
 GPU_SIZES = (
-    "trainer.nnodes=1 trainer.n_gpus_per_node=1 trainer.test_freq=-1 data.train_batch_size=16 "
+    "trainer.nnodes=1 trainer.test_freq=-1 data.train_batch_size=16 "
     "actor_rollout_ref.actor.ppo_mini_batch_size=8 data.max_prompt_length=512 "
     "data.max_response_length=1024 actor_rollout_ref.rollout.max_model_len=1536 "
     f"actor_rollout_ref.rollout.gpu_memory_utilization={ENGINE_SHARE}"
@@ -126,7 +126,7 @@ def reference(path: Path) -> Figures:
     return found
 
 
-def train_arguments(folder: Path, method: str, steps: int, cpu: bool) -> list[str]:
+def train_arguments(folder: Path, method: str, steps: int, cpu: bool, gpus: int = 1) -> list[str]:
     """Return the arguments of recipe.train; a run to export saves its last step."""
     settings = [
         f"recipe.run_dir={folder / method}",
@@ -139,16 +139,16 @@ def train_arguments(folder: Path, method: str, steps: int, cpu: bool) -> list[st
     settings += MOVING * (method == "prompt_aug")
     if cpu:
         return ["toy_methods", f"method={method}", *settings, *CPU_SIZES]
-    return [method, *settings, *GPU_SIZES]
+    return [method, *settings, *GPU_SIZES, f"trainer.n_gpus_per_node={gpus}"]
 
 
-def stages(folder: Path, cpu: bool) -> list[Stage]:
-    """Return all stages: trainings of the toy model on a CPU, of a model of 1.5B on a GPU."""
+def stages(folder: Path, cpu: bool, gpus: int = 1) -> list[Stage]:
+    """Return all stages: trainings of the toy model on a CPU, of a model of 1.5B on GPUs."""
     run = folder / "prompt_aug"
     trainings = [
         Stage(
             name=f"train {method}",
-            command=module("recipe.train", *train_arguments(folder, method, steps, cpu)),
+            command=module("recipe.train", *train_arguments(folder, method, steps, cpu, gpus)),
             needs=("model",),
             figures=functools.partial(training, folder / method),
         )
@@ -242,11 +242,12 @@ def main(arguments: list[str] | None = None) -> int:
         "python -m recipe.accept", __doc__, example="python -m recipe.accept --cpu"
     )
     parser.add_argument("--cpu", action="store_true", help="the toy model on the CPU")
+    parser.add_argument("--gpus", type=int, default=1, help="of the trainings: 1, 2, 4, 8 or 16")
     parser.add_argument("--folder", type=Path, default=Path("runs/accept"), help="deleted first")
     parser.add_argument("--only", nargs="+", metavar="STAGE", help="in the folder as it is")
     options = parser.parse_args(arguments)
     folder = options.folder.resolve()
-    wanted = stages(folder, options.cpu)
+    wanted = stages(folder, options.cpu, options.gpus)
     names = [stage.name for stage in wanted]
     if unknown := set(options.only or ()) - set(names):
         parser.error(f"--only: no stage {', '.join(unknown)}; they are {', '.join(names)}")

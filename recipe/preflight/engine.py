@@ -131,12 +131,25 @@ def token_limits(s: Setup) -> Iterator[str]:
         for role in ("rollout", "ref")
         if roles[role].log_prob_use_dynamic_bsz
     ]
-    for key in keys:
-        ranks = s.sequence_ranks("ref" if key.startswith("ref.") else "actor")
-        tokens = OmegaConf.select(roles, key)
+    limits = [
+        (
+            f"actor_rollout_ref.{key}",
+            OmegaConf.select(roles, key),
+            s.sequence_ranks("ref" if key.startswith("ref.") else "actor"),
+        )
+        for key in keys
+    ]
+    if s.facts.critic:
+        critic = s.config.critic
+        limits.append((
+            key := "critic.ppo_infer_max_token_len_per_gpu",
+            s.get(key),
+            critic.fsdp.ulysses_sequence_parallel_size,
+        ))  # fmt: skip
+    for key, tokens, ranks in limits:
         if tokens * ranks < s.longest:
             yield (
-                f"actor_rollout_ref.{key}={tokens}: verl would stop at the first sequence of "
+                f"{key}={tokens}: verl would stop at the first sequence of "
                 f"{s.longest} tokens (data.max_prompt_length + data.max_response_length). Set it "
                 f"to {-(-s.longest // ranks)} or more."
             )
@@ -197,9 +210,12 @@ def same_length(key: str) -> Rule:
 
 TENSOR = Rule(
     "{R}.tensor_model_parallel_size {R}.data_parallel_size",
-    lambda s: s.gpus % s.engine_gpus,
-    "their product does not divide the {s.gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node). "
-    "Set it to a divisor.",
+    lambda s: (
+        s.gpus % s.engine_gpus
+        or (s.trainer.n_gpus_per_node % s.engine_gpus and s.engine_gpus % s.trainer.n_gpus_per_node)
+    ),
+    "their product does not divide the {s.gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node), "
+    "or an engine would have parts of two nodes. Set it to a divisor.",
 )
 ROWS = Rule(
     "{A}.ppo_mini_batch_size {R}.n",

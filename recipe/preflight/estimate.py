@@ -1,10 +1,11 @@
 """The formulas of the plan; every number in bytes, tokens, operations or seconds.
 
-P parameters, A of an adapter (LoRA), N GPUs (FSDP shards over all), T tokens of a micro-batch,
+P parameters, A of an adapter (LoRA), N GPUs, F of them that share one copy of the states (all, or
+``fsdp_size``), T tokens of a micro-batch,
 V vocabulary, h hidden, i intermediate size, L layers, S tokens of the longest sequence.
 
-    states        16 P / N     float32 parameters, gradients and Adam's two moments, sharded;
-                  (4 P + 16 A) / N with LoRA; 16 P / N more for a critic, of the actor's size;
+    states        16 P / F     float32 parameters, gradients and Adam's two moments, sharded;
+                  (4 P + 16 A) / F with LoRA; 16 P / F more for a critic, of the actor's size;
                   0 with fsdp2's offload_policy
     beside        states without gradients: what stays on the GPU while the engine generates;
                   param_offload removes the parameters, optimizer_offload the moments
@@ -14,7 +15,7 @@ V vocabulary, h hidden, i intermediate size, L layers, S tokens of the longest s
                   + T x 2 (8 h + 4 i)  the layer that is recomputed
     logits        T x V x 4    bfloat16 logits and their gradient, + 8 x 1,024 x V of the chunks
     mask          T^2          of packed sequences, with sdpa alone
-    checkpoint    12 P         parameters and moments, float32; 4 P + 12 A with LoRA; 12 P more
+    checkpoint    12 P N / F   parameters and moments, float32; 4 P + 12 A with LoRA; 12 P more
                                for a critic
     KV cache      memory x utilisation - 2 P / tp - reserve
 
@@ -40,6 +41,7 @@ class Work:
     """Workload of a run; lengths in tokens, `mean_response` is an assumption."""
 
     gpus: int
+    shards: int  # GPUs over which the states are divided
     tensor_parallel: int
     questions: int
     responses: int  # of a question
@@ -79,7 +81,7 @@ def actor_memory(shape: Shape, work: Work) -> dict[str, float]:
     return {
         "states": state_bytes(shape, work.adapter, work.critic)
         * (not work.offload_policy)
-        / work.gpus,
+        / work.shards,
         "gathered": 2 * (outputs + 2 * shape.layer),
         "activations": tokens * shape.layers * 2 * shape.hidden
         + tokens * 2 * (8 * shape.hidden + 4 * shape.intermediate),
@@ -99,10 +101,11 @@ def beside_engine(shape: Shape, work: Work) -> float:
     kept = checkpoint_bytes(shape, work.adapter, work.critic)
     moments = 8 * ((work.adapter or shape.parameters) + shape.parameters * work.critic)
     kept -= moments * work.optimizer_offload + (kept - moments) * work.param_offload
-    return 0.0 if work.offload_policy else kept / work.gpus
+    return 0.0 if work.offload_policy else kept / work.shards
 
 
 def checkpoint_bytes(shape: Shape, adapter: int, critic: bool) -> int:
+    """Bytes of one copy of what is saved."""
     actor = 4 * shape.parameters + 12 * adapter if adapter else 12 * shape.parameters
     return actor + 12 * shape.parameters * critic
 

@@ -1,6 +1,7 @@
 """Rules about the user's functions and modules, which run or are located before Ray starts."""
 
 import ast
+import hashlib
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from recipe.preflight.data import paths_of
 from recipe.preflight.engine import is_missing
 from recipe.preflight.rules import Check, Setup
 
+OURS = ("recipe", "prompt_aug", "verl")  # packages whose version a run records anyway
 LOOP = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 
 
@@ -95,6 +97,21 @@ def defines(source: str, name: str) -> bool:
             case ast.alias(name=whole, asname=other):
                 names.add(other or whole)
     return bool(names & {name, "*"})
+
+
+def own_functions(s: Setup) -> dict[str, str]:
+    """Return dotted path -> SHA-256 of its file, of the user's rewards, advantage, weight, loss."""
+    named = [*(s.recipe.reward.verifiers or {}).values(), s.recipe.advantage.name]
+    named += [s.recipe.weights.name, *([s.actor.policy_loss["_target_"]] if s.own_loss else [])]
+    found = {}
+    for path in map(str, named):
+        module, _, _ = path.rpartition(".")
+        if not module or module.partition(".")[0] in OURS or is_missing(module):
+            continue
+        spec = importlib.util.find_spec(module)
+        file = Path((spec and spec.origin) or "")
+        found[path] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+    return found
 
 
 FUNCTIONS: list[Check] = [trial, own_modules]

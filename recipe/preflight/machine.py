@@ -9,8 +9,7 @@ from urllib.parse import urlparse
 
 from prompt_aug.base.places import unwritable
 from recipe.preflight.engine import is_missing
-from recipe.preflight.estimate import checkpoint_bytes
-from recipe.preflight.lora import adapter_size
+from recipe.preflight.lora import saved_bytes
 from recipe.preflight.rules import Check, Rule, Setup
 from recipe.preflight.shapes import known_shape
 from recipe.run import host
@@ -71,7 +70,7 @@ def first_checkpoint(s: Setup) -> Iterator[str]:
         return
     if tracked_step(Path(s.trainer.default_local_dir)):
         return
-    wanted = checkpoint_bytes(shape, adapter_size(s, shape), s.critic)
+    wanted = saved_bytes(s, shape)
     free = host.free_gib(run_dir) * 2**30
     if free < wanted:
         yield (

@@ -33,6 +33,7 @@ def memory_lines(shape: Shape, work: Work, gpu: Gpu) -> list[str]:
     cache, total = estimate.cache_tokens(shape, work, gpu), sum(memory.values())
     parts = ", ".join(f"{k} {v / GIB:.1f}" for k, v in (memory | {"total": total}).items())
     responses, engines = work.questions * work.responses, work.gpus // work.tensor_parallel
+    saved = estimate.checkpoint_bytes(shape, work.adapter, work.critic)
     lines = [
         f"parameters     {shape.parameters:,}"
         + (f", and {work.adapter:,} of LoRA, which are trained" if work.adapter else ""),
@@ -43,8 +44,7 @@ def memory_lines(shape: Shape, work: Work, gpu: Gpu) -> list[str]:
         f"{estimate.at_once(shape, work, gpu)} sequences at once",
         f"rollouts       {responses:,} responses of a step over {engines} engines "
         f"in {estimate.waves(responses, shape, work, gpu)} waves",
-        "checkpoint     "
-        f"{estimate.checkpoint_bytes(shape, work.adapter, work.critic) / 1e9:.1f} GB",
+        f"checkpoint     {saved * work.gpus // work.shards / 1e9:.1f} GB",
     ]
     role, fsdp = "actor_rollout_ref.rollout", "actor_rollout_ref.actor.fsdp_config"
     if total > gpu.memory:
@@ -106,6 +106,7 @@ def work_of(
     attention = setup.model.override_config.get("attn_implementation", "flash_attention_2")
     return Work(
         gpus=setup.gpus,
+        shards=setup.shards(fsdp.fsdp_size),
         tensor_parallel=rollout.tensor_model_parallel_size,
         questions=config.data.train_batch_size,
         responses=rollout.n,

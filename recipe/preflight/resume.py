@@ -16,6 +16,7 @@ from recipe.config.compose import flat, unread
 from recipe.errors import ConfigError
 from recipe.preflight.algorithm import PER_MICRO_BATCH
 from recipe.preflight.data import limit_steps
+from recipe.preflight.functions import own_functions
 from recipe.preflight.rules import SHORT, Check, Setup
 from recipe.run import checkpoints, rollbacks
 from recipe.run.folder import RunFolder
@@ -27,8 +28,9 @@ STEPS = "trainer.total_training_steps"
 # match may change. STEPS may change if the learning rate does not depend on it.
 ALGORITHM_KEYS = (
     "algorithm.* custom_reward_function.* data.* distillation.* reward.* reward_model.* skip.* "
-    "!data.*num_workers !data.*_workers !data.use_shm !data.val_batch_size !reward.num_workers "
-    "recipe.* !recipe.guard.* !recipe.name !recipe.method !recipe.run_dir !recipe.min_free_gib "
+    "!data.*num_workers !data.*_workers data.dataloader_num_workers !data.use_shm "
+    "!data.val_batch_size !reward.num_workers recipe.* "
+    "!recipe.guard.* !recipe.name !recipe.method !recipe.run_dir !recipe.min_free_gib "
     "!recipe.save_rollouts_every !recipe.save_tensors_every !recipe.worker_logs "
     "!recipe.keep_every !recipe.keep_best !recipe.dynamic_sampling.* "
     "!recipe.rollout.hang_seconds !recipe.rollout.poll_seconds "
@@ -44,6 +46,7 @@ ALGORITHM_KEYS = (
     "{R}.calculate_log_probs {R}.logprobs_mode {R}.quantization* {R}.qat* {R}.val_kwargs.* "
     "!{R}.val_kwargs.n {R}.engine_kwargs.* {R}.agent.default_agent_loop {R}.agent.agent_loop_*"
 ).format(**SHORT).split()  # fmt: skip
+MESH = (f"{SHORT['A']}.fsdp_config.fsdp_size", "critic.fsdp.fsdp_size")
 # Statistics of a micro-batch enter these losses of verl.
 MICRO_BATCHES = ("*micro_batch_size*", "*max_token_len_per_gpu", "*use_dynamic_bsz")
 
@@ -95,11 +98,25 @@ def same_run(s: Setup) -> Iterator[str]:
         and is_algorithmic(key, s)
         and not (unread(before, key) and unread(config, key))
     ]
+    for key in MESH:  # a checkpoint of as many ranks is loaded as it is
+        if key in old and s.shards(old[key]) != s.shards(now[key]) and same_ranks(s):
+            yield (
+                f"{key}={now[key]}: the checkpoint of as many ranks was saved with {old[key]}. Set "
+                "it back."
+            )
     if keys:
         yield (
             f"recipe.run_dir={folder.root}: the folder holds a run with other settings "
             f"({', '.join(keys[:5])}). Set them back, {remedy}, or move this one away."
         )
+
+
+def same_ranks(s: Setup) -> bool:
+    """Return True if the checkpoint to resume from was saved by as many ranks as this run has."""
+    saves = Path(s.trainer.default_local_dir)
+    step = checkpoints.tracked_step(saves)
+    actor = checkpoints.step_folder(saves, step or 0) / "actor"
+    return bool(step) and checkpoints.saved_ranks(actor) == s.gpus
 
 
 def steps_are_free(s: Setup) -> bool:
@@ -126,6 +143,19 @@ def same_prompts(s: Setup) -> Iterator[str]:
         )
 
 
+def same_functions(s: Setup) -> Iterator[str]:
+    """The files of the user's verifiers, advantage, weight and loss are those of earlier steps."""
+    folder = RunFolder(Path(s.recipe.run_dir))
+    if not (folder.metrics.exists() and folder.data_manifest.is_file()):
+        return
+    before, now = read_json(folder.data_manifest).get("own_functions", {}), own_functions(s)
+    if changed := [path for path in now if before.get(path, now[path]) != now[path]]:
+        yield (
+            f"recipe.run_dir={folder.root}: the file of {', '.join(changed)} has changed since the "
+            "earlier steps. Restore it, or choose another folder with recipe.run_dir=..."
+        )
+
+
 def start_checkpoint(s: Setup) -> Iterator[str]:
     """The checkpoint of trainer.resume_from_path is whole and fits the settings."""
     saves = Path(s.trainer.default_local_dir)
@@ -146,7 +176,7 @@ def unlike(before: Any, now: Any) -> list[str]:
     ]
 
 
-RESUME: list[Check] = [same_run, same_prompts, start_checkpoint]
+RESUME: list[Check] = [same_run, same_prompts, same_functions, start_checkpoint]
 
 
 def take_checkpoint(folder: Path, saves: Path, config: DictConfig) -> None:

@@ -152,6 +152,10 @@ class Setup:
         )
         return old if int(self.get(old) or 1) > 1 else new
 
+    def shards(self, fsdp_size: int) -> int:
+        """Return the GPUs over which FSDP divides the states; others hold copies."""
+        return fsdp_size if 0 < fsdp_size < self.gpus else int(self.gpus)
+
     @property
     def engine_gpus(self) -> int:
         """GPUs of one engine."""

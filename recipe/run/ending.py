@@ -22,6 +22,13 @@ RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b")  # a
 # Ray's description of a dead actor, a line each, below the first line of its error.
 ACTOR = re.compile(r"^\s+(class_name|pid|ip): (\S+)", re.MULTILINE)
 FULL = 2**26  # with fewer free bytes, a failed write is taken for a full disk
+# What a full disk or quota raises: the system's words, and torch's where a part was written.
+FULL_WORDS = (
+    os.strerror(errno.ENOSPC),
+    os.strerror(errno.EDQUOT),
+    "PytorchStreamWriter failed",
+    "[enforce fail at inline_container",
+)
 
 
 def record(run: folder.RunFolder, code: int, told: str) -> None:
@@ -65,8 +72,8 @@ def next_commands(config: DictConfig) -> str:
 def explain(error: BaseException, config: DictConfig) -> str:
     """Return the cause of a failed run, where to look and what to do.
 
-    The whole traceback is written to logs/error.txt. torch reports a full disk as a wrong position
-    in its file, so the free space is checked too.
+    The whole traceback is written to logs/error.txt. The free space is checked too: an error of a
+    full disk may have other words. A user's quota may be used up while the disk has room.
     """
     run = folder.RunFolder(Path(config.recipe.run_dir))
     resume = how_to_go_on(config)
@@ -75,10 +82,10 @@ def explain(error: BaseException, config: DictConfig) -> str:
     if run.hung.exists():
         return f"{run.hung.read_text(encoding='utf-8')}\n{resume}"
     text = "".join(traceback.format_exception(error))
-    if shutil.disk_usage(run.root).free < FULL or os.strerror(errno.ENOSPC) in text:
+    if shutil.disk_usage(run.root).free < FULL or any(words in text for words in FULL_WORDS):
         return (
-            f"the disk of {run.root} is full: free some room, then start the same command again\n"
-            f"{resume}"
+            f"the disk of {run.root}, or your quota there, is full: free some room, then start the "
+            f"same command again\n{resume}"
         )
     write_text(run.error, text)
     printed = first_error(run.log) if run.log.exists() else None

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from recipe.run import checkpoints, console, ending, environment, folder, processes, progress, stop
 
 POLL = 2.0  # seconds between two checks of Ray's head process
+SPARE_SLOTS = 8  # of Ray, for the task runner and other actors of a run
 DRAIN = 2.0  # seconds in which Ray delivers the last lines that a failed worker printed
 
 
@@ -134,9 +135,14 @@ def set_ray(config: DictConfig) -> None:
     """Set Ray's options: environment variables of actors on other nodes, cluster, log output.
 
     Without RAY_ADDRESS a run starts its own Ray. By default Ray would join any cluster on the
-    machine, for instance another run's.
+    machine, for instance another run's. Its CPUs are slots, not cores. verl's actors reserve three
+    for each GPU and one for each unit of the TransferQueue, and would wait forever for more.
     """
+    init, units = config.ray_kwargs.ray_init, config.transfer_queue.backend.SimpleStorage
     with open_dict(config):
+        if not init.get("num_cpus"):
+            slots = 3 * config.trainer.n_gpus_per_node + units.num_data_storage_units + SPARE_SLOTS
+            init.num_cpus = max(len(os.sched_getaffinity(0)), slots)
         OmegaConf.update(
             config,
             "ray_kwargs.ray_init.runtime_env.env_vars",

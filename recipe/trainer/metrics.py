@@ -60,9 +60,9 @@ def group_metrics(
     entropies are over trained tokens.
 
     A group is the set over which advantages are taken: a question, or with `by_rephrasing` one of
-    its rephrasings. train/no_signal_groups: share of groups whose rewards are all equal (advantage
-    exactly 0); train/all_right_groups, train/all_wrong_groups: by accuracy; grade/<status>: share
-    of rollouts. A template's share is its share of the rollouts.
+    its rephrasings. train/no_signal_groups: share of groups whose rewards are all equal;
+    train/all_right_groups, train/all_wrong_groups: by accuracy; grade/<status>: share of rollouts.
+    A template's share is its share of the rollouts.
     """
     ids = (rollouts.rephrasing_B if by_rephrasing else rollouts.group_B).tolist()
     right = values_by_id(ids, rollouts.accuracy)

@@ -85,12 +85,20 @@ def test_a_run_starts_its_own_ray_unless_an_address_is_set(
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     own = copy.deepcopy(config)
     launch.set_ray(own)
+    assert own.ray_kwargs.ray_init.num_cpus == 16
+    with open_dict(config):
+        config.ray_kwargs.ray_init.num_cpus = None
+    config.trainer.n_gpus_per_node = 1000
+    sized = copy.deepcopy(config)
+    launch.set_ray(sized)
+    assert sized.ray_kwargs.ray_init.num_cpus >= 3009  # of a machine with fewer cores
     assert own.ray_kwargs.ray_init.address == "local"
     assert own.ray_kwargs.ray_init.log_to_driver is True  # into logs/train.log
     assert own.ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM == "cpu"
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     launch.set_ray(config)
     assert config.ray_kwargs.ray_init.get("address") is None
+    assert config.ray_kwargs.ray_init.num_cpus is None
 
 
 @pytest.mark.parametrize("already_over", [False, True])

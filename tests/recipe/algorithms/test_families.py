@@ -211,6 +211,7 @@ def test_verls_estimator_gets_what_verls_trainer_gives_it(name: str) -> None:
     made = batch(3)
     mask_BT = made["mask_BT"]
     inputs = {key: made[key] for key in ("mask_BT", "accuracy", "formats")}
+    inputs["trained_B"] = torch.ones(24, dtype=torch.bool)
     function, arguments = ADVANTAGES.call({"name": f"verl:{name}", "arguments": VERL[name]})
     found, _ = function(made["rewards_B"], made["group_B"], **inputs, **arguments)
     scores_BT = torch.zeros(24, 9)
@@ -234,16 +235,23 @@ def test_verls_estimator_gets_what_verls_trainer_gives_it(name: str) -> None:
 
 @pytest.mark.config
 def test_gae_by_hand() -> None:
-    """Two responses of two tokens, rewards 1 and 0, gamma 1, lambda 0.5."""
-    mask_BT = torch.ones(2, 2, dtype=torch.bool)
-    values_BT = torch.tensor([[0.5, 0.25], [0.5, 0.0]])
+    """Two responses of two tokens, rewards 1 and 0, gamma 1, lambda 0.5; a third is not trained."""
+    inputs = {
+        "mask_BT": torch.ones(3, 2, dtype=torch.bool),
+        "values_BT": torch.tensor([[0.5, 0.25], [0.5, 0.0], [0.1, 0.9]]),
+        "trained_B": torch.tensor([True, True, False]),
+    }
     section = {"name": "verl:gae", "arguments": {"gamma": 1.0, "lam": 0.5}}
     function, arguments = ADVANTAGES.call(section)
-    found, returns = function([1.0, 0.0], [0, 1], mask_BT=mask_BT, values_BT=values_BT, **arguments)
+    found, returns = function([1.0, 0.0, 1.0], [0, 1, 2], **inputs, **arguments)
     # delta = (-0.25, 0.75), (-0.5, 0); A_1 = delta_1 + 0.5 A_2
     raw = torch.tensor([[0.125, 0.75], [-0.5, 0.0]], dtype=torch.float64)
-    close(returns, raw + values_BT, 1e-6)
-    close(found, (raw - raw.mean()) / raw.std(), 1e-6)
+    close(returns[:2], raw + inputs["values_BT"][:2], 1e-6)
+    close(found[:2], (raw - raw.mean()) / raw.std(), 1e-6)
+    assert not found[2].any() and not returns[2].any()
+    inputs["trained_B"] = torch.zeros(3, dtype=torch.bool)
+    found, _ = function([1.0, 0.0, 1.0], [0, 1, 2], **inputs, **arguments)
+    assert not found.any()
     assert ADVANTAGES.facts("verl:gae").critic and not ADVANTAGES.facts("verl:opo").critic
 
 

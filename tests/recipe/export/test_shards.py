@@ -1,5 +1,6 @@
 """Shards on another number of ranks: gloo ranks train on as if the number had not changed."""
 
+import itertools
 import json
 import os
 import shutil
@@ -7,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import Shard
 
 from recipe.errors import ConfigError
 from recipe.export import shards
@@ -161,6 +164,28 @@ def test_one_and_two_ranks_continue_each_others_training(train: Train, tmp_path:
     halved = train(less, tmp_path / "h6", ranks=1)
     for name, weight in found.items():  # half the steps but for Adam's small second-order terms
         assert float((halved[name] - weight).norm()) < 0.6 * float((six[name] - weight).norm())
+
+
+@pytest.mark.parametrize("old", [1, 2, 3, 4, 7])
+def test_a_rank_gets_its_chunk_of_the_tensor(old: int) -> None:
+    for rows, ranks, dim in itertools.product((1, 2, 5, 6, 8, 13), (1, 2, 3, 5, 8), (0, 1)):
+        shape = (rows, 3) if dim == 0 else (3, rows)
+        whole = torch.arange(3 * rows).reshape(shape)
+        chunks = whole.chunk(old, dim)
+        empty = whole.narrow(dim, 0, 0)
+        parts: Any = [
+            SimpleNamespace(
+                placements=[Shard(dim)],
+                shape=whole.shape,
+                _local_tensor=(*chunks, *[empty] * old)[i],
+            )
+            for i in range(old)
+        ]
+        wanted = [*whole.chunk(ranks, dim), *[empty] * ranks]
+        for rank in range(ranks):
+            found = shards.merged(parts, rank, ranks)
+            assert torch.equal(found, wanted[rank]), (rows, ranks, dim, rank)
+            assert found.untyped_storage().nbytes() == found.nbytes
 
 
 def test_shards_that_do_not_say_how_they_are_divided_are_refused(tmp_path: Path) -> None:

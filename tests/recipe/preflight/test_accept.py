@@ -29,7 +29,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Stage]:
         Stage(name="slow", command=python("import time; time.sleep(60)"), seconds=0.5),
         Stage(name="last", command=[], needs=("good",), figures=lambda: {"x": 1 / 3}),
     ]
-    monkeypatch.setattr(accept, "stages", lambda folder, cpu: made)
+    monkeypatch.setattr(accept, "stages", lambda folder, cpu, gpus: made)
     return made
 
 

@@ -11,15 +11,22 @@ import pytest
 import yaml
 from omegaconf import OmegaConf, open_dict
 
-from prompt_aug.base.files import read_json, write_json
+from prompt_aug.base.files import read_json, write_json, write_text
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question, write_parquet
 from recipe.config.compose import compose_config, known_keys
 from recipe.errors import ConfigError
 from recipe.preflight import data
 from recipe.preflight.checks import validate
+from recipe.preflight.functions import own_functions
 from recipe.preflight.machine import first_checkpoint, gpus, lacks_wandb_key, port, room
-from recipe.preflight.resume import ALGORITHM_KEYS, repair_checkpoints, same_prompts, same_run
+from recipe.preflight.resume import (
+    ALGORITHM_KEYS,
+    repair_checkpoints,
+    same_functions,
+    same_prompts,
+    same_run,
+)
 from recipe.preflight.rules import Setup
 from recipe.run.checkpoints import TRACKER
 from recipe.run.folder import RunFolder
@@ -328,12 +335,13 @@ OTHER = [
     ({ROLES: {"rollout": {"temperature": 0.5}}}, "actor_rollout_ref.rollout.temperature"),
     ({"data": {"train_batch_size": 32}}, "data.train_batch_size"),
     ({"recipe": {"augment": {"mode": "per_rollout"}}}, "recipe.augment.mode"),
+    ({"data": {"dataloader_num_workers": 7}}, "data.dataloader_num_workers"),  # torchdata asserts
 ]
 PARTS = (OTHER[:4], OTHER[4:8], OTHER[8:])  # a message names five keys
 # Changes that leave the experiment what it is.
 SAME = [
     {"recipe": {"name": "other", "dynamic_sampling": {"max_gen_batches": 3}}},
-    {"data": {"dataloader_num_workers": 7}, "transfer_queue": {"enable": False}},
+    {"data": {"filter_overlong_prompts_workers": 7}, "transfer_queue": {"enable": False}},
     {ROLES: {"rollout": {"max_num_seqs": 7, "max_num_batched_tokens": 999}}},
     {ROLES: {"actor": {"ppo_micro_batch_size_per_gpu": 8, "ppo_max_token_len_per_gpu": 512}}},
     {**TWO_RANKS, "critic": {"fsdp": {"param_offload": True}}},
@@ -359,6 +367,23 @@ def test_a_run_resumes_as_the_same_experiment(config: Any) -> None:
         assert [named for _, named in part if named not in found] == []
     run.metrics.unlink()
     assert list(same_run(Setup(others[0]))) == []  # no step was done: nothing is mixed
+
+
+def test_a_checkpoint_keeps_its_mesh_on_as_many_ranks(config: Any) -> None:
+    folder = Path(config.recipe.run_dir)
+    place = {"trainer": {"default_local_dir": str(folder / "checkpoints")}}
+    before = OmegaConf.merge(config, TWO_RANKS, place)
+    run = begun(before, folder)
+    run.checkpoint(1).joinpath("actor").mkdir(parents=True)
+    write_text(run.checkpoints / TRACKER, "1")
+    pairs = {ROLES: {"actor": {"fsdp_config": {"fsdp_size": 2}}}}
+    for saved_by, told in ((4, "fsdp_config.fsdp_size=2: the checkpoint of as many"), (2, "")):
+        record = run.checkpoint(1) / "actor" / "fsdp_config.json"
+        write_json(record, {"FSDP_version": 2, "world_size": saved_by})
+        assert told in "".join(same_run(changed(before, **pairs)))
+        assert bool(list(same_run(changed(before, **pairs)))) == bool(told)
+    whole = {ROLES: {"actor": {"fsdp_config": {"fsdp_size": 4}}}}  # all GPUs, as -1
+    assert list(same_run(changed(before, **whole))) == []
 
 
 @pytest.mark.parametrize(
@@ -427,6 +452,25 @@ def test_a_bank_that_changed_since_the_first_step_is_refused(config: Any, tmp_pa
     assert found.startswith(f"recipe.augment.bank={bank}: the templates mine ")
     write("Solve: {question}")
     assert list(same_prompts(changed(config, recipe={"augment": augment}))) == []
+
+
+def test_a_function_that_changed_since_the_first_step_is_refused(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, file = RunFolder(Path(config.recipe.run_dir)), tmp_path / "rated.py"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file.write_text("def check(response, gold, row): return 1.0\n")
+    own = {"advantage": {"name": "rated.mine"}, "reward": {"verifiers": {"t": "rated.check"}}}
+    before = own_functions(changed(config, recipe=own))
+    assert list(before) == ["rated.check", "rated.mine"] and own_functions(Setup(config)) == {}
+    write_json(folder.data_manifest, {"own_functions": before})
+    file.write_text("def check(response, gold, row): return 0.0\n")
+    assert list(same_functions(changed(config, recipe=own))) == []
+    folder.metrics.write_text('{"step": 1}\n')
+    (told,) = same_functions(changed(config, recipe=own))
+    assert "the file of rated.check, rated.mine has changed" in told
+    write_json(folder.data_manifest, {})  # of an earlier version
+    assert list(same_functions(changed(config, recipe=own))) == []
 
 
 def test_a_tracker_without_its_checkpoint_is_refused(config: Any, tmp_path: Path) -> None:

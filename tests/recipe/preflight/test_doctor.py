@@ -40,6 +40,8 @@ HERE = Path(__file__).parent
         (doctor.memory(7.9), FREE, "7.9 GiB"),
         (doctor.memory(8.0), (True, False), "8.0 GiB"),
         (doctor.devices(["H200", "H200"]), (True, True), "H200; H200"),
+        (doctor.devices(["H100, 8 MiB, 580.95.05"], cpu=False), (True, True), "580.95"),
+        (doctor.devices(["H100, 8 MiB, 535.183.01"], cpu=False), FREE, "driver 580 or newer"),
         (doctor.devices(None), (True, True), doctor.NO_GPU),
         (doctor.devices(None, cpu=False), STOP, "login node"),
         (doctor.chosen_platform("bogus"), STOP, "unset VERL_PLATFORM"),

@@ -23,7 +23,7 @@ SHAPE = shape_of("Qwen/Qwen2.5-Math-1.5B")
 H100 = GPUS["h100-80"]
 # examples/prompt_aug on eight GPUs.
 WORK = Work(
-    gpus=8, tensor_parallel=1, questions=128, responses=8, prompt=1024, response=3072,
+    gpus=8, shards=8, tensor_parallel=1, questions=128, responses=8, prompt=1024, response=3072,
     mean_prompt=200, mean_response=1000, micro_tokens=16384, epochs=1, reference=False,
     packed_mask=True, utilisation=0.6, sequences=1024, steps=2720, validation=500, validations=136,
 )  # fmt: skip
@@ -91,6 +91,8 @@ def test_the_actors_memory_by_hand() -> None:
     flash = estimate.actor_memory(SHAPE, dataclasses.replace(WORK, packed_mask=False))
     assert sum(memory.values()) - sum(flash.values()) == 16_384**2
     assert estimate.checkpoint_bytes(SHAPE, 0, False) == 18_524_571_648  # 12 bytes per parameter
+    copies = estimate.actor_memory(SHAPE, dataclasses.replace(WORK, gpus=16))  # two of them
+    assert copies["states"] == memory["states"]
 
 
 def test_a_critic_is_a_second_model() -> None:
@@ -108,7 +110,7 @@ def test_a_critic_is_a_second_model() -> None:
 
 def test_offloaded_states_are_off_the_gpu() -> None:
     def stay(**changes: bool) -> tuple[float, float]:
-        work = dataclasses.replace(WORK, gpus=1, **changes)
+        work = dataclasses.replace(WORK, gpus=1, shards=1, **changes)
         states = estimate.actor_memory(SHAPE, work)["states"]
         return states / SHAPE.parameters, estimate.beside_engine(SHAPE, work) / SHAPE.parameters
 
@@ -117,7 +119,7 @@ def test_offloaded_states_are_off_the_gpu() -> None:
     assert stay(param_offload=True) == (16, 8) and stay(optimizer_offload=True) == (16, 4)
     assert stay(param_offload=True, optimizer_offload=True, critic=True) == (32, 0)
     assert stay(offload_policy=True) == (0, 0)
-    lora = dataclasses.replace(WORK, gpus=1, adapter=10, optimizer_offload=True)
+    lora = dataclasses.replace(WORK, gpus=1, shards=1, adapter=10, optimizer_offload=True)
     assert estimate.beside_engine(SHAPE, lora) == 4 * (SHAPE.parameters + 10)
 
 
@@ -182,7 +184,7 @@ def test_the_hours_by_hand() -> None:
 def test_more_gpus_never_take_more_memory_or_time() -> None:
     assume = Assumptions()
     for few, many in ((4, 8), (8, 16), (16, 800)):
-        a, b = (dataclasses.replace(WORK, gpus=n) for n in (few, many))
+        a, b = (dataclasses.replace(WORK, gpus=n, shards=n) for n in (few, many))
         few_gib, many_gib = (sum(estimate.actor_memory(SHAPE, w).values()) for w in (a, b))
         assert many_gib < few_gib
         times = [estimate.rollout_seconds(1024, SHAPE, w, H100, assume) for w in (a, b)]
@@ -197,7 +199,7 @@ def test_what_does_not_fit_is_said() -> None:
     said = "\n".join(command.memory_lines(large, WORK, a100))
     assert "the actor wants" in said and "beside the engine" in said
     assert "does not hold one longest sequence" in said and "ppo_max_token_len_per_gpu" in said
-    one = "\n".join(command.memory_lines(large, dataclasses.replace(WORK, gpus=1), a100))
+    one = "\n".join(command.memory_lines(large, dataclasses.replace(WORK, gpus=1, shards=1), a100))
     assert "or train LoRA" in one and "ppo_max_token_len_per_gpu" not in one  # would not help
 
 

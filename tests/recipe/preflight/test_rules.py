@@ -184,6 +184,14 @@ REFUSED_ENGINE = [
     ("{R}.max_model_len=null", "{R}.max_model_len=null"),
     (f"{DYNAMIC} {ACTOR_TOKENS}=239", ACTOR_TOKENS),
     (f"{DYNAMIC} {{R}}.{TOKENS}=239", f"{{R}}.{TOKENS}"),
+    (
+        f"{GAE} critic.enable=true critic.ppo_infer_max_token_len_per_gpu=239",
+        "critic.ppo_infer_max_token_len_per_gpu=239",
+    ),
+    (
+        "trainer.n_gpus_per_node=6 trainer.nnodes=2 {R}.tensor_model_parallel_size=4",
+        "{R}.tensor_model_parallel_size=4 nodes",
+    ),
     # verl's new key of the actor does not hold for the reference model, the old one does.
     (
         f"trainer.n_gpus_per_node=2 {HALVES} {{A}}.fsdp_config.ulysses_sequence_parallel_size=2",

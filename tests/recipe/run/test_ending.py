@@ -1,5 +1,6 @@
 """The end of a run in words: the first cause, what is saved, where to look."""
 
+import errno
 import os
 import shlex
 from pathlib import Path
@@ -61,9 +62,12 @@ def test_a_full_disk_is_known_by_its_error_or_by_the_room_left(
     wrapped = RuntimeError("worker died")
     wrapped.__cause__ = OSError(28, os.strerror(28))
     assert "is full" in ending.explain(wrapped, config)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     torchs = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
     assert "is full" in ending.explain(torchs, config)
+    quota = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "x/metrics.jsonl")
+    assert "your quota" in ending.explain(quota, config)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    assert "is full" in ending.explain(RuntimeError("boom"), config)
 
 
 def test_our_errors_are_known_by_their_class_through_ray(config: Any) -> None:
