@@ -68,7 +68,8 @@ def fork(root: Path, step: int, new: Path, overrides: list[str]) -> list[str]:
 
     The folder gets its name at the end, so a killed call can be repeated.
     """
-    from recipe.preflight.resume import take_checkpoint, unlike
+    from recipe.preflight.resume import other_mesh, take_checkpoint, unlike
+    from recipe.preflight.rules import Setup
 
     source, new = RunFolder(root.resolve()), new.resolve()
     if new.exists():
@@ -89,7 +90,7 @@ def fork(root: Path, step: int, new: Path, overrides: list[str]) -> list[str]:
         ]
         _, old = composed(arguments, [f"recipe.run_dir={source.root}"])
         command, config = composed(arguments, [*changed, *overrides, f"recipe.run_dir={new}"])
-        if keys := unlike(old, config):
+        if keys := [*unlike(old, config), *other_mesh(checkpoint, old, Setup(config))]:
             raise ConfigError(
                 f"{', '.join(keys)}: the checkpoint was saved with another value, and its state "
                 "depends on it. Leave the key out"

@@ -33,7 +33,7 @@ site_settings() {
     ulimit -l unlimited 2>/dev/null || true
     read -ra runner <<<"${RECIPE_RUNNER:-}"
     local active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}}
-    if [[ -z $active || -x .venv/bin/python ]]; then active=.venv; fi
+    if [[ -z $active || -n ${RECIPE_RUNNER:-} || -x .venv/bin/python ]]; then active=.venv; fi
     bin=${RECIPE_VENV:-$active}/bin
     python=(${runner[@]+"${runner[@]}"} "$bin/python")
 }
@@ -63,11 +63,16 @@ job_field() { # NAME: of this job, by the controller; empty where that does not 
     scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | tr ' ' '\n' | sed -n "s/^$1=//p" | head -1
 }
 
+job_end() { # when SLURM ends the job, in seconds since the epoch; fails without a limit
+    local end
+    end=$(job_field EndTime)
+    date -d "${end:-none}" +%s 2>/dev/null
+}
+
 # Sets RECIPE_DEADLINE; a job too short for its own warning would be queued again forever.
 check_time() {
     local end left
-    end=$(job_field EndTime)
-    end=$(date -d "${end:-none}" +%s 2>/dev/null) || return 0 # without a limit: Unknown
+    end=$(job_end) || return 0
     left=$((end - $(date +%s)))
     if ((left < 2 * LEAD)); then
         echo "the job has $left s, and is warned $LEAD s before its end: give it at least" \
@@ -114,8 +119,15 @@ child=''  # the command that runs now
 
 # listen: SLURM's signals end the command that runs now, and no other is started after it.
 listen() {
-    trap 'warned="time limit"; end_child' USR1
-    trap 'warned=${warned:-preemption}; end_child' TERM
+    trap 'warned="time limit"; end_child; tell_end' USR1
+    trap 'warned=${warned:-preemption}; end_child; tell_end' TERM
+}
+# tell_end: a preemption brings the job's end forward, which the trainer reads (recipe.run.stop).
+tell_end() {
+    local end
+    if [[ ! -d ${run_folder:-} ]]; then return; fi
+    end=$(job_end) || end=0
+    echo $((end - SPARE)) >"$run_folder/.ends"
 }
 end_child() { if [[ -n $child ]]; then kill -TERM "$child" 2>/dev/null || true; fi; }
 

@@ -39,14 +39,18 @@ if [[ -z ${RECIPE_RUNNER:-} ]] && ! imports_recipe; then
 fi
 line=(sbatch ${options[@]+"${options[@]}"} "scripts/$job.sbatch" "$@")
 commands=$( # fails if the checks refuse a training
-    export CHECK=1
+    export CHECK=1 GPUS_PER_NODE=${GPUS_PER_NODE:-${SBATCH_GPUS_PER_NODE:-}}
+    unset SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_GPUS_ON_NODE # of an allocation that it is called in
     for option in ${options[@]+"${options[@]}"}; do
         case $option in
-            --nodes=*) export SLURM_JOB_NUM_NODES=${option#*=} ;;
-            --dependency=*) unset CHECK ;;
-            --gpus-per-node=*) export GPUS_PER_NODE=${option#*=} ;;
+            --nodes=*) SLURM_JOB_NUM_NODES=${option#*=} ;;
+            --dependency=* | -d*) unset CHECK ;;
+            --gpus-per-node=*) GPUS_PER_NODE=${option#*=} ;;
         esac
     done
+    export SLURM_JOB_NUM_NODES=${SLURM_JOB_NUM_NODES:-1}
+    SLURM_JOB_NUM_NODES=${SLURM_JOB_NUM_NODES%%-*} # of 1-2
+    GPUS_PER_NODE=${GPUS_PER_NODE##*:}             # of h100:4
     DRY_RUN=1 SLURM_SUBMIT_DIR=$PWD bash "scripts/$job.sbatch" "$@"
 )
 if $dry; then

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -268,6 +269,9 @@ def test_which_ends_of_a_job_are_queued_again(
     assert ("ended" in called) == bool(signal)
     assert (called[-1] == "scontrol requeue 17") == again
     assert ("queued again" in output) == again
+    told = checkout / "runs" / "x" / ".ends"  # for the trainer, less a minute to end in
+    assert told.exists() == bool(signal)
+    assert not signal or 86_400 - 70 < int(told.read_text()) - time.time() < 86_400 - 50
 
 
 def test_a_finished_job_is_over_also_where_a_signal_came_last(checkout: Path) -> None:
@@ -384,6 +388,13 @@ def test_a_dry_run_shows_the_jobs_commands_and_starts_nothing(checkout: Path) ->
     assert code == 0 and "--tensor-parallel-size 4" in output.splitlines()[1]
     assert output.splitlines()[2].startswith(".venv/bin/python -m prompt_aug.rephrase q o --model")
     assert len(calls(checkout)) == 2
+    inside = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "1"}
+    sizes = ["--nodes=2-4", "--gpus-per-node=h100:8"]
+    code, output = run(checkout, "submit.sh", "--dry-run", *sizes, "train", "toy", **inside)
+    assert output.splitlines()[2].endswith("trainer.nnodes=2 trainer.n_gpus_per_node=8 ")
+    site = {"SBATCH_GPUS_PER_NODE": "2"}
+    code, output = run(checkout, "submit.sh", "--dry-run", "train", "toy", **inside, **site)
+    assert output.splitlines()[1].endswith("trainer.nnodes=1 trainer.n_gpus_per_node=2 ")
 
 
 @pytest.mark.parametrize("dry", [True, False])
@@ -406,8 +417,11 @@ def test_a_training_that_the_checks_refuse_is_not_submitted(checkout: Path, dry:
 
 def test_the_active_environment_is_that_of_the_jobs(checkout: Path) -> None:
     (checkout / ".venv").rename(checkout / "conda")
-    code, output = run(checkout, "submit.sh", "--dry-run", "train", "toy", CONDA_PREFIX="conda")
+    line = ["submit.sh", "--dry-run", "train", "toy"]
+    code, output = run(checkout, *line, CONDA_PREFIX="conda")
     assert code == 0 and output.splitlines()[1].startswith("conda/bin/python -m recipe.train toy")
+    container = {"RECIPE_RUNNER": "env", "CONDA_PREFIX": "conda"}  # .venv is inside the image
+    assert "env .venv/bin/python -m recipe.train toy" in run(checkout, *line, **container)[1]
 
 
 def test_a_signal_before_the_command_begins_is_not_lost(checkout: Path) -> None:
@@ -552,3 +566,9 @@ def test_the_jobs_of_an_array_are_the_same_loop(checkout: Path) -> None:
             "-m eval.sweep runs/x",
             "-m eval.report runs/x",
         ]
+    steps = {**of_array, "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "5"}
+    code, _, called = job(checkout, "runs/x", "--steps", "5", script="sweep.sbatch", **steps)
+    assert code == 0 and called[-3:-1] == [  # an export of named steps fails for one that is held
+        "-m recipe.export runs/x",
+        "-m eval.sweep runs/x --steps 5",
+    ]

@@ -36,7 +36,7 @@ def estimator(name: str) -> Callable[..., torch.Tensor]:
     in float64, computed by verl in float32: the reward lies on the last token of each response, the
     group id replaces verl's uid, `arguments` are fields of verl's AlgoConfig. For `gdpo` the
     components are accuracy and format (``gdpo_reward_keys``). Rows that are not `trained_B` are no
-    part of the whitening; without trained tokens all advantages are 0.
+    part of the whitening, but a critic learns their returns, too.
     ConfigError for an unknown name and for an estimator that needs other inputs.
     """
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
@@ -75,10 +75,6 @@ def estimator(name: str) -> Callable[..., torch.Tensor]:
         rewards_BT[torch.arange(len(mask_BT)), last_B] = float64(rewards_B).float()
         prompt = torch.ones(len(mask_BT), 1, dtype=torch.int64)
         attended = torch.cat([prompt, mask_BT.long()], 1)
-        if name != OPO:  # weights its baseline by the lengths of all rows
-            mask_BT = mask_BT & trained_B[:, None]
-        if not mask_BT.any():  # verl's whitening raises
-            return torch.zeros(mask_BT.shape).double(), torch.zeros(mask_BT.shape).double()
         components: dict[str, Any] = {}
         if name == "gdpo":
             components = {
@@ -93,8 +89,17 @@ def estimator(name: str) -> Callable[..., torch.Tensor]:
             components |= {"index": np.array(index, dtype=object), "config": config}
         if takes_std:
             components[by_std] = config.norm_adv_by_std_in_grpo
-        found = function(token_level_rewards=rewards_BT, response_mask=mask_BT.long(), **components)
-        advantages_BT, returns_BT = (float64(matrix) * mask_BT for matrix in found)
-        return advantages_BT, returns_BT
+
+        def over(mask_BT: torch.Tensor, which: int) -> torch.Tensor:
+            mask = mask_BT.long()
+            found = function(token_level_rewards=rewards_BT, response_mask=mask, **components)
+            return float64(found[which]) * mask_BT
+
+        trained_BT = mask_BT & trained_B[:, None]
+        if name == OPO:  # weights its baseline by the lengths of all rows
+            trained_BT = mask_BT
+        # verl's whitening raises for fewer than two tokens.
+        advantages_BT = over(trained_BT, 0) if trained_BT.sum() > 1 else 0.0 * float64(mask_BT)
+        return advantages_BT, over(mask_BT, 1) if name == GAE else advantages_BT
 
     return advantages

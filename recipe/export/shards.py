@@ -24,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from prompt_aug.base.commands import existing, make_parser, run
 from prompt_aug.base.files import read_json, replacing, write_json
 from recipe.errors import ConfigError
-from recipe.run.checkpoints import SHARDS, shard_name
+from recipe.run.checkpoints import RANKS, SHARDS, shard_name
 
 # Of numpy's random state, in a checkpoint's extra files.
 RANDOM: list[Any] = [np.zeros(1).__reduce__()[0], np.ndarray, np.dtype, np.dtypes.UInt32DType]
@@ -86,7 +86,7 @@ def divided(parts: list[Any], mesh: DeviceMesh, where: str = "") -> Any:
 
 def reshard(folder: Path, ranks: int, device: str = "cpu", fsdp_size: int = -1) -> None:
     """Divide the shards in `folder` over `ranks`; the old files are deleted at the end."""
-    record = read_json(folder / "fsdp_config.json")
+    record = read_json(folder / RANKS)
     before = int(record["world_size"])
     if before == ranks:  # a killed call may have left the old files
         _delete(folder, keep=ranks)
@@ -106,7 +106,7 @@ def reshard(folder: Path, ranks: int, device: str = "cpu", fsdp_size: int = -1) 
             _write(folder, before, rank, init_device_mesh(device, shape, mesh_dim_names=names))
         finally:
             dist.destroy_process_group()
-    write_json(folder / "fsdp_config.json", {**record, "world_size": ranks})
+    write_json(folder / RANKS, {**record, "world_size": ranks, "fsdp_size": fsdp_size})
     _delete(folder, keep=ranks)
 
 

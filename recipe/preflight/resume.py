@@ -46,7 +46,7 @@ ALGORITHM_KEYS = (
     "{R}.calculate_log_probs {R}.logprobs_mode {R}.quantization* {R}.qat* {R}.val_kwargs.* "
     "!{R}.val_kwargs.n {R}.engine_kwargs.* {R}.agent.default_agent_loop {R}.agent.agent_loop_*"
 ).format(**SHORT).split()  # fmt: skip
-MESH = (f"{SHORT['A']}.fsdp_config.fsdp_size", "critic.fsdp.fsdp_size")
+MESH = {"actor": f"{SHORT['A']}.fsdp_config.fsdp_size", "critic": "critic.fsdp.fsdp_size"}
 # Statistics of a micro-batch enter these losses of verl.
 MICRO_BATCHES = ("*micro_batch_size*", "*max_token_len_per_gpu", "*use_dynamic_bsz")
 
@@ -67,7 +67,7 @@ SAVED_KEYS = (
     "{A}.strategy {A}.optim.optimizer {A}.optim.optimizer_impl critic.enable critic.model.path "
     "critic.strategy recipe.curriculum.value_model recipe.one_question recipe.source_weights "
     "algorithm.filter_groups.enable data.train_files data.train_max_samples "
-    "data.train_batch_size data.gen_batch_size data.seed data.shuffle"
+    "data.train_batch_size data.gen_batch_size data.seed data.shuffle data.dataloader_num_workers"
 ).format(**SHORT).split()  # fmt: skip
 
 
@@ -98,12 +98,10 @@ def same_run(s: Setup) -> Iterator[str]:
         and is_algorithmic(key, s)
         and not (unread(before, key) and unread(config, key))
     ]
-    for key in MESH:  # a checkpoint of as many ranks is loaded as it is
-        if key in old and s.shards(old[key]) != s.shards(now[key]) and same_ranks(s):
-            yield (
-                f"{key}={now[key]}: the checkpoint of as many ranks was saved with {old[key]}. Set "
-                "it back."
-            )
+    saves = Path(s.trainer.default_local_dir)
+    tracked = checkpoints.step_folder(saves, checkpoints.tracked_step(saves) or 0)
+    for key in other_mesh(tracked, before, s):
+        yield f"{key}={now[key]}: the checkpoint of as many ranks has another value. Set it back."
     if keys:
         yield (
             f"recipe.run_dir={folder.root}: the folder holds a run with other settings "
@@ -111,12 +109,18 @@ def same_run(s: Setup) -> Iterator[str]:
         )
 
 
-def same_ranks(s: Setup) -> bool:
-    """Return True if the checkpoint to resume from was saved by as many ranks as this run has."""
-    saves = Path(s.trainer.default_local_dir)
-    step = checkpoints.tracked_step(saves)
-    actor = checkpoints.step_folder(saves, step or 0) / "actor"
-    return bool(step) and checkpoints.saved_ranks(actor) == s.gpus
+def other_mesh(checkpoint: Path, before: Any, s: Setup) -> Iterator[str]:
+    """Yield the keys ``fsdp_size`` that forbid to load a checkpoint of as many ranks as it is.
+
+    `before` is the configuration that saved it, unless `recipe.export.shards` has divided it since.
+    """
+    for role, key in MESH.items():
+        path = checkpoint / role
+        if checkpoints.saved_ranks(path) != s.gpus:
+            continue
+        saved = read_json(path / checkpoints.RANKS).get("fsdp_size", OmegaConf.select(before, key))
+        if saved is not None and s.shards(saved) != s.shards(s.get(key)):
+            yield key
 
 
 def steps_are_free(s: Setup) -> bool:
@@ -165,7 +169,10 @@ def start_checkpoint(s: Setup) -> Iterator[str]:
     if why := checkpoints.damage(folder, s.actor.checkpoint.save_contents):
         yield f"{key}={folder}: {why}. Name a whole folder RUN/checkpoints/global_step_N."
     config = RunFolder(folder.parent.parent).config
-    if config.is_file() and (keys := unlike(OmegaConf.load(config), s.config)):
+    before = OmegaConf.load(config) if config.is_file() else None
+    if before is None:
+        return
+    if keys := [*unlike(before, s.config), *other_mesh(folder, before, s)]:
         yield f"{key}={folder}: it was saved with other values of {', '.join(keys)}. Set them back."
 
 

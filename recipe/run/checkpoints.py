@@ -21,6 +21,7 @@ from recipe.run.folder import CHECKPOINT, append_metrics, numbered, read_metrics
 
 TRACKER = "latest_checkpointed_iteration.txt"
 STATE = "recipe_state.json"  # counts and statistics of the trainer, beside verl's files
+RANKS = "fsdp_config.json"  # in actor or critic: how many ranks saved it
 DATA = "data.pt"  # the state of the data loader, which verl writes after all shards
 DELETED = ".deleted_"  # prefix of a folder that is being deleted
 # Key of verl's save_contents -> how its files begin.
@@ -47,7 +48,7 @@ def tracked_step(checkpoints: Path) -> int | None:
 def saved_ranks(folder: Path) -> int | None:
     """Return how many ranks saved ``global_step_N/actor`` or ``critic``, None if unknown."""
     try:
-        return int(json.loads((folder / "fsdp_config.json").read_text())["world_size"])
+        return int(json.loads((folder / RANKS).read_text())["world_size"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

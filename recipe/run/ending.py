@@ -23,12 +23,7 @@ RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b")  # a
 ACTOR = re.compile(r"^\s+(class_name|pid|ip): (\S+)", re.MULTILINE)
 FULL = 2**26  # with fewer free bytes, a failed write is taken for a full disk
 # What a full disk or quota raises: the system's words, and torch's where a part was written.
-FULL_WORDS = (
-    os.strerror(errno.ENOSPC),
-    os.strerror(errno.EDQUOT),
-    "PytorchStreamWriter failed",
-    "[enforce fail at inline_container",
-)
+FULL_WORDS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "unexpected pos ")
 
 
 def record(run: folder.RunFolder, code: int, told: str) -> None:
@@ -82,12 +77,13 @@ def explain(error: BaseException, config: DictConfig) -> str:
     if run.hung.exists():
         return f"{run.hung.read_text(encoding='utf-8')}\n{resume}"
     text = "".join(traceback.format_exception(error))
+    with contextlib.suppress(OSError):  # a full disk
+        write_text(run.error, text)
     if shutil.disk_usage(run.root).free < FULL or any(words in text for words in FULL_WORDS):
         return (
             f"the disk of {run.root}, or your quota there, is full: free some room, then start the "
             f"same command again\n{resume}"
         )
-    write_text(run.error, text)
     printed = first_error(run.log) if run.log.exists() else None
     before = f"\nthe first error printed: {printed}" if printed else ""
     return (

@@ -76,6 +76,7 @@ class RunFolder:
     seconds = _At("seconds.json")  # of the stages of a laboratory run
     tensorboard = _At("tensorboard")  # the metrics again, for TensorBoard
     wandb_run = _At(".wandb_run_id")  # the run's id in wandb
+    ends = _At(".ends")  # when the job ends, by scripts/job.sh after a signal: seconds of the epoch
     stop_request = _At(".stop")  # asks the trainer to save and end (recipe.run.stop)
     stepping = _At(".stepping")  # training steps have begun: there is work to save
     hung = _At(".hung")  # why the watchdog ended the trainer's process

@@ -7,10 +7,12 @@
     exit code 75: the same command continues         <-
 
 A job's script also sets when the job will be killed: RECIPE_DEADLINE, in seconds since the epoch.
-The trainer then ends after the last step that fits, by the times it has measured, without a
-signal. The request is a file, not a message, because it must reach a busy actor on any node.
+The trainer then ends after the last step that fits, by the times it has measured, without a signal.
+A preemption brings the end forward; after a signal the script writes it into RUN/.ends. These are
+files, not messages, because they must reach a busy actor on any node.
 """
 
+import math
 import os
 import signal
 import sys
@@ -18,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -59,7 +61,7 @@ class Limit:
         deadline: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.request, self.deadline, self.clock = RunFolder(run_dir).stop_request, deadline, clock
+        self.folder, self.deadline, self.clock = RunFolder(run_dir), deadline, clock
         self.steps: deque[float] = deque(maxlen=10)  # seconds of the latest steps
         self.validations: deque[float] = deque(maxlen=10)
         self.save = 0.0  # seconds of the longest save
@@ -97,7 +99,7 @@ class Limit:
 
     def _too_late(self, times: deque[float], what: str) -> str | None:
         needed = self._needed(times)
-        if self.request.exists():
+        if self.folder.stop_request.exists():
             return "a signal asked the run to end"
         if self.deadline is None or needed <= (left := self.deadline - self.clock()):
             return None
@@ -109,13 +111,17 @@ class Limit:
     def while_waiting(self) -> str | None:
         """Return why the current step or validation must be discarded, or None.
 
-        After a signal without a deadline (a preemption, a waiting user) it is discarded, because
-        the time left is unknown. With a deadline it is discarded only if it would end too late.
+        After a signal without a deadline (a waiting user) it is discarded, because the time left is
+        unknown. With a deadline it is discarded only if it would end too late.
         """
-        if not self.request.exists():
+        if not self.folder.stop_request.exists():
             return None
+        deadline = self.deadline
+        with suppress(FileNotFoundError, ValueError):  # ValueError: being written
+            left = float(self.folder.ends.read_text()) - time.time()
+            deadline = min(left + self.clock(), math.inf if deadline is None else deadline)
         ends = self.began + self._needed(self.current)
-        if self.deadline and self.current and ends <= self.deadline:
+        if deadline is not None and self.current and ends <= deadline:
             return None
         what = "step" if self.current is self.steps else "validation"
         return f"a signal asked the run to end, and the {what} under way would take too long"
@@ -209,7 +215,8 @@ class Signals:
         self.folder, self.say, self.leave = RunFolder(run_dir), say, leave
         self.first: float | None = None  # when the first signal came
         self.code: int | None = None  # the exit code that the handler raised
-        for path in (self.folder.stop_request, self.folder.stepping, self.folder.hung):
+        old = (self.folder.stop_request, self.folder.stepping, self.folder.hung, self.folder.ends)
+        for path in old:
             path.unlink(missing_ok=True)
 
     @contextmanager

@@ -246,12 +246,14 @@ def test_gae_by_hand() -> None:
     found, returns = function([1.0, 0.0, 1.0], [0, 1, 2], **inputs, **arguments)
     # delta = (-0.25, 0.75), (-0.5, 0); A_1 = delta_1 + 0.5 A_2
     raw = torch.tensor([[0.125, 0.75], [-0.5, 0.0]], dtype=torch.float64)
-    close(returns[:2], raw + inputs["values_BT"][:2], 1e-6)
     close(found[:2], (raw - raw.mean()) / raw.std(), 1e-6)
-    assert not found[2].any() and not returns[2].any()
+    assert not found[2].any()
+    # The critic learns of all three: delta = (0.8, 0.1), A_1 = 0.8 + 0.5 x 0.1.
+    raw = torch.cat([raw, torch.tensor([[0.85, 0.1]], dtype=torch.float64)])
+    close(returns, raw + inputs["values_BT"], 1e-6)
     inputs["trained_B"] = torch.zeros(3, dtype=torch.bool)
-    found, _ = function([1.0, 0.0, 1.0], [0, 1, 2], **inputs, **arguments)
-    assert not found.any()
+    found, again = function([1.0, 0.0, 1.0], [0, 1, 2], **inputs, **arguments)
+    assert not found.any() and torch.equal(again, returns)
     assert ADVANTAGES.facts("verl:gae").critic and not ADVANTAGES.facts("verl:opo").critic
 
 

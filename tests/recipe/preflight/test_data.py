@@ -384,6 +384,9 @@ def test_a_checkpoint_keeps_its_mesh_on_as_many_ranks(config: Any) -> None:
         assert bool(list(same_run(changed(before, **pairs)))) == bool(told)
     whole = {ROLES: {"actor": {"fsdp_config": {"fsdp_size": 4}}}}  # all GPUs, as -1
     assert list(same_run(changed(before, **whole))) == []
+    write_json(record, {"FSDP_version": 2, "world_size": 4, "fsdp_size": 2})  # divided since
+    assert list(same_run(changed(before, **pairs))) == []
+    assert "has another value" in "".join(same_run(changed(before, **whole)))
 
 
 @pytest.mark.parametrize(

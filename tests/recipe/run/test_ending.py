@@ -64,6 +64,8 @@ def test_a_full_disk_is_known_by_its_error_or_by_the_room_left(
     assert "is full" in ending.explain(wrapped, config)
     torchs = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
     assert "is full" in ending.explain(torchs, config)
+    opened = RuntimeError("[enforce fail at inline_container.cc:747] . open file failed: denied")
+    assert "is full" not in ending.explain(opened, config)
     quota = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "x/metrics.jsonl")
     assert "your quota" in ending.explain(quota, config)
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))

@@ -86,6 +86,7 @@ RUN, SCORED = RunFolder(Path("/run")), EvaluationFolder(Path("/run/eval/s/step_3
         *((RUN.metrics_before, "metrics.before.jsonl"), (RUN.report, "report")),
         *((RUN.tensorboard, "tensorboard"), (RUN.wandb_run, ".wandb_run_id")),
         *((RUN.stop_request, ".stop"), (RUN.stepping, ".stepping"), (RUN.hung, ".hung")),
+        (RUN.ends, ".ends"),
         *((RUN.log, "logs/train.log"), (RUN.start, "logs/start.jsonl")),
         *((RUN.end, "logs/end.json"), (RUN.error, "logs/error.txt")),
         *((RUN.measured, "measured.json"), (RUN.seconds, "seconds.json")),

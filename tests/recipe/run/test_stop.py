@@ -72,6 +72,16 @@ def test_a_signal_ends_at_the_boundary_and_discards_only_what_would_be_too_late(
     assert limit(tmp_path, 9999, [], 0).while_waiting()  # the first step: unknown, so at once
 
 
+def test_a_preemption_brings_the_deadline_forward(tmp_path: Path) -> None:
+    RunFolder(tmp_path).stop_request.write_text("")
+    for left, discarded in (("", False), ("500", False), ("100", True), ("-7", True)):
+        told = str(time.time() + int(left)) if left else ""  # "": being written
+        RunFolder(tmp_path).ends.write_text(told)
+        assert bool(limit(tmp_path, 9999, [100, 50], 20).while_waiting()) == discarded
+    RunFolder(tmp_path).ends.write_text(str(time.time() + 9e5))  # of a time limit, not of this one
+    assert limit(tmp_path, 1200, [100, 50], 20).while_waiting()
+
+
 def test_the_deadline_comes_from_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(stop.DEADLINE, raising=False)
     assert Limit.of(tmp_path).deadline is None
