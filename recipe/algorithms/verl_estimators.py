@@ -28,6 +28,20 @@ MISSING = {
 INPUTS = ("mask_BT", "trained_B", "accuracy", "formats", "values_BT")
 
 
+def _of_verl(name: str) -> Callable[..., Any]:
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
+
+    if name not in ADV_ESTIMATOR_REGISTRY:
+        known = ", ".join(sorted(set(ADV_ESTIMATOR_REGISTRY) - set(MISSING)))
+        raise ConfigError(f"recipe.advantage.name=verl:{name}: unknown to verl. Known are {known}.")
+    if name in MISSING:
+        raise ConfigError(
+            f"recipe.advantage.name=verl:{name}: {MISSING[name]}, which this trainer does not "
+            "compute. Choose another estimator."
+        )
+    return get_adv_estimator_fn(name)
+
+
 @functools.cache  # the registry keeps facts by function
 def estimator(name: str) -> Callable[..., torch.Tensor]:
     """Return verl's estimator `name` as an advantage function of this project.
@@ -39,17 +53,7 @@ def estimator(name: str) -> Callable[..., torch.Tensor]:
     part of the whitening, but a critic learns their returns, too.
     ConfigError for an unknown name and for an estimator that needs other inputs.
     """
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
-
-    if name not in ADV_ESTIMATOR_REGISTRY:
-        known = ", ".join(sorted(set(ADV_ESTIMATOR_REGISTRY) - set(MISSING)))
-        raise ConfigError(f"recipe.advantage.name=verl:{name}: unknown to verl. Known are {known}.")
-    if name in MISSING:
-        raise ConfigError(
-            f"recipe.advantage.name=verl:{name}: {MISSING[name]}, which this trainer does not "
-            "compute. Choose another estimator."
-        )
-    function = get_adv_estimator_fn(name)
+    function = _of_verl(name)
     # Some estimators read this key of verl from a parameter, others from the configuration.
     by_std = "norm_adv_by_std_in_grpo"
     takes_std = by_std in inspect.signature(function).parameters
