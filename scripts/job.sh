@@ -82,10 +82,15 @@ check_time() {
     export RECIPE_DEADLINE=$((end - SPARE))
 }
 
-# begin FOLDER: start the log and check the time limit.
+# begin FOLDER: start the log, check the time limit, listen for a preemption.
 begin() {
     log_to "$1"
-    if [[ -z ${DRY_RUN:-} ]]; then check_time; fi
+    if [[ -n ${DRY_RUN:-} ]]; then return; fi
+    check_time
+    # At a preemption SLURM sends TERM to the steps of a job at once, but to its script only when
+    # GraceTime is over. This step passes it on.
+    srun --overlap --nodes=1 --ntasks=1 --nodelist="${SLURMD_NODENAME:-}" bash -c \
+        'trap "kill -TERM $1; exit" TERM; sleep infinity & wait' watch $$ &>/dev/null &
 }
 
 # may_requeue: succeed if nobody canceled this job and the last starts made progress. The caller
