@@ -1,13 +1,14 @@
-"""Key table: where verl 0.9.1 reads each of its configuration keys on this project's path.
+"""Key table: which configuration keys of verl 0.9.1 have no effect on this project's path.
 
-    python -m recipe.preflight.keys            write keys.yaml anew from verl's source
+    python -m recipe.preflight.keys            print the reader of every key, write keys.yaml anew
 
-`keys.yaml` has a row for each leaf key of verl's composed configuration. Its text is the reader,
-``file:line`` in the verl package, or ``no effect``, or the row of `by_hand.yaml` that matches it.
-A reader is an access ``config.actor.clip_ratio``, ``.get("clip_ratio")`` or ``["clip_ratio"]`` in a
-module that this project runs (`OFF` names the others), whose parent is the key's own section or a
-variable that holds it (`SECTIONS`). The search is by names, so it can find a reader that another
-section's key of the same name has; rows that were found wrong are corrected in `by_hand.yaml`.
+Every leaf key of verl's composed configuration has a row. Its text is the reader, ``file:line`` in
+the verl package, or ``no effect``, or the row of `by_hand.yaml` that matches it. `keys.yaml` has
+the rows without effect, with verl's default. A reader is an access ``config.actor.clip_ratio``,
+``.get("clip_ratio")`` or ``["clip_ratio"]`` in a module that this project runs (`OFF` names the
+others), whose parent is the key's own section or a variable that holds it (`SECTIONS`). The search
+is by names, so it can find a reader that another section's key of the same name has; rows that
+were found wrong are corrected in `by_hand.yaml`.
 """
 
 import ast
@@ -160,9 +161,14 @@ def build() -> dict[str, Any]:
     return rows
 
 
+def without_effect(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rows of `build` that `table` has."""
+    return {key: row for key, row in rows.items() if isinstance(row, list)}
+
+
 @functools.cache
-def table() -> dict[str, Any]:
-    """Return the committed rows, as `build` makes them."""
+def table() -> dict[str, list[Any]]:
+    """Return the committed rows of unused keys: key -> [text, default]."""
     return dict(yaml.load(TABLE.read_text(encoding="utf-8"), yaml.CSafeLoader))
 
 
@@ -171,10 +177,7 @@ def unused(config: DictConfig) -> Iterator[tuple[str, Any, str]]:
 
     A default that is an interpolation follows the other keys of `config`.
     """
-    for key, row in table().items():
-        if not isinstance(row, list):
-            continue
-        text, default = row
+    for key, (text, default) in table().items():
         value = OmegaConf.select(config, key)
         if default == "???" and value is None:  # never set
             continue
@@ -191,12 +194,13 @@ def unused(config: DictConfig) -> Iterator[tuple[str, Any, str]]:
 
 def main() -> None:
     rows = build()
-    text = yaml.safe_dump(rows, width=1000, default_flow_style=None)
+    for key, row in rows.items():
+        print(f"{key}: {row[0] if isinstance(row, list) else row}")
+    written = without_effect(rows)
+    text = yaml.safe_dump(written, width=1000, default_flow_style=None)
     head = "# Written by python -m recipe.preflight.keys from verl's source and by_hand.yaml.\n"
     write_text(TABLE, head + text)
-    print(
-        f"{TABLE}: {len(rows)} keys, {sum(isinstance(row, list) for row in rows.values())} unused"
-    )
+    print(f"{TABLE}: {len(written)} of {len(rows)} keys")
 
 
 if __name__ == "__main__":
