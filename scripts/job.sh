@@ -87,10 +87,13 @@ begin() {
     log_to "$1"
     if [[ -n ${DRY_RUN:-} ]]; then return; fi
     check_time
+    if [[ -n ${tells:-} ]]; then rm -f "$1/.ends"; fi
     # At a preemption SLURM sends TERM to the steps of a job at once, but to its script only when
     # GraceTime is over. This step passes it on.
-    srun --overlap --nodes=1 --ntasks=1 --nodelist="${SLURMD_NODENAME:-}" bash -c \
-        'trap "kill -TERM $1; exit" TERM; sleep infinity & wait' watch $$ &>/dev/null &
+    # It holds no memory or GPU: before SLURM 22.05 --overlap shares CPUs only.
+    env -u SLURM_GPUS -u SLURM_GPUS_PER_NODE srun --overlap --mem=0 --gres=none --export=ALL \
+        --nodes=1 --ntasks=1 --nodelist="${SLURMD_NODENAME:-}" bash -c \
+        'trap "kill -TERM $1; exit" TERM; while :; do sleep infinity & wait; done' watch $$ &>/dev/null &
 }
 
 # may_requeue: succeed if nobody canceled this job and the last starts made progress. The caller
@@ -121,6 +124,7 @@ may_requeue() {
 
 warned='' # why the job's command was told to end
 child=''  # the command that runs now
+ended_child=''
 
 # listen: SLURM's signals end the command that runs now, and no other is started after it.
 listen() {
@@ -130,11 +134,19 @@ listen() {
 # tell_end: a preemption brings the job's end forward, which the trainer reads (recipe.run.stop).
 tell_end() {
     local end
-    if [[ ! -d ${run_folder:-} ]]; then return; fi
-    end=$(job_end) || end=0
-    echo $((end - SPARE)) >"$run_folder/.ends"
+    if [[ -z ${tells:-} || ! -d ${run_folder:-} ]]; then return 0; fi # a sweep may run beside it
+    if ! end=$(job_end); then
+        if [[ $warned != preemption ]]; then return 0; fi # RECIPE_DEADLINE holds
+        end=0
+    fi
+    { echo $((end - SPARE)) >"$run_folder/.ends"; } 2>/dev/null || true
 }
-end_child() { if [[ -n $child ]]; then kill -TERM "$child" 2>/dev/null || true; fi; }
+# Once a command: the trainer takes a second TERM, 5 s later, for an order to end without a save.
+end_child() {
+    if [[ -z $child || $child == "$ended_child" ]]; then return 0; fi
+    ended_child=$child
+    kill -TERM "$child" 2>/dev/null || true
+}
 
 # watched COMMAND...: runs it while SLURM's signals are listened to; its status.
 watched() {

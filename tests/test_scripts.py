@@ -567,9 +567,3 @@ def test_the_jobs_of_an_array_are_the_same_loop(checkout: Path) -> None:
             "-m eval.sweep runs/x",
             "-m eval.report runs/x",
         ]
-    steps = {**of_array, "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "5"}
-    code, _, called = job(checkout, "runs/x", "--steps", "5", script="sweep.sbatch", **steps)
-    assert code == 0 and called[-3:-1] == [  # an export of named steps fails for one that is held
-        "-m recipe.export runs/x",
-        "-m eval.sweep runs/x --steps 5",
-    ]

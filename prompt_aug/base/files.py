@@ -206,17 +206,17 @@ def sync(paths: Iterable[Path]) -> None:
 # ------------------------------------------------------------------------- folder locks
 
 
-def lock(folder: Path) -> contextlib.ExitStack:
+def lock(folder: Path, *, wait: bool = False) -> contextlib.ExitStack:
     """Lock `folder`, created if missing, for this process; release by ``close`` or ``with``.
 
     The kernel holds the lock (flock), so that it ends with its process. The file ``.lock`` names
-    the owner. Raises InUseError if another process holds it, and FileError on a file system
-    without locks.
+    the owner. If another process holds it: waits, or raises InUseError. Raises FileError on a file
+    system without locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     held, job = _lock_file(folder), os.environ.get("SLURM_JOB_ID", "")
     try:
-        held.acquire(timeout=LOCK_SECONDS)
+        held.acquire(timeout=-1 if wait else LOCK_SECONDS)
     except Timeout:
         raise InUseError(
             f"{folder} is in use by {_owner(folder) or 'another process'}. Wait for it, stop it, "

@@ -94,16 +94,15 @@ def estimator(name: str) -> Callable[..., torch.Tensor]:
         if takes_std:
             components[by_std] = config.norm_adv_by_std_in_grpo
 
-        def over(mask_BT: torch.Tensor, which: int) -> torch.Tensor:
+        def over(mask_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            if mask_BT.sum() < 2:  # verl's whitening raises
+                return torch.zeros_like(float64(mask_BT)), torch.zeros_like(float64(mask_BT))
             mask = mask_BT.long()
             found = function(token_level_rewards=rewards_BT, response_mask=mask, **components)
-            return float64(found[which]) * mask_BT
+            return float64(found[0]) * mask_BT, float64(found[1]) * mask_BT
 
-        trained_BT = mask_BT & trained_B[:, None]
-        if name == OPO:  # weights its baseline by the lengths of all rows
-            trained_BT = mask_BT
-        # verl's whitening raises for fewer than two tokens.
-        advantages_BT = over(trained_BT, 0) if trained_BT.sum() > 1 else 0.0 * float64(mask_BT)
-        return advantages_BT, over(mask_BT, 1) if name == GAE else advantages_BT
+        # OPO weights its baseline by the lengths of all rows.
+        advantages_BT, returns_BT = over(mask_BT & (trained_B[:, None] | (name == OPO)))
+        return advantages_BT, over(mask_BT)[1] if name == GAE else returns_BT
 
     return advantages

@@ -153,13 +153,11 @@ def export(options: argparse.Namespace) -> int:
         for job in jobs:
             why = None
             try:
-                # By step: the jobs of an array export theirs at the same time.
-                with lock(RunFolder(run).export_lock(job.step)):
+                # The jobs of an array each take what no other one holds; a named step is awaited.
+                with lock(RunFolder(run).export_lock(job.step), wait=steps is not None):
                     export_one(run, config, job, options.dtype)
-            except InUseError:  # the jobs of an array each take what no other one holds
-                end = " and continues" if steps is None else ": wait for it or stop it"
-                bar.say(f"recipe.export: step {job.step}: another export is at work on it{end}")
-                failed |= steps is not None
+            except InUseError:
+                bar.say(f"recipe.export: step {job.step}: another export is at work on it")
             except UserError as error:
                 why = str(error)
             except Exception as error:  # one bad checkpoint must not stop the others

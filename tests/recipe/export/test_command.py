@@ -4,12 +4,14 @@ The conversion itself is replaced by one that copies a text, so that no test her
 test_merger.py runs the real one.
 """
 
+import argparse
 import json
 import os
 import signal
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -227,13 +229,18 @@ def test_two_exports_exclude_each_other_by_step_and_not_the_training(
         assert export.main([str(run), "--steps", "2"]) == 0
     for step in (0, 2, 4):
         (run / "hf" / f"step_{step}" / "manifest.json").unlink(missing_ok=True)
-    with lock(run / "hf" / ".locks" / "step_4"):  # another job of the array
+    with lock(run / "hf" / ".locks" / "step_4") as held:  # another job of the array
         assert export.main([str(run)]) == 0
-        assert "step 4: another export is at work on it and continues" in capsys.readouterr().err
-        assert export.main([str(run), "--steps", "4"]) == 1
-    assert "step 4: another export is at work on it: wait for it" in capsys.readouterr().err
-    assert converted == [2, 2]
-    assert export.main([str(run)]) == 0 and converted == [2, 2, 4]
+        assert "step 4: another export is at work on it" in capsys.readouterr().err
+        assert converted == [2, 2]
+        named = argparse.Namespace(run=run, steps=[4], dtype=None)
+        with ThreadPoolExecutor() as pool:
+            task = pool.submit(export.export, named)
+            with pytest.raises(TimeoutError):  # it waits for a step that is named
+                task.result(timeout=1.5)
+            held.close()
+            assert task.result(timeout=60) == 0
+    assert converted == [2, 2, 4]
 
 
 def test_a_full_disk_is_refused(
