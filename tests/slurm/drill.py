@@ -115,19 +115,17 @@ def scancel(run: Path) -> str:
 def preemption(run: Path) -> str:
     job = submit(run, "--time=10", "--partition=low", arguments=("toy",))
     wait_for_step(run, 5)
-    began = time.time()
     both = ["--partition=high", "--nodes=2", "--exclusive", "--mem=100", "--time=2"]
     other = slurm("sbatch", "--parsable", *both, "--output=/dev/null", "--wrap=sleep 15").strip()
     end_as(other, "COMPLETED", 200)
     wait_for_step(run, 12)
     restarts = field(job, "Restarts")
-    left = float((run / ".ends").read_text()) - began
     slurm("scancel", job)
     saved = [line for line in steps(run) if line.startswith("saved")]
     assert restarts == "1" and saved, steps(run)
     once(run)
-    assert left < 120, f"the trainer was told that {left:.0f} s are left"  # the job has 600
-    return f"requeued once, {saved[0]}, no step twice, told of GraceTime"
+    assert int(saved[0].split()[1]) < 40, saved  # the preemption began at about 8, and lasts 60 s
+    return f"requeued once, {saved[0]}, no step twice"
 
 
 def stuck(run: Path) -> str:
