@@ -61,7 +61,7 @@ class Rule(Record):
     @model_validator(mode="after")
     def _is_dyadic_and_requires_content(self) -> Self:
         if not (self.weight * UNIT).is_integer():
-            raise ValueError(f"weight={self.weight}: not a multiple of 1/{UNIT}. Use 0.75, 0.5 ...")
+            raise ValueError(f"weight={self.weight}: not a multiple of 1/{UNIT}. Use 0.75 or 0.5.")
         if not any(getattr(self, key) for key in REQUIRING):
             raise ValueError(f"an empty response would be paid. Add one of {', '.join(REQUIRING)}.")
         return self
