@@ -271,7 +271,25 @@ def test_which_ends_of_a_job_are_queued_again(
     assert ("queued again" in output) == again
     told = checkout / "runs" / "x" / ".ends"  # for the trainer, less a minute to end in
     assert told.exists() == bool(signal)
-    assert not signal or 86_400 - 70 < int(told.read_text()) - time.time() < 86_400 - 50
+    assert not signal or 86_000 < int(told.read_text()) - time.time() <= 86_400 - 60
+
+
+def test_two_signals_are_one_to_the_command(checkout: Path) -> None:
+    """A second TERM would end the training without a save."""
+    twice = """\
+#!/usr/bin/env bash
+trap 'echo TERM >>"$CALLS"' TERM
+kill -USR1 $PPID; sleep 0.5; kill -TERM $PPID; sleep 0.5; exit 75
+"""
+    code, _, called = job(checkout, "toy", stand_in=twice)
+    assert (code, called) == (75, ["TERM", "scontrol requeue 17"])
+
+
+def test_a_sweep_tells_the_training_nothing(checkout: Path) -> None:
+    (checkout / "runs" / "x").mkdir(parents=True)
+    stages = "#!/usr/bin/env bash\nkill -USR1 $PPID; sleep 0.3\n"
+    job(checkout, "runs/x", script="sweep.sbatch", stand_in=stages)
+    assert not (checkout / "runs" / "x" / ".ends").exists()
 
 
 def test_a_finished_job_is_over_also_where_a_signal_came_last(checkout: Path) -> None:

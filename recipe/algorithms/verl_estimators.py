@@ -50,7 +50,8 @@ def estimator(name: str) -> Callable[..., torch.Tensor]:
     in float64, computed by verl in float32: the reward lies on the last token of each response, the
     group id replaces verl's uid, `arguments` are fields of verl's AlgoConfig. For `gdpo` the
     components are accuracy and format (``gdpo_reward_keys``). Rows that are not `trained_B` are no
-    part of the whitening, but a critic learns their returns, too.
+    part of the whitening; with ``gae`` they have returns all the same, which a critic learns of
+    filler groups.
     ConfigError for an unknown name and for an estimator that needs other inputs.
     """
     function = _of_verl(name)
