@@ -34,9 +34,9 @@ def figures(line: dict[str, Any]) -> dict[str, float]:
         found[f"{template} pass@1, best - last"] = max(path) - path[-1]
         found[f"{template} pass@1, largest fall"] = largest_fall(path)
     for key, values in line["curves"].items():
-        if values:
-            found[f"{key}, end"] = statistics.fmean(values[-LAST_BINS:])
-            found[f"{key}, mean"] = statistics.fmean(values)
+        for name, bins in (("end", values[-LAST_BINS:]), ("mean", values)):
+            if known := [value for value in bins if value is not None]:  # see `runs.binned`
+                found[f"{key}, {name}"] = statistics.fmean(known)
     return found
 
 

@@ -38,6 +38,14 @@ def test_figures_are_of_the_last_checkpoint_and_the_end_of_a_curve() -> None:
     assert "never/logged, end" not in found
 
 
+def test_steps_without_a_value_are_left_out_of_a_curve() -> None:
+    broken = line("grpo", 1000, 0.3, [])
+    broken["curves"] = {"train/entropy": [0.1, None, 0.4, None], "never/measured": [None, None]}
+    found = page.figures(broken)
+    assert (found["train/entropy, end"], found["train/entropy, mean"]) == (0.4, 0.25)
+    assert not [key for key in found if key.startswith("never")]
+
+
 def test_a_simulated_experiment_has_a_row_for_each_arm() -> None:
     plan = experiment().model_copy(update={"simulated": True})
     plan = plan.model_copy(update={"measure": plan.measure.model_copy(update={"samples": 16})})
