@@ -47,7 +47,7 @@ class Side:
     record: Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Answered:
     """A question with its level, its template in A and B, and both shares of right samples."""
 
@@ -99,8 +99,8 @@ def answered(a: Side, b: Side) -> list[Answered]:
     one, other = a.record["benchmarks"], b.record["benchmarks"]
     if not (names := shared_benchmarks(a, b)):
         raise EvaluationError(f"no benchmark in common: {sorted(one)} and {sorted(other)}")
-    digests = [{n: side[n]["settings"]["sha256"] for n in names} for side in (one, other)]
-    if changed := [name for name in names if digests[0][name] != digests[1][name]]:
+    asked_a, asked_b = ({n: asked(side[n]) for n in names} for side in (one, other))
+    if changed := [n for n in names if asked_a[n]["sha256"] != asked_b[n]["sha256"]]:
         raise EvaluationError(
             f"{', '.join(changed)}: the two were asked different questions. Evaluate both with the "
             "same file and --max-questions."
@@ -108,7 +108,7 @@ def answered(a: Side, b: Side) -> list[Answered]:
     require_one_grader({f"{s.name}/{n}": s.record["benchmarks"][n]["grader"]
                         for s in (a, b) for n in names})  # fmt: skip
     for name in names:
-        changed = differences(asked(one[name]), asked(other[name]))
+        changed = differences(asked_a[name], asked_b[name])
         if graded := [line for line in changed if line.startswith(GRADING)]:
             raise EvaluationError(
                 f"{name}: the two were graded differently ({'; '.join(graded)}). Evaluate both "
@@ -118,13 +118,10 @@ def answered(a: Side, b: Side) -> list[Answered]:
     for name in names:
         theirs = _questions(b, name)
         for key, (question, mean) in _questions(a, name).items():
-            (other_question, other_mean), template = theirs[key], question["template"]
-            if other_question["template"] != template:
-                template += f" -> {other_question['template']}"
-            level = question["level"]
-            found.append(
-                Answered(benchmark=name, level=level, template=template, a=mean, b=other_mean)
-            )
+            other_question, other_mean = theirs[key]
+            templates = dict.fromkeys((question["template"], other_question["template"]))
+            level, template = question["level"], " -> ".join(templates)
+            found.append(Answered(name, level, template, mean, other_mean))
     return found
 
 
@@ -144,12 +141,10 @@ def picked_by(side: Side) -> str | None:
 
 def notes_of(a: Side, b: Side) -> list[str]:
     """Return what differs between the two evaluations, and what is left out."""
-    one, other = a.record["benchmarks"], b.record["benchmarks"]
-    lines = differences(a.record["settings"], b.record["settings"])
-    notes, names = [f"settings differ: {line}" for line in lines], shared_benchmarks(a, b)
-    for name in names:
-        lines = differences(asked(one[name]), asked(other[name]))
-        notes += [f"{name}: settings differ: {line}" for line in lines]
+    one, other, names = a.record["benchmarks"], b.record["benchmarks"], shared_benchmarks(a, b)
+    pairs = {"": (a.record["settings"], b.record["settings"])}
+    pairs |= {f"{name}: ": (asked(one[name]), asked(other[name])) for name in names}
+    notes = [f"{of}settings differ: {d}" for of, pair in pairs.items() for d in differences(*pair)]
     for label, alone in (("A", set(one) - set(other)), ("B", set(other) - set(one))):
         notes += [f"only in {label}: {', '.join(sorted(alone))}"] if alone else []
     if left := set(one) & set(other) - set(names):

@@ -147,23 +147,19 @@ def checkpoint_rows(
         notes.append("the start model (step 0) is not evaluated: there is no gain over it")
     start, rows = scores.get(0, {}).get("benchmarks"), []
     for step in sorted(scores):
-        entries = {name: scores[step]["benchmarks"][name] for name in names}
-        gain = _gain(start, entries, notes) if step and start else None
+        entries, gain = {name: scores[step]["benchmarks"][name] for name in names}, None
+        if step and start:
+            if changed := asked_differently(start, entries):
+                note = f"{changed[0]} was asked differently of the start model: no gain is given"
+                notes += [note] if note not in notes else []
+            else:
+                gain = paired(question_means(start, entries), question_means(entries, entries))
         if changed := asked_differently(scores[max(scores)]["benchmarks"], entries):
             notes.append(f"{changed[0]} was asked differently at step {step} than at the last one")
         parts = [np.array(entry["question_means"])[:, None] for entry in entries.values()]
         total = metrics.mean_over_questions(parts)
         rows.append(CheckpointRow(step=step, benchmarks=entries, total=total, gain=gain))
     return rows
-
-
-def _gain(start: Entries, entries: Entries, notes: list[str]) -> Difference | None:
-    """Return the gain over the start model, None where it was asked differently."""
-    if changed := asked_differently(start, entries):
-        note = f"{changed[0]} was asked differently of the start model: no gain is given"
-        notes += [note] if note not in notes else []
-        return None
-    return paired(question_means(start, entries), question_means(entries, entries))
 
 
 def asked_differently(one: Entries, other: Entries) -> list[str]:
@@ -178,10 +174,7 @@ def asked_differently(one: Entries, other: Entries) -> list[str]:
 
 
 def asked(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of an entry with the samples that were requested.
-
-    A greedy evaluation generates only one per question if repeated responses are equal.
-    """
+    """Return the settings of an entry with the samples requested; greedy ones are made once."""
     settings = dict(entry["settings"])
     settings["samples"] = settings.pop("samples_requested", settings.get("samples"))
     return settings
@@ -195,9 +188,8 @@ def question_means(entries: Entries, names: Iterable[str]) -> list[float]:
 def summary(data: RunData) -> dict[str, Any]:
     """Return the numbers of summary.json; null means that the run does not have the value.
 
-    accuracy is the mean over all questions of all benchmarks, standard_error is clustered by
-    question, gain is over the start model and paired by question. wall_seconds is training time
-    only, without the start model's preparation, export and evaluation.
+    accuracy is the mean over all questions, gain is over the start model and paired by question.
+    wall_seconds is training time without the start model's preparation, export and evaluation.
     """
     start = next((row for row in data.rows if row.step == 0), None)
     optimizer_steps = data.last("train/optimizer_steps")
@@ -232,10 +224,9 @@ def summary(data: RunData) -> dict[str, Any]:
 def choose_evaluation(
     root: Path, settings: str | None, notes: list[str]
 ) -> dict[int, EvaluationFolder]:
-    """Return the scored checkpoints of `settings`, by step.
+    """Return the scored checkpoints of `settings`, by step; a note names the other settings.
 
-    None selects the settings with the most steps; ties go to the newest. A note names the others,
-    because scores of different settings are not comparable.
+    None selects the settings with the most steps; ties go to the newest.
     """
     found: dict[str, dict[int, EvaluationFolder]] = {}
     for folder in sorted(root.glob("*/")):

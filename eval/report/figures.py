@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eval.report.data import CheckpointRow, RunData
+from eval.report.data import RunData
 
 # The parts of a trainer step that follow one another. Validation and saving are not among them:
 # they are outside verl's timer of the step.
@@ -121,17 +121,14 @@ def _label(runs: Runs, run: RunData, label: str = "") -> str:
     return f"{run.name}: {label}" if label else run.name
 
 
-def _score(row: CheckpointRow, name: str) -> Mapping[str, Any] | None:
-    return asdict(row.total) if name == TOTAL else row.benchmarks.get(name)
-
-
 def accuracy_by_step(runs: Runs) -> Figure:
     """Accuracy by step: a line per benchmark of one run, or a panel per benchmark of several."""
     names = list(dict.fromkeys(n for run in runs if run.rows for n in run.rows[-1].benchmarks))
     curves: dict[str, list[Curve]] = {}
     for name in [*names, TOTAL] if len(names) > 1 else names:
         for run in runs:
-            scores = {row.step: s for row in run.rows if (s := _score(row, name)) is not None}
+            known = {row.step: {TOTAL: asdict(row.total), **row.benchmarks} for row in run.rows}
+            scores = {step: found[name] for step, found in known.items() if name in found}
             if scores:
                 y = [100 * entry["accuracy"] for entry in scores.values()]
                 error = [100 * (entry["standard_error"] or 0.0) for entry in scores.values()]

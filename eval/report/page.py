@@ -70,8 +70,7 @@ def results(runs: Sequence[RunData], expected: str | None = None) -> list[Block]
         header = [["", ""], *rows] if (rows := tables.header_table(runs[0])) else []
         blocks = [Block(note=TRAINING_TIME, table=header, kind="header")]
     blocks.append(Block("Checkpoints", CHECKPOINTS, level=2, id="checkpoints"))
-    for run in runs:
-        blocks.append(Block(note=f"{run.name}: " * several + tables.chosen(run)))
+    blocks += [Block(note=f"{run.name}: " * several + tables.chosen(run)) for run in runs]
     blocks += [Block(of, table=table) for of, table in tables.checkpoints_of_all(runs)]
     for run in runs:
         of = f" of {run.name}" if several else ""
@@ -91,19 +90,14 @@ def results(runs: Sequence[RunData], expected: str | None = None) -> list[Block]
 
 def settings_blocks(run: RunData, several: bool) -> list[Block]:
     """Return the blocks about how a run was evaluated and trained, and its notes."""
-    of = f" of {run.name}" if several else ""
-    settings = run.eval_settings.items()
+    settings, of = run.eval_settings.items(), f" of {run.name}" if several else ""
+    head = ["name", "value"]
     found: dict[str, tables.Table] = {
-        "Evaluation": [[name, str(value)] for name, value in settings if value is not None],
-        "Environment of training": tables.environment_table(run),
-        "Notes": [[note] for note in run.notes],
+        "Evaluation": [head, *([name, str(x)] for name, x in settings if x is not None)],
+        "Environment of training": [head, *tables.environment_table(run)],
+        "Notes": [["note"], *([note] for note in run.notes)],
     }
-    heads = {"Notes": ["note"]}
-    return [
-        Block(f"{title}{of}", "", [heads.get(title, ["name", "value"]), *rows], kind="")
-        for title, rows in found.items()
-        if rows
-    ]
+    return [Block(f"{t}{of}", "", rows, kind="") for t, rows in found.items() if len(rows) > 1]
 
 
 def library(package: str, file: str) -> str:

@@ -19,7 +19,6 @@ from prompt_aug.base.progress import duration
 from prompt_aug.questions import VALIDATION
 from recipe.run.folder import select
 
-EXPECTED = Path(__file__).with_name("expected.yaml")
 CONFIG_SECTIONS = ("recipe", "eval", "algorithm", "trainer", "data")  # shown on the page
 SECRET = re.compile(r"token|secret|passw|api_?key|credential", re.IGNORECASE)
 # A value that looks like a token, whatever its key: usual prefixes, a password in a URL, a long
@@ -57,10 +56,7 @@ def percent(value: float) -> str:
 
 
 def share(value: metrics.Estimate | Mapping[str, Any] | None) -> str:
-    """Format an accuracy in percent with its standard error: ``41.2 ±2.1``.
-
-    At 0 and 100 %, where the standard error is 0, with its interval: ``0.0 [0.0, 11.4]``.
-    """
+    """Format an accuracy in percent: ``41.2 ±2.1``, at 0 and 100 % ``0.0 [0.0, 11.4]``."""
     if value is None:
         return "-"
     entry = asdict(value) if isinstance(value, metrics.Estimate) else value
@@ -134,33 +130,33 @@ def checkpoint_table(data: RunData) -> Table:
     table = [[*head, "gain over start", "p", "no answer", "truncated", "tokens"]]
     for row in data.rows:
         entries = list(row.benchmarks.values())
+        rates = [
+            (e["status_rates"].get("no_answer", 0.0), e["truncation_rate"], e["mean_tokens"])
+            for e in entries
+        ]
         weights = [entry["samples"] for entry in entries]
-        no_answer = [entry["status_rates"].get("no_answer", 0.0) for entry in entries]
-        truncated = [entry["truncation_rate"] for entry in entries]
-        tokens = [entry["mean_tokens"] for entry in entries]
+        no_answer, truncated, tokens = np.average(rates, axis=0, weights=weights)
         name = "start (step 0)" if row.step == 0 else f"step {row.step}"
         table.append([
             name + " *" * (data.selection.get("step") == row.step),
-            *map(share, entries),
-            *[share(row.total)] * several,
-            change(row.gain),
-            p_value(row.gain),
-            percent(np.average(no_answer, weights=weights)),
-            percent(np.average(truncated, weights=weights)),
-            f"{np.average(tokens, weights=weights):.0f}",
+            *map(share, entries), *[share(row.total)] * several, change(row.gain),
+            p_value(row.gain), percent(no_answer), percent(truncated), f"{tokens:.0f}",
         ])  # fmt: skip
     return table
 
 
 def pass_at_k_table(data: RunData) -> Table:
     """Return pass@k by checkpoint and benchmark, if there is more than one sample."""
-    rows = [(row.step, n, e["pass_at_k"]) for row in data.rows for n, e in row.benchmarks.items()]
-    rows = [(step, name, values) for step, name, values in rows if len(values) > 1]
-    ks = sorted({int(k) for _, _, values in rows for k in values})
+    rows = [
+        (f"step {row.step}", name, entry["pass_at_k"])
+        for row in data.rows
+        for name, entry in row.benchmarks.items()
+        if len(entry["pass_at_k"]) > 1
+    ]
+    ks = sorted({k for _, _, values in rows for k in values}, key=int)
     table = [["checkpoint", "benchmark", *(f"pass@{k}" for k in ks)]] if rows else []
     for step, name, values in rows:
-        cells = [percent(values[str(k)]) if str(k) in values else "-" for k in ks]
-        table.append([f"step {step}", name, *cells])
+        table.append([step, name, *(percent(values[k]) if k in values else "-" for k in ks)])
     return table
 
 
@@ -171,9 +167,8 @@ def extraction_table(data: RunData) -> Table:
         for name, entry in row.benchmarks.items():
             under = entry.get("accuracy_under", {})  # scores of older graders lack it
             if len(set(under.values())) > 1:
-                cells = [percent(under[key]) for key in ("strict", "default")]
-                used = str(entry["settings"]["extraction"])
-                table.append([step_name(row.step), name, *cells, used])
+                cells = [percent(under["strict"]), percent(under["default"])]
+                table.append([step_name(row.step), name, *cells, entry["settings"]["extraction"]])
     return table if len(table) > 1 else []
 
 
@@ -199,13 +194,11 @@ def level_table(data: RunData) -> Table:
 
 def template_table(data: RunData) -> Table:
     """Return share, accuracy and format reward of each template over the last 10 steps."""
-    table = []
+    table = [["template", "share", "accuracy", "format"]]
     for name in template_names(data):
-        table.append([name])
-        for part in ("share", "accuracy", "format"):
-            values = data.series(f"template/{name}/{part}")[1][-10:]
-            table[-1].append(percent(sum(values) / len(values)) if values else "-")
-    return [["template", "share", "accuracy", "format"], *table] if table else []
+        recent = [data.series(f"template/{name}/{part}")[1][-10:] for part in table[0][1:]]
+        table.append([name, *(percent(sum(x) / len(x)) if x else "-" for x in recent)])
+    return table if len(table) > 1 else []
 
 
 # ------------------------------------------------------------------------- facts of a run
@@ -246,8 +239,7 @@ def header_table(data: RunData) -> Table:
 def environment_table(data: RunData) -> Table:
     """Return environment.json, flattened by one level."""
     table = []
-    for name, value in data.environment.items():
-        value = without_secrets(value, name)
+    for name, value in without_secrets(data.environment).items():
         if isinstance(value, Mapping):
             table += [[f"{name} {key}", str(inner)] for key, inner in value.items() if inner]
         elif value is not None:
@@ -263,36 +255,36 @@ def configuration(data: RunData) -> str:
 
 def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the few numbers at the top of the page, of the result."""
-    facts = []
+    facts: dict[str, str] = {}
     if data.rows:
         first, result = data.rows[0], data.result
-        facts.append((step_name(first.step), share(first.total) + " %"))
+        facts[step_name(first.step)] = share(first.total) + " %"
         if data.selection.get("kind") == "test":
-            facts.append(("picked on", f"TEST SET {data.selection['benchmark']}"))
-        if result.step != first.step:
-            facts.append((step_name(result.step), share(result.total) + " %"))
+            facts["picked on"] = f"TEST SET {data.selection['benchmark']}"
+        facts[step_name(result.step)] = share(result.total) + " %"
         if result.gain is not None:
-            facts.append(("gain, paired", change(result.gain) + " points"))
-        facts.append(("questions", str(result.total.questions)))
+            facts["gain, paired"] = change(result.gain) + " points"
+        facts["questions"] = str(result.total.questions)
     if numbers["wall_seconds"] is not None:
-        facts.append(("training time", duration(numbers["wall_seconds"])))
+        facts["training time"] = duration(numbers["wall_seconds"])
     for key in ("optimizer_steps", "seed"):
         if numbers[key] is not None:
-            facts.append((key.replace("_", " "), str(numbers[key])))
-    return facts
+            facts[key.replace("_", " ")] = str(numbers[key])
+    return list(facts.items())
 
 
 def chosen(data: RunData) -> str:
     """Explain which checkpoint is the result, and how it was chosen."""
-    if not data.selection:
+    picked = data.selection
+    if not picked:
         return "The last checkpoint is the result. No checkpoint was picked by these scores."
-    step, name = data.selection["step"], data.selection["benchmark"]
-    if data.selection["kind"] != VALIDATION:
+    step, name = picked["step"], picked["benchmark"]
+    if picked["kind"] != VALIDATION:
         return (
             f"PICKED ON A TEST SET: step {step} has the best score of all checkpoints on {name}, "
-            f"so its score there is too high. ({data.selection['reason']})"
+            f"so its score there is too high. ({picked['reason']})"
         )
-    score = percent(data.selection["scores"][str(step)])
+    score = percent(picked["scores"][str(step)])
     return (
         f"The result is step {step}, picked by its {score} % on {name}. These questions were held "
         "out of the training data; they are no benchmark and not part of any average here."
@@ -358,7 +350,7 @@ def checkpoints_of_all(runs: Sequence[RunData]) -> list[tuple[str, Table]]:
 
 def expected_results() -> dict[str, dict[str, Any]]:
     """Return the published results by name."""
-    return dict(yaml.safe_load(read_text(EXPECTED)))
+    return dict(yaml.safe_load(read_text(Path(__file__).with_name("expected.yaml"))))
 
 
 def expected_tables(runs: Sequence[RunData], asked: str | None) -> list[tuple[str, Table]]:
@@ -373,7 +365,7 @@ def expected_tables(runs: Sequence[RunData], asked: str | None) -> list[tuple[st
     def fits(run: RunData, entry: Mapping[str, Any]) -> bool:
         own = str(run.model or "").rstrip("/").rpartition("/")[2]
         shared = set(entry["benchmarks"]) & set(run.rows[-1].benchmarks)
-        return bool(shared) and own.lower() == str(entry["model"]).lower()
+        return bool(shared) and own.lower() == entry["model"].lower()
 
     def cell(scores: Mapping[str, Any] | None, metric: str) -> str:
         if scores is None or metric == "accuracy":
