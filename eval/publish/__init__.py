@@ -24,12 +24,8 @@ class Evaluated:
         return f"{self.run.resolve().name}-step_{self.step}"
 
     @property
-    def settings(self) -> Mapping[str, Any]:
-        return dict(self.record["settings"])
-
-    @property
     def benchmarks(self) -> Mapping[str, Mapping[str, Any]]:
-        return dict(self.record["benchmarks"])
+        return self.record["benchmarks"]
 
     def samples(self, benchmark: str) -> list[tuple[dict[str, Any], Lines]]:
         """Return each question with its graded samples."""
@@ -37,4 +33,5 @@ class Evaluated:
 
     def generation(self, **names: str) -> dict[str, Any]:
         """Return recorded sampling settings, renamed: `names` maps new names to settings keys."""
-        return {n: self.settings[key] for n, key in names.items() if key in self.settings}
+        settings = self.record["settings"]
+        return {n: settings[key] for n, key in names.items() if key in settings}

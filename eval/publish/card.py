@@ -51,10 +51,7 @@ def write(checkpoint: Evaluated) -> Path:
 
 
 def push(checkpoint: Evaluated, repository: str, *, public: bool = False) -> str:
-    """Upload the exported folder with its card, private unless `public`; return its address.
-
-    Uses the hub at HF_ENDPOINT and the token that huggingface_hub finds.
-    """
+    """Upload the exported folder with its card, private unless `public`; return its address."""
     hub, folder = HfApi(), write(checkpoint).parent
     message = f"{checkpoint.model}, with its scores"
     try:
@@ -80,7 +77,7 @@ def model_card(checkpoint: Evaluated) -> str:
     run = RunFolder(checkpoint.run)
     config = read_config(checkpoint.run) if run.config.is_file() else {}
     name, hub_id, license_name = base_model(config)
-    license_name = license_name or _own_license(run.exported(checkpoint.step) / CARD)
+    license_name = license_name or _license(run.exported(checkpoint.step) / CARD)  # added by hand
     trained = read_json(run.environment) if run.environment.is_file() else {}
     train = run.data("train")
     sources = {q.source for q in read_parquet(train)} if train.is_file() else set()
@@ -115,7 +112,8 @@ def model_card(checkpoint: Evaluated) -> str:
         "commit of the training": trained.get("commit"),
         "commit of the evaluation": checkpoint.record["environment"].get("commit"),
     }
-    settings = ", ".join(f"{k} {v}" for k, v in checkpoint.settings.items() if "sha256" not in k)
+    used = checkpoint.record["settings"].items()
+    settings = ", ".join(f"{key} {value}" for key, value in used if "sha256" not in key)
     return str(
         ModelCard(
             f"---\n{data.to_yaml()}\n---\n\n# {checkpoint.model}\n\n"
@@ -139,17 +137,14 @@ def _picked(checkpoint: Evaluated) -> str:
     return named + (", which is too high." if selection["kind"] == "test" else ".")
 
 
-def _own_license(card: Path) -> str | None:
-    """Return the license that somebody has added to the card."""
+def _license(card: Path) -> str | None:
+    """Return the license that a model card states, if there is a card."""
     loaded = ModelCard.load(card, ignore_metadata_errors=True) if card.is_file() else None
     return loaded.data.license if loaded else None
 
 
 def base_model(config: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
-    """Return name, hub id and license of the start model. A card contains no local path.
-
-    The license is read from the model's own card, in its folder or in the hub's cache.
-    """
+    """Return name, hub id and license of the start model, without any local path."""
     path = str(select(config, "actor_rollout_ref.model.path") or "not recorded")
     cache, world = (select(config, f"recipe.toy.{key}") for key in ("cache", "world"))
     # CACHE/DIGEST/model, where the run was started from; CACHE may be relative.
@@ -160,16 +155,14 @@ def base_model(config: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
     name = "/".join(cached.groups()) if cached else path
     hub_id = name if HUB_ID.fullmatch(name) and (cached or not Path(path).is_dir()) else None
     card = try_to_load_from_cache(hub_id, CARD) if hub_id else str(Path(path) / CARD)
-    license_name = None
-    if isinstance(card, str) and Path(card).is_file():
-        license_name = ModelCard.load(card, ignore_metadata_errors=True).data.license
+    license_name = _license(Path(card)) if isinstance(card, str) else None
     return hub_id or Path(name).name, hub_id, license_name
 
 
 def _prompt(checkpoint: Evaluated, config: Mapping[str, Any]) -> str:
     """Describe the template of the scores, as messages."""
     prompts = Prompts.read(checkpoint.folder.prompts)
-    template = prompts.bank[checkpoint.settings["template"]]
+    template = prompts.bank[checkpoint.record["settings"]["template"]]
     said, user = template.system, template.user
     if said and prompts.form.instruction == "user":
         said, user = None, f"{said}\n{user}"

@@ -93,7 +93,7 @@ def _header(
             "task": name, "task_version": 0, "model": model, "model_generate_config": generation,
             "dataset": {"name": name, "samples": len(ids), "sample_ids": ids},
             "config": {"epochs": entry["settings"]["samples"]},
-            "metadata": {**checkpoint.settings, **extra},
+            "metadata": {**checkpoint.record["settings"], **extra},
         },
         "plan": {"name": "plan", "steps": [], "config": generation},
         "results": {

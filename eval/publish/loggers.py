@@ -41,8 +41,7 @@ def to_tensorboard(run: Path, checkpoints: Sequence[Evaluated]) -> Path:
 def to_wandb(run: Path, checkpoints: Sequence[Evaluated]) -> str:
     """Log into the training's wandb run (WANDB_MODE=offline: a folder of RUN); return its id.
 
-    wandb's own step only grows, and the training has advanced it. Scores therefore have an axis of
-    their own, `eval/step`.
+    wandb's own step only grows, and the training has advanced it: scores have the axis `eval/step`.
     """
     import wandb
 
