@@ -25,18 +25,13 @@ CACHED_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A model to evaluate.
+    """A model to evaluate. `identity` distinguishes two sets of weights."""
 
-    `identity` distinguishes two sets of weights. `step` is None for a model that is not part of a
-    run. `files` maps the files in the folder `model` to their expected SHA-256. `positions` is the
-    context length that an endpoint reports.
-    """
-
-    step: int | None
+    step: int | None  # None for a model that is not part of a run
     model: str
     identity: dict[str, Any]
-    files: Mapping[str, str] = field(default_factory=dict)
-    positions: int | None = None
+    files: Mapping[str, str] = field(default_factory=dict)  # in the folder `model`, with SHA-256
+    positions: int | None = None  # the context length that an endpoint reports
 
     @property
     def name(self) -> str:
@@ -49,10 +44,7 @@ class Checkpoint:
 
 
 def file_digest(path: Path, cache: Path | None = None) -> str:
-    """Return the SHA-256 of `path`; that of a large file is kept in the JSON file `cache`.
-
-    Raises FileNotFoundError.
-    """
+    """Return the SHA-256 of `path`; that of a large file is kept in the JSON file `cache`."""
     stat = path.stat()
     if stat.st_size < CACHED_BYTES or cache is None:
         return sha256(path)
@@ -70,8 +62,7 @@ def file_digest(path: Path, cache: Path | None = None) -> str:
 def find(run: Path, steps: Sequence[int] | None = None) -> tuple[list[Checkpoint], list[str]]:
     """Return the run's exported checkpoints by step, and a note for each folder that is ignored.
 
-    An export is finished when it has a manifest.json. `steps` None selects all; a requested step
-    without a finished export raises EvaluationError.
+    An export is finished when it has a manifest.json. `steps` None selects all.
     """
     exports = RunFolder(run).exports
     folders = numbered(exports, "step_")
@@ -124,10 +115,9 @@ def from_model(model: str, cache: Path | None = None) -> Checkpoint:
 
 
 def verify(checkpoint: Checkpoint, cache: Path | None = None, *, most: float = math.inf) -> None:
-    """Raise EvaluationError unless the model's files are exactly those in its manifest.
+    """Raise EvaluationError unless the model's files are those in its manifest, and no others.
 
-    Additional files are rejected too: a chat template beside the weights changes every prompt.
-    Files above `most` bytes only have to exist.
+    A chat template beside the weights changes every prompt. Files above `most` bytes need to exist.
     """
     folder, problems = Path(checkpoint.model), []
     for name, expected in checkpoint.files.items():

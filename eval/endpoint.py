@@ -92,16 +92,12 @@ def connect(url: str, concurrency: int, budget: Budget, settings: Settings) -> S
             return await fetch(client, "models")
 
     try:
-        found = asyncio.run(listed()).get("data")
+        found = asyncio.run(listed()).get("data") or ()
     except Failure as failure:
         raise EvaluationError(
             f"--endpoint {url}: {failure.line}. Check the address and that the server has started."
         ) from failure
-    models = {
-        model["id"]: model
-        for model in found or ()
-        if isinstance(model, dict) and isinstance(model.get("id"), str)
-    }
+    models = {m["id"]: m for m in found if isinstance(m, dict) and isinstance(m.get("id"), str)}
     return Server(endpoint=endpoint, budget=budget, settings=settings, models=models)
 
 
@@ -121,11 +117,9 @@ class RemoteEngine:
         return {"endpoint": self._server.endpoint.base_url, **said}
 
     def body(self, request: Request) -> dict[str, Any]:
-        """Return the JSON of a request.
+        """Return the JSON of a request; other servers than vLLM get fewer parameters.
 
-        A vLLM server takes missing parameters from the model's generation_config.json, so all are
-        sent to it. Other servers get top_k, min_p and repetition_penalty only if they differ from
-        the default.
+        vLLM takes missing ones from the model's generation_config.json, so all are sent to it.
         """
         settings, ids = self._settings, request.prompt_token_ids
         messages = [{"role": role, "content": content} for role, content in request.messages]
@@ -148,9 +142,8 @@ class RemoteEngine:
     def stream(self, requests: Sequence[Request]) -> Iterator[tuple[Request, dict[str, Any]]]:
         """Yield each request with its response, tokens and finish_reason, as they arrive.
 
-        A request that fails after all retries does not stop the others; the error is raised at the
-        end.
-        If the caller stops early, the open requests are canceled.
+        A request that fails after all retries raises when the others are done. If the caller stops
+        early, the open requests are canceled.
         """
         with asyncio.Runner() as runner:
             arrived: asyncio.Queue[tuple[Request, dict[str, Any]] | Exception | None]

@@ -32,23 +32,17 @@ SAMPLE_KEY = ("uid", "prompt_sha256", "sample")  # its keys in files
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A sample to generate: the question's index, the key of the sample, the prompt tokens.
-
-    `messages` are the (role, content) pairs of the same prompt, for a chat endpoint.
-    """
+    """A sample to generate of the question with the index `question`."""
 
     question: int
     key: SampleKey
     prompt_token_ids: TokenIds
     stop: tuple[str, ...] = ()
-    messages: Messages = ()
+    messages: Messages = ()  # the (role, content) pairs of the same prompt, for a chat endpoint
 
 
 def request_seed(seed: int, uid: str, sample: int) -> int:
-    """Return the seed of one sample, in [0, 2^31), a pure function of its arguments.
-
-    A resumed evaluation therefore gives the same samples as an uninterrupted one.
-    """
+    """Return the seed of one sample, in [0, 2^31), so that a resumed evaluation has equal ones."""
     digest = hashlib.sha256(f"{seed}\0{uid}\0{sample}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
@@ -110,9 +104,8 @@ class Engine:
     def stream(self, requests: Sequence[Request]) -> Iterator[tuple[Request, dict[str, Any]]]:
         """Yield each request with its response, tokens and finish_reason (stop or length).
 
-        At most IN_FLIGHT requests are in the engine, which is refilled as they complete. Stop
-        strings stay in the text, because a closing tag is part of the format. If the caller stops
-        early, the open requests are aborted.
+        Stop strings stay in the text, because a closing tag is part of the format. If the caller
+        stops early, the open requests are aborted.
         """
         waiting, engine = iter(requests), self._llm.llm_engine
         asked: dict[str, Request] = {}
@@ -203,11 +196,10 @@ class Engine:
 
 
 def _pack_head_again(worker: Any) -> None:
-    """Pack the output head of a CPU engine again, if weights are packed at all.
+    """Pack the output head of a CPU engine again; with VERL_PLATFORM=cpu no weights are packed.
 
     vLLM's reload packs every layer whose weights it has loaded. A head that is tied to the
-    embedding loads none, so its packed copy would keep the old weights. With VERL_PLATFORM=cpu
-    (`recipe.patches.cpu.vllm_plugin`) weights are not packed.
+    embedding loads none, so its packed copy would keep the old weights.
     """
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 

@@ -26,7 +26,7 @@ from prompt_aug.verifiers import verifier_row, verifiers_of
 from recipe.run.folder import BenchmarkFolder, EvaluationFolder
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Item:
     """A work item: a checkpoint on a benchmark, asked with `template`, and its files."""
 
@@ -85,18 +85,13 @@ class Evaluation:
 
     def items(self, checkpoint: Checkpoint) -> list[Item]:
         """Return the work items of one checkpoint, done or not."""
+        folder = EvaluationFolder(self.folder / checkpoint.name)
         items = []
         for benchmark in self.benchmarks:
             template = self.prompts.bank[benchmark.template or self.settings.template]
             verifiers, extraction = self.verifiers[benchmark.name], self.settings.extraction
-            item = Item(
-                checkpoint=checkpoint,
-                benchmark=benchmark,
-                evaluation=EvaluationFolder(self.folder / checkpoint.name),
-                template=template,
-                identity=benchmark_identity(benchmark, template, extraction, verifiers),
-            )
-            items.append(item)
+            identity = benchmark_identity(benchmark, template, extraction, verifiers)
+            items.append(Item(checkpoint, benchmark, folder, template, identity))
         return items
 
     def plan(self, tokenizer: Any) -> str:
@@ -111,10 +106,7 @@ class Evaluation:
         return "\n".join(lines)
 
     def prepare(self) -> None:
-        """Load the verifiers; write settings.json and prompts.yaml.
-
-        Templates of earlier sweeps are kept.
-        """
+        """Load the verifiers; write settings.json and prompts.yaml with all sweeps' templates."""
         if any(self.verifiers.values()):
             self.known.load()
         folder = EvaluationFolder(self.folder / "any")
@@ -182,10 +174,9 @@ class Evaluation:
         return questions
 
     def _context(self, checkpoint: Checkpoint, kind: str, tokenizer: Any) -> int:
-        """Return the context length: max_model_len, or the longest prompt plus max_tokens.
+        """Return max_model_len, or the longest prompt of all benchmarks plus max_tokens.
 
-        The longest prompt is that of all benchmarks, so that one engine serves them. The model's
-        own context length is the upper limit.
+        One engine then serves them all. The model's own context length is the upper limit.
         """
         limit, asked = _positions(checkpoint), self.settings.max_model_len
         if asked is not None and limit is not None and asked > limit:

@@ -127,18 +127,17 @@ class PendingSamples:
 
     def repeats_are_equal(self, made: Mapping[SampleKey, Sample]) -> bool:
         """Print and return True if both samples of `repeat` are equal for every question."""
-        pairs = [
-            (sample["response"], made[uid, prompt, 0]["response"])
+        equal = [
+            sample["response"] == made[uid, prompt, 0]["response"]
             for (uid, prompt, number), sample in made.items()
             if number == 1 and (uid, prompt, 0) in made
         ]
-        equal, wanted = sum(one == other for one, other in pairs), self.benchmark.samples
+        wanted = self.benchmark.samples
         print(
-            f"note: {self.benchmark.name}: {equal} of {len(pairs)} repeated greedy responses are "
-            f"equal: {1 if equal == len(pairs) else wanted} of {wanted} samples of a question are "
-            "made"
+            f"note: {self.benchmark.name}: {sum(equal)} of {len(equal)} repeated greedy responses "
+            f"are equal: {1 if all(equal) else wanted} of {wanted} samples of a question are made"
         )
-        return equal == len(pairs)
+        return all(equal)
 
     def requests(
         self, context: int, made: Mapping[SampleKey, Sample], counts: Sequence[int]

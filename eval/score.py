@@ -52,8 +52,7 @@ def grade_samples(
     """Grade the first ``settings["samples"]`` samples of each question, as training does.
 
     Each line also has the verdicts under `BESIDE`. A wrong number within the relative `tolerance`
-    of a decimal gold counts as right, with the status correct. A question with a `row` is graded by
-    the verifier of its data source.
+    of a decimal gold counts as right. A question with a `row` is graded by its verifier.
     """
     wanted: dict[SampleKey, Mapping[str, Any]] = {
         question_key(question, sample): as_asked(question, sample)
@@ -62,25 +61,19 @@ def grade_samples(
     }
     if lost := [key for key in wanted if key not in samples]:
         raise EvaluationError(f"{title}: {len(lost)} samples are missing: run eval.sweep again")
-    own = {key: q for key, q in wanted.items() if "row" in q}
-    rest = {key: q for key, q in wanted.items() if key not in own}
     grades: dict[SampleKey, Grade] = {}
+    how = extraction(settings["extraction"], template)
     with Progress(title, len(wanted), "samples") as bar:
-        if own:
-            made = _verifiers(settings).grade_many(
-                [(samples[key]["response"], q["row"]) for key, q in own.items()],
-                extraction(settings["extraction"], template),
-                on_grade=lambda _: bar.update(),
-            )
+        if own := [key for key, question in wanted.items() if "row" in question]:
+            rows = [(samples[key]["response"], wanted[key]["row"]) for key in own]
+            made = _verifiers(settings).grade_many(rows, how, on_grade=lambda _: bar.update())
             grades.update(zip(own, made, strict=True))
-        known = grade_many(
-            [
-                (samples[key]["response"], q["gold"], q["question"], q.get("options", ()))
-                for key, q in rest.items()
-            ],
-            extraction=extraction(settings["extraction"], template),
-            on_grade=lambda _: bar.update(),
-        )
+        rest = {key: question for key, question in wanted.items() if key not in grades}
+        answers = [
+            (samples[key]["response"], q["gold"], q["question"], q.get("options", ()))
+            for key, q in rest.items()
+        ]
+        known = grade_many(answers, extraction=how, on_grade=lambda _: bar.update())
         grades.update(zip(rest, known, strict=True))
     return [
         _graded_line(key, grades[key], samples[key], question, template, settings)
@@ -89,8 +82,7 @@ def grade_samples(
 
 
 def _verifiers(settings: Mapping[str, Any]) -> Verifiers:
-    used = settings["verifiers"]
-    return verifiers_of(used["functions"], used["limits"])
+    return verifiers_of(settings["verifiers"]["functions"], settings["verifiers"]["limits"])
 
 
 def _graded_line(
@@ -156,8 +148,7 @@ def read_scored(
 ) -> list[tuple[dict[str, Any], Lines]]:
     """Return each question of a benchmark with its graded samples. `entry`: its scores.json."""
     questions, samples = read_lines(folder.questions), SampleFiles(folder, entry["model"]).load()
-    grades = read_lines(folder.grades)[1:]
-    table = join(questions, samples, grades, entry["settings"]["samples"])
+    table = join(questions, samples, read_lines(folder.grades)[1:], entry["settings"]["samples"])
     return list(zip(questions, table, strict=True))
 
 
@@ -167,6 +158,12 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     answers = [[sample.get("form") for sample in row] for row in table]
     lines = [sample for row in table for sample in row]
     statuses, total = Counter(line["status"] for line in lines), len(lines)
+    texts = (line.get("response", "").lower() for line in lines)
+    parts: dict[str, list[float]] = defaultdict(list)  # of the results of verifiers
+    for line in lines:
+        for name, value in line.get("parts", {}).items():
+            parts[name].append(value)
+    part_means = {name: float(np.mean(values)) for name, values in sorted(parts.items())}
 
     def by_text(values: Mapping[int, float]) -> dict[str, float]:
         return {str(k): value for k, value in values.items()}
@@ -185,26 +182,12 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
         "no_signal_k": {k: v for k, v in no_signal.items() if k != "1"},  # one has no group
         "majority_at_k": by_text({k: metrics.majority(answers, correct, k) for k in ks}),
         "status_rates": {name: count / total for name, count in sorted(statuses.items())},
-        **({"parts": parts} if (parts := _part_means(lines)) else {}),
+        **({"parts": part_means} if part_means else {}),
         "truncation_rate": sum(line["finish_reason"] == "length" for line in lines) / total,
-        "reflection_rate": sum(map(_reflects, lines)) / total,
+        "reflection_rate": sum(any(w in text for w in REFLECTION) for text in texts) / total,
         "mean_tokens": sum(line["tokens"] for line in lines) / total,
         "question_means": correct.mean(axis=1).tolist(),
     }
-
-
-def _reflects(line: Mapping[str, Any]) -> bool:
-    """Return whether a response contains a word of `REFLECTION`, in any case and inflection."""
-    return any(word in line.get("response", "").lower() for word in REFLECTION)
-
-
-def _part_means(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean of each part of verifiers' results over the samples that have it."""
-    values: dict[str, list[float]] = defaultdict(list)
-    for line in lines:
-        for name, value in line.get("parts", {}).items():
-            values[name].append(value)
-    return {name: float(np.mean(listed)) for name, listed in sorted(values.items())}
 
 
 def score_benchmark(
@@ -212,7 +195,7 @@ def score_benchmark(
 ) -> None:
     """Grade the stored samples of one benchmark. Write grades.jsonl, then scores.json.
 
-    `identity` is the model's. `record` (settings with `samples`, path) becomes part of the entry.
+    `record` (settings with `samples`, path) becomes part of the entry.
     """
     questions, samples = read_lines(folder.questions), SampleFiles(folder, identity).load()
     settings = record["settings"] = {"extraction": "default", **record["settings"]}

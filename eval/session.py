@@ -39,11 +39,10 @@ def signature(model: str, tokenizer: Any) -> str:
     It covers configuration, generation configuration (stop tokens) and tokenizer. A hub id is its
     own signature, because no file of it can be compared.
     """
-    config, generation = (Path(model) / f"{name}.json" for name in ("config", "generation_config"))
-    if not config.is_file():
+    if not (Path(model) / "config.json").is_file():
         return model
     parts: list[Any] = []
-    for path in (config, generation):
+    for path in (Path(model) / "config.json", Path(model) / "generation_config.json"):
         content = read_json(path) if path.is_file() else {}
         parts.append({k: v for k, v in content.items() if k not in VOLATILE})
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -95,10 +94,7 @@ class Session:
     def engine_for(
         self, checkpoint: Checkpoint, kind: str, context: int, prompts: Sequence[TokenIds]
     ) -> Engine:
-        """Return an engine with the weights of `checkpoint` and room for `context` tokens.
-
-        `kind` is the model's `signature`. A reload is verified on `prompts`.
-        """
+        """Return an engine with the weights of `checkpoint`; a reload is verified on `prompts`."""
         model, engine = checkpoint.model, self._engine
         if engine is not None and kind == self._signature and context <= self._context:
             probes = [ids[:PROBE_TOKENS] for ids in prompts[:PROBES]]

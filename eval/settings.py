@@ -77,27 +77,25 @@ class Settings(EvaluationSection):
 
 
 def from_run(run: Path) -> Settings:
-    """Read the section `eval` of RUN/config.yaml.
+    """Read the section `eval` of RUN/config.yaml, templates and style of RUN/prompts.yaml.
 
-    Templates and style come from RUN/prompts.yaml, from which training rendered its prompts. A run
-    without that file has them in its section ``recipe.augment``.
+    A run without prompts.yaml has templates and style in its section ``recipe.augment``.
     """
+    path, prompts = RunFolder(run).config, RunFolder(run).prompts
     try:
-        config, prompts = read_config(run), RunFolder(run).prompts
+        config = read_config(run)
     except MissingFileError as error:
         raise EvaluationError(f"{error}. Name a run, or a model with --model.") from error
-    sections = select(config, "recipe.augment") or {}, config.get("eval") or {}
-    if not all(isinstance(section, Mapping) for section in sections):
-        path = RunFolder(run).config
+    augment, section = select(config, "recipe.augment") or {}, config.get("eval") or {}
+    if not (isinstance(augment, Mapping) and isinstance(section, Mapping)):
         raise EvaluationError(f"{path}: recipe.augment or eval is no section. Restore the file.")
-    augment = dict(sections[0])
-    augment["chat"] = select(config, "data.apply_chat_template_kwargs")
     if prompts.exists():
-        augment = {"bank": str(prompts), **dataclasses.asdict(Prompts.read(prompts).form)}
-    section = dict(sections[1])
-    section |= {key: augment[key] for key in ("bank", *FORM) if key in augment}
+        form = {"bank": str(prompts), **dataclasses.asdict(Prompts.read(prompts).form)}
+    else:
+        form = {**augment, "chat": select(config, "data.apply_chat_template_kwargs")}
+    section = {**section, **{key: form[key] for key in ("bank", *FORM) if key in form}}
     given = {key: value for key, value in section.items() if value is not None}
-    return parse_typed(given, Settings, f"{RunFolder(run).config}, section eval", EvaluationError)
+    return parse_typed(given, Settings, f"{path}, section eval", EvaluationError)
 
 
 @cache
@@ -116,16 +114,16 @@ def shared_identity(settings: Settings, template: object) -> dict[str, Any]:
     The number of samples is not part of it, because a sample's seed does not depend on it. Form
     settings and those of `ADDED` with their default value are left out.
     """
-    plain, given = Settings(), {key: getattr(settings, key) for key in ADDED}
-    given["stop"] = list(settings.stop)
-    form, keys = dataclasses.asdict(settings.form), ("temperature", "top_p", "max_tokens", "seed")
+    plain, form = Settings(), dataclasses.asdict(settings.form)
+    keys = ("temperature", "top_p", "max_tokens", "seed", "dtype", "max_model_len")
+    added = [key for key in ADDED if getattr(settings, key) != getattr(plain, key)]
     return {
         "template": settings.template,
         "style": settings.style,
         **{key: value for key, value in form.items() if value != getattr(PLAIN, key)},
         "template_sha256": _digest(template),
-        **{key: getattr(settings, key) for key in (*keys, "dtype", "max_model_len")},
-        **{key: value for key, value in given.items() if value not in ([], getattr(plain, key))},
+        **{key: getattr(settings, key) for key in keys},
+        **{key: list(settings.stop) if key == "stop" else getattr(settings, key) for key in added},
     }
 
 
@@ -143,8 +141,7 @@ def benchmark_identity(
 ) -> dict[str, Any]:
     """Return the settings of a benchmark's scores. The content counts, not the path.
 
-    `template` is part of it only if it is the benchmark's own, `verifiers` only if a question has
-    one: functions, digests of their files, and limits.
+    `template` is part of it only if it is the benchmark's own.
     """
     own = {"template": benchmark.template, "template_sha256": _digest(template)}
     shots = {"shots": len(benchmark.shots), "shots_sha256": _digest(benchmark.shots)}

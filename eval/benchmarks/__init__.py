@@ -88,10 +88,7 @@ class Benchmark(Record):
         return self
 
     def digests(self, *, local: bool) -> set[str]:
-        """Return the digests that its content may have; an empty set allows any.
-
-        Of a hub data set with a revision and without sha256 the revision determines the content.
-        """
+        """Return the digests that its content may have; an empty set allows any."""
         own = {self.sha256} if self.sha256 else set()
         if local or (self.hub and not own and self.revision is None):
             own |= set(self.copies.values())
@@ -103,8 +100,7 @@ class LoadedBenchmark:
     """The questions to ask, in file order.
 
     `size` is the number of questions of the whole benchmark, `sha256` the digest of those asked.
-    `template` is the benchmark's own, or None. `shots` are (question, answer) pairs. With `cyclic`
-    the options of sample i are rotated by i places.
+    With `cyclic` the options of sample i are rotated by i places.
     """
 
     name: str
@@ -144,8 +140,7 @@ def parse_request(text: str) -> BenchmarkRequest:
             f"benchmark {text!r}: write NAME=PATH or NAME=PATH:SAMPLES (a name has letters, "
             f"digits, . _ -), or a known name: {', '.join(known_benchmarks())}"
         )
-    samples = match["samples"] and int(match["samples"])
-    given = {"name": match["name"], "path": match["path"], "samples": samples}
+    given = {**match.groupdict(), "samples": match["samples"] and int(match["samples"])}
     return parse_typed(given, BenchmarkRequest, f"benchmark {text!r}", EvaluationError)
 
 
@@ -193,7 +188,12 @@ def load(
             "changed. Use the published file, or another name: --benchmark NAME=PATH"
         )
     kept = tuple(questions[:max_questions])
-    orders = option_count(kept, name) if cyclic else 1
+    counts = sorted({len(question.options) for question in kept})
+    if cyclic and len(counts) > 1:
+        raise EvaluationError(
+            f"{name}: cyclic_options=true: its questions have {counts} options. Remove the setting."
+        )
+    orders = max(1, counts[0]) if cyclic else 1
     default = 1 if greedy else benchmark.samples
     wanted = request.samples or samples or -(-default // orders) * orders
     if wanted % orders:
@@ -239,7 +239,7 @@ def _questions(name: str, path: Path | None, benchmark: Benchmark) -> list[Quest
             raise EvaluationError(
                 f"cannot load {name} ({error}). Give a file: --benchmark {name}=PATH"
             ) from error
-        return _from_rows(name, rows, rows.column_names, benchmark)
+        return _from_rows(name, rows, benchmark)
     if not path.exists():
         raise EvaluationError(f"benchmark {name}: {path} does not exist")
     if path.suffix == ".parquet":
@@ -250,12 +250,13 @@ def _questions(name: str, path: Path | None, benchmark: Benchmark) -> list[Quest
     if not set(filter(None, columns)) <= set(rows.column_names):
         usual = {"text": None, "answer": None, "level": None, "options": (), "choices": None}
         benchmark = benchmark.model_copy(update=usual)
-    return _from_rows(name, rows, rows.column_names, benchmark)
+    return _from_rows(name, rows, benchmark)
 
 
-def _from_rows(name: str, rows: Any, names: Sequence[str], benchmark: Benchmark) -> list[Question]:
+def _from_rows(name: str, rows: Any, benchmark: Benchmark) -> list[Question]:
+    given = Columns(text=benchmark.text, answer=benchmark.answer)
     try:
-        columns = complete(Columns(text=benchmark.text, answer=benchmark.answer), names, name)
+        columns = complete(given, rows.column_names, name)
     except SourceError as error:
         raise EvaluationError(f"benchmark {name}: {error}") from error
     questions = []
@@ -288,10 +289,7 @@ def _from_rows(name: str, rows: Any, names: Sequence[str], benchmark: Benchmark)
 
 
 def answer_texts(value: object, answer_from: str | None = None) -> tuple[str, ...]:
-    """Return a gold answer as texts, any of which is right. 142.0 stored as a float is 142.
-
-    With `answer_from` only the text after its last occurrence counts.
-    """
+    """Return a gold answer as texts, any of which is right. 142.0 stored as a float is 142."""
     if value is None:
         return ()
     if isinstance(value, float):
@@ -313,8 +311,8 @@ def multiple_choice(
 ) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     """Return (the question with lettered options, the right letter, the options in order).
 
-    A hash of (seed, question, option) gives the order, so it is the same on every machine and for
-    every order of the file. Two wrong options may be equal, as in two questions of GPQA-Diamond.
+    A hash of (seed, question, option) gives the order, so it is the same on every machine. Two
+    wrong options may be equal, as in two questions of GPQA-Diamond.
     """
 
     def key(option: str) -> str:
@@ -334,22 +332,8 @@ def listing(options: Sequence[str]) -> str:
     return "\n".join(f"({LETTERS[i]}) {option}" for i, option in enumerate(options))
 
 
-def option_count(questions: Sequence[Question], name: str) -> int:
-    """Return how many options every question has, 1 if they have none. Raises EvaluationError."""
-    counts = sorted({len(question.options) for question in questions})
-    if len(counts) > 1:
-        raise EvaluationError(
-            f"{name}: cyclic_options=true: its questions have {counts} options. Remove the setting."
-        )
-    return max(1, counts[0])
-
-
 def rotated(question: Question, places: int) -> Question:
-    """Return a multiple-choice question whose options start with option number `places`.
-
-    Its uid stays, because it is the same question. Raises EvaluationError if its text does not
-    list the options as (A), (B), ...
-    """
+    """Return the same question, with its uid, whose options start with option number `places`."""
     old, count = question.options, len(question.options)
     if question.text.count(listing(old)) != 1:
         raise EvaluationError(
