@@ -8,7 +8,7 @@ report marks the result.
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,6 @@ def why_no_validation(run: Path, benchmark: str, folder: EvaluationFolder) -> st
     return f"{len(shared)} of its questions were trained on" if shared else ""
 
 
-def pick(scores: Mapping[int, float]) -> int:
-    """Return the step with the highest accuracy; ties go to the earliest."""
-    return min(scores, key=lambda step: (-scores[step], step))
-
-
 def pick_checkpoint(
     run: Path, benchmark: str, settings: str | None = None, on_test_set: bool = False
 ) -> dict[str, Any]:
@@ -69,7 +64,7 @@ def pick_checkpoint(
             "report then marks the result"
         )
     record = {
-        "step": pick(scores),
+        "step": min(scores, key=lambda step: (-scores[step], step)),  # of equals the earliest
         "benchmark": benchmark,
         "kind": "test" if reason else VALIDATION,
         "reason": reason,

@@ -79,26 +79,18 @@ def test_questions_that_picked_a_checkpoint_are_left_out(
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_benchmarks_of_one_side_are_noted_and_the_shared_one_is_named(
+def test_benchmarks_of_one_side_and_other_settings_are_noted(
     sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str], turned: bool
 ) -> None:
     scores = read_json(sides[0] / "scores.json")
     scores["benchmarks"] = {"x": scores["benchmarks"]["x"]}
+    scores["benchmarks"]["x"]["settings"]["shots"] = 4
     write_json(sides[0] / "scores.json", scores)
     assert main([*map(str, sides[:: -1 if turned else 1])]) == 0
     said = capsys.readouterr().out
     assert f"note: only in {'A' if turned else 'B'}: y, z\n" in said and said.count("only in") == 1
+    assert f"note: x: settings differ: shots: {'None -> 4' if turned else '4 -> None'}\n" in said
     assert "Benchmarks" not in said and said.splitlines()[3].split()[:2] == ["x", "4"]
-
-
-def test_other_settings_of_a_benchmark_are_noted(
-    sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    scores = read_json(sides[1] / "scores.json")
-    scores["benchmarks"]["x"]["settings"]["shots"] = 4
-    write_json(sides[1] / "scores.json", scores)
-    assert main([*map(str, sides)]) == 0
-    assert "note: x: settings differ: shots: None -> 4" in capsys.readouterr().out
 
 
 def test_a_run_stands_for_its_result_and_one_model_may_have_two_settings(

@@ -74,8 +74,9 @@ def test_half_an_answer_is_requested_again() -> None:
 
 
 def test_a_request_has_all_settings_and_the_seed_of_the_engine() -> None:
+    budget = Budget()
     with serving(server_of(echo)) as endpoint:
-        stream = engine_at(endpoint.url).stream(requests(6, stop=("END",)))
+        stream = engine_at(endpoint.url, budget).stream(requests(6, stop=("END",)))
         found = {request.question: response for request, response in stream}
         bodies = {body["prompt"][0]: body for body in endpoint.bodies if body}
     assert bodies[5] == {
@@ -86,6 +87,7 @@ def test_a_request_has_all_settings_and_the_seed_of_the_engine() -> None:
     seed = request_seed(3, "u2", 0)
     assert found[2] == {"response": f"2: {seed}", "tokens": 5, "finish_reason": "stop"}
     assert sorted(found) == list(range(6))
+    assert budget.spent == Spending(6, 18, 30) and budget.reserved == Spending()
 
 
 def test_other_servers_get_no_parameter_of_vllm_and_stop_strings_are_applied_here() -> None:
@@ -187,10 +189,3 @@ def test_a_chat_endpoint_gets_messages_and_needs_no_tokenizer(
     assert "prompt" not in body and body["max_tokens"] == 9
     (scores,) = (tmp_path / "o").glob("*/tiny/scores.json")
     assert read_json(scores)["benchmarks"]["q"]["accuracy"] == 1.0
-
-
-def test_spending_is_what_the_server_counts() -> None:
-    budget = Budget()
-    with serving(server_of(echo)) as endpoint:
-        list(engine_at(endpoint.url, budget).stream(requests(4)))
-    assert budget.spent == Spending(4, 12, 20) and budget.reserved == Spending()

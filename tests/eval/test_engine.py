@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from eval import EvaluationError
-from eval.engine import ENVIRONMENT, check_hardware, prepare_environment
+from eval.engine import check_hardware, prepare_environment
 from eval.settings import Settings
-from recipe.run.environment import COMMON
 
 
 def test_counting_gpus_does_not_start_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,11 +23,6 @@ def test_counting_gpus_does_not_start_cuda(monkeypatch: pytest.MonkeyPatch) -> N
     check_hardware(Settings(tensor_parallel=2))
     with pytest.raises(EvaluationError, match=r"--tensor-parallel 4 .* 2"):
         check_hardware(Settings(tensor_parallel=4))
-
-
-def test_workers_are_spawned_and_use_vllms_own_sampler() -> None:
-    assert ENVIRONMENT["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
-    assert COMMON["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
 
 
 @pytest.mark.config  # starts a process

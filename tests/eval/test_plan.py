@@ -62,16 +62,10 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     line = capsys.readouterr().out.splitlines()[2].split()
     assert line[:3] == ["aime24", "30", "32"] and line[-3:] == ["none", "is", "enough"]
     write_json(tmp_path / "s.json", {"question_means": [1, 0], "settings": {"samples": 1}})
-    for wrong in (
-        ["--gain", "100"],
-        ["--accuracy", "1"],
-        ["--correlation", "2"],
-        ["--samples", "0"],
-    ):
-        assert main(["--benchmark", "aime24", *wrong]) == 2
-    capsys.readouterr()
-    assert main(["--benchmark", "aime24", "--gain", "0.05"]) == 2  # a share
-    assert "--gain=0.05: it is in points" in capsys.readouterr().err
+    # A gain is in points: 0.05 is a share.
+    for wrong in ("gain=100", "gain=0.05", "accuracy=1.0", "correlation=2.0", "samples=0"):
+        assert main(["--benchmark", "aime24", f"--{wrong}"]) == 2
+        assert f"--{wrong}: " in capsys.readouterr().err
     assert main(["--benchmark", "aime24", "--gain", "0.5"]) == 0
     assert main(["--benchmark", "aime24", "--like", str(tmp_path / "s.json")]) == 1
     assert "2 questions x 1" in capsys.readouterr().err

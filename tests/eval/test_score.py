@@ -1,6 +1,7 @@
 """Grading again, damaged samples, grader versions, extraction, seeds: all without an engine."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from evaluated import MODEL, write_checkpoint
@@ -13,19 +14,36 @@ from prompt_aug.grading import VERSION
 from recipe.run.folder import EvaluationFolder
 
 
-@pytest.fixture
-def scored(tmp_path: Path) -> EvaluationFolder:
-    """Four questions with the gold 1, all stored as wrong. 3 was not asked, 2 has no answer."""
-    folder = write_checkpoint(tmp_path / "eval" / "s", 20, {"toy": [[0], [0], [0], [0]]})
+def respond(folder: EvaluationFolder, *responses: str, **changes: object) -> None:
+    """Replace the responses of the first questions. `changes` are those of the last question."""
     files = folder.benchmark("toy")
-    responses = [r"\boxed{1}", r"\boxed{7}", "no idea", ""]
     (path,) = files.sample_files()
     head, *samples = read_lines(path)
-    changed = [{**s, "response": r} for s, r in zip(samples, responses, strict=True)]
-    write_lines(path, [head, *changed[:3]])
-    questions = read_lines(files.questions)
-    write_lines(files.questions, [*questions[:3], {**questions[3], "asked": False}])
-    return folder
+    changed = [{**s, "response": r} for s, r in zip(samples, responses, strict=False)]
+    write_lines(path, [head, *changed])
+    *questions, last = read_lines(files.questions)
+    write_lines(files.questions, [*questions, {**last, **changes}])
+
+
+def regraded(folder: EvaluationFolder, extraction: str) -> dict[str, Any]:
+    """Grade again under another extraction."""
+    path = folder.benchmark("toy").scores
+    entry = read_json(path)
+    write_json(path, {**entry, "settings": {**entry["settings"], "extraction": extraction}})
+    return regrade(folder)["benchmarks"]["toy"]
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> EvaluationFolder:
+    """Four questions with the gold 1, all stored as wrong."""
+    return write_checkpoint(tmp_path / "eval" / "s", 20, {"toy": [[0], [0], [0], [0]]})
+
+
+@pytest.fixture
+def scored(four: EvaluationFolder) -> EvaluationFolder:
+    """Question 2 has no answer, 3 was not asked."""
+    respond(four, r"\boxed{1}", r"\boxed{7}", "no idea", asked=False)
+    return four
 
 
 def test_grading_again_uses_the_stored_responses(
@@ -50,40 +68,27 @@ def test_grading_again_uses_the_stored_responses(
     ("setting", "accuracy"), [("strict", 0.25), ("default", 0.5), ("last_number", 0.75)]
 )
 def test_the_extraction_determines_the_score_and_is_recorded(
-    scored: EvaluationFolder, setting: str, accuracy: float
+    four: EvaluationFolder, setting: str, accuracy: float
 ) -> None:
     """Of a box, an answer in prose, a number alone, and a wrong box."""
-    files = scored.benchmark("toy")
-    (path,) = files.sample_files()
-    head, *samples = read_lines(path)
-    texts = [r"\boxed{1}", "The answer is 1.", "so we get to 1 somehow, which ends it"]
-    changed = [{**s, "response": r} for s, r in zip(samples, texts, strict=True)]
-    fourth = {**changed[0], "uid": "toy-3", "response": r"\boxed{7}"}
-    write_lines(path, [head, *changed, fourth])
-    write_lines(files.questions, [{**q, "asked": True} for q in read_lines(files.questions)])
-    entry = read_json(files.scores)
-    write_json(files.scores, {**entry, "settings": {**entry["settings"], "extraction": setting}})
-    made = regrade(scored)["benchmarks"]["toy"]
+    alone = "so we get to 1 somehow, which ends it"
+    respond(four, r"\boxed{1}", "The answer is 1.", alone, r"\boxed{7}")
+    made = regraded(four, setting)
     assert made["accuracy"] == accuracy
     assert made["settings"]["extraction"] == setting
     assert made["accuracy_under"] == {"strict": 0.25, "default": 0.5}
 
 
-def test_a_choice_by_its_text_is_right_under_each_extraction(scored: EvaluationFolder) -> None:
+@pytest.mark.parametrize("setting", ["strict", "default", "last_number"])
+def test_a_choice_by_its_text_is_right_under_each_extraction(
+    four: EvaluationFolder, setting: str
+) -> None:
     """The verdict names the letter, the response the text."""
-    files = scored.benchmark("toy")
-    (path,) = files.sample_files()
-    head, first, *rest = read_lines(path)
-    write_lines(path, [head, {**first, "response": r"\boxed{A) 10^{-4} eV}"}, *rest])
     choice = {"gold": ["A"], "options": ["10^{-4} eV", "2 eV"]}
-    questions = read_lines(files.questions)
-    write_lines(files.questions, [{**questions[0], **choice}, *questions[1:]])
-    for given in ("strict", "default", "last_number"):
-        entry = read_json(files.scores)
-        write_json(files.scores, {**entry, "settings": {**entry["settings"], "extraction": given}})
-        made = regrade(scored)["benchmarks"]["toy"]
-        assert made["question_means"][0] == 1.0
-        assert made["accuracy_under"] == {"strict": 0.25, "default": 0.25}
+    respond(four, *["no idea"] * 3, r"\boxed{A) 10^{-4} eV}", **choice)
+    made = regraded(four, setting)
+    assert made["question_means"] == [0.0, 0.0, 0.0, 1.0]
+    assert made["accuracy_under"] == {"strict": 0.25, "default": 0.25}
 
 
 def test_a_lost_sample_is_an_error_and_not_a_wrong_answer(scored: EvaluationFolder) -> None:

@@ -9,7 +9,7 @@ from evaluated import write_checkpoint
 from eval import EvaluationError
 from eval.report.data import collect, summary
 from eval.report.tables import chosen, headline
-from eval.selection import main, pick, pick_checkpoint
+from eval.selection import main, pick_checkpoint
 from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
 from prompt_aug.questions import VALIDATION, Question, make_question, write_parquet
 from recipe.run.folder import RunFolder
@@ -22,7 +22,7 @@ def questions(count: int, split: str, text: str | None = None) -> list[Question]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """`held` is best at step 10, the benchmark `math500` at step 30."""
+    """`held` is best at steps 10 and 20, the benchmark `math500` at step 30."""
     folder, held = tmp_path / "run", questions(4, VALIDATION)
     write_parquet(held, tmp_path / "held.parquet")
     write_parquet(questions(9, "train"), RunFolder(folder).data("train"))
@@ -37,11 +37,6 @@ def run(tmp_path: Path) -> Path:
         entry = read_json(files.scores)
         write_json(files.scores, {**entry, "path": str(tmp_path / "held.parquet")})
     return folder
-
-
-def test_the_highest_score_is_picked_and_of_equals_the_earliest() -> None:
-    assert pick({0: 0.25, 30: 0.75, 10: 0.75, 20: 0.5}) == 10
-    assert pick({5: 0.0}) == 5
 
 
 def test_a_validation_split_picks_and_is_no_benchmark(run: Path) -> None:

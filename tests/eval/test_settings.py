@@ -46,18 +46,15 @@ def test_templates_and_style_are_those_of_the_training(tmp_path: Path) -> None:
         ("temperature: -1", "temperature=-1"),
         ("temperature: .nan", "temperature=nan"),
         ("temperature: .inf", "temperature=inf"),
-        ("samples: 100000000", "samples=100000000"),
         ("samples: 0", "samples=0"),
         ("style: plain", "style=plain"),
         ("tensor_parallel: 0", "tensor_parallel=0"),
         ("top_p: 0", "top_p=0"),
-        ("max_tokens: 0", "max_tokens=0"),
         ("max_tokens: many", "max_tokens=many"),
         ("dtype: float8", "dtype=float8"),
         ("benchmarks: [toy]", r"benchmarks\[0\]=toy"),
         ("benchmarks: [{name: toy, path: ''}]", r"benchmarks\[0\]\.path"),
         ("benchmarks: [{name: toy, samples: many}]", r"benchmarks\[0\]\.samples=many"),
-        ("benchmarks: [{name: toy, file: x}]", r"benchmarks\[0\]\.file"),
     ],
 )
 def test_wrong_settings_are_rejected_by_key(tmp_path: Path, section: str, key: str) -> None:

@@ -137,11 +137,7 @@ def test_scores_of_another_grader_are_rejected_at_once(
         (["RUN", "--model", "m"], 2, "--model"),
         (["--model", "m"], 2, "--out"),
         (["RUN", "--tensor-parallel", "4"], 1, "--tensor-parallel 4"),
-        (["RUN", "--tensor-parallel", "0"], 1, "tensor_parallel=0"),
         (["RUN", "--samples", "100000000"], 1, "samples=100000000"),
-        (["RUN", "--samples", "0"], 1, "samples=0"),
-        (["RUN", "--benchmark", "toy=x:100000000"], 1, "samples=100000000"),
-        (["RUN", "--max-tokens", "-5"], 1, "max_tokens=-5"),
         (["RUN", "--temperature", "nan"], 1, "temperature=nan"),
         (["RUN", "--max-questions", "-1"], 1, "max_questions=-1"),
         (["RUN", "--steps", "77,78"], 1, "[77, 78]"),
@@ -162,14 +158,8 @@ def test_scores_of_another_grader_are_rejected_at_once(
         # Not an option, or empty as an unset shell variable: with the example.
         ([""], 2, "is empty"),
         (["RUN", "--out", ""], 2, "is empty"),
-        (["RUN", "--benchmark", ""], 2, "is empty"),
         (["--model", " "], 2, "is empty"),
         (["nowhere"], 2, "nowhere"),
-        (["RUN", "--chunk", "-5"], 2, "--chunk"),
-        (["RUN", "--temp", "1"], 2, "--temp"),
-        (["RUN", "--bank", ""], 2, "is empty"),
-        (["RUN", "--steps", "-1"], 2, "--steps"),
-        (["RUN", "--steps", "2,x"], 2, "2,x"),
     ],
 )
 def test_a_wrong_option_is_rejected_before_an_engine_starts(

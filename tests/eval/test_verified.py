@@ -1,5 +1,6 @@
 """Evaluation with a verifier of the user: scores, what is recorded, and grading again."""
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -53,10 +54,9 @@ def test_scores_records_and_grades_again(
     assert {line["extracted"] for line in lines} == {"77}"}
     assert item.is_done()
 
-    changed = {**entry["settings"]["verifiers"], "sha256": {"own_verifiers.even": "older"}}
-    write_json(
-        item.folder.scores, {**entry, "settings": {**entry["settings"], "verifiers": changed}}
-    )
+    older = copy.deepcopy(entry)
+    older["settings"]["verifiers"]["sha256"] = {"own_verifiers.even": "older"}
+    write_json(item.folder.scores, older)
     assert not item.is_done()  # scores of another version of the function
     made = regrade(item.evaluation)["benchmarks"]["toy"]
     assert made == entry == read_json(item.folder.scores)

@@ -73,19 +73,15 @@ def test_samples_for_the_harness(run: Path, tmp_path: Path) -> None:
     assert record["n-samples"] == {"toy": {"original": 4, "effective": 4}}
 
 
-def inspect_log(run: Path, out: Path) -> Path:
-    """Export with question 2 too long to be asked."""
+def test_a_log_for_the_viewer(run: Path, tmp_path: Path) -> None:
+    """Question 2 is too long to be asked. tests/interop reads a log with inspect_ai."""
     path = run / "eval" / "s" / "step_20" / "toy" / "questions.jsonl"
     questions = read_lines(path)
     questions[2]["asked"] = False
     write_lines(path, questions)
-    assert main([str(run), "--steps", "20", "--inspect", str(out)]) == 0
-    (log,) = out.glob("*_toy_*.eval")
-    return log
-
-
-def test_a_log_for_the_viewer(run: Path, tmp_path: Path) -> None:
-    with zipfile.ZipFile(inspect_log(run, tmp_path / "logs")) as log:
+    assert main([str(run), "--steps", "20", "--inspect", str(tmp_path / "logs")]) == 0
+    (file,) = (tmp_path / "logs").glob("*_toy_*.eval")
+    with zipfile.ZipFile(file) as log:
         names = set(log.namelist())
         header = json.loads(log.read("header.json"))
         sample, unasked = (
@@ -99,6 +95,7 @@ def test_a_log_for_the_viewer(run: Path, tmp_path: Path) -> None:
     assert header["eval"]["config"]["epochs"] == 2
     assert sample["scores"]["grader"] == {"value": "I", "answer": "7", "explanation": "no_answer"}
     assert sample["output"]["choices"][0]["stop_reason"] == "max_tokens"
+    assert sample["output"]["completion"] == "thus \ud800<b>"
     assert (sample["input"], sample["messages"][0]["content"]) == ("question 0", "question 0\n")
     # 3 tokens of a prompt and 10 of a response; a question that was not asked costs nothing
     used = {"input_tokens": 3, "output_tokens": 10, "total_tokens": 13}
@@ -107,28 +104,6 @@ def test_a_log_for_the_viewer(run: Path, tmp_path: Path) -> None:
     assert set(unasked["output"]["usage"].values()) == {0}
     total = {name: 6 * count for name, count in used.items()}
     assert header["stats"]["model_usage"] == {"vllm/grpo-step_20": total}
-
-
-def test_inspect_ai_reads_the_log(run: Path, tmp_path: Path) -> None:
-    log = pytest.importorskip("inspect_ai.log", reason="inspect_ai is not installed")
-    path = str(inspect_log(run, tmp_path / "logs"))
-    read = log.read_eval_log(path)
-    metrics = {name: metric.value for name, metric in read.results.scores[0].metrics.items()}
-    assert (metrics["accuracy"], metrics["pass@2"]) == (5 / 8, 0.75)
-    assert (read.status, read.eval.model) == ("success", "vllm/grpo-step_20")
-    assert (read.eval.config.epochs, read.eval.metadata["template"]) == (2, "qwen-math")
-    verdicts = [sample.scores["grader"].value for sample in read.samples]
-    assert verdicts == list("CCIC" + "ICIC")  # epoch by epoch
-    stops = [sample.output.stop_reason for sample in read.samples]
-    assert stops[2:5] == ["model_length", "stop", "max_tokens"]
-    assert read.samples[0].output.completion == "thus \ud800<b>"
-    assert not any(sample.error for sample in read.samples)
-    (usage,) = read.stats.model_usage.values()
-    assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (18, 60, 78)
-    summaries = log.read_eval_log_sample_summaries(path)
-    assert {(s.id, s.epoch, s.input) for s in summaries} == {
-        (f"toy-{q}-0", epoch, f"question {q}") for q in range(4) for epoch in (1, 2)
-    }
 
 
 @pytest.mark.config  # imports torch
@@ -256,51 +231,47 @@ class Hub:
         return SimpleNamespace(commit_url="the/address")
 
 
-def test_an_upload_is_private_and_has_the_card(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     hub = Hub()
     monkeypatch.setattr(card, "HfApi", lambda: hub)
+    return hub
+
+
+def push(run: Path, *options: str) -> int:
+    return main([str(run), "--steps", "20", "--push", "me/model", *options])
+
+
+def test_an_upload_is_private_and_has_the_card(
+    run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A license that was added to the card stays, a public repository is rejected."""
     assert main([str(run), "--steps", "20", "--card"]) == 0
     assert not hub.created  # nothing is sent without --push
-    assert main([str(run), "--steps", "20", "--push", "me/model"]) == 0
+    page = run / "hf" / "step_20" / "README.md"
+    page.write_text(page.read_text().replace("---\n", "---\nlicense: mit\n", 1))
+    assert push(run) == 0
     assert hub.created == {"repository": "me/model", "private": True, "exist_ok": True}
     assert hub.files == {"README.md", "config.json", "manifest.json"}
+    assert ModelCard.load(page).data.license == "mit"
     assert "the/address" in capsys.readouterr().out
-    assert main([str(run), "--steps", "20", "--push", "me/model", "--public"]) == 0
+    hub.was_public = True
+    assert push(run) == 1 and "it exists and is public" in capsys.readouterr().err
+    assert push(run, "--public") == 0
     assert hub.created["private"] is False
 
 
 def test_other_weights_than_those_of_the_scores_are_not_published(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exported again after a roll-back, for instance."""
-    hub = Hub()
-    monkeypatch.setattr(card, "HfApi", lambda: hub)
-    push = [str(run), "--steps", "20", "--push", "me/model"]
     exported = run / "hf" / "step_20"
     (exported / "config.json").write_text("[]")
-    assert main(push) == 1 and "config.json has changed" in capsys.readouterr().err
+    assert push(run) == 1 and "config.json has changed" in capsys.readouterr().err
     files = {"config.json": hashlib.sha256(b"[]").hexdigest()}
     write_json(exported / "manifest.json", {"step": 20, "files": files})
-    assert main(push) == 1 and "other weights" in capsys.readouterr().err
+    assert push(run) == 1 and "other weights" in capsys.readouterr().err
     assert not hub.created and not (exported / "README.md").exists()
-
-
-def test_a_license_that_was_added_stays_and_a_public_repository_is_refused(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    hub = Hub()
-    monkeypatch.setattr(card, "HfApi", lambda: hub)
-    assert main([str(run), "--steps", "20", "--card"]) == 0
-    page = run / "hf" / "step_20" / "README.md"
-    page.write_text(page.read_text().replace("---\n", "---\nlicense: mit\n", 1))
-    hub.was_public = True
-    push = [str(run), "--steps", "20", "--push", "me/model"]
-    assert main(push) == 1 and "it exists and is public" in capsys.readouterr().err
-    hub.was_public = False
-    assert main(push) == 0 and hub.files
-    assert ModelCard.load(page).data.license == "mit"
 
 
 @pytest.mark.parametrize(
