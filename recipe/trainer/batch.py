@@ -7,8 +7,6 @@ no result depends on the order in which rollouts arrived.
 Symbols: B real rows, T tokens of the longest response, R rows of verl's batch, padding included.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,81 +88,57 @@ def matrix(column: Any) -> Tensor:
 def rollouts_of(
     fetched: Fetched, *, seed: int, rewards: Tensor, mask: Tensor, weight_logprobs: Tensor | None
 ) -> RolloutBatch:
-    """Return the record of the real rows; all are marked as trained, and `shortest` is unknown.
-
-    `rewards` and `mask` are R x T, after verl's corrections (`recipe.trainer.verl_part`).
-    """
-    rows = fetched.real()
-    logprobs_BT = fetched.padded["old_log_probs"][rows].double()
+    """Return the record of the real rows, all trained; `rewards` and `mask` are R x T."""
+    real = fetched.real()
+    keys = [fetched.batch.keys[i] for i in real]
+    rows = {name: [values[i] for i in real] for name, values in fetched.rows.items()}
+    info, extra = rows["extra_info"], rows["extra_fields"]
+    graded = [e["reward_extra_info"] for e in extra]  # by the reward worker
+    groups, rephrasings = [group_id(key) for key in keys], [int(e["rephrasing"]) for e in extra]
+    # None: generated under the prompt that is trained under.
+    given = zip((e["generated_under"] for e in extra), rows["prompts"], strict=True)
 
     def matrix_of(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values[rows].double()
+        return None if values is None else values[real].double()
 
+    logprobs_BT = fetched.padded["old_log_probs"][real].double()
     wanted_BT = matrix_of(weight_logprobs)
     return RolloutBatch(
+        keys=keys,
         seed=seed,
-        **_origins(fetched, rows),
-        **_grades(fetched, rows),
-        shortest=[None] * len(rows),
-        lengths=[fetched.lengths[i] for i in rows],
-        reward_B=rewards[rows].double().sum(1),
-        trained_B=torch.ones(len(rows), dtype=torch.bool),
-        mask_BT=mask[rows] != 0,
+        questions=[i["uid"] for i in info],
+        group_B=numbered(groups),
+        rephrasing_B=numbered(list(zip(groups, rephrasings, strict=True))),
+        rollouts=[int(session) for session in rows["session_id"]],
+        rephrasings=rephrasings,
+        templates=[e["template"] for e in extra],
+        gold=[tuple(i["answers"]) for i in info],
+        text=[g["response"] for g in graded],
+        answers=[answer(g) for g in graded],
+        statuses=[g["status"] for g in graded],
+        sources=[g["source"] for g in graded],
+        parts=[g["parts"] for g in graded],
+        shortest=[None] * len(real),
+        accuracy=[float(g["acc"]) for g in graded],
+        formats=[float(g["format"]) for g in graded],
+        lengths=[fetched.lengths[i] for i in real],
+        truncated=[bool(e["truncated"]) for e in extra],
+        reward_B=rewards[real].double().sum(1),
+        trained_B=torch.ones(len(real), dtype=torch.bool),
+        mask_BT=mask[real] != 0,
         logprobs_BT=logprobs_BT,
         weight_logprobs_BT=logprobs_BT if wanted_BT is None else wanted_BT,
         rollout_logprobs_BT=matrix_of(fetched.padded.get("rollout_log_probs")),
         entropy_BT=matrix_of(fetched.padded.get("entropy")),
         values_BT=matrix_of(fetched.padded.get("values")),
-        responses=[fetched.rows["responses"][i] for i in rows],
+        prompts=rows["prompts"],
+        generated_under=[torch.tensor(ids) if ids else prompt for ids, prompt in given],
+        responses=rows["responses"],
     )
 
 
-def _origins(fetched: Fetched, rows: Sequence[int]) -> dict[str, Any]:
-    """Question, rephrasing and prompts of each response."""
-    keys = [fetched.batch.keys[i] for i in rows]
-    groups = [group_id(key) for key in keys]
-    info = [fetched.rows["extra_info"][i] for i in rows]
-    extra = [fetched.rows["extra_fields"][i] for i in rows]
-    prompts = [fetched.rows["prompts"][i] for i in rows]
-    rephrasings = [int(e["rephrasing"]) for e in extra]
-    given = [e["generated_under"] for e in extra]  # None: the prompt that is trained under
-    return {
-        "keys": keys,
-        "questions": [i["uid"] for i in info],
-        "group_B": numbered(groups),
-        "rephrasing_B": numbered(list(zip(groups, rephrasings, strict=True))),
-        "rollouts": [int(fetched.rows["session_id"][i]) for i in rows],
-        "rephrasings": rephrasings,
-        "templates": [e["template"] for e in extra],
-        "gold": [tuple(i["answers"]) for i in info],
-        "prompts": prompts,
-        "generated_under": [
-            torch.tensor(ids) if ids else prompt for ids, prompt in zip(given, prompts, strict=True)
-        ],
-    }
-
-
-def _grades(fetched: Fetched, rows: Sequence[int]) -> dict[str, Any]:
-    """The results of the reward worker for each response."""
-    extra = [fetched.rows["extra_fields"][i] for i in rows]
-    graded = [e["reward_extra_info"] for e in extra]
-    return {
-        "text": [g["response"] for g in graded],
-        "answers": [answer(g) for g in graded],
-        "statuses": [g["status"] for g in graded],
-        "sources": [g["source"] for g in graded],
-        "parts": [g["parts"] for g in graded],
-        "accuracy": [float(g["acc"]) for g in graded],
-        "formats": [float(g["format"]) for g in graded],
-        "truncated": [bool(e["truncated"]) for e in extra],
-    }
-
-
 def answer(graded: dict[str, Any]) -> str:
-    """The final answer as a text that is equal for equal answers; "" without an answer.
-
-    All correct answers are equal; wrong answers are compared without spaces.
-    """
+    """The final answer without spaces; "right" for all correct ones, "" without an answer."""
     return "right" if graded["acc"] == 1.0 else "".join(str(graded["pred"]).split())
 
 
@@ -185,15 +159,14 @@ def columns_of(
 ) -> dict[str, Tensor]:
     """Return the columns, R x T, that this step computes for verl's actor.
 
-    `advantages_BT`, `returns_BT` and `excluded` have one row per real row; `changed` holds the
-    other columns, R x T, that verl's corrections computed. Without a critic `returns_BT` is None
-    and the returns, which verl's metrics read, are the advantages.
+    `advantages_BT`, `returns_BT` and `excluded` have one row per real row; `changed` holds verl's
+    corrections, R x T. Without a critic `returns_BT` is None, and verl's metrics read the
+    advantages as returns.
 
     An excluded row has zero masks: no policy, KL or entropy term. If the loss is a mean over tokens
     (`by_token`), the row keeps its first token, with advantage 0: a mini-batch of excluded rows
-    would otherwise divide by zero tokens. Means over responses count excluded ones. A batch in
-    which every row is excluded always keeps first tokens, since verl takes the maximum of the
-    advantages under the mask.
+    would otherwise divide by zero tokens. A batch of excluded rows always keeps first tokens, since
+    verl takes the maximum of the advantages under the mask.
     """
     rows = fetched.real()
     fields = dict(changed)

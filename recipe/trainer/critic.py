@@ -25,10 +25,7 @@ from recipe.trainer.metrics import values_by_id
 
 
 def rows(prompts: Sequence[Tensor], targets: Sequence[float], size: int) -> TensorDict:
-    """Return a batch for verl's critic: `prompts`, each with one filler token.
-
-    The number of rows is a multiple of `size`; padding rows repeat the first prompt, masked out.
-    """
+    """Return a batch for verl's critic of `prompts`, padded to a multiple of `size` rows."""
     count = -(-len(prompts) // size) * size
     filled = [*prompts, *[prompts[0]] * (count - len(prompts))]
     filler = [torch.zeros(1, dtype=torch.int64)] * count

@@ -60,10 +60,7 @@ def verdict(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -
 
 
 def best_step(history: Sequence[Mapping[str, Any]], saved: Sequence[int]) -> int | None:
-    """Return the validated step of `saved` with the highest accuracy, of equal ones the first.
-
-    The accuracy of several sources is their mean.
-    """
+    """Return the first step of `saved` with the best accuracy, the mean over its sources."""
     scores: dict[int, float] = {}
     for line in history:
         values = [v for k, v in line.items() if k.startswith("val/") and k.endswith("/accuracy")]

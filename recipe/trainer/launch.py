@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from recipe.run import checkpoints, console, ending, environment, folder, processes, progress, stop
 
@@ -33,10 +34,7 @@ def set_environment(config: DictConfig) -> None:
 
 
 def run(config: DictConfig) -> None:
-    """Start Ray, the task runner and the training loop; end every process of the run at its end.
-
-    Their output goes to logs/train.log; the terminal shows the stages of the start and the steps.
-    """
+    """Start Ray, the task runner and the training; end every process of the run at its end."""
     run_dir = str(config.recipe.run_dir)
     processes.end(run_dir)  # those that a killed run may have left
     # First of all processes, since a SIGKILL may come at any moment.
@@ -101,12 +99,9 @@ def watch_head(
     over: threading.Event,
     end: Callable[[int], object] = os._exit,
 ) -> None:
-    """In a thread: call `end` with the reason logged when Ray's head process has ended.
-
-    Ray itself ends this process a minute later and logs no reason.
-    """
+    """In a thread: when Ray's head process has ended, log the reason and call `end`."""
     run_dir = Path(config.recipe.run_dir)
-    heads = processes.heads(str(run_dir))
+    heads = processes.heads(str(run_dir))  # Ray itself ends this process a minute later, silently
     while not over.wait(POLL):
         # ray.shutdown ends it too, after `over` is set.
         if any(map(processes.is_dead, heads)) and not over.is_set():
@@ -122,13 +117,10 @@ def leave(
     told: str,
     end: Callable[[int], object] = os._exit,
 ) -> None:
-    """From any thread: record and print the reason, then `end` this process.
-
-    The reaper ends all others.
-    """
+    """From any thread: record and print the reason, then `end` this process."""
     ending.record(folder.RunFolder(run_dir), code, told)
     say(f"recipe.train: {told}")
-    end(code)
+    end(code)  # the reaper ends all others
 
 
 def set_ray(config: DictConfig) -> None:
@@ -139,23 +131,18 @@ def set_ray(config: DictConfig) -> None:
     for each GPU and one for each unit of the TransferQueue, and would wait forever for more.
     """
     init, units = config.ray_kwargs.ray_init, config.transfer_queue.backend.SimpleStorage
-    with open_dict(config):
-        if not init.get("num_cpus"):
-            slots = 3 * config.trainer.n_gpus_per_node + units.num_data_storage_units + SPARE_SLOTS
-            init.num_cpus = max(len(os.sched_getaffinity(0)), slots)
-        OmegaConf.update(
-            config,
-            "ray_kwargs.ray_init.runtime_env.env_vars",
-            environment.inherited(),
-            force_add=True,
-        )
-        if "RAY_ADDRESS" not in os.environ and not config.ray_kwargs.ray_init.get("address"):
-            OmegaConf.update(config, "ray_kwargs.ray_init.address", "local", force_add=True)
-        if "RAY_ADDRESS" in os.environ:  # attached to a cluster, Ray rejects a size
-            for size in ("num_cpus", "num_gpus"):
-                OmegaConf.update(config, f"ray_kwargs.ray_init.{size}", None, force_add=True)
-        # The output of workers on all nodes goes through this process to logs/train.log.
-        OmegaConf.update(config, "ray_kwargs.ray_init.log_to_driver", True, force_add=True)
+    # The output of workers on all nodes goes through this process to logs/train.log.
+    options: dict[str, Any] = {"log_to_driver": True}
+    options["runtime_env.env_vars"] = environment.inherited()
+    if not init.get("num_cpus"):
+        slots = 3 * config.trainer.n_gpus_per_node + units.num_data_storage_units + SPARE_SLOTS
+        options["num_cpus"] = max(len(os.sched_getaffinity(0)), slots)
+    if "RAY_ADDRESS" in os.environ:  # attached to a cluster, Ray rejects a size
+        options |= {"num_cpus": None, "num_gpus": None}
+    elif not init.get("address"):
+        options["address"] = "local"
+    for key, value in options.items():
+        OmegaConf.update(config, f"ray_kwargs.ray_init.{key}", value, force_add=True)
 
 
 def finished(config: DictConfig) -> bool:

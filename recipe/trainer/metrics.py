@@ -3,9 +3,11 @@
 Symbols: B rollouts of a step, T tokens of the longest, n the number of a rephrasing q^n.
 """
 
+import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,12 +35,10 @@ def entropy(
 ) -> dict[str, float]:
     """`key`: nats per token, the mean over all trained tokens.
 
-    The value does not depend on the loss, whereas verl's actor/entropy is aggregated as the loss
-    is. It is the entropy of the policy that starts the step, at the rollout's temperature, under
-    the trained prompt. With anchored ratios, a response to a rephrasing was sampled under another
-    prompt, with another entropy. Excluded: verl's padding rows, filtered responses, filler groups,
-    and rows that are not `here`. {} without tokens, and in bypass mode, where verl computes no
-    entropy.
+    Of the policy that starts the step, at the rollout's temperature, under the trained prompt (with
+    anchored ratios, a response to a rephrasing was sampled under another one). verl's actor/entropy
+    is aggregated as the loss is. Excluded: filtered responses, filler groups, rows that are not
+    `here`. {} without tokens, and in bypass mode, where verl computes no entropy.
     """
     if rollouts.entropy_BT is None:
         return {}
@@ -54,15 +54,12 @@ def entropy(
 def group_metrics(
     rollouts: RolloutBatch, rewards_B: Tensor, by_rephrasing: bool = False
 ) -> dict[str, float]:
-    """Accuracy, format and shares of zero-variance groups; accuracy and format by template.
-
-    Over all responses of the batch, also those of filler groups and those filtered from the loss;
-    entropies are over trained tokens.
+    """Accuracy, format and shares of zero-variance groups; accuracy, format, length by template.
 
     A group is the set over which advantages are taken: a question, or with `by_rephrasing` one of
-    its rephrasings. train/no_signal_groups: share of groups whose rewards are all equal;
-    train/all_right_groups, train/all_wrong_groups: by accuracy; grade/<status>: share of rollouts.
-    A template's share is its share of the rollouts.
+    its rephrasings. Filler groups and filtered responses count, but for entropies.
+    train/no_signal_groups: share of groups whose rewards are all equal; train/all_right_groups,
+    train/all_wrong_groups: by accuracy; grade/<status>, template/<name>/share: of the rollouts.
     """
     ids = (rollouts.rephrasing_B if by_rephrasing else rollouts.group_B).tolist()
     right = values_by_id(ids, rollouts.accuracy)
@@ -80,33 +77,38 @@ def group_metrics(
         "train/all_wrong_groups": mean(set(g) == {0.0} for g in right),
     }
     metrics.update({f"grade/{s}": statuses[s] / max(1, len(rollouts)) for s in STATUSES})
-    columns: dict[str, Sequence[float]] = {
-        "accuracy": rollouts.accuracy,
-        "format": rollouts.formats,
-        "length": rollouts.lengths,
-    }
-    for name in dict.fromkeys(rollouts.templates):
-        here = [template == name for template in rollouts.templates]
-        metrics[f"template/{name}/share"] = mean(here)
-        metrics |= {f"template/{name}/{k}": v for k, v in means_where(here, columns).items()}
-        metrics |= entropy(rollouts, f"template/{name}/entropy", here)
+    columns: dict[str, Sequence[float]] = {"format": rollouts.formats, "length": rollouts.lengths}
+    return metrics | by_label(rollouts, "template", rollouts.templates, columns)
+
+
+def by_label(
+    rollouts: RolloutBatch,
+    kind: str,
+    labels: Sequence[Any],
+    columns: Mapping[str, Sequence[float]],
+    leave_out: str = "",
+) -> dict[str, float]:
+    """<kind>/<label>/<name>: share of the rows, accuracy, mean of each column, entropy."""
+    metrics: dict[str, float] = {}
+    for label in sorted(set(labels)):
+        here = [one == label for one in labels]
+        found = {"share": mean(here)}
+        for name, values in {"accuracy": rollouts.accuracy, **columns}.items():
+            found[name] = mean(itertools.compress(values, here))
+        found |= entropy(rollouts, "entropy", here)
+        metrics |= {f"{kind}/{label}/{k}": v for k, v in found.items() if k != leave_out}
     return metrics
 
 
 def source_metrics(rollouts: RolloutBatch) -> dict[str, float]:
-    """Share and accuracy by data source, and the parts of its verifier's results.
+    """Share and accuracy by data source, and source/<name>/part/<part> of its verifier's results.
 
-    source/<name>/part/<part> is the mean over the responses whose result has the part. {} for one
-    source without a verifier, since train/accuracy is the same.
+    {} for one source without a verifier, since train/accuracy is the same.
     """
     parts = part_means(rollouts.sources, rollouts.parts)
-    names = list(dict.fromkeys(rollouts.sources))
-    metrics: dict[str, float] = {}
-    for name in names if len(names) > 1 or parts else []:
-        here = [source == name for source in rollouts.sources]
-        metrics[f"source/{name}/share"] = mean(here)
-        columns: dict[str, Sequence[float]] = {"accuracy": rollouts.accuracy}
-        metrics |= {f"source/{name}/{k}": v for k, v in means_where(here, columns).items()}
+    if len(set(rollouts.sources)) == 1 and not parts:
+        return {}
+    metrics = by_label(rollouts, "source", rollouts.sources, {}, leave_out="entropy")
     return metrics | {f"source/{key}": value for key, value in parts.items()}
 
 
@@ -119,18 +121,10 @@ def part_means(sources: Sequence[str], parts: Sequence[Mapping[str, float]]) -> 
     return {key: mean(listed) for key, listed in values.items()}
 
 
-def means_where(here: Sequence[bool], columns: dict[str, Sequence[float]]) -> dict[str, float]:
-    """The mean of every column over the rows that are `here`."""
-    return {
-        name: mean(value for value, chosen in zip(values, here, strict=True) if chosen)
-        for name, values in columns.items()
-    }
-
-
 def rephrasing_metrics(rollouts: RolloutBatch, rewards_B: Tensor) -> dict[str, float]:
     """Metrics of TA-GRPO's rephrasings (arXiv 2601.22478, section 5.2); {} without rephrasings.
 
-    rephrasing/<n>/accuracy and /entropy (see `entropy`), n = 0 the question itself.
+    rephrasing/<n>/accuracy and /entropy, n = 0 the question itself.
     rephrasing/<n>/logprob_gap: mean over responses of the mean over tokens of
     log pi(o_t | q^0) - log pi(o_t | q^n), in nats, with the second term from the engine (for n = 0,
     or with ratio=own, it is the numerical difference between engine and actor).
@@ -139,25 +133,15 @@ def rephrasing_metrics(rollouts: RolloutBatch, rewards_B: Tensor) -> dict[str, f
     """
     if not any(rollouts.rephrasings):
         return {}
-    metrics: dict[str, float] = {}
-    columns: dict[str, Sequence[float]] = {"accuracy": rollouts.accuracy}
+    columns: dict[str, Sequence[float]] = {}
     if rollouts.rollout_logprobs_BT is not None:
         gap_B = (rollouts.logprobs_BT - rollouts.rollout_logprobs_BT).sum(1).tolist()
         lengths = zip(gap_B, rollouts.lengths, strict=True)
         columns["logprob_gap"] = [gap / max(1, length) for gap, length in lengths]
-    for n in sorted(set(rollouts.rephrasings)):
-        here = [rephrasing == n for rephrasing in rollouts.rephrasings]
-        metrics |= {f"rephrasing/{n}/{k}": v for k, v in means_where(here, columns).items()}
-        metrics |= entropy(rollouts, f"rephrasing/{n}/entropy", here)
-    groups, rewards = rollouts.group_B.tolist(), rewards_B.tolist()
-    rows = list(zip(groups, rewards, rollouts.rephrasings, strict=True))
-    sides: dict[str, Callable[[int], bool]] = {
-        "original": lambda n: n == 0,
-        "rephrasings": lambda n: n > 0,
-    }
-    for name, of_side in sides.items():
-        pairs = [(group, reward) for group, reward, n in rows if of_side(n)]
-        sets = values_by_id((g for g, _ in pairs), (r for _, r in pairs))
+    metrics = by_label(rollouts, "rephrasing", rollouts.rephrasings, columns, leave_out="share")
+    original = torch.tensor(rollouts.rephrasings) == 0
+    for name, here in (("original", original), ("rephrasings", ~original)):
+        sets = values_by_id(rollouts.group_B[here].tolist(), rewards_B[here].tolist())
         metrics[f"train/no_signal_{name}"] = mean(len(set(g)) == 1 for g in sets)
     return metrics
 
@@ -168,10 +152,9 @@ def validation_metrics(
     infos: dict[str, list],
     expected: dict[tuple[str, str], int],
 ) -> dict[str, float]:
-    """Per source: accuracy (mean over questions), its standard error, format rate and parts.
+    """Per source: accuracy (mean over questions), its standard error sqrt(s^2 / P), format, parts.
 
-    A rollout that failed counts as wrong: the denominator of a question is `expected`, the number
-    of samples requested. The standard error is that of the mean over questions, sqrt(s^2 / P).
+    A failed rollout counts as wrong: a question's denominator is `expected`, the samples requested.
     """
     right: dict[tuple[str, str], float] = dict.fromkeys(expected, 0.0)
     formats: dict[str, list[float]] = defaultdict(list)

@@ -20,10 +20,7 @@ from recipe.trainer.order import group_id
 
 
 class QuestionStats:
-    """Statistics of questions; `recipe` is the section of that name.
-
-    Groups are named by the trainer's ids, questions by their hashes.
-    """
+    """Statistics of questions, by their hashes, and of this step's groups, by the trainer's ids."""
 
     def __init__(self, recipe: DictConfig) -> None:
         self.history, self.curriculum = recipe.history, recipe.curriculum
@@ -46,10 +43,7 @@ class QuestionStats:
     def choose(
         self, questions: Sequence[str], count: int, predicted: Sequence[float] | None = None
     ) -> list[int]:
-        """Indices of the candidates to use: those nearest to the curriculum's target.
-
-        `predicted` are the pass rates by the value model, None without one.
-        """
+        """Indices of the candidates nearest to the target, by `predicted` rates if given."""
         target = self.curriculum.target  # also of unknown questions, so that they come first
         if predicted is None:
             return nearest([self.rates.get(q, target) for q in questions], target, count)

@@ -43,9 +43,7 @@ def arrays(
 ) -> dict[str, np.ndarray]:
     """The inputs and results of a step for tensors/step_N.npz; see recipe/README.md.
 
-    Matrices have a row for every response, padded with -1 (ids) or 0. `prompts` holds the prompt
-    that a response was trained under, `generated_under` the prompt given to the engine, `lengths`
-    the tokens of responses.
+    A row for every response, padded with -1 (ids) or 0.
     """
     made: dict[str, Sequence[Any] | np.ndarray] = {
         "uid": rollouts.questions,

@@ -14,12 +14,12 @@ In repeatable runs (`in_rounds`) the buffer decides only when all running questi
 otherwise the number of new requests, and so the next questions, would depend on the order of
 arrival. All replacements are then requested at once, within the limit.
 
-A step is never trained on a part of its rollouts, with or without dynamic sampling. If a group
-lacks responses, because rollouts failed after their retry (recipe.rollout.workers) or for any other
-reason, the run ends and reports how many. verl trains on the rest, with padding rows.
-Every step logs how many groups were generated, kept, evicted, discarded and filled in.
+A step is never trained on a part of its rollouts. If a group lacks responses, for example because
+rollouts failed after their retry (recipe.rollout.workers), the run ends and reports how many. verl
+trains on the rest, with padding rows.
 """
 
+import inspect
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -75,17 +75,8 @@ class BoundedReplayBuffer(ReplayBuffer):
 
     @classmethod
     def of(cls, built: ReplayBuffer, **own: Any) -> "BoundedReplayBuffer":
-        """Create from the buffer that verl's trainer built, copying its settings.
-
-        verl's key for another class, trainer.v1.sampler.custom_sampler, does not pass the metric of
-        the filter and the batch size.
-        """
-        names = [
-            *("trainer_mode", "trainer_config", "max_off_policy_threshold"),
-            *("max_off_policy_strategy", "sampler_kwargs", "poll_interval", "refill_fn"),
-            *("filter_groups_metric", "train_batch_size", "gen_batch_size"),
-            *("max_inflight_gen_batches", "sync_refill_failed_groups"),
-        ]
+        """Create from the buffer that verl's trainer built, copying its settings."""
+        names = inspect.signature(ReplayBuffer).parameters  # and attributes of the same names
         return cls(**{name: getattr(built, name) for name in names}, **own)
 
     def _start_step(self) -> None:
@@ -115,7 +106,7 @@ class BoundedReplayBuffer(ReplayBuffer):
         return bool(self.pending_keys[partition_id] or self.running_keys[partition_id])
 
     def _must_wait(self, partition_id: str) -> bool:
-        """Return True if no decision may be made before all running questions have finished."""
+        """No decision may be made before all running questions have finished."""
         filtered = partition_id != "val" and self.filter_groups_metric is not None
         in_rounds = self.in_rounds and filtered and self._under_way(partition_id)
         return in_rounds or bool(self.failure_keys[partition_id])
@@ -156,7 +147,7 @@ class BoundedReplayBuffer(ReplayBuffer):
     def _evict_terminal_groups(
         self, global_steps: int, partition_id: str, eviction_reasons: Any
     ) -> tuple[set[str], int, int, dict]:
-        """As in verl, but keep zero-variance groups in reserve, and clear the oldest of them."""
+        """As in verl, but keep zero-variance groups in reserve; clear the oldest beyond a batch."""
         stale, silent, _, _ = eviction_reasons
         if partition_id == "val" or self.filter_groups_metric is None:
             return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)

@@ -71,14 +71,6 @@ class SavingTrainer(PPOTrainerSync):
         self.line: dict[str, Any] = {}  # metrics of the last finished step
         super().__init__(config)
 
-    def own_state(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError
-
-    # ---------------------------------------------------------------- startup
-
     def _setup(self) -> None:
         self.starting = True
         super()._setup()
@@ -120,8 +112,6 @@ class SavingTrainer(PPOTrainerSync):
     def on_validate_begin(self) -> None:
         self.watchdog.begin()
         super().on_validate_begin()
-
-    # ---------------------------------------------------------------- checkpoints
 
     def _save_checkpoint(self, state: dict[str, Any] | None = None) -> None:
         """verl's checkpoint and our `state`; then delete older checkpoints that are not kept."""
@@ -170,8 +160,6 @@ class SavingTrainer(PPOTrainerSync):
         checkpoints.restore_line(self.run_dir, self.saves)
         self._delete_surplus()  # a kill after the last save may have left some
 
-    # ---------------------------------------------------------------- early end
-
     def guard(self, metrics: dict[str, Any]) -> None:
         """Check the metrics of a finished step for a collapse, and apply ``recipe.guard``."""
         settings = self.config.recipe.guard
@@ -218,8 +206,11 @@ class SavingTrainer(PPOTrainerSync):
             if isinstance(self.ending, guard.CollapseError):
                 self._save_step_before()
             raise self.ending
-        if self.save_alarm:
-            self._save_alarm()
+        if self.save_alarm:  # of the step before
+            self.save_alarm = False
+            self.global_steps -= 1
+            self._save_and_continue()
+            self.global_steps += 1
         if reason := self.limit.after_step():  # requested during the validation of the step before
             self._save_step_before()
             raise StoppedError(reason)
@@ -250,13 +241,6 @@ class SavingTrainer(PPOTrainerSync):
             raise StoppedError(reason)
         return batch
 
-    def _save_alarm(self) -> None:
-        """Save the previous step, at which the guard raised an alarm, and continue."""
-        self.save_alarm = False
-        self.global_steps -= 1
-        self._save_and_continue()
-        self.global_steps += 1
-
     def _save_and_continue(self) -> None:
         if self.global_steps > (checkpoints.tracked_step(self.saves) or 0):
             self._save_unsaved()  # the engine sleeps
@@ -270,10 +254,7 @@ class SavingTrainer(PPOTrainerSync):
         self._save_unsaved(state, data, engine_responds)
 
     def _validate(self) -> dict[str, float]:
-        """verl's validation; saves the finished step before it if it fails or may be cut off.
-
-        The checkpoint holds the line of that step, which verl writes after the validation.
-        """
+        """verl's validation; saves the step before it if it fails or may be cut off."""
         finished = self.line.get("step") == self.global_steps  # not before the first step
         if finished and (reason := self.limit.before_validation()):
             self._save_unsaved()

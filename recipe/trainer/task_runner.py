@@ -18,8 +18,7 @@ class RecipeTaskRunner(_Runner):
     """verl's task runner for ``recipe_sync``.
 
     Overrides of verl:
-      run   registers trainer and rollout server in the process that looks them up; rejects a
-            second run on one Ray cluster
+      run   registers trainer and rollout server; rejects a second run on one Ray cluster
     """
 
     def run(self, config: DictConfig) -> None:
@@ -33,10 +32,7 @@ class RecipeTaskRunner(_Runner):
 
 
 def refuse_shared_queue() -> None:
-    """Raise RuntimeError if another run on this Ray cluster has a TransferQueue.
-
-    It is one named actor per cluster: a second run would train on the rollouts of the first.
-    """
+    """Raise RuntimeError if another run on this Ray cluster has the TransferQueue."""
     try:
         ray.get_actor("TransferQueueController", namespace="transfer_queue")
     except ValueError:  # there is none

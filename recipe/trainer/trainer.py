@@ -43,21 +43,20 @@ class RecipeTrainer(SavingTrainer):
     Overrides of verl, beside those of `SavingTrainer`:
       __init__               sets the trainer name on which verl branches; adds our state
       _build_replay_buffer   limits dynamic sampling; sets the polling interval (verl: 2 s)
-      _fetch_one_gen_batch   gives every row its epoch, on which draws depend, and groups ids that
-                             are the same in every run; applies the curriculum
+      _fetch_one_gen_batch   adds the epoch and a group id that every run repeats; the curriculum
       _balance_batch         mini-batches that do not depend on which rollout finished first
       _compute_old_log_prob  sends the workers only the columns that they read
       _compute_ref_log_prob  the same
       _compute_values        the same; nothing if the critic is PCL's value model
       _update_critic         the same; the value model is trained on pass rates instead
-      _compute_advantage     advantages, weights and statistics of whole groups, on the driver, from
-                             one read of the batch; does not call verl's (verl_part.py)
+      _compute_advantage     ours, from one read of the batch; does not call verl's (verl_part.py)
       _update_actor          sends fewer columns, as above; counts optimizer steps
       _compute_metrics       writes metrics.jsonl and rollouts/ into the run folder
       _val_metrics_update    mean and standard error; verl's bootstrap is slow and biased as pass@k
     """
 
     use_critic: bool
+    kl_ctrl_in_reward: Any = None  # verl sets it if that KL is configured
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
@@ -155,8 +154,6 @@ class RecipeTrainer(SavingTrainer):
         batch.reorder([i for rows in shares for i in rows])
         return batch
 
-    # ---------------------------------------------------------------- passes of the actor
-
     def _compute_old_log_prob(self, batch: Any, metrics: dict) -> Any:
         with batches.for_actor(batch):
             return super()._compute_old_log_prob(batch, metrics)
@@ -187,8 +184,6 @@ class RecipeTrainer(SavingTrainer):
         with batches.for_actor(batch):
             return super()._update_actor(batch, metrics)
 
-    # ---------------------------------------------------------------- resume
-
     @property
     def wall_seconds(self) -> float:
         """Seconds of training so far, including those before a resume."""
@@ -201,7 +196,7 @@ class RecipeTrainer(SavingTrainer):
             "wall_seconds": self.wall_seconds,
             # A copy: `step` calls this before a step that may be discarded.
             "question_stats": self.question_stats.state(),
-            "kl_in_reward": getattr(self._kl_controller, "value", None),
+            "kl_in_reward": getattr(self.kl_ctrl_in_reward, "value", None),
         }
 
     def load_own_state(self, state: dict[str, Any]) -> None:
@@ -209,15 +204,8 @@ class RecipeTrainer(SavingTrainer):
         self.optimizer_steps = state["optimizer_steps"]
         self.earlier_seconds = state["wall_seconds"]
         self.question_stats.load(state.get("question_stats", {}))
-        if self._kl_controller is not None and state.get("kl_in_reward") is not None:
-            self._kl_controller.value = state["kl_in_reward"]  # an adaptive coefficient has changed
-
-    @property
-    def _kl_controller(self) -> Any:
-        """verl's controller of the KL coefficient in the reward, if that KL is configured."""
-        return getattr(self, "kl_ctrl_in_reward", None)
-
-    # ---------------------------------------------------------------- advantages
+        if self.kl_ctrl_in_reward is not None and state.get("kl_in_reward") is not None:
+            self.kl_ctrl_in_reward.value = state["kl_in_reward"]  # an adaptive one has changed
 
     def _compute_advantage(self, batch: Any, metrics: dict) -> Any:
         """Replaces verl's: one read, verl's corrections, our advantages, one write."""
@@ -228,7 +216,7 @@ class RecipeTrainer(SavingTrainer):
             step=self.global_steps,
             stats=self.question_stats,
             filled_groups=self.replay_buffer.filled_groups,
-            kl_controller=self._kl_controller,
+            kl_controller=self.kl_ctrl_in_reward,
             weight_logprobs=weight_logprobs,
             metrics=metrics,
         )
@@ -252,8 +240,6 @@ class RecipeTrainer(SavingTrainer):
         fetched = batches.fetch(batch, (*batches.FIELDS, "log_probs"))
         mask = fetched.data["response_mask"]
         return fetched, batches.matrix(response_from_nested(fetched.data["log_probs"], mask))
-
-    # ---------------------------------------------------------------- statistics
 
     def _compute_metrics(self, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> None:
         used = self.use_critic

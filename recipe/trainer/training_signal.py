@@ -34,10 +34,7 @@ def signal_of(
     weight_logprobs: Tensor | None,
     metrics: dict,
 ) -> tuple[RolloutBatch, Tensor, dict[str, Tensor]]:
-    """Apply verl's corrections and compute the advantages; add to `metrics` and write tensors/.
-
-    Return the rollouts, their rewards, and the columns for verl's actor, R x T.
-    """
+    """Return rollouts, rewards and the actor's columns; add to `metrics`, write tensors/."""
     recipe = config.recipe
     rewards, mask, changed = apply_corrections(fetched, config.algorithm, kl_controller, metrics)
     rollouts = batches.rollouts_of(

@@ -19,11 +19,7 @@ from recipe.trainer.batch import Fetched
 def apply_corrections(
     fetched: Fetched, algorithm: DictConfig, kl_controller: Any, metrics: dict
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return (rewards, mask, columns to write back), all R x T; add verl's metrics to `metrics`.
-
-    `algorithm` is verl's section of that name, `kl_controller` verl's controller of the KL in the
-    reward.
-    """
+    """Return (rewards, mask, columns to write back), all R x T; add verl's metrics to `metrics`."""
     names = ("response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob")
     data = DataProto.from_dict({n: fetched.padded[n] for n in names if n in fetched.padded})
     changed: dict[str, Tensor] = {}

@@ -155,18 +155,6 @@ def test_every_column_that_an_actor_reads_is_sent() -> None:
     assert not set(batches.ACTOR_FIELDS) & (SETTINGS | NOT_OURS)
 
 
-def test_reads_of_a_batch_are_found_in_every_spelling() -> None:
-    source = """
-x = data["a"]
-y = micro_batch.get("b", None)
-z = tu.get(data, key="c")
-if "d" in data.keys(): data.pop("e")
-w = config["not"]
-other.get("neither")
-"""
-    assert names_read(source) == {"a", "b", "c", "d", "e"}
-
-
 def test_the_fields_are_reduced_only_inside_the_context() -> None:
     batch = Queue(ROWS).batch()
     batch.fields = ["all"]
