@@ -59,10 +59,7 @@ def shard_name(kind: str, ranks: int, rank: int) -> str:
 
 
 def shard_damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
-    """Return why the shards of a checkpoint cannot be loaded, or None.
-
-    `contents` is verl's ``checkpoint.save_contents``; an export needs only "model".
-    """
+    """Return why the shards cannot be loaded, or None. `contents`: verl's ``save_contents``."""
     ranks = saved_ranks(folder / "actor")
     if ranks is None:
         return "actor/fsdp_config.json is missing or cut"
@@ -72,11 +69,7 @@ def shard_damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str |
 
 
 def _archive_damage(folder: Path, name: str) -> str | None:
-    """Return why a file of torch.save is not whole, or None.
-
-    It is a zip archive with its directory at the end. Only that is read: a truncated file is found
-    in milliseconds, a changed byte in the middle is not.
-    """
+    """Return why a zip file of torch.save is cut, or None; a changed byte in it is not found."""
     if not (folder / name).is_file():
         return f"{name} is missing"
     return None if zipfile.is_zipfile(folder / name) else f"{name} is cut"
@@ -143,8 +136,7 @@ def _link(source: str, target: str) -> None:
 def adopting(source: Path, checkpoints: Path) -> Iterator[Path]:
     """Yield a copy of the checkpoint `source`; after the block it is the one to resume from.
 
-    Its files are hard links, so replace them instead of changing them. After a kill the copy is
-    ignored.
+    Its files are hard links: replace them instead of changing them. A kill leaves nothing in use.
     """
     step = source.name.removeprefix(CHECKPOINT)
     copy = checkpoints / f"{DELETED}{step}"  # deleted by `repair` if it is left behind
@@ -156,10 +148,7 @@ def adopting(source: Path, checkpoints: Path) -> Iterator[Path]:
 
 
 def restore_line(run_dir: Path, checkpoints: Path) -> None:
-    """Add the line of the tracked step to metrics.jsonl if a kill came before verl wrote it.
-
-    verl saves first, then validates, then writes the line.
-    """
+    """Append the tracked step's line if a kill came between verl's save and verl's line."""
     step = tracked_step(checkpoints) or 0
     path = step_folder(checkpoints, step) / STATE
     line = read_json(path).get("line") if path.is_file() else None
@@ -169,19 +158,11 @@ def restore_line(run_dir: Path, checkpoints: Path) -> None:
 
 
 def begin(folder: Path) -> None:
-    """Mark `folder` as not whole before a checkpoint is written into it.
-
-    Otherwise a kill between the shards would leave those of two runs beside an old ``data.pt``.
-    """
+    """Mark `folder` as not whole, or a kill would leave shards of two runs beside ``data.pt``."""
     (folder / DATA).unlink(missing_ok=True)
     for path in folder.rglob("*"):  # verl writes into existing files, which a fork may share
         if path.is_file() and path.stat().st_nlink > 1:
             path.unlink()
-
-
-def size(folder: Path) -> int:
-    """Return the bytes of all files below `folder`."""
-    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 
 def missing_room(checkpoints: Path) -> int:
@@ -189,7 +170,9 @@ def missing_room(checkpoints: Path) -> int:
     step = tracked_step(checkpoints)
     if step is None:
         return 0
-    return max(0, size(step_folder(checkpoints, step)) - shutil.disk_usage(checkpoints).free)
+    files = step_folder(checkpoints, step).rglob("*")
+    size = sum(path.stat().st_size for path in files if path.is_file())
+    return max(0, size - shutil.disk_usage(checkpoints).free)
 
 
 def surplus(
@@ -197,8 +180,8 @@ def surplus(
 ) -> list[int]:
     """Return the steps to delete; none without `last`.
 
-    Kept are the newest `last`, multiples of `every`, `best` and `tracked`, the one to resume from.
-    Steps after it are incomplete or belong to an abandoned branch, and are kept too.
+    Kept are the newest `last`, multiples of `every`, `best`, `tracked` (the one to resume from) and
+    the steps after it, which are incomplete or of an abandoned branch.
     """
     if not last or tracked is None:
         return []

@@ -117,10 +117,7 @@ class Collapsed:
 
 @contextlib.contextmanager
 def diverted(log: Path) -> Iterator[TextIO]:
-    """Append the output of this process and its children to `log`; yield the standard output.
-
-    Text written to the yielded file reaches the user. At the end the descriptors are restored.
-    """
+    """Append the output of this process and its children to `log`; yield the standard output."""
 
     def flush() -> None:
         for stream in (sys.stdout, sys.stderr):

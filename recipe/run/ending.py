@@ -33,11 +33,7 @@ def record(run: folder.RunFolder, code: int, told: str) -> None:
 
 
 def own_words(error: BaseException) -> str:
-    """Return the message of one of our errors, raised here or in a Ray actor.
-
-    Ray raises an actor's error as a subclass of its class with a traceback for its text, and keeps
-    the original as `cause`.
-    """
+    """Return the message of one of our errors; Ray's copy has it as `cause`."""
     return str(getattr(error, "cause", error))
 
 
@@ -65,10 +61,9 @@ def next_commands(config: DictConfig) -> str:
 
 
 def explain(error: BaseException, config: DictConfig) -> str:
-    """Return the cause of a failed run, where to look and what to do.
+    """Return the cause of a failed run, where to look and what to do; write logs/error.txt.
 
-    The whole traceback is written to logs/error.txt. The free space is checked too: an error of a
-    full disk may have other words. A user's quota may be used up while the disk has room.
+    The free space is checked too: an error of a full disk may have other words.
     """
     run = folder.RunFolder(Path(config.recipe.run_dir))
     resume = how_to_go_on(config)
@@ -95,8 +90,7 @@ def explain(error: BaseException, config: DictConfig) -> str:
 def first_cause(error: BaseException) -> str:
     """Return class and message of the error that began a chain, in one line.
 
-    The text of a remote error ends with the traceback of its process. A dead actor is named with
-    its process and node: most often the kernel killed it for memory.
+    The text of a remote error ends with its traceback. A dead actor is named with process and node.
     """
     while (cause := getattr(error, "cause", None) or error.__cause__) is not None:
         error = cause
@@ -110,11 +104,7 @@ def first_cause(error: BaseException) -> str:
 
 
 def first_error(log: Path) -> str | None:
-    """Return the first error of the last start in `log` with its line number; None without any.
-
-    A dying engine tells its parent only that it is dead. The cause is in its printed traceback,
-    whose last line this is.
-    """
+    """Return the last line of the first traceback of the last start in `log`, with its number."""
     found: str | None = None
     inside = False
     with log.open(encoding="utf-8", errors="replace") as file:

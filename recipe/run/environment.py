@@ -66,10 +66,7 @@ def set_defaults(*, cpu: bool, **more: str) -> None:
 
 
 def threads() -> dict[str, str]:
-    """Return the threads on a CPU: one per core for the actor, half as many for the engine.
-
-    While the engine generates, its server, the agent loop and the storage need cores too.
-    """
+    """Return the threads on a CPU: one per core for the actor, half as many for the engine."""
     cores = os.environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
     first = cores.split(",")[0].strip()  # OpenMP takes "4,2" for nested levels
     half = int(first) // 2 if first.isdecimal() else 1
@@ -99,10 +96,7 @@ def has_gpu() -> bool:
 
 
 def gpu_count() -> int:
-    """Return the number of CUDA devices, which NVML counts: the driver is not initialized.
-
-    After its initialization a forked child could not use CUDA.
-    """
+    """Return the number of CUDA devices; without initialization, so that children may fork."""
     import torch
 
     return torch.cuda.device_count()

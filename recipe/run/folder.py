@@ -150,10 +150,7 @@ class BenchmarkFolder:
 
 
 def numbered(folder: Path, before: str, after: str = "") -> dict[int, Path]:
-    """Return the entries of `folder` named ``<before>N<after>`` by N, in order.
-
-    N is plain digits: ``step_007`` would be written back as ``step_7``, so it is skipped.
-    """
+    """Return the entries ``<before>N<after>`` by N, in order; N has no leading zeros."""
     found = {}
     for path in folder.glob(f"{before}*{after}"):
         number = path.name[len(before) : len(path.name) - len(after)]
@@ -196,10 +193,7 @@ def _finite(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def metrics_line(step: int, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON object of `step` for metrics.jsonl, with only numbers and text of `metrics`.
-
-    NaN and infinity, which JSON does not have, become null, and are read back as NaN.
-    """
+    """Return the line of `step`: only numbers and texts; null for what is not finite."""
     line: dict[str, Any] = {"step": step}
     for key, value in sorted(metrics.items()):
         number = value.item() if isinstance(value, np.generic) else value
@@ -214,20 +208,14 @@ def append_metrics(run_dir: Path, step: int, metrics: dict[str, Any]) -> None:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl by step, without a last line that a kill truncated.
-
-    If a step is there twice, the later line counts.
-    """
+    """Return the lines of metrics.jsonl by step, of two the later; without a torn last one."""
     by_step = {x["step"]: x for x in read_lines(RunFolder(run_dir).metrics) if "step" in x}
     lines = (by_step[step] for step in sorted(by_step))
     return [{k: math.nan if v is None else v for k, v in line.items()} for line in lines]
 
 
 def truncate_metrics(run_dir: Path, last_step: int) -> None:
-    """Keep the lines of metrics.jsonl up to `last_step`, from which training resumes.
-
-    A run that restarts from scratch moves them to metrics.before.jsonl.
-    """
+    """Keep the lines up to `last_step`; a run from scratch moves them to metrics.before.jsonl."""
     run = RunFolder(run_dir)
     lines = [_finite(line) for line in read_lines(run.metrics)]
     if lines and last_step == 0:
@@ -238,10 +226,7 @@ def truncate_metrics(run_dir: Path, last_step: int) -> None:
 
 
 def record_environment(run_dir: Path) -> None:
-    """Write environment.json at the first start; append to its list ``resumed`` at later ones.
-
-    This keeps the versions that trained the first steps.
-    """
+    """Write environment.json at the first start; append to its list ``resumed`` at later ones."""
     path, now = RunFolder(run_dir).environment, environment.describe()
     if path.exists():
         first = read_json(path)

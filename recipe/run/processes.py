@@ -42,17 +42,13 @@ def marked(value: str) -> list[psutil.Process]:
 
 
 def engines(value: str) -> list[psutil.Process]:
-    """Return the processes of vLLM's engines on this node that belong to the run of `value`.
-
-    An engine's own children are skipped: its workers end with it, and a child that was just forked
-    still has its title.
-    """
+    """Return the outermost processes of vLLM's engines of the run `value` on this node."""
 
     def has_title(process: psutil.Process) -> bool:
         return (process.cmdline() or [""])[0].startswith(ENGINE)
 
     def is_outermost(process: psutil.Process) -> bool:
-        parent = process.parent()
+        parent = process.parent()  # its title stays on a child that was just forked
         return has_title(process) and not (parent and has_title(parent))
 
     return _where(marked(value), is_outermost)

@@ -41,11 +41,7 @@ def reached(run_dir: Path, stage: str, **more: Any) -> None:
 
 
 def step_line(lines: list[dict[str, Any]], total: int) -> str:
-    """Return the line shown for the last of `lines`, the metrics of the steps of this start.
-
-    The time left is the steps left times the mean wall time between the steps of this start. The
-    first step, which compiles, only begins that time.
-    """
+    """Return the line for the last of `lines`; the time left is by the steps after the first."""
     last = lines[-1]
 
     def value(key: str) -> float:
@@ -72,11 +68,7 @@ def step_line(lines: list[dict[str, Any]], total: int) -> str:
 
 
 class Follower:
-    """Prints what the trainer has written since the last `look`.
-
-    On a terminal the work under way is the last line, rewritten at every look. Elsewhere it is
-    printed on its own line after `EVERY` seconds without any line.
-    """
+    """Prints what the trainer has written since the last `look`, then the work under way."""
 
     def __init__(
         self, config: DictConfig, out: TextIO, clock: Callable[[], float] = time.monotonic

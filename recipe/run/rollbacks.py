@@ -59,8 +59,7 @@ def describe(record: Mapping[str, Any]) -> str:
 def apply(config: DictConfig, run_dir: Path) -> None:
     """Change the settings as the roll-backs of `run_dir` say; a second call changes nothing.
 
-    A setting with another value than before a roll-back is left alone: the check of a resumed run
-    then reports it.
+    A setting that has another value than before is left: the check of a resumed run reports it.
     """
     for record in records(run_dir):
         for key, (before, after) in record["change"].items():

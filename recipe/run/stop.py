@@ -49,11 +49,7 @@ class StoppedError(UserError, RuntimeError):
 
 
 class Limit:
-    """Decides when the trainer must end.
-
-    `clock` and `deadline` count seconds monotonically: a change of the time of day must not make a
-    step seem to have taken an hour.
-    """
+    """Decides when the trainer must end. All times are monotonic: a changed clock ends no run."""
 
     def __init__(
         self,
@@ -111,8 +107,7 @@ class Limit:
     def while_waiting(self) -> str | None:
         """Return why the current step or validation must be discarded, or None.
 
-        After a signal without a deadline (a waiting user) it is discarded, because the time left is
-        unknown. With a deadline it is discarded only if it would end too late.
+        After a signal it is discarded if it would end after the deadline, or if there is none.
         """
         if not self.folder.stop_request.exists():
             return None
@@ -184,10 +179,7 @@ class Watchdog:
         lost_actors: Callable[[], list[str]] = list,
         end: Callable[[int], object] = os._exit,
     ) -> None:
-        """In a thread of the trainer: call `end` when overdue, after writing the reason to .hung.
-
-        `lost_actors` returns the names of the Ray actors that have ended.
-        """
+        """In a thread of the trainer: when overdue, write the reason to .hung and call `end`."""
         engines = processes.engines(str(run_dir))
         while True:
             dead = any(map(processes.is_dead, engines))
@@ -200,11 +192,7 @@ class Watchdog:
 
 
 class Signals:
-    """Handles SIGTERM in the launching process, which holds the lock of `run_dir`.
-
-    `say` prints a line to the user; `leave` ends the process, from any thread, with an exit code
-    and a reason.
-    """
+    """Handles SIGTERM in the launching process; `leave` ends it, from any thread, with a reason."""
 
     def __init__(
         self,
@@ -290,10 +278,7 @@ class Signals:
 
 
 class AfterRay:
-    """Ray actor class that calls `then` before an actor is created.
-
-    verl's run_ppo creates the actor right after its ray.init.
-    """
+    """Ray actor class that calls `then` before it creates one: right after run_ppo's ray.init."""
 
     def __init__(self, actor_class: Any, then: Callable[[], None]) -> None:
         self.actor_class, self.then = actor_class, then

@@ -160,7 +160,6 @@ def test_the_room_for_one_more_is_that_of_the_last(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = sum(p.stat().st_size for p in (folder / "global_step_12").rglob("*") if p.is_file())
-    assert checkpoints.size(folder / "global_step_12") == size > 0
     for free, lacking in ((size, 0), (size - 7, 7)):
         usage = type("Usage", (), {"free": free})
         monkeypatch.setattr("shutil.disk_usage", lambda path, usage=usage: usage)

@@ -1,11 +1,13 @@
-"""One wandb run for all starts of a training; threads of actor and engine on a CPU."""
+"""One wandb run for all starts of a training; threads on a CPU; disk space and ports."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from recipe.run import environment
+from prompt_aug.base import places
+from recipe.run import environment, host
 
 NAMES = ("WANDB_RUN_ID", "WANDB_RESUME")
 
@@ -53,3 +55,21 @@ def test_the_engine_has_half_of_the_threads(
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
     assert environment.threads() == {"OMP_NUM_THREADS": actor, environment.ENGINE_THREADS: engine}
+
+
+def test_what_takes_no_file_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert places.unwritable(tmp_path / "file" / "run") == f"{tmp_path / 'file'} is a file"
+    assert places.unwritable(Path("/proc"))  # also to root, whom rights do not stop
+
+
+def test_a_free_port_can_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", host.free_port()))
+
+    def full(self: socket.socket, address: object) -> None:
+        raise OSError(98, "Address already in use")
+
+    monkeypatch.setattr(socket, "socket", type("Full", (socket.socket,), {"bind": full}))
+    with pytest.raises(OSError, match="in use"):
+        host.free_port()

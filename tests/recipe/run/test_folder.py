@@ -114,10 +114,16 @@ def test_numbered_entries_come_by_number_and_others_are_skipped(tmp_path: Path) 
     assert run_folder.numbered(tmp_path / "none", "step_") == {}
 
 
-def test_reading_a_run_imports_no_torch_and_no_ray() -> None:
-    program = (
-        "import sys, recipe.run.folder\n"
-        "print(sorted({'torch', 'ray', 'verl', 'vllm', 'transformers'} & set(sys.modules)))"
-    )
+@pytest.mark.parametrize(
+    ("module", "slow"),
+    [
+        ("recipe.run.folder", {"torch", "ray", "verl", "vllm", "transformers"}),
+        ("recipe.preflight.doctor", {"omegaconf", "numpy"}),  # which may be broken
+    ],
+)
+def test_a_command_that_must_start_fast_or_anywhere_imports_little(
+    module: str, slow: set[str]
+) -> None:
+    program = f"import sys, {module}\nprint(sorted({slow} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
