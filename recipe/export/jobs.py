@@ -42,8 +42,8 @@ class Job:
 def find(run: Path) -> tuple[list[Job], list[str]]:
     """The finished checkpoints of a run by step, and a note for each that is not finished.
 
-    verl records the last complete checkpoint after writing it, so a step above it is incomplete or
-    still being written. A complete one that was damaged later is an error of its step, not a note.
+    verl records a checkpoint after writing it: a step above the recorded one is not whole yet. A
+    finished one that was damaged later is an error of its step, not a note.
     """
     folder = RunFolder(run).checkpoints
     latest = tracked_step(folder) or 0
@@ -88,10 +88,7 @@ def model_shards(source: Path) -> list[Path]:
 
 
 def lora_of(config: dict[str, Any], source: Path) -> Lora | None:
-    """Return rank and alpha of a run with LoRA, None of one without.
-
-    The checkpoint in `source` states them too. ExportError where it does not, or states others.
-    """
+    """Return rank and alpha, None without LoRA; ExportError if the checkpoint has others."""
     model = select(config, "actor_rollout_ref.model") or {}
     rank, alpha = model.get("lora_rank") or 0, model.get("lora_alpha") or 0
     path = source / "lora_train_meta.json"

@@ -74,10 +74,7 @@ class StatedDtypeMerger(FSDPModelMerger):
 
 
 def merge(source: Path, target: Path, dtype: torch.dtype, lora: Lora | None) -> type:
-    """Merge the shards of the folder `source` (…/actor) into a Hugging Face model in `target`.
-
-    Returns the transformers class that loads it. verl's progress lines are not shown.
-    """
+    """Merge the shards of `source` (…/actor) into `target`; return the class that loads it."""
     config = ModelMergerConfig(
         operation="merge",
         backend="fsdp",

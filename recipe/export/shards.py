@@ -145,10 +145,7 @@ def shards_of(states: list[Any]) -> list[Any]:
 
 
 def restate(folder: Path, settings: dict[str, Any]) -> None:
-    """Write `settings` (see `SETTINGS`) into the saved optimizer, which torch loads with its state.
-
-    The rate of the next step is scaled; the base rate of the schedule is set.
-    """
+    """Write `settings` (see `SETTINGS`) into the saved optimizer and its schedule."""
 
     def rewrite(kind: str, change: Callable[[Any], bool]) -> None:
         for path in sorted(folder.glob(f"{SHARDS[kind]}_world_size_*.pt")):

@@ -102,9 +102,8 @@ def compare(
 ) -> int:
     """Check that `model` equals `shards` cast to `dtype`, bit for bit; return its elements.
 
-    `added` is what an adapter adds to weights, by name. Names, shapes, dtype and every value of
-    every rank are compared, and each tensor must be covered by its pieces. Raises MismatchError,
-    naming the entry. Weights that are not finite are refused: such a model answers nothing.
+    `added`: what an adapter adds to weights, by name. Each tensor must be covered by its pieces.
+    MismatchError names the entry; weights that are not finite are refused too.
     """
     for rank, shard in enumerate(shards):
         if set(shard) != set(model):
@@ -139,10 +138,7 @@ def compare(
 def without_adapter(
     shards: list[adapters.State], target: Path, lora: Lora
 ) -> tuple[list[adapters.State], adapters.State]:
-    """Return the shards of the start model under its names, and what the adapter adds to it.
-
-    Raises MismatchError where the adapter that was written to `target` is not that of the shards.
-    """
+    """Return the start model's shards, and what the adapter that was written adds to it."""
     from safetensors.torch import load_file
 
     adapter = {}
@@ -175,11 +171,7 @@ def verify(
     loader: Any,
     lora: Lora | None = None,
 ) -> int:
-    """Load the model and tokenizer in `target` and compare them with the shards in `source`.
-
-    `loader` is the transformers class of the model. Returns the number of parameters, tied ones
-    counted once.
-    """
+    """Compare the model and tokenizer in `target` with the shards; return its parameters."""
     from transformers import AutoTokenizer
 
     shards = load_shards(source, world_size)

@@ -8,44 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import yaml
+from fake_shards import save_checkpoint
 from peft import PeftModel
 from tiny_lora import ALPHA, RANK, logits, tuned
-from tiny_model import save_tokenizer
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
 
 from recipe.export import __main__ as export
 
 pytestmark = pytest.mark.config
 KINDS = ["untied", "tied"]
+META = "lora_train_meta.json"
 
 
 def settings(kind: str) -> dict[str, Any]:
     return {"vocab_size": 258, "tie_word_embeddings": kind == "tied"}
-
-
-def save_shards(model: Any, actor: Path) -> None:
-    """Write what verl's checkpoint manager does on each of two ranks, without other processes."""
-    for rank in range(2):
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
-        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
-        shards = {}
-        for name, whole in model.state_dict().items():
-            local = [*whole.chunk(2), whole[:0]][rank].clone()
-            shape = {"shape": whole.shape, "stride": whole.stride()}
-            shards[name] = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, **shape)
-        torch.save(shards, actor / f"model_world_size_2_rank_{rank}.pt")
-        dist.destroy_process_group()
-    model.config.architectures = ["Qwen2ForCausalLM"]
-    model.config.save_pretrained(actor / "huggingface")
-    save_tokenizer(actor / "huggingface")
-    (actor / "fsdp_config.json").write_text('{"FSDP_version": 2, "world_size": 2}')
-    (actor / "lora_train_meta.json").write_text(json.dumps({"r": RANK, "lora_alpha": ALPHA}))
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +30,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Two run folders, with tied embeddings and without, and the start model of each."""
     base = tmp_path_factory.mktemp("lora")
     for kind in KINDS:
-        run, model = base / kind, tuned(**settings(kind))
+        run = base / kind
         actor = run / "checkpoints" / "global_step_1" / "actor"
-        actor.mkdir(parents=True)
-        save_shards(model, actor)
+        save_checkpoint(tuned(**settings(kind)), actor)
+        (actor / META).write_text(json.dumps({"r": RANK, "lora_alpha": ALPHA}))
         (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
         start = run / "start"
         tuned(**settings(kind)).unload().save_pretrained(start)
@@ -99,61 +76,39 @@ def test_bfloat16_is_the_rounded_sum_and_not_a_sum_of_rounded_weights(run: Path)
         assert torch.equal(found[name], value), name
 
 
-def rewrite(path: Path, text: str) -> None:
-    path.write_text(text)
-
-
-def change_shard(actor: Path, change: Any) -> None:
-    for path in actor.glob("model_*.pt"):
-        state = torch.load(path, weights_only=True)
-        change(state)
-        torch.save(state, path)
-
-
 LAYER = "base_model.model.model.layers.1.mlp.up_proj"
 PART_A, PART_B = "lora_A.default.weight", "lora_B.default.weight"
-META = "lora_train_meta.json"
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("change", "message"),
     [
+        # The scale that is stated beside the shards.
+        ({"r": RANK, "lora_alpha": 24}, "r=3 and lora_alpha=24, but config.yaml has 3 and 12"),
+        ({}, "r=None and lora_alpha=None"),
+        # The tensors of each shard.
+        (lambda s: s.pop(f"{LAYER}.{PART_B}"), "not one A and one B per linear layer"),
         (
-            lambda actor: rewrite(actor / META, json.dumps({"r": RANK, "lora_alpha": 24})),
-            "r=3 and lora_alpha=24, but config.yaml has 3 and 12",
-        ),
-        (lambda actor: (actor / META).unlink(), "r=None and lora_alpha=None"),
-        (
-            lambda actor: change_shard(actor, lambda s: s.pop(f"{LAYER}.lora_B.default.weight")),
+            lambda s: s.update({f"{LAYER}.lora_magnitude_vector": torch.ones(3)}),
             "not one A and one B per linear layer",
         ),
         (
-            lambda actor: change_shard(
-                actor, lambda s: s.update({f"{LAYER}.lora_magnitude_vector": torch.ones(3)})
-            ),
-            "not one A and one B per linear layer",
-        ),
-        (
-            lambda actor: change_shard(
-                actor,
-                lambda s: s.update(
-                    {f"{LAYER}2.{part}": s[f"{LAYER}.{part}"] for part in (PART_A, PART_B)}
-                ),
-            ),
+            lambda s: s.update({f"{LAYER}2.{p}": s[f"{LAYER}.{p}"] for p in (PART_A, PART_B)}),
             "layers that the model has not: model.layers.1.mlp.up_proj2.weight",
         ),
-        (
-            lambda actor: change_shard(
-                actor, lambda s: s[f"{LAYER}.lora_A.default.weight"]._local_tensor.fill_(torch.inf)
-            ),
-            "not finite",
-        ),
+        (lambda s: s[f"{LAYER}.{PART_A}"]._local_tensor.fill_(torch.inf), "not finite"),
     ],
 )
 def test_a_checkpoint_whose_adapter_is_not_known_is_refused(
-    run: Path, damage: Any, message: str, capsys: pytest.CaptureFixture[str]
+    run: Path, change: Any, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    damage(run / "checkpoints" / "global_step_1" / "actor")
+    actor = run / "checkpoints" / "global_step_1" / "actor"
+    if isinstance(change, dict):
+        (actor / META).write_text(json.dumps(change))
+    for path in actor.glob("model_*.pt") if callable(change) else []:
+        state = torch.load(path, weights_only=True)
+        change(state)
+        torch.save(state, path)
     assert export.main([str(run), "--steps", "1"]) == 1
     assert message in capsys.readouterr().err
     assert not (run / "hf" / "step_1").exists()

@@ -1,10 +1,9 @@
-"""The real export: two gloo ranks save FSDP2 shards, verl merges them, every bit is checked.
+"""The real export: verl merges the shards of two ranks, every bit is checked.
 
-The check itself is in test_verify.py.
+The check itself is in test_verify.py; test_shards.py has shards that FSDP2 wrote.
 """
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -13,8 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
-from tiny_model import save_tokenizer
+from fake_shards import save_checkpoint
+from tiny_model import untrained
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.export.__main__ import main
 
@@ -22,59 +24,18 @@ pytestmark = pytest.mark.config
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# What verl's FSDP checkpoint manager does at the end of a step, on each of two ranks.
-SAVE = """
-import json, os, sys
-from pathlib import Path
-
-import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
-
-checkpoints, tokenizer = Path(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[2])
-torch.distributed.init_process_group("gloo")
-rank = torch.distributed.get_rank()
-mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
-for step, tied in ((1, True), (2, False)):
-    actor = checkpoints / f"global_step_{step}" / "actor"
-    actor.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(7)
-    # 5 key-value rows and an odd vocabulary: pieces of unequal size on the two ranks.
-    config = Qwen2Config(
-        vocab_size=len(tokenizer) | 1, hidden_size=16, intermediate_size=21, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=tied,
-    )
-    model = Qwen2ForCausalLM(config)
-    if rank == 0:
-        torch.save({k: v.clone() for k, v in model.state_dict().items()}, actor / "whole.pt")
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    torch.save(model.state_dict(), actor / f"model_world_size_2_rank_{rank}.pt")
-    if rank == 0:
-        config.architectures = ["Qwen2ForCausalLM"]
-        config.save_pretrained(actor / "huggingface")
-        tokenizer.save_pretrained(actor / "huggingface")
-        (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": 2}))
-torch.distributed.barrier()
-torch.distributed.destroy_process_group()
-"""
-
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with the steps 1 (tied embeddings) and 2 (untied) of two ranks."""
     run = tmp_path_factory.mktemp("export") / "run"
-    run.mkdir()
-    save_tokenizer(run / "tokenizer")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
-    rank = [sys.executable, "-c", SAVE, str(run / "checkpoints"), str(run / "tokenizer")]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [sys.executable, *launcher, *rank],
-        env=environment, check=True, capture_output=True, timeout=600,
-    )  # fmt: skip
+    for step, tied in ((1, True), (2, False)):
+        # Odd numbers of rows: pieces of unequal size on the two ranks.
+        odd = {"vocab_size": 259, "intermediate_size": 21}
+        model = untrained(**odd, tie_word_embeddings=tied)
+        actor = run / "checkpoints" / f"global_step_{step}" / "actor"
+        save_checkpoint(model, actor)
+        torch.save(model.state_dict(), actor / "whole.pt")
     (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
     settings = {"model": {"path": "some/model"}, "rollout": {"dtype": "float32"}}
     (run / "config.yaml").write_text(yaml.safe_dump({"actor_rollout_ref": settings}))
@@ -89,9 +50,6 @@ def run(saved: Path, tmp_path: Path) -> Path:
 
 def check_weights(run: Path, step: int, dtype: str) -> None:
     """The exported model, loaded by transformers, equals the model before it was sharded."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     folder = run / "hf" / f"step_{step}"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")  # what config.json says
     path = run / "checkpoints" / f"global_step_{step}" / "actor" / "whole.pt"

@@ -1,58 +1,25 @@
 """The independent reading of shards: where a piece lies, and that a wrong merge is refused."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from fake_shards import write
+from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
 from recipe.export.verify import MismatchError, compare, load_shards, region
 
 WHOLE = {
+    "buffer": torch.tensor(3),
     "a.weight": torch.arange(15, dtype=torch.float32).reshape(5, 3) / 7,
     "b.bias": torch.tensor([0.1]),  # one row for two ranks: the second one's part is empty
 }
 
 
-@pytest.fixture(autouse=True)
-def no_process_group_left() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def write(
-    folder: Path, mesh_shape: tuple[int, ...], names: tuple[str, ...], *placements: Placement
-) -> None:
-    """The shards of WHOLE as each rank of a mesh would save them, without other processes."""
-    ranks = torch.Size(mesh_shape).numel()
-    for rank in range(ranks):
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
-        mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=names)
-        last = rank % mesh_shape[-1]
-        state: dict[str, torch.Tensor] = {"buffer": torch.tensor(3)}
-        for name, whole in WHOLE.items():
-            chunks = list(whole.chunk(mesh_shape[-1]))
-            local = chunks[last] if last < len(chunks) else whole[:0]
-            state[name] = DTensor.from_local(
-                local.clone(),
-                mesh,
-                placements,
-                run_check=False,
-                shape=whole.shape,
-                stride=whole.stride(),
-            )
-        torch.save(state, folder / f"model_world_size_{ranks}_rank_{rank}.pt")
-        dist.destroy_process_group()
-
-
 def merged(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    return {"buffer": torch.tensor(3), **{name: v.to(dtype) for name, v in WHOLE.items()}}
+    kept = {"buffer": WHOLE["buffer"]}
+    return {name: value.to(dtype) for name, value in WHOLE.items()} | kept
 
 
 @pytest.mark.parametrize(
@@ -76,12 +43,12 @@ def test_a_placement_that_fsdp_does_not_write_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_two_ranks_equal_their_merge(tmp_path: Path, dtype: torch.dtype) -> None:
-    write(tmp_path, (2,), ("fsdp",), Shard(0))
+    write(tmp_path, WHOLE)
     assert compare(load_shards(tmp_path, 2), merged(dtype), dtype) == 15 + 1 + 1
 
 
 def test_replicated_shards_of_a_two_dimensional_mesh(tmp_path: Path) -> None:
-    write(tmp_path, (2, 2), ("ddp", "fsdp"), Replicate(), Shard(0))
+    write(tmp_path, WHOLE, replicas=2)
     shards = load_shards(tmp_path, 4)
     assert compare(shards, merged(), torch.float32) == 17
     # The merger reads the first replica only; a second one that differs is found here.
@@ -113,13 +80,13 @@ def flipped(model: Tensors) -> Tensors:
 def test_a_wrong_merge_is_refused(
     tmp_path: Path, ranks: int, change: Callable[[Tensors], Tensors], message: str
 ) -> None:
-    write(tmp_path, (2,), ("fsdp",), Shard(0))
+    write(tmp_path, WHOLE)
     with pytest.raises(MismatchError, match=message):
         compare(load_shards(tmp_path, 2)[:ranks], change(merged()), torch.float32)
 
 
 def test_a_file_of_another_rank_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, (2,), ("fsdp",), Shard(0))
+    write(tmp_path, WHOLE)
     zero, one = (tmp_path / f"model_world_size_2_rank_{rank}.pt" for rank in (0, 1))
     one.write_bytes(zero.read_bytes())
     with pytest.raises(MismatchError, match="rank 1 was written by another rank"):
@@ -133,7 +100,7 @@ def test_weights_that_are_not_finite_are_refused() -> None:
 
 
 def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
-    write(tmp_path, (2,), ("fsdp",), Shard(0))
+    write(tmp_path, WHOLE)
     path = tmp_path / "model_world_size_2_rank_1.pt"
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(MismatchError, match=r"rank_1\.pt cannot be read, it is damaged"):
