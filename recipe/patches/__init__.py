@@ -1,7 +1,8 @@
 """All changes to foreign code at run time; the docstring of each adapter has the reason.
 
 Each patch closes a gap of verl 0.9.1, vLLM or torch. Its test runs the foreign code without the
-patch and fails when the gap is closed upstream; delete the patch then.
+patch and fails when the gap is closed upstream; delete the patch then. `recipe.plugin` loads them
+in every process; a module of verl is patched at its first import.
 tests/recipe/patches/test_list.py lists patches and tests. Subclasses through verl's interfaces
 (trainer, replay buffer, task runner, rollout workers and server, reward and agent loop, model
 merger) are not patches: each lists its overrides in its docstring, and

@@ -6,9 +6,6 @@ logits that returns bfloat16: 8 bits, so log p = -5.03 is off by up to 0.016, an
 ratio, covariance and KL. For float32 logits it is exact but slow: the graph has a node for every
 token, which takes a quarter of an update of the toy model. This function returns float32 for both,
 as the kernel does. For float32 logits values and gradients equal verl's to the last bit.
-
-`recipe.plugin` loads this in every process; verl's module is patched at its first import.
-tests/recipe/patches/test_logprobs.py has a test that fails when verl closes the gap.
 """
 
 from types import ModuleType

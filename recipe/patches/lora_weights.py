@@ -6,9 +6,6 @@ by rounding. Without LoRA verl sends float32, and every engine casts to its own 
 
 verl draws the adapter's A from an unseeded generator, so that two runs with one seed would differ
 from the first step. Here `actor_rollout_ref.actor.fsdp_config.seed` draws it.
-
-`recipe.plugin` loads this in every process; verl's module is patched at its first import.
-tests/recipe/patches/test_lora_weights.py has a test that fails when verl closes the gap.
 """
 
 from collections.abc import Iterator

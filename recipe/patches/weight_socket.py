@@ -5,9 +5,6 @@ after the Ray job. Every run with its own Ray, as `recipe.train` starts it, is j
 runs on one machine use one socket. If both send at the same time, an engine gets the other run's
 weights, or both wait forever (observed). verl's pull request 6246 meant to separate jobs by that
 id. Here the run's id, new for every launch, is part of the socket's name on both sides.
-
-`recipe.plugin` loads this in every process; verl's module is patched at its first import.
-tests/recipe/patches/test_weight_socket.py has a test that fails when verl closes the gap.
 """
 
 import os

