@@ -13,8 +13,6 @@ is the weighted clipped loss. The log-probabilities are those of the policy that
 Symbols: B responses, T tokens of the longest; q^n the n-th rephrasing of a question.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -108,10 +106,7 @@ def shaped_rewards(
 
 
 def finite(what: str, values: Tensor, shape: torch.Size) -> Tensor:
-    """`values` in float64; ValueError unless they are finite and of that shape.
-
-    Guards user functions: a NaN here would reach the optimizer.
-    """
+    """`values` in float64; ValueError if a user's function gave NaN, infinity or another shape."""
     values = float64(values)
     if values.shape != shape:
         raise ValueError(f"{what} of shape {tuple(values.shape)} must have shape {tuple(shape)}")

@@ -17,11 +17,7 @@ DIGITS = 12
 
 
 def nearest(rates: Sequence[float], target: float, count: int) -> list[int]:
-    """Return the indices, ascending, of the `count` smallest |rate - target|.
-
-    Of equal distances the earlier candidate is taken; the choice is deterministic. ValueError if
-    there are fewer candidates than `count`.
-    """
+    """Indices, ascending, of the `count` smallest |rate - target|, of equal ones the earlier."""
     if not 0 <= count <= len(rates):
         raise ValueError(f"{count} questions wanted of {len(rates)} candidates")
     distances = [round(abs(rate - target), DIGITS) for rate in rates]

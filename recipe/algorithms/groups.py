@@ -31,10 +31,7 @@ def float64(values: Numbers) -> torch.Tensor:
 
 
 def group_index(group_B: Numbers, rows: int) -> tuple[torch.Tensor, int]:
-    """The number of every row's group, counted from 0, and the number of groups.
-
-    ValueError unless there are `rows` integer ids.
-    """
+    """Number every row's group from 0; ValueError unless there are `rows` integer ids."""
     ids_B = torch.as_tensor(group_B, device="cpu")
     if ids_B.shape != (rows,):
         raise ValueError(
@@ -94,7 +91,6 @@ def group_statistics(rewards_B: Numbers, group_B: Numbers) -> GroupStatistics:
 def zero_if_equal(advantages_B: torch.Tensor, groups: GroupStatistics) -> torch.Tensor:
     """The advantages, with exactly 0 in groups of equal rewards.
 
-    Rounding can make the mean of equal numbers differ from that number. R - mean is then about
-    1e-16, and a division by an equally small standard deviation would turn it into a signal.
+    There R - mean may be 1e-16 by rounding, which division by a standard deviation makes a signal.
     """
     return torch.where(groups.equal_B, 0.0, advantages_B)

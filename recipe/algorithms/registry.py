@@ -109,8 +109,7 @@ class Registry(dict[str, Function]):
     def call(self, section: Mapping[str, Any]) -> tuple[Function, dict[str, Any]]:
         """(function, keyword arguments) of a section {name, arguments, <name>: settings}.
 
-        Settings are those under ``arguments``, and under the function's own name if the section has
-        that key. ConfigError for an unknown name and for invalid settings.
+        ConfigError for an unknown name and for invalid settings.
         """
         name = section["name"]
         function, facts = self.resolve(name), self.facts(name)

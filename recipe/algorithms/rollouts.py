@@ -3,8 +3,6 @@
 The trainer fills it (`recipe.trainer.batch`). Symbols: B responses, T tokens of the longest.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 

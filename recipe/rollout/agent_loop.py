@@ -27,11 +27,7 @@ EPOCH = "recipe_epoch"  # the column of a row's epoch, set by the trainer
 
 
 def choose_template(augment: DictConfig, bank: Bank, seed: int, row: dict[str, Any]) -> str:
-    """Return the name of the template of one rollout.
-
-    `augment` is the section ``recipe.augment``; `row` holds the columns of the dataset and
-    ``session_id``, the index of the rollout in its group.
-    """
+    """Return the template of the rollout ``session_id`` of a row of the dataset."""
     extra = row["extra_info"]
     if extra["split"] != "train":
         return augment.validation_template
@@ -47,10 +43,7 @@ def choose_template(augment: DictConfig, bank: Bank, seed: int, row: dict[str, A
 
 
 def choose_rephrasing(recipe: DictConfig, group_size: int, row: dict[str, Any]) -> tuple[int, str]:
-    """(n, text of q^n) for one rollout; n = 0, the question, outside training.
-
-    `group_size` is ``actor_rollout_ref.rollout.n`` = (N + 1) G, N = ``recipe.rephrasings.count``.
-    """
+    """(n, text of q^n) for one of the (N + 1) G = `group_size` rollouts; outside training n = 0."""
     question, extra = user_text(row["raw_prompt"], "prompt"), row["extra_info"]
     count = int(recipe.rephrasings.count)
     if count == 0 or extra["split"] != "train":
@@ -67,9 +60,7 @@ def choose_rephrasing(recipe: DictConfig, group_size: int, row: dict[str, Any]) 
 def rollout_seed(seed: int, group: str, rollout: int) -> int:
     """The engine's seed for one rollout: 63 bits of a hash of (seed, group, rollout).
 
-    The trainer's group id is the position in the data order and the question. A question that is
-    drawn again therefore gets new seeds, and every run with the same seed gets the same ones,
-    whatever the order in which an engine receives the requests.
+    `group` holds the position in the data order: a question that is drawn again gets new seeds.
     """
     digest = hashlib.blake2b(f"{seed}/{group}/{rollout}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

@@ -78,12 +78,10 @@ class GroupServer:
 class GroupedClient(LLMServerClient):
     """A client whose requests of one group share one slot at the load balancer, and one call.
 
-    verl acquires a server from its load balancer, one actor for all servers, before every request
-    and releases it after every request. The requests of a group have a common id and get the same
-    server anyway. Here the first one acquires and the last one releases it: 2 calls for a group
-    instead of 2 (N + 1) G. The balancer then counts open groups, all of one size, instead of open
-    requests. If the server supports it (`recipe.rollout.server`), requests go through a
-    `BatchingServer`.
+    For every request verl acquires and releases a server at its load balancer, one actor for all.
+    The requests of a group get the same server anyway. Here the first one acquires and the last one
+    releases it: 2 calls for a group instead of 2 (N + 1) G. If the server supports it
+    (`recipe.rollout.server`), requests go through a `BatchingServer`.
 
     Overrides of verl:
       __init__          copies a client that verl's manager made

@@ -66,8 +66,7 @@ def score(
 ) -> dict[str, Any]:
     """The reward of a response of `length` tokens and its parts, as verl's reward managers do.
 
-    `row` holds the columns of the dataset, `limit` is the most tokens of this response, `graded`
-    the result of a verifier. Without one the project's grader decides.
+    `row` has the columns of the dataset. `limit`: the most tokens. `graded`: a verifier's result.
     """
     graded = graded or grade(
         text,

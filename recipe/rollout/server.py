@@ -15,11 +15,7 @@ class Grouping:
     generate: Any
 
     async def generate_group(self, requests: list[dict[str, Any]]) -> list[Any]:
-        """Call verl's `generate` with each of `requests`, its keyword arguments, in order.
-
-        Return, or raise the first error, only when all requests have ended, so that none is left
-        in the engine.
-        """
+        """Call verl's `generate` for each; return or raise the first error when all ended."""
         # Copies: verl's `generate` pops entries of sampling_params, a dict that may be shared.
         copies = (
             {k: dict(v) if isinstance(v, dict) else v for k, v in request.items()}
@@ -34,10 +30,7 @@ class Grouping:
 
 
 def replicas() -> Any:
-    """Return a factory of verl's vLLM replicas whose servers have `Grouping`.
-
-    vLLM is imported only here: this module is also imported without vLLM.
-    """
+    """Return a factory of verl's vLLM replicas whose servers have `Grouping`; imports vLLM."""
     import ray
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 

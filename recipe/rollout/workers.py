@@ -54,12 +54,9 @@ T = TypeVar("T")
 
 
 def failure(error: BaseException, *, lost: int, asked: int) -> dict[str, Any]:
-    """The tag of a question with failed rollouts: how many, the error, and if an actor has died.
-
-    The server of a dead engine stays alive and raises vLLM's EngineDeadError. The class is looked
-    up in `sys.modules`, since only such an error imports it.
-    """
+    """The tag of a question with failed rollouts: how many, the error, if an actor has died."""
     gone: tuple[type[BaseException], ...] = (RayActorError,)
+    # The server of a dead engine stays alive and raises this; without it, nothing has imported it.
     if vllm := sys.modules.get("vllm.v1.engine.exceptions"):
         gone += (vllm.EngineDeadError,)
     return {
@@ -69,10 +66,7 @@ def failure(error: BaseException, *, lost: int, asked: int) -> dict[str, Any]:
 
 
 class ErrorLog:
-    """Logs the first error of a kind with its traceback, every further one in one line.
-
-    A dead engine raises the same error for every rollout, with a hundred lines each.
-    """
+    """Logs the first error of a kind with its traceback of a hundred lines, others in one line."""
 
     def __init__(self) -> None:
         self.logged: set[str] = set()
@@ -87,10 +81,7 @@ class ErrorLog:
 
 
 async def retry_once(call: Callable[[], Awaitable[T]], log: Callable[[BaseException], None]) -> T:
-    """Return the result of `call`; after an error, log it and call once more.
-
-    A single failed request or worker must not end a training of days.
-    """
+    """Return the result of `call`; after an error, log it and call once more."""
     try:
         return await call()
     except Exception as error:
@@ -168,8 +159,7 @@ class GroupedAgentLoopWorker(_Worker):
 
     Overrides of verl:
       __init__      caches agent loops; creates a client for groups
-      _run_prompt   all rollouts of a question at once; does not call verl's, and thus none of its
-                    _run_agent_loop, _agent_loop_postprocess and _compute_score
+      _run_prompt   all rollouts of a question at once; calls none of verl's functions for one
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -198,8 +188,7 @@ class GroupedAgentLoopWorker(_Worker):
     ) -> None:
         """Run all rollouts of one question and set its status to "finished" or "failure".
 
-        Unlike in verl, a group is stored completely or not at all. Until then it is "pending",
-        which verl's replay buffer counts as in flight, like "running".
+        Until then it is "pending": verl's replay buffer counts that as in flight, like "running".
         """
         partition = "val" if trajectory["validate"] else "train"
         rollout = self.config.actor_rollout_ref.rollout

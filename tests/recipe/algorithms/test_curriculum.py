@@ -18,11 +18,6 @@ def test_the_choice_by_hand(count: int, chosen: list[int]) -> None:
     assert nearest([1.0, 0.875, 0.0, 0.625, 0.5, 0.5], 0.5, count) == chosen
 
 
-@pytest.mark.parametrize(("target", "chosen"), [(1.0, 0), (0.5, 1), (0.0, 2)])
-def test_the_target_decides(target: float, chosen: int) -> None:
-    assert nearest([0.9, 0.5, 0.1], target, 1) == [chosen]
-
-
 @pytest.mark.parametrize("rates", [[0.3, 0.7], [0.7, 0.3]])
 def test_equal_distances_on_both_sides_are_a_tie(rates: list[float]) -> None:
     """In floats 0.7 is nearer to 0.5 than 0.3 is; the earlier candidate must win all the same."""
