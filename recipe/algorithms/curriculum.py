@@ -17,7 +17,7 @@ DIGITS = 12
 
 
 def nearest(rates: Sequence[float], target: float, count: int) -> list[int]:
-    """Indices, ascending, of the `count` smallest |rate - target|, of equal ones the earlier."""
+    """Return, ascending, the indices of the `count` smallest |rate - target|; ties: the earlier."""
     if not 0 <= count <= len(rates):
         raise ValueError(f"{count} questions wanted of {len(rates)} candidates")
     distances = [round(abs(rate - target), DIGITS) for rate in rates]

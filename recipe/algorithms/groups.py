@@ -91,6 +91,6 @@ def group_statistics(rewards_B: Numbers, group_B: Numbers) -> GroupStatistics:
 def zero_if_equal(advantages_B: torch.Tensor, groups: GroupStatistics) -> torch.Tensor:
     """The advantages, with exactly 0 in groups of equal rewards.
 
-    There R - mean may be 1e-16 by rounding, which division by a standard deviation makes a signal.
+    There R - mean may be 1e-16 by rounding; divided by an equally small std it would be a signal.
     """
     return torch.where(groups.equal_B, 0.0, advantages_B)

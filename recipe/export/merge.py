@@ -86,13 +86,8 @@ def merge(source: Path, target: Path, dtype: torch.dtype, lora: Lora | None) -> 
     with contextlib.redirect_stdout(io.StringIO()):
         merger.merge_and_save()
         merger.cleanup()
-    _state_dtype(target / "config.json", dtype)
+    stated = read_json(target / "config.json")  # by verl's merger always bfloat16
+    stated.pop("torch_dtype", None)
+    stated["dtype"] = str(dtype).removeprefix("torch.")
+    write_json(target / "config.json", stated)
     return merger.get_transformers_auto_model_class()
-
-
-def _state_dtype(path: Path, dtype: torch.dtype) -> None:
-    """Write the dtype to config.json; verl's merger always writes bfloat16."""
-    config = read_json(path)
-    config.pop("torch_dtype", None)
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    write_json(path, config)

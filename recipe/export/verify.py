@@ -171,7 +171,7 @@ def verify(
     loader: Any,
     lora: Lora | None = None,
 ) -> int:
-    """Compare the model and tokenizer in `target` with the shards; return its parameters."""
+    """Compare model and tokenizer in `target` with the shards; return the number of parameters."""
     from transformers import AutoTokenizer
 
     shards = load_shards(source, world_size)

@@ -95,13 +95,6 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
             )
         return name, rendered, ids
 
-    def longest(self, prompt: list[int]) -> int:
-        """The maximum number of tokens of a response to `prompt`."""
-        limit = self.response_length
-        if self.recipe.rollout.get("joint_limit"):
-            limit = min(limit, int(self.rollout_config.max_model_len) - len(prompt))
-        return limit
-
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         n, text = choose_rephrasing(self.recipe, int(self.rollout_config.n), kwargs)
         name, rendered, generated_under = self.prompt(kwargs, text)
@@ -125,7 +118,9 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
             )
         ids = list(output.token_ids)[: self.response_length]
         logprobs = list(output.log_probs)[: self.response_length] if output.log_probs else None
-        limit = self.longest(generated_under)
+        limit = self.response_length
+        if self.recipe.rollout.get("joint_limit"):
+            limit = min(limit, int(self.rollout_config.max_model_len) - len(generated_under))
         metrics["num_preempted"] = -1 if output.num_preempted is None else output.num_preempted
         return AgentLoopOutput(
             prompt_ids=trained_under,

@@ -15,7 +15,7 @@ class Grouping:
     generate: Any
 
     async def generate_group(self, requests: list[dict[str, Any]]) -> list[Any]:
-        """Call verl's `generate` for each; return or raise the first error when all ended."""
+        """Call verl's `generate` for each; when all have ended, return or raise the first error."""
         # Copies: verl's `generate` pops entries of sampling_params, a dict that may be shared.
         copies = (
             {k: dict(v) if isinstance(v, dict) else v for k, v in request.items()}

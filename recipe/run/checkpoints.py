@@ -136,7 +136,7 @@ def _link(source: str, target: str) -> None:
 def adopting(source: Path, checkpoints: Path) -> Iterator[Path]:
     """Yield a copy of the checkpoint `source`; after the block it is the one to resume from.
 
-    Its files are hard links: replace them instead of changing them. A kill leaves nothing in use.
+    Its files are hard links: replace them instead of changing them. After a kill it is ignored.
     """
     step = source.name.removeprefix(CHECKPOINT)
     copy = checkpoints / f"{DELETED}{step}"  # deleted by `repair` if it is left behind

@@ -208,7 +208,7 @@ def append_metrics(run_dir: Path, step: int, metrics: dict[str, Any]) -> None:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl by step, of two the later; without a torn last one."""
+    """Return the lines of metrics.jsonl by step, the later of two, without a truncated last one."""
     by_step = {x["step"]: x for x in read_lines(RunFolder(run_dir).metrics) if "step" in x}
     lines = (by_step[step] for step in sorted(by_step))
     return [{k: math.nan if v is None else v for k, v in line.items()} for line in lines]

@@ -278,7 +278,7 @@ class Signals:
 
 
 class AfterRay:
-    """Ray actor class that calls `then` before it creates one: right after run_ppo's ray.init."""
+    """Ray actor class that calls `then` before it creates an actor, after run_ppo's ray.init."""
 
     def __init__(self, actor_class: Any, then: Callable[[], None]) -> None:
         self.actor_class, self.then = actor_class, then

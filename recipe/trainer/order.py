@@ -37,8 +37,12 @@ def training_order(
     for i, key in enumerate(keys):
         if not padding[i]:
             groups.setdefault(group_id(key), []).append(i)
+
+    def draw(group: str) -> bytes:
+        return hashlib.blake2b(f"{seed}/{step}/{group}".encode(), digest_size=16).digest()
+
     order: list[int] = []
-    for group in sorted(groups, key=lambda group: _draw(group, seed, step)):
+    for group in sorted(groups, key=draw):
         order += sorted(groups[group], key=lambda i: _rollout(keys[i]))
         missing = max(0, size - len(groups[group]))
         order += spare[:missing]
@@ -67,7 +71,3 @@ def distribute(
 def _rollout(key: str) -> tuple[int, int]:
     _, session, turn = key.rsplit("_", 2)
     return int(session), int(turn)
-
-
-def _draw(group: str, seed: int, step: int) -> bytes:
-    return hashlib.blake2b(f"{seed}/{step}/{group}".encode(), digest_size=16).digest()
