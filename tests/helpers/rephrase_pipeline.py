@@ -1,12 +1,14 @@
 """Questions, and an endpoint's candidates to them, for the tests of the rephrasing pipeline."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scripted_endpoint import Reply, chat
+from scripted_endpoint import Reply, chat, serving
 
-from prompt_aug.questions import make_question, write_parquet
+from prompt_aug.questions import Question, make_question, read_parquet, write_parquet
+from prompt_aug.rephrase.__main__ import main
 
 NAMES = "Ada Ben Cleo Dora Emil Fred Gina Hugo Ines Jack".split()
 GOOD = [
@@ -52,3 +54,35 @@ def command(questions: Path, out: Path, url: str, *more: str) -> list[str]:
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class Pipeline:
+    """A folder with questions: run the command on them, and read what it wrote."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder, self.out = folder, folder / "out.parquet"
+        self.questions = write_questions(folder / "q.parquet", count)
+        self.sent = 0  # requests of all runs
+
+    def run(self, script: Callable[[int, dict[str, Any]], Reply], *more: str) -> int:
+        with serving(script) as endpoint:
+            status = main(command(self.questions, self.out, endpoint.url, *more))
+            self.sent += len(endpoint.bodies)
+        return status
+
+    def write(self, name: str, records: list[dict[str, Any]]) -> str:
+        """Write a file of JSON lines and return its path."""
+        (self.folder / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+        return str(self.folder / name)
+
+    def asked(self) -> list[Question]:
+        return read_parquet(self.questions)
+
+    def written(self) -> list[Question]:
+        return read_parquet(self.out)
+
+    def candidates(self) -> list[dict[str, Any]]:
+        return lines(Path(f"{self.out}.candidates.jsonl"))
+
+    def manifest(self) -> Any:
+        return json.loads(Path(f"{self.out}.manifest.json").read_text())

@@ -13,89 +13,75 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rephrase_pipeline import GOOD, command, lines, rephrase, write_questions
+from rephrase_pipeline import GOOD, Pipeline, command, lines, rephrase, write_questions
 from scripted_endpoint import Reply, chat, serving
 
-from prompt_aug.questions import read_parquet
 from prompt_aug.rephrase.__main__ import main
 from prompt_aug.rephrase.candidates import clean
 
-
-def candidates_of(out: Path) -> list[dict[str, Any]]:
-    return lines(Path(f"{out}.candidates.jsonl"))
-
-
-def manifest_of(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(f"{out}.manifest.json").read_text())
-    return found
+FIRST = [form.format(name="Ada", a=10, b=30) for form in GOOD]  # good candidates of question 0
 
 
 def test_from_questions_to_rephrasings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    questions, out = write_questions(tmp_path / "q.parquet", 4), tmp_path / "out.parquet"
-    with serving(rephrase) as endpoint:
-        assert main(command(questions, out, endpoint.url, "--n", "2")) == 0
-        assert main(command(questions, out, endpoint.url, "--n", "3", "--take-doubtful")) == 0
-        assert len(endpoint.bodies) == 4, "there are enough"
-        assert main(command(questions, out, endpoint.url, "--n", "2")) == 0
+    made = Pipeline(tmp_path, 4)
+    assert made.run(rephrase, "--n", "2") == 0
+    assert made.run(rephrase, "--n", "3", "--take-doubtful") == 0
+    assert made.sent == 4, "there are enough"
+    assert made.run(rephrase, "--n", "2") == 0
     assert "distance alone" in capsys.readouterr().out
-    before, after = read_parquet(questions), read_parquet(out)
+    before, after = made.asked(), made.written()
     assert [(q.uid, q.answers) for q in after] == [(q.uid, q.answers) for q in before]
     assert {len(q.rephrasings) for q in after} == {2}
-    words = {"name": "Ada", "a": 10, "b": 30}
-    assert set(after[0].rephrasings) <= {form.format(**words) for form in GOOD}
-    candidates = candidates_of(out)
+    assert set(after[0].rephrasings) <= set(FIRST)
+    candidates = made.candidates()
     assert len(candidates) == 16
     for candidate in candidates:
         assert {"key", "sample", "model", "prompt"} <= candidate["source"].keys()
         assert (candidate["verdict"] == "accept") == (not candidate["reasons"])
     ranked = sorted((c for c in candidates if c["rank"] is not None), key=lambda c: c["rank"])
     assert tuple(c["text"] for c in ranked if c["uid"] == after[0].uid) == after[0].rephrasings
-    manifest = manifest_of(out)
+    manifest = made.manifest()
     assert manifest["verdicts"]["accept"] + manifest["verdicts"]["reject"] == 16
     assert manifest["filters"]["numbers: reject"] == 4, "the edit"
-    card = out.with_name("out.parquet.README.md").read_text()
+    card = made.out.with_name("out.parquet.README.md").read_text()
     assert card.startswith("---\n")
     assert "data_files: out.parquet" in card
 
 
 def test_pass_rates_decide_the_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    questions, out = write_questions(tmp_path / "q.parquet", 1), tmp_path / "out.parquet"
-    question = read_parquet(questions)[0]
-    texts = [form.format(name="Ada", a=10, b=30) for form in GOOD]
-    rights = dict(zip([question.text, *texts], [8, 8, 8, 0], strict=True))
-    rates = [
-        {"uid": question.uid, "text": t, "right": c, "responses": 8} for t, c in rights.items()
-    ]
-    (tmp_path / "rates.jsonl").write_text("\n".join(map(json.dumps, rates)))
-    with serving(rephrase) as endpoint:
-        more = ["--n", "2", "--pass-rates", str(tmp_path / "rates.jsonl")]
-        assert main(command(questions, out, endpoint.url, *more)) == 0
-    assert read_parquet(out)[0].rephrasings[0] == texts[2]
+    made = Pipeline(tmp_path, 1)
+    (question,) = made.asked()
+    rights = zip([question.text, *FIRST], [8, 8, 8, 0], strict=True)
+    rates = [{"uid": question.uid, "text": t, "right": c, "responses": 8} for t, c in rights]
+    assert made.run(rephrase, "--n", "2", "--pass-rates", made.write("rates.jsonl", rates)) == 0
+    assert made.written()[0].rephrasings[0] == FIRST[2]
     assert "expected groups with signal" in capsys.readouterr().out
 
 
-def test_what_is_left_to_do_is_said_before_it_is_paid_for(
+def test_a_dry_run_sends_nothing_and_prints_what_is_left_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    questions, out = write_questions(tmp_path / "q.parquet", 6), tmp_path / "out.parquet"
+    """Also with stored candidates, which a solver and a judge could be asked about."""
+    made = Pipeline(tmp_path, 6)
     more = ["--dry-run", "--price", "2", "10", "--answer-tokens", "100"]
-    assert main(command(questions, out, "http://127.0.0.1:1", *more)) == 0
+    assert made.run(rephrase, *more) == 0
     said = capsys.readouterr().out
     assert re.search(r"expected: 6 requests, \d+ \+ 750 tokens, \$0\.0", said)
     assert re.search(r"at most: 6 requests, \d+ \+ 3000 tokens, \$0\.0", said)
-    assert not out.exists()
+    assert not made.out.exists() and made.sent == 0
+    assert made.run(rephrase) == 0
+    assert made.run(rephrase, "--n", "5", "--solve", "s", "--judge", "j", "--dry-run") == 0
+    assert made.sent == 6
 
 
 @pytest.mark.parametrize(("more", "written"), [([], None), (["--partial"], 2)])
 def test_a_budget_that_is_reached(
     more: list[str], written: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    questions, out = write_questions(tmp_path / "q.parquet", 8), tmp_path / "out.parquet"
-    with serving(rephrase) as endpoint:
-        more = ["--concurrency", "1", "--max-requests", "2", *more]
-        assert main(command(questions, out, endpoint.url, *more)) == 3
+    made = Pipeline(tmp_path, 8)
+    assert made.run(rephrase, "--concurrency", "1", "--max-requests", "2", *more) == 3
     assert "--max-requests 2 is reached" in capsys.readouterr().err
-    found = sum(bool(q.rephrasings) for q in read_parquet(out)) if out.exists() else None
+    found = sum(bool(q.rephrasings) for q in made.written()) if made.out.exists() else None
     assert found == written
 
 
@@ -125,27 +111,25 @@ def test_a_budget_that_is_reached(
 def test_what_cannot_be_done_is_one_line_before_anything_is_sent(
     more: list[str], status: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    questions, out = write_questions(tmp_path / "q.parquet", 1), tmp_path / "out.parquet"
+    made = Pipeline(tmp_path, 1)
     (tmp_path / "BINARY").write_bytes(b"\xff\xfe{")
     more = [str(tmp_path / word) if word == "BINARY" else word for word in more]
-    with serving(rephrase) as endpoint:
-        assert main(command(questions, out, endpoint.url, *more)) == status
-        assert main(command(questions, tmp_path, endpoint.url)) == 2, "a folder is no output"
-        assert not endpoint.bodies
+    assert made.run(rephrase, *more) == status
+    assert not made.out.exists()
+    made.out = tmp_path
+    assert made.run(rephrase) == 2, "a folder is no output"
+    assert made.sent == 0
     said = capsys.readouterr().err.splitlines()  # on a slow machine also progress
     first, second = (line for line in said if not line.endswith("so far"))
     assert told in first
     assert "OUT=" in second
-    assert not out.exists()
 
 
 def test_a_candidate_that_is_a_benchmark_question_is_refused(tmp_path: Path) -> None:
-    questions, out = write_questions(tmp_path / "q.parquet", 1), tmp_path / "out.parquet"
-    bench = tmp_path / "bench.jsonl"
-    bench.write_text(json.dumps({"question": GOOD[0].format(name="Ada", a=10, b=30)}) + "\n")
-    with serving(rephrase) as endpoint:
-        assert main(command(questions, out, endpoint.url, "--against", f"b={bench}")) == 0
-    listed = candidates_of(out)
+    made = Pipeline(tmp_path, 1)
+    bench = made.write("bench.jsonl", [{"question": FIRST[0]}])
+    assert made.run(rephrase, "--against", f"b={bench}") == 0
+    listed = made.candidates()
     assert [c["verdict"] for c in listed][:3] == ["reject", "accept", "accept"]
     assert listed[0]["reasons"][0]["filter"] == "overlap"
 
@@ -216,16 +200,15 @@ def arithmetic(number: int, body: dict[str, Any]) -> Reply:
     return rephrase(number, body)
 
 
-def test_a_solver_finds_an_edit_that_the_filters_missed_and_gives_pass_rates(
+def test_a_solver_finds_what_the_filters_missed_and_a_stop_loses_none_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the filters blind, the edited candidate is left to the solver."""
-    questions, out = write_questions(tmp_path / "q.parquet", 3), tmp_path / "out.parquet"
+    """With the filters blind, the edited candidate (sample 3) is left to the solver."""
+    made = Pipeline(tmp_path, 3)
     for name in ("compare_numbers", "compare_formulas", "compare_words", "added_quantity"):
         monkeypatch.setattr(f"prompt_aug.rephrase.verify.{name}", lambda *_: iter(()))
-    with serving(arithmetic) as endpoint:
-        assert main(command(questions, out, endpoint.url, "--solve", "m", "--n", "3")) == 0
-    listed = candidates_of(out)
+    assert made.run(arithmetic, "--solve", "m", "--n", "3") == 0
+    listed = made.candidates()
     edited = [c for c in listed if c["source"]["sample"] == 3]
     assert [c["verdict"] for c in edited] == ["doubtful"] * 3
     assert {r["filter"] for c in edited for r in c["reasons"]} == {"solver"}
@@ -233,126 +216,92 @@ def test_a_solver_finds_an_edit_that_the_filters_missed_and_gives_pass_rates(
     assert {c["verdict"] for c in good} == {"accept"}
     assert good[0]["pass_rate"] == {"right": 4, "responses": 4}
     assert good[0]["source"]["solver"]["right"] == 4
-
-
-def test_a_stop_loses_no_verdict_of_the_solver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The budget ends while further candidates are requested: what was paid for counts."""
-    questions, out = write_questions(tmp_path / "q.parquet", 3), tmp_path / "out.parquet"
-    for name in ("compare_numbers", "compare_formulas", "compare_words", "added_quantity"):
-        monkeypatch.setattr(f"prompt_aug.rephrase.verify.{name}", lambda *_: iter(()))
+    # The budget ends while further candidates are requested: what was paid for counts.
     more = ["--n", "5", "--most", "10", "--partial", "--max-requests", "1"]
-    with serving(arithmetic) as endpoint:
-        assert main(command(questions, out, endpoint.url, "--solve", "m", "--n", "3")) == 0
-        assert main(command(questions, out, endpoint.url, "--solve", "m", *more)) == 3
-    edited = [c for c in candidates_of(out) if c["source"]["sample"] == 3]
+    assert made.run(arithmetic, "--solve", "m", *more) == 3
+    edited = [c for c in made.candidates() if c["source"]["sample"] == 3]
     assert [c["verdict"] for c in edited] == ["doubtful"] * 3
-    assert {len(q.rephrasings) for q in read_parquet(out)} == {3}
+    assert {len(q.rephrasings) for q in made.written()} == {3}
 
 
 def test_candidates_are_requested_until_there_are_enough(tmp_path: Path) -> None:
     """The model's first candidates of question 0 are all faulty, those of the others are good."""
-    questions, out = write_questions(tmp_path / "q.parquet", 3), tmp_path / "out.parquet"
+    made, sent = Pipeline(tmp_path, 3), list[dict[str, Any]]()
 
     def script(number: int, body: dict[str, Any]) -> Reply:
+        sent.append(body)
         reply = rephrase(number, body | {"n": 5})
         texts = [choice["message"]["content"] for choice in reply.body["choices"]]
         first = "Ada has 10 apples" in body["messages"][0]["content"].rpartition("Question: ")[2]
-        faulty = first and sum(b["messages"] == body["messages"] for b in endpoint.bodies) < 2
+        faulty = first and sum(b["messages"] == body["messages"] for b in sent) < 2
         return Reply(chat([texts[3] if faulty else texts[i % 3] for i in range(body["n"])]))
 
     arguments = ["--most", "12", "--per-request", "12"]
-    with serving(script) as endpoint:
-        assert main(command(questions, out, endpoint.url, *arguments)) == 0
-        sent = [body["n"] for body in endpoint.bodies]
-        assert sorted(sent)[:3] == [6, 6, 6], "three for each, at an acceptance of one half"
-        assert len(sent) == 4, "one question needs more"
-        assert main(command(questions, out, endpoint.url, *arguments)) == 0
-        assert len(endpoint.bodies) == 4
-        assert main(command(questions, out, endpoint.url, *arguments, "--limit", "1")) == 0
-        assert len(endpoint.bodies) == 4
-    assert {len(q.rephrasings) for q in read_parquet(out)} == {3}
+    assert made.run(script, *arguments) == 0
+    wanted = sorted(body["n"] for body in sent)
+    assert wanted[:3] == [6, 6, 6], "three for each, at an acceptance of one half"
+    assert len(wanted) == 4, "one question needs more"
+    assert made.run(script, *arguments) == 0
+    assert made.run(script, *arguments, "--limit", "1") == 0
+    assert made.sent == 4
+    assert {len(q.rephrasings) for q in made.written()} == {3}
 
 
 def test_a_file_goes_through_the_same_checks_and_solver(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The solver adds all numbers, so the candidate that repeats some is answered wrongly."""
-    questions, out = write_questions(tmp_path / "q.parquet", 2), tmp_path / "out.parquet"
-    first, second = read_parquet(questions)
+    made = Pipeline(tmp_path, 2)
+    first, second = made.asked()
     vague = "Ben has 11 apples and 32 more. Of 11 and 32, how many are there now?"
-    good = GOOD[0].format(name="Ada", a=10, b=30)
     rows = [
-        {"uid": first.uid, "text": good},
+        {"uid": first.uid, "text": FIRST[0]},
         {"question": second.text, "rephrasings": ["Bob has 11 and buys 33.", vague]},
         {"question": "another", "text": "one"},
     ]
-    source = tmp_path / "theirs.jsonl"
-    source.write_text("\n".join(map(json.dumps, rows)))
-    with serving(arithmetic) as endpoint:
-        more = ["--from", str(source), "--solve", "s", "--base-url", endpoint.url]
-        assert main([str(questions), str(out), *more]) == 0
+    assert made.run(arithmetic, "--from", made.write("theirs.jsonl", rows), "--solve", "s") == 0
     assert "1 lines of other questions" in capsys.readouterr().out
-    verdicts = [(c["verdict"], c["path"]) for c in candidates_of(out)]
+    verdicts = [(c["verdict"], c["path"]) for c in made.candidates()]
     assert verdicts == [("accept", "checks"), ("reject", "checks"), ("doubtful", "solver")]
-    assert manifest_of(out)["accepted_by"] == {"checks": 1}
-    assert manifest_of(out)["solver"] == {"asked": 2, "answered": 2}
+    assert made.manifest()["accepted_by"] == {"checks": 1}
+    assert made.manifest()["solver"] == {"asked": 2, "answered": 2}
 
 
 def test_a_failure_of_any_round_or_stage_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Question 0 fails in the first round, the others need a second one."""
-    questions, out = write_questions(tmp_path / "q.parquet", 3), tmp_path / "out.parquet"
+    made, calls = Pipeline(tmp_path, 3), iter(range(100))
 
-    def script(number: int, body: dict[str, Any]) -> Reply:
-        asked = body["messages"][0]["content"]
+    def script(_: int, body: dict[str, Any]) -> Reply:
+        number, asked = next(calls), body["messages"][0]["content"]
         if "boxed" in asked or "Ada has 10" in asked.rpartition("Question: ")[2]:
             return Reply({"error": {"message": f"request {number}"}}, status=500)
         texts = [c["message"]["content"] for c in rephrase(0, body | {"n": 5}).body["choices"]]
         return Reply(chat([texts[3] if number < 3 else texts[0]] * body["n"]))
 
-    with serving(script) as endpoint:
-        more = "--n 1 --most 6 --per-request 2 --retries 0 --concurrency 1".split()
-        assert main(command(questions, out, endpoint.url, *more)) == 4
-        assert "2 responses failed: 2 times status 500: request 0" in capsys.readouterr().err
-        assert main(command(questions, out, endpoint.url, *more, "--solve", "s", "--partial")) == 4
-        assert "times status 500" in capsys.readouterr().err
-    assert len(read_parquet(out)[1].rephrasings) == 1
-    with serving(rephrase) as endpoint:
-        assert main(command(questions, out, endpoint.url, *more)) == 0, "run again"
-
-
-def test_a_dry_run_sends_nothing(tmp_path: Path) -> None:
-    """Also not for the candidates that are stored, to the solver and the judge."""
-    questions, out = write_questions(tmp_path / "q.parquet", 2), tmp_path / "out.parquet"
-    with serving(rephrase) as endpoint:
-        assert main(command(questions, out, endpoint.url)) == 0
-        more = ["--n", "5", "--solve", "s", "--judge", "j", "--dry-run"]
-        assert main(command(questions, out, endpoint.url, *more)) == 0
-        assert len(endpoint.bodies) == 2
+    more = "--n 1 --most 6 --per-request 2 --retries 0 --concurrency 1".split()
+    assert made.run(script, *more) == 4
+    assert "2 responses failed: 2 times status 500: request 0" in capsys.readouterr().err
+    assert made.run(script, *more, "--solve", "s", "--partial") == 4
+    assert "times status 500" in capsys.readouterr().err
+    assert len(made.written()[1].rephrasings) == 1
+    assert made.run(rephrase, *more) == 0, "run again"
 
 
 def test_doubtful_candidates_are_decided_by_the_solver_and_then_the_judge(tmp_path: Path) -> None:
-    questions, out = write_questions(tmp_path / "q.parquet", 1), tmp_path / "out.parquet"
-    question = read_parquet(questions)[0]
+    made = Pipeline(tmp_path, 1)
     doubtful = "Ada owns 10 apples and later 30 are bought. Of 10 and 30, how many result at all?"
     changed = "Ada owns 10 apples. Later some more are bought by her. How many does she own then?"
-    source = tmp_path / "theirs.jsonl"
-    rows = [{"uid": question.uid, "text": text} for text in (doubtful, changed)]
-    source.write_text("\n".join(map(json.dumps, rows)))
-    with serving(arithmetic) as endpoint:
-        arguments = [str(questions), str(out), "--from", str(source), "--base-url", endpoint.url]
-        assert main([*arguments, "--take-doubtful"]) == 0
-        before = candidates_of(out)
-        assert [c["verdict"] for c in before] == ["doubtful"] * 2
-        assert len(read_parquet(out)[0].rephrasings) == 2
-        assert main([*arguments, "--judge", "j", "--take-doubtful"]) == 0
-        judged = candidates_of(out)
-    assert [c["verdict"] for c in judged] == ["doubtful", "doubtful"]
-    assert {c["path"] for c in judged} == {"judge"}
-    assert read_parquet(out)[0].rephrasings == (), "what a judge doubted is not taken"
+    rows = [{"uid": made.asked()[0].uid, "text": text} for text in (doubtful, changed)]
+    more = ["--from", made.write("theirs.jsonl", rows), "--take-doubtful"]
+    assert made.run(arithmetic, *more) == 0
+    assert [c["verdict"] for c in made.candidates()] == ["doubtful"] * 2
+    assert len(made.written()[0].rephrasings) == 2
+    assert made.run(arithmetic, *more, "--judge", "j") == 0
+    judged = made.candidates()
+    assert [(c["verdict"], c["path"]) for c in judged] == [("doubtful", "judge")] * 2
+    assert made.written()[0].rephrasings == (), "what a judge doubted is not taken"
 
 
 @pytest.mark.config

@@ -5,15 +5,11 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rephrase_pipeline import BAD, GOOD, command, lines, rephrase, write_questions
-from scripted_endpoint import serving
+from rephrase_pipeline import BAD, GOOD, Pipeline, rephrase, write_questions
 
-from prompt_aug.questions import read_parquet
 from prompt_aug.rephrase import review
-from prompt_aug.rephrase.__main__ import main
 from prompt_aug.rephrase.inputs import read_decisions
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -55,16 +51,6 @@ LISTED = [
 ]
 
 
-def run(tmp_path: Path, script: Any, *more: str) -> tuple[Path, Path]:
-    questions = tmp_path / "q.parquet"
-    if not questions.exists():
-        write_questions(questions, 2)
-    out = tmp_path / "out.parquet"
-    with serving(script) as endpoint:
-        assert main(command(questions, out, endpoint.url, *more)) == 0
-    return questions, out
-
-
 def test_both_texts_are_marked_where_they_differ() -> None:
     own, other = review.marked("Ann has 12 apples.", "Ann owns 13 apples.")
     assert own == [("Ann ", False), ("has", True), (" ", False), ("12", True), (" apples.", False)]
@@ -73,22 +59,20 @@ def test_both_texts_are_marked_where_they_differ() -> None:
 
 
 def test_decisions_are_applied_with_the_reviewers_name(tmp_path: Path) -> None:
-    questions, out = run(tmp_path, rephrase)
-    question = read_parquet(questions)[0]
+    made = Pipeline(tmp_path, 2)
+    assert made.run(rephrase) == 0
     words = {"name": "Ada", "a": 10, "b": 30, "c": 11, "s": 40}
     edited, good = BAD[0].format(**words), GOOD[0].format(**words)
-    said = [
-        {"uid": question.uid, "text": edited, "verdict": "reject", "reviewer": "Rae"},
-        {"uid": question.uid, "text": edited, "verdict": "accept", "reviewer": "Rae"},
-        {"uid": question.uid, "text": good, "verdict": "reject", "reviewer": "Rae"},
+    said = {"uid": made.asked()[0].uid, "reviewer": "Rae"}
+    listed = [
+        {**said, "text": text, "verdict": verdict}
+        for text, verdict in ((edited, "reject"), (edited, "accept"), (good, "reject"))
     ]
-    file = tmp_path / "decisions.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in said))
-    run(tmp_path, rephrase, "--decisions", str(file))
-    first = read_parquet(out)[0]
+    assert made.run(rephrase, "--decisions", made.write("decisions.jsonl", listed)) == 0
+    first = made.written()[0]
     assert edited in first.rephrasings, "the last word counts"
     assert good not in first.rephrasings
-    reviewed = [c for c in lines(review.beside(out, ".candidates.jsonl")) if c["reviewer"]]
+    reviewed = [c for c in made.candidates() if c["reviewer"]]
     assert {(c["text"], c["verdict"], c["reviewer"]) for c in reviewed} == {
         (edited, "accept", "Rae"),
         (good, "reject", "Rae"),
@@ -98,28 +82,21 @@ def test_decisions_are_applied_with_the_reviewers_name(tmp_path: Path) -> None:
 
 def test_a_rejected_candidate_is_replaced(tmp_path: Path) -> None:
     """By another one, as if the checks had rejected it."""
-    questions, out = run(tmp_path, rephrase, "--n", "2", "--most", "2")
-    uid, chosen = read_parquet(questions)[0].uid, read_parquet(out)[0].rephrasings
+    made = Pipeline(tmp_path, 2)
+    assert made.run(rephrase, "--n", "2", "--most", "2") == 0
+    uid, chosen = made.asked()[0].uid, made.written()[0].rephrasings
     said = {"uid": uid, "reviewer": "Rae", "verdict": "reject"}
-    file = tmp_path / "decisions.jsonl"
-    file.write_text("".join(json.dumps({**said, "text": text}) + "\n" for text in chosen))
-    run(tmp_path, rephrase, "--n", "2", "--most", "5", "--decisions", str(file))
-    listed = [c for c in lines(review.beside(out, ".candidates.jsonl")) if c["uid"] == uid]
-    assert len(listed) > len(chosen)
-    assert not set(chosen) & set(read_parquet(out)[0].rephrasings)
+    file = made.write("decisions.jsonl", [{**said, "text": text} for text in chosen])
+    assert made.run(rephrase, "--n", "2", "--most", "5", "--decisions", file) == 0
+    assert len([c for c in made.candidates() if c["uid"] == uid]) > len(chosen)
+    assert not set(chosen) & set(made.written()[0].rephrasings)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        {"uid": "u", "text": "t", "verdict": "maybe", "reviewer": "Rae"},
-        {"uid": "u", "text": "t", "verdict": "accept", "reviewer": " "},
-        {"uid": "u", "text": "", "verdict": "accept", "reviewer": "Rae"},
-    ],
-)
-def test_a_decision_that_is_none_is_an_error(line: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [{"verdict": "maybe"}, {"reviewer": " "}, {"text": ""}])
+def test_a_decision_that_is_none_is_an_error(change: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "decisions.jsonl"
-    file.write_text(json.dumps(line) + "\n")
+    line = {"uid": "u", "text": "t", "verdict": "accept", "reviewer": "Rae"}
+    file.write_text(json.dumps(line | change) + "\n")
     with pytest.raises(review.RephraseError, match="line 1"):
         read_decisions(file)
 
