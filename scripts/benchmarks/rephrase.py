@@ -16,6 +16,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from prompt_aug.rephrase.verify import Check, check
 
 EXAMPLE = "--set gsm-plus=checkouts/GSM-Plus"
 SURE, CLEAR = 0.45, 0.1  # cosine of a pair, and how much less the next question has
-Reader = Callable[[Mapping[str, Path]], Iterator["Pair"]]
 CHANGED = {
     "numerical substitution": "numbers replaced",
     "digit expansion": "digits added",
@@ -37,6 +37,11 @@ CHANGED = {
     "reversing operation": "reversed",
     "adding operation": "step added",
     "critical thinking": "condition removed",
+}
+MATHCHECK = {
+    "problem_understanding_question": ("reworded", "good"),
+    "scenario_understanding": ("other unknown", "changed"),
+    "distractor_insertion_question": ("distractor", "extra"),
 }
 
 
@@ -91,35 +96,29 @@ def mathcheck(folders: Mapping[str, Path]) -> Iterator[Pair]:
 
     Its `results` hold one response of each model to each question: the stored solver answers.
     """
-    folder = folders["mathcheck"]
-    responses: dict[str, dict[str, str]] = defaultdict(dict)
+
+    def solving(file: Path) -> Iterator[dict[str, Any]]:
+        yield from (line for line in json.loads(_text(file)) if line["task_type"] == "solving")
+
+    responses: dict[str, dict[str, str]] = {}
     for solver in ("gpt-3.5-turbo", "gemini-1.5-pro-latest", "o1-mini"):
         name = f"gsm_checklist_{solver}_task_all_question_all_zeroshot_prediction.json"
-        file = folder / "results" / name
-        for line in json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ():
-            if line["task_type"] == "solving":
-                responses[solver][line["question"]] = str(line["model_prediction"])
+        if (file := folders["mathcheck"] / "results" / name).is_file():
+            responses[solver] = {x["question"]: str(x["model_prediction"]) for x in solving(file)}
     groups: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
-    for line in json.loads(_text(folder / "gsm_checklist.json")):
-        if line["task_type"] == "solving":
-            groups[line["group_id"]][line["question_type"]] = line
-    kinds = {
-        "problem_understanding_question": ("reworded", "good"),
-        "scenario_understanding": ("other unknown", "changed"),
-        "distractor_insertion_question": ("distractor", "extra"),
-    }
+    for line in solving(folders["mathcheck"] / "gsm_checklist.json"):
+        groups[line["group_id"]][line["question_type"]] = line
     for group in groups.values():
         seed = group["seed_question"]
-        for name, (shown, kind) in kinds.items():
+        for name, (shown, kind) in MATHCHECK.items():
             text = group[name]["question"]
+            if kind == "changed" and group[name]["answer"] == seed["answer"]:
+                continue  # another unknown with the same value: the answer cannot tell
             solved = {
                 solver: (answers[seed["question"]], answers[text])
                 for solver, answers in responses.items()
                 if seed["question"] in answers and text in answers
             }
-            same = group[name]["answer"] == seed["answer"]
-            if kind == "changed" and same:
-                continue  # another unknown with the same value: the answer cannot tell
             yield Pair(shown, kind, seed["question"], text, str(seed["answer"]), solved)
 
 
@@ -151,12 +150,36 @@ def hidden(folders: Mapping[str, Path]) -> Iterator[Pair]:
 def _paired(
     texts: Sequence[str], found: Iterable[str], group: str = "rewritten", kind: str = "good"
 ) -> Iterator[Pair]:
-    """Texts whose nearest question is clear; this favors those that keep rare words."""
-    nearest = Nearest(texts)
+    """Texts whose nearest question is clear; this favors those that keep rare words.
+
+    The measure is the cosine of words and word pairs, weighted by rarity.
+    """
+    counts = [_grams(text) for text in texts]
+    seen = Counter(gram for own in counts for gram in own)
+
+    def weights(own: Mapping[str, int]) -> dict[str, float]:
+        rare = {g: math.log(len(texts) / seen[g]) * (1 + math.log(n)) for g, n in own.items()}
+        norm = math.sqrt(sum(weight**2 for weight in rare.values())) or 1.0
+        return {gram: weight / norm for gram, weight in rare.items()}
+
+    places: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for place, own in enumerate(counts):
+        for gram, weight in weights(own).items():
+            if seen[gram] < len(texts) / 3:
+                places[gram].append((place, weight))
     for text in found:
-        (first, place), (second, _) = nearest.two(text)
-        if first > SURE and first - second > CLEAR:
-            yield Pair(group, kind, texts[place], text)
+        scores: dict[int, float] = defaultdict(float, {-1: 0.0, -2: 0.0})
+        for gram, weight in weights({g: n for g, n in _grams(text).items() if g in seen}).items():
+            for place, other in places.get(gram, ()):
+                scores[place] += weight * other
+        nearest, second = heapq.nlargest(2, scores, key=lambda place: (scores[place], place))
+        if scores[nearest] > SURE and scores[nearest] - scores[second] > CLEAR:
+            yield Pair(group, kind, texts[nearest], text)
+
+
+def _grams(text: str) -> Counter[str]:
+    found = words(text)
+    return Counter([*found, *map(" ".join, itertools.pairwise(found))])
 
 
 def _math(folders: Mapping[str, Path]) -> list[str]:
@@ -177,60 +200,23 @@ def dice_math(folders: Mapping[str, Path]) -> Iterator[Pair]:
     return _paired(_math(folders), [line["question"] for line in lines])
 
 
-def _half(read: Reader, part: int) -> Reader:
-    """Return a reader of one half of the pairs: one for tuning, the other held out."""
-    return lambda f: (p for p in read(f) if zlib.crc32(p.candidate.encode()) % 2 == part)
-
-
-class Nearest:
-    """Cosine of words and word pairs, weighted by rarity."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        counts = [self._counts(text) for text in texts]
-        self.seen = Counter(gram for found in counts for gram in found)
-        self.total = len(texts)
-        self.places: dict[str, list[tuple[int, float]]] = defaultdict(list)
-        for place, found in enumerate(counts):
-            for gram, weight in self._weights(found).items():
-                if self.seen[gram] < self.total / 3:
-                    self.places[gram].append((place, weight))
-
-    @staticmethod
-    def _counts(text: str) -> Counter[str]:
-        found = words(text)
-        return Counter([*found, *(" ".join(pair) for pair in itertools.pairwise(found))])
-
-    def _weights(self, found: Mapping[str, int]) -> dict[str, float]:
-        rarity = {gram: math.log(self.total / self.seen[gram]) for gram in found}
-        rare = {gram: rarity[gram] * (1 + math.log(n)) for gram, n in found.items()}
-        norm = math.sqrt(sum(weight**2 for weight in rare.values())) or 1.0
-        return {gram: weight / norm for gram, weight in rare.items()}
-
-    def two(self, text: str) -> list[tuple[float, int]]:
-        """(cosine, place) of the nearest two texts."""
-        known = {gram: n for gram, n in self._counts(text).items() if gram in self.seen}
-        scores: dict[int, float] = defaultdict(float, {-1: 0.0, -2: 0.0})
-        for gram, weight in self._weights(known).items():
-            for place, other in self.places.get(gram, ()):
-                scores[place] += weight * other
-        return heapq.nlargest(2, ((score, place) for place, score in scores.items()))
+def _perturbed(folders: Mapping[str, Path], name: str) -> dict[str, str]:
+    lines = _lines(folders["math-perturb"] / f"math_perturb/math_perturb_{name}.jsonl")
+    return {line["problem_id"]: line["problem"] for line in lines}
 
 
 def math_perturb(folders: Mapping[str, Path]) -> Iterator[Pair]:
     """MATH-Perturb (arXiv 2502.06453, Kaffaljidhmah2/MATH-Perturb): simple against hard."""
-    folder = folders["math-perturb"] / "math_perturb"
-    lines = _lines(folder / "math_perturb_hard.jsonl")
-    hard = {line["problem_id"]: line["problem"] for line in lines}
-    for line in _lines(folder / "math_perturb_simple.jsonl"):
-        if line["problem_id"] in hard:
-            yield Pair("simple, hard", "changed", line["problem"], hard[line["problem_id"]])
+    hard = _perturbed(folders, "hard")
+    for number, text in _perturbed(folders, "simple").items():
+        if number in hard:
+            yield Pair("simple, hard", "changed", text, hard[number])
 
 
 def math_original(folders: Mapping[str, Path]) -> Iterator[Pair]:
     """MATH-Perturb, simple and hard, against the originals, found among the questions of `math`."""
     for name in ("simple", "hard"):
-        lines = _lines(folders["math-perturb"] / f"math_perturb/math_perturb_{name}.jsonl")
-        found = [line["problem"] for line in lines]
+        found = _perturbed(folders, name).values()
         yield from _paired(_math(folders), found, f"original, {name}", "changed")
 
 
@@ -244,52 +230,52 @@ def var_math(folders: Mapping[str, Path]) -> Iterator[Pair]:
             yield Pair("other numbers", "changed", seed["question"], line["question"])
 
 
-def audit(kind: str) -> Reader:
-    """Read GPT-4o's edits of MATH-500, of github.com/ademcodesproducts/contamination-audit."""
-    named = {
-        "number_swap": ("numbers replaced", "changed"),
-        "surface_noise": ("sentence of context", "extra"),
-    }
-
-    def read(folders: Mapping[str, Path]) -> Iterator[Pair]:
-        path = folders["audit"] / "data/processed/contaminated_and_perturbations.csv"
-        rows = [row for row in _table(path) if row["problem"].strip()]
-        own = {r["math500_id"]: r["problem"] for r in rows if r["perturbation_type"] == "original"}
-        for row in rows:
-            if row["perturbation_type"] == kind and row["math500_id"] in own:
-                yield Pair(*named[kind], own[row["math500_id"]], row["problem"])
-
-    return read
+def audit(perturbation: str, group: str, kind: str, folders: Mapping[str, Path]) -> Iterator[Pair]:
+    """GPT-4o's edits of MATH-500, of github.com/ademcodesproducts/contamination-audit."""
+    path = folders["audit"] / "data/processed/contaminated_and_perturbations.csv"
+    rows = [row for row in _table(path) if row["problem"].strip()]
+    own = {r["math500_id"]: r["problem"] for r in rows if r["perturbation_type"] == "original"}
+    for row in rows:
+        if row["perturbation_type"] == perturbation and row["math500_id"] in own:
+            yield Pair(group, kind, own[row["math500_id"]], row["problem"])
 
 
 @dataclass(frozen=True, slots=True)
 class PairSet:
-    """A set of pairs: its reader, the checkouts it needs, its subject. `held_out`: not tuned on."""
+    """A set of pairs: its reader, the checkouts it needs, its subject. `held_out`: not tuned on.
 
-    read: Reader
+    With a `half` only the pairs of that half, 0 or 1: one is for tuning, the other held out.
+    """
+
+    reader: Callable[[Mapping[str, Path]], Iterator[Pair]]
     needs: tuple[str, ...]
-    held_out: bool = True
     subject: str = "word problems"
+    half: int | None = None
+    held_out: bool = True
+
+    def read(self, folders: Mapping[str, Path]) -> Iterator[Pair]:
+        for pair in self.reader(folders):
+            if self.half in (None, zlib.crc32(pair.candidate.encode()) % 2):
+                yield pair
 
 
+NUMBERS = partial(audit, "number_swap", "numbers replaced", "changed")
+CONTEXT = partial(audit, "surface_noise", "sentence of context", "extra")
+HIDDEN = ("gsm-plus", "llm-decontaminator", "metamath")
 SETS = {
-    "Contamination audit, numbers": PairSet(audit("number_swap"), ("audit",), subject="MATH"),
-    "Contamination audit, context": PairSet(audit("surface_noise"), ("audit",), subject="MATH"),
+    "Contamination audit, numbers": PairSet(NUMBERS, ("audit",), "MATH"),
+    "Contamination audit, context": PairSet(CONTEXT, ("audit",), "MATH"),
     "GSM-Plus": PairSet(gsm_plus, ("gsm-plus",), held_out=False),
     "MathCheck-GSM": PairSet(mathcheck, ("mathcheck",), held_out=False),
-    "MATH-Perturb": PairSet(math_perturb, ("math-perturb",), subject="MATH"),
-    "MATH-Perturb, original": PairSet(math_original, ("math-perturb", "math"), subject="MATH"),
-    "VAR-MATH": PairSet(var_math, ("var-math",), subject="MATH"),
+    "MATH-Perturb": PairSet(math_perturb, ("math-perturb",), "MATH"),
+    "MATH-Perturb, original": PairSet(math_original, ("math-perturb", "math"), "MATH"),
+    "VAR-MATH": PairSet(var_math, ("var-math",), "MATH"),
     "llm-decontaminator": PairSet(decontaminator, ("llm-decontaminator", "metamath")),
     "DICE GSM8K": PairSet(dice_gsm, ("dice",)),
-    "DICE MATH, half": PairSet(_half(dice_math, 0), ("dice", "math"), False, "MATH"),
-    "DICE MATH, other half": PairSet(_half(dice_math, 1), ("dice", "math"), subject="MATH"),
-    "GSM-Plus, reworded, half": PairSet(
-        _half(hidden, 0), ("gsm-plus", "llm-decontaminator", "metamath"), False
-    ),
-    "GSM-Plus, reworded, other half": PairSet(
-        _half(hidden, 1), ("gsm-plus", "llm-decontaminator", "metamath")
-    ),
+    "DICE MATH, half": PairSet(dice_math, ("dice", "math"), "MATH", 0, held_out=False),
+    "DICE MATH, other half": PairSet(dice_math, ("dice", "math"), "MATH", 1),
+    "GSM-Plus, reworded, half": PairSet(hidden, HIDDEN, half=0, held_out=False),
+    "GSM-Plus, reworded, other half": PairSet(hidden, HIDDEN, half=1),
 }
 
 
@@ -301,18 +287,16 @@ def rephrase(options: Namespace, names: set[str]) -> None:
     if unknown := folders.keys() - names:
         raise BenchError(f"--set {', '.join(sorted(unknown))}: unknown. See --help.")
     rows = [["set", "kind", "pairs", "n", "accept", "doubtful", "reject", "overlap"]]
-    totals: dict[tuple[str, str, bool], Counter[str]] = {}
+    totals: dict[tuple[str, str, bool], Counter[str]] = defaultdict(Counter)
     everything: list[Pair] = []
     known = {name: one for name, one in SETS.items() if folders.keys() >= {*one.needs}}
     for name, one in known.items():
         groups: dict[tuple[str, str], list[tuple[Pair, Check]]] = defaultdict(list)
-        pairs = list(one.read(folders))
-        everything += pairs
-        for pair in pairs:
+        for pair in one.read(folders):
+            everything.append(pair)
             verdict = check(pair.question, pair.candidate)
             groups[pair.kind, pair.group].append((pair, verdict))
-            total = totals.setdefault((one.subject, pair.kind, one.held_out), Counter())
-            total[verdict.verdict] += 1
+            totals[one.subject, pair.kind, one.held_out][verdict.verdict] += 1
         shown = name + (" (held out)" if one.held_out else "")
         for (kind, group), found in sorted(groups.items()):
             rates = _rates(Counter(str(c.verdict) for _, c in found))
