@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,9 +51,7 @@ class ScriptedEndpoint:
 
     def __init__(self, script: Callable[[int, dict[str, Any]], Reply]) -> None:
         self.script, self.bodies, self.headers = script, [], []  # type: ignore[var-annotated]
-        self.times: list[float] = []
         self.in_flight = self.most_in_flight = 0
-        self.finished: list[dict[str, Any]] = []
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
@@ -88,7 +85,6 @@ class ScriptedEndpoint:
         number = len(self.bodies)
         self.bodies.append(body)
         self.headers.append(headers)
-        self.times.append(time.monotonic())
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         reply = self.script(number, body)
@@ -105,8 +101,6 @@ class ScriptedEndpoint:
         top = f"HTTP/1.1 {reply.status} X\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items())
         writer.write(top.encode() + b"\r\n" + content[: reply.cut])
         await writer.drain()
-        if reply.cut is None and reply.status == 200:
-            self.finished.append(body)
         return reply.cut is None
 
     def close(self) -> None:

@@ -18,10 +18,8 @@ class RephraseError(UserError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A name, the source of the text, and the text with `SLOT` once."""
+    """An instruction with `SLOT` once."""
 
-    name: str
-    source: str
     text: str
 
     @property
@@ -51,9 +49,8 @@ def load_prompt(name: str, option: str = "--prompt") -> Prompt:
             found = yaml.safe_load(found) if path.suffix in (".yaml", ".yml") else found
         except (UnicodeDecodeError, yaml.YAMLError) as error:
             raise RephraseError(f"{option}={name}: not UTF-8 text or yaml. {error}") from error
-    fields = found if isinstance(found, dict) else {"text": found}
-    text = str(fields.get("text", ""))
+    text = str(found.get("text", "") if isinstance(found, dict) else found)
     for slot in slots:
         if (count := text.count(slot)) != 1:
             raise RephraseError(f"{option}={name}: {slot} occurs {count} times. Write it once.")
-    return Prompt(path.name, str(fields.get("source", path.name)), text)
+    return Prompt(text)

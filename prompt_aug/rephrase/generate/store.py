@@ -66,27 +66,27 @@ class Store:
         for record in new:
             self._take(record)
 
+    def _found(self, request: Request) -> list[dict[str, Any]]:
+        """Return the record of each sample: a response, else a failure, else an empty one."""
+        places = ((request.key, sample) for sample in range(request.samples))
+        return [self.answers.get(place) or self.failures.get(place, {}) for place in places]
+
     def missing(self, request: Request) -> list[int]:
         """Return the samples of `request` without a response and without a final failure."""
-        places = [(request.key, sample) for sample in range(request.samples)]
-        known = (p in self.answers or self.failures.get(p, {}).get("final") for p in places)
-        return [sample for sample, found in enumerate(known) if not found]
+        found = enumerate(self._found(request))
+        return [sample for sample, r in found if not ("text" in r or r.get("final"))]
 
     def lost(self, request: Request) -> list[int]:
         """Return the samples of `request` without a response, the empty ones not counted."""
-        places = [(request.key, sample) for sample in range(request.samples)]
-        known = (p in self.answers or self.failures.get(p, {}).get("empty") for p in places)
-        return [sample for sample, found in enumerate(known) if not found]
+        return [s for s, r in enumerate(self._found(request)) if not r.keys() & {"text", "empty"}]
 
     def texts(self, request: Request) -> list[dict[str, Any]]:
         """Return the records of the responses of `request`, in the order of their samples."""
-        places = ((request.key, sample) for sample in range(request.samples))
-        return [self.answers[place] for place in places if place in self.answers]
+        return [record for record in self._found(request) if "text" in record]
 
     def responses(self, request: Request) -> list[str]:
         """Return the texts, and "" for each empty one: no candidate, but a (wrong) response."""
-        places = ((request.key, sample) for sample in range(request.samples))
-        found = (self.answers.get(place) or self.failures.get(place, {}) for place in places)
+        found = self._found(request)
         return [record.get("text", "") for record in found if record.keys() & {"text", "empty"}]
 
     def failed(self, requests: Iterable[Request]) -> Counter[str]:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,24 +27,25 @@ TEXTS = [
 ]
 
 
-def judging(same: bool) -> Any:
-    answer = json.dumps(dict.fromkeys(FIELDS, same) | {"difference": ""})
-    return lambda number, body: Reply(chat([answer]))
-
-
 @pytest.mark.parametrize(
-    ("judge", "kept"), [(None, TEXTS[2:]), (True, [TEXTS[2], TEXTS[4]]), (False, TEXTS[2:])]
+    ("judge", "kept"),
+    [(None, TEXTS[2:]), (True, [TEXTS[2], TEXTS[4]]), (False, TEXTS[2:]), ("fails", None)],
 )
-def test_paraphrases_are_removed(judge: bool | None, kept: list[str], tmp_path: Path) -> None:
+def test_paraphrases_are_removed(judge: object, kept: list[str] | None, tmp_path: Path) -> None:
     questions = [make_question(text=t, answers=["1"], source="own") for t in TEXTS]
     write_parquet(questions, tmp_path / "q.parquet")
     bench, out = tmp_path / "bench.jsonl", tmp_path / "out.parquet"
     bench.write_text("".join(json.dumps({"question": text}) + "\n" for text in BENCHMARK))
     arguments = [str(tmp_path / "q.parquet"), str(out), "--against", str(bench)]
-    with serving(judging(bool(judge))) as endpoint:
+    answer = json.dumps(dict.fromkeys(FIELDS, bool(judge)) | {"difference": ""})
+    reply = Reply({}, status=400) if judge == "fails" else Reply(chat([answer]))
+    with serving(lambda number, body: reply) as endpoint:
         more = [] if judge is None else ["--judge", "j", "--base-url", endpoint.url]
-        assert decontaminate.main(arguments + more) == 0
+        assert decontaminate.main(arguments + more) == (kept is None)
         assert len(endpoint.bodies) == (judge is not None)
+    assert out.exists() == (kept is not None), "without its judge no question is in doubt"
+    if kept is None:
+        return
     assert [question.text for question in read_parquet(out)] == kept
     listed = {line["texts"][0]: line for line in lines(Path(f"{out}.overlaps.jsonl"))}
     assert listed.keys() == {*TEXTS[:2], DOUBTFUL}
@@ -53,17 +53,6 @@ def test_paraphrases_are_removed(judge: bool | None, kept: list[str], tmp_path: 
     assert listed[DOUBTFUL]["verdict"] == ("same" if judge else "doubtful")
     assert listed[DOUBTFUL]["path"] == ("checks" if judge is None else "judge")
     assert (listed[SAME]["benchmark"], listed[SAME]["index"]) == ("bench", 0)
-
-
-def test_a_judge_that_fails_leaves_no_question_in_doubt(tmp_path: Path) -> None:
-    questions = [make_question(text=t, answers=["1"], source="own") for t in TEXTS]
-    write_parquet(questions, tmp_path / "q.parquet")
-    bench, out = tmp_path / "bench.jsonl", tmp_path / "out.parquet"
-    bench.write_text("".join(json.dumps({"question": text}) + "\n" for text in BENCHMARK))
-    arguments = [str(tmp_path / "q.parquet"), str(out), "--against", str(bench)]
-    with serving(lambda number, body: Reply({}, status=400)) as endpoint:
-        assert decontaminate.main([*arguments, "--judge", "j", "--base-url", endpoint.url]) == 1
-    assert not out.exists()
 
 
 def test_the_shortlist_has_the_nearest_above_the_least_cosine() -> None:

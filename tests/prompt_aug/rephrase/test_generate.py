@@ -21,7 +21,7 @@ from prompt_aug.rephrase.generate.prompts import Prompt, RephraseError, load_pro
 from prompt_aug.rephrase.generate.store import Request, Sampling, Store
 from prompt_aug.rephrase.options import price_of
 
-PROMPT = Prompt("short", "own", "Rephrase: {question}")
+PROMPT = Prompt("Rephrase: {question}")
 SAMPLING = Sampling(model="scripted", max_tokens=50)
 Script = Callable[[int, dict[str, Any]], Reply]
 
@@ -80,7 +80,7 @@ def test_another_prompt_temperature_or_model_is_another_request() -> None:
     changed = [
         Stage("test", Path("unused"), Endpoint(), prompt, sampling).request("u0", "question 0").key
         for prompt, sampling in (
-            (Prompt("b", "own", "Say anew: {question}"), SAMPLING),
+            (Prompt("Say anew: {question}"), SAMPLING),
             (PROMPT, Sampling(model="scripted", max_tokens=50, temperature=0.5)),
             (PROMPT, Sampling(model="other", max_tokens=50)),
         )
@@ -294,13 +294,6 @@ def test_a_failure_is_booked_as_what_it_may_have_cost(
     assert budget.reserved == Spending()
     assert Store(tmp_path).spent == budget.spent, "the next run counts it"
     assert len(Store(tmp_path).failures) == 1
-
-
-def test_retries_count_against_the_budget(tmp_path: Path) -> None:
-    with serving(always(Reply({}, status=500))) as endpoint:
-        with pytest.raises(BudgetError):
-            ask(tmp_path, endpoint.url, requests(4), Budget(max_requests=5), retries=10)
-        assert len(endpoint.bodies) == 5
 
 
 def test_a_known_model_has_a_price() -> None:

@@ -1,20 +1,11 @@
-"""Solver and judge: hand values, and planted faults on a scripted solver."""
+"""Solver and judge: hand values."""
 
 import json
-import random
-from pathlib import Path
-from typing import Any
 
 import pytest
-from scripted_endpoint import Reply, chat, serving
 
-from prompt_aug.endpoint.budget import Budget
-from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.questions import make_question
 from prompt_aug.rephrase.candidates import Candidate, usable
-from prompt_aug.rephrase.generate.client import Stage
-from prompt_aug.rephrase.generate.prompts import load_prompt
-from prompt_aug.rephrase.generate.store import Sampling
 from prompt_aug.rephrase.solver import Answers, answers_of, judged, solved
 from prompt_aug.rephrase.verify import Reason
 
@@ -63,44 +54,6 @@ def test_a_judge_accepts_only_with_a_whole_verdict(response: str, verdict: str) 
     after = judged(DOUBTFUL, response)
     assert (after.verdict, after.path) == (verdict, "judge")
     assert usable([after], ("accept", "doubtful")) == ([after] if verdict == "accept" else [])
-
-
-def scripted_solver(number: int, body: dict[str, Any]) -> Reply:
-    """Knows "F(a, b)" is a + b; right with a chance that depends on the text, else near it."""
-    asked = body["messages"][0]["content"].split("\n")[0]
-    rng = random.Random(asked)
-    a, b = (int(part) for part in asked.split("F(")[1].split(")")[0].split(","))
-    skill = rng.uniform(0.5, 0.95)
-    texts = []
-    for _ in range(body["n"]):
-        value = a + b if rng.random() < skill else a + b + rng.choice([-3, -2, -1, 1, 2, 3, 10])
-        texts.append(f"So it is \\boxed{{{value}}}.")
-    return Reply(chat(texts))
-
-
-def test_planted_faults_stay_doubtful_and_good_ones_are_accepted(tmp_path: Path) -> None:
-    """80 questions, each with a good and an edited rephrasing, 12 responses to each text."""
-    rng, sampling = random.Random(5), Sampling(model="solver")
-    with serving(scripted_solver) as server:
-        endpoint = Endpoint(base_url=server.url, per_request=12)
-        stage = Stage("solver", tmp_path, endpoint, load_prompt("solve"), sampling)
-        plan = []
-        for i in range(80):
-            a, b = rng.randint(10, 99), rng.randint(10, 99)
-            question = make_question(text=f"{i} F({a},{b})", answers=[str(a + b)], source="own")
-            texts = [f"{i} reworded F({b},{a})", f"{i} edited F({a + rng.randint(4, 9)},{b})"]
-            requests = [stage.request(question.uid, t, samples=12) for t in (question.text, *texts)]
-            plan.append((question, requests))
-        stage.send([r for _, requests in plan for r in requests], Budget())
-    flagged = {"good": 0, "edited": 0}
-    for question, requests in plan:
-        own, *others = (
-            answers_of(question, stage.store.responses(request)) for request in requests
-        )
-        for kind, answers in zip(flagged, others, strict=True):
-            flagged[kind] += solved(DOUBTFUL, own, answers, 6).verdict == "doubtful"
-    assert flagged["edited"] == 80
-    assert flagged["good"] <= 0.2 * 80
 
 
 def test_the_answers_of_a_text_are_graded_and_grouped() -> None:

@@ -1,7 +1,6 @@
 """Checks of a candidate: known values, known pairs, one fault at a time, random edits."""
 
 import doctest
-import json
 import random
 import re
 from collections import Counter, defaultdict
@@ -13,34 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prompt_aug.base.files import read_lines
 from prompt_aug.rephrase import check, rules, verify
 from prompt_aug.rephrase.verify.text import read
 from prompt_aug.rephrase.verify.values import numbers
 
-FILES = ("first", "edits", "reworded")
-
-
-def pairs_of(name: str) -> list[dict[str, str]]:
-    """Return the pairs of a file; each of its lines is a question with its candidates by kind."""
-    file = Path(__file__).with_name("pairs") / f"{name}.jsonl"
-    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-    return [
-        {"set": line["set"], "kind": kind, "question": line["question"], "candidate": candidate}
-        for line in lines
-        for kind, candidate in line["candidates"]
-    ]
-
-
-PAIRS = [pair for name in FILES for pair in pairs_of(name)]
+FOLDER = Path(__file__).with_name("pairs")
+PAIRS = [  # each line is a question with its candidates by kind
+    {"set": line["set"], "kind": kind, "question": line["question"], "candidate": candidate}
+    for name in ("first", "edits", "reworded")
+    for line in read_lines(FOLDER / f"{name}.jsonl")
+    for kind, candidate in line["candidates"]
+]
 MAY_BE_REJECTED = {"word": 0.05, "math": 0.1}  # share of the good pairs
 MAY_BE_DOUBTFUL, MAY_BE_ACCEPTED = 0.2, 0.02  # of the good ones, and of those with other numbers
-
-
-def edited(text: str, rng: random.Random) -> str:
-    """Replace, drop or put in one piece of a text."""
-    place, end = sorted((rng.randrange(len(text) + 1), rng.randrange(len(text) + 1)))
-    pieces = ["0 times", "1/0", "$", "\\frac{", "{", "^", "half of 0", "-", "²", "3:00", "", "%"]
-    return text[:place] + rng.choice(pieces) + text[min(end, place + rng.randrange(9)) :]
 
 
 @pytest.mark.parametrize(
@@ -146,62 +131,12 @@ def test_one_fault_at_a_time(
     assert all(reason.detail for reason in result.reasons)
 
 
-@pytest.mark.parametrize(
-    ("question", "good", "faulty", "named"),
-    [
-        (
-            "Find the largest integer $x$ with $x^2 + 3x < 100$.",
-            "An integer $n$ satisfies $n^2+3n<100$. What is the greatest value that $n$ can have?",
-            "An integer $n$ satisfies $n^2+3m<100$. What is the greatest value that $n$ can have?",
-            "formulas",
-        ),
-        (
-            "Ann peels an orange in 3 minutes. How many oranges does she peel in an hour?",
-            "An orange takes Ann 3 minutes to peel. After 60 minutes, how many are peeled?",
-            "An orange takes Ann 3 minutes to peel. After 70 minutes, how many are peeled?",
-            "numbers",
-        ),
-        (
-            "Katy mixes sugar and water as 7:13 and needs 120 spoons. How much is sugar?",
-            "In a mix of 120 spoons, sugar is to water as 7 to 13. What is the amount of sugar?",
-            "In a mix of 120 spoons, sugar is to water as 7 to 12. What is the amount of sugar?",
-            "numbers",
-        ),
-        (
-            r"Find all $x$ with $\sqrt{x+1} \le \frac{x^2}{2}$ and $x \ne 3$.",
-            "Which values x satisfy √(x + 1) ≤ x²/2, where x ≠ 3 must hold?",
-            "Which values x satisfy √(x + 1) ≤ x³/2, where x ≠ 3 must hold?",
-            "formulas",
-        ),
-        (
-            r"Let $f(x) = 3x - 7$ for $x < 5$. Find $f(2)$.",
-            r"A function is given by \(f(x)=3x-7\) if \(x<5\). What is the value of \(f(2)\)?",
-            r"A function is given by \(f(x)=3x-7\) if \(x\le 5\). What is the value of \(f(2)\)?",
-            "formulas",
-        ),
-        (
-            "Ann has 12 apples, and Bob has 5 pears. How many fruits have they together now?",
-            "Eve has 12 apples, and Tom has 5 pears. How many fruits have they together now?",
-            "Ann has 5 apples, and Bob has 12 pears. How many fruits have they together now?",
-            "edit",
-        ),
-        (
-            "Ann walks 3 weeks and rests 12 days. How many days is she away from home?",
-            "How long, in days, is Ann not at home if she rests 12 days after 21 days of walking, "
-            "that is weeks?",
-            "How long, in days, is Ann not at home if she rests 12 days after 24 days of walking, "
-            "that is weeks?",
-            "numbers",
-        ),
-    ],
-)
-def test_what_is_a_fault_and_what_is_none(
-    question: str, good: str, faulty: str, named: str
-) -> None:
-    assert check(question, good).reasons == ()
-    found = check(question, faulty)
+@pytest.mark.parametrize("case", read_lines(FOLDER / "faults.jsonl"))
+def test_what_is_a_fault_and_what_is_none(case: dict[str, str]) -> None:
+    assert check(case["question"], case["good"]).reasons == ()
+    found = check(case["question"], case["faulty"])
     assert found.verdict != "accept"
-    assert named in {reason.filter for reason in found.reasons}
+    assert case["named"] in {reason.filter for reason in found.reasons}
 
 
 def test_another_bracket_is_a_doubt_and_another_digit_a_fault() -> None:
@@ -223,15 +158,6 @@ def test_a_filter_that_raises_is_a_doubt_with_its_name(monkeypatch: pytest.Monke
     assert result.verdict == "doubtful"
 
 
-def test_random_edits_of_pairs_raise_nothing() -> None:
-    """The long form, 10,000 edits: scripts/bench.py rephrase --fuzz 10000."""
-    rng = random.Random(0)
-    for _ in range(600):
-        pair = rng.choice(PAIRS)
-        text = edited(pair["candidate"], rng)
-        assert not [r for r in check(pair["question"], text).reasons if r.filter == "error"]
-
-
 def test_one_number_changed_in_a_good_rewording_is_seen() -> None:
     """The hard case of an edited number: nothing else gives it away."""
     seen = total = 0
@@ -246,7 +172,9 @@ def test_one_number_changed_in_a_good_rewording_is_seen() -> None:
     assert seen == total
 
 
+# Random edits of real pairs: scripts/bench.py rephrase --fuzz 10000.
 PIECES = ["$", "\\frac", "{", "}", "1", "/0", "^2", "x", "<", "half", "dozen", "[asy]", "\\["]
+PIECES += ["0 times", "half of 0", "²", "3:00", "%", "√(", "-"]
 
 
 @settings(deadline=None)
