@@ -296,6 +296,13 @@ def test_a_failure_is_booked_as_what_it_may_have_cost(
     assert len(Store(tmp_path).failures) == 1
 
 
+def test_retries_count_against_the_budget(tmp_path: Path) -> None:
+    with serving(always(Reply({}, status=500))) as endpoint:
+        with pytest.raises(BudgetError):
+            ask(tmp_path, endpoint.url, requests(4), Budget(max_requests=5), retries=10)
+        assert len(endpoint.bodies) == 5
+
+
 def test_a_known_model_has_a_price() -> None:
     assert price_of("no-such-model", None) is None
     known = price_of("gpt-4o", None)
