@@ -23,33 +23,26 @@ from prompt_aug.base.files import replacing
 UID_LENGTH = 16
 SHOWN_ERRORS = 10
 _TEXTS = pa.list_(pa.string())
+_EXTRA = {
+    "uid": pa.string(),
+    "split": pa.string(),
+    "index": pa.int64(),
+    "level": pa.int64(),
+    "answers": _TEXTS,
+    "options": _TEXTS,
+    "rephrasings": _TEXTS,
+    "pass_rate": pa.float64(),
+    "row": pa.string(),
+}
 SCHEMA = pa.schema(
-    [
-        ("data_source", pa.string()),
-        ("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
-        ("ability", pa.string()),
-        ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
-        (
-            "extra_info",
-            pa.struct(
-                [
-                    ("uid", pa.string()),
-                    ("split", pa.string()),
-                    ("index", pa.int64()),
-                    ("level", pa.int64()),
-                    ("answers", _TEXTS),
-                    ("options", _TEXTS),
-                    ("rephrasings", _TEXTS),
-                    ("pass_rate", pa.float64()),
-                    ("row", pa.string()),
-                ]
-            ),
-        ),
-    ]
+    {
+        "data_source": pa.string(),
+        "prompt": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()})),
+        "ability": pa.string(),
+        "reward_model": pa.struct({"style": pa.string(), "ground_truth": pa.string()}),
+        "extra_info": pa.struct(_EXTRA),
+    }
 )
-
-_EXTRA = {field.name for field in SCHEMA.field("extra_info").type}
-
 VALIDATION = "validation"  # the split of questions that were held out of the training data
 
 
@@ -196,7 +189,7 @@ def _rate(value: Any) -> float | None:
 def _other_columns(row: Mapping[str, Any]) -> str | None:
     """Return the columns of a row but `prompt` as JSON, None if `Question` holds all of them."""
     extra, graded = row.get("extra_info") or {}, row.get("reward_model") or {}
-    known = set(row) <= {*SCHEMA.names, "images", "videos"} and set(extra) <= _EXTRA
+    known = set(row) <= {*SCHEMA.names, "images", "videos"} and set(extra) <= _EXTRA.keys()
     plain = set(graded) <= {"style", "ground_truth"}
     if known and plain and isinstance(graded.get("ground_truth"), str | None):
         return None
