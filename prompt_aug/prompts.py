@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from prompt_aug.base.files import FileError, read_text, write_text
+from prompt_aug.base.progress import track
 from prompt_aug.questions import Question
 from prompt_aug.templates import (
     Bank,
@@ -24,7 +25,6 @@ from prompt_aug.templates import (
     Overlong,
     Rendered,
     load_bank,
-    overlong,
     render,
 )
 from prompt_aug.templates.rendering import Shots
@@ -32,6 +32,7 @@ from prompt_aug.typed import parse_yaml
 
 HEAD = ("source", "format", "style", "validation_template")
 FORM = ("style", "chat", "instruction", "system")
+BATCH = 512  # questions whose prompts are tokenized at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +130,21 @@ class Prompts:
     def overlong(
         self, questions: Sequence[Question], names: Sequence[str], tokenizer: Any, limit: int
     ) -> list[Overlong]:
-        """Return the questions with more than `limit` tokens under any template of `names`."""
-        templates = [self.bank[name] for name in names]
-        return overlong(questions, templates, tokenizer, limit=limit, form=self.form)
+        """Return the questions with more than `limit` tokens under any template of `names`.
+
+        Each question is listed once, with its longest prompt.
+        """
+        found: list[Overlong] = []
+        for start in track(range(0, len(questions), BATCH), "prompt lengths", "batches"):
+            pairs = [
+                (q.uid, name, render(self.bank[name], q.text, tokenizer, self.form, q.system).text)
+                for q in questions[start : start + BATCH]
+                for name in names
+            ]
+            ids = tokenizer([text for _, _, text in pairs], add_special_tokens=False)["input_ids"]
+            longest: dict[str, Overlong] = {}
+            for (uid, name, _), tokens in zip(pairs, ids, strict=True):
+                if len(tokens) > max(limit, longest[uid].length if uid in longest else 0):
+                    longest[uid] = Overlong(uid=uid, template=name, length=len(tokens))
+            found.extend(longest.values())
+        return found

@@ -5,12 +5,11 @@ prompt, the BOS included, as text.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.progress import track
 from prompt_aug.questions import Question
 from prompt_aug.templates.template import SLOT, BankError, Template
 from prompt_aug.typed import shown
@@ -170,36 +169,6 @@ def prompt_length(template: Template, text: str, tokenizer: Any, form: Form = PL
     """Return the tokens of the prompt of `text` under `template`, prefill included."""
     prompt = render(template, text, tokenizer, form).text
     return len(tokenizer.encode(prompt, add_special_tokens=False))
-
-
-def overlong(
-    questions: Sequence[Question],
-    templates: Sequence[Template],
-    tokenizer: Any,
-    *,
-    limit: int,
-    form: Form = PLAIN,
-    batch: int = 512,
-) -> list[Overlong]:
-    """Return the questions whose prompt has more than `limit` tokens under any of `templates`.
-
-    Each question is listed once, with its longest prompt.
-    """
-    found: list[Overlong] = []
-    for start in track(range(0, len(questions), batch), "prompt lengths", "batches"):
-        part = questions[start : start + batch]
-        pairs = [
-            (q.uid, template.name, render(template, q.text, tokenizer, form, q.system).text)
-            for q in part
-            for template in templates
-        ]
-        ids = tokenizer([text for _, _, text in pairs], add_special_tokens=False)["input_ids"]
-        longest: dict[str, Overlong] = {}
-        for (uid, name, _), tokens in zip(pairs, ids, strict=True):
-            if len(tokens) > max(limit, longest[uid].length if uid in longest else 0):
-                longest[uid] = Overlong(uid=uid, template=name, length=len(tokens))
-        found.extend(longest.values())
-    return found
 
 
 def _chat_text(messages: Messages, tokenizer: Any, form: Form) -> tuple[str, Messages]:

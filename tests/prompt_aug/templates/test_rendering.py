@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question
 from prompt_aug.templates import (
+    Bank,
     BankError,
     Form,
     RenderError,
     Template,
     load_bank,
-    overlong,
     prompt_length,
     render,
     tag_opened_twice,
@@ -45,7 +46,6 @@ NO_SYSTEM = (
 DROPS_SYSTEM = (
     "{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% endif %}{% endfor %}"
 )
-LOSES_ALL = "nothing"
 
 
 def tokenizer(chat: str | None, special: tuple[str, ...], bos: str | None = None) -> Any:
@@ -114,12 +114,18 @@ def test_llama_3_has_one_bos() -> None:
     assert made.encode(text).count(made.bos_token_id) == 2
 
 
-def test_a_chat_template_without_a_system_role_gets_it_in_the_user_message() -> None:
-    made = tokenizer(NO_SYSTEM, ("<start>", "<end>"), "<bos>")
-    rendered = render(FULL, "Q", made)
-    assert rendered.text == (
-        "<bos><start>user\nSYS\n\nQ\nStep by step.<end>\n<start>model\n<think>\n"
-    )
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (NO_SYSTEM, "<bos><start>user\nSYS\n\nQ\nStep by step.<end>\n<start>model\n<think>\n"),
+        (DROPS_SYSTEM, "[SYS\n\nQ\nStep by step.]<think>\n"),  # in silence
+    ],
+)
+def test_a_chat_template_without_a_system_role_gets_it_in_the_user_message(
+    made: str, text: str
+) -> None:
+    rendered = render(FULL, "Q", tokenizer(made, ("<start>", "<end>"), "<bos>"))
+    assert rendered.text == text
     assert rendered.messages == (("user", "SYS\n\nQ\nStep by step."),)
 
 
@@ -143,19 +149,17 @@ def test_shots_are_turns_of_the_same_template_before_the_question() -> None:
         render(FULL, "Q", qwen(), shots=(("1?", "<|im_end|>"),))
 
 
-def test_a_chat_template_that_drops_the_system_message_in_silence() -> None:
-    made = tokenizer(DROPS_SYSTEM, ())
-    assert render(FULL, "Q", made).text == "[SYS\n\nQ\nStep by step.]<think>\n"
-
-
-def test_a_chat_template_that_loses_the_question_is_refused() -> None:
-    with pytest.raises(RenderError, match=r"style=auto: .* does not show the user message"):
-        render(FULL, "Q", tokenizer(LOSES_ALL, ()))
-
-
-@pytest.mark.parametrize("chat", ["{% for", "{{ messages + 1 }}", "{{ raise_exception('no') }}"])
-def test_a_chat_template_that_fails_is_refused(chat: str) -> None:
-    with pytest.raises(RenderError, match=r"recipe\.augment\.style=chat: .* template fails: \w+: "):
+@pytest.mark.parametrize(
+    ("chat", "told"),
+    [
+        ("{% for", r"template fails: \w+: "),
+        ("{{ messages + 1 }}", r"template fails: \w+: "),
+        ("{{ raise_exception('no') }}", r"template fails: \w+: "),
+        ("loses all", "does not show the user message"),
+    ],
+)
+def test_a_chat_template_that_fails_is_refused(chat: str, told: str) -> None:
+    with pytest.raises(RenderError, match=rf"recipe\.augment\.style=chat: .* {told}"):
         render(FULL, "Q", tokenizer(chat, ()), Form(style="chat"))
 
 
@@ -223,18 +227,8 @@ def test_arguments_reach_the_chat_template_or_are_refused() -> None:
 
 
 def state(made: Any) -> str:
-    return (
-        repr(
-            (
-                made.chat_template,
-                made.init_kwargs,
-                made.special_tokens_map,
-                len(made),
-                made.padding_side,
-            )
-        )
-        + made.backend_tokenizer.to_str()
-    )
+    settings = (made.chat_template, made.init_kwargs, made.special_tokens_map, made.padding_side)
+    return repr((*settings, len(made))) + made.backend_tokenizer.to_str()
 
 
 def test_rendering_never_changes_the_tokenizer() -> None:
@@ -243,7 +237,7 @@ def test_rendering_never_changes_the_tokenizer() -> None:
         for template in load_bank().values():
             render(template, "Q", made)
             prompt_length(template, "Q", made)
-        overlong([question("Q")], list(load_bank().values()), made, limit=1)
+        Prompts.from_section({}).overlong([question("Q")], BANK.names, made, limit=1)
         assert state(made) == before
     made.chat_template = "changed"  # the control: the comparison sees a change
     assert state(made) != before
@@ -284,13 +278,16 @@ SHORT = Template(name="short", category="c", prefill="")
 LONG = Template(name="long", category="c", system="x" * 100)
 
 
-def test_overlong_under_the_longest_template() -> None:
-    made = qwen()
+def test_overlong_under_the_longest_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, bank = qwen(), Bank([SHORT, LONG])
+    record = {"source": None, "format": "strict", "validation_template": "short"}
+    prompts = Prompts(bank=bank, form=Form(), **record)  # type: ignore[arg-type]
     questions = [question("a" * n) for n in (10, 50, 90)]
     limit = prompt_length(LONG, "a" * 50, made)
-    found = overlong(questions, [SHORT, LONG], made, limit=limit)
+    found = prompts.overlong(questions, bank.names, made, limit)
     assert [(o.uid, o.template, o.length) for o in found] == [
         (questions[2].uid, "long", limit + 40)
     ]
-    found = overlong(questions, [SHORT, LONG], made, limit=limit - 1, batch=2)
+    monkeypatch.setattr("prompt_aug.prompts.BATCH", 2)
+    found = prompts.overlong(questions, bank.names, made, limit - 1)
     assert [o.uid for o in found] == [q.uid for q in questions[1:]]
