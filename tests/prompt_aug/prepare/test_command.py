@@ -9,6 +9,7 @@ import datasets
 import pytest
 from huggingface_hub import constants
 
+from prompt_aug.base.files import read_json
 from prompt_aug.prepare import __main__ as prepare
 from prompt_aug.prepare import sources
 from prompt_aug.prepare.sources import column_names, complete, load_presets, load_rows
@@ -47,6 +48,10 @@ def run(tmp_path: Path, *options: str, rows: list[dict[str, Any]] | None = None)
     return prepare.main([str(source), str(out), *checks, *options])
 
 
+def manifest_of(tmp_path: Path) -> dict[str, Any]:
+    return read_json(tmp_path / "out" / "train.parquet.manifest.json")
+
+
 def test_rows_are_refused_by_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path) == 0
     out = tmp_path / "out" / "train.parquet"
@@ -56,7 +61,7 @@ def test_rows_are_refused_by_number(tmp_path: Path, capsys: pytest.CaptureFixtur
         ("Add 2 to 2.", ("4",)),
         ("What is one half of one?", ("\\frac{1}{2}",)),
     ]
-    manifest = json.loads((tmp_path / "out" / "train.parquet.manifest.json").read_text())
+    manifest = manifest_of(tmp_path)
     assert manifest["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
     assert (manifest["rows"], manifest["kept"]) == (9, 3)
     assert [(r["row"], r["reason"]) for r in manifest["refused_rows"]] == [
@@ -93,7 +98,7 @@ def test_an_answer_that_the_grader_does_not_know_is_refused(
 
     monkeypatch.setattr(prepare_checks, "grade_many", stubborn)
     assert run(tmp_path) == 0
-    manifest = json.loads((tmp_path / "out" / "train.parquet.manifest.json").read_text())
+    manifest = manifest_of(tmp_path)
     assert manifest["refused"]["ungradable"] == 1
     assert {"row": 1, "reason": "ungradable", "detail": "'4' graded no_answer against itself"} in (
         manifest["refused_rows"]
@@ -129,16 +134,14 @@ def test_killed_between_data_and_manifest_leaves_no_manifest(
 
 def test_near_duplicates_are_reported_and_kept(tmp_path: Path) -> None:
     long = "A train leaves the station at noon and meets another one after {} hours. How far is it?"
-    rows = [{"problem": long.format(n), "answer": "1"} for n in ("two", "2")]
-    assert run(tmp_path, rows=[*rows, ROWS[0]]) == 0
-    manifest = json.loads((tmp_path / "out" / "train.parquet.manifest.json").read_text())
+    one, other = long.format("two"), long.format("2")
     # 15 3-grams each, 3 of which have the changed word: 12 / 18 is below 0.8
-    assert manifest["near_duplicates"] == []
-    rows[1]["problem"] = rows[0]["problem"].replace("How far is it?", "How far is that?")
-    assert run(tmp_path, rows=[*rows, ROWS[0]]) == 0
-    manifest = json.loads((tmp_path / "out" / "train.parquet.manifest.json").read_text())
-    assert [pair["rows"] for pair in manifest["near_duplicates"]] == [[0, 1]]
-    assert manifest["kept"] == 3
+    for text, pairs in ((other, []), (one.replace("far is it", "far is that"), [[0, 1]])):
+        rows = [{"problem": problem, "answer": "1"} for problem in (one, text)]
+        assert run(tmp_path, rows=[*rows, ROWS[0]]) == 0
+        manifest = manifest_of(tmp_path)
+        assert [pair["rows"] for pair in manifest["near_duplicates"]] == pairs
+        assert manifest["kept"] == 3
 
 
 def test_the_hub_is_asked_for_the_presets_id(
@@ -193,7 +196,6 @@ def simplerl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(
         datasets, "load_dataset", lambda _, **how: real(str(tmp_path / "hub"), **how)
     )
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(sources, "hub_answers", lambda _: True)
     presets = load_presets()
     known = presets["math-level3to5"]
@@ -376,8 +378,7 @@ def test_real_rows_and_the_real_suite(shared_data: Path, tmp_path: Path) -> None
 
 def test_a_validation_split_is_held_out_by_content(tmp_path: Path) -> None:
     def split(rows: list[dict[str, str]], name: str) -> tuple[set[str], set[str]]:
-        source, out = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.parquet"
-        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        source, out = jsonl(tmp_path / f"{name}.jsonl", rows), tmp_path / f"{name}.parquet"
         assert prepare.main([str(source), str(out), "--no-benchmarks", "--validation", "3"]) == 0
         held = read_parquet(out.with_name(f"{name}.validation.parquet"))
         assert {question.split for question in held} == {"validation"}
@@ -387,11 +388,9 @@ def test_a_validation_split_is_held_out_by_content(tmp_path: Path) -> None:
     trained, held = split(rows, "a")
     assert len(held) == 3 and not trained & held and len(trained | held) == 9
     assert split(rows[::-1], "b") == (trained, held)  # the order of the rows does not matter
-    out = tmp_path / "a.parquet"
     for count in ("0", "9"):
-        assert prepare.main(
-            [str(tmp_path / "a.jsonl"), str(out), "--no-benchmarks", "--validation", count]
-        )
+        command = [str(tmp_path / "a.jsonl"), str(tmp_path / "a.parquet"), "--no-benchmarks"]
+        assert prepare.main([*command, "--validation", count]) == 1
 
 
 def test_rows_that_rephrase_one_question_are_joined(
@@ -417,28 +416,8 @@ def test_rows_that_rephrase_one_question_are_joined(
     assert one.rephrasings == ("Find the sum of 1 and 1.", "Add one and one.")
     assert two.rephrasings == ("Two and two make what?",)
     assert "1 of 1 questions, 2 of 1 questions; the paper has 3" in capsys.readouterr().out
-    manifest = json.loads((tmp_path / "out" / "train.parquet.manifest.json").read_text())
+    manifest = manifest_of(tmp_path)
     assert manifest["rows_left_out"] == {"padding": 2, "another answer": 1, "repeated": 1}
-
-
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        ('{"problem": "a", "answer": "1"}\n{"problem": "b", "answer\n', "line 2: broken JSON"),
-        ('{"problem": "a", "answer": "1"}\n\n[1, 2]\n', "line 3: no JSON object"),
-        ("", "an empty file"),
-        ("\n \n", "an empty file"),
-    ],
-)
-def test_a_broken_file_is_named_with_its_line(
-    content: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text(content)
-    assert prepare.main([str(file), str(tmp_path / "out.parquet"), "--no-benchmarks"]) == 1
-    said = capsys.readouterr().err
-    assert f"{file}" in said
-    assert told in said
 
 
 def test_an_answer_of_prose_is_refused_unless_text_is_allowed(tmp_path: Path) -> None:
@@ -447,8 +426,7 @@ def test_an_answer_of_prose_is_refused_unless_text_is_allowed(tmp_path: Path) ->
         {"problem": "Who wins?", "answer": "\\text{Evelyn}"},
         {"problem": "Which values of x?", "answer": "all real numbers"},
     ]
-    file, out = jsonl(tmp_path / "rows.jsonl", rows), tmp_path / "out.parquet"
-    assert prepare.main([str(file), str(out), "--no-benchmarks"]) == 0
-    assert [q.text for q in read_parquet(out)] == ["Who wins?", "Which values of x?"]
-    assert prepare.main([str(file), str(out), "--no-benchmarks", "--allow-text"]) == 0
-    assert len(read_parquet(out)) == 3
+    for option, kept in (("--no-benchmarks", rows[1:]), ("--allow-text", rows)):
+        assert run(tmp_path, option, rows=rows) == 0
+        found = read_parquet(tmp_path / "out" / "train.parquet")
+        assert [q.text for q in found] == [row["problem"] for row in kept]

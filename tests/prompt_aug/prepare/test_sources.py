@@ -123,6 +123,10 @@ def test_rows_that_a_preset_does_not_fit() -> None:
         ("no", None, "neither a file, nor a folder, nor a known name"),
         ("a.txt", "x", "known are files ending in .parquet"),
         ("a.jsonl", '{"problem": "1"', "line 1: broken JSON"),
+        ("c.jsonl", '{"problem": "1"}\n{"problem\n', "line 2: broken JSON"),
+        ("d.jsonl", '{"problem": "1"}\n\n[1, 2]\n', "line 3: no JSON object"),
+        ("e.jsonl", "", "an empty file"),
+        ("f.jsonl", "\n \n", "an empty file"),
         ("a.csv", "question,answer\n", "an empty file"),
         ("b.jsonl", '{"problem": "\udcff"}\n', "is not UTF-8 text"),
         ("a.parquet", "x", "local data cannot be loaded"),
@@ -134,7 +138,7 @@ def test_unreadable_sources(tmp_path: Path, name: str, content: str | None, mess
         path.write_text(content, errors="surrogateescape")
     with pytest.raises(SourceError, match=message) as caught:
         load_rows(str(path))
-    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_csv_is_text_as_it_stands(tmp_path: Path) -> None:
