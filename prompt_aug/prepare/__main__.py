@@ -185,7 +185,8 @@ def check_paths(options: argparse.Namespace) -> None:
     for key, value in vars(options).items():
         for item in value if isinstance(value, list) else [value]:
             if item == "" or (key == "out" and item == Path()):
-                name = {"source": "SOURCE", "out": "OUT"}.get(key, f"--{key.replace('_', '-')}")
+                option = f"{key}-column" if key in Columns.model_fields else key.replace("_", "-")
+                name = {"source": "SOURCE", "out": "OUT"}.get(key, f"--{option}")
                 raise UsageError(f"{name} is empty (an unset shell variable?)")
     out = options.out.resolve()
     if out.suffix != ".parquet":

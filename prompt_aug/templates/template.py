@@ -83,8 +83,8 @@ class Bank(Mapping[str, Template]):
         if name in self._templates:
             return self._templates[name]
         raise UnknownTemplateError(
-            f"unknown template {name!r}{closest(str(name), self.names)} The bank has: "
-            f"{', '.join(self.names)}"
+            f"unknown template {name!r}{closest(str(name), self.names) or '.'} The bank has: "
+            f"{', '.join(self.names)}. Name one of these, or use a bank that has {name!r}."
         )
 
     def __iter__(self) -> Iterator[str]:

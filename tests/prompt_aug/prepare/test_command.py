@@ -312,7 +312,7 @@ def test_columns_levels_and_lists(tmp_path: Path) -> None:
         (["--against", ""], "--against is empty (an unset shell variable?)"),
         (["--against", "name="], "'': neither a file, nor a folder"),
         (["--name", ""], "--name is empty"),
-        (["--text-column", ""], "--text is empty"),
+        (["--text-column", ""], "--text-column is empty"),
     ],
 )
 def test_wrong_options(
