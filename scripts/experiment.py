@@ -57,13 +57,11 @@ def carry_out(given: argparse.Namespace) -> int:
     counted = given.pilot is None
     folder = experiment.folder if counted else given.out / experiment.name / "pilot"
     record = folder / "record.jsonl"
-    runs = wanted(experiment, given)
-    done = read_record(record, experiment)
-    todo = [(arm, seed) for arm, seed in runs if (arm.name, seed) not in done]
-    print(f"{experiment.name}: {len(runs) - len(todo)} runs on record, {len(todo)} to make")
     out = given.out / experiment.name
-    with Progress(f"{experiment.name}, {len(todo)} runs"):
-        failed = run_all(experiment, todo, record=record, out=out, jobs=given.jobs)
+    with Progress(experiment.name):
+        failed = run_all(
+            experiment, wanted(experiment, given), record=record, out=out, jobs=given.jobs
+        )
     made = read_record(record, experiment)
     shown = page.whole(experiment, made) if counted else made
     if shown:

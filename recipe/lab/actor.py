@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,11 +11,8 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.torch_functional import (
-    get_constant_schedule_with_warmup,
-    get_cosine_schedule_with_warmup,
-)
 from verl.workers.config.optimizer import build_optimizer
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from verl.workers.utils.losses import ppo_loss
 
 from recipe.lab.decoder import Decoder
@@ -36,8 +34,10 @@ class Actor:
         for weight in self.weights:
             weight.requires_grad_()
         optim = omega_conf_to_dataclass(config.actor_rollout_ref.actor.optim)
+        optim.total_training_steps = int(config.trainer.total_training_steps)
         self.optimizer = build_optimizer(self.weights, optim)
-        self.scheduler = _scheduler(self.optimizer, optim, int(config.trainer.total_training_steps))
+        engine: Any = SimpleNamespace(optimizer_config=optim, rank=1)  # rank 0 prints the steps
+        self.scheduler = FSDPEngine._build_lr_scheduler(engine, self.optimizer)
         self.steps = 0
         self.configure(config)
 
@@ -78,7 +78,8 @@ class Actor:
         self, fetched: Fetched, columns: dict[str, Tensor], chosen: Sequence[int], tokens: int
     ) -> float:
         """Add the gradient of verl's loss over the rows of a micro-batch; return the loss."""
-        skip = self._skips_silent_rows
+        extra = self.config.use_kl_loss or self.config.entropy_coeff
+        skip = not extra and self.config.policy_loss.loss_mode in SILENT_WITHOUT_ADVANTAGE
         rows = [i for i in chosen if not skip or columns["advantages"][i].any()]
         if not rows:
             return 0.0
@@ -106,11 +107,6 @@ class Actor:
         loss.backward()
         return float(loss.detach())
 
-    @property
-    def _skips_silent_rows(self) -> bool:
-        extra = self.config.use_kl_loss or self.config.entropy_coeff
-        return not extra and self.config.policy_loss.loss_mode in SILENT_WITHOUT_ADVANTAGE
-
     def _optimizer_step(self) -> float:
         for weight in self.weights:
             if weight.grad is None:  # no row had a signal: Adam still follows its momentum
@@ -120,19 +116,3 @@ class Actor:
             self.optimizer.step()
         self.steps += 1
         return float(norm)
-
-
-def _scheduler(optimizer: Any, optim: Any, total: int) -> Any:
-    warmup = optim.lr_warmup_steps
-    if warmup is None or warmup <= 0:
-        warmup = int(optim.lr_warmup_steps_ratio * total)
-    if optim.lr_scheduler_type == "constant":
-        return get_constant_schedule_with_warmup(optimizer=optimizer, num_warmup_steps=warmup)
-    return get_cosine_schedule_with_warmup(
-        optimizer=optimizer,
-        num_warmup_steps=warmup,
-        num_training_steps=total,
-        min_lr_ratio=optim.min_lr_ratio,
-        num_cycles=optim.num_cycles,
-        zero_indexed_step=optim.zero_indexed_step,
-    )

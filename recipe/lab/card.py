@@ -52,11 +52,11 @@ def checkpoints(experiment: Experiment, lines: Lines) -> str:
         for step, numbers in line["measured"].items():
             found.setdefault(int(step), []).append(numbers[template])
     shown = [key for key in SHOWN if all(key in n for ns in found.values() for n in ns)]
-    rows = [["step", *shown], ["---"] * (len(shown) + 1)]
+    rows = [["step", *shown]]
     for step, numbers in sorted(found.items()):
         means = (statistics.fmean(n[key] for n in numbers) for key in shown)
         rows.append([str(step), *(f"{mean:.3f}" for mean in means)])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return page.markdown(rows)
 
 
 def card(experiment: Experiment, lines: Lines, origin: Mapping[str, Any]) -> str:
@@ -89,17 +89,12 @@ def carry_out(given: argparse.Namespace) -> int:
         )
     wanted = experiment.mechanism
     names = dict.fromkeys((wanted.arm, *(wanted.minus or ())[:1]))
-    record = given.out / experiment.name / "pilots.jsonl"
-    seeds = range(1, given.seeds + 1)
-    done = read_record(record, experiment)
-    runs = [(name, seed) for seed in seeds for name in names]
-    todo = [(experiment.arm(name), seed) for name, seed in runs if (name, seed) not in done]
-    failed = run_all(
-        experiment, todo, record=record, out=given.out / experiment.name, jobs=given.jobs
-    )
+    out = given.out / experiment.name
+    record = out / "pilots.jsonl"
+    runs = [(experiment.arm(name), seed) for seed in range(1, given.seeds + 1) for name in names]
+    failed = run_all(experiment, runs, record=record, out=out, jobs=given.jobs)
     known = read_record(record, experiment)
-    lines = {k: known[k] for k in runs if k in known}
-    if lines:
+    if lines := {(a.name, s): known[a.name, s] for a, s in runs if (a.name, s) in known}:
         text = card(experiment, lines, describe())
         if given.file:
             write_text(given.file, text)

@@ -1,13 +1,15 @@
 """The record of an experiment as results.md: verdicts, tables and differences."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from recipe.lab.experiment import Arm, Claim, Experiment, ExperimentError
-from recipe.lab.paired import holm, paired_difference, sign_flip_p
+from recipe.lab.paired import differences, half_width, holm, sign_flip_p
 from recipe.lab.pictures import pictures
-from recipe.lab.runs import BIN, Lines
+from recipe.lab.runs import BIN, Lines, by_seed
 
 LAST_BINS = 2  # of a curve: its value at the end
 CAUTION = (
@@ -45,13 +47,18 @@ def largest_fall(path: Sequence[float]) -> float:
     return max(max(path[: i + 1]) - value for i, value in enumerate(path))
 
 
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table whose first row is its head."""
+    head, *others = rows
+    return "\n".join("| " + " | ".join(r) + " |" for r in (head, ["---"] * len(head), *others))
+
+
 def of_arm(arm: Arm, lines: Lines) -> dict[str, dict[int, float]]:
     """{figure: {seed: value}} of the runs of an arm on record."""
     found: dict[str, dict[int, float]] = {}
-    for (name, seed), line in sorted(lines.items()):
-        if name == arm.name:
-            for key, value in figures(line).items():
-                found.setdefault(key, {})[seed] = value
+    for seed, line in by_seed(arm.name, lines).items():
+        for key, value in figures(line).items():
+            found.setdefault(key, {})[seed] = value
     return found
 
 
@@ -65,15 +72,12 @@ def of_figure(arm: Arm, lines: Lines, figure: str) -> dict[int, float]:
 
 def table(experiment: Experiment, lines: Lines) -> str:
     """Return mean and standard deviation over seeds of every figure, in a column per arm."""
-    values = {arm.name: of_arm(arm, lines) for arm in experiment.arms}
-    shown = [name for name, found in values.items() if found]
-    keys = list(dict.fromkeys(key for name in shown for key in values[name]))
-    seeds = [str(len({s for n, s in lines if n == name})) for name in shown]
-    rows = [["", *shown], ["---"] * (len(shown) + 1), ["seeds", *seeds]]
-    for key in keys:
-        cells = [values[name].get(key) for name in shown]
-        rows.append([key, *(_cell(cell) for cell in cells)])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    found = {arm.name: of_arm(arm, lines) for arm in experiment.arms}
+    values = {name: of for name, of in found.items() if of}
+    rows = [["", *values], ["seeds", *(str(len(by_seed(name, lines))) for name in values)]]
+    for key in dict.fromkeys(key for of in values.values() for key in of):
+        rows.append([key, *(_cell(of.get(key, {}).values()) for of in values.values())])
+    return markdown(rows)
 
 
 def verdicts(experiment: Experiment, lines: Lines) -> str:
@@ -83,124 +87,119 @@ def verdicts(experiment: Experiment, lines: Lines) -> str:
     tested by the 95 % interval, which must lie within the margin. The table is empty until all runs
     of the first claim are on record; the others are added when all of theirs are.
     """
-    claims, secondary = experiment.claims[:1], experiment.claims[1:]
-    if not all(_complete(experiment, lines, claim) for claim in claims):
+    made = made_arms(experiment, lines)
+    ready = [made.issuperset(claim.arms) for claim in experiment.claims]
+    if not ready or not ready[0]:
         return ""
-    if all(_complete(experiment, lines, claim) for claim in secondary):
-        claims = experiment.claims
-    pairs = [_pair(experiment, lines, claim) for claim in claims]
-    found = [p for pair in pairs if (p := sign_flip_p(*pair)) is not None]
+    claims = experiment.claims if all(ready) else experiment.claims[:1]
+    effects = [_effect(experiment, lines, claim) for claim in claims]
+    found = [sign_flip_p(effect) for effect in effects]
     adjusted = [*found[:1], *holm(found[1:])]
-    rows = [["claim", "effect", "95 % interval", "p", "adjusted p", "verdict"], ["---"] * 6]
-    for claim, pair, p, corrected in zip(claims, pairs, found, adjusted, strict=True):
-        effect = paired_difference(*pair)
-        assert effect is not None and effect.half_width is not None
-        low, high = effect.mean - effect.half_width, effect.mean + effect.half_width
+    rows = [["claim", "effect", "95 % interval", "p", "adjusted p", "verdict"]]
+    for claim, effect, p, corrected in zip(claims, effects, found, adjusted, strict=True):
+        mean, half = statistics.fmean(effect), half_width(effect)
         verdict = "undecided"
         if claim.margin is not None:
-            if max(-low, high) < claim.margin:
+            if abs(mean) + half < claim.margin:
                 verdict = f"**decided: equal within {claim.margin:g}**"
         elif corrected < 0.05:
-            met = (effect.mean > 0) == (claim.direction == "above")
+            met = (mean > 0) == (claim.direction == "above")
             verdict = "**decided: met**" if met else "**decided: the reverse**"
-        effects = (f"{effect.mean:+.3f}", f"{low:+.3f} to {high:+.3f}")
-        rows.append([claim.claim, *effects, f"{p:.2g}", f"{corrected:.2g}", verdict])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) if claims else ""
+        numbers = (f"{mean:+.3f}", _interval(effect), f"{p:.2g}", f"{corrected:.2g}")
+        rows.append([claim.claim, *numbers, verdict])
+    return markdown(rows)
 
 
-def _complete(experiment: Experiment, lines: Lines, claim: Claim) -> bool:
-    arms = [experiment.arm(name) for name in claim.arms]
-    return all((a.name, s) in lines for a in arms for s in experiment.seeds(a, experiment.counted))
+def made_arms(experiment: Experiment, lines: Lines) -> set[str]:
+    """Return the arms whose counted runs are all on record."""
+    return {
+        arm.name
+        for arm in experiment.arms
+        if all((arm.name, s) in lines for s in experiment.seeds(arm, experiment.counted))
+    }
 
 
-def _pair(
-    experiment: Experiment, lines: Lines, claim: Claim
-) -> tuple[dict[int, float], dict[int, float]]:
-    """The two figures whose difference the claim is about, by seed."""
-    arms = [experiment.arm(name) for name in claim.arms]
-    counted = [experiment.seeds(arm, experiment.counted) for arm in arms]
-    values = [
-        {s: value for s, value in of_figure(arm, lines, claim.figure).items() if s in seeds}
-        for arm, seeds in zip(arms, counted, strict=True)
-    ]
-    for arm, found, seeds in zip(arms, values, counted, strict=True):
-        if found.keys() != set(seeds):
+def _effect(experiment: Experiment, lines: Lines, claim: Claim) -> list[float]:
+    """The difference, or difference of differences, that the claim is about, seed by seed."""
+    seeds = experiment.seeds(experiment.arm(claim.arms[0]), experiment.counted)
+    values = []
+    for name in claim.arms:
+        found = of_figure(experiment.arm(name), lines, claim.figure)
+        if not found.keys() >= set(seeds):
             raise ExperimentError(
-                f"{experiment.name}: claims: figure={claim.figure}: not on record for {arm.name} "
+                f"{experiment.name}: claims: figure={claim.figure}: not on record for {name} "
                 "in all of its runs. Name a figure that they measure."
             )
-    a, b, *more = values
-    for one, other in zip(more[::2], more[1::2], strict=True):
-        a = {seed: value - one[seed] for seed, value in a.items()}
-        b = {seed: value - other[seed] for seed, value in b.items()}
-    return a, b
+        values.append(np.array([found[seed] for seed in seeds]))
+    if len(values) == 4:
+        values = [values[0] - values[2], values[1] - values[3]]
+    return list(values[0] - values[1])
 
 
 def summary(experiment: Experiment, lines: Lines) -> str:
     """Return a row per arm: its figures, and pass@1 minus its world's first arm, paired by seed."""
     template = experiment.measure.templates[0]
-    most = f"pass@{experiment.measure.samples}"
-    heads = ["pass@1", "pass@1, best - last", most, "entropy"]
+    heads = ["pass@1", "pass@1, best - last", f"pass@{experiment.measure.samples}", "entropy"]
     keys = [f"{template} {head}" for head in heads]
-    rows = [["arm", "seeds", *heads, "pass@1 - baseline", "95 % interval", "p"], ["---"] * 9]
+    rows = [["arm", "seeds", *heads, "pass@1 - baseline", "95 % interval", "p"]]
     baselines: dict[str, Arm] = {}
     for arm in experiment.arms:
         baseline = baselines.setdefault(arm.world, arm)
         found = of_arm(arm, lines)
         if not found:
             continue
-        pair = (found[keys[0]], of_arm(baseline, lines).get(keys[0], {}))
-        difference, p = paired_difference(*pair), sign_flip_p(*pair)
+        paired = differences(found[keys[0]], of_arm(baseline, lines).get(keys[0], {}))
         shown = ["", "", ""]
-        if arm is not baseline and difference and p is not None:
-            half = difference.half_width
-            interval = f"±{half:.3f}" if half is not None else ""
-            shown = [f"{difference.mean:+.3f}", interval, f"{p:.3g}"]
-        rows.append([arm.name, str(len(pair[0])), *(_cell(found[key]) for key in keys), *shown])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+        if arm is not baseline and paired:
+            interval = f"±{half_width(paired):.3f}" if len(paired) > 1 else ""
+            shown = [f"{statistics.fmean(paired):+.3f}", interval, f"{sign_flip_p(paired):.3g}"]
+        cells = (_cell(found[key].values()) for key in keys)
+        rows.append([arm.name, str(len(found[keys[0]])), *cells, *shown])
+    return markdown(rows)
 
 
 def checkpoints(experiment: Experiment, lines: Lines) -> str:
     """pass@1 of every checkpoint, mean and standard deviation over seeds."""
-    shown: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
-    for (name, seed), line in sorted(lines.items()):
-        for step, templates in line["measured"].items():
-            for template, numbers in templates.items():
-                steps = shown.setdefault((name, template), {})
-                steps.setdefault(int(step), {})[seed] = numbers["pass@1"]
-    every = sorted({step for steps in shown.values() for step in steps})
-    rows = [["pass@1", "template", *(f"step {s}" for s in every)], ["---"] * (len(every) + 2)]
+    every = sorted({int(step) for line in lines.values() for step in line["measured"]})
+    rows = [["pass@1", "template", *(f"step {s}" for s in every)]]
     for arm in experiment.arms:
+        own = [line["measured"] for line in by_seed(arm.name, lines).values()]
         for template in experiment.measure.templates:
-            if (arm.name, template) in shown:
-                steps = shown[arm.name, template]
-                rows.append([arm.name, template, *(_cell(steps.get(s)) for s in every)])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+            at = [[m.get(str(step), {}).get(template) for m in own] for step in every]
+            cells = [_cell([n["pass@1"] for n in numbers if n]) for numbers in at]
+            if any(cells):
+                rows.append([arm.name, template, *cells])
+    return markdown(rows)
 
 
-def _cell(values: Mapping[int, float] | None) -> str:
+def _cell(values: Collection[float]) -> str:
     if not values:
         return ""
-    spread = f" ± {statistics.stdev(values.values()):.3f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values.values()):.3f}{spread}"
+    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.3f}{spread}"
+
+
+def _interval(paired: Sequence[float]) -> str:
+    mean, half = statistics.fmean(paired), half_width(paired)
+    return f"{mean - half:+.3f} to {mean + half:+.3f}"
 
 
 def comparisons(experiment: Experiment, lines: Lines) -> str:
     """Mean differences, paired by seed, with 95 % intervals; bold where 0 is outside."""
-    rows = [["", "seeds", "difference", "95 % interval"], ["---"] * 4]
+    rows = [["", "seeds", "difference", "95 % interval"]]
     for one, other in experiment.compare:
         a, b = (of_arm(experiment.arm(name), lines) for name in (one, other))
         for key in a:
-            found = paired_difference(a[key], b.get(key, {}))
-            if found is None:
+            paired = differences(a[key], b.get(key, {}))
+            if not paired:
                 continue
-            interval, mark = "", "**" if found.counts else ""
-            if found.half_width is not None:
-                low, high = found.mean - found.half_width, found.mean + found.half_width
-                interval = f"{low:+.3f} to {high:+.3f}"
-            shown = f"{mark}{found.mean:+.3f}{mark}"
-            rows.append([f"{one} - {other}: {key}", str(found.seeds), shown, interval])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+            mean, interval = statistics.fmean(paired), ""
+            mark = "**" if abs(mean) > half_width(paired) else ""
+            if len(paired) > 1:
+                interval = _interval(paired)
+            shown = f"{mark}{mean:+.3f}{mark}"
+            rows.append([f"{one} - {other}: {key}", str(len(paired)), shown, interval])
+    return markdown(rows)
 
 
 def other_starts(experiment: Experiment, lines: Lines) -> str:
@@ -234,15 +233,13 @@ def _start(line: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 def runs(lines: Lines) -> str:
     """Return a row per arm: its seeds, commits, those of other measurements, median seconds."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for (name, _), line in sorted(lines.items()):
-        found.setdefault(name, []).append(line)
-    rows = [["arm", "seeds", "commits", "seconds, median"], ["---"] * 4]
-    for name, own in found.items():
-        commits = {_commit(line): None for line in own}
+    rows = [["arm", "seeds", "commits", "seconds, median"]]
+    for name in sorted({name for name, _ in lines}):
+        own = by_seed(name, lines).values()
+        commits = dict.fromkeys(map(_commit, own))
         median = statistics.median(line["seconds"] for line in own)
         rows.append([name, str(len(own)), ", ".join(commits), f"{median:.0f}"])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return markdown(rows)
 
 
 def _commit(line: Mapping[str, Any]) -> str:
@@ -255,9 +252,8 @@ def whole(experiment: Experiment, lines: Lines) -> Lines:
     """Return the runs of the arms that have all; where claims are tested, nobody looks before."""
     if not experiment.claims:
         return lines
-    plan = {a.name: experiment.seeds(a, experiment.counted) for a in experiment.arms}
-    arms = [name for name, seeds in plan.items() if all((name, seed) in lines for seed in seeds)]
-    return {key: line for key, line in lines.items() if key[0] in arms}
+    made = made_arms(experiment, lines)
+    return {key: line for key, line in lines.items() if key[0] in made}
 
 
 def results(experiment: Experiment, lines: Lines, missing: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from recipe.lab.experiment import Experiment
 from recipe.lab.paired import half_width
-from recipe.lab.runs import BIN, Lines
+from recipe.lab.runs import BIN, Lines, by_seed
 
 Curve = list[tuple[float, float]]  # step, value
 FEW = 10  # seeds
@@ -52,15 +52,16 @@ def pictures(experiment: Experiment, lines: Lines) -> list[Picture]:
     for key in (*held_out(experiment), *experiment.curves):
         found = trajectories(experiment, lines, key)
         shown = [name for name in by_comparison(experiment) if name in found][: len(COLOURS)]
+        if not shown:
+            continue
         template, _, figure = key.partition(" ")
         title, label = LABELS.get(key, (key, key))
-        file = re.sub(r"[/ ]", "_", key.replace("@", "_at_"))
+        file = re.sub(r"[/ ]", "_", key.replace("@", "_at_")) + ".png"
         if figure:
             title, label = f"Held-out {figure}, template {template}", figure
             file = f"template_{file}"
-        if shown:
-            curves = {name: found[name] for name in shown}
-            made.append(Picture(file=f"{file}.png", title=title, label=label, curves=curves))
+        curves = {name: found[name] for name in shown}
+        made.append(Picture(file=file, title=title, label=label, curves=curves))
     return made
 
 
@@ -71,12 +72,11 @@ def by_comparison(experiment: Experiment) -> list[str]:
 
 def trajectories(experiment: Experiment, lines: Lines, key: str) -> dict[str, list[Curve]]:
     """{arm: the curve of each of its runs}, of a key of metrics.jsonl or of `held_out`."""
-    found: dict[str, list[Curve]] = {}
-    for arm in experiment.arms:
-        own = [line for (name, _), line in sorted(lines.items()) if name == arm.name]
-        if curves := [curve for line in own if (curve := _curve(experiment, line, key))]:
-            found[arm.name] = curves
-    return found
+    found = {
+        arm.name: [_curve(experiment, line, key) for line in by_seed(arm.name, lines).values()]
+        for arm in experiment.arms
+    }
+    return {name: list(filter(None, curves)) for name, curves in found.items() if any(curves)}
 
 
 def held_out(experiment: Experiment) -> list[str]:
@@ -88,10 +88,9 @@ def held_out(experiment: Experiment) -> list[str]:
 def _curve(experiment: Experiment, line: dict[str, Any], key: str) -> Curve:
     """[(step, value)] of one run; means of BIN steps stand at their middle."""
     if key in held_out(experiment):
-        measured = {int(step): found for step, found in line["measured"].items()}
         template, size = key.rsplit(" ", 1)
-        values = [(step, measured[step][template].get(size)) for step in sorted(measured)]
-        return [(step, value) for step, value in values if value is not None]
+        found = sorted((int(step), numbers[template]) for step, numbers in line["measured"].items())
+        return [(step, numbers[size]) for step, numbers in found if size in numbers]
     values = line["curves"].get(key) or []
     if len(values) < experiment.steps // BIN and None not in values:
         return []  # an older line: bins without a value are missing, nobody knows which
@@ -120,9 +119,8 @@ def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
                 if len(curves) < FEW and not picture.ranges:
                     axes.plot(steps, means, "--", color=color, linewidth=2, label=label)
                     continue
-                if picture.ranges:
-                    low, high = [min(v) for v in values], [max(v) for v in values]
-                else:
+                low, high = [min(v) for v in values], [max(v) for v in values]
+                if not picture.ranges:
                     halves = [half_width(v) for v in values]
                     low = [mean - half for mean, half in zip(means, halves, strict=True)]
                     high = [mean + half for mean, half in zip(means, halves, strict=True)]

@@ -4,6 +4,7 @@ Every stage skips what an earlier call has done, so a killed run is resumed. A r
 record with the same digest is skipped.
 """
 
+import functools
 import math
 import multiprocessing
 import multiprocessing.connection
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,77 +42,75 @@ def read_record(path: Path, experiment: Experiment) -> dict[tuple[str, int], dic
     }
 
 
+def by_seed(arm: str, lines: Lines) -> dict[int, dict[str, Any]]:
+    """Return the lines of an arm in the order of their seeds."""
+    return {seed: line for (name, seed), line in sorted(lines.items()) if name == arm}
+
+
 def run_arm(
-    experiment: Experiment, arm: Arm, seed: int, out: Path, threads: int
+    experiment: Experiment, arm: Arm, seed: int, folder: Path, threads: int
 ) -> dict[str, Any] | None:
     """Run the missing stages of a run and return its line; None if a stage failed."""
-    folder = out / f"{arm.name}-{seed}-{experiment.digest(arm)[:6]}"
     run = str(folder.resolve())
-    overrides = [
+    train = [
+        f"laboratory/{experiment.name}",
         *(f"recipe.run_dir={run}", f"recipe.seed={seed}", f"recipe.toy.world={arm.world}"),
         f"recipe.toy.seed={experiment.world_seed(seed)}",
         *(f"trainer.total_training_steps={experiment.steps}", "recipe.save_rollouts_every=0"),
         *(f"trainer.save_freq={experiment.save_every}", *arm.set),
     ]
+    stages = {"train": train, "export": [run], "measure": [run, experiment.name]}
     if experiment.simulates(arm):
-        if not RunFolder(folder).measured.is_file():
-            shutil.rmtree(folder, ignore_errors=True)  # a killed simulation restarts: a minute
-            given = [f"laboratory/{experiment.name}", *overrides, "--measure", experiment.name]
-            if not _call("simulate", _forked(given, threads), folder):
-                return None
-        return line_of(experiment, arm, seed, folder)
-    stages = {
-        "train": [f"laboratory/{experiment.name}", *overrides],
-        "export": [run],
-        "measure": [run, experiment.name],
-    }
+        stages = {"simulate": [*train, "--measure", experiment.name]}
     for stage, arguments in stages.items():
-        if stage == "measure" and RunFolder(folder).measured.is_file():
+        if stage in ("measure", "simulate") and RunFolder(folder).measured.is_file():
             continue
         if stage == "train" and len(read_metrics(folder)) >= experiment.steps:
             continue
-        if not _call(stage, _command([*command_of(stage), *arguments], threads), folder):
+        if stage == "simulate":
+            shutil.rmtree(folder, ignore_errors=True)  # a killed simulation restarts: a minute
+        if not _ends_well(stage, arguments, folder, threads):
             return None
     if len(read_metrics(folder)) < experiment.steps:
         return None
     return line_of(experiment, arm, seed, folder)
 
 
-def _call(stage: str, start: Callable[[Path], int | None], folder: Path) -> bool:
+def _ends_well(stage: str, arguments: list[str], folder: Path, threads: int) -> bool:
     """Run a stage, its output into a log beside the folder; return whether it ended well."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-    status = start(folder.with_suffix(".log"))
+    began = time.monotonic()
+    start = _fork if stage == "simulate" else functools.partial(_spawn, stage)
+    status = start(arguments, log_of(folder), threads)
     if folder.is_dir():
         path = RunFolder(folder).seconds
         spent = read_json(path) if path.exists() else {}
-        spent[stage] = spent.get(stage, 0.0) + time.monotonic() - started
+        spent[stage] = spent.get(stage, 0.0) + time.monotonic() - began
         write_json(path, spent)
     return status == 0
 
 
-def _command(command: list[str], threads: int) -> Callable[[Path], int | None]:
-    def start(log: Path) -> int:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        with log.open("a") as file:
-            return subprocess.run(command, stdout=file, stderr=file, env=environment).returncode
-
-    return start
+def log_of(folder: Path) -> Path:
+    """Return the log of a run, beside its folder."""
+    return folder.with_name(f"{folder.name}.log")
 
 
-def _forked(arguments: list[str], threads: int) -> Callable[[Path], int | None]:
-    """Start `recipe.lab.simulate` as a fork of a process that has imported it, which takes 8 s."""
+def _spawn(stage: str, arguments: list[str], log: Path, threads: int) -> int:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    with log.open("a") as file:
+        command = [*command_of(stage), *arguments]
+        return subprocess.run(command, stdout=file, stderr=file, env=environment).returncode
 
-    def start(log: Path) -> int | None:
-        set_defaults(cpu=True, OMP_NUM_THREADS=str(threads))  # read by the imports
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["recipe.lab.simulator", "recipe.preflight.checks"])
-        process = context.Process(target=_simulate, args=(arguments, log))
-        process.start()
-        process.join()
-        return process.exitcode
 
-    return start
+def _fork(arguments: list[str], log: Path, threads: int) -> int | None:
+    """Run `recipe.lab.simulate` as a fork of a process that has imported it, which takes 8 s."""
+    set_defaults(cpu=True, OMP_NUM_THREADS=str(threads))  # read by the imports
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["recipe.lab.simulator", "recipe.preflight.checks"])
+    process = context.Process(target=_simulate, args=(arguments, log))
+    process.start()
+    process.join()
+    return process.exitcode
 
 
 def _simulate(arguments: list[str], log: Path) -> None:
@@ -197,35 +196,32 @@ def _rounded(value: Any) -> Any:
     return round(value, 6) if isinstance(value, float) else value
 
 
-def last_line(log: Path) -> str:
-    """Return the last line of a log that has words, "" without any."""
-    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    return ([line for line in text.splitlines() if line.strip()] or [""])[-1]
-
-
 def run_all(
     experiment: Experiment,
-    todo: list[tuple[Arm, int]],
+    wanted: Sequence[tuple[Arm, int]],
     *,
     record: Path,
     out: Path,
     jobs: int = 1,
 ) -> list[tuple[str, int]]:
-    """Make the runs and add their lines to `record` in the order of `todo`; return the failed ones.
+    """Make the runs that `record` does not have and add their lines in order; return the failed.
 
     A call after a kill first records the runs that were finished but not recorded.
     """
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    failed = []
+    done = read_record(record, experiment)
+    todo = [(arm, seed) for arm, seed in wanted if (arm.name, seed) not in done]
+    count = len(wanted) - len(todo)
+    print(f"{experiment.name}: {count} runs on record, {len(todo)} to make", flush=True)
+    threads, failed = max(1, (os.cpu_count() or 1) // jobs), []
     with ThreadPoolExecutor(jobs) as pool:
-        tasks = {
-            (arm.name, seed): pool.submit(run_arm, experiment, arm, seed, out, threads)
-            for arm, seed in todo
-        }
-        for (name, seed), task in tasks.items():
-            log = f"{out}/{name}-{seed}-{experiment.digest(experiment.arm(name))[:6]}.log"
+        tasks = []
+        for arm, seed in todo:
+            folder = out / f"{arm.name}-{seed}-{experiment.digest(arm)[:6]}"
+            task = pool.submit(run_arm, experiment, arm, seed, folder, threads)
+            tasks.append((arm.name, seed, folder, task))
+        for name, seed, folder, task in tasks:
             try:
-                line, why = task.result(), f"failed, see {log}\n{last_line(Path(log))}"
+                line, why = task.result(), _failure(log_of(folder))
             except ExperimentError as error:  # of one run: the others are recorded all the same
                 line, why = None, str(error)
             except BaseException:  # Ctrl-C: the runs that have not begun are not
@@ -237,3 +233,10 @@ def run_all(
                 continue
             append_lines(record, [line])
     return failed
+
+
+def _failure(log: Path) -> str:
+    """Return where the log of a failed run is, and its last line that has words."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return "\n".join([f"failed, see {log}", *lines[-1:]])

@@ -12,7 +12,7 @@ tests/recipe/test_methods_e2e.py compares recorded steps of every method.
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -25,19 +25,20 @@ from recipe.lab.experiment import Measure, load_experiment
 from recipe.run.environment import commit, set_defaults
 from recipe.run.folder import RunFolder, append_metrics, record_environment
 
-if TYPE_CHECKING:
-    from recipe.lab.simulator import Simulator
 
+def simulate(config: DictConfig, settings: Measure | None = None) -> None:
+    """Check `config`, build its world, run all steps and write the run folder.
 
-def begin(config: DictConfig) -> "Simulator":
-    """Check `config`, build its world, write the run folder; return the simulator."""
+    Every ``trainer.save_freq`` steps export or, with `settings`, measure; the measurements are
+    written to measured.json at the end, as `recipe.lab.measure` writes them.
+    """
     set_defaults(cpu=True)
     # Imported here: verl and transformers read the environment.
     from recipe.lab.simulator import Simulator
     from recipe.preflight.checks import check, prepare
 
     prompts = check(config, here=False, simulated=True)
-    folder = RunFolder(Path(config.recipe.run_dir))
+    folder, every = RunFolder(Path(config.recipe.run_dir)), int(config.trainer.save_freq)
     if folder.metrics.exists():
         raise ConfigError(
             f"recipe.run_dir={folder.root}: has steps already, and the simulator does not resume. "
@@ -45,16 +46,7 @@ def begin(config: DictConfig) -> "Simulator":
         )
     prepare(config, prompts)
     record_environment(folder.root)
-    return Simulator(config)
-
-
-def simulate(config: DictConfig, settings: Measure | None = None) -> None:
-    """Run all steps; every ``trainer.save_freq`` steps export or, with `settings`, measure.
-
-    The measurements are written to measured.json at the end, as `recipe.lab.measure` writes them.
-    """
-    simulator = begin(config)
-    folder, every = RunFolder(Path(config.recipe.run_dir)), int(config.trainer.save_freq)
+    simulator = Simulator(config)
     steps: dict[str, Any] = {"0": simulator.measure(settings)} if settings else {}
     for step in range(1, int(config.trainer.total_training_steps) + 1):
         append_metrics(folder.root, step, simulator.step())

@@ -153,25 +153,22 @@ def _try(
     given: argparse.Namespace, plan: Experiment, method: Method, arms: Sequence[str]
 ) -> list[tuple[str, int]]:
     """Make the missing runs of one experiment and write its page; return what failed."""
-    record = given.out / plan.name / "trials.jsonl"
+    record, out = given.out / plan.name / "trials.jsonl", given.out / plan.name
     known = read_record(plan.folder / "record.jsonl", plan)
-    wanted = [plan.arm(name) for name in (*arms, plan.arms[-1].name)]
     seeds = range(FIRST_COUNTED, FIRST_COUNTED + given.seeds)
-
-    def make(done: Lines) -> list[tuple[str, int]]:
-        todo = [(arm, seed) for seed in seeds for arm in wanted if (arm.name, seed) not in done]
-        print(f"{plan.name}: {len(todo)} simulated runs to make", flush=True)
-        return run_all(plan, todo, record=record, out=given.out / plan.name, jobs=given.jobs)
+    names = (*arms, plan.arms[-1].name)
+    wanted = [(plan.arm(name), seed) for seed in seeds for name in names]
 
     def made() -> Lines:
         every = {**known, **read_record(record, plan)}
         return {key: line for key, line in every.items() if key[1] in seeds}
 
-    failed = make(made())
+    missing = [(arm, seed) for arm, seed in wanted if (arm.name, seed) not in known]
+    failed = run_all(plan, missing, record=record, out=out, jobs=given.jobs)
     compared = plan.model_copy(update={"compare": plan.compare[:1]})
     if page.other_starts(compared, made()):
         print("the baseline on record has other start models, of another machine: it is run here")
-        failed += make(read_record(record, plan))
+        failed += run_all(plan, wanted, record=record, out=out, jobs=given.jobs)
     lines = made()
     if not any(name == plan.arms[-1].name for name, _ in lines):
         return failed  # a page without the method would say nothing about it

@@ -59,13 +59,12 @@ def written(plan: Experiment, lines: Lines, grid: Sequence[str], seeds: int) -> 
         for arm, chosen in zip(plan.arms, combinations(grid), strict=True)
     }
     mean = {chosen: statistics.fmean(values.values()) for chosen, values in found.items() if values}
-    rows = [["settings", figure, "by seed"], ["---"] * 3]
+    rows = [["settings", figure, "by seed"]]
     for chosen in sorted(mean, key=mean.__getitem__, reverse=True):
         each = ", ".join(f"{value:.3f}" for _, value in sorted(found[chosen].items()))
         rows.append([f"`{' '.join(chosen)}`", f"{mean[chosen]:.3f}", each])
-    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     made = f"{plan.steps} steps, {seeds} pilot seeds, simulated; commit {str(commit())[:12]}."
-    return f"{table}\n\n{made}\n"
+    return f"{page.markdown(rows)}\n\n{made}\n"
 
 
 def carry_out(given: argparse.Namespace) -> int:
@@ -73,10 +72,8 @@ def carry_out(given: argparse.Namespace) -> int:
     experiment = load_experiment(given.experiment)
     plan = planned(experiment, experiment.arm(given.arm), given.grid)
     record, seeds = given.out / experiment.name / "tuning.jsonl", range(1, given.seeds + 1)
-    done = read_record(record, plan)
-    todo = [(arm, s) for s in seeds for arm in plan.arms if (arm.name, s) not in done]
-    print(f"{experiment.name}, {given.arm}: {len(todo)} simulated runs to make", flush=True)
-    failed = run_all(plan, todo, record=record, out=given.out / plan.name, jobs=given.jobs)
+    wanted = [(arm, seed) for seed in seeds for arm in plan.arms]
+    failed = run_all(plan, wanted, record=record, out=given.out / plan.name, jobs=given.jobs)
     lines = {key: line for key, line in read_record(record, plan).items() if key[1] in seeds}
     text = written(plan, lines, given.grid, given.seeds)
     path = given.out / f"{experiment.name}-{given.arm}.md"

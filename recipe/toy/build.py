@@ -7,19 +7,16 @@ the modules that make it. One process at a time builds it in <cache>/.<digest>/n
 a killed process left there.
 """
 
-import contextlib
 import hashlib
 import json
 import shutil
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from prompt_aug.base.files import InUseError, is_held, lock
+from prompt_aug.base.files import InUseError, lock
 from prompt_aug.base.progress import Progress
 from prompt_aug.questions import write_parquet
 from prompt_aug.templates import Bank, load_bank, render
@@ -37,7 +34,6 @@ from recipe.toy.problems import (
 from recipe.toy.world import World, load_world
 
 MANIFEST = "manifest.json"
-POLL = 1.0  # seconds between two looks at a world that another process builds
 # The modules that decide the content.
 CONTENT = ("world", "problems", "work", "demonstrations", "tokenizer", "warmup")
 
@@ -120,37 +116,23 @@ def build(config: DictConfig) -> Path:
 def make(settings: Settings, bank: Bank, cache: Path) -> Path:
     """Return the folder of a world in `cache`; build it unless it exists or is being built."""
     folder = cache.resolve() / digest(settings, bank)
-    place = folder.with_name(f".{folder.name}")
-    waiting = f"toy world {settings.world.name}: waiting for the process that teaches its model"
+    place, name = folder.with_name(f".{folder.name}"), settings.world.name
     if (folder / MANIFEST).is_file():
         return folder
-    with _turn(place, waiting):
+    # Without the lock, two processes would train one model twice, and the second would replace the
+    # files that the first has begun to use.
+    try:
+        held = lock(place)
+    except InUseError:
+        print(f"toy world {name}: waiting for the process that teaches its model", flush=True)
+        held = lock(place, wait=True)
+    with held:
         if not (folder / MANIFEST).is_file():
             shutil.rmtree(place / "new", ignore_errors=True)
             _teach(settings, bank, place / "new")
             shutil.rmtree(folder, ignore_errors=True)
             (place / "new").replace(folder)
     return folder
-
-
-@contextlib.contextmanager
-def _turn(place: Path, waiting: str) -> Iterator[None]:
-    """Lock `place`, waiting for the process that holds it.
-
-    Without the lock, two processes would train one model twice, and the second would replace the
-    files that the first has begun to use.
-    """
-    held = None
-    while held is None:
-        try:
-            held = lock(place)
-        except InUseError:
-            print(waiting, flush=True)
-            time.sleep(POLL)
-            while is_held(place):
-                time.sleep(POLL)
-    with held:
-        yield
 
 
 def _teach(settings: Settings, bank: Bank, folder: Path) -> None:

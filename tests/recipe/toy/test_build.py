@@ -38,7 +38,6 @@ def test_two_that_want_a_world_at_once_build_it_once(
         (folder / build.MANIFEST).write_text("{}")
 
     monkeypatch.setattr(build, "_teach", teach)
-    monkeypatch.setattr(build, "POLL", 0.01)
     found: list[Path] = []
     both = [
         threading.Thread(target=lambda: found.append(build.make(settings, bank, tmp_path)))
