@@ -19,7 +19,7 @@ from prompt_aug.templates import Bank, Template, load_bank
 from recipe.lab.experiment import ExperimentError, Measure, load_experiment
 from recipe.run.environment import commit
 from recipe.run.folder import RunFolder, numbered
-from recipe.toy.build import Settings, settings_of
+from recipe.toy.build import settings_of
 from recipe.toy.diagnose import rates
 from recipe.toy.measure import Sampler
 from recipe.toy.problems import Problem, problems, to_question
@@ -36,9 +36,18 @@ def by_level(levels: Sequence[int], right: Sequence[int], samples: int) -> dict[
 
 
 def measured(
+    sampler: Sampler, asked: Sequence[tuple[Problem, str]], bank: Bank, settings: Measure
+) -> dict[str, dict[str, float]]:
+    """Return {template: numbers} of one checkpoint."""
+    return {
+        name: _measured(sampler, asked, bank[name], settings.samples) for name in settings.templates
+    }
+
+
+def _measured(
     sampler: Sampler, asked: Sequence[tuple[Problem, str]], frame: Template, samples: int
 ) -> dict[str, float]:
-    """Return the numbers of one checkpoint under one template; shares, and nats per token.
+    """Return the numbers under one template; shares, and nats per token.
 
     ``skill/NAME`` is the share of right uses of a skill, ``uses/NAME`` the number of its uses: a
     policy that never subtracts never uses the borrow.
@@ -65,30 +74,25 @@ def measured(
     }
 
 
-def asked_in(
-    config: DictConfig, bank: Bank, settings: Measure
-) -> tuple[Settings, list[tuple[Problem, str]]]:
-    """The world of a run and the test questions that are asked."""
+def asked_in(config: DictConfig, bank: Bank, settings: Measure) -> list[tuple[Problem, str]]:
+    """The test questions that are asked, and their texts."""
     made = settings_of(config, bank)
     chosen = problems(made.world, "test", settings.questions, made.seed)
-    return made, [(p, to_question(made.world, p, "test", made.seed).text) for p in chosen]
+    return [(p, to_question(made.world, p, "test", made.seed).text) for p in chosen]
 
 
 def measure_run(run: Path, settings: Measure) -> dict[str, Any]:
     """Measure all checkpoints in RUN/hf, step 0 the start model; return measured.json's content."""
     config: Any = OmegaConf.load(RunFolder(run).config)
     bank = load_bank(config.recipe.augment.bank)
-    made, asked = asked_in(config, bank, settings)
+    asked, seed = asked_in(config, bank, settings), settings_of(config, bank).seed
     steps: dict[str, Any] = {}
     for step, exported in numbered(RunFolder(run).exports, "step_").items():
         # The start model is named, not copied.
         manifest = read_json(RunFolder(run).manifest(step))
         folder = Path(manifest.get("model_path", exported))
-        sampler = Sampler(folder, max_tokens=int(config.data.max_response_length), seed=made.seed)
-        steps[str(step)] = {
-            name: measured(sampler, asked, bank[name], settings.samples)
-            for name in settings.templates
-        }
+        sampler = Sampler(folder, max_tokens=int(config.data.max_response_length), seed=seed)
+        steps[str(step)] = measured(sampler, asked, bank, settings)
     if not steps:
         raise ExperimentError(f"{run}/hf has no exported checkpoint: python -m recipe.export {run}")
     return {"commit": commit(), "steps": steps}

@@ -97,13 +97,9 @@ class PolicySampler(Sampler):
     def draw(
         self, prompts: Sequence[str], samples: int, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        rows = [
-            self.tokenizer.encode(prompt, add_special_tokens=False)
-            for prompt in prompts
-            for _ in range(samples)
-        ]
+        rows = [self.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
         drawn = self.policy.sample(
-            rows,
+            [row for row in rows for _ in range(samples)],
             fast_draw(torch.initial_seed()) if temperature else greedy_draw,
             temperature=temperature or 1.0,
             max_tokens=self.max_tokens,
@@ -181,12 +177,11 @@ class RolloutSource:
                 group = f"{first + i:09d}-{row['extra_info']['uid']}"
                 chunks.append({**row, EPOCH: epoch, "uid": group})
             self.fetched += 1
+        questions = [row["extra_info"]["uid"] for row in chunks]
         if self.stats.candidates > 1:
-            questions = [row["extra_info"]["uid"] for row in chunks]
-            chunks = [chunks[i] for i in self.stats.choose(questions, self.fetch_size)]
-        self.stats.fetch(
-            [row["uid"] for row in chunks], [row["extra_info"]["uid"] for row in chunks]
-        )
+            chosen = self.stats.choose(questions, self.fetch_size)
+            chunks, questions = [chunks[i] for i in chosen], [questions[i] for i in chosen]
+        self.stats.fetch([row["uid"] for row in chunks], questions)
         return chunks
 
     def _groups(self, count: int) -> list[list[Rollout]]:
@@ -263,15 +258,11 @@ class RolloutSource:
             for row in rows
             for session in range(self.group_size)
         ]
-        if recipe.rollout.request_seeds:
-            draw = engine_draw(
-                rollout_seed(int(recipe.seed), a.row["uid"], a.row["session_id"]) for a in asked
-            )
-        else:
-            draw = fast_draw(rollout_seed(int(recipe.seed), rows[0]["uid"], 0))
+        seeds = [rollout_seed(recipe.seed, a.row["uid"], a.row["session_id"]) for a in asked]
+        draw = engine_draw(seeds) if recipe.rollout.request_seeds else fast_draw(seeds[0])
         sampler = self.policy
         if recipe.toy.sampler_noise:
-            sampler = perturbed(sampler, float(recipe.toy.sampler_noise), int(recipe.seed))
+            sampler = perturbed(sampler, recipe.toy.sampler_noise, recipe.seed)
         drawn = sampler.sample(
             [a.generated_under for a in asked],
             draw,

@@ -129,11 +129,7 @@ class Simulator:
     def measure(self, settings: Measure) -> dict[str, dict[str, float]]:
         """Measure the current policy like `recipe.lab.measure` measures an export."""
         bank = self.source.prompts.bank
-        _, asked = asked_in(self.config, bank, settings)
-        return {
-            name: measured(self.sampler, asked, bank[name], settings.samples)
-            for name in settings.templates
-        }
+        return measured(self.sampler, asked_in(self.config, bank, settings), bank, settings)
 
     def export(self) -> None:
         """Write the weights as `recipe.export` does, for evaluation."""

@@ -13,7 +13,7 @@ import inspect
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -143,21 +143,18 @@ def carry_out(given: argparse.Namespace) -> int:
     method = method_of(given.method)
     paths = [str(method.folder)] if method.folder else []
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
-    arms = [given.arms or [experiment.arms[0].name] for experiment in experiments]
-    plans = [tried(e, method, a, given.set) for e, a in zip(experiments, arms, strict=True)]
-    failed = [_try(given, plan, method, a) for plan, a in zip(plans, arms, strict=True)]
+    plans = [tried(e, method, given.arms or [e.arms[0].name], given.set) for e in experiments]
+    failed = [_try(given, plan, method) for plan in plans]
     return int(any(failed))
 
 
-def _try(
-    given: argparse.Namespace, plan: Experiment, method: Method, arms: Sequence[str]
-) -> list[tuple[str, int]]:
+def _try(given: argparse.Namespace, plan: Experiment, method: Method) -> list[tuple[str, int]]:
     """Make the missing runs of one experiment and write its page; return what failed."""
     record, out = given.out / plan.name / "trials.jsonl", given.out / plan.name
     known = read_record(plan.folder / "record.jsonl", plan)
     seeds = range(FIRST_COUNTED, FIRST_COUNTED + given.seeds)
-    names = (*arms, plan.arms[-1].name)
-    wanted = [(plan.arm(name), seed) for seed in seeds for name in names]
+    arms = (*plan.arms[: len(given.arms or [""])], plan.arms[-1])
+    wanted = [(arm, seed) for seed in seeds for arm in arms]
 
     def made() -> Lines:
         every = {**known, **read_record(record, plan)}

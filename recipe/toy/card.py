@@ -10,7 +10,7 @@ import argparse
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,29 +44,27 @@ class Asked:
     greedy: bool
 
 
-def ask(
-    folder: Path, world: World, *, seed: int, questions: int, samples: int, template: str
-) -> list[Asked]:
-    """Sample the start model in `folder` on `questions` test questions in every rephrasing."""
+def ask(folder: Path, world: World, given: argparse.Namespace) -> list[Asked]:
+    """Sample the start model in `folder` on test questions in every rephrasing."""
     from recipe.toy.measure import Sampler  # imports torch
 
-    sampler = Sampler(folder / "model", max_tokens=96, seed=seed)
-    frame = load_bank()[template]
-    chosen = problems(world, "test", questions, seed)
+    sampler = Sampler(folder / "model", max_tokens=96, seed=given.seed)
+    frame = load_bank()[given.template]
+    chosen = problems(world, "test", given.questions, given.seed)
     places = [(p, w) for p in chosen for w in range(REPHRASINGS)]
     texts = [phrase(world, p, w) for p, w in places]
     golds = [(str(p.answer),) for p, _ in places]
-    drawn = sampler.sample(texts, golds, frame, samples=samples)
+    drawn = sampler.sample(texts, golds, frame, samples=given.samples)
     greedy = sampler.sample(texts, golds, frame, samples=1, temperature=0.0)
     return [
         Asked(
             problem=p,
             rephrasing=w,
-            own=rephrasings(p, seed)[0] == w,
+            own=rephrasings(p, given.seed)[0] == w,
             right=sum(s.right for s in group),
             texts=tuple(s.text for s in group),
-            entropy=sum(s.entropy for s in group) / samples,
-            tokens=sum(s.tokens for s in group) / samples,
+            entropy=sum(s.entropy for s in group) / given.samples,
+            tokens=sum(s.tokens for s in group) / given.samples,
             greedy=best[0].right,
         )
         for (p, w), group, best in zip(places, drawn, greedy, strict=True)
@@ -75,18 +73,15 @@ def ask(
 
 def card(world: World, asked: Sequence[Asked], samples: int) -> str:
     """Return the tables of a card, in Markdown."""
-
-    def row(name: str, chosen: Callable[[Asked], bool]) -> str:
-        return _row(name, [x for x in asked if chosen(x)], samples)
-
     columns = ["", "questions", "greedy", *(f"pass@{k}" for k in KS)]
     columns += ["entropy", "tokens", *(f"silent, G={g}" for g in GROUPS)]
-    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    lines.append(row("as first asked", lambda x: x.own))
-    for rephrasing in range(REPHRASINGS):
-        lines.append(row(f"rephrasing {rephrasing}", lambda x, w=rephrasing: x.rephrasing == w))  # type: ignore[misc]
+    rows = [("as first asked", [x for x in asked if x.own])]
+    for w in range(REPHRASINGS):
+        rows.append((f"rephrasing {w}", [x for x in asked if x.rephrasing == w]))
     for number, level in enumerate(world.levels, start=1):
-        lines.append(row(level.name, lambda x, n=number: x.problem.level == n))  # type: ignore[misc]
+        rows.append((level.name, [x for x in asked if x.problem.level == number]))
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    lines += [_row(name, chosen, samples) for name, chosen in rows]
     lines += ["", "| skill | right where due | places |", "|---|---|---|"]
     used = rates((x.problem, text) for x in asked for text in x.texts)
     lines += [f"| {skill} | {share:.3f} | {count} |" for skill, (share, count) in used.items()]
@@ -115,14 +110,7 @@ def report(given: argparse.Namespace) -> str:
         raise UsageError(f"--samples {given.samples}: at least {max(*KS, *GROUPS)} are wanted")
     settings = Settings(world=world, templates=taught, seed=given.seed)
     folder = make(settings, bank, given.cache)
-    asked = ask(
-        folder,
-        world,
-        seed=given.seed,
-        questions=given.questions,
-        samples=given.samples,
-        template=given.template,
-    )
+    asked = ask(folder, world, given)
     return f"# {world.name}\n\n{world.about.strip()}\n\n{card(world, asked, given.samples)}\n" + (
         f"The start model of seed {given.seed} under the template {given.template}, taught "
         f"{len(taught)} templates in {world.updates} updates; {given.questions} test questions, "
@@ -136,9 +124,8 @@ def _origin(given: argparse.Namespace) -> str:
     """Return the command, machine and commit of a card; the command omits the output file."""
     now = describe()
     changes = ", with uncommitted changes" if now["uncommitted_changes"] else ""
-    words = [given.world, f"--seed {given.seed}"]
-    words += [f"--questions {given.questions}", f"--samples {given.samples}"]
-    words += [f"--template {given.template}"]
+    options = ("seed", "questions", "samples", "template")
+    words = [given.world, *(f"--{name} {getattr(given, name)}" for name in options)]
     words += [f"--templates {' '.join(given.templates)}"] if given.templates else []
     return (
         f"`python -m recipe.toy.card {' '.join(words)}`, {os.cpu_count()} {platform.machine()} "

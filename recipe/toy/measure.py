@@ -64,8 +64,14 @@ class Sampler:
         found: list[list[Sample]] = []
         for start in range(0, len(texts), step):
             torch.manual_seed(self.seed * 1_000_003 + start)
-            part = slice(start, start + step)
-            found += self._batch(texts[part], golds[part], template, samples, temperature)
+            asked = texts[start : start + step]
+            prompts = [render(template, text, self.tokenizer).text for text in asked]
+            ids_BT, entropy_BT = self.draw(prompts, samples, temperature)
+            graded = [
+                self._graded(ids, entropy, golds[start + i // samples], template)
+                for i, (ids, entropy) in enumerate(zip(ids_BT.tolist(), entropy_BT, strict=True))
+            ]
+            found += [graded[i : i + samples] for i in range(0, len(graded), samples)]
         return found
 
     def encoded(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -92,22 +98,6 @@ class Sampler:
             end=self.tokenizer.eos_token_id,
             pad=self.tokenizer.pad_token_id,
         )
-
-    def _batch(
-        self,
-        texts: Sequence[str],
-        golds: Sequence[Sequence[str]],
-        template: Template,
-        samples: int,
-        temperature: float,
-    ) -> list[list[Sample]]:
-        prompts = [render(template, text, self.tokenizer).text for text in texts]
-        ids_BT, entropy_BT = self.draw(prompts, samples, temperature)
-        graded = [
-            self._graded(ids, entropy_BT[i], golds[i // samples], template)
-            for i, ids in enumerate(ids_BT.tolist())
-        ]
-        return [graded[i : i + samples] for i in range(0, len(graded), samples)]
 
     def _graded(
         self, ids: list[int], entropy: torch.Tensor, gold: Sequence[str], template: Template

@@ -108,12 +108,6 @@ def stored(node: Any, question: str = "", gold: Any = None) -> Iterator[tuple[st
         yield from stored(inner, question, gold)
 
 
-def corpus(folder: Path) -> list[tuple[str, str, str, str]]:
-    """The completions below `folder`."""
-    files = sorted(folder.rglob("*.jsonl"))
-    return [row for file in files for line in iter_lines(file) for row in stored(line)]
-
-
 def score_all(
     name: str, score: Callable[[str, str], bool], rows: Sequence[tuple[str, ...]]
 ) -> dict[str, object]:
@@ -143,7 +137,8 @@ def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     given = parser.parse_args(arguments)
     rows: Sequence[tuple[str, ...]] = workload(given.ordinary, given.hostile, given.seed)
     if given.corpus:
-        rows = corpus(given.corpus)
+        files = sorted(given.corpus.rglob("*.jsonl"))
+        rows = [row for file in files for line in iter_lines(file) for row in stored(line)]
     asked = {(row[1], row[2]): row[3] for row in rows if len(row) > 3}
     reading = extraction(given.extraction)
     grades = {}

@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +46,15 @@ VARIANTS = {
 }
 
 
-def train(run: Path, steps: int, settings: Iterable[str], variables: Mapping[str, str]) -> None:
-    """Train examples/toy into `run`, without a checkpoint."""
-    command = [sys.executable, "-m", "recipe.train", "toy", f"recipe.run_dir={run}"]
-    command += [f"trainer.total_training_steps={steps}", "trainer.save_freq=-1", *settings]
-    subprocess.run(command, check=True, env={**os.environ, **variables})
-
-
 def metrics_of(run: Path, settings: Sequence[str], world: str, steps: int) -> list[dict[str, Any]]:
     """Metrics of one variant by step; trains it if they are incomplete."""
     if len(read_metrics(run)) < steps:
         variables = dict(s.split("=") for s in settings if s.startswith(ENGINE_THREADS))
-        keys = [s for s in settings if not s.startswith(ENGINE_THREADS)]
-        train(run, steps, [f"recipe.toy.world={world}", "trainer.test_freq=-1", *keys], variables)
+        command = [sys.executable, "-m", "recipe.train", "toy", f"recipe.run_dir={run}"]
+        command += [f"trainer.total_training_steps={steps}", "trainer.save_freq=-1"]
+        command += [f"recipe.toy.world={world}", "trainer.test_freq=-1"]
+        command += [s for s in settings if not s.startswith(ENGINE_THREADS)]
+        subprocess.run(command, check=True, env={**os.environ, **variables})
     return read_metrics(run)
 
 
