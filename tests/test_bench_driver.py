@@ -20,9 +20,7 @@ def cells(table: list[str]) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
 
 
-def test_it_runs_and_prints_every_line(
-    bench: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_line_is_printed(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     bench.main(ArgumentParser(), ["--rows", "16", "--tokens", "8", "--repeats", "1"])
     head, _, *table = capsys.readouterr().out.splitlines()
     assert head.startswith("16 x 8, ")
@@ -45,11 +43,8 @@ def test_the_table_by_hand(bench: ModuleType) -> None:
     rows = cells(bench.table({bench.VERL: 0.5, **parts}))
     assert rows[0][1:] == ["0.5000", "1.00", "1.667"]
     assert rows[4] == ["gaussian_covariance", "1.0000", "2.00", "3.333"]
-    assert rows[-1][1:] == [
-        "3.0000",
-        "6.00",
-        "10.000",
-    ]  # without clip_cov's 8, and the parts of the whole count once
+    # Without clip_cov's 8, and the parts of the whole count once.
+    assert rows[-1][1:] == ["3.0000", "6.00", "10.000"]
 
 
 def test_the_whole_does_what_the_parts_do(bench: ModuleType) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from pip._internal.exceptions import RequirementsFileParseError
 from pip._internal.network.session import PipSession
 from pip._internal.req import parse_requirements
@@ -18,26 +19,6 @@ from pip._internal.req import parse_requirements
 from recipe.preflight.doctor import ENTRY_POINTS, PROJECT
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def test_the_lock_has_every_direct_need() -> None:
-    """pyproject.toml, cpu.in and cpu.txt say the same; what must stay out of the lock is out."""
-    lines = (ROOT / "requirements" / "cpu.txt").read_text().splitlines()
-    pins = dict(line.split("==") for line in lines if line and line[0] not in " #")
-    for name in direct_needs():
-        assert name in pins, f"{name} is not in requirements/cpu.txt: regenerate it"
-    assert not {"torchvision", "torchaudio", "torchcodec"} & set(pins)
-    assert pins["torch"] == "2.13.0"  # the local part +cpu is scripts/setup.sh's
-
-
-def direct_needs() -> set[str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    for line in (ROOT / "requirements" / "cpu.in").read_text().splitlines():
-        if need := line.partition("#")[0].strip():
-            wanted.append(need)
-    names = (need.replace(">", "=").replace("<", "=").split("=")[0] for need in wanted)
-    return {name.strip().lower().replace("_", "-") for name in names}
 
 
 # What verl's extras ask for and no run of this project imports.
@@ -50,22 +31,29 @@ NOT_NEEDED = {
 
 
 def pins(name: str) -> dict[str, str]:
-    """The versions of a lock, by lower-case name."""
+    """The versions of a lock, by name."""
     lines = (ROOT / "requirements" / name).read_text().splitlines()
     found = [line.split("==") for line in lines if "==" in line and line[0] not in " #"]
-    return {package.lower(): version for package, version in found}
+    return {canonicalize_name(package): version for package, version in found}
 
 
-def test_the_gpu_lock_has_every_need_in_its_range() -> None:
-    """Of the project, of its extra `gpu` and of gpu.in."""
+@pytest.mark.parametrize(("name", "extra"), [("cpu", "dev"), ("gpu", "gpu")])
+def test_a_lock_has_every_direct_need_in_its_range(name: str, extra: str) -> None:
+    """The needs of pyproject.toml, of its extra, and of the file that the lock is made of."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = (ROOT / "requirements" / "gpu.in").read_text().splitlines()
+    lines = (ROOT / "requirements" / f"{name}.in").read_text().splitlines()
     wanted = [line.partition("#")[0].strip() for line in lines]
-    wanted += [*project["dependencies"], *project["optional-dependencies"]["gpu"]]
-    lock = pins("gpu.txt")
+    wanted += [*project["dependencies"], *project["optional-dependencies"][extra]]
+    lock = pins(f"{name}.txt")
     for need in map(Requirement, filter(None, wanted)):
-        version = lock.get(need.name.lower())
-        assert version and need.specifier.contains(version), f"{need} is not in gpu.txt"
+        version = lock.get(canonicalize_name(need.name))
+        assert version and need.specifier.contains(version), f"{need}: regenerate {name}.txt"
+
+
+def test_the_cpu_lock_has_what_setup_installs_and_no_more() -> None:
+    lock = pins("cpu.txt")
+    assert not {"torchvision", "torchaudio", "torchcodec"} & set(lock)
+    assert lock["torch"] == "2.13.0"  # the local part +cpu is scripts/setup.sh's
 
 
 def read_by_pip(lines: list[str], folder: Path) -> list[tuple[str, bool]]:
@@ -86,7 +74,8 @@ def test_pip_reads_the_list_that_conda_gives_it(tmp_path: Path) -> None:
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     found = read_by_pip(environment["dependencies"][-1]["pip"], tmp_path)
     assert [name for name, editable in found if editable] == ["."] and found[-1] == (".", True)
-    assert [Requirement(name).name.lower() for name, _ in found[:-1]] == list(pins("gpu.txt"))
+    names = [canonicalize_name(Requirement(name).name) for name, _ in found[:-1]]
+    assert names == list(pins("gpu.txt"))
     assert all("==" in name for name, _ in found[:-1])
 
 
@@ -106,7 +95,7 @@ def test_what_verl_pins_for_cuda_is_what_the_lock_has() -> None:
             continue
         if need.name in NOT_NEEDED:
             continue
-        version = lock.get(need.name.lower())
+        version = lock.get(canonicalize_name(need.name))
         assert version and need.specifier.contains(version), f"verl wants {need}: {version}"
 
 

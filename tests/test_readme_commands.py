@@ -1,6 +1,5 @@
 """Every training command that a README shows composes and passes the launch checks."""
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 from composed import composed
 from omegaconf import DictConfig, OmegaConf
-from page_commands import command_of, fenced_lines
+from page_commands import SHOWN, command_of, fenced_lines
 
 from recipe.config.compose import EXAMPLES
 from recipe.errors import ConfigError
@@ -20,24 +19,14 @@ from recipe.run.folder import RunFolder
 pytestmark = pytest.mark.config
 
 READMES = [EXAMPLES.parent / "README.md", *sorted(EXAMPLES.rglob("README.md"))]
-TRAINS = re.compile(r"\brecipe\.train\b|\bscripts/.*\btrain(\.sbatch)? ")
 # These READMEs train nothing, or with a script.
 NO_TRAINING = ("examples", "toy", "rephrase_math", "published_checkpoints")
 
 
-def training(line: str) -> tuple[str, ...]:
-    """Return the example and overrides of a training command; ValueError for an unknown form."""
-    command = command_of(line)
-    if command is None or command.name != "recipe.train" or not command.arguments:
-        raise ValueError(f"no known form: {line}")
-    run = [*command.arguments, ""][1]
-    if "submit.sh" in line and not run.startswith("recipe.run_dir="):
-        raise ValueError(f"the example is not followed by recipe.run_dir=: {line}")
-    return command.arguments
-
-
 def trainings(text: str) -> list[tuple[str, ...]]:
-    return [training(line) for line in fenced_lines(text) if TRAINS.search(line)]
+    """Return example and overrides of the training commands in fenced blocks."""
+    found = [command_of(line) for line in fenced_lines(text) if SHOWN.search(line)]
+    return [command.arguments for command in found if command and command.name == "recipe.train"]
 
 
 def launched(command: tuple[str, ...]) -> DictConfig:
@@ -86,20 +75,6 @@ def test_no_readme_is_skipped() -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "bash scripts/submit.sh train grpo",
-        "bash scripts/submit.sh train recipe.run_dir=runs/x grpo",
-        "RUN=runs/x sbatch scripts/train.sbatch grpo",
-        "python -m recipe.train",
-    ],
-)
-def test_a_training_of_unknown_form_is_an_error(line: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(line)):
-        trainings(f"```bash\n{line}\n```\n")
-
-
-@pytest.mark.parametrize(
     ("old", "new", "named"),
     [
         ("recipe.augment.mode", "recipe.augment.mdoe", "mdoe"),
@@ -112,5 +87,6 @@ def test_a_training_of_unknown_form_is_an_error(line: str) -> None:
 def test_an_outdated_command_fails(old: str, new: str, named: str) -> None:
     *_, last = fenced_lines((EXAMPLES / "dapo" / "README.md").read_text("utf-8"))
     assert old in last
+    (command,) = trainings(f"```\n{last.replace(old, new)}\n```\n")
     with pytest.raises(ConfigError, match=named):
-        launched(training(last.replace(old, new)))
+        launched(command)

@@ -198,48 +198,39 @@ class Drill:
         if steps != list(range(1, len(steps) + 1)):
             kill.wrong.append(f"lines of metrics.jsonl: {steps}")
         kill.done = max(steps, default=0)
-        whole = [n for n in checkpoints.saved_steps(self.saves) if not self.damage(n)]
+        saved = checkpoints.saved_steps(self.saves)
+        folders = {step: checkpoints.step_folder(self.saves, step) for step in saved}
+        whole = [step for step, folder in folders.items() if not checkpoints.damage(folder)]
         kill.saved = max(whole, default=0)
         if kill.done >= SAVE_FREQ + 1 and not whole:
             kill.wrong.append("no whole checkpoint")
 
-    def damage(self, step: int) -> str | None:
-        return checkpoints.damage(checkpoints.step_folder(self.saves, step))
-
-    def drawn(self, step: int) -> list[tuple[Any, ...]]:
-        """Questions, rollouts and templates of a step."""
-        path = run_folder.RunFolder(self.run).rollouts(step)
-        return sorted((x["uid"], x["rollout"], x["template"]) for x in read_lines(path))
-
-    def remember(self) -> None:
-        """Store the draws of new steps, to compare steps that are trained again."""
-        known = self.known()
-        for step in run_folder.RunFolder(self.run).rollout_steps():
-            known.setdefault(str(step), [list(x) for x in self.drawn(step)])
-        write_json(self.folder / "drawn.json", known)
-
-    def known(self) -> dict[str, Any]:
-        path = self.folder / "drawn.json"
-        return read_json(path) if path.exists() else {}
-
     def compare(self, kill: Kill) -> None:
-        for step, drawn in self.known().items():
-            if int(step) <= kill.done and [list(x) for x in self.drawn(int(step))] != drawn:
+        """Compare the draws of steps that are trained again; store those of new steps."""
+        path, run = self.folder / "drawn.json", run_folder.RunFolder(self.run)
+        known = read_json(path) if path.exists() else {}
+        for step in sorted({*map(int, known), *run.rollout_steps()}):
+            lines = read_lines(run.rollouts(step))
+            drawn = sorted([x["uid"], x["rollout"], x["template"]] for x in lines)
+            if known.setdefault(str(step), drawn) != drawn and step <= kill.done:
                 kill.wrong.append(f"step {step} has other questions or templates than before")
+        write_json(path, known)
 
 
-def _children(process: psutil.Process) -> list[psutil.Process]:
+def _seen(look: Callable[[], list[Any]]) -> list[Any]:
+    """What psutil shows of a process; [] if it has ended."""
     try:
-        return process.children(recursive=True)
+        return look()
     except psutil.Error:
         return []
 
 
 def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
+    return _seen(process.cmdline)
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    return _seen(lambda: process.children(recursive=True))
 
 
 def _is(process: psutil.Process, kind: str) -> bool:
@@ -279,7 +270,6 @@ def kill_training(drill: Drill, kill: Kill, chance: random.Random) -> None:
     drill.look(kill)
     resumed(drill, kill, known)
     drill.compare(kill)
-    drill.remember()
     if kill.what == "TERM" and kill.moment != "start" and kill.saved < kill.done:
         kill.wrong.append(f"{kill.done} steps were done, {kill.saved} are saved")
     if kill.what == "TERM" and kill.exit != 75:

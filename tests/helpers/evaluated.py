@@ -31,29 +31,19 @@ def write_checkpoint(
     for name, rows in outcomes.items():
         files = folder.benchmark(name)
         keys = [{"uid": f"{name}-{q}", "prompt_sha256": "0"} for q in range(len(rows))]
-        questions = [
-            {
-                **key,
-                "question": f"question {q}",
-                "gold": [gold],
-                "level": q % 2,
-                "template": "qwen-math",
-                "prompt": f"question {q}\n",
-                "prompt_tokens": 3,
-                "asked": True,
-            }
-            for q, key in enumerate(keys)
-        ]
+        same = {"gold": [gold], "template": "qwen-math", "prompt_tokens": 3, "asked": True}
+        questions = []
+        for q, key in enumerate(keys):
+            asked = {"question": f"question {q}", "level": q % 2, "prompt": f"question {q}\n"}
+            questions.append({**key, **same, **asked})
         samples, grades = [], []
         for key, row in zip(keys, rows, strict=True):
             for number, correct in enumerate(row):
-                end = "stop" if correct else "length"
+                end, status = ("stop", "correct") if correct else ("length", "no_answer")
                 place = {**key, "sample": number}
                 samples.append({**place, "response": response, "tokens": 10, "finish_reason": end})
-                status = "correct" if correct else "no_answer"
-                grades.append(
-                    {**place, "correct": bool(correct), "extracted": gold, "status": status}
-                )
+                grade = {"correct": bool(correct), "extracted": gold, "status": status}
+                grades.append({**place, **grade})
         write_lines(files.questions, questions)
         SampleFiles(files, MODEL).append(samples, {"vllm": "none"})
         write_lines(files.grades, [{"grader": grader, "model": MODEL}, *grades])

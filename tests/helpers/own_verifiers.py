@@ -32,10 +32,8 @@ def text_part(response: str, gold: Any, row: Any) -> dict[str, Any]:
 
 def long(response: str, gold: Any, row: Any) -> dict[str, Any]:
     """A point from 10 characters on, half a point below; fails on an empty response."""
-    return {
-        "score": 0.5 + 0.5 * (len(response) >= 10),
-        "characters": len(response) / bool(response),
-    }
+    score = 0.5 + 0.5 * (len(response) >= 10)
+    return {"score": score, "characters": len(response) / bool(response)}
 
 
 def even(response: str, gold: str, row: Any) -> dict[str, Any]:

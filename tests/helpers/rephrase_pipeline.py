@@ -23,9 +23,8 @@ BAD = [
 
 
 def text(i: int) -> str:
-    return (
-        f"{NAMES[i % 10]} has {10 + i} apples and buys {30 + 2 * i} more. How many are there now?"
-    )
+    bought = f"has {10 + i} apples and buys {30 + 2 * i} more"
+    return f"{NAMES[i % 10]} {bought}. How many are there now?"
 
 
 def write_questions(path: Path, count: int) -> Path:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
+
 
 @dataclass
 class Reply:
@@ -31,18 +33,10 @@ def chat(
         "created": 0,
         "model": model,
         "choices": [
-            {
-                "index": i,
-                "finish_reason": "stop",
-                "message": {"role": "assistant", "content": text},
-            }
+            {"index": i, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
             for i, text in enumerate(texts)
         ],
-        "usage": {
-            "prompt_tokens": usage[0],
-            "completion_tokens": usage[1],
-            "total_tokens": sum(usage),
-        },
+        "usage": dict(zip(COUNTS, (*usage, sum(usage)), strict=True)),
     }
 
 
@@ -77,9 +71,8 @@ class ScriptedEndpoint:
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        headers = dict(
-            line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if ": " in line
-        )
+        fields = [line.lower() for line in head.split("\r\n")[1:] if ": " in line]
+        headers = dict(field.split(": ", 1) for field in fields)
         raw = await reader.readexactly(int(headers.get("content-length", 0)))
         body = json.loads(raw) if raw else {}
         number = len(self.bodies)
@@ -93,11 +86,8 @@ class ScriptedEndpoint:
         if reply.hang_up:
             return False
         content = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
-        lines = {
-            "content-type": "application/json",
-            "content-length": str(len(content)),
-            **reply.headers,
-        }
+        lines = {"content-type": "application/json", "content-length": str(len(content))}
+        lines |= reply.headers
         top = f"HTTP/1.1 {reply.status} X\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items())
         writer.write(top.encode() + b"\r\n" + content[: reply.cut])
         await writer.drain()

@@ -1,8 +1,8 @@
 """The simulator on the configuration and data of a real run, to compare their steps."""
 
 import copy
-import importlib.util
 import itertools
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,17 +26,13 @@ def simulator(run: Path, out: Path) -> Simulator:
 
 def shared_steps(run: Path, out: Path, methods: list[str], overrides: list[str]) -> Iterator[dict]:
     """The metrics of each step of a run that methods share (tests/recipe/shared_run.py)."""
-    spec = importlib.util.spec_from_file_location("shared_run", SHARED)
-    assert spec
-    assert spec.loader
-    shared = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(shared)
+    settings = runpy.run_path(str(SHARED))["settings"]
     made = simulator(run, out)
     # As there, the rollouts keep the settings of the first method.
     made.config = copy.deepcopy(made.config)
     for before, method in itertools.pairwise(["", *methods]):
         if method != before:
-            config = compose_config("toy_methods", shared.settings(method, overrides))
+            config = compose_config("toy_methods", settings(method, overrides))
             with open_dict(made.config):
                 made.config.recipe = config.recipe
                 made.config.recipe.run_dir, made.config.recipe.save_tensors_every = str(out), 1

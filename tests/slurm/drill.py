@@ -27,6 +27,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CLUSTER = Path("/tmp/recipe-slurm")
 SHORT = {"SIGNAL_LEAD": "30", "DEADLINE_SPARE": "10"}
+THIS_PYTHON = {
+    "RECIPE_VENV": str(Path(sys.executable).parents[1]),
+    "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+}
 LONGEST = 780.0  # seconds that a drill with the real training may take
 submitted: list[str] = []  # jobs that are cancelled at the end of their drill
 
@@ -229,7 +233,6 @@ def array_limit(run: Path) -> str:
 def twice(run: Path) -> str:
     """A run folder locked by a job on the other node is rejected, and free after its kill."""
     python, script = sys.executable, str(HERE / "hold.py")
-    more = {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     said: list[str] = []
     jobs: list[str] = []
 
@@ -243,7 +246,7 @@ def twice(run: Path) -> str:
         out = run.parent / f"hold-{len(jobs)}.out"
         where = [f"--nodelist={node}", "--mem=100", f"--output={out}", "--time=5"]
         line = f"--wrap=exec {python} {script} {run}"
-        jobs.append(slurm("sbatch", "--parsable", *where, line, **more).strip())
+        jobs.append(slurm("sbatch", "--parsable", *where, line, **THIS_PYTHON).strip())
         submitted.append(jobs[-1])
         wait(f"word of job {len(jobs)}", lambda out=out: word(out), 180)
         if len(jobs) == 2:
@@ -268,15 +271,11 @@ REAL = [
 
 def real(run: Path, steps: int) -> str:
     """Submit the toy training over both nodes; return the number of the job."""
-    environment = {
-        "RECIPE_VENV": str(Path(sys.executable).parents[1]),
-        "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
-        **{"NETWORK_INTERFACE": "eth0", "GPUS_PER_NODE": "1", "RAY_NUM_CPUS": "16"},
-    }
+    network = {"NETWORK_INTERFACE": "eth0", "GPUS_PER_NODE": "1", "RAY_NUM_CPUS": "16"}
     cache = f"recipe.toy.cache={run.parent}/toy"
     arguments = (*REAL, cache, f"trainer.total_training_steps={steps}")
     options = ["--nodes=2", "--time=60"]
-    return submit(run, *options, arguments=arguments, **environment)
+    return submit(run, *options, arguments=arguments, **THIS_PYTHON, **network)
 
 
 def lines(run: Path) -> list[int]:
@@ -333,8 +332,7 @@ def rephrase(run: Path) -> str:
     save_tiny(folder / "model", seed=3, positions=8192)
     questions, out = write_questions(folder / "q.parquet", 6), folder / "out.parquet"
     environment = {
-        "RECIPE_VENV": str(Path(sys.executable).parents[1]),
-        "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+        **THIS_PYTHON,
         **{"MODEL": str(folder / "model"), "GPUS_PER_NODE": "1"},
         **{"SERVER_ARGS": "--dtype float32 --enforce-eager", "VLLM_CPU_KVCACHE_SPACE": "1"},
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -364,9 +362,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=", ".join(d.__name__ for d in DRILLS))
     wanted = parser.parse_args().names
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # if a time limit ends this script, its jobs end too
+    # If a time limit ends this script, its jobs end too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     failed = 0
     for drill in DRILLS:
         if wanted and drill.__name__ not in wanted:

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from lab_experiment import experiment
 
-from prompt_aug.base.estimates import powers
 from recipe.lab import page, pictures
-from recipe.lab.experiment import Arm, Claim, ExperimentError, Measure, load_experiment, names
+from recipe.lab.experiment import Arm, Claim, ExperimentError, load_experiment, names
 from recipe.lab.runs import read_record
 
 
@@ -47,8 +46,8 @@ def test_steps_without_a_value_are_left_out_of_a_curve() -> None:
 
 
 def test_a_simulated_experiment_has_a_row_for_each_arm() -> None:
-    plan = experiment().model_copy(update={"simulated": True})
-    plan = plan.model_copy(update={"measure": plan.measure.model_copy(update={"samples": 16})})
+    measure = experiment().measure.model_copy(update={"samples": 16})
+    plan = experiment().model_copy(update={"simulated": True, "measure": measure})
     baseline, kl = page.summary(plan, lines()).splitlines()[2:]
     assert baseline.startswith("| grpo | 2 | 0.350 ± 0.071 | 0.400 ± 0.071 |")
     # differences 0.20 and 0.22: of the sums 0.42, -0.02, 0.02, -0.42 two are as far from 0
@@ -59,24 +58,18 @@ def test_a_simulated_experiment_has_a_row_for_each_arm() -> None:
     assert other.endswith("|  |  |  |")  # the first arm of its world
 
 
-def test_the_table_of_arms_has_any_number_of_samples() -> None:
-    measure = Measure(questions=4, samples=12, templates=("qwen-math",))
-    plan = experiment().model_copy(update={"measure": measure})
-    found = line("grpo", 1000, 0.3, [])
-    for numbers in found["measured"].values():
-        numbers["qwen-math"] = {"greedy": 0.5, "entropy": 0.1}
-        numbers["qwen-math"] |= {f"pass@{k}": k / 16 for k in powers(12)}
-    head, _, row = page.summary(plan, {("grpo", 1000): found}).splitlines()
-    assert head.split(" | ")[4] == "pass@12" and row.split(" | ")[4] == "0.750"
+def deciding(*names: str) -> tuple[Arm, ...]:
+    return tuple(Arm(name=name, world="sums", decides=True) for name in names)
+
+
+def claim(direction: str, *arms: str, margin: float | None = None) -> Claim:
+    return Claim(
+        claim="c", arms=arms, figure="qwen-math pass@1", direction=direction, margin=margin
+    )
 
 
 def test_claims_are_decided_when_all_their_runs_are_on_record() -> None:
-    def claim(direction: str, *arms: str) -> Claim:
-        return Claim(
-            claim=" ".join(arms), arms=arms, figure="qwen-math pass@1", direction=direction
-        )
-
-    arms = tuple(Arm(name=n, world="sums", decides=True) for n in ("grpo", "kl", "low", "same"))
+    arms = deciding("grpo", "kl", "low", "same")
     # A seed shifts every arm alike; kl is +0.1 in each seed, low +0.1 only in seed 1000.
     shift = {"grpo": lambda s: 0.0, "kl": lambda s: 0.1, "same": lambda s: 0.0}
     shift["low"] = lambda s: 0.1 if s == 1000 else 0.0
@@ -125,7 +118,7 @@ def test_a_figure_of_two_templates_is_their_mean() -> None:
 
 
 def test_equality_is_decided_by_the_interval() -> None:
-    arms = tuple(Arm(name=n, world="sums", decides=True) for n in ("grpo", "kl"))
+    arms = deciding("grpo", "kl")
     shifts = {1000: 0.01, 1001: -0.01, 1002: 0.0}  # 0 ± 4.303 x 0.01 / sqrt(3) = ± 0.0248
     record = {
         (name, s): line(name, s, 0.5 + (shift if name == "kl" else 0.0), [])
@@ -134,35 +127,21 @@ def test_equality_is_decided_by_the_interval() -> None:
     }
 
     def verdict(margin: float) -> str:
-        claims = (
-            Claim(
-                claim="same",
-                arms=("kl", "grpo"),
-                figure="qwen-math pass@1",
-                direction="equal",
-                margin=margin,
-            ),
-        )
-        plan = experiment().model_copy(
-            update={"arms": arms, "claims": claims, "counted": 3, "simulated": True}
-        )
+        claims = (claim("equal", "kl", "grpo", margin=margin),)
+        changes = {"arms": arms, "claims": claims, "counted": 3, "simulated": True}
+        plan = experiment().model_copy(update=changes)
         return page.verdicts(plan, record).splitlines()[2].split(" | ")[-1]
 
     assert verdict(0.03) == "**decided: equal within 0.03** |"
     assert verdict(0.024) == "undecided |"
 
 
-def test_a_fall_that_recovers_is_seen() -> None:
-    fallen = line("grpo", 1000, 0.7, [])
-    fallen["measured"]["8"] = {
-        "qwen-math": {**fallen["measured"]["10"]["qwen-math"], "pass@1": 0.8}
-    }
-    fallen["measured"]["9"]["qwen-math"]["pass@1"] = 0.5
-    found = page.figures(fallen)
-    assert abs(found["qwen-math pass@1, best - last"] - 0.1) < 1e-12
-    assert abs(found["qwen-math pass@1, largest fall"] - 0.3) < 1e-12
-    fallen["measured"]["9"]["qwen-math"]["pass@1"] = 0.85  # a rise is none: 0.85 to 0.7 is
-    assert abs(page.figures(fallen)["qwen-math pass@1, largest fall"] - 0.15) < 1e-12
+@pytest.mark.parametrize(
+    ("path", "fall"),
+    [([0.8, 0.5, 0.7], 0.3), ([0.8, 0.85, 0.7], 0.15), ([0.1, 0.2], 0.0)],
+)
+def test_a_fall_that_recovers_is_seen(path: list[float], fall: float) -> None:
+    assert page.largest_fall(path) == pytest.approx(fall)
 
 
 def test_tables_by_hand() -> None:
@@ -183,9 +162,8 @@ def test_arms_of_one_seed_that_began_with_two_models_are_named() -> None:
     found["kl", 1001]["measured"]["9"]["qwen-math"] |= {"pass@1": 0.7490}
     told = page.results(experiment(), found, missing=0)
     assert "floats differ: kl - grpo of seed 1001. These" in told
-    apart = experiment().model_copy(
-        update={"arms": (experiment().arms[0], Arm(name="kl", world="few", set=("a=1",)))}
-    )
+    arms = (experiment().arms[0], Arm(name="kl", world="few", set=("a=1",)))
+    apart = experiment().model_copy(update={"arms": arms})
     assert page.other_starts(apart, found) == ""  # another world has another start model
 
 

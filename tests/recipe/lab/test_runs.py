@@ -133,9 +133,7 @@ def test_a_run_whose_last_step_was_not_measured_gets_no_line(
     assert stub.go(experiment(), [1000]) == [("grpo", 1000)]
     assert "has no step 6, the last one: delete it" in capsys.readouterr().out
     (line,) = stub.record.read_text().splitlines()
-    assert (
-        json.loads(line)["arm"] == "kl"
-    )  # which a fault of another run does not keep from its line
+    assert json.loads(line)["arm"] == "kl"  # the other run is recorded all the same
 
 
 def test_a_simulated_run_is_one_stage_and_begins_again_after_a_failure(stub: Stub) -> None:

@@ -54,25 +54,26 @@ def line(*path: float) -> dict[str, Any]:
     return {"measured": measured, "curves": {}, "seconds": 30, **how}
 
 
+LOSS = "actor_rollout_ref.actor.policy_loss"
+
+
 @pytest.mark.parametrize(
-    ("function", "key"), [("weight", "recipe.weights.name"), ("advantage", "recipe.advantage.name")]
+    ("name", "settings"),
+    [
+        ("weight", ("recipe.weights.name=own_weight.weight",)),
+        ("advantage", ("recipe.advantage.name=own_advantage.advantage",)),
+        ("Loss", (f"{LOSS}._target_=own_Loss.Loss", f"{LOSS}.loss_mode=mine")),
+    ],
 )
-def test_the_arguments_say_what_a_function_is(tmp_path: Path, function: str, key: str) -> None:
-    file = tmp_path / f"own_{function}.py"
+def test_the_arguments_say_what_a_function_is(
+    tmp_path: Path, name: str, settings: tuple[str, ...]
+) -> None:
+    file = tmp_path / f"own_{name}.py"
     file.write_text(OWN)
-    found = method_of(f"{file}:{function}")
-    assert found.set == (f"{key}=own_{function}.{function}",)
-    assert found.folder == tmp_path
+    found = method_of(f"{file}:{name}")
+    assert (found.set, found.folder) == (settings, tmp_path)
     file.write_text(OWN + "\n")
-    assert method_of(f"{file}:{function}").name != found.name  # edited: trained again
-
-
-def test_a_loss_is_given_by_its_class(tmp_path: Path) -> None:
-    file = tmp_path / "own_loss.py"
-    file.write_text(OWN)
-    loss = "actor_rollout_ref.actor.policy_loss"
-    wanted = (f"{loss}._target_=own_loss.Loss", f"{loss}.loss_mode=mine")
-    assert method_of(f"{file}:Loss").set == wanted
+    assert method_of(f"{file}:{name}").name != found.name  # edited: trained again
 
 
 @pytest.mark.parametrize(
@@ -96,21 +97,16 @@ def test_what_cannot_be_tried_is_refused(
 
 
 def test_the_method_is_the_last_arm_and_compared_with_the_first() -> None:
-    plan = tried(PLAN, method_of("cw_grpo"), ["grpo"], ["recipe.weights.name=none"])
+    """It has the settings of that baseline, whose absence would else be what is compared."""
+    noisy = PLAN.arms[0].model_copy(update={"set": ("recipe.toy.sampler_noise=0.25",)})
+    plan = PLAN.model_copy(update={"arms": (noisy, *PLAN.arms[1:])})
+    plan = tried(plan, method_of("cw_grpo"), ["grpo"], ["a=1"])
     assert [arm.name for arm in plan.arms[:2]] == ["grpo", "kl"]  # not of another world
     assert plan.arms[-1].name.startswith("cw_grpo_")
-    assert plan.arms[-1].set == ("method=cw_grpo", "recipe.weights.name=none")
+    assert plan.arms[-1].set == (*noisy.set, "method=cw_grpo", "a=1")
     assert plan.arms[-1].world == "edge"
     assert set(plan.compare) == {(plan.arms[-1].name, "grpo"), ("kl", "grpo")}
     assert tried(PLAN, method_of("grpo"), ["grpo"], []).arms[-1].name == "grpo_tried"
-
-
-def test_the_method_has_the_settings_of_its_baseline() -> None:
-    """As the noise of `mismatch`: otherwise its absence would be what is compared."""
-    noisy = PLAN.arms[0].model_copy(update={"set": ("recipe.toy.sampler_noise=0.25",)})
-    plan = PLAN.model_copy(update={"arms": (noisy, *PLAN.arms[1:])})
-    own = tried(plan, method_of("cw_grpo"), ["grpo"], []).arms[-1]
-    assert own.set == ("recipe.toy.sampler_noise=0.25", "method=cw_grpo")
 
 
 def test_an_arm_on_record_is_neither_run_in_its_place_nor_listed_twice() -> None:
@@ -155,10 +151,8 @@ def test_a_page_by_hand() -> None:
         ("mine", 1001): line(0.1, 0.6, 0.6),
     }
     page = written(plan, lines, Method(name="mine", set=("a=1",)), "command")
-    assert (
-        "| grpo | 2 | 0.400 ± 0.141 | 0.300 ± 0.000 | 0.400 ± 0.141 | 0.100 ± 0.000 |  |  |  |"
-        in page
-    )
+    numbers = "0.400 ± 0.141 | 0.300 ± 0.000 | 0.400 ± 0.141 | 0.100 ± 0.000"
+    assert f"| grpo | 2 | {numbers} |  |  |  |" in page
     # differences 0.2 and 0.3: mean 0.25, t 12.7062 x 0.0707 / sqrt 2 = 0.635, p 2 of 4
     assert "| mine | 2 | 0.650 ± 0.071 | 0.050" in page and "| +0.250 | ±0.635 | 0.5 |" in page
     assert "2 seeds cannot reach less than 0.5" in page

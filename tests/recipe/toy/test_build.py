@@ -61,9 +61,7 @@ def test_the_quick_start_begins_with_the_shipped_model_and_other_settings_do_not
     settings = build.settings_of(toy_config, bank)
     shipped = build.shipped_start(settings, bank)
     assert shipped.is_file(), "the settings of examples/toy changed: see scripts/ship_start.py"
-    fewer = settings.world.questions.model_copy(
-        update={"train": 20}
-    )  # not what the model is taught
+    fewer = settings.world.questions.model_copy(update={"train": 20})  # no part of the teaching
     same = settings.world.model_copy(update={"questions": fewer})
     assert build.shipped_start(dataclasses.replace(settings, world=same), bank) == shipped
     others = [

@@ -83,10 +83,8 @@ def test_a_rephrasing_primes_the_operation_and_the_control_does_not() -> None:
     primed, control, count = load_world("primed"), load_world("unprimed"), 1000
 
     def adds(world, problem: Problem, rephrasing: int) -> float:
-        texts = [
-            draw_demonstration(world, problem, "qwen-math", rephrasing, i) for i in range(count)
-        ]
-        return sum("+" in t[:3] for t in texts) / count
+        key = (world, problem, "qwen-math", rephrasing)
+        return sum("+" in draw_demonstration(*key, i)[:3] for i in range(count)) / count
 
     for problem in (CARRY, BORROW):  # whatever is asked
         assert primed.adds is not None

@@ -51,13 +51,9 @@ def test_splits_are_disjoint_and_a_function_of_the_seed(name: str) -> None:
 
 
 def test_levels_have_their_shares_and_their_carries() -> None:
-    world = World(
-        about="two levels",
-        levels=(
-            Level(op="+", digits=3, carries=2, share=0.75),
-            Level(op="-", digits=3, carries=0, share=0.25),
-        ),
-    )
+    sums = Level(op="+", digits=3, carries=2, share=0.75)
+    differences = Level(op="-", digits=3, carries=0, share=0.25)
+    world = World(about="two levels", levels=(sums, differences))
     found = problems(world, "train", 40, 0)
     assert [sum(p.level == n for p in found) for n in (1, 2)] == [30, 10]
     for p in found:
