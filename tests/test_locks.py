@@ -16,7 +16,7 @@ from pip._internal.exceptions import RequirementsFileParseError
 from pip._internal.network.session import PipSession
 from pip._internal.req import parse_requirements
 
-from recipe.preflight.doctor import ENTRY_POINTS, PROJECT
+from recipe.doctor import ENTRY_POINTS, PROJECT
 
 ROOT = Path(__file__).resolve().parents[1]
 

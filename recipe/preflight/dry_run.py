@@ -11,10 +11,10 @@ from omegaconf import DictConfig
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import read_parquet
 from recipe.algorithms.compute import group_of
+from recipe.plan import work_of
 from recipe.preflight.data import limit_steps, limited, load_tokenizer, prepare_data
-from recipe.preflight.estimate import Assumptions, run_hours
+from recipe.preflight.estimate import run_hours
 from recipe.preflight.lora import saved_bytes
-from recipe.preflight.plan import work_of
 from recipe.preflight.rules import Setup
 from recipe.preflight.shapes import GPUS, known_shape
 from recipe.run import checkpoints as saved_checkpoints
@@ -116,9 +116,10 @@ def hours(config: DictConfig, steps: int) -> str:
     shape = known_shape(config.recipe.model_path)
     if config.trainer.device == "cpu" or shape is None:
         return "unknown until the run folder has a step"
-    work = dataclasses.replace(work_of(config, shape), steps=steps)
-    told = run_hours(shape, work, GPUS[GPU], Assumptions())
-    return f"{told:.1f} on {work.gpus} x {GPU}, estimated by recipe.plan and not measured"
+    work = dataclasses.replace(work_of(config, shape, GPUS[GPU]), steps=steps)
+    return (
+        f"{run_hours(work):.1f} on {work.gpus} x {GPU}, estimated by recipe.plan and not measured"
+    )
 
 
 def questions(config: DictConfig, prompts: Prompts) -> str:

@@ -1,8 +1,7 @@
 """The formulas of the plan; every number in bytes, tokens, operations or seconds.
 
 P parameters, A of an adapter (LoRA), N GPUs, F of them that share one copy of the states (all, or
-``fsdp_size``), T tokens of a micro-batch,
-V vocabulary, h hidden, i intermediate size, L layers, S tokens of the longest sequence.
+``fsdp_size``), T tokens of a micro-batch, V vocabulary, h hidden, i intermediate size, L layers.
 
     states        16 P / F     float32 parameters, gradients and Adam's two moments, sharded;
                   (4 P + 16 A) / F with LoRA; 16 P / F more for a critic, of the actor's size;
@@ -34,12 +33,18 @@ from recipe.preflight.shapes import Gpu, Shape
 
 RESERVE = 4 * 2**30  # CUDA context, graphs and the engine's own activations
 LOGIT_CHUNK = 1024
+# Assumptions behind the hours. The comments are from one H200 (examples/SIZES.md).
+MFU = 0.35  # 0.33 to 0.37 of an update alone, 0.19 in verl's
+TRAFFIC = 0.5  # 0.2 with 128 responses at once
+OVERHEAD = 15.0  # other seconds of a step: driver, grading, weights, sleep; 0.3 and 14
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """Workload of a run; lengths in tokens, `mean_response` is an assumption."""
+    """Model, GPUs, workload and assumptions of a run; lengths in tokens."""
 
+    shape: Shape
+    gpu: Gpu
     gpus: int
     shards: int  # GPUs over which the states are divided
     tensor_parallel: int
@@ -47,8 +52,8 @@ class Work:
     responses: int  # of a question
     prompt: int  # longest
     response: int  # longest
-    mean_prompt: int
-    mean_response: int
+    mean_prompt: int  # assumed
+    mean_response: int  # assumed
     micro_tokens: int  # of a micro-batch on one GPU
     epochs: int  # times that a batch is trained on
     reference: bool  # log-probabilities of a reference model too
@@ -64,24 +69,19 @@ class Work:
     param_offload: bool = False  # parameters are on the GPU in the actor's passes alone
     optimizer_offload: bool = False  # moments are on the GPU in the update alone
     offload_policy: bool = False  # parameters and moments are never on the GPU (fsdp2)
+    mfu: float = MFU
+    traffic: float = TRAFFIC
+    overhead: float = OVERHEAD
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Assumptions:
-    """Assumptions behind the estimated hours. On one H200 (examples/SIZES.md):"""
-
-    mfu: float = 0.35  # 0.33 to 0.37 of an update alone, 0.19 in verl's
-    traffic: float = 0.5  # 0.2 with 128 responses at once
-    overhead: float = 15.0  # other seconds of a step: driver, grading, weights, sleep; 0.3 and 14
-
-
-def actor_memory(shape: Shape, work: Work) -> dict[str, float]:
+def actor_memory(work: Work) -> dict[str, float]:
     """Return the bytes on one GPU while the actor trains, by part."""
-    tokens, outputs = work.micro_tokens, shape.embedding * (1 if shape.tied else 2)
+    shape, tokens = work.shape, work.micro_tokens
+    outputs = shape.embedding * (1 if shape.tied else 2)
+    states = 4 * shape.parameters + 16 * work.adapter if work.adapter else 16 * shape.parameters
+    states += 16 * shape.parameters * work.critic
     return {
-        "states": state_bytes(shape, work.adapter, work.critic)
-        * (not work.offload_policy)
-        / work.shards,
+        "states": 0.0 if work.offload_policy else states / work.shards,
         "gathered": 2 * (outputs + 2 * shape.layer),
         "activations": tokens * shape.layers * 2 * shape.hidden
         + tokens * 2 * (8 * shape.hidden + 4 * shape.intermediate),
@@ -90,16 +90,11 @@ def actor_memory(shape: Shape, work: Work) -> dict[str, float]:
     }
 
 
-def state_bytes(shape: Shape, adapter: int, critic: bool) -> int:
-    """Bytes of parameters, gradients and moments on all GPUs."""
-    actor = 4 * shape.parameters + 16 * adapter if adapter else 16 * shape.parameters
-    return actor + 16 * shape.parameters * critic
-
-
-def beside_engine(shape: Shape, work: Work) -> float:
+def beside_engine(work: Work) -> float:
     """Bytes of parameters and moments that stay on one GPU while the engine generates."""
-    kept = checkpoint_bytes(shape, work.adapter, work.critic)
-    moments = 8 * ((work.adapter or shape.parameters) + shape.parameters * work.critic)
+    parameters = work.shape.parameters
+    kept = checkpoint_bytes(work.shape, work.adapter, work.critic)
+    moments = 8 * ((work.adapter or parameters) + parameters * work.critic)
     kept -= moments * work.optimizer_offload + (kept - moments) * work.param_offload
     return 0.0 if work.offload_policy else kept / work.shards
 
@@ -110,45 +105,42 @@ def checkpoint_bytes(shape: Shape, adapter: int, critic: bool) -> int:
     return actor + 12 * shape.parameters * critic
 
 
-def cache_tokens(shape: Shape, work: Work, gpu: Gpu) -> int:
+def cache_tokens(work: Work) -> int:
     """Tokens that the KV cache of one engine holds; 0 or less: the engine does not start."""
     tp = work.tensor_parallel
-    room = gpu.memory * work.utilisation - 2 * shape.parameters / tp - RESERVE
-    return int(room * tp / shape.kv_bytes)
+    room = work.gpu.memory * work.utilisation - 2 * work.shape.parameters / tp - RESERVE
+    return int(room * tp / work.shape.kv_bytes)
 
 
-def at_once(shape: Shape, work: Work, gpu: Gpu) -> int:
+def at_once(work: Work) -> int:
     """Sequences that one engine decodes at once, each counted at its mean final length."""
-    fitting = cache_tokens(shape, work, gpu) // (work.mean_prompt + work.mean_response)
+    fitting = cache_tokens(work) // (work.mean_prompt + work.mean_response)
     return max(0, min(work.sequences, fitting))
 
 
-def waves(responses: int, shape: Shape, work: Work, gpu: Gpu) -> int:
+def waves(responses: int, work: Work) -> int:
     """Return the rounds in which each engine decodes its part of all `responses`."""
     engines = work.gpus // work.tensor_parallel
-    return math.ceil(math.ceil(responses / engines) / max(1, at_once(shape, work, gpu)))
+    return math.ceil(math.ceil(responses / engines) / max(1, at_once(work)))
 
 
-def rollout_seconds(
-    responses: int, shape: Shape, work: Work, gpu: Gpu, assume: Assumptions
-) -> float:
+def rollout_seconds(responses: int, work: Work) -> float:
     """Return the seconds to decode `responses`; the tail is the longest response decoded alone."""
     if not responses:
         return 0.0
     engines, tp = work.gpus // work.tensor_parallel, work.tensor_parallel
-    each = math.ceil(responses / engines)
-    rounds = waves(responses, shape, work, gpu)
-    busy = each / rounds
-    cache = busy * (work.mean_prompt + work.mean_response / 2) * shape.kv_bytes
-    rate = gpu.bandwidth * assume.traffic * tp
-    full = (2 * shape.parameters + cache) / rate
-    tail = 2 * shape.parameters / rate
+    rounds = waves(responses, work)
+    busy = math.ceil(responses / engines) / rounds
+    cache = busy * (work.mean_prompt + work.mean_response / 2) * work.shape.kv_bytes
+    rate = work.gpu.bandwidth * work.traffic * tp
+    full = (2 * work.shape.parameters + cache) / rate
+    tail = 2 * work.shape.parameters / rate
     return rounds * work.mean_response * full + (work.response - work.mean_response) * tail
 
 
-def actor_seconds(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> dict[str, float]:
+def actor_seconds(work: Work) -> dict[str, float]:
     """Seconds of the log-probabilities, of the update and of the critic in one step."""
-    length = work.mean_prompt + work.mean_response
+    shape, length = work.shape, work.mean_prompt + work.mean_response
     tokens = work.questions * work.responses * length
     # Scores and values, forward: 4 x span x heads x head_dim per layer and token. With packed sdpa
     # the span is the micro-batch, else on average half of the sequence.
@@ -156,7 +148,7 @@ def actor_seconds(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> di
     attention = 4 * span * shape.heads * shape.head_dim * shape.layers
     forward = tokens * (2 * shape.parameters + attention)
     update = 4 * forward - (tokens * 2 * shape.parameters if work.adapter else 0)
-    rate = work.gpus * gpu.flops * assume.mfu
+    rate = work.gpus * work.gpu.flops * work.mfu
     passes = 1 + work.reference
     seconds = {"log-probs": passes * forward / rate, "update": work.epochs * update / rate}
     if work.values:
@@ -164,18 +156,13 @@ def actor_seconds(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> di
     return seconds
 
 
-def step_seconds(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> dict[str, float]:
+def step_seconds(work: Work) -> dict[str, float]:
     """Seconds of one step by part."""
-    responses = work.questions * work.responses
-    return {
-        "rollouts": rollout_seconds(responses, shape, work, gpu, assume),
-        **actor_seconds(shape, work, gpu, assume),
-        "overhead": assume.overhead,
-    }
+    rollouts = rollout_seconds(work.questions * work.responses, work)
+    return {"rollouts": rollouts, **actor_seconds(work), "overhead": work.overhead}
 
 
-def run_hours(shape: Shape, work: Work, gpu: Gpu, assume: Assumptions) -> float:
+def run_hours(work: Work) -> float:
     """Hours of all steps and validations."""
-    step = sum(step_seconds(shape, work, gpu, assume).values())
-    tested = rollout_seconds(work.validation, shape, work, gpu, assume)
+    step, tested = sum(step_seconds(work).values()), rollout_seconds(work.validation, work)
     return (work.steps * step + work.validations * tested) / 3600

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from recipe import accept
+from recipe.accept import Stage, StageError, stages
 from recipe.config.compose import compose_config
-from recipe.preflight import accept, accept_work
-from recipe.preflight.accept import Stage, StageError, stages
+from recipe.preflight import accept_work
 from recipe.preflight.checks import validate
 from recipe.run import folder as run_folder
 

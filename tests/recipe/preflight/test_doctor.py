@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.preflight import doctor
+from recipe import doctor
 from recipe.preflight.probes import GPU_INSTALL, Finding, Probe
 
 

@@ -10,20 +10,20 @@ import pytest
 from tiny_lora import RANK, tuned
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from recipe import plan as command
 from recipe.errors import ConfigError
 from recipe.preflight import estimate
-from recipe.preflight import plan as command
-from recipe.preflight.estimate import Assumptions, Work
+from recipe.preflight.estimate import Work
 from recipe.preflight.lora import LAYERS
 from recipe.preflight.rules import SHORT
-from recipe.preflight.shapes import GPUS, Shape, shape_of
+from recipe.preflight.shapes import GPUS, shape_of
 
 PAGE = Path(__file__).parents[3] / "examples" / "SIZES.md"
 SHAPE = shape_of("Qwen/Qwen2.5-Math-1.5B")
-H100 = GPUS["h100-80"]
 # examples/prompt_aug on eight GPUs.
 WORK = Work(
-    gpus=8, shards=8, tensor_parallel=1, questions=128, responses=8, prompt=1024, response=3072,
+    shape=SHAPE, gpu=GPUS["h100-80"], gpus=8, shards=8, tensor_parallel=1, questions=128,
+    responses=8, prompt=1024, response=3072,
     mean_prompt=200, mean_response=1000, micro_tokens=16384, epochs=1, reference=False,
     packed_mask=True, utilisation=0.6, sequences=1024, steps=2720, validation=500, validations=136,
 )  # fmt: skip
@@ -80,7 +80,7 @@ def test_an_unknown_model_says_what_to_name(tmp_path: Path) -> None:
 
 
 def test_the_actors_memory_by_hand() -> None:
-    memory = estimate.actor_memory(SHAPE, WORK)
+    memory = estimate.actor_memory(WORK)
     assert memory["states"] == 16 * 1_543_714_304 / 8 == 3_087_428_608
     assert memory["gathered"] == 2 * (233_373_696 + 2 * 46_797_824) == 653_938_688
     # 16,384 tokens: 28 x 3,072 bytes of checkpoints, 2 x (12,288 + 35,840) of one layer
@@ -88,31 +88,31 @@ def test_the_actors_memory_by_hand() -> None:
     assert memory["logits"] == 16_384 * 151_936 * 4 + 8 * 1_024 * 151_936 == 11_201_937_408
     assert memory["mask"] == 16_384**2
     assert sum(memory.values()) == 18_198_084_608
-    flash = estimate.actor_memory(SHAPE, dataclasses.replace(WORK, packed_mask=False))
+    flash = estimate.actor_memory(dataclasses.replace(WORK, packed_mask=False))
     assert sum(memory.values()) - sum(flash.values()) == 16_384**2
     assert estimate.checkpoint_bytes(SHAPE, 0, False) == 18_524_571_648  # 12 bytes per parameter
-    copies = estimate.actor_memory(SHAPE, dataclasses.replace(WORK, gpus=16))  # two of them
+    copies = estimate.actor_memory(dataclasses.replace(WORK, gpus=16))  # two of them
     assert copies["states"] == memory["states"]
 
 
 def test_a_critic_is_a_second_model() -> None:
     work = dataclasses.replace(WORK, critic=True, values=True)
-    actor, both = (estimate.actor_memory(SHAPE, w)["states"] for w in (WORK, work))
+    actor, both = (estimate.actor_memory(w)["states"] for w in (WORK, work))
     assert both == 2 * actor
     assert estimate.checkpoint_bytes(SHAPE, 0, True) == 2 * 18_524_571_648
-    seconds = estimate.actor_seconds(SHAPE, work, H100, Assumptions())
+    seconds = estimate.actor_seconds(work)
     # One forward pass for the values; the update as the actor's.
     assert seconds["critic"] == pytest.approx(
         seconds["log-probs"] / (1 + WORK.reference) + seconds["update"]
     )
-    assert "critic" not in estimate.actor_seconds(SHAPE, WORK, H100, Assumptions())
+    assert "critic" not in estimate.actor_seconds(WORK)
 
 
 def test_offloaded_states_are_off_the_gpu() -> None:
     def stay(**changes: bool) -> tuple[float, float]:
         work = dataclasses.replace(WORK, gpus=1, shards=1, **changes)
-        states = estimate.actor_memory(SHAPE, work)["states"]
-        return states / SHAPE.parameters, estimate.beside_engine(SHAPE, work) / SHAPE.parameters
+        states = estimate.actor_memory(work)["states"]
+        return states / SHAPE.parameters, estimate.beside_engine(work) / SHAPE.parameters
 
     # Bytes per parameter in the update, with gradients, and beside the engine, without them.
     assert stay() == (16, 12) and stay(critic=True) == (32, 24)
@@ -120,7 +120,7 @@ def test_offloaded_states_are_off_the_gpu() -> None:
     assert stay(param_offload=True, optimizer_offload=True, critic=True) == (32, 0)
     assert stay(offload_policy=True) == (0, 0)
     lora = dataclasses.replace(WORK, gpus=1, shards=1, adapter=10, optimizer_offload=True)
-    assert estimate.beside_engine(SHAPE, lora) == 4 * (SHAPE.parameters + 10)
+    assert estimate.beside_engine(lora) == 4 * (SHAPE.parameters + 10)
 
 
 def test_lora_by_hand() -> None:
@@ -131,10 +131,9 @@ def test_lora_by_hand() -> None:
     work = dataclasses.replace(WORK, adapter=9_232_384)
     # 4 bytes per parameter of the model, 16 (in a checkpoint 12) per parameter of the adapter
     states = 6_174_857_216 + 147_718_144
-    assert estimate.actor_memory(SHAPE, work)["states"] == states / 8
+    assert estimate.actor_memory(work)["states"] == states / 8
     assert estimate.checkpoint_bytes(SHAPE, 9_232_384, False) == 6_174_857_216 + 110_788_608
-    assume = Assumptions()
-    full, part = (estimate.actor_seconds(SHAPE, w, H100, assume) for w in (WORK, work))
+    full, part = (estimate.actor_seconds(w) for w in (WORK, work))
     # no gradient of the model's parameters: 2 operations per token and parameter
     saved = 1_228_800 * 2 * 1_543_714_304 / (8 * 989e12 * 0.35)
     assert full["update"] - part["update"] == pytest.approx(saved)
@@ -151,55 +150,52 @@ def test_the_parameters_of_lora_are_those_that_peft_counts(tmp_path: Path) -> No
 def test_the_cache_by_hand() -> None:
     assert SHAPE.kv_bytes == 2 * 28 * 2 * 128 * 2 == 28_672
     # 0.6 x 79.6 GiB - 3.087 GB of weights - 4 GiB = 43.8995 GB
-    assert estimate.cache_tokens(SHAPE, WORK, H100) == 1_531_093
-    assert estimate.at_once(SHAPE, WORK, H100) == 1024  # 1275 fit, the engine takes 1024
+    assert estimate.cache_tokens(WORK) == 1_531_093
+    assert estimate.at_once(WORK) == 1024  # 1275 fit, the engine takes 1024
     small = dataclasses.replace(WORK, utilisation=0.1)  # 8.5 GB: the weights and little else
-    assert estimate.cache_tokens(SHAPE, small, H100) == 40_617
-    assert estimate.at_once(SHAPE, small, H100) == 33
+    assert estimate.cache_tokens(small) == 40_617
+    assert estimate.at_once(small) == 33
 
 
 @pytest.mark.parametrize(("responses", "waves"), [(8 * 33, 1), (8 * 33 + 1, 2), (1024, 4)])
 def test_waves_by_hand(responses: int, waves: int) -> None:
     small = dataclasses.replace(WORK, utilisation=0.1)  # 33 sequences at once in each of 8 engines
-    assert estimate.waves(responses, SHAPE, small, H100) == waves
+    assert estimate.waves(responses, small) == waves
 
 
 def test_the_hours_by_hand() -> None:
-    assume = Assumptions(mfu=0.35, traffic=0.5, overhead=0.0)
     # 128 sequences in each engine: weights 3.0874 GB and 128 x 700 x 28,672 = 2.5690 GB of cache,
     # at 1.675 TB/s 3.3769 ms for each of 1,000 tokens; then 2,072 tokens at 1.8432 ms.
-    rollouts = estimate.rollout_seconds(1024, SHAPE, WORK, H100, assume)
+    rollouts = estimate.rollout_seconds(1024, WORK)
     assert rollouts == pytest.approx(3.3769 + 3.8192, abs=2e-3)
     # 1,228,800 tokens x (3.0874e9 + 4 x 16,384 x 1,536 x 28 = 2.8186e9) = 7.2572e15 forward, at
     # 8 x 989e12 x 0.35 = 2.7692e15 per second; the update is four times that.
-    seconds = estimate.actor_seconds(SHAPE, WORK, H100, assume)
+    seconds = estimate.actor_seconds(WORK)
     assert seconds["log-probs"] == pytest.approx(2.6207, abs=1e-3)
     assert seconds["update"] == pytest.approx(4 * 2.6207, abs=4e-3)
     referenced = dataclasses.replace(WORK, reference=True, epochs=2)
-    again = estimate.actor_seconds(SHAPE, referenced, H100, assume)
+    again = estimate.actor_seconds(referenced)
     assert again["log-probs"] == 2 * seconds["log-probs"]
     assert again["update"] == 2 * seconds["update"]
 
 
 def test_more_gpus_never_take_more_memory_or_time() -> None:
-    assume = Assumptions()
     for few, many in ((4, 8), (8, 16), (16, 800)):
         a, b = (dataclasses.replace(WORK, gpus=n, shards=n) for n in (few, many))
-        few_gib, many_gib = (sum(estimate.actor_memory(SHAPE, w).values()) for w in (a, b))
+        few_gib, many_gib = (sum(estimate.actor_memory(w).values()) for w in (a, b))
         assert many_gib < few_gib
-        times = [estimate.rollout_seconds(1024, SHAPE, w, H100, assume) for w in (a, b)]
+        times = [estimate.rollout_seconds(1024, w) for w in (a, b)]
         assert times[1] <= times[0] and math.isfinite(times[1])
 
 
 def test_what_does_not_fit_is_said() -> None:
-    a100 = GPUS["a100-40"]
-    fits = command.memory_lines(SHAPE, WORK, H100)
-    assert not [line for line in fits if line.startswith("NO")]
-    large = Shape(**{**dataclasses.asdict(SHAPE), "layers": 280})
-    said = "\n".join(command.memory_lines(large, WORK, a100))
+    assert not [line for line in command.memory_lines(WORK) if line.startswith("NO")]
+    large = dataclasses.replace(SHAPE, layers=280)
+    work = dataclasses.replace(WORK, shape=large, gpu=GPUS["a100-40"])
+    said = "\n".join(command.memory_lines(work))
     assert "the actor wants" in said and "beside the engine" in said
     assert "does not hold one longest sequence" in said and "ppo_max_token_len_per_gpu" in said
-    one = "\n".join(command.memory_lines(large, dataclasses.replace(WORK, gpus=1, shards=1), a100))
+    one = "\n".join(command.memory_lines(dataclasses.replace(work, gpus=1, shards=1)))
     assert "or train LoRA" in one and "ppo_max_token_len_per_gpu" not in one  # would not help
 
 

@@ -118,7 +118,7 @@ def test_numbered_entries_come_by_number_and_others_are_skipped(tmp_path: Path) 
     ("module", "slow"),
     [
         ("recipe.run.folder", {"torch", "ray", "verl", "vllm", "transformers"}),
-        ("recipe.preflight.doctor", {"omegaconf", "numpy"}),  # which may be broken
+        ("recipe.doctor", {"omegaconf", "numpy"}),  # which may be broken
     ],
 )
 def test_a_command_that_must_start_fast_or_anywhere_imports_little(
