@@ -12,19 +12,13 @@ import sys
 from argparse import Namespace
 from typing import Any
 
-from omegaconf import DictConfig
-
 from prompt_aug.base.commands import at_least, make_parser, run
 from prompt_aug.base.errors import UsageError
 from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
 from recipe.preflight import estimate
-from recipe.preflight.engine import ROWS, TENSOR, micro_batches
-from recipe.preflight.estimate import MFU, TRAFFIC, Work
-from recipe.preflight.lora import adapter_size
-from recipe.preflight.machine import HEADS
-from recipe.preflight.rules import Setup, refuse
-from recipe.preflight.shapes import GPUS, Gpu, Shape, shape_of
+from recipe.preflight.estimate import MFU, TRAFFIC, Work, work_of
+from recipe.preflight.shapes import GPUS, shape_of
 
 GIB = 2**30
 
@@ -87,61 +81,6 @@ def hour_lines(work: Work) -> list[str]:
     ]
 
 
-def work_of(
-    config: DictConfig,
-    shape: Shape,
-    gpu: Gpu,
-    mean_response: int | None = None,
-    validation: int = 500,
-) -> Work:
-    """Return the workload of a configuration; by default responses have half of their limit.
-
-    Raises ConfigError for a number of GPUs over which engines or mini-batches do not divide.
-    """
-    setup = Setup(config)
-    refuse([TENSOR, ROWS, HEADS, micro_batches], setup)
-    prompt, response = config.data.max_prompt_length, config.data.max_response_length
-    if mean_response is not None and mean_response > response:
-        raise UsageError(
-            f"--mean-response {mean_response} is more than data.max_response_length={response}"
-        )
-    actor, rollout, trainer = setup.actor, setup.rollout, setup.trainer
-    fsdp = actor.fsdp_config
-    attention = setup.model.override_config.get("attn_implementation", "flash_attention_2")
-    return Work(
-        shape=shape,
-        gpu=gpu,
-        gpus=setup.gpus,
-        shards=setup.shards(fsdp.fsdp_size),
-        tensor_parallel=rollout.tensor_model_parallel_size,
-        questions=setup.batch,
-        responses=rollout.n,
-        prompt=prompt,
-        response=response,
-        mean_prompt=min(prompt, 200),
-        mean_response=mean_response or response // 2,
-        micro_tokens=actor.ppo_max_token_len_per_gpu
-        if actor.use_dynamic_bsz
-        else actor.ppo_micro_batch_size_per_gpu * setup.longest,
-        epochs=actor.ppo_epochs,
-        reference=bool(actor.use_kl_loss or config.algorithm.use_kl_in_reward),
-        packed_mask=bool(setup.model.use_remove_padding and attention == "sdpa"),
-        utilisation=rollout.gpu_memory_utilization,
-        sequences=rollout.max_num_seqs,
-        steps=trainer.total_training_steps,
-        validation=validation,
-        validations=trainer.total_training_steps // trainer.test_freq
-        if trainer.test_freq > 0
-        else 0,
-        adapter=adapter_size(setup, shape),
-        critic=setup.critic,
-        values=setup.facts.critic,
-        param_offload=fsdp.param_offload,
-        optimizer_offload=fsdp.optimizer_offload,
-        offload_policy=fsdp.offload_policy and actor.strategy == "fsdp2",
-    )
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = make_parser(
         "python -m recipe.plan", __doc__, example="python -m recipe.plan dapo --gpus 16"
@@ -171,9 +110,14 @@ def plan(options: Namespace) -> int:
         raise ConfigError("recipe.model_path: not set. Name a model to plan for.")
     if options.gpus:
         config.trainer.nnodes, config.trainer.n_gpus_per_node = 1, options.gpus
-    shape, gpu = shape_of(config.recipe.model_path), GPUS[options.gpu]
-    work = work_of(config, shape, gpu, options.mean_response, options.validation)
-    work = dataclasses.replace(work, mfu=options.mfu, traffic=options.traffic)
+    work = work_of(config, shape_of(config.recipe.model_path), GPUS[options.gpu])
+    mean = options.mean_response or work.mean_response
+    if mean > work.response:
+        raise UsageError(
+            f"--mean-response {mean} is more than data.max_response_length={work.response}"
+        )
+    assumed = {"mfu": options.mfu, "traffic": options.traffic, "validation": options.validation}
+    work = dataclasses.replace(work, mean_response=mean, **assumed)
     lines = memory_lines(work)
     if estimate.at_once(work):
         lines += hour_lines(work)

@@ -11,7 +11,7 @@ import difflib
 import functools
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -53,13 +53,8 @@ OPEN = (
     *ARGUMENTS,
 )
 MOVED = CONFIG / "moved.yaml"
-OFF = (
-    None,
-    False,
-    "none",
-    "off",
-    "vanilla",
-)  # values of a switch that turn a feature off; 0 is False
+# Values of a switch that turn a feature off; 0 is False.
+OFF = (None, False, "none", "off", "vanilla")
 PLAIN = re.compile(r"""[^\[{'"~].*""")  # a value that hydra's syntax of lists, ... does not begin
 # Raised by hydra for an unusable file or choice. A truncated file raises no class of its own.
 COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError)
@@ -86,19 +81,15 @@ def example_folder(example: str) -> Path:
     )
 
 
-def readable(overrides: list[str]) -> list[str]:
-    """Return overrides that hydra can read: plain text quoted, ``++`` before keys of `ARGUMENTS`.
+def readable(text: str) -> str:
+    """Return an override that hydra can read: plain text quoted, ``++`` before `ARGUMENTS`.
 
     Text that hydra reads already is not changed.
     """
-    return [_readable(text) for text in overrides]
-
-
-def _readable(text: str) -> str:
     parse = OverridesParser.create().parse_override
     key, equals, value = text.partition("=")
     name = key.lstrip("+")
-    if equals and any(f"{name}.".startswith(f"{section}.") for section in ARGUMENTS):
+    if equals and is_in(name, ARGUMENTS):
         key = f"++{name}"
     quoted = "'" + value.replace("'", "\\'") + "'"
     with contextlib.suppress(HydraException):
@@ -118,7 +109,7 @@ def compose_config(example: str, overrides: list[str], *, allow_unread: bool = F
     Raises ConfigError, one line a problem, for a file that cannot be read, an unknown key, group or
     choice, and for values that `recipe.config.schema` rejects.
     """
-    folder, overrides = example_folder(example), readable(overrides)
+    folder, overrides = example_folder(example), list(map(readable, overrides))
     found = dict.fromkeys(why for text in overrides if (why := _refused(text, folder)))
     if found:
         raise ConfigError("\n".join(found))
@@ -183,7 +174,12 @@ def known_keys() -> frozenset[str]:
 
 def is_open(key: str) -> bool:
     """Return True if keys may be added at `key`."""
-    return any(key == section or key.startswith(f"{section}.") for section in OPEN)
+    return is_in(key, OPEN)
+
+
+def is_in(key: str, sections: Iterable[str]) -> bool:
+    """Return True if `key` is one of the sections or below it."""
+    return any(f"{key}.".startswith(f"{section}.") for section in sections)
 
 
 def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -40,6 +40,7 @@ from recipe.errors import ConfigError
 from recipe.run.evaluation import EvaluationSection
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
 CORRECTION, LOSS = "algorithm.rollout_correction", f"{A}.policy_loss.loss_mode"
 WHY = {  # reasons that a range does not show by itself
     f"{R}.temperature": "greedy responses of a group are all equal, so none has a signal",
@@ -86,21 +87,20 @@ KLType = Literal[
     "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+",
 ]  # fmt: skip
 Beta = Annotated[float, Field(ge=0, lt=1)]
+ALARMS = ("warn", "save", "stop", "rollback")  # actions of the guard
 
-# (section, type, keys). Values that verl itself rejects at once are not checked again.
+# (sections, type, keys). Values that verl itself rejects at once are not checked again.
 _TABLE: list[tuple[str, Any, str]] = [
-    ("recipe", Text, "name run_dir"),
+    ("recipe", Text, "name run_dir toy.cache toy.world"),
     ("recipe", Text | None, "method model_path"),
     ("recipe", Seed, "seed"),
     ("recipe", Weight, "min_free_gib"),
     ("recipe", Count, "save_rollouts_every save_tensors_every"),
     ("recipe", Positive | None, "keep_every"),
     ("recipe", Annotated[str, AfterValidator(_validated)] | None, "keep_best"),
-    ("recipe", bool, "worker_logs overlong_filter"),
+    ("recipe", bool, "worker_logs overlong_filter toy.enable history.enable"),
     ("recipe", Text | Count | None, "one_question"),
     ("recipe", dict[str, Above0] | None, "source_weights"),
-    ("recipe.toy", bool, "enable"),
-    ("recipe.toy", Text, "cache world"),
     ("recipe.toy", Seed | None, "seed"),
     ("recipe.toy", Weight | None, "sampler_noise"),
     ("recipe.toy", Positive | None, "train_questions validation_questions test_questions updates"),
@@ -138,14 +138,13 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("recipe.weights.clip_cov", float, "lower upper"),
     ("recipe.dynamic_sampling", Positive, "max_gen_batches"),
     ("recipe.dynamic_sampling", Literal["train", "stop"], "on_exhausted"),
-    ("recipe.guard", Literal["off", "warn", "save", "stop", "rollback"], "action"),
+    ("recipe.guard", Literal["off", *ALARMS], "action"),
     ("recipe.guard", Positive, "window"),
     ("recipe.guard", Annotated[float, Field(gt=1)], "factor"),
     ("recipe.guard", Part, "accuracy_drop"),
     ("recipe.guard.rollback", Annotated[float, Field(gt=0, lt=1)], "lr_factor"),
     ("recipe.guard.rollback", Above0 | None, "kl_loss_coef"),
     ("recipe.guard.rollback", Positive, "times"),
-    ("recipe.history", bool, "enable"),
     ("recipe.history", Above0, "weight"),
     ("recipe.history", Annotated[float, Field(ge=-1, le=0)], "floor"),
     ("recipe.curriculum", bool, "enable value_model"),
@@ -165,28 +164,15 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("algorithm.kl_ctrl", Weight, "kl_coef"),
     ("algorithm.kl_ctrl", Literal["fixed", "adaptive"], "type"),
     ("algorithm.rollout_correction", Literal["token", "sequence"] | None, "rollout_is"),
-    *(
-        (role, kind, keys)
-        for role in (A, "actor_rollout_ref.ref")
-        for kind, keys in (
-            (bool, "entropy_from_logits_with_chunking use_torch_compile"),
-            (Positive, "ulysses_sequence_parallel_size"),
-        )
-    ),
-    *(
-        (f"{role}.fsdp_config", kind, keys)
-        for role in (A, "actor_rollout_ref.ref")
-        for kind, keys in ((Precision, "dtype model_dtype"), (bool, "use_torch_compile"))
-    ),
-    (f"{A}.fsdp_config", Seed, "seed"),
-    *(
-        (role, Literal["fsdp", "fsdp2"], "strategy")
-        for role in (A, "actor_rollout_ref.ref", "critic")
-    ),
+    (f"{A} {REF}", bool, "entropy_from_logits_with_chunking use_torch_compile"),
+    (f"{A} {REF}", bool, "fsdp_config.use_torch_compile"),
+    (f"{A} {REF}", Positive, "ulysses_sequence_parallel_size"),
+    (f"{A} {REF}", Precision, "fsdp_config.dtype fsdp_config.model_dtype"),
+    (f"{A} {REF} critic", Literal["fsdp", "fsdp2"], "strategy"),
     (A, Positive, "ppo_mini_batch_size ppo_max_token_len_per_gpu ppo_epochs"),
     (A, Positive | None, "ppo_micro_batch_size_per_gpu"),
     (A, bool, "use_dynamic_bsz entropy_checkpointing use_kl_loss"),
-    (A, Seed, "data_loader_seed"),
+    (A, Seed, "data_loader_seed fsdp_config.seed"),
     (A, float, "entropy_coeff"),
     (A, Weight, "kl_loss_coef"),
     (A, KLType, "kl_loss_type"),
@@ -207,14 +193,13 @@ _TABLE: list[tuple[str, Any, str]] = [
     (f"{A}.optim", Weight, "weight_decay"),
     (f"{A}.optim", Annotated[list[Beta], Field(min_length=2, max_length=2)], "betas"),
     (f"{A}.optim", Above0, "clip_grad"),
-    ("actor_rollout_ref.ref", Positive | None, "log_prob_micro_batch_size_per_gpu"),
-    ("actor_rollout_ref.ref", Positive, "log_prob_max_token_len_per_gpu"),
-    ("actor_rollout_ref.model", Text | None, "path"),
-    ("actor_rollout_ref.model", Texts | None, "external_lib"),
-    ("actor_rollout_ref.model", bool, "use_remove_padding enable_gradient_checkpointing"),
-    ("actor_rollout_ref.model", bool, "lora.merge"),
-    ("actor_rollout_ref.model", Count, "lora_rank"),
-    ("actor_rollout_ref.model", Positive, "lora_alpha"),
+    (REF, Positive | None, "log_prob_micro_batch_size_per_gpu"),
+    (REF, Positive, "log_prob_max_token_len_per_gpu"),
+    (MODEL, Text | None, "path"),
+    (MODEL, Texts | None, "external_lib"),
+    (MODEL, bool, "use_remove_padding enable_gradient_checkpointing lora.merge"),
+    (MODEL, Count, "lora_rank"),
+    (MODEL, Positive, "lora_alpha"),
     (R, Positive, "n max_num_seqs tensor_model_parallel_size log_prob_max_token_len_per_gpu"),
     (R, Positive, "val_kwargs.n agent.num_workers"),
     (R, Positive, "checkpoint_engine.update_weights_bucket_megabytes"),
@@ -239,7 +224,12 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("transfer_queue.backend.SimpleStorage", Positive, "num_data_storage_units"),
     ("ray_kwargs.ray_init", Positive | None, "num_cpus"),
 ]
-TYPES = {f"{place}.{key}": adapter(kind) for place, kind, keys in _TABLE for key in keys.split()}
+TYPES = {
+    f"{section}.{key}": adapter(kind)
+    for sections, kind, keys in _TABLE
+    for section in sections.split()
+    for key in keys.split()
+}
 TYPES["eval"] = adapter(EvaluationSection)
 
 # (switch, its values, section, keys that are read only with these values). None: any value that is
@@ -253,10 +243,7 @@ _SWITCHES: list[tuple[str, tuple[Any, ...] | None, str, str]] = [
     (LOSS, ("kl_cov",), f"{A}.policy_loss", "kl_cov_ratio ppo_kl_coef"),
     (LOSS, ("dro",), f"{A}.policy_loss", "dro_beta"),
     (LOSS, ("sapo",), A, "tau_pos tau_neg"),
-    (
-        *("actor_rollout_ref.model.lora_rank", None, "actor_rollout_ref.model"),
-        "lora_alpha target_modules exclude_modules",
-    ),
+    (f"{MODEL}.lora_rank", None, MODEL, "lora_alpha target_modules exclude_modules"),
     ("algorithm.use_kl_in_reward", (True,), "algorithm", "kl_ctrl.* kl_penalty"),
     ("algorithm.filter_groups.enable", (True,), "algorithm.filter_groups", "metric"),
     ("algorithm.filter_groups.enable", (True,), "recipe", "dynamic_sampling.*"),
@@ -269,10 +256,7 @@ _SWITCHES: list[tuple[str, tuple[Any, ...] | None, str, str]] = [
     ("recipe.reward.overlong.enable", (True,), "recipe.reward.overlong", "buffer factor"),
     ("recipe.weights.name", ("clip_cov",), "recipe.weights", "clip_cov.*"),
     ("recipe.weights.name", ("gaussian_covariance",), "recipe.weights", "gaussian_covariance.*"),
-    (
-        *("recipe.guard.action", ("warn", "save", "stop", "rollback"), "recipe.guard"),
-        "window factor accuracy_drop",
-    ),
+    ("recipe.guard.action", ALARMS, "recipe.guard", "window factor accuracy_drop"),
     ("recipe.guard.action", ("rollback",), "recipe.guard", "rollback.*"),
 ]
 SWITCHES = [(s, on, f"{place}.{key}") for s, on, place, keys in _SWITCHES for key in keys.split()]

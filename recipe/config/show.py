@@ -97,7 +97,7 @@ def _layers(example: str, overrides: list[str]) -> Iterator[tuple[str, Any]]:
     with initialize_config_dir(str(folder), version_base=None):
         loader = GlobalHydra.instance().config_loader()
         found = loader.compute_defaults_list(
-            "config", [search_path(CONFIG), *readable(overrides)], RunMode.RUN
+            "config", [search_path(CONFIG), *map(readable, overrides)], RunMode.RUN
         )
         for default in found.defaults:
             if default.config_path is None or default.config_path.startswith("hydra"):
@@ -108,7 +108,7 @@ def _layers(example: str, overrides: list[str]) -> Iterator[tuple[str, Any]]:
             for part in reversed([p for p in (default.package or "").split(".") if p]):
                 content = {part: content}
             yield _place(path, folder), content
-    for text in readable(overrides):
+    for text in map(readable, overrides):
         override = OverridesParser.create().parse_override(text)
         nested: Any = override.value()
         for part in reversed(override.key_or_group.split(".")):

@@ -11,10 +11,8 @@ from omegaconf import DictConfig
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import read_parquet
 from recipe.algorithms.compute import group_of
-from recipe.plan import work_of
 from recipe.preflight.data import limit_steps, limited, load_tokenizer, prepare_data
-from recipe.preflight.estimate import run_hours
-from recipe.preflight.lora import saved_bytes
+from recipe.preflight.estimate import run_hours, saved_bytes, work_of
 from recipe.preflight.rules import Setup
 from recipe.preflight.shapes import GPUS, known_shape
 from recipe.run import checkpoints as saved_checkpoints

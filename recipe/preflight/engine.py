@@ -12,6 +12,7 @@ from prompt_aug.typed import shown
 from recipe.algorithms import ADVANTAGES
 from recipe.preflight import keys
 from recipe.preflight.rules import SHORT, Check, Rule, Setup
+from recipe.preflight.shapes import known_shape
 from recipe.run.folder import RunFolder
 
 ENOUGH_EPOCHS = 1_000_000  # recipe.yaml's default, more than any run needs
@@ -31,20 +32,18 @@ FIXED: list[tuple[str, Any, str]] = [
     ("{R}.full_determinism", False, "all responses of a group would be the same. Unset it."),
     ("{R}.enable_rollout_routing_replay", False, "no effect on FSDP actors. Unset it."),
     ("{A}.grad_clip", 1.0, "no effect. Set {A}.optim.clip_grad."),
-    *(
-        (f"{role}.optim.warmup_style", None, f"deprecated. Set {role}.optim.lr_scheduler_type.")
-        for role in ("{A}", "critic")
-    ),
+    ("{A}.optim.warmup_style", None, "deprecated. Set {A}.optim.lr_scheduler_type."),
+    ("critic.optim.warmup_style", None, "deprecated. Set critic.optim.lr_scheduler_type."),
     ("{A}.checkpoint.async_save", False, "verl never records the last checkpoint. Unset it."),
     ("data.mm_processor_kwargs", {}, "no effect. Unset it."),
     ("distillation.enabled", False, "the agent loop has no teacher. Unset it."),
-    *(
-        (f"{section}.enable", False, f"rewards come from this project's grader. {GRADER}")
-        for section in ("reward_model", "reward.reward_model")
-    ),
-    *(
-        (f"reward.reward_manager.{key}", value, f"the trainer reads its columns. {GRADER}")
-        for key, value in (("source", "importlib"), ("name", "RecipeRewardManager"))
+    ("reward_model.enable", False, f"rewards come from this project's grader. {GRADER}"),
+    ("reward.reward_model.enable", False, f"rewards come from this project's grader. {GRADER}"),
+    ("reward.reward_manager.source", "importlib", f"the trainer reads its columns. {GRADER}"),
+    (
+        "reward.reward_manager.name",
+        "RecipeRewardManager",
+        f"the trainer reads its columns. {GRADER}",
     ),
     ("{R}.mode", "async", "verl 0.9.1 has no other. Unset it."),
     ("trainer.val_only", False, "verl trains all the same. Unset it; run python -m eval.sweep."),
@@ -222,6 +221,20 @@ ROWS = Rule(
     lambda s: s.mini_rows % s.ranks,
     "the {s.mini_rows} rows of a mini-batch do not divide over {s.ranks} data-parallel ranks "
     "(trainer.nnodes x trainer.n_gpus_per_node). Set another mini-batch or number of GPUs.",
+)
+
+
+def odd_heads(s: Setup) -> int | None:
+    """Return the number of attention heads if an engine's GPUs do not divide it, else None."""
+    shape = known_shape(s.recipe.model_path)
+    tensor = s.rollout.tensor_model_parallel_size
+    return shape.heads if shape and shape.heads % tensor else None
+
+
+HEADS = Rule(
+    "{R}.tensor_model_parallel_size",
+    odd_heads,
+    "it does not divide the {found} attention heads of the model. Set it to a divisor.",
 )
 
 ENGINE: list[Check] = [

@@ -1,4 +1,4 @@
-"""The formulas of the plan; every number in bytes, tokens, operations or seconds.
+"""The formulas of the plan. Every number is in bytes, tokens, operations or seconds.
 
 P parameters, A of an adapter (LoRA), N GPUs, F of them that share one copy of the states (all, or
 ``fsdp_size``), T tokens of a micro-batch, V vocabulary, h hidden, i intermediate size, L layers.
@@ -29,6 +29,11 @@ P parameters, A of an adapter (LoRA), N GPUs, F of them that share one copy of t
 import math
 from dataclasses import dataclass
 
+from omegaconf import DictConfig
+
+from recipe.preflight.engine import HEADS, ROWS, TENSOR, micro_batches
+from recipe.preflight.lora import adapter_size
+from recipe.preflight.rules import Setup, refuse
 from recipe.preflight.shapes import Gpu, Shape
 
 RESERVE = 4 * 2**30  # CUDA context, graphs and the engine's own activations
@@ -61,7 +66,6 @@ class Work:
     utilisation: float  # of the engine
     sequences: int  # at once in an engine
     steps: int
-    validation: int  # responses of one validation
     validations: int
     adapter: int = 0  # parameters of LoRA; 0: all of the model are trained
     critic: bool = False  # a second model of the actor's size
@@ -69,9 +73,52 @@ class Work:
     param_offload: bool = False  # parameters are on the GPU in the actor's passes alone
     optimizer_offload: bool = False  # moments are on the GPU in the update alone
     offload_policy: bool = False  # parameters and moments are never on the GPU (fsdp2)
+    validation: int = 500  # responses of one validation
     mfu: float = MFU
     traffic: float = TRAFFIC
     overhead: float = OVERHEAD
+
+
+def work_of(config: DictConfig, shape: Shape, gpu: Gpu) -> Work:
+    """Return the workload of a configuration; responses are assumed to have half of their limit.
+
+    Raises ConfigError for a number of GPUs over which engines or mini-batches do not divide.
+    """
+    setup = Setup(config)
+    refuse([TENSOR, ROWS, HEADS, micro_batches], setup)
+    actor, rollout, trainer = setup.actor, setup.rollout, setup.trainer
+    prompt, response = setup.data.max_prompt_length, setup.data.max_response_length
+    fsdp, every = actor.fsdp_config, trainer.test_freq
+    attention = setup.model.override_config.get("attn_implementation", "flash_attention_2")
+    return Work(
+        shape=shape,
+        gpu=gpu,
+        gpus=setup.gpus,
+        shards=setup.shards(fsdp.fsdp_size),
+        tensor_parallel=rollout.tensor_model_parallel_size,
+        questions=setup.batch,
+        responses=rollout.n,
+        prompt=prompt,
+        response=response,
+        mean_prompt=min(prompt, 200),
+        mean_response=response // 2,
+        micro_tokens=actor.ppo_max_token_len_per_gpu
+        if actor.use_dynamic_bsz
+        else actor.ppo_micro_batch_size_per_gpu * setup.longest,
+        epochs=actor.ppo_epochs,
+        reference=bool(actor.use_kl_loss or setup.algorithm.use_kl_in_reward),
+        packed_mask=bool(setup.model.use_remove_padding and attention == "sdpa"),
+        utilisation=rollout.gpu_memory_utilization,
+        sequences=rollout.max_num_seqs,
+        steps=trainer.total_training_steps,
+        validations=trainer.total_training_steps // every if every > 0 else 0,
+        adapter=adapter_size(setup, shape),
+        critic=setup.critic,
+        values=setup.facts.critic,
+        param_offload=fsdp.param_offload,
+        optimizer_offload=fsdp.optimizer_offload,
+        offload_policy=fsdp.offload_policy and actor.strategy == "fsdp2",
+    )
 
 
 def actor_memory(work: Work) -> dict[str, float]:
@@ -103,6 +150,12 @@ def checkpoint_bytes(shape: Shape, adapter: int, critic: bool) -> int:
     """Bytes of one copy of what is saved."""
     actor = 4 * shape.parameters + 12 * adapter if adapter else 12 * shape.parameters
     return actor + 12 * shape.parameters * critic
+
+
+def saved_bytes(s: Setup, shape: Shape) -> int:
+    """Bytes of a checkpoint, to which every rank writes its shard."""
+    copies = s.gpus // s.shards(s.actor.fsdp_config.fsdp_size)
+    return int(copies * checkpoint_bytes(shape, adapter_size(s, shape), s.critic))
 
 
 def cache_tokens(work: Work) -> int:

@@ -1,6 +1,5 @@
 """Rules about LoRA: what verl 0.9.1 trains, and how its engine gets the weights."""
 
-from recipe.preflight.estimate import checkpoint_bytes
 from recipe.preflight.rules import Check, Rule, Setup
 from recipe.preflight.shapes import Shape
 
@@ -18,12 +17,6 @@ def adapted(s: Setup) -> list[str]:
 def adapter_size(s: Setup, shape: Shape) -> int:
     """Return the parameters that are trained with LoRA, 0 where all are."""
     return shape.adapter(s.model.lora_rank, adapted(s)) if s.model.lora_rank else 0
-
-
-def saved_bytes(s: Setup, shape: Shape) -> int:
-    """Return the bytes of a checkpoint, to which every rank writes its shard."""
-    copies = s.gpus // s.shards(s.actor.fsdp_config.fsdp_size)
-    return int(copies * checkpoint_bytes(shape, adapter_size(s, shape), s.critic))
 
 
 def unknown_layers(s: Setup) -> str:

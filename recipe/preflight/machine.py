@@ -8,8 +8,8 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from prompt_aug.base.places import unwritable
-from recipe.preflight.engine import is_missing
-from recipe.preflight.lora import saved_bytes
+from recipe.preflight.engine import HEADS, is_missing
+from recipe.preflight.estimate import saved_bytes
 from recipe.preflight.rules import Check, Rule, Setup
 from recipe.preflight.shapes import known_shape
 from recipe.run import host
@@ -78,20 +78,6 @@ def first_checkpoint(s: Setup) -> Iterator[str]:
             f"{wanted / 1e9:.0f} GB, and the disk has {free / 1e9:.0f} GB free. Free some room, or "
             "choose another disk."
         )
-
-
-def odd_heads(s: Setup) -> int | None:
-    """Return the number of attention heads if an engine's GPUs do not divide it, else None."""
-    shape = known_shape(s.recipe.model_path)
-    tensor = s.rollout.tensor_model_parallel_size
-    return shape.heads if shape and shape.heads % tensor else None
-
-
-HEADS = Rule(
-    "{R}.tensor_model_parallel_size",
-    odd_heads,
-    "it does not divide the {found} attention heads of the model. Set it to a divisor.",
-)
 
 
 def lacks_wandb_key(s: Setup) -> bool:

@@ -15,9 +15,9 @@ PATHS = [
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_path_reaches_the_configuration_as_it_was_typed(path: str) -> None:
-    (text,) = readable([f"recipe.run_dir={path}"])
+    text = readable(f"recipe.run_dir={path}")
     assert OverridesParser.create().parse_override(text).value() == path
-    assert readable([text]) == [text]
+    assert readable(text) == text
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_path_reaches_the_configuration_as_it_was_typed(path: str) -> None:
     ],
 )
 def test_what_is_hydras_syntax_is_left_to_hydra(text: str) -> None:
-    assert readable([text]) == [text]
+    assert readable(text) == text
 
 
 @pytest.mark.config
