@@ -117,22 +117,16 @@ def reader(key: str, found: Mapping[str, list[Access]]) -> str | None:
     return place
 
 
-def leaves(config: DictConfig) -> dict[str, Any]:
-    """Return key -> value of every leaf, interpolations unresolved; lists are leaves."""
-    return dict(flat(OmegaConf.to_container(config, resolve=False)))
+def verl_defaults() -> dict[str, Any]:
+    """Return key -> value of verl's own configuration, interpolations unresolved.
 
-
-def by_hand() -> dict[str, str]:
-    """Return the corrections: pattern of keys -> text of the row. The last match applies."""
-    return dict(yaml.safe_load(BY_HAND.read_text(encoding="utf-8")))
-
-
-def verl_defaults() -> DictConfig:
-    """Return verl's own configuration, composed without this project's."""
+    Lists and empty sections are values.
+    """
     from hydra import compose, initialize_config_dir
 
     with initialize_config_dir(str(verl_config()), version_base=None):
-        return compose("ppo_trainer")
+        config = compose("ppo_trainer")
+    return dict(flat(OmegaConf.to_container(config, resolve=False)))
 
 
 def build() -> dict[str, Any]:
@@ -145,9 +139,9 @@ def build() -> dict[str, Any]:
         for path in root.rglob("*.py")
         if not OFF.search(name := str(path.relative_to(root)))
     }
-    found, corrections = accesses(sources), by_hand()
+    found, defaults = accesses(sources), verl_defaults()
+    corrections = yaml.safe_load(BY_HAND.read_text(encoding="utf-8"))  # the last match applies
     rows: dict[str, Any] = {}
-    defaults = leaves(verl_defaults())
     # An interpolation such as ${oc.select:actor_rollout_ref.actor.x,1} reads that key.
     passed = {
         named: f"default of {key}"
@@ -159,11 +153,6 @@ def build() -> dict[str, Any]:
         text = texts[-1] if texts else reader(key, found) or passed.get(key) or UNUSED
         rows[key] = [text, default] if text.startswith(UNUSED) else text
     return rows
-
-
-def without_effect(rows: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rows of `build` that `table` has."""
-    return {key: row for key, row in rows.items() if isinstance(row, list)}
 
 
 @functools.cache
@@ -196,7 +185,7 @@ def main() -> None:
     rows = build()
     for key, row in rows.items():
         print(f"{key}: {row[0] if isinstance(row, list) else row}")
-    written = without_effect(rows)
+    written = {key: row for key, row in rows.items() if isinstance(row, list)}
     text = yaml.safe_dump(written, width=1000, default_flow_style=None)
     head = "# Written by python -m recipe.preflight.keys from verl's source and by_hand.yaml.\n"
     write_text(TABLE, head + text)
