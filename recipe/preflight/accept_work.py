@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from prompt_aug.base.commands import make_parser
 from prompt_aug.base.files import write_json
 from recipe.config.compose import compose_config
-from recipe.preflight.shapes import shape_of
+from recipe.preflight.shapes import known_shapes
 from recipe.toy import build
 
 MODEL = "Qwen/Qwen2.5-Math-1.5B"
@@ -49,18 +49,12 @@ def make_model(folder: Path, cpu: bool) -> None:
 
 def random_weights(config: Any) -> Any:
     """Return a model of `MODEL`'s shape in bfloat16; `config` is of the same family."""
-    shape = shape_of(MODEL)
+    shape = known_shapes()[MODEL]
     config.update(
         {
-            "hidden_size": shape.hidden,
-            "num_hidden_layers": shape.layers,
-            "num_attention_heads": shape.heads,
-            "num_key_value_heads": shape.kv_heads,
-            "head_dim": shape.head_dim,
-            "intermediate_size": shape.intermediate,
-            "vocab_size": shape.vocab,
-            "tie_word_embeddings": shape.tied,
-            "layer_types": ["full_attention"] * shape.layers,
+            **{key: value for key, value in shape.items() if key != "source"},
+            "head_dim": shape["hidden_size"] // shape["num_attention_heads"],
+            "layer_types": ["full_attention"] * shape["num_hidden_layers"],
             "max_position_embeddings": 4096,
         }
     )

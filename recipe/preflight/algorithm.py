@@ -28,7 +28,7 @@ def known_advantage(s: Setup) -> Iterator[str]:
 
 def known_token_weight(s: Setup) -> Iterator[str]:
     """`recipe.weights`: the function exists and takes its arguments."""
-    if s.recipe.weights.name != "none":
+    if s.weights != "none":
         TOKEN_WEIGHTS.call(s.recipe.weights)
     yield from ()
 
@@ -64,7 +64,7 @@ def unknown_rejections(s: Setup) -> list[str]:
 
 def lost_weights(s: Setup) -> str | None:
     """Return why token weights would have no effect on the loss, or None."""
-    if s.recipe.weights.name == "none" or s.own_loss or s.loss in HOMOGENEOUS:
+    if s.weights == "none" or s.own_loss or s.loss in HOMOGENEOUS:
         return None
     if s.loss in PER_MICRO_BATCH:
         return "this loss computes its own covariance, of the weighted advantages"
@@ -105,7 +105,7 @@ def made_of_parts(key: str) -> Rule:
 def needs_rephrasings(key: str, value: str) -> Rule:
     return Rule(
         f"{key} recipe.rephrasings.count",
-        lambda s: s.get(key) == value and s.recipe.rephrasings.count == 0,
+        lambda s: s.get(key) == value and s.rephrasings == 0,
         "there are no rephrasings, so it has no effect. Set recipe.rephrasings.count or unset it.",
     )
 
@@ -132,9 +132,7 @@ ALGORITHM: list[Check] = [
     Rule(
         "recipe.advantage.name recipe.reward.format_weight",
         lambda s: (
-            s.facts.nonnegative_rewards
-            and s.recipe.reward.format_weight
-            and not s.recipe.reward.format_gated
+            s.facts.nonnegative_rewards and s.reward.format_weight and not s.reward.format_gated
         ),
         "this advantage takes the mean reward of a group for its share of right answers, and wrong "
         "ones would be rewarded too. Set recipe.reward.format_weight=0, or "
@@ -143,12 +141,12 @@ ALGORITHM: list[Check] = [
     *map(made_of_parts, REWARDS),
     Rule(
         "recipe.advantage.name recipe.reward.format_weight",
-        lambda s: s.facts.parts == ("accuracy",) and s.recipe.reward.format_weight,
+        lambda s: s.facts.parts == ("accuracy",) and s.reward.format_weight,
         "this advantage reads the accuracy alone. Set recipe.reward.format_weight=0.",
     ),
     Rule(
         "recipe.weights.name {C}.bypass_mode",
-        lambda s: s.recipe.weights.name == "high_entropy" and s.correction.bypass_mode,
+        lambda s: s.weights == "high_entropy" and s.correction.bypass_mode,
         "verl computes no entropies in bypass mode. Unset {C}.bypass_mode.",
     ),
     Rule(
@@ -158,7 +156,7 @@ ALGORITHM: list[Check] = [
     ),
     Rule(
         "recipe.curriculum.value_model critic.enable",
-        lambda s: s.value_model and not (s.critic and s.recipe.curriculum.enable),
+        lambda s: s.value_model and not (s.critic and s.curriculum.enable),
         "the value model is the critic of a curriculum. Set critic.enable=true and "
         "recipe.curriculum.enable=true.",
     ),
@@ -181,7 +179,7 @@ ALGORITHM: list[Check] = [
     Rule(
         "recipe.advantage.name algorithm.use_kl_in_reward",
         lambda s: (
-            (s.facts.critic or s.recipe.advantage.name == "verl:reinforce_plus_plus")
+            (s.facts.critic or s.advantage == "verl:reinforce_plus_plus")
             and s.algorithm.use_kl_in_reward
         ),
         "the whole reward is on the last token here. Set {A}.use_kl_loss=true.",
@@ -197,30 +195,26 @@ ALGORITHM: list[Check] = [
     needs_rephrasings("recipe.advantage.group", "rephrasing"),
     Rule(
         "recipe.advantage.name recipe.rephrasings.count",
-        lambda s: s.facts.rephrasings and s.recipe.rephrasings.count == 0,
+        lambda s: s.facts.rephrasings and s.rephrasings == 0,
         "this is GRPO without rephrasings. Set recipe.rephrasings.count, or "
         "recipe.advantage.name=grpo.",
     ),
     Rule(
         "{R}.n recipe.rephrasings.count",
-        lambda s: s.rollout.n % (s.recipe.rephrasings.count + 1),
+        lambda s: s.rollout.n % (s.rephrasings + 1),
         "the question and each rephrasing get the same number of responses. Set {R}.n to a "
         "multiple of recipe.rephrasings.count + 1.",
     ),
     Rule(
         "recipe.rephrasings.ratio {C}",
-        lambda s: (
-            s.recipe.rephrasings.count
-            and s.recipe.rephrasings.ratio == "anchored"
-            and corrections(s)[:1]
-        ),
+        lambda s: s.rephrasings and s.recipe.rephrasings.ratio == "anchored" and corrections(s)[:1],
         "{C}.{found[0]} uses the engine's log-probabilities, which are under the rephrasing q^n, "
         "in a ratio under q^0. Unset it, or set recipe.rephrasings.ratio=own.",
     ),
     known_token_weight,
     Rule(
         "recipe.weights.arguments",
-        lambda s: s.recipe.weights.name == "none" and s.recipe.weights.arguments,
+        lambda s: s.weights == "none" and s.recipe.weights.arguments,
         "no effect with recipe.weights.name=none. Name a token weight, or unset it.",
     ),
     Rule(
@@ -296,9 +290,7 @@ ALGORITHM: list[Check] = [
     ),
     Rule(
         "recipe.advantage.name",
-        lambda s: (
-            s.recipe.advantage.name == "none" and not (s.actor.entropy_coeff or s.actor.use_kl_loss)
-        ),
+        lambda s: s.advantage == "none" and not (s.actor.entropy_coeff or s.actor.use_kl_loss),
         "trains nothing by itself. Set {A}.entropy_coeff (entropy loss alone) or {A}.use_kl_loss.",
     ),
     Rule(
@@ -326,7 +318,7 @@ ALGORITHM: list[Check] = [
     ),
     Rule(
         "algorithm.filter_groups.metric recipe.curriculum.enable",
-        lambda s: s.filter.enable and s.recipe.curriculum.enable and s.filter.metric != "acc",
+        lambda s: s.filter.enable and s.curriculum.enable and s.filter.metric != "acc",
         "the curriculum learns pass rates from the groups that dynamic sampling evicts. Set "
         "algorithm.filter_groups.metric=acc.",
     ),
@@ -337,7 +329,7 @@ ALGORITHM: list[Check] = [
     ),
     Rule(
         "recipe.one_question recipe.curriculum.enable",
-        lambda s: s.recipe.curriculum.enable and s.recipe.one_question is not None,
+        lambda s: s.curriculum.enable and s.recipe.one_question is not None,
         "with one question there is nothing to choose from. Unset one of them.",
     ),
     Rule(
@@ -349,7 +341,7 @@ ALGORITHM: list[Check] = [
     Rule(
         "recipe.guard.action trainer.save_freq trainer.test_freq",
         lambda s: (
-            s.recipe.guard.action == "rollback"
+            s.rolls_back
             and (
                 min(s.trainer.save_freq, s.trainer.test_freq) <= 0
                 or s.trainer.save_freq % s.trainer.test_freq
@@ -360,11 +352,7 @@ ALGORITHM: list[Check] = [
     ),
     Rule(
         "recipe.guard.action trainer.max_actor_ckpt_to_keep recipe.keep_best",
-        lambda s: (
-            s.recipe.guard.action == "rollback"
-            and s.trainer.max_actor_ckpt_to_keep
-            and not s.recipe.keep_best
-        ),
+        lambda s: s.rolls_back and s.trainer.max_actor_ckpt_to_keep and not s.recipe.keep_best,
         "the best checkpoint would be deleted, to which a run rolls back. Set "
         "recipe.keep_best=val/SOURCE/accuracy.",
     ),

@@ -1,9 +1,10 @@
 """Rules about templates and data files, and the preparation of a run's questions."""
 
 import dataclasses
+import functools
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from recipe.preflight.sources import check_verifiers, counts_of, weighted
 from recipe.run.folder import RunFolder
 
 SPLITS = ("train_files", "val_files")
+TooLong = Callable[[list[Question]], list[Overlong]]  # under the templates that may be drawn
 
 
 def templates(s: Setup) -> Iterator[str]:
@@ -62,8 +64,7 @@ PROMPTS: list[Check] = [
     Rule(
         "recipe.reward.overlong.buffer data.max_response_length",
         lambda s: (
-            s.recipe.reward.overlong.enable
-            and s.recipe.reward.overlong.buffer > s.data.max_response_length
+            s.reward.overlong.enable and s.reward.overlong.buffer > s.data.max_response_length
         ),
         "every response would be punished. Set a smaller buffer.",
     ),
@@ -124,7 +125,7 @@ def too_few(questions: int, s: Setup) -> Iterator[str]:
             "smaller batch, or give more questions."
         )
         return
-    curriculum, epochs = s.recipe.curriculum, s.trainer.total_epochs
+    curriculum, epochs = s.curriculum, s.trainer.total_epochs
     seen = s.batch * curriculum.candidates
     seen *= s.recipe.dynamic_sampling.max_gen_batches if s.filter.enable else 1
     if curriculum.enable and questions < seen:
@@ -180,8 +181,7 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
         ("test", "val_files"): [augment.validation_template],
     }
     for (split, key), names in drawn.items():
-        if not (paths := paths_of(config.data[key])):
-            raise ConfigError(f"data.{key}: not set. Name a parquet file of questions.")
+        paths = paths_of(config.data[key])
         questions = [q for path in paths for q in read_questions(path, key, tokenizer, config)]
         own = sum(question.system is not None for question in questions)
         if own and len(names) > 1 and augment.system == "row":
@@ -190,12 +190,15 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
                 f"{len(names)} templates. Set recipe.augment.mode=fixed with one template, or "
                 "recipe.augment.system=template to ignore the rows' own."
             )
-        kept, dropped = fitting(questions, prompts, names, tokenizer, config, key)
+        too_long = functools.partial(
+            prompts.overlong, names=names, tokenizer=tokenizer, limit=config.data.max_prompt_length
+        )
+        kept, dropped = fitting(questions, too_long, config, key)
         check_tags(split, names, prompts, kept[0], tokenizer)
         counts: dict[str, Any] = {"questions": len(kept)}
         everything += kept
         if split == "train":
-            kept, rephrasings = fit_rephrasings(kept, prompts, names, tokenizer, config)
+            kept, rephrasings = fit_rephrasings(kept, too_long, config)
             kept = only_question(weighted(kept, config.recipe.source_weights), config)
             if found := list(too_few(len(kept), setup)):
                 raise ConfigError("\n".join(found))
@@ -318,16 +321,10 @@ def check_same_questions(folder: RunFolder, split: str, key: str, now: str) -> N
 
 
 def fitting(
-    questions: list[Question],
-    prompts: Prompts,
-    names: list[str],
-    tokenizer: Any,
-    config: Any,
-    key: str,
+    questions: list[Question], too_long: TooLong, config: Any, key: str
 ) -> tuple[list[Question], list[Overlong]]:
     """Return the questions that fit the prompt limit under all templates, and the others."""
-    limit = int(config.data.max_prompt_length)
-    dropped = prompts.overlong(questions, names, tokenizer, limit)
+    limit, dropped = int(config.data.max_prompt_length), too_long(questions)
     gone = {d.uid for d in dropped}
     kept = [q for q in questions if q.uid not in gone]
     if not kept:
@@ -345,7 +342,7 @@ def fitting(
 
 
 def fit_rephrasings(
-    questions: list[Question], prompts: Prompts, names: list[str], tokenizer: Any, config: Any
+    questions: list[Question], too_long: TooLong, config: Any
 ) -> tuple[list[Question], dict[str, int]]:
     """Return the questions with the first `recipe.rephrasings.count` that fit, and their counts."""
     count, limit = int(config.recipe.rephrasings.count), int(config.data.max_prompt_length)
@@ -353,7 +350,7 @@ def fit_rephrasings(
         return questions, {}
     listed = [(q, text) for q in questions for text in q.rephrasings[:count]]
     texts = [dataclasses.replace(q, text=text, uid=str(i)) for i, (q, text) in enumerate(listed)]
-    long = {int(d.uid) for d in prompts.overlong(texts, names, tokenizer, limit)}
+    long = {int(d.uid) for d in too_long(texts)}
     used: dict[str, list[str]] = {q.uid: [] for q in questions}
     for i, (question, text) in enumerate(listed):
         if i not in long:

@@ -13,7 +13,6 @@ from recipe.algorithms import ADVANTAGES
 from recipe.preflight import keys
 from recipe.preflight.rules import SHORT, Check, Rule, Setup
 from recipe.preflight.shapes import known_shape
-from recipe.run.folder import RunFolder
 
 ENOUGH_EPOCHS = 1_000_000  # recipe.yaml's default, more than any run needs
 GRADER, SAMPLING = "Set the keys under recipe.reward.", "Set recipe.dynamic_sampling."
@@ -177,7 +176,7 @@ def micro_batches(s: Setup) -> Iterator[str]:
 
 def elsewhere(s: Setup) -> Path | None:
     """Return where checkpoints belong, if verl would save them elsewhere."""
-    wanted = RunFolder(Path(s.recipe.run_dir)).checkpoints
+    wanted = s.folder.checkpoints
     same = Path(s.trainer.default_local_dir).resolve() == wanted.resolve()
     return None if same else wanted
 

@@ -101,8 +101,8 @@ def defines(source: str, name: str) -> bool:
 
 def own_functions(s: Setup) -> dict[str, str]:
     """Return dotted path -> SHA-256 of its file, of the user's rewards, advantage, weight, loss."""
-    named = [*(s.recipe.reward.verifiers or {}).values(), s.recipe.advantage.name]
-    named += [s.recipe.weights.name, *([s.actor.policy_loss["_target_"]] if s.own_loss else [])]
+    named = [*(s.reward.verifiers or {}).values(), s.advantage]
+    named += [s.weights, *([s.actor.policy_loss["_target_"]] if s.own_loss else [])]
     found = {}
     for path in map(str, named):
         module, _, _ = path.rpartition(".")

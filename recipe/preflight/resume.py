@@ -73,7 +73,7 @@ SAVED_KEYS = (
 
 def same_run(s: Setup) -> Iterator[str]:
     """The run folder is new, or its config.yaml agrees in the keys of the algorithm."""
-    folder = RunFolder(Path(s.recipe.run_dir))
+    folder = s.folder
     if not (folder.config.is_file() and folder.metrics.exists()):
         return
     remedy = "choose another folder with recipe.run_dir=..."
@@ -134,7 +134,7 @@ def steps_are_free(s: Setup) -> bool:
 
 def same_prompts(s: Setup) -> Iterator[str]:
     """The templates are those of the run's earlier steps."""
-    folder = RunFolder(Path(s.recipe.run_dir))
+    folder = s.folder
     if not (folder.metrics.exists() and folder.prompts.exists()):
         return
     before, now = dict(Prompts.read(folder.prompts).bank), dict(s.prompts.bank)
@@ -149,7 +149,7 @@ def same_prompts(s: Setup) -> Iterator[str]:
 
 def same_functions(s: Setup) -> Iterator[str]:
     """The files of the user's verifiers, advantage, weight and loss are those of earlier steps."""
-    folder = RunFolder(Path(s.recipe.run_dir))
+    folder = s.folder
     if not (folder.metrics.exists() and folder.data_manifest.is_file()):
         return
     before, now = read_json(folder.data_manifest).get("own_functions", {}), own_functions(s)

@@ -21,6 +21,7 @@ from recipe.algorithms import ADVANTAGES
 from recipe.algorithms.compute import group_of
 from recipe.algorithms.registry import Facts
 from recipe.errors import ConfigError
+from recipe.run.folder import RunFolder
 
 # Abbreviations in the keys and messages of rules.
 SHORT = {
@@ -56,8 +57,13 @@ class Setup:
         self.actor, self.ref = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref
         self.rollout, self.model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
         self.gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        self.folder = RunFolder(Path(config.recipe.run_dir))
+        self.reward, self.curriculum = config.recipe.reward, config.recipe.curriculum
+        self.advantage, self.weights = config.recipe.advantage.name, config.recipe.weights.name
+        self.rephrasings = config.recipe.rephrasings.count
+        self.rolls_back = config.recipe.guard.action == "rollback"
         self.critic = bool(config.critic.enable)
-        self.value_model = bool(self.recipe.curriculum.value_model)
+        self.value_model = bool(self.curriculum.value_model)
         self.batch, self.mini = config.data.train_batch_size, self.actor.ppo_mini_batch_size
         self.mini_rows = self.mini * self.rollout.n  # responses of a mini-batch
         self.longest = config.data.max_prompt_length + config.data.max_response_length
@@ -102,14 +108,13 @@ class Setup:
     @functools.cached_property
     def facts(self) -> Facts:
         """The requirements of the advantage; ConfigError for an unknown advantage."""
-        return ADVANTAGES.facts(self.recipe.advantage.name)
+        return ADVANTAGES.facts(self.advantage)
 
     @property
     def group_size(self) -> int:
         """Responses over which an advantage is normalized."""
-        parts = self.recipe.rephrasings.count + 1
         by_rephrasing = group_of(self.recipe.advantage) == "rephrasing"
-        return int(self.rollout.n // parts if by_rephrasing else self.rollout.n)
+        return int(self.rollout.n // (self.rephrasings + 1 if by_rephrasing else 1))
 
     @property
     def own_loss(self) -> bool:

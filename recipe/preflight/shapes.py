@@ -1,7 +1,5 @@
 """Shapes of models and of GPUs: numbers of parameters and bytes, by formula."""
 
-import importlib.resources
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,12 +92,17 @@ class Shape:
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
 
 
+def known_shapes() -> dict[str, dict[str, Any]]:
+    """Return shapes.json: model -> fields of its config.json."""
+    return read_json(Path(__file__).with_name("shapes.json"))
+
+
 def shape_of(model: str) -> Shape:
     """The shape of a local folder, a model of shapes.json, or one in Hugging Face's cache."""
     local = Path(model) / "config.json"
     if local.is_file():
         return Shape.of(read_json(local))
-    known = json.loads((importlib.resources.files(__package__) / "shapes.json").read_text())
+    known = known_shapes()
     if found := known.get(model) or known.get(model.removesuffix("-Instruct")):
         return Shape.of(found)
     cached = _in_cache(model)
