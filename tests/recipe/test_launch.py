@@ -22,10 +22,8 @@ from recipe.trainer import launch
 
 @pytest.fixture
 def config(toy_config: Any, tmp_path: Path) -> Any:
-    copied = copy.deepcopy(toy_config)
-    with open_dict(copied):
-        copied.recipe.run_dir = str(tmp_path / "run")
-        copied.data.max_prompt_length = 1000
+    copied = toy_config.copy()
+    copied.recipe.run_dir = str(tmp_path / "run")
     return copied
 
 

@@ -1,6 +1,5 @@
 """What ``--dry-run`` says of the disk, by hand: 12 bytes for each of 1,543,714,304 parameters."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +15,52 @@ MATH_1B = "Qwen/Qwen2.5-Math-1.5B"
 
 
 @pytest.mark.parametrize(
-    ("last", "every", "best", "told"),
+    ("model", "last", "every", "best", "told"),
     [
         # steps 10, 20 ... 90, 95: ten of 18.52 GB
-        (None, None, None, "10, one every 10 steps; 18.52 GB each, at most 185.2 GB in all"),
+        (
+            MATH_1B,
+            None,
+            None,
+            None,
+            "10, one every 10 steps; 18.52 GB each, at most 185.2 GB in all",
+        ),
         # 90 and 95, and a third while it is not yet whole
-        (2, None, None, "of which 2 are kept; 18.52 GB each, at most 55.6 GB in all"),
+        (MATH_1B, 2, None, None, "of which 2 are kept; 18.52 GB each, at most 55.6 GB in all"),
         # 90 and 95, and 40 and 80 for good
-        (2, 40, None, "of which 4 are kept; 18.52 GB each, at most 92.6 GB in all"),
-        (2, 40, "val/x/accuracy", "of which 5 are kept; 18.52 GB each, at most 111.1 GB in all"),
+        (MATH_1B, 2, 40, None, "of which 4 are kept; 18.52 GB each, at most 92.6 GB in all"),
+        (
+            MATH_1B,
+            2,
+            40,
+            "val/x/accuracy",
+            "of which 5 are kept; 18.52 GB each, at most 111.1 GB in all",
+        ),
+        ("someone/model", None, None, None, "10, one every 10 steps; 12 bytes a parameter each"),
         # nothing is ever deleted, so the best needs no room of its own
-        (20, None, "val/x/accuracy", "10, one every 10 steps; 18.52 GB each, at most 185.2 GB"),
+        (
+            MATH_1B,
+            20,
+            None,
+            "val/x/accuracy",
+            "10, one every 10 steps; 18.52 GB each, at most 185.2 GB",
+        ),
     ],
 )
 def test_kept_checkpoints(
-    toy_config: Any, last: int | None, every: int | None, best: str | None, told: str
+    toy_config: Any, model: str, last: int | None, every: int | None, best: str | None, told: str
 ) -> None:
-    config = copy.deepcopy(toy_config)
-    with open_dict(config):
-        config.trainer.save_freq = 10
-        config.trainer.max_actor_ckpt_to_keep = last
-        config.recipe.keep_every, config.recipe.keep_best = every, best
-        config.actor_rollout_ref.model.path = MATH_1B
+    config = toy_config.copy()
+    config.trainer.save_freq, config.trainer.max_actor_ckpt_to_keep = 10, last
+    config.recipe.keep_every, config.recipe.keep_best = every, best
+    config.actor_rollout_ref.model.path = model
     assert told in checkpoints(config, steps=95)
+    config.trainer.save_freq = -1
+    assert checkpoints(config, steps=95).startswith("none (trainer.save_freq=-1)")
 
 
 def test_the_method_the_reward_and_the_learning_rate(toy_config: Any) -> None:
-    config = copy.deepcopy(toy_config)
+    config = toy_config.copy()
     assert "advantage grpo over each question" in method(config)
     assert "clip 0.2, 0.28, no KL loss" in method(config)
     assert learning_rate(config.actor_rollout_ref.actor.optim) == "0.00015, constant, no warmup"
@@ -54,7 +72,7 @@ def test_the_method_the_reward_and_the_learning_rate(toy_config: Any) -> None:
 
 
 def test_hours_are_measured_or_estimated_or_unknown(toy_config: Any, tmp_path: Path) -> None:
-    config = copy.deepcopy(toy_config)
+    config = toy_config.copy()
     config.recipe.run_dir = str(tmp_path)
     assert hours(config, 24).startswith("unknown")
     with open_dict(config):
@@ -65,21 +83,12 @@ def test_hours_are_measured_or_estimated_or_unknown(toy_config: Any, tmp_path: P
     assert hours(config, 1800) == "1, at 2.0 s a step as in the run folder"
 
 
-def test_without_a_model_or_checkpoints(toy_config: Any) -> None:
-    config = copy.deepcopy(toy_config)
-    config.trainer.save_freq = 10
-    config.actor_rollout_ref.model.path = "someone/model"
-    assert checkpoints(config, steps=10).startswith("1, one every 10 steps; 12 bytes a parameter")
-    config.trainer.save_freq = -1
-    assert checkpoints(config, steps=10).startswith("none (trainer.save_freq=-1)")
-
-
 @pytest.mark.parametrize("made", [True, False])
 def test_the_steps_are_those_of_the_limited_questions(
     toy_config: Any, tmp_path: Path, made: bool
 ) -> None:
     save_tokenizer(tmp_path)
-    config = copy.deepcopy(toy_config)
+    config = toy_config.copy()
     with open_dict(config):
         config.recipe.run_dir, config.data.max_prompt_length = str(tmp_path / "run"), 1000
         config.actor_rollout_ref.model.path = str(tmp_path)

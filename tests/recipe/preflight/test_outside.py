@@ -33,14 +33,6 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "mine"
 
 
-def test_the_readme_has_a_file_for_each_thing_of_ones_own(mine: Path) -> None:
-    found = {str(p.relative_to(mine)) for p in mine.rglob("*") if p.is_file()}
-    assert found == {
-        *("config.yaml", "method/mine.yaml", "parts.py", "losses.py"),
-        *("bank.yaml", "puzzles.yaml", "puzzles.csv"),
-    }
-
-
 def test_an_example_with_its_own_method_and_templates(mine: Path) -> None:
     config = compose_config(str(mine), [])
     assert validate(config).bank.names == ("shout",)
