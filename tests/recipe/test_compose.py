@@ -1,7 +1,5 @@
 """The composition that tests use is hydra's own."""
 
-from contextlib import nullcontext
-
 import hydra
 import pytest
 from omegaconf import OmegaConf
@@ -43,21 +41,3 @@ def test_a_wrong_override_is_refused_as_by_hydra(monkeypatch: pytest.MonkeyPatch
                 compose.compose_config("toy", [wrong])
             told.append(str(refused.value))
     assert told[:3] == told[3:]
-
-
-@pytest.mark.parametrize(
-    ("example", "overrides", "refused"),
-    [
-        ("grpo", ["ppo_micro_batch_size_per_gpu=1"], True),
-        ("grpo", ["ppo_micro_batch_size_per_gpu=1", "use_dynamic_bsz=false"], False),
-        ("toy", ["ppo_micro_batch_size_per_gpu=32"], False),
-        ("toy", ["ppo_max_token_len_per_gpu=512"], True),
-    ],
-)
-def test_a_size_of_micro_batches_that_nothing_reads_is_refused(
-    example: str, overrides: list[str], refused: bool
-) -> None:
-    """On the command line; a file may have both kinds."""
-    words = [f"actor_rollout_ref.actor.{text}" for text in overrides]
-    with pytest.raises(ConfigError, match="no effect with") if refused else nullcontext():
-        compose.compose_config(example, words)

@@ -18,7 +18,7 @@ from recipe.preflight.lora import LAYERS
 from recipe.preflight.rules import SHORT
 from recipe.preflight.shapes import GPUS, shape_of
 
-PAGE = Path(__file__).parents[3] / "examples" / "SIZES.md"
+PAGE = Path(__file__).parents[2] / "examples" / "SIZES.md"
 SHAPE = shape_of("Qwen/Qwen2.5-Math-1.5B")
 # examples/prompt_aug on eight GPUs.
 WORK = Work(

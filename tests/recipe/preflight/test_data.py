@@ -501,7 +501,7 @@ def test_a_gpu_run_needs_its_gpus(
 @pytest.mark.parametrize(
     ("model", "save_freq", "free", "saved", "refused"),
     [
-        # 12 bytes for each of the 1,543,714,304 parameters of tests/recipe/preflight/test_plan.py
+        # 12 bytes for each of the 1,543,714,304 parameters of tests/recipe/test_plan.py
         (MATH_1B, 10, 18.4e9, False, True),
         (MATH_1B, 10, 18.6e9, False, False),
         (MATH_1B, 10, 18.4e9, True, False),  # the trainer checks the room of later ones

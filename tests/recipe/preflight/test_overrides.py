@@ -34,9 +34,10 @@ def test_what_is_hydras_syntax_is_left_to_hydra(text: str) -> None:
 @pytest.mark.config
 def test_arguments_of_an_own_function_are_set_by_key() -> None:
     keys = ["recipe.weights.arguments.power=0.7", "+recipe.weights.arguments.kind=ü"]
-    config = compose_config("toy", [*keys, "recipe.run_dir=runs/mein lauf ü"])
+    config = compose_config("toy", [*keys, "recipe.run_dir=runs/mein lauf ü", "recipe.seed=7"])
     assert config.recipe.weights.arguments == {"power": 0.7, "kind": "ü"}
     assert config.trainer.default_local_dir == "runs/mein lauf ü/checkpoints"
+    assert config.data.seed == config.actor_rollout_ref.rollout.seed == 7
 
 
 @pytest.mark.config

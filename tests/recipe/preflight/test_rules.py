@@ -10,6 +10,7 @@ import ray
 import torch
 import transfer_queue
 from changes import changed
+from composed import composed
 from keys_in_text import wrong_keys_in_code
 from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos, rollout_corr_helper
@@ -20,8 +21,9 @@ from recipe.errors import ConfigError
 from recipe.preflight import checks, rules
 from recipe.preflight.algorithm import ALGORITHM, GMPO_TARGET, HOMOGENEOUS, REJECTIONS
 from recipe.preflight.engine import ENGINE
-from recipe.preflight.functions import FUNCTIONS
+from recipe.preflight.lora import LAYERS, adapted
 from recipe.preflight.rules import SHORT, Check, Rule, Setup, messages
+from recipe.preflight.stack import STACK
 from recipe.trainer import task_runner
 
 OVERLONG, SEQUENCE = "recipe.reward.overlong", "{A}.loss_agg_mode=seq-mean-token-mean"
@@ -34,6 +36,7 @@ TA = "recipe.advantage.name=ta_grpo recipe.rephrasings.count=3"
 STAR = "recipe.advantage.name=ta_grpo_star recipe.rephrasings.count=3"
 FILTER = "algorithm.filter_groups.enable=true"
 WEIGHTS = "recipe.weights.name=clip_cov"
+WITHOUT_BOUNDS = "{A}.clip_ratio_low=null {A}.clip_ratio_high=null"
 RS = "{C}.rollout_rs_threshold=2.0 {C}.rollout_rs="
 
 
@@ -42,14 +45,17 @@ def toy(toy_config: Any) -> Any:
     return copy.deepcopy(toy_config)
 
 
-def told(toy: Any, theme: list[Check], changes: str) -> list[str]:
-    """The messages about the toy's configuration with changes ``key=value key=value``."""
-    with changed(toy, changes.format(**SHORT).split()):
-        return messages(theme, Setup(toy))
+EVERY = [check for theme in checks.SETTINGS.values() for check in theme]
 
 
-# (changes, keys that one message names)
-REFUSED_ALGORITHM = [
+def told(config: Any, changes: str, theme: list[Check] = EVERY) -> list[str]:
+    """The messages about a configuration with changes ``key=value key=value``."""
+    with changed(config, changes.format(**SHORT).split()):
+        return messages(theme, Setup(config))
+
+
+# (changes, words of one message)
+REFUSED = [
     ("recipe.advantage.name=gae", "recipe.advantage.name"),
     (f"{TA} recipe.advantage.group=rephrasing", "recipe.advantage.name recipe.advantage.group"),
     (f"{STAR} recipe.advantage.group=question", "recipe.advantage.name recipe.advantage.group"),
@@ -137,7 +143,7 @@ ALLOWED_ALGORITHM = [
     "{LOSS}=dro {A}.policy_loss.dro_beta=0.1",
     VERIFIER,
     "{LOSS}=gspo {C}.bypass_mode=true",
-    "{LOSS}=dppo_tv {A}.clip_ratio=0.3 {A}.clip_ratio_low=null {A}.clip_ratio_high=null",
+    *(f"{{LOSS}}=dppo_{x} {{A}}.clip_ratio=0.3 {WITHOUT_BOUNDS}" for x in ("tv", "kl")),
     f"{RS}'token_k2,seq_max_k3'",
     TA,
     f"{STAR} recipe.rephrasings.ratio=own",
@@ -156,6 +162,10 @@ ALLOWED_ALGORITHM = [
     "{A}.loss_agg_mode=seq-mean-token-sum-norm {A}.loss_scale_factor=80",
     f"{FILTER} recipe.dynamic_sampling.on_exhausted=stop",
     "recipe.keep_best=val/t/accuracy trainer.test_freq=1",
+    *("{C}.rollout_is=" + level for level in ("token", "sequence")),
+    "{C}.rollout_is=token {C}.rollout_is_threshold=0.5_5.0",
+    *(f"{RS}{level}_k1 {{C}}.rollout_rs_threshold=0.5_2.0" for level in ("token", "seq_mean")),
+    *(f"{{A}}.use_kl_loss=true {{A}}.kl_loss_type={kind}" for kind in ("low_var_kl", "k3+")),
 ]
 
 ULYSSES = "{A}.ulysses_sequence_parallel_size"
@@ -171,7 +181,7 @@ FLASH2 = "{MODEL}.override_config.attn_implementation=flash_attention_2"
 FLASH3 = "{MODEL}.override_config.attn_implementation=flash_attention_3"
 OWN_LOOP = "{R}.agent.default_agent_loop=mine {R}.agent.agent_loop_config_path=loops.yaml"
 
-REFUSED_ARGUMENTS = [  # found by a call on a trial batch
+REFUSED += [  # found by a call on a trial batch
     (f"recipe.{section}.name={name} recipe.{section}.arguments.{value}", f"{name} {value}")
     for section, name, value in (
         ("advantage", "seed_grpo", "alpha=2"),
@@ -179,7 +189,7 @@ REFUSED_ARGUMENTS = [  # found by a call on a trial batch
         ("weights", "high_entropy", "ratio=2"),
     )
 ]
-REFUSED_ENGINE = [
+REFUSED += [  # verl and its engines
     ("{R}.max_model_len=239", "{R}.max_model_len=239 recipe.rollout.joint_limit"),
     ("{R}.max_model_len=null", "{R}.max_model_len=null"),
     (f"{DYNAMIC} {ACTOR_TOKENS}=239", ACTOR_TOKENS),
@@ -250,31 +260,86 @@ ALLOWED_ENGINE = [
     *("data.gen_batch_size=" + size for size in ("1", "4", "16")),
     f"{FILTER} data.gen_batch_size=1",
     "{A}.optim.optimizer=SGD",
+    "{A}.strategy=fsdp2 {REF}.strategy=fsdp2",
     OWN_LOOP,
     f"{OWN_LOOP} {{R}}.multi_turn.max_user_turns=3",
 ]
 
+MUON = "{A}.optim.optimizer_impl=recipe.actor.muon {A}.optim.optimizer=MuonAdamW"
+ADAM8 = "{A}.optim.optimizer=AdamW8bit {A}.optim.optimizer_impl="
+KERNELS = "{MODEL}.use_fused_kernels=true {A}.use_fused_kernels=true "
+KERNELS += "{MODEL}.fused_kernel_options.impl_backend="
+ALLOWED_ENGINE += [MUON, KERNELS + "torch"]
+REFUSED += [  # optimizers, kernels, quantization
+    ("{A}.optim.optimizer=Muon", "2D parameters"),
+    (f"{MUON} {{A}}.strategy=fsdp", "muon strategy=fsdp2"),
+    ("{A}.optim.optimizer=LBFGS", "weight_decay"),
+    ("{A}.optim.optimizer=AdamW8bit", "no such optimizer"),
+    ("{A}.optim.override_optimizer_config={{momentun:0.9}}", "momentun"),
+    (f"{GAE} critic.enable=true critic.optim.optimizer=Muon", "critic.optim.optimizer=Muon"),
+    (KERNELS + "cuda", "torch, triton, liger"),
+    (KERNELS + "triton", "need a GPU"),
+    (KERNELS + "liger", "need a GPU"),
+    ("{MODEL}.use_liger=true", "need a GPU"),
+    ("{A}.strategy=fsdp", "trainer.device=cpu {A}.strategy=fsdp2"),
+    ("{R}.quantization=fp8", "trainer.device=cpu float32"),
+    ("{R}.quantization=int4", "fp8"),
+    ("{R}.engine_kwargs.sglang={{x:1}}", "for SGLang"),
+    ("{C}.loss_type=reinforce", "V1 trainer"),
+    (f"{ULYSSES}=2 {{MODEL}}.use_remove_padding=false", "use_remove_padding=true"),
+]
 
-@pytest.mark.parametrize(
-    ("theme", "changes", "named"),
-    [(ALGORITHM, *case) for case in REFUSED_ALGORITHM]
-    + [(ENGINE, *case) for case in REFUSED_ENGINE]
-    + [(FUNCTIONS, *case) for case in REFUSED_ARGUMENTS],
-    ids=lambda v: v[:60] if isinstance(v, str) else "",
-)
-def test_refused(toy: Any, theme: list[Check], changes: str, named: str) -> None:
-    found = told(toy, theme, changes)
-    words = named.format(**SHORT).split()
+LORA = "{MODEL}.lora_rank=8 {MODEL}.lora.merge=true "
+REFUSED += [
+    (f"{LORA}{change}", f"{change.partition('=')[0]} {named}")
+    for change, named in (
+        ("{MODEL}.target_modules=[qkv_proj]", "unknown are qkv_proj"),
+        ("{MODEL}.target_modules=[lm_head,v_proj]", "unknown are lm_head."),
+        ("{MODEL}.target_modules='.*proj'", "pattern"),
+        ("{MODEL}.target_modules=null", "pattern"),
+        ("{MODEL}.target_modules=[]", "no layer is left"),
+        (f"{{MODEL}}.exclude_modules=[{','.join(LAYERS)}]", "no layer is left"),
+        ("{MODEL}.exclude_modules=v_proj", "pattern"),
+        ("{MODEL}.lora.merge=false", "{MODEL}.lora.merge=true"),
+        ("{MODEL}.lora_adapter_path=x", "recipe.model_path"),
+        ("critic.model.lora_rank=8", "the actor alone"),
+        ("{A}.strategy=fsdp", "LoRA {A}.strategy=fsdp2"),
+        ("{A}.fsdp_config.model_dtype=bf16", "{A}.fsdp_config.model_dtype=fp32"),
+        ("{A}.fsdp_config.model_dtype=float16", "{A}.fsdp_config.model_dtype=fp32"),
+    )
+]
+
+
+@pytest.mark.parametrize(("changes", "named"), REFUSED, ids=lambda v: v[:60])
+def test_refused(toy: Any, changes: str, named: str) -> None:
+    found, words = told(toy, changes), named.format(**SHORT).split()
     assert any(all(word in message for word in words) for message in found), found
 
 
 @pytest.mark.parametrize(
     ("theme", "changes"),
-    [(ALGORITHM, case) for case in ALLOWED_ALGORITHM] + [(ENGINE, case) for case in ALLOWED_ENGINE],
+    [(ALGORITHM, case) for case in ALLOWED_ALGORITHM]
+    + [([*ENGINE, *STACK], case) for case in ALLOWED_ENGINE],
     ids=lambda v: v[:60] if isinstance(v, str) else "",
 )
 def test_allowed(toy: Any, theme: list[Check], changes: str) -> None:
-    assert told(toy, theme, changes) == []
+    assert told(toy, changes, theme) == []
+
+
+@pytest.mark.parametrize(
+    ("targets", "excluded", "layers"),
+    [
+        ("all-linear", "null", list(LAYERS)),
+        ("all-linear", "[q_proj,k_proj]", list(LAYERS[2:])),
+        ("[up_proj,v_proj]", "null", ["up_proj", "v_proj"]),
+        ("[up_proj,v_proj]", "[v_proj]", ["up_proj"]),
+    ],
+)
+def test_layers_with_an_adapter(toy: Any, targets: str, excluded: str, layers: list[str]) -> None:
+    changes = f"{LORA}{{MODEL}}.target_modules={targets} {{MODEL}}.exclude_modules={excluded}"
+    assert told(toy, changes) == []
+    with changed(toy, changes.format(**SHORT).split()):
+        assert adapted(Setup(toy)) == layers
 
 
 @pytest.mark.parametrize("flash", [FLASH2, FLASH3])
@@ -286,12 +351,42 @@ def test_flash_attention_divides_a_sequence_over_ranks(
     old = f"{ULYSSES}=2 {{REF}}.ulysses_sequence_parallel_size=2"
     new = f"{{A}}.fsdp_config.ulysses_sequence_parallel_size=2 {REF_ULYSSES}"
     for sizes in (old, new):
-        assert told(toy, ENGINE, f"{one} {both} {sizes}") == []
+        assert told(toy, f"{one} {both} {sizes}", ENGINE) == []
+
+
+# (settings of an example for GPUs, package that they need)
+ON_GPUS = [
+    ("{A}.strategy=fsdp {REF}.strategy=fsdp", None),
+    (f"{FLASH2} {ULYSSES}=2", "flash_attn"),
+    (f"{FLASH3} {ULYSSES}=2", "flash_attn_interface"),
+    (KERNELS + "triton", None),
+    (KERNELS + "liger", "liger_kernel"),
+    ("{MODEL}.use_liger=true", "liger_kernel"),
+    ("{R}.quantization=fp8", None),
+    ("{R}.quantization=torchao", "torchao"),
+    (ADAM8 + "bitsandbytes.optim", "bitsandbytes"),
+    (ADAM8 + "torchao.optim", "torchao"),
+]
+
+
+@pytest.mark.config
+@pytest.mark.parametrize(("changes", "package"), ON_GPUS)
+def test_on_gpus_with_and_without_the_package(
+    monkeypatch: pytest.MonkeyPatch, changes: str, package: str | None
+) -> None:
+    missing: list[str | None] = []
+    monkeypatch.setattr(
+        "recipe.preflight.engine.is_missing", lambda module: module.split(".")[0] in missing
+    )
+    assert told(composed("cw_grpo"), changes) == []
+    missing.append(package)
+    found = "".join(told(composed("cw_grpo"), changes)).replace("_", "-")
+    assert (package or "").replace("_", "-") in found and bool(found) == bool(package)
 
 
 def test_micro_batches_of_the_reference_model_are_of_its_own_ranks(toy: Any) -> None:
     """128 responses on 2 GPUs: 64 on a rank, but 128 where two ranks share a sequence."""
-    found = told(toy, ENGINE, f"{TWO_GPUS} {REF_ULYSSES}")
+    found = told(toy, f"{TWO_GPUS} {REF_ULYSSES}")
     assert not [message for message in found if "micro_batch" in message]
 
 
@@ -310,7 +405,7 @@ def test_checkpoints_may_be_where_the_run_folder_has_them(toy: Any, tmp_path: Pa
     for run, saves in (("runs/toy", Path("runs/toy/checkpoints").resolve()),
                        (tmp_path / "run", tmp_path / "disk")):  # fmt: skip
         paths = f"recipe.run_dir={run} trainer.default_local_dir={saves}"
-        assert told(toy, ENGINE, paths) == []
+        assert told(toy, paths, ENGINE) == []
 
 
 # ------------------------------------------------------------------------- the lists

@@ -117,6 +117,10 @@ NAMES_ANOTHER = [
     ("reward.reward_manager.name=Nobody", "reward.reward_manager.module.path"),
     ("recipe.run_dir='  '", "recipe.run_dir"),
     ("trainer.total_training_steps=null", "trainer.total_epochs"),
+    (f"{R}.name=sglang", "locks of packages"),
+    (f"{A}.strategy=megatron", "model_engine"),
+    ("model_engine=megatron", "FSDP"),
+    (f"{A}.kl_loss_type=full", "k3"),
     ("recipe.advantage.name=recipe.errors.nosuch", "recipe.errors has no function nosuch"),
 ]
 
@@ -177,7 +181,13 @@ ROLLBACK = "recipe.guard.action=rollback recipe.guard.rollback.kl_loss_coef=0.1"
         (f"{MODEL}.lora_alpha=32", f"{MODEL}.lora_rank=0"),
         ("method=cw_grpo recipe.weights.clip_cov.ratio=0.1", f"{NAME}=gaussian_covariance"),
         (f"method=sapo {A}.policy_loss.ppo_kl_coef=1", f"{schema.LOSS}=sapo"),
+        (f"{A}.ppo_max_token_len_per_gpu=512", f"{A}.use_dynamic_bsz=false"),
+        (
+            f"{A}.use_dynamic_bsz=true {A}.ppo_micro_batch_size_per_gpu=1",
+            f"{A}.use_dynamic_bsz=true",
+        ),
         # Negative controls
+        (f"{A}.ppo_micro_batch_size_per_gpu=32", None),
         (KL.format("true"), None),
         (KL.format("false"), None),  # turned off in the same command
         (f"{ROLLBACK} {A}.kl_loss_type=k3", None),  # read after a roll-back
