@@ -15,14 +15,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from prompt_aug.base.errors import UserError
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 _WORKER = Path(__file__).with_name("worker.py")
 # Where PATH has a relative entry, `sys.executable` is relative; a worker starts in another folder.
 _PYTHON = str(Path(sys.executable).absolute())
@@ -160,84 +163,86 @@ class _Worker:
 
 
 class WorkerPool:
-    """At most `settings.workers` processes; `verify` blocks until one is free and has answered."""
+    """At most `settings.workers` processes; `ask` blocks until one is free and has answered."""
 
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
         self.owner = os.getpid()  # a fork must not use the pipes
-        self._changed = threading.Condition()
-        self._idle: list[_Worker] = []
-        self._count = 0
+        self._free = threading.Semaphore(settings.workers)
+        self._idle: list[_Worker] = []  # its append and pop are atomic
         self._closed = False
 
-    def _acquire(self) -> _Worker:
-        with self._changed:
-            while not self._idle and self._count >= self.settings.workers and not self._closed:
-                self._changed.wait()
+    @contextmanager
+    def _worker(self) -> Iterator[_Worker]:
+        """Lend an idle worker or a new one; kill it if the block raises or loses it."""
+        with self._free:
             if self._closed:
                 raise GraderError("the grading pool is closed; make a new one")
-            if self._idle:
-                return self._idle.pop()
-            self._count += 1
-        try:
-            return _Worker(self.settings)
-        except BaseException:
-            self._release(None)
-            raise
-
-    def _release(self, worker: _Worker | None) -> None:
-        with self._changed:
-            if worker is None:
-                self._count -= 1
-            elif self._closed:
+            try:
+                worker = self._idle.pop()
+            except IndexError:
+                worker = _Worker(self.settings)
+            try:
+                yield worker
+            except BaseException:
                 worker.kill()
-            else:
+                raise
+            if not worker.gone:
                 self._idle.append(worker)
-            self._changed.notify()
+            if self._closed:
+                self._kill_idle()
+
+    def _kill_idle(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().kill()
 
     def start(self) -> None:
         """Start a worker if none is idle. Raises GraderError if that cannot work here."""
-        self._release(self._acquire())
+        with self._worker():
+            pass
 
     def verify(self, gold: str, pred: str) -> Verdict:
-        """Compares in a worker."""
+        """Compare in a worker."""
         return Verdict(**self.ask({"gold": gold, "pred": pred}))
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply of a worker. A lost worker is replaced and the request is made once more."""
+        """Return a worker's reply. A lost worker is replaced and the request is made once more."""
         for _ in range(2):
-            worker: _Worker | None = self._acquire()
-            try:
-                assert worker is not None
+            with self._worker() as worker:
                 reply = worker.ask(request)
                 if reply is None or worker.gone:  # it may reply that it was killed
                     worker.kill()
-                    worker = None
-            except BaseException:
-                if worker is not None:
-                    worker.kill()
-                worker = None
-                raise
-            finally:
-                self._release(worker)
             if reply is not None:
                 return reply
         return {"status": "error", "detail": "two workers were lost"}
 
+    def map(
+        self,
+        function: Callable[[Item], Result],
+        items: Iterable[Item],
+        on_result: Callable[[Result], object] | None = None,
+    ) -> list[Result]:
+        """Call a function that asks this pool, in as many threads as it has workers, in order."""
+
+        def one(item: Item) -> Result:
+            result = function(item)
+            if on_result is not None:
+                on_result(result)
+            return result
+
+        with ThreadPoolExecutor(max_workers=self.settings.workers) as threads:
+            return list(threads.map(one, items))
+
     def close(self) -> None:
-        """Ends every idle worker now and every busy one when it has answered."""
-        with self._changed:
-            self._closed = True
-            idle, self._idle = self._idle, []
-            self._changed.notify_all()
+        """End every idle worker now and every busy one when it has answered."""
+        self._closed = True
         if os.getpid() == self.owner:
-            for worker in idle:
-                worker.kill()
+            self._kill_idle()
 
     def process_groups(self) -> list[int]:
         """The process groups of the idle workers: each is a parent and its child."""
-        with self._changed:
-            return [worker.group for worker in self._idle]
+        return [worker.group for worker in self._idle]
 
 
 _pool: WorkerPool | None = None

@@ -7,8 +7,8 @@ Two processes, so that killing one costs milliseconds and not an import of sympy
 
 The kernel ends a child that runs too long, even inside one big C call: SIGPROF after
 `cpu_seconds` of its own CPU time (so a busy machine changes no grade), SIGALRM after
-`wall_seconds`. RLIMIT_AS bounds its memory. An audit hook refuses to compile text, open for
-writing, start processes or open sockets, so that a hole in a parser has nothing to reach.
+`wall_seconds`. RLIMIT_AS bounds its memory. An audit hook refuses what a hole in a parser could
+reach: compiling text, writing files, processes, sockets.
 
 Request:  {"gold": str, "pred": str}, LaTeX without delimiters.
 Reply:    {"status": "correct" | "wrong" | "unparsable" | "timeout" | "error", "detail": str}
@@ -32,7 +32,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 REQUESTS_PER_CHILD = 2000  # sympy's caches grow
 ORPHAN_CHECK_SECONDS = 5.0
@@ -73,6 +73,11 @@ class Limits:
     wall_seconds: float
     memory_bytes: int
 
+    @classmethod
+    def parse(cls, cpu: str, wall: str, memory: str) -> "Limits":
+        """Return the limits in the arguments that the pool gives to a worker."""
+        return cls(cpu_seconds=float(cpu), wall_seconds=float(wall), memory_bytes=int(memory))
+
 
 # sympy's polynomials compile sums of exponents, made from the number of letters alone: no calls.
 _MONOMIALS = re.compile(
@@ -103,18 +108,18 @@ def _refuse(what: str) -> None:
 
 
 def limit_process(limits: Limits) -> None:
-    """Bounds the memory of this process and ties its life to its parent's."""
+    """Bound the memory of this process and tie its life to its parent's."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     ceiling = used + limits.memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (ceiling, ceiling))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for expired in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(expired, signal.SIG_DFL)
 
 
 def _confine(limits: Limits) -> None:
-    """Gives up, for good, what grading does not need."""
+    """Give up, for good, what grading does not need."""
     limit_process(limits)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     sys.dont_write_bytecode = True  # an import that `_import_all` missed must not try to write
@@ -145,7 +150,7 @@ def _exact_number(_reader: object, text: str) -> Any:
 
 
 def _polynomial(letter: Any, expression: Any) -> Callable[[int], int]:
-    """The function of whole numbers that a polynomial with whole coefficients is."""
+    """Return a polynomial with whole coefficients as a function of whole numbers."""
     from sympy import Poly
 
     value = Poly(expression, letter)
@@ -153,7 +158,7 @@ def _polynomial(letter: Any, expression: Any) -> Callable[[int], int]:
 
 
 def _parse(text: str) -> Any | None:
-    """The formula that all of `text` is; None where a part of it cannot be read.
+    """Return the formula that all of `text` is; None where a part of it cannot be read.
 
     latex2sympy alone: `math_verify.parse` looks for a formula inside the text, drops what it does
     not know around it and falls back to a part, so `< \\frac{3}{4}` would be 3/4.
@@ -282,8 +287,7 @@ Serve = Callable[[BinaryIO, BinaryIO, Limits], None]  # answers requests until t
 Died = Callable[[], object]  # called after the death of a child; int does nothing
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Child:
+class Child(NamedTuple):
     pid: int
     requests: BinaryIO
     replies: BinaryIO
@@ -305,9 +309,7 @@ def _fork(limits: Limits, serve: Serve) -> Child:
             os._exit(status)
     os.close(request_read)
     os.close(reply_write)
-    return Child(
-        pid=pid, requests=os.fdopen(request_write, "wb"), replies=os.fdopen(reply_read, "rb")
-    )
+    return Child(pid, os.fdopen(request_write, "wb"), os.fdopen(reply_read, "rb"))
 
 
 def _cause_of_death(child: Child) -> dict[str, str]:
@@ -323,10 +325,10 @@ def _cause_of_death(child: Child) -> dict[str, str]:
     return {"status": "error", "detail": f"exit code {os.WEXITSTATUS(status)}"}
 
 
-def ask(
-    child: Child | None, line: bytes, limits: Limits, serve: Serve = _serve, died: Died = int
+def _ask(
+    child: Child | None, line: bytes, limits: Limits, serve: Serve, died: Died
 ) -> tuple[Child | None, bytes]:
-    """Asks the child; one that has retired without a reply is replaced, once."""
+    """Ask the child; one that has retired without a reply is replaced, once."""
     for fresh in (False, True):
         child = child if child and not fresh else _fork(limits, serve)
         try:
@@ -344,7 +346,7 @@ def ask(
     return None, b'{"status": "error", "detail": "no process could be kept"}\n'
 
 
-def request_lines(parent: int) -> Iterator[bytes]:
+def _request_lines(parent: int) -> Iterator[bytes]:
     """Request lines until the caller closes the pipe or is gone (another process may hold it)."""
     buffer = b""
     while True:
@@ -360,8 +362,18 @@ def request_lines(parent: int) -> Iterator[bytes]:
         yield from (line + b"\n" for line in lines)
 
 
+def answer_requests(
+    parent: int, replies: int, limits: Limits, serve: Serve = _serve, died: Died = int
+) -> None:
+    """Pass the requests of stdin to a child and its replies to the descriptor `replies`."""
+    child: Child | None = None
+    for line in _request_lines(parent):
+        child, reply = _ask(child, line, limits, serve, died)
+        os.write(replies, reply)
+
+
 def _import_all() -> None:
-    """Imports the modules that sympy would import while it answers."""
+    """Import the modules that sympy would import while it answers."""
     for name in _LAZY_PACKAGES:
         package = importlib.import_module(f"sympy.{name}")
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -370,10 +382,8 @@ def _import_all() -> None:
 
 
 def main() -> None:
-    """Serves requests from stdin until it closes; argv: cpu_seconds wall_seconds memory_bytes."""
-    parent = os.getppid()
-    cpu, wall, memory = sys.argv[1:]
-    limits = Limits(cpu_seconds=float(cpu), wall_seconds=float(wall), memory_bytes=int(memory))
+    """Serve requests from stdin until it closes; argv: cpu_seconds wall_seconds memory_bytes."""
+    parent, limits = os.getppid(), Limits.parse(*sys.argv[1:])
     sys.setrecursionlimit(MAX_RECURSION)
     try:
         import latex2sympy2_extended.latex2sympy2 as reader
@@ -389,10 +399,7 @@ def main() -> None:
     os.write(1, json.dumps({"ready": warm}).encode() + b"\n")
     gc.collect()
     gc.freeze()  # keeps the warmed heap out of the forks' garbage collection, so pages stay shared
-    child: Child | None = None
-    for line in request_lines(parent):
-        child, reply = ask(child, line, limits)
-        os.write(1, reply)
+    answer_requests(parent, 1, limits)
 
 
 if __name__ == "__main__":

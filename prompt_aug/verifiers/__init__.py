@@ -2,18 +2,10 @@
 
     def check(response: str, gold, row: Mapping) -> float | Mapping[str, float]: ...
 
-`gold` is ``reward_model.ground_truth`` and `row` holds all columns of the file. A mapping has the
-key ``score``. Its other numbers are parts, which are logged. ``acc`` (true or false) says whether
-the response is right; without it a score of 1 or more is right. ``pred`` is the answer as text.
-A function with verl's parameter ``solution_str`` is called with verl's arguments: data_source,
-solution_str, ground_truth, extra_info.
-
-Functions run in the worker processes of `prompt_aug.verifiers.worker`. A function that fails does
-not raise here: its score is 0, with a status:
-
-    timeout     over its CPU or wall seconds
-    error       it raised, ran out of memory, or its process died (see `detail`)
-    bad_result  text, NaN, a score beyond +-`LARGEST`, an ``acc`` that is neither 0 nor 1
+recipe/VERIFIERS.md explains the arguments and the result. Functions run in the processes of
+`prompt_aug.verifiers.worker`. One that fails does not raise here: its score is 0, with the status
+"timeout", "error" (it raised, ran out of memory, or its process died) or "bad_result" (no finite
+score within +-`LARGEST`, or an ``acc`` that is neither 0 nor 1).
 """
 
 import atexit
@@ -24,7 +16,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +26,7 @@ from prompt_aug.grading.pool import GraderError, PoolSettings, WorkerPool
 from prompt_aug.typed import Above0, Record
 
 KEY = "recipe.reward.verifiers.DATA_SOURCE"
+REMEDY = "Write my_module.my_function, and put the folder of my_module into the PYTHONPATH."
 LARGEST = 10.0  # of a score; a larger one is taken for a mistake
 
 
@@ -59,7 +51,18 @@ class Verifiers:
 
     def __init__(self, functions: Mapping[str, str], limits: VerifierLimits) -> None:
         self.functions, self.limits = dict(functions), limits
-        self._pool = WorkerPool(_pool_settings(sorted(set(functions.values())), limits))
+        paths = json.dumps(sorted(set(functions.values())))
+        # The user's modules are found as this process finds them, also with relative entries.
+        places = os.pathsep.join(str(Path(place).absolute()) for place in sys.path)
+        settings = PoolSettings(
+            workers=PoolSettings.from_environment().workers,
+            cpu_seconds=limits.cpu_seconds,
+            wall_seconds=limits.wall_seconds,
+            memory_bytes=int(limits.memory_gib * 2**30),
+            command=("-m", "prompt_aug.verifiers.worker", paths),
+            environment={**os.environ, "PYTHONPATH": places},
+        )
+        self._pool = WorkerPool(settings)
         self.close = self._pool.close
         atexit.register(self.close)
 
@@ -94,14 +97,7 @@ class Verifiers:
         on_grade: Callable[[Verified], object],
     ) -> list[Verified]:
         """Grade (response, row) on every worker, in order."""
-
-        def one(pair: tuple[str, Mapping[str, Any]]) -> Verified:
-            found = self.grade(*pair, settings)
-            on_grade(found)
-            return found
-
-        with ThreadPoolExecutor(max_workers=self._pool.settings.workers) as threads:
-            return list(threads.map(one, pairs))
+        return self._pool.map(lambda pair: self.grade(*pair, settings), pairs, on_grade)
 
     def record(self, sources: set[str]) -> dict[str, Any]:
         """Return functions, digests and limits for these sources; {} if none has a verifier."""
@@ -164,19 +160,3 @@ def source_digest(path: str) -> str:
     for file in files:
         digest.update(file.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
-
-
-REMEDY = "Write my_module.my_function, and put the folder of my_module into the PYTHONPATH."
-
-
-def _pool_settings(paths: Sequence[str], limits: VerifierLimits) -> PoolSettings:
-    # The user's modules are found as this process finds them, also with relative entries.
-    places = os.pathsep.join(str(Path(place).absolute()) for place in sys.path)
-    return PoolSettings(
-        workers=PoolSettings.from_environment().workers,
-        cpu_seconds=limits.cpu_seconds,
-        wall_seconds=limits.wall_seconds,
-        memory_bytes=int(limits.memory_gib * 2**30),
-        command=("-m", "prompt_aug.verifiers.worker", json.dumps(list(paths))),
-        environment={**os.environ, "PYTHONPATH": places},
-    )

@@ -8,29 +8,31 @@ Request:  {"function": dotted path, "response": str, "row": {...}}
 Reply:    {"status", "detail"}, and for "correct" and "wrong" {"score", "parts", "pred"}
 """
 
+import ctypes
 import importlib
 import inspect
 import json
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from prompt_aug.grading.worker import (
     REQUESTS_PER_CHILD,
-    Child,
     Limits,
-    ask,
+    answer_requests,
     deadline,
     limit_process,
-    request_lines,
 )
-from prompt_aug.verifiers import KEY, LARGEST, REMEDY, orphans
+from prompt_aug.verifiers import KEY, LARGEST, REMEDY
 
+PR_SET_CHILD_SUBREAPER = 36
 MOST_PARTS, LONGEST_NAME, LONGEST_TEXT = 32, 64, 1000
 OUT_OF_MEMORY = b'{"status": "error", "detail": "memory limit"}\n'  # later memory may be missing
 Function = Callable[..., Any]
@@ -140,23 +142,31 @@ def _serve(requests: BinaryIO, replies: BinaryIO, limits: Limits) -> None:
         sys.stdout.flush()
 
 
+def _kill_orphans() -> None:
+    """End what a killed function left running: a program in an endless loop would keep its core."""
+    listed = Path(f"/proc/self/task/{os.getpid()}/children")
+    while pids := listed.read_text().split() if listed.exists() else []:
+        for pid in map(int, pids):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
 def main() -> None:
     """Serve requests from stdin until it closes; argv: paths cpu_seconds wall_seconds memory."""
     parent, replies = os.getppid(), os.dup(1)
     os.dup2(2, 1)  # a module that prints at import must not write into the replies
-    paths, cpu, wall, memory = sys.argv[1:]
-    limits = Limits(cpu_seconds=float(cpu), wall_seconds=float(wall), memory_bytes=int(memory))
-    orphans.adopt()
+    paths, *limits = sys.argv[1:]
+    with suppress(OSError, AttributeError):  # what a dead child leaves behind becomes our child
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
         _functions.update({path: load(path) for path in json.loads(paths)})
         ready = "correct"
     except ImportError as error:  # told to the parent, which refuses to grade
         ready = str(error)
     os.write(replies, json.dumps({"ready": [ready]}).encode() + b"\n")
-    child: Child | None = None
-    for line in request_lines(parent):
-        child, reply = ask(child, line, limits, _serve, orphans.kill)
-        os.write(replies, reply)
+    answer_requests(parent, replies, Limits.parse(*limits), _serve, _kill_orphans)
 
 
 if __name__ == "__main__":
