@@ -37,7 +37,7 @@ def verdicts(
 
     Grades again only if two settings find different answers.
     """
-    response, found = sample["response"], {given: bool(grade.correct)}
+    response, found = sample["response"], dict.fromkeys(BESIDE, grade.correct)
     read = extract(response, extraction(given, template))  # not grade.extracted: perhaps a letter
     for name in BESIDE:
         settings = extraction(name, template)
@@ -49,4 +49,4 @@ def verdicts(
                 options=question.get("options", ()),
                 extraction=settings,
             ).correct
-    return {name: found.get(name, bool(grade.correct)) for name in BESIDE}
+    return found

@@ -35,7 +35,7 @@ def chosen(answer: str, options: Sequence[str], equal: Callable[[str, str], bool
     words, others = _words(said), [other for other in options if other != option]
     if words != _words(option) and words in map(_words, others):
         return None
-    folded, known = _folded(words), _folded(_words(option))
+    folded, known = ([w.casefold() for w in some] for some in (words, _words(option)))
     if folded == known[: len(folded)] or "".join(folded) == "".join(known):
         return leading[1]
     unopened = max(0, said.count("}") - said.count("{"))  # of a \text{ before the letter
@@ -50,7 +50,3 @@ def _words(text: str) -> list[str]:
     plain = _IDLE.sub(" ", unicodedata.normalize("NFKC", text)).split()
     spelled = (_BRACES.sub("", word).strip("()[]").rstrip(".,;:") for word in plain)
     return [word for word in spelled if word]
-
-
-def _folded(words: list[str]) -> list[str]:
-    return [word.casefold() for word in words]

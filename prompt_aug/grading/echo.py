@@ -1,23 +1,16 @@
 r"""Predictions that repeat the question: right in value, and no answer.
 
-A response that boxes `\log_2 32` for the question "What is $\log_2 32$?" has solved nothing; the
-algebra of the grader would do its work. Before it is compared with the golds, a prediction is an
-echo (`is_copied`, `does_its_work`) where
+Before it is compared with the golds, a prediction is an echo where
 
-* it has the tokens of a formula of the question (or of a side of it) in any order and its value,
-  and not the tokens of a gold;
-* it leaves undone what no gold leaves: a sum, product, integral, limit, gcd, lcm, determinant,
-  maximum or remainder, and, if the question has them, a logarithm, an absolute value, a floor;
-* it keeps a percentage or a repeating decimal of the question, and no gold has one;
-* a part of it has the value of a formula of the question and passes through every step of it
-  (`steps.carries`): `\frac{2 \cdot 13 \cdot 17}{2}` and `(14-1) \cdot 17` repeat `13 \cdot 17`;
-* or no gold is as long or has numbers as large as this formula, and the part is or has
-  (`steps.is_no_simpler`): `\frac{\sqrt{4 \cdot 288}}{2}` for `\sqrt{288}`, which is `12\sqrt{2}`.
+* it has the tokens of a formula of the question, or of a side of it, in any order and its value,
+  and not the tokens of a gold; or it leaves undone, or keeps, what no gold does (`is_copied`);
+* a part of it has the value of a formula of the question and passes through every step of it, or
+  is as long or has numbers as large, which no gold has (`does_its_work`, and `steps`).
 
 These checks need no worker. A prediction that equals a gold is still an echo (`restates`) if its
 final value is copied, if it is an unsolved relation and the golds have no letters (numbers,
 intervals, sets of numbers), or if a gold is `y = ...` and it is another form of the question's
-equation.
+equation. Examples are in GRADING.md.
 """
 
 import re
@@ -54,8 +47,9 @@ _REPEATED = re.compile(
 )
 _PARTS = re.compile(rf"{TEXT_PATTERN}|\\cup(?![a-z])|\b(?:and|or)\b")
 _LETTER = re.compile(r"(?<![\\a-zA-Z])(?![ei](?![a-zA-Z]))[a-zA-Z]+(?![a-zA-Z])")
-_GREEK = re.compile(
-    r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|tau|phi|omega)(?![a-z])"
+_LETTER_OR_GREEK = re.compile(
+    rf"{_LETTER.pattern}"
+    r"|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|tau|phi|omega)(?![a-z])"
 )
 _MIN_READ = 3  # tokens of a formula that another one holds, where no arithmetic can tell
 _MIN_UNREAD = 4
@@ -65,12 +59,18 @@ _UNDONE = re.compile(
     r"|(?<![\\a-zA-Z])(?:sum|prod|lim|gcd|GCD|lcm|LCM)\s*[(_]"
     r"|\\begin\{[vV]matrix\}|\\partial(?![a-zA-Z])|\\\||\\[lr]?Vert(?![a-zA-Z])"
 )
-_MATRIX = re.compile(r"\\begin\{[a-zA-Z]*matrix\}")
+_MATRICES = re.compile(r"\\begin\{[a-zA-Z]*matrix\}.*\\begin\{[a-zA-Z]*matrix\}", re.DOTALL)
 _ASKED = {
     name: re.compile(rf"\\(?:{spelled})(?![a-zA-Z])|(?<![\\a-zA-Z])(?:{spelled})(?=[\s(_])")
     for name, spelled in {"log": "log|ln|lg", "floor": "lfloor|lceil|floor|ceil"}.items()
 } | {"absolute value": re.compile(r"\||\\[lr]?vert(?![a-z])")}
 _REMAINDER = re.compile(r"(\d+|[\w})])?\s*\\[bp]?mod(?![a-z])[\s({\[]*(\d{1,18})")
+_PERCENT = re.compile(r"(?<![\d.,])(\d[\d.,]{0,20})[\s$]{0,3}(?:\\?%|percent)")
+_BUILDER = re.compile(r"^\s*\\\{\s*[a-z](?:\s*\\in[^|:]{1,12})?\s*[|:](.+)\\\}\s*$")  # {x | x > 2}
+_PLAIN_NUMBER = re.compile(r"-?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?")
+_UNARY_MINUS = re.compile(r"(?<![\w)}\]!])\s*[-+]")
+_OPERATION = re.compile(r"\\(?:frac|sqrt|cdot|times|div|binom)(?![a-zA-Z])|[-+*/^!]")
+_SCIENTIFIC = re.compile(r"-?\d+(?:\.\d+)?\s*\\(?:times|cdot)\s*10\s*\^\s*\{?\s*-?\d+\s*\}?")
 
 
 def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
@@ -79,19 +79,14 @@ def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
     tokens = tokens_in(written)
     if any(tokens == tokens_in(gold) for gold in known):
         return False
-    alike = formulas_of(question[:MAX_QUESTION]).get(tokens, ()) if is_formula(written) else ()
+    asked = question[:MAX_QUESTION]
+    alike = formulas_of(asked).get(tokens, ()) if is_formula(written) else ()
     return (
         any(_may_equal(written, text) for text in alike)
-        or _keeps_percent(written, known, question)
-        or _keeps(_REPEATED, last_side(prediction), golds, question)
+        or _keeps_percent(written, known, asked)
+        or (_is_new(_REPEATED, last_side(prediction), golds) and bool(_REPEATED.search(asked)))
         or _left_undone(last_side(written), known, question)
     )
-
-
-_PLAIN_NUMBER = re.compile(r"-?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?")
-_UNARY_MINUS = re.compile(r"(?<![\w)}\]!])\s*[-+]")
-_OPERATION = re.compile(r"\\(?:frac|sqrt|cdot|times|div|binom)(?![a-zA-Z])|[-+*/^!]")
-_SCIENTIFIC = re.compile(r"-?\d+(?:\.\d+)?\s*\\(?:times|cdot)\s*10\s*\^\s*\{?\s*-?\d+\s*\}?")
 
 
 def is_unworked(prediction: str, golds: Sequence[str]) -> bool:
@@ -161,25 +156,18 @@ def _holds(part: str, formula: str, golds: list[str]) -> bool:
     return wanted <= Counter(tokens_in(part)) and not all(_differ(formula, gold) for gold in golds)
 
 
-def _equal(one: str, other: str) -> bool:
+def _differ(one: str, other: str) -> bool | None:
+    """Return whether two values differ; None if one of them cannot be read."""
     try:
-        return not surely_different(evaluate(one), evaluate(other))
+        return surely_different(evaluate(one), evaluate(other))
     except (Unsupported, TooBig):
-        return False
+        return None
 
 
 def _may_equal(one: str, other: str) -> bool:
     """Return False for different values, as 2(i+4) and 2+4i; True for any two equations."""
-    if RELATION.search(one) and RELATION.search(other):
-        return True
-    return not _differ(value_of(one), value_of(other))
-
-
-def _differ(one: str, other: str) -> bool:
-    try:
-        return surely_different(evaluate(one), evaluate(other))
-    except (Unsupported, TooBig):
-        return False
+    equations = RELATION.search(one) and RELATION.search(other)
+    return bool(equations) or not _differ(value_of(one), value_of(other))
 
 
 def _is_unsolved(written: str, golds: Sequence[str]) -> bool:
@@ -201,13 +189,10 @@ def _ends_in(part: str, answers: list[str]) -> bool:
     """Return whether the last side of an equation is an answer: AB = 5, P(A) = 1/3."""
     end = split_top(part, "=")[-1]
     return any(
-        _squeezed(end) == _squeezed(answer) or _equal(value_of(end), value_of(answer))
+        squeeze(split_unit(end)[0]) == squeeze(split_unit(answer)[0])
+        or _differ(value_of(end), value_of(answer)) is False
         for answer in answers
     )
-
-
-def _squeezed(text: str) -> str:
-    return squeeze(split_unit(text)[0])
 
 
 def _is_another_form(written: str, gold: str, question: str) -> bool:
@@ -243,37 +228,26 @@ def _is_solved_by(equation: list[str], letter: str, value: str) -> bool:
 
 def _has_letters(gold: str) -> bool:
     """Whether the answer is a formula of letters: `x > 3` is solved, and has none."""
-    return _spells_letters(gold) and (
-        not RELATION.search(gold) or _has_unsolved(gold) or not _is_solved(gold)
-    )
-
-
-def _is_solved(gold: str) -> bool:
-    r"""Whether the whole gold is `x > 3`, `1 \le x < 3` or several of these."""
-    return all(ORDER.search(part) for part in _parts_of(gold) if part.strip())
-
-
-def _spells_letters(gold: str) -> bool:
     value = re.sub(r"^\s*[A-Za-z](?:_\{?\w+\}?)?\s*(?:=|\\in)(?![a-z])", "", split_unit(gold)[0])
     plain = re.sub(rf"{TEXT_PATTERN}|\b(?:and|or)\b", " ", value)
-    return bool(_LETTER.search(plain) or _GREEK.search(plain))
+    if not _LETTER_OR_GREEK.search(plain) or not RELATION.search(gold):
+        return bool(_LETTER_OR_GREEK.search(plain))
+    ordered = all(ORDER.search(part) for part in _parts_of(gold) if part.strip())
+    return not ordered or _has_unsolved(gold)
 
 
 def _keeps_percent(written: str, golds: Sequence[str], question: str) -> bool:
     r"""Whether it is a percentage of the question, where the gold is none: 40\% is asked as 2/5."""
     if not written.endswith("%") or any("%" in gold for gold in golds):
         return False
-    asked = _PERCENT.findall(question[:MAX_QUESTION])
-    return any(_equal(written.rstrip("% "), share.replace(",", "").rstrip(".")) for share in asked)
+    asked = _PERCENT.findall(question)
+    value = written.rstrip("% ")
+    return any(_differ(value, share.replace(",", "").rstrip(".")) is False for share in asked)
 
 
-def _keeps(sign: re.Pattern[str], text: str, golds: Sequence[str], question: str) -> bool:
-    """Whether the answer and the question have this sign, and no gold has it."""
-    asked = sign.search(text) and sign.search(question[:MAX_QUESTION])
-    return bool(asked) and not any(map(sign.search, golds))
-
-
-_PERCENT = re.compile(r"(?<![\d.,])(\d[\d.,]{0,20})[\s$]{0,3}(?:\\?%|percent)")
+def _is_new(sign: re.Pattern[str], text: str, golds: Sequence[str]) -> bool:
+    """Whether the answer has this sign, and no gold has it."""
+    return bool(sign.search(text)) and not any(map(sign.search, golds))
 
 
 def _is_undivided(found: tuple[str, str]) -> bool:
@@ -284,24 +258,13 @@ def _is_undivided(found: tuple[str, str]) -> bool:
 
 def _left_undone(written: str, golds: Sequence[str], question: str) -> bool:
     written = _BUILDER.sub(r"\1", written)  # whose bar is no absolute value
-    if _UNDONE.search(written) and not any(map(_UNDONE.search, golds)):
-        return True
-    matrices = len(_MATRIX.findall(written))
-    if matrices > 1 and not any(len(_MATRIX.findall(gold)) > 1 for gold in golds):
-        return True  # a sum or a product of them
-    if any(map(_is_undivided, _REMAINDER.findall(written))) and not any(
-        map(_REMAINDER.search, golds)
-    ):
-        return True
-    return any(
-        pattern.search(written)
-        and pattern.search(question)
-        and not any(pattern.search(gold) for gold in golds)
-        for pattern in _ASKED.values()
+    undivided = any(map(_is_undivided, _REMAINDER.findall(written)))
+    return (
+        _is_new(_UNDONE, written, golds)
+        or _is_new(_MATRICES, written, golds)  # a sum or a product of them
+        or (undivided and _is_new(_REMAINDER, written, golds))
+        or any(_is_new(p, written, golds) and p.search(question) for p in _ASKED.values())
     )
-
-
-_BUILDER = re.compile(r"^\s*\\\{\s*[a-z](?:\s*\\in[^|:]{1,12})?\s*[|:](.+)\\\}\s*$")  # {x | x > 2}
 
 
 def _has_unsolved(written: str) -> bool:
@@ -310,7 +273,7 @@ def _has_unsolved(written: str) -> bool:
         sides = RELATION.split(part)
         if len(sides) == 1:
             continue
-        letters = [side for side in sides if _LETTER.search(side) or _GREEK.search(side)]
+        letters = [side for side in sides if _LETTER_OR_GREEK.search(side)]
         if len(letters) != 1 or not _SOLVED.fullmatch(letters[0]):
             return len(letters) > 0
     return False

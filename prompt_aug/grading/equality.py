@@ -25,12 +25,12 @@ from prompt_aug.grading.quantities import (
 from prompt_aug.grading.structure import OR, Node, build, split_top
 from prompt_aug.grading.units import UNSURE, words_behind
 from prompt_aug.grading.words import (
+    CHOICE_GOLD,
     EMPTY_SIGN,
+    LETTER_LABEL,
     compare_choices,
     compare_words,
     formula_of,
-    is_choice,
-    is_letter_label,
     labels_contradict,
     option_of,
     text_of_choice,
@@ -87,9 +87,9 @@ def _compare_structures(gold: Node, pred: Node, oracle: Oracle | None) -> bool |
     if "union" in (gold.kind, pred.kind):
         same = _unordered(gold, pred, None) if gold.kind == pred.kind else None
         return True if same else _ask(gold, pred, oracle)
-    if gold.kind == "matrix" or pred.kind == "matrix":
+    if "matrix" in (gold.kind, pred.kind):
         return _compare_matrices(gold, pred, oracle)
-    if gold.kind == "tuple" or pred.kind == "tuple":
+    if "tuple" in (gold.kind, pred.kind):
         return _compare_tuples(gold, pred, oracle)
     return _unordered(gold, pred, oracle)
 
@@ -105,12 +105,8 @@ def _same_union(gold: Node, pred: Node) -> bool:
 
 
 def _any(results: Iterable[bool | None]) -> bool | None:
-    found: bool | None = False
-    for result in results:
-        if result:
-            return True
-        found = None if result is None else found
-    return found
+    all_false = all_of(None if result is None else not result for result in results)
+    return None if all_false is None else not all_false
 
 
 def _ask(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
@@ -122,12 +118,13 @@ def _ask(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
 def _readings(gold: Node, pred: Node) -> list[tuple[Node, Node]]:
     golds = gold.items if gold.kind == "either" else (gold,)
     preds = pred.items if pred.kind == "either" else (pred,)
-    pairs = [(g, p) for g in golds for p in preds if (g.kind == "leaf") == (p.kind == "leaf")]
-    pairs = [(g, p) for g, p in pairs if "." in pred.text or not _is_decimal_comma(gold, g)]
     return [
         (g, p)
-        for g, p in pairs
-        if "." in gold.text or not (_is_decimal_comma(pred, p) and _WHOLE.search(p.text))
+        for g in golds
+        for p in preds
+        if (g.kind == "leaf") == (p.kind == "leaf")
+        and ("." in pred.text or not _is_decimal_comma(gold, g))
+        and ("." in gold.text or not (_is_decimal_comma(pred, p) and _WHOLE.search(p.text)))
     ]
 
 
@@ -152,14 +149,10 @@ def _unwrapped(node: Node) -> Node:
 def _mixed(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     """A leaf against a structure: only algebra can make them equal (an inequality, a formula)."""
     leaf, other = (gold, pred) if gold.kind == "leaf" else (pred, gold)
-    if other.kind in ("list", "set", "matrix", "tuple") and not leaf.relation and _is_plain(leaf):
+    several = other.kind in ("list", "set", "matrix", "tuple") and not leaf.relation
+    if several and (is_number(leaf.text.replace("%", "")) or words_of(leaf.text)):
         return False
     return _ask(gold, pred, oracle)
-
-
-def _is_plain(leaf: Node) -> bool:
-    """A single value or word: never equal to a structure of several."""
-    return is_number(leaf.text.replace("%", "")) or bool(words_of(leaf.text))
 
 
 def _member(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
@@ -224,7 +217,7 @@ def _compare_tuples(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
         return False  # of `2, 3` nobody sees which end belongs to an interval
     golds, preds = list(gold.items), list(pred.items)
     names, labels = [item.label for item in golds], [item.label for item in preds]
-    if all(map(is_letter_label, labels)):
+    if all(map(LETTER_LABEL.fullmatch, labels)):
         if len(set(labels)) < len(labels):
             return False
         if sorted(names) == sorted(labels):
@@ -250,29 +243,26 @@ def _in_order(places: list[tuple[str, int]]) -> bool:
 
 
 def _compare_matrices(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
-    flat_gold, flat_pred = _vector(gold), _vector(pred)
-    if gold.kind != pred.kind:
-        if flat_gold is None or flat_pred is None or len(flat_gold) != len(flat_pred):
-            return False
-        return all_of(compare(g, p, oracle) for g, p in zip(flat_gold, flat_pred, strict=True))
-    if [len(row.items) for row in gold.items] != [len(row.items) for row in pred.items]:
+    """Compare two matrices entry by entry, or a vector with a tuple."""
+    if gold.kind == pred.kind:
+        same = [len(row.items) for row in gold.items] == [len(row.items) for row in pred.items]
+    else:
+        same = _is_vector(gold) and _is_vector(pred)
+    entries = [_entries(gold), _entries(pred)]
+    if not same or len(entries[0]) != len(entries[1]):
         return False
-    return all_of(
-        compare(g, p, oracle)
-        for gold_row, pred_row in zip(gold.items, pred.items, strict=True)
-        for g, p in zip(gold_row.items, pred_row.items, strict=True)
-    )
+    return all_of(compare(g, p, oracle) for g, p in zip(*entries, strict=True))
 
 
-def _vector(node: Node) -> tuple[Node, ...] | None:
-    """The entries of a tuple or of a matrix with one row or one column."""
+def _is_vector(node: Node) -> bool:
     if node.kind != "matrix":
-        return node.items if node.kind == "tuple" and node.bounds in ("()", "[]") else None
-    if len(node.items) == 1:
-        return node.items[0].items
-    if all(len(row.items) == 1 for row in node.items):
-        return tuple(row.items[0] for row in node.items)
-    return None
+        return node.kind == "tuple" and node.bounds in ("()", "[]")
+    return len(node.items) == 1 or all(len(row.items) == 1 for row in node.items)
+
+
+def _entries(node: Node) -> list[Node]:
+    rows = node.items if node.kind == "matrix" else (node,)
+    return [item for row in rows for item in row.items]
 
 
 def _compare_leaves(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
@@ -320,7 +310,7 @@ def _leads_to(gold: Node, pred: Node) -> bool:
 
 def _labels_contradict(gold: Node, pred: Node) -> bool:
     """Whether a label names another thing than the gold; also `B = A`, where that is a choice."""
-    if re.fullmatch("[A-J]", pred.label) and not gold.label and is_choice(gold.text):
+    if re.fullmatch("[A-J]", pred.label) and not gold.label and CHOICE_GOLD.fullmatch(gold.text):
         return pred.label not in gold.text
     labels = (gold.label, pred.label)
     return labels_contradict(*(x if TEXT.match(x) else squeeze(x) for x in labels))

@@ -4,9 +4,8 @@ r"""The value of a formula, by a small bounded reader of our own: no eval, no sy
 gives an exact rational where it can, else a complex double. Letters get fixed positive values, so
 two formulas with different values at one point are different formulas: "not equal" is proven
 (up to a rounding bound). Formulas without letters whose doubles agree are computed again with
-`DIGITS_COUNT` digits (`same_digits`), which decides them both ways: two closed forms of one answer
-that agree so far and differ are not known. What it cannot read it refuses (`Unsupported`), what
-would be huge it refuses before computing it (`TooBig`).
+`DIGITS_COUNT` digits (`same_digits`), which decides them both ways. Raises `Unsupported` for what
+it cannot read, and `TooBig` for what would be huge, before computing it.
 """
 
 import cmath
@@ -305,16 +304,12 @@ class Value:
 @lru_cache(maxsize=8192)
 def evaluate(text: str) -> Value:
     """The value of `text`; raises `Unsupported` or `TooBig`."""
-    try:
-        return _evaluate(text)
-    except RecursionError:
-        raise Unsupported("nested too deep") from None
-
-
-def _evaluate(text: str) -> Value:
     tokens = tokens_of(text)
     first = Reader(list(tokens))
-    value = first.read()
+    try:
+        value = first.read()
+    except RecursionError:
+        raise Unsupported("nested too deep") from None
     if isinstance(value, Fraction) and not first.used_letters:
         return Value(text=text, exact=value, approximate=(_rounded(value),), scale=first.scale)
     values, scale = [DOUBLES.convert(value)], first.scale

@@ -1,29 +1,17 @@
-r"""Where in a response the answer is.
-
-The response ends at the first end marker. Within it, in this order:
-
-1. the last closed `\boxed{...}` (or `\fbox`); boxes joined only by ",", "and" or "or" are one
-   list; a later sentence "The final answer is $...$." replaces it;
-2. the content of the last `<answer>` tag;
-3. what follows the last answer phrase, and
-4. a value as the whole response or as its conclusion.
+r"""Find the answer in a response; the order of the search is in GRADING.md.
 
 A value is a number (with its unit), one formula, or several joined by commas, "and" or "or".
 Running text gives a value only where it commits to it: "the answer is V", "V is the answer"; a
 response that is nothing but V, or one sentence that ends in V after "is", "=" and the like; a
 last sentence that begins with "Therefore", "Thus", "Hence", "So," and is closed by its full stop
-or its `$`, so that a response cut while it was being written does not count. Only ends and
-bounded pieces of a response are searched, with patterns that never backtrack far.
-
-`Extraction.strict` stops after boxes. A bare number somewhere in the text is not an answer unless
-`last_number=True` allows it: it would reward a response that never commits itself.
-An unclosed box is not an answer either: such a response was cut while it was being written.
-What follows `</think>` comes first; the thoughts before it only count where nothing follows.
-All searches are linear in the length of the response.
+or its `$`. So a response that was cut while it was being written does not count, nor does an
+unclosed box. Only ends and bounded pieces of a response are searched, with patterns that never
+backtrack far: all searches are linear in its length.
 """
 
 import re
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from prompt_aug.grading.normalize import canonical
@@ -96,7 +84,7 @@ _KNOWN = frozenset("and or sin cos tan log ln exp".split())
 
 def is_value(text: str) -> bool:
     """Whether the text is nothing but a value."""
-    text = unwrap(text)
+    text = _unwrap(text)
     if not text or len(text) > _MAX_VALUE:
         return False
     if _SPANS.fullmatch(text):
@@ -128,32 +116,36 @@ _SUPPOSED = re.compile(
 )
 
 
+def _last(matches: Iterator[re.Match[str]]) -> re.Match[str] | None:
+    last = deque(matches, maxlen=1)
+    return last[0] if last else None
+
+
 def after_phrase(text: str) -> str | None:
     """What follows the last "answer is", "Answer:", "####" and the like.
 
     A line "A: 18" is one, but not where other letters have such lines: those are options.
     """
-    found = _PHRASE.finditer(text)
+    found: Iterator[re.Match[str]] = _PHRASE.finditer(text)
     if _OPTION.search(text):
         found = (match for match in found if match[0].strip(" \t>#*:") != "A")
-    last = deque(found, maxlen=1)
-    if not last:
+    if (last := _last(found)) is None:
         return None
-    before = text[max(0, last[0].start() - 24) : last[0].start()]  # "the wrong answer is"
+    before = text[max(0, last.start() - 24) : last.start()]  # "the wrong answer is"
     lead = _CLAUSE_END.split(before)[-1]
-    if _DENIES.search(lead + last[0][0]) or _SUPPOSED.search(lead):
+    if _DENIES.search(lead + last[0]) or _SUPPOSED.search(lead):
         return None
-    tail = text[last[0].end() : last[0].end() + _MAX_PHRASE]
+    tail = text[last.end() : last.end() + _MAX_PHRASE]
     math = _FIRST_SPAN.match(tail)
     if math and not _TAKEN_BACK.match(tail, math.end()):
-        return inside(math[1])
+        return _inside(math[1])
     tail = tail.lstrip()
     end = _SENTENCE_END.search(tail)
     if end and end[0] == "?":
         return None
-    sentence = unwrap(tail[: end.start()] if end else tail)
+    sentence = _unwrap(tail[: end.start()] if end else tail)
     if math:  # taken back by what follows, so the whole line is the answer
-        return unwrap(tail.splitlines()[0])
+        return _unwrap(tail.splitlines()[0])
     if sentence[:1].isalpha() and not is_value(sentence):
         return _after_copula(sentence) or _only_value(sentence) or sentence
     return sentence or None
@@ -172,21 +164,13 @@ _FOREIGN_END = re.compile(r"\s*(?:です|である|だ)?\s*[.。!！]?\s*")
 def _foreign(text: str) -> str | None:
     """Return the value of a last line such as "La réponse est 12.", and nothing else after it."""
     line = text[-_MAX_PHRASE:].rstrip().rpartition("\n")[2]
-    last = deque(_FOREIGN.finditer(line), maxlen=1)
-    if not last:
+    if (last := _last(_FOREIGN.finditer(line))) is None:
         return None
-    place = last[0].end()
-    span = _ANY_SPAN.match(line, place)
-    value = span or _PLAIN_NUMBER.match(line, place)
+    span = _ANY_SPAN.match(line, last.end())
+    value = span or _PLAIN_NUMBER.match(line, last.end())
     if value is None or not _FOREIGN_END.fullmatch(line, value.end()):
         return None
-    return inside(span[0]) if span else value[0]
-
-
-def final_formula(text: str, start: int) -> str | None:
-    """The formula of a "final answer is $...$" after `start` that holds no box."""
-    last = deque(_FINAL.finditer(text, start), maxlen=1)
-    return inside(last[0][1]) if last and "box" not in last[0][1] else None
+    return _inside(span[0]) if span else value[0]
 
 
 def conclusion(text: str) -> str | None:
@@ -194,16 +178,16 @@ def conclusion(text: str) -> str | None:
     whole = len(text) <= _MAX_SENTENCE + _MAX_VALUE
     text = _COURTESY.sub("", text[-_MAX_TAIL:]).strip()
     if whole and is_value(text):
-        return text if not _ANY_SPAN.fullmatch(text) else inside(text)
+        return text if not _ANY_SPAN.fullmatch(text) else _inside(text)
     if reverse := _IS_THE_ANSWER.search(text):
-        return inside(reverse[1])
+        return _inside(reverse[1])
     span = _LAST_SPAN.search(text)
     lead = text[: span.start()].rstrip() if span else text.rstrip(" .!*\n")
-    breaks = deque(_BREAK.finditer(lead), maxlen=1)
-    start = breaks[0].end() if breaks else 0
+    last_break = _last(_BREAK.finditer(lead))
+    start = last_break.end() if last_break else 0
     concludes = bool(_CONCLUSION.match(lead[start:]))
     closed = span is not None or text.endswith((".", "!", ".**"))
-    if not (concludes and closed) and (not whole or breaks or _ASKS.search(text)):
+    if not (concludes and closed) and (not whole or last_break or _ASKS.search(text)):
         return None
     sentence = text[start:].rstrip(" .!*\n")
     if _DENIES.search(sentence) or ("answer" in sentence and _SUPPOSED.search(sentence)):
@@ -212,7 +196,7 @@ def conclusion(text: str) -> str | None:
         return value
     listed = _LIST_OPEN.search(lead) and re.search(r"[$\d\\]", lead[start:])
     if span and not listed and (concludes or _FINDS.search(lead)):
-        return inside(span[1])
+        return _inside(span[1])
     return _only_value(sentence) if concludes else None
 
 
@@ -243,21 +227,21 @@ _REMARK = re.compile(
 )
 
 
-def inside(span: str) -> str:
-    """A formula without its delimiters."""
+def _inside(span: str) -> str:
+    """Return a formula without its delimiters."""
     width = 1 if span.startswith("$") and not span.startswith("$$") else 2
     return span[width:-width].strip()
 
 
-def unwrap(text: str) -> str:
-    """Without blanks and asterisks around it."""
+def _unwrap(text: str) -> str:
+    """Return the text without blanks and asterisks around it."""
     return text.strip().strip("*").strip()
 
 
 def _after_copula(sentence: str) -> str | None:
     """The value that ends a sentence; the longest, because "is 3 or 4" is not 4."""
     masked = _ANY_SPAN.sub(lambda span: "#" * len(span[0]), sentence)
-    ends = (unwrap(sentence[match.end() :]) for match in _COPULA.finditer(masked))
+    ends = (_unwrap(sentence[match.end() :]) for match in _COPULA.finditer(masked))
     return next((end for end in ends if is_value(end)), None)
 
 
@@ -277,7 +261,7 @@ def _only_value(sentence: str) -> str | None:
     doubts = UNSURE.search(sentence) or _STEP.search(sentence)
     if doubts or len(sentence.split()) < _MIN_CLAUSE_WORDS:
         return None
-    found = [inside(span) for span in _ANY_SPAN.findall(sentence)]
+    found = [_inside(span) for span in _ANY_SPAN.findall(sentence)]
     found += _NUMBER.findall(_ANY_SPAN.sub(" ", sentence))
     return found[0] if len(found) == 1 else None
 
@@ -332,15 +316,15 @@ def _answer_in(text: str, settings: Extraction) -> str | None:
     while len(boxes) > 1 and not boxes[-1][2].strip():
         boxes.pop()  # an empty box at the end takes nothing back
     if boxes:
-        later = None if settings.strict else final_formula(text, boxes[-1][1])
-        return joined(text, boxes) if later is None else later
+        later = None if settings.strict else _last(_FINAL.finditer(text, boxes[-1][1]))
+        return _inside(later[1]) if later and "box" not in later[1] else _joined(text, boxes)
     if settings.strict:
         return None
     if cut := _BOX.search(text):
         text = text[: cut.start()].rstrip("$ \\([")  # what was being boxed is not all there
     _, tag, inside = text.rpartition(f"<{settings.answer_tag}>")
     if tag:
-        return unwrap(inside) or None
+        return _unwrap(inside) or None
     if (stated := after_phrase(text) or _foreign(text) or conclusion(text)) is not None:
         return stated
     if settings.last_number and (numbers := _LAST_NUMBER.findall(text)):
@@ -351,10 +335,10 @@ def _answer_in(text: str, settings: Extraction) -> str | None:
 def last_boxed(text: str) -> str | None:
     """The content of the last closed box, with the boxes that a comma or "and" joins to it."""
     boxes = closed_boxes(text)
-    return joined(text, boxes) if boxes else None
+    return _joined(text, boxes) if boxes else None
 
 
-def joined(text: str, boxes: list[tuple[int, int, str]]) -> str:
+def _joined(text: str, boxes: list[tuple[int, int, str]]) -> str:
     """The content of the last of `boxes` and of those joined to it."""
     contents = [boxes[-1][2]]
     for (_, end, content), (start, _, _) in zip(boxes[-2::-1], boxes[:0:-1], strict=True):

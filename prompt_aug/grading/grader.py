@@ -5,9 +5,8 @@ r"""The one grader: training, validation, evaluation and data checks all call th
                                    `--undecided--> math-verify in a killable process
 
 The exact path decides by spelling, structure, exact rationals and by values that differ; only two
-formulas that may be equal and are not spelled alike need a worker. Nothing is scored 0 in silence:
-`Grade.status` says why, and its rates are metrics of training and evaluation. The policy for
-ambiguous answers is the table in GRADING.md, every row of which is a test.
+formulas that may be equal and are not spelled alike need a worker. The policy for ambiguous answers
+and the statuses are in GRADING.md, every row of which is a test.
 
 Safe to call from any thread, from many at once, in Ray actors and after a fork. `grade` of an
 undecided pair blocks while a worker computes: in a coroutine use `await asyncio.to_thread(grade,
@@ -16,7 +15,6 @@ response, gold)`, or `grade_many`, which uses every worker.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -47,18 +45,28 @@ Status = Literal[
     "error", "bad_result",
 ]
 # fmt: on
+STATUSES: tuple[Status, ...] = get_args(Status)
 MAX_WORKER_CALLS = 12  # a list of n formulas can need n * n of them
+MAX_ANSWER = 1000  # characters; the longest of 10081 real golds has 204
+MAX_NESTING = 40
+
+Gold = str | Sequence[str]
+Options = Sequence[str]
+Pair = tuple[str, Gold] | tuple[str, Gold, str | None] | tuple[str, Gold, str | None, Options]
+
+_TOWER = re.compile(
+    r"\d\s*\}?\s*\^\s*[{(]*\s*-?\d+\s*\^\s*[{(]*\s*\d|\^\s*[{(]*\s*-?\d{5,}|\d{4,}\s*\)?\s*!|!\s*\)?\s*!"
+)
+_ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*\\degree")
+_LOG = re.compile(r"\\log(?![a-zA-Z]|\s*_)")
+_OPEN_BOX = re.compile(r"\\boxed\{(\s*[^\s{}][^\n]*)$")
+_MACRO = re.compile(r"\\(?:let|[egx]?def|(?:re)?newcommand|csname|catcode)(?![a-zA-Z])")
 
 
 class _Stop(Exception):  # noqa: N818  carries a verdict out of a comparison
     def __init__(self, status: Status, detail: str) -> None:
         super().__init__(status)
         self.status, self.detail = status, detail
-
-
-_TOWER = re.compile(
-    r"\d\s*\}?\s*\^\s*[{(]*\s*-?\d+\s*\^\s*[{(]*\s*\d|\^\s*[{(]*\s*-?\d{5,}|\d{4,}\s*\)?\s*!|!\s*\)?\s*!"
-)
 
 
 class _Referee:
@@ -96,12 +104,6 @@ def _verdict(gold: str, pred: str) -> Verdict:
     return verdict
 
 
-_ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*\\degree")
-
-
-_LOG = re.compile(r"\\log(?![a-zA-Z]|\s*_)")
-
-
 def _latex(text: str, base: str) -> str:
     r"""What latex2sympy is given: it would drop the degrees of `\sin(90^\circ-x)`."""
     text = mixed_as_sums(_LOG.sub(lambda _: base, text) if base else text)
@@ -109,8 +111,8 @@ def _latex(text: str, base: str) -> str:
     return text.replace("\\degree", "^{\\circ}").strip()
 
 
-def judge_with_workers(undecided: list[tuple[Node, Node]]) -> tuple[Status, str]:
-    """Return (status, detail) of the pairs that the exact path left open."""
+def _judge_with_workers(undecided: list[tuple[Node, Node]]) -> tuple[Status, str]:
+    """Return (status, detail) of the pairs that the exact path left open; wrong without one."""
     failed: tuple[Status, str] = ("wrong", "")
     for gold, pred in undecided:
         referee = _Referee()
@@ -122,20 +124,12 @@ def judge_with_workers(undecided: list[tuple[Node, Node]]) -> tuple[Status, str]
         except _Stop as stop:
             failed = (stop.status, stop.detail)
         except TooBig as error:
-            failed = ("too_long", f"a number too large to write down ({error})")
+            failed = _too_big(error)
     return failed
 
 
-STATUSES: tuple[Status, ...] = get_args(Status)
-
-MAX_ANSWER = 1000  # characters; the longest of 10081 real golds has 204
-MAX_NESTING = 40
-_OPEN_BOX = re.compile(r"\\boxed\{(\s*[^\s{}][^\n]*)$")
-
-
-Gold = str | Sequence[str]
-Options = Sequence[str]
-Pair = tuple[str, Gold] | tuple[str, Gold, str | None] | tuple[str, Gold, str | None, Options]
+def _too_big(error: TooBig) -> tuple[Status, str]:
+    return "too_long", f"a number too large to write down ({error})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,14 +137,7 @@ class Grade:
     """Result of grading one response.
 
     extracted:  the answer found in the response, None without one; untrusted text
-    status:     correct | wrong
-                unworked: arithmetic that is not worked out, (16-3-4)*2 for 18, where it is refused
-                echo: repeats a formula of the question, or leaves undone what the question asks
-                    (only if the question is given)
-                no_answer | unparsable: math-verify cannot read the prediction
-                timeout: the comparison took too much CPU time
-                too_long: over `MAX_ANSWER` characters, nested too deep, or too large a number
-                error: a worker failed, for example at its memory limit (see `detail`)
+    status:     explained in GRADING.md; "unworked" only where such an answer is refused
     detail:     more about the status, for people
     unworked:   the prediction equals a gold as arithmetic that is not worked out
     """
@@ -174,7 +161,7 @@ def grade(
     extraction: Extraction | None = None,
     pay_unworked: bool = True,
 ) -> Grade:
-    """Grades a whole response; any of several golds may match.
+    """Grade a whole response; any of several golds may match.
 
     With `question`, an answer that only repeats it is `echo`. With the `options` of a
     multiple-choice question, whose gold is a letter, the module `choice` decides. Raises
@@ -190,7 +177,7 @@ def grade(
 
 
 def grade_answer(prediction: str, gold: Gold, *, question: str | None = None) -> Grade:
-    r"""Grades an answer that is already extracted; a `\boxed{...}` in it is opened."""
+    r"""Grade an answer that is already extracted; a `\boxed{...}` in it is opened."""
     return _grade_extracted(_open_box(prediction), _golds(gold), question)
 
 
@@ -200,19 +187,8 @@ def grade_many(
     extraction: Extraction | None = None,
     on_grade: Callable[[Grade], object] | None = None,
 ) -> list[Grade]:
-    """Grades (response, gold[, question[, options]]) on every worker, in order.
-
-    `on_grade` serves progress bars.
-    """
-
-    def one(pair: Pair) -> Grade:
-        result = grade(*pair, extraction=extraction)
-        if on_grade is not None:
-            on_grade(result)
-        return result
-
-    with ThreadPoolExecutor(max_workers=default_pool().settings.workers) as threads:
-        return list(threads.map(one, pairs))
+    """Grade (response, gold[, question[, options]]) on every worker, in order."""
+    return default_pool().map(lambda pair: grade(*pair, extraction=extraction), pairs, on_grade)
 
 
 def _golds(gold: Gold) -> list[str]:
@@ -303,9 +279,6 @@ def _judge(answer: str, golds: list[str], question: str | None) -> tuple[Status,
     return status, detail
 
 
-_MACRO = re.compile(r"\\(?:let|[egx]?def|(?:re)?newcommand|csname|catcode)(?![a-zA-Z])")
-
-
 def _compare(answer: str, golds: list[str]) -> tuple[Status, str]:
     written = whole(canonical(answer))
     if not is_balanced(written):
@@ -325,7 +298,5 @@ def _compare(answer: str, golds: list[str]) -> tuple[Status, str]:
             if verdict is None:
                 undecided.append((gold, pred))
     except TooBig as error:
-        return "too_long", f"a number too large to write down ({error})"
-    if not undecided:
-        return "wrong", ""
-    return judge_with_workers(undecided)
+        return _too_big(error)
+    return _judge_with_workers(undecided)

@@ -70,25 +70,22 @@ def _solved(text: str) -> tuple[str, list[Node]]:
     signs = [_FLIPPED.get(sign, sign) for sign in _ORDER.findall(text)]
     sides = [side.strip() for side in _ORDER.split(text)]
     letters = [side for side in sides if _LETTER.fullmatch(side)]
-    if len(letters) != 1 or len(sides) != len(signs) + 1 or not all(sides):
+    if len(letters) != 1 or not all(sides):
         return "", []
     letter, at = letters[0], sides.index(letters[0])
     if signs == [r"\ne"] and at == 0:
-        ends = [(r"-\infty", sides[1], "()"), (sides[1], r"\infty", "()")]
-        return letter, [_interval(*end) for end in ends]
-    if r"\ne" in signs or len({_side(sign) for sign in signs}) != 1:
+        return letter, [_interval(_LOWEST, sides[1], "()"), _interval(sides[1], _HIGHEST, "()")]
+    falling = {sign in _MIRROR for sign in signs}
+    if r"\ne" in signs or len(falling) != 1:
         return "", []
-    if "g" in _side(signs[0]):  # read from the right
+    if True in falling:  # read from the right
         sides, signs, at = sides[::-1], [_MIRROR[sign] for sign in signs[::-1]], len(signs) - at
-    low = (sides[at - 1], "[" if signs[at - 1] == r"\le" else "(") if at else (r"-\infty", "(")
-    high = (sides[at + 1], "]" if signs[at] == r"\le" else ")") if at < len(signs) else ("", "")
     if len(sides) > 3 or (len(sides) == 3 and at != 1):
         return "", []
-    return letter, [_interval(low[0], high[0] or r"\infty", low[1] + (high[1] or ")"))]
-
-
-def _side(sign: str) -> str:
-    return "g" if sign in (">", r"\ge") else "l"
+    low = (sides[at - 1], "[" if signs[at - 1] == r"\le" else "(") if at else (_LOWEST, "(")
+    last = at == len(signs)
+    high = (_HIGHEST, ")") if last else (sides[at + 1], "]" if signs[at] == r"\le" else ")")
+    return letter, [_interval(low[0], high[0], low[1] + high[1])]
 
 
 def _interval(low: str, high: str, bounds: str) -> Node:

@@ -18,6 +18,7 @@ _SIGNS = {
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
     **dict.fromkeys("\u2019\u2032", "'"),
     **dict.fromkeys("“”", '"'),
+    **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},  # of full width
     "°": r"^\circ ",
     "\u2044": "/",
     **{
@@ -143,9 +144,7 @@ def canonical(text: str, *, fractions: bool = True) -> str:
     text = _TYPED_ROOT.sub(r"\\sqrt{\1}", _INVISIBLE.sub(" ", text))
     text = _BASE_IN_WORDS.sub(_in_base, _TYPED_BINOM.sub(r"\\binom{\1}{\2}", text))
     text = _unicode_scripts(text).translate(_SIGN_TABLE)
-    text = "".join(_fullwidth(char) for char in text)
-    text = text.strip().strip("*`")
-    text = _OLD_FONT.sub(" ", text)
+    text = _OLD_FONT.sub(" ", text.strip().strip("*`"))
     for pattern, replacement in _STEPS:
         text = pattern.sub(replacement, text)
     text = amounts(_FONTS.sub(_text, text))
@@ -210,16 +209,16 @@ def _piece(text: str, position: int, depth: int) -> tuple[str, int]:
         out.append(degree[0].strip())
         position = degree.end()
     for _ in range(count):
-        start = re.compile(r"\s*").match(text, position)
-        at = start.end() if start else position
-        if token in (r"\sqrt", "^") and (closing := _typed_end(text, at)) > at:
+        at = len(text) - len(text[position:].lstrip())
+        opening = text[at : at + 1]
+        closing = at
+        if opening == "{":
+            closing = _end(_BRACES, text, at)
+        elif opening == "(" and token in (r"\sqrt", "^"):  # as typed: sqrt(2), e^(2x)
+            closing = _end(_BRACKETS, text, at)
+        if closing > at:
             out.append(f"{{{_braced(text[at + 1 : closing - 1], depth + 1)}}}")
-            position = closing
-            continue
-        if at >= len(text) or text[at] in "{}":
-            closing = _group_end(text, at) if text[at : at + 1] == "{" else at
-            inside = _braced(text[at + 1 : closing - 1], depth + 1) if closing > at else ""
-            out.append(f"{{{inside}}}" if closing > at else "")
+        if closing > at or opening in ("", "{", "}"):
             position = closing
             continue
         if token in "^_" and text[at] != "\\":
@@ -229,30 +228,18 @@ def _piece(text: str, position: int, depth: int) -> tuple[str, int]:
     return "".join(out), position
 
 
-def _typed_end(text: str, start: int) -> int:
-    """Just after the bracket that closes the one at `start`, as in sqrt(2) and e^(2x)."""
-    if text[start : start + 1] != "(":
-        return start
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+_BRACKETS = re.compile(r"[{(\[)\]}]")
+
+
+def _end(signs: re.Pattern[str], text: str, start: int) -> int:
+    """Just after the bracket of the same kind that closes the one at `start`, or `start`."""
     level = 0
-    for match in re.compile(r"[{(\[)\]}]").finditer(text, start):
-        level += 1 if match[0] in "{([" else -1
+    for match in signs.finditer(text, start):
+        level += (match[0] in "{([") - (match[0] in "})]")
         if level == 0:
-            return match.end() if match[0] == ")" else start
+            return match.end() if text[start] + match[0] in ("{}", "()") else start
     return start
-
-
-def _group_end(text: str, start: int) -> int:
-    """Just after the brace that closes the one at `start`; `start` where none does."""
-    level = 0
-    for match in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, start):
-        level += {"{": 1, "}": -1}.get(match[0], 0)
-        if level == 0:
-            return match.end()
-    return start
-
-
-def _fullwidth(char: str) -> str:
-    return unicodedata.normalize("NFKC", char) if "\uff01" <= char <= "\uff5e" else char
 
 
 def _text(match: re.Match[str]) -> str:

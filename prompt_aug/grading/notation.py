@@ -164,20 +164,12 @@ _REALS = re.compile(
 _RATIO_PART = r"\d{1,15}(?:\.\d{1,15})?"
 _TO = re.compile(rf"{_RATIO_PART}(?:\s+to\s+{_RATIO_PART}){{1,5}}")
 
-_ONES = {
-    word: number
-    for number, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
-        " fifteen sixteen seventeen eighteen nineteen".split()
-    )
-}
-_TENS = {
-    word: 10 * number
-    for number, word in enumerate(
-        "ten twenty thirty forty fifty sixty seventy eighty ninety".split(), start=1
-    )
-    if number > 1
-}
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+    " sixteen seventeen eighteen nineteen"
+).split()
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_VALUES = {w: n for n, w in enumerate(_ONES)} | {w: 10 * n for n, w in enumerate(_TENS, 2)}
 _GROUPS = ("", "thousand", "million", "billion", "trillion")
 
 
@@ -201,15 +193,15 @@ def _spelled(words: str) -> int | None:
 
 def _below_thousand(tokens: list[str]) -> int | None:
     if tokens[1:2] == ["hundred"]:
-        if not 1 <= _ONES.get(tokens[0], 0) <= 9:
+        if not 1 <= _VALUES.get(tokens[0], 0) <= 9:
             return None
         rest = tokens[3:] if tokens[2:3] == ["and"] else tokens[2:]
         more = _below_thousand(rest) if rest or len(tokens) > 2 else 0
-        return None if more is None or more >= 100 else 100 * _ONES[tokens[0]] + more
+        return None if more is None or more >= 100 else 100 * _VALUES[tokens[0]] + more
     if len(tokens) == 1:
-        return _ONES.get(tokens[0], _TENS.get(tokens[0]))
-    if len(tokens) == 2 and tokens[0] in _TENS and 1 <= _ONES.get(tokens[1], 0) <= 9:
-        return _TENS[tokens[0]] + _ONES[tokens[1]]
+        return _VALUES.get(tokens[0])
+    if len(tokens) == 2 and tokens[0] in _TENS and 1 <= _VALUES.get(tokens[1], 0) <= 9:
+        return _VALUES[tokens[0]] + _VALUES[tokens[1]]
     return None
 
 

@@ -15,36 +15,24 @@ from prompt_aug.grading.structure import split_top
 from prompt_aug.grading.units import split_unit, units_contradict
 
 Oracle = Callable[[str, str], bool]
-
 _MODULUS = re.compile(r"\\[pb]?mod(?![a-z])")
-
 _RESIDUE = re.compile(
     r"(?:[a-z]\s*\\equiv\s*)?(-?\d+)\s*\(?\s*\\[pb]?mod\s*\{?\s*(\d+)\s*\}?\s*\)?"
 )
-
 # `1 2 3` is not 6, and `5_x`, `12_3+1` are not 5 and 13, as math-verify has it.
 NO_NUMBER = (
     re.compile(r"\\approx"),  # decimals that are not its own
     re.compile(r"(?<![\d.,/_{])\d+\s+\d+(?!\d*\s*/)"),
     re.compile(r"\d\s*_"),
 )
-
 # Words and primes that math-verify takes for factors: `2\text{ boys }3\text{ girls}`, `30' 15`.
 _NO_FORMULA = (re.compile(rf"[\w)}}]\s*{TEXT_PATTERN}\s*[\d(\\]"), re.compile(r"\d\s*['\"]"))
-
 _OTHER_PERCENT = re.compile(r"%\s*%|[\w)}]\s*[-+][^%]*%")  # 100-50% is no half
-
 _LONG_DECIMAL = re.compile(r"-?\d{1,9}\.(\d{6,30})")
-
-_OPPOSED = [
-    {a: b, b: a}
-    for a, b in (
-        pair.split("/")
-        for pair in "am/pm north/south east/west left/right up/down profit/loss gain/loss f/c"
-        " more/less increase/decrease boys/girls fahrenheit/celsius"
-        " clockwise/counterclockwise".split()
-    )
-]
+_OPPOSED = (
+    "am/pm north/south east/west left/right up/down profit/loss gain/loss f/c more/less"
+    " increase/decrease boys/girls fahrenheit/celsius clockwise/counterclockwise"
+).split()
 
 
 def all_of(results: Iterable[bool | None]) -> bool | None:
@@ -101,11 +89,10 @@ def compare_quantities(gold: str, pred: str, oracle: Oracle | None) -> bool | No
 def _opposed(gold: str, pred: str) -> bool:
     """Whether one says "north" where the other says "south"."""
     golds, preds = (set(re.findall(r"[a-z]+", t.lower().replace(".", ""))) for t in (gold, pred))
+    pairs = [set(pair.split("/")) for pair in _OPPOSED]
     return any(
-        pair[word] in preds and word not in preds
-        for pair in _OPPOSED
-        for word in golds & set(pair)
-        if pair[word] not in golds
+        len(golds & pair) == len(preds & pair) == 1 and golds & pair != preds & pair
+        for pair in pairs
     )
 
 
@@ -132,12 +119,12 @@ def _value(text: str) -> Value | None:
 
 
 def number_of(text: str) -> Value | None:
-    """The value of a text that is one number, its unit left out."""
+    """Return the value of a text that is one number, its unit left out."""
     try:
-        value = _value(split_unit(text)[0])
-    except TooBig:
+        value = evaluate(split_unit(text)[0])
+    except (Unsupported, TooBig):
         return None
-    return None if value is None or value.has_letters else value
+    return None if value.has_letters else value
 
 
 def is_number(text: str) -> bool:

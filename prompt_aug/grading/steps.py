@@ -88,18 +88,15 @@ def is_no_simpler(answer: Steps, formula: Steps, golds: list[Steps]) -> bool:
 
     Of steps two more than a gold. A number or a fraction of two numbers is never too long.
     """
-    if not golds or _is_literal(answer):
+    operations = [operation for operation, _ in answer.made]
+    literal = not operations or (operations == ["/"] and len(answer.leaves) == 2)  # a/b
+    if not golds or literal:
         return False
     longest = max(len(gold.made) for gold in golds)
     largest = max(_largest(gold) for gold in golds)
     if longest < len(formula.made) <= len(answer.made) and len(answer.made) > longest + 1:
         return True  # one step more is another form: 5(3x-16) is 15x-80
     return largest < _largest(formula) <= _largest(answer)
-
-
-def _is_literal(steps: Steps) -> bool:
-    operations = [operation for operation, _ in steps.made]
-    return not operations or (operations == ["/"] and len(steps.leaves) == 2)  # a/b
 
 
 def _largest(steps: Steps) -> float:

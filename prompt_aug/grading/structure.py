@@ -30,6 +30,7 @@ _NOT_A_LABEL = re.compile(
 )
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 _SPACED_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
+_LEADING_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _LEADING_ZERO = re.compile(r"0\d")
 _MIXED = re.compile(r"([-+]?\d+) (\d+)/(\d+)")
@@ -133,13 +134,15 @@ def _number(text: str, *, depth: int) -> Node | None:
     if mixed := _MIXED.fullmatch(text):
         whole, top, bottom = mixed.groups()
         return Node(kind="leaf", text=rf"{whole}\frac{{{top}}}{{{bottom}}}")
-    body, tail = _split_number(text)
-    readings = []
+    leading = _LEADING_NUMBER.match(text)
+    if leading is None or "," in (tail := text[leading.end() :]):
+        return None
+    body = leading[0]
     if _THOUSANDS.fullmatch(body):
-        readings.append(Node(kind="leaf", text=body.replace(",", "") + tail))
+        readings = [Node(kind="leaf", text=body.replace(",", "") + tail)]
     elif _DECIMAL_COMMA.fullmatch(body) and not (_LIST_WORD.search(tail) or _OPERATION.match(tail)):
-        readings.append(Node(kind="leaf", text=body.replace(",", ".") + tail))
-    if not readings:
+        readings = [Node(kind="leaf", text=body.replace(",", ".") + tail)]
+    else:
         return None
     parts = body.split(",")
     if not tail and not any(_LEADING_ZERO.match(part) for part in parts):  # 276,000 lists nothing
@@ -159,14 +162,6 @@ def _point(name: str, coordinates: str, text: str, depth: int) -> Node:
         return point if point.kind == "tuple" else _leaf(text, depth)
     binomial = Node(kind="leaf", text=rf"\binom{{{chosen[1]}}}{{{chosen[2]}}}")
     return Node(kind="either", text=text, items=(point, binomial))
-
-
-def _split_number(text: str) -> tuple[str, str]:
-    """The leading run of digits, commas and points, and the rest if that holds no comma."""
-    match = re.match(r"[-+]?\d[\d,]*(?:\.\d+)?", text)
-    if match is None or "," in text[match.end() :]:
-        return "", text
-    return match.group(), text[match.end() :]
 
 
 def _bracketed(text: str, *, depth: int) -> Node | None:

@@ -6,23 +6,20 @@ from prompt_aug.grading.notation import TEXT
 from prompt_aug.grading.quantities import is_number
 
 _BASED = re.compile(r"(-?\d+(?:\.\d+)?)\s*_\s*\{?\s*(\d+)\s*\}?")
-
 _DIGITS = re.compile(r"-?\d+(?:\.\d+)?")
-
-_CHOICE_GOLD = re.compile(r"(?:\\text\{)?\s*\(?\s*([A-J])\s*\)?\s*\}?\)?")
-
+CHOICE_GOLD = re.compile(r"(?:\\text\{)?\s*\(?\s*([A-J])\s*\)?\s*\}?\)?")
 _CHOICE_MARKED = re.compile(r".*(?:\\text|\().*")
-
 _CHOICE_PRED = re.compile(
     r"(?:(?:option|choice|answer)\s*:?\s*)?"
     r"(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])\s*[).:]|([A-Ja-j])$)(.*)",
     re.IGNORECASE | re.DOTALL,
 )
-
+_OPTION = re.compile(
+    r"(?:\\text\{\s*\(?\s*([A-J])\s*(?:\)[.:]?|[.:])\s*\}\s*|\(?([A-J])\)\s+)(\S.*)", re.DOTALL
+)
 _SECOND_CHOICE = re.compile(
     r"\([A-Ja-j]\)|(?<![A-Za-z])[A-J]\s*[).:](?:\W|$)|^\W*(?:(?:or|and)\b)?\W*[A-J](?![A-Za-z'])"
 )
-
 # A judgement of the letter, or a denial, instead of the option's own words; "is correct" agrees.
 _CHOICE_DENIED = re.compile(
     r"\W*no\b|\W*(?:is|was|are|has|had|can|could|would|will|does|did|do|must|should|may|might"
@@ -31,7 +28,6 @@ _CHOICE_DENIED = re.compile(
     r"|excluded|rejected|impossible|maybe|perhaps|possibly|actually|unless|instead)\b",
     re.IGNORECASE | re.DOTALL,
 )
-
 # What options say of themselves: `larger than A or D`, `cannot be determined`.
 _OWN_TEXT = re.compile(
     r"\bthan\s+[A-J]\b(?:\s*(?:,|or|and)\s*[A-J]\b)*|\b[Cc]an(?:\s?not|'t) be determined\b"
@@ -39,9 +35,7 @@ _OWN_TEXT = re.compile(
 _OTHER_LETTER = re.compile(
     r"(?<![A-Za-z'\\])([A-HJ])(?![A-Za-z'])|\b(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s+([a-j])\b"
 )
-
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.\-]{2,}")
-
 # Words of a language, not products such as mgR: no capital behind a small letter, and a vowel in
 # what no \text marks.
 _MARKED_WORD = re.compile(r"[A-Z]{2,}|[A-Za-z][a-z]+")
@@ -52,16 +46,11 @@ _MARKED_HYPHEN = re.compile(
 )
 _PLAIN_HYPHEN = re.compile(r"(?<=[A-Za-z]{4})-(?=[A-Za-z]{2})|(?<=[A-Za-z]{2})-(?=[A-Za-z]{4})")
 _LETTER_LIST = re.compile(r"[A-Za-z](?:\s*,\s*(?:and\s+|or\s+)?[A-Za-z])+")
-
 _CAPITALS = re.compile(r"[A-Z]{2,20}")
 _EMPTY = re.compile(r"none|(?:there (?:is|are) )?no (?:real )?solutions?")
-
+_MISSING = re.compile(r"(?:(?:the )?limit )?does ?n(?:o|')t exist|dne")
+_TEXT_WORD = re.compile(r"\\text\{[^{}]*[A-Za-z]{2}[^{}]*\}")
 EMPTY_SIGN = re.compile(r"\\emptyset|\\\{\s*\\\}")
-
-
-def is_choice(gold: str) -> bool:
-    """Whether a gold is the letter of a choice."""
-    return bool(_CHOICE_GOLD.fullmatch(gold))
 
 
 def compare_choices(gold: str, pred: str) -> bool | None:
@@ -69,7 +58,7 @@ def compare_choices(gold: str, pred: str) -> bool | None:
 
     False if a second letter is marked, `(A)(B)` or `A. B.`; `C. larger than A or D` marks one.
     """
-    choice = _CHOICE_GOLD.fullmatch(gold)
+    choice = CHOICE_GOLD.fullmatch(gold)
     chosen = _CHOICE_PRED.fullmatch(_flat(pred)) if choice else None
     if choice is None or chosen is None:
         return None
@@ -87,11 +76,6 @@ def _denied(text: str, letter: str) -> bool:
     others = _OTHER_LETTER.findall(text)
     named = {(capital or small).upper() for capital, small in others}
     return bool(_CHOICE_DENIED.match(text) or named - {letter})
-
-
-_OPTION = re.compile(
-    r"(?:\\text\{\s*\(?\s*([A-J])\s*(?:\)[.:]?|[.:])\s*\}\s*|\(?([A-J])\)\s+)(\S.*)", re.DOTALL
-)
 
 
 def option_of(gold: str) -> tuple[str, str] | None:
@@ -114,10 +98,14 @@ def compare_words(gold: str, pred: str) -> bool | None:
     if any(based):
         digits = [m.group(1) if m else t.strip() for m, t in zip(based, (gold, pred), strict=True)]
         bases = {match.group(2) for match in based if match}
-        return (
-            (digits[0] == digits[1] and len(bases) == 1) if _DIGITS.fullmatch(digits[1]) else None
-        )
-    if (_is_empty(gold) and _is_empty(pred)) or (_is_missing(gold) and _is_missing(pred)):
+        if not _DIGITS.fullmatch(digits[1]):
+            return None
+        return digits[0] == digits[1] and len(bases) == 1
+    said = [_flat(text).strip(" .").lower() for text in (gold, pred)]
+    if all(map(_MISSING.fullmatch, said)):
+        return True
+    empty = [EMPTY_SIGN.fullmatch(gold), EMPTY_SIGN.fullmatch(pred)]
+    if all(sign or _EMPTY.fullmatch(words) for sign, words in zip(empty, said, strict=True)):
         return True
     runs = ["".join(_flat(text).split()) for text in (gold, pred)]
     if all(map(_CAPITALS.fullmatch, runs)):
@@ -129,23 +117,8 @@ def compare_words(gold: str, pred: str) -> bool | None:
     return False if any(words) and is_number(pred if words[0] else gold) else None
 
 
-_MISSING = re.compile(r"(?:(?:the )?limit )?does ?n(?:o|')t exist|dne")
-
-
-def _is_missing(text: str) -> bool:
-    return bool(_MISSING.fullmatch(_flat(text).strip(" .").lower()))
-
-
-def _is_empty(text: str) -> bool:
-    said = _flat(text).strip(" .").lower()
-    return bool(EMPTY_SIGN.fullmatch(text) or _EMPTY.fullmatch(said))
-
-
 def _flat(text: str) -> str:
     return " ".join(TEXT.sub(r" \1 ", text).split())
-
-
-_TEXT_WORD = re.compile(r"\\text\{[^{}]*[A-Za-z]{2}[^{}]*\}")
 
 
 def formula_of(text: str) -> str:
@@ -177,7 +150,7 @@ def words_of(text: str, *, marked: bool = False) -> str:
     return " ".join(run if len(run) == 1 and run not in "Aa" else run.lower() for run in runs)
 
 
-_LETTER_LABEL = re.compile(r"([A-Za-z]|\\[a-z]+)('*)(?:_(\{[^{}]*\}|\w))?")
+LETTER_LABEL = re.compile(r"([A-Za-z]|\\[a-z]+)('*)(?:_(\{[^{}]*\}|\w))?")
 _OTHER_LABEL = re.compile(
     r"(\\text\{[^{}]*\}|\\?[A-Za-z]+)('*)(?:_(\{[^{}]*\}|\w))?(?:\(([^()]*)\))?"
 )
@@ -187,11 +160,6 @@ _VARIABLES = re.compile(r"[A-Za-z](?:,[A-Za-z])*")
 _ANY_NAME = re.compile(r"(?:the|final|our|my)*(?:answer|result|solution|value|total|ans)s?(?:is)?")
 
 
-def is_letter_label(label: str) -> bool:
-    """Whether a label is a letter, with primes and an index or without."""
-    return bool(_LETTER_LABEL.fullmatch(label))
-
-
 def labels_contradict(one: str, other: str) -> bool:
     """x = 3 against y = 3, f(1) against f(2), f' against f, AB against AC, min against max.
 
@@ -199,8 +167,8 @@ def labels_contradict(one: str, other: str) -> bool:
     """
     if one == other or not one or not other:
         return False
-    if is_letter_label(one) and is_letter_label(other):
-        return one.replace("{", "").replace("}", "") != other.replace("{", "").replace("}", "")
+    if LETTER_LABEL.fullmatch(one) and LETTER_LABEL.fullmatch(other):
+        return re.sub("[{}]", "", one) != re.sub("[{}]", "", other)
     named = [_POINTED.fullmatch(label) for label in (one, other)]
     if named[0] and named[1] and named[0][1] == named[1][1]:
         return sorted(named[0][2]) != sorted(named[1][2])
@@ -211,7 +179,19 @@ def labels_contradict(one: str, other: str) -> bool:
     if all(said):
         related = said[0] in said[1] or said[1] in said[0]
         return not related and not any(map(_ANY_NAME.fullmatch, said))
-    return not any(said) and _parts_contradict(parts[0], parts[1])
+    if any(said):
+        return False
+    name, primes, index, of = parts[0].groups()
+    other_name, other_primes, other_index, other_of = parts[1].groups()
+    if primes != other_primes or name != other_name:
+        return primes != other_primes  # f' against f
+    if (index or "").strip("{}") != (other_index or "").strip("{}"):
+        return True
+    return (
+        bool(of and other_of)
+        and of != other_of
+        and not all(map(_VARIABLES.fullmatch, (of, other_of)))
+    )
 
 
 def _label_words(name: str) -> str:
@@ -221,15 +201,3 @@ def _label_words(name: str) -> str:
         return ""
     words = "".join(re.findall(r"[a-z]+", (plain[1] if plain else name).lower()))
     return words if len(words) > 1 else ""
-
-
-def _parts_contradict(one: re.Match[str], other: re.Match[str]) -> bool:
-    """f' against f, or the same name with another index or of something else."""
-    if one[2] != other[2]:
-        return True
-    if one[1] != other[1]:
-        return False
-    if (one[3] or "").strip("{}") != (other[3] or "").strip("{}"):
-        return True
-    of = (one[4], other[4])
-    return of[0] != of[1] and all(of) and not all(_VARIABLES.fullmatch(x) for x in of if x)
