@@ -12,9 +12,8 @@ def status(answer: str, gold: str = "B") -> str:
     return grade(rf"\boxed{{{answer}}}", gold, question=QUESTION, options=OPTIONS).status
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
+RIGHT = (
+    *(
         "B",
         "(B)",
         "B.",
@@ -23,35 +22,18 @@ def status(answer: str, gold: str = "B") -> str:
         "Option B",
         "(B) 10^-4 eV",
         r"(B) $10^{-4}$ eV",
-        r"\text{(B) 10^-4 eV}",
-        r"B. 10^{-4}\,\text{eV}",
-        "B: 10^-4 EV.",
-        r"(B)\ 0.0001\text{ eV}",
-    ],
+    ),
+    *(r"\text{(B) 10^-4 eV}", r"B. 10^{-4}\,\text{eV}", "B: 10^-4 EV.", r"(B)\ 0.0001\text{ eV}"),
 )
+WRONG = (
+    *("C", "E", "B or C", "B, C", "B/C", "B?", "Both", "not B", "(B) 10^4 eV"),
+    *("10^-4 eV", "(B) 10^-11 eV", "(A) 10^-4 eV"),  # no letter, another option's text
+)
+
+
+@pytest.mark.parametrize("answer", [*RIGHT, *WRONG])
 def test_the_right_letter_is_right_alone_and_with_its_text(answer: str) -> None:
-    assert status(answer) == "correct"
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "C",
-        "E",
-        "10^-4 eV",  # the letter was asked for
-        "B or C",
-        "B, C",
-        "B/C",
-        "B?",
-        "(B) 10^-11 eV",  # another option's text
-        "(A) 10^-4 eV",
-        "Both",
-        "not B",
-        "(B) 10^4 eV",
-    ],
-)
-def test_anything_else_is_wrong(answer: str) -> None:
-    assert status(answer) == "wrong"
+    assert status(answer) == ("correct" if answer in RIGHT else "wrong")
 
 
 def test_text_may_end_after_a_word_of_the_option_but_not_within_one() -> None:

@@ -2,9 +2,9 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyarrow import ipc, parquet
 
 from prompt_aug.grading import grade, grade_answer, grade_many
 
@@ -40,18 +40,13 @@ def _longest(question: str) -> str:
 
 @pytest.mark.config  # 9,000 grades
 @pytest.mark.parametrize("name", ["math", "train"])
-def test_the_longest_formula_of_a_real_question_is_not_paid(shared_data: Path, name: str) -> None:
+def test_the_longest_formula_of_a_real_question_is_not_paid(
+    train_pairs: list[tuple[str, str]], benchmark_rows: Any, name: str
+) -> None:
     """At most 0.3 % (without the question: 7.6 % and 4.0 %); no gold is lost."""
-    if name == "math":
-        with ipc.open_stream(next((shared_data / "evaluation_suite/math").glob("*.arrow"))) as file:
-            rows = file.read_all().to_pylist()
-        pairs = [(row["problem"], row["answer"]) for row in rows]
-    else:
-        file = next((shared_data / "math_level3to5").glob("*train.parquet"))
-        rows = parquet.read_table(file, columns=["question", "reward_model"]).to_pylist()
-        pairs = [(row["question"], row["reward_model"]["ground_truth"]) for row in rows]
-        pairs = [(question, gold) for question, gold in pairs if gold.strip()]
-    assert len(pairs) == (500 if name == "math" else 8521)
+    pairs = [(row["problem"], row["answer"]) for row in benchmark_rows["math"]]
+    assert len(pairs) == 500
+    pairs = pairs if name == "math" else train_pairs
     copied = grade_many([(rf"\boxed{{{_longest(q)}}}", gold, q) for q, gold in pairs])
     assert sum(result.correct for result in copied) <= 0.003 * len(pairs)
     assert sum(result.status == "echo" for result in copied) > 0.5 * len(pairs)

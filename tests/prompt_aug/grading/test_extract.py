@@ -1,10 +1,8 @@
 """Answers in running text: which sentences commit to a value, and which must not."""
 
 import tracemalloc
-from pathlib import Path
 
 import pytest
-from pyarrow import parquet
 
 from prompt_aug.grading import Extraction, grade
 from prompt_aug.grading.extract import extract, last_boxed
@@ -30,15 +28,10 @@ def test_a_million_characters_cost_milliseconds(piece: str) -> None:
 
 
 @pytest.mark.config
-def test_repeating_the_question_is_never_right(shared_data: Path) -> None:
+def test_repeating_the_question_is_never_right(train_pairs: list[tuple[str, str]]) -> None:
     """Of 8521 real questions, none answers itself; cut anywhere, nearly none."""
-    file = next((shared_data / "math_level3to5").glob("*train.parquet"))
-    rows = parquet.read_table(file, columns=["question", "reward_model"]).to_pylist()
-    pairs = [(row["question"], row["reward_model"]["ground_truth"]) for row in rows]
-    pairs = [(question, gold) for question, gold in pairs if gold.strip()]
-    assert len(pairs) == 8521
-    assert [question for question, gold in pairs if grade(question, gold).correct] == []
-    cuts = [(q[: (37 * i) % len(q) + 1], gold) for i, (q, gold) in enumerate(pairs)]
+    assert [question for question, gold in train_pairs if grade(question, gold).correct] == []
+    cuts = [(q[: (37 * i) % len(q) + 1], gold) for i, (q, gold) in enumerate(train_pairs)]
     assert sum(grade(cut, gold).correct for cut, gold in cuts) <= 8  # one in a thousand
     last = Extraction(last_number=True)  # a control: any last number would be paid for
     assert sum(grade(cut, gold, extraction=last).correct for cut, gold in cuts[::2]) > 8

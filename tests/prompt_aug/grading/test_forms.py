@@ -1,6 +1,7 @@
 r"""Forms in which right answers are written, with wrong answers of the same form: forms.tsv.
 
-Columns: kind, gold, right answers and wrong answers; " | " separates two.
+Columns: kind, gold, right answers and wrong answers; " | " separates two. Of the kind "responses"
+they are whole responses, in which "\n" is a new line.
 """
 
 from pathlib import Path
@@ -10,71 +11,8 @@ import pytest
 from prompt_aug.grading import grade, grade_answer
 
 LINES = Path(__file__).with_name("forms.tsv").read_text(encoding="utf-8").splitlines()[1:]
-FORMS = [line.split("\t")[1:] for line in LINES]
-RIGHT, WRONG = 1, 2
-
-# (gold, right responses, wrong responses)
-RESPONSES = [
-    (
-        "12",
-        [
-            r"So it is $\boxed{12}$. Final answer: $\boxed{}$",
-            "\\boxed{12}\n\n\\boxed{}",
-            r"$\boxed{12}$ $\boxed{ }$",
-            "La réponse est 12.",
-            "La réponse finale est $12$.",
-            "Die Antwort ist 12.",
-            "Die Antwort lautet $12$.",
-            "La respuesta es 12.",
-            "La respuesta final es: $12$.",
-            "答案是12。",
-            "答案：12",
-            "所以答案是 $12$。",
-            "答えは12です。",
-            "A resposta é 12.",
-            "La risposta è 12.",
-            "Ответ: 12",
-            "Ответ: $12$.",
-        ],
-        [
-            r"\boxed{}",
-            r"$\boxed{13}$ and $\boxed{}$",
-            r"\boxed{12} \boxed{13} \boxed{}",
-            "La réponse est 13.",
-            "La réponse n'est pas 12.",
-            "Die Antwort ist nicht 12.",
-            "Die Antwort ist 12 oder 13.",
-            "La respuesta no es 12.",
-            "La respuesta es 21.",
-            "答案是13。",
-            "答案不是12。",
-            "答案是12或13。",
-            "A resposta não é 12.",
-            "Ответ: 13",
-            "Ответ: не 12",
-            "La réponse est 12 ou 13.",
-            "Réponse ? 12 peut-être",
-            "La respuesta es 12 o 13.",
-        ],
-    ),
-    (
-        r"\frac{3}{4}",
-        [
-            r"La réponse est $\frac{3}{4}$.",
-            r"Die Antwort ist \(\frac{3}{4}\).",
-            r"答案是$\frac{3}{4}$",
-            r"La respuesta es $\frac34$.",
-            r"\boxed{\frac34}" + "\n\n" + r"$\boxed{}$",
-        ],
-        [
-            r"La réponse est $\frac{4}{3}$.",
-            r"答案是$\frac{1}{4}$",
-            r"La respuesta es $\frac{3}{5}$.",
-            r"Die Antwort ist \(\frac{3}{4}\) oder \(1\).",
-        ],
-    ),
-]
-
+FORMS = [line.split("\t") for line in LINES]
+RIGHT, WRONG = 2, 3
 
 # Right forms that are refused: names and spellings that the grader does not read.
 REFUSED = {
@@ -85,13 +23,12 @@ REFUSED = {
 
 def graded(verdict: int) -> dict[tuple[str, str], bool]:
     """Return (gold, form) -> correct of all right or all wrong forms."""
-    found = {
-        (row[0], form): grade_answer(form, row[0]).correct
+    return {
+        (row[1], form): grade(form.replace("\\n", "\n"), row[1]).correct
+        if row[0] == "responses"
+        else grade_answer(form, row[1]).correct
         for row in FORMS
         for form in row[verdict].split(" | ")
-    }
-    return found | {
-        (row[0], text): grade(text, row[0]).correct for row in RESPONSES for text in row[verdict]
     }
 
 
