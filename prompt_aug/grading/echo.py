@@ -3,7 +3,8 @@ r"""Predictions that repeat the question: right in value, and no answer.
 Before it is compared with the golds, a prediction is an echo where
 
 * it has the tokens of a formula of the question, or of a side of it, in any order and its value,
-  and not the tokens of a gold; or it leaves undone, or keeps, what no gold does (`is_copied`);
+  and not the tokens of a gold; or it leaves an operation undone or keeps a percentage or a
+  repeating decimal, which no gold does (`is_copied`);
 * a part of it has the value of a formula of the question and passes through every step of it, or
   is as long or has numbers as large, which no gold has (`does_its_work`, and `steps`).
 
