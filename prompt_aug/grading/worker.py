@@ -29,7 +29,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -65,18 +64,12 @@ class RefusedOperation(RuntimeError):  # noqa: N818
     """An operation inside the sandbox that grading never needs."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """Limits of one request; `memory_bytes` on top of what the warmed process has."""
 
     cpu_seconds: float
     wall_seconds: float
-    memory_bytes: int
-
-    @classmethod
-    def parse(cls, cpu: str, wall: str, memory: str) -> "Limits":
-        """Return the limits in the arguments that the pool gives to a worker."""
-        return cls(cpu_seconds=float(cpu), wall_seconds=float(wall), memory_bytes=int(memory))
+    memory_bytes: float
 
 
 # sympy's polynomials compile sums of exponents, made from the number of letters alone: no calls.
@@ -111,7 +104,7 @@ def limit_process(limits: Limits) -> None:
     """Bound the memory of this process and tie its life to its parent's."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    ceiling = used + limits.memory_bytes
+    ceiling = used + int(limits.memory_bytes)
     resource.setrlimit(resource.RLIMIT_AS, (ceiling, ceiling))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for expired in (signal.SIGPROF, signal.SIGALRM):
@@ -383,7 +376,7 @@ def _import_all() -> None:
 
 def main() -> None:
     """Serve requests from stdin until it closes; argv: cpu_seconds wall_seconds memory_bytes."""
-    parent, limits = os.getppid(), Limits.parse(*sys.argv[1:])
+    parent, limits = os.getppid(), Limits(*map(float, sys.argv[1:]))
     sys.setrecursionlimit(MAX_RECURSION)
     try:
         import latex2sympy2_extended.latex2sympy2 as reader

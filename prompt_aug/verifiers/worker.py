@@ -166,7 +166,7 @@ def main() -> None:
     except ImportError as error:  # told to the parent, which refuses to grade
         ready = str(error)
     os.write(replies, json.dumps({"ready": [ready]}).encode() + b"\n")
-    answer_requests(parent, replies, Limits.parse(*limits), _serve, _kill_orphans)
+    answer_requests(parent, replies, Limits(*map(float, limits)), _serve, _kill_orphans)
 
 
 if __name__ == "__main__":
