@@ -1,4 +1,4 @@
-"""All checks of a run: ``python -m recipe.preflight.checks`` prints them as RULES.md.
+"""All checks of a run: ``python -m recipe.preflight.checks`` prints them.
 
 `check` runs them before Ray starts: types (`recipe.config.schema`), then the rules about settings,
 then files, resume and machine. `recipe.train`, its ``--dry-run`` and the doctor run these lists.

@@ -2,7 +2,7 @@
 
 A check takes a `Setup` and yields messages ``KEY=VALUE: what is wrong. What to do.`` A `Rule` is a
 check written as data. A function is used where a `Rule` is not enough. ``python -m
-recipe.preflight.checks`` prints the lists of checks as `RULES.md`.
+recipe.preflight.checks`` prints the lists of checks.
 """
 
 import functools
@@ -207,12 +207,8 @@ def refuse(checks: Iterable[Check], setup: Setup) -> None:
 
 
 def page(themes: dict[str, list[Check]]) -> str:
-    """Return RULES.md: a table of the rules of each theme, and a line for each function."""
-    lines = [
-        "# What is refused before a run starts",
-        "",
-        "Printed by `python -m recipe.preflight.checks`.",
-    ]
+    """Return the checks as Markdown: by theme, a table of the rules and functions."""
+    lines = ["# What is refused before a run starts"]
     for theme, checks in themes.items():
         lines += ["", f"## {theme}", "", "| keys | message |", "|---|---|"]
         for check in checks:
