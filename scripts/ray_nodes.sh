@@ -70,7 +70,7 @@ on_nodes() { # NODES... -- ARGUMENTS: one long-lived `ray` on each
     done
     shift
     srun --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" --ntasks-per-node=1 --overlap \
-        --export=ALL --kill-on-bad-exit=1 --nodelist="$(IFS=,; echo "${nodes[*]}")" \
+        --kill-on-bad-exit=1 --nodelist="$(IFS=,; echo "${nodes[*]}")" \
         bash -c "$ONE_VENDOR" ray ${runner[@]+"${runner[@]}"} "$bin/ray" "$@" --block &
     ray_nodes+=("$!")
 }
