@@ -92,12 +92,13 @@ def connect(url: str, concurrency: int, budget: Budget, settings: Settings) -> S
             return await fetch(client, "models")
 
     try:
-        found = asyncio.run(listed()).get("data") or ()
+        found = asyncio.run(listed()).get("data")
     except Failure as failure:
         raise EvaluationError(
             f"--endpoint {url}: {failure.line}. Check the address and that the server has started."
         ) from failure
-    models = {m["id"]: m for m in found if isinstance(m, dict) and isinstance(m.get("id"), str)}
+    rows = found if isinstance(found, list) else []
+    models = {m["id"]: m for m in rows if isinstance(m, dict) and isinstance(m.get("id"), str)}
     return Server(endpoint=endpoint, budget=budget, settings=settings, models=models)
 
 

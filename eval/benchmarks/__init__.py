@@ -9,7 +9,8 @@ Keys:
     text, answer   columns (default: the usual names);  level: a column of difficulty
     answer_from    the answer is the text after the last occurrence of this string
     options        columns of wrong options: a multiple-choice question, graded by its letter
-    choices        column of {text, label}: all options in their order; `answer` has a label
+    choices        column of {text, label} (ARC) or of a list (MMLU): all options in their order;
+                   `answer` has the label, or the place from 0
     shuffle_seed   seed of the order of the options
     template       template of its questions, whatever the evaluation's template is
     shots          yaml file of solved examples, a list of {question, answer}, before each question
@@ -272,6 +273,13 @@ def _from_rows(name: str, rows: Any, benchmark: Benchmark) -> list[Question]:
             text, answers, options = multiple_choice(text, answers[0], wrong, seed)
         elif benchmark.choices:
             found = row[benchmark.choices]
+            if isinstance(found, list):
+                found = {"text": found, "label": range(len(found))}
+            if not isinstance(found, dict) or not {"text", "label"} <= set(found):
+                raise EvaluationError(
+                    f"benchmark {name}: row {number}: choices={benchmark.choices}: the column has "
+                    f"neither a list nor text and label. Name another column."
+                )
             options = tuple(str(option).strip() for option in found["text"])
             labels = [str(label) for label in found["label"]]
             if answers[0] not in labels or not len(labels) == len(options) <= len(LETTERS):

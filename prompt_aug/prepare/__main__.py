@@ -185,7 +185,8 @@ def check_paths(options: argparse.Namespace) -> None:
     for key, value in vars(options).items():
         for item in value if isinstance(value, list) else [value]:
             if item == "" or (key == "out" and item == Path()):
-                option = f"{key}-column" if key in Columns.model_fields else key.replace("_", "-")
+                column = key in ("text", "answer", "level")
+                option = f"{key}-column" if column else key.replace("_", "-")
                 name = {"source": "SOURCE", "out": "OUT"}.get(key, f"--{option}")
                 raise UsageError(f"{name} is empty (an unset shell variable?)")
     out = options.out.resolve()

@@ -209,9 +209,10 @@ def run_all(
     A call after a kill first records the runs that were finished but not recorded.
     """
     done = read_record(record, experiment)
-    todo = [(arm, seed) for arm, seed in wanted if (arm.name, seed) not in done]
-    count = len(wanted) - len(todo)
-    print(f"{experiment.name}: {count} runs on record, {len(todo)} to make", flush=True)
+    missing = {(a.name, seed): (a, seed) for a, seed in wanted if (a.name, seed) not in done}
+    todo = list(missing.values())
+    if todo:
+        print(f"{experiment.name}: {len(todo)} runs to make", flush=True)
     threads, failed = max(1, (os.cpu_count() or 1) // jobs), []
     with ThreadPoolExecutor(jobs) as pool:
         tasks = []

@@ -324,11 +324,20 @@ def test_multiple_choice_is_graded_by_letter_and_text(tmp_path: Path) -> None:
         assert found["correct"] == right
 
 
-@pytest.mark.parametrize(("key", "letter"), [("3", "C"), ("B", None), ("4", None)])
+ARC = {"text": ["ice", "rain", "hail"], "label": ["1", "2", "3"]}
+MMLU = ["ice", "rain", "hail"]
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "letter"),
+    [
+        *((ARC, "3", "C"), (ARC, "B", None), (ARC, "4", None)),
+        *((MMLU, 2, "C"), (MMLU, 0, "A"), (MMLU, 3, None)),
+    ],
+)
 def test_options_in_one_column_keep_their_order(
-    tmp_path: Path, key: str, letter: str | None
+    tmp_path: Path, options: object, key: object, letter: str | None
 ) -> None:
-    options = {"text": ["ice", "rain", "hail"], "label": ["1", "2", "3"]}
     row = {"question": "Which falls?", "choices": options, "answerKey": key}
     (tmp_path / "arc.jsonl").write_text(json.dumps(row) + "\n")
     columns = {"text": "question", "answer": "answerKey", "choices": "choices"}

@@ -313,6 +313,7 @@ def test_columns_levels_and_lists(tmp_path: Path) -> None:
         (["--against", "name="], "'': neither a file, nor a folder"),
         (["--name", ""], "--name is empty"),
         (["--text-column", ""], "--text-column is empty"),
+        (["--answer-from", ""], "--answer-from is empty"),
     ],
 )
 def test_wrong_options(
