@@ -56,15 +56,15 @@ _MIN_READ = 3  # tokens of a formula that another one holds, where no arithmetic
 _MIN_UNREAD = 4
 # Operations that no answer may leave undone; those of `_ASKED` only if the question has them.
 _UNDONE = re.compile(
-    r"\\(?:sum|prod|i*int|lim|gcd|lcm|Sigma|det)(?![a-zA-Z])|\\(?:max|min)\s*[({\\]"
-    r"|(?<![\\a-zA-Z])(?:sum|prod|lim|gcd|GCD|lcm|LCM)\s*[(_]"
+    r"\\(?:sum|prod|i*int|lim|gcd|lcm|Sigma|det|lfloor|lceil)(?![a-zA-Z])|\\(?:max|min)\s*[({\\]"
+    r"|(?<![\\a-zA-Z])(?:sum|prod|lim|gcd|GCD|lcm|LCM|floor|ceil)\s*[(_]"
     r"|\\begin\{[vV]matrix\}|\\partial(?![a-zA-Z])|\\\||\\[lr]?Vert(?![a-zA-Z])"
 )
 _MATRICES = re.compile(r"\\begin\{[a-zA-Z]*matrix\}.*\\begin\{[a-zA-Z]*matrix\}", re.DOTALL)
-_ASKED = {
-    name: re.compile(rf"\\(?:{spelled})(?![a-zA-Z])|(?<![\\a-zA-Z])(?:{spelled})(?=[\s(_])")
-    for name, spelled in {"log": "log|ln|lg", "floor": "lfloor|lceil|floor|ceil"}.items()
-} | {"absolute value": re.compile(r"\||\\[lr]?vert(?![a-z])")}
+_ASKED = (
+    re.compile(r"\\(?:log|ln|lg)(?![a-zA-Z])|(?<![\\a-zA-Z])(?:log|ln|lg)(?=[\s(_])"),
+    re.compile(r"\||\\[lr]?vert(?![a-z])"),  # an absolute value
+)
 _REMAINDER = re.compile(r"(\d+|[\w})])?\s*\\[bp]?mod(?![a-z])[\s({\[]*(\d{1,18})")
 _PERCENT = re.compile(r"(?<![\d.,])(\d[\d.,]{0,20})[\s$]{0,3}(?:\\?%|percent)")
 _BUILDER = re.compile(r"^\s*\\\{\s*[a-z](?:\s*\\in[^|:]{1,12})?\s*[|:](.+)\\\}\s*$")  # {x | x > 2}
@@ -121,6 +121,20 @@ def restates(prediction: str, stated: str | None, golds: Sequence[str], question
         any(end and is_copied(end, golds, question) for end in ends)
         or _is_unsolved(written, golds)
         or any(_is_another_form(written, gold, question) for gold in golds)
+        or _is_unread(written, golds)
+    )
+
+
+def _is_unread(written: str, golds: Sequence[str]) -> bool:
+    r"""Whether operations are in a notation of which the work cannot be seen, and no gold needs it.
+
+    `\sqrt{289-1}+|0|` would otherwise be paid for Simplify $\sqrt{288}$.
+    """
+    if any(steps_of(leaf) is None for gold in golds for leaf in leaves_of(gold)):
+        return False
+    return any(
+        steps_of(leaf) is None and len(_OPERATION.findall(_UNARY_MINUS.sub(" ", leaf))) > 1
+        for leaf in leaves_of(last_side(written))
     )
 
 
@@ -264,7 +278,7 @@ def _left_undone(written: str, golds: Sequence[str], question: str) -> bool:
         _is_new(_UNDONE, written, golds)
         or _is_new(_MATRICES, written, golds)  # a sum or a product of them
         or (undivided and _is_new(_REMAINDER, written, golds))
-        or any(_is_new(p, written, golds) and p.search(question) for p in _ASKED.values())
+        or any(_is_new(p, written, golds) and p.search(question) for p in _ASKED)
     )
 
 

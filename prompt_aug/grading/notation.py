@@ -153,8 +153,10 @@ _FOR_ALL = re.compile(
     r"(?:\s*\\in\s*\\math(?:bb|bf)\s*\{?[RZNQ]\}?)?\s*$"
     r"|^\\text\{\s*(?:for\s+)?all(?:\s+(?:real|integers?|numbers?))*\s*\}\s*(?=[a-z]\s*(?:[<>]|\\[lg]e))"
 )
+_INSIDE = r"(?:[^{}|:]|(?<!\\)\{(?:[^{}|:]|(?<!\\)\{[^{}|:]*\})*\})"  # \frac{\sqrt{3}}{2} too
 _BUILDER = re.compile(
-    r"\\\{\s*[a-z](?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*[|:]\s*([^{}|:]*(?:[<>]|\\[lg]e)(?:[^{}|:]|\\text\{[^{}]*\})*)\\\}"
+    r"\\\{\s*[a-z](?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*[|:]"
+    rf"\s*({_INSIDE}*(?:[<>]|\\[lg]e){_INSIDE}*)\\\}}"
 )
 
 _REALS = re.compile(

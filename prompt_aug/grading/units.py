@@ -55,7 +55,7 @@ UNSURE = re.compile(
 )
 # A number before these is another number: 5 million, 4 cubed, 3x in \text{}, 2 sinx, 5 alpha.
 _CHANGES_VALUE = re.compile(
-    r"(?<![a-zA-Z])(?:(?:ten|hundred|thousand|[a-z]{1,6}illion)s?|lakh|crore|gross|grand|dozen"
+    r"(?<![a-zA-Z])(?:(?:ten|hundred|thousand|[a-z]{1,6}illion)s?|lakhs?|crores?|gross|grand|dozens?"
     r"|hal(?:f|ves)|(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth"
     r"|[a-z]+(?:red|and|ion)th)s?|three quarters|percent of|per ?mille|promille|pp[mb]|basis points"
     r"|squared|cubed|factorial|root|inverse|reciprocal|plus|minus|negative|below zero|point"

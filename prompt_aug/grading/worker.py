@@ -217,6 +217,17 @@ def _same_curve(known: Any, target: Any) -> bool:
     return not cancel(tops[0] / tops[1]).free_symbols
 
 
+def _far_apart(known: Any, target: Any) -> bool:
+    """Whether two small numbers differ by their size: math-verify's bound, 1e-15, is absolute."""
+    from sympy import Expr
+
+    if not all(isinstance(x, Expr) and x.is_number and x.is_finite for x in (known, target)):
+        return False
+    one, other = known.evalf(30), target.evalf(30)
+    # A zero that is not simplified has a value of about 1e-120.
+    return bool(1e-90 < abs(one) < 1e-3 and abs(one - other) > 1e-9 * abs(one))
+
+
 def judge(gold: str, pred: str) -> dict[str, str]:
     """Return the verdict on one pair as a reply.
 
@@ -240,7 +251,7 @@ def judge(gold: str, pred: str) -> dict[str, str]:
         equal = verify(
             known, target, timeout_seconds=0, allow_set_relation_comp=True, raise_on_error=True
         )
-        equal = equal or _same_curve(known, target)
+        equal = (equal and not _far_apart(known, target)) or _same_curve(known, target)
         if equal and _both_unsolvable(known, target):
             return {"status": "wrong", "detail": "two equations without a solution"}
     except (MemoryError, RecursionError, RefusedOperation):
