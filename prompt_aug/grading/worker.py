@@ -29,6 +29,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -55,9 +56,9 @@ _WARM_UP = (
 # Whose modules sympy imports only when it first needs them. In a child such an import would count
 # as the answer's CPU time, and where no .pyc lies beside the module it would write one.
 _LAZY_PACKAGES = (
-    *("assumptions", "calculus", "concrete", "functions", "integrals", "logic"),
-    *("matrices", "polys", "sets", "series", "simplify", "solvers"),
-)
+    "assumptions calculus concrete functions integrals logic matrices polys sets series simplify"
+    " solvers"
+).split()
 
 
 class RefusedOperation(RuntimeError):  # noqa: N818
@@ -135,8 +136,6 @@ def _exact_number(_reader: object, text: str) -> Any:
 
     Replaces `sympy.Number(text)` in both places of latex2sympy: that one is exec and eval.
     """
-    from fractions import Fraction
-
     from sympy import Rational
 
     return Rational(*Fraction(text.replace(",", "")).as_integer_ratio())
@@ -160,9 +159,8 @@ def _parse(text: str) -> Any | None:
     from math_verify.parser import should_treat_as_complex
 
     try:
-        return latex2sympy(
-            text, is_real=not should_treat_as_complex(text), normalization_config=None
-        )
+        real = not should_treat_as_complex(text)
+        return latex2sympy(text, is_real=real, normalization_config=None)
     except (MemoryError, RecursionError, RefusedOperation):
         raise
     except Exception:  # sandboxed; the reader raises anything. What it was refused is in `_refused`
@@ -217,17 +215,6 @@ def _same_curve(known: Any, target: Any) -> bool:
     return not cancel(tops[0] / tops[1]).free_symbols
 
 
-def _far_apart(known: Any, target: Any) -> bool:
-    """Whether two small numbers differ by their size: math-verify's bound, 1e-15, is absolute."""
-    from sympy import Expr
-
-    if not all(isinstance(x, Expr) and x.is_number and x.is_finite for x in (known, target)):
-        return False
-    one, other = known.evalf(30), target.evalf(30)
-    # A zero that is not simplified has a value of about 1e-120.
-    return bool(1e-90 < abs(one) < 1e-3 and abs(one - other) > 1e-9 * abs(one))
-
-
 def judge(gold: str, pred: str) -> dict[str, str]:
     """Return the verdict on one pair as a reply.
 
@@ -235,7 +222,7 @@ def judge(gold: str, pred: str) -> dict[str, str]:
     would overwrite the deadline.
     """
     from math_verify import verify
-    from sympy import Expr, Symbol
+    from sympy import Expr, Integer, Symbol
 
     random.seed(0)  # sympy draws random points; the same pair must always get the same grade
     if (target := _parse(pred)) is None:
@@ -248,10 +235,13 @@ def judge(gold: str, pred: str) -> dict[str, str]:
             known, target = known + 1, target + 1
         if _is_infinite(target) != _is_infinite(known):
             return {"status": "wrong", "detail": "infinite"}
+        size = abs(known.evalf()) if isinstance(known, Expr) and known.is_number else 1
+        if 1e-90 < size < 1e-3 and isinstance(target, Expr):  # not a zero that is not simplified
+            known, target = Integer(1), target / known  # the bound of `verify`, 1e-15, is absolute
         equal = verify(
             known, target, timeout_seconds=0, allow_set_relation_comp=True, raise_on_error=True
         )
-        equal = (equal and not _far_apart(known, target)) or _same_curve(known, target)
+        equal = equal or _same_curve(known, target)
         if equal and _both_unsolvable(known, target):
             return {"status": "wrong", "detail": "two equations without a solution"}
     except (MemoryError, RecursionError, RefusedOperation):
