@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from prompt_aug.typed import closest, shown
-from recipe.config.schema import LOSS, SWITCHES, check_types
+from recipe.config.schema import LOSS, SWITCHES, check_engine, check_types
 from recipe.errors import ConfigError
 
 ONE_RUN = (
@@ -125,6 +125,7 @@ def compose_config(example: str, overrides: list[str], *, allow_unread: bool = F
         _check_keys(config, folder)
         if "hydra" in OmegaConf.load(folder / "config.yaml"):
             raise ConfigError(f"{folder.name}/config.yaml, section hydra: {ONE_RUN}")
+        check_engine(config)
         OmegaConf.resolve(config)
     except COMPOSING as error:
         raise ConfigError(f"{folder.name}/config.yaml or an override: {one_line(error)}") from error

@@ -188,6 +188,7 @@ _TABLE: list[tuple[str, Any, str]] = [
     (f"{A}.policy_loss", Weight, "ppo_kl_coef"),
     (f"{A}.optim", Annotated[float, Field(gt=0, le=1)], "lr"),
     (f"{A}.optim", OrNever, "lr_warmup_steps"),
+    (f"{A}.optim", Text, "optimizer optimizer_impl"),
     (f"{A}.optim", Share, "lr_warmup_steps_ratio"),
     (f"{A}.optim", Share | None, "min_lr_ratio"),
     (f"{A}.optim", Literal["constant", "cosine"], "lr_scheduler_type"),
@@ -202,6 +203,7 @@ _TABLE: list[tuple[str, Any, str]] = [
     (MODEL, Count, "lora_rank"),
     (MODEL, Positive, "lora_alpha"),
     (R, Positive, "n max_num_seqs tensor_model_parallel_size log_prob_max_token_len_per_gpu"),
+    (R, Positive, "data_parallel_size expert_parallel_size pipeline_model_parallel_size"),
     (R, Positive, "val_kwargs.n agent.num_workers"),
     (R, Positive, "checkpoint_engine.update_weights_bucket_megabytes"),
     (R, Positive | None, "max_model_len log_prob_micro_batch_size_per_gpu"),
@@ -263,11 +265,15 @@ _SWITCHES: list[tuple[str, tuple[Any, ...] | None, str, str]] = [
 SWITCHES = [(s, on, f"{place}.{key}") for s, on, place, keys in _SWITCHES for key in keys.split()]
 
 
-def check_types(config: DictConfig) -> None:
-    """Reject values of a wrong type or out of range; ConfigError with all of them, one a line."""
-    # First, since another engine's composition lacks FSDP's keys.
+def check_engine(config: DictConfig) -> None:
+    """Reject other engines than FSDP. First, since their compositions lack FSDP's keys."""
     if (chosen := config.get("model_engine", "dp")) != "dp":
         raise ConfigError(MEGATRON.format(chosen))
+
+
+def check_types(config: DictConfig) -> None:
+    """Reject values of a wrong type or out of range; ConfigError with all of them, one a line."""
+    check_engine(config)
     found: dict[str, str] = {}
     for key, checker in TYPES.items():
         try:

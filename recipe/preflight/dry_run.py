@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import read_parquet
 from recipe.algorithms.compute import group_of
-from recipe.preflight.data import limit_steps, limited, load_tokenizer, prepare_data
+from recipe.preflight.data import limit_steps, limited, load_tokenizer, paths_of, prepare_data
 from recipe.preflight.estimate import run_hours, saved_bytes, work_of
 from recipe.preflight.rules import Setup
 from recipe.preflight.shapes import GPUS, known_shape
@@ -55,7 +55,7 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
     }
     width = max(map(len, lines))
     told = [f"{name:<{width}}  {value}" for name, value in lines.items()]
-    paths = list(config.data.train_files)
+    paths = paths_of(config.data.train_files)
     if all(Path(path).exists() for path in paths):  # a toy world may not be made yet
         question = read_parquet(paths[0])[0]
         name = (config.recipe.augment.templates or prompts.bank.names)[0]
@@ -125,9 +125,10 @@ def questions(config: DictConfig, prompts: Prompts) -> str:
 
     Lowers ``trainer.total_training_steps`` as `prepare_data` does.
     """
-    made = [Path(p) for p in [*config.data.train_files, *config.data.val_files]]
+    train = [Path(p) for p in paths_of(config.data.train_files)]
+    made = [*train, *map(Path, paths_of(config.data.val_files))]
     if config.recipe.toy.enable and not all(p.exists() for p in made):
-        if not any(Path(p).exists() for p in config.data.train_files):
+        if not any(p.exists() for p in train):
             rows = toy.settings_of(config, prompts.bank).world.questions.train
             limit_steps(config, limited(rows, Setup(config)) // config.data.train_batch_size)
         return f"of the toy world {config.recipe.toy.world}, which the run makes first"

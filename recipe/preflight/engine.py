@@ -193,7 +193,7 @@ def needs_package(name: str, package: str) -> Rule:
 def keeps_all(key: str) -> Rule:
     return Rule(
         f"{{A}}.checkpoint.{key}",
-        lambda s: ", ".join({"model", "optimizer", "extra"} - set(s.actor.checkpoint[key])),
+        lambda s: ", ".join(sorted({"model", "optimizer", "extra"} - set(s.actor.checkpoint[key]))),
         "a resumed run would start without: {found}. Keep model, optimizer and extra.",
     )
 

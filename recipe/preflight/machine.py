@@ -46,7 +46,7 @@ def port(s: Setup) -> Iterator[str]:
 def gpus(s: Setup) -> Iterator[str]:
     """A GPU run has its GPUs: Ray waits forever for resources that no node has."""
     # With RAY_ADDRESS the GPUs are those of a cluster, which this machine cannot count.
-    if s.trainer.device != "cuda" or "RAY_ADDRESS" in os.environ:
+    if s.trainer.device != "cuda" or os.environ.get("RAY_ADDRESS"):
         return
     wanted, found = s.trainer.n_gpus_per_node, gpu_count()
     message = None

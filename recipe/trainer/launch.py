@@ -137,7 +137,7 @@ def set_ray(config: DictConfig) -> None:
     if not init.get("num_cpus"):
         slots = 3 * config.trainer.n_gpus_per_node + units.num_data_storage_units + SPARE_SLOTS
         options["num_cpus"] = max(len(os.sched_getaffinity(0)), slots)
-    if "RAY_ADDRESS" in os.environ:  # attached to a cluster, Ray rejects a size
+    if os.environ.get("RAY_ADDRESS"):  # attached to a cluster, Ray rejects a size
         options |= {"num_cpus": None, "num_gpus": None}
     elif not init.get("address"):
         options["address"] = "local"

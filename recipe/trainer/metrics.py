@@ -90,7 +90,7 @@ def by_label(
 ) -> dict[str, float]:
     """<kind>/<label>/<name>: share of the rows, accuracy, mean of each column, entropy."""
     metrics: dict[str, float] = {}
-    for label in sorted(set(labels)):
+    for label in dict.fromkeys(labels):
         here = [one == label for one in labels]
         found = {"share": mean(here)}
         for name, values in {"accuracy": rollouts.accuracy, **columns}.items():

@@ -79,7 +79,7 @@ def test_an_unusable_folder_is_one_line(
 def test_a_run_starts_its_own_ray_unless_an_address_is_set(
     config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_ADDRESS", "")  # as Ray reads it, unset
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     own = copy.deepcopy(config)
     launch.set_ray(own)

@@ -31,6 +31,7 @@ SETTINGS = f"""
 {R}.val_kwargs.n=0          {R}.val_kwargs.temperature=-3  {R}.max_num_seqs=0
 {R}.dtype=int8              {R}.gpu_memory_utilization=2   {R}.gpu_memory_utilization=0
 {R}.max_model_len=100       {R}.prompt_length=4            {R}.response_length=4000
+{R}.data_parallel_size=0    {R}.pipeline_model_parallel_size=x
 {R}.tensor_model_parallel_size=0                           {R}.tensor_model_parallel_size=4
 {R}.full_determinism=true   {R}.agent.default_agent_loop=tool_agent
 trainer.total_training_steps=0      trainer.total_training_steps=-5  trainer.total_epochs=0
@@ -144,6 +145,12 @@ def test_a_bad_value_is_refused(toy: Any, setting: str, named: str) -> None:
 
 def test_the_configuration_of_these_cases_is_valid(toy: Any) -> None:
     validate(toy)
+
+
+@pytest.mark.config
+def test_another_engine_is_refused_by_its_reason() -> None:
+    with pytest.raises(ConfigError, match="model_engine=megatron: "):
+        composed("toy", "model_engine=megatron")
 
 
 @pytest.mark.config
