@@ -50,6 +50,10 @@ def test_gdpo_by_hand() -> None:
     summed = np.array([a + f, a + f, f - a, missed - a])
     found = GDPO([2.0, 2.0, 1.0, 0.0], [3, 3, 3, 3], accuracy=accuracy, formats=formats)
     close(found, summed / (summed.std(ddof=1) + 1e-6))
+    doubled = summed + np.array([f, f, f, missed])
+    given = {"accuracy": accuracy, "formats": formats, "format_weight": 2.0}
+    found = GDPO([2.0, 2.0, 1.0, 0.0], [3, 3, 3, 3], **given)
+    close(found, doubled / (doubled.std(ddof=1) + 1e-6))
 
 
 def test_unlikeliness_by_hand() -> None:

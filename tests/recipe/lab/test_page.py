@@ -34,6 +34,11 @@ def test_figures_are_of_the_last_checkpoint_and_the_end_of_a_curve() -> None:
     assert found["qwen-math pass@16"] == 1.0  # the largest k, as a number
     assert abs(found["train/accuracy, end"] - 0.3) < 1e-12
     assert abs(found["train/accuracy, mean"] - 0.7 / 3) < 1e-12
+    again = line("grpo", 1000, 0.3, [])
+    again["measured"]["11"] = {"qwen-math": {"pass@1": 0.5}}
+    recovered = page.figures(again)  # 0.75, 0.3, 0.5
+    assert recovered["qwen-math pass@1, best - last"] == 0.25
+    assert recovered["qwen-math pass@1, largest fall"] == 0.45
     assert "never/logged, end" not in found
 
 

@@ -79,6 +79,14 @@ def test_mini_batches_are_not_sorted_by_length() -> None:
     assert len({tuple(mini_batches(lengths, step=step)[0]) for step in range(1, 6)}) == 5
 
 
+def test_another_seed_or_step_is_another_order() -> None:
+    keys = [f"q{i}_{session}_0" for i in range(9) for session in (10, 9)]
+    draws = [(0, 1), (1, 1), (0, 2)]
+    orders = [training_order(keys, [False] * 18, size=2, seed=s, step=t) for s, t in draws]
+    assert len(set(map(tuple, orders))) == 3
+    assert all(order[i] == order[i + 1] + 1 for order in orders for i in range(0, 18, 2))
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_arrival_does_not_matter(seed: int) -> None:
     lengths = lognormal()
