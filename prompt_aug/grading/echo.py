@@ -121,15 +121,19 @@ def restates(prediction: str, stated: str | None, golds: Sequence[str], question
         any(end and is_copied(end, golds, question) for end in ends)
         or _is_unsolved(written, golds)
         or any(_is_another_form(written, gold, question) for gold in golds)
-        or _is_unread(written, golds)
+        or _is_unread(written, golds, question)
     )
 
 
-def _is_unread(written: str, golds: Sequence[str]) -> bool:
+def _is_unread(written: str, golds: Sequence[str], question: str) -> bool:
     r"""Whether operations are in a notation of which the work cannot be seen, and no gold needs it.
 
-    `\sqrt{289-1}+|0|` would otherwise be paid for Simplify $\sqrt{288}$.
+    `\sqrt{289-1}+|0|` would otherwise be paid for Simplify $\sqrt{288}$. Where the question has no
+    operation there is none to repeat.
     """
+    asked = map(steps_of, leaves_of_question(question[:MAX_QUESTION]))
+    if not any(steps and steps.made for steps in asked):
+        return False
     if any(steps_of(leaf) is None for gold in golds for leaf in leaves_of(gold)):
         return False
     return any(

@@ -224,6 +224,8 @@ class Reader:
                 exponent = self._script()
             else:
                 base = self._script()
+        if exponent == -1 and (inverse := rf"\arc{name[1:]}") in FUNCTIONS:
+            name, exponent = inverse, Fraction(1)
         if exponent == -1 or (base is not None and name != r"\log"):
             raise Unsupported("inverse function")
         outside, self._in_angle = self._in_angle, name in _TRIGONOMETRIC
