@@ -9,8 +9,14 @@ import pytest
 import torch
 
 from eval import EvaluationError
-from eval.engine import check_hardware, prepare_environment
+from eval.engine import ENVIRONMENT, check_hardware, prepare_environment
 from eval.settings import Settings
+from recipe.run.environment import COMMON
+
+
+def test_workers_are_spawned_and_use_vllms_own_sampler() -> None:
+    assert ENVIRONMENT["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"  # forked ones fail with CUDA
+    assert COMMON["VLLM_USE_FLASHINFER_SAMPLER"] == "0"  # the other one needs nvcc
 
 
 def test_counting_gpus_does_not_start_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

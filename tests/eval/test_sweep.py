@@ -157,7 +157,7 @@ def test_scores_of_another_grader_are_rejected_at_once(
         (["RUN", "--benchmark", "toy=nowhere.parquet"], 1, "nowhere.parquet"),
         # Not an option, or empty as an unset shell variable: with the example.
         ([""], 2, "is empty"),
-        (["RUN", "--out", ""], 2, "is empty"),
+        *((["RUN", name, ""], 2, "is empty") for name in ("--out", "--bank", "--benchmark")),
         (["--model", " "], 2, "is empty"),
         (["nowhere"], 2, "nowhere"),
     ],

@@ -159,8 +159,9 @@ def test_shots_are_turns_of_the_same_template_before_the_question() -> None:
     ],
 )
 def test_a_chat_template_that_fails_is_refused(chat: str, told: str) -> None:
-    with pytest.raises(RenderError, match=rf"recipe\.augment\.style=chat: .* {told}"):
-        render(FULL, "Q", tokenizer(chat, ()), Form(style="chat"))
+    for form in (Form(style="chat"), Form()):
+        with pytest.raises(RenderError, match=rf"augment\.style={form.style}: .* {told}"):
+            render(FULL, "Q", tokenizer(chat, ()), form)
 
 
 def test_a_tag_that_the_chat_template_opens_before_the_template() -> None:

@@ -55,6 +55,7 @@ def test_kept_checkpoints(
     config.recipe.keep_every, config.recipe.keep_best = every, best
     config.actor_rollout_ref.model.path = model
     assert told in checkpoints(config, steps=95)
+    assert checkpoints(config, steps=90).startswith("9, one every 10 steps")
     config.trainer.save_freq = -1
     assert checkpoints(config, steps=95).startswith("none (trainer.save_freq=-1)")
 

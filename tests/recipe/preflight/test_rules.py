@@ -384,6 +384,24 @@ def test_on_gpus_with_and_without_the_package(
     assert (package or "").replace("_", "-") in found and bool(found) == bool(package)
 
 
+@pytest.mark.config
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (KERNELS + "cuda", "torch, triton, liger"),
+        ("{R}.quantization=int4", "fp8"),
+        ("{A}.optim.optimizer=LBFGS", "weight_decay"),
+        (
+            f"{FLASH2} {ULYSSES}=2 {{MODEL}}.use_remove_padding=false",
+            "model.use_remove_padding=true",
+        ),
+    ],
+)
+def test_refused_on_gpus_too(monkeypatch: pytest.MonkeyPatch, changes: str, named: str) -> None:
+    monkeypatch.setattr("recipe.preflight.engine.is_missing", lambda module: False)
+    assert named in "".join(told(composed("cw_grpo"), changes))
+
+
 def test_micro_batches_of_the_reference_model_are_of_its_own_ranks(toy: Any) -> None:
     """128 responses on 2 GPUs: 64 on a rank, but 128 where two ranks share a sequence."""
     found = told(toy, f"{TWO_GPUS} {REF_ULYSSES}")
