@@ -138,9 +138,11 @@ class Reader:
 
     def _power(self) -> Number:
         value = self._atom()
-        while self._peek() == "!":
+        if self._peek() == "!":
             self._take()
             value = self._done("!", factorial(value))
+            if self._peek() == "!":
+                raise Unsupported("double factorial")
         if self._peek() == r"\degree":
             self._take()
             angle = self._field.pi / 180 if self._in_angle else Fraction(1)
