@@ -48,7 +48,7 @@ def choose_rephrasing(recipe: DictConfig, group_size: int, row: dict[str, Any]) 
     count = int(recipe.rephrasings.count)
     if count == 0 or extra["split"] != "train":
         return 0, question
-    texts = [question, *list(extra.get("rephrasings") or ())[:count]]
+    texts = [question, *(extra.get("rephrasings") or ())]
     n = rephrasing(
         rollout=int(row["session_id"]),
         per_rephrasing=group_size // (count + 1),

@@ -1,6 +1,7 @@
 """One rollout: its template, the tokens sent to the engine, the result."""
 
 import asyncio
+import dataclasses
 import functools
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from omegaconf import OmegaConf
 
 from prompt_aug.draw import draw
 from prompt_aug.prompts import Prompts
-from prompt_aug.templates import load_bank, render
+from prompt_aug.templates import Bank, load_bank, render
 from recipe.rollout.agent_loop import (
     EPOCH,
     PromptAugmentationAgentLoop,
@@ -64,6 +65,7 @@ def test_a_question_keeps_its_template_in_an_epoch() -> None:
         ({}, "train", NAMES),
         ({"mode": "per_rollout"}, "train", NAMES),
         ({"templates": None}, "train", load_bank().names),  # the whole bank
+        ({"weights": [1.0, 0.0, 2.0]}, "train", [NAMES[0], NAMES[2]]),
         ({"mode": "per_rollout"}, "test", ["qwen-math"]),  # validation: always the same
     ],
 )
@@ -119,9 +121,20 @@ def loop(
     return made
 
 
-def test_the_prefill_is_part_of_the_prompt_and_the_draw_is_returned() -> None:
+@pytest.mark.parametrize(
+    ("stop", "wanted"),
+    [
+        ((), {"detokenize": False}),
+        (("</answer>",), {"stop": ["</answer>"], "include_stop_str_in_output": True}),
+    ],
+)
+def test_the_prefill_is_part_of_the_prompt_and_the_draw_is_returned(
+    stop: tuple[str, ...], wanted: dict[str, Any]
+) -> None:
     engine = Engine([5, 6, 7])
     made = loop(engine)
+    template = made.prompts.bank["open-r1-teacher"].model_copy(update={"stop": stop})
+    made.prompts = dataclasses.replace(made.prompts, bank=Bank([template]))
     out = asyncio.run(made.run({"temperature": 1.0}, uid="group", **row()))
     expected = render(made.prompts.bank["open-r1-teacher"], "What is 47 + 38?", made.tokenizer).text
     assert expected.endswith("<think>\n")
@@ -129,7 +142,7 @@ def test_the_prefill_is_part_of_the_prompt_and_the_draw_is_returned() -> None:
     assert made.tokenizer.decode(prompt_ids) == expected
     assert out.prompt_ids == prompt_ids
     assert request_id == "group"
-    assert params == {"temperature": 1.0, "detokenize": False}
+    assert params == {"temperature": 1.0, **wanted}
     assert (out.response_ids, out.response_mask) == ([5, 6, 7], [1, 1, 1])
     assert out.response_logprobs == [-0.5] * 3
     assert out.extra_fields["template"] == "open-r1-teacher"
@@ -170,11 +183,15 @@ def test_every_rollout_has_its_own_seed_whatever_the_order() -> None:
 def test_a_response_at_a_limit_is_marked(
     tokens: int, free: int | None, kept: int, truncated: bool
 ) -> None:
-    made = loop(Engine(list(range(tokens))))
+    """The response is to a rephrasing, whose prompt is longer than the question's."""
+    made, columns = loop(Engine(list(range(tokens))), count=1), row(session=4)
+    longer = "Add 47 and 38. What is the sum?"
+    columns["extra_info"]["rephrasings"] = [longer]
     if free:
         made.recipe.rollout.joint_limit = True
-        made.rollout_config.max_model_len = len(made.prompt(row(), "What is 47 + 38?")[2]) + free
-    out = asyncio.run(made.run({}, uid="g", **row()))
+        made.rollout_config.max_model_len = len(made.prompt(columns, longer)[2]) + free
+    out = asyncio.run(made.run({}, uid="g", **columns))
+    assert len(out.prompt_ids) < len(out.extra_fields["generated_under"])
     assert out.response_ids == list(range(kept))
     assert len(out.response_mask) == len(out.response_logprobs) == kept
     assert out.extra_fields["truncated"] is truncated

@@ -34,13 +34,14 @@ def test_combine_by_hand() -> None:
 
 
 class Words:
-    """A stand-in tokenizer whose ids are indices into a list of texts."""
+    """A stand-in tokenizer whose ids are indices into a list of texts; "<eos>" is special."""
 
     def __init__(self, texts: list[str]) -> None:
         self.texts = texts
 
     def decode(self, ids: torch.Tensor, skip_special_tokens: bool) -> str:
-        return "".join(self.texts[i] for i in ids.tolist())
+        text = "".join(self.texts[i] for i in ids.tolist())
+        return text.replace("<eos>", "") if skip_special_tokens else text
 
 
 def record(
@@ -50,11 +51,12 @@ def record(
     template: str,
     options: Any,
     source: str,
+    prompt: int,
     fields: dict[str, Any],
 ):
     from verl import DataProto
 
-    mask = torch.tensor([[1] * length + [0] * (width - length)])
+    mask = torch.tensor([[1] * (prompt + length) + [0] * (width - length)])
     given = {"answers": answers, "options": options, "rephrasings": ["Work out $8/2$."]}
     columns = {
         "data_source": source,
@@ -79,8 +81,11 @@ def score(
     options: Any = None,
     unworked: str = "pay",
     source: str = "math",
+    gated: bool = False,
+    prompt: int = 0,
     **fields: Any,
 ):
+    """The result of the manager; as in verl, the mask of `prompt` tokens may come first."""
     config = OmegaConf.create(
         {
             "data": {"max_response_length": 4, "apply_chat_template_kwargs": {}},
@@ -88,7 +93,7 @@ def score(
                 "augment": {"bank": None, "format": "strict"},
                 "reward": {
                     "format_weight": 1.0,
-                    "format_gated": False,
+                    "format_gated": gated,
                     "extraction": "default",
                     "unworked": unworked,
                     "verifiers": {"own": "own_verifiers.long"},
@@ -99,9 +104,8 @@ def score(
         }
     )
     manager = RecipeRewardManager(config, Words(texts), None)
-    return asyncio.run(
-        manager.run_single(record(length, len(texts), answers, template, options, source, fields))
-    )
+    row = record(length, len(texts), answers, template, options, source, prompt, fields)
+    return asyncio.run(manager.run_single(row))
 
 
 def test_unworked_arithmetic_is_paid_or_refused() -> None:
@@ -112,17 +116,19 @@ def test_unworked_arithmetic_is_paid_or_refused() -> None:
 
 
 def test_the_manager_grades_and_adds_the_drawn_templates_format() -> None:
-    good = ["<think>2+2=4</think> ", "<answer>\\boxed{4}</answer>", " junk", " junk"]
-    result = score(good, 2, "deepseek-r1", ["4"])
+    good = ["<think>2+2=4</think> ", "<answer>\\boxed{4}</answer>", "<eos>", " junk"]
+    result = score(good, 3, "deepseek-r1", ["4"])
     assert result["reward_score"] == 2.0
     assert result["reward_extra_info"]["acc"] == 1.0
     assert result["reward_extra_info"]["status"] == "correct"
-    assert result["reward_extra_info"]["response"] == good[0] + good[1]  # padding is not text
+    assert result["reward_extra_info"]["response"] == good[0] + good[1]  # no end token, no padding
+    assert score(good, 3, "deepseek-r1", ["4"], prompt=5) == result
     # the same text under a template with other markers: right answer, less format
     assert score(good, 2, "reflective_prompt", ["4"])["reward_score"] < 2.0
     wrong = score(good, 2, "deepseek-r1", ["5"])
     assert wrong["reward_score"] == 1.0
     assert wrong["reward_extra_info"]["status"] == "wrong"
+    assert score(good, 2, "deepseek-r1", ["5"], gated=True)["reward_score"] == 0.0
 
 
 def test_a_verifiers_score_with_format_and_length_on_top() -> None:

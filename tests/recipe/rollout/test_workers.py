@@ -83,7 +83,8 @@ def test_a_stored_row_is_verls_row(store: Store) -> None:
     verls = worker(rollout._Worker)
     asyncio.run(verls._agent_loop_postprocess(output([7, 8]), validate=False, session_id=5, **ROW))
     (theirs,) = store.rows
-    keys, fields, tags = rollout.to_rows({5: output([7, 8])}, ROW)
+    graded = {**ROW["extra_info"], "row": {"column": "for a verifier"}}  # not stored
+    keys, fields, tags = rollout.to_rows({5: output([7, 8])}, {**ROW, "extra_info": graded})
     assert keys == theirs["keys"] == ["u1_5_0"]
     assert tags == theirs["tags"]
     assert set(fields[0]) == set(theirs["fields"].keys())
@@ -98,9 +99,11 @@ class Loop:
 
     def __init__(self, fails: dict[int, int]) -> None:
         self.fails, self.calls = dict(fails), 0
+        self.params: dict[str, Any] = {}
 
     async def run(self, params: dict, session_id: int, **row: Any) -> AgentLoopOutput:
         self.calls += 1
+        self.params = params
         if self.fails.get(session_id, 0):
             self.fails[session_id] -= 1
             raise RuntimeError(f"engine busy {session_id}")
@@ -125,14 +128,20 @@ class Grader:
 
 
 def run_question(
-    store: Store, fails: dict[int, int], grader_fails: int = 0, validate: bool = False
+    store: Store,
+    fails: dict[int, int],
+    grader_fails: int = 0,
+    validate: bool = False,
+    greedy: bool = False,
 ) -> tuple[Loop, Grader]:
     ours = worker(rollout.GroupedAgentLoopWorker)
     loop = ours._agent_loops["loop"] = Loop(fails)
     grader = Grader(grader_fails)
     ours.reward_loop_worker_handles = [grader]
-    prompt = {**ROW, "agent_name": "loop"}
-    asyncio.run(ours._run_prompt(prompt, {}, {"validate": validate}))
+    prompt = {**ROW, "agent_name": "loop", "__do_sample__": not greedy}
+    params = {"temperature": 0.5}  # of all questions of a batch
+    asyncio.run(ours._run_prompt(prompt, params, {"validate": validate}))
+    assert params == {"temperature": 0.5}
     return loop, grader
 
 
@@ -150,6 +159,13 @@ def test_one_grading_call_and_one_write_for_a_question_after_retries(
     rewards = [row.tolist() for row in written["fields"]["rm_scores"].unbind()]
     assert rewards == [[1.0], [0.0, 2.0], [0.0, 0.0, 3.0]]
     assert store.tags == [rollout.FINISHED]
+
+
+def test_a_greedy_question_is_greedy_in_training_alone(store: Store) -> None:
+    """The parameters of validation are those of val_kwargs, as in verl."""
+    for validate, temperature in ((False, 0), (True, 0.5)):
+        loop, _ = run_question(store, {}, validate=validate, greedy=True)
+        assert loop.params["temperature"] == temperature
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ def test_padding_is_excluded_and_the_order_of_arrival_does_not_matter(
 ) -> None:
     """verl appends copies of the first row, marked by a tag, to fill the last mini-batch."""
     queue = Queue(ROWS)
-    made = record(fetched(queue, monkeypatch))
+    source = fetched(queue, monkeypatch)
+    made = record(source, weight_logprobs=source.padded["old_log_probs"] / 2)
     assert made.keys == ["a_0_0", "b_0_0", "b_2_0"]
     assert made.questions == ["p", "q", "q"]
     assert made.group_B.tolist() == [0, 1, 1]
@@ -33,11 +34,14 @@ def test_padding_is_excluded_and_the_order_of_arrival_does_not_matter(
     assert (made.accuracy, made.reward_B.tolist()) == ([1, 0, 1], [1, 0, 1])
     assert made.mask_BT.sum(1).tolist() == [1, 4, 3]
     assert made.logprobs_BT[2].tolist() == [-0.5, -1.5, -2.5, 0]
+    assert made.weight_logprobs_BT.tolist() == (made.logprobs_BT / 2).tolist()
     assert made.answers == ["right", "7", "right"]
     assert len(set(made.key_B.tolist())) == 3
     again = record(fetched(queue, monkeypatch, queue.batch(list(ROWS)[::-1])))
     assert (again.keys, again.key_B.tolist()) == (made.keys, made.key_B.tolist())
     assert torch.equal(again.logprobs_BT, made.logprobs_BT)
+    many = Queue({f"a_{session}_0": row(True, 1, session=session) for session in (10, 9)})
+    assert record(fetched(many, monkeypatch)).rollouts == [9, 10]
 
 
 def test_columns_absent_by_the_settings_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,16 +71,20 @@ def test_the_entropy_of_the_whole_is_the_mean_of_its_parts_by_tokens() -> None:
 
 
 def test_rephrasing_metrics_by_hand() -> None:
-    """Group 0: q^0 and q^1 have zero variance; group 1: only q^0 has variance."""
+    """Group 0: q^0 and q^1 have zero variance; group 1: only q^0 has variance.
+
+    The gap is a mean over all tokens, also those that rollout correction rejects.
+    """
     rewards = [1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0]
     rephrasings = [0, 0, 1, 1, 0, 0, 1, 2]
     theirs = torch.full((8, 2), -2.0, dtype=torch.float64)
     batch = synthetic(
         rewards,
         torch.full((8, 2), -1.5),
-        torch.ones(8, 2),
+        [[1, 1]] * 7 + [[1, 0]],
         [0] * 4 + [1] * 4,
         rephrasings,
+        lengths=[2] * 8,
         rollout_logprobs_BT=theirs,
     )
     metrics = rephrasing_metrics(batch, torch.tensor(rewards))
@@ -97,14 +101,14 @@ def test_rephrasing_metrics_by_hand() -> None:
 
 
 def test_validation_counts_failed_rollouts_as_wrong() -> None:
-    # two questions, two samples each; one sample of u2 failed and is absent
-    expected = {("math", "u1"): 2, ("math", "u2"): 2}
+    # two samples of u1, four of u2; three of u2 failed and are absent
+    expected = {("math", "u1"): 2, ("math", "u2"): 4}
     infos = {"acc": [1.0, 1.0, 1.0], "format": [1.0, 0.5, 0.0]}
     infos["parts"] = [{"score": 1.0}, {"score": 0.5, "more": 2.0}, {}]
     metrics = validation_metrics(["math"] * 3, ["u1", "u1", "u2"], infos, expected)
-    assert metrics["val/math/accuracy"] == pytest.approx((1.0 + 0.5) / 2)
-    # values 1 and 0.5: s^2 = 0.125, standard error sqrt(0.125 / 2) = 0.25
-    assert metrics["val/math/standard_error"] == pytest.approx(0.25)
+    assert metrics["val/math/accuracy"] == pytest.approx((1.0 + 0.25) / 2)
+    # values 1 and 0.25: s^2 = 0.28125, standard error sqrt(0.28125 / 2) = 0.375
+    assert metrics["val/math/standard_error"] == pytest.approx(0.375)
     assert metrics["val/math/format"] == pytest.approx(0.5)
     assert metrics["val/math/questions"] == 2.0
     assert metrics["val/math/part/score"] == 0.75

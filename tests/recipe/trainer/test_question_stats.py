@@ -60,9 +60,10 @@ def test_the_shortest_correct_response_by_hand() -> None:
 
 def test_a_checkpoint_keeps_the_statistics() -> None:
     before, after = stats(), stats()
-    before.fetch(["g0"], ["q"])
+    before.fetch(["g0", "surplus"], ["q", "p"])
     seen = {"curriculum/questions_seen": 1.0, "curriculum/pass_rate": 0.5}
     assert before.see_step(step()) == seen
+    before.see_group("surplus", 1.0)  # of a step that has ended
     before.fetch(["g1"], ["other"])
     before.see_group("g1", 1.0)
     before.see_group("g1", 0.0)  # evicted, then a filler group: one group counts once

@@ -30,7 +30,7 @@ class Queue:
         self.running: dict[str, tuple[int, Group]] = {}
         self.tags: dict[str, dict[str, Any]] = {}
         self.accuracy: dict[str, float] = {}
-        self.count = 0
+        self.count, self.polls = 0, 0
         self.engine_gone = False
         self.vanish: set[str] = set()  # rows that are lost on the way
 
@@ -52,6 +52,8 @@ class Queue:
                 self.accuracy[f"{uid}_{i}_0"] = accuracy
 
     def kv_list(self) -> dict[str, dict]:
+        self.polls += 1
+        assert self.polls < 10_000, "the step never ends"
         for uid, (looks, group) in list(self.running.items()):
             if looks:
                 self.running[uid] = (looks - 1, group)
@@ -129,6 +131,13 @@ FORMAT = {"metric": "format"}
         ("WMRM", {}, [1, 3], {"kept": 2, "evicted_all_wrong": 1, "evicted_all_right": 1}),
         # One group more than needed.
         ("WMMM", {}, [1, 2], {"kept": 2, "discarded": 1, "evicted_all_wrong": 1}),
+        # Eight more than needed: the first in the data order are chosen, not any of a set.
+        (
+            "W" * 8 + "M" * 16,
+            {"batch": 8, "in_rounds": True},
+            list(range(8, 16)),
+            {"kept": 8, "discarded": 8, "evicted_all_wrong": 8},
+        ),
         # The limit of 3 batches of 2: the one group with variance, and the latest without.
         (
             "WMRRWW",
@@ -250,12 +259,21 @@ def test_an_incomplete_step_is_not_trained(
     sample(monkeypatch, [MIXED, MIXED], metric=metric)  # a complete one is
 
 
-def test_a_failure_of_a_question_requested_later_ends_the_step(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("script", "looks", "told"),
+    [
+        # u000 is replaced by u002 and u003: four questions were requested when u003 fails.
+        ([WRONG, MIXED, MIXED, HALF], [0] * 4, "1 of the step's 8 rollouts .* 1 of 4 questions"),
+        # u001 fails before u003 is requested.
+        ([WRONG, HALF, MIXED], [0, 1, 9], "1 of the step's 6 rollouts .* 1 of 3 questions"),
+    ],
+)
+def test_a_failure_ends_the_step_and_its_requests(
+    monkeypatch: pytest.MonkeyPatch, script: list[Group], looks: list[int], told: str
 ) -> None:
-    """u000 is replaced by u002 and u003: four questions were requested when u003 fails."""
-    with pytest.raises(RolloutError, match=r"1 of the step's 8 rollouts .* 1 of 4 questions"):
-        sample(monkeypatch, [WRONG, MIXED, MIXED, HALF])
+    polls = iter(looks)
+    with pytest.raises(RolloutError, match=told):
+        sample(monkeypatch, script, looks=lambda: next(polls))
 
 
 @pytest.mark.parametrize("gone", [False, True])
