@@ -99,6 +99,16 @@ def test_a_run_starts_its_own_ray_unless_an_address_is_set(
     assert config.ray_kwargs.ray_init.num_cpus is None
 
 
+@pytest.mark.parametrize(("cuda", "kept"), [("0", False), ("", True)])
+def test_rocm_devices_are_removed_if_cuda_devices_are_set(
+    config: Any, monkeypatch: pytest.MonkeyPatch, cuda: str, kept: bool
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", cuda)
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
+    launch.set_environment(config)
+    assert ("ROCR_VISIBLE_DEVICES" in os.environ) is kept
+
+
 @pytest.mark.parametrize("already_over", [False, True])
 def test_the_death_of_rays_head_ends_the_run_with_a_reason(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, already_over: bool

@@ -10,7 +10,7 @@ from composed import composed
 from omegaconf import DictConfig, OmegaConf
 from saved_checkpoint import save
 
-from prompt_aug.base.files import read_lines
+from prompt_aug.base.files import read_lines, write_lines
 from recipe.errors import ConfigError
 from recipe.preflight import checks, resume
 from recipe.run import checkpoints, rollbacks
@@ -133,6 +133,16 @@ def test_a_start_carries_it_out_once_even_after_a_kill(
         file.write('{"step": 3, "x": 33}\n')
     assert resume.carry_out_rollback(config) == []
     assert [line["step"] for line in read_lines(run.metrics)] == [1, 2, 3]
+
+
+def test_discarded_lines_are_kept_once(tmp_path: Path) -> None:
+    """The first roll-back is repeated, after a kill between the writes of the two files."""
+    folder = RunFolder(tmp_path)
+    for number, last in ((1, 3), (1, 3), (2, 2)):
+        write_lines(folder.metrics, [{"step": n} for n in range(1, last + 1)])
+        rollbacks.discard_metrics(tmp_path, {"rollback": number, "to": 1})
+    gone = [(line["rollback"], line["step"]) for line in read_lines(folder.discarded)]
+    assert gone == [(1, 2), (1, 3), (2, 2)]
 
 
 def test_a_rolled_back_run_is_resumed_with_its_own_settings_only(run: RunFolder) -> None:

@@ -116,6 +116,7 @@ def wrapped(cause: Exception) -> Exception:
             wrapped(RuntimeError("ray::f()\nTraceback (most recent...\n  File x\nKeyError: 'x'")),
             "KeyError: 'x'",
         ),
+        (RayTaskError("run", "ray::run()", KeyError("x")), "KeyError: 'x'"),  # with a `cause`
         (
             ActorDiedError(
                 ActorDiedErrorContext(

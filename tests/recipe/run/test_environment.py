@@ -35,6 +35,13 @@ def test_every_start_of_a_run_resumes_its_wandb_run(
     assert started(tmp_path / "a", monkeypatch, WANDB_RUN_ID="mine")["WANDB_RUN_ID"] == "mine"
 
 
+def test_actors_inherit_the_run_and_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {environment.RUN_DIR: "runs/a", environment.RUN_ID: "1", environment.DEADLINE: "9"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert given.items() <= environment.inherited().items()
+
+
 @pytest.mark.parametrize(
     ("given", "actor", "engine"),
     [

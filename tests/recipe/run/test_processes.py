@@ -48,6 +48,12 @@ def test_end_kills_the_marked_and_only_those(tmp_path: Path) -> None:
             process.wait()
 
 
+def test_a_process_does_not_find_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, value = next(iter(psutil.Process().environ().items()))  # a mark that this process has
+    monkeypatch.setattr(processes, "MARK", name)
+    assert os.getpid() not in [process.pid for process in processes.marked(value)]
+
+
 @pytest.mark.config
 def test_reaper_cleans_up_after_a_sigkill(tmp_path: Path) -> None:
     mark = str(tmp_path / "run")

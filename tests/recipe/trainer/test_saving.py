@@ -280,14 +280,18 @@ def test_a_line_lost_to_a_kill_after_its_checkpoint_is_restored_once(tmp_path: P
         ]
 
 
-def test_lines_after_the_checkpoint_are_removed(tmp_path: Path) -> None:
+def test_lines_after_the_checkpoint_and_surplus_checkpoints_are_removed(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, step=2)
     trainer.line = {"step": 2, "a": 0.0}
-    trainer._save_checkpoint()
+    checkpoints.step_folder(trainer.saves, 1).mkdir()
+    trainer._save_checkpoint()  # a kill before it deletes the first
     for step in (1, 2, 3):
         run_folder.append_metrics(tmp_path, step, {"a": float(step)})
-    Trainer(tmp_path, step=0)._load_checkpoint()
+    again = Trainer(tmp_path, step=0)
+    again.keep_last = 1
+    again._load_checkpoint()
     assert run_folder.read_metrics(tmp_path) == [{"step": 1, "a": 1.0}, {"step": 2, "a": 2.0}]
+    assert checkpoints.saved_steps(trainer.saves) == [2]
 
 
 @pytest.mark.parametrize(
@@ -327,7 +331,8 @@ def test_the_best_and_the_last_checkpoint_are_kept(
         ("save", 1, None, ["engine sleeps", "save 3", "engine has weights"], None),
         ("save", 3, None, [], None),  # saved already, and the engine has its weights
         ("stop", 1, CollapseError, ["engine sleeps", "save 3"], None),
-        ("rollback", 1, RollbackError, [], (3, 1)),  # the better of the saved steps
+        ("rollback", 1, RollbackError, [], (3, 1)),
+        ("rollback", 3, RollbackError, [], (3, 1)),  # the best saved step before the alarm
         ("rollback", None, CollapseError, ["engine sleeps", "save 3"], None),  # nothing is saved
         ("rollback, used up", 1, CollapseError, ["engine sleeps", "save 3"], None),
     ],
@@ -356,7 +361,7 @@ def test_at_an_alarm(
     for step, accuracy in ((1, 0.6), (2, 0.5)):
         line = {"val/t/accuracy": accuracy, "actor/grad_norm": 1.0}
         run_folder.append_metrics(tmp_path, step, line)
-    metrics = {"actor/grad_norm": 3.0}
+    metrics = {"actor/grad_norm": 3.0, "val/t/accuracy": 0.7}
     trainer.guard(metrics)
     assert metrics.get("guard/breach") == (None if action == "off" else 1)
     trainer.global_steps = 4

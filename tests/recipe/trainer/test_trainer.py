@@ -1,5 +1,6 @@
 """Group ids, state and columns of the trainer; test_saving.py and the e2e tests cover the rest."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,38 +10,56 @@ from verl.trainer.ppo.core_algos import AdaptiveKLController
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from recipe.rollout import server
-from recipe.trainer import task_runner
+from recipe.rollout.agent_loop import EPOCH
+from recipe.run.folder import RunFolder
+from recipe.trainer import records, task_runner
+from recipe.trainer import trainer as trainers
 from recipe.trainer.batch import ACTOR_FIELDS
 from recipe.trainer.question_stats import QuestionStats
+from recipe.trainer.replay_buffer import BoundedReplayBuffer
 from recipe.trainer.trainer import RecipeTrainer
 
 OFF = {"enable": False, "candidates": 1, "target": 0.5, "decay": 0.5}
 RECIPE = OmegaConf.create({"history": OFF, "curriculum": OFF})
 
 
-def fetched(batches: int, start: int = 0) -> list[list[str]]:
-    """The group ids of each batch, after `start` batches fetched before."""
+def fetched(
+    batches: int, start: int = 0, recipe: Any = RECIPE
+) -> list[tuple[list[str], list[int]]]:
+    """The group ids and epochs of each batch, after `start` batches fetched before."""
     questions = [["a", "b"], ["c", "a"]]
-    rows = [{"raw_prompt": q, "extra_info": [{"uid": uid} for uid in q]} for q in questions]
+    rates = {"a": 0.0, "b": 0.5, "c": 0.5}
+    rows: list[dict[str, Any]] = [
+        {"raw_prompt": q, "extra_info": [{"uid": uid, "pass_rate": rates[uid]} for uid in q]}
+        for q in questions
+    ]
     trainer: Any = object.__new__(RecipeTrainer)
     trainer.train_dataloader, trainer.train_dataloader_it = rows, None
     trainer.batches_fetched = start
-    trainer.question_stats = QuestionStats(RECIPE)
+    trainer.question_stats, trainer.value_model = QuestionStats(recipe), None
     if start:
         trainer.train_dataloader_it = iter(rows[start % 2 :])
-    return [list(trainer._fetch_one_gen_batch()["uid"]) for _ in range(batches)]
+    made = [trainer._fetch_one_gen_batch() for _ in range(batches)]
+    return [(list(batch["uid"]), batch[EPOCH].tolist()) for batch in made]
 
 
 def test_a_group_id_is_its_position_in_the_data_order() -> None:
     """Also after a resume; verl's own ids are random."""
-    names = fetched(3)
+    made = fetched(3)
     rows = ["000000000-a 000000001-b", "000000002-c 000000003-a", "000000004-a 000000005-b"]
-    assert names == [row.split() for row in rows]
-    assert fetched(2, start=1) == names[1:]
+    assert [names for names, _ in made] == [row.split() for row in rows]
+    assert [epochs for _, epochs in made] == [[0, 0], [0, 0], [1, 1]]  # of two batches
+    assert fetched(2, start=1) == made[1:]
 
 
-def test_an_adaptive_coefficient_is_resumed() -> None:
-    """After a batch of 8 with a KL of 0.5: 0.1 (1 + clip(0.5 / 0.1 - 1, -0.2, 0.2) 8 / 16)."""
+def test_a_curriculum_takes_the_candidates_nearest_to_the_target() -> None:
+    """Of a, b, c, a with pass rates 0, 0.5, 0.5, 0."""
+    recipe = OmegaConf.merge(RECIPE, {"curriculum": {"enable": True, "candidates": 2}})
+    assert fetched(1, recipe=recipe) == [(["000000001-b", "000000002-c"], [0, 0])]
+
+
+def test_counts_rates_and_an_adaptive_coefficient_are_resumed() -> None:
+    """A batch of 8 with a KL of 0.5 gives 0.1 (1 + clip(0.5 / 0.1 - 1, -0.2, 0.2) 8 / 16)."""
 
     def trainer() -> Any:
         made: Any = object.__new__(RecipeTrainer)
@@ -53,8 +72,12 @@ def test_an_adaptive_coefficient_is_resumed() -> None:
     first, second = trainer(), trainer()
     first.kl_ctrl_in_reward.update(current_kl=0.5, n_steps=8)
     assert abs(first.kl_ctrl_in_reward.value - 0.11) < 1e-12
+    first.batches_fetched, first.optimizer_steps = 3, 12
+    first.question_stats.load({"pass_rates": {"q": 0.25}})
     second.load_own_state(first.own_state())
     assert second.kl_ctrl_in_reward.value == first.kl_ctrl_in_reward.value
+    assert (second.batches_fetched, second.optimizer_steps) == (3, 12)
+    assert second.question_stats.rates == {"q": 0.25}
     old = {key: value for key, value in first.own_state().items() if key != "kl_in_reward"}
     third = trainer()
     third.load_own_state(old)  # a checkpoint of an older version
@@ -68,23 +91,26 @@ def test_the_actor_is_sent_only_what_it_reads(monkeypatch: pytest.MonkeyPatch, n
     sent: list[Any] = []
     monkeypatch.setattr(PPOTrainer, name, lambda self, batch, metrics: sent.append(batch.fields))
     trainer: Any = object.__new__(RecipeTrainer)
-    actor = {"ppo_mini_batch_size": 1, "ppo_epochs": 1}
+    actor = {"ppo_mini_batch_size": 1, "ppo_epochs": 3}
     trainer.config = OmegaConf.create({"actor_rollout_ref": {"actor": actor, "rollout": {"n": 1}}})
     trainer.watchdog, trainer.optimizer_steps = SimpleNamespace(begin=lambda: None), 0
 
     class Batch(list[str]):
         fields: list[str] | None = None
 
-    batch = Batch(["a"])
+    batch = Batch(["a", "b"])
     getattr(trainer, name)(batch, {})
     assert sent == [list(ACTOR_FIELDS)] and batch.fields is None
+    assert trainer.optimizer_steps == (6 if name == "_update_actor" else 0)  # 3 x 2 / 1
 
 
 class PassedError(Exception):
     """Stops after a pass of the actor."""
 
 
-def test_the_pass_of_token_weights_has_the_adapter_that_the_reference_has_not() -> None:
+def test_the_pass_of_token_weights_has_the_adapter_that_the_reference_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With LoRA verl's reference is the actor without its adapter, by a mark that it leaves."""
     seen: list[tuple[bool, float]] = []
 
@@ -108,6 +134,40 @@ def test_the_pass_of_token_weights_has_the_adapter_that_the_reference_has_not() 
         with pytest.raises(PassedError):
             compute()
     assert seen == [(True, 1.0), (False, 0.7)]
+    monkeypatch.setattr(trainers.batches, "fetch", lambda batch: batch)
+    weights["gaussian_covariance"] = {"logprob_temperature": 1.0}
+    trainer.config.recipe.weights = weights
+    assert trainer._fetch(batch) == (batch, None)  # the temperature of the rollout: no pass
+
+
+@pytest.mark.parametrize("repeatable", [False, True])
+def test_only_a_repeatable_run_samples_in_rounds(
+    monkeypatch: pytest.MonkeyPatch, toy_config: Any, repeatable: bool
+) -> None:
+    monkeypatch.setattr(PPOTrainer, "_build_replay_buffer", lambda self: None)
+    monkeypatch.setattr(BoundedReplayBuffer, "of", lambda _, **own: SimpleNamespace(**own))
+    trainer: Any = object.__new__(RecipeTrainer)
+    trainer.config, trainer.question_stats = toy_config.copy(), QuestionStats(RECIPE)
+    trainer.config.recipe.rollout.request_seeds = repeatable
+    assert trainer._build_replay_buffer().in_rounds is repeatable
+
+
+def test_rollouts_are_saved_every_second_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda *_, **__: None)
+    monkeypatch.setattr(records, "lines", lambda *_, step, **__: [{"step": step}])
+    trainer: Any = object.__new__(RecipeTrainer)
+    trainer.use_critic = trainer.rollouts = trainer.rewards_B = trainer.tokenizer = None
+    trainer.optimizer_steps = trainer.batches_fetched = 0
+    trainer.earlier_seconds = trainer.started = 0.0
+    trainer.train_dataloader, trainer.run_dir = ["a"], tmp_path
+    recipe = {"guard": {"action": "off"}, "save_rollouts_every": 2}
+    trainer.config = OmegaConf.create({"recipe": recipe})
+    for step in range(1, 6):
+        trainer.global_steps = step
+        trainer._compute_metrics(None, {})
+    assert list(RunFolder(tmp_path).rollout_steps()) == [2, 4]
 
 
 def test_the_rollout_server_is_registered_before_verl_looks_it_up(
