@@ -3,7 +3,7 @@
     actor_rollout_ref.actor.optim.optimizer_impl=recipe.actor.muon
     actor_rollout_ref.actor.optim.optimizer=MuonAdamW
 
-torch's own Muon takes matrices alone, and verl gives an optimizer all parameters in one list.
+torch's own Muon takes only matrices; verl gives an optimizer all parameters in one list.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.adamw import adamw
 
-# Newton-Schulz coefficients, steps, and momentum of Keller Jordan's Muon, as torch.optim.Muon has.
+# Newton-Schulz coefficients, steps and momentum, as in Keller Jordan's Muon and torch.optim.Muon.
 COEFFICIENTS, STEPS, MOMENTUM = (3.4445, -4.775, 2.0315), 5, 0.95
 
 

@@ -5,8 +5,8 @@ responses. In a causal model the hidden state of a token depends only on the tok
 node of a prefix tree thus serves all rows that pass through it: the log-probabilities are the same,
 and by the chain rule so is the gradient, the sum over those rows.
 
-Several trees share a row of the model's input (a forest), up to a number of places. Nodes are in
-depth-first order, so the descendants of node j are the places j + 1 ... end_j - 1:
+Several trees (a forest) share a row of the model's input. Nodes are in depth-first order, so the
+descendants of node j are the places j + 1 ... end_j - 1:
 
     place i sees place j   iff   j <= i < end_j
 

@@ -1,6 +1,6 @@
-"""The algorithms, one file each. torch and numpy only, float64.
+"""The algorithms, one file each, in float64; gmpo and verl_estimators call verl's functions.
 
-By family, in the order in which a step uses them:
+Families, in the order in which a step uses them:
 
     sampling    curriculum; dynamic sampling is `recipe.trainer.replay_buffer`
     rewards     hapo; accuracy, format and overlong penalty are `recipe.rollout.reward`
@@ -11,9 +11,9 @@ By family, in the order in which a step uses them:
     shared      registry, compute, rollouts (the input), groups, tokens, covariance
 
 `ADVANTAGES`: name -> function (rewards_B, group_B) -> advantages_B. Each returns exactly 0 for
-a group of one and for a group whose rewards are all equal (not unlikeliness, grpo_lead and gdpo,
-which compare more than the reward), and raises for rewards that are not finite. The result depends
-neither on the order of rows nor on the ids of groups.
+a group of one and for a group of equal rewards, and raises for rewards that are not finite.
+Exceptions: unlikeliness also compares likelihoods; grpo_lead and gdpo read other columns instead of
+the rewards. The result depends neither on the order of rows nor on the ids of groups.
 
 `TOKEN_WEIGHTS`: name -> function (logprobs_BT, advantages_BT, mask_BT, group_B, **settings) ->
 weights_BT, which multiply the advantages; 0 where the mask is 0. Statistics are over whole groups
@@ -30,8 +30,8 @@ from recipe.algorithms.registry import ADVANTAGES, TOKEN_WEIGHTS
 
 __all__ = ["ADVANTAGES", "TOKEN_WEIGHTS"]
 
-# A loss of the actor. It imports verl, which takes seconds and fixes the platform, so only the
-# actor's processes import it, by the path in `actor.policy_loss._target_`.
+# Losses of the actor. Importing verl takes seconds and fixes the platform, so only the actor's
+# processes import them, through `actor.policy_loss._target_`.
 IMPORT_VERL = ("gmpo",)
 
 for _module in pkgutil.iter_modules(__path__):

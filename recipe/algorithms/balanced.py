@@ -1,4 +1,4 @@
-"""Balanced Aggregation (arXiv 2605.04077): token means separate for each sign of advantage."""
+"""Balanced Aggregation (arXiv 2605.04077): a separate token mean for each sign of advantage."""
 
 import torch
 
@@ -18,10 +18,10 @@ def balanced(
 ) -> torch.Tensor:
     """w = (n / G) (1 / L) (N / P) at the tokens of a response.
 
-    n responses of its group of G have the sign of its advantage, with L tokens in all; P groups
-    and N tokens in the batch. With ``loss_agg_mode=token-mean``, which divides by N, the loss is
-    the mean over groups of (n+ / G) mean+ + (n- / G) mean-, the means over the tokens of each
-    sign. Advantages of 0 form a subset of their own, without a gradient. The mean weight is 1.
+    Of the G responses of its group, n have the sign of its advantage, with L tokens in all. The
+    batch has P groups and N tokens. With ``loss_agg_mode=token-mean``, which divides by N, the loss
+    is the mean over groups of (n+ / G) mean+ + (n- / G) mean-, with means over the tokens of a
+    sign. Advantages of 0 form their own subset, without a gradient. The mean weight is 1.
     Returns float64 of shape B x T, 0 where the mask is 0. Errors as `tokens.validated`.
     Departure: with several mini-batches verl divides by the tokens of each, so the means of
     mini-batches with unequal token counts are approximate.

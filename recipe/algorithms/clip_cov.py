@@ -48,9 +48,9 @@ def clip_cov(
 
     c is centered over the batch's real tokens. If fewer tokens qualify, all of those lose their
     gradient. The drawn tokens are those with the smallest hash of (`seed`, the row's integer in
-    `key_B`, token position). The draw does not depend on the order of rows, and one more candidate
-    does not change the place of another. Without `key_B` a row's key is its index. float64, 0
-    where the mask is 0. `tokens`: the first four inputs, already validated.
+    `key_B`, token position). The draw does not depend on the order of rows, and an added candidate
+    does not reorder the others. Without `key_B` a row's key is its index. Returns float64, 0 where
+    the mask is 0. `tokens`: the first four inputs, already validated.
     verl's ``clip_cov`` differs: it takes statistics over a micro-batch, uses the current policy's
     log-probabilities (ours: the sampling policy's), and excludes tokens that the PPO clip stops.
     ValueError for a ratio outside (0, 1], lower >= upper, and inputs that `tokens.validated`

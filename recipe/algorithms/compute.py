@@ -52,13 +52,12 @@ def logprob_temperature(weights: Mapping[str, Any]) -> float | None:
 
 
 def compute_advantages(rollouts: RolloutBatch, recipe: Mapping[str, Any]) -> Advantages:
-    """The advantage of every token of a batch, by the section ``recipe`` of the configuration.
+    """Return the advantage of every token; `recipe` is that section of the configuration.
 
     Rows that are not `trained_B` (filtered truncated responses, filler groups) count in the rewards
-    of their group. They are excluded from everything taken over tokens: covariances, weights,
-    draws. Metrics: `covariance_metrics` of the advantages before weights; of the weights their
-    range, the share of zeros, and their effective share of tokens, (sum w)^2 / (N sum w^2), which
-    is 1 for equal weights.
+    of their group, but not in covariances, token weights and draws. Metrics: `covariance_metrics`
+    with the advantages before weighting; of the weights, the range, the share of zeros, and the
+    effective share of tokens (sum w)^2 / (N sum w^2), which is 1 for equal weights.
     """
     rewards_B, metrics = shaped_rewards(rollouts, recipe["history"])
 
@@ -93,7 +92,7 @@ def compute_advantages(rollouts: RolloutBatch, recipe: Mapping[str, Any]) -> Adv
 def shaped_rewards(
     rollouts: RolloutBatch, history: Mapping[str, Any]
 ) -> tuple[Tensor, dict[str, float]]:
-    """The rewards with HAPO's length reward, by the history before this step, and its metrics."""
+    """Return the rewards plus HAPO's length reward, from the history before this step; metrics."""
     if not history["enable"]:
         return rollouts.reward_B, {}
     rows = zip(rollouts.lengths, rollouts.shortest, rollouts.accuracy, strict=True)
@@ -106,7 +105,7 @@ def shaped_rewards(
 
 
 def finite(what: str, values: Tensor, shape: torch.Size) -> Tensor:
-    """`values` in float64; ValueError if a user's function gave NaN, infinity or another shape."""
+    """Return `values` in float64; ValueError for NaN, infinity or another shape."""
     values = float64(values)
     if values.shape != shape:
         raise ValueError(f"{what} of shape {tuple(values.shape)} must have shape {tuple(shape)}")

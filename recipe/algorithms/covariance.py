@@ -14,7 +14,7 @@ from recipe.algorithms.tokens import Tokens
 
 CENTRES = ("group", "sequence", "batch")
 ADVANTAGE_CENTRES = ("tokens", "responses", "batch")
-# Key and share in units of 0.01 %: with whole numbers the ranks are exact.
+# Shares in units of 0.01 %: with integers the ranks are exact.
 PERCENTILES = {"p0.01": 1, "p1": 100, "p20": 2000, "p40": 4000, "p100": 10000}
 
 
@@ -27,7 +27,7 @@ def covariance_of(tokens: Tokens, *, centre: str, advantage_centre: str) -> torc
     real tokens not at all: arXiv 2605.11538), ``tokens`` (the group's real tokens: with centre
     ``group`` the mean of c is then the covariance over tokens), ``batch`` (all tokens of the
     batch). A scope of equal advantages, or of equal log-probabilities, has c = 0 exactly.
-    Computed once for each `Tokens`: do not modify it. ValueError for an unknown scope.
+    Cached in `tokens`: do not modify it. ValueError for an unknown scope.
     """
     require_choice("centre", centre, CENTRES)
     require_choice("advantage_centre", advantage_centre, ADVANTAGE_CENTRES)
@@ -68,10 +68,10 @@ def covariance_metrics(c_BT: Numbers, mask_BT: Numbers) -> dict[str, float]:
 
     ``covariance/positive/p20``: the k-th largest of the n positive values, k = ceil(0.2 n).
     ``negative``: the same for the negative values, from the most negative one up. ``.../p100`` is
-    thus the value nearest to 0. ``covariance/positive/mean`` is over the positive
-    values, ``covariance/mean`` and ``covariance/std`` (population) over all; 0.0 without values.
+    thus the value nearest to 0. ``covariance/positive/mean`` is over the positive values,
+    ``covariance/mean`` and ``covariance/std`` (population) over all.
     ``covariance/positive/share_p20``: the share of the sum of the positive values that those 20
-    percent hold, as in its Figure 3 (cumulative contribution); 0.0 without values.
+    percent hold, as in Figure 3 (cumulative contribution). 0.0 without values.
     The table's row for 100 % (0.06 and -0.04) is not the mean over all positives: that is at least
     0.4 x 0.33 = 0.13 given its 40 % row. The paper does not say what it is.
     ValueError if the shapes differ.

@@ -1,12 +1,11 @@
 """A prompt curriculum: prefer questions that the model solves about half of the time.
 
-After Prompt Curriculum Learning (PCL, arXiv 2510.01135). From k times as many candidates, PCL takes
-the questions whose predicted pass rate is nearest to 0.5, where the gradient is largest.
-PCL trains a value model that predicts the rate: ``recipe.curriculum.value_model``
-(`recipe.trainer.critic`). Departure, the default: the estimate is the question's running pass rate
-in this run (`recipe.trainer.question_stats`). That is free, but lags behind the policy. The first
-estimate of a question is the pass rate in its data row (`prompt_aug.prepare --pass-rates`), if
-there is one.
+From k times as many candidates, Prompt Curriculum Learning (PCL, arXiv 2510.01135) takes the
+questions whose predicted pass rate is nearest to 0.5, where the gradient is largest. PCL predicts
+the rate with a value model: ``recipe.curriculum.value_model`` (`recipe.trainer.critic`). Departure:
+by default the estimate is the question's running pass rate in this run
+(`recipe.trainer.question_stats`), which costs nothing but lags behind the policy. The first
+estimate is the pass rate in the data row (`prompt_aug.prepare --pass-rates`), if there is one.
 """
 
 from collections.abc import Sequence

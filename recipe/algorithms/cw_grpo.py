@@ -14,11 +14,11 @@ The paper leaves four choices open; the authors' public code makes its own. Each
 - ``normaliser``: mean weight 1 over the real tokens of the group | of the batch; ``padded``, as in
   the code, counts padding in N as well: rows x longest response of the group.
 
-The paper does not state the temperature of log pi either. Its runs, and ours, sample at 0.7. verl
-divides logits by the rollout's temperature, so by default (preset ``paper``) log pi is that of the
-distribution that was sampled. The authors' code takes it at 1, and so does its preset.
-``logprob_temperature`` is the key: a value other than the rollout's costs one more forward pass of
-the actor in every step (`RecipeTrainer`).
+The paper does not state the temperature of log pi either. Its runs, and examples/cw_grpo, sample at
+0.7. verl divides logits by the rollout's temperature, so by default (preset ``paper``) log pi is
+that of the distribution that was sampled. The authors' code, and the preset ``official_code``, use
+temperature 1. ``logprob_temperature`` sets it; a value other than the rollout's costs one more
+forward pass of the actor in every step (`RecipeTrainer`).
 
 w is detached: it is computed once per step on the driver, from the log-probabilities of the policy
 that sampled, and is a constant. The authors' code differentiates through w, which adds A dw/dtheta
@@ -113,7 +113,7 @@ def gaussian_covariance(
     tokens = tokens or validated(logprobs_BT, advantages_BT, mask_BT, group_B)
     c_BT = covariance_of(tokens, centre=centre, advantage_centre=advantage_centre)
     log_BT = exponent_of(c_BT, tokens, sigma).masked_fill_(~tokens.mask_BT, -torch.inf)
-    # Shifted so that the largest of the scope is 1: the factor cancels, and not all underflow to 0.
+    # Shift the largest of the scope to 1, so that not all underflow to 0; the factor cancels.
     scope = "batch" if normaliser == "batch" else "group"
     shift_B = _largest(log_BT.amax(1), tokens, scope)
     kernel_BT = log_BT.sub_(torch.where(torch.isfinite(shift_B), shift_B, 0.0)[:, None]).exp_()

@@ -10,8 +10,8 @@ ranks:
 
 so that the sum over micro-batches, averaged over ranks by FSDP, is the mean over the mini-batch.
 
-Configurations reach this module, in every actor process, through the key
-``actor_rollout_ref.actor.policy_loss._target_``, by ``recipe.algorithms.gmpo.GMPOLossConfig``.
+Every actor process imports this module, because ``actor_rollout_ref.actor.policy_loss._target_`` is
+``recipe.algorithms.gmpo.GMPOLossConfig``.
 """
 
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ EPSILON = 1e-6  # in units of reward, as in verl
 def grpo(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
     """A = (R - mean) / (std + 1e-6), mean and std over the n rewards of the group.
 
-    `rewards_B` in any unit, `group_B` integer ids; the advantages, float64 of shape B, have none.
+    `rewards_B` in any unit, `group_B` integer ids; the advantages (float64, shape B) have no unit.
     std divides by n - 1, as verl's does; the paper does not say which. A group whose rewards are
     all equal, a group of one included, has A = 0 exactly. verl differs in two cases: a group of
     one keeps its raw reward, and in float32 eight rewards of 4/3 get +-0.1.

@@ -1,4 +1,4 @@
-"""GRPO-LEAD (arXiv 2504.09696): short right answers, a penalty for wrong ones, hard questions."""
+"""GRPO-LEAD (arXiv 2504.09696) favors short right answers and hard questions."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from recipe.algorithms.groups import Numbers, float64, group_index, group_sum
 from recipe.algorithms.grpo import EPSILON, grpo
 from recipe.algorithms.registry import advantage
 
-# Of the authors' code (aeroplanepaper/GRPO-LEAD): the logistic weight of a question.
+# The logistic weight of a question in the authors' code (aeroplanepaper/GRPO-LEAD).
 LEAST, MOST, MIDDLE, STEEPNESS = 0.4, 1.5, 0.75, 10.0
 
 
@@ -29,10 +29,10 @@ def grpo_lead(
     """A = w grpo(R),  R = exp(-alpha z) if right, -1 if wrong,  z = (l - mean l) / (std l + 1e-6).
 
     Mean and std (n - 1; 1 for a single one) of the lengths l, in tokens, are over the right
-    responses of the group. w = w(rho) where grpo(R) > 0, else w(1 - rho), rho the group's pass
-    rate (`difficulty_weight`). `rewards_B` is not read: `accuracy` (0 or 1) takes its place.
-    A group that is all right has a signal too; `algorithm.filter_groups` would evict it. Errors as
-    `grpo`. Source: the authors' code, whose alpha is 0.05.
+    responses of the group. w is `difficulty_weight` of rho where grpo(R) > 0, else of 1 - rho; rho
+    is the group's pass rate. `accuracy` (0 or 1) is read instead of `rewards_B`.
+    A group of right answers only has a signal too; `algorithm.filter_groups` would evict it. Errors
+    as `grpo`. Source: the authors' code, whose alpha is 0.05.
     Departure: that code shapes lengths only if the three shortest responses of a group have more
     than 4000 tokens on average; the paper's formula has no such condition.
     """

@@ -14,8 +14,8 @@ def maxrl(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
     log p and of p: hard questions weigh more. There is no division by a standard deviation.
     `rewards_B` must be 0 or more for the weight to make sense; the paper covers only 0 and 1.
     A mean of 0 or less gives 0. The advantages, float64 of shape B, have no unit.
-    Departures: exactly 0 for equal rewards and groups of one (of which the method's first order
-    would keep the raw reward), no epsilon in the denominator. ValueError as in `grpo`.
+    Departures: exactly 0 for equal rewards and for groups of one (the method's first order would
+    keep the raw reward of the latter); no epsilon in the denominator. ValueError as in `grpo`.
     """
     groups = group_statistics(rewards_B, group_B)
     positive_B = groups.mean_B > 0

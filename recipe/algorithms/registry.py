@@ -1,7 +1,6 @@
 """The registry of algorithms: names and dotted paths -> functions, with their requirements.
 
-An algorithm is a function with a decorator, in a file of this folder or anywhere in the
-PYTHONPATH:
+An algorithm is a function with a decorator, in a file of this folder or anywhere on the PYTHONPATH:
 
     from recipe.algorithms.registry import advantage
 

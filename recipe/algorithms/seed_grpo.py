@@ -14,7 +14,7 @@ from recipe.algorithms.dr_grpo import dr_grpo
 from recipe.algorithms.groups import Numbers, group_index
 from recipe.algorithms.registry import advantage
 
-ALPHA = 0.0417  # of a public reimplementation; the paper's own value could not be read
+ALPHA = 0.0417  # from a public reimplementation; the paper's own value could not be read
 
 
 def semantic_entropy(answers: Sequence[str]) -> float:
@@ -39,8 +39,8 @@ def seed_grpo(
 ) -> torch.Tensor:
     """A = (R - mean) (1 - alpha SE / log G), mean and SE over the group's G responses.
 
-    R - mean is that of `dr_grpo`, units and errors included; 1 - alpha x is the paper's linear
-    form of its f. `answers`: the final answer of each response, equal texts for equal answers
+    R - mean, units and errors are those of `dr_grpo`; 1 - alpha x is the linear form of the paper's
+    f. `answers`: the final answer of each response, equal texts for equal answers
     (`RolloutBatch.answers`); without any, all count as the same. `alpha` in [0, 1]: 0 is Dr. GRPO;
     1 sets the advantages of a group of G different answers to 0, even if one is right.
     """

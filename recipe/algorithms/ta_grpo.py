@@ -1,7 +1,7 @@
-"""TA-GRPO (arXiv 2601.22478 v5): a question's rephrasings in its group; and its ablation TA-GRPO*.
+"""TA-GRPO (arXiv 2601.22478 v5): a group is a question with its rephrasings; ablation TA-GRPO*.
 
-Both are GRPO over another set of responses. The ratio under q^0's prompt (Eq. 4) is set up by the
-rollout, `recipe.rollout.agent_loop`.
+Both are GRPO with another grouping. The rollout (`recipe.rollout.agent_loop`) sets up the ratio
+under q^0's prompt (Eq. 4).
 """
 
 import torch

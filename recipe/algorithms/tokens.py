@@ -16,7 +16,7 @@ from recipe.algorithms.groups import Numbers, float64, group_index, group_sum
 class Tokens:
     """Validated inputs: numbers in float64, 0 where there is no real token."""
 
-    logprobs_BT: torch.Tensor  # nats, of the sampled token under the policy that sampled it
+    logprobs_BT: torch.Tensor  # nats, of the sampled token, by the policy that starts the step
     advantages_BT: torch.Tensor
     mask_BT: torch.Tensor  # bool: a real token
     lengths_B: torch.Tensor  # real tokens, float64

@@ -21,10 +21,10 @@ def unlikeliness(
     rank_i, from 0, counts the responses of the group of G that are less likely than i by the mean
     log-probability of their tokens (nats) under the policy that starts the step. A wrong answer
     (R = 0) stays at 0. `beta` in [0, 1]; the authors' runs use 0.25. Errors as `grpo`.
-    A group that is all right has a signal too; `algorithm.filter_groups` would evict it.
+    A group of right answers only has a signal too; `algorithm.filter_groups` would evict it.
     Source: `ray_lean_trainer.py` of the authors' repository (AndreHe02/rewarding-unlikely-release).
     Departures: equally likely responses share a rank, so that the order of rows does not matter;
-    the paper's text ranks by the probability of the whole response, the code by the mean.
+    the paper's text ranks by the probability of the whole response, its code by the mean.
     """
     if not 0 <= beta <= 1:
         raise ValueError(f"beta={beta}: must lie in [0, 1]")

@@ -1,4 +1,4 @@
-"""verl's own advantage estimators under the name ``verl:NAME``, as ``verl:opo``.
+"""verl's own advantage estimators under the name ``verl:NAME``, such as ``verl:opo``.
 
 ``verl:gae`` is PPO (arXiv 1707.06347); it needs ``critic.enable`` and returns the critic's targets:
 
@@ -49,9 +49,9 @@ def estimator(name: str) -> Callable[..., torch.Tensor]:
     The function takes (rewards_B, group_B, **INPUTS, **arguments) and returns A_BT and returns_BT
     in float64, computed by verl in float32: the reward lies on the last token of each response, the
     group id replaces verl's uid, `arguments` are fields of verl's AlgoConfig. For `gdpo` the
-    components are accuracy and format (``gdpo_reward_keys``). Rows that are not `trained_B` are no
-    part of the whitening; with ``gae`` they have returns all the same, which a critic learns of
-    filler groups.
+    components are accuracy and format (``gdpo_reward_keys``). Rows that are not `trained_B` are
+    excluded from the whitening. With ``gae`` they still have returns, so that the critic also
+    learns from filler groups.
     ConfigError for an unknown name and for an estimator that needs other inputs.
     """
     function = _of_verl(name)

@@ -1,1 +1,1 @@
-"""Checkpoints to Hugging Face format: ``python -m recipe.export RUN``."""
+"""Export checkpoints to Hugging Face format: ``python -m recipe.export RUN``."""

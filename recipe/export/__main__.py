@@ -1,11 +1,11 @@
-"""The checkpoints of a run as Hugging Face models.
+"""Export the checkpoints of a run as Hugging Face models.
 
-RUN/checkpoints/global_step_N (FSDP shards) -> RUN/hf/step_N (Hugging Face), through verl's own
-merger into a folder beside it, which is verified against the shards and renamed; manifest.json
-comes last. A step is done when its manifest is there, so an export that was killed at any moment is
-finished by the same command. Step 0 is the start model: its manifest names it and copies nothing.
-With LoRA the adapter is added to the weights, and also written to adapter/, in PEFT's layout.
-Exporting beside a live training is allowed.
+RUN/checkpoints/global_step_N (FSDP shards) -> RUN/hf/step_N (Hugging Face). verl's merger writes a
+temporary folder, which is verified against the shards and renamed; manifest.json is written last. A
+step is done when its manifest exists, so after a kill the same command finishes the export. Step 0
+is the start model: its manifest names the model, and nothing is copied. With LoRA the adapter is
+added to the weights, and also written to adapter/, in PEFT's layout. A run may be exported while it
+trains.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def _beside(target: Path) -> Path:
 
 
 def export_start(run: Path, config: dict[str, Any]) -> None:
-    """Step 0: a manifest that names the start model, by absolute path or hub id."""
+    """Write step 0: a manifest that names the start model, by absolute path or hub id."""
     name = select(config, "actor_rollout_ref.model.path")
     if not isinstance(name, str) or not name:
         raise ExportError("config.yaml does not say actor_rollout_ref.model.path, the start model")
@@ -84,7 +84,7 @@ def check_source(source: Path, run: Path, dtype: str) -> int:
 
 
 def export_step(run: Path, config: dict[str, Any], job: Job, dtype: str) -> None:
-    """Merge, verify, rename, then the manifest; raises ExportError or what the merger raises."""
+    """Merge, verify, rename, write the manifest; raises ExportError or what the merger raises."""
     assert job.source is not None
     lora = lora_of(config, job.source)
     world_size = check_source(job.source, run, dtype)
@@ -131,7 +131,7 @@ def convert(source: Path, target: Path, dtype: str, world_size: int, lora: Lora 
 
 
 def export_one(run: Path, config: dict[str, Any], job: Job, dtype: str | None) -> None:
-    """One step, unless it is done; what a kill left beside it is deleted."""
+    """Export one step, unless it is done; delete what a kill left beside it."""
     shutil.rmtree(_beside(RunFolder(run).exported(job.step)), ignore_errors=True)
     if is_done(run, job, dtype):
         return
@@ -153,7 +153,7 @@ def export(options: argparse.Namespace) -> int:
         for job in jobs:
             why = None
             try:
-                # The jobs of an array each take what no other one holds; a named step is awaited.
+                # Jobs of an array skip steps that another one holds; a named step is awaited.
                 with lock(RunFolder(run).export_lock(job.step), wait=steps is not None):
                     export_one(run, config, job, options.dtype)
             except InUseError:

@@ -40,9 +40,9 @@ class Job:
 
 
 def find(run: Path) -> tuple[list[Job], list[str]]:
-    """The finished checkpoints of a run by step, and a note for each that is not finished.
+    """Return the finished checkpoints of a run by step, and a note for each unfinished one.
 
-    verl records a checkpoint after writing it: a step above the recorded one is not whole yet. A
+    verl records a checkpoint after writing it, so a step above the recorded one is incomplete. A
     finished one that was damaged later is an error of its step, not a note.
     """
     folder = RunFolder(run).checkpoints
@@ -88,7 +88,7 @@ def model_shards(source: Path) -> list[Path]:
 
 
 def lora_of(config: dict[str, Any], source: Path) -> Lora | None:
-    """Return rank and alpha, None without LoRA; ExportError if the checkpoint has others."""
+    """Return the run's adapter, None without LoRA; ExportError if the checkpoint's differs."""
     model = select(config, "actor_rollout_ref.model") or {}
     rank, alpha = model.get("lora_rank") or 0, model.get("lora_alpha") or 0
     path = source / "lora_train_meta.json"

@@ -1,6 +1,6 @@
 """verl's own merger of FSDP shards, at a dtype that the user states.
 
-Imports verl: the caller has set the environment that chooses its platform (`recipe.export`).
+Imports verl, so set the environment that chooses its platform first (`recipe.export`).
 """
 
 import contextlib
@@ -25,8 +25,8 @@ class StatedDtypeMerger(FSDPModelMerger):
 
     The shards are float32 master weights; a run whose engine computes in float32 would be
     evaluated with other weights than it trained. tests/recipe/patches/test_cpu.py fails when verl
-    lets the dtype be stated. Shards are read with ``weights_only=True``: they run no code. An
-    adapter is added to the weights, and written beside them, before verl's merger would drop it.
+    no longer casts. Shards are read with ``weights_only=True``: they run no code. An adapter is
+    added to the weights, and written beside them, before verl's merger would drop it.
 
     Overrides of verl:
       __init__                      takes the dtype and the adapter's scale
@@ -86,7 +86,7 @@ def merge(source: Path, target: Path, dtype: torch.dtype, lora: Lora | None) -> 
     with contextlib.redirect_stdout(io.StringIO()):
         merger.merge_and_save()
         merger.cleanup()
-    stated = read_json(target / "config.json")  # by verl's merger always bfloat16
+    stated = read_json(target / "config.json")  # verl's merger always states bfloat16
     stated.pop("torch_dtype", None)
     stated["dtype"] = str(dtype).removeprefix("torch.")
     write_json(target / "config.json", stated)

@@ -26,9 +26,9 @@ from prompt_aug.base.files import read_json, replacing, write_json
 from recipe.errors import ConfigError
 from recipe.run.checkpoints import RANKS, SHARDS, shard_name
 
-# Of numpy's random state, in a checkpoint's extra files.
+# Types of numpy's random state, which a checkpoint's extra files contain.
 RANDOM: list[Any] = [np.zeros(1).__reduce__()[0], np.ndarray, np.dtype, np.dtypes.UInt32DType]
-SETTINGS = ("lr", "betas", "weight_decay")  # of an optimizer: they are saved with its state
+SETTINGS = ("lr", "betas", "weight_decay")  # of an optimizer, saved with its state
 
 
 def merged(parts: Sequence[DTensor], rank: int = 0, ranks: int = 1) -> torch.Tensor:

@@ -72,7 +72,7 @@ def _coordinate(tensor: DTensor, rank: int) -> tuple[int, ...]:
 def _pieces(
     name: str, parts: list[torch.Tensor]
 ) -> Iterator[tuple[tuple[slice, ...], torch.Tensor]]:
-    """(place, local values) of each rank's part of one entry; refuses parts that do not fit."""
+    """(place, local values) of each rank's part of one entry; MismatchError if they do not fit."""
     for rank, part in enumerate(parts):
         if part.shape != parts[0].shape or part.dtype != parts[0].dtype:
             raise MismatchError(f"{name}: rank {rank} has another shape or dtype than rank 0")
@@ -102,8 +102,8 @@ def compare(
 ) -> int:
     """Check that `model` equals `shards` cast to `dtype`, bit for bit; return its elements.
 
-    `added`: what an adapter adds to weights, by name. Each tensor must be covered by its pieces.
-    MismatchError names the entry; weights that are not finite are refused too.
+    `added`: what an adapter adds to weights, by name. Each tensor must be covered by its pieces and
+    be finite. MismatchError names the entry.
     """
     for rank, shard in enumerate(shards):
         if set(shard) != set(model):
@@ -138,7 +138,7 @@ def compare(
 def without_adapter(
     shards: list[adapters.State], target: Path, lora: Lora
 ) -> tuple[list[adapters.State], adapters.State]:
-    """Return the start model's shards, and what the adapter that was written adds to it."""
+    """Return the start model's shards and what the written adapter adds to them."""
     from safetensors.torch import load_file
 
     adapter = {}

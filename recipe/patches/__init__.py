@@ -1,4 +1,4 @@
-"""All changes to foreign code at run time; the docstring of each adapter has the reason.
+"""All changes to foreign code at run time; the docstring of each adapter gives the reason.
 
 Each patch closes a gap of verl 0.9.1, vLLM or torch. Its test runs the foreign code without the
 patch and fails when the gap is closed upstream; delete the patch then. `recipe.plugin` loads them

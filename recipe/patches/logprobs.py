@@ -2,10 +2,10 @@
 
 With flash-attn, verl uses its cross-entropy kernel, which computes in float32 from bfloat16 logits.
 Without it, verl 0.9.1 uses `logprobs_from_logits_v2`, a loop over single tokens. For bfloat16
-logits that returns bfloat16: 8 bits, so log p = -5.03 is off by up to 0.016, and with it every
-ratio, covariance and KL. For float32 logits it is exact but slow: the graph has a node for every
-token, which takes a quarter of an update of the toy model. This function returns float32 for both,
-as the kernel does. For float32 logits values and gradients equal verl's to the last bit.
+logits it returns bfloat16: with 8 bits log p = -5.03 is off by up to 0.016, and so is every ratio,
+covariance and KL. For float32 logits it is exact but slow: the graph has a node for every token,
+which takes a quarter of an update of the toy model. This function returns float32 for both, as the
+kernel does. For float32 logits values and gradients equal verl's to the last bit.
 """
 
 from types import ModuleType

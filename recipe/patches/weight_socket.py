@@ -3,7 +3,7 @@
 After every step verl 0.9.1 sends the actor's weights to the engine through a socket in /tmp named
 after the Ray job. Every run with its own Ray, as `recipe.train` starts it, is job 01000000, so two
 runs on one machine use one socket. If both send at the same time, an engine gets the other run's
-weights, or both wait forever (observed). verl's pull request 6246 meant to separate jobs by that
+weights, or both wait forever (observed). verl's pull request 6246 separates jobs only by that
 id. Here the run's id, new for every launch, is part of the socket's name on both sides.
 """
 

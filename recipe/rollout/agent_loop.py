@@ -7,7 +7,7 @@ other than "train" is rendered with the fixed validation template.
 TA-GRPO (arXiv 2601.22478, Eq. 4): a response to the rephrasing q^n is generated under q^n and
 returned with the prompt of q^0, in the same template. verl computes the old and the new
 log-probabilities from that prompt, so numerator and denominator of the ratio are both under q^0.
-The engine's log-probabilities are those under q^n; they are a diagnostic and in no ratio.
+The engine's log-probabilities are under q^n; they are a diagnostic only, in no ratio.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def choose_template(augment: DictConfig, bank: Bank, seed: int, row: dict[str, A
 
 
 def choose_rephrasing(recipe: DictConfig, group_size: int, row: dict[str, Any]) -> tuple[int, str]:
-    """(n, text of q^n) for one of the (N + 1) G = `group_size` rollouts; outside training n = 0."""
+    """Return (n, text of q^n) of one of (N + 1) G = `group_size` rollouts; n = 0 in validation."""
     question, extra = user_text(row["raw_prompt"], "prompt"), row["extra_info"]
     count = int(recipe.rephrasings.count)
     if count == 0 or extra["split"] != "train":

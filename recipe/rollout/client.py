@@ -1,4 +1,4 @@
-"""Client of the rollout servers that uses one slot at the load balancer and one call per group."""
+"""Client of the rollout servers: one slot at the load balancer and one call per group."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -14,15 +14,15 @@ class BatchingServer:
     """Handle of a server of `recipe.rollout.server` that sends concurrent requests as one call.
 
     Requests made in the same iteration of the event loop, such as the rollouts of a question, are
-    one call; each gets its own answer. If the call fails, every request is retried once by itself,
-    as in verl, so that only the failing ones fail.
+    one call; each gets its own answer. If the call fails, each request is sent once more in its own
+    call, as in verl, so that only the failing ones fail.
     """
 
     def __init__(self, server: Any) -> None:
         self.server = server
         self.generate = self  # verl calls server.generate.remote(...)
         self._waiting: list[tuple[dict[str, Any], asyncio.Future[Any]]] = []
-        self._calls: set[asyncio.Task[list[Any]]] = set()  # the event loop keeps no task alive
+        self._calls: set[asyncio.Task[list[Any]]] = set()  # the event loop keeps weak references
 
     def remote(self, **request: Any) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
@@ -78,9 +78,9 @@ class GroupServer:
 class GroupedClient(LLMServerClient):
     """A client whose requests of one group share one slot at the load balancer, and one call.
 
-    For every request verl acquires and releases a server at its load balancer, one actor for all.
-    The requests of a group get the same server anyway. Here the first one acquires and the last one
-    releases it: 2 calls for a group instead of 2 (N + 1) G. If the server supports it
+    verl acquires and releases a server at the load balancer, a single actor, for every request,
+    although all requests of a group get the same server. Here the first one acquires it and the
+    last one releases it: 2 calls for a group instead of 2 (N + 1) G. If the server supports it
     (`recipe.rollout.server`), requests go through a `BatchingServer`.
 
     Overrides of verl:
@@ -104,7 +104,7 @@ class GroupedClient(LLMServerClient):
             # Shielded: cancelling one request must not cancel the server of the others.
             return cast(tuple[str, Any], await asyncio.shield(held.server))
         except BaseException:
-            if self._drop(request_id, held):  # nobody waits any more: release it on arrival
+            if self._drop(request_id, held):  # no request is left: release the server on arrival
                 held.server.add_done_callback(partial(self._release_late, request_id))
             raise
 

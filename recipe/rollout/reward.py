@@ -5,7 +5,7 @@
 score is accuracy, 0 or 1, from `prompt_aug.grading`; or the result of the user's verifier of the
 row's data source (``recipe.reward.verifiers``, `prompt_aug.verifiers`). The grader also reads the
 question: an answer that only repeats a formula of it scores 0 (status "echo"). Arithmetic that is
-not worked out has the status "unworked"; `recipe.reward.unworked` decides if it counts as right.
+not worked out has the status "unworked"; `recipe.reward.unworked` decides whether it is right.
 format is the format reward of the drawn template for the text after the prefill, a dyadic number in
 [0, 1]. By default wrong answers get it too, as in arXiv 2602.03190. `overlong` is DAPO's soft
 punishment (arXiv 2503.14476, eq. 13), with L the response length, L_max its limit (with
@@ -13,8 +13,8 @@ punishment (arXiv 2503.14476, eq. 13), with L the response length, L_max its lim
 
     overlong = factor * clip((L - (L_max - C)) / C, 0, 1)
 
-Departure: 2503.14476 has factor 1 with an accuracy reward of +-1; ours is 0 or 1. Half the range
-needs half the ramp for the same advantages: ``factor: 0.5``, which method/dapo sets.
+Departure: 2503.14476 has factor 1 with an accuracy reward of +-1. Ours is 0 or 1, half that range,
+so the same advantages need ``factor: 0.5``, which method/dapo sets.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ def score(
     limit: int,
     graded: Grade | None = None,
 ) -> dict[str, Any]:
-    """The reward of a response of `length` tokens and its parts, as verl's reward managers do.
+    """Return reward and parts of a response of `length` tokens, as verl's reward managers do.
 
     `row` has the columns of the dataset. `limit`: the most tokens. `graded`: a verifier's result.
     """

@@ -54,9 +54,10 @@ T = TypeVar("T")
 
 
 def failure(error: BaseException, *, lost: int, asked: int) -> dict[str, Any]:
-    """The tag of a question with failed rollouts: how many, the error, if an actor has died."""
+    """The tag of a question with failed rollouts: how many, the error, whether an actor died."""
     gone: tuple[type[BaseException], ...] = (RayActorError,)
-    # The server of a dead engine stays alive and raises this; without it, nothing has imported it.
+    # The server of a dead engine lives on and raises EngineDeadError. If its module is not loaded,
+    # no such error has arrived.
     if vllm := sys.modules.get("vllm.v1.engine.exceptions"):
         gone += (vllm.EngineDeadError,)
     return {
@@ -188,7 +189,7 @@ class GroupedAgentLoopWorker(_Worker):
     ) -> None:
         """Run all rollouts of one question and set its status to "finished" or "failure".
 
-        Until then it is "pending": verl's replay buffer counts that as in flight, like "running".
+        Until then it is "pending", which verl's replay buffer counts as in flight, like "running".
         """
         partition = "val" if trajectory["validate"] else "train"
         rollout = self.config.actor_rollout_ref.rollout
@@ -212,7 +213,7 @@ class GroupedAgentLoopWorker(_Worker):
             apply_greedy_sampling_params(params)
         loop, uid = self._agent_loop(prompt.pop("agent_name")), prompt["uid"]
         log = partial(self._errors.log, f"rollout of question {uid}")
-        # Wait for all: otherwise one would run on in the engine after its group has ended.
+        # Wait for all: otherwise a rollout could outlive its group in the engine.
         results = await asyncio.gather(
             *(
                 retry_once(partial(loop.run, params, session_id=i, **prompt), log)

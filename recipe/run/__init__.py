@@ -1,1 +1,1 @@
-"""A run: its folder and files, its processes, its progress. `eval` may import this room."""
+"""A run: its folder and files, its processes, its progress. `eval` may import this package."""

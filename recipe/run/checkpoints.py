@@ -69,7 +69,7 @@ def shard_damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str |
 
 
 def _archive_damage(folder: Path, name: str) -> str | None:
-    """Return why a zip file of torch.save is cut, or None; a changed byte in it is not found."""
+    """Return why a zip file of torch.save is unusable, or None; changed bytes are not detected."""
     if not (folder / name).is_file():
         return f"{name} is missing"
     return None if zipfile.is_zipfile(folder / name) else f"{name} is cut"
@@ -136,7 +136,7 @@ def _link(source: str, target: str) -> None:
 def adopting(source: Path, checkpoints: Path) -> Iterator[Path]:
     """Yield a copy of the checkpoint `source`; after the block it is the one to resume from.
 
-    Its files are hard links: replace them instead of changing them. After a kill it is ignored.
+    Its files are hard links: replace them, do not change them. After a kill the copy is ignored.
     """
     step = source.name.removeprefix(CHECKPOINT)
     copy = checkpoints / f"{DELETED}{step}"  # deleted by `repair` if it is left behind
@@ -148,7 +148,7 @@ def adopting(source: Path, checkpoints: Path) -> Iterator[Path]:
 
 
 def restore_line(run_dir: Path, checkpoints: Path) -> None:
-    """Append the tracked step's line if a kill came between verl's save and verl's line."""
+    """Append the tracked step's metrics if a kill came after its save and before its line."""
     step = tracked_step(checkpoints) or 0
     path = step_folder(checkpoints, step) / STATE
     line = read_json(path).get("line") if path.is_file() else None
@@ -180,7 +180,7 @@ def surplus(
 ) -> list[int]:
     """Return the steps to delete; none without `last`.
 
-    Kept are the newest `last`, multiples of `every`, `best`, `tracked` (the one to resume from) and
+    Keeps the newest `last`, multiples of `every`, `best`, `tracked` (the one to resume from) and
     the steps after it, which are incomplete or of an abandoned branch.
     """
     if not last or tracked is None:

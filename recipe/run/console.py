@@ -44,9 +44,9 @@ class Collapsed:
     """Text stream that prints floods of repeated lines as counts.
 
     A dead engine raises one error of a hundred lines for every rollout: 85,000 lines in 15 s, in
-    which the first one, the cause, is hard to find. Up to `FREE` repeats within `QUIET` seconds are
-    printed; further ones only when their number has doubled, until `QUIET` seconds pass without
-    one. Lines without words, such as ``^^^^``, are treated like the line before.
+    which the first one, the cause, is hard to find. `FREE` repeats within `QUIET` seconds are
+    printed. After that a count is printed at each power of 2, until `QUIET` seconds pass without a
+    repeat. Lines without words, such as ``^^^^``, are treated like the line before.
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:

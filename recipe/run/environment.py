@@ -44,8 +44,8 @@ CPU = {
     "GLOO_SOCKET_IFNAME": "lo",
     # vLLM compiles one comparison of its sampler: 30 s at the first start, with a C++ compiler.
     "TORCH_COMPILE_DISABLE": "1",
-    # Lets waiting OpenMP threads sleep. By default they spin and, on a busy machine, take the core
-    # from the thread that they wait for (examples/LOG.md has the figures).
+    # Waiting OpenMP threads sleep. By default they spin and, on a busy machine, take the core from
+    # the thread that they wait for (figures in examples/LOG.md).
     "GOMP_SPINCOUNT": "0",
     # Ray starts its workers at niceness 15: beside other work they would get almost no CPU time.
     "RAY_worker_niceness": "0",
@@ -66,7 +66,7 @@ def set_defaults(*, cpu: bool, **more: str) -> None:
 
 
 def threads() -> dict[str, str]:
-    """Return the threads on a CPU: one per core for the actor, half as many for the engine."""
+    """Return the threads on a CPU: by default one per core for the actor, half for the engine."""
     cores = os.environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
     first = cores.split(",")[0].strip()  # OpenMP takes "4,2" for nested levels
     half = int(first) // 2 if first.isdecimal() else 1
@@ -76,7 +76,7 @@ def threads() -> dict[str, str]:
 def keep_wandb_run(path: Path) -> None:
     """Use one wandb run for all starts of a training; its id is in the file `path`.
 
-    wandb skips steps that it has seen: steps trained again after a resume keep their first values.
+    wandb skips steps that it has, so steps trained again after a resume keep their first values.
     """
     if not path.exists():
         write_text(path, secrets.token_hex(4))

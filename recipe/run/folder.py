@@ -141,7 +141,7 @@ class BenchmarkFolder:
     scores = _At("scores.json")  # the entry of this benchmark, written last
 
     def samples(self, worker: str) -> Path:
-        """Append-only, a file per worker."""
+        """The answers by one worker; append-only."""
         return self.root / f"samples-{worker}.jsonl"
 
     def sample_files(self) -> list[Path]:
@@ -193,7 +193,7 @@ def _finite(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def metrics_line(step: int, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return the line of `step`: only numbers and texts; null for what is not finite."""
+    """Return the line of `step`: only numbers and strings; null for what is not finite."""
     line: dict[str, Any] = {"step": step}
     for key, value in sorted(metrics.items()):
         number = value.item() if isinstance(value, np.generic) else value
@@ -208,7 +208,7 @@ def append_metrics(run_dir: Path, step: int, metrics: dict[str, Any]) -> None:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl by step, the later of two, without a truncated last one."""
+    """Return metrics.jsonl by step: of two lines the later, no truncated last one, NaN for null."""
     by_step = {x["step"]: x for x in read_lines(RunFolder(run_dir).metrics) if "step" in x}
     lines = (by_step[step] for step in sorted(by_step))
     return [{k: math.nan if v is None else v for k, v in line.items()} for line in lines]

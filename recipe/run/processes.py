@@ -1,9 +1,9 @@
-"""End every process of a run: Ray's and vLLM's children are found by a variable of the environment.
+"""End every process of a run, Ray's and vLLM's included, by an environment variable.
 
 A killed run leaves Ray, its workers and vLLM engines behind, gigabytes each. Every descendant
 inherits the variable `MARK`, whatever its parent is. A small reaper process reads its standard
-input. The input is closed when the run ends for any reason, even SIGKILL; the reaper then ends all
-marked processes.
+input, which closes when the run ends for any reason, even SIGKILL. The reaper then ends all marked
+processes.
 
     python -m recipe.run.processes MARK_VALUE      # the reaper
 """

@@ -41,7 +41,7 @@ def reached(run_dir: Path, stage: str, **more: Any) -> None:
 
 
 def step_line(lines: list[dict[str, Any]], total: int) -> str:
-    """Return the line for the last of `lines`; the time left is by the steps after the first."""
+    """Return the line for the last of `lines`; the first step does not count for the time left."""
     last = lines[-1]
 
     def value(key: str) -> float:
@@ -82,7 +82,7 @@ class Follower:
         self.erase = "\r\033[K" if out.isatty() else ""
         self.began = self.since = self.said = clock()
         self.stages = 0  # lines of logs/start.jsonl that were shown
-        self.step: int | None = None  # the last one shown or, at first, the one resumed from
+        self.step: int | None = None  # the last one shown; at first the one resumed from
         self.lines: list[dict[str, Any]] = []  # metrics of the steps that were shown
         self.size = -1  # of metrics.jsonl
         self.printed = self.folder.log.stat().st_size if config.recipe.worker_logs else None

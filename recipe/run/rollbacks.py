@@ -2,7 +2,7 @@
 
     trainer        adds a line to rollbacks.jsonl at the alarm, and ends
     recipe.train   restarts itself; after a kill, the user's command does the same
-    that start     `apply` changes the settings; recipe.preflight.resume changes the checkpoints
+    the restart    `apply` changes the settings; recipe.preflight.resume changes the checkpoints
 
 The next start carries out the last line before anything else and marks it as ``settled``. Every
 part can be repeated, so after a kill at any moment the same command continues.
@@ -57,9 +57,9 @@ def describe(record: Mapping[str, Any]) -> str:
 
 
 def apply(config: DictConfig, run_dir: Path) -> None:
-    """Change the settings as the roll-backs of `run_dir` say; a second call changes nothing.
+    """Change the settings by the roll-backs of `run_dir`; a second call changes nothing.
 
-    A setting that has another value than before is left: the check of a resumed run reports it.
+    A setting whose value is not the recorded one is left: the check of a resumed run reports it.
     """
     for record in records(run_dir):
         for key, (before, after) in record["change"].items():

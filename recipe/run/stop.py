@@ -1,4 +1,4 @@
-"""End a run before its last step: at a signal, or because the next step would not fit.
+"""End a run before its last step: at a signal, or if the next step exceeds the job's time.
 
     driver (recipe.train)                          trainer (a Ray actor, perhaps on another node)
     SIGTERM -> writes RUN/.stop                    checks RUN/.stop while it waits for rollouts,
@@ -7,8 +7,8 @@
     exit code 75: the same command continues         <-
 
 A job's script also sets when the job will be killed: RECIPE_DEADLINE, in seconds since the epoch.
-The trainer then ends after the last step that fits, by the times it has measured, without a signal.
-A preemption brings the end forward; after a signal the script writes it into RUN/.ends. These are
+Without a signal, the trainer then ends after the last step that fits, by its measured times. A
+preemption moves the end forward: after a signal the script writes it into RUN/.ends. These are
 files, not messages, because they must reach a busy actor on any node.
 """
 
@@ -41,7 +41,7 @@ NOTHING_SAVED = "SIGTERM before the first step, nothing to save"
 # and saves; while weights are sent it would wait forever.
 DEAD = 300.0
 GUARD = 1.1  # times hang_seconds until the guard acts, so that a wait with `see` ends first
-SPARE = 1.2  # the next step and its checkpoint may take this times the longest one so far
+SPARE = 1.2  # a step and its checkpoint may take this times the longest of the latest ten
 
 
 class StoppedError(UserError, RuntimeError):
@@ -212,8 +212,8 @@ class Signals:
         """Handle SIGTERM inside, and end with the exit code of the handler.
 
         Its SystemExit may be raised inside ray.get, which replaces it by SystemExit(1). Ray's own
-        handler, which ray.init sets and which stays until `listen` is called again, exits with the
-        signal's number. Raises StoppedError if there was no step to save, otherwise SystemExit.
+        handler, set by ray.init until `listen` is called again, exits with the signal's number.
+        Raises StoppedError if there was no step to save, otherwise SystemExit.
         """
         over = threading.Event()
         read_end, write_end = os.pipe()

@@ -1,8 +1,8 @@
 """Read the rollouts of a step from TransferQueue once, and write the advantages back once.
 
-verl's driver has keys and tags; the data is in TransferQueue. Rows that verl appends to fill the
-last mini-batch are excluded from the record. All others are sorted by group and rollout, so that
-no result depends on the order in which rollouts arrived.
+verl's driver has keys and tags; the data is in TransferQueue. Padding rows, which verl appends to
+fill the last mini-batch, are not in `RolloutBatch`. All others are sorted by group and rollout, so
+that no result depends on the order in which rollouts arrived.
 
 Symbols: B real rows, T tokens of the longest response, R rows of verl's batch, padding included.
 """
@@ -28,8 +28,8 @@ FIELDS = (
     *("entropy", "rollout_log_probs", "ref_log_prob", "values"),  # present only with some settings
 )
 
-# Every field that verl's actor, reference model and critic read for any loss. verl would send all
-# fields, also the columns of the dataset, as Python objects row by row.
+# Every field that verl's actor, reference model and critic read for any loss. verl would also send
+# the columns of the dataset, row by row as Python objects.
 ACTOR_FIELDS = (
     *("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask"),
     *("old_log_probs", "ref_log_prob", "advantages", "rollout_is_weights"),
@@ -88,7 +88,7 @@ def matrix(column: Any) -> Tensor:
 def rollouts_of(
     fetched: Fetched, *, seed: int, rewards: Tensor, mask: Tensor, weight_logprobs: Tensor | None
 ) -> RolloutBatch:
-    """Return the record of the real rows, all trained; `rewards` and `mask` are R x T."""
+    """Return the real rows, all with `trained_B`; `rewards` and `mask` are R x T."""
     real = fetched.real()
     keys = [fetched.batch.keys[i] for i in real]
     rows = {name: [values[i] for i in real] for name, values in fetched.rows.items()}
@@ -165,8 +165,8 @@ def columns_of(
 
     An excluded row has zero masks: no policy, KL or entropy term. If the loss is a mean over tokens
     (`by_token`), the row keeps its first token, with advantage 0: a mini-batch of excluded rows
-    would otherwise divide by zero tokens. A batch of excluded rows always keeps first tokens, since
-    verl takes the maximum of the advantages under the mask.
+    would otherwise divide by zero tokens. If all rows are excluded they always keep it, since verl
+    takes the maximum of the advantages under the mask.
     """
     rows = fetched.real()
     fields = dict(changed)

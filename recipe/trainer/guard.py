@@ -3,9 +3,9 @@
 ``recipe.guard.action``: off; warn (a line in the log and ``guard/breach`` in metrics.jsonl); save
 (the same and a checkpoint); stop (the run saves and ends, and the message has the command that
 forks it from the best checkpoint with a lower learning rate and a KL penalty); rollback (the run
-goes back to the best checkpoint and changes what ``recipe.guard.rollback`` says: run/rollbacks.py).
-A low entropy is no breach: in the runs of examples/laboratory/edge it falls as far where held-out
-accuracy rises to 0.8 as where it collapses.
+returns to the best checkpoint with the changes in ``recipe.guard.rollback``: run/rollbacks.py).
+Low entropy is not a breach: in examples/laboratory/edge it falls as far in runs whose held-out
+accuracy rises to 0.8 as in runs that collapse.
 """
 
 import math

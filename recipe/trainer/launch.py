@@ -34,7 +34,7 @@ def set_environment(config: DictConfig) -> None:
 
 
 def run(config: DictConfig) -> None:
-    """Start Ray, the task runner and the training; end every process of the run at its end."""
+    """Start Ray, the task runner and the training; at the end stop every process of the run."""
     run_dir = str(config.recipe.run_dir)
     processes.end(run_dir)  # those that a killed run may have left
     # First of all processes, since a SIGKILL may come at any moment.
@@ -126,9 +126,9 @@ def leave(
 def set_ray(config: DictConfig) -> None:
     """Set Ray's options: environment variables of actors on other nodes, cluster, log output.
 
-    Without RAY_ADDRESS a run starts its own Ray. By default Ray would join any cluster on the
-    machine, for instance another run's. Its CPUs are slots, not cores. verl's actors reserve three
-    for each GPU and one for each unit of the TransferQueue, and would wait forever for more.
+    Without RAY_ADDRESS a run starts its own Ray; by default Ray would join any cluster on the
+    machine, such as another run's. Ray's CPUs are slots, not cores: verl's actors reserve three for
+    each GPU and one for each unit of the TransferQueue, and with fewer they would wait forever.
     """
     init, units = config.ray_kwargs.ray_init, config.transfer_queue.backend.SimpleStorage
     # The output of workers on all nodes goes through this process to logs/train.log.

@@ -19,7 +19,7 @@ QUEUE = "transfer_queue"  # the namespace of TransferQueue's controller
 
 
 def named_actors() -> set[str]:
-    """The names of this run's live actors, except FSDP workers, whose calls the trainer awaits."""
+    """Return the names of this run's live named actors, FSDP workers included."""
     own = {ray.get_runtime_context().namespace, QUEUE}
     return {a["name"] for a in list_named_actors(all_namespaces=True) if a["namespace"] in own}
 
@@ -41,7 +41,7 @@ class Liveness:
         self.next = clock()
 
     def gone(self) -> list[str]:
-        """The actors that have ended, by a query every `EVERY` seconds; [] without an answer."""
+        """Return the actors that have ended, by a query every `EVERY` seconds; [] if it fails."""
         if self.clock() >= self.next:
             self.next = self.clock() + EVERY
             try:

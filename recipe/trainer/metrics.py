@@ -33,12 +33,12 @@ def values_by_id(ids: Iterable[Hashable], values: Iterable[float]) -> list[list[
 def entropy(
     rollouts: RolloutBatch, key: str = "train/entropy", here: Sequence[bool] | None = None
 ) -> dict[str, float]:
-    """`key`: nats per token, the mean over all trained tokens.
+    """Return {key: the mean entropy of all trained tokens, in nats}.
 
-    Of the policy that starts the step, at the rollout's temperature, under the trained prompt (with
-    anchored ratios, a response to a rephrasing was sampled under another one). verl's actor/entropy
-    is aggregated as the loss is. Excluded: filtered responses, filler groups, rows that are not
-    `here`. {} without tokens, and in bypass mode, where verl computes no entropy.
+    It is that of the policy that starts the step, at the rollout's temperature, under the trained
+    prompt (with anchored ratios, a response to a rephrasing was sampled under another one). verl's
+    actor/entropy is aggregated as the loss is. Excluded: filtered responses, filler groups, rows
+    outside `here`. {} without tokens, and in bypass mode, where verl computes no entropy.
     """
     if rollouts.entropy_BT is None:
         return {}
@@ -57,7 +57,7 @@ def group_metrics(
     """Accuracy, format and shares of zero-variance groups; accuracy, format, length by template.
 
     A group is the set over which advantages are taken: a question, or with `by_rephrasing` one of
-    its rephrasings. Filler groups and filtered responses count, but for entropies.
+    its rephrasings. Filler groups and filtered responses count, except in entropies.
     train/no_signal_groups: share of groups whose rewards are all equal; train/all_right_groups,
     train/all_wrong_groups: by accuracy; grade/<status>, template/<name>/share: of the rollouts.
     """
@@ -128,8 +128,8 @@ def rephrasing_metrics(rollouts: RolloutBatch, rewards_B: Tensor) -> dict[str, f
     rephrasing/<n>/logprob_gap: mean over responses of the mean over tokens of
     log pi(o_t | q^0) - log pi(o_t | q^n), in nats, with the second term from the engine (for n = 0,
     or with ratio=own, it is the numerical difference between engine and actor).
-    train/no_signal_original, train/no_signal_rephrasings: share of the questions whose G responses
-    to q^0, and whose responses to all rephrasings, all have the same reward.
+    train/no_signal_original, train/no_signal_rephrasings: share of the questions whose responses to
+    q^0, or to all rephrasings together, have equal rewards.
     """
     if not any(rollouts.rephrasings):
         return {}

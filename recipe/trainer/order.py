@@ -29,8 +29,8 @@ def training_order(
 ) -> list[int]:
     """Indices of the rows: groups in a random order, the rollouts of a group by their index.
 
-    If rollouts failed, verl appends padding rows, marked in `padding`. They pad groups to `size`
-    rows, so that every mini-batch starts with a new question; the remaining ones come last.
+    `padding` marks the rows that verl appends. They pad groups to `size` rows, so that every
+    mini-batch starts with a new question; the remaining ones come last.
     """
     spare = sorted((i for i, pad in enumerate(padding) if pad), key=lambda i: _rollout(keys[i]))
     groups: dict[str, list[int]] = {}

@@ -20,7 +20,7 @@ from recipe.trainer.order import group_id
 
 
 class QuestionStats:
-    """Statistics of questions, by their hashes, and of this step's groups, by the trainer's ids."""
+    """Statistics of questions, keyed by hash, and of this step's groups, by the trainer's ids."""
 
     def __init__(self, recipe: DictConfig) -> None:
         self.history, self.curriculum = recipe.history, recipe.curriculum
@@ -35,7 +35,7 @@ class QuestionStats:
         return int(self.curriculum.candidates) if self.curriculum.enable else 1
 
     def start(self, questions: Sequence[str], measured: Sequence[float | None]) -> None:
-        """Take the pass rates from before training, where the data has them, as estimates."""
+        """Start from the pass rates measured before training, where the data has them."""
         for question, rate in zip(questions, measured, strict=True):
             if rate is not None:
                 self.rates.setdefault(question, rate)

@@ -106,13 +106,13 @@ class BoundedReplayBuffer(ReplayBuffer):
         return bool(self.pending_keys[partition_id] or self.running_keys[partition_id])
 
     def _must_wait(self, partition_id: str) -> bool:
-        """No decision may be made before all running questions have finished."""
+        """Return whether to decide nothing yet: questions are running, or rollouts have failed."""
         filtered = partition_id != "val" and self.filter_groups_metric is not None
         in_rounds = self.in_rounds and filtered and self._under_way(partition_id)
         return in_rounds or bool(self.failure_keys[partition_id])
 
     def _raise_failures(self, partition_id: str) -> None:
-        """Raise RolloutError if rollouts failed, when all have finished; at once for a dead actor.
+        """If rollouts failed, raise RolloutError when no question runs; for a dead actor at once.
 
         verl would train on the remaining rollouts, or wait forever for a dead engine.
         """
@@ -147,7 +147,7 @@ class BoundedReplayBuffer(ReplayBuffer):
     def _evict_terminal_groups(
         self, global_steps: int, partition_id: str, eviction_reasons: Any
     ) -> tuple[set[str], int, int, dict]:
-        """As in verl, but keep zero-variance groups in reserve; clear the oldest beyond a batch."""
+        """As in verl, but keep zero-variance groups in reserve, at most a batch of the latest."""
         stale, silent, _, _ = eviction_reasons
         if partition_id == "val" or self.filter_groups_metric is None:
             return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)

@@ -45,7 +45,7 @@ class SavingTrainer(PPOTrainerSync):
       on_init_end         reports that the engine has its weights
       on_train_begin      starts the watchdog; from here on a signal lets the trainer save
       on_sample_end       restarts the watchdog's clock, as do the next two
-      on_step_end         raises if an engine or actor has died: sending weights to it has no end
+      on_step_end         raises if an engine or actor has died: sending it weights would hang
       on_validate_begin
       step                may end the run before, in or after a step; saves the last finished one
       _validate           saves the last finished step if the validation fails or would be cut off
@@ -191,12 +191,12 @@ class SavingTrainer(PPOTrainerSync):
         print(told, flush=True)
 
     def check_progress(self, work: Any) -> None:
-        """Check for hangs and dead actors, at every poll for rollouts, also in a validation."""
+        """Check for hangs and dead actors; called at every poll for rollouts."""
         self.watchdog.see(work)
         self.liveness.require_all()
 
     def check_stop(self) -> None:
-        """Raise StoppedError if the run must end; called at every poll during a step."""
+        """Raise StoppedError if the run must end; called at every poll for rollouts."""
         if reason := self.limit.while_waiting():
             raise StoppedError(reason)
 
@@ -254,7 +254,7 @@ class SavingTrainer(PPOTrainerSync):
         self._save_unsaved(state, data, engine_responds)
 
     def _validate(self) -> dict[str, float]:
-        """verl's validation; saves the step before it if it fails or may be cut off."""
+        """verl's validation; saves the finished step if it fails or may be cut off."""
         finished = self.line.get("step") == self.global_steps  # not before the first step
         if finished and (reason := self.limit.before_validation()):
             self._save_unsaved()

@@ -3,7 +3,7 @@
 Every subclass of a class of verl lists in its docstring what it overrides, and why;
 tests/recipe/test_overrides.py finds the subclasses and compares the lists with the code.
 `recipe.rollout.server` adds a method to verl's vLLM server and overrides nothing. recipe.patches
-names all replacements of foreign code.
+lists all replacements of foreign code.
 """
 
 import functools

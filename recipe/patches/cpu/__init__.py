@@ -1,7 +1,7 @@
 """verl and vLLM on a CPU: the platform, and adapters for the gaps of both.
 
-Active only if the environment has ``VERL_PLATFORM=cpu``; see `recipe.patches.cpu.adapters`
-for each gap, its reason, and the test that fails when it closes upstream.
+Active only if the environment has ``VERL_PLATFORM=cpu``. `recipe.patches.cpu.adapters` describes
+verl's gaps, `recipe.patches.cpu.vllm_plugin` vLLM's.
 """
 
 import os

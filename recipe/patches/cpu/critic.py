@@ -1,8 +1,8 @@
 """The critic's model on a CPU: ``critic.model._target_`` of `config/machine/cpu.yaml`.
 
-verl imports ``external_lib`` where it makes this record: for the actor in its worker process, for
-the critic in the driver. The worker of the critic reads the record by pickle, which imports this
-module, and with it the engines for the CPU and the critic's attention.
+verl imports ``external_lib`` where it creates this config: for the actor in its worker process, for
+the critic in the driver. The critic's worker unpickles the config, which imports this module, and
+with it the engines for the CPU and the critic's attention.
 """
 
 from dataclasses import dataclass
@@ -17,4 +17,4 @@ adapters.adapt_critic()
 
 @dataclass
 class CriticModelConfig(HFModelConfig):
-    """verl's record, unchanged."""
+    """verl's config, unchanged."""

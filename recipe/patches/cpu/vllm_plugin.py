@@ -1,4 +1,4 @@
-"""vLLM's gap on the CPU: it must keep the weights that verl updates after every step."""
+"""vLLM's gap on the CPU: it discards the weights that verl updates after every step."""
 
 from typing import Any
 
