@@ -1,8 +1,8 @@
 """Compare two evaluated models over the same questions: difference, interval and p-value.
 
-A and B are runs (their result: the picked or last checkpoint) or folders DIR/SETTINGS/MODEL of
-evaluated models. All numbers are paired by question, over all questions and per benchmark, level
-and template. With --out the disagreements can be browsed in DIR/index.html.
+A and B are runs (their picked or last checkpoint) or folders DIR/SETTINGS/MODEL of evaluated
+models. All numbers are paired by question, over all questions and per benchmark, level and
+template. With --out the disagreements can be browsed in DIR/index.html.
 """
 
 import argparse

@@ -118,7 +118,7 @@ class RemoteEngine:
         return {"endpoint": self._server.endpoint.base_url, **said}
 
     def body(self, request: Request) -> dict[str, Any]:
-        """Return the JSON of a request; other servers than vLLM get fewer parameters.
+        """Return the JSON of a request; servers other than vLLM get fewer parameters.
 
         vLLM takes missing ones from the model's generation_config.json, so all are sent to it.
         """
@@ -205,7 +205,7 @@ class RemoteEngine:
             raise Failure(f"not a completion: {str(answer)[:160]}") from error
         if not isinstance(text, str):
             raise Failure(f"a completion that is no text: {str(text)[:160]}")
-        if finish not in ENDS:  # of a server that shuts down: half an answer
+        if finish not in ENDS:  # a server that shuts down gives half an answer
             raise Failure(f"an answer that ended by finish_reason {finish}", retry=True)
         ends = [text.find(stop) + len(stop) for stop in request.stop if stop in text]
         if ends and not self._vllm:

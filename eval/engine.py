@@ -58,7 +58,7 @@ def check_hardware(settings: Settings) -> None:
 
 
 def prepare_environment(model: str) -> None:
-    """Set variables that torch reads on import, unless set. A small model gets one thread."""
+    """Set unset variables that torch reads on import. A small model gets one thread."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # vLLM warns of its NUMA binding
     size = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
     if 0 < size < ONE_THREAD_BYTES:

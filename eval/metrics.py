@@ -118,7 +118,7 @@ def _stratified(estimates: Sequence[Estimate], sizes: Sequence[int]) -> Estimate
 
 
 def resample(correct_Qn: ArrayLike, seed: int = 0, draws: int = DRAWS) -> NDArray[np.int64]:  # noqa: N803
-    r"""Two-level bootstrap: draw questions with replacement, then the samples of each.
+    r"""Return a two-level bootstrap: draw questions with replacement, then the samples of each.
 
     Row b, column c: how many of the Q questions of draw b have c right of n. A drawn question has
     count c with probability

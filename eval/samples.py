@@ -23,7 +23,7 @@ from prompt_aug.questions import Question
 from recipe.run.folder import BenchmarkFolder
 
 TOO_LONG = "prompt_too_long"
-REPEATED = 64  # questions whose greedy response is repeated, to see if the engine is deterministic
+REPEATED = 64  # questions whose greedy response is repeated, to test if the engine is deterministic
 FLUSH_SAMPLES, FLUSH_SECONDS = 256, 2.0  # a kill loses at most this much
 Sample = Mapping[str, Any]
 
@@ -72,14 +72,14 @@ def _shown(question: Question, prompt: Prompt) -> dict[str, Any]:
 class PendingSamples:
     """The rendered prompts of one benchmark and the samples to generate from them.
 
-    A prompt (in tokens) that leaves no room for a response in the model's context is not asked.
-    Its samples count as wrong with the status TOO_LONG, so the denominator does not change.
+    A prompt that leaves no room for a response in the model's context is not asked. Its samples
+    count as wrong with the status TOO_LONG, so the denominator does not change.
     """
 
     def __init__(self, benchmark: LoadedBenchmark, prompts: Prompts, tokenizer: Any) -> None:
         self.benchmark = benchmark
         self.template = benchmark.template or prompts.validation_template
-        # For each question: (question, prompt) for every order of its options, usually one.
+        # Per question: (question, prompt) for every order of its options, usually one.
         self.orders: list[list[tuple[Question, Prompt]]] = []
         for question in benchmark.questions:
             count = len(question.options) if benchmark.cyclic else 1

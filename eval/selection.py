@@ -64,7 +64,7 @@ def pick_checkpoint(
             "report then marks the result"
         )
     record = {
-        "step": min(scores, key=lambda step: (-scores[step], step)),  # of equals the earliest
+        "step": min(scores, key=lambda step: (-scores[step], step)),  # the earliest of equal ones
         "benchmark": benchmark,
         "kind": "test" if reason else VALIDATION,
         "reason": reason,

@@ -1,7 +1,7 @@
-"""Three settings that select the answer in a response, by name.
+"""Named settings that select the answer in a response.
 
 strict        the last box; a response without one has no answer
-default       a box, else the value stated in prose (prompt_aug/grading/GRADING.md)
+default       a box, a tag or the value stated in prose (prompt_aug/grading/GRADING.md)
 last_number   default, else the last number of the response
 """
 
@@ -20,7 +20,7 @@ BESIDE = ("strict", "default")  # every score reports both accuracies
 
 
 def extraction(name: str, template: Template | None = None) -> Extraction:
-    """Return the grader's setting of a name in EXTRACTIONS, with the answer tag of a template."""
+    """Return the `Extraction` of a name in EXTRACTIONS, with the template's answer tag."""
     found = Extraction(strict=name == "strict", last_number=name == "last_number")
     tag = template.answer_tag if template is not None else None
     return replace(found, answer_tag=tag) if tag else found
@@ -38,7 +38,7 @@ def verdicts(
     Grades again only if two settings find different answers.
     """
     response, found = sample["response"], dict.fromkeys(BESIDE, grade.correct)
-    read = extract(response, extraction(given, template))  # not grade.extracted: perhaps a letter
+    read = extract(response, extraction(given, template))  # grade.extracted may be a letter
     for name in BESIDE:
         settings = extraction(name, template)
         if name != given and extract(response, settings) != read:

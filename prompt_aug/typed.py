@@ -2,8 +2,8 @@
 
 `read_typed` reads a yaml or json file into a pydantic model; `parse_typed` does the same for a
 value. Each problem becomes one line ``KEY=VALUE: what is wrong``, with the full key. All problems
-of a file are in one error. Models derive from `Record`: closed, frozen, and strict, so that the
-text "3" is no number and 1 is no boolean.
+of a file are in one error. Models derive from `Record`: closed, frozen, and strict (the text "3" is
+not a number, and 1 is not a boolean).
 """
 
 import difflib
@@ -51,7 +51,7 @@ def _must(hold: Callable[[Any], object], message: str) -> AfterValidator:
 
 
 def as_list(value: Any) -> Any:
-    """A list of one for a text, otherwise the value."""
+    """Return a list of one for a text, otherwise the value."""
     return [value] if isinstance(value, str) else value
 
 
@@ -195,7 +195,7 @@ def _keys(place: tuple[int | str, ...], value: Any, kind: str) -> list[int | str
 
 
 def _full_key(key: str, place: list[int | str]) -> str:
-    """``recipe`` and [augment, weights, 1] -> ``recipe.augment.weights[1]``."""
+    """Return ``recipe.augment.weights[1]`` for ``recipe`` and [augment, weights, 1]."""
     for part in place:
         key += f"[{part}]" if isinstance(part, int) else f".{part}"
     return key.removeprefix(".")

@@ -12,9 +12,9 @@ Keys:
     choices        column of {text, label} (ARC) or of a list (MMLU): all options in their order;
                    `answer` has the label, or the place from 0
     shuffle_seed   seed of the order of the options
-    template       template of its questions, whatever the evaluation's template is
+    template       template of its questions; overrides the evaluation's template
     shots          yaml file of solved examples, a list of {question, answer}, before each question
-    tolerance      relative error at which a number is right, where the gold is a decimal number
+    tolerance      relative error at which a number is right, if the gold is a decimal number
     samples        per question when sampling; greedy decoding takes one
     sha256         digest of all questions and answers, in any order; other content is rejected
     copies         digests of other complete copies, by their source

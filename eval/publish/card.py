@@ -128,7 +128,7 @@ def model_card(checkpoint: Evaluated) -> str:
 
 
 def _picked(checkpoint: Evaluated) -> str:
-    """Return that the step was picked by its score on a benchmark, which is too high then."""
+    """Return a sentence about the score that picked this step; "" for any other step."""
     path = checkpoint.folder.selection
     selection = read_json(path) if path.exists() else {}
     if selection.get("step") != checkpoint.step:

@@ -36,7 +36,7 @@ STYLE: Any = {  # Any: matplotlib types each key
 
 
 def running_mean(values: Sequence[float], window: int) -> NDArray[np.float64]:
-    """Return the mean of each value and its neighbors, over at most `window` values."""
+    """Return the mean of each value and up to `window // 2` neighbors on each side."""
     kernel = np.ones(2 * (window // 2) + 1)
     near = [np.convolve(x, kernel)[window // 2 :][: len(x)] for x in (values, np.ones(len(values)))]
     return near[0] / near[1]

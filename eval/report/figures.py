@@ -18,8 +18,8 @@ STEP_PARTS = (
     "gen reward old_log_prob ref values adv update_critic update_actor update_weights"
 ).split()
 # Figures of metrics, by name: title, caption, and panels of (title, unit, {metric: label}).
-# verl's actor/entropy is left out: aggregated like the loss, its unit depends on the method.
-# response_length/clip_ratio is left out: it is the share as long as the step's longest response.
+# Left out: verl's actor/entropy, which is aggregated like the loss, so its unit depends on the
+# method; response_length/clip_ratio, the share of responses as long as the step's longest.
 PLAIN: dict[str, tuple[str, str, list[tuple[str, str, dict[str, str]]]]] = {
     "reward": ("Reward", "mean over the rollouts of a step; accuracy and format are parts of it", [
         ("Reward, accuracy and format in training", "mean per rollout", {
@@ -122,7 +122,7 @@ def _label(runs: Runs, run: RunData, label: str = "") -> str:
 
 
 def accuracy_by_step(runs: Runs) -> Figure:
-    """Accuracy by step: a line per benchmark of one run, or a panel per benchmark of several."""
+    """Return accuracy by step: a line per benchmark; for several runs a panel."""
     names = list(dict.fromkeys(n for run in runs if run.rows for n in run.rows[-1].benchmarks))
     curves: dict[str, list[Curve]] = {}
     for name in [*names, TOTAL] if len(names) > 1 else names:
@@ -140,7 +140,7 @@ def accuracy_by_step(runs: Runs) -> Figure:
 
 
 def pass_at_k_curves(runs: Runs) -> Figure:
-    """pass@k over k of the first and the last checkpoint, a panel per benchmark."""
+    """Return pass@k over k of the first and the last checkpoint, a panel per benchmark."""
     curves: dict[str, list[Curve]] = {}
     for run in runs:
         for row in {row.step: row for row in (*run.rows[:1], *run.rows[-1:])}.values():
@@ -156,7 +156,7 @@ def pass_at_k_curves(runs: Runs) -> Figure:
 
 
 def by_template(runs: Runs) -> Figure:
-    """Accuracy and format reward by template, a panel each."""
+    """Return accuracy and format reward by template, a panel each."""
     caption = "accuracy and format reward of the training rollouts drawn with each template"
     panels = [
         (name, "mean per rollout", {f"template/{name}/{p}": p for p in ("accuracy", "format")})
@@ -172,7 +172,7 @@ def template_names(data: RunData) -> list[str]:
 
 
 def step_time(runs: Runs) -> Figure:
-    """Seconds of a training step; of one run its parts, stacked to the whole step."""
+    """Return the seconds of a training step; for one run its parts, stacked."""
     name, title, caption = "step_time", "Step time", "without validation and saving"
     steps, whole = runs[0].series("timing_s/step")
     if len(runs) > 1 or not steps:

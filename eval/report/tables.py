@@ -21,8 +21,8 @@ from recipe.run.folder import select
 
 CONFIG_SECTIONS = ("recipe", "eval", "algorithm", "trainer", "data")  # shown on the page
 SECRET = re.compile(r"token|secret|passw|api_?key|credential", re.IGNORECASE)
-# A value that looks like a token, whatever its key: usual prefixes, a password in a URL, a long
-# random word. 40 or 64 hex digits are a commit or a digest, unless a key beside them is a secret.
+# A value that looks like a token under any key: usual prefixes, a password in a URL, a long random
+# word. 40 or 64 hex digits are a commit or a digest, unless a key beside them is a secret.
 TOKEN = re.compile(
     r"\b(hf|sk|pk|ghp|gho|glpat|xox[abp]|wandb)[_-][\w-]{8,}|AKIA[0-9A-Z]{12,}|://[^/\s:]+:[^/\s]+@|"
     rf"(?i:{SECRET.pattern})\w*\W{{1,3}}[0-9a-f]{{40}}|"
@@ -254,7 +254,7 @@ def configuration(data: RunData) -> str:
 
 
 def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the few numbers at the top of the page, of the result."""
+    """Return the few numbers of the result at the top of the page."""
     facts: dict[str, str] = {}
     if data.rows:
         first, result = data.rows[0], data.result

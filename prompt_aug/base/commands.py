@@ -78,7 +78,7 @@ def add_renamed(parser: Any, old: str, new: str) -> None:
 
 
 class _Steps(argparse.Action):
-    """``10 20`` or ``10,20`` -> [10, 20]; ``all`` -> None."""
+    """Action that parses ``10 20`` or ``10,20`` to [10, 20], and ``all`` to None."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, *_: Any) -> None:
         parts = [part for text in values for part in text.split(",")]

@@ -64,9 +64,8 @@ def no_signal_table(samples: int, ks: Sequence[int]) -> FloatArray:
     .. math:: \binom{c}{k} / \binom{n}{k} + \binom{n-c}{k} / \binom{n}{k}
               = \text{pass\^{}k} + 1 - \text{pass@k}
 
-    By row c and column k as `pass_table`. Over the training questions this is the no-signal share
-    of GRPO with groups of k (arXiv 2601.22478, section 5.1 and Figure 3), where the reward is
-    accuracy alone.
+    Rows and columns are those of `pass_table`. Over the training questions this is the share in
+    GRPO with groups of k (arXiv 2601.22478, section 5.1 and Figure 3), if the reward is accuracy.
     """
     return all_table(samples, ks) + 1.0 - pass_table(samples, ks)
 

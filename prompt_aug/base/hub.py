@@ -1,4 +1,4 @@
-"""Find out within seconds whether the hub of models and data sets can be reached."""
+"""Check within seconds whether the hub of models and data sets responds."""
 
 import threading
 import urllib.error

@@ -13,11 +13,11 @@ BAR = "{desc}: {n_fmt}/{total_fmt} {unit} {percentage:3.0f}%|{bar:12}| left {rem
 POLL = 0.25  # seconds between two looks at the clock
 T = TypeVar("T")
 _active: list["Progress"] = []  # nested stages: only the innermost prints
-_spoke = time.monotonic()  # when any stage printed last, at first the start of the process
+_spoke = time.monotonic()  # when any stage printed last, or the process started
 
 
 def duration(seconds: float) -> str:
-    """``8 s``, ``4 min 10 s``, ``2 h 05 min``, ``3 d 04 h``."""
+    """Format as ``8 s``, ``4 min 10 s``, ``2 h 05 min`` or ``3 d 04 h``."""
     whole = round(seconds)
     for size, unit, part, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):
         if whole >= size:

@@ -1,4 +1,4 @@
-"""The one grader of training, validation, evaluation and data checks; its policy: GRADING.md.
+"""Grader of training, validation, evaluation and data checks. GRADING.md has the policy.
 
 `VERSION` is a digest of the grader's sources and of the versions of its libraries. Verdicts are
 comparable only between equal versions.

@@ -1,8 +1,8 @@
-"""Arithmetic that refuses before it computes a huge number, and the tokens of formulas.
+"""Arithmetic that raises before it computes a huge number, and the tokens of formulas.
 
-Rationals are exact. Everything else is complex, in one of two fields: `DOUBLES` (16 digits; fast,
-and every number that overflows is refused) and `DIGITS` (`DIGITS_COUNT` digits by mpmath), which
-only sees formulas that doubles have bounded, so none of its numbers is beyond 1e308.
+Rationals are exact. All other numbers are complex, in one of two fields. `DOUBLES` has 16 digits,
+and overflow raises. `DIGITS` has `DIGITS_COUNT` digits (mpmath). It computes only formulas that
+doubles have bounded, so none of its numbers is beyond 1e308.
 """
 
 import cmath
@@ -23,7 +23,7 @@ DIGITS_COUNT = 110
 
 
 class Unsupported(ValueError):  # noqa: N818  an answer, not a fault
-    """Not a formula that this reader knows."""
+    """A formula that the reader does not support."""
 
 
 class TooBig(ValueError):  # noqa: N818
@@ -47,7 +47,7 @@ class Field:
         }
 
     def convert(self, value: Number) -> Any:
-        """`value` in this field; refuses infinities."""
+        """Return `value` in this field. Raises TooBig for infinities."""
         try:
             if isinstance(value, Fraction) and self._number is not complex:
                 return self._number(value.numerator) / self._number(value.denominator)
@@ -60,14 +60,14 @@ class Field:
 
 
 MAX_DOUBLE = 1.7e308
-_mp = mpmath.MPContext()  # a context of its own: nobody else changes its precision
+_mp = mpmath.MPContext()  # its own context, so other code cannot change its precision
 _mp.dps = DIGITS_COUNT
 DOUBLES = Field(cmath, complex, math.pi, math.e)
 DIGITS = Field(_mp, _mp.mpc, _mp.pi, _mp.e)
 
 
 def combine(a: Number, b: Number, operation: str, field: Field) -> Number:
-    """a + b, a * b or a / b."""
+    """Return a + b, a * b or a / b."""
     try:
         if not (isinstance(a, Fraction) and isinstance(b, Fraction)):
             a, b = field.convert(a), field.convert(b)
@@ -81,7 +81,7 @@ def combine(a: Number, b: Number, operation: str, field: Field) -> Number:
 
 
 def power(base: Number, exponent: Number, field: Field) -> Number:
-    """base ** exponent, exact for a whole exponent; a power of a power tower is too big."""
+    """Return base ** exponent, exact for a rational base and a whole exponent."""
     if isinstance(exponent, Fraction) and exponent.denominator == 1 and isinstance(base, Fraction):
         bits = max(base.numerator.bit_length(), base.denominator.bit_length())
         if abs(base) not in (0, 1) and bits * abs(exponent) > MAX_BITS:
@@ -103,9 +103,9 @@ def power(base: Number, exponent: Number, field: Field) -> Number:
 
 
 def root(value: Number, degree: Number, field: Field) -> Number:
-    """The principal root, but the real one of an odd degree; exact for the square root of a square.
+    """Return the principal root, or the real one for an odd degree.
 
-    The cube root of -8 is -2 in the notation of schools, which is that of the questions.
+    The square root of a rational square is exact. The cube root of -8 is -2, as in school.
     """
     if not isinstance(degree, Fraction) or degree.denominator != 1 or not 2 <= degree <= 64:
         raise Unsupported("root")
@@ -124,7 +124,7 @@ def root(value: Number, degree: Number, field: Field) -> Number:
 
 
 def factorial(value: Number) -> Number:
-    """n! of a whole number up to `MAX_FACTORIAL`."""
+    """Return n! of a whole number up to `MAX_FACTORIAL`."""
     if not isinstance(value, Fraction) or value.denominator != 1 or value < 0:
         raise Unsupported("factorial")
     if value > MAX_FACTORIAL:
@@ -133,7 +133,7 @@ def factorial(value: Number) -> Number:
 
 
 def binomial(n: Number, k: Number) -> Number:
-    """n over k of whole numbers up to `MAX_FACTORIAL`."""
+    """Return n over k of whole numbers up to `MAX_FACTORIAL`."""
     if not all(isinstance(x, Fraction) and x.denominator == 1 for x in (n, k)) or not 0 <= k <= n:
         raise Unsupported("binomial")
     if n > MAX_FACTORIAL:
@@ -156,12 +156,12 @@ GREEK = frozenset(
 FUNCTIONS = frozenset(DOUBLES.functions)
 
 
-# A mixed number: a proper fraction right behind a whole number.
+# A mixed number: a proper fraction right after a whole number.
 _MIXED = re.compile(r"(?<![\d.^_])([1-9]\d*)\s*\\frac\{(\d+)\}\{(\d+)\}(?!\s*\^)")
 
 
 def mixed_as_sums(text: str, form: str = "(%s)") -> str:
-    r"""`3\frac{1}{2}` as `(3+\frac{1}{2})`."""
+    r"""Rewrite `3\frac{1}{2}` as `(3+\frac{1}{2})`."""
 
     def mixed(match: re.Match[str]) -> str:
         whole, top, bottom = match.groups()
@@ -172,7 +172,7 @@ def mixed_as_sums(text: str, form: str = "(%s)") -> str:
 
 
 def tokens_of(text: str) -> list[str]:
-    """The tokens of a formula; raises `Unsupported` at the first sign that is none."""
+    """Return the tokens of a formula. Raises `Unsupported` at the first unknown sign."""
     # Brackets would end the argument of a function: \sin 22\frac{1}{2}^\circ.
     tokens, position, text = [], 0, mixed_as_sums(text, r"\mixed{%s}").rstrip()
     while position < len(text):
@@ -185,6 +185,6 @@ def tokens_of(text: str) -> list[str]:
 
 
 def letter_value(name: str, point: int) -> complex:
-    """A fixed positive number in [0.4, 1.4) for a letter, another at every point."""
+    """Return a fixed number in [0.4, 1.4) for a letter, another one at every point."""
     digest = hashlib.blake2b(f"{point}:{name}".encode(), digest_size=6).digest()
     return complex(0.4 + int.from_bytes(digest, "big") / 2**48)

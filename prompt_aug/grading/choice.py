@@ -1,9 +1,9 @@
 r"""Answers to multiple-choice questions: the leading letter decides.
 
-`B`, `(B)`, `\text{B. } 10^{-4}` and `(B) $10^{-4}$ eV` all choose B. What stands behind the letter
-must be the text of that option: in another spelling, with the same value, or cut after a word, as
-prose is at a full stop. `B or C` and the text of another option choose nothing. The options are
-part of the question, so nothing is an echo here.
+`B`, `(B)`, `\text{B. } 10^{-4}` and `(B) $10^{-4}$ eV` all choose B. Text after the letter must be
+the text of that option, also spelled otherwise, of the same value, or cut off after a word (prose
+ends at a full stop). `B or C`, and a letter with another option's text, choose nothing. The options
+are part of the question, so no answer is an echo.
 """
 
 import re
@@ -24,9 +24,9 @@ _BRACES = re.compile(r"[{}\\]")
 
 
 def chosen(answer: str, options: Sequence[str], equal: Callable[[str, str], bool]) -> str | None:
-    """The letter that `answer` chooses, None where it chooses none of `options` or several.
+    """Return the letter that `answer` chooses; None if it chooses none of `options`, or several.
 
-    `equal` compares the text behind the letter with the option's where their spelling differs.
+    `equal` compares an option's text with the text after the letter if their spelling differs.
     """
     leading = _LEADING.match(answer)
     if leading is None or (place := LETTERS.index(leading[1])) >= len(options):
@@ -38,7 +38,7 @@ def chosen(answer: str, options: Sequence[str], equal: Callable[[str, str], bool
     folded, known = ([w.casefold() for w in some] for some in (words, _words(option)))
     if folded == known[: len(folded)] or "".join(folded) == "".join(known):
         return leading[1]
-    unopened = max(0, said.count("}") - said.count("{"))  # of a \text{ before the letter
+    unopened = max(0, said.count("}") - said.count("{"))  # closes a \text{ before the letter
     said = said.rstrip(" $.)")
     said = said[: len(said) - unopened]
     found = equal(option, said) and not any(equal(other, said) for other in others)
@@ -46,7 +46,7 @@ def chosen(answer: str, options: Sequence[str], equal: Callable[[str, str], bool
 
 
 def _words(text: str) -> list[str]:
-    """The words that are compared: without dollars, braces, style, and brackets around them."""
+    """Return the words to compare, without dollars, braces, style and brackets around them."""
     plain = _IDLE.sub(" ", unicodedata.normalize("NFKC", text)).split()
     spelled = (_BRACES.sub("", word).strip("()[]").rstrip(".,;:") for word in plain)
     return [word for word in spelled if word]

@@ -1,17 +1,20 @@
-r"""Predictions that repeat the question: right in value, and no answer.
+r"""Echoes: predictions that repeat the question instead of answering it (examples: GRADING.md).
 
-Before it is compared with the golds, a prediction is an echo where
+Before any comparison with a gold, a prediction is an echo if
 
-* it has the tokens of a formula of the question, or of a side of it, in any order and its value,
-  and not the tokens of a gold; or it leaves an operation undone or keeps a percentage or a
-  repeating decimal, which no gold does (`is_copied`);
-* a part of it has the value of a formula of the question and passes through every step of it, or
-  is as long or has numbers as large, which no gold has (`does_its_work`, and `steps`).
+* it has the value of a formula of the question, or of a side of one, and its tokens in any order,
+  which are not those of a gold (`is_copied`);
+* it leaves an operation undone, or keeps a percentage or a repeating decimal of the question, and
+  no gold does (`is_copied`);
+* a part of it has the value of a formula of the question and makes every step of it, or has as many
+  steps or numbers as large, and no gold does (`does_its_work`, `steps`).
 
-These checks need no worker. A prediction that equals a gold is still an echo (`restates`) if its
-final value is copied, if it is an unsolved relation and the golds have no letters (numbers,
-intervals, sets of numbers), or if a gold is `y = ...` and it is another form of the question's
-equation. Examples are in GRADING.md.
+A prediction that equals a gold is still an echo (`restates`) if
+
+* its final value is copied;
+* it is an unsolved relation, and the golds have no letters (numbers, intervals, sets of numbers);
+* a gold is `y = ...`, and it is another form of the question's equation;
+* it has operations in a notation that hides their steps, and no gold does.
 """
 
 import re
@@ -52,7 +55,7 @@ _LETTER_OR_GREEK = re.compile(
     rf"{_LETTER.pattern}"
     r"|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|tau|phi|omega)(?![a-z])"
 )
-_MIN_READ = 3  # tokens of a formula that another one holds, where no arithmetic can tell
+_MIN_READ = 3  # fewest tokens of a formula in `_holds`; `_MIN_UNREAD` if it is unreadable
 _MIN_UNREAD = 4
 # Operations that no answer may leave undone; those of `_ASKED` only if the question has them.
 _UNDONE = re.compile(
@@ -75,7 +78,7 @@ _SCIENTIFIC = re.compile(r"-?\d+(?:\.\d+)?\s*\\(?:times|cdot)\s*10\s*\^\s*\{?\s*
 
 
 def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
-    """Whether `prediction` is a formula of the question, or leaves undone what it asks."""
+    """Return whether `prediction` is a formula of the question, or leaves an operation undone."""
     written, known = written_form(prediction), [written_form(gold) for gold in golds]
     tokens = tokens_in(written)
     if any(tokens == tokens_in(gold) for gold in known):
@@ -91,7 +94,7 @@ def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
 
 
 def is_unworked(prediction: str, golds: Sequence[str]) -> bool:
-    r"""Return whether a right prediction leaves two or more operations, where golds are numbers.
+    r"""Return whether a right prediction leaves two or more operations, if all golds are numbers.
 
     `(16-3-4)\cdot 2` does; `\frac{1}{2}`, `2^{10}` and `3\times10^5` do not.
     """
@@ -106,10 +109,10 @@ def is_unworked(prediction: str, golds: Sequence[str]) -> bool:
 
 
 def restates(prediction: str, stated: str | None, golds: Sequence[str], question: str) -> bool:
-    r"""Whether a right prediction only says again what the question says.
+    r"""Return whether a right prediction only repeats the question.
 
-    What it comes to counts: `stated` in `\text{The value is }\sqrt{50}` (None where its words state
-    nothing), the last side of a chain, the value before its decimals.
+    Its final value counts: `stated`, which is \sqrt{50} of `\text{The value is }\sqrt{50}` or None,
+    the last side of a chain, the value before its decimals.
     """
     written = canonical(prediction)
     sides, items = split_top(written, "="), set(split_top(written, ","))
@@ -126,10 +129,10 @@ def restates(prediction: str, stated: str | None, golds: Sequence[str], question
 
 
 def _is_unread(written: str, golds: Sequence[str], question: str) -> bool:
-    r"""Whether operations are in a notation of which the work cannot be seen, and no gold needs it.
+    r"""Return whether operations are in a notation that hides their steps, which no gold has.
 
-    `\sqrt{289-1}+|0|` would otherwise be paid for Simplify $\sqrt{288}$. Where the question has no
-    operation there is none to repeat.
+    `\sqrt{289-1}+|0|` would otherwise be right for Simplify $\sqrt{288}$. A question without
+    operations has none to repeat.
     """
     asked = map(steps_of, leaves_of_question(question[:MAX_QUESTION]))
     if not any(steps and steps.made for steps in asked):
@@ -143,7 +146,7 @@ def _is_unread(written: str, golds: Sequence[str], question: str) -> bool:
 
 
 def does_its_work(answer: str, golds: Sequence[str], question: str) -> bool:
-    """Whether a part of the answer computes what a formula of the question does (see `steps`)."""
+    """Return whether a part of the answer makes the steps of a formula of the question."""
     answer = last_side(canonical(answer))
     known = [part for gold in golds for part in (gold, *leaves_of(gold))]
     spelled = {squeeze(leaf) for leaf in known}
@@ -190,7 +193,7 @@ def _may_equal(one: str, other: str) -> bool:
 
 
 def _is_unsolved(written: str, golds: Sequence[str]) -> bool:
-    """Whether it is a relation still to be solved, where no gold has a letter."""
+    """Return whether a part is an unsolved relation, and no gold has a letter."""
     known = [written_form(gold) for gold in golds]
     if any(map(_has_letters, known)):
         return False
@@ -199,7 +202,7 @@ def _is_unsolved(written: str, golds: Sequence[str]) -> bool:
 
 
 def _parts_of(written: str) -> list[str]:
-    """What commas, "and", "or" and a union join; of {x | x > 2} the condition."""
+    """Split at commas, "and", "or" and unions; {x | x > 2} gives its condition."""
     pieces = _PARTS.split(_BUILDER.sub(r"\1", written))
     return [part for piece in pieces for part in split_top(piece, ",", ";")]
 
@@ -215,7 +218,7 @@ def _ends_in(part: str, answers: list[str]) -> bool:
 
 
 def _is_another_form(written: str, gold: str, question: str) -> bool:
-    """Whether it is the question's equation, not solved for y, where the gold is y = ..."""
+    """Return whether it is the question's equation, unsolved, and the gold is y = ..."""
     sides, asked = split_top(written, "="), split_top(written_form(gold), "=")
     if len(sides) != 2 or len(asked) != 2 or not LETTER_ALONE.fullmatch(asked[0]):
         return False
@@ -227,7 +230,7 @@ def _is_another_form(written: str, gold: str, question: str) -> bool:
 
 
 def _is_solved_by(equation: list[str], letter: str, value: str) -> bool:
-    """Whether an equation holds for all other letters where `letter` is `value`."""
+    """Return whether an equation holds with `value` for `letter`, for all other letters."""
     if any(side.strip() == letter for side in equation):
         return False
     try:
@@ -246,7 +249,7 @@ def _is_solved_by(equation: list[str], letter: str, value: str) -> bool:
 
 
 def _has_letters(gold: str) -> bool:
-    """Whether the answer is a formula of letters: `x > 3` is solved, and has none."""
+    """Return whether a gold is a formula with letters. The solved `x > 3` is none."""
     value = re.sub(r"^\s*[A-Za-z](?:_\{?\w+\}?)?\s*(?:=|\\in)(?![a-z])", "", split_unit(gold)[0])
     plain = re.sub(rf"{TEXT_PATTERN}|\b(?:and|or)\b", " ", value)
     if not _LETTER_OR_GREEK.search(plain) or not RELATION.search(gold):
@@ -256,7 +259,7 @@ def _has_letters(gold: str) -> bool:
 
 
 def _keeps_percent(written: str, golds: Sequence[str], question: str) -> bool:
-    r"""Whether it is a percentage of the question, where the gold is none: 40\% is asked as 2/5."""
+    r"""Return whether it is a percentage of the question, as 40\%, and no gold has a percent."""
     if not written.endswith("%") or any("%" in gold for gold in golds):
         return False
     asked = _PERCENT.findall(question)
@@ -265,18 +268,18 @@ def _keeps_percent(written: str, golds: Sequence[str], question: str) -> bool:
 
 
 def _is_new(sign: re.Pattern[str], text: str, golds: Sequence[str]) -> bool:
-    """Whether the answer has this sign, and no gold has it."""
+    """Return whether the text has this sign, and no gold has it."""
     return bool(sign.search(text)) and not any(map(sign.search, golds))
 
 
 def _is_undivided(found: tuple[str, str]) -> bool:
-    """17 mod 5, or 2^{100} mod 7; but 7 mod 11 is a class."""
+    """Return True for 17 mod 5 and 2^{100} mod 7; 7 mod 11 is a residue class."""
     number, modulus = found
     return bool(number) and not (number.isdecimal() and int(number[:20]) < int(modulus))
 
 
 def _left_undone(written: str, golds: Sequence[str], question: str) -> bool:
-    written = _BUILDER.sub(r"\1", written)  # whose bar is no absolute value
+    written = _BUILDER.sub(r"\1", written)  # its bar is not an absolute value
     undivided = any(map(_is_undivided, _REMAINDER.findall(written)))
     return (
         _is_new(_UNDONE, written, golds)
@@ -287,7 +290,7 @@ def _left_undone(written: str, golds: Sequence[str], question: str) -> bool:
 
 
 def _has_unsolved(written: str) -> bool:
-    r"""Whether a relation in it is not of the form `x < 3` or `1 \le x < 3`."""
+    r"""Return whether a relation in it is not of the form `x < 3` or `1 \le x < 3`."""
     for part in _parts_of(written):
         sides = RELATION.split(part)
         if len(sides) == 1:

@@ -1,8 +1,8 @@
-"""Equality of two answers in three values: True and False are proven here, None needs algebra.
+"""Equality of two answers: True and False are proven here, None needs algebra.
 
-`compare` walks the two structures; at leaves it compares spelling, words, labels, units and
-values (`evaluate`). Where that proves nothing it asks `oracle(gold, prediction)`, if there is
-one; without it the answer is None. See GRADING.md for the policy that this code carries out.
+`compare` walks the two structures; at leaves it compares spelling, words, labels, units and values
+(`evaluate`). If that proves nothing, it returns `oracle(gold, prediction)`, or None without an
+oracle. GRADING.md has the policy.
 """
 
 import re
@@ -38,14 +38,14 @@ from prompt_aug.grading.words import (
 )
 
 MAX_ITEMS = 64
-_ROUNDING = 0.01  # of the sides of a chain: 41/6 = 6.8 is one, 3 = 4 is not
+_ROUNDING = 0.01  # relative, of the sides of a chain: 41/6 = 6.8, not 3 = 4
 _WHOLE = re.compile(r"^[-+]?\d+\.0+(?!\d)")  # 2,0 is the number 2 only beside a decimal point
 _DECIMAL = re.compile(r"-?\d{1,15}\.(\d{1,15})")
 _ORDER = {r"\alpha": "a", r"\beta": "b", r"\gamma": "c", r"\delta": "d"}
 
 
 def compare(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
-    """Whether `pred` answers `gold`."""
+    """Return whether `pred` answers `gold`; None if undecided."""
     same = squeeze(gold.text) == squeeze(pred.text)
     if same and not _labels_contradict(gold, pred) and not _multiplies(gold, pred):
         return True
@@ -69,7 +69,7 @@ def compare(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
 
 
 def _compare_option(letter: str, value: str, pred: Node, oracle: Oracle | None) -> bool | None:
-    r"""`\text{(B)}\ 12` is answered by B, by 12 or by both, but not by `(B) 13`."""
+    r"""Compare with a gold such as `\text{(B)}\ 12`: B, 12 or both are right, not `(B) 13`."""
     chosen = compare_choices(f"({letter})", pred.text)
     if chosen is None:
         return compare(build(value), pred, oracle)
@@ -95,7 +95,7 @@ def _compare_structures(gold: Node, pred: Node, oracle: Oracle | None) -> bool |
 
 
 def _same_union(gold: Node, pred: Node) -> bool:
-    """Whether both are the same intervals, written as such or as solved inequalities."""
+    """Return whether both are the same intervals, as such or as solved inequalities."""
     if gold.kind == pred.kind == "list" or gold.kind == pred.kind == "tuple":
         return False  # lists of points, perhaps
     one, other = as_union(gold), as_union(pred)
@@ -134,9 +134,9 @@ def _is_decimal_comma(node: Node, reading: Node) -> bool:
 
 
 def _unwrapped(node: Node) -> Node:
-    r"""`\{5\}` and a list whose members are all the same are their one member.
+    r"""Return the one member of `\{5\}`, or of a list of equal members; else the node.
 
-    Not `\{\emptyset\}`, which has a member where `\emptyset` has none.
+    `\{\emptyset\}` stays, because it has a member and `\emptyset` has none.
     """
     if node.kind in ("list", "set") and node.items:
         first = node.items[0]
@@ -147,7 +147,7 @@ def _unwrapped(node: Node) -> Node:
 
 
 def _mixed(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
-    """A leaf against a structure: only algebra can make them equal (an inequality, a formula)."""
+    """Compare a leaf with a structure. Only algebra can prove them equal (an inequality)."""
     leaf, other = (gold, pred) if gold.kind == "leaf" else (pred, gold)
     several = other.kind in ("list", "set", "matrix", "tuple") and not leaf.relation
     if several and (is_number(leaf.text.replace("%", "")) or words_of(leaf.text)):
@@ -156,7 +156,7 @@ def _mixed(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
 
 
 def _member(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
-    r"""`compare` for members of two structures, where `\{1\}` is not 1."""
+    r"""Compare members of two structures, in which `\{1\}` is not 1."""
     if (gold.kind == "set") != (pred.kind == "set"):
         return False
     return compare(gold, pred, oracle)
@@ -214,7 +214,7 @@ def _compare_tuples(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
     if gold.bounds and pred.bounds and gold.bounds != pred.bounds and len(gold.items) == 2:
         return False
     if pred.kind == "list" and (gold.bounds in ("(]", "[)") or OR.search(pred.text)):
-        return False  # of `2, 3` nobody sees which end belongs to an interval
+        return False  # `2, 3` does not show which end is closed
     golds, preds = list(gold.items), list(pred.items)
     names, labels = [item.label for item in golds], [item.label for item in preds]
     if all(map(LETTER_LABEL.fullmatch, labels)):
@@ -223,7 +223,7 @@ def _compare_tuples(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
         if sorted(names) == sorted(labels):
             golds.sort(key=lambda item: _place(item.label))
         if _in_order(sorted(map(_place, labels))) or sorted(names) == sorted(labels):
-            preds.sort(key=lambda item: _place(item.label))  # y = 1, x = 2 is (2, 1); n, k has none
+            preds.sort(key=lambda item: _place(item.label))  # y = 1, x = 2 is (2, 1); n, k stay
     if any(p.relation and not g.relation for g, p in zip(golds, preds, strict=True)):
         return False  # x + y = 3 is no coordinate
     return all_of(_member(g, p, oracle) for g, p in zip(golds, preds, strict=True))
@@ -237,7 +237,7 @@ def _place(label: str) -> tuple[str, int]:
 
 
 def _in_order(places: list[tuple[str, int]]) -> bool:
-    """Whether letters follow each other in the alphabet, or are one letter with its indices."""
+    """Return whether letters are consecutive in the alphabet, or one letter with indices."""
     names = [name for name, _ in places]
     return "".join(names) in ascii_letters or (len(set(names)) == 1 and len(set(places)) > 1)
 
@@ -288,7 +288,7 @@ def _compare_leaves(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
 
 
 def _compare_texts(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
-    """Two leaves without a relation: words, ratios, quantities."""
+    """Compare two leaves without a relation: words, ratios, quantities."""
     for rule in (compare_words(gold, pred), compare_ratios(gold, pred, oracle)):
         if rule is not None:
             return rule
@@ -299,7 +299,7 @@ def _compare_texts(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
 
 
 def _leads_to(gold: Node, pred: Node) -> bool:
-    """Whether the sides before the last are the gold's label or numbers: 2x = 5 is not x = 5."""
+    """Return whether all sides but the last are numbers or the gold's label: not in 2x = 5."""
     if pred.label:
         return not _labels_contradict(gold, pred)
     sides = [TEXT.sub("", side) for side in split_top(pred.text, "=")[:-1]]
@@ -309,7 +309,7 @@ def _leads_to(gold: Node, pred: Node) -> bool:
 
 
 def _labels_contradict(gold: Node, pred: Node) -> bool:
-    """Whether a label names another thing than the gold; also `B = A`, where that is a choice."""
+    """Return whether the labels contradict; also `B = A` to a gold that is a choice."""
     if re.fullmatch("[A-J]", pred.label) and not gold.label and CHOICE_GOLD.fullmatch(gold.text):
         return pred.label not in gold.text
     labels = (gold.label, pred.label)
@@ -317,7 +317,7 @@ def _labels_contradict(gold: Node, pred: Node) -> bool:
 
 
 def _multiplies(gold: Node, pred: Node) -> bool:
-    """Whether the "label" of one, `xy = 1`, is a product of letters of the other, `y = 1/x`."""
+    """Return whether a label, `xy` of `xy = 1`, is a product of letters of `y = 1/x`."""
     return _is_product(gold, pred) or _is_product(pred, gold)
 
 
@@ -336,7 +336,7 @@ def _with_label(node: Node) -> Node:
 
 
 def _last_side(pred: Node) -> Node:
-    """a = b = c answers with c."""
+    """Return the last side of a chain: c of a = b = c."""
     sides = split_top(pred.text, "=")
     if len(sides) < 2 or not sides[-1] or re.search(r"\\(?:le|ge|ne|in)(?![a-z])|[<>]", pred.text):
         return pred
@@ -345,7 +345,7 @@ def _last_side(pred: Node) -> Node:
 
 
 def _before_rounding(pred: Node) -> Node | None:
-    r"""`\frac{41}{6} = 6.83` without its rounded value; None where the last side is none."""
+    r"""Return `\frac{41}{6} = 6.83` without its rounded last side; None if it has none."""
     sides = split_top(pred.text, "=")
     shown = _DECIMAL.fullmatch(sides[-1]) if len(sides) > 1 else None
     value = number_of(sides[-2]) if shown and not _DECIMAL.fullmatch(sides[-2]) else None
@@ -358,7 +358,7 @@ def _before_rounding(pred: Node) -> Node | None:
 
 
 def _contradicts_itself(relation: str) -> bool:
-    """Return True for a false chain: 3 = 4, more than a rounding apart, or "not" = 3."""
+    """Return True for a false chain (3 = 4, or over 1 % apart) and for words of doubt."""
     values = [value for side in split_top(relation, "=") if (value := number_of(side)) is not None]
     numbers = [value.at(0) for value in values]
     whole = [value.exact for value in values if value.exact is not None and value.exact % 1 == 0]

@@ -1,11 +1,10 @@
-r"""The value of a formula, by a small bounded reader of our own: no eval, no sympy.
+r"""Value of a formula, by a small bounded reader without eval or sympy.
 
-`evaluate` reads sums, products, powers, roots, fractions, elementary functions and letters, and
-gives an exact rational where it can, else a complex double. Letters get fixed positive values, so
-two formulas with different values at one point are different formulas: "not equal" is proven
-(up to a rounding bound). Formulas without letters whose doubles agree are computed again with
-`DIGITS_COUNT` digits (`same_digits`), which decides them both ways. Raises `Unsupported` for what
-it cannot read, and `TooBig` for what would be huge, before computing it.
+`evaluate` reads sums, products, powers, roots, fractions, elementary functions and letters. It
+returns an exact rational if it can, else complex doubles. Letters get fixed positive values:
+formulas with different values at one point are proven different (up to a rounding bound). If the
+doubles of two formulas without letters agree, `same_digits` compares `DIGITS_COUNT` digits. Raises
+`Unsupported` for what it cannot read, and `TooBig` before it computes a huge number.
 """
 
 import cmath
@@ -57,14 +56,14 @@ class Reader:
         self.scale = 0.0
 
     def read(self) -> Number:
-        """The value of all tokens; raises `Unsupported` or `TooBig`."""
+        """Return the value of all tokens. Raises `Unsupported` or `TooBig`."""
         value = self._sum()
         if self._at != len(self._tokens):
             raise Unsupported("trailing text")
         return value
 
     def _done(self, _operation: str, value: Number) -> Number:
-        """Called with every value on the way and what made it; "" for a number or a letter."""
+        """Receive each intermediate value and its operation, "" for a number or a letter."""
         return value
 
     def _peek(self) -> str:
@@ -155,7 +154,7 @@ class Reader:
         return self._keep(value)
 
     def _script(self) -> Number:
-        r"""An argument as TeX takes it: a group, or one digit, letter or command."""
+        r"""Return the value of a script: a group, or a signed number, letter or command."""
         token = self._peek()
         if token in ("{", "("):
             return self._group()
@@ -165,7 +164,7 @@ class Reader:
         return self._atom()
 
     def _argument(self) -> Number:
-        r"""Like `_script`, but `\frac12` is one half: a number gives one digit."""
+        r"""Read like `_script`, but only one digit of a number: `\frac12` is one half."""
         token = self._peek()
         if token.isdigit() and len(token) > 1:
             self._tokens[self._at : self._at + 1] = [token[0], token[1:]]
@@ -288,7 +287,7 @@ POINTS = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Value:
-    """`exact` where the formula is a rational number; `scale` bounds the numbers on the way."""
+    """Value of a formula, `exact` if rational. `scale` bounds all intermediate numbers."""
 
     text: str
     exact: Fraction | None
@@ -297,17 +296,17 @@ class Value:
 
     @property
     def has_letters(self) -> bool:
-        r"""Whether it is not one number: a function of letters, or of the base of `\log 2`."""
+        r"""True for a function of letters, or of the base of `\log 2`, instead of one number."""
         return len(self.approximate) > 1
 
     def at(self, point: int) -> complex:
-        """The value at a point; without letters every point is the same."""
+        """Return the value at a point; without letters all points are the same."""
         return self.approximate[min(point, len(self.approximate) - 1)]
 
 
 @lru_cache(maxsize=8192)
 def evaluate(text: str) -> Value:
-    """The value of `text`; raises `Unsupported` or `TooBig`."""
+    """Return the value of `text`. Raises `Unsupported` or `TooBig`."""
     tokens = tokens_of(text)
     first = Reader(list(tokens))
     try:
@@ -326,7 +325,7 @@ def evaluate(text: str) -> Value:
 
 
 def surely_different(a: Value, b: Value) -> bool:
-    """True where the two values differ by more than rounding can explain."""
+    """Return True if two values differ by more than rounding can explain."""
     if a.exact is not None and b.exact is not None:
         return a.exact != b.exact
     error = 1e-12 * max(a.scale, b.scale)
@@ -338,10 +337,9 @@ def surely_different(a: Value, b: Value) -> bool:
 
 
 def same_digits(a: Value, b: Value) -> bool | None:
-    """Whether two numbers agree in all but the last ten of `DIGITS_COUNT` digits.
+    """Return whether two numbers agree in all but the last ten of `DIGITS_COUNT` digits.
 
-    None where that says nothing: with letters, or where intermediate results cancel so far that
-    few digits are left.
+    None with letters, or if intermediate results cancel so far that few digits are left.
     """
     if a.has_letters or b.has_letters:
         return None
@@ -354,7 +352,7 @@ def same_digits(a: Value, b: Value) -> bool | None:
 
 @lru_cache(maxsize=1024)
 def digits(text: str) -> Number:
-    """The value of a number as a complex number of `DIGITS_COUNT` digits."""
+    """Return the value of a number as a complex number of `DIGITS_COUNT` digits."""
     with _digits_lock:  # some of mpmath's functions change the precision while they work
         return DIGITS.convert(Reader(tokens_of(text), field=DIGITS).read())
 

@@ -1,12 +1,15 @@
 r"""Find the answer in a response; the order of the search is in GRADING.md.
 
-A value is a number (with its unit), one formula, or several joined by commas, "and" or "or".
-Running text gives a value only where it commits to it: "the answer is V", "V is the answer"; a
-response that is nothing but V, or one sentence that ends in V after "is", "=" and the like; a
-last sentence that begins with "Therefore", "Thus", "Hence", "So," and is closed by its full stop
-or its `$`. So a response that was cut while it was being written does not count, nor does an
-unclosed box. Only ends and bounded pieces of a response are searched, with patterns that never
-backtrack far: all searches are linear in its length.
+A value is a number (with its unit), one formula, or several joined by commas, "and" or "or". Prose
+states a value V in these forms only:
+
+* "the answer is V" or "V is the answer";
+* a response that is V alone, or one sentence that ends in V after "is", "=" and the like;
+* a last sentence that begins with "Therefore", "Thus", "Hence" or "So," and is closed by its full
+  stop or its `$`.
+
+Truncated sentences and unclosed boxes therefore state none. All searches are linear in the length
+of the response, because no pattern backtracks far.
 """
 
 import re
@@ -46,7 +49,7 @@ _PHRASE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _OPTION = re.compile(r"^[ \t>#*]{0,8}[B-E](?:\*\*)?[ \t]{0,2}[:.)]", re.MULTILINE)
-# A sentence of its own, which neither reports another's answer nor goes on behind the formula.
+# A whole sentence: it does not report another's answer or go on after the formula.
 _FINAL = re.compile(
     r"(?:^|[.!:\n*])[\s*]{0,4}(?:(?:so|thus|hence|therefore|and)\b,?\s{1,3})?(?:(?:the|our|my)\s{1,3})?"
     rf"final answer is:?[ \t]{{0,4}}({_SPAN})(?=[ \t*]{{0,4}}(?:[.!]|\n|$))",
@@ -83,7 +86,7 @@ _KNOWN = frozenset("and or sin cos tan log ln exp".split())
 
 
 def is_value(text: str) -> bool:
-    """Whether the text is nothing but a value."""
+    """Return whether the text is a value and nothing else."""
     text = _unwrap(text)
     if not text or len(text) > _MAX_VALUE:
         return False
@@ -100,7 +103,7 @@ def is_value(text: str) -> bool:
     return all(w in _KNOWN or len(w) == 1 or (w.isupper() and len(w) <= 3) for w in words)
 
 
-# Behind a formula: it is one of several, or a part of another one.
+# After a formula: it is retracted, one of several, or a part of another one.
 _TAKEN_BACK = re.compile(
     r"\s*(?:[(;,-]\s*)?(?:or|if|otherwise|squared|cubed|times|plus|minus|no|wait|and(?!\s+we\s+are\s+done)|hundred|thousand"
     r"|[mbtr]+illion|dozen|hal(?:f|ves)|(?:third|quarter|fourth|fifth)s?|(?:is|was)\s+(?:wrong|false|not))\b"
@@ -122,9 +125,9 @@ def _last(matches: Iterator[re.Match[str]]) -> re.Match[str] | None:
 
 
 def after_phrase(text: str) -> str | None:
-    """What follows the last "answer is", "Answer:", "####" and the like.
+    """Return what follows the last "answer is", "Answer:", "####" and the like.
 
-    A line "A: 18" is one, but not where other letters have such lines: those are options.
+    A line "A: 18" counts too, unless other letters have such lines: those are options.
     """
     found: Iterator[re.Match[str]] = _PHRASE.finditer(text)
     if _OPTION.search(text):
@@ -144,7 +147,7 @@ def after_phrase(text: str) -> str | None:
     if end and end[0] == "?":
         return None
     sentence = _unwrap(tail[: end.start()] if end else tail)
-    if math:  # taken back by what follows, so the whole line is the answer
+    if math:  # the text after it changes it, so the whole line is the answer
         return _unwrap(tail.splitlines()[0])
     if sentence[:1].isalpha() and not is_value(sentence):
         return _after_copula(sentence) or _only_value(sentence) or sentence
@@ -162,7 +165,7 @@ _FOREIGN_END = re.compile(r"\s*(?:です|である|だ)?\s*[.。!！]?\s*")
 
 
 def _foreign(text: str) -> str | None:
-    """Return the value of a last line such as "La réponse est 12.", and nothing else after it."""
+    """Return the value that ends a last line such as "La réponse est 12.", else None."""
     line = text[-_MAX_PHRASE:].rstrip().rpartition("\n")[2]
     if (last := _last(_FOREIGN.finditer(line))) is None:
         return None
@@ -174,7 +177,7 @@ def _foreign(text: str) -> str | None:
 
 
 def conclusion(text: str) -> str | None:
-    """The value that a whole short response, or the last sentence of a long one, comes to."""
+    """Return the value that a short response, or the last sentence of a long one, states."""
     whole = len(text) <= _MAX_SENTENCE + _MAX_VALUE
     text = _COURTESY.sub("", text[-_MAX_TAIL:]).strip()
     if whole and is_value(text):
@@ -201,10 +204,10 @@ def conclusion(text: str) -> str | None:
 
 
 def stated_value(answer: str) -> str | None:
-    r"""The value that an answer with words states: `\text{The area is }6\sqrt3` states 6\sqrt3.
+    r"""Return the value that an answer with words states: 6\sqrt3 of `\text{The area is }6\sqrt3`.
 
-    Either what "is", "are", "equals" or "=" leads to, or what stands before a remark in brackets:
-    `12\text{ (since }x>0)`. None where the words deny, doubt or offer a choice.
+    It follows "is", "are", "equals", "=" or a name and a colon (`Total: 42`), or precedes a remark
+    in brackets: `12\text{ (since }x>0)`. None if the words deny, doubt or offer a choice.
     """
     plain = TEXT.sub(r" \1 ", canonical(answer))
     if UNSURE.search(plain) or _SUPPOSED.search(plain.rstrip(" .0123456789")):
@@ -239,7 +242,7 @@ def _unwrap(text: str) -> str:
 
 
 def _after_copula(sentence: str) -> str | None:
-    """The value that ends a sentence; the longest, because "is 3 or 4" is not 4."""
+    """Return the longest value that ends a sentence: "is 3 or 4" is not 4."""
     masked = _ANY_SPAN.sub(lambda span: "#" * len(span[0]), sentence)
     ends = (_unwrap(sentence[match.end() :]) for match in _COPULA.finditer(masked))
     return next((end for end in ends if is_value(end)), None)
@@ -257,7 +260,7 @@ _STEP = re.compile(
 
 
 def _only_value(sentence: str) -> str | None:
-    """The one formula or number of a clause that neither doubts nor tells a step of the work."""
+    """Return the only formula or number of a clause without doubt or a step of the work."""
     doubts = UNSURE.search(sentence) or _STEP.search(sentence)
     if doubts or len(sentence.split()) < _MIN_CLAUSE_WORDS:
         return None
@@ -288,7 +291,7 @@ _LAST_NUMBER = re.compile(r"-?\d[\d,]{0,40}(?:\.\d{1,40})?")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extraction:
-    """How far the search for an answer may go."""
+    """Settings of the search for an answer."""
 
     strict: bool = False
     last_number: bool = False
@@ -296,14 +299,14 @@ class Extraction:
 
 
 def cut_at_end_marker(response: str, answer_tag: str = "answer") -> str:
-    """The response before the first text that says that it is over."""
+    """Return the response up to its first end marker."""
     for marker in (*END_MARKERS, f"</{answer_tag}>"):
         response = response.partition(marker)[0]
     return response
 
 
 def extract(response: str, settings: Extraction) -> str | None:
-    """The answer as the model wrote it, or None."""
+    """Return the answer as the model wrote it, or None."""
     text = cut_at_end_marker(response, settings.answer_tag)
     _, thought, answered = text.rpartition("</think>")
     if thought and (found := _answer_in(answered, settings)) is not None:
@@ -314,14 +317,14 @@ def extract(response: str, settings: Extraction) -> str | None:
 def _answer_in(text: str, settings: Extraction) -> str | None:
     boxes = closed_boxes(text)
     while len(boxes) > 1 and not boxes[-1][2].strip():
-        boxes.pop()  # an empty box at the end takes nothing back
+        boxes.pop()  # an empty box at the end is ignored
     if boxes:
         later = None if settings.strict else _last(_FINAL.finditer(text, boxes[-1][1]))
         return _inside(later[1]) if later and "box" not in later[1] else _joined(text, boxes)
     if settings.strict:
         return None
     if cut := _BOX.search(text):
-        text = text[: cut.start()].rstrip("$ \\([")  # what was being boxed is not all there
+        text = text[: cut.start()].rstrip("$ \\([")  # the content of an unclosed box is incomplete
     _, tag, inside = text.rpartition(f"<{settings.answer_tag}>")
     if tag:
         return _unwrap(inside) or None
@@ -333,13 +336,13 @@ def _answer_in(text: str, settings: Extraction) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last closed box, with the boxes that a comma or "and" joins to it."""
+    """Return the content of the last closed box and of those that a comma or "and" joins to it."""
     boxes = closed_boxes(text)
     return _joined(text, boxes) if boxes else None
 
 
 def _joined(text: str, boxes: list[tuple[int, int, str]]) -> str:
-    """The content of the last of `boxes` and of those joined to it."""
+    """Return the content of the last of `boxes` and of those joined to it."""
     contents = [boxes[-1][2]]
     for (_, end, content), (start, _, _) in zip(boxes[-2::-1], boxes[:0:-1], strict=True):
         if start - end > _MAX_JOIN or not _JOIN.fullmatch(text[end:start]):
@@ -349,12 +352,12 @@ def _joined(text: str, boxes: list[tuple[int, int, str]]) -> str:
 
 
 def closed_boxes(text: str) -> list[tuple[int, int, str]]:
-    """(start, end, content) of every outermost box that closes, in order; one pass over braces."""
+    """Return (start, end, content) of every outermost closed box, in one pass over the braces."""
     starts = {match.end(): match.start() for match in _BOX.finditer(text)}
     if not starts:
         return []
-    # (start, end, where the content begins and ends): cutting out the content of every box here
-    # would cost quadratic memory where boxes are nested
+    # (start, end, start and end of the content): the contents of nested boxes would need quadratic
+    # memory
     spans = [
         (start, found.end(), *found.span())
         for after, start in starts.items()

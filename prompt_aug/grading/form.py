@@ -1,11 +1,11 @@
-r"""One text for all answers that are alike, so that votes can be counted.
+r"""Normal form: one text for all equal answers, so that votes can be counted.
 
     \frac12, 0.50, x = \frac{2}{4}   ->  1/2
     \{3, 1\};  1, 3                  ->  {1,3}
 
-Grading compares an answer with a gold, pair by pair, and that is no equivalence: 80 equals both
-"80 cents" and "80 dollars". A normal form is one. Labels, units and percent signs are left out of
-it; a number is its value, a formula of letters its values at fixed points, a set has no order.
+Grading is not an equivalence relation: 80 equals both "80 cents" and "80 dollars". Equality of
+normal forms is one. They omit labels, units and percent signs. A number becomes its value, a
+formula with letters its values at fixed points, and a list or set is sorted.
 """
 
 from prompt_aug.grading.evaluate import Value, digits, evaluate
@@ -23,7 +23,7 @@ _MARKS = {"list": "{}", "set": "{}", "matrix": "[]", "tuple": "()", "union": "<>
 
 
 def normal_form(answer: str) -> str:
-    """The form of an answer; of one that cannot be read, its text without its white space."""
+    """Return the normal form; of an unreadable answer, its text without white space."""
     plain = "".join(answer.split())
     if len(answer) > MAX_ANSWER or nesting(answer) > MAX_NESTING:
         return plain[:MAX_ANSWER]
@@ -35,7 +35,7 @@ def normal_form(answer: str) -> str:
 
 
 def _form(node: Node) -> str:
-    if node.kind == "either":  # readings of one text: the first stands for it
+    if node.kind == "either":  # the first of several readings
         return _form(node.items[0])
     if node.kind == "leaf":
         return _leaf(node.text)
@@ -62,7 +62,7 @@ def _leaf(text: str) -> str:
 def _number(value: Value) -> str:
     if value.exact is not None:
         parts = (value.exact.numerator, value.exact.denominator)
-        # Python writes no decimal number of more than 4300 digits; hexadecimal ones have no limit.
+        # Python writes at most 4300 decimal digits; hexadecimal has no limit.
         large = max(part.bit_length() for part in parts) > _DECIMAL_BITS
         return "/".join(map(hex, parts)) if large else str(value.exact)
     if value.has_letters:

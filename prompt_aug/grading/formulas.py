@@ -1,4 +1,4 @@
-r"""The formulas of a question, in forms in which an answer can be compared with them.
+r"""The formulas of a question, in forms that can be compared with an answer.
 
 Labels, units, brackets, fonts and thousands separators do not count as tokens, so `x = 5` is
 spelled like `5`. Plain integers, words and letters are not formulas.
@@ -38,13 +38,13 @@ LETTER_ALONE = re.compile(r"\s*[A-Za-z]\s*")
 
 
 def written_form(text: str) -> str:
-    r"""Canonical, but a repeating decimal is not yet the fraction that may be asked for."""
+    r"""Return canonical LaTeX that keeps repeating decimals: the fraction may be the answer."""
     return canonical(text, fractions=False)
 
 
 @lru_cache(maxsize=512)
 def pieces_of(question: str) -> tuple[str, ...]:
-    """The formulas of the question, and the parts of each between commas."""
+    """Return the formulas of the question, their sides, and their parts between commas."""
     spans = [next(group for group in match.groups() if group) for match in _MATH.finditer(question)]
     texts = [written_form(span) for span in (*spans, *_BARE.findall(_MATH.sub(" ; ", question)))]
     return tuple(
@@ -58,7 +58,7 @@ def pieces_of(question: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=512)
 def formulas_of(question: str) -> dict[tuple[str, ...], list[str]]:
-    """Every formula of the question, and the sides and items of each, by their sorted tokens."""
+    """Return the formulas of the question, their sides and items, by their sorted tokens."""
     pieces = pieces_of(question)
     sides = (side for piece in pieces for side in RELATION.split(piece))
     found: dict[tuple[str, ...], list[str]] = {}
@@ -69,7 +69,7 @@ def formulas_of(question: str) -> dict[tuple[str, ...], list[str]]:
 
 @lru_cache(maxsize=512)
 def leaves_of_question(question: str) -> tuple[str, ...]:
-    """The formulas of the question and the sides and items of each; no relation as a whole."""
+    """Return the formulas of the question, their sides and items, without whole relations."""
     sides = dict.fromkeys(side for piece in pieces_of(question) for side in RELATION.split(piece))
     leaves = dict.fromkeys(leaf for side in sides for leaf in (side, *leaves_of(side)))
     return tuple(
@@ -80,7 +80,7 @@ def leaves_of_question(question: str) -> tuple[str, ...]:
 
 
 def tokens_in(text: str) -> tuple[str, ...]:
-    """The tokens that carry meaning, sorted; without label and unit."""
+    """Return the sorted tokens that carry meaning, without label and unit."""
     label = re.match(r"\s*[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z, ]{1,9}\))?\s*=(?!.*[=<>])", text)
     text = split_unit(text[label.end() :] if label else text)[0].rstrip("% ")
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
@@ -93,7 +93,7 @@ def tokens_in(text: str) -> tuple[str, ...]:
     return _sorted_tokens(text)
 
 
-# Spellings that no arithmetic is needed for: 07, x - -1, \sqrt[2]{5}.
+# Respelled before tokens are compared: 07, x - -1, \sqrt[2]{5}.
 _RESPELLED = (
     (re.compile(r"(?<![\d.])0+(?=\d)"), ""),
     (re.compile(r"(?<![\d.])\.(?=\d)"), "0."),
@@ -109,7 +109,7 @@ def _sorted_tokens(text: str) -> tuple[str, ...]:
 
 
 def _parts(token: str) -> Sequence[str]:
-    r"""A number is its digits, because `\log_2 32` and `\frac12` may be written without a gap."""
+    r"""Return the digits of a number, since `\log_2 32` and `\frac12` may have no gap."""
     if not token[-1].isdigit():
         return [_DIVIDED.get(token, token)]
     return token.rstrip("0").rstrip(".") if "." in token else token
@@ -119,7 +119,7 @@ _ROW = re.compile(r"^(?!.*\\begin).*(?:&|\\end)|\\begin(?!.*\\end)", re.DOTALL) 
 
 
 def is_formula(text: str) -> bool:
-    """More than an integer, a letter or a word."""
+    """Return whether a text is more than an integer, a letter or a word."""
     return not _PLAIN.fullmatch(text)
 
 
@@ -132,7 +132,7 @@ def last_side(written: str) -> str:
 
 
 def leaves_of(text: str) -> list[str]:
-    """The values of an answer, without labels and units."""
+    """Return the values of an answer, without labels and units."""
     return [value_of(leaf) for leaf in _walk(build(whole(written_form(text))))]
 
 

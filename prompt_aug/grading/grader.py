@@ -1,16 +1,16 @@
-r"""The one grader: training, validation, evaluation and data checks all call this module.
+r"""Grade responses: training, validation, evaluation and data checks call this module.
 
-    response --extract--> answer --spelling of the question--> echo
+    response --extract--> answer --repeats the question--> echo
                                  --exact path (here)--> correct | wrong
                                    `--undecided--> math-verify in a killable process
 
-The exact path decides by spelling, structure, exact rationals and by values that differ; only two
-formulas that may be equal and are not spelled alike need a worker. The policy for ambiguous answers
-and the statuses are in GRADING.md, every row of which is a test.
+The exact path compares spelling, structure, exact rationals and numerical values. Only formulas
+that may be equal but are spelled differently need a worker. GRADING.md has the policy for ambiguous
+answers and the statuses.
 
-Safe to call from any thread, from many at once, in Ray actors and after a fork. `grade` of an
-undecided pair blocks while a worker computes: in a coroutine use `await asyncio.to_thread(grade,
-response, gold)`, or `grade_many`, which uses every worker.
+Safe to call from many threads at once, in Ray actors and after a fork. `grade` blocks while a
+worker computes, so a coroutine uses `await asyncio.to_thread(grade, response, gold)`. `grade_many`
+uses every worker.
 """
 
 import re
@@ -79,12 +79,12 @@ class _Referee:
     def __call__(self, gold: str, pred: str) -> bool:
         if _TOWER.search(pred) and not _TOWER.search(gold):
             raise TooBig("a tower of powers or factorials")
-        # A logarithm without a base has two readings: what is equal is so in both.
+        # A logarithm without a base has two readings; the formulas must be equal in both.
         bases = (r"\ln", r"\log_{10}") if _LOG.search(gold + pred) else ("",)
         return all(self._agree(_latex(gold, b), _latex(pred, b)) for b in bases)
 
     def _agree(self, gold: str, pred: str) -> bool:
-        self._calls += 1  # known verdicts count, or a second grade could differ from the first
+        self._calls += 1  # cached verdicts count, or a second grade could differ from the first
         if self._calls > MAX_WORKER_CALLS:
             raise _Stop("timeout", "too many formulas to compare")
         verdict = _verdict(gold, pred)
@@ -105,14 +105,14 @@ def _verdict(gold: str, pred: str) -> Verdict:
 
 
 def _latex(text: str, base: str) -> str:
-    r"""What latex2sympy is given: it would drop the degrees of `\sin(90^\circ-x)`."""
+    r"""Return the text for latex2sympy, which would drop the degrees of `\sin(90^\circ-x)`."""
     text = mixed_as_sums(_LOG.sub(lambda _: base, text) if base else text)
     text = _ANGLE.sub(r"(\1\\cdot\\frac{\\pi}{180})", text) if TRIGONOMETRIC.search(text) else text
     return text.replace("\\degree", "^{\\circ}").strip()
 
 
 def _judge_with_workers(undecided: list[tuple[Node, Node]]) -> tuple[Status, str]:
-    """Return (status, detail) of the pairs that the exact path left open; wrong without one."""
+    """Return (status, detail) of the pairs that the exact path left open; "wrong" for none."""
     failed: tuple[Status, str] = ("wrong", "")
     for gold, pred in undecided:
         referee = _Referee()
@@ -137,9 +137,9 @@ class Grade:
     """Result of grading one response.
 
     extracted:  the answer found in the response, None without one; untrusted text
-    status:     explained in GRADING.md; "unworked" only where such an answer is refused
-    detail:     more about the status, for people
-    unworked:   the prediction equals a gold as arithmetic that is not worked out
+    status:     see GRADING.md; "unworked" only without `pay_unworked`
+    detail:     more about the status
+    unworked:   the answer equals a gold, as arithmetic that is not worked out
     """
 
     extracted: str | None
@@ -165,7 +165,7 @@ def grade(
 
     With `question`, an answer that only repeats it is `echo`. With the `options` of a
     multiple-choice question, whose gold is a letter, the module `choice` decides. Raises
-    `TypeError` or `ValueError` for an unusable gold, which is a fault of the data.
+    `TypeError` or `ValueError` for an unusable gold.
     """
     golds = _golds(gold)
     if (answer := extract(response, extraction or Extraction())) is None:
@@ -187,7 +187,7 @@ def grade_many(
     extraction: Extraction | None = None,
     on_grade: Callable[[Grade], object] | None = None,
 ) -> list[Grade]:
-    """Grade (response, gold[, question[, options]]) on every worker, in order."""
+    """Grade each (response, gold[, question[, options]]) on all workers; return grades in order."""
     return default_pool().map(lambda pair: grade(*pair, extraction=extraction), pairs, on_grade)
 
 
@@ -202,7 +202,7 @@ def _golds(gold: Gold) -> list[str]:
 
 
 def _stated(gold: str) -> str:
-    """What a gold in a box, or one that is a whole worked solution, comes to."""
+    """Return the answer that a boxed gold, or a whole worked solution, states."""
     if (opened := _open_box(gold)) is not gold:
         return opened
     if cut := _OPEN_BOX.search(gold):
@@ -211,7 +211,7 @@ def _stated(gold: str) -> str:
 
 
 def _all_boxes(gold: str) -> str:
-    """The boxes of a gold as one list; "" where words stand between them, or there is only one."""
+    """Return the boxes of a gold as one list; "" for fewer than two or with words between."""
     boxes = closed_boxes(gold) if gold.count("box") > 1 else []
     between = "".join(gold[a[1] : b[0]] for a, b in pairwise(boxes))
     if len(boxes) < 2 or any(char.isalnum() for char in between):
@@ -237,14 +237,14 @@ def _grade_extracted(answer: str, golds: list[str], question: str | None) -> Gra
         status, detail = _judge(answer, golds, question)
     except GraderError:
         raise  # the installation is at fault, and every grade would be wrong
-    except Exception as error:  # one answer must not end a training run; the rate shows it
+    except Exception as error:  # one answer must not end a training run, which logs the rate
         status, detail = "error", f"internal: {type(error).__name__}: {error}"
     unworked = status == "correct" and is_unworked(answer, golds)
     return Grade(extracted=answer, status=status, detail=detail, unworked=unworked)
 
 
 def _grade_choice(answer: str, golds: list[str], options: Options) -> Grade:
-    """`extracted` is the letter that was chosen, or the whole answer where none was."""
+    """Grade a choice; `extracted` is the chosen letter, or the whole answer without one."""
 
     def equal(option: str, said: str) -> bool:
         return _grade_extracted(said, [option], None).correct

@@ -17,10 +17,10 @@ _AND = re.compile(r"(?<![\\a-zA-Z])and(?![a-zA-Z])")
 
 
 def as_union(node: Node) -> tuple[str, Node] | None:
-    """(letter, union of intervals) of a union, an interval, or solved inequalities.
+    """Return (letter, union of intervals) of a union, an interval or solved inequalities, or None.
 
-    The letter is "" where none is named. Inequalities joined by "or" unite, two that are joined by
-    "and" intersect, two with a comma do either: `x > 1, x < 2` or `x < 1, x > 2`. None for others.
+    The letter is "" if none is named. Inequalities joined by "or" unite, and two joined by "and"
+    intersect. Two joined by a comma intersect if they can (`x > 1, x < 2`), else unite.
     """
     if node.kind in ("union", "list") and all(_is_interval(item) for item in node.items):
         return "", replace(node, kind="union")
@@ -45,7 +45,7 @@ def as_union(node: Node) -> tuple[str, Node] | None:
 
 
 def _intersection(rays: tuple[Node, ...]) -> Node | None:
-    """What two rays that point at each other have in common; None for other intervals."""
+    """Return the intersection of two rays that point at each other; None for others."""
     if len(rays) != 2:
         return None
     from_low, to_high = rays if squeeze(rays[0].items[0].text) != _LOWEST else rays[::-1]
@@ -66,7 +66,7 @@ def _is_interval(node: Node) -> bool:
 
 
 def _solved(text: str) -> tuple[str, list[Node]]:
-    r"""The letter and the intervals of `x > 2`, `2 \le x < 3` or `x \ne 2`; none for others."""
+    r"""Return letter and intervals of `x > 2`, `2 \le x < 3` or `x \ne 2`; [] for others."""
     signs = [_FLIPPED.get(sign, sign) for sign in _ORDER.findall(text)]
     sides = [side.strip() for side in _ORDER.split(text)]
     letters = [side for side in sides if _LETTER.fullmatch(side)]

@@ -1,8 +1,8 @@
-r"""One spelling for what means the same: from the answer as written to canonical LaTeX.
+r"""Canonical LaTeX: one spelling for answers that are written differently.
 
 Only spelling changes here (fonts, spacing, delimiters, Unicode signs, `\dfrac`, words for
-symbols), never value. What a word after a number means is `split_unit`'s business, what a comma
-means is `structure`'s. Every step is a linear pass over a string of bounded length.
+symbols), never value. `split_unit` interprets words after a number, and `structure` commas. Every
+step is a linear pass over a string of bounded length.
 """
 
 import functools
@@ -35,7 +35,7 @@ _SIGNS = {
 _SIGN_TABLE = str.maketrans(_SIGNS)
 _RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ", "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎"
 _SCRIPTS = re.compile(rf"([{_RAISED}]+)|([{_LOWERED}]+)")
-# As typed: a root goes over the whole number behind it. TeX itself takes one digit of \sqrt16.
+# A typed root covers the whole number after it; in TeX \sqrt16 covers one digit.
 _TYPED_ROOT = re.compile(r"(?:√|(?<![\\a-zA-Z])sqrt)\s*(\d+(?:\.\d+)?|[a-z](?![a-zA-Z]))")
 _INVISIBLE = re.compile(
     r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\\[a-zA-Z]+|[^\s{])|\\[hv]space\*?\s*\{[^{}]*\}"
@@ -48,15 +48,15 @@ _BASE_IN_WORDS = re.compile(
 # TeX does not show these braces: {5}{6} is the number 56.
 _IDLE_BRACES = re.compile(r"(?<![a-zA-Z}^_\]\\])\{(\d[\d.]*)\}")
 _VULGAR = re.compile(r"[\u00bc-\u00be\u2150-\u215e\u2189]")
-_SQUARE_METRES = re.compile(r"(?<=\d)\s?([ckm]?m)(?=[²³])")  # nobody writes a variable so
+_SQUARE_METRES = re.compile(r"(?<=\d)\s?([ckm]?m)(?=[²³])")  # never a variable
 
 _FONT = r"text|textbf|textit|textrm|textnormal|textsf|mathrm|mathbf|mathit|mathsf|mbox|hbox"
 _FONTS = re.compile(rf"\\(?:{_FONT}|operatorname\*?)\s*\{{([^{{}}]*)\}}")
-# By an export of a data set.
+# Some exports of data sets double the backslash of these.
 _ESCAPED_TWICE = "boxed|text|d?frac|sqrt|left|right|leq?|geq?|pi|cdot|infty|cup|begin|end"
 _SIZES = "tiny|small|normalsize|large|Large|LARGE|huge|Huge"
 _OLD_FONT = re.compile(r"\\(?:rm|bf|it|displaystyle|textstyle|limits|boldsymbol|bm)(?![a-zA-Z])")
-# Between two values a wide gap lists them; anywhere else it is a blank.
+# Between two values a wide gap separates items, elsewhere it is a blank.
 _GAP_OF_A_LIST = (
     r"(?<=[\w})\]!])\s*\\q?quad(?![a-zA-Z])\s*"
     r"(?=[\w{(\[+-]|\\(?:[dt]?frac|sqrt|pi|\{)(?![a-z]))"
@@ -66,7 +66,7 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     for pattern, replacement in (
         (rf"(?<!\\)\\(\\(?:{_ESCAPED_TWICE})(?![a-zA-Z]))", r"\1"),
         (r"(?<=\d)or(?=[A-Za-z](?:\([a-z]\))?\s*=)", " or "),
-        (r"\\\\(?:\[[^\]]*\])?", r"\\\\ "),  # a row of a matrix keeps its mark: see below
+        (r"\\\\(?:\[[^\]]*\])?", r"\\\\ "),  # the end of a matrix row; `(?<!\\)` below keeps it
         (r"\\(?:[dtcs]|nice)frac(?![a-z])", r"\\frac"),
         (rf"\\(?:{_SIZES})(?![a-zA-Z])|\\(?:text)?color\s*\{{[^{{}}]*\}}", " "),
         (r"\\underline(?=\s*\{)|^\s*\\therefore(?![a-zA-Z])", ""),
@@ -109,7 +109,7 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\langle(?![a-zA-Z])(.*)\\rangle(?![a-zA-Z])", r"(\1)"),
         (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times "),
         (r"\*\*(?=[\s({\d-])", "^"),
-        # With a blank behind it a typed fraction is the factor: 1/2 x; 1/2x stays ambiguous.
+        # A typed fraction before a blank is a factor: 1/2 x. 1/2x stays ambiguous.
         (
             r"(?<![\w.)\]}/^])(?<!\d\s)(\d+)/(\d+)(?=\s+(?:[a-zA-Z](?![a-zA-Z])|\(|\\(?:pi|sqrt|frac)(?![a-z])))",
             r"\\frac{\1}{\2}",
@@ -117,14 +117,14 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\s+", " "),
     )
 )
-# An ellipsis stays, but for that of a decimal: "5, ..." goes on, and what goes on is not 5.
+# Keeps an ellipsis, except after a decimal: "5, ..." is not 5.
 _TRAILING = re.compile(r"(?<![\s.,;:])(?![\s.,;:]*\.{3})[\s.,;:]+$")
 _MORE_DIGITS = re.compile(r"(?<=\d)(\.\d+)\s*\.{3}\s*$")
 _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}")
 
 
 def _unicode_scripts(text: str) -> str:
-    """Raised and lowered digits as scripts, `⅝` as a fraction."""
+    """Rewrite raised and lowered digits as scripts, and `⅝` as a fraction."""
 
     def script(match: re.Match[str]) -> str:
         plain = unicodedata.normalize("NFKC", match[0]).replace("\u2212", "-")
@@ -137,9 +137,9 @@ def _unicode_scripts(text: str) -> str:
     return _VULGAR.sub(fraction, _SCRIPTS.sub(script, text))
 
 
-@functools.lru_cache(maxsize=4096)  # of one gold, hundreds of responses ask
+@functools.lru_cache(maxsize=4096)  # hundreds of responses share a gold
 def canonical(text: str, *, fractions: bool = True) -> str:
-    r"""Canonical LaTeX; text stays marked as `\text{...}`, everything else loses its font."""
+    r"""Return canonical LaTeX. Words stay in `\text{...}`; everything else loses its font."""
     text = _SQUARE_METRES.sub(r"\\text{ \1}", currencies(unicodedata.normalize("NFC", text)))
     text = _TYPED_ROOT.sub(r"\\sqrt{\1}", _INVISIBLE.sub(" ", text))
     text = _BASE_IN_WORDS.sub(_in_base, _TYPED_BINOM.sub(r"\\binom{\1}{\2}", text))
@@ -166,7 +166,7 @@ _REPEATING = re.compile(
 
 
 def _fraction(match: re.Match[str]) -> str:
-    """A repeating decimal as the fraction that it is."""
+    """Return a repeating decimal as a fraction."""
     whole, start = match[1] or "0", match[2]
     block = match[3] or match[4] or match[5]
     bottom = 10 ** len(start) * (10 ** len(block) - 1)
@@ -185,7 +185,7 @@ _MAX_BRACED = 40
 
 
 def _braced(text: str, depth: int = 0) -> str:
-    r"""Every argument of `\frac`, `\sqrt`, `\binom` and every command in a script in braces."""
+    r"""Put arguments of `\frac`, `\sqrt` and `\binom`, and commands in scripts, in braces."""
     if depth > _MAX_BRACED or not _NEEDS_BRACES.search(text):
         return text
     out: list[str] = []
@@ -197,7 +197,7 @@ def _braced(text: str, depth: int = 0) -> str:
 
 
 def _piece(text: str, position: int, depth: int) -> tuple[str, int]:
-    """One token from `position`, with its arguments in braces, and where the next begins."""
+    """Return the token at `position`, with its arguments in braces, and the next position."""
     match = _ATOM.match(text, position)
     if match is None:
         return text[position], position + 1
@@ -233,7 +233,7 @@ _BRACKETS = re.compile(r"[{(\[)\]}]")
 
 
 def _end(signs: re.Pattern[str], text: str, start: int) -> int:
-    """Just after the bracket of the same kind that closes the one at `start`, or `start`."""
+    """Return the position after the bracket that closes the one at `start`, or `start`."""
     level = 0
     for match in signs.finditer(text, start):
         level += (match[0] in "{([") - (match[0] in "})]")
@@ -261,16 +261,16 @@ def _between_numbers(match: re.Match[str]) -> bool:
 
 
 def squeeze(text: str) -> str:
-    r"""The spelling compared for equality: no spaces but between two digits, no idle braces."""
+    r"""Return the spelling to compare: spaces only between digits, no idle braces."""
     text = _TRAILING.sub("", TEXT.sub(r" \1 ", text))
     text = re.sub(r"\s+(?!\d)|(?<!\d)\s+", "", text)
     return _SHORT_SCRIPT.sub(r"\1\2", text)
 
 
 def is_balanced(text: str) -> bool:
-    r"""Whether braces close in order and as many brackets open as close; `(1,2]` is an interval.
+    r"""Return whether braces close in order and as many brackets open as close, as in `(1,2]`.
 
-    The bracket of a choice, `B) 12`, opens nowhere.
+    The bracket of a choice, `B) 12`, does not count.
     """
     level = brackets = 0
     for match in _BRACKET.finditer(_CHOICE_MARK.sub("", text)):

@@ -1,8 +1,8 @@
 r"""Answers that are not written in TeX: amounts of money, words, typed signs, other brackets.
 
-Two kinds of rewriting. `currencies` and `amounts` change a part of a text, wherever it stands, and
-belong to canonical LaTeX. `whole` knows ways to write a whole answer: "twenty-one", "3 to 4",
-"all real numbers", `]1,2[` or a system of cases. Running text must not be read like that.
+`currencies` and `amounts` rewrite parts of any text and belong to canonical LaTeX. `whole` rewrites
+whole answers ("twenty-one", "3 to 4", "all real numbers", `]1,2[`, a system of cases) and must not
+be used on running text.
 """
 
 import re
@@ -17,7 +17,7 @@ _SIGN = r"(\\\$|[€£¥¢]|\\(?:euro|pounds|yen)(?![a-z])(?:\{\})?)"
 _DIGITS = r"-?(?:\d+(?:(?:,|\{,\}|,\\!|\\[,!])\s*\d{3}(?!\d))*(?:\.\d+)?|\.\d+)"
 _MAGNITUDE = r"(?:hundred|thousand|million|billion|trillion)"
 _MONEY = rf"{_DIGITS}(?:\s*(?:\\text\{{\s*)?{_MAGNITUDE}\b\s*\}}?)?"
-# Where an amount ends: before a sign of arithmetic the currency is only dropped.
+# The end of an amount. Before a sign of arithmetic the currency is dropped.
 _END = (
     r"(?=\s*(?:$|[,;:.)\]}=$*<>%]|\\[)\]},;:! %\\]"
     r"|\\(?:text|math|quad|qquad|le|ge|lt|gt|approx|cup)|[A-Za-z]{2}))"
@@ -28,7 +28,7 @@ _WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{[^{}]*\}")
 
 
 def currencies(text: str) -> str:
-    r"""`\$5` as `5\text{ dollars}`, also behind the number; a sign that is no price is dropped."""
+    r"""Rewrite `\$5` and `5\$` as `5\text{ dollars}`; drop a sign that marks no price."""
 
     def worded(price: re.Match[str], unit: str) -> str:
         name = _SIGN_OF[(price[1] or price[4]).removesuffix("{}")]
@@ -50,7 +50,7 @@ _AMOUNT = re.compile(
 
 
 def amounts(text: str) -> str:
-    r"""`3.5\text{ million}` as 3500000, `3.5\text{ million cm}` as `3500000\text{ cm}`."""
+    r"""Rewrite `3.5\text{ million}` as 3500000, and `... cm}` as `3500000\text{ cm}`."""
 
     def number(match: re.Match[str]) -> str:
         power = sum(_POWER_OF[word] for word in match[3].lower().split())
@@ -63,7 +63,7 @@ def amounts(text: str) -> str:
 
 
 def whole(text: str) -> str:
-    """The same answer in LaTeX, where canonical LaTeX is one of the ways that are known here."""
+    """Rewrite canonical LaTeX that is a whole answer in one of the notations known here."""
     text = _cases(_outward(_FOR_ALL.sub("", text)))
     if (ordinal := _ORDINAL.fullmatch(text)) and _suffix(int(ordinal[1])) == ordinal[2].lower():
         return ordinal[1]
@@ -176,7 +176,7 @@ _GROUPS = ("", "thousand", "million", "billion", "trillion")
 
 
 def _spelled(words: str) -> int | None:
-    """The whole number that all of the words spell: "one hundred and five" is 105."""
+    """Return the whole number that the words spell, 105 for "one hundred and five", or None."""
     negative = words.startswith(("minus ", "negative "))
     tokens = words.replace("-", " ").split()[negative:]
     total, bound = 0, len(_GROUPS)
@@ -212,7 +212,7 @@ _BOUNDED = re.compile(r"\s*([\[\]])([^\[\](),;]+[,;][^\[\](),;]+)([\[\]])\s*")
 
 
 def _outward(text: str) -> str:
-    """`]1,2[` as `(1,2)`: an open end shows the back of its bracket."""
+    """Rewrite `]1,2[`, a notation of open intervals, as `(1,2)`."""
     letter = _LETTER_OF.match(text)
     start = letter.end() if letter else 0
     parts = [_BOUNDED.fullmatch(part) for part in re.split(r"\\cup(?![a-z])", text[start:])]
@@ -233,7 +233,7 @@ _ASSIGNED = re.compile(r"\s*&?\s*[A-Za-z](?:_\{?\w\}?)?\s*&?\s*=[^=&]+")
 
 
 def _cases(text: str) -> str:
-    r"""A system whose rows are all `x = value` as a list of these; any other system as it is."""
+    r"""Rewrite a system whose rows are all `x = value` as a list of them."""
     if (system := _SYSTEM.fullmatch(text)) is None:
         return text
     rows = [row.strip(" ,;.") for row in re.split(r"\\\\", system[2]) if row.strip(" ,;.")]

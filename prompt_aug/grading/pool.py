@@ -2,8 +2,7 @@
 
 A worker is a subprocess with pipes (no `multiprocessing`: nothing re-imports `__main__`, nothing
 forks a threaded trainer). Workers start when first needed and only as many as are busy at once.
-A caller waits for a free worker, and only then does its time limit start: queue time is not
-grading time.
+The time limit of a request starts when a worker is free.
 """
 
 import atexit
@@ -27,7 +26,7 @@ from prompt_aug.base.errors import UserError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _WORKER = Path(__file__).with_name("worker.py")
-# Where PATH has a relative entry, `sys.executable` is relative; a worker starts in another folder.
+# If PATH has a relative entry, `sys.executable` is relative; a worker starts in another folder.
 _PYTHON = str(Path(sys.executable).absolute())
 _START_SECONDS = 300.0  # an import of sympy: 2 s, and over 120 s seen at a load of 50 on two cores
 _SLACK_SECONDS = 10.0  # the kernel ends a request first; this is for a worker that is itself stuck
@@ -45,8 +44,8 @@ class GraderError(UserError, RuntimeError):
 class PoolSettings:
     """Size and limits. CPU seconds decide; wall seconds only end a process that sleeps.
 
-    `command` starts a worker. One that runs the user's code has `environment` in place of the few
-    variables that the grader needs, and its output goes to the caller's stderr.
+    `command` starts a worker. With `environment` it runs the user's code: it has these variables
+    instead of the grader's few, and its output goes to the caller's stderr.
     """
 
     workers: int
@@ -58,7 +57,7 @@ class PoolSettings:
 
     @classmethod
     def from_environment(cls) -> "PoolSettings":
-        """`PROMPT_AUG_GRADING_WORKERS`, by default the usable cores, at most 8."""
+        """Read `PROMPT_AUG_GRADING_WORKERS`; the default is the usable cores, at most 8."""
         name = "PROMPT_AUG_GRADING_WORKERS"
         text = os.environ.get(name) or str(min(8, len(os.sched_getaffinity(0))))
         if not text.isdecimal() or int(text) < 1:
@@ -91,7 +90,7 @@ class _Worker:
                 cwd=None if self._own else "/",
                 start_new_session=True,
             )
-        except OSError as error:  # no fault of the answer that waits
+        except OSError as error:  # not a fault of the answer
             raise GraderError(f"the grading worker {_PYTHON} cannot start: {error}") from error
         self.group = self._process.pid  # of the worker and the process that it forks
         self._buffer = b""
@@ -116,7 +115,7 @@ class _Worker:
             )
 
     def _read_line(self, seconds: float) -> bytes | None:
-        """One line, or None when the worker is gone or the time is over."""
+        """Return one line; None if the worker is gone or the time is over."""
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
         poll = select.poll()  # select() fails on descriptors of 1024 and more
@@ -132,7 +131,7 @@ class _Worker:
         return line
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The reply, or None when this worker is lost."""
+        """Return the reply; None if this worker is lost."""
         assert self._process.stdin is not None
         limit = self._settings.wall_seconds + _SLACK_SECONDS
         end = time.monotonic() + limit
@@ -152,7 +151,7 @@ class _Worker:
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """Ends the worker and the process that it forked."""
+        """End the worker and the process that it forked."""
         with suppress(ProcessLookupError):
             os.killpg(self.group, signal.SIGKILL)
         for pipe in (self._process.stdin, self._process.stdout):
@@ -174,7 +173,7 @@ class WorkerPool:
 
     @contextmanager
     def _worker(self) -> Iterator[_Worker]:
-        """Lend an idle worker or a new one; kill it if the block raises or loses it."""
+        """Yield an idle worker or a new one; kill it if the block raises."""
         with self._free:
             if self._closed:
                 raise GraderError("the grading pool is closed; make a new one")
@@ -223,7 +222,7 @@ class WorkerPool:
         items: Iterable[Item],
         on_result: Callable[[Result], object] | None = None,
     ) -> list[Result]:
-        """Call a function that asks this pool, in as many threads as it has workers, in order."""
+        """Call `function`, which uses this pool, in a thread per worker; results are in order."""
 
         def one(item: Item) -> Result:
             result = function(item)
@@ -241,7 +240,7 @@ class WorkerPool:
             self._kill_idle()
 
     def process_groups(self) -> list[int]:
-        """The process groups of the idle workers: each is a parent and its child."""
+        """Return the process groups of the idle workers: each is a parent and its child."""
         return [worker.group for worker in self._idle]
 
 
@@ -250,7 +249,7 @@ _pool_lock = threading.Lock()
 
 
 def default_pool() -> WorkerPool:
-    """The pool of this process, made on first use and again after a fork."""
+    """Return the pool of this process, created on first use and again after a fork."""
     global _pool
     with _pool_lock:
         if _pool is None or _pool.owner != os.getpid():

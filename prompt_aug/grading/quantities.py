@@ -1,6 +1,6 @@
 """Equality of two values: numbers with units, ratios, residues, numbers without a unit.
 
-Three values as in `equality`: True and False are proven here, None needs algebra.
+As in `equality`, True and False are proven here, None needs algebra.
 """
 
 import re
@@ -19,7 +19,7 @@ _MODULUS = re.compile(r"\\[pb]?mod(?![a-z])")
 _RESIDUE = re.compile(
     r"(?:[a-z]\s*\\equiv\s*)?(-?\d+)\s*\(?\s*\\[pb]?mod\s*\{?\s*(\d+)\s*\}?\s*\)?"
 )
-# `1 2 3` is not 6, and `5_x`, `12_3+1` are not 5 and 13, as math-verify has it.
+# math-verify reads `1 2 3` as 6, `5_x` as 5 and `12_3+1` as 13.
 NO_NUMBER = (
     re.compile(r"\\approx"),  # decimals that are not its own
     re.compile(r"(?<![\d.,/_{])\d+\s+\d+(?!\d*\s*/)"),
@@ -46,9 +46,9 @@ def all_of(results: Iterable[bool | None]) -> bool | None:
 
 
 def compare_ratios(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
-    """a : b : c is d : e : f where one factor other than 0 takes one to the other.
+    """Compare a : b : c with d : e : f, which are equal up to a factor other than 0.
 
-    None where there are no three parts. What is 0 in one is 0 in the other, and not all are.
+    None for fewer than three parts. The same parts must be 0, and not all of them.
     """
     golds, preds = split_top(gold, ":"), split_top(pred, ":")
     if max(len(golds), len(preds)) < 3:
@@ -68,7 +68,7 @@ def compare_ratios(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
 
 
 def compare_quantities(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
-    """Two values, each with a unit or without: two units that contradict are never equal."""
+    """Compare two values with or without units. Units that contradict are never equal."""
     gold_text, gold_unit = split_unit(gold)
     pred_text, pred_unit = split_unit(pred)
     percents = (gold_text.endswith("%"), pred_text.endswith("%"))
@@ -87,7 +87,7 @@ def compare_quantities(gold: str, pred: str, oracle: Oracle | None) -> bool | No
 
 
 def _opposed(gold: str, pred: str) -> bool:
-    """Whether one says "north" where the other says "south"."""
+    """Return whether one has "north" and the other "south", or another such pair."""
     golds, preds = (set(re.findall(r"[a-z]+", t.lower().replace(".", ""))) for t in (gold, pred))
     pairs = [set(pair.split("/")) for pair in _OPPOSED]
     return any(
@@ -97,7 +97,7 @@ def _opposed(gold: str, pred: str) -> bool:
 
 
 def compare_residues(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
-    r"""`7 \pmod{11}` against 7 or 7 \pmod{11}; None where there is no modulus."""
+    r"""Compare `7 \pmod{11}` with 7 or `7 \pmod{11}`; None without a modulus."""
     parts = [_RESIDUE.fullmatch(text) for text in (gold, pred)]
     if parts[0] and number_of(pred) is not None:
         return compare_numbers(parts[0][1], pred, oracle)
@@ -119,7 +119,7 @@ def _value(text: str) -> Value | None:
 
 
 def number_of(text: str) -> Value | None:
-    """Return the value of a text that is one number, its unit left out."""
+    """Return the value of a text that is one number, with or without a unit, else None."""
     try:
         value = evaluate(split_unit(text)[0])
     except (Unsupported, TooBig):
@@ -156,15 +156,15 @@ def compare_numbers(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
         try:
             if (same := same_digits(gold_value, pred_value)) is not None:
                 return same
-        except (TooBig, Unsupported):  # a function's pole that only more digits see
+        except (TooBig, Unsupported):  # a pole that only more digits show
             pass
     return _ask_text(gold_number, pred_number, oracle)
 
 
 def rounds_to(value: Value, decimal: str) -> bool:
-    r"""True where an irrational number has the shown decimals, six or more: \sqrt{17} and 4.123106.
+    r"""Return True if an irrational number has the six or more decimals shown: \sqrt{17}, 4.123106.
 
-    Never for a rational: a decimal is compared with a fraction exactly.
+    Always False for a rational, which is compared exactly.
     """
     shown = _LONG_DECIMAL.fullmatch(decimal)
     if shown is None or value.exact is not None or value.has_letters:

@@ -1,13 +1,13 @@
-r"""What a formula computes on its way to its value, to see the question's work in an answer.
+r"""Steps by which a formula computes its value, to find the question's steps in an answer.
 
     13 \cdot 17                    (*, 221)                                 and the leaves 13, 17
     \frac{26 \cdot 17}{2}          (*, 442), (/, 221)                            26, 17, 2
     (x+2)(x-7)                     (+, x+2), (+, x-7), (*, (x+2)(x-7))           x, 2, x, 7
     (x + \frac{4}{2})(x-7) + 1 - 1 the same and (/, 2), (+, the whole)
 
-A sum or a product is one step, whatever the order of its terms; values are compared up to their
-sign, letters by their value at one point. So respelling a number, adding 0 or multiplying by 1
-adds steps and takes none away: `carries` tests what is computed and not how it is spelled.
+A sum or a product is one step in any order of its terms. Values are compared up to their sign, and
+letters have a value at one point. Respelling a number, adding 0 or multiplying by 1 adds steps and
+removes none.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from prompt_aug.grading.arithmetic import DOUBLES, Number, TooBig, Unsupported, 
 from prompt_aug.grading.evaluate import Reader
 
 Step = tuple[str, complex]
-_CLOSE = 1e-9  # of two values that rounding alone makes different
+_CLOSE = 1e-9  # relative difference by rounding alone
 _MAX_STEPS = 200
 
 
@@ -46,9 +46,9 @@ class _Recorder(Reader):
 
 @lru_cache(maxsize=4096)
 def steps_of(text: str, *, decimal: bool = False) -> Steps | None:
-    """The steps of a formula, None where it cannot be read or has more than `_MAX_STEPS`.
+    """Return the steps of a formula; None if it cannot be read or has more than `_MAX_STEPS`.
 
-    `decimal`: a number that is not whole is a quotient, as 1.5 is.
+    With `decimal` a rational value that is not whole, such as 1.5, adds a quotient.
     """
     try:
         recorder = _Recorder(tokens_of(text))
@@ -64,11 +64,10 @@ def steps_of(text: str, *, decimal: bool = False) -> Steps | None:
 
 
 def carries(answer: Steps, formula: Steps, golds: list[Steps]) -> bool:
-    """Whether `answer` makes every step of `formula`, which no gold does.
+    """Return whether `answer` makes every step of `formula`, and no gold does.
 
-    A quotient counts as a product, since 2E/2 is E. Where a gold makes the same steps (3/2 is the
-    answer to 6/4, and a quotient like it), the formula must be there with its numbers and letters,
-    and quotients as such.
+    A quotient counts as a product, since 2E/2 is E. If a gold makes the same steps (3/2, where the
+    formula is 6/4), `answer` must also have the formula's quotients, numbers and letters.
     """
     if not formula.made:  # 0.75, where the answer is a fraction
         number = formula.leaves[:1]
@@ -84,9 +83,10 @@ def carries(answer: Steps, formula: Steps, golds: list[Steps]) -> bool:
 
 
 def is_no_simpler(answer: Steps, formula: Steps, golds: list[Steps]) -> bool:
-    """Whether `answer` has as many steps, or as large a number, as `formula`, and no gold has.
+    """Return whether `answer` has as many steps or as large a number as `formula`, and no gold has.
 
-    Of steps two more than a gold. A number or a fraction of two numbers is never too long.
+    Steps count only if there are two more than in any gold. A number or a fraction of two numbers
+    never counts.
     """
     operations = [operation for operation, _ in answer.made]
     literal = not operations or (operations == ["/"] and len(answer.leaves) == 2)  # a/b
@@ -108,7 +108,7 @@ def _products(steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 def _contains(steps: tuple[Step, ...], wanted: tuple[Step, ...]) -> bool:
-    """Whether `steps` has each of `wanted`, as often as it stands there."""
+    """Return whether `steps` has each of `wanted`, at least as often."""
     left = list(steps)
     for step in wanted:
         found = next((i for i, other in enumerate(left) if _same(step, other)), None)
@@ -119,7 +119,7 @@ def _contains(steps: tuple[Step, ...], wanted: tuple[Step, ...]) -> bool:
 
 
 def _same(one: Step, other: Step) -> bool:
-    """The same operation with the same value, but for its sign."""
+    """Return whether two steps have the same operation and, up to its sign, value."""
     (operation, x), (other_operation, y) = one, other
     bound = _CLOSE * max(abs(x), abs(y))
     return operation == other_operation and min(abs(x - y), abs(x + y)) <= bound

@@ -1,7 +1,6 @@
-r"""What kind of answer a text is: a leaf, a list, a tuple or interval, a union, a matrix.
+r"""Structure of canonical LaTeX: a leaf, a list, a tuple or interval, a union, a matrix.
 
-Works on canonical LaTeX (`normalize`). Nothing is evaluated here but the decimals behind \approx;
-a text whose structure is not understood is a leaf.
+Evaluates nothing but the two sides of \approx. A text of unknown structure is a leaf.
 """
 
 import re
@@ -39,7 +38,7 @@ _MATRIX = re.compile(
 )
 _NESTED_ROWS = re.compile(r"\[\s*\[([^\[\]()]+(?:\]\s*,\s*\[[^\[\]()]+)+)\]\s*\]")  # [[1,2],[3,4]]
 OR = re.compile(r"\s*,?\s*(?<![\\a-zA-Z])or(?![a-zA-Z])\s*")
-# Behind 1,2 it makes an item of a list: 1,2/3 is no decimal. 1,2 \cdot 10^5 is one.
+# After 1,2 it shows a list: 1,2/3 has no decimal comma. 1,2 \cdot 10^5 has one.
 _OPERATION = re.compile(r"\s*(?:[-+/*^!(]|\\(?:frac|sqrt|pi|div|(?:cdot|times)(?!\s*10))(?![a-z]))")
 _LIST_WORD = re.compile(r"\s*,?\s*(?<![\\a-zA-Z])(?:and|or)(?![a-zA-Z])\s*")
 
@@ -51,7 +50,7 @@ class Node:
     kind:    leaf | list (bare, or what `\\pm` means) | set | tuple | union | matrix |
              either (the items are different readings of one text)
     text:    canonical LaTeX of this part, without its label
-    label:   what stood before "=" ("x", "f(x)"), or ""
+    label:   the text before "=" ("x", "f(x)"), or ""
     bounds:  the brackets of a tuple or interval, "(]" for example
     """
 
@@ -64,7 +63,7 @@ class Node:
 
 
 def build(text: str, *, depth: int = 0) -> Node:
-    """The structure of canonical LaTeX."""
+    """Return the structure of canonical LaTeX."""
     text = _MEMBER.sub("", _peel(text))
     if depth >= MAX_DEPTH:
         return Node(kind="leaf", text=text)
@@ -93,7 +92,7 @@ _NAMES = re.compile(rf"\(({_COORDINATE}(?:,{_COORDINATE})+)\)\s*=\s*(?=[(\[{{]|\
 
 
 def _named(names: str, node: Node, text: str) -> Node:
-    """`(x,y) = (1,2)`: the coordinates with their labels, also of every tuple of a list."""
+    """Label the coordinates of `(x,y) = (1,2)`, also in every tuple of a list."""
     letters = ["".join(name.split()) for name in names.split(",")]
     if node.kind in ("list", "set"):
         items = tuple(_named(names, item, f"({names})={item.text}") for item in node.items)
@@ -128,7 +127,7 @@ def _label(text: str) -> re.Match[str] | None:
 
 
 def _number(text: str, *, depth: int) -> Node | None:
-    """Readings of a number with separators; None where it has none."""
+    """Return the readings of a number with separators; None for any other text."""
     if _SPACED_THOUSANDS.fullmatch(text):
         return Node(kind="leaf", text=text.replace(" ", ""))
     if mixed := _MIXED.fullmatch(text):
@@ -145,7 +144,7 @@ def _number(text: str, *, depth: int) -> Node | None:
     else:
         return None
     parts = body.split(",")
-    if not tail and not any(_LEADING_ZERO.match(part) for part in parts):  # 276,000 lists nothing
+    if not tail and not any(_LEADING_ZERO.match(part) for part in parts):  # 276,000 is no list
         readings.append(_group("list", parts, text, depth=depth))
     return Node(kind="either", text=text, items=tuple(readings))
 
@@ -216,7 +215,7 @@ def _leaf(text: str, depth: int) -> Node:
     return Node(kind="leaf", text=text, relation=bool(_RELATION.search(text)))
 
 
-# A value and behind it its decimals, which are a remark.
+# A value, and after it its decimals, which are dropped.
 _ROUNDED = re.compile(
     r"((?:(?!\\approx).)+)\\approx\s*([-+]?[\d.,]+(?:\s*\\times\s*10\^\{?-?\d+\}?)?)"
     rf"\s*(?:%|\\degree|{TEXT_PATTERN}|[A-Za-z]{{1,12}}(?:\^\{{?\d\}}?)?)?\s*(?:\.\.\.)?\s*",
@@ -241,9 +240,9 @@ def _is_near(exact: str, decimals: str) -> bool:
 
 
 def _both_signs(text: str) -> list[str]:
-    r"""What `\pm` stands for. With `\mp` all signs go together, else each goes its own way.
+    r"""Return the texts that `\pm` stands for; with `\mp` all signs change together.
 
-    A tuple with several signs is ambiguous and stays as it is, as does a text with more than three.
+    Without `\mp`, a tuple with several signs (ambiguous) or a text with over three is unchanged.
     """
     signs = _PLUS_MINUS.findall(text)
     together = "" in signs
@@ -274,7 +273,7 @@ _NAME_ONLY = re.compile(rf"\s*{_NAME}\s*")
 
 
 def _peel(text: str) -> str:
-    """Without the braces that enclose the whole text."""
+    """Remove braces that enclose the whole text."""
     text = text.strip()
     while text.startswith("{") and _matching(text, 0) == len(text) - 1:
         text = text[1:-1].strip()
@@ -282,7 +281,7 @@ def _peel(text: str) -> str:
 
 
 def _matching(text: str, start: int) -> int:
-    """Where the bracket at `start` closes, whatever bracket closes it; -1 where it does not."""
+    """Return where a bracket of any kind closes the one at `start`; -1 if none does."""
     level = 0
     for position in range(start, len(text)):
         if text[position] in _OPEN:
@@ -295,13 +294,13 @@ def _matching(text: str, start: int) -> int:
 
 
 def split_list(text: str) -> list[str]:
-    """The parts of a bare list: at commas, semicolons, "and" and "or" outside brackets."""
+    """Split a bare list at commas, semicolons, "and" and "or" outside brackets."""
     parts = [part for piece in split_top(text, ",", ";") for part in split_at(_LIST_WORD, piece)]
     return [part for part in parts if part] or [text]
 
 
 def split_top(text: str, *separators: str) -> list[str]:
-    """The parts of `text` between separators that stand outside every bracket."""
+    """Split `text` at separators outside every bracket."""
     return split_at(_any_of(separators), text)
 
 

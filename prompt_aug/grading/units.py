@@ -1,6 +1,6 @@
-r"""What is measured: the unit of a value, and what a word behind a number means.
+r"""Units of values, and the meaning of words after a number.
 
-Units are compared, never converted. A unit that is left out contradicts nothing.
+Units are compared, not converted, except in `in_one_unit`. A missing unit contradicts nothing.
 """
 
 import re
@@ -22,13 +22,13 @@ _UNIT_OF = {"joule": "J", "joules": "J"} | {
     for names in _UNITS.replace("\n", "|").split("|")
     for name in names.split()
 }
-# Symbols, in which capitals count: mA is no A. "pm" is a time of day.
+# Case-sensitive symbols: mA, not Ma. There is no prefix p, since "pm" is a time of day.
 _SYMBOLS = {
     prefix + base
     for base in "m s g L A V W J N Pa Hz K C F T eV mol cal bar pc B".split()
     for prefix in ("", *"GMkcdmn")
 } - {"cd"}
-# Those that nobody takes for a product of variables, also without \text.
+# Symbols that are not products of variables, even without \text.
 _PLAIN_SYMBOLS = frozenset("Hz kHz MHz GHz Pa kPa MPa GPa eV keV MeV GeV kW MW GW kJ MJ kN".split())
 _COMPOUND = re.compile(r"\s*([A-Za-z]+)\s*(?:/|\bper\b)\s*([A-Za-z]+)\s*")
 _SIGN_TAIL = re.compile(r"(?<=[\d}])\s*(?:\\mu\s*)?\\(?:Omega|mu)\s*(?:[a-zA-Z]\s*)?$")
@@ -53,7 +53,7 @@ UNSURE = re.compile(
     r"|at\s+least|at\s+most|less\s+than|more\s+than|greater\s+than|and\s+(?:above|below)|twice)(?![a-zA-Z])|\?",
     re.IGNORECASE,
 )
-# A number before these is another number: 5 million, 4 cubed, 3x in \text{}, 2 sinx, 5 alpha.
+# Words that change the number before them: 5 million, 4 cubed, 3x in \text{}, 2 sinx, 5 alpha.
 _CHANGES_VALUE = re.compile(
     r"(?<![a-zA-Z])(?:(?:ten|hundred|thousand|[a-z]{1,6}illion)s?|lakhs?|crores?|gross|grand|dozens?"
     r"|hal(?:f|ves)|(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth"
@@ -70,16 +70,16 @@ _SECOND_NUMBER = re.compile(  # 5 and six, 5 to six, 5, six
     r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven"
     r"|eigh|nine)teen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)(?![a-zA-Z-]|\s+[a-z]{3})"
 )
-# In words behind a value: no unit, but for its power (m3, m^3, s^{-1}).
+# A digit in the words after a value, except the power of a unit (m3, m^3, s^{-1}).
 _NUMERAL = re.compile(r"(?<![a-zA-Z^{\d])(?<![\^{]-)\d")
 _TEXT_TAIL = re.compile(r"\s*\\text\{([^{}]*)\}\s*(\^\{?-?\d\}?)?\s*$")
 
 
 def split_unit(text: str) -> tuple[str, str | None]:
-    r"""(the text without what is measured, the unit): `80\text{ cents}` gives ("80", "cent").
+    r"""Return (the text without its unit, the unit): ("80", "cent") of `80\text{ cents}`.
 
-    The unit is None where there is none; "" where it is a word that the table does not know
-    ("apples") or several units: such a one cannot contradict another. "cm^2" carries its power.
+    The unit is None if there is none. It is "", which contradicts no unit, for an unknown word
+    ("apples") or several units. "cm^2" keeps its power.
     """
     rest, words = text, ""
     while match := _TEXT_TAIL.search(rest):
@@ -129,7 +129,7 @@ def in_one_unit(text: str) -> tuple[str, ...]:
 
 
 def words_behind(text: str) -> str:
-    """The words behind a value, whatever they mean, without their plural; "" where none are."""
+    """Return the words after a value without their plural s; "" without words."""
     value, unit = split_unit(text)
     if unit is None:
         return ""
@@ -137,7 +137,7 @@ def words_behind(text: str) -> str:
 
 
 def _unit_of(words: str) -> str:
-    """The unit that words name; "" where they name none, or several."""
+    """Return the unit that words name; "" for none or several."""
     if rate := _RATE.match(words):
         per = _UNIT_OF.get(rate[1].lower())
         return f"/{per}" if per else ""
@@ -156,16 +156,16 @@ def _unit_of(words: str) -> str:
 
 
 def _name_of(word: str, *, alone: bool) -> str:
-    """The unit that a word names; a symbol of one capital only where it is the only word."""
+    """Return the unit that a word names; a symbol of one letter counts only if `alone`."""
     if word in _SYMBOLS and (len(word) > 1 or alone) and word.lower() not in ("m", "s", "g", "l"):
         return {"mL": "ml", "Hz": "Hz", "eV": "eV"}.get(word, word)
     return _UNIT_OF.get(word.lower(), "")
 
 
 def units_contradict(one: str | None, other: str | None) -> bool:
-    """cm against m, cm^2 against cm^3; a unit or a power that is left out contradicts nothing.
+    """Return whether units differ, as cm and m, or cm^2 and cm^3. "min|ft" is either of the two.
 
-    Nor does a price without its "per hour". "min|ft" is either of the two.
+    A missing unit or power contradicts nothing, nor does a price without its "per hour".
     """
     if not one or not other:
         return False

@@ -1,4 +1,4 @@
-"""Equality of answers that are no values: choices, words, numbers in a base, the empty set."""
+"""Equality of answers that are not values: choices, words, numbers in a base, the empty set."""
 
 import re
 
@@ -20,7 +20,7 @@ _OPTION = re.compile(
 _SECOND_CHOICE = re.compile(
     r"\([A-Ja-j]\)|(?<![A-Za-z])[A-J]\s*[).:](?:\W|$)|^\W*(?:(?:or|and)\b)?\W*[A-J](?![A-Za-z'])"
 )
-# A judgement of the letter, or a denial, instead of the option's own words; "is correct" agrees.
+# A denial or a judgment of the letter, not the option's own words. "is correct" agrees.
 _CHOICE_DENIED = re.compile(
     r"\W*no\b|\W*(?:is|was|are|has|had|can|could|would|will|does|did|do|must|should|may|might"
     r"|seems?|looks?|fails?)(?![a-z'])(?!\s+(?:the\s+)?(?:correct|right|true|answer|best)\b)"
@@ -28,7 +28,7 @@ _CHOICE_DENIED = re.compile(
     r"|excluded|rejected|impossible|maybe|perhaps|possibly|actually|unless|instead)\b",
     re.IGNORECASE | re.DOTALL,
 )
-# What options say of themselves: `larger than A or D`, `cannot be determined`.
+# Words of an option's own text: `larger than A or D`, `cannot be determined`.
 _OWN_TEXT = re.compile(
     r"\bthan\s+[A-J]\b(?:\s*(?:,|or|and)\s*[A-J]\b)*|\b[Cc]an(?:\s?not|'t) be determined\b"
 )
@@ -36,8 +36,8 @@ _OTHER_LETTER = re.compile(
     r"(?<![A-Za-z'\\])([A-HJ])(?![A-Za-z'])|\b(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s+([a-j])\b"
 )
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.\-]{2,}")
-# Words of a language, not products such as mgR: no capital behind a small letter, and a vowel in
-# what no \text marks.
+# Words, not products such as mgR: no capital after a small letter, and a vowel unless \text marks
+# them.
 _MARKED_WORD = re.compile(r"[A-Z]{2,}|[A-Za-z][a-z]+")
 _PLAIN_WORD = re.compile(r"(?=.*[aeiouyAEIOUY])(?:[A-Z]{4,}|[A-Za-z][a-z]{3,})|[Yy]es|[Nn]o|[Oo]dd")
 _SHORT = re.compile(r"[A-Za-z]|[A-Z]{2,}|[A-Za-z][a-z]+")
@@ -54,7 +54,7 @@ EMPTY_SIGN = re.compile(r"\\emptyset|\\\{\s*\\\}")
 
 
 def compare_choices(gold: str, pred: str) -> bool | None:
-    """Whether the chosen letter is that of the gold; None where either is no choice.
+    """Return whether the chosen letter is that of the gold; None if either is not a choice.
 
     False if a second letter is marked, `(A)(B)` or `A. B.`; `C. larger than A or D` marks one.
     """
@@ -71,7 +71,7 @@ def compare_choices(gold: str, pred: str) -> bool | None:
 
 
 def _denied(text: str, letter: str) -> bool:
-    """Whether the text behind a letter denies it or names another one."""
+    """Return whether the text after a letter denies it or names another one."""
     text = _OWN_TEXT.sub(" ", text)
     others = _OTHER_LETTER.findall(text)
     named = {(capital or small).upper() for capital, small in others}
@@ -79,7 +79,7 @@ def _denied(text: str, letter: str) -> bool:
 
 
 def option_of(gold: str) -> tuple[str, str] | None:
-    r"""The letter and the value of a gold that gives both, `\text{(B)}\ 12`."""
+    r"""Return the letter and the value of a gold with both, as `\text{(B)}\ 12`, else None."""
     option = _OPTION.fullmatch(gold)
     if option is None or _SECOND_CHOICE.search(option[3]):
         return None
@@ -87,13 +87,13 @@ def option_of(gold: str) -> tuple[str, str] | None:
 
 
 def text_of_choice(pred: str) -> str:
-    """What stands behind the letter of a choice, "" where nothing does."""
+    """Return the text after the letter of a choice, "" without any."""
     chosen = _CHOICE_PRED.fullmatch(_flat(pred))
     return chosen[4].strip(" .,:") if chosen else ""
 
 
 def compare_words(gold: str, pred: str) -> bool | None:
-    """Numbers in a base and plain text; None where neither applies."""
+    """Compare numbers in a base, or words; None if neither applies."""
     based = [_BASED.fullmatch(text) for text in (gold, pred)]
     if any(based):
         digits = [m.group(1) if m else t.strip() for m, t in zip(based, (gold, pred), strict=True)]
@@ -109,7 +109,7 @@ def compare_words(gold: str, pred: str) -> bool | None:
         return True
     runs = ["".join(_flat(text).split()) for text in (gold, pred)]
     if all(map(_CAPITALS.fullmatch, runs)):
-        return runs[0] == runs[1]  # IV is not VI, TH not HT, as a product of letters would have it
+        return runs[0] == runs[1]  # as products of letters, IV would equal VI, and TH HT
     marked = any(map(_TEXT_WORD.search, (gold, pred)))
     words = [words_of(text, marked=marked) for text in (gold, pred)]
     if all(words):
@@ -122,16 +122,16 @@ def _flat(text: str) -> str:
 
 
 def formula_of(text: str) -> str:
-    r"""A text of letters that is no prose, `\text{mgR}`, without its \text."""
+    r"""Remove \text from letters that are not words: `\text{mgR}`."""
     flat = _flat(text)
     return flat if _WORDS.fullmatch(flat) and not words_of(text) else text
 
 
 def words_of(text: str, *, marked: bool = False) -> str:
-    r"""The words of an answer that is nothing but words, in one spelling; "" otherwise.
+    r"""Return the words of an answer of words only, in one spelling; "" for any other.
 
-    Single letters and short runs of them are a formula (`p - q`, `ab-c`, `mgR`), in which signs
-    and case count; `marked` says that \text marks this answer, or the one compared with, as words.
+    Single letters and short runs of them are a formula (`p - q`, `ab-c`, `mgR`), in which signs and
+    case count. `marked` is True if \text marks this answer, or the one it is compared with.
     """
     flat = _flat(text)
     if not _WORDS.fullmatch(flat):
@@ -154,16 +154,16 @@ LETTER_LABEL = re.compile(r"([A-Za-z]|\\[a-z]+)('*)(?:_(\{[^{}]*\}|\w))?")
 _OTHER_LABEL = re.compile(
     r"(\\text\{[^{}]*\}|\\?[A-Za-z]+)('*)(?:_(\{[^{}]*\}|\w))?(?:\(([^()]*)\))?"
 )
-# f of a number, P of an event, an angle, a side: what it is, and of what.
+# (name, argument) of f(2), P(A), an angle or a side.
 _POINTED = re.compile(r"([A-Za-z]+(?=\()|\\angle|)((?:\(-?[\dA-Z.]+\)|[A-Z]{1,3}))")
 _VARIABLES = re.compile(r"[A-Za-z](?:,[A-Za-z])*")
 _ANY_NAME = re.compile(r"(?:the|final|our|my)*(?:answer|result|solution|value|total|ans)s?(?:is)?")
 
 
 def labels_contradict(one: str, other: str) -> bool:
-    """x = 3 against y = 3, f(1) against f(2), f' against f, AB against AC, min against max.
+    """Return whether labels differ: x and y, f(1) and f(2), f' and f, AB and AC, min and max.
 
-    f(x) = 3 or "the answer = 3" against y = 3 is no contradiction.
+    Neither f(x) nor "the answer" contradicts y.
     """
     if one == other or not one or not other:
         return False
@@ -195,7 +195,7 @@ def labels_contradict(one: str, other: str) -> bool:
 
 
 def _label_words(name: str) -> str:
-    r"""The words of a label that is made of words, `\text{max}` or `area`; "" of `f` or `AB`."""
+    r"""Return the words of a label such as `\text{max}` or `area`; "" for `f` or `AB`."""
     plain = TEXT.fullmatch(name)
     if plain is None and not re.fullmatch(r"[a-z]{3,}", name):
         return ""

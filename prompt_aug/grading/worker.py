@@ -1,6 +1,6 @@
-"""The sandboxed process in which math-verify sees model text: `python worker.py`.
+"""The sandboxed process in which math-verify reads model text: `python worker.py`.
 
-Two processes, so that killing one costs milliseconds and not an import of sympy:
+Two processes, so that killing one costs milliseconds instead of an import of sympy:
 
     caller --JSON line--> parent (imports and warms math-verify, never parses a request)
                              `--fork--> child (parses and compares, may be killed at any time)
@@ -53,8 +53,8 @@ _WARM_UP = (
     (r"\sin(x)+\cos^2 x-\log_{2} 8", r"\tan x+\ln x+e^{-x}"),
     (r"(-\infty,1)\cup(3,\infty)", r"x^{2}-4x+3>0"),
 )
-# Whose modules sympy imports only when it first needs them. In a child such an import would count
-# as the answer's CPU time, and where no .pyc lies beside the module it would write one.
+# Packages whose modules sympy imports when it first needs them. In a child such an import would
+# count as the answer's CPU time.
 _LAZY_PACKAGES = (
     "assumptions calculus concrete functions integrals logic matrices polys sets series simplify"
     " solvers"
@@ -73,12 +73,12 @@ class Limits(NamedTuple):
     memory_bytes: float
 
 
-# sympy's polynomials compile sums of exponents, made from the number of letters alone: no calls.
+# sympy compiles this code for polynomials, from the number of letters alone; it has no calls.
 _MONOMIALS = re.compile(
     r"def monomial_[a-z]+\([ABk, ]+\):\n"
     r"(?:\b(?:[abr]\d+|[ABk]|return|if|else|None)\b|[\s()+*,=<>0:-])*"
 )
-_refused: list[str] = []  # what the current request tried; sympy may swallow the exception
+_refused: list[str] = []  # by the current request; sympy may swallow the exception
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
@@ -113,7 +113,7 @@ def limit_process(limits: Limits) -> None:
 
 
 def _confine(limits: Limits) -> None:
-    """Give up, for good, what grading does not need."""
+    """Permanently limit this process to what grading needs."""
     limit_process(limits)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     sys.dont_write_bytecode = True  # an import that `_import_all` missed must not try to write
@@ -132,9 +132,9 @@ def deadline(limits: Limits) -> Iterator[None]:
 
 
 def _exact_number(_reader: object, text: str) -> Any:
-    """A number token as an exact rational: 0.5 is 1/2, and 0.333333 is not 1/3.
+    """Return a number token as an exact rational: 0.5 is 1/2, and 0.333333 is not 1/3.
 
-    Replaces `sympy.Number(text)` in both places of latex2sympy: that one is exec and eval.
+    Replaces `sympy.Number(text)`, which calls exec and eval, in both places of latex2sympy.
     """
     from sympy import Rational
 
@@ -150,10 +150,10 @@ def _polynomial(letter: Any, expression: Any) -> Callable[[int], int]:
 
 
 def _parse(text: str) -> Any | None:
-    """Return the formula that all of `text` is; None where a part of it cannot be read.
+    """Return all of `text` as one formula; None if any part cannot be read.
 
-    latex2sympy alone: `math_verify.parse` looks for a formula inside the text, drops what it does
-    not know around it and falls back to a part, so `< \\frac{3}{4}` would be 3/4.
+    Uses latex2sympy only: `math_verify.parse` looks for a formula inside the text and ignores the
+    rest, so `< \\frac{3}{4}` would be 3/4.
     """
     from latex2sympy2_extended import latex2sympy
     from math_verify.parser import should_treat_as_complex
@@ -168,9 +168,9 @@ def _parse(text: str) -> Any | None:
 
 
 def _is_infinite(value: Any) -> bool:
-    """Whether a formula, or one of several, is infinite; of a sum or a limit it is not asked.
+    """Return whether a formula, or one of several, is infinite; False for sums and limits.
 
-    math-verify's numeric comparison takes an infinity for any number.
+    math-verify finds some infinities equal to a number: 1^1\\infty^{10} to 2\\pi.
     """
     from sympy import Basic, Expr, FiniteSet, Integral, Limit, Product, S, Sum, Tuple
 
@@ -183,7 +183,7 @@ def _is_infinite(value: Any) -> bool:
 
 
 def _both_unsolvable(known: Any, target: Any) -> bool:
-    """Whether two equations have the same solutions, none, and are not multiples of each other."""
+    """Return whether two equations have no solution and are not multiples of each other."""
     from sympy import Eq, S, simplify, solveset
 
     if not (isinstance(known, Eq) and isinstance(target, Eq) and len(known.free_symbols) == 1):
@@ -196,9 +196,9 @@ def _both_unsolvable(known: Any, target: Any) -> bool:
 
 
 def _same_curve(known: Any, target: Any) -> bool:
-    """Whether two equations of several letters, `xy = 1` and `y = 1/x`, are one polynomial one.
+    """Return whether equations of several letters, as `xy = 1` and `y = 1/x`, are one polynomial.
 
-    Their denominators must vanish nowhere on it: then clearing them adds no solution.
+    No denominator may vanish on the curve, so that clearing denominators adds no solution.
     """
     from sympy import Eq, cancel, fraction, groebner, together
 
@@ -236,7 +236,7 @@ def judge(gold: str, pred: str) -> dict[str, str]:
         if _is_infinite(target) != _is_infinite(known):
             return {"status": "wrong", "detail": "infinite"}
         size = abs(known.evalf()) if isinstance(known, Expr) and known.is_number else 1
-        if 1e-90 < size < 1e-3 and isinstance(target, Expr):  # not a zero that is not simplified
+        if 1e-90 < size < 1e-3 and isinstance(target, Expr):  # no unsimplified zero
             known, target = Integer(1), target / known  # the bound of `verify`, 1e-15, is absolute
         equal = verify(
             known, target, timeout_seconds=0, allow_set_relation_comp=True, raise_on_error=True
@@ -264,7 +264,7 @@ def _answer(line: bytes, limits: Limits) -> dict[str, str]:
         return {"status": "unparsable", "detail": "nested too deep"}
     except MemoryError:
         return {"status": "error", "detail": "memory limit"}
-    except Exception as error:  # the sandbox's boundary: one pair must not cost those behind it
+    except Exception as error:  # one pair must not fail those after it
         return {"status": "error", "detail": f"{type(error).__name__}: {error}"[:200]}
 
 
@@ -322,7 +322,7 @@ def _cause_of_death(child: Child) -> dict[str, str]:
 def _ask(
     child: Child | None, line: bytes, limits: Limits, serve: Serve, died: Died
 ) -> tuple[Child | None, bytes]:
-    """Ask the child; one that has retired without a reply is replaced, once."""
+    """Send a request to the child; replace one that retired without a reply, once."""
     for fresh in (False, True):
         child = child if child and not fresh else _fork(limits, serve)
         try:
@@ -341,7 +341,7 @@ def _ask(
 
 
 def _request_lines(parent: int) -> Iterator[bytes]:
-    """Request lines until the caller closes the pipe or is gone (another process may hold it)."""
+    """Yield requests until the caller closes the pipe or dies (another process may hold it)."""
     buffer = b""
     while True:
         ready, _, _ = select.select([0], [], [], ORPHAN_CHECK_SECONDS)
@@ -388,7 +388,7 @@ def main() -> None:
         reader.Number = partial(_exact_number, None)
         _import_all()
         warm = [judge(gold, pred)["status"] for gold, pred in _WARM_UP]
-    except Exception as error:  # told to the parent, which refuses to grade
+    except Exception as error:  # reported to the caller, which raises GraderError
         warm = [f"{type(error).__name__}: {error}"]
     os.write(1, json.dumps({"ready": warm}).encode() + b"\n")
     gc.collect()

@@ -4,9 +4,9 @@
 
 SOURCE is a local file or folder, a hub id, or the name of a preset. A row is refused if it has no
 question or no answer, repeats an earlier one, contradicts another row (same question, other
-answer), overlaps a benchmark question, or has an answer that the grader does not grade right
-against itself. OUT.parquet.manifest.json, written last, has the counts, the refused rows with
-their numbers (from 0), the near duplicates and the SHA-256 of the data.
+answer), overlaps a benchmark question, or has an answer that is prose or that the grader does not
+grade right against itself. OUT.parquet.manifest.json, written last, has the counts, the refused
+rows with their numbers (from 0), the near duplicates and the SHA-256 of the data.
 """
 
 import argparse
@@ -45,9 +45,10 @@ RECORD = (".yaml", ".yml")
 def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
     """Return question texts by benchmark name, from ``[NAME=]SOURCE[@SPLIT]``.
 
-    SOURCE is a file, a folder (one of several data sets gives each) or a hub id, of which SPLIT is
-    "test" by default; or the record of a benchmark: a name in eval/benchmarks, a yaml file like
-    those, or a folder of them. Raises SourceError.
+    SOURCE is a file, a folder or a hub id, with SPLIT "test" by default; a folder of
+    ``save_to_disk`` with several splits gives a benchmark for each. SOURCE may also be the record
+    of a benchmark: a name in eval/benchmarks, a yaml file like those, or a folder of them. Raises
+    SourceError.
     """
     benchmarks: dict[str, list[str]] = {}
     for specification in specifications:

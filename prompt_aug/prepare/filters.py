@@ -1,4 +1,4 @@
-"""The checks of `prompt_aug.prepare`: rows of a data set that are refused, with the reason."""
+"""The checks of `prompt_aug.prepare`, which refuse rows of a data set with a reason."""
 
 import dataclasses
 import re
@@ -21,7 +21,7 @@ from prompt_aug.prepare.sources import (
 from prompt_aug.questions import Question, QuestionError, from_row, normalise
 
 GRADED_AT_ONCE = 512
-PROSE_WORDS = 4  # an answer of this many words without a number is a sentence
+PROSE_WORDS = 4  # an answer of this many words without a number is prose
 _WORD, _COMMAND = re.compile(r"[A-Za-z]{2,}"), re.compile(r"\\[A-Za-z]+")
 REASONS = ("empty", "duplicate", "contradiction", "benchmark_overlap", "ungradable")
 Numbered = list[tuple[int, Question]]

@@ -44,7 +44,7 @@ def words(text: str) -> list[str]:
 
 
 def grams(text: str, n: int) -> frozenset[Gram]:
-    """The n-grams of `words`; all words as one gram if there are fewer; empty without words."""
+    """Return the n-grams of `words`; fewer than n words are one gram; empty without words."""
     found = words(text)
     if not found:
         return frozenset()
@@ -66,7 +66,7 @@ class OverlapIndex:
                 self.sizes.append((name, index, len(found)))
 
     def best(self, text: str) -> Match | None:
-        """The benchmark question with the largest overlap, None if no n-gram is shared."""
+        """Return the benchmark question with the largest overlap; None without a shared n-gram."""
         own = grams(text, self.n)
         shared = Counter(place for gram in own for place in self.places.get(gram, ()))
         best: Match | None = None

@@ -51,7 +51,7 @@ class Columns(Record):
 
     @property
     def whole_rows(self) -> bool:
-        """True for the columns of verl, of which no part is cut out."""
+        """True if verl's columns are read whole."""
         cut = (self.answer_from, self.text_after, self.text_before, self.group)
         given = (self.text, self.answer) == ("prompt", "reward_model.ground_truth")
         return given and not any(cut)
@@ -193,7 +193,7 @@ def _csv_rows(path: Path) -> list[dict[str, str]]:
 
 
 def _check_lines(path: Path, parse: bool) -> None:
-    """Raise SourceError for what is not UTF-8 or, with `parse`, no JSON object in each line."""
+    """Raise SourceError for text that is not UTF-8 or, with `parse`, not lines of JSON objects."""
     number, filled = 0, False
     try:
         with path.open(encoding="utf-8") as file:

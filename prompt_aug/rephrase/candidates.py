@@ -14,7 +14,7 @@ MODELS = ("solver", "judge")
 NOT_OF_SOURCE = ("text", "uid", "used", "status")  # of a response
 _LABEL = (
     r"(?i)^\W*(?:rephras\w*(?:\s+(?:question|problem|it|version))?|question)\s*:"
-    r"[^\w\s$\\(]{0,2}\s+"  # but not the dollar of a formula
+    r"[^\w\s$\\(]{0,2}\s+"  # not the dollar of a formula
 )
 _NEXT = re.compile(r"\n\s*(?:Question|Original|Rephras\w*(?: it)?)\s*:", re.I)
 _QUOTES = {'"': '"', "“": "”", "«": "»"}
@@ -44,7 +44,7 @@ class Candidate:
 
 
 def clean(response: str) -> str:
-    """Return the question of a response: no thoughts, no label, no quotes, no next example."""
+    """Return the question of a response, without thoughts, label, quotes or next example."""
     text = response.rpartition("</think>")[2].strip()
     text = re.sub(_LABEL, "", _NEXT.split(text)[0].strip()).strip()
     if len(text) > 1 and _QUOTES.get(text[0]) == text[-1] and text.count(text[-1]) <= 2:
@@ -82,7 +82,7 @@ def usable(candidates: Sequence[Candidate], take: Collection[str] = ("accept",))
 
 
 def decided(candidate: Candidate, decisions: Decisions) -> Candidate:
-    """Apply a reviewer's verdict, which overrules every filter but "diagram"."""
+    """Apply a reviewer's verdict, which overrides every filter except "diagram"."""
     verdict, reviewer = decisions.get((candidate.uid, normalise(candidate.text)), (None, ""))
     broken = any(reason.filter == "diagram" for reason in candidate.reasons)
     if verdict == "reject" or (verdict == "accept" and not broken):

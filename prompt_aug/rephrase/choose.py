@@ -20,7 +20,7 @@ from prompt_aug.rephrase.verify.edit import likeness, tokens
 from prompt_aug.rephrase.verify.text import read
 
 Rate = tuple[int, int]  # (right, responses)
-DIGITS = 9  # decimals to which probabilities are compared
+DIGITS = 9  # decimals of the compared probabilities
 
 
 class Choice(NamedTuple):

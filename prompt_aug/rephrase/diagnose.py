@@ -1,11 +1,11 @@
-"""Section 5.2 of arXiv 2601.22478 with a control: effect of rephrasing or of more responses?
+"""Separate the effects of rephrasing and of more responses (arXiv 2601.22478, section 5.2).
 
     python -m prompt_aug.rephrase.diagnose QUESTIONS.parquet FOLDER --model MODEL --base-url URL \\
         [--embedder Qwen/Qwen3-Embedding-0.6B --embedder-url URL]
 
 The paper finds that the rewards of N x G responses to N rephrasings are all equal less often than
 those of G responses to the question. But 24 rewards are all equal less often than 8, for any
-prompt. This command therefore compares the shares of all-equal rewards among:
+prompt. This command therefore adds a control and compares the shares of all-equal rewards among:
 
     original     G responses to q^0
     rephrasings  N G responses, G to each of q^1 .. q^N
@@ -56,7 +56,7 @@ class Sampled(NamedTuple):
 
 
 def all_equal(sampled: Sampled, per_rephrasing: int) -> dict[str, bool]:
-    """Return for each set if all its rewards are equal."""
+    """Return {set: True if all its rewards are equal}."""
     sets = sampled.sets(per_rephrasing)
     return {name: len(set(sampled.rewards[part])) == 1 for name, part in sets.items()}
 

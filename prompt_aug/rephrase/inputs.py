@@ -38,7 +38,7 @@ def read_rates(path: Path | None) -> dict[tuple[str, str], Rate]:
 
 
 def read_decisions(path: Path | None) -> Decisions:
-    """Return what a reviewer saved; of several verdicts on one text the last."""
+    """Return a reviewer's verdicts; the last verdict on a text counts."""
     decisions: dict[tuple[str, str], tuple[Any, str]] = {}
     for place, line in _lines("--decisions", path):
         verdict, reviewer = line.get("verdict"), str(line.get("reviewer") or "").strip()

@@ -110,7 +110,7 @@ class Run:
 
     def send(self, stage: Stage, requests: Collection[Request]) -> None:
         """Request what is missing. With --partial a stop is kept for the end of the run."""
-        if self.options.dry_run or self.stops:  # what is stored counts all the same
+        if self.options.dry_run or self.stops:  # stored responses count all the same
             return
         try:
             stage.send(requests, self.budget)
@@ -158,7 +158,7 @@ class Run:
             ]
 
     def _judge(self, asked: Sequence[Question]) -> None:
-        """Let the judge decide the candidates that the checks, not the solver, found doubtful."""
+        """Apply the judge's verdicts to candidates that only the checks found doubtful."""
         requests = {
             (question.uid, c.text): self.judge.request(question.uid, question.text, c.text)
             for question in asked

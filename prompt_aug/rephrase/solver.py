@@ -1,4 +1,4 @@
-"""Verdicts of models on candidates: answers of a solver, and the judgment of a judge.
+"""Verdicts of models on candidates: answers of a solver, and judgments of a judge.
 
 m of k right answers of a solver accept a candidate, because another problem rarely has the same
 answer. m of k equal wrong answers make it doubtful, unless the question gets that answer, too.

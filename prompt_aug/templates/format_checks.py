@@ -19,7 +19,7 @@ from prompt_aug.grading.extract import closed_boxes
 from prompt_aug.typed import Record, Several, as_list
 
 UNIT = 1024  # rewards are multiples of 1 / UNIT
-# Commands that print nothing or only set what they hold; their names are no content of a box.
+# Layout commands, whose names are not content of a box.
 _LAYOUT = re.compile(
     r"\\(?:q?quad|[hv]space|h?phantom|smash|left|right|displaystyle|hline"
     r"|f?box(?:ed)?|mbox|(?:text|math)(?:rm|bf|it|tt|sf|normal)?)(?![A-Za-z])"

@@ -19,8 +19,8 @@ from prompt_aug.base.files import read_text
 from prompt_aug.templates.template import BankError
 
 QUESTION = "QUESTION"
-# By the name of the file that a published layer or preset reads: the repository of its wording, and
-# the digest of the renderings that this project was compared with.
+# By the stem of the json file: the repository of the wording, and the digest of the renderings that
+# this project was compared with.
 URLS = {
     "prompt_aug": "https://github.com/wenquanlu/prompt-augmentation-GRPO",
     "ta_grpo": "https://github.com/lhkhiem28/TA-GRPO",
@@ -61,7 +61,7 @@ def digest(found: Mapping[str, str]) -> str:
 
 
 def _assigned(path: Path, name: str) -> Any:
-    """The literal that a Python file assigns to `name`, at any depth; ``.strip()`` is applied."""
+    """Return the literal that a Python file assigns to `name`, after its ``.strip()`` if any."""
     for node in ast.walk(ast.parse(read_text(path))):
         if isinstance(node, ast.Assign) and any(
             isinstance(target, ast.Name) and target.id == name for target in node.targets

@@ -158,12 +158,12 @@ def main() -> None:
     parent, replies = os.getppid(), os.dup(1)
     os.dup2(2, 1)  # a module that prints at import must not write into the replies
     paths, *limits = sys.argv[1:]
-    with suppress(OSError, AttributeError):  # what a dead child leaves behind becomes our child
+    with suppress(OSError, AttributeError):  # orphans of a dead child become our children
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
         _functions.update({path: load(path) for path in json.loads(paths)})
         ready = "correct"
-    except ImportError as error:  # told to the parent, which refuses to grade
+    except ImportError as error:  # reported to the caller, which raises GraderError
         ready = str(error)
     os.write(replies, json.dumps({"ready": [ready]}).encode() + b"\n")
     answer_requests(parent, replies, Limits(*map(float, limits)), _serve, _kill_orphans)

@@ -1,4 +1,4 @@
-"""Work of two stages of `recipe.accept`: make a model, compare its gradient with float32.
+"""Two stages of `recipe.accept`: make a model, compare its gradient with float32.
 
     python -m recipe.preflight.accept_work model FOLDER [--cpu]
     python -m recipe.preflight.accept_work reference FOLDER

@@ -50,7 +50,7 @@ def corrections(s: Setup) -> list[str]:
 
 
 def ignored_in_bypass(s: Setup) -> list[str]:
-    """Settings of the rollout correction that verl's V1 trainer does not read in bypass mode."""
+    """Return settings of the rollout correction that verl's V1 trainer ignores in bypass mode."""
     if not s.correction.get("bypass_mode"):
         return []
     used = [k for k in ("rollout_is", "rollout_rs") if s.correction.get(k)]

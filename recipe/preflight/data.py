@@ -79,7 +79,7 @@ PROMPTS: list[Check] = [
 
 
 def files(s: Setup) -> Iterator[str]:
-    """The model and the data files exist, and own ones beside a toy world can be read."""
+    """The model and the data files exist; the user's files beside a toy world can be read."""
     model, found = s.model.path, []
     if not model:
         found.append("recipe.model_path: not set. Name a model folder or a hub id.")

@@ -146,7 +146,7 @@ def questions(config: DictConfig, prompts: Prompts) -> str:
 
 
 def checkpoints(config: DictConfig, steps: int) -> str:
-    """Return how many checkpoints are kept in the end, and the most room that they take.
+    """Return how many checkpoints are kept in the end, and the most disk space that they take.
 
     Applies the retention of a run, `recipe.run.checkpoints.surplus`, to all steps that are saved.
     """

@@ -1,4 +1,4 @@
-"""The formulas of the plan. Every number is in bytes, tokens, operations or seconds.
+"""Formulas of `recipe.plan`, in bytes, tokens, operations or seconds.
 
 P parameters, A of an adapter (LoRA), N GPUs, F of them that share one copy of the states (all, or
 ``fsdp_size``), T tokens of a micro-batch, V vocabulary, h hidden, i intermediate size, L layers.
@@ -13,7 +13,7 @@ P parameters, A of an adapter (LoRA), N GPUs, F of them that share one copy of t
     activations   T x L x 2 h          checkpoints of the layers' inputs
                   + T x 2 (8 h + 4 i)  the layer that is recomputed
     logits        T x V x 4    bfloat16 logits and their gradient, + 8 x 1,024 x V of the chunks
-    mask          T^2          of packed sequences, with sdpa alone
+    mask          T^2          of packed sequences, with sdpa only
     checkpoint    12 P N / F   parameters and moments, float32; 4 P + 12 A with LoRA; 12 P more
                                for a critic
     KV cache      memory x utilisation - 2 P / tp - reserve
@@ -21,7 +21,7 @@ P parameters, A of an adapter (LoRA), N GPUs, F of them that share one copy of t
     actor         8 P per token trained on (6 P, and the forward pass again; with LoRA 6 P, since P
                   has no gradient), 2 P for each of the log-probabilities before it, + the
                   attention, at `mfu` of the GPU's peak
-    critic        10 P per token: its values and its update; PCL's reads prompts alone, not counted
+    critic        10 P per token: its values and its update; PCL's reads prompts only, not counted
     rollouts      each decoding step reads the weights and the cache once, at `traffic` of the
                   bandwidth; sequences that do not fit at once come in waves
 """
@@ -70,8 +70,8 @@ class Work:
     adapter: int = 0  # parameters of LoRA; 0: all of the model are trained
     critic: bool = False  # a second model of the actor's size
     values: bool = False  # the critic predicts a value of every token
-    param_offload: bool = False  # parameters are on the GPU in the actor's passes alone
-    optimizer_offload: bool = False  # moments are on the GPU in the update alone
+    param_offload: bool = False  # parameters are on the GPU in the actor's passes only
+    optimizer_offload: bool = False  # moments are on the GPU in the update only
     offload_policy: bool = False  # parameters and moments are never on the GPU (fsdp2)
     validation: int = 500  # responses of one validation
     mfu: float = MFU
@@ -138,7 +138,7 @@ def actor_memory(work: Work) -> dict[str, float]:
 
 
 def beside_engine(work: Work) -> float:
-    """Bytes of parameters and moments that stay on one GPU while the engine generates."""
+    """Return the bytes of parameters and moments on one GPU while the engine generates."""
     parameters = work.shape.parameters
     kept = checkpoint_bytes(work.shape, work.adapter, work.critic)
     moments = 8 * ((work.adapter or parameters) + parameters * work.critic)
@@ -147,26 +147,26 @@ def beside_engine(work: Work) -> float:
 
 
 def checkpoint_bytes(shape: Shape, adapter: int, critic: bool) -> int:
-    """Bytes of one copy of what is saved."""
+    """Return the bytes of one copy of what is saved."""
     actor = 4 * shape.parameters + 12 * adapter if adapter else 12 * shape.parameters
     return actor + 12 * shape.parameters * critic
 
 
 def saved_bytes(s: Setup, shape: Shape) -> int:
-    """Bytes of a checkpoint, to which every rank writes its shard."""
+    """Return the bytes of a checkpoint, to which every rank writes its shard."""
     copies = s.gpus // s.shards(s.actor.fsdp_config.fsdp_size)
     return int(copies * checkpoint_bytes(shape, adapter_size(s, shape), s.critic))
 
 
 def cache_tokens(work: Work) -> int:
-    """Tokens that the KV cache of one engine holds; 0 or less: the engine does not start."""
+    """Return the tokens that an engine's KV cache holds; at 0 or less it does not start."""
     tp = work.tensor_parallel
     room = work.gpu.memory * work.utilisation - 2 * work.shape.parameters / tp - RESERVE
     return int(room * tp / work.shape.kv_bytes)
 
 
 def at_once(work: Work) -> int:
-    """Sequences that one engine decodes at once, each counted at its mean final length."""
+    """Return the sequences that one engine decodes at once, each of the mean final length."""
     fitting = cache_tokens(work) // (work.mean_prompt + work.mean_response)
     return max(0, min(work.sequences, fitting))
 
@@ -192,7 +192,7 @@ def rollout_seconds(responses: int, work: Work) -> float:
 
 
 def actor_seconds(work: Work) -> dict[str, float]:
-    """Seconds of the log-probabilities, of the update and of the critic in one step."""
+    """Return the seconds of log-probabilities, update and critic in one step."""
     shape, length = work.shape, work.mean_prompt + work.mean_response
     tokens = work.questions * work.responses * length
     # Scores and values, forward: 4 x span x heads x head_dim per layer and token. With packed sdpa
@@ -210,12 +210,12 @@ def actor_seconds(work: Work) -> dict[str, float]:
 
 
 def step_seconds(work: Work) -> dict[str, float]:
-    """Seconds of one step by part."""
+    """Return the seconds of one step by part."""
     rollouts = rollout_seconds(work.questions * work.responses, work)
     return {"rollouts": rollouts, **actor_seconds(work), "overhead": work.overhead}
 
 
 def run_hours(work: Work) -> float:
-    """Hours of all steps and validations."""
+    """Return the hours of all steps and validations."""
     step, tested = sum(step_seconds(work).values()), rollout_seconds(work.validation, work)
     return (work.steps * step + work.validations * tested) / 3600

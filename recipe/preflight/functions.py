@@ -100,7 +100,7 @@ def defines(source: str, name: str) -> bool:
 
 
 def own_functions(s: Setup) -> dict[str, str]:
-    """Return dotted path -> SHA-256 of its file, of the user's rewards, advantage, weight, loss."""
+    """Return {path: SHA-256 of its file} of the user's verifiers, advantage, weight and loss."""
     named = [*(s.reward.verifiers or {}).values(), s.advantage]
     named += [s.weights, *([s.actor.policy_loss["_target_"]] if s.own_loss else [])]
     found = {}
@@ -118,7 +118,7 @@ FUNCTIONS: list[Check] = [trial, own_modules]
 
 
 def trial_batch(rows: int, rephrasings: int) -> RolloutBatch:
-    """Two groups of `rows` responses of 1 to 3 tokens, every second one right."""
+    """Return two groups of `rows` responses of 1 to 3 tokens, every second one right."""
     count, each = 2 * rows, max(1, rows // rephrasings)
     lengths = [1 + i % 3 for i in range(count)]
     numbers = [i % rows // each for i in range(count)]

@@ -6,9 +6,9 @@ Every leaf key of verl's composed configuration has a row. Its text is the reade
 the verl package, or ``no effect``, or the row of `by_hand.yaml` that matches it. `keys.yaml` has
 the rows without effect, with verl's default. A reader is an access ``config.actor.clip_ratio``,
 ``.get("clip_ratio")`` or ``["clip_ratio"]`` in a module that this project runs (`OFF` names the
-others), whose parent is the key's own section or a variable that holds it (`SECTIONS`). The search
-is by names, so it can find a reader that another section's key of the same name has; rows that
-were found wrong are corrected in `by_hand.yaml`.
+others). Its parent is the key's own section or a variable that holds it (`SECTIONS`). The search
+is by name, so it can find the reader of another section's key of the same name. `by_hand.yaml`
+corrects such rows.
 """
 
 import ast
@@ -28,7 +28,7 @@ from recipe.config.compose import flat, verl_config
 
 HERE = Path(__file__).parent
 TABLE, BY_HAND = HERE / "keys.yaml", HERE / "by_hand.yaml"
-UNUSED = "no effect"  # how the text of a row begins whose key must keep its default
+UNUSED = "no effect"  # start of the text of a row whose key must keep its default
 # Modules of verl that no process of this project runs: other engines, trainers and datasets.
 OFF = re.compile(
     r"megatron|mcore|sglang|trtllm|mindspeed|veomni|torchtitan|automodel|fully_async|one_step_off|"

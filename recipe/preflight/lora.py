@@ -15,7 +15,7 @@ def adapted(s: Setup) -> list[str]:
 
 
 def adapter_size(s: Setup, shape: Shape) -> int:
-    """Return the parameters that are trained with LoRA, 0 where all are."""
+    """Return the parameters that are trained with LoRA; 0 without it."""
     return shape.adapter(s.model.lora_rank, adapted(s)) if s.model.lora_rank else 0
 
 

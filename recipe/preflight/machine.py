@@ -21,7 +21,7 @@ LOGGERS = ("wandb", "mlflow", "swanlab", "clearml", "trackio", "tensorboard")  #
 
 
 def room(s: Setup) -> Iterator[str]:
-    """The run folder can be written, and its disk has `recipe.min_free_gib`."""
+    """The run folder can be written, and its disk has `recipe.min_free_gib` free."""
     run_dir, least = Path(s.recipe.run_dir), s.recipe.min_free_gib
     if reason := unwritable(run_dir):
         yield f"recipe.run_dir={run_dir}: cannot write there ({reason}). Choose another folder."

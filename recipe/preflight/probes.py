@@ -124,7 +124,7 @@ def start(probe: Probe, environment: Mapping[str, str]) -> Started:
 
 
 def finish(started: Started, seconds: float = 180.0) -> Finding:
-    """Return the finding of a probe, with its own traceback where it failed."""
+    """Return the finding of a probe, with its traceback if it failed."""
     probe, process, *files = started
     deadline = time.monotonic() + seconds
     while process.poll() is None:

@@ -110,7 +110,7 @@ def same_run(s: Setup) -> Iterator[str]:
 
 
 def other_mesh(checkpoint: Path, before: Any, s: Setup) -> Iterator[str]:
-    """Yield the keys ``fsdp_size`` that forbid to load a checkpoint of as many ranks as it is.
+    """Yield the ``fsdp_size`` keys that prevent loading a checkpoint of as many ranks as the run.
 
     `before` is the configuration that saved it, unless `recipe.export.shards` has divided it since.
     """
@@ -124,7 +124,7 @@ def other_mesh(checkpoint: Path, before: Any, s: Setup) -> Iterator[str]:
 
 
 def steps_are_free(s: Setup) -> bool:
-    """Return True where the learning rate of a step does not depend on the number of steps."""
+    """Return True if the learning rate of a step does not depend on the number of steps."""
     return all(
         optim.lr_scheduler_type == "constant"
         and not (optim.lr_warmup_steps <= 0 and optim.lr_warmup_steps_ratio > 0)
@@ -234,7 +234,7 @@ def repair_checkpoints(config: DictConfig) -> list[str]:
 
 
 def divide_checkpoint(config: DictConfig) -> list[str]:
-    """Divide the checkpoint to resume from over the ranks of `config`; returns a message."""
+    """Divide the checkpoint to resume from over the ranks of `config`; return a message."""
     folder, trainer = Path(config.trainer.default_local_dir), config.trainer
     ranks, step = trainer.nnodes * trainer.n_gpus_per_node, checkpoints.tracked_step(folder)
     if not step:

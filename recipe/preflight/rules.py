@@ -72,7 +72,7 @@ class Setup:
         )
 
     def get(self, key: str) -> Any:
-        """Return the value of a key in full, None where there is none."""
+        """Return the value of a key, None if it is not set."""
         value = OmegaConf.select(self.config, key.format(**SHORT))
         return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
@@ -139,7 +139,7 @@ class Setup:
 
     @property
     def micro_rows(self) -> int:
-        """Responses of a micro-batch, 0 where it is not set."""
+        """Responses of a micro-batch, 0 if it is not set."""
         return int(self.actor.ppo_micro_batch_size_per_gpu or 0)
 
     def sequence_ranks(self, role: str = "actor") -> int:
@@ -147,7 +147,7 @@ class Setup:
         return int(self.get(self.sequence_key(role)) or 1)
 
     def sequence_key(self, role: str) -> str:
-        """Return the key that decides: verl's old one where it is above 1, else its new one.
+        """Return the key that decides: verl's old one if it is above 1, else its new one.
 
         The old key of the reference model follows the actor's.
         """

@@ -32,7 +32,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Self:
-        """From the fields of a Hugging Face config.json; ConfigError for a mixture of experts.
+        """Create from a Hugging Face config.json; ConfigError for a mixture of experts.
 
         For models other than llama, qwen2 and qwen3, the counts of norms and biases may be wrong.
         """
@@ -79,7 +79,7 @@ class Shape:
         return embeddings + self.layers * self.layer + self.hidden
 
     def adapter(self, rank: int, layers: Iterable[str]) -> int:
-        """Parameters of LoRA: A and B beside each of the named linear layers."""
+        """Return the parameters of LoRA: A and B beside each of the named linear layers."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         outputs = {"q_proj": q, "k_proj": kv, "v_proj": kv, "o_proj": q}
         sides = {name: self.hidden + out for name, out in outputs.items()}
@@ -98,7 +98,7 @@ def known_shapes() -> dict[str, dict[str, Any]]:
 
 
 def shape_of(model: str) -> Shape:
-    """The shape of a local folder, a model of shapes.json, or one in Hugging Face's cache."""
+    """Return the shape of a local folder, or of a model in shapes.json or the hub's cache."""
     local = Path(model) / "config.json"
     if local.is_file():
         return Shape.of(read_json(local))
@@ -116,7 +116,7 @@ def shape_of(model: str) -> Shape:
 
 
 def known_shape(model: str | None) -> Shape | None:
-    """Return the shape of a model, None where it is not known."""
+    """Return the shape of a model, None if it is not known."""
     try:
         return shape_of(model) if model else None
     except ConfigError:

@@ -48,7 +48,7 @@ def optimizers(s: Setup) -> Iterator[str]:
 
 
 def fused(s: Setup) -> str | None:
-    """Return the implementation of fused kernels, None where they are off."""
+    """Return the implementation of fused kernels, None if they are off."""
     return str(s.get(IMPL)) if s.model.use_fused_kernels else None
 
 

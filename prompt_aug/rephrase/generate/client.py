@@ -126,7 +126,7 @@ class Stage:
         return records
 
     def _count_empty(self, answers: list[dict[str, Any]]) -> None:
-        """Stop where no answer has a text, as with a limit that a model uses up in its thoughts."""
+        """Stop if answers stay without text, as when thoughts use up the limit of tokens."""
         self.empty = self.empty + 1 if all(a.get("empty") for a in answers) else 0
         if self.empty >= http.EQUAL_FAILURES:
             why = f"{self.empty} answers in a row are {answers[0]['error']}"

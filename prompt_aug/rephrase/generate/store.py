@@ -3,8 +3,8 @@
     {"key", "sample", "status": "answer", "text", "finish", ...}
     {"key", "sample", "status": "failed", "error", "final", ...}
 
-A `final` failure (the server refuses the request) is not retried in the same run, but by the next
-one. An empty text is never retried.
+A `final` failure (the server refuses the request) is retried only by the next run. An empty text
+is never retried.
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ class Store:
         self.spent = Spending()
         for record in iter_lines(self.path):
             if record.get("final") and not record.get("empty"):
-                record = {**record, "final": False}  # the server may have been mended since
+                record = {**record, "final": False}  # the server may have been fixed since
             self._take(record)
 
     def _take(self, record: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ LONGEST_TEXT = 2000  # characters that a candidate may have beyond three times t
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The verdict on a candidate: that of its worst reason; without one, "accept"."""
+    """Verdict on a candidate: that of its worst reason, or "accept" without reasons."""
 
     verdict: Verdict
     reasons: tuple[Reason, ...] = ()
@@ -33,8 +33,9 @@ def check(
 ) -> Check:
     """Compare `candidate` with `question` and return the verdict with all reasons.
 
-    `siblings` are accepted candidates of the question. Right `answers` must not be added. With
-    `allow_extra` an added sentence with a quantity is doubtful instead of rejected.
+    `siblings` are accepted candidates of the question; `answers` are its right answers, which a
+    candidate must not add. With `allow_extra` an added sentence with a quantity is doubtful instead
+    of rejected.
     """
     if len(candidate) > LONGEST_TEXT + 3 * len(question):
         return Check("reject", (reject("length", f"{len(candidate)} characters"),))
@@ -51,6 +52,6 @@ def check(
     for name, run in filters.items():
         try:
             reasons += run()
-        except Exception as error:  # a fault of ours must not end a paid run
+        except Exception as error:  # a defect here must not end a paid run
             reasons.append(doubt("error", f"{name} raised {type(error).__name__}: {error}"[:200]))
     return Check(verdict_of(tuple(reasons)), tuple(reasons))

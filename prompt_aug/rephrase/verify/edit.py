@@ -1,4 +1,4 @@
-"""Edits: in a near copy each changed word must be a word of `NEUTRAL` or a name."""
+"""Checks of edits: in a near copy each changed word must be in `NEUTRAL` or a name."""
 
 import functools
 import re
@@ -13,7 +13,7 @@ from prompt_aug.rephrase.verify.values import in_tokens, numbers, unmatched
 
 # Near: likeness >= NEAR, or >= LOOSELY_NEAR in <= FEW_RUNS runs, or INSIDE of the shorter text.
 NEAR, LOOSELY_NEAR, FEW_RUNS, INSIDE = 0.85, 0.6, 3, 0.93
-SENTENCE_WORDS, SHARED = 3, 0.4  # an added sentence has less of its words in the question
+SENTENCE_WORDS, SHARED = 3, 0.4  # an added sentence: least words, bound of known ones
 NEGATIONS = frozenset("not no never neither nor cannot without none fail fails except".split())
 NOT = "<not>"  # no stem: "note" has the stem "not"
 SOFT = ("#1", "#2")  # "one", "both", "pair" may be added or dropped
@@ -40,7 +40,7 @@ _NAME = re.compile(r"\b[A-Z][a-z]{2,}\b")
 
 @functools.cache
 def stem(word: str) -> str:
-    """Return `word` without one English ending: apples, appl(e)."""
+    """Return `word` without one English ending: appl for apples and apple."""
     word = _ENDING.sub("", word)
     return word[:-1] if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "sl" else word
 
@@ -78,7 +78,7 @@ def is_near(own: Sequence[str], other: Sequence[str]) -> bool:
 
 
 def compare_words(question: Reading, candidate: Reading) -> Iterator[Reason]:
-    """Yield another operation, and the edits of a near copy."""
+    """Yield reasons: another operation, and the edits of a near copy."""
     before, after = (
         {name for name, said in OPERATIONS.items() if said.search(text.whole.lower())}
         for text in (question, candidate)
@@ -93,12 +93,12 @@ def compare_words(question: Reading, candidate: Reading) -> Iterator[Reason]:
     names = {stem(name.lower()) for name in renamed}
     lost, new = _content(own, names), _content(other, names)
     lost, new = lost - new, new - lost
-    # A letter named once more or less says nothing; one in another's place is an edit.
+    # A letter named more or less often is ignored; one that replaces another is an edit.
     if not all(any(token[0] == "$" for token in side) for side in (lost, new)):
         lost, new = (Counter({t: n for t, n in c.items() if t[0] != "$"}) for c in (lost, new))
     shown = [", ".join(sorted(side)) or "nothing" for side in (lost, new)]
     detail = f"a near copy in which {shown[0]} became {shown[1]}"
-    gone = {*lost, *new} - (set(own) & set(other))  # not only said once less
+    gone = {*lost, *new} - (set(own) & set(other))  # missing in one of the texts
     if NOT in (lost | new) or any(t[0] == "#" and t not in SOFT for t in gone):
         yield reject("edit", detail)
     elif lost or new:
@@ -108,7 +108,7 @@ def compare_words(question: Reading, candidate: Reading) -> Iterator[Reason]:
 
 
 def added_quantity(question: Reading, candidate: Reading, allow: bool) -> Iterator[Reason]:
-    """Yield sentences of the candidate with a value and words that are not in the question."""
+    """Yield a reason for each sentence with a value and words that are not in the question."""
     lost, new = unmatched(question, candidate), unmatched(candidate, question)
     known = _content(tokens(question)).keys()
     for sentence in _SENTENCE.split(candidate.prose) if new and not lost else ():
@@ -120,5 +120,5 @@ def added_quantity(question: Reading, candidate: Reading, allow: bool) -> Iterat
 
 
 def _content(found: Sequence[str], names: Collection[str] = ()) -> Counter[str]:
-    """Count the tokens that matter."""
+    """Count the tokens without neutral words, names and single characters."""
     return Counter(t for t in found if len(t) > 1 and t not in NEUTRAL and t not in names)

@@ -1,7 +1,7 @@
-r"""Formulas of two texts: which sides of relations went missing, came in, or were edited.
+r"""Checks of formulas: sides of relations that went missing, came in, or were edited.
 
-A text may have one formula where the other has three. So the sides of relations are compared, in
-one compact spelling, with the whole other text.
+A text may have one formula where the other has three. So each side of a relation, in a compact
+spelling, is looked up in the whole other text.
 """
 
 import re
@@ -12,8 +12,8 @@ from rapidfuzz import fuzz
 from prompt_aug.rephrase.verify.reasons import Reason, doubt, reject
 from prompt_aug.rephrase.verify.text import Reading, compact
 
-EDIT_LIKENESS = 60.0  # two pieces so alike are one piece edited
-LONG = 3  # characters of a piece that must not come or go
+EDIT_LIKENESS = 60.0  # pieces at least this alike are one edited piece
+LONG = 3  # longer pieces must not come or go
 _RELATION = re.compile(r"(<=|>=|!=|<|>|=)")
 _SPLIT = re.compile(r",(?![^(\[{]*[)\]}])|\\(?:text|quad)|\\\\|&|;|(?<=[^a-z])and(?=[^a-z])")
 _OPERATION = re.compile(r"[-+*/^|!]|sqrt|sin|cos|tan|log|sum|int|prod|floor|ceil")
@@ -23,7 +23,7 @@ _SPELLING = re.compile(r"[A-Za-z()\[\]{}.,\s]+")
 
 
 def compare_formulas(question: Reading, candidate: Reading) -> Iterator[Reason]:
-    """Yield pieces and relations of formulas that stand in one text only."""
+    """Yield reasons: pieces and relations of formulas that are in one text only."""
     own = renamed(question.formulas, candidate.formulas)
     flat_own, flat_other = (
         "\n".join([*found, compact("".join(found)), compact(reading.whole)])
@@ -48,7 +48,7 @@ def compare_formulas(question: Reading, candidate: Reading) -> Iterator[Reason]:
 
 
 def renamed(question: Sequence[str], candidate: Sequence[str]) -> list[str]:
-    """Return the question's formulas with the letters that the candidate has in their places."""
+    """Return the question's formulas, with the candidate's letters if more pieces then match."""
     own, other = (dict.fromkeys(_LETTER.findall(" ".join(said))) for said in (question, candidate))
     gone, came = [n for n in own if n not in other], [n for n in other if n not in own]
     names = dict(zip(gone, came, strict=True)) if len(gone) == len(came) else {}

@@ -1,4 +1,4 @@
-"""Reasons: the verdicts of single filters on a candidate."""
+"""Reasons: verdicts of single filters on a candidate."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ Verdict = Literal["accept", "doubtful", "reject"]
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """The name of a filter, its verdict on the candidate, and what it saw."""
+    """Name of a filter, its verdict on the candidate, and what it found."""
 
     filter: str
     verdict: Verdict

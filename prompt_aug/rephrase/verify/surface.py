@@ -33,7 +33,7 @@ _NUMERIC = re.compile(r"[-\d.,/$\s]+|\$?\\[dt]?frac\{?\d+\}?\{?\d+\}?\$?")
 
 
 def surface(question: str, candidate: str) -> Iterator[Reason]:
-    """Yield the faults of form."""
+    """Yield reasons about drawings, language, length, chatter and leaked solutions."""
     drawings = [[d.strip() for d in DRAWING.findall(text)] for text in (question, candidate)]
     if drawings[0] != drawings[1]:
         yield reject("diagram", "the [asy] blocks differ from the question's")
@@ -52,7 +52,7 @@ def surface(question: str, candidate: str) -> Iterator[Reason]:
 
 
 def _is_english(text: str) -> bool:
-    """Return True if enough words are English function words, or there are few Latin letters."""
+    """Return True for enough function words; in short texts, if most letters are Latin."""
     listed = _WORDS.findall(read(text).prose.lower())
     letters = "".join(listed)
     if len(letters) < 20:
@@ -61,7 +61,7 @@ def _is_english(text: str) -> bool:
 
 
 def copies(question: str, candidate: str, siblings: Sequence[str]) -> Iterator[Reason]:
-    """Yield a copy of the question, or of a sibling that is kept before it."""
+    """Yield a reason if the candidate copies the question or an accepted sibling."""
     own = tokens(read(candidate))
     if own == tokens(read(question)):
         yield reject("copy", "the same words, numbers and formulas in the same order")
@@ -73,7 +73,7 @@ def copies(question: str, candidate: str, siblings: Sequence[str]) -> Iterator[R
 
 
 def leaked_answers(question: str, candidate: str, answers: Collection[str]) -> Iterator[Reason]:
-    """Yield a right answer that stands in the candidate and not in the question."""
+    """Yield a reason for a right answer that is in the candidate and not in the question."""
     before, inside = ({n.value for n in numbers(read(text))} for text in (question, candidate))
     for answer in answers:
         said = {n.value for n in numbers(read(answer))}

@@ -1,6 +1,6 @@
-r"""A text as prose and formulas, each formula in one spelling of TeX, Unicode and ASCII.
+r"""Prose and formulas of a text; TeX, Unicode and ASCII formulas get one spelling.
 
-A dollar sign is an amount if no second one follows, or if the text between reads as prose. A
+A dollar sign marks an amount if no second one follows, or if the text between reads as prose. A
 formula that is only a number (``$20,\!000$``, ``$6\%$``, ``$60^\circ$``) becomes prose.
 """
 
@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-FORMULA, AMOUNT = "\ue000", "\ue001"  # placeholders in the prose: a formula, a sign of money
+FORMULA, AMOUNT = "\ue000", "\ue001"  # placeholders in the prose
 DRAWING = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
-MOST_NESTED = 8  # fractions in one another that are spelled in a line
+MOST_NESTED = 8  # depth of nested fractions that are rewritten
 _FORMULAS = re.compile(
     r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(?P<inline>[^$]+)\$"
     r"|\\begin\{(?:align|equation|gather|eqnarray)\*?\}(.+?)\\end\{[a-z]+\*?\}",
@@ -98,7 +98,7 @@ def _pieces(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _is_money(inside: str, after: str) -> bool:
-    """Return True if the sign before `inside` is an amount's: what follows reads as prose."""
+    """Return True if the dollar before `inside` marks an amount: the text reads as prose."""
     listed = _PROSE_WORD.findall(_MARKED_TEXT.sub(" ", inside))
     words = [word for word in listed if word.lower() not in _FUNCTIONS and not word.isupper()]
     if not re.match(r"\s?\d", inside):
@@ -107,7 +107,7 @@ def _is_money(inside: str, after: str) -> bool:
 
 
 def _as_number(formula: str) -> str | None:
-    """Return a formula that is one number, with a unit or not, as prose."""
+    """Return a formula that is one number, with or without a unit, as prose, else None."""
     plain = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree", " degrees ", _THOUSANDS.sub("", formula))
     plain = re.sub(r"\\[dt]?frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))", r" \1\2/\3\4", plain)
     plain = re.sub(r"\^?\s*\{?\\(?:text|mathrm|textrm|rm)\b|\\[,;!: ]|[{}]", " ", plain)
@@ -117,7 +117,7 @@ def _as_number(formula: str) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def compact(formula: str) -> str:
-    """Return TeX, Unicode or ASCII in one spelling without spaces: "x^2+1/(2y)", "sqrt5", "<="."""
+    """Return TeX, Unicode or ASCII in one spelling without spaces: "x^2+1/2y", "sqrt5", "<="."""
     plain = formula.replace(r"\$", " ").replace(AMOUNT, " ").translate(_UNICODE)
     plain = re.sub(
         "[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+",
@@ -135,6 +135,6 @@ def compact(formula: str) -> str:
 
 
 def _divided(match: re.Match[str]) -> str:
-    """Return a fraction as it is written in a line: x/2, (x+1)/(x-2)."""
+    """Return a fraction on one line: x/2, (x+1)/(x-2)."""
     sides = (match.group(1) or match.group(2), match.group(3) or match.group(4))
     return "/".join(side if re.fullmatch(r"[\w^.]+", side) else f"({side})" for side in sides)

@@ -1,7 +1,7 @@
-r"""Numbers of two texts as values: which went missing, which came in, which were converted.
+r"""Checks of numbers as values that went missing, came in, or were converted.
 
 "24", "twenty-four", "two dozen", ``$24$`` and "24th" are 24; "two-thirds" and ``\frac{2}{3}`` are
-2/3. A *soft* value may come and go: one, "two" and "both" as words, names ("step 1"), squares.
+2/3. A *soft* value may come or go: one, "two" and "both" as words, names ("step 1"), squares.
 """
 
 import re
@@ -72,7 +72,7 @@ class Number:
 
 
 def numbers(reading: Reading) -> list[Number]:
-    """Return every value; a square or cube of a formula is soft, since words say it too."""
+    """Return every value; a square or cube in a formula is soft, since prose may name it."""
     formulas = " ; ".join(reading.formulas).replace(",", " , ")
     prose, literals = (
         filter(None, map(number_of, _NUMBER.finditer(text)))
@@ -137,7 +137,7 @@ def in_tokens(prose: str) -> str:
 
 
 def compare_numbers(question: Reading, candidate: Reading) -> Iterator[Reason]:
-    """Yield values that went missing, came in, or are named more or less often."""
+    """Yield a reason for values that went missing, came in, or changed their count."""
     both = (question, candidate), (candidate, question)
     lost, new, fewer, more = (
         unmatched(*pair, counted) for counted in (False, True) for pair in both
