@@ -28,7 +28,7 @@ def grpo_lead(
 ) -> torch.Tensor:
     """A = w grpo(R),  R = exp(-alpha z) if right, -1 if wrong,  z = (l - mean l) / (std l + 1e-6).
 
-    Mean and std (n - 1; 1 for a single one) of the lengths l, in tokens, are over the right
+    Mean and std (n - 1; z = 0 for a single one) of the lengths l, in tokens, are over the right
     responses of the group. w is `difficulty_weight` of rho where grpo(R) > 0, else of 1 - rho; rho
     is the group's pass rate. `accuracy` (0 or 1) is read instead of `rewards_B`.
     A group of right answers only has a signal too; `algorithm.filter_groups` would evict it. Errors
@@ -46,7 +46,7 @@ def grpo_lead(
     count_B = total(right_B.double())
     mean_B = total(torch.where(right_B, length_B, 0.0)) / count_B.clamp(min=1)
     square_B = total(torch.where(right_B, (length_B - mean_B) ** 2, 0.0))
-    std_B = torch.where(count_B > 1, (square_B / (count_B - 1).clamp(min=1)).sqrt(), 1.0)
+    std_B = (square_B / (count_B - 1).clamp(min=1)).sqrt()
     z_B = (length_B - mean_B) / (std_B + EPSILON)
     score_B = grpo(torch.where(right_B, torch.exp(-alpha * z_B), -1.0), group_B)
     rate_B = count_B / total(torch.ones_like(length_B))

@@ -141,8 +141,11 @@ def test_greedy_samples_are_made_once_unless_the_engine_varies(
     assert entry["settings"]["samples"] == (1 if repeats else 5)
     assert entry["settings"].get("samples_requested") == (5 if repeats else None)
     assert f"{64 * repeats} of 64 repeated" in capsys.readouterr().out
+    graded = run.only("*/step_20/toy/grades.jsonl")
+    before = graded.stat().st_mtime_ns
     run(engine, benchmark, settings=greedy)
     assert len(engine.asked) == (70 + 64 if repeats else 70 * 5), "it is done"
+    assert graded.stat().st_mtime_ns == before  # nor is it graded again
 
 
 def test_sample_i_has_the_options_rotated_by_i_and_its_own_gold(run: Runner) -> None:

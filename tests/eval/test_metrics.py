@@ -182,6 +182,7 @@ def test_the_paired_p_value_is_that_of_all_sign_flips() -> None:
     assert (found.low, found.high) == pytest.approx((0.0714, 0.5), abs=0.03)
     back = paired(after, before)
     assert back.mean == -found.mean and back.p_value == pytest.approx(found.p_value, abs=0.01)
+    assert paired([0.0] * 60, [1.0] * 60).p_value == 1 / 10_001  # no flip is as far: never 0
 
 
 def test_a_majority_by_hand() -> None:

@@ -1,5 +1,6 @@
 """Expected standard errors against simulations and by hand."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -62,10 +63,15 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     line = capsys.readouterr().out.splitlines()[2].split()
     assert line[:3] == ["aime24", "30", "32"] and line[-3:] == ["none", "is", "enough"]
     write_json(tmp_path / "s.json", {"question_means": [1, 0], "settings": {"samples": 1}})
-    # A gain is in points: 0.05 is a share.
-    for wrong in ("gain=100", "gain=0.05", "accuracy=1.0", "correlation=2.0", "samples=0"):
+    for wrong, said in (
+        ("gain=100", "in points"),
+        ("gain=0.05", "in points"),  # not a share
+        ("accuracy=1.0", "between 0 and 1"),
+        ("correlation=2.0", "between 0 and 1"),
+        ("samples=0", "1"),
+    ):
         assert main(["--benchmark", "aime24", f"--{wrong}"]) == 2
-        assert f"--{wrong}: " in capsys.readouterr().err
+        assert re.search(f"--{wrong}: .*{said}", capsys.readouterr().err)
     assert main(["--benchmark", "aime24", "--gain", "0.5"]) == 0
     assert main(["--benchmark", "aime24", "--like", str(tmp_path / "s.json")]) == 1
     assert "2 questions x 1" in capsys.readouterr().err

@@ -53,6 +53,11 @@ def test_the_text_of_another_option_is_wrong_however_near(right: str, other: str
     assert not grade(rf"\boxed{{(B) {other}}}", "B", options=options).correct
 
 
+def test_text_that_is_equal_to_two_options_is_wrong() -> None:
+    for options, correct in ((("3 km", "4"), True), (("3 km", "3"), False)):
+        assert grade(r"\boxed{(A) 3.0}", "A", options=options).correct == correct
+
+
 def test_what_was_chosen_is_the_letter_so_that_votes_for_it_are_one_answer() -> None:
     chosen = [
         grade(text, "A", options=OPTIONS).extracted

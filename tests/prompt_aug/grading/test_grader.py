@@ -80,6 +80,7 @@ def test_a_timeout_on_one_gold_does_not_hide_the_next() -> None:
 def test_any_gold_may_match_and_blank_ones_are_ignored() -> None:
     assert grade_answer("7", ["6", " ", "7\n"]).correct
     assert not grade_answer("8", ["6", "7"]).correct
+    assert grade_answer("6, 7", "\\boxed{6}\n\\boxed{7}").correct
 
 
 @pytest.mark.parametrize("gold", ["", "  ", [], ["", "\n"]])

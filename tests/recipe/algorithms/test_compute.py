@@ -136,6 +136,9 @@ def test_hapo_by_hand() -> None:
     assert made.rewards_B.tolist() == pytest.approx([1, 1, 1 + 0.5 * 0.5**0.5, 0])
     assert made.metrics["history/known"] == 0.75
     assert made.metrics["history/reward"] == pytest.approx(0.5 * 0.5**0.5 / 4)
+    half_right = rollouts(shortest=[2, None, 2, 2], accuracy=[1.0, 1.0, 0.5, 0.0])
+    made = compute_advantages(half_right, settings(changes={"history": history}))
+    assert made.rewards_B.tolist() == [1, 1, 1, 0]  # graded as wrong: no reward for being short
     off = compute_advantages(rollouts(shortest=[2, None, 2, 2]), settings())
     assert off.rewards_B.tolist() == REWARDS
 

@@ -17,6 +17,7 @@ from covariance_cases import (
     token_covariance,
 )
 
+from recipe.algorithms import TOKEN_WEIGHTS
 from recipe.algorithms.clip_cov import clip_cov
 from recipe.algorithms.covariance import covariance_metrics, covariance_of
 from recipe.algorithms.tokens import validated
@@ -127,7 +128,7 @@ def test_clip_cov_by_hand(batch: tuple, settings: dict[str, float], wanted: list
     close(clip_cov(*batch, **settings), wanted)
 
 
-@pytest.mark.parametrize(("ratio", "count"), [(0.0001, 1), (0.05, 2), (0.1, 4), (1.0, 24)])
+@pytest.mark.parametrize(("ratio", "count"), [(0.0001, 1), (0.09, 3), (0.1, 4), (1.0, 24)])
 def test_clip_cov_draws_the_configured_share(ratio: float, count: int) -> None:
     *matrices, group_B = example()
     real, bounds = matrices[2] == 1, {"lower": 0.0, "upper": 9.0}  # of N = 42 tokens, 24 above 0
@@ -217,3 +218,8 @@ def test_clip_cov_rejects(settings: dict[str, float]) -> None:
     ((name, value),) = settings.items()
     with pytest.raises(ValueError, match=f"{name}={value}"):
         clip_cov(*BATCH, **settings)
+
+
+def test_settings_of_clip_cov_that_are_not_set_are_those_of_its_authors() -> None:
+    _, given = TOKEN_WEIGHTS.call({"name": "clip_cov", "clip_cov": {"ratio": None, "upper": 3}})
+    assert given == {"ratio": 0.0002, "lower": 1.0, "upper": 3.0}

@@ -124,13 +124,17 @@ def test_the_order_of_rows_and_the_ids_of_groups_do_not_matter(name: str) -> Non
 
 
 def test_balanced_by_hand() -> None:
-    """One positive response of 4 tokens, three negative of 1, 1 and 2: N = 8, P = 1."""
-    lengths, advantages = torch.tensor([4, 1, 1, 2]), torch.tensor([3.0, -1.0, -1.0, -1.0])
+    """One positive response of 4 tokens, three negative of 1, 1 and 2: N = 8, P = 1.
+
+    Two responses without a trained token, one of them in a group of its own, do not count.
+    """
+    lengths = torch.tensor([4, 1, 1, 2, 0, 0])
+    advantages = torch.tensor([3.0, -1.0, -1.0, -1.0, 0.0, 0.0])
     mask_BT = torch.arange(4) < lengths[:, None]
     found = TOKEN_WEIGHTS["balanced"](
-        -mask_BT.double(), advantages[:, None] * mask_BT, mask_BT, [0] * 4
+        -mask_BT.double(), advantages[:, None] * mask_BT, mask_BT, [*[0] * 5, 1]
     )
-    wanted_B = torch.tensor([1 / 4 / 4 * 8, *[3 / 4 / 4 * 8] * 3], dtype=torch.float64)
+    wanted_B = torch.tensor([1 / 4 / 4 * 8, *[3 / 4 / 4 * 8] * 3, 0, 0], dtype=torch.float64)
     close(found, wanted_B[:, None] * mask_BT)
 
 
@@ -215,6 +219,16 @@ def test_verls_estimator_gets_what_verls_trainer_gives_it(name: str) -> None:
     )
     close(found, wanted.double() * mask_BT, 1e-6)
     assert found.abs().max() > 0.1
+
+
+@pytest.mark.config
+def test_the_baseline_of_opo_is_over_all_rows() -> None:
+    """Rewards 1, 0, 1 of 1, 2 and 3 tokens: (1 + 3) / 6. The last row is not trained."""
+    mask_BT = torch.arange(3) < torch.tensor([1, 2, 3])[:, None]
+    trained_B = torch.tensor([True, True, False])
+    function = ADVANTAGES.resolve("verl:opo")
+    found, _ = function([1.0, 0.0, 1.0], [0] * 3, mask_BT=mask_BT, trained_B=trained_B)
+    close(found[:2], [[1 / 3, 0, 0], [-2 / 3, -2 / 3, 0]], 1e-6)
 
 
 @pytest.mark.config

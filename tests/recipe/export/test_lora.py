@@ -86,6 +86,7 @@ PART_A, PART_B = "lora_A.default.weight", "lora_B.default.weight"
         # The scale that is stated beside the shards.
         ({"r": RANK, "lora_alpha": 24}, "r=3 and lora_alpha=24, but config.yaml has 3 and 12"),
         ({}, "r=None and lora_alpha=None"),
+        (None, "r=None and lora_alpha=None"),  # nothing is stated
         # The tensors of each shard.
         (lambda s: s.pop(f"{LAYER}.{PART_B}"), "not one A and one B per linear layer"),
         (
@@ -103,7 +104,9 @@ def test_a_checkpoint_whose_adapter_is_not_known_is_refused(
     run: Path, change: Any, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     actor = run / "checkpoints" / "global_step_1" / "actor"
-    if isinstance(change, dict):
+    if change is None:
+        (actor / META).unlink()
+    elif isinstance(change, dict):
         (actor / META).write_text(json.dumps(change))
     for path in actor.glob("model_*.pt") if callable(change) else []:
         state = torch.load(path, weights_only=True)

@@ -19,6 +19,7 @@ from tiny_model import untrained
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.export.__main__ import main
+from recipe.export.verify import MismatchError, verify
 
 pytestmark = pytest.mark.config
 
@@ -72,6 +73,10 @@ def test_shards_of_two_ranks_become_the_model_they_were(run: Path, dtype: str) -
         assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(manifest["files"])
     start = json.loads((run / "hf" / "step_0" / "manifest.json").read_text())
     assert start["model_path"] == "some/model"
+    source, target = run / "checkpoints" / "global_step_2" / "actor", run / "hf" / "step_2"
+    (target / "chat_template.jinja").write_text("{{ messages }}")
+    with pytest.raises(MismatchError, match="tokenizer"):
+        verify(source, target, getattr(torch, dtype), 2, AutoModelForCausalLM)
 
 
 def test_a_corrupt_shard_and_a_swapped_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from fake_shards import write
 from torch.distributed.tensor import Shard
 
 from recipe.errors import ConfigError
 from recipe.export import shards
+from recipe.export.verify import compare, load_shards
 from recipe.run.checkpoints import saved_ranks
 
 pytestmark = pytest.mark.config
@@ -186,6 +188,18 @@ def test_a_rank_gets_its_chunk_of_the_tensor(old: int) -> None:
             found = shards.merged(parts, rank, ranks)
             assert torch.equal(found, wanted[rank]), (rows, ranks, dim, rank)
             assert found.untyped_storage().nbytes() == found.nbytes
+
+
+def test_two_replicas_of_three_ranks_become_eight_ranks(tmp_path: Path) -> None:
+    whole = {"w": torch.arange(14.0).reshape(7, 2)}
+    write(tmp_path, whole, ranks=3, replicas=2)
+    for rank in range(6):
+        torch.save({"rng": rank}, tmp_path / f"extra_state_world_size_6_rank_{rank}.pt")
+    (tmp_path / "fsdp_config.json").write_text('{"FSDP_version": 2, "world_size": 6}')
+    shards.reshard(tmp_path, 8)
+    assert compare(load_shards(tmp_path, 8), whole, torch.float32) == 14
+    extra = [shards.load(tmp_path / f"extra_state_world_size_8_rank_{r}.pt") for r in range(8)]
+    assert [state["rng"] for state in extra] == [0, 1, 2, 3, 4, 5, 0, 1]
 
 
 def test_shards_that_do_not_say_how_they_are_divided_are_refused(tmp_path: Path) -> None:

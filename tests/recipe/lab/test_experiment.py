@@ -50,6 +50,16 @@ def test_arms_that_decide_have_all_seeds() -> None:
     [
         ({"step": 3}, "step: unknown key, did you mean steps?"),
         ({"name": "other"}, "name=other: the folder's name is used"),
+        ({"steps": 0}, "steps=0: should be greater"),
+        ({"worlds": 0}, "worlds=0: should be greater"),
+        ({"curves": None}, "curves: not set"),
+        ({"measure": {"questions": 8, "samples": 4}}, r"measure\.templates: not set"),
+        (
+            {"measure": {**BODY["measure"], "templates": []}},
+            r"templates=\[\]: should have at least",
+        ),
+        ({"compare": [["kl"]]}, r"compare\[0\]=\[kl\]: should have at least 2"),
+        ({"compare": [["kl"] * 3]}, r"compare\[0\]=.*: should have at most 2"),
         ({"steps": 25}, "steps=25: not a multiple of save_every=10"),
         ({"compare": [["kl", "rloo"]]}, "no arm rloo; it has grpo, kl"),
         ({"arms": None}, "arms: not set"),
@@ -59,6 +69,10 @@ def test_arms_that_decide_have_all_seeds() -> None:
         ({"arms": {"grpo": {"world": "sums", "name": "a"}}}, r"arms\.grpo\.name: unknown key"),
         ({"mechanism": MECHANISM | {"minus": ["no", "f"]}}, "no arm no; it has"),
         ({"claims": [CLAIM]}, r"arms\.kl\.decides=false: it is in a claim"),
+        (
+            {"claims": [CLAIM | {"direction": "over"}]},
+            r"direction=over: should be 'above', 'below'",
+        ),
         ({"claims": [CLAIM | {"arms": ["kl"]}]}, r"claims\[0\]: arms=\[kl\]: not two or four"),
         ({"claims": [CLAIM | {"margin": 0.1}]}, r"claims\[0\]: direction=above: equal needs"),
         ({"claims": [CLAIM | {"direction": "equal"}]}, "direction=equal: equal needs a `margin`"),

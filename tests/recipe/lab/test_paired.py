@@ -8,7 +8,8 @@ from recipe.lab.paired import differences, half_width, holm, sign_flip_p
 
 
 def test_only_shared_seeds_are_paired_in_their_order() -> None:
-    assert differences({9: 100.0, 2: 3.0, 1: 1.0}, {1: 0.0, 8: -100.0, 2: 1.0}) == [1.0, 2.0]
+    # A set of 16 and 1 lists 16 first.
+    assert differences({9: 100.0, 16: 3.0, 1: 1.0}, {1: 0.0, 8: -100.0, 16: 1.0}) == [1.0, 2.0]
     assert differences({1: 1.0}, {2: 1.0}) == []
 
 
@@ -20,8 +21,9 @@ def test_intervals_by_hand() -> None:
     assert half_width(five) == pytest.approx(2.77645 * (30e-6) ** 0.5 / 5**0.5)
     assert half_width([1.0, 2.0]) == pytest.approx(12.7062 * 0.5)
     assert half_width([1.0]) == math.inf
-    with pytest.raises(ValueError, match="21 seeds"):
-        half_width([1.0, 2.0, 3.0] * 7)
+    for function in (half_width, sign_flip_p):
+        with pytest.raises(ValueError, match="21 seeds"):
+            function([1.0, 2.0, 3.0] * 7)
 
 
 @pytest.mark.parametrize(

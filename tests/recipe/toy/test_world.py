@@ -32,6 +32,7 @@ def test_the_control_differs_in_the_priming_alone() -> None:
         ({"level": 3}, "level: unknown key, did you mean levels"),
         ({"name": "x"}, "name=x: "),  # a world is named as its file
         ({"slips": {"carry": 1.5}}, r"slips\.carry=1\.5: should be less than or equal to 1"),
+        ({"label_noise": -0.1}, r"label_noise=-0\.1: should be greater than or equal to 0"),
         ({"label_noise": True}, "label_noise=true: should be a number"),
         ({"levels": []}, "levels=.*: should have at least 1 item"),
         ({"levels": None}, "levels: not set"),
