@@ -45,7 +45,10 @@ _SEPARATOR = re.compile(r"\\\\|\\(?:text|mbox|textnormal)\s*\{[^{}]*[a-z]{2}[^{}
 _SPACE = re.compile(r"\\[,!;: ]|&|\^(?=\s*\{?\s*\\circ)")
 _FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]+)\}|(\w))\s*(?:\{([^{}]+)\}|(\w))")
 _ROOT = re.compile(r"\\sqrt\s*(?:\{([^{}]+)\}|\(([^()]+)\))")
-_ATOM = re.compile(r"(?:(?<=[/^])|(?<=sqrt))\(([A-Za-z0-9.]+)\)|(?<![A-Za-z0-9^])\((\w)\)(?=[/^])")
+# A number, a letter or a Greek letter by name. Of a product the brackets stay: 1/(2x) is not 1/2x.
+_ATOM = r"(?:\d+(?:\.\d+)?|[A-Za-z]|pi|theta|alpha|beta|omega|lambda)"
+_POWER = re.compile(rf"{_ATOM}(?:\^{_ATOM})?")
+_ALONE = re.compile(rf"(?:(?<=[/^])|(?<=sqrt))\(({_ATOM})\)|(?<![A-Za-z0-9^])\((\w)\)(?=[/^])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +134,11 @@ def compact(formula: str) -> str:
         if plain == before:
             break
     plain = re.sub(r"[\s*\\]", "", plain.translate(str.maketrans("{}[]", "()()")))
-    return _ATOM.sub(r"\1\2", plain).rstrip(".,;")
+    return _ALONE.sub(r"\1\2", plain).rstrip(".,;")
 
 
 def _divided(match: re.Match[str]) -> str:
-    """Return a fraction on one line: x/2, (x+1)/(x-2)."""
-    sides = (match.group(1) or match.group(2), match.group(3) or match.group(4))
-    return "/".join(side if re.fullmatch(r"[\w^.]+", side) else f"({side})" for side in sides)
+    """Return a fraction on one line: 3x/2, 1/(2x), (x+1)/(x-2)."""
+    above, below = (match.group(1) or match.group(2), match.group(3) or match.group(4))
+    above = above if re.fullmatch(r"[\w^.]+", above) else f"({above})"
+    return f"{above}/{below if _POWER.fullmatch(below) else f'({below})'}"

@@ -78,6 +78,8 @@ def test_a_number_that_names_or_joins_is_soft(text: str) -> None:
         (r"$\dfrac{1}{2}x \leq \left(y\right)$", ("1/2x<=(y)",)),
         (r"$\frac 12 x\le(y)$", ("1/2x<=(y)",)),
         ("$\\frac12x≤(y)$", ("1/2x<=(y)",)),
+        (r"$\frac{1}{2x}$, $1/(2x)$", ("1/(2x)",) * 2),  # not 1/2 times x
+        (r"$x^{2n}+\sqrt{2x}+x^{12}/\pi$", ("x^(2n)+sqrt(2x)+x^12/pi",)),
     ],
 )
 def test_a_dollar_sign_is_money_or_a_formula_in_one_spelling(
