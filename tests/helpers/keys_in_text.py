@@ -30,7 +30,13 @@ def _wrong(quoted: str) -> str:
         return ""
     key, value = match[1], match[2]
     first = key.partition(".")[0]
-    if key in known_keys() or is_open(key) or (CONFIG / key).is_dir() or _is_code(key):
+    if (
+        key in NO_KEYS
+        or key in known_keys()
+        or is_open(key)
+        or (CONFIG / key).is_dir()
+        or _is_code(key)
+    ):
         return ""
     if "." in key:
         return key if first in SHORT or first in base() else ""
@@ -74,7 +80,7 @@ def wrong_keys_in_code(source: str, constants: Mapping[str, str]) -> list[str]:
         key
         for text in _texts(ast.parse(source), constants)
         for key in _token().findall(text)
-        if (" " in text or key.partition(".")[0] not in SHORT) and key not in NO_KEYS
+        if (" " in text or key.partition(".")[0] not in SHORT)
         if _wrong(key)
     ]
 
