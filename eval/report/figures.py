@@ -122,7 +122,7 @@ def _label(runs: Runs, run: RunData, label: str = "") -> str:
 
 
 def accuracy_by_step(runs: Runs) -> Figure:
-    """Return accuracy by step: a line per benchmark; for several runs a panel."""
+    """Return accuracy by step: a line per benchmark, or for several runs a panel per benchmark."""
     names = list(dict.fromkeys(n for run in runs if run.rows for n in run.rows[-1].benchmarks))
     curves: dict[str, list[Curve]] = {}
     for name in [*names, TOTAL] if len(names) > 1 else names:
@@ -172,7 +172,7 @@ def template_names(data: RunData) -> list[str]:
 
 
 def step_time(runs: Runs) -> Figure:
-    """Return the seconds of a training step; for one run its parts, stacked."""
+    """Return the seconds of a training step; for one run its parts, stacked unless they overlap."""
     name, title, caption = "step_time", "Step time", "without validation and saving"
     steps, whole = runs[0].series("timing_s/step")
     if len(runs) > 1 or not steps:

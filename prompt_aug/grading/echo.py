@@ -78,7 +78,7 @@ _SCIENTIFIC = re.compile(r"-?\d+(?:\.\d+)?\s*\\(?:times|cdot)\s*10\s*\^\s*\{?\s*
 
 
 def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
-    """Return whether `prediction` is a formula of the question, or leaves an operation undone."""
+    """Return whether `prediction` is a formula of the question, or not finished (see above)."""
     written, known = written_form(prediction), [written_form(gold) for gold in golds]
     tokens = tokens_in(written)
     if any(tokens == tokens_in(gold) for gold in known):
@@ -218,7 +218,7 @@ def _ends_in(part: str, answers: list[str]) -> bool:
 
 
 def _is_another_form(written: str, gold: str, question: str) -> bool:
-    """Return whether it is the question's equation, unsolved, and the gold is y = ..."""
+    """Return whether it is the question's equation, not solved for y, and the gold is y = ..."""
     sides, asked = split_top(written, "="), split_top(written_form(gold), "=")
     if len(sides) != 2 or len(asked) != 2 or not LETTER_ALONE.fullmatch(asked[0]):
         return False

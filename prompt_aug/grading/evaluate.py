@@ -154,7 +154,7 @@ class Reader:
         return self._keep(value)
 
     def _script(self) -> Number:
-        r"""Return the value of a script: a group, or a signed number, letter or command."""
+        r"""Return the value of a script: a group; a number, letter or command, signed or not."""
         token = self._peek()
         if token in ("{", "("):
             return self._group()
@@ -287,7 +287,10 @@ POINTS = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Value:
-    """Value of a formula, `exact` if rational. `scale` bounds all intermediate numbers."""
+    """Value of a formula; `exact` if it was computed as a rational.
+
+    `scale` bounds all intermediate numbers.
+    """
 
     text: str
     exact: Fraction | None

@@ -1,15 +1,16 @@
 r"""Find the answer in a response; the order of the search is in GRADING.md.
 
-A value is a number (with its unit), one formula, or several joined by commas, "and" or "or". Prose
-states a value V in these forms only:
+A value is a number (with its unit), one formula, or several joined by commas, "and" or "or".
+Outside boxes and tags, these forms state a value V:
 
+* `#### V`, "Answer: V";
 * "the answer is V" or "V is the answer";
 * a response that is V alone, or one sentence that ends in V after "is", "=" and the like;
 * a last sentence that begins with "Therefore", "Thus", "Hence" or "So," and is closed by its full
   stop or its `$`.
 
-Truncated sentences and unclosed boxes therefore state none. All searches are linear in the length
-of the response, because no pattern backtracks far.
+An unclosed box states none, nor does a truncated last sentence of the last form. All searches are
+linear in the length of the response, because no pattern backtracks far.
 """
 
 import re

@@ -1,4 +1,4 @@
-r"""Normal form: one text for all equal answers, so that votes can be counted.
+r"""Normal form, to count votes: answers with the same form are equal.
 
     \frac12, 0.50, x = \frac{2}{4}   ->  1/2
     \{3, 1\};  1, 3                  ->  {1,3}

@@ -1,4 +1,4 @@
-r"""Canonical LaTeX: one spelling for answers that are written differently.
+r"""Canonical LaTeX: one spelling for different notations of the same answer.
 
 Only spelling changes here (fonts, spacing, delimiters, Unicode signs, `\dfrac`, words for
 symbols), never value. `split_unit` interprets words after a number, and `structure` commas. Every

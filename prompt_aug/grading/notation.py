@@ -50,7 +50,7 @@ _AMOUNT = re.compile(
 
 
 def amounts(text: str) -> str:
-    r"""Rewrite `3.5\text{ million}` as 3500000, and `... cm}` as `3500000\text{ cm}`."""
+    r"""Rewrite `3.5\text{ million}` as 3500000; a unit stays: `3500000\text{ cm}`."""
 
     def number(match: re.Match[str]) -> str:
         power = sum(_POWER_OF[word] for word in match[3].lower().split())

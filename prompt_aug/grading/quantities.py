@@ -46,7 +46,7 @@ def all_of(results: Iterable[bool | None]) -> bool | None:
 
 
 def compare_ratios(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
-    """Compare a : b : c with d : e : f, which are equal up to a factor other than 0.
+    """Return whether one factor other than 0 takes a : b : c to d : e : f.
 
     None for fewer than three parts. The same parts must be 0, and not all of them.
     """
@@ -164,7 +164,7 @@ def compare_numbers(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
 def rounds_to(value: Value, decimal: str) -> bool:
     r"""Return True if an irrational number has the six or more decimals shown: \sqrt{17}, 4.123106.
 
-    Always False for a rational, which is compared exactly.
+    Always False if `value.exact` is set: it is compared exactly.
     """
     shown = _LONG_DECIMAL.fullmatch(decimal)
     if shown is None or value.exact is not None or value.has_letters:

@@ -156,7 +156,7 @@ def _unit_of(words: str) -> str:
 
 
 def _name_of(word: str, *, alone: bool) -> str:
-    """Return the unit that a word names; a symbol of one letter counts only if `alone`."""
+    """Return the unit that a word names. A symbol of one capital, except L, counts if `alone`."""
     if word in _SYMBOLS and (len(word) > 1 or alone) and word.lower() not in ("m", "s", "g", "l"):
         return {"mL": "ml", "Hz": "Hz", "eV": "eV"}.get(word, word)
     return _UNIT_OF.get(word.lower(), "")

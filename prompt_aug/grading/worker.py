@@ -183,7 +183,7 @@ def _is_infinite(value: Any) -> bool:
 
 
 def _both_unsolvable(known: Any, target: Any) -> bool:
-    """Return whether two equations have no solution and are not multiples of each other."""
+    """Return whether `known` has no real solution and is not a multiple of `target`."""
     from sympy import Eq, S, simplify, solveset
 
     if not (isinstance(known, Eq) and isinstance(target, Eq) and len(known.free_symbols) == 1):

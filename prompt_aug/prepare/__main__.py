@@ -45,7 +45,7 @@ RECORD = (".yaml", ".yml")
 def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
     """Return question texts by benchmark name, from ``[NAME=]SOURCE[@SPLIT]``.
 
-    SOURCE is a file, a folder or a hub id, with SPLIT "test" by default; a folder of
+    SOURCE is a file, a folder or a hub id, with SPLIT "test" by default; without SPLIT, a folder of
     ``save_to_disk`` with several splits gives a benchmark for each. SOURCE may also be the record
     of a benchmark: a name in eval/benchmarks, a yaml file like those, or a folder of them. Raises
     SourceError.

@@ -10,8 +10,8 @@ ranks:
 
 so that the sum over micro-batches, averaged over ranks by FSDP, is the mean over the mini-batch.
 
-Every actor process imports this module, because ``actor_rollout_ref.actor.policy_loss._target_`` is
-``recipe.algorithms.gmpo.GMPOLossConfig``.
+``method=gmpo`` sets ``actor_rollout_ref.actor.policy_loss._target_`` to
+``recipe.algorithms.gmpo.GMPOLossConfig``, so every actor process imports this module.
 """
 
 from dataclasses import dataclass

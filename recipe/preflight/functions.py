@@ -100,7 +100,7 @@ def defines(source: str, name: str) -> bool:
 
 
 def own_functions(s: Setup) -> dict[str, str]:
-    """Return {path: SHA-256 of its file} of the user's verifiers, advantage, weight and loss."""
+    """Return {dotted path: its file's SHA-256} of the user's verifiers, advantage, weight, loss."""
     named = [*(s.reward.verifiers or {}).values(), s.advantage]
     named += [s.weights, *([s.actor.policy_loss["_target_"]] if s.own_loss else [])]
     found = {}

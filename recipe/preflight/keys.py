@@ -8,7 +8,7 @@ the rows without effect, with verl's default. A reader is an access ``config.act
 ``.get("clip_ratio")`` or ``["clip_ratio"]`` in a module that this project runs (`OFF` names the
 others). Its parent is the key's own section or a variable that holds it (`SECTIONS`). The search
 is by name, so it can find the reader of another section's key of the same name. `by_hand.yaml`
-corrects such rows.
+corrects the rows that were found wrong.
 """
 
 import ast

@@ -21,7 +21,7 @@ PRINTED_BY = re.compile(RAY_PREFIX.pattern + r"(?:ERROR \S+ \S+ \[[^\]]*\] )?") 
 RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b")  # at no indentation
 # Ray's description of a dead actor, a line each, below the first line of its error.
 ACTOR = re.compile(r"^\s+(class_name|pid|ip): (\S+)", re.MULTILINE)
-FULL = 2**26  # with fewer free bytes, any error is taken for a full disk
+FULL = 2**26  # with fewer free bytes, any foreign error but a hang is taken for a full disk
 # What a full disk or quota raises: the system's words, and torch's where a part was written.
 FULL_WORDS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "unexpected pos ")
 

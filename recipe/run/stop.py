@@ -8,7 +8,7 @@
 
 A job's script also sets when the job will be killed: RECIPE_DEADLINE, in seconds since the epoch.
 Without a signal, the trainer then ends after the last step that fits, by its measured times. A
-preemption moves the end forward: after a signal the script writes it into RUN/.ends. These are
+preemption makes the end earlier: after a signal the script writes it into RUN/.ends. These are
 files, not messages, because they must reach a busy actor on any node.
 """
 
@@ -41,7 +41,7 @@ NOTHING_SAVED = "SIGTERM before the first step, nothing to save"
 # and saves; while weights are sent it would wait forever.
 DEAD = 300.0
 GUARD = 1.1  # times hang_seconds until the guard acts, so that a wait with `see` ends first
-SPARE = 1.2  # a step and its checkpoint may take this times the longest of the latest ten
+SPARE = 1.2  # a step and its save may take this times (longest of ten steps + longest save)
 
 
 class StoppedError(UserError, RuntimeError):

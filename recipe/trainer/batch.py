@@ -88,7 +88,7 @@ def matrix(column: Any) -> Tensor:
 def rollouts_of(
     fetched: Fetched, *, seed: int, rewards: Tensor, mask: Tensor, weight_logprobs: Tensor | None
 ) -> RolloutBatch:
-    """Return the real rows, all with `trained_B`; `rewards` and `mask` are R x T."""
+    """Return the real rows, `trained_B` True in all; `rewards` and `mask` are R x T."""
     real = fetched.real()
     keys = [fetched.batch.keys[i] for i in real]
     rows = {name: [values[i] for i in real] for name, values in fetched.rows.items()}

@@ -106,7 +106,7 @@ class BoundedReplayBuffer(ReplayBuffer):
         return bool(self.pending_keys[partition_id] or self.running_keys[partition_id])
 
     def _must_wait(self, partition_id: str) -> bool:
-        """Return whether to decide nothing yet: questions are running, or rollouts have failed."""
+        """Return whether to wait: in rounds while questions run, or after a failure."""
         filtered = partition_id != "val" and self.filter_groups_metric is not None
         in_rounds = self.in_rounds and filtered and self._under_way(partition_id)
         return in_rounds or bool(self.failure_keys[partition_id])

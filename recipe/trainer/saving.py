@@ -254,7 +254,7 @@ class SavingTrainer(PPOTrainerSync):
         self._save_unsaved(state, data, engine_responds)
 
     def _validate(self) -> dict[str, float]:
-        """verl's validation; saves the finished step if it fails or may be cut off."""
+        """verl's validation; if it fails or may be cut off, saves the finished step."""
         finished = self.line.get("step") == self.global_steps  # not before the first step
         if finished and (reason := self.limit.before_validation()):
             self._save_unsaved()

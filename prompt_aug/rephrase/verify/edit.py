@@ -13,7 +13,7 @@ from prompt_aug.rephrase.verify.values import in_tokens, numbers, unmatched
 
 # Near: likeness >= NEAR, or >= LOOSELY_NEAR in <= FEW_RUNS runs, or INSIDE of the shorter text.
 NEAR, LOOSELY_NEAR, FEW_RUNS, INSIDE = 0.85, 0.6, 3, 0.93
-SENTENCE_WORDS, SHARED = 3, 0.4  # an added sentence: least words, bound of known ones
+SENTENCE_WORDS, SHARED = 3, 0.4  # an added sentence: fewest content words, most in the question
 NEGATIONS = frozenset("not no never neither nor cannot without none fail fails except".split())
 NOT = "<not>"  # no stem: "note" has the stem "not"
 SOFT = ("#1", "#2")  # "one", "both", "pair" may be added or dropped

@@ -120,7 +120,7 @@ def _as_number(formula: str) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def compact(formula: str) -> str:
-    """Return TeX, Unicode or ASCII in one spelling without spaces: "x^2+1/2y", "sqrt5", "<="."""
+    """Return TeX, Unicode or ASCII in one spelling without spaces: "x^2+1/(2y)", "sqrt5", "<="."""
     plain = formula.replace(r"\$", " ").replace(AMOUNT, " ").translate(_UNICODE)
     plain = re.sub(
         "[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+",
