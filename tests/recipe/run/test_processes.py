@@ -48,10 +48,11 @@ def test_end_kills_the_marked_and_only_those(tmp_path: Path) -> None:
             process.wait()
 
 
-def test_a_process_does_not_find_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    name, value = next(iter(psutil.Process().environ().items()))  # a mark that this process has
-    monkeypatch.setattr(processes, "MARK", name)
-    assert os.getpid() not in [process.pid for process in processes.marked(value)]
+def test_a_process_does_not_find_itself(tmp_path: Path) -> None:
+    program = "import os; from recipe.run.processes import *; print(marked(os.environ[MARK]))"
+    environment = {**os.environ, processes.MARK: str(tmp_path)}
+    found = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    assert found == "[]\n"
 
 
 @pytest.mark.config
