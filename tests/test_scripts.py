@@ -344,6 +344,8 @@ def test_a_task_of_an_array_is_counted_and_queued_again_alone(checkout: Path) ->
     again = job(checkout, "toy", CODE="75", MOST_REQUEUES="1", **array)
     assert "queued again 1 times without progress" in again[1]
     assert again[2][-1] != "scontrol requeue 17_3"
+    swept = job(checkout, "runs/x", script="sweep.sbatch", **array)[2]
+    assert "-m recipe.export runs/x" in swept  # all steps: the tasks share the work
 
 
 @pytest.mark.parametrize("script", ["sweep.sbatch", "export.sbatch"])
