@@ -210,7 +210,11 @@ def run_all(
     """
     done = read_record(record, experiment)
     missing = {(a.name, seed): (a, seed) for a, seed in wanted if (a.name, seed) not in done}
-    todo = list(missing.values())
+    first: dict[tuple[str, int], tuple[str, int]] = {}  # run of each start model
+    for key, (arm, seed) in missing.items() if jobs > 1 else ():
+        first.setdefault((arm.world, experiment.world_seed(seed)), key)
+    # Two runs of one start model would both wait for the process that teaches it.
+    todo = [missing[key] for key in dict.fromkeys([*first.values(), *missing])]
     if todo:
         print(f"{experiment.name}: {len(todo)} runs to make", flush=True)
     threads, failed = max(1, (os.cpu_count() or 1) // jobs), []

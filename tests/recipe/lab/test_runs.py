@@ -211,6 +211,17 @@ def test_an_interrupt_begins_no_further_run(
     assert len(begun) < 5
 
 
+@pytest.mark.parametrize(("jobs", "order"), [(1, "g0 k0 g1 k1 g2 k2"), (2, "g0 g1 k0 k1 g2 k2")])
+def test_parallel_jobs_teach_different_start_models(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, jobs: int, order: str
+) -> None:
+    plan = experiment().model_copy(update={"worlds": 2})  # seeds 1000 and 1002 share one
+    wanted = [(arm, seed) for seed in (1000, 1001, 1002) for arm in plan.arms]
+    monkeypatch.setattr(runs, "run_arm", lambda *_: None)
+    failed = run_all(plan, wanted, record=tmp_path / "x", out=tmp_path, jobs=jobs)
+    assert " ".join(f"{arm[0]}{seed - 1000}" for arm, seed in failed) == order
+
+
 def test_bins_leave_out_what_was_not_logged() -> None:
     metrics = [{"step": i, "a": float(i), **({"b": 1.0} if i == 2 else {})} for i in range(1, 8)]
     metrics[0]["a"] = float("nan")
