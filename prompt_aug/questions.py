@@ -8,6 +8,7 @@ the row, the file, the source or the split, so the same question has the same dr
 
 import hashlib
 import json
+import math
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -107,7 +108,7 @@ def make_question(
         source=source,
         split=split,
         level=level,
-        rephrasings=tuple(rephrasings),
+        rephrasings=tuple(text for text in rephrasings if text.strip()),
         options=tuple(options),
         system=system,
     )
@@ -156,15 +157,17 @@ def from_row(row: Mapping[str, Any]) -> Question:
     gold = extra.get("answers")
     if gold is None or len(gold) == 0:
         gold = reward_model.get("ground_truth")
+    if isinstance(gold, Mapping):  # of a verifier
+        gold = json.dumps(gold, default=str)
     level, rate = extra.get("level"), extra.get("pass_rate")
     made = make_question(
         text=user_text(row.get("prompt"), "prompt"),
-        answers=_texts(gold),
+        answers=answer_texts(gold),
         source=str(row.get("data_source") or "unknown"),
         split=str(extra.get("split") or "train"),
         level=int(level) if isinstance(level, int | float) and level == level else None,
-        rephrasings=_texts(extra.get("rephrasings")),
-        options=_texts(extra.get("options")),
+        rephrasings=answer_texts(extra.get("rephrasings")),
+        options=answer_texts(extra.get("options")),
         system=system_text(row.get("prompt")),
     )
     chat = () if isinstance(row["prompt"], str) else row["prompt"]
@@ -271,11 +274,16 @@ def system_text(prompt: str | Iterable[Mapping[str, Any]] | None) -> str | None:
     return next((str(m["content"]) for m in chat if m.get("role") == "system"), None)
 
 
-def _texts(value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, str | int | float):
-        return (str(value),)
-    if isinstance(value, Mapping):
-        return (json.dumps(value, default=str),)
-    return tuple(str(item) for item in value)
+def answer_texts(value: Any) -> tuple[str, ...]:
+    """Return one value, or each of a list, as texts; none for null and NaN. 142.0 is 142.
+
+    Raises QuestionError for bytes and records.
+    """
+    if isinstance(value, bytes | Mapping):
+        kind = type(value).__name__
+        raise QuestionError(f"a value of type {kind} is no text: {value!r:.60}. Write it as text.")
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return tuple(text for item in value for text in answer_texts(item))
+    if isinstance(value, float) and not value.is_integer():
+        return () if math.isnan(value) else (repr(value),)
+    return () if value is None else (str(int(value) if isinstance(value, float) else value),)

@@ -38,7 +38,14 @@ from pydantic import Field, model_validator
 from eval import EvaluationError
 from prompt_aug.grading.choice import LETTERS
 from prompt_aug.prepare.sources import Columns, SourceError, complete, load_rows, read_level
-from prompt_aug.questions import Question, make_question, normalise, read_parquet
+from prompt_aug.questions import (
+    Question,
+    QuestionError,
+    answer_texts,
+    make_question,
+    normalise,
+    read_parquet,
+)
 from prompt_aug.templates.rendering import Shots
 from prompt_aug.typed import Part, Positive, Record, Several, Text, parse_typed, read_typed
 from recipe.run.evaluation import BenchmarkRequest, Samples
@@ -263,7 +270,10 @@ def _from_rows(name: str, rows: Any, benchmark: Benchmark) -> list[Question]:
     questions = []
     for number, row in enumerate(rows):
         text = str(row[str(columns.text)] or "").strip()
-        answers = answer_texts(row[str(columns.answer)], benchmark.answer_from)
+        try:
+            answers = gold_texts(row[str(columns.answer)], benchmark.answer_from)
+        except QuestionError as error:
+            raise EvaluationError(f"benchmark {name}: row {number}: {error}") from error
         if not answers or not text:
             raise EvaluationError(f"benchmark {name}: row {number} has no question or no answer")
         options: tuple[str, ...] = ()
@@ -296,22 +306,12 @@ def _from_rows(name: str, rows: Any, benchmark: Benchmark) -> list[Question]:
     return questions
 
 
-def answer_texts(value: object, answer_from: str | None = None) -> tuple[str, ...]:
-    """Return a gold answer as texts, any of which is right. 142.0 stored as a float is 142."""
-    if value is None:
-        return ()
-    if isinstance(value, float):
-        return (str(int(value)) if value.is_integer() else repr(value),)
-    if isinstance(value, str | int):
-        text = str(value)
-        if answer_from is not None:
-            _, found, text = text.rpartition(answer_from)
-            text = text if found else ""
-        return (text.strip(),) if text.strip() else ()
-    if isinstance(value, Sequence):
-        parts = (text for item in value for text in answer_texts(item, answer_from))
-        return tuple(dict.fromkeys(parts))
-    raise EvaluationError(f"a gold answer of type {type(value).__name__} is not supported: {value}")
+def gold_texts(value: object, answer_from: str | None = None) -> tuple[str, ...]:
+    """Return the distinct gold answers of a value, each the text after the last `answer_from`."""
+    texts = answer_texts(value)
+    if answer_from is not None:
+        texts = tuple(text.rpartition(answer_from)[2] for text in texts if answer_from in text)
+    return tuple(dict.fromkeys(text.strip() for text in texts if text.strip()))
 
 
 def multiple_choice(

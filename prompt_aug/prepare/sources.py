@@ -1,37 +1,31 @@
 """Rows of a local file, a local folder or a hub data set, and the column maps that read them."""
 
 import ast
-import csv
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from prompt_aug.base.errors import UserError
 from prompt_aug.base.hub import hub_answers
 from prompt_aug.grading.extract import closed_boxes
-from prompt_aug.questions import Question, QuestionError, make_question, system_text, user_text
+from prompt_aug.prepare.local import SourceError, from_files, from_folder
+from prompt_aug.questions import (
+    Question,
+    QuestionError,
+    answer_texts,
+    make_question,
+    system_text,
+    user_text,
+)
 from prompt_aug.typed import Record, Several, read_typed
 
 PRESETS_FILE = Path(__file__).with_name("presets.yaml")
-BUILDERS = {
-    ".parquet": "parquet",
-    ".jsonl": "json",
-    ".json": "json",
-    ".arrow": "arrow",
-    ".csv": "csv",
-}
 JOINED = "rephrasings of one group"  # added to a row by `filters.join_rephrasings`
 TEXT_COLUMNS = ("question", "problem", "prompt", "text")
 RENDERED = ("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|begin_of_text|>")
 ANSWER_COLUMNS = ("answer", "reward_model.ground_truth", "ground_truth", "final_answer")
-
-
-class SourceError(UserError, ValueError):
-    """A source that cannot be read. The message says what to do."""
 
 
 class Columns(Record):
@@ -96,21 +90,20 @@ def load_rows(
     revision: str | None = None,
     files: str | None = None,
 ) -> Any:
-    """Return the rows of `source`, an indexable ``datasets.Dataset``.
+    """Return the rows of `source`: a ``datasets.Dataset``, or `Rows` of a text file.
 
     `source` is a parquet, jsonl, json, arrow or csv file, a folder of such files, a folder of
-    ``save_to_disk`` (one data set, or several of which `split` names one), or the id of a data set
-    on the hub (at `revision`; only its `files`, with the split for ``{split}``). Raises
+    ``save_to_disk``, or the id of a data set on the hub (at `revision`; only its `files`, with the
+    split for ``{split}``). If paths in a folder name splits, those with `split` are read. Raises
     SourceError, within seconds if the hub does not respond and the data set is not cached.
     """
-    import datasets  # slow, so it is imported on first use
-
     path = Path(source)
     try:
         if source and path.is_file():
-            return _from_files(datasets, [path])
+            return from_files([path])
         if source and path.is_dir():
-            return _from_folder(datasets, path, split)
+            own = path / (config or "")
+            return from_folder(own if own.is_dir() else path, split)
     except SourceError:
         raise
     except Exception as error:  # datasets raises many kinds of errors
@@ -119,17 +112,18 @@ def load_rows(
         ) from error
     if re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not source.startswith("."):
         if files is None:
-            return _from_hub(datasets, source, name=config, split=split, revision=revision)
+            return _from_hub(source, name=config, split=split, revision=revision)
         # datasets calls the only split of these files "train".
         file = files.format(split=split)
-        return _from_hub(datasets, source, data_files=file, split="train", revision=revision)
+        return _from_hub(source, data_files=file, split="train", revision=revision)
     raise SourceError(
         f"{source!r}: neither a file, nor a folder, nor a known name, nor an id like owner/name. "
         "--help lists the presets, eval/benchmarks/ has the benchmarks."
     )
 
 
-def _from_hub(datasets: Any, source: str, **asked: Any) -> Any:
+def _from_hub(source: str, **asked: Any) -> Any:
+    import datasets  # slow, so it is imported on first use
     from huggingface_hub import constants
 
     offline = bool(constants.HF_HUB_OFFLINE)
@@ -157,70 +151,6 @@ def _first_cause(error: BaseException) -> str:
         error = cause
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-
-
-def _from_files(datasets: Any, paths: list[Path]) -> Any:
-    kinds = {path.suffix for path in paths}
-    if len(kinds) != 1 or not kinds <= set(BUILDERS):
-        raise SourceError(f"{paths[0]}: known are files ending in {', '.join(BUILDERS)}")
-    builder = BUILDERS[kinds.pop()]
-    if builder == "csv":  # datasets would read 1.50 as 1.5 and NA as missing
-        if rows := [row for path in paths for row in _csv_rows(path)]:
-            return datasets.Dataset.from_list(rows)
-        raise SourceError(f"{paths[0]}: an empty file. Name one with rows.")
-    for path in paths:
-        if not path.stat().st_size:
-            raise SourceError(f"{path}: an empty file. Name one with rows.")
-        if builder == "json":  # datasets would replace invalid bytes
-            _check_lines(path, parse=False)
-    files = [str(path) for path in paths]
-    try:
-        return datasets.load_dataset(builder, data_files=files, split="train")
-    except Exception:  # datasets names neither the file nor the line
-        for path in paths:
-            if path.suffix == ".jsonl":
-                _check_lines(path, parse=True)
-        raise
-
-
-def _csv_rows(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file, strict=True))
-    for number, row in enumerate(rows):
-        if None in row or None in row.values():
-            raise SourceError(f"{path}: row {number} has not as many columns as the first line")
-    return rows
-
-
-def _check_lines(path: Path, parse: bool) -> None:
-    """Raise SourceError for text that is not UTF-8 or, with `parse`, not lines of JSON objects."""
-    number, filled = 0, False
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                filled = filled or bool(line.strip())
-                if parse and line.strip() and not isinstance(json.loads(line), dict):
-                    raise SourceError(f"{path}, line {number}: no JSON object. Write one a line.")
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{path} is not UTF-8 text ({error}): convert it") from None
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise SourceError(f"{path}, line {number}: broken JSON ({error})") from None
-    if not filled:
-        raise SourceError(f"{path}: an empty file. Name one with rows.")
-
-
-def _from_folder(datasets: Any, path: Path, split: str) -> Any:
-    if (path / "dataset_dict.json").is_file():
-        splits = datasets.load_from_disk(str(path))
-        if split not in splits:
-            raise SourceError(f"{path} has no split {split!r}: choose one of {list(splits)}")
-        return splits[split]
-    if (path / "state.json").is_file():
-        return datasets.load_from_disk(str(path))
-    for suffix in BUILDERS:
-        if files := sorted(path.rglob(f"*{suffix}")):
-            return _from_files(datasets, files)
-    raise SourceError(f"{path}: no file ending in {', '.join(BUILDERS)} in this folder")
 
 
 def complete(
@@ -257,7 +187,7 @@ def complete(
 
 
 def column_names(rows: Any) -> list[str]:
-    """Return the columns of a ``datasets.Dataset`` and, with a dot, the fields of records."""
+    """Return the columns of `load_rows` and, with a dot, the fields of records."""
 
     def walk(features: Mapping[str, Any], prefix: str) -> Iterator[str]:
         for name, kind in features.items():
@@ -297,10 +227,7 @@ def to_question(row: Mapping[str, Any], columns: Columns, source: str, split: st
 def answers_of(row: Mapping[str, Any], columns: Columns) -> list[str]:
     """Return the answers of one row. Raises QuestionError if the column does not have them."""
     value = _get(row, columns.answer or "")
-    if isinstance(value, list | tuple):
-        golds = [str(item) for item in value]
-    else:
-        golds = [] if value is None else _listed(str(value))
+    golds = _listed(value) if isinstance(value, str) else answer_texts(value)
     return [_answer(gold, columns.answer_from) for gold in golds]
 
 
@@ -336,7 +263,7 @@ def _get(row: Mapping[str, Any], dotted: str) -> Any:
     return value
 
 
-def _listed(text: str) -> list[str]:
+def _listed(text: str) -> Sequence[str]:
     """Return the strings of a list written as text, ``['9.6\\n']``; ``[0, 1]`` is one answer."""
     if text.startswith("[") and text.endswith("]"):
         try:

@@ -14,7 +14,7 @@ from eval import EvaluationError
 from eval.benchmarks import (
     BenchmarkRequest,
     LoadedBenchmark,
-    answer_texts,
+    gold_texts,
     known_benchmarks,
     load,
     multiple_choice,
@@ -272,7 +272,7 @@ def test_data_without_columns_or_answers_is_rejected(
     ],
 )
 def test_answers_become_texts(value: object, wanted: tuple[str, ...]) -> None:
-    assert answer_texts(value) == wanted
+    assert gold_texts(value) == wanted
 
 
 # ------------------------------------------------------------------------- multiple choice

@@ -1,6 +1,7 @@
 """Sources and column maps: every kind of local data, the presets, and what cannot be read."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from prompt_aug.prepare import __main__ as prepare
 from prompt_aug.prepare.sources import (
     Columns,
     SourceError,
+    column_names,
     command_for,
+    complete,
     load_presets,
     load_rows,
     to_question,
@@ -144,14 +147,89 @@ def test_unreadable_sources(tmp_path: Path, name: str, content: str | None, mess
 def test_a_csv_is_text_as_it_stands(tmp_path: Path) -> None:
     path = tmp_path / "q.csv"
     path.write_text('\ufeffquestion,answer\n"Which, then?",1.50\nWhere?,NA\n', encoding="utf-8")
-    assert load_rows(str(path)).to_list() == load_rows(str(tmp_path)).to_list()
-    assert load_rows(str(path)).to_list() == [
+    assert load_rows(str(path)) == load_rows(str(tmp_path))
+    assert load_rows(str(path)) == [
         {"question": "Which, then?", "answer": "1.50"},
         {"question": "Where?", "answer": "NA"},
     ]
     path.write_text("question,answer\nWhere?\n")
     with pytest.raises(SourceError, match="row 0 has not as many columns"):
         load_rows(str(path))
+
+
+def test_a_csv_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "q.csv").write_text("question,answer,answer\nWhere?,1,2\n")
+    with pytest.raises(SourceError, match="two columns are called answer"):
+        load_rows(str(tmp_path / "q.csv"))
+
+
+def test_a_folder_with_splits_gives_the_requested_one(tmp_path: Path) -> None:
+    rows = {name: [{"question": f"{name}?", "answer": "1"}] for name in ("train", "test")}
+    for config in ("main", "socratic"):  # as the copy of a hub data set
+        (tmp_path / config).mkdir()
+        for name, table in rows.items():
+            file = tmp_path / config / f"{name}-00000-of-00001.parquet"
+            pq.write_table(pa.Table.from_pylist(table), file)
+    for name, table in rows.items():
+        assert list(load_rows(str(tmp_path / "main"), split=name)) == table
+        assert list(load_rows(str(tmp_path), "main", name)) == table
+    with pytest.raises(SourceError, match=r"no file of the split 'validation' .*test, train"):
+        load_rows(str(tmp_path / "main"), split="validation")
+    with pytest.raises(SourceError, match="several folders"):
+        load_rows(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet", "csv"])
+def test_a_changed_file_is_read_again(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"data.{kind}"
+    for answer in ("2", "3"):
+        table = datasets.Dataset.from_list([{"question": "1 + 1?", "answer": answer}])
+        getattr(table, {"jsonl": "to_json"}.get(kind, f"to_{kind}"))(path)
+        os.utime(path, (1_000_000, 1_000_000))  # as rsync -a or tar would set it
+        assert [row["answer"] for row in load_rows(str(path))] == [answer]
+
+
+def test_values_of_json_and_of_single_precision_stay_what_they_are(tmp_path: Path) -> None:
+    written = ["12345678901234567", "0.5", f"1{'0' * 30}", '"2020-01-02"', "142.0"]
+    lines = [f'{{"question": "Q{i}?", "answer": {text}}}' for i, text in enumerate(written)]
+    (tmp_path / "q.jsonl").write_text("\n".join([*lines, '{"question": "\u2028?"}']))
+    (tmp_path / "q.json").write_text(f"[{', '.join(lines)}]")
+    wanted = ["12345678901234567", "0.5", f"1{'0' * 30}", "2020-01-02", "142"]
+    for name in ("q.jsonl", "q.json"):
+        rows = load_rows(str(tmp_path / name))
+        columns = complete(Columns(), column_names(rows), name)
+        assert [to_question(r, columns, "", "").answers[0] for r in rows[:5]] == wanted
+    single = pa.table({"question": ["Q?"], "answer": pa.array([0.1], pa.float32())})
+    pq.write_table(single, tmp_path / "q.parquet")
+    assert load_rows(str(tmp_path / "q.parquet"))[0]["answer"] == "0.1"
+
+
+def test_records_of_json_have_fields(tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"a": {"b": 1}}\n{"a": {"c": {"d": 2}}, "e": null}\n')
+    rows = load_rows(str(tmp_path / "q.jsonl"))
+    assert column_names(rows) == ["a", "a.b", "a.c", "a.c.d", "e"]
+    assert rows[0] == {"a": {"b": 1}, "e": None}
+
+
+@pytest.mark.parametrize(
+    ("value", "answers"),
+    [
+        (["4", None, float("nan")], ("4",)),
+        (["2", 3.0, [0.5]], ("2", "3", "0.5")),
+        (float("nan"), None),
+        (b"4", None),
+        ([b"4"], None),
+        ({"value": "2", "unit": "m"}, None),
+    ],
+)
+def test_only_texts_and_numbers_are_answers(value: Any, answers: tuple[str, ...] | None) -> None:
+    row = {"question": "Q?", "answer": value}
+    columns = complete(Columns(), row, "s")
+    if answers is None:
+        with pytest.raises(QuestionError):
+            to_question(row, columns, "s", "train")
+    else:
+        assert to_question(row, columns, "s", "train").answers == answers
 
 
 def test_an_empty_folder_and_equal_benchmarks(tmp_path: Path) -> None:
