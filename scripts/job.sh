@@ -63,13 +63,24 @@ log_to() {
     echo "== job $SLURM_JOB_ID on ${SLURM_JOB_NODELIST:-?}, start ${SLURM_RESTART_COUNT:-0}, $(date)"
 }
 
-job_field() { # NAME: of this job, by the controller; empty where that does not answer
-    scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | tr ' ' '\n' | sed -n "s/^$1=//p" | head -1
+job_field() { # NAME: of this job, by the controller; fails if that does not answer
+    local shown
+    shown=$(SLURM_TIME_FORMAT=standard scontrol show job -o "$(job_name)" 2>/dev/null) || return 1
+    tr ' ' '\n' <<<"$shown" | sed -n "s/^$1=//p" | head -1
+}
+
+patiently() { # COMMAND...: again for half a minute while it fails, e.g. as the controller restarts
+    local pause
+    for pause in ${REQUEUE_PAUSES:-5 10 15}; do
+        if "$@"; then return 0; fi
+        sleep "$pause"
+    done
+    "$@"
 }
 
 job_end() { # when SLURM ends the job, in seconds since the epoch; fails without a limit
     local end
-    end=$(job_field EndTime)
+    end=$(job_field EndTime) || return 1
     date -d "${end:-none}" +%s 2>/dev/null
 }
 
@@ -106,7 +117,7 @@ begin() {
 may_requeue() {
     local state now before='' count=0 note
     note=$run_folder/.requeues-$(job_name)
-    state=$(job_field JobState)
+    state=$(patiently job_field JobState) || state=RUNNING # no answer: perhaps it will be queued
     if [[ $state != RUNNING && $state != PREEMPTED && $state != SUSPENDED ]]; then
         echo "the job is ${state:-gone}: it ends for good"
         return 1
@@ -187,7 +198,7 @@ finish() {
     if ((status != 0)) && [[ -n $warned ]] && may_requeue; then
         echo "$warned: queued again, to go on from what is saved (SLURM calls it CANCELLED ..." \
             "DUE TO JOB REQUEUE)"
-        scontrol requeue "$(job_name)"
+        patiently scontrol requeue "$(job_name)"
     fi
     exit "$status"
 }

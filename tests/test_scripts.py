@@ -191,7 +191,9 @@ def test_test_sh_fast_runs_the_unit_tests_only(checkout: Path) -> None:
 # Stands for SLURM's commands: a job in the state $STATE that ends in $LEFT seconds.
 SCONTROL = """\
 #!/usr/bin/env bash
+if [[ -e $CALLS.silent ]]; then rm "$CALLS.silent"; exit 1; fi # the controller restarts
 if [[ $1 == show ]]; then
+    [[ $SLURM_TIME_FORMAT == standard ]] || LEFT=0
     echo "JobId=17 JobState=$STATE EndTime=$(date -d "+$LEFT seconds" +%Y-%m-%dT%H:%M:%S) X=1"
 else
     echo "scontrol $*" >>"$CALLS"
@@ -264,6 +266,19 @@ def test_which_ends_of_a_job_are_queued_again(
     told = checkout / "runs" / "x" / ".ends"  # for the trainer, less a minute to end in
     assert told.exists() == bool(signal)
     assert not signal or 86_000 < int(told.read_text()) - time.time() <= 86_400 - 60
+
+
+def test_a_controller_that_restarts_is_asked_again(checkout: Path) -> None:
+    silent = TRAINING.replace('exit "$CODE"', 'touch "$CALLS.silent" && exit "$CODE"')
+    code, output, called = job(
+        checkout,
+        "toy",
+        stand_in=silent,
+        CODE="75",
+        REQUEUE_PAUSES="0 0",
+        SLURM_TIME_FORMAT="relative",
+    )
+    assert (code, called[-1]) == (75, "scontrol requeue 17"), output
 
 
 def test_two_signals_are_one_to_the_command(checkout: Path) -> None:

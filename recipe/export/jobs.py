@@ -106,8 +106,8 @@ def lora_of(config: dict[str, Any], source: Path) -> Lora | None:
 def is_done(run: Path, job: Job, dtype: str | None) -> bool:
     """Return True if the manifest exists and still belongs to these shards.
 
-    A training resumed from an earlier step may have written the same step again: shards newer
-    than the manifest are compared by their sha256. ExportError if it exists with another dtype.
+    A resumed training may have written the step again, or a copy was restored: shards that changed
+    after the manifest are compared by their sha256. ExportError if it exists with another dtype.
     """
     path = RunFolder(run).manifest(job.step)
     if not path.is_file():
@@ -123,6 +123,7 @@ def is_done(run: Path, job: Job, dtype: str | None) -> bool:
             f"{path.parent} is done as {manifest.get('dtype')}: delete it to have it as {dtype}"
         )
     shards = model_shards(job.source)
-    if all(shard.stat().st_mtime <= path.stat().st_mtime for shard in shards):
+    # Not st_mtime, which `rsync -a`, `cp -p` and tar set back.
+    if all(shard.stat().st_ctime <= path.stat().st_ctime for shard in shards):
         return True
     return bool(manifest.get("shards") == digests(shards, job.source))

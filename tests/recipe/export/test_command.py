@@ -104,12 +104,11 @@ def test_shards_written_anew_are_exported_anew(tmp_path: Path, converted: list[i
     run = make_run(tmp_path)
     export.main([str(run)])
     shard = run / "checkpoints" / "global_step_4" / "actor" / "model_world_size_1_rank_0.pt"
-    later = (run / "hf" / "step_4" / "manifest.json").stat().st_mtime + 10
-    os.utime(shard, (later, later))  # a newer file of the same content: nothing to do
+    os.utime(shard, (1, 1))  # restored with its old time, the same content: nothing to do
     export.main([str(run)])
     assert converted == [2, 4]
     write_shard(shard, "other weights of 4")
-    os.utime(shard, (later, later))
+    os.utime(shard, (1, 1))
     export.main([str(run)])
     assert converted == [2, 4, 4]
     assert weights(run, 4) == "other weights of 4 as float32"
@@ -136,6 +135,17 @@ def test_a_damaged_checkpoint_leaves_the_others_done(
     assert "step 2: the shard is damaged" in capsys.readouterr().err
     assert weights(run, 4) == "weights of 4 as float32"
     assert sorted(p.name for p in (run / "hf").iterdir()) == [".locks", "step_0", "step_4"]
+
+
+def test_a_changed_byte_of_a_shard_is_found(
+    tmp_path: Path, converted: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    shard = run / "checkpoints" / "global_step_2" / "actor" / "model_world_size_1_rank_0.pt"
+    shard.write_bytes(shard.read_bytes().replace(b"weights of", b"weightt of"))
+    assert export.main([str(run)]) == 1
+    assert "differs from its checksum" in capsys.readouterr().err
+    assert converted == [4]
 
 
 def test_an_unforeseen_error_of_one_step_leaves_the_others_done(
