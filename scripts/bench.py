@@ -13,7 +13,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py") if path.stem != "p
 
 
 def summary(name: str) -> str:
-    """First line of a benchmark's docstring, read without importing it."""
+    """Return the first line of a benchmark's docstring without importing the benchmark."""
     source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(source)) or "").splitlines()[0]
 

@@ -1,4 +1,4 @@
-"""An experiment in the toy worlds, with predictions written down before it is run.
+"""Run an experiment in the toy worlds, whose predictions are written before.
 
     python scripts/experiment.py NAME [--seeds 5] [--jobs 1] [--arms ...] [--out runs/laboratory]
     python scripts/experiment.py NAME --pilot 1        # seeds below 1000, never counted

@@ -2,9 +2,9 @@
 
     python scripts/ship_start.py [KEY=VALUE ...]
 
-Needed when `build.shipped_start` names another file: the world `staircase`, a template or the
-tokenizer has changed. The model is taught here unless the cache has it. Remove the old file, and
-measure the table of README.md again.
+Needed after a change of the world `staircase`, a template or the tokenizer. First remove the old
+file: a new tokenizer does not change its name, so it would be loaded. The model is taught here
+unless the cache has it. Then measure the table of README.md again.
 """
 
 import sys

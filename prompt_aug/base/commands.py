@@ -29,7 +29,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Formats errors as `run` does, with the example instead of a usage of many lines."""
+    """Parser that formats errors as `run` does, with the example instead of the usage."""
 
     def error(self, message: str) -> NoReturn:
         name = self.prog.removeprefix("python -m ")
@@ -119,9 +119,9 @@ def in_columns(
 def run(
     name: str, command: Callable[[], int | None], *, interrupted: str, progress: bool = True
 ) -> int:
-    """Run `command` and return its exit code; errors of the user are one line on stderr.
+    """Run `command` and return its exit code; print UserError and OSError without traceback.
 
-    `name` is the module; `interrupted` is printed after Ctrl-C: what is kept, how to continue.
+    `name` is the module. `interrupted` is printed after Ctrl-C: what is kept, how to continue.
     `progress=False` is for a command that prints its own progress throughout.
     """
     from prompt_aug.base.progress import Progress  # tqdm, without which recipe.doctor works

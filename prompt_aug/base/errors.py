@@ -4,8 +4,8 @@
 class UserError(Exception):
     """A mistake that the user can fix; the message names the value, the reason and the remedy.
 
-    Every command catches this class, prints the message and exits with 1 (`UsageError`: 2). Any
-    other exception is a defect.
+    Every command catches this class and OSError, prints the message and exits with 1
+    (`UsageError`: 2). Any other exception is a defect.
     """
 
     def __str__(self) -> str:

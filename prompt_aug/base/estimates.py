@@ -43,8 +43,7 @@ def pass_table(samples: int, ks: Sequence[int]) -> FloatArray:
         if not 1 <= k <= samples:
             raise ValueError(f"k = {k} needs as many samples per question, there are {samples}")
     i = np.arange(samples, 0, -1, dtype=np.float64)[:, None]
-    # Factors with i < k are only reached where n - c < k, and there the product holds i = k,
-    # whose factor is exactly 0; the clip keeps the sign of the others from mattering.
+    # Factors with i < k, which the clip sets to 0, follow the factor of i = k, which is exactly 0.
     factors = np.clip(1.0 - np.asarray(ks, dtype=np.float64)[None, :] / i, 0.0, 1.0)
     return np.concatenate([np.zeros((1, len(ks))), 1.0 - np.cumprod(factors, axis=0)])
 

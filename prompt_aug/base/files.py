@@ -1,7 +1,7 @@
 """Files that survive a killed process: atomic writes, JSON, JSON lines, digests and folder locks.
 
-All writes of the project use this module. A file is replaced as a whole. A file of JSON lines grows
-by whole lines, of which only the last can be torn. A locked folder has one writer.
+A file is replaced as a whole. A file of JSON lines grows by whole lines, of which only the last can
+be torn. A locked folder has one writer.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_text(path: Path) -> str:
-    """Return the UTF-8 text in `path`. Raises MissingFileError, or FileError if not UTF-8."""
+    """Return the text in `path`. Raises MissingFileError, or FileError if it is not UTF-8 text."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def read_text(path: Path) -> str:
 def write_json(path: Path, value: Any) -> None:
     """Write indented, standard JSON atomically. Raises ValueError for NaN and infinity.
 
-    Python reads and writes them, but jq, JavaScript and pandas reject such a file.
+    Python reads and writes both, but they are not JSON: JavaScript rejects them, jq alters them.
     """
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
@@ -126,7 +126,7 @@ def append_lines(path: Path, records: Iterable[dict[str, Any]], *, sync: bool = 
 def iter_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a file of JSON lines, except a torn last line; none if it is missing.
 
-    Raises FileError for a broken line before the last, which a killed writer cannot leave.
+    Raises FileError for any other broken line, which a killed writer cannot leave.
     """
     if not path.exists():
         return
@@ -210,8 +210,8 @@ def lock(folder: Path, *, wait: bool = False) -> contextlib.ExitStack:
     """Lock `folder`, created if missing, for this process; release by ``close`` or ``with``.
 
     The kernel holds the lock (flock), so that it ends with its process. The file ``.lock`` names
-    the owner. If another process holds it: waits, or raises InUseError. Raises FileError on a file
-    system without locks.
+    the owner. If another process holds it, waits or, without `wait`, raises InUseError. Raises
+    FileError on a file system without locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     held, job = _lock_file(folder), os.environ.get("SLURM_JOB_ID", "")

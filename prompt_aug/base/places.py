@@ -11,7 +11,7 @@ def nearest(folder: Path) -> Path:
 
 
 def unwritable(folder: Path) -> str | None:
-    """Return why no file can be written to `folder`, or to the place of a new one; None if it can.
+    """Return why no file can be written to `folder` or its `nearest` parent; None if one can.
 
     Writes an unnamed file, because permissions do not show a quota or, to root, a read-only disk.
     """

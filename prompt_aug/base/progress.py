@@ -8,9 +8,9 @@ from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
 
-EVERY = 15.0  # seconds without a line, at most
+EVERY = 15.0  # maximum seconds without a line
 BAR = "{desc}: {n_fmt}/{total_fmt} {unit} {percentage:3.0f}%|{bar:12}| left {remaining} {postfix}"
-POLL = 0.25  # seconds between two looks at the clock
+POLL = 0.25  # seconds between two checks of the time
 T = TypeVar("T")
 _active: list["Progress"] = []  # nested stages: only the innermost prints
 _spoke = time.monotonic()  # when any stage printed last, or the process started

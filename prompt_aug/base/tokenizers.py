@@ -21,7 +21,7 @@ def load_tokenizer(model: str) -> Any:
     from transformers import AutoTokenizer  # takes seconds
 
     remedy = "name a model folder, or a hub id that is in the cache or can be downloaded"
-    # Offline, the client would retry for a minute before it looks into its cache.
+    # Offline, the client would retry for a minute before it reads its cache.
     local = Path(model).is_dir() or not hub_answers(constants.ENDPOINT)
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=local)

@@ -1,6 +1,6 @@
-"""Experiments in the toy worlds: several methods, several seeds, predictions written down before.
+"""Experiments in the toy worlds: several methods and seeds, with predictions written first.
 
-`python scripts/experiment.py NAME` runs what examples/laboratory/NAME/experiment.yaml says, with
+`python scripts/experiment.py NAME` runs examples/laboratory/NAME/experiment.yaml with
 `recipe.train` or, for simulated experiments, with `recipe.lab.simulate`.
 """
 

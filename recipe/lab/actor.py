@@ -18,7 +18,7 @@ from verl.workers.utils.losses import ppo_loss
 from recipe.lab.decoder import Decoder
 from recipe.trainer.batch import Fetched, ragged
 
-# Losses in which a response of advantage 0 has no gradient: its rows are skipped.
+# With these losses a response of advantage 0 has no gradient, so its row is skipped.
 SILENT_WITHOUT_ADVANTAGE = ("vanilla", "cispo", "gspo", "sapo")
 
 ACTOR_COLUMNS = "response_mask old_log_probs advantages ref_log_prob rollout_is_weights".split()
@@ -109,7 +109,7 @@ class Actor:
 
     def _optimizer_step(self) -> float:
         for weight in self.weights:
-            if weight.grad is None:  # no row had a signal: Adam still follows its momentum
+            if weight.grad is None:  # all rows were skipped: Adam's momentum still moves it
                 weight.grad = torch.zeros_like(weight)
         norm = torch.nn.utils.clip_grad_norm_(self.weights, float(self.config.optim.clip_grad))
         if torch.isfinite(norm):

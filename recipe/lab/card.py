@@ -1,7 +1,7 @@
 """Check that a world shows its mechanism: ``python -m recipe.lab.card EXPERIMENT [--seeds 3]``.
 
-Simulates the experiment's baseline with pilot seeds, which are never counted, and prints a card:
-the mechanism against its bound, and the checkpoints. Run it before any method under test.
+Simulates the arms of the experiment's `mechanism` with pilot seeds, which are never counted. Prints
+a card: the mechanism's figure, its bound and the checkpoints. Run it before any method under test.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SHOWN = ("greedy", "pass@1", "pass@16", "entropy", "entropy on filler")
 
 
 def mechanism(experiment: Experiment, lines: Lines) -> str:
-    """Return a sentence: whether the runs in `lines` show the mechanism of the world."""
+    """Return a sentence that says if the runs in `lines` show the world's mechanism."""
     wanted = experiment.mechanism
     if wanted is None:
         return "The experiment states no mechanism."
@@ -60,7 +60,7 @@ def checkpoints(experiment: Experiment, lines: Lines) -> str:
 
 
 def card(experiment: Experiment, lines: Lines, origin: Mapping[str, Any]) -> str:
-    """The whole card; `origin` has commit and uncommitted_changes."""
+    """Return the card; `origin` has the keys commit and uncommitted_changes."""
     names = list(dict.fromkeys(arm for arm, _ in lines))
     seeds = sorted({seed for _, seed in lines})
     tables = "\n\n".join(

@@ -1,12 +1,11 @@
 """The toy model in plain torch: sampling and log-probabilities without an engine.
 
-Reads the weights of a Qwen2 folder as Hugging Face writes it. Two things make it fast on one core.
-Rows with a common prefix share its computation: prompts and training rows in prefix trees
-(`recipe.actor.prefix_tree`), responses while they are drawn. And a layer is a few large operations.
+Reads a Qwen2 folder in Hugging Face's format. Two things make it fast on one core. A prefix that
+rows share is computed once (prompts and training rows: `recipe.actor.prefix_tree`). Each layer is a
+few large operations.
 
-Symbols: B rows, P distinct prefixes of the rows that go on, N tokens computed at once, S tokens of
-the prompts' tree, T tokens drawn so far, H heads, K key-value heads, D width of a head,
-V vocabulary.
+Symbols: B unfinished rows, P their distinct prefixes, N tokens computed at once, H heads,
+K key-value heads, D width of a head, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from recipe.actor.engine import values_of
 from recipe.actor.prefix_tree import Forest, plant
 from recipe.errors import ConfigError
 
-# (layer, queries NHD, keys NKD, values NKD) -> NHD
+# (layer, queries NHD, keys NKD, values NKD) -> NHD, or of a `Forest` FLHD
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 # (probabilities PV, prefix of each row B, rows B) -> tokens B
 Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -64,7 +63,7 @@ class Decoder:
 
     @classmethod
     def load(cls, folder: Path) -> "Decoder":
-        """Read a folder that `save_pretrained` wrote; ConfigError for a model of another kind."""
+        """Read a folder that `save_pretrained` wrote. Raises ConfigError for another model type."""
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         if config.model_type != "qwen2" or not config.tie_word_embeddings:
             raise ConfigError(
@@ -101,7 +100,7 @@ class Decoder:
     def _hidden(
         self, layers: Sequence[Layer], ids_N: Tensor, position_N: Tensor, attend: Attention
     ) -> Tensor:
-        """The last hidden state of every token, shape N x hidden."""
+        """Return the last hidden state of every token, shape N x hidden."""
         angles = position_N[:, None].float() * self.frequencies
         angles = torch.cat([angles, angles], -1)[:, None]
         cos, sin = angles.cos(), angles.sin()
@@ -128,7 +127,7 @@ class Decoder:
         forest: Forest,
         cache: list[tuple[Tensor, Tensor]] | None = None,
     ) -> Tensor:
-        """Hidden states of a forest's places; appends keys and values KND to `cache`."""
+        """Return the hidden states of a forest's places; append keys and values KND to `cache`."""
         rows, places = forest.ids_FL.shape
 
         def attend(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -173,7 +172,7 @@ class Decoder:
         max_tokens: int,
         end: int,
     ) -> Drawn:
-        """A response to every prompt, up to and with `end`; equal prompts are computed once."""
+        """Return a response to every prompt: up to and including `end`, at most `max_tokens`."""
         state = _Prefixes(self, prompts)
         rows_B = torch.arange(len(prompts))
         prefix_B, steps = state.prefix_of_prompt, []
@@ -206,8 +205,8 @@ def _by_row(steps: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], count: int) 
 class _Prefixes:
     """P distinct prefixes: keys and values of their responses, logits of the next token.
 
-    The keys of the prompts are one tree that all prefixes read under a mask. Those of the responses
-    are copied when a prefix has several continuations.
+    All prefixes read the prompts' keys from one tree under a mask. The keys of the responses are
+    copied at every token.
     """
 
     def __init__(self, model: Decoder, prompts: Sequence[Sequence[int]]) -> None:
@@ -247,7 +246,7 @@ class _Prefixes:
         prompt_k, prompt_v = self.prompt_cache[number]
         groups = s.heads // s.kv_heads
         grouped = q.reshape(rows, s.kv_heads, groups, s.width) * s.width**-0.5
-        # All prefixes meet the prompts' keys in one product for each key-value head.
+        # One matrix product per key-value head: all prefixes with the prompts' keys.
         joined = grouped.transpose(0, 1).reshape(s.kv_heads, rows * groups, s.width)
         prompt = (joined @ prompt_k.transpose(1, 2)).view(s.kv_heads, rows, groups, -1)
         prompt = (prompt + self.hidden_bias[:, None]).transpose(0, 1)

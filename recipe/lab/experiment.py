@@ -1,4 +1,4 @@
-"""An experiment as it is written down before it is run: experiment.yaml in one typed record."""
+"""Typed record of an experiment.yaml, which is written before the experiment is run."""
 
 import hashlib
 import json
@@ -13,13 +13,13 @@ from recipe.errors import ConfigError
 from recipe.toy.world import load_world
 
 FOLDER = EXAMPLES / "laboratory"
-FIRST_COUNTED = 1000  # seeds from here on are counted; calibration takes smaller ones
-COUNTED = 20  # the most seeds of an arm
+FIRST_COUNTED = 1000  # the first counted seed; pilot seeds are smaller
+COUNTED = 20  # maximum number of seeds of an arm
 Pair = Annotated[Several[Text], Field(min_length=2, max_length=2)]
 
 
 class ExperimentError(ConfigError):
-    """An experiment that is not there or malformed."""
+    """A missing or malformed experiment."""
 
 
 class ArmSettings(Record):
@@ -38,7 +38,7 @@ class Arm(ArmSettings):
 
 
 class Measure(Record):
-    """Settings of a measurement: test questions as first asked, sampled at temperature 1."""
+    """Settings of a measurement: number of test questions, samples of each, templates."""
 
     questions: Positive
     samples: Positive
@@ -48,7 +48,7 @@ class Measure(Record):
 class Mechanism(Record):
     """Effect that the world must show before any method is tested: `figure` of `arm` >= `least`.
 
-    `figure` is a key of `recipe.lab.page.figures`, the mean over the seeds of `arm`. `minus` names
+    `figure` is that of `recipe.lab.page.of_figure`, averaged over the seeds of `arm`. `minus` names
     an arm and its figure, which is subtracted.
     """
 
@@ -87,7 +87,7 @@ class Claim(Record):
 class Experiment(Record):
     """An experiment; `compare` holds pairs of arms, `curves` keys of metrics.jsonl.
 
-    With `worlds` W, the seeds share W sets of questions and start models, since teaching a start
+    With `worlds` W, the seeds share W sets of questions and start models, because teaching a start
     model takes several times as long as a simulated run.
     """
 
@@ -125,7 +125,7 @@ class Experiment(Record):
         return FOLDER / self.name
 
     def arm(self, name: str) -> Arm:
-        """The arm called `name`; ExperimentError with the known ones."""
+        """Return the arm called `name`. Raises ExperimentError, which lists the known arms."""
         for arm in self.arms:
             if arm.name == name:
                 return arm
@@ -141,16 +141,15 @@ class Experiment(Record):
         return self.simulated and not arm.verl
 
     def world_seed(self, seed: int) -> int:
-        """The seed of the questions and the start model of a run with `seed`."""
+        """Return the seed of the questions and the start model of a run with `seed`."""
         first = seed - seed % FIRST_COUNTED
         return first + (seed - first) % self.worlds if self.worlds else seed
 
     def digest(self, arm: Arm) -> str:
         """Return 16 hex digits that identify the settings of a run of this arm, except its seed.
 
-        They cover the arm, the steps, the measurement, and the files of the example and the world,
-        without comments. They do not cover the code and the files that the example builds on; the
-        record has the commit of these.
+        They cover the overrides, steps, measurement, `worlds`, example and world, without comments.
+        They do not cover the code or the files that the example builds on: see the recorded commit.
         """
         example = (self.folder / "config.yaml").read_text(encoding="utf-8")
         content = {
@@ -171,7 +170,7 @@ def names() -> list[str]:
 
 
 def load_experiment(name: str) -> Experiment:
-    """The experiment called `name`; ExperimentError says what is wrong with its file."""
+    """Return the experiment called `name`. Raises ExperimentError for a missing or wrong file."""
     path = FOLDER / name / "experiment.yaml"
     if not path.is_file():
         raise ExperimentError(f"no experiment {name}: known are {', '.join(names())}")
@@ -179,7 +178,7 @@ def load_experiment(name: str) -> Experiment:
 
 
 def experiment_of(found: Any, name: str, path: Path) -> Experiment:
-    """Return the experiment of a yaml's content; ExperimentError lists the wrong keys."""
+    """Return the experiment of a yaml's content. Raises ExperimentError with the wrong keys."""
     given = parse_typed(found, dict[str, Any], str(path), ExperimentError)
     if "name" in given:
         raise ExperimentError(

@@ -1,7 +1,7 @@
 """Token weights for an ablation of CW-GRPO; no paper has them.
 
-c is a token's covariance and sigma its standard deviation over the group, both as CW-GRPO's preset
-``paper`` has them (`recipe.algorithms.cw_grpo`).
+c is a token's covariance and sigma its standard deviation over the group, both as in the preset
+``paper`` of `recipe.algorithms.cw_grpo`.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from recipe.algorithms.tokens import validated
 
 
 def settings(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the arguments of `covariance_split`; ValueError for bad ones."""
+    """Return the arguments of `covariance_split` after validation. Raises ValueError."""
     for key in section:
         require_choice("an argument of covariance_split", key, ("widths", "extremes"))
     widths, extremes = section.get("widths", 1.0), section.get("extremes", False)
@@ -43,8 +43,8 @@ def covariance_split(
 
     With widths=1 the first is CW-GRPO's weight before normalization, and the second is what CW-GRPO
     removes. The two gradients add up to GRPO's, so nothing is normalized here. Where sigma = 0 (a
-    zero-variance group) the exponential is 1. float64. ValueError for bad `settings` and for inputs
-    that `tokens.validated` rejects.
+    zero-variance group) the exponential is 1. float64. Raises ValueError for inputs that `settings`
+    or `tokens.validated` rejects.
     """
     settings({"widths": widths, "extremes": extremes})
     tokens = validated(logprobs_BT, advantages_BT, mask_BT, group_B)

@@ -1,7 +1,7 @@
 """Measure the exported checkpoints of a run: ``python -m recipe.lab.measure RUN EXPERIMENT``.
 
-Test questions of the run's world as first asked, sampled at temperature 1 and greedily, under
-each template of the experiment. At the end it writes RUN/measured.json atomically:
+Samples answers to test questions of the run's world, at temperature 1 and greedily, under each
+template of the experiment. At the end writes RUN/measured.json atomically:
 {"commit": of the code that measured, "steps": {step: {template: numbers}}}.
 """
 
@@ -47,10 +47,9 @@ def measured(
 def _measured(
     sampler: Sampler, asked: Sequence[tuple[Problem, str]], frame: Template, samples: int
 ) -> dict[str, float]:
-    """Return the numbers under one template; shares, and nats per token.
+    """Return the numbers under one template; entropy in nats per token.
 
-    ``skill/NAME`` is the share of right uses of a skill, ``uses/NAME`` the number of its uses: a
-    policy that never subtracts never uses the borrow.
+    ``skill/NAME`` is the share of right uses of a skill, ``uses/NAME`` the number of its uses.
     """
     texts, golds = [text for _, text in asked], [(str(p.answer),) for p, _ in asked]
     drawn = sampler.sample(texts, golds, frame, samples=samples)
@@ -60,7 +59,7 @@ def _measured(
     entropy = sum(s.entropy for s in every)
     skills = rates((p, s.text) for (p, _), group in zip(asked, drawn, strict=True) for s in group)
     return {
-        "questions": len(asked),  # shares of levels are rounded: not always the number asked for
+        "questions": len(asked),  # can differ from the setting: level shares are rounded
         "greedy": sum(best[0].right for best in greedy) / len(asked),
         **{f"pass@{k}": pass_at_k(right, samples, k) for k in powers(samples)},
         **{f"no_signal@{k}": no_signal(right, samples, k) for k in powers(samples) if k > 1},
@@ -75,20 +74,20 @@ def _measured(
 
 
 def asked_in(config: DictConfig, bank: Bank, settings: Measure) -> list[tuple[Problem, str]]:
-    """The test questions that are asked, and their texts."""
+    """Return the problems of the test questions and the texts of the questions."""
     made = settings_of(config, bank)
     chosen = problems(made.world, "test", settings.questions, made.seed)
     return [(p, to_question(made.world, p, "test", made.seed).text) for p in chosen]
 
 
 def measure_run(run: Path, settings: Measure) -> dict[str, Any]:
-    """Measure all checkpoints in RUN/hf, step 0 the start model; return measured.json's content."""
+    """Measure the checkpoints in RUN/hf, including step 0; return the content of measured.json."""
     config: Any = OmegaConf.load(RunFolder(run).config)
     bank = load_bank(config.recipe.augment.bank)
     asked, seed = asked_in(config, bank, settings), settings_of(config, bank).seed
     steps: dict[str, Any] = {}
     for step, exported in numbered(RunFolder(run).exports, "step_").items():
-        # The start model is named, not copied.
+        # The manifest of step 0 names the start model.
         manifest = read_json(RunFolder(run).manifest(step))
         folder = Path(manifest.get("model_path", exported))
         sampler = Sampler(folder, max_tokens=int(config.data.max_response_length), seed=seed)

@@ -1,4 +1,4 @@
-"""The record of an experiment as results.md: verdicts, tables and differences."""
+"""Text of results.md from the record of an experiment: verdicts, tables and differences."""
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +21,7 @@ CAUTION = (
 
 
 def figures(line: dict[str, Any]) -> dict[str, float]:
-    """The numbers of one run that are compared: of its last checkpoint, and the ends of curves."""
+    """Return the numbers of one run that are compared: of its checkpoints and its curves."""
     found = {}
     steps = line["measured"]
     for template, numbers in steps[max(steps, key=int)].items():
@@ -48,13 +48,13 @@ def largest_fall(path: Sequence[float]) -> float:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose first row is its head."""
+    """Return a Markdown table; the first row is the header."""
     head, *others = rows
     return "\n".join("| " + " | ".join(r) + " |" for r in (head, ["---"] * len(head), *others))
 
 
 def of_arm(arm: Arm, lines: Lines) -> dict[str, dict[int, float]]:
-    """{figure: {seed: value}} of the runs of an arm on record."""
+    """Return {figure: {seed: value}} of the runs of an arm on record."""
     found: dict[str, dict[int, float]] = {}
     for seed, line in by_seed(arm.name, lines).items():
         for key, value in figures(line).items():
@@ -63,7 +63,7 @@ def of_arm(arm: Arm, lines: Lines) -> dict[str, dict[int, float]]:
 
 
 def of_figure(arm: Arm, lines: Lines, figure: str) -> dict[int, float]:
-    """{seed: value} of a figure; that of "abel+formal pass@1" is the mean over both templates."""
+    """Return {seed: value}; for "abel+formal pass@1" the values are means over both templates."""
     names, space, key = figure.partition(" ")
     found = of_arm(arm, lines)
     parts = [found.get(f"{name}{space}{key}", {}) for name in names.split("+")]
@@ -81,11 +81,11 @@ def table(experiment: Experiment, lines: Lines) -> str:
 
 
 def verdicts(experiment: Experiment, lines: Lines) -> str:
-    """Return a row for each claim: its effect, interval and p, and whether the runs decide it.
+    """Return a row for each claim: its effect, interval, p values and verdict.
 
     The first claim is tested alone, the others together by Holm's method, at 0.05. Equality is
     tested by the 95 % interval, which must lie within the margin. The table is empty until all runs
-    of the first claim are on record; the others are added when all of theirs are.
+    of the first claim are on record. The other claims are added when all of their runs are.
     """
     made = made_arms(experiment, lines)
     ready = [made.issuperset(claim.arms) for claim in experiment.claims]
@@ -120,7 +120,7 @@ def made_arms(experiment: Experiment, lines: Lines) -> set[str]:
 
 
 def _effect(experiment: Experiment, lines: Lines, claim: Claim) -> list[float]:
-    """The difference, or difference of differences, that the claim is about, seed by seed."""
+    """Return the claim's difference, or difference of differences, for each seed."""
     seeds = experiment.seeds(experiment.arm(claim.arms[0]), experiment.counted)
     values = []
     for name in claim.arms:
@@ -137,7 +137,7 @@ def _effect(experiment: Experiment, lines: Lines, claim: Claim) -> list[float]:
 
 
 def summary(experiment: Experiment, lines: Lines) -> str:
-    """Return a row per arm: its figures, and pass@1 minus its world's first arm, paired by seed."""
+    """Return a row per arm: figures, and pass@1 minus that of its world's first arm, by seed."""
     template = experiment.measure.templates[0]
     heads = ["pass@1", "pass@1, best - last", f"pass@{experiment.measure.samples}", "entropy"]
     keys = [f"{template} {head}" for head in heads]
@@ -159,7 +159,7 @@ def summary(experiment: Experiment, lines: Lines) -> str:
 
 
 def checkpoints(experiment: Experiment, lines: Lines) -> str:
-    """pass@1 of every checkpoint, mean and standard deviation over seeds."""
+    """Return pass@1 of every checkpoint, mean and standard deviation over seeds."""
     every = sorted({int(step) for line in lines.values() for step in line["measured"]})
     rows = [["pass@1", "template", *(f"step {s}" for s in every)]]
     for arm in experiment.arms:
@@ -185,7 +185,7 @@ def _interval(paired: Sequence[float]) -> str:
 
 
 def comparisons(experiment: Experiment, lines: Lines) -> str:
-    """Mean differences, paired by seed, with 95 % intervals; bold where 0 is outside."""
+    """Return mean differences, paired by seed, with 95 % intervals; bold if 0 is outside."""
     rows = [["", "seeds", "difference", "95 % interval"]]
     for one, other in experiment.compare:
         a, b = (of_arm(experiment.arm(name), lines) for name in (one, other))
@@ -205,9 +205,9 @@ def comparisons(experiment: Experiment, lines: Lines) -> str:
 def other_starts(experiment: Experiment, lines: Lines) -> str:
     """Return a warning about compared runs of one seed and world with different start models.
 
-    A start model is a function of world and seed on one machine. On another machine, where floats
-    may round differently, another model results. The check compares the measurements of step 0,
-    whose samples differ between a simulated arm and one of the real stack: such pairs are skipped.
+    Machines round differently, so the start model of a world and seed can differ between them. The
+    check compares the measurements of step 0. It skips pairs of a simulated and a real arm, whose
+    samples differ.
     """
     found = []
     for one, other in experiment.compare:
@@ -232,7 +232,7 @@ def _start(line: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def runs(lines: Lines) -> str:
-    """Return a row per arm: its seeds, commits, those of other measurements, median seconds."""
+    """Return a row per arm: seeds, commits of training and measurement, median seconds."""
     rows = [["arm", "seeds", "commits", "seconds, median"]]
     for name in sorted({name for name, _ in lines}):
         own = by_seed(name, lines).values()
@@ -249,7 +249,7 @@ def _commit(line: Mapping[str, Any]) -> str:
 
 
 def whole(experiment: Experiment, lines: Lines) -> Lines:
-    """Return the runs of the arms that have all; where claims are tested, nobody looks before."""
+    """Return the runs to show: if claims are tested, only those of arms with all their runs."""
     if not experiment.claims:
         return lines
     made = made_arms(experiment, lines)
@@ -257,7 +257,7 @@ def whole(experiment: Experiment, lines: Lines) -> Lines:
 
 
 def results(experiment: Experiment, lines: Lines, missing: int) -> str:
-    """The whole of results.md."""
+    """Return the text of results.md."""
     name = experiment.name
     left = f"**{missing} counted runs are still to be made.** " if missing else ""
     drawn = [f"![{p.title}]({p.file})" for p in pictures(experiment, lines)]
@@ -279,7 +279,7 @@ def results(experiment: Experiment, lines: Lines, missing: int) -> str:
 
 
 def body(experiment: Experiment, lines: Lines) -> str:
-    """The tables: of a simulated experiment its claims, of an older one every figure."""
+    """Return the tables: verdicts and arms if simulated, otherwise every figure and comparison."""
     if not experiment.simulated:
         return (
             f"{table(experiment, lines)}\n\nA curve's end is the mean of its last "

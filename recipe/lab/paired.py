@@ -1,4 +1,4 @@
-"""Statistics of arms that share their seeds: a mean difference with its 95 % interval."""
+"""Statistics of arms that share their seeds: 95 % interval, sign-flip test, Holm's method."""
 
 import math
 import statistics
@@ -12,7 +12,7 @@ T_975 = (
     *(2.20099, 2.17881, 2.16037, 2.14479, 2.13145, 2.11991, 2.10982, 2.10092, 2.09302),
 )
 
-TIE = 5e-5  # 20 differences of four rounded figures are off by 4e-5 at most
+TIE = 5e-5  # rounding moves a sum of 20 differences of four figures by at most 4e-5
 
 
 def differences(one: Mapping[int, float], other: Mapping[int, float]) -> list[float]:
@@ -25,8 +25,8 @@ def half_width(values: Sequence[float]) -> float:
 
     .. math:: t_{0.975, n-1} \, s / \sqrt n
 
-    Student's interval; it takes the n values as independent and near to normal. It says nothing
-    about several comparisons at once. ValueError above 20 values.
+    Student's interval, for n independent, nearly normal values. It is not corrected for multiple
+    comparisons. Raises ValueError above 20 values.
     """
     count = len(values)
     if count < 2:
@@ -37,11 +37,11 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def sign_flip_p(values: Sequence[float]) -> float:
-    """Two-sided p of an exact sign-flip test of differences paired by seed.
+    """Return the two-sided p of an exact sign-flip test of differences paired by seed.
 
-    The share of the 2^n assignments of signs to the n differences whose mean is at least as far
-    from 0. The smallest p is 2^(1-n): 0.0625 with 5 seeds. Records have six decimals, so sums that
-    differ by less than `TIE` count as equal. ValueError above 20 seeds.
+    p is the share of the 2^n assignments of signs to the n differences whose mean is at least as
+    far from 0. The smallest p is 2^(1-n): 0.0625 with 5 seeds. Records have six decimals, so sums
+    that differ by less than `TIE` count as equal. Raises ValueError above 20 seeds.
     """
     if len(values) > 20:
         raise ValueError(f"{len(values)} seeds: at most 20, or the signs are too many to list")
@@ -52,9 +52,9 @@ def sign_flip_p(values: Sequence[float]) -> float:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """The p values adjusted for their number: max over p_(j) <= p of (m - j + 1) p_(j), at most 1.
+    """Return p values adjusted for their number: max over p_(j) <= p of (m - j + 1) p_(j), <= 1.
 
-    Rejecting those at most a keeps the probability of any false rejection at a. Holm (1979).
+    Rejecting all adjusted p <= a keeps the probability of any false rejection <= a. Holm (1979).
     """
     adjusted, largest = [0.0] * len(values), 0.0
     for rank, i in enumerate(sorted(range(len(values)), key=lambda i: values[i])):

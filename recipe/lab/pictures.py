@@ -1,7 +1,7 @@
 """Pictures of an experiment's curves: the mean over seeds of each arm, with a band.
 
-The band is Student's 95 % interval of the mean, and an arm with fewer than `FEW` seeds has a dashed
-line without a band. Where all arms have so few, the bands are ranges.
+The band is Student's 95 % interval of the mean. Arms with fewer than `FEW` seeds have a dashed line
+without a band. If all arms have fewer, the bands are ranges over seeds.
 """
 
 import io
@@ -33,7 +33,7 @@ LABELS = {  # title and y label of the keys of metrics.jsonl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """A PNG: {arm: the curve of each of its runs}, at most as many arms as COLOURS."""
+    """A PNG; `curves` has a curve of each run by arm, of at most `len(COLOURS)` arms."""
 
     file: str
     title: str
@@ -42,7 +42,7 @@ class Picture:
 
     @property
     def ranges(self) -> bool:
-        """Whether the bands are ranges over seeds."""
+        """True if the bands are ranges over seeds."""
         return max(map(len, self.curves.values())) < FEW
 
 
@@ -66,12 +66,12 @@ def pictures(experiment: Experiment, lines: Lines) -> list[Picture]:
 
 
 def by_comparison(experiment: Experiment) -> list[str]:
-    """The arms in the order of `compare`, of a pair the baseline first."""
+    """Return the arms in the order of `compare`, the baseline of a pair first."""
     return list(dict.fromkeys(name for pair in experiment.compare for name in reversed(pair)))
 
 
 def trajectories(experiment: Experiment, lines: Lines, key: str) -> dict[str, list[Curve]]:
-    """{arm: the curve of each of its runs}, of a key of metrics.jsonl or of `held_out`."""
+    """Return {arm: curve of each run} of a key of metrics.jsonl or of `held_out`."""
     found = {
         arm.name: [_curve(experiment, line, key) for line in by_seed(arm.name, lines).values()]
         for arm in experiment.arms
@@ -80,25 +80,25 @@ def trajectories(experiment: Experiment, lines: Lines, key: str) -> dict[str, li
 
 
 def held_out(experiment: Experiment) -> list[str]:
-    """The curves over checkpoints: pass@1 and pass@k, k = samples, of the test questions."""
+    """Return the keys of the curves over checkpoints: pass@1 and pass@k, k = samples."""
     sizes = dict.fromkeys((1, experiment.measure.samples))
     return [f"{name} pass@{k}" for name in experiment.measure.templates for k in sizes]
 
 
 def _curve(experiment: Experiment, line: dict[str, Any], key: str) -> Curve:
-    """[(step, value)] of one run; means of BIN steps stand at their middle."""
+    """Return [(step, value)] of one run; means of BIN steps are at their middle step."""
     if key in held_out(experiment):
         template, size = key.rsplit(" ", 1)
         found = sorted((int(step), numbers[template]) for step, numbers in line["measured"].items())
         return [(step, numbers[size]) for step, numbers in found if size in numbers]
     values = line["curves"].get(key) or []
     if len(values) < experiment.steps // BIN and None not in values:
-        return []  # an older line: bins without a value are missing, nobody knows which
+        return []  # an older line omits bins without a value, so the steps are unknown
     return [(BIN * i + (BIN + 1) / 2, v) for i, v in enumerate(values) if v is not None]
 
 
 def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
-    """Write the pictures. The letters are large: a page shows a picture at half its size."""
+    """Write the pictures. The letters are large, because pages show pictures at half size."""
     import matplotlib  # a second of imports
     from matplotlib.figure import Figure
     from PIL import Image
@@ -127,12 +127,12 @@ def draw(experiment: Experiment, lines: Lines, folder: Path) -> None:
                 axes.plot(steps, means, color=color, linewidth=3, label=label)
                 axes.fill_between(steps, low, high, fc=(color, 0.1), ec=(color, 0.4))
             axes.set(xlabel="training step", ylabel=picture.label)
-            axes.set_title(picture.title, loc="left")  # a long one may pass the axes on the right
+            axes.set_title(picture.title, loc="left")  # a long one may extend past the axes
             axes.spines[["top", "right"]].set_visible(False)
             if "pass@" in picture.label:
                 axes.set_ylim(-0.02, 1.02)  # the same for all templates
             band = "range over seeds" if picture.ranges else "95 % interval"
-            # Beside the curves: with bands over most of the axes there is no free place in them.
+            # Beside the axes, because the bands cover most of them.
             axes.legend(
                 frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), alignment="left",
                 title=f"line: mean over seeds\nband: {band}",

@@ -1,8 +1,8 @@
 """The rollouts of a simulated step: data order, prompts, sampling and grading.
 
-The functions are those of the trainer's agent loop and reward manager. With
-``recipe.rollout.request_seeds=true`` the sampler takes the engine's random numbers. With false it
-draws faster, from the same distribution.
+Calls functions of the trainer's agent loop and reward manager. With
+``recipe.rollout.request_seeds=true`` the sampler uses the engine's random numbers. With false it
+samples faster, from the same distribution.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ from recipe.trainer.question_stats import QuestionStats
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
-    """One graded response, its fields named as in TransferQueue."""
+    """One graded response; `key` and `extra_fields` are as in TransferQueue."""
 
     key: str
     row: dict[str, Any]  # the columns of the dataset
@@ -49,7 +49,7 @@ class Rollout:
 
 
 def plain(section: Any) -> Any:
-    """A section of the configuration as a namespace, whose attributes are read faster."""
+    """Return a section of the configuration as a namespace, which is faster to read."""
     if not OmegaConf.is_dict(section):
         return OmegaConf.to_container(section) if OmegaConf.is_list(section) else section
     return SimpleNamespace(**{str(key): plain(section[key]) for key in section})
@@ -82,7 +82,7 @@ def fast_draw(seed: int) -> Draw:
 
 
 def greedy_draw(prob_PV: Tensor, prefix_B: Tensor, rows_B: Tensor) -> Tensor:
-    """The most probable token."""
+    """Return the most probable token of each row."""
     return prob_PV.argmax(-1)[prefix_B]
 
 
@@ -121,7 +121,7 @@ class Request:
 
 
 def perturbed(policy: Decoder, noise: float, seed: int) -> Decoder:
-    """A copy whose weights are w (1 + noise z); z is standard normal, a function of `seed`."""
+    """Return a copy with weights w (1 + noise z); z is standard normal, a function of `seed`."""
     generator = torch.Generator().manual_seed(seed)
     weights = {
         name: w.detach() * (1 + noise * torch.randn(w.shape, generator=generator))
@@ -131,10 +131,10 @@ def perturbed(policy: Decoder, noise: float, seed: int) -> Decoder:
 
 
 class RolloutSource:
-    """Yields the rollouts of `policy`, for questions in the trainer's order.
+    """Source of the rollouts of `policy`, for questions in the trainer's order.
 
-    With ``recipe.toy.sampler_noise`` a perturbed copy of the policy generates, as an engine of
-    another precision does.
+    With ``recipe.toy.sampler_noise`` a perturbed copy of the policy generates, like an engine of
+    another precision.
     """
 
     def __init__(self, config: DictConfig, policy: Decoder) -> None:
@@ -162,14 +162,14 @@ class RolloutSource:
     # ---------------------------------------------------------------- questions
 
     def _batches(self, sampler: Any) -> Iterator[list[dict[str, Any]]]:
-        """Rows in the order of verl's data loader, epoch after epoch; the last part is dropped."""
+        """Yield the batches of verl's data loader, without an epoch's incomplete last batch."""
         while True:
             order = list(sampler)
             for start in range(0, self.epoch_batches * self.fetch_size, self.fetch_size):
                 yield [self.rows[i] for i in order[start : start + self.fetch_size]]
 
     def _fetch(self) -> list[dict[str, Any]]:
-        """The next questions with epoch and group id, as `RecipeTrainer._fetch_one_gen_batch`."""
+        """Return the next questions with epoch and uid, as `RecipeTrainer._fetch_one_gen_batch`."""
         chunks: list[dict[str, Any]] = []
         for _ in range(self.stats.candidates):
             epoch, first = self.fetched // self.epoch_batches, self.fetched * self.fetch_size
@@ -185,7 +185,7 @@ class RolloutSource:
         return chunks
 
     def _groups(self, count: int) -> list[list[Rollout]]:
-        """The rollouts of the next `count` questions."""
+        """Return the rollouts of the next `count` questions, by group."""
         rows: list[dict[str, Any]] = []
         while len(rows) < count:
             rows += self._fetch()
@@ -194,7 +194,7 @@ class RolloutSource:
         return [rollouts[i : i + size] for i in range(0, len(rollouts), size)]
 
     def step(self, metrics: dict[str, Any]) -> tuple[list[Rollout], set[str]]:
-        """The rollouts of a step and its filler groups, as `BoundedReplayBuffer` in rounds."""
+        """Return a step's rollouts and its filler groups, like `BoundedReplayBuffer` in rounds."""
         wanted = int(self.config.data.train_batch_size)
         settings = self.config.recipe.dynamic_sampling
         groups = self._groups(wanted)
@@ -240,7 +240,7 @@ class RolloutSource:
         return self.rendered[key]
 
     def _request(self, row: dict[str, Any]) -> Request:
-        """The request that `PromptAugmentationAgentLoop` makes for a row with ``session_id``."""
+        """Return the request of `PromptAugmentationAgentLoop` for a row with ``session_id``."""
         recipe, size = self.recipe, self.group_size
         system = system_text(row["raw_prompt"])
         n, text = choose_rephrasing(recipe, size, row)

@@ -1,7 +1,7 @@
-"""One run of an experiment: train, export, measure; its line of the record.
+"""Make the runs of an experiment (train, export, measure) and record them, a line per run.
 
-Every stage skips what an earlier call has done, so a killed run is resumed. A run that is on the
-record with the same digest is skipped.
+A killed training is resumed, a killed simulation restarts. A run on record with the same digest is
+skipped.
 """
 
 import functools
@@ -26,7 +26,7 @@ from recipe.run.folder import RunFolder, read_metrics
 
 Lines = Mapping[tuple[str, int], dict[str, Any]]  # of a record, by arm and seed
 MODULES = {"train": "recipe.train", "export": "recipe.export", "measure": "recipe.lab.measure"}
-BIN = 5  # steps over which the curves on record are means
+BIN = 5  # steps per mean in the curves on record
 
 
 def command_of(stage: str) -> list[str]:
@@ -68,7 +68,7 @@ def run_arm(
         if stage == "train" and len(read_metrics(folder)) >= experiment.steps:
             continue
         if stage == "simulate":
-            shutil.rmtree(folder, ignore_errors=True)  # a killed simulation restarts: a minute
+            shutil.rmtree(folder, ignore_errors=True)  # a killed simulation restarts
         if not _ends_well(stage, arguments, folder, threads):
             return None
     if len(read_metrics(folder)) < experiment.steps:
@@ -77,7 +77,7 @@ def run_arm(
 
 
 def _ends_well(stage: str, arguments: list[str], folder: Path, threads: int) -> bool:
-    """Run a stage, its output into a log beside the folder; return whether it ended well."""
+    """Run a stage with its output in `log_of`; return True if its exit code is 0."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     start = _fork if stage == "simulate" else functools.partial(_spawn, stage)
@@ -103,7 +103,7 @@ def _spawn(stage: str, arguments: list[str], log: Path, threads: int) -> int:
 
 
 def _fork(arguments: list[str], log: Path, threads: int) -> int | None:
-    """Run `recipe.lab.simulate` as a fork of a process that has imported it, which takes 8 s."""
+    """Run `recipe.lab.simulate` in a fork of a server that has done its imports, of 8 s."""
     set_defaults(cpu=True, OMP_NUM_THREADS=str(threads))  # read by the imports
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["recipe.lab.simulator", "recipe.preflight.checks"])
@@ -125,7 +125,7 @@ def _simulate(arguments: list[str], log: Path) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when the one that started it ends; the fork server would live on with it."""
+    """Exit when the process that started this one ends; otherwise the fork server stays alive."""
     parent = multiprocessing.parent_process()
 
     def watch() -> None:
@@ -137,7 +137,7 @@ def end_with_parent() -> None:
 
 
 def line_of(experiment: Experiment, arm: Arm, seed: int, folder: Path) -> dict[str, Any]:
-    """The record of a finished run."""
+    """Return the record line of a finished run."""
     metrics = read_metrics(folder)[: experiment.steps]
     run = RunFolder(folder)
     environment = read_json(run.environment)
@@ -155,7 +155,7 @@ def line_of(experiment: Experiment, arm: Arm, seed: int, folder: Path) -> dict[s
         "arm": arm.name,
         "seed": seed,
         "digest": experiment.digest(arm),
-        "commit": "+".join(commits),  # several where a run went on after an update
+        "commit": "+".join(commits),  # several if a run was resumed after an update
         "measured_at": str(measured["commit"])[:12],
         "uncommitted_changes": changed_code(),
         "seconds": round(sum(spent.values())),
@@ -171,15 +171,12 @@ def changed_code() -> bool:
     try:
         found = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     except (OSError, subprocess.SubprocessError):
-        return True  # no git: nothing vouches for the code
+        return True  # without git, assume changes
     return bool(found.stdout.strip())
 
 
 def binned(metrics: list[dict[str, Any]], key: str) -> list[float | None]:
-    """Means over `BIN` steps of a key of metrics.jsonl, None for a bin without a value.
-
-    Empty where the run never logged it.
-    """
+    """Return means over `BIN` steps of a key, None for an empty bin; ends at the last value."""
     bins: dict[int, list[float]] = {}
     for line in metrics:
         if math.isfinite(value := line.get(key, math.nan)):
@@ -204,9 +201,9 @@ def run_all(
     out: Path,
     jobs: int = 1,
 ) -> list[tuple[str, int]]:
-    """Make the runs that `record` does not have and add their lines in order; return the failed.
+    """Make the runs that `record` does not have, append their lines in order, return the failed.
 
-    A call after a kill first records the runs that were finished but not recorded.
+    After a kill, runs that were finished but not recorded are recorded without running again.
     """
     done = read_record(record, experiment)
     missing = {(a.name, seed): (a, seed) for a, seed in wanted if (a.name, seed) not in done}
@@ -227,9 +224,9 @@ def run_all(
         for name, seed, folder, task in tasks:
             try:
                 line, why = task.result(), _failure(log_of(folder))
-            except ExperimentError as error:  # of one run: the others are recorded all the same
+            except ExperimentError as error:  # in one run: the others are still recorded
                 line, why = None, str(error)
-            except BaseException:  # Ctrl-C: the runs that have not begun are not
+            except BaseException:  # Ctrl-C: cancel the runs that have not begun
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
             print(f"{name} seed {seed}:", "done" if line else why, flush=True)
@@ -241,7 +238,7 @@ def run_all(
 
 
 def _failure(log: Path) -> str:
-    """Return where the log of a failed run is, and its last line that has words."""
+    """Return the path of a failed run's log, and its last line that is not empty."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     lines = [line for line in text.splitlines() if line.strip()]
     return "\n".join([f"failed, see {log}", *lines[-1:]])

@@ -1,13 +1,13 @@
 """Simulate a training in this process: ``python -m recipe.lab.simulate EXAMPLE [KEY=VALUE ...]``.
 
 Takes the configuration of `recipe.train` and computes the same steps without Ray, FSDP and vLLM.
-Data order, draws, rewards, advantages, mini-batches and optimizer are those of the trainer, called
-from the same functions; the loss is verl's. With ``recipe.rollout.request_seeds=true`` the sampler
-takes the engine's random numbers, so a run repeats the real one token by token, as far as rounding
-allows. With false it draws faster, from the same distribution. Writes the run folder's config.yaml,
-metrics.jsonl, tensors/ and, at every ``trainer.save_freq``, hf/. Not simulated: validation, resume.
+Data order, rewards, advantages and mini-batches use the trainer's functions, loss and optimizer
+verl's. With ``recipe.rollout.request_seeds=true`` the sampler uses the engine's random numbers, and
+a run repeats the real one token by token, except for rounding. With false it samples faster, from
+the same distribution. Writes config.yaml, metrics.jsonl, tensors/ and, every ``trainer.save_freq``
+steps, hf/. Not simulated: validation, resume, critics.
 
-tests/recipe/test_methods_e2e.py compares recorded steps of every method.
+tests/recipe/test_methods_e2e.py compares simulated with real steps of most methods.
 """
 
 import sys
@@ -29,8 +29,8 @@ from recipe.run.folder import RunFolder, append_metrics, record_environment
 def simulate(config: DictConfig, settings: Measure | None = None) -> None:
     """Check `config`, build its world, run all steps and write the run folder.
 
-    Every ``trainer.save_freq`` steps export or, with `settings`, measure; the measurements are
-    written to measured.json at the end, as `recipe.lab.measure` writes them.
+    Exports every ``trainer.save_freq`` steps. With `settings` it measures instead, also at step 0,
+    and writes measured.json at the end, as `recipe.lab.measure` does.
     """
     set_defaults(cpu=True)
     # Imported here: verl and transformers read the environment.

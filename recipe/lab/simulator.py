@@ -54,7 +54,7 @@ class Simulator:
     # ---------------------------------------------------------------- a step
 
     def step(self) -> dict[str, Any]:
-        """Compute a step; returns its metrics, as metrics.jsonl of a training has them."""
+        """Compute a step and return its metrics, under the keys of metrics.jsonl."""
         began = time.monotonic()
         self.steps += 1
         metrics: dict[str, Any] = {}
@@ -84,7 +84,7 @@ class Simulator:
         return metrics
 
     def _fetched(self, rollouts: Sequence[Rollout]) -> tuple[Fetched, Tensor | None]:
-        """Return the trainer's columns, and log-probs at the temperature of the token weights."""
+        """Return the trainer's columns, and log-probs at the weights' temperature if it differs."""
         temperature = float(self.config.actor_rollout_ref.rollout.temperature)
         per_token = {
             "response_mask": [torch.ones(len(r.response)) for r in rollouts],
@@ -158,7 +158,7 @@ def _values(
 
 
 def _require_simulated(config: DictConfig) -> None:
-    """ConfigError for settings whose effect the simulator does not compute."""
+    """Reject settings that the simulator does not support. Raises ConfigError."""
     correction = config.algorithm.get("rollout_correction") or {}
     rollout = config.actor_rollout_ref.rollout
     refused = {

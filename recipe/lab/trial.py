@@ -1,10 +1,10 @@
 """Try a method in simulated experiments: ``python -m recipe.lab.trial NAME ... --method METHOD``.
 
-METHOD is a file of yours with a function, ``mine.py:weight``, or a name of recipe/config/method. An
+METHOD is a function in your file, ``mine.py:weight``, or a name in recipe/config/method. An
 advantage takes (rewards_B, group_B), a token weight (logprobs_BT, advantages_BT, mask_BT, group_B),
-as in `recipe.algorithms`. A loss is given by its class, a verl ``PolicyLossConfig`` with its own
-``loss_mode`` (see `recipe.algorithms.gmpo`). The method and the baseline are trained from the same
-start models; arms on record are shown beside them. Writes a page OUT/EXPERIMENT-METHOD.md of each.
+as in `recipe.algorithms`. For a loss, name its class: a verl ``PolicyLossConfig`` with its own
+``loss_mode`` (see `recipe.algorithms.gmpo`). Method and baseline start from the same models. Writes
+OUT/EXPERIMENT-METHOD.md for each experiment, which also shows the other arms on record.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Method:
 
 
 def method_of(given: str) -> Method:
-    """Resolve --method; UsageError says what is wrong with it."""
+    """Return the method that --method names. Raises UsageError."""
     path, colon, name = given.rpartition(":")
     if not colon:
         if given not in group_names("method"):
@@ -67,7 +67,7 @@ def method_of(given: str) -> Method:
 
 def _method(given: str, file: Path, name: str, function: Any) -> Method:
     dotted, folder = f"{file.stem}.{name}", file.resolve().parent
-    # With the content in its name, an edited file is trained again.
+    # The name has a digest of the file, so that an edited file is trained again.
     shown = f"{name}_{sha256(file.read_bytes()).hexdigest()[:6]}"
     if not callable(function):
         raise UsageError(f"--method {given}: {function!r:.60} is not a function. Name another.")
@@ -168,7 +168,7 @@ def _try(given: argparse.Namespace, plan: Experiment, method: Method) -> list[tu
         failed += run_all(plan, wanted, record=record, out=out, jobs=given.jobs)
     lines = made()
     if not any(name == plan.arms[-1].name for name, _ in lines):
-        return failed  # a page without the method would say nothing about it
+        return failed  # the method has no run to show
     words = [plan.name, "--method", given.method, "--seeds", str(given.seeds)]
     for option in ("arms", "set"):
         if values := getattr(given, option):

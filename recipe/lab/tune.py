@@ -2,8 +2,8 @@
 
 Every combination of the values is simulated with the same pilot seeds, which are never counted and
 have their own questions and start models. The best has the highest mean held-out pass@1 at the last
-step. A comparison of two methods is fair if both were tuned over grids of equal size; the settings
-found become arms of the experiment. Writes OUT/EXPERIMENT-ARM.md; runs on record are kept.
+step. For a fair comparison, tune both methods over grids of equal size. Writes
+OUT/EXPERIMENT-ARM.md; runs on record are kept.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from recipe.run.environment import commit
 
 
 def combinations(grid: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the overrides of every combination; `grid` has hydra's sweeps, ``key=a,b``."""
+    """Return the overrides of every combination; `grid` holds hydra sweeps, ``key=a,b``."""
     values = []
     for given in grid:
         try:

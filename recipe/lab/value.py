@@ -1,6 +1,6 @@
 """Compare a value model's predictions with measured pass rates: ``python -m recipe.lab.value RUN``.
 
-For each checkpoint of a toy run with `recipe.curriculum.value_model`, on its training questions:
+For each exported checkpoint of a run with `recipe.curriculum.value_model`, on training questions:
 
     rank correlation   Spearman's, of V(q) and p_q
     error              mean |V(q) - p_q|
@@ -45,7 +45,7 @@ def value_model(source: Path, model_path: Path) -> Any:
 
 
 def spearman(values: torch.Tensor, others: torch.Tensor) -> float:
-    """Return the correlation of ranks; of equal values each has their mean rank."""
+    """Return Spearman's rank correlation; equal values share their mean rank."""
 
     def ranks(x: torch.Tensor) -> torch.Tensor:
         return (x[:, None] > x).sum(1) + ((x[:, None] == x).sum(1) + 1) / 2
@@ -54,7 +54,7 @@ def spearman(values: torch.Tensor, others: torch.Tensor) -> float:
 
 
 def compared(run_folder: RunFolder, split: str, samples: int) -> dict[str, Any]:
-    """Return {step: numbers} of the checkpoints that are exported."""
+    """Return {step: numbers} of the exported checkpoints that have a critic."""
     config: Any = OmegaConf.load(run_folder.config)
     bank = load_bank(config.recipe.augment.bank)
     frame = bank[(config.recipe.augment.templates or bank.names)[0]]

@@ -2,9 +2,8 @@
 
     <cache>/<digest>/{train,validation,test}.parquet  model/  manifest.json (last)
 
-The digest is that of everything the content depends on: world, seed, templates, and the source of
-the modules that make it. One process at a time builds it in <cache>/.<digest>/new, and deletes what
-a killed process left there.
+The digest covers world, seed, templates, and the source of the modules in `CONTENT`. One process at
+a time builds a world in <cache>/.<digest>/new. It deletes files that a killed process left there.
 """
 
 import hashlib
@@ -34,7 +33,7 @@ from recipe.toy.problems import (
 from recipe.toy.world import World, load_world
 
 MANIFEST = "manifest.json"
-# The modules that decide the content.
+# Modules whose source is part of the digest.
 CONTENT = ("world", "problems", "work", "demonstrations", "tokenizer", "warmup")
 
 
@@ -56,7 +55,7 @@ class Settings:
 
 
 def digest(settings: Settings, bank: Bank) -> str:
-    """16 hex digits over the settings, the bank and the source of `CONTENT`."""
+    """Return 16 hex digits over the settings, the bank and the source of `CONTENT`."""
     source = "".join(Path(__file__).with_name(f"{name}.py").read_text() for name in CONTENT)
     known = repr([bank[n] for n in bank.names])
     content = json.dumps(settings.record(), sort_keys=True) + known + source
@@ -64,11 +63,11 @@ def digest(settings: Settings, bank: Bank) -> str:
 
 
 def shipped_start(settings: Settings, bank: Bank) -> Path:
-    """File of the start model of these settings, in float16; it exists for the quick start alone.
+    """Return the file of the start model, in float16; it exists only for the quick start.
 
-    The name is a digest of what decides the weights: the mistakes that are taught, how often, the
-    prompts, the seed. The quick start thus begins alike on every machine; a taught model does not,
-    since the last bits of a sum depend on the processor. `scripts/ship_start.py` writes the file.
+    The name is a digest of the taught world, templates and seed, not of code or tokenizer. The
+    quick start has equal weights on every machine. A taught model differs, because rounding depends
+    on the processor. `scripts/ship_start.py` writes the file.
     """
     world = settings.world.record()
     taught = {key: world[key] for key in ("levels", "slips", "adds", "updates")}
@@ -80,7 +79,7 @@ def shipped_start(settings: Settings, bank: Bank) -> Path:
 
 
 def corpus(world: World, bank: Bank) -> list[str]:
-    """The texts that the tokenizer's merges are learned from: prompts and answers of the world."""
+    """Return the texts for the tokenizer's merges: prompts and answers of the world."""
     samples = problems(world, "train", 400, seed=0)
     words = [phrase(world, p, i) for p in samples for i in rephrasings(p, 0)]
     frames = [render(bank[name], words[0], None).text for name in bank.names]
@@ -89,7 +88,7 @@ def corpus(world: World, bank: Bank) -> list[str]:
 
 
 def settings_of(config: DictConfig, bank: Bank) -> Settings:
-    """The settings of ``recipe.toy``; a key that is set overrides the world or ``recipe.seed``."""
+    """Return the settings of ``recipe.toy``; its keys override the world and ``recipe.seed``."""
     toy: Any = OmegaConf.to_container(config.recipe.toy, resolve=True)
     world = load_world(toy["world"])
     sizes = {s: int(toy[f"{s}_questions"]) for s in SPLITS if toy[f"{s}_questions"] is not None}
@@ -108,13 +107,13 @@ def folder_of(config: DictConfig, bank: Bank) -> Path:
 
 
 def build(config: DictConfig) -> Path:
-    """The folder of the toy world of `config`, from the cache or built now."""
+    """Return the folder of the toy world of `config`; build it unless it is in the cache."""
     bank = load_bank(config.recipe.augment.bank)
     return make(settings_of(config, bank), bank, Path(config.recipe.toy.cache))
 
 
 def make(settings: Settings, bank: Bank, cache: Path) -> Path:
-    """Return the folder of a world in `cache`; build it unless it exists or is being built."""
+    """Return the folder of a world in `cache`; build it, or wait for the process that does."""
     folder = cache.resolve() / digest(settings, bank)
     place, name = folder.with_name(f".{folder.name}"), settings.world.name
     if (folder / MANIFEST).is_file():
@@ -137,7 +136,7 @@ def make(settings: Settings, bank: Bank, cache: Path) -> Path:
 
 def _teach(settings: Settings, bank: Bank, folder: Path) -> None:
     """Write questions, start model and, last, the manifest of a world into `folder`."""
-    # Seconds of imports, which a refused or finished run does without.
+    # These imports take seconds, so a rejected or finished run skips them.
     from safetensors.torch import load_model
     from transformers.utils.logging import disable_progress_bar
 
@@ -177,7 +176,7 @@ def _teach(settings: Settings, bank: Bank, folder: Path) -> None:
 
 
 def demonstrated(world: World, seed: int) -> list[Problem]:
-    """The problems of the split "train", repeated so that each level has its share."""
+    """Return about 10,000 problems of "train", repeated so that each level has its share."""
     balanced: list[Problem] = []
     pool = [p for p in all_problems(world) if split_of(p, seed) == "train"]
     for number, level in enumerate(world.levels, start=1):
@@ -188,10 +187,7 @@ def demonstrated(world: World, seed: int) -> list[Problem]:
 
 
 def attach(config: DictConfig) -> Path:
-    """Set the paths of `config` that are not set to those of its toy world; builds nothing.
-
-    Returns the folder in which `build` will make it.
-    """
+    """Set the missing paths of `config` to those of its toy world; return its folder, unbuilt."""
     folder = folder_of(config, load_bank(config.recipe.augment.bank))
     with open_dict(config):
         if config.recipe.model_path is None:

@@ -1,9 +1,8 @@
 """Measure the start model of a world: ``python -m recipe.toy.card WORLD [--seed 0]``.
 
-Builds the world unless it is in the cache, samples its start model at temperature 1 on test
-questions in all four forms, and prints a card in markdown: pass@k by rephrasing and level, how
-often each skill is right, entropy, length, and the share of groups without signal. `--out FILE`
-writes it.
+Builds the world unless it is in the cache, and samples its start model on test questions in all
+four rephrasings. Prints a card in Markdown: pass@k, entropy, length and zero-variance groups by
+rephrasing and level, and how often each skill is right.
 """
 
 import argparse
@@ -36,7 +35,7 @@ class Asked:
 
     problem: Problem
     rephrasing: int
-    own: bool  # whether the question has this rephrasing
+    own: bool  # True: the test split asks in this rephrasing
     right: int
     texts: tuple[str, ...]
     entropy: float  # nats per token, mean over responses
@@ -101,11 +100,11 @@ def _row(name: str, asked: Sequence[Asked], samples: int) -> str:
 
 
 def report(given: argparse.Namespace) -> str:
-    """The whole card: what the world is, the tables, and where the numbers come from."""
+    """Return the card: description of the world, tables, origin of the numbers."""
     world, bank = load_world(given.world), load_bank()
     taught = tuple(given.templates or bank.names)
     for name in (*taught, given.template):
-        bank[name]  # a template that is not there is refused before the build
+        bank[name]  # an unknown template is rejected before the build
     if given.samples < max(*KS, *GROUPS):
         raise UsageError(f"--samples {given.samples}: at least {max(*KS, *GROUPS)} are wanted")
     settings = Settings(world=world, templates=taught, seed=given.seed)

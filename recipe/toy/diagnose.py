@@ -1,4 +1,4 @@
-"""Grade the skills used in a response from its columns, not from its answer."""
+"""Grade each skill that a response uses by its columns and its box."""
 
 import re
 from collections.abc import Iterable
@@ -15,9 +15,9 @@ _BOX = re.compile(r"\\boxed\{(\d+)\}")
 def skills_used(problem: Problem, text: str) -> dict[str, list[bool]]:
     """Return for every skill a list: True or False for each place where the skill was needed.
 
-    A response with other operands, or with unreadable columns, shows at most its operation. `place`
-    is needed where the last two digits of the computed answer differ. A box that holds neither that
-    answer nor a known mistake of it shows neither place nor copy.
+    With other operands nothing is graded, with unreadable columns only the operation. `place` is
+    needed if the last two digits of the computed answer differ. `place` and `copy` are graded only
+    if the box holds that answer or a known mistake.
     """
     found: dict[str, list[bool]] = {skill: [] for skill in SKILLS}
     restated = _RESTATED.search(text)
@@ -60,7 +60,7 @@ def _read_box(found: dict[str, list[bool]], answer: str, box: str) -> None:
 
 
 def rates(pairs: Iterable[tuple[Problem, str]]) -> dict[str, tuple[float, int]]:
-    """For every skill that was due: its share of right places, and the number of places."""
+    """Return, for every skill that was needed, its share of right places and their number."""
     seen: dict[str, list[bool]] = {skill: [] for skill in SKILLS}
     for problem, text in pairs:
         for skill, right in skills_used(problem, text).items():

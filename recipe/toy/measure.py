@@ -1,4 +1,4 @@
-"""Sample a model on questions of its world, without an engine: graded, with their entropy."""
+"""Sample and grade responses of a model to questions of its world, without an engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from prompt_aug.templates import Template, render
 from recipe.toy.demonstrations import FILLER
 from recipe.toy.sampling import draw
 
-ROWS = 256  # sampled side by side
+ROWS = 256  # responses sampled in one batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +30,7 @@ class Sample:
 
 
 def filler_tokens(tokenizer: Any) -> frozenset[int]:
-    """The tokens that hold one letter of a world's filler, with or without the space before it."""
+    """Return the tokens of one letter of a world's filler, with or without a leading space."""
     known = tokenizer.get_vocab()
     spelled = [
         tokenizer.convert_ids_to_tokens(tokenizer.encode(f"{s}{c}"))
@@ -75,7 +75,7 @@ class Sampler:
         return found
 
     def encoded(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
-        """input_ids and attention_mask of a batch, padded on the left."""
+        """Return input_ids and attention_mask of a batch, padded on the left."""
         return self.tokenizer(
             list(prompts),
             add_special_tokens=False,
@@ -88,7 +88,7 @@ class Sampler:
     def draw(
         self, prompts: Sequence[str], samples: int, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids, entropies) of `samples` responses to each prompt, as `recipe.toy.sampling.draw`."""
+        """Return ids and entropies of `samples` responses per prompt by `sampling.draw`."""
         return draw(
             self.model,
             **self.encoded(prompts),
@@ -106,7 +106,7 @@ class Sampler:
         length = ids.index(end) + 1 if end in ids else len(ids)
         text = self.tokenizer.decode(ids[:length], skip_special_tokens=True)
         case = (text, tuple(gold), template.name)
-        if case not in self.verdicts:  # a policy that is sure repeats its responses
+        if case not in self.verdicts:  # a confident policy repeats its responses
             right = grade(text, list(gold), extraction=extraction("default", template)).correct
             self.verdicts[case] = right, template.format_reward(text)
         right, format_reward = self.verdicts[case]

@@ -44,9 +44,9 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (ids_BT, entropy_BT) of `samples` responses per prompt; prompts are left-padded.
 
-    The random numbers are those of ``generate``. So are the responses, except where rounding, which
-    depends on the rows of a batch, decides a draw. Entropy is in nats, always at temperature 1.
-    Temperature 0 is greedy. After `end` a row has `pad`.
+    The random numbers are those of ``generate``. A response differs only if rounding, which depends
+    on the rows of a batch, decides a draw. Entropy is in nats, always at temperature 1. Temperature
+    0 is greedy. Rows are padded with `pad` after `end`.
     """
     prefixes = Prefixes(model, input_ids, attention_mask)
     prefix_B = torch.arange(len(input_ids)).repeat_interleave(samples)
@@ -62,14 +62,14 @@ def draw(
             break
         pairs_2B = torch.stack([prefix_B, token_B])[:, going_B]
         (parent_P, token_P), place = pairs_2B.unique(dim=1, return_inverse=True)
-        # Rows that have ended stay with the first prefix: nobody looks at what they draw.
+        # Finished rows get the first prefix; their draws are discarded.
         prefix_B = torch.zeros_like(prefix_B).masked_scatter(going_B, place)
         prefixes.grow(parent_P, token_P)
     return torch.stack(ids, 1), torch.stack(entropies, 1)
 
 
 def _next(logits_PV: torch.Tensor, prefix_B: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Draw for every row, also finished ones, which keeps the random numbers of the others."""
+    """Draw for every row, also finished ones, so that random numbers match ``generate``."""
     if not temperature:
         return logits_PV.argmax(-1)[prefix_B]
     probs_PV = (logits_PV / temperature).softmax(-1)

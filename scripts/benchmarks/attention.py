@@ -2,9 +2,9 @@
 
 A bfloat16 model of random weights, with the shape of Qwen2.5-Math-1.5B, computes log-probabilities
 (forward) and an update (forward and backward, gradient checkpointing) of packed sequences of 300 to
-1,500 tokens. MFU counts 8 P operations a token, of --peak. Sharding, optimizer and verl's own work
-are not part of it. The second table has the seconds of the first two calls of verl's entropy for
-each number of tokens: compiled, it is built anew for each. A CPU runs a tiny model.
+1,500 tokens (the last is cut). MFU is 8 operations per parameter and token, as a share of --peak.
+Sharding, optimizer and verl's own work are not included. The second table times the first two calls
+of verl's entropy, which is compiled for each number of tokens. A CPU runs a tiny model.
 """
 
 import functools
@@ -28,7 +28,7 @@ TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Seconds of one call, with everything that it has started on the device."""
+    """Return the seconds of one call, including the work that it starts on the device."""
     synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     synchronize()
     began = time.perf_counter()
@@ -38,7 +38,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def packed(tokens: int, device: str) -> dict[str, torch.Tensor]:
-    """One row of `tokens` tokens; each sequence has positions from 0."""
+    """Return one row of `tokens` tokens; each sequence has positions from 0."""
     draw = torch.Generator().manual_seed(tokens)
     cuts = torch.randint(300, 1501, (tokens // 300 + 1,), generator=draw).cumsum(0)
     ends = [0, *(int(cut) for cut in cuts if cut < tokens), tokens]
@@ -70,7 +70,7 @@ def update(model: Any, batch: dict[str, torch.Tensor]) -> None:
 def measured(
     model: Any, batch: dict[str, torch.Tensor], repeats: int
 ) -> tuple[float, float, float]:
-    """Median seconds of an update and of the log-probabilities, and the update's peak in GB."""
+    """Return median seconds of an update and of the log-probs, and the update's peak in GB."""
     peak, times, cuda = float("nan"), [], torch.cuda.is_available()
     for work in (update, forward):
         call = functools.partial(work, model, batch)

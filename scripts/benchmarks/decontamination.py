@@ -1,8 +1,8 @@
 """Shares of planted benchmark questions that decontamination finds.
 
-The benchmark is GSM8K's test set; for "TeX respelled" it is 1,000 questions of `math`. Each planted
-text is a question of the benchmark spelled or rephrased differently. "clean" is the second half of
-GSM8K's test set against the first half: what is found there is an error, or a true near duplicate.
+The benchmark is GSM8K's test set; for "TeX respelled" it is 1,000 questions of `math`, for "numbers
+replaced" the seed questions of GSM-Plus. "exact" plants copies. "clean" is the second half of
+GSM8K's test set against the first half: a match there is an error or a true near duplicate.
 """
 
 from argparse import ArgumentParser

@@ -1,17 +1,17 @@
 """Cost of the driver's own work in a step: advantages, token weights, covariance metrics.
 
-The batch is made up, from `--seed`: groups of 8 responses of tokens / 12 to tokens tokens (256 to
-3072), rewards of 0 and 1 from one pass rate per group, and a log-probability for every token.
-verl's function gets what verl's trainer gives it (float32 rewards per token, the mask as integers,
-uids as strings); ours get what recipe.trainer.batch makes (float64). After one warm-up round, every
+The batch is drawn from `--seed`: groups of 8 responses of 256 to 3072 tokens (--tokens / 12 to
+--tokens), rewards of 0 and 1 from one pass rate per group, and a log-probability for every token.
+verl's function gets the inputs of verl's trainer (float32 rewards per token, the mask as integers,
+uids as strings), ours those of recipe.trainer.batch (float64). After one warm-up round, every
 round measures all lines in turn, so that a slow moment of the machine affects them all.
 
 The table holds median seconds, the ratio to verl's GRPO advantage, and the share of a step of 30 s
 (published steps of prompt augmentation, arXiv 2602.03190, take tens of seconds). Lines "advantage
 NAME" and "weights NAME" are compute_advantages with each registered function. The last line is
 the sum of what a CW-GRPO step (arXiv 2605.11538) does on the driver: columns to a record,
-recipe.algorithms.compute (advantages, weights, metrics), statistics of groups and rephrasings,
-advantages back to rows. `bench.py trainer` includes TransferQueue.
+recipe.algorithms.compute (advantages, weights, metrics), statistics of entropy, groups and
+rephrasings, advantages back to rows. `bench.py trainer` includes TransferQueue.
 """
 
 import statistics
@@ -148,7 +148,7 @@ def each_function(batch: RolloutBatch) -> Iterator[tuple[str, Callable[[], objec
 
 
 def measure(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """The median seconds of each function over `repeats` rounds."""
+    """Return the median seconds of each function over `repeats` rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for turn in range(repeats + 1):
         for name, function in functions.items():
@@ -160,7 +160,7 @@ def measure(functions: dict[str, Callable[[], object]], repeats: int) -> dict[st
 
 
 def table(medians: dict[str, float]) -> list[str]:
-    """The markdown table of `medians`, with the line of a CW-GRPO step."""
+    """Return the Markdown table of `medians`, with the line of a CW-GRPO step."""
     total = sum(medians[name] for name in CW_GRPO)
     rows = {**medians, f"CW-GRPO step: {' + '.join(CW_GRPO)}": total}
     return [

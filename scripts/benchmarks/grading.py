@@ -1,15 +1,14 @@
 """Ordinary and hostile completions graded by this grader and by verl's, side by side.
 
-Ordinary completions: real MATH golds where ../shared/data is beside the checkout, else made-up
-ones; three in four right (as written or respelled), one in four wrong. Both graders get the same
-pairs in one call of 64 threads, as an asynchronous reward loop would send them. verl's function is
-`reward_score.math_verify.compute_score`; its 30 s clock starts at submission, so hostile answers
-starve right ones behind them. Prints one JSON line for each grader.
+Ordinary completions use real MATH golds if ../shared/data exists, otherwise made-up ones. Three in
+four are right (as written or respelled). 64 threads send the same pairs to each grader, like an
+asynchronous reward loop. verl's function is `reward_score.math_verify.compute_score`. Its limit of
+30 s starts at submission, so right answers behind hostile ones can time out. Prints JSON.
 
 ``--corpus FOLDER`` grades real completions with stored verdicts: every .jsonl file below the
 folder, with a response, a gold and a verdict under one of the names of `NAMES`, also nested or as
-lists of equal length. A worked solution as the gold counts by its end, after "####" or "A:". Also
-printed are up to 20 completions on which this grader and the verdict differ.
+lists of equal length. If a gold is a worked solution, its end after "####" or "A:" is used. Also
+prints up to 20 completions on which this grader and the verdict differ.
 """
 
 import json
@@ -32,7 +31,7 @@ from prompt_aug.grading import grade
 
 EXAMPLE = "--corpus completions --extraction last_number"
 DATA = Path(__file__).resolve().parents[3] / "shared/data/math_level3to5"
-NAMES = {  # of columns, the first that is there
+NAMES = {  # of columns; the first that exists is used
     "response": ("response", "completion", "generation", "output", "solution"),
     "gold": ("gold", "gt", "ground_truth", "ground_truth_answer", "answer"),
     "verdict": ("is_correct", "correct", "verdict", "score"),
@@ -51,7 +50,7 @@ HOSTILE = (
 
 
 def golds() -> list[str]:
-    """Golds of real questions, or of made-up ones where the data is not here."""
+    """Return golds of real questions, or made-up ones if the data is missing."""
     files = sorted(DATA.glob("*train.parquet"))
     if not files:
         made = [rf"\frac{{{n}}}{{{n + 1}}}" for n in range(1, 400)]
@@ -61,18 +60,18 @@ def golds() -> list[str]:
 
 
 def respelled(gold: str) -> str:
-    """Another spelling of the same answer."""
+    """Return another spelling of the same answer."""
     text = gold.replace(r"\frac", r"\dfrac").replace("(", r"\left(").replace(")", r"\right)")
     return f" {text} ".replace("+", " + ").replace(",", ", " if "," in gold else ",")
 
 
 def wrong(gold: str, other: str) -> str:
-    """An answer that is not the gold: a number off by one, or the answer to another question."""
+    """Return an answer that is not the gold: a number off by one, or another gold plus 1."""
     return str(int(gold) + 1) if gold.lstrip("-").isdigit() else other + " + 1"
 
 
 def workload(ordinary: int, hostile: int, seed: int) -> list[tuple[str, str, str]]:
-    """(kind, response, gold), shuffled; kind is right, wrong or hostile."""
+    """Return shuffled (kind, response, gold); kind is right, wrong or hostile."""
     rng = random.Random(seed)
     pool = golds()
     text = "We compute step by step: " + "then $a+b=c$ and so on. " * 40

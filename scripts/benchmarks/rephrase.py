@@ -1,7 +1,7 @@
 """Accept and reject rates of the checks of `prompt_aug.rephrase` on public pairs.
 
 Each set is read from a checkout that you name (`--set NAME=DIR`). Nothing is downloaded.
-prompt_aug/rephrase/README.md says how far a set marked `held out` is unseen.
+prompt_aug/rephrase/README.md has the limits of sets marked `held out`.
 """
 
 import csv
@@ -29,7 +29,7 @@ from prompt_aug.prepare.sources import load_rows
 from prompt_aug.rephrase.verify import Check, check
 
 EXAMPLE = "--set gsm-plus=checkouts/GSM-Plus"
-SURE, CLEAR = 0.45, 0.1  # cosine of a pair, and how much less the next question has
+SURE, CLEAR = 0.45, 0.1  # least cosine of a pair, and least lead over the next question
 CHANGED = {
     "numerical substitution": "numbers replaced",
     "digit expansion": "digits added",
@@ -51,7 +51,7 @@ class BenchError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A question, a candidate, what the candidate is, and answers of solvers to the candidate.
+    """A question, a candidate, the kind of the candidate, and responses of solvers to both.
 
     kind: "good", "changed", "hidden" (changed inside a rewording) or "extra" (a distractor, same
     answer). `solved`: solver -> (its response to the question, its response to the candidate).
@@ -87,7 +87,7 @@ def gsm_plus(folders: Mapping[str, Path]) -> Iterator[Pair]:
             yield Pair("reworded", "good", *own, str(line["seed_answer"]))
         elif name == "distraction insertion":
             yield Pair("distractor", "extra", *own)
-        elif str(line["answer"]) != str(line["seed_answer"]):  # 0.5 of a house is half a house
+        elif str(line["answer"]) != str(line["seed_answer"]):  # some perturbations keep the answer
             yield Pair(CHANGED[name], "changed", *own)
 
 
@@ -113,7 +113,7 @@ def mathcheck(folders: Mapping[str, Path]) -> Iterator[Pair]:
         for name, (shown, kind) in MATHCHECK.items():
             text = group[name]["question"]
             if kind == "changed" and group[name]["answer"] == seed["answer"]:
-                continue  # another unknown with the same value: the answer cannot tell
+                continue  # another unknown with the same value has the same answer
             solved = {
                 solver: (answers[seed["question"]], answers[text])
                 for solver, answers in responses.items()
@@ -123,7 +123,7 @@ def mathcheck(folders: Mapping[str, Path]) -> Iterator[Pair]:
 
 
 def _gsm_rewordings(folders: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
-    """(question of GSM8K's test set, its rewording) of llm-decontaminator; same order."""
+    """Yield (question of GSM8K's test set, its rewording by llm-decontaminator), in order."""
     asked = [line["query"] for line in _lines(folders["metamath"] / "data/test/GSM8K_test.jsonl")]
     said = _lines(folders["llm-decontaminator"] / "data/rephrase/rephrase_gsm8k.jsonl")
     for question, line in zip(asked, said, strict=False):
@@ -150,7 +150,7 @@ def hidden(folders: Mapping[str, Path]) -> Iterator[Pair]:
 def _paired(
     texts: Sequence[str], found: Iterable[str], group: str = "rewritten", kind: str = "good"
 ) -> Iterator[Pair]:
-    """Texts whose nearest question is clear; this favors those that keep rare words.
+    """Yield `found` texts with their nearest question if it is clear, which favors rare words.
 
     The measure is the cosine of words and word pairs, weighted by rarity.
     """
@@ -244,7 +244,7 @@ def audit(perturbation: str, group: str, kind: str, folders: Mapping[str, Path])
 class PairSet:
     """A set of pairs: its reader, the checkouts it needs, its subject. `held_out`: not tuned on.
 
-    With a `half` only the pairs of that half, 0 or 1: one is for tuning, the other held out.
+    `half` selects half of the pairs: 0 for tuning, 1 held out.
     """
 
     reader: Callable[[Mapping[str, Path]], Iterator[Pair]]
@@ -314,14 +314,14 @@ def rephrase(options: Namespace, names: set[str]) -> None:
 
 
 def _overlap(pairs: Sequence[Pair]) -> float:
-    """Return the share that decontamination finds, the questions being a benchmark."""
+    """Return the share of candidates that decontamination against the questions finds."""
     index = OverlapIndex({"questions": [pair.question for pair in pairs]})
     found = (index.best(pair.candidate) for pair in pairs)
     return sum(match is not None and match.score >= OVERLAP_LIMIT for match in found) / len(pairs)
 
 
 def _fuzz(pairs: Sequence[Pair], count: int) -> str:
-    """Check random edits of the pairs, and report those on which a filter raised."""
+    """Check random edits of the pairs; return how many filters raised, with five errors."""
     rng, raised = random.Random(0), list[str]()
     pieces = ["0 times", "1/0", "$", "\\frac{", "{", "^", "half of 0", "²", "3:00", "", "%", "√("]
     for _ in range(count):
@@ -341,7 +341,7 @@ def _rates(counts: Counter[str]) -> list[str]:
 
 
 def _solved(found: Sequence[tuple[Pair, Check]]) -> Iterator[list[str]]:
-    """Rates after one stored answer of each solver: an agreeing answer accepts a doubtful one."""
+    """Yield rates with one stored answer of each solver: if right, a doubtful pair is accepted."""
     for solver in sorted({name for pair, _ in found for name in pair.solved}):
         for kind in ("good", "changed", "extra"):
             of_kind = [(p, c) for p, c in found if p.kind == kind and solver in p.solved]
@@ -355,7 +355,7 @@ def _solved(found: Sequence[tuple[Pair, Check]]) -> Iterator[list[str]]:
 
 
 def _show(groups: Mapping[Any, Sequence[tuple[Pair, Check]]], count: int) -> None:
-    """Print the first wrong verdicts of each group, and which filters spoke how often."""
+    """Print the first wrong verdicts of each group, and the counts of verdicts by filter."""
     for (kind, group), found in sorted(groups.items()):
         wanted = "accept" if kind == "good" else "reject"
         wrong = [(p, c) for p, c in found if (c.verdict == "accept") != (wanted == "accept")]

@@ -1,9 +1,9 @@
-"""Seconds of a CPU step: verl's defaults, then this project's changes one after the other.
+"""Seconds of a CPU step: verl's defaults, then this project's changes added one by one.
 
 Each variant is a real run of examples/toy from the same start model. The table holds the median
 seconds of the steps after the first, and the ratio to the project's default. The last variant uses
-the engine's log-probabilities as the old ones (verl's bypass mode); the line below the table says
-how far the engine's probabilities are from the actor's. Finished variants are not run again.
+the engine's log-probabilities as the old ones (verl's bypass mode). The line below the table is the
+largest difference between engine and actor. Finished variants are not run again.
 """
 
 import os
@@ -47,7 +47,7 @@ VARIANTS = {
 
 
 def metrics_of(run: Path, settings: Sequence[str], world: str, steps: int) -> list[dict[str, Any]]:
-    """Metrics of one variant by step; trains it if they are incomplete."""
+    """Return the metrics of one variant by step; train it if they are incomplete."""
     if len(read_metrics(run)) < steps:
         variables = dict(s.split("=") for s in settings if s.startswith(ENGINE_THREADS))
         command = [sys.executable, "-m", "recipe.train", "toy", f"recipe.run_dir={run}"]

@@ -1,10 +1,9 @@
 """Wall time of an evaluation sweep: one engine for all checkpoints, or one start for each.
 
-Three ways on the same exported checkpoints of RUN, each into its own folder: one engine that loads
-the checkpoints one after the other; one engine start per checkpoint; one process per checkpoint and
-repeat, as the published sweep does it (198 checkpoints x 5 repeats: 990 starts). Options that are
-not listed go to eval.sweep. Prints a JSON line with seconds, engine starts and ratios to the first.
-The first two must make equal samples.
+Evaluates the exported checkpoints of RUN in three ways: with one engine that loads each checkpoint,
+one engine per checkpoint, or one process per checkpoint and repeat. The published sweep does the
+last (198 checkpoints x 5 repeats: 990 starts). Other options are passed to eval.sweep. Prints JSON
+with seconds, engine starts and ratios to the first. Fails if the samples of the first two differ.
 """
 
 import json
@@ -24,7 +23,7 @@ EXAMPLE = "runs/demo --repeats 2"
 
 
 def sweep(run: Path, out: Path, *more: str) -> tuple[float, int]:
-    """(seconds, engine starts) of one call of the command."""
+    """Return (seconds, engine starts) of one call of eval.sweep."""
     command = [sys.executable, "-m", "eval.sweep", str(run), "--out", str(out), *more]
     started = time.perf_counter()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -33,7 +32,7 @@ def sweep(run: Path, out: Path, *more: str) -> tuple[float, int]:
 
 
 def samples(out: Path) -> dict[tuple[str, str, int], str]:
-    """Every response below a folder, by checkpoint, question and number."""
+    """Return every response below a folder, by checkpoint, question and number."""
     return {
         (path.parent.parent.name, line["uid"], line["sample"]): line["response"]
         for path in out.glob("*/step_*/*/samples-*.jsonl")

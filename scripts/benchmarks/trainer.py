@@ -1,10 +1,10 @@
 """Time that our trainer adds to a step: verl's methods and ours alternate within one run.
 
-The first eleven steps generate with the methods of verl's synchronous trainer. The eleventh's
-rollouts are kept (verl's skip.rollout_tq), and every later step replays them at a learning rate of
-1e-30, so that all of those do the same work. They come in pairs, one with verl's methods and one
-with ours (advantages, weights, group statistics, metrics.jsonl, rollouts/); the order within a pair
-alternates. Engine, agent loop, reward and data are the same. The first two pairs warm up.
+The first eleven steps generate with the methods of verl's synchronous trainer. Every later step
+replays the eleventh's rollouts (verl's skip.rollout_tq). The learning rate is 1e-30, so that these
+steps do equal work. They come in pairs, one with verl's methods and one with ours (advantages,
+weights, group statistics, metrics.jsonl, rollouts/); the order within a pair alternates. Engine,
+agent loop, reward and data are the same. The first two pairs warm up.
 
 Prints median seconds, the ratio of the replayed pairs, and the ratio for a step that generates.
 The intervals cover the median with 95 % confidence (order statistics of the pairs).
@@ -25,7 +25,7 @@ WARM_UP = 2
 
 
 def is_ours(step: int) -> bool:
-    """Return whose step it is: verl's up to GENERATING, then verl, ours, ours, verl, verl, ..."""
+    """Return True for our steps: after GENERATING the order is verl, ours, ours, verl, verl, ..."""
     return step > GENERATING and (step - GENERATING - 1) % 4 in (1, 2)
 
 
@@ -64,7 +64,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def report(seconds: list[float]) -> str:
-    """Figures of the pairs after the warm-up."""
+    """Return the figures of the pairs after the warm-up."""
     whole = statistics.median(seconds[2 : GENERATING - 1])
     numbered = list(enumerate(seconds, start=1))[GENERATING:]
     pairs = [
