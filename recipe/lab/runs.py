@@ -176,13 +176,14 @@ def changed_code() -> bool:
 
 
 def binned(metrics: list[dict[str, Any]], key: str) -> list[float | None]:
-    """Return means over `BIN` steps of a key, None for an empty bin; ends at the last value."""
+    """Return means over `BIN` steps of a key, None for an empty bin; [] for no value."""
     bins: dict[int, list[float]] = {}
     for line in metrics:
         if math.isfinite(value := line.get(key, math.nan)):
             bins.setdefault((line["step"] - 1) // BIN, []).append(value)
     means = {i: sum(values) / len(values) for i, values in bins.items()}
-    return [means.get(i) for i in range(max(means, default=-1) + 1)]
+    last = (metrics[-1]["step"] - 1) // BIN if means else -1
+    return [means.get(i) for i in range(last + 1)]
 
 
 def _rounded(value: Any) -> Any:

@@ -229,5 +229,5 @@ def test_bins_leave_out_what_was_not_logged() -> None:
     metrics += [{"step": 12, "a": 1.0}]
     assert binned(metrics, "a") == [3.5, 6.5, 1.0]
     assert binned([*metrics[:2], {"step": 11, "a": 4.0}], "a") == [2.0, None, 4.0]
-    assert binned(metrics, "b") == [1.0]
+    assert binned(metrics, "b") == [1.0, None, None]  # all bins, so that a figure knows their steps
     assert binned(metrics, "c") == []
