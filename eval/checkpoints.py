@@ -32,6 +32,7 @@ class Checkpoint:
     identity: dict[str, Any]
     files: Mapping[str, str] = field(default_factory=dict)  # in the folder `model`, with SHA-256
     positions: int | None = None  # the context length that an endpoint reports
+    root: str | None = None  # where an endpoint says that its weights are
 
     @property
     def name(self) -> str:

@@ -27,6 +27,7 @@ from prompt_aug.endpoint.client import (
     Failure,
     StoppedError,
     fetch,
+    served_models,
     used_tokens,
 )
 from recipe.run.evaluation import EvaluationSection
@@ -69,8 +70,9 @@ class Server:
             )
         identity = {"endpoint": self.endpoint.base_url, "model": model}
         identity |= {"api": CHAT} if api == CHAT else {"tokenizer": tokenizer or model}
-        positions = self.models[model].get("max_model_len")
-        return Checkpoint(step=None, model=model, identity=identity, positions=positions)
+        listed = self.models[model]
+        positions, root = listed.get("max_model_len"), listed.get("root")
+        return Checkpoint(step=None, model=model, identity=identity, positions=positions, root=root)
 
     def tokenizer(self, checkpoint: Checkpoint) -> Any:
         """Return the tokenizer of the checkpoint's identity; a chat endpoint needs none."""
@@ -87,18 +89,16 @@ def connect(url: str, concurrency: int, budget: Budget, settings: Settings) -> S
     """Read the endpoint's list of models. Raises EndpointError or EvaluationError."""
     endpoint = Endpoint(base_url=url.rstrip("/"), concurrency=concurrency, timeout=TIMEOUT)
 
-    async def listed() -> dict[str, Any]:
+    async def listed() -> dict[str, dict[str, Any]]:
         async with endpoint.client() as client:
-            return await fetch(client, "models")
+            return await served_models(client)
 
     try:
-        found = asyncio.run(listed()).get("data")
+        models = asyncio.run(listed())
     except Failure as failure:
         raise EvaluationError(
             f"--endpoint {url}: {failure.line}. Check the address and that the server has started."
         ) from failure
-    rows = found if isinstance(found, list) else []
-    models = {m["id"]: m for m in rows if isinstance(m, dict) and isinstance(m.get("id"), str)}
     return Server(endpoint=endpoint, budget=budget, settings=settings, models=models)
 
 

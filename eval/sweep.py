@@ -305,12 +305,17 @@ def _check_owner(checkpoint: Checkpoint, evaluation: Evaluation) -> None:
         return
     for item in evaluation.items(checkpoint):
         for file in item.folder.sample_files():
-            owner = next(iter_lines(file), {}).get("model", checkpoint.identity)
-            changed = differences(owner, checkpoint.identity)
-            if any(not line.startswith("endpoint:") for line in changed):  # a port may change
+            head = next(iter_lines(file), {})
+            changed = differences(head.get("model", checkpoint.identity), checkpoint.identity)
+            changed = [line for line in changed if not line.startswith("endpoint:")]  # as a port
+            # One name may be served with new weights; vLLM reports their folder as `root`.
+            if checkpoint.root and (root := head.get("engine", {}).get("root")):
+                changed += differences({"root": root}, {"root": checkpoint.root})
+            if changed:
                 raise EvaluationError(
-                    f"{item.folder.root} has samples of another model named {checkpoint.name}. "
-                    "Choose another --out for this one, or delete the folder"
+                    f"{item.folder.root} has samples of another model named {checkpoint.name} "
+                    f"({'; '.join(changed)}). Choose another --out for this one, or delete the "
+                    "folder."
                 )
 
 

@@ -122,6 +122,13 @@ async def fetch(client: httpx.AsyncClient, path: str, body: Any = None) -> dict[
     raise Failure(line, status, retry=again, wait=wait)
 
 
+async def served_models(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
+    """Return the endpoint's list of models by id. Raises Failure or RefusedError."""
+    found = (await fetch(client, "models")).get("data")
+    rows = found if isinstance(found, list) else []
+    return {m["id"]: m for m in rows if isinstance(m, dict) and isinstance(m.get("id"), str)}
+
+
 def used_tokens(answer: dict[str, Any], wanted: Spending, endpoint: Endpoint) -> Spending:
     """Return the usage that the server reports for an answer, else the reservation."""
     usage = answer.get("usage")
