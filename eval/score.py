@@ -143,11 +143,29 @@ def join(
     return [[line(question, sample) for sample in range(count)] for question in questions]
 
 
+def order_of(questions: Lines) -> str:
+    """Return the digest of the questions in their order, which `question_means` share."""
+    return hashlib.sha256("\n".join(q["uid"] for q in questions).encode()).hexdigest()
+
+
+def read_questions(folder: BenchmarkFolder, entry: Mapping[str, Any]) -> Lines:
+    """Return the questions of `entry["question_means"]`, in their order.
+
+    A sweep rewrites the questions before it samples, and the scores after grading. Raises
+    EvaluationError between the two.
+    """
+    questions = read_lines(folder.questions)
+    known = entry.get("order", order_of(questions))  # scores of older versions lack it
+    if (order_of(questions), len(questions)) != (known, len(entry["question_means"])):
+        raise EvaluationError(f"{folder.root}: its sweep is not finished. Run eval.sweep again.")
+    return questions
+
+
 def read_scored(
     folder: BenchmarkFolder, entry: Mapping[str, Any]
 ) -> list[tuple[dict[str, Any], Lines]]:
     """Return each question of a benchmark with its graded samples. `entry`: its scores.json."""
-    questions, samples = read_lines(folder.questions), SampleFiles(folder, entry["model"]).load()
+    questions, samples = read_questions(folder, entry), SampleFiles(folder, entry["model"]).load()
     table = join(questions, samples, read_lines(folder.grades)[1:], entry["settings"]["samples"])
     return list(zip(questions, table, strict=True))
 
@@ -206,8 +224,7 @@ def score_benchmark(
     write_lines(folder.grades, [head, *grades])
     table = join(questions, samples, grades, settings["samples"])
     # The digest of a benchmark does not depend on its order, and `question_means` have it.
-    order = hashlib.sha256("\n".join(q["uid"] for q in questions).encode()).hexdigest()
-    write_json(folder.scores, {**record, **head, "order": order, **score(table)})
+    write_json(folder.scores, {**record, **head, "order": order_of(questions), **score(table)})
 
 
 def combine(
