@@ -101,6 +101,16 @@ def from_manifest(folder: Path, step: int) -> Checkpoint:
     return Checkpoint(step=step, model=str(model), identity=_identity(files), files=dict(files))
 
 
+def has_changed(folder: Path, identity: Mapping[str, Any]) -> bool:
+    """Return True if the export in `folder` has other weights than those of `identity`.
+
+    An export that was deleted, or that names the start model by its hub id, has not changed.
+    """
+    path = folder / MANIFEST
+    files = read_json(path).get("files", {}) if path.is_file() else {}
+    return bool(files) and _identity(files) != identity
+
+
 def from_model(model: str, cache: Path | None = None) -> Checkpoint:
     """Return the checkpoint of a Hugging Face folder (identified by its files) or a hub id."""
     folder = Path(model)
