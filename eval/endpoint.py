@@ -26,6 +26,7 @@ from prompt_aug.endpoint.client import (
     Endpoint,
     Failure,
     StoppedError,
+    check_end,
     fetch,
     served_models,
     used_tokens,
@@ -36,7 +37,6 @@ TIMEOUT = 3600.0  # seconds of one request; responses are not streamed
 VLLM = "vllm"  # `owned_by` in its list of models
 CHAT = "chat"
 APIS = ("completions", CHAT)
-ENDS = ("stop", "length", "content_filter")  # of a whole answer
 
 
 class NoTokenizer:
@@ -205,8 +205,7 @@ class RemoteEngine:
             raise Failure(f"not a completion: {str(answer)[:160]}") from error
         if not isinstance(text, str):
             raise Failure(f"a completion that is no text: {str(text)[:160]}")
-        if finish not in ENDS:  # a server that shuts down gives half an answer
-            raise Failure(f"an answer that ended by finish_reason {finish}", retry=True)
+        check_end(finish)
         ends = [text.find(stop) + len(stop) for stop in request.stop if stop in text]
         if ends and not self._vllm:
             text, finish = text[: min(ends)], "stop"

@@ -31,6 +31,7 @@ REFUSED = {
 }
 FINAL = (400, 413, 422)  # the same request gets the same answer
 RETRIED = (408, 409, 429)  # and all from 500
+ENDS = ("stop", "length", "content_filter")  # of a whole answer
 EQUAL_FAILURES = 8
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds before a retry, doubled each time
 MOST_PATIENCE = 60.0  # seconds; with a longer Retry-After a request is not retried
@@ -120,6 +121,15 @@ async def fetch(client: httpx.AsyncClient, path: str, body: Any = None) -> dict[
     wait = _retry_after(response.headers.get("retry-after", ""))
     again = (status in RETRIED or status >= 500) and (wait or 0) <= MOST_PATIENCE
     raise Failure(line, status, retry=again, wait=wait)
+
+
+def check_end(finish: object) -> None:
+    """Raise Failure unless an answer with this finish_reason is whole.
+
+    A server that shuts down gives half an answer.
+    """
+    if finish not in ENDS:
+        raise Failure(f"an answer that ended by finish_reason {finish}", retry=True)
 
 
 async def served_models(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:

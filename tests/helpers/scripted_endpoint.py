@@ -24,7 +24,10 @@ class Reply:
 
 
 def chat(
-    texts: list[str], model: str = "scripted", usage: tuple[int, int] = (100, 20)
+    texts: list[str],
+    model: str = "scripted",
+    usage: tuple[int, int] = (100, 20),
+    finish: str | None = "stop",
 ) -> dict[str, Any]:
     """The body of a chat completion with these choices."""
     return {
@@ -33,7 +36,7 @@ def chat(
         "created": 0,
         "model": model,
         "choices": [
-            {"index": i, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+            {"index": i, "finish_reason": finish, "message": {"role": "assistant", "content": text}}
             for i, text in enumerate(texts)
         ],
         "usage": dict(zip(COUNTS, (*usage, sum(usage)), strict=True)),

@@ -163,6 +163,8 @@ class Stage:
         listed = [c for c in choices if isinstance(c, dict)] if isinstance(choices, list) else []
         if not listed or [c for c in listed if isinstance(c.get("message"), dict)] != choices:
             raise http.Failure(f"not a chat completion: {json.dumps(answer)[:160]}")
+        for choice in listed:
+            http.check_end(choice.get("finish_reason"))
         return answer, http.used_tokens(answer, wanted, self.endpoint)
 
 

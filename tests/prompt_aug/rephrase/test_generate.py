@@ -168,6 +168,8 @@ HTML = {"content-type": "text/html"}
         (Reply({"choices": [{"text": "x"}]}), "not a chat completion"),
         (Reply({"error": "none"}), "not a chat completion"),
         (Reply([1]), "[1]"),
+        (Reply(chat(["half an"], finish="abort")), "finish_reason abort"),
+        (Reply(chat(["half an"], finish=None)), "finish_reason None"),
     ],
 )
 def test_a_failure_is_recorded_and_retried_by_the_next_run(
