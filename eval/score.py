@@ -171,7 +171,10 @@ def read_scored(
 
 
 def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Return the scores of one benchmark. Rates are shares of all samples, in [0, 1]."""
+    """Return the scores of one benchmark. Rates are shares of all samples, in [0, 1].
+
+    `empty` and `filtered` count samples without text and those with finish_reason content_filter.
+    """
     correct = np.array([[float(sample["correct"]) for sample in row] for row in table])
     answers = [[sample.get("form") for sample in row] for row in table]
     lines = [sample for row in table for sample in row]
@@ -202,6 +205,8 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
         "status_rates": {name: count / total for name, count in sorted(statuses.items())},
         **({"parts": part_means} if part_means else {}),
         "truncation_rate": sum(line["finish_reason"] == "length" for line in lines) / total,
+        "empty": sum("response" in line and not line["response"].strip() for line in lines),
+        "filtered": sum(line["finish_reason"] == "content_filter" for line in lines),
         "reflection_rate": sum(any(w in text for w in REFLECTION) for text in texts) / total,
         "mean_tokens": sum(line["tokens"] for line in lines) / total,
         "question_means": correct.mean(axis=1).tolist(),

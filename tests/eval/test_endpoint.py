@@ -132,6 +132,42 @@ def test_a_response_without_a_text_is_a_failure_not_an_empty_answer() -> None:
         list(engine_at(endpoint.url).stream(requests(1)))
 
 
+def chat_command(url: str, folder: Path) -> list[str]:
+    """Evaluate 20 questions, whose answer is 3, at a chat endpoint."""
+    path = folder / "q.parquet"
+    write_parquet(
+        [make_question(text=f"{i}?", answers=("3",), source="t") for i in range(20)], path
+    )
+    command = ["--endpoint", url, "--api=chat", "--model=tiny", "--max-tokens=9"]
+    return [*command, "--out", str(folder / "o"), f"--benchmark=q={path}"]
+
+
+def test_a_message_without_content_is_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reasoning parser of vLLM has moved the text to another key."""
+    reply = chat([""])
+    reply["choices"][0]["message"] |= {"content": None, "reasoning_content": r"\boxed{3}"}
+    with server_of(lambda n, b: Reply(reply)) as endpoint:
+        assert main(chat_command(endpoint.url, tmp_path)) == 1
+    assert "reasoning parser" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("scores.json"))
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "warned"),
+    [("", "stop", "20 of 20"), ("I cannot", "content_filter", "20 of 20"), ("3", "stop", "")],
+)
+def test_responses_without_a_text_or_filtered_are_warned_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, finish: str, warned: str
+) -> None:
+    with server_of(lambda n, b: Reply(chat([text], finish=finish))) as endpoint:
+        for _ in range(2):  # the second sends nothing
+            assert main(chat_command(endpoint.url, tmp_path)) == 0
+            lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning")]
+            assert len(lines) == bool(warned) and warned in "".join(lines)
+
+
 def test_a_caller_that_stops_cancels_what_is_open() -> None:
     def slow(number: int, body: dict[str, Any]) -> Reply:
         return completion("x") if number == 0 else Reply({}, delay=30)
