@@ -28,6 +28,7 @@ from prompt_aug.endpoint.client import (
     StoppedError,
     check_end,
     fetch,
+    reported_tokens,
     served_models,
     used_tokens,
 )
@@ -216,5 +217,6 @@ class RemoteEngine:
         if ends and not self._vllm:
             text, finish = text[: min(ends)], "stop"
         spent = used_tokens(answer, self._estimate(request), self._server.endpoint)
-        response = {"response": text, "tokens": spent.tokens_out, "finish_reason": finish}
-        return response, spent
+        tokens = reported_tokens(answer, "completion_tokens")
+        tokens = None if text and tokens == 0 else tokens  # a server that does not count
+        return {"response": text, "tokens": tokens, "finish_reason": finish}, spent

@@ -180,6 +180,7 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     lines = [sample for row in table for sample in row]
     statuses, total = Counter(line["status"] for line in lines), len(lines)
     texts = (line.get("response", "").lower() for line in lines)
+    tokens = [n for line in lines if (n := line["tokens"]) is not None]  # a server may report none
     parts: dict[str, list[float]] = defaultdict(list)  # of the results of verifiers
     for line in lines:
         for name, value in line.get("parts", {}).items():
@@ -208,7 +209,7 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
         "empty": sum("response" in line and not line["response"].strip() for line in lines),
         "filtered": sum(line["finish_reason"] == "content_filter" for line in lines),
         "reflection_rate": sum(any(w in text for w in REFLECTION) for text in texts) / total,
-        "mean_tokens": sum(line["tokens"] for line in lines) / total,
+        "mean_tokens": float(np.mean(tokens)) if tokens else None,
         "question_means": correct.mean(axis=1).tolist(),
     }
 

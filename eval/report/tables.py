@@ -136,12 +136,14 @@ def checkpoint_table(data: RunData) -> Table:
             for e in entries
         ]
         weights = [entry["samples"] for entry in entries]
-        no_answer, truncated, tokens = np.average(rates, axis=0, weights=weights)
+        known = np.array(rates, dtype=float)  # NaN for unknown tokens
+        no_answer, truncated, tokens = np.average(known, axis=0, weights=weights)
         name = "start (step 0)" if row.step == 0 else f"step {row.step}"
         table.append([
             name + " *" * (data.selection.get("step") == row.step),
             *map(share, entries), *[share(row.total)] * several, change(row.gain),
-            p_value(row.gain), percent(no_answer), percent(truncated), f"{tokens:.0f}",
+            p_value(row.gain), percent(no_answer), percent(truncated),
+            "-" if np.isnan(tokens) else f"{tokens:.0f}",
         ])  # fmt: skip
     return table
 

@@ -139,13 +139,19 @@ async def served_models(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
     return {m["id"]: m for m in rows if isinstance(m, dict) and isinstance(m.get("id"), str)}
 
 
+def reported_tokens(answer: dict[str, Any], name: str) -> int | None:
+    """Return a count of the answer's `usage`; None unless it is an integer of 0 or more."""
+    usage = answer.get("usage")
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if type(count) is int and count >= 0 else None
+
+
 def used_tokens(answer: dict[str, Any], wanted: Spending, endpoint: Endpoint) -> Spending:
     """Return the usage that the server reports for an answer, else the reservation."""
-    usage = answer.get("usage")
-    if not isinstance(usage, dict) or not usage.get("prompt_tokens"):
+    read, written = (reported_tokens(answer, f"{of}_tokens") for of in ("prompt", "completion"))
+    if not read or written is None:  # every prompt has a token
         return wanted
-    counts = int(usage["prompt_tokens"]), int(usage.get("completion_tokens") or 0)
-    return Spending(1, *counts).at(endpoint.price)
+    return Spending(1, read, written).at(endpoint.price)
 
 
 def _retry_after(said: str) -> float | None:

@@ -1,5 +1,6 @@
 """Samples over real HTTP from a scripted server: bodies, retries, refusals, limits, resume."""
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -166,6 +167,42 @@ def test_responses_without_a_text_or_filtered_are_warned_about(
             assert main(chat_command(endpoint.url, tmp_path)) == 0
             lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning")]
             assert len(lines) == bool(warned) and warned in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens", "spent"),
+    [
+        ({"prompt_tokens": 3, "completion_tokens": 5}, 5, (3, 5)),
+        ({"prompt_tokens": 0, "completion_tokens": 5}, 5, (3, 8)),
+        ({"prompt_tokens": 0, "completion_tokens": 0}, None, (3, 8)),
+        ({"prompt_tokens": 3, "completion_tokens": -7}, None, (3, 8)),
+        ({"prompt_tokens": "five", "completion_tokens": "x"}, None, (3, 8)),
+        ({"prompt_tokens": 3, "completion_tokens": math.nan}, None, (3, 8)),
+        (None, None, (3, 8)),
+    ],
+)
+def test_tokens_that_a_server_does_not_report_are_unknown(
+    usage: dict[str, Any] | None, tokens: int | None, spent: tuple[int, int]
+) -> None:
+    """The budget books the reservation for them: 3 read and 8 written."""
+    budget = Budget()
+    reply = Reply({"choices": [{"text": "x", "finish_reason": "stop"}], "usage": usage})
+    with server_of(lambda n, b: reply) as endpoint:
+        ((_, response),) = engine_at(endpoint.url, budget).stream(requests(1))
+    assert response["tokens"] == tokens and budget.spent == Spending(1, *spent)
+
+
+def test_the_mean_of_tokens_is_over_the_reported_counts(tmp_path: Path) -> None:
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        return Reply(chat(["3"], usage=(1, 7)) | ({"usage": None} if number < unknown else {}))
+
+    for unknown, mean in ((12, 7.0), (20, None)):
+        folder = tmp_path / str(unknown)
+        folder.mkdir()
+        with server_of(script) as endpoint:
+            assert main(chat_command(endpoint.url, folder)) == 0
+        (scores,) = folder.glob("o/*/tiny/scores.json")
+        assert read_json(scores)["benchmarks"]["q"]["mean_tokens"] == mean
 
 
 def test_a_caller_that_stops_cancels_what_is_open() -> None:

@@ -230,6 +230,12 @@ def test_every_question_has_the_same_weight(run: Path) -> None:
     assert table[1][1:4] == ["75.0 ±25.0", "0.0 [0.0, 65.8]", "37.5 ±12.5"]  # benchmarks are strata
 
 
+def test_tokens_that_no_server_reported_are_a_dash(run: Path) -> None:
+    data = collect(run)
+    data.result.benchmarks["toy"]["mean_tokens"] = None
+    assert [row[-1] for row in tables.checkpoint_table(data)] == ["tokens", "10", "-"]
+
+
 def test_other_questions_give_no_gain(run: Path) -> None:
     write_eval(run, 30, {"toy": [[1], [1], [1]]})
     data = collect(run)

@@ -313,6 +313,14 @@ def test_a_failure_is_booked_as_what_it_may_have_cost(
     assert len(Store(tmp_path).failures) == 1
 
 
+@pytest.mark.parametrize("count", ["five", math.nan, -7, None])
+def test_a_usage_that_is_no_count_is_booked_as_the_reservation(count: Any, tmp_path: Path) -> None:
+    reply = chat(["x"]) | {"usage": {"prompt_tokens": 100, "completion_tokens": count}}
+    with serving(always(Reply(reply))) as endpoint:
+        store = ask(tmp_path, endpoint.url, requests(1))
+    assert len(store.answers) == 1 and store.spent.tokens_out == SAMPLING.max_tokens
+
+
 def test_retries_count_against_the_budget(tmp_path: Path) -> None:
     with serving(always(Reply({}, status=500))) as endpoint:
         with pytest.raises(BudgetError):
