@@ -32,6 +32,7 @@ class Checkpoint:
     identity: dict[str, Any]
     files: Mapping[str, str] = field(default_factory=dict)  # in the folder `model`, with SHA-256
     positions: int | None = None  # the context length that an endpoint reports
+    root: str | None = None  # where an endpoint says that its weights are
 
     @property
     def name(self) -> str:
@@ -98,6 +99,16 @@ def from_manifest(folder: Path, step: int) -> Checkpoint:
             f"{folder / MANIFEST} lists no model files: delete {folder} and export it again"
         )
     return Checkpoint(step=step, model=str(model), identity=_identity(files), files=dict(files))
+
+
+def has_changed(folder: Path, identity: Mapping[str, Any]) -> bool:
+    """Return True if the export in `folder` has other weights than those of `identity`.
+
+    An export that was deleted, or that names the start model by its hub id, has not changed.
+    """
+    path = folder / MANIFEST
+    files = read_json(path).get("files", {}) if path.is_file() else {}
+    return bool(files) and _identity(files) != identity
 
 
 def from_model(model: str, cache: Path | None = None) -> Checkpoint:

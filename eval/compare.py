@@ -22,11 +22,11 @@ from eval.report.answers import archive
 from eval.report.data import CheckpointRow, RunData, asked, collect
 from eval.report.page import Block, Page
 from eval.report.tables import Table, interval, p_value, points, share
-from eval.score import require_one_grader
+from eval.score import read_questions, require_one_grader
 from eval.settings import differences
 from prompt_aug.base.commands import existing, in_columns, make_parser
 from prompt_aug.base.errors import UsageError
-from prompt_aug.base.files import read_json, read_lines, write_json, write_text
+from prompt_aug.base.files import read_json, write_json, write_text
 from prompt_aug.questions import VALIDATION
 from recipe.run.folder import EvaluationFolder
 
@@ -156,13 +156,9 @@ def notes_of(a: Side, b: Side) -> list[str]:
 
 def _questions(side: Side, name: str) -> dict[tuple[str, int], tuple[dict[str, Any], float]]:
     """Return (question, mean) by (uid, index), where the index counts questions of equal uid."""
-    lines = read_lines(side.folder.benchmark(name).questions)
-    means = side.record["benchmarks"][name]["question_means"]
-    if len(lines) != len(means):
-        raise EvaluationError(f"{side.name}: a sweep of {name} is not finished: run it again")
-    seen: Counter[str] = Counter()
-    found = {}
-    for line, mean in zip(lines, means, strict=True):
+    entry, seen = side.record["benchmarks"][name], Counter[str]()
+    lines, found = read_questions(side.folder.benchmark(name), entry), {}
+    for line, mean in zip(lines, entry["question_means"], strict=True):
         found[line["uid"], seen[line["uid"]]] = (line, float(mean))
         seen[line["uid"]] += 1
     return found

@@ -26,7 +26,10 @@ from prompt_aug.endpoint.client import (
     Endpoint,
     Failure,
     StoppedError,
+    check_end,
     fetch,
+    reported_tokens,
+    served_models,
     used_tokens,
 )
 from recipe.run.evaluation import EvaluationSection
@@ -35,7 +38,6 @@ TIMEOUT = 3600.0  # seconds of one request; responses are not streamed
 VLLM = "vllm"  # `owned_by` in its list of models
 CHAT = "chat"
 APIS = ("completions", CHAT)
-ENDS = ("stop", "length", "content_filter")  # of a whole answer
 
 
 class NoTokenizer:
@@ -69,8 +71,9 @@ class Server:
             )
         identity = {"endpoint": self.endpoint.base_url, "model": model}
         identity |= {"api": CHAT} if api == CHAT else {"tokenizer": tokenizer or model}
-        positions = self.models[model].get("max_model_len")
-        return Checkpoint(step=None, model=model, identity=identity, positions=positions)
+        listed = self.models[model]
+        positions, root = listed.get("max_model_len"), listed.get("root")
+        return Checkpoint(step=None, model=model, identity=identity, positions=positions, root=root)
 
     def tokenizer(self, checkpoint: Checkpoint) -> Any:
         """Return the tokenizer of the checkpoint's identity; a chat endpoint needs none."""
@@ -87,18 +90,16 @@ def connect(url: str, concurrency: int, budget: Budget, settings: Settings) -> S
     """Read the endpoint's list of models. Raises EndpointError or EvaluationError."""
     endpoint = Endpoint(base_url=url.rstrip("/"), concurrency=concurrency, timeout=TIMEOUT)
 
-    async def listed() -> dict[str, Any]:
+    async def listed() -> dict[str, dict[str, Any]]:
         async with endpoint.client() as client:
-            return await fetch(client, "models")
+            return await served_models(client)
 
     try:
-        found = asyncio.run(listed()).get("data")
+        models = asyncio.run(listed())
     except Failure as failure:
         raise EvaluationError(
             f"--endpoint {url}: {failure.line}. Check the address and that the server has started."
         ) from failure
-    rows = found if isinstance(found, list) else []
-    models = {m["id"]: m for m in rows if isinstance(m, dict) and isinstance(m.get("id"), str)}
     return Server(endpoint=endpoint, budget=budget, settings=settings, models=models)
 
 
@@ -200,16 +201,22 @@ class RemoteEngine:
         try:
             (choice,) = answer["choices"]
             text = choice["message"]["content"] if self._chat else choice["text"]
-            text, finish = text or "", str(choice["finish_reason"])
+            finish = str(choice["finish_reason"])
         except (KeyError, TypeError, ValueError) as error:
             raise Failure(f"not a completion: {str(answer)[:160]}") from error
+        if self._chat and text is None and finish == "stop":
+            raise Failure(
+                "a message without content, all of which the server's reasoning parser may have "
+                "taken. Start the server without the parser, or use --api completions"
+            )
+        text = text or ""
         if not isinstance(text, str):
             raise Failure(f"a completion that is no text: {str(text)[:160]}")
-        if finish not in ENDS:  # a server that shuts down gives half an answer
-            raise Failure(f"an answer that ended by finish_reason {finish}", retry=True)
+        check_end(finish)
         ends = [text.find(stop) + len(stop) for stop in request.stop if stop in text]
         if ends and not self._vllm:
             text, finish = text[: min(ends)], "stop"
         spent = used_tokens(answer, self._estimate(request), self._server.endpoint)
-        response = {"response": text, "tokens": spent.tokens_out, "finish_reason": finish}
-        return response, spent
+        tokens = reported_tokens(answer, "completion_tokens")
+        tokens = None if text and tokens == 0 else tokens  # a server that does not count
+        return {"response": text, "tokens": tokens, "finish_reason": finish}, spent

@@ -2,7 +2,7 @@
 
 A sample belongs to (question, number), and its seed depends on nothing else. Requesting 8 samples
 after 4 generates the missing 4. Nothing is deleted from a file. Its first line names the model and
-the engine; samples of other weights are ignored.
+the engine. Samples of other weights are ignored; a sweep rejects another `root` of an endpoint.
 """
 
 import hashlib

@@ -143,22 +143,44 @@ def join(
     return [[line(question, sample) for sample in range(count)] for question in questions]
 
 
+def order_of(questions: Lines) -> str:
+    """Return the digest of the questions in their order, which `question_means` share."""
+    return hashlib.sha256("\n".join(q["uid"] for q in questions).encode()).hexdigest()
+
+
+def read_questions(folder: BenchmarkFolder, entry: Mapping[str, Any]) -> Lines:
+    """Return the questions of `entry["question_means"]`, in their order.
+
+    A sweep rewrites the questions before it samples, and the scores after grading. Raises
+    EvaluationError between the two.
+    """
+    questions = read_lines(folder.questions)
+    known = entry.get("order", order_of(questions))  # scores of older versions lack it
+    if (order_of(questions), len(questions)) != (known, len(entry["question_means"])):
+        raise EvaluationError(f"{folder.root}: its sweep is not finished. Run eval.sweep again.")
+    return questions
+
+
 def read_scored(
     folder: BenchmarkFolder, entry: Mapping[str, Any]
 ) -> list[tuple[dict[str, Any], Lines]]:
     """Return each question of a benchmark with its graded samples. `entry`: its scores.json."""
-    questions, samples = read_lines(folder.questions), SampleFiles(folder, entry["model"]).load()
+    questions, samples = read_questions(folder, entry), SampleFiles(folder, entry["model"]).load()
     table = join(questions, samples, read_lines(folder.grades)[1:], entry["settings"]["samples"])
     return list(zip(questions, table, strict=True))
 
 
 def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Return the scores of one benchmark. Rates are shares of all samples, in [0, 1]."""
+    """Return the scores of one benchmark. Rates are shares of all samples, in [0, 1].
+
+    `empty` and `filtered` count samples without text and those with finish_reason content_filter.
+    """
     correct = np.array([[float(sample["correct"]) for sample in row] for row in table])
     answers = [[sample.get("form") for sample in row] for row in table]
     lines = [sample for row in table for sample in row]
     statuses, total = Counter(line["status"] for line in lines), len(lines)
     texts = (line.get("response", "").lower() for line in lines)
+    tokens = [n for line in lines if (n := line["tokens"]) is not None]  # a server may report none
     parts: dict[str, list[float]] = defaultdict(list)  # of the results of verifiers
     for line in lines:
         for name, value in line.get("parts", {}).items():
@@ -184,8 +206,10 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
         "status_rates": {name: count / total for name, count in sorted(statuses.items())},
         **({"parts": part_means} if part_means else {}),
         "truncation_rate": sum(line["finish_reason"] == "length" for line in lines) / total,
+        "empty": sum("response" in line and not line["response"].strip() for line in lines),
+        "filtered": sum(line["finish_reason"] == "content_filter" for line in lines),
         "reflection_rate": sum(any(w in text for w in REFLECTION) for text in texts) / total,
-        "mean_tokens": sum(line["tokens"] for line in lines) / total,
+        "mean_tokens": float(np.mean(tokens)) if tokens else None,
         "question_means": correct.mean(axis=1).tolist(),
     }
 
@@ -206,8 +230,7 @@ def score_benchmark(
     write_lines(folder.grades, [head, *grades])
     table = join(questions, samples, grades, settings["samples"])
     # The digest of a benchmark does not depend on its order, and `question_means` have it.
-    order = hashlib.sha256("\n".join(q["uid"] for q in questions).encode()).hexdigest()
-    write_json(folder.scores, {**record, **head, "order": order, **score(table)})
+    write_json(folder.scores, {**record, **head, "order": order_of(questions), **score(table)})
 
 
 def combine(

@@ -40,6 +40,10 @@ from recipe.run.folder import RunFolder, read_config, select
 
 WATCH_SECONDS = 30.0
 TRUNCATED = 0.05  # share of a benchmark's responses above which a warning is printed
+WARNED = (
+    ("empty", TRUNCATED, "have no text. Check the template, the stop strings and the server."),
+    ("filtered", 0.0, "were ended by the server's content filter and are graded as they are."),
+)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -294,6 +298,10 @@ def _print_scores(item: Item, limit: int) -> None:
             f"  --max-tokens={limit}: {truncated:.0%} of the responses were truncated. Raise it "
             "if the model's context allows it."
         )
+    for key, most, what in WARNED:  # scores of older versions lack the keys
+        if (count := entry.get(key, 0)) > most * entry["samples"]:
+            said = f"{count} of {entry['samples']} responses {what}"
+            print(f"warning: {item.name}: {said}", file=sys.stderr)
 
 
 def _check_owner(checkpoint: Checkpoint, evaluation: Evaluation) -> None:
@@ -305,12 +313,17 @@ def _check_owner(checkpoint: Checkpoint, evaluation: Evaluation) -> None:
         return
     for item in evaluation.items(checkpoint):
         for file in item.folder.sample_files():
-            owner = next(iter_lines(file), {}).get("model", checkpoint.identity)
-            changed = differences(owner, checkpoint.identity)
-            if any(not line.startswith("endpoint:") for line in changed):  # a port may change
+            head = next(iter_lines(file), {})
+            changed = differences(head.get("model", checkpoint.identity), checkpoint.identity)
+            changed = [line for line in changed if not line.startswith("endpoint:")]  # as a port
+            # One name may be served with new weights; vLLM reports their folder as `root`.
+            if checkpoint.root and (root := head.get("engine", {}).get("root")):
+                changed += differences({"root": root}, {"root": checkpoint.root})
+            if changed:
                 raise EvaluationError(
-                    f"{item.folder.root} has samples of another model named {checkpoint.name}. "
-                    "Choose another --out for this one, or delete the folder"
+                    f"{item.folder.root} has samples of another model named {checkpoint.name} "
+                    f"({'; '.join(changed)}). Choose another --out for this one, or delete the "
+                    "folder."
                 )
 
 

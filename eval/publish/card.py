@@ -40,12 +40,7 @@ def write(checkpoint: Evaluated) -> Path:
         raise EvaluationError(f"{folder} has no {MANIFEST}: run recipe.export first")
     if "files" not in read_json(folder / MANIFEST):
         raise EvaluationError(f"{folder} only points to the start model: it gets no card")
-    exported = from_manifest(folder, checkpoint.step)
-    verify(exported)
-    if exported.identity != checkpoint.record["identity"]:
-        raise EvaluationError(
-            f"{folder} has other weights than those of the scores: sweep it again"
-        )
+    verify(from_manifest(folder, checkpoint.step))
     write_text(folder / CARD, model_card(checkpoint))
     return folder / CARD
 

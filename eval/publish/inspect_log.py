@@ -59,13 +59,13 @@ def write(checkpoint: Evaluated, out: Path, now: datetime) -> list[Path]:
 def _sample(
     model: str, uid: str, question: Mapping[str, Any], line: Mapping[str, Any]
 ) -> dict[str, Any]:
-    text, written = line.get("response", ""), line["tokens"]
+    text, written = line.get("response", ""), line["tokens"] or 0
     read = question["prompt_tokens"] if question["asked"] else 0  # too long: not asked
     usage = {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
     answer = {"role": "assistant", "content": text, "source": "generate", "model": model}
     choice = {"message": answer, "stop_reason": STOPS.get(line["finish_reason"], "stop")}
     score = {"value": "C" if line["correct"] else "I", "answer": line.get("extracted")}
-    shown = {"tokens": written, "finish_reason": line["finish_reason"]}
+    shown = {"tokens": line["tokens"], "finish_reason": line["finish_reason"]}
     return {
         "id": uid, "epoch": line["sample"] + 1, "input": question["question"],
         "target": list(question["gold"]), "store": {}, "events": [], "attachments": {},

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from eval import EvaluationError, metrics
+from eval.checkpoints import has_changed
 from eval.metrics import Difference, paired
 from eval.score import require_one_grader
 from eval.settings import differences
@@ -91,7 +92,7 @@ def collect(run: Path, settings: str | None = None) -> RunData:
     lines = read_metrics(run)
     if not lines:
         notes.append("metrics.jsonl has no training step: there are no training curves")
-    evaluated = choose_evaluation(folder.evaluation, settings, notes)
+    evaluated = choose_evaluation(run, settings, notes)
     scores = {step: read_json(path.scores) for step, path in evaluated.items()}
     require_one_grader({f"step_{step}": record["grader"] for step, record in scores.items()})
     if not scores:
@@ -222,17 +223,29 @@ def summary(data: RunData) -> dict[str, Any]:
 
 
 def choose_evaluation(
-    root: Path, settings: str | None, notes: list[str]
+    run: Path, settings: str | None, notes: list[str]
 ) -> dict[int, EvaluationFolder]:
     """Return the scored checkpoints of `settings`, by step; a note names the other settings.
 
-    None selects the settings with the most steps; ties go to the newest.
+    None selects the settings with the most steps; ties go to the newest. Scores of weights that
+    were exported anew since are left out with a note.
     """
-    found: dict[str, dict[int, EvaluationFolder]] = {}
+    root, found = RunFolder(run).evaluation, dict[str, dict[int, EvaluationFolder]]()
+    stale = list[str]()
     for folder in sorted(root.glob("*/")):
         steps = {s: EvaluationFolder(path) for s, path in numbered(folder, "step_").items()}
-        if scored := {step: path for step, path in steps.items() if path.scores.exists()}:
-            found[folder.name] = scored
+        for step, path in steps.items():
+            if not path.scores.exists():
+                continue
+            if has_changed(RunFolder(run).exported(step), read_json(path.scores)["identity"]):
+                stale.append(f"{folder.name}/step_{step}")
+            else:
+                found.setdefault(folder.name, {})[step] = path
+    if stale:
+        notes.append(
+            f"scores left out, because the exports have other weights now: {', '.join(stale)}. Run "
+            "eval.sweep again."
+        )
     if settings is not None and settings not in found:
         raise EvaluationError(f"no scores of the settings {settings!r} in {root}: {sorted(found)}")
     if not found:
@@ -249,7 +262,7 @@ def choose_evaluation(
 
 def scored_steps(run: Path, settings: str | None) -> dict[int, EvaluationFolder]:
     """Return the scored checkpoints of a run by step, at least one; print which were chosen."""
-    found = choose_evaluation(RunFolder(run).evaluation, settings, notes := list[str]())
+    found = choose_evaluation(run, settings, notes := list[str]())
     for note in notes:
         print(f"note: {note}")
     if not found:

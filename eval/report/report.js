@@ -169,7 +169,7 @@ async function fits(number) {
 function sampleElement([checkpoint, sample, status, tokens], prompts, [prompt, response, extracted, finish]) {
   const verdict = status === RIGHT ? "right" : "wrong";
   const summary = [[verdict, verdict], ["", checkpointName(checkpoint)], ["", `sample ${sample}`],
-    ["status", index.statuses[status]], ["soft", `${tokens} tokens`], ["question", visible(extracted ?? "")]];
+    ["status", index.statuses[status]], ["soft", `${tokens ?? "?"} tokens`], ["question", visible(extracted ?? "")]];
   return folded(summary.map(([name, text]) => make("span", { class: name }, text)), () => [
     make("p", { class: "soft" }, `ended by: ${finish}`),
     folded(["prompt"], () => [make("pre", { class: "prompt" }, visible(prompts[prompt]))]),

@@ -13,8 +13,9 @@ from eval import EvaluationError, metrics
 from eval.metrics import Difference, paired
 from eval.report.data import RunData, asked_differently, question_means
 from eval.report.figures import template_names
+from eval.score import read_questions
 from prompt_aug.base.estimates import wilson
-from prompt_aug.base.files import read_lines, read_text
+from prompt_aug.base.files import read_text
 from prompt_aug.base.progress import duration
 from prompt_aug.questions import VALIDATION
 from recipe.run.folder import select
@@ -135,12 +136,14 @@ def checkpoint_table(data: RunData) -> Table:
             for e in entries
         ]
         weights = [entry["samples"] for entry in entries]
-        no_answer, truncated, tokens = np.average(rates, axis=0, weights=weights)
+        known = np.array(rates, dtype=float)  # NaN for unknown tokens
+        no_answer, truncated, tokens = np.average(known, axis=0, weights=weights)
         name = "start (step 0)" if row.step == 0 else f"step {row.step}"
         table.append([
             name + " *" * (data.selection.get("step") == row.step),
             *map(share, entries), *[share(row.total)] * several, change(row.gain),
-            p_value(row.gain), percent(no_answer), percent(truncated), f"{tokens:.0f}",
+            p_value(row.gain), percent(no_answer), percent(truncated),
+            "-" if np.isnan(tokens) else f"{tokens:.0f}",
         ])  # fmt: skip
     return table
 
@@ -180,7 +183,7 @@ def level_table(data: RunData) -> Table:
     found: dict[tuple[str, int], list[list[float]]] = {}
     for column, row in enumerate(rows):
         for name, entry in row.benchmarks.items():
-            questions = read_lines(data.evaluated[row.step].benchmark(name).questions)
+            questions = read_questions(data.evaluated[row.step].benchmark(name), entry)
             for question, mean in zip(questions, entry["question_means"], strict=True):
                 if question["level"] is not None:
                     place = found.setdefault((name, question["level"]), [[] for _ in rows])

@@ -31,6 +31,7 @@ REFUSED = {
 }
 FINAL = (400, 413, 422)  # the same request gets the same answer
 RETRIED = (408, 409, 429)  # and all from 500
+ENDS = ("stop", "length", "content_filter")  # of a whole answer
 EQUAL_FAILURES = 8
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds before a retry, doubled each time
 MOST_PATIENCE = 60.0  # seconds; with a longer Retry-After a request is not retried
@@ -122,13 +123,35 @@ async def fetch(client: httpx.AsyncClient, path: str, body: Any = None) -> dict[
     raise Failure(line, status, retry=again, wait=wait)
 
 
+def check_end(finish: object) -> None:
+    """Raise Failure unless an answer with this finish_reason is whole.
+
+    A server that shuts down gives half an answer.
+    """
+    if finish not in ENDS:
+        raise Failure(f"an answer that ended by finish_reason {finish}", retry=True)
+
+
+async def served_models(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
+    """Return the endpoint's list of models by id. Raises Failure or RefusedError."""
+    found = (await fetch(client, "models")).get("data")
+    rows = found if isinstance(found, list) else []
+    return {m["id"]: m for m in rows if isinstance(m, dict) and isinstance(m.get("id"), str)}
+
+
+def reported_tokens(answer: dict[str, Any], name: str) -> int | None:
+    """Return a count of the answer's `usage`; None unless it is an integer of 0 or more."""
+    usage = answer.get("usage")
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if type(count) is int and count >= 0 else None
+
+
 def used_tokens(answer: dict[str, Any], wanted: Spending, endpoint: Endpoint) -> Spending:
     """Return the usage that the server reports for an answer, else the reservation."""
-    usage = answer.get("usage")
-    if not isinstance(usage, dict) or not usage.get("prompt_tokens"):
+    read, written = (reported_tokens(answer, f"{of}_tokens") for of in ("prompt", "completion"))
+    if not read or written is None:  # every prompt has a token
         return wanted
-    counts = int(usage["prompt_tokens"]), int(usage.get("completion_tokens") or 0)
-    return Spending(1, *counts).at(endpoint.price)
+    return Spending(1, read, written).at(endpoint.price)
 
 
 def _retry_after(said: str) -> float | None:

@@ -61,8 +61,8 @@ def check_answers(
         text, more = clean(response["text"]), {"allow_extra": allow_extra}
         accepted = [c.text for c in found if c.verdict == "accept"]
         reasons = check(question.text, text, accepted, answers=question.answers, **more).reasons
-        if response.get("finish") == "length":
-            reasons += (reject("length", "truncated at its limit of tokens"),)
+        if (finish := response.get("finish", "stop")) != "stop":
+            reasons += (reject("length", f"cut off: finish_reason {finish}"),)
         if (match := benchmarks.best(text)) and match.score >= OVERLAP_LIMIT:
             detail = f"a benchmark question: {match.of} {match.index} ({match.score:.2f})"
             reasons += (reject("overlap", detail),)

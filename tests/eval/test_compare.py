@@ -9,7 +9,8 @@ from evaluated import write_checkpoint
 from eval import EvaluationError
 from eval.compare import compare, main, read_side
 from eval.metrics import paired
-from prompt_aug.base.files import read_json, write_json
+from eval.score import order_of
+from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
 from prompt_aug.questions import VALIDATION
 from recipe.run.folder import EvaluationFolder
 
@@ -57,6 +58,23 @@ def test_other_questions_graders_and_the_same_folder_are_rejected(
     assert main([str(sides[0]), str(sides[0])]) == 2
     assert main([str(tmp_path / "one"), str(sides[1])]) == 1
     assert "step_1" in capsys.readouterr().err  # the evaluation that it holds
+
+
+@pytest.mark.parametrize("change", ["order", "texts", "count"])
+def test_an_interrupted_sweep_is_no_comparison(
+    sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    """It has written the new questions, and the scores are those of the old ones."""
+    files = EvaluationFolder(sides[1]).benchmark("x")
+    questions, scores = read_lines(files.questions), read_json(sides[1] / "scores.json")
+    scores["benchmarks"]["x"]["order"] = order_of(questions)
+    write_json(sides[1] / "scores.json", scores)
+    assert main([*map(str, sides)]) == 0
+    changed = {"order": questions[::-1], "count": questions[1:]}
+    changed["texts"] = [{**line, "uid": f"new {line['uid']}"} for line in questions]
+    write_lines(files.questions, changed[change])
+    assert main([*map(str, sides)]) == 1
+    assert "its sweep is not finished. Run eval.sweep again." in capsys.readouterr().err
 
 
 def test_questions_that_picked_a_checkpoint_are_left_out(

@@ -7,6 +7,7 @@ import pytest
 from evaluated import write_checkpoint
 
 from eval import EvaluationError
+from eval.checkpoints import from_manifest
 from eval.report.data import collect, summary
 from eval.report.tables import chosen, headline
 from eval.selection import main, pick_checkpoint
@@ -51,6 +52,19 @@ def test_a_validation_split_picks_and_is_no_benchmark(run: Path) -> None:
     write_checkpoint(run / "eval" / "s", 30, {"held": [[1]] * 4, "math500": [[1]] * 4})
     with pytest.raises(EvaluationError, match=r"eval\.selection"):  # the scores have changed
         collect(run)
+
+
+def test_scores_of_other_weights_than_the_exported_ones_are_left_out(run: Path) -> None:
+    """A step that was rolled back and exported again; the export of step 30 is deleted."""
+    for step, files in ((10, {"config.json": "new"}), (20, {"config.json": "a"})):
+        write_json(RunFolder(run).manifest(step), {"step": step, "files": files})
+    path = run / "eval" / "s" / "step_20" / "scores.json"
+    exported = from_manifest(RunFolder(run).exported(20), 20)
+    write_json(path, {**read_json(path), "identity": exported.identity})
+    data = collect(run)
+    assert [row.step for row in data.rows] == [0, 20, 30]
+    assert [note for note in data.notes if "s/step_10" in note]
+    assert pick_checkpoint(run, "held")["step"] == 20
 
 
 @pytest.mark.parametrize("change", [{"extraction": "strict"}, {"questions": 2}])

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,10 @@ class Reply:
 
 
 def chat(
-    texts: list[str], model: str = "scripted", usage: tuple[int, int] = (100, 20)
+    texts: list[str],
+    model: str = "scripted",
+    usage: tuple[int, int] = (100, 20),
+    finish: str | None = "stop",
 ) -> dict[str, Any]:
     """The body of a chat completion with these choices."""
     return {
@@ -33,7 +36,7 @@ def chat(
         "created": 0,
         "model": model,
         "choices": [
-            {"index": i, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+            {"index": i, "finish_reason": finish, "message": {"role": "assistant", "content": text}}
             for i, text in enumerate(texts)
         ],
         "usage": dict(zip(COUNTS, (*usage, sum(usage)), strict=True)),
@@ -41,9 +44,15 @@ def chat(
 
 
 class ScriptedEndpoint:
-    """Serves `script(number of the request, its body)` in a thread; keeps all requests."""
+    """Serves `script(number of the request, its body)` in a thread; keeps all requests.
 
-    def __init__(self, script: Callable[[int, dict[str, Any]], Reply]) -> None:
+    GET returns the list of `models` and is not kept.
+    """
+
+    def __init__(
+        self, script: Callable[[int, dict[str, Any]], Reply], models: Sequence[dict[str, Any]]
+    ) -> None:
+        self.models = models
         self.script, self.bodies, self.headers = script, [], []  # type: ignore[var-annotated]
         self.in_flight = self.most_in_flight = 0
         self._ready = threading.Event()
@@ -75,6 +84,8 @@ class ScriptedEndpoint:
         headers = dict(field.split(": ", 1) for field in fields)
         raw = await reader.readexactly(int(headers.get("content-length", 0)))
         body = json.loads(raw) if raw else {}
+        if head.startswith("GET"):
+            return await self._send(Reply({"data": list(self.models)}), writer)
         number = len(self.bodies)
         self.bodies.append(body)
         self.headers.append(headers)
@@ -83,8 +94,9 @@ class ScriptedEndpoint:
         reply = self.script(number, body)
         await asyncio.sleep(reply.delay)
         self.in_flight -= 1
-        if reply.hang_up:
-            return False
+        return not reply.hang_up and await self._send(reply, writer)
+
+    async def _send(self, reply: Reply, writer: asyncio.StreamWriter) -> bool:
         content = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
         lines = {"content-type": "application/json", "content-length": str(len(content))}
         lines |= reply.headers
@@ -99,8 +111,10 @@ class ScriptedEndpoint:
 
 
 @contextlib.contextmanager
-def serving(script: Callable[[int, dict[str, Any]], Reply]) -> Iterator[ScriptedEndpoint]:
-    endpoint = ScriptedEndpoint(script)
+def serving(
+    script: Callable[[int, dict[str, Any]], Reply], models: Sequence[dict[str, Any]] = ()
+) -> Iterator[ScriptedEndpoint]:
+    endpoint = ScriptedEndpoint(script, models)
     try:
         yield endpoint
     finally:

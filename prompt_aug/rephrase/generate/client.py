@@ -61,12 +61,34 @@ class Stage:
         for number in SIGNALS:
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 asyncio.get_running_loop().add_signal_handler(number, self._stop)
-        async with self.endpoint.client() as self.client, asyncio.TaskGroup() as group:
-            for _ in range(self.endpoint.concurrency):
-                group.create_task(self._work(queue))
+        async with self.endpoint.client() as self.client:
+            self.root = await self._served_root()
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self.endpoint.concurrency):
+                    group.create_task(self._work(queue))
         if cause := self.channel.stopped:
             kept = f"{len(self.store.answers)} responses are kept in {self.store.path}"
             raise type(cause)(f"{cause} ({kept})") from cause
+
+    async def _served_root(self) -> dict[str, str]:
+        """Return {"root": the folder of the served weights}, or {} if the endpoint has none.
+
+        Raises RephraseError if stored responses of this model's name have another root.
+        """
+        name, root = self.sampling.model, None
+        with contextlib.suppress(http.Failure, http.RefusedError):  # the list is optional
+            root = (await http.served_models(self.client)).get(name, {}).get("root")
+        if not isinstance(root, str):
+            return {}
+        stored = {
+            r.get("root", root) for r in self.store.answers.values() if r.get("model") == name
+        }
+        if others := sorted(stored - {root}):
+            raise RephraseError(
+                f"model={name}: {self.store.path} has responses of {others[0]}, and the endpoint "
+                f"serves {root}. Use another folder for the responses, or delete this one."
+            )
+        return {"root": root}
 
     def _stop(self) -> None:
         why = "stopped by a signal. Run the same command again to resume."
@@ -119,7 +141,7 @@ class Stage:
             break
         common = {"key": request.key, "uid": request.uid, "prompt": self.prompt.sha256}
         seconds = {"time": round(start, 3), "seconds": round(time.time() - start, 3)}
-        common |= self.sampling._asdict() | seconds
+        common |= self.sampling._asdict() | self.root | seconds
         pairs = zip(samples, answers, strict=False)
         records = [common | {"sample": sample} | answer for sample, answer in pairs]
         records[0]["used"] = list(used[:3])
@@ -141,6 +163,8 @@ class Stage:
         listed = [c for c in choices if isinstance(c, dict)] if isinstance(choices, list) else []
         if not listed or [c for c in listed if isinstance(c.get("message"), dict)] != choices:
             raise http.Failure(f"not a chat completion: {json.dumps(answer)[:160]}")
+        for choice in listed:
+            http.check_end(choice.get("finish_reason"))
         return answer, http.used_tokens(answer, wanted, self.endpoint)
 
 

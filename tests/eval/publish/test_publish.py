@@ -270,8 +270,10 @@ def test_other_weights_than_those_of_the_scores_are_not_published(
     assert push(run) == 1 and "config.json has changed" in capsys.readouterr().err
     files = {"config.json": hashlib.sha256(b"[]").hexdigest()}
     write_json(exported / "manifest.json", {"step": 20, "files": files})
-    assert push(run) == 1 and "other weights" in capsys.readouterr().err
+    assert push(run) == 1 and "other weights now: s/step_20" in capsys.readouterr().out
     assert not hub.created and not (exported / "README.md").exists()
+    assert main([str(run), "--lm-eval", str(run / "out")]) == 0
+    assert [path.name for path in (run / "out").iterdir()] == ["grpo-step_0"]
 
 
 @pytest.mark.parametrize(

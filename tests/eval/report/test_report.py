@@ -22,8 +22,9 @@ from eval.report import answers, charts, figures, tables
 from eval.report.__main__ import build, main
 from eval.report.answers import rollouts, visible
 from eval.report.data import RunData, asked_differently, collect, summary
+from eval.score import order_of
 from prompt_aug.base.errors import UsageError
-from prompt_aug.base.files import dump_lines
+from prompt_aug.base.files import dump_lines, read_lines, write_lines
 from prompt_aug.grading import VERSION
 
 pytestmark = pytest.mark.config  # whole reports with their figures: half a second each
@@ -227,6 +228,12 @@ def test_every_question_has_the_same_weight(run: Path) -> None:
     table = tables.checkpoint_table(data)
     assert table[0][1:4] == ["a (2 x 2)", "b (2)", "all questions"]
     assert table[1][1:4] == ["75.0 ±25.0", "0.0 [0.0, 65.8]", "37.5 ±12.5"]  # benchmarks are strata
+
+
+def test_tokens_that_no_server_reported_are_a_dash(run: Path) -> None:
+    data = collect(run)
+    data.result.benchmarks["toy"]["mean_tokens"] = None
+    assert [row[-1] for row in tables.checkpoint_table(data)] == ["tokens", "10", "-"]
 
 
 def test_other_questions_give_no_gain(run: Path) -> None:
@@ -469,6 +476,17 @@ def test_levels_and_templates_have_tables(run: Path) -> None:
         ["template", "share", "accuracy", "format"],
         ["open-r1", "-", "50.0", "75.0"],
     ]
+
+
+def test_levels_of_other_questions_than_the_scored_ones_have_no_table(run: Path) -> None:
+    data = collect(run)
+    files = data.evaluated[20].benchmark("toy")
+    questions = read_lines(files.questions)
+    data.result.benchmarks["toy"]["order"] = order_of(questions)
+    assert tables.level_table(data)
+    write_lines(files.questions, questions[::-1])
+    with pytest.raises(EvaluationError, match=r"Run eval\.sweep again"):
+        tables.level_table(data)
 
 
 def test_strict_and_default_extraction_are_shown_where_they_differ(run: Path) -> None:

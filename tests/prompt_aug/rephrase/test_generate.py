@@ -75,6 +75,21 @@ def test_responses_are_kept_with_their_source_and_requested_once(tmp_path: Path)
     assert "a-secret-key" not in (tmp_path / "answers.jsonl").read_text()
 
 
+def test_responses_of_other_weights_under_the_same_name_are_not_mixed(tmp_path: Path) -> None:
+    """A server may move; vLLM reports the folder of its weights as `root`."""
+
+    def served(root: str, samples: int) -> int:
+        with serving(answer, [{"id": "scripted", "root": root}]) as endpoint:
+            return len(ask(tmp_path, endpoint.url, requests(2, samples)).answers)
+
+    assert served("/ckpt/a", 1) == 2
+    assert served("/ckpt/a", 2) == 4, "at another port"
+    with pytest.raises(RephraseError, match=r"has responses of /ckpt/a.*serves /ckpt/b"):
+        served("/ckpt/b", 3)
+    with serving(answer) as endpoint:
+        assert len(ask(tmp_path, endpoint.url, requests(2, 3)).answers) == 6, "without a list"
+
+
 def test_another_prompt_temperature_or_model_is_another_request() -> None:
     base = requests(1)[0].key
     changed = [
@@ -153,6 +168,8 @@ HTML = {"content-type": "text/html"}
         (Reply({"choices": [{"text": "x"}]}), "not a chat completion"),
         (Reply({"error": "none"}), "not a chat completion"),
         (Reply([1]), "[1]"),
+        (Reply(chat(["half an"], finish="abort")), "finish_reason abort"),
+        (Reply(chat(["half an"], finish=None)), "finish_reason None"),
     ],
 )
 def test_a_failure_is_recorded_and_retried_by_the_next_run(
@@ -294,6 +311,14 @@ def test_a_failure_is_booked_as_what_it_may_have_cost(
     assert budget.reserved == Spending()
     assert Store(tmp_path).spent == budget.spent, "the next run counts it"
     assert len(Store(tmp_path).failures) == 1
+
+
+@pytest.mark.parametrize("count", ["five", math.nan, -7, None])
+def test_a_usage_that_is_no_count_is_booked_as_the_reservation(count: Any, tmp_path: Path) -> None:
+    reply = chat(["x"]) | {"usage": {"prompt_tokens": 100, "completion_tokens": count}}
+    with serving(always(Reply(reply))) as endpoint:
+        store = ask(tmp_path, endpoint.url, requests(1))
+    assert len(store.answers) == 1 and store.spent.tokens_out == SAMPLING.max_tokens
 
 
 def test_retries_count_against_the_budget(tmp_path: Path) -> None:

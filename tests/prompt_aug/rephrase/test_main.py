@@ -48,6 +48,17 @@ def test_from_questions_to_rephrasings(tmp_path: Path, capsys: pytest.CaptureFix
     assert "data_files: out.parquet" in card
 
 
+@pytest.mark.parametrize("finish", ["length", "content_filter", "abort", None])
+def test_half_a_candidate_is_rejected(tmp_path: Path, finish: str | None) -> None:
+    """Also one that an older version stored; `length` and `content_filter` come from a server."""
+    made = Pipeline(tmp_path, 1)
+    assert made.run(rephrase) == 0 and made.written()[0].rephrasings
+    store = Path(f"{made.out}.work") / "answers.jsonl"
+    made.write(str(store), [{**record, "finish": finish} for record in lines(store)])
+    assert made.run(rephrase) == 0
+    assert made.sent == 1 and not made.written()[0].rephrasings
+
+
 def test_pass_rates_decide_the_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = Pipeline(tmp_path, 1)
     (question,) = made.asked()
