@@ -201,15 +201,9 @@ class RemoteEngine:
         try:
             (choice,) = answer["choices"]
             text = choice["message"]["content"] if self._chat else choice["text"]
-            finish = str(choice["finish_reason"])
+            text, finish = text or "", str(choice["finish_reason"])
         except (KeyError, TypeError, ValueError) as error:
             raise Failure(f"not a completion: {str(answer)[:160]}") from error
-        if self._chat and text is None and finish == "stop":
-            raise Failure(
-                "a message without content, all of which the server's reasoning parser may have "
-                "taken. Start the server without the parser, or use --api completions"
-            )
-        text = text or ""
         if not isinstance(text, str):
             raise Failure(f"a completion that is no text: {str(text)[:160]}")
         check_end(finish)

@@ -41,7 +41,11 @@ from recipe.run.folder import RunFolder, read_config, select
 WATCH_SECONDS = 30.0
 TRUNCATED = 0.05  # share of a benchmark's responses above which a warning is printed
 WARNED = (
-    ("empty", TRUNCATED, "have no text. Check the template, the stop strings and the server."),
+    (
+        "empty",
+        TRUNCATED,
+        "have no text. Check template, stop strings and the server's reasoning parser.",
+    ),
     ("filtered", 0.0, "were ended by the server's content filter and are graded as they are."),
 )
 

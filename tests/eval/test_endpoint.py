@@ -143,21 +143,14 @@ def chat_command(url: str, folder: Path) -> list[str]:
     return [*command, "--out", str(folder / "o"), f"--benchmark=q={path}"]
 
 
-def test_a_message_without_content_is_a_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The reasoning parser of vLLM has moved the text to another key."""
-    reply = chat([""])
-    reply["choices"][0]["message"] |= {"content": None, "reasoning_content": r"\boxed{3}"}
-    with server_of(lambda n, b: Reply(reply)) as endpoint:
-        assert main(chat_command(endpoint.url, tmp_path)) == 1
-    assert "reasoning parser" in capsys.readouterr().err
-    assert not list(tmp_path.rglob("scores.json"))
-
-
 @pytest.mark.parametrize(
     ("text", "finish", "warned"),
-    [("", "stop", "20 of 20"), ("I cannot", "content_filter", "20 of 20"), ("3", "stop", "")],
+    [
+        ("", "stop", "20 of 20"),
+        (None, "stop", "20 of 20"),
+        ("I cannot", "content_filter", "20 of 20"),
+        ("3", "stop", ""),
+    ],
 )
 def test_responses_without_a_text_or_filtered_are_warned_about(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, finish: str, warned: str
