@@ -9,6 +9,7 @@ the row, the file, the source or the split, so the same question has the same dr
 import hashlib
 import json
 import math
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import replacing
+from prompt_aug.grading.choice import LETTERS
 
 UID_LENGTH = 16
 SHOWN_ERRORS = 10
@@ -148,26 +150,27 @@ def from_row(row: Mapping[str, Any]) -> Question:
     for column in ("images", "videos"):
         if row.get(column) is not None and len(row[column]):
             raise QuestionError(f"the column {column!r} is not empty: questions are text. Drop it.")
-    extra = row.get("extra_info") or {}
+    extra, reward_model = row.get("extra_info") or {}, row.get("reward_model") or {}
+    if not isinstance(extra, Mapping) or not isinstance(reward_model, Mapping):
+        raise QuestionError("extra_info or reward_model is text: both are records. Convert them.")
     if extra.get("neighbours") is not None:
         raise QuestionError(
             "extra_info.neighbours: renamed to extra_info.rephrasings. Rename the field."
         )
-    reward_model = row.get("reward_model") or {}
-    gold = extra.get("answers")
-    if gold is None or len(gold) == 0:
-        gold = reward_model.get("ground_truth")
+    gold, golds = reward_model.get("ground_truth"), extra.get("answers")
     if isinstance(gold, Mapping):  # of a verifier
         gold = json.dumps(gold, default=str)
     level, rate = extra.get("level"), extra.get("pass_rate")
+    # Another file's field of that name need not hold the gold.
+    answers = answer_texts(golds if golds and gold in (None, *golds) else gold)
     made = make_question(
         text=user_text(row.get("prompt"), "prompt"),
-        answers=answer_texts(gold),
+        answers=answers,
         source=str(row.get("data_source") or "unknown"),
         split=str(extra.get("split") or "train"),
         level=int(level) if isinstance(level, int | float) and level == level else None,
         rephrasings=answer_texts(extra.get("rephrasings")),
-        options=answer_texts(extra.get("options")),
+        options=_options(extra.get("options"), answers),
         system=system_text(row.get("prompt")),
     )
     chat = () if isinstance(row["prompt"], str) else row["prompt"]
@@ -177,7 +180,21 @@ def from_row(row: Mapping[str, Any]) -> Question:
             f"the column 'prompt' has the roles {', '.join(map(str, roles))}: a question is one "
             "user message after an optional system message. Write it as such or drop the row."
         )
-    return replace(made, pass_rate=_rate(rate), row=extra.get("row") or _other_columns(row))
+    made = replace(made, pass_rate=_rate(rate))
+    ours = extra.get("uid") == made.uid and set(extra) <= _EXTRA.keys()
+    return replace(made, row=extra.get("row") if ours else _columns(row, made))
+
+
+def _options(value: Any, answers: Sequence[str]) -> tuple[str, ...]:
+    """Return the texts of lettered options, or () unless the answers are among their letters."""
+    if isinstance(value, Mapping):
+        value = [value[letter] for letter in LETTERS[: len(value)] if letter in value]
+    texts = answer_texts(value)
+    pairs = list(zip(LETTERS, texts, strict=False))
+    bare = tuple(re.sub(rf"^\(?{letter}[.):]\s*", "", text) for letter, text in pairs)
+    if not set(bare) & set(texts):
+        texts = bare
+    return texts if {*answers} <= {*LETTERS[: len(texts)]} else ()
 
 
 def _rate(value: Any) -> float | None:
@@ -189,14 +206,17 @@ def _rate(value: Any) -> float | None:
     return float(value)
 
 
-def _other_columns(row: Mapping[str, Any]) -> str | None:
-    """Return the columns of a row but `prompt` as JSON, None if `Question` holds all of them."""
-    extra, graded = row.get("extra_info") or {}, row.get("reward_model") or {}
-    known = set(row) <= {*SCHEMA.names, "images", "videos"} and set(extra) <= _EXTRA.keys()
-    plain = set(graded) <= {"style", "ground_truth"}
-    if known and plain and isinstance(graded.get("ground_truth"), str | None):
-        return None
+def _columns(row: Mapping[str, Any], made: Question) -> str | None:
+    """Return the columns of a row but `prompt` as JSON; None if `made` has them unchanged."""
+    held = to_row(made)
+    del held["extra_info"]["index"]
     columns = {name: value for name, value in row.items() if name != "prompt"}
+    if all(
+        value == held.get(name)
+        or (isinstance(value, Mapping) and value.items() <= held.get(name, {}).items())
+        for name, value in columns.items()
+    ):
+        return None
     try:
         return json.dumps(columns, default=str)
     except (TypeError, ValueError, RecursionError) as error:
@@ -215,7 +235,10 @@ def read_parquet(path: str | Path) -> list[Question]:
     try:
         table = pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise QuestionError(f"{path} is not a readable parquet file: {error}") from error
+        raise QuestionError(
+            f"{path} is not a readable parquet file ({error}): convert it with "
+            "`python -m prompt_aug.prepare`"
+        ) from error
     if missing := {"prompt", "reward_model"} - set(table.column_names):
         raise QuestionError(
             f"{path} lacks the columns {sorted(missing)} of a verl-style file (it has "
@@ -254,6 +277,10 @@ def user_text(prompt: str | Iterable[Mapping[str, Any]] | None, column: str) -> 
     Raises QuestionError, with the `column`, if a chat has none or several.
     """
     if isinstance(prompt, str):
+        if re.match(r'\s*\[\s*\{\s*"(role|content)"', prompt):
+            raise QuestionError(
+                f"the column {column!r} holds a chat as text. Convert it to a list."
+            )
         return prompt
     said = [m["content"] for m in prompt or () if m.get("role") == "user" and m.get("content")]
     if not said:

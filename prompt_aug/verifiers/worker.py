@@ -8,6 +8,7 @@ Request:  {"function": dotted path, "response": str, "row": {...}}
 Reply:    {"status", "detail"}, and for "correct" and "wrong" {"score", "parts", "pred"}
 """
 
+import asyncio
 import ctypes
 import importlib
 import inspect
@@ -56,11 +57,11 @@ def load(path: str) -> Function:
 
 
 def call(function: Function, response: str, row: Mapping[str, Any]) -> Any:
-    """Return the function's result; it has this project's parameters, or verl's."""
+    """Return the result of a function, also an async one, with our parameters or verl's."""
     gold = (row.get("reward_model") or {}).get("ground_truth")
     parameters = inspect.signature(function).parameters
     if "solution_str" not in parameters:
-        return function(response, gold, row)
+        return finished(function(response, gold, row))
     given = {
         "data_source": row["data_source"],
         "solution_str": response,
@@ -69,7 +70,12 @@ def call(function: Function, response: str, row: Mapping[str, Any]) -> Any:
     }
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         given = {name: value for name, value in given.items() if name in parameters}
-    return function(**given)
+    return finished(function(**given))
+
+
+def finished(result: Any) -> Any:
+    """Return the result of a coroutine, and others as they are."""
+    return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 
 def verdict(result: Any) -> dict[str, Any]:

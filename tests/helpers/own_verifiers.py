@@ -1,5 +1,6 @@
 """Verifiers of a user, good and bad, named by dotted path in the tests."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -24,6 +25,11 @@ def compute_score(
     """verl's signature: -1, or 1 for an answer of `extra_info` characters or more."""
     assert data_source == "verl" and ground_truth == "7"
     return 1.0 if len(solution_str) >= extra_info["least"] else -1.0
+
+
+async def awaited(response: str, gold: Any, row: Any) -> float:
+    await asyncio.sleep(0.01)
+    return float(response == gold)
 
 
 def text_part(response: str, gold: Any, row: Any) -> dict[str, Any]:

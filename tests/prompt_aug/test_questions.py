@@ -21,6 +21,7 @@ from prompt_aug.questions import (
     to_row,
     write_parquet,
 )
+from prompt_aug.verifiers import verifier_row
 
 
 def ask(text: str = "What is 1 + 1?", answer: str = "2", **values: Any) -> Question:
@@ -152,6 +153,45 @@ def test_foreign_rows(tmp_path: Path) -> None:
     assert from_row({**foreign("Q?", "7"), "images": []}).text == "Q?"
 
 
+@pytest.mark.parametrize(
+    ("options", "gold", "read"),
+    [
+        (["0", "2"], "B", ("0", "2")),
+        ({"A": "0", "B": "2"}, "B", ("0", "2")),
+        (["A. 0", "(B) 2"], "B", ("0", "2")),
+        (["A. 0", "2"], "B", ("A. 0", "2")),
+        (["0", "2"], "2", ()),  # the gold is a text, and graded as such
+        (["0", "2"], "C", ()),
+    ],
+)
+def test_options_of_other_files(options: Any, gold: str, read: tuple[str, ...]) -> None:
+    assert from_row({**foreign("Q?", gold), "extra_info": {"options": options}}).options == read
+
+
+def test_answers_of_other_files_hold_the_gold() -> None:
+    for answers, golds in ((["cat", "dog"], ("3",)), (["three", "3"], ("three", "3"))):
+        given = {**foreign("Q?", "3"), "extra_info": {"answers": answers}}
+        assert from_row(given).answers == golds
+
+
+def test_a_verifier_gets_the_row_of_its_file(tmp_path: Path) -> None:
+    given = [
+        {
+            **foreign(f"{i}?", "  1\n"),
+            "ability": "code",
+            "extra_info": {"split": "train", "index": 5000 + i, "level": "hard", "row": 7},
+        }
+        for i in range(2)
+    ]
+    read = read_parquet(write_rows(tmp_path / "theirs.parquet", given))
+    write_parquet(read[1:], tmp_path / "ours.parquet")
+    (made,) = read_parquet(tmp_path / "ours.parquet")
+    row = verifier_row(to_row(made))
+    assert row["reward_model"]["ground_truth"] == "  1\n"
+    assert row["ability"] == "code"
+    assert row["extra_info"].items() >= given[1]["extra_info"].items()
+
+
 def turns(roles: str) -> dict[str, Any]:
     return {"prompt": [{"role": role, "content": "Q?"} for role in roles.split()]}
 
@@ -167,6 +207,9 @@ def turns(roles: str) -> dict[str, Any]:
         (turns("system user assistant"), "has the roles system, user, assistant"),
         (turns("developer user"), "has the roles developer, user"),
         (turns("system"), "the column 'prompt' has no user message"),
+        ({"prompt": ' [{"role": "user", "content": "Q?"}]'}, "holds a chat as text"),
+        ({"extra_info": '{"index": 1}'}, "is text"),
+        ({"reward_model": '{"ground_truth": "7"}'}, "is text"),
         ({"reward_model": {"ground_truth": ""}}, "no answer"),
         ({"extra_info": {"pass_rate": 1.5}}, "pass_rate=1.5"),
         ({"extra_info": {"pass_rate": -0.1}}, "pass_rate=-0.1"),

@@ -22,7 +22,18 @@ pytestmark = pytest.mark.config  # starts, and kills, worker processes
 
 LIMITS = VerifierLimits(cpu_seconds=0.5, wall_seconds=60.0, memory_gib=0.05)
 FUNCTIONS = (
-    *("letters", "text_part", "hangs", "says", "prints", "leaks", "too_big", "raises", "dies"),
+    *(
+        "awaited",
+        "letters",
+        "text_part",
+        "hangs",
+        "says",
+        "prints",
+        "leaks",
+        "too_big",
+        "raises",
+        "dies",
+    ),
 )
 
 
@@ -57,6 +68,10 @@ def test_verls_signature_as_it_is(verifiers: Verifiers) -> None:
     for least, score in ((3, 1.0), (4, -1.0)):
         graded = ask(verifiers, "verl", extra_info={"least": least})
         assert (graded.score, graded.correct) == (score, score == 1.0)
+
+
+def test_an_async_function_is_awaited(verifiers: Verifiers) -> None:
+    assert [ask(verifiers, "awaited", text).score for text in ("7", "8")] == [1.0, 0.0]
 
 
 def test_parts_of_a_result(verifiers: Verifiers) -> None:
