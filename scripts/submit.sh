@@ -43,14 +43,15 @@ commands=$( # fails if the checks refuse a training
     unset SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_GPUS_ON_NODE # of an allocation that it is called in
     for option in ${options[@]+"${options[@]}"}; do
         case $option in
-            --nodes=*) SLURM_JOB_NUM_NODES=${option#*=} ;;
+            --nodes=* | -N*) SLURM_JOB_NUM_NODES=${option#*[=N]} ;;
             --dependency=* | -d*) unset CHECK ;;
-            --gpus-per-node=*) GPUS_PER_NODE=${option#*=} ;;
+            --gpus-per-node=* | --gres=gpu:*) GPUS_PER_NODE=${option#*=} ;;
         esac
     done
     export SLURM_JOB_NUM_NODES=${SLURM_JOB_NUM_NODES:-1}
     SLURM_JOB_NUM_NODES=${SLURM_JOB_NUM_NODES%%-*} # of 1-2
-    GPUS_PER_NODE=${GPUS_PER_NODE##*:}             # of h100:4
+    GPUS_PER_NODE=${GPUS_PER_NODE%%,*} # of gpu:h100:4,ssd:1
+    GPUS_PER_NODE=${GPUS_PER_NODE##*:}
     DRY_RUN=1 SLURM_SUBMIT_DIR=$PWD bash "scripts/$job.sbatch" "$@"
 )
 if $dry; then

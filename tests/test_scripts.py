@@ -407,9 +407,9 @@ def test_a_dry_run_shows_the_jobs_commands_and_starts_nothing(checkout: Path) ->
     assert output.splitlines()[2].startswith(".venv/bin/python -m prompt_aug.rephrase q o --model")
     assert len(calls(checkout)) == 2
     inside = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "1"}
-    sizes = ["--nodes=2-4", "--gpus-per-node=h100:8"]
-    code, output = run(checkout, "submit.sh", "--dry-run", *sizes, "train", "toy", **inside)
-    assert output.splitlines()[2].endswith("trainer.nnodes=2 trainer.n_gpus_per_node=8 ")
+    for sizes in (["--nodes=2-4", "--gpus-per-node=h100:8"], ["-N2", "--gres=gpu:h100:8,ssd:1"]):
+        code, output = run(checkout, "submit.sh", "--dry-run", *sizes, "train", "toy", **inside)
+        assert output.splitlines()[2].endswith("trainer.nnodes=2 trainer.n_gpus_per_node=8 ")
     site = {"SBATCH_GPUS_PER_NODE": "2"}
     code, output = run(checkout, "submit.sh", "--dry-run", "train", "toy", **inside, **site)
     assert output.splitlines()[1].endswith("trainer.nnodes=1 trainer.n_gpus_per_node=2 ")
