@@ -126,6 +126,7 @@ def compose_config(example: str, overrides: list[str], *, allow_unread: bool = F
         if "hydra" in OmegaConf.load(folder / "config.yaml"):
             raise ConfigError(f"{folder.name}/config.yaml, section hydra: {ONE_RUN}")
         check_engine(config)
+        _name_one_model(config, overrides)
         OmegaConf.resolve(config)
     except COMPOSING as error:
         raise ConfigError(f"{folder.name}/config.yaml or an override: {one_line(error)}") from error
@@ -250,18 +251,35 @@ def _check_keys(config: DictConfig, folder: Path) -> None:
         raise ConfigError(f"{where}no section recipe: `defaults` has to begin with `- recipe`")
 
 
-def _check_switches(config: DictConfig, overrides: list[str]) -> None:
-    """Reject overrides of keys that nothing reads, by `SWITCHES`; files may set them.
+def _name_one_model(config: DictConfig, overrides: list[str]) -> None:
+    """Set `recipe.model_path` to verl's key of the model where only that one was set."""
+    path, ours = config.actor_rollout_ref.model.path, config.recipe.model_path
+    if path == ours:
+        return
+    if "recipe.model_path" in _given(overrides):
+        raise ConfigError(
+            f"actor_rollout_ref.model.path={path} with recipe.model_path={ours}: these are two "
+            "models. Set recipe.model_path alone, which verl's key follows."
+        )
+    config.actor_rollout_ref.model.path = config.recipe.model_path = path
 
-    An override that turns the switch off allows them: commands for verl set both.
-    """
-    given = {
+
+def _given(overrides: list[str]) -> dict[str, str]:
+    """Return key -> override of the command line that sets it, alone or in a section."""
+    return {
         key: text
         for text in overrides
         for override in [OverridesParser.create().parse_override(text)]
         for key, _ in flat({override.key_or_group: override.value()})
     }
-    found = []
+
+
+def _check_switches(config: DictConfig, overrides: list[str]) -> None:
+    """Reject overrides of keys that nothing reads, by `SWITCHES`; files may set them.
+
+    An override that turns the switch off allows them: commands for verl set both.
+    """
+    given, found = _given(overrides), []
     for key, text in given.items():
         if (off := unread(config, key)) is None or (off[0] in given and off[1] in OFF):
             continue

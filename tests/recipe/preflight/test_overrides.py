@@ -1,5 +1,7 @@
 """Overrides as a user types them: paths with any characters, arguments of own functions by key."""
 
+from pathlib import Path
+
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -38,6 +40,26 @@ def test_arguments_of_an_own_function_are_set_by_key() -> None:
     assert config.recipe.weights.arguments == {"power": 0.7, "kind": "ü"}
     assert config.trainer.default_local_dir == "runs/mein lauf ü/checkpoints"
     assert config.data.seed == config.actor_rollout_ref.rollout.seed == 7
+
+
+MODEL, OTHER = "actor_rollout_ref.model.path", "Qwen/Qwen2.5-Math-7B"
+
+
+@pytest.mark.config
+def test_all_keys_of_the_model_follow_verls(tmp_path: Path) -> None:
+    config = compose_config("grpo", [f"{MODEL}={OTHER}"])
+    assert config.recipe.model_path == config.critic.model.path == OTHER
+    same = [f"{MODEL}={OTHER}", f"recipe.model_path={OTHER}"]
+    assert compose_config("grpo", same) == config
+    with pytest.raises(ConfigError, match=f"{MODEL}={OTHER} with recipe.model_path=other: "):
+        compose_config("grpo", [f"{MODEL}={OTHER}", "recipe.model_path=other"])
+    own = "defaults: [recipe, override scale: math_train, _self_]\nrecipe: {name: x}\n"
+    own += "actor_rollout_ref: {model: {path: '${recipe.name}/model'}}\n"
+    (tmp_path / "config.yaml").write_text(own)
+    config = compose_config(str(tmp_path), [])
+    assert config.recipe.model_path == config.critic.model.path == "x/model"
+    with pytest.raises(ConfigError, match=f"{MODEL}=x/model with recipe.model_path=other: "):
+        compose_config(str(tmp_path), ["recipe.model_path=other"])
 
 
 @pytest.mark.config
