@@ -44,6 +44,12 @@ FIXED: list[tuple[str, Any, str]] = [
         "RecipeRewardManager",
         f"the trainer reads its columns. {GRADER}",
     ),
+    (
+        "{MODEL}.trust_remote_code",
+        False,
+        "the checks, exports and evaluations do not run a model's own code. Unset it, and train a "
+        "model that transformers and vLLM have a class for.",
+    ),
     ("{R}.mode", "async", "verl 0.9.1 has no other. Unset it."),
     ("trainer.val_only", False, "verl trains all the same. Unset it; run python -m eval.sweep."),
     ("trainer.v1.sampler.custom_sampler.path", None, "no effect. Unset it."),
