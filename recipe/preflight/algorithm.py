@@ -145,11 +145,6 @@ ALGORITHM: list[Check] = [
         "this advantage reads the accuracy alone. Set recipe.reward.format_weight=0.",
     ),
     Rule(
-        "recipe.weights.name {C}.bypass_mode",
-        lambda s: s.weights == "high_entropy" and s.correction.bypass_mode,
-        "verl computes no entropies in bypass mode. Unset {C}.bypass_mode.",
-    ),
-    Rule(
         "recipe.advantage.name critic.enable",
         lambda s: s.facts.critic and not s.critic,
         "this advantage reads the values of a critic. Set critic.enable=true.",
@@ -163,8 +158,8 @@ ALGORITHM: list[Check] = [
     Rule(
         "critic.enable",
         lambda s: s.critic and not (s.facts.critic or s.value_model),
-        "no effect: nothing reads the critic. Unset it, or set recipe.advantage.name=verl:gae or "
-        "recipe.curriculum.value_model=true.",
+        "no effect: nothing reads the critic. Unset it, set recipe.advantage.name=verl:gae or "
+        "recipe.curriculum.value_model=true, or declare your function @advantage(critic=True).",
     ),
     Rule(
         "recipe.advantage.name recipe.curriculum.value_model",

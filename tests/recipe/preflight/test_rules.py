@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -324,6 +325,54 @@ def test_refused(toy: Any, changes: str, named: str) -> None:
 )
 def test_allowed(toy: Any, theme: list[Check], changes: str) -> None:
     assert told(toy, changes, theme) == []
+
+
+OWN = """
+from recipe.algorithms.registry import advantage, token_weight
+
+@advantage(inputs=("values_BT",))
+def by_value(rewards_B, group_B, *, values_BT):
+    return rewards_B[:, None] - values_BT
+
+@token_weight(inputs=("entropy_BT",))
+def by_entropy(logprobs_BT, advantages_BT, mask_BT, group_B, *, entropy_BT):
+    return mask_BT * entropy_BT.abs()
+
+@token_weight(inputs=("rollout_logprobs_BT",))
+def by_engine(logprobs_BT, advantages_BT, mask_BT, group_B, *, rollout_logprobs_BT):
+    return mask_BT * rollout_logprobs_BT.abs()
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the user, in the PYTHONPATH."""
+    (tmp_path / "own_functions.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_functions", raising=False)
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("changes", "none"),
+    [
+        ("recipe.advantage.name=own_functions.by_value", "values_BT"),
+        (f"recipe.advantage.name=own_functions.by_value {PCL}", "values_BT"),
+        ("recipe.weights.name=own_functions.by_entropy", None),
+        ("recipe.weights.name=own_functions.by_entropy {C}.bypass_mode=true", "entropy_BT"),
+        ("recipe.weights.name=high_entropy {C}.bypass_mode=true", "entropy_BT"),
+        ("recipe.weights.name=own_functions.by_engine {R}.calculate_log_probs=true", None),
+        (
+            "recipe.weights.name=own_functions.by_engine {R}.calculate_log_probs=false",
+            "rollout_logprobs_BT",
+        ),
+    ],
+)
+def test_a_function_that_reads_what_the_run_does_not_compute(
+    toy: Any, changes: str, none: str | None
+) -> None:
+    found = told(toy, changes)
+    assert len(found) == (none is not None) and all(f"{none} is None" in text for text in found)
 
 
 @pytest.mark.parametrize(
