@@ -42,6 +42,24 @@ def test_arguments_of_an_own_function_are_set_by_key() -> None:
     assert config.data.seed == config.actor_rollout_ref.rollout.seed == 7
 
 
+LOSS = "actor_rollout_ref.actor.policy_loss"
+
+
+@pytest.mark.config
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_a_field_of_an_own_loss_is_set_by_key(plus: str, tmp_path: Path) -> None:
+    field = f"{plus}{LOSS}.alpha=0.2"
+    config = compose_config("toy", [f"{LOSS}._target_=losses.Mine", field])
+    assert config.actor_rollout_ref.actor.policy_loss.alpha == 0.2
+    own = "actor_rollout_ref: {actor: {policy_loss: {_target_: losses.Mine, alpha: 0.5}}}\n"
+    head = "defaults: [recipe, _self_]\nrecipe: {name: x}\ntrainer: {total_training_steps: 1}\n"
+    (tmp_path / "config.yaml").write_text(head + own)
+    config = compose_config(str(tmp_path), [field])
+    assert config.actor_rollout_ref.actor.policy_loss.alpha == 0.2
+    with pytest.raises(ConfigError, match=rf"^no key '{LOSS}\.alpha'"):  # of verl's own class
+        compose_config("toy", [field])
+
+
 MODEL, OTHER = "actor_rollout_ref.model.path", "Qwen/Qwen2.5-Math-7B"
 
 
