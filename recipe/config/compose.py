@@ -193,7 +193,7 @@ def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix.rstrip("."), node
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Return a library's message without its line breaks, search paths and repetitions."""
     lines = [line.strip() for line in str(error).partition("Config search path")[0].splitlines()]
     told = [line for line in lines if line and not line.startswith(("full_key:", "object_type="))]

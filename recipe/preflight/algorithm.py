@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import group_of
-from recipe.preflight.engine import is_missing
-from recipe.preflight.rules import Check, Rule, Setup
+from recipe.config.compose import one_line
+from recipe.preflight.rules import SHORT, Check, Rule, Setup
 
 # Losses that are positively homogeneous in a token's advantage: a weight on it weights the loss.
 HOMOGENEOUS = ("vanilla", "gspo", "sapo", "cispo", "gpg", "dppo_tv", "dppo_kl")
@@ -34,14 +34,27 @@ def known_token_weight(s: Setup) -> Iterator[str]:
 
 
 def own_loss(s: Setup) -> Iterator[str]:
-    """`actor_rollout_ref.actor.policy_loss._target_`: the module of the user's class exists."""
-    # Only located: importing it would import verl. The class registers its loss in each actor.
-    target = str(s.actor.policy_loss.get("_target_"))
-    module = target.rpartition(".")[0]
-    if s.own_loss and is_missing(module):
+    """`actor_rollout_ref.actor.policy_loss`: the user's class exists and registers the loss."""
+    if not s.own_loss:
+        return
+    # The run imports verl anyway, in the process of these checks.
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+    from verl.utils.config import omega_conf_to_dataclass
+
+    target = s.named("{A}.policy_loss._target_".format(**SHORT))
+    try:
+        omega_conf_to_dataclass(s.actor.policy_loss)
+    except Exception as error:  # whatever the user's module raises
         yield (
-            f"actor_rollout_ref.actor.policy_loss._target_={target}: there is no module "
-            f"{module or target}. Put the folder of its package into PYTHONPATH."
+            f"{target}: {one_line(error.__cause__ or error)}. Correct the class or its fields, or "
+            "put the folder of its package into PYTHONPATH."
+        )
+        return
+    if s.actor.policy_loss.loss_mode not in POLICY_LOSS_REGISTRY:
+        yield (
+            f"{s.named(SHORT['LOSS'])} with {target}: not registered. Known are "
+            f"{', '.join(POLICY_LOSS_REGISTRY)}. Register yours with verl's @register_policy_loss "
+            "in the module of the class."
         )
 
 

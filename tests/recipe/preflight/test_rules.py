@@ -139,7 +139,6 @@ ALLOWED_ALGORITHM = [
     "recipe.advantage.name=maxrl recipe.reward.format_gated=true",
     NONE,
     f"{NONE} {{R}}.n=1",
-    "{LOSS}=mine {A}.policy_loss._target_=json.decoder.Mine",  # a module that exists
     "recipe.advantage.name=none {A}.use_kl_loss=true",
     "{LOSS}=dro {A}.policy_loss.dro_beta=0.1",
     VERIFIER,
@@ -342,6 +341,17 @@ def by_entropy(logprobs_BT, advantages_BT, mask_BT, group_B, *, entropy_BT):
 def by_engine(logprobs_BT, advantages_BT, mask_BT, group_B, *, rollout_logprobs_BT):
     return mask_BT * rollout_logprobs_BT.abs()
 """
+OWN_LOSS = """
+from dataclasses import dataclass
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.workers.config import PolicyLossConfig
+
+@dataclass
+class Mine(PolicyLossConfig):
+    alpha: float = 1.0
+
+POLICY_LOSS_REGISTRY["mine"] = print
+"""
 
 
 @pytest.fixture
@@ -373,6 +383,29 @@ def test_a_function_that_reads_what_the_run_does_not_compute(
 ) -> None:
     found = told(toy, changes)
     assert len(found) == (none is not None) and all(f"{none} is None" in text for text in found)
+
+
+LOSS = "{LOSS}=mine {A}.policy_loss._target_=own_loss"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (f"{LOSS}.Mine {{A}}.policy_loss.alpha=2", None),
+        (f"{LOSS}.Nope", "_target_=own_loss.Nope: "),
+        (f"{LOSS}.Mine {{A}}.policy_loss.alhpa=2", "alhpa"),
+        (f"{LOSS}.Mine {{LOSS}}=mien", "loss_mode=mien with "),
+    ],
+)
+def test_the_users_loss_exists(
+    toy: Any, changes: str, named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_loss.py").write_text(OWN_LOSS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_loss", raising=False)
+    monkeypatch.delitem(core_algos.POLICY_LOSS_REGISTRY, "mine", raising=False)
+    found = told(toy, changes)
+    assert len(found) == (named is not None) and all(str(named) in text for text in found), found
 
 
 @pytest.mark.parametrize(
