@@ -1,10 +1,12 @@
 """Rules about algorithms: reject combinations in which a part has no effect or another meaning."""
 
+import importlib
 from collections.abc import Iterator
 
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import group_of
 from recipe.config.compose import one_line
+from recipe.preflight.data import paths_of
 from recipe.preflight.rules import SHORT, Check, Rule, Setup
 
 # Losses that are positively homogeneous in a token's advantage: a weight on it weights the loss.
@@ -22,8 +24,9 @@ GMPO_TARGET = "recipe.algorithms.gmpo.GMPOLossConfig"
 
 def known_advantage(s: Setup) -> Iterator[str]:
     """`recipe.advantage`: the function exists and takes its arguments."""
+    if s.advantage.startswith("verl:"):
+        yield from import_libraries(s)
     ADVANTAGES.call(s.recipe.advantage)
-    yield from ()
 
 
 def known_token_weight(s: Setup) -> Iterator[str]:
@@ -31,6 +34,18 @@ def known_token_weight(s: Setup) -> Iterator[str]:
     if s.weights != "none":
         TOKEN_WEIGHTS.call(s.recipe.weights)
     yield from ()
+
+
+def import_libraries(s: Setup) -> Iterator[str]:
+    """Import the modules that may register an estimator or a loss, as verl does in a run."""
+    for module in paths_of(s.model.external_lib):
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # whatever the user's module raises
+            yield (
+                f"actor_rollout_ref.model.external_lib={module}: it cannot be imported "
+                f"({type(error).__name__}: {error}). Correct it."
+            )
 
 
 def own_loss(s: Setup) -> Iterator[str]:
@@ -41,6 +56,7 @@ def own_loss(s: Setup) -> Iterator[str]:
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
     from verl.utils.config import omega_conf_to_dataclass
 
+    yield from import_libraries(s)
     target = s.named("{A}.policy_loss._target_".format(**SHORT))
     try:
         omega_conf_to_dataclass(s.actor.policy_loss)

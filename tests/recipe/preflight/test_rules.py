@@ -385,6 +385,30 @@ def test_a_function_that_reads_what_the_run_does_not_compute(
     assert len(found) == (none is not None) and all(f"{none} is None" in text for text in found)
 
 
+ESTIMATOR = "from verl.trainer.ppo import core_algos\ncore_algos.register_adv_est('mine')({})\n"
+
+
+@pytest.mark.parametrize(
+    ("library", "named"),
+    [
+        ("core_algos.get_adv_estimator_fn('grpo')", None),
+        ("nobody", "{MODEL}.external_lib=own_estimator: "),
+    ],
+)
+def test_an_estimator_of_an_external_library(
+    toy: Any, library: str, named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "recipe.advantage.name=verl:mine"
+    (before,) = told(toy, "algorithm.adv_estimator=mine", ENGINE)
+    assert name in before  # the remedy
+    (tmp_path / "own_estimator.py").write_text(ESTIMATOR.format(library))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_estimator", raising=False)
+    monkeypatch.setattr(core_algos, "ADV_ESTIMATOR_REGISTRY", {**core_algos.ADV_ESTIMATOR_REGISTRY})
+    found = told(toy, f"{name} {{MODEL}}.external_lib=own_estimator")
+    assert any(text.startswith(named.format(**SHORT)) for text in found) if named else not found
+
+
 LOSS = "{LOSS}=mine {A}.policy_loss._target_=own_loss"
 
 
