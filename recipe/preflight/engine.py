@@ -75,7 +75,10 @@ def fixed(key: str, only: Any, message: str) -> Rule:
     return Rule(key, lambda s: s.get(key) not in (*allowed, None), message)
 
 
-LOOP_KEYS = ("actor_rollout_ref.rollout.multi_turn.", "actor_rollout_ref.rollout.trace.")
+LOOP_KEYS = (
+    *("actor_rollout_ref.rollout.multi_turn.", "actor_rollout_ref.rollout.trace."),
+    *("data.tool_config_path", "data.function_tool_path"),
+)
 
 
 def estimator(s: Setup) -> Iterator[str]:

@@ -262,6 +262,7 @@ ALLOWED_ENGINE = [
     "{A}.optim.optimizer=SGD",
     "{A}.strategy=fsdp2 {REF}.strategy=fsdp2",
     OWN_LOOP,
+    f"{OWN_LOOP} data.tool_config_path=tools.yaml",
     f"{OWN_LOOP} {{R}}.multi_turn.max_user_turns=3",
 ]
 
