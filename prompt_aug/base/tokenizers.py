@@ -21,10 +21,13 @@ def load_tokenizer(model: str) -> Any:
     from transformers import AutoTokenizer  # takes seconds
 
     remedy = "name a model folder, or a hub id that is in the cache or can be downloaded"
-    # Offline, the client would retry for a minute before it reads its cache.
+    # Offline, the client would retry for a minute before it reads its cache. Without
+    # trust_remote_code=False a tokenizer with code of its own would prompt on the terminal.
     local = Path(model).is_dir() or not hub_answers(constants.ENDPOINT)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=local)
+        tokenizer = AutoTokenizer.from_pretrained(
+            model, local_files_only=local, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         why = str(error).strip().splitlines()[0]
         raise TokenizerError(

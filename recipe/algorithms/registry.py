@@ -55,7 +55,7 @@ class Facts:
     critic: bool = False
 
 
-_FACTS: dict[Function, Facts] = {}
+FACTS = "recipe_facts"  # the attribute of a decorated function; callable objects may have no hash
 
 
 class Registry(dict[str, Function]):
@@ -103,7 +103,7 @@ class Registry(dict[str, Function]):
             critic = name == f"verl:{verl_estimators.GAE}"
             parts = ("accuracy", "format") if name == "verl:gdpo" else ()
             return Facts(inputs=verl_estimators.INPUTS, critic=critic, parts=parts)
-        return _FACTS.get(self.resolve(name), Facts())
+        return getattr(self.resolve(name), FACTS, Facts())
 
     def call(self, section: Mapping[str, Any]) -> tuple[Function, dict[str, Any]]:
         """(function, keyword arguments) of a section {name, arguments, <name>: settings}.
@@ -116,7 +116,7 @@ class Registry(dict[str, Function]):
         settings = {**(section.get(place) or {}), **(section.get("arguments") or {})}
         where = self.key.removesuffix("name") + place
         if facts.settings is None:
-            _require_known_arguments(function, settings, where)
+            _require_known_arguments(function, name, settings, where)
             return function, settings
         try:
             return function, facts.settings(settings)
@@ -124,14 +124,16 @@ class Registry(dict[str, Function]):
             raise ConfigError(f"{where}: {error}") from error
 
 
-def _require_known_arguments(function: Function, settings: Mapping[str, Any], where: str) -> None:
+def _require_known_arguments(
+    function: Function, name: str, settings: Mapping[str, Any], where: str
+) -> None:
     """Raise ConfigError for a keyword argument that `function` does not accept."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     if unknown := sorted(set(settings) - set(parameters)):
         raise ConfigError(
-            f"{where}: {function.__name__} takes no {', '.join(unknown)}; its arguments are "
+            f"{where}: {name} takes no {', '.join(unknown)}; its arguments are "
             f"{', '.join(parameters)}"
         )
 
@@ -152,7 +154,7 @@ def token_weight(**facts: Any) -> Callable[[F], F]:
 
 def _decorator(registry: Registry, facts: dict[str, Any]) -> Callable[[F], F]:
     def add(function: F) -> F:
-        _FACTS[function] = Facts(**facts)
+        setattr(function, FACTS, Facts(**facts))
         if function.__module__.startswith("recipe.algorithms."):
             registry[function.__name__] = function
         return function

@@ -82,14 +82,14 @@ def example_folder(example: str) -> Path:
 
 
 def readable(text: str) -> str:
-    """Return an override that hydra can read: plain text quoted, ``++`` before `ARGUMENTS`.
+    """Return an override that hydra can read: plain text quoted, ``++`` before a key of the user's.
 
     Text that hydra reads already is not changed.
     """
     parse = OverridesParser.create().parse_override
     key, equals, value = text.partition("=")
     name = key.lstrip("+")
-    if equals and is_in(name, ARGUMENTS):
+    if equals and (is_in(name, ARGUMENTS) or _is_field(name)):
         key = f"++{name}"
     quoted = "'" + value.replace("'", "\\'") + "'"
     with contextlib.suppress(HydraException):
@@ -122,10 +122,11 @@ def compose_config(example: str, overrides: list[str], *, allow_unread: bool = F
         HydraConfig.instance().set_config(config)
         with open_dict(config):
             del config["hydra"]
-        _check_keys(config, folder)
+        _check_keys(config, folder, _given(overrides))
         if "hydra" in OmegaConf.load(folder / "config.yaml"):
             raise ConfigError(f"{folder.name}/config.yaml, section hydra: {ONE_RUN}")
         check_engine(config)
+        _name_one_model(config, overrides)
         OmegaConf.resolve(config)
     except COMPOSING as error:
         raise ConfigError(f"{folder.name}/config.yaml or an override: {one_line(error)}") from error
@@ -192,7 +193,7 @@ def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix.rstrip("."), node
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Return a library's message without its line breaks, search paths and repetitions."""
     lines = [line.strip() for line in str(error).partition("Config search path")[0].splitlines()]
     told = [line for line in lines if line and not line.startswith(("full_key:", "object_type="))]
@@ -221,13 +222,19 @@ def _refused(text: str, folder: Path) -> str | None:
         return f"{text}: this is the name of the chosen method. Write method={override.value()}."
     if isinstance(base().get(key), dict) and not isinstance(override.value(), dict):
         return f"{text}: {key} is a section of keys, not a value"
-    return None if is_group or key in known_keys() or is_open(key) else unknown_key(key)
+    known = key in known_keys() or is_open(key) or _is_field(key)
+    return None if is_group or known else unknown_key(key)
 
 
-def _check_keys(config: DictConfig, folder: Path) -> None:
+def _is_field(key: str) -> bool:
+    """Return True for an unknown key of a section with a class, which may be the user's."""
+    return key not in known_keys() and f"{key.rpartition('.')[0]}._target_" in known_keys()
+
+
+def _check_keys(config: DictConfig, folder: Path, given: dict[str, str]) -> None:
     """Reject keys that `base` does not have, and a value where it has a section.
 
-    A section that is empty in `base` takes any key.
+    A section that is empty in `base` takes any key. `given`: the keys of the command line.
     """
     where = f"{folder.name}/config.yaml or one of its groups: "
 
@@ -239,7 +246,7 @@ def _check_keys(config: DictConfig, folder: Path) -> None:
             if is_open(name) or (other_class and key not in known):
                 continue
             if key not in known:
-                raise ConfigError(where + unknown_key(name))
+                raise ConfigError(where * (name not in given) + unknown_key(name))
             if isinstance(known[key], dict) and known[key]:
                 if not isinstance(value, dict):
                     raise ConfigError(f"{name}={value}: this is a section of keys, not a value")
@@ -250,18 +257,35 @@ def _check_keys(config: DictConfig, folder: Path) -> None:
         raise ConfigError(f"{where}no section recipe: `defaults` has to begin with `- recipe`")
 
 
-def _check_switches(config: DictConfig, overrides: list[str]) -> None:
-    """Reject overrides of keys that nothing reads, by `SWITCHES`; files may set them.
+def _name_one_model(config: DictConfig, overrides: list[str]) -> None:
+    """Set `recipe.model_path` to verl's key of the model where only that one was set."""
+    path, ours = config.actor_rollout_ref.model.path, config.recipe.model_path
+    if path == ours:
+        return
+    if "recipe.model_path" in _given(overrides):
+        raise ConfigError(
+            f"actor_rollout_ref.model.path={path} with recipe.model_path={ours}: these are two "
+            "models. Set recipe.model_path alone, which verl's key follows."
+        )
+    config.actor_rollout_ref.model.path = config.recipe.model_path = path
 
-    An override that turns the switch off allows them: commands for verl set both.
-    """
-    given = {
+
+def _given(overrides: list[str]) -> dict[str, str]:
+    """Return key -> override of the command line that sets it, alone or in a section."""
+    return {
         key: text
         for text in overrides
         for override in [OverridesParser.create().parse_override(text)]
         for key, _ in flat({override.key_or_group: override.value()})
     }
-    found = []
+
+
+def _check_switches(config: DictConfig, overrides: list[str]) -> None:
+    """Reject overrides of keys that nothing reads, by `SWITCHES`; files may set them.
+
+    An override that turns the switch off allows them: commands for verl set both.
+    """
+    given, found = _given(overrides), []
     for key, text in given.items():
         if (off := unread(config, key)) is None or (off[0] in given and off[1] in OFF):
             continue

@@ -1,11 +1,13 @@
 """Rules about algorithms: reject combinations in which a part has no effect or another meaning."""
 
+import importlib
 from collections.abc import Iterator
 
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import group_of
-from recipe.preflight.engine import is_missing
-from recipe.preflight.rules import Check, Rule, Setup
+from recipe.config.compose import one_line
+from recipe.preflight.data import paths_of
+from recipe.preflight.rules import SHORT, Check, Rule, Setup
 
 # Losses that are positively homogeneous in a token's advantage: a weight on it weights the loss.
 HOMOGENEOUS = ("vanilla", "gspo", "sapo", "cispo", "gpg", "dppo_tv", "dppo_kl")
@@ -22,8 +24,9 @@ GMPO_TARGET = "recipe.algorithms.gmpo.GMPOLossConfig"
 
 def known_advantage(s: Setup) -> Iterator[str]:
     """`recipe.advantage`: the function exists and takes its arguments."""
+    if s.advantage.startswith("verl:"):
+        yield from import_libraries(s)
     ADVANTAGES.call(s.recipe.advantage)
-    yield from ()
 
 
 def known_token_weight(s: Setup) -> Iterator[str]:
@@ -33,15 +36,41 @@ def known_token_weight(s: Setup) -> Iterator[str]:
     yield from ()
 
 
+def import_libraries(s: Setup) -> Iterator[str]:
+    """Import the modules that may register an estimator or a loss, as verl does in a run."""
+    for module in paths_of(s.model.external_lib):
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # whatever the user's module raises
+            yield (
+                f"actor_rollout_ref.model.external_lib={module}: it cannot be imported "
+                f"({type(error).__name__}: {error}). Correct it."
+            )
+
+
 def own_loss(s: Setup) -> Iterator[str]:
-    """`actor_rollout_ref.actor.policy_loss._target_`: the module of the user's class exists."""
-    # Only located: importing it would import verl. The class registers its loss in each actor.
-    target = str(s.actor.policy_loss.get("_target_"))
-    module = target.rpartition(".")[0]
-    if s.own_loss and is_missing(module):
+    """`actor_rollout_ref.actor.policy_loss`: the user's class exists and registers the loss."""
+    if not s.own_loss:
+        return
+    # The run imports verl anyway, in the process of these checks.
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+    from verl.utils.config import omega_conf_to_dataclass
+
+    yield from import_libraries(s)
+    target = s.named("{A}.policy_loss._target_".format(**SHORT))
+    try:
+        omega_conf_to_dataclass(s.actor.policy_loss)
+    except Exception as error:  # whatever the user's module raises
         yield (
-            f"actor_rollout_ref.actor.policy_loss._target_={target}: there is no module "
-            f"{module or target}. Put the folder of its package into PYTHONPATH."
+            f"{target}: {one_line(error.__cause__ or error)}. Correct the class or its fields, or "
+            "put the folder of its package into PYTHONPATH."
+        )
+        return
+    if s.actor.policy_loss.loss_mode not in POLICY_LOSS_REGISTRY:
+        yield (
+            f"{s.named(SHORT['LOSS'])} with {target}: not registered. Known are "
+            f"{', '.join(POLICY_LOSS_REGISTRY)}. Register yours with verl's @register_policy_loss "
+            "in the module of the class."
         )
 
 
@@ -145,11 +174,6 @@ ALGORITHM: list[Check] = [
         "this advantage reads the accuracy alone. Set recipe.reward.format_weight=0.",
     ),
     Rule(
-        "recipe.weights.name {C}.bypass_mode",
-        lambda s: s.weights == "high_entropy" and s.correction.bypass_mode,
-        "verl computes no entropies in bypass mode. Unset {C}.bypass_mode.",
-    ),
-    Rule(
         "recipe.advantage.name critic.enable",
         lambda s: s.facts.critic and not s.critic,
         "this advantage reads the values of a critic. Set critic.enable=true.",
@@ -163,8 +187,8 @@ ALGORITHM: list[Check] = [
     Rule(
         "critic.enable",
         lambda s: s.critic and not (s.facts.critic or s.value_model),
-        "no effect: nothing reads the critic. Unset it, or set recipe.advantage.name=verl:gae or "
-        "recipe.curriculum.value_model=true.",
+        "no effect: nothing reads the critic. Unset it, set recipe.advantage.name=verl:gae or "
+        "recipe.curriculum.value_model=true, or declare your function @advantage(critic=True).",
     ),
     Rule(
         "recipe.advantage.name recipe.curriculum.value_model",

@@ -17,6 +17,10 @@ from recipe.preflight.shapes import known_shape
 ENOUGH_EPOCHS = 1_000_000  # recipe.yaml's default, more than any run needs
 GRADER, SAMPLING = "Set the keys under recipe.reward.", "Set recipe.dynamic_sampling."
 VERIFIER = "no effect. Set recipe.reward.verifiers.DATA_SOURCE=my_module.compute_score."
+TOKENIZER = (
+    "the checks and the evaluation of the start model read the tokenizer of recipe.model_path. "
+    "Unset it, and save a copy of the model folder with"
+)
 # (key, its only supported values, reason and remedy).
 FIXED: list[tuple[str, Any, str]] = [
     ("custom_reward_function.path", None, VERIFIER),
@@ -44,6 +48,14 @@ FIXED: list[tuple[str, Any, str]] = [
         "RecipeRewardManager",
         f"the trainer reads its columns. {GRADER}",
     ),
+    (
+        "{MODEL}.trust_remote_code",
+        False,
+        "the checks, exports and evaluations do not run a model's own code. Unset it, and train a "
+        "model that transformers and vLLM have a class for.",
+    ),
+    ("{MODEL}.custom_chat_template", None, f"{TOKENIZER} this chat template."),
+    ("{MODEL}.tokenizer_path", None, f"{TOKENIZER} this tokenizer."),
     ("{R}.mode", "async", "verl 0.9.1 has no other. Unset it."),
     ("trainer.val_only", False, "verl trains all the same. Unset it; run python -m eval.sweep."),
     ("trainer.v1.sampler.custom_sampler.path", None, "no effect. Unset it."),
@@ -63,7 +75,10 @@ def fixed(key: str, only: Any, message: str) -> Rule:
     return Rule(key, lambda s: s.get(key) not in (*allowed, None), message)
 
 
-LOOP_KEYS = ("actor_rollout_ref.rollout.multi_turn.", "actor_rollout_ref.rollout.trace.")
+LOOP_KEYS = (
+    *("actor_rollout_ref.rollout.multi_turn.", "actor_rollout_ref.rollout.trace."),
+    *("data.tool_config_path", "data.function_tool_path"),
+)
 
 
 def estimator(s: Setup) -> Iterator[str]:

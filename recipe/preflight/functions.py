@@ -1,6 +1,7 @@
 """Rules about the user's functions and modules, which run or are located before Ray starts."""
 
 import ast
+import dataclasses
 import hashlib
 import importlib.util
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import torch
 from omegaconf import OmegaConf
 
 from prompt_aug.base.errors import UserError
+from prompt_aug.typed import shown
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import compute_advantages
 from recipe.algorithms.rollouts import RolloutBatch
@@ -19,6 +21,13 @@ from recipe.preflight.engine import is_missing
 from recipe.preflight.rules import Check, Setup
 
 OURS = ("recipe", "prompt_aug", "verl")  # packages whose version a run records anyway
+# (input of a function, key, value of the key with which a run computes it); otherwise it is None.
+COMPUTED: list[tuple[str, str, bool]] = [
+    ("values_BT", "critic.enable", True),
+    ("values_BT", "recipe.curriculum.value_model", False),
+    ("entropy_BT", "algorithm.rollout_correction.bypass_mode", False),
+    ("rollout_logprobs_BT", "actor_rollout_ref.rollout.calculate_log_probs", True),
+]
 LOOP = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 
 
@@ -26,20 +35,31 @@ def trial(s: Setup) -> Iterator[str]:
     """Advantages and token weights, with their arguments, run on a small batch."""
     recipe: Any = OmegaConf.to_container(s.recipe, resolve=True)
     rows = int(s.rollout.n)
+    absent = {name: (key, on) for name, key, on in COMPUTED if bool(s.get(key)) != on}
+    without: Any = dict.fromkeys(absent)
+    if s.facts.critic and not s.critic:
+        return  # refused by a rule
     for registry, section in ((ADVANTAGES, "advantage"), (TOKEN_WEIGHTS, "weights")):
         name = recipe[section]["name"]
         if section == "weights" and name == "none":
             continue
         alone = {**recipe, "weights": {"name": "none"}} if section == "advantage" else recipe
+        batch = trial_batch(rows, recipe["rephrasings"]["count"] + 1)
         try:
-            compute_advantages(trial_batch(rows, recipe["rephrasings"]["count"] + 1), alone)
+            compute_advantages(dataclasses.replace(batch, **without), alone)
         except UserError:
             raise
         except Exception as error:  # whatever the user's function raises
+            inputs = registry.facts(name).inputs
+            none = [
+                f"{x} is None with {s.named(absent[x][0])}: set it to {shown(absent[x][1])}. "
+                for x in inputs
+                if x in absent
+            ]
             yield (
                 f"{registry.key}={name}: a call on a trial batch of {2 * rows} responses failed: "
-                f"{type(error).__name__}: {error}. Correct the function, or set its arguments with "
-                f"recipe.{section}.arguments.NAME=VALUE."
+                f"{type(error).__name__}: {error}. {''.join(none)}Correct the function, or set its "
+                f"arguments with recipe.{section}.arguments.NAME=VALUE."
             )
             return  # a failed advantage would fail again under the weights
 

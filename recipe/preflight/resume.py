@@ -31,6 +31,7 @@ ALGORITHM_KEYS = (
     "!data.*num_workers !data.*_workers data.dataloader_num_workers !data.use_shm "
     "!data.val_batch_size !reward.num_workers recipe.* "
     "!recipe.guard.* !recipe.name !recipe.method !recipe.run_dir !recipe.min_free_gib "
+    "!recipe.model_path "  # {MODEL}.path has the same value
     "!recipe.save_rollouts_every !recipe.save_tensors_every !recipe.worker_logs "
     "!recipe.keep_every !recipe.keep_best !recipe.dynamic_sampling.* "
     "!recipe.rollout.hang_seconds !recipe.rollout.poll_seconds "

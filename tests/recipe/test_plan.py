@@ -211,6 +211,10 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "16 x h100-80" in said and "states 0.0" in said
     assert "reference      6.4 GiB of host memory" in said  # 4 x 1,720,574,976 bytes
+    model = "actor_rollout_ref.model.path=Qwen/Qwen2.5-Math-7B"
+    assert command.main(["prompt_aug", model]) in (0, 1)
+    said = capsys.readouterr().out
+    assert "7,615,616,512" in said and "prompt_aug: Qwen/Qwen2.5-Math-7B on" in said
     assert command.main(["toy"]) == 1
     assert "recipe.model_path: not set" in capsys.readouterr().err
     smallest = "--gpus 1 --mean-response 1 --validation 0 --mfu 1 --traffic 1"

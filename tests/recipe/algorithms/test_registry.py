@@ -85,6 +85,37 @@ def test_a_dotted_path_is_resolved_and_its_arguments_are_passed() -> None:
         registry.resolve("sqrt")
 
 
+OBJECTS = """
+import functools
+from dataclasses import dataclass
+
+def scaled(rewards_B, group_B, *, scale=1.0):
+    return scale * rewards_B
+
+@dataclass
+class Scaled:
+    by: float = 1.0
+
+    def __call__(self, rewards_B, group_B, *, scale=1.0):
+        return self.by * scale * rewards_B
+
+half, instance = functools.partial(scaled, scale=0.5), Scaled()
+"""
+
+
+@pytest.mark.parametrize("name", ["callables.half", "callables.instance"])
+def test_a_callable_object_is_a_function(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "callables.py").write_text(OBJECTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "callables", raising=False)
+    function, arguments = ADVANTAGES.call({"name": name, "arguments": {"scale": 2.0}})
+    assert function(3.0, 0, **arguments) == 6.0 and ADVANTAGES.facts(name) == Facts()
+    with pytest.raises(ConfigError, match=r"recipe\.advantage\.arguments: .* takes no scael"):
+        ADVANTAGES.call({"name": name, "arguments": {"scael": 2.0}})
+
+
 def test_a_decorator_of_another_package_takes_no_name_of_this_folder() -> None:
     @advantage()
     def grpo(rewards_B: object, group_B: object) -> object:

@@ -280,6 +280,21 @@ def test_a_folder_that_has_lost_its_tokenizer_is_refused(config: Any, tmp_path: 
         data.load_tokenizer(config)
 
 
+def test_a_tokenizer_with_code_of_its_own_is_refused_without_a_prompt(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompted: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda text: prompted.append(text) or "n")
+    (tmp_path / "config.json").write_text('{"model_type": "unknown"}')
+    own = {"auto_map": {"AutoTokenizer": ["tokens.Mine", None]}, "tokenizer_class": "Mine"}
+    write_json(tmp_path / "tokenizer_config.json", own)
+    (tmp_path / "tokens.py").write_text("raise SystemExit")
+    config.actor_rollout_ref.model.path = str(tmp_path)
+    with pytest.raises(ConfigError, match=r"recipe\.model_path: no tokenizer can be loaded"):
+        data.load_tokenizer(config)
+    assert prompted == []
+
+
 # ------------------------------------------------------------------------- resuming
 
 

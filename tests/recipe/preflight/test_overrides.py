@@ -1,5 +1,7 @@
 """Overrides as a user types them: paths with any characters, arguments of own functions by key."""
 
+from pathlib import Path
+
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -38,6 +40,44 @@ def test_arguments_of_an_own_function_are_set_by_key() -> None:
     assert config.recipe.weights.arguments == {"power": 0.7, "kind": "ü"}
     assert config.trainer.default_local_dir == "runs/mein lauf ü/checkpoints"
     assert config.data.seed == config.actor_rollout_ref.rollout.seed == 7
+
+
+LOSS = "actor_rollout_ref.actor.policy_loss"
+
+
+@pytest.mark.config
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_a_field_of_an_own_loss_is_set_by_key(plus: str, tmp_path: Path) -> None:
+    field = f"{plus}{LOSS}.alpha=0.2"
+    config = compose_config("toy", [f"{LOSS}._target_=losses.Mine", field])
+    assert config.actor_rollout_ref.actor.policy_loss.alpha == 0.2
+    own = "actor_rollout_ref: {actor: {policy_loss: {_target_: losses.Mine, alpha: 0.5}}}\n"
+    head = "defaults: [recipe, _self_]\nrecipe: {name: x}\ntrainer: {total_training_steps: 1}\n"
+    (tmp_path / "config.yaml").write_text(head + own)
+    config = compose_config(str(tmp_path), [field])
+    assert config.actor_rollout_ref.actor.policy_loss.alpha == 0.2
+    with pytest.raises(ConfigError, match=rf"^no key '{LOSS}\.alpha'"):  # of verl's own class
+        compose_config("toy", [field])
+
+
+MODEL, OTHER = "actor_rollout_ref.model.path", "Qwen/Qwen2.5-Math-7B"
+
+
+@pytest.mark.config
+def test_all_keys_of_the_model_follow_verls(tmp_path: Path) -> None:
+    config = compose_config("grpo", [f"{MODEL}={OTHER}"])
+    assert config.recipe.model_path == config.critic.model.path == OTHER
+    same = [f"{MODEL}={OTHER}", f"recipe.model_path={OTHER}"]
+    assert compose_config("grpo", same) == config
+    with pytest.raises(ConfigError, match=f"{MODEL}={OTHER} with recipe.model_path=other: "):
+        compose_config("grpo", [f"{MODEL}={OTHER}", "recipe.model_path=other"])
+    own = "defaults: [recipe, override scale: math_train, _self_]\nrecipe: {name: x}\n"
+    own += "actor_rollout_ref: {model: {path: '${recipe.name}/model'}}\n"
+    (tmp_path / "config.yaml").write_text(own)
+    config = compose_config(str(tmp_path), [])
+    assert config.recipe.model_path == config.critic.model.path == "x/model"
+    with pytest.raises(ConfigError, match=f"{MODEL}=x/model with recipe.model_path=other: "):
+        compose_config(str(tmp_path), ["recipe.model_path=other"])
 
 
 @pytest.mark.config

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -138,7 +139,6 @@ ALLOWED_ALGORITHM = [
     "recipe.advantage.name=maxrl recipe.reward.format_gated=true",
     NONE,
     f"{NONE} {{R}}.n=1",
-    "{LOSS}=mine {A}.policy_loss._target_=json.decoder.Mine",  # a module that exists
     "recipe.advantage.name=none {A}.use_kl_loss=true",
     "{LOSS}=dro {A}.policy_loss.dro_beta=0.1",
     VERIFIER,
@@ -262,6 +262,7 @@ ALLOWED_ENGINE = [
     "{A}.optim.optimizer=SGD",
     "{A}.strategy=fsdp2 {REF}.strategy=fsdp2",
     OWN_LOOP,
+    f"{OWN_LOOP} data.tool_config_path=tools.yaml",
     f"{OWN_LOOP} {{R}}.multi_turn.max_user_turns=3",
 ]
 
@@ -324,6 +325,112 @@ def test_refused(toy: Any, changes: str, named: str) -> None:
 )
 def test_allowed(toy: Any, theme: list[Check], changes: str) -> None:
     assert told(toy, changes, theme) == []
+
+
+OWN = """
+from recipe.algorithms.registry import advantage, token_weight
+
+@advantage(inputs=("values_BT",))
+def by_value(rewards_B, group_B, *, values_BT):
+    return rewards_B[:, None] - values_BT
+
+@token_weight(inputs=("entropy_BT",))
+def by_entropy(logprobs_BT, advantages_BT, mask_BT, group_B, *, entropy_BT):
+    return mask_BT * entropy_BT.abs()
+
+@token_weight(inputs=("rollout_logprobs_BT",))
+def by_engine(logprobs_BT, advantages_BT, mask_BT, group_B, *, rollout_logprobs_BT):
+    return mask_BT * rollout_logprobs_BT.abs()
+"""
+OWN_LOSS = """
+from dataclasses import dataclass
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.workers.config import PolicyLossConfig
+
+@dataclass
+class Mine(PolicyLossConfig):
+    alpha: float = 1.0
+
+POLICY_LOSS_REGISTRY["mine"] = print
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the user, in the PYTHONPATH."""
+    (tmp_path / "own_functions.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_functions", raising=False)
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("changes", "none"),
+    [
+        ("recipe.advantage.name=own_functions.by_value", "values_BT"),
+        (f"recipe.advantage.name=own_functions.by_value {PCL}", "values_BT"),
+        ("recipe.weights.name=own_functions.by_entropy", None),
+        ("recipe.weights.name=own_functions.by_entropy {C}.bypass_mode=true", "entropy_BT"),
+        ("recipe.weights.name=high_entropy {C}.bypass_mode=true", "entropy_BT"),
+        ("recipe.weights.name=own_functions.by_engine {R}.calculate_log_probs=true", None),
+        (
+            "recipe.weights.name=own_functions.by_engine {R}.calculate_log_probs=false",
+            "rollout_logprobs_BT",
+        ),
+    ],
+)
+def test_a_function_that_reads_what_the_run_does_not_compute(
+    toy: Any, changes: str, none: str | None
+) -> None:
+    found = told(toy, changes)
+    assert len(found) == (none is not None) and all(f"{none} is None" in text for text in found)
+
+
+ESTIMATOR = "from verl.trainer.ppo import core_algos\ncore_algos.register_adv_est('mine')({})\n"
+
+
+@pytest.mark.parametrize(
+    ("library", "named"),
+    [
+        ("core_algos.get_adv_estimator_fn('grpo')", None),
+        ("nobody", "{MODEL}.external_lib=own_estimator: "),
+    ],
+)
+def test_an_estimator_of_an_external_library(
+    toy: Any, library: str, named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "recipe.advantage.name=verl:mine"
+    (before,) = told(toy, "algorithm.adv_estimator=mine", ENGINE)
+    assert name in before  # the remedy
+    (tmp_path / "own_estimator.py").write_text(ESTIMATOR.format(library))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_estimator", raising=False)
+    monkeypatch.setattr(core_algos, "ADV_ESTIMATOR_REGISTRY", {**core_algos.ADV_ESTIMATOR_REGISTRY})
+    found = told(toy, f"{name} {{MODEL}}.external_lib=own_estimator")
+    assert any(text.startswith(named.format(**SHORT)) for text in found) if named else not found
+
+
+LOSS = "{LOSS}=mine {A}.policy_loss._target_=own_loss"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (f"{LOSS}.Mine {{A}}.policy_loss.alpha=2", None),
+        (f"{LOSS}.Nope", "_target_=own_loss.Nope: "),
+        (f"{LOSS}.Mine {{A}}.policy_loss.alhpa=2", "alhpa"),
+        (f"{LOSS}.Mine {{LOSS}}=mien", "loss_mode=mien with "),
+    ],
+)
+def test_the_users_loss_exists(
+    toy: Any, changes: str, named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_loss.py").write_text(OWN_LOSS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_loss", raising=False)
+    monkeypatch.delitem(core_algos.POLICY_LOSS_REGISTRY, "mine", raising=False)
+    found = told(toy, changes)
+    assert len(found) == (named is not None) and all(str(named) in text for text in found), found
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ data.val_files=['']                 data.custom_cls.path=/nowhere.py
 {A}.optim.lr_warmup_steps=-2        {A}.optim.lr_warmup_steps=null   {A}.optim.clip_grad=0
 {A}.optim.lr_warmup_steps_ratio=2   {A}.optim.lr_scheduler_type=linear
 {A}.optim.weight_decay=-0.1         {A}.optim.betas=[0.9]            {A}.optim.betas=[0.9,1.0]
+{A}.optim.total_training_steps=500  data.tool_config_path=tools.yaml
 {A}.optim.optimizer=AdanW           {A}.optim.optimizer_impl=no_such.package
 {A}.clip_ratio_low=nan      {A}.clip_ratio_high=-0.2       {A}.clip_ratio_high=inf
 {A}.clip_ratio_c=1          {A}.clip_ratio=0.3             {A}.kl_loss_coef=-0.001
@@ -65,6 +66,7 @@ data.val_files=['']                 data.custom_cls.path=/nowhere.py
 {A}.loss_scale_factor=100   {A}.use_dynamic_bsz=yes        {A}.strategy=fsdp9
 {A}.grad_clip=0.1           {A}.checkpoint.async_save=true {A}.checkpoint.save_contents=[model]
 {A}.ulysses_sequence_parallel_size=2        {MODEL}.external_lib=nowhere
+{MODEL}.trust_remote_code=true      {MODEL}.custom_chat_template=x     {MODEL}.tokenizer_path=x
 {MODEL}.lora_rank=8         {MODEL}.lora_adapter_path=x    {MODEL}.lora.merge=true
 {MODEL}.lora_rank=-1        {MODEL}.lora_alpha=0           {MODEL}.lora.rank=8
 {R}.agent.agent_loop_manager_class=nowhere.Manager
@@ -258,6 +260,7 @@ COMMANDS: list[tuple[str, int, str]] = [
     ("toy ++trainer.stepps=3", 1, "'trainer.stepps'"),
     ("toy trainer.stepps=3 recipe.sede=1", 1, "'recipe.sede', did you mean recipe.seed"),
     ("toy actor_rollout_ref.rollout.n_val=8", 1, "rollout.val_kwargs.n"),
+    ("toy actor_rollout_ref.model.torch_dtype=bfloat16", 1, "actor.fsdp_config.model_dtype"),
     ("toy critic.model.fsdp_config.param_offload=true", 1, "set critic.fsdp.param_offload"),
     ("toy +reward.reward_kwargs.overlong_buffer_cfg.len=512", 1, "recipe.reward.overlong.buffer"),
     ("toy actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", 1, "Megatron"),
