@@ -198,5 +198,5 @@ def _positions(checkpoint: Checkpoint) -> int | None:
         return checkpoint.positions
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(checkpoint.model).get_text_config()
+    config = AutoConfig.from_pretrained(checkpoint.model, trust_remote_code=False).get_text_config()
     return getattr(config, "max_position_embeddings", None)

@@ -60,7 +60,9 @@ def reference_log_probabilities(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+    network = AutoModelForCausalLM.from_pretrained(
+        model, dtype=getattr(torch, dtype), trust_remote_code=False
+    ).eval()
     found = []
     with torch.inference_mode():
         for ids in prompts:

@@ -17,9 +17,9 @@ from recipe.preflight.shapes import known_shape
 ENOUGH_EPOCHS = 1_000_000  # recipe.yaml's default, more than any run needs
 GRADER, SAMPLING = "Set the keys under recipe.reward.", "Set recipe.dynamic_sampling."
 VERIFIER = "no effect. Set recipe.reward.verifiers.DATA_SOURCE=my_module.compute_score."
-TOKENIZER = (
-    "the checks and the evaluation of the start model read the tokenizer of recipe.model_path. "
-    "Unset it, and save a copy of the model folder with"
+MODEL_FILES = (
+    "the checks and the evaluation of the start model read the files of recipe.model_path. Unset "
+    "it, and save a copy of the model folder with"
 )
 # (key, its only supported values, reason and remedy).
 FIXED: list[tuple[str, Any, str]] = [
@@ -54,8 +54,9 @@ FIXED: list[tuple[str, Any, str]] = [
         "the checks, exports and evaluations do not run a model's own code. Unset it, and train a "
         "model that transformers and vLLM have a class for.",
     ),
-    ("{MODEL}.custom_chat_template", None, f"{TOKENIZER} this chat template."),
-    ("{MODEL}.tokenizer_path", None, f"{TOKENIZER} this tokenizer."),
+    ("{MODEL}.custom_chat_template", None, f"{MODEL_FILES} this chat template."),
+    ("{MODEL}.tokenizer_path", None, f"{MODEL_FILES} this tokenizer."),
+    ("{MODEL}.hf_config_path", None, f"{MODEL_FILES} this config.json."),
     ("{R}.mode", "async", "verl 0.9.1 has no other. Unset it."),
     ("trainer.val_only", False, "verl trains all the same. Unset it; run python -m eval.sweep."),
     ("trainer.v1.sampler.custom_sampler.path", None, "no effect. Unset it."),

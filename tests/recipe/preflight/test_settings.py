@@ -67,6 +67,7 @@ data.val_files=['']                 data.custom_cls.path=/nowhere.py
 {A}.grad_clip=0.1           {A}.checkpoint.async_save=true {A}.checkpoint.save_contents=[model]
 {A}.ulysses_sequence_parallel_size=2        {MODEL}.external_lib=nowhere
 {MODEL}.trust_remote_code=true      {MODEL}.custom_chat_template=x     {MODEL}.tokenizer_path=x
+{MODEL}.hf_config_path=x
 {MODEL}.lora_rank=8         {MODEL}.lora_adapter_path=x    {MODEL}.lora.merge=true
 {MODEL}.lora_rank=-1        {MODEL}.lora_alpha=0           {MODEL}.lora.rank=8
 {R}.agent.agent_loop_manager_class=nowhere.Manager
