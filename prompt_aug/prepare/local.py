@@ -110,10 +110,15 @@ def from_folder(path: Path, split: str) -> Any:
         return splits[split]
     if (path / "state.json").is_file():
         return datasets.load_from_disk(str(path))
-    for kind in KINDS:
-        if files := sorted(path.rglob(f"*{kind}")):
-            return from_files(_of_split(path, files, split))
-    raise SourceError(f"{path}: no file ending in {', '.join(KINDS)} in this folder")
+    found = {kind: files for kind in KINDS if (files := sorted(path.rglob(f"*{kind}")))}
+    if len(found) > 1:
+        found.pop(".json", None)  # often a description of the data
+    if not found:
+        raise SourceError(f"{path}: no file ending in {', '.join(KINDS)} in this folder")
+    if len(found) > 1:
+        raise SourceError(f"{path}: it has files ending in {', '.join(found)}. Name one of them.")
+    (files,) = found.values()
+    return from_files(_of_split(path, files, split))
 
 
 def _of_split(folder: Path, files: Sequence[Path], split: str) -> Sequence[Path]:

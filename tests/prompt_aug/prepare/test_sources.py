@@ -177,6 +177,11 @@ def test_a_folder_with_splits_gives_the_requested_one(tmp_path: Path) -> None:
         load_rows(str(tmp_path / "main"), split="validation")
     with pytest.raises(SourceError, match="several folders"):
         load_rows(str(tmp_path))
+    (tmp_path / "main" / "dataset_infos.json").write_text("{}")
+    assert list(load_rows(str(tmp_path / "main"), split="test")) == rows["test"]
+    (tmp_path / "main" / "more.jsonl").write_text('{"question": "?", "answer": "1"}')
+    with pytest.raises(SourceError, match=r"\.parquet, \.jsonl\. Name one"):
+        load_rows(str(tmp_path / "main"), split="test")
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "parquet", "csv"])
