@@ -161,8 +161,9 @@ def from_row(row: Mapping[str, Any]) -> Question:
     if isinstance(gold, Mapping):  # of a verifier
         gold = json.dumps(gold, default=str)
     level, rate = extra.get("level"), extra.get("pass_rate")
-    # Another file's field of that name need not hold the gold.
-    answers = answer_texts(golds if golds and gold in (None, *golds) else gold)
+    # Another file's field of that name need not hold the gold, or be a list.
+    named = isinstance(golds, list | tuple) and golds and gold in (None, *golds)
+    answers = answer_texts(golds if named else gold)
     made = make_question(
         text=user_text(row.get("prompt"), "prompt"),
         answers=answers,
@@ -189,6 +190,8 @@ def _options(value: Any, answers: Sequence[str]) -> tuple[str, ...]:
     """Return the texts of lettered options, or () unless the answers are among their letters."""
     if isinstance(value, Mapping):
         value = [value[letter] for letter in LETTERS[: len(value)] if letter in value]
+    if not isinstance(value, list | tuple) or not all(isinstance(v, str | int) for v in value):
+        return ()
     texts = answer_texts(value)
     pairs = list(zip(LETTERS, texts, strict=False))
     bare = tuple(re.sub(rf"^\(?{letter}[.):]\s*", "", text) for letter, text in pairs)
@@ -210,10 +213,11 @@ def _columns(row: Mapping[str, Any], made: Question) -> str | None:
     """Return the columns of a row but `prompt` as JSON; None if `made` has them unchanged."""
     held = to_row(made)
     del held["extra_info"]["index"]
+    sections = ("reward_model", "extra_info")
     columns = {name: value for name, value in row.items() if name != "prompt"}
     if all(
         value == held.get(name)
-        or (isinstance(value, Mapping) and value.items() <= held.get(name, {}).items())
+        or (isinstance(value, Mapping) and name in sections and value.items() <= held[name].items())
         for name, value in columns.items()
     ):
         return None

@@ -162,6 +162,8 @@ def test_foreign_rows(tmp_path: Path) -> None:
         (["A. 0", "2"], "B", ("A. 0", "2")),
         (["0", "2"], "2", ()),  # the gold is a text, and graded as such
         (["0", "2"], "C", ()),
+        (["0", None, "2"], "B", ()),
+        ([{"label": "A", "text": "0"}], "A", ()),
     ],
 )
 def test_options_of_other_files(options: Any, gold: str, read: tuple[str, ...]) -> None:
@@ -169,7 +171,12 @@ def test_options_of_other_files(options: Any, gold: str, read: tuple[str, ...]) 
 
 
 def test_answers_of_other_files_hold_the_gold() -> None:
-    for answers, golds in ((["cat", "dog"], ("3",)), (["three", "3"], ("three", "3"))):
+    for answers, golds in (
+        (["cat", "dog"], ("3",)),
+        (["three", "3"], ("three", "3")),
+        ("34", ("3",)),
+        ({"3": 1}, ("3",)),
+    ):
         given = {**foreign("Q?", "3"), "extra_info": {"answers": answers}}
         assert from_row(given).answers == golds
 
@@ -178,7 +185,7 @@ def test_a_verifier_gets_the_row_of_its_file(tmp_path: Path) -> None:
     given = [
         {
             **foreign(f"{i}?", "  1\n"),
-            "ability": "code",
+            "ability": {"name": "code"},
             "extra_info": {"split": "train", "index": 5000 + i, "level": "hard", "row": 7},
         }
         for i in range(2)
@@ -188,7 +195,7 @@ def test_a_verifier_gets_the_row_of_its_file(tmp_path: Path) -> None:
     (made,) = read_parquet(tmp_path / "ours.parquet")
     row = verifier_row(to_row(made))
     assert row["reward_model"]["ground_truth"] == "  1\n"
-    assert row["ability"] == "code"
+    assert row["ability"] == {"name": "code"}
     assert row["extra_info"].items() >= given[1]["extra_info"].items()
 
 
