@@ -6,7 +6,6 @@ last_number   default, else the last number of the response
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from prompt_aug.grading import Extraction, Grade
@@ -21,9 +20,9 @@ BESIDE = ("strict", "default")  # every score reports both accuracies
 
 def extraction(name: str, template: Template | None = None) -> Extraction:
     """Return the `Extraction` of a name in EXTRACTIONS, with the template's answer tag."""
-    found = Extraction(strict=name == "strict", last_number=name == "last_number")
-    tag = template.answer_tag if template is not None else None
-    return replace(found, answer_tag=tag) if tag else found
+    tag = template.answer_tag if template else None
+    strict, last_number = name == "strict", name == "last_number"
+    return Extraction(strict=strict, last_number=last_number, answer_tag=tag or "answer")
 
 
 def verdicts(

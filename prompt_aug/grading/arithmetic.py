@@ -1,8 +1,7 @@
 """Arithmetic that raises before it computes a huge number, and the tokens of formulas.
 
-Rationals are exact. All other numbers are complex, in one of two fields. `DOUBLES` has 16 digits,
-and overflow raises. `DIGITS` has `DIGITS_COUNT` digits (mpmath). It computes only formulas that
-doubles have bounded, so none of its numbers is beyond 1e308.
+Rationals are exact. All other numbers are complex, in one of two fields: `DOUBLES`, whose overflow
+raises, and `DIGITS` (mpmath), for formulas that doubles have bounded.
 """
 
 import cmath
@@ -82,17 +81,17 @@ def combine(a: Number, b: Number, operation: str, field: Field) -> Number:
 
 def power(base: Number, exponent: Number, field: Field) -> Number:
     """Return base ** exponent, exact for a rational base and a whole exponent."""
-    if isinstance(exponent, Fraction) and exponent.denominator == 1 and isinstance(base, Fraction):
+    exact = isinstance(exponent, Fraction)
+    if exact and exponent.denominator == 1 and isinstance(base, Fraction):
         bits = max(base.numerator.bit_length(), base.denominator.bit_length())
         if abs(base) not in (0, 1) and bits * abs(exponent) > MAX_BITS:
             raise TooBig("power")
         if base == 0 and exponent <= 0:
             raise Unsupported("0 to the power 0")
         return base ** (int(exponent) % 2 if abs(base) == 1 else int(exponent))
-    if isinstance(exponent, Fraction) and exponent == Fraction(1, 2):
+    if exact and exponent == Fraction(1, 2):
         return root(base, Fraction(2), field)
-    inexact = isinstance(exponent, Fraction) and exponent.denominator > 1
-    if inexact and field.convert(base).real < 0:
+    if exact and exponent.denominator > 1 and field.convert(base).real < 0:
         raise Unsupported("fractional power of a negative number")
     try:
         return field.convert(base) ** field.convert(exponent)

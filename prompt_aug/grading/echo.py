@@ -1,20 +1,7 @@
 r"""Echoes: predictions that repeat the question instead of answering it (examples: GRADING.md).
 
-Before any comparison with a gold, a prediction is an echo if
-
-* it has the value of a formula of the question, or of a side of one, and its tokens in any order,
-  which are not those of a gold (`is_copied`);
-* it leaves an operation undone, or keeps a percentage or a repeating decimal of the question, and
-  no gold does (`is_copied`);
-* a part of it has the value of a formula of the question and makes every step of it, or has as many
-  steps or numbers as large, and no gold does (`does_its_work`, `steps`).
-
-A prediction that equals a gold is still an echo (`restates`) if
-
-* its final value is copied;
-* it is an unsolved relation, and the golds have no letters (numbers, intervals, sets of numbers);
-* a gold is `y = ...`, and it is another form of the question's equation;
-* it has operations in a notation that hides their steps, and no gold does.
+`is_copied` and `does_its_work` decide before any comparison with a gold, and `restates` for a
+prediction that equals one. What a gold has too is never an echo.
 """
 
 import re
@@ -78,15 +65,23 @@ _SCIENTIFIC = re.compile(r"-?\d+(?:\.\d+)?\s*\\(?:times|cdot)\s*10\s*\^\s*\{?\s*
 
 
 def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
-    """Return whether `prediction` is a formula of the question, or not finished (see above)."""
+    """Return whether `prediction` is a formula of the question, or not finished.
+
+    A formula counts with its tokens in any order, if its value is the same. Not finished is an
+    operation left undone, and a percentage or a repeating decimal that the question has.
+    """
     written, known = written_form(prediction), [written_form(gold) for gold in golds]
     tokens = tokens_in(written)
     if any(tokens == tokens_in(gold) for gold in known):
         return False
     asked = question[:MAX_QUESTION]
     alike = formulas_of(asked).get(tokens, ()) if is_formula(written) else ()
+    equation = bool(RELATION.search(written))  # any two equations of the same tokens are alike
     return (
-        any(_may_equal(written, text) for text in alike)
+        any(
+            (equation and RELATION.search(text)) or not _differ(value_of(written), value_of(text))
+            for text in alike  # 2(i+4) and 2+4i differ
+        )
         or _keeps_percent(written, known, asked)
         or (_is_new(_REPEATED, last_side(prediction), golds) and bool(_REPEATED.search(asked)))
         or _left_undone(last_side(written), known, question)
@@ -94,10 +89,7 @@ def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
 
 
 def is_unworked(prediction: str, golds: Sequence[str]) -> bool:
-    r"""Return whether a right prediction leaves two or more operations, if all golds are numbers.
-
-    `(16-3-4)\cdot 2` does; `\frac{1}{2}`, `2^{10}` and `3\times10^5` do not.
-    """
+    """Return whether a prediction leaves two or more operations, if all golds are numbers."""
     known = (split_unit(whole(canonical(gold)))[0].rstrip("% ") for gold in golds)
     if not all(map(_PLAIN_NUMBER.fullmatch, known)):
         return False
@@ -111,8 +103,8 @@ def is_unworked(prediction: str, golds: Sequence[str]) -> bool:
 def restates(prediction: str, stated: str | None, golds: Sequence[str], question: str) -> bool:
     r"""Return whether a right prediction only repeats the question.
 
-    Its final value counts: `stated`, which is \sqrt{50} of `\text{The value is }\sqrt{50}` or None,
-    the last side of a chain, the value before its decimals.
+    Its final value counts: `stated` (see `stated_value`), the last side of a chain, the value
+    before its decimals. So do relations that are unsolved, or not solved for the gold's letter.
     """
     written = canonical(prediction)
     sides, items = split_top(written, "="), set(split_top(written, ","))
@@ -131,8 +123,7 @@ def restates(prediction: str, stated: str | None, golds: Sequence[str], question
 def _is_unread(written: str, golds: Sequence[str], question: str) -> bool:
     r"""Return whether operations are in a notation that hides their steps, which no gold has.
 
-    `\sqrt{289-1}+|0|` would otherwise be right for Simplify $\sqrt{288}$. A question without
-    operations has none to repeat.
+    A question without operations has none to repeat.
     """
     asked = map(steps_of, leaves_of_question(question[:MAX_QUESTION]))
     if not any(steps and steps.made for steps in asked):
@@ -184,12 +175,6 @@ def _differ(one: str, other: str) -> bool | None:
         return surely_different(evaluate(one), evaluate(other))
     except (Unsupported, TooBig):
         return None
-
-
-def _may_equal(one: str, other: str) -> bool:
-    """Return False for different values, as 2(i+4) and 2+4i; True for any two equations."""
-    equations = RELATION.search(one) and RELATION.search(other)
-    return bool(equations) or not _differ(value_of(one), value_of(other))
 
 
 def _is_unsolved(written: str, golds: Sequence[str]) -> bool:
@@ -272,15 +257,12 @@ def _is_new(sign: re.Pattern[str], text: str, golds: Sequence[str]) -> bool:
     return bool(sign.search(text)) and not any(map(sign.search, golds))
 
 
-def _is_undivided(found: tuple[str, str]) -> bool:
-    """Return True for 17 mod 5 and 2^{100} mod 7; 7 mod 11 is a residue class."""
-    number, modulus = found
-    return bool(number) and not (number.isdecimal() and int(number[:20]) < int(modulus))
-
-
 def _left_undone(written: str, golds: Sequence[str], question: str) -> bool:
     written = _BUILDER.sub(r"\1", written)  # its bar is not an absolute value
-    undivided = any(map(_is_undivided, _REMAINDER.findall(written)))
+    undivided = any(  # 17 mod 5 and 2^{100} mod 7; 7 mod 11 is a residue class
+        number and not (number.isdecimal() and int(number[:20]) < int(modulus))
+        for number, modulus in _REMAINDER.findall(written)
+    )
     return (
         _is_new(_UNDONE, written, golds)
         or _is_new(_MATRICES, written, golds)  # a sum or a product of them

@@ -6,7 +6,7 @@ oracle. GRADING.md has the policy.
 """
 
 import re
-from collections.abc import Iterable
+from dataclasses import replace
 from string import ascii_letters
 
 from prompt_aug.grading.intervals import as_union
@@ -16,6 +16,7 @@ from prompt_aug.grading.quantities import (
     NO_NUMBER,
     Oracle,
     all_of,
+    any_of,
     compare_quantities,
     compare_ratios,
     compare_residues,
@@ -60,11 +61,9 @@ def compare(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     if gold.kind != "leaf" and pred.kind != "leaf" and _labels_contradict(gold, pred):
         return False
     if "either" in (gold.kind, pred.kind):
-        return _any(compare(g, p, oracle) for g, p in _readings(gold, pred))
+        return any_of(compare(g, p, oracle) for g, p in _readings(gold, pred))
     if (gold.relation or pred.relation or gold.kind != "leaf") and _same_union(gold, pred):
         return True
-    if gold.kind == "leaf" == pred.kind:
-        return _compare_leaves(gold, pred, oracle)
     return _compare_structures(_unwrapped(gold), _unwrapped(pred), oracle)
 
 
@@ -80,18 +79,17 @@ def _compare_option(letter: str, value: str, pred: Node, oracle: Oracle | None) 
 
 
 def _compare_structures(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
-    """Compare two unwrapped nodes, of which at least one was a structure before."""
-    if "leaf" in (gold.kind, pred.kind):
-        both = gold.kind == pred.kind
-        return (_compare_leaves if both else _mixed)(gold, pred, oracle)
-    if "union" in (gold.kind, pred.kind):
-        same = _unordered(gold, pred, None) if gold.kind == pred.kind else None
+    kinds = {gold.kind, pred.kind}
+    if kinds == {"leaf"}:
+        return _compare_leaves(gold, pred, oracle)
+    if "leaf" in kinds:
+        return _mixed(gold, pred, oracle)
+    if "union" in kinds:
+        same = len(kinds) == 1 and _unordered(gold, pred, None)
         return True if same else _ask(gold, pred, oracle)
-    if "matrix" in (gold.kind, pred.kind):
+    if "matrix" in kinds:
         return _compare_matrices(gold, pred, oracle)
-    if "tuple" in (gold.kind, pred.kind):
-        return _compare_tuples(gold, pred, oracle)
-    return _unordered(gold, pred, oracle)
+    return (_compare_tuples if "tuple" in kinds else _unordered)(gold, pred, oracle)
 
 
 def _same_union(gold: Node, pred: Node) -> bool:
@@ -102,11 +100,6 @@ def _same_union(gold: Node, pred: Node) -> bool:
     if one is None or other is None or (one[0] and other[0] and one[0] != other[0]):
         return False
     return bool(_unordered(one[1], other[1], None))
-
-
-def _any(results: Iterable[bool | None]) -> bool | None:
-    all_false = all_of(None if result is None else not result for result in results)
-    return None if all_false is None else not all_false
 
 
 def _ask(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
@@ -163,9 +156,9 @@ def _member(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
 
 
 def _unordered(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
-    golds, preds = _distinct(gold.items), _distinct(pred.items)
-    if gold.kind == pred.kind == "list" and len(gold.items) == len(pred.items):
-        golds, preds = list(gold.items), list(pred.items)  # 3, 4, 4 is not 3, 3, 4
+    golds, preds = list(gold.items), list(pred.items)
+    if not gold.kind == pred.kind == "list" or len(golds) != len(preds):
+        golds, preds = _distinct(golds), _distinct(preds)  # but 3, 4, 4 is not 3, 3, 4
     if len(golds) != len(preds):
         return False
     if len(golds) > MAX_ITEMS:
@@ -197,41 +190,41 @@ def _counted(golds: list[Node], preds: list[Node]) -> list[tuple[Node, Node]]:
     Return [] unless each value of the gold has its own words.
     """
     words, others = ([words_behind(item.text) for item in items] for items in (golds, preds))
-    if not all(words) or len(set(words)) < len(words) or len(words) < 2:
+    if not all(words) or len(set(words)) < max(2, len(words)):
         return []
     if sorted(words) != sorted(others):
         return list(zip(golds, preds, strict=True))
     return [(item, preds[others.index(word)]) for item, word in zip(golds, words, strict=True)]
 
 
-def _distinct(items: tuple[Node, ...]) -> list[Node]:
+def _distinct(items: list[Node]) -> list[Node]:
     return list({item.label + "=" + squeeze(item.text): item for item in items}.values())
 
 
 def _compare_tuples(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
-    if "set" in (gold.kind, pred.kind) or len(gold.items) != len(pred.items):
+    golds, preds = list(gold.items), list(pred.items)
+    if "set" in (gold.kind, pred.kind) or len(golds) != len(preds):
         return False
-    if gold.bounds and pred.bounds and gold.bounds != pred.bounds and len(gold.items) == 2:
+    if gold.bounds and pred.bounds and gold.bounds != pred.bounds and len(golds) == 2:
         return False
     if pred.kind == "list" and (gold.bounds in ("(]", "[)") or OR.search(pred.text)):
         return False  # `2, 3` does not show which end is closed
-    golds, preds = list(gold.items), list(pred.items)
-    names, labels = [item.label for item in golds], [item.label for item in preds]
+    names, labels = (sorted(item.label for item in items) for items in (golds, preds))
     if all(map(LETTER_LABEL.fullmatch, labels)):
         if len(set(labels)) < len(labels):
             return False
-        if sorted(names) == sorted(labels):
-            golds.sort(key=lambda item: _place(item.label))
-        if _in_order(sorted(map(_place, labels))) or sorted(names) == sorted(labels):
-            preds.sort(key=lambda item: _place(item.label))  # y = 1, x = 2 is (2, 1); n, k stay
+        if names == labels:
+            golds.sort(key=_place)
+        if names == labels or _in_order(sorted(map(_place, preds))):
+            preds.sort(key=_place)  # y = 1, x = 2 is (2, 1); n, k stay
     if any(p.relation and not g.relation for g, p in zip(golds, preds, strict=True)):
         return False  # x + y = 3 is no coordinate
     return all_of(_member(g, p, oracle) for g, p in zip(golds, preds, strict=True))
 
 
-def _place(label: str) -> tuple[str, int]:
+def _place(node: Node) -> tuple[str, int]:
     r"""Return the sort key of a label: ("x", 2) for `x_2`, ("b", 0) for `\beta`."""
-    name, _, index = label.partition("_")
+    name, _, index = node.label.partition("_")
     index = index.strip("{}")
     return _ORDER.get(name, name), int(index) if index.isdecimal() and len(index) < 4 else 0
 
@@ -248,10 +241,10 @@ def _compare_matrices(gold: Node, pred: Node, oracle: Oracle | None) -> bool | N
         same = [len(row.items) for row in gold.items] == [len(row.items) for row in pred.items]
     else:
         same = _is_vector(gold) and _is_vector(pred)
-    entries = [_entries(gold), _entries(pred)]
-    if not same or len(entries[0]) != len(entries[1]):
+    golds, preds = _entries(gold), _entries(pred)
+    if not same or len(golds) != len(preds):
         return False
-    return all_of(compare(g, p, oracle) for g, p in zip(*entries, strict=True))
+    return all_of(compare(g, p, oracle) for g, p in zip(golds, preds, strict=True))
 
 
 def _is_vector(node: Node) -> bool:
@@ -269,7 +262,7 @@ def _compare_leaves(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
     if (residues := compare_residues(gold.text, pred.text, oracle)) is not None:
         return residues
     if (exact := _before_rounding(pred)) is not None:
-        return _any(_compare_leaves(gold, node, oracle) for node in (exact, _last_side(pred)))
+        return any_of(_compare_leaves(gold, node, oracle) for node in (exact, _last_side(pred)))
     if pred.relation and not gold.relation:
         if _contradicts_itself(pred.text):
             return False
@@ -283,15 +276,20 @@ def _compare_leaves(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
     if _labels_contradict(gold, pred):
         return False
     if gold.relation or pred.relation or _multiplies(gold, pred):
-        return _ask(_with_label(gold), _with_label(pred), oracle)
+        gold, pred = (
+            replace(node, text=f"{node.label}={node.text}") if node.label else node
+            for node in (gold, pred)
+        )
+        return _ask(gold, pred, oracle)
     return _compare_texts(gold.text, pred.text, oracle)
 
 
 def _compare_texts(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
     """Compare two leaves without a relation: words, ratios, quantities."""
-    for rule in (compare_words(gold, pred), compare_ratios(gold, pred, oracle)):
-        if rule is not None:
-            return rule
+    if (same := compare_words(gold, pred)) is not None:
+        return same
+    if (same := compare_ratios(gold, pred, oracle)) is not None:
+        return same
     gold, pred = formula_of(gold), formula_of(pred)
     if any(sign.search(pred) and not sign.search(gold) for sign in NO_NUMBER):  # 1 2 is not 12
         return False
@@ -329,10 +327,6 @@ def _is_product(one: Node, other: Node) -> bool:
         and other.label in set(one.label)
         and (len(one.label) == 2 or set(one.label) <= letters)
     )
-
-
-def _with_label(node: Node) -> Node:
-    return Node(kind="leaf", text=f"{node.label}={node.text}" if node.label else node.text)
 
 
 def _last_side(pred: Node) -> Node:

@@ -1,16 +1,7 @@
 r"""Find the answer in a response; the order of the search is in GRADING.md.
 
-A value is a number (with its unit), one formula, or several joined by commas, "and" or "or".
-Outside boxes and tags, these forms state a value V:
-
-* `#### V`, "Answer: V";
-* "the answer is V" or "V is the answer";
-* a response that is V alone, or one sentence that ends in V after "is", "=" and the like;
-* a last sentence that begins with "Therefore", "Thus", "Hence" or "So," and is closed by its full
-  stop or its `$`.
-
-An unclosed box states none, nor does a truncated last sentence of the last form. All searches are
-linear in the length of the response, because no pattern backtracks far.
+A value is a number (with its unit), one formula, or several joined by commas, "and" or "or". All
+searches are linear in the length of the response, because no pattern backtracks far.
 """
 
 import re
@@ -80,10 +71,66 @@ _ASKS = re.compile(
 _FINDS = re.compile(r"(?::|\b(?:that|get|gets|gives?|obtain|have|yields?))$")
 _LIST_OPEN = re.compile(r"(?:,|\band|\bor)$")
 _COPULA = re.compile(r"(?:\b(?:is|are|equals?|equal to|be)|'s)\b:?\s+|=\s*")
-_NUMBER = re.compile(r"(?<![\w.,/$])-?\d[\d,]{0,40}(?:\.\d{1,40})?(?:/\d{1,20})?(?:\s?\\?%)?(?!\w)")
+_NUMBER = r"-?\d[\d,]{0,40}(?:\.\d{1,40})?"
+_AMOUNT = rf"{_NUMBER}(?:/\d{{1,20}})?(?:\s?\\?%)?"
+_ANY_AMOUNT = re.compile(rf"(?<![\w.,/$]){_AMOUNT}(?!\w)")
 _COMMAND = re.compile(rf"{TEXT_PATTERN}|\\[a-zA-Z]+")
 _LETTERS = re.compile(r"[A-Za-z]+")
 _KNOWN = frozenset("and or sin cos tan log ln exp".split())
+# After a formula: it is retracted, one of several, or a part of another one.
+_TAKEN_BACK = re.compile(
+    r"\s*(?:[(;,-]\s*)?(?:or|if|otherwise|squared|cubed|times|plus|minus|no|wait|and(?!\s+we\s+are\s+done)|hundred|thousand"
+    r"|[mbtr]+illion|dozen|hal(?:f|ves)|(?:third|quarter|fourth|fifth)s?|(?:is|was)\s+(?:wrong|false|not))\b"
+    r"|\s*\?|\s*(?:[/^+*<>=$\d]|\\(?![\])])|-\s*[\d$\\(])"
+    r"|[.!]?\s+(?:No|Wait|Actually|Correction|But)\b"
+)
+_SUPPOSED = re.compile(
+    r"\b(?:half|twice|double|thrice|third|quarter|suppose|assume|assuming|if|unless|guess|whether"
+    r"|(?:opposite|negative|square|cube|root|inverse|reciprocal) of|(?:before|after|than)"
+    r"|doubt\w*|someone|he|she|they|you|refuse)\b"
+    r"[^.\n]{0,24}(?:\banswer|$)",
+    re.IGNORECASE,
+)
+_FOREIGN = re.compile(
+    r".*(?:la réponse(?: finale)? est|die (?:endgültige )?antwort (?:ist|lautet)"
+    r"|la respuesta(?: final)? es|a resposta(?: final)? é|la risposta(?: finale)? è"
+    r"|ответ\s*[:—-]|答案(?:是|为|為|：|:)|答えは)\s*[:：]?\s*"
+    rf"(?:({_SPAN})|({_AMOUNT}))\s*(?:です|である|だ)?\s*[.。!！]?\s*",
+    re.IGNORECASE,
+)
+_WORD = re.compile(r"(?<![\\a-zA-Z])[A-Za-z]{2,}")
+_NAMED = re.compile(r"\s*[A-Za-z][A-Za-z' ]{1,40}[A-Za-z]\s*:\s*([^:]+?)[\s.]*")  # Total: 42
+_MIN_PROSE_WORDS = 2
+_REMARK = re.compile(
+    r"([^()]*(?:\([^()]*\)[^()]*){0,9}?)\(\s*(?:about|approx\w*|since|because|as|when|where|which|in|"
+    r"rounded|exactly|i\.e\.|by|to|for|correct|nearest|the)\b.{0,200}\)\s*"
+)
+_DENIES = re.compile(
+    r"\b(?:not|cannot|can't|isn't|never|false|wrong|incorrect|at least|at most)\b", re.IGNORECASE
+)
+_CLAUSE_END = re.compile(r"[.!?;:,\n]")
+_STEP = re.compile(
+    r"\b(?:divid|multipl|subtract|add|substitut|squar|consider|assum|suppos|let|try|reject|exclud"
+    r"|discard|contradict|equation|case|step|hold)\w*|both sides|ruled? out",
+    re.IGNORECASE,
+)
+END_MARKERS = (
+    "</s> <|im_end|> <|endoftext|> <|eot_id|> <|end_of_text|> [END] <|im_start|>user"
+    " <|start_header_id|>user"
+).split()
+_BOX = re.compile(r"\\f?box(?:ed)?\b[ \t]*")
+_BRACE = re.compile(r"\\[\\{}]|[{}]")
+_BARE_BOX = re.compile(r"-?\d[\d.,]{0,40}(?<![.,])|[A-Za-z]\b")
+# What may stand between two boxes of one list: $\boxed{1}$ for part (a) and $y = \boxed{2}$.
+_JOIN_GAP = r"(?:[\s$]|\\q?quad|\\[()\[\] ,;!])*"
+_JOIN = re.compile(
+    rf"{_JOIN_GAP}(?:\\text\{{)?\s*"
+    r"(?:(?:for|in)\s+(?:part\s+|case\s+)?\(?\w\)?\s*)?(?:,|,?\s*and\b|,?\s*or\b)\s*\}?"
+    rf"{_JOIN_GAP}"  # then x =, f(1) = or (x, y) =
+    r"(?:(?:[A-Za-z](?:_\{?\w+\}?)?(?:\(\w{1,3}\))?|\(\w(?:,\s?\w){1,3}\))\s*=\s*)?"
+    r"|(?:[ \t$]|\\q?quad|\\[,;!])*"  # side by side on one line
+)
+_MAX_JOIN = 48
 
 
 def is_value(text: str) -> bool:
@@ -104,22 +151,6 @@ def is_value(text: str) -> bool:
     return all(w in _KNOWN or len(w) == 1 or (w.isupper() and len(w) <= 3) for w in words)
 
 
-# After a formula: it is retracted, one of several, or a part of another one.
-_TAKEN_BACK = re.compile(
-    r"\s*(?:[(;,-]\s*)?(?:or|if|otherwise|squared|cubed|times|plus|minus|no|wait|and(?!\s+we\s+are\s+done)|hundred|thousand"
-    r"|[mbtr]+illion|dozen|hal(?:f|ves)|(?:third|quarter|fourth|fifth)s?|(?:is|was)\s+(?:wrong|false|not))\b"
-    r"|\s*\?|\s*(?:[/^+*<>=$\d]|\\(?![\])])|-\s*[\d$\\(])"
-    r"|[.!]?\s+(?:No|Wait|Actually|Correction|But)\b"
-)
-_SUPPOSED = re.compile(
-    r"\b(?:half|twice|double|thrice|third|quarter|suppose|assume|assuming|if|unless|guess|whether"
-    r"|(?:opposite|negative|square|cube|root|inverse|reciprocal) of|(?:before|after|than)"
-    r"|doubt\w*|someone|he|she|they|you|refuse)\b"
-    r"[^.\n]{0,24}(?:\banswer|$)",
-    re.IGNORECASE,
-)
-
-
 def _last(matches: Iterator[re.Match[str]]) -> re.Match[str] | None:
     last = deque(matches, maxlen=1)
     return last[0] if last else None
@@ -130,10 +161,10 @@ def after_phrase(text: str) -> str | None:
 
     A line "A: 18" counts too, unless other letters have such lines: those are options.
     """
-    found: Iterator[re.Match[str]] = _PHRASE.finditer(text)
-    if _OPTION.search(text):
-        found = (match for match in found if match[0].strip(" \t>#*:") != "A")
-    if (last := _last(found)) is None:
+    options = bool(_OPTION.search(text))
+    found = _PHRASE.finditer(text)
+    last = _last(m for m in found if not (options and m[0].strip(" \t>#*:") == "A"))
+    if last is None:
         return None
     before = text[max(0, last.start() - 24) : last.start()]  # "the wrong answer is"
     lead = _CLAUSE_END.split(before)[-1]
@@ -155,26 +186,10 @@ def after_phrase(text: str) -> str | None:
     return sentence or None
 
 
-_FOREIGN = re.compile(
-    r"(?:la réponse(?: finale)? est|die (?:endgültige )?antwort (?:ist|lautet)"
-    r"|la respuesta(?: final)? es|a resposta(?: final)? é|la risposta(?: finale)? è"
-    r"|ответ\s*[:—-]|答案(?:是|为|為|：|:)|答えは)\s*[:：]?\s*",
-    re.IGNORECASE,
-)
-_PLAIN_NUMBER = re.compile(r"-?\d[\d,]{0,40}(?:\.\d{1,40})?(?:/\d{1,20})?(?:\s?\\?%)?")
-_FOREIGN_END = re.compile(r"\s*(?:です|である|だ)?\s*[.。!！]?\s*")
-
-
 def _foreign(text: str) -> str | None:
     """Return the value that ends a last line such as "La réponse est 12.", else None."""
-    line = text[-_MAX_PHRASE:].rstrip().rpartition("\n")[2]
-    if (last := _last(_FOREIGN.finditer(line))) is None:
-        return None
-    span = _ANY_SPAN.match(line, last.end())
-    value = span or _PLAIN_NUMBER.match(line, last.end())
-    if value is None or not _FOREIGN_END.fullmatch(line, value.end()):
-        return None
-    return _inside(span[0]) if span else value[0]
+    found = _FOREIGN.fullmatch(text[-_MAX_PHRASE:].rstrip().rpartition("\n")[2])
+    return (found[2] or _inside(found[1])) if found else None
 
 
 def conclusion(text: str) -> str | None:
@@ -222,15 +237,6 @@ def stated_value(answer: str) -> str | None:
     return _after_copula(plain.strip(" ."))
 
 
-_WORD = re.compile(r"(?<![\\a-zA-Z])[A-Za-z]{2,}")
-_NAMED = re.compile(r"\s*[A-Za-z][A-Za-z' ]{1,40}[A-Za-z]\s*:\s*([^:]+?)[\s.]*")  # Total: 42
-_MIN_PROSE_WORDS = 2
-_REMARK = re.compile(
-    r"([^()]*(?:\([^()]*\)[^()]*){0,9}?)\(\s*(?:about|approx\w*|since|because|as|when|where|which|in|"
-    r"rounded|exactly|i\.e\.|by|to|for|correct|nearest|the)\b.{0,200}\)\s*"
-)
-
-
 def _inside(span: str) -> str:
     """Return a formula without its delimiters."""
     width = 1 if span.startswith("$") and not span.startswith("$$") else 2
@@ -238,7 +244,6 @@ def _inside(span: str) -> str:
 
 
 def _unwrap(text: str) -> str:
-    """Return the text without blanks and asterisks around it."""
     return text.strip().strip("*").strip()
 
 
@@ -249,45 +254,14 @@ def _after_copula(sentence: str) -> str | None:
     return next((end for end in ends if is_value(end)), None)
 
 
-_DENIES = re.compile(
-    r"\b(?:not|cannot|can't|isn't|never|false|wrong|incorrect|at least|at most)\b", re.IGNORECASE
-)
-_CLAUSE_END = re.compile(r"[.!?;:,\n]")
-_STEP = re.compile(
-    r"\b(?:divid|multipl|subtract|add|substitut|squar|consider|assum|suppos|let|try|reject|exclud"
-    r"|discard|contradict|equation|case|step|hold)\w*|both sides|ruled? out",
-    re.IGNORECASE,
-)
-
-
 def _only_value(sentence: str) -> str | None:
     """Return the only formula or number of a clause without doubt or a step of the work."""
     doubts = UNSURE.search(sentence) or _STEP.search(sentence)
     if doubts or len(sentence.split()) < _MIN_CLAUSE_WORDS:
         return None
     found = [_inside(span) for span in _ANY_SPAN.findall(sentence)]
-    found += _NUMBER.findall(_ANY_SPAN.sub(" ", sentence))
+    found += _ANY_AMOUNT.findall(_ANY_SPAN.sub(" ", sentence))
     return found[0] if len(found) == 1 else None
-
-
-END_MARKERS = (
-    "</s> <|im_end|> <|endoftext|> <|eot_id|> <|end_of_text|> [END] <|im_start|>user"
-    " <|start_header_id|>user"
-).split()
-_BOX = re.compile(r"\\f?box(?:ed)?\b[ \t]*")
-_BRACE = re.compile(r"\\[\\{}]|[{}]")
-_BARE_BOX = re.compile(r"-?\d[\d.,]{0,40}(?<![.,])|[A-Za-z]\b")
-# What may stand between two boxes of one list: $\boxed{1}$ for part (a) and $y = \boxed{2}$.
-_JOIN_GAP = r"(?:[\s$]|\\q?quad|\\[()\[\] ,;!])*"
-_JOIN = re.compile(
-    rf"{_JOIN_GAP}(?:\\text\{{)?\s*"
-    r"(?:(?:for|in)\s+(?:part\s+|case\s+)?\(?\w\)?\s*)?(?:,|,?\s*and\b|,?\s*or\b)\s*\}?"
-    rf"{_JOIN_GAP}"  # then x =, f(1) = or (x, y) =
-    r"(?:(?:[A-Za-z](?:_\{?\w+\}?)?(?:\(\w{1,3}\))?|\(\w(?:,\s?\w){1,3}\))\s*=\s*)?"
-    r"|(?:[ \t$]|\\q?quad|\\[,;!])*"  # side by side on one line
-)
-_MAX_JOIN = 48
-_LAST_NUMBER = re.compile(r"-?\d[\d,]{0,40}(?:\.\d{1,40})?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -299,16 +273,10 @@ class Extraction:
     answer_tag: str = "answer"
 
 
-def cut_at_end_marker(response: str, answer_tag: str = "answer") -> str:
-    """Return the response up to its first end marker."""
-    for marker in (*END_MARKERS, f"</{answer_tag}>"):
-        response = response.partition(marker)[0]
-    return response
-
-
-def extract(response: str, settings: Extraction) -> str | None:
-    """Return the answer as the model wrote it, or None."""
-    text = cut_at_end_marker(response, settings.answer_tag)
+def extract(text: str, settings: Extraction) -> str | None:
+    """Return the answer of a response as the model wrote it, or None."""
+    for marker in (*END_MARKERS, f"</{settings.answer_tag}>"):
+        text = text.partition(marker)[0]
     _, thought, answered = text.rpartition("</think>")
     if thought and (found := _answer_in(answered, settings)) is not None:
         return found
@@ -331,15 +299,15 @@ def _answer_in(text: str, settings: Extraction) -> str | None:
         return _unwrap(inside) or None
     if (stated := after_phrase(text) or _foreign(text) or conclusion(text)) is not None:
         return stated
-    if settings.last_number and (numbers := _LAST_NUMBER.findall(text)):
+    if settings.last_number and (numbers := re.findall(_NUMBER, text)):
         return str(numbers[-1]).rstrip(",")
     return None
 
 
-def last_boxed(text: str) -> str | None:
-    """Return the content of the last closed box and of those that a comma or "and" joins to it."""
+def open_box(text: str) -> str:
+    """Return the content of the last closed box and of those joined to it; without any, `text`."""
     boxes = closed_boxes(text)
-    return _joined(text, boxes) if boxes else None
+    return (_joined(text, boxes) if boxes else "") or text
 
 
 def _joined(text: str, boxes: list[tuple[int, int, str]]) -> str:
@@ -349,7 +317,7 @@ def _joined(text: str, boxes: list[tuple[int, int, str]]) -> str:
         if start - end > _MAX_JOIN or not _JOIN.fullmatch(text[end:start]):
             break
         contents.append(content)
-    return ", ".join(reversed(contents)).strip()
+    return ", ".join(contents[::-1]).strip()
 
 
 def closed_boxes(text: str) -> list[tuple[int, int, str]]:
@@ -357,8 +325,7 @@ def closed_boxes(text: str) -> list[tuple[int, int, str]]:
     starts = {match.end(): match.start() for match in _BOX.finditer(text)}
     if not starts:
         return []
-    # (start, end, start and end of the content): the contents of nested boxes would need quadratic
-    # memory
+    # The contents themselves would need quadratic memory for nested boxes, so their ends are kept.
     spans = [
         (start, found.end(), *found.span())
         for after, start in starts.items()
@@ -366,9 +333,9 @@ def closed_boxes(text: str) -> list[tuple[int, int, str]]:
     ]
     open_braces: list[int] = []
     for brace in _BRACE.finditer(text, min(starts)):
-        if brace.group() == "{":
+        if brace[0] == "{":
             open_braces.append(brace.start())
-        elif brace.group() == "}" and open_braces:
+        elif brace[0] == "}" and open_braces:
             opened = open_braces.pop()
             if opened in starts:
                 spans.append((starts[opened], brace.end(), opened + 1, brace.start()))

@@ -4,12 +4,11 @@ r"""Normal form, to count votes: answers with the same form are equal.
     \{3, 1\};  1, 3                  ->  {1,3}
 
 Grading is not an equivalence relation: 80 equals both "80 cents" and "80 dollars". Equality of
-normal forms is one. They omit labels, units and percent signs. A number becomes its value, a
-formula with letters its values at fixed points, and a list or set is sorted.
+normal forms is one. They omit labels, units and percent signs.
 """
 
-from prompt_aug.grading.evaluate import Value, digits, evaluate
-from prompt_aug.grading.extract import last_boxed
+from prompt_aug.grading.evaluate import digits, evaluate
+from prompt_aug.grading.extract import open_box
 from prompt_aug.grading.grader import MAX_ANSWER, MAX_NESTING, nesting
 from prompt_aug.grading.normalize import canonical, squeeze
 from prompt_aug.grading.notation import whole
@@ -27,9 +26,8 @@ def normal_form(answer: str) -> str:
     plain = "".join(answer.split())
     if len(answer) > MAX_ANSWER or nesting(answer) > MAX_NESTING:
         return plain[:MAX_ANSWER]
-    boxed = last_boxed(answer) if "box" in answer else None
     try:
-        return _form(build(whole(canonical(boxed or answer)))) or plain
+        return _form(build(whole(canonical(open_box(answer))))) or plain
     except (ValueError, ArithmeticError, RecursionError):  # unreadable: a vote for itself
         return plain
 
@@ -51,15 +49,11 @@ def _form(node: Node) -> str:
 def _leaf(text: str) -> str:
     if said := words_of(text):
         return said
-    number = split_unit(text)[0].rstrip("% ")
+    plain = split_unit(text)[0].rstrip("% ")
     try:
-        value = evaluate(number)
+        value = evaluate(plain)
     except ValueError:  # no number, or one too large to write down
-        return squeeze(number)
-    return _number(value)
-
-
-def _number(value: Value) -> str:
+        return squeeze(plain)
     if value.exact is not None:
         parts = (value.exact.numerator, value.exact.denominator)
         # Python writes at most 4300 decimal digits; hexadecimal has no limit.
@@ -68,5 +62,7 @@ def _number(value: Value) -> str:
     if value.has_letters:
         return " ".join(f"{z.real + 0.0:.8g}{z.imag + 0.0:+.8g}i" for z in value.approximate)
     number = digits(value.text)
-    real_imag = (number.real, number.imag)
-    return "+i".join("0" if abs(x) < 1e-60 else number.context.nstr(x, _DIGITS) for x in real_imag)
+    return "+i".join(
+        "0" if abs(part) < 1e-60 else number.context.nstr(part, _DIGITS)
+        for part in (number.real, number.imag)
+    )

@@ -5,7 +5,7 @@ spelled like `5`. Plain integers, words and letters are not formulas.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 
 from prompt_aug.grading.normalize import canonical, is_balanced
@@ -35,6 +35,15 @@ RELATION = re.compile(r"\\(?:le|ge|ne|lt|gt|in|equiv)(?![a-zA-Z])|[<>=]")
 ORDER = re.compile(r"(\\(?:le|ge|lt|gt)(?![a-zA-Z])|[<>])")
 _MIRRORED = {">": "<", r"\gt": r"\lt", r"\ge": r"\le"}
 LETTER_ALONE = re.compile(r"\s*[A-Za-z]\s*")
+# Respelled before tokens are compared: 07, x - -1, \sqrt[2]{5}.
+_RESPELLED = (
+    (re.compile(r"(?<![\d.])0+(?=\d)"), ""),
+    (re.compile(r"(?<![\d.])\.(?=\d)"), "0."),
+    (re.compile(r"-\s*-"), "+"),
+    (re.compile(r"\+\s*\+"), "+"),
+    (re.compile(r"\\sqrt\s*\[\s*2\s*\]"), r"\\sqrt"),
+)
+_ROW = re.compile(r"^(?!.*\\begin).*(?:&|\\end)|\\begin(?!.*\\end)", re.DOTALL)  # of a matrix
 
 
 def written_form(text: str) -> str:
@@ -44,33 +53,26 @@ def written_form(text: str) -> str:
 
 @lru_cache(maxsize=512)
 def pieces_of(question: str) -> tuple[str, ...]:
-    """Return the formulas of the question, their sides, and their parts between commas."""
+    """Return the formulas of the question, their parts between commas, and the sides of these."""
     spans = [next(group for group in match.groups() if group) for match in _MATH.finditer(question)]
     texts = [written_form(span) for span in (*spans, *_BARE.findall(_MATH.sub(" ; ", question)))]
-    return tuple(
-        dict.fromkeys(
-            piece
-            for text in texts
-            for piece in (text, *RELATION.split(text), *split_top(text, ",", ";", r"\\"))
-        )
-    )
+    parts = (part for text in texts for part in (text, *split_top(text, ",", ";", r"\\")))
+    return tuple(dict.fromkeys(piece for part in parts for piece in (part, *RELATION.split(part))))
 
 
 @lru_cache(maxsize=512)
 def formulas_of(question: str) -> dict[tuple[str, ...], list[str]]:
-    """Return the formulas of the question, their sides and items, by their sorted tokens."""
-    pieces = pieces_of(question)
-    sides = (side for piece in pieces for side in RELATION.split(piece))
+    """Return the pieces of the question by their sorted tokens."""
     found: dict[tuple[str, ...], list[str]] = {}
-    for text in dict.fromkeys((*pieces, *sides)):
+    for text in pieces_of(question):
         found.setdefault(tokens_in(text), []).append(text)
     return found
 
 
 @lru_cache(maxsize=512)
 def leaves_of_question(question: str) -> tuple[str, ...]:
-    """Return the formulas of the question, their sides and items, without whole relations."""
-    sides = dict.fromkeys(side for piece in pieces_of(question) for side in RELATION.split(piece))
+    """Return the pieces of the question and their items, without whole relations."""
+    sides = [piece for piece in pieces_of(question) if not RELATION.search(piece)]
     leaves = dict.fromkeys(leaf for side in sides for leaf in (side, *leaves_of(side)))
     return tuple(
         leaf
@@ -93,29 +95,15 @@ def tokens_in(text: str) -> tuple[str, ...]:
     return _sorted_tokens(text)
 
 
-# Respelled before tokens are compared: 07, x - -1, \sqrt[2]{5}.
-_RESPELLED = (
-    (re.compile(r"(?<![\d.])0+(?=\d)"), ""),
-    (re.compile(r"(?<![\d.])\.(?=\d)"), "0."),
-    (re.compile(r"-\s*-"), "+"),
-    (re.compile(r"\+\s*\+"), "+"),
-    (re.compile(r"\\sqrt\s*\[\s*2\s*\]"), r"\\sqrt"),
-)
-
-
 def _sorted_tokens(text: str) -> tuple[str, ...]:
-    found = [token for token in _TOKEN.findall(text) if token not in _IDLE]
-    return tuple(sorted(part for token in found for part in _parts(token)))
-
-
-def _parts(token: str) -> Sequence[str]:
-    r"""Return the digits of a number, since `\log_2 32` and `\frac12` may have no gap."""
-    if not token[-1].isdigit():
-        return [_DIVIDED.get(token, token)]
-    return token.rstrip("0").rstrip(".") if "." in token else token
-
-
-_ROW = re.compile(r"^(?!.*\\begin).*(?:&|\\end)|\\begin(?!.*\\end)", re.DOTALL)  # of a matrix
+    r"""Return the tokens, of numbers the digits: `\log_2 32` and `\frac12` may have no gap."""
+    found: list[str] = []
+    for token in _TOKEN.findall(text):
+        if token[-1].isdigit():
+            found += token.rstrip("0").rstrip(".") if "." in token else token
+        elif token not in _IDLE:
+            found.append(_DIVIDED.get(token, token))
+    return tuple(sorted(found))
 
 
 def is_formula(text: str) -> bool:
@@ -133,14 +121,14 @@ def last_side(written: str) -> str:
 
 def leaves_of(text: str) -> list[str]:
     """Return the values of an answer, without labels and units."""
-    return [value_of(leaf) for leaf in _walk(build(whole(written_form(text))))]
 
+    def walk(node: Node) -> Iterator[str]:
+        if not node.items:
+            yield value_of(node.text)
+        for item in node.items:
+            yield from walk(item)
 
-def _walk(node: Node) -> Iterator[str]:
-    if not node.items:
-        yield node.text
-    for item in node.items:
-        yield from _walk(item)
+    return list(walk(build(whole(written_form(text)))))
 
 
 def value_of(leaf: str) -> str:

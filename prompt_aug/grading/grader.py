@@ -9,15 +9,14 @@ that may be equal but are spelled differently need a worker. GRADING.md has the 
 answers and the statuses.
 
 Safe to call from many threads at once, in Ray actors and after a fork. `grade` blocks while a
-worker computes, so a coroutine uses `await asyncio.to_thread(grade, response, gold)`. `grade_many`
-uses every worker.
+worker computes, so a coroutine uses `await asyncio.to_thread(grade, response, gold)`.
 """
 
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 from prompt_aug.grading.arithmetic import TooBig, mixed_as_sums
@@ -29,7 +28,7 @@ from prompt_aug.grading.extract import (
     after_phrase,
     closed_boxes,
     extract,
-    last_boxed,
+    open_box,
     stated_value,
 )
 from prompt_aug.grading.formulas import DRAWING
@@ -49,6 +48,7 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 MAX_WORKER_CALLS = 12  # a list of n formulas can need n * n of them
 MAX_ANSWER = 1000  # characters; the longest of 10081 real golds has 204
 MAX_NESTING = 40
+TOO_BIG = "a number too large to write down ({})"
 
 Gold = str | Sequence[str]
 Options = Sequence[str]
@@ -63,10 +63,10 @@ _OPEN_BOX = re.compile(r"\\boxed\{(\s*[^\s{}][^\n]*)$")
 _MACRO = re.compile(r"\\(?:let|[egx]?def|(?:re)?newcommand|csname|catcode)(?![a-zA-Z])")
 
 
+@dataclass(eq=False)
 class _Stop(Exception):  # noqa: N818  carries a verdict out of a comparison
-    def __init__(self, status: Status, detail: str) -> None:
-        super().__init__(status)
-        self.status, self.detail = status, detail
+    status: Status
+    detail: str
 
 
 class _Referee:
@@ -80,19 +80,18 @@ class _Referee:
         if _TOWER.search(pred) and not _TOWER.search(gold):
             raise TooBig("a tower of powers or factorials")
         # A logarithm without a base has two readings; the formulas must be equal in both.
-        bases = (r"\ln", r"\log_{10}") if _LOG.search(gold + pred) else ("",)
-        return all(self._agree(_latex(gold, b), _latex(pred, b)) for b in bases)
-
-    def _agree(self, gold: str, pred: str) -> bool:
-        self._calls += 1  # cached verdicts count, or a second grade could differ from the first
-        if self._calls > MAX_WORKER_CALLS:
-            raise _Stop("timeout", "too many formulas to compare")
-        verdict = _verdict(gold, pred)
-        if verdict.status == "timeout":
-            raise _Stop("timeout", verdict.detail)
-        if verdict.status == "unparsable":
-            self.unreadable = verdict.detail
-        return verdict.status == "correct"
+        for base in (r"\ln", r"\log_{10}") if _LOG.search(gold + pred) else ("",):
+            self._calls += 1  # cached verdicts count, or a second grade could differ from the first
+            if self._calls > MAX_WORKER_CALLS:
+                raise _Stop("timeout", "too many formulas to compare")
+            verdict = _verdict(_latex(gold, base), _latex(pred, base))
+            if verdict.status == "timeout":
+                raise _Stop("timeout", verdict.detail)
+            if verdict.status == "unparsable":
+                self.unreadable = verdict.detail
+            if verdict.status != "correct":
+                return False
+        return True
 
 
 @lru_cache(maxsize=1 << 14)
@@ -124,12 +123,8 @@ def _judge_with_workers(undecided: list[tuple[Node, Node]]) -> tuple[Status, str
         except _Stop as stop:
             failed = (stop.status, stop.detail)
         except TooBig as error:
-            failed = _too_big(error)
+            failed = ("too_long", TOO_BIG.format(error))
     return failed
-
-
-def _too_big(error: TooBig) -> tuple[Status, str]:
-    return "too_long", f"a number too large to write down ({error})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,8 +159,8 @@ def grade(
     """Grade a whole response; any of several golds may match.
 
     With `question`, an answer that only repeats it is `echo`. With the `options` of a
-    multiple-choice question, whose gold is a letter, the module `choice` decides. Raises
-    `TypeError` or `ValueError` for an unusable gold.
+    multiple-choice question the gold is a letter. Raises `TypeError` or `ValueError` for an
+    unusable gold.
     """
     golds = _golds(gold)
     if (answer := extract(response, extraction or Extraction())) is None:
@@ -178,7 +173,7 @@ def grade(
 
 def grade_answer(prediction: str, gold: Gold, *, question: str | None = None) -> Grade:
     r"""Grade an answer that is already extracted; a `\boxed{...}` in it is opened."""
-    return _grade_extracted(_open_box(prediction), _golds(gold), question)
+    return _grade_extracted(open_box(prediction), _golds(gold), question)
 
 
 def grade_many(
@@ -197,13 +192,13 @@ def _golds(gold: Gold) -> list[str]:
         raise TypeError(f"gold must be text or a list of texts, got {gold!r}; convert it with str")
     if not any(text.strip() for text in golds):
         raise ValueError("gold is empty, so no answer could be right; drop this question")
-    readings = ((text, _stated(text), _all_boxes(text)) for text in golds if text.strip())
+    readings = ((text, _stated(text), _all_boxes(text)) for text in golds)
     return list(dict.fromkeys(text for known in readings for text in known if text.strip()))
 
 
 def _stated(gold: str) -> str:
     """Return the answer that a boxed gold, or a whole worked solution, states."""
-    if (opened := _open_box(gold)) is not gold:
+    if (opened := open_box(gold)) is not gold:
         return opened
     if cut := _OPEN_BOX.search(gold):
         return cut[1]
@@ -212,16 +207,11 @@ def _stated(gold: str) -> str:
 
 def _all_boxes(gold: str) -> str:
     """Return the boxes of a gold as one list; "" for fewer than two or with words between."""
-    boxes = closed_boxes(gold) if gold.count("box") > 1 else []
+    boxes = closed_boxes(gold)
     between = "".join(gold[a[1] : b[0]] for a, b in pairwise(boxes))
     if len(boxes) < 2 or any(char.isalnum() for char in between):
         return ""
     return ", ".join(content for _, _, content in boxes)
-
-
-def _open_box(text: str) -> str:
-    boxed = last_boxed(text) if "box" in text else None
-    return boxed if boxed and boxed.strip() else text
 
 
 def _grade_extracted(answer: str, golds: list[str], question: str | None) -> Grade:
@@ -245,11 +235,9 @@ def _grade_extracted(answer: str, golds: list[str], question: str | None) -> Gra
 
 def _grade_choice(answer: str, golds: list[str], options: Options) -> Grade:
     """Grade a choice; `extracted` is the chosen letter, or the whole answer without one."""
-
-    def equal(option: str, said: str) -> bool:
-        return _grade_extracted(said, [option], None).correct
-
-    letter = chosen(answer, options, equal)
+    letter = chosen(
+        answer, options, lambda option, said: _grade_extracted(said, [option], None).correct
+    )
     status: Status = "correct" if letter in golds else "wrong" if answer.strip() else "no_answer"
     detail = "" if letter else "not one option's letter, alone or with its text"
     return Grade(extracted=letter or answer[:MAX_ANSWER], status=status, detail=detail)
@@ -257,11 +245,7 @@ def _grade_choice(answer: str, golds: list[str], options: Options) -> Grade:
 
 def nesting(text: str) -> int:
     """Return how deep the brackets of `text` are nested."""
-    level = deepest = 0
-    for char in text:
-        level += (char in "([{") - (char in ")]}")
-        deepest = max(deepest, level)
-    return deepest
+    return max(accumulate(((c in "([{") - (c in ")]}") for c in text), initial=0))
 
 
 def _judge(answer: str, golds: list[str], question: str | None) -> tuple[Status, str]:
@@ -298,5 +282,5 @@ def _compare(answer: str, golds: list[str]) -> tuple[Status, str]:
             if verdict is None:
                 undecided.append((gold, pred))
     except TooBig as error:
-        return _too_big(error)
+        return "too_long", TOO_BIG.format(error)
     return _judge_with_workers(undecided)

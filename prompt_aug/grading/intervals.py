@@ -52,11 +52,8 @@ def _intersection(rays: tuple[Node, ...]) -> Node | None:
     (low, top), (bottom, high) = from_low.items, to_high.items
     if squeeze(top.text) != _HIGHEST or squeeze(bottom.text) != _LOWEST:
         return None
-    ends = [number_of(low.text), number_of(high.text)]
-    if not all(end is not None for end in ends):
-        return None
-    first, second = (end.at(0) for end in ends if end is not None)
-    if first.imag or second.imag or first.real >= second.real:
+    ends = [end.at(0) for text in (low.text, high.text) if (end := number_of(text)) is not None]
+    if len(ends) < 2 or any(end.imag for end in ends) or ends[0].real >= ends[1].real:
         return None
     return _interval(low.text, high.text, from_low.bounds[0] + to_high.bounds[1])
 

@@ -1,8 +1,7 @@
 r"""Canonical LaTeX: one spelling for different notations of the same answer.
 
-Only spelling changes here (fonts, spacing, delimiters, Unicode signs, `\dfrac`, words for
-symbols), never value. `split_unit` interprets words after a number, and `structure` commas. Every
-step is a linear pass over a string of bounded length.
+Only spelling changes here, never value. `split_unit` interprets words after a number, and
+`structure` commas. Every step is a linear pass over a string of bounded length.
 """
 
 import functools
@@ -121,6 +120,23 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 _TRAILING = re.compile(r"(?<![\s.,;:])(?![\s.,;:]*\.{3})[\s.,;:]+$")
 _MORE_DIGITS = re.compile(r"(?<=\d)(\.\d+)\s*\.{3}\s*$")
 _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}")
+# 0.1\overline{6}, 0.(6), and 0.1666...: a block three times and dots
+_REPEATING = re.compile(
+    r"(?<![\d.])(\d{0,12})\.(\d{0,12}?)"
+    r"(?:\\(?:overline|bar|dot)\s*\{?(\d{1,12})\}?|(\d{1,6}?)\4{2,}\s*\.\.\.|(?<=\.)\((\d{1,12})\))(?![\d{])"
+)
+_COUNTED = re.compile(r"([A-Za-z][A-Za-z .'-]*?)(\s*,(?:\s*and)?|\s+and)")  # 2 boys, [3 girls]
+_MEASURED = re.compile(r"(-?\d[\d.,]*) ([A-Za-z][^\d]*)")  # a number with its unit
+_ARGUMENTS = {r"\frac": 2, r"\sqrt": 1, r"\binom": 2, "^": 1, "_": 1}
+_ATOM = re.compile(r"\s*(\\[a-zA-Z]+|\\.|[^\s{}])", re.DOTALL)
+_NEEDS_BRACES = re.compile(
+    r"\\(?:frac|sqrt|binom)(?![a-zA-Z])\s*[^{\s]|\}\s*[^\s{]|[\^_]\s*\\|\^\s*\("
+)
+_MAX_BRACED = 40
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+_BRACKETS = re.compile(r"[{(\[)\]}]")
+_BRACKET = re.compile(r"\\[\\{}]|[{}()\[\]]")
+_CHOICE_MARK = re.compile(r"^\s*(?:\\text\{)?\s*[A-Ja-j]\s*\)(?=[^)]*$)")
 
 
 def _unicode_scripts(text: str) -> str:
@@ -142,7 +158,8 @@ def canonical(text: str, *, fractions: bool = True) -> str:
     r"""Return canonical LaTeX. Words stay in `\text{...}`; everything else loses its font."""
     text = _SQUARE_METRES.sub(r"\\text{ \1}", currencies(unicodedata.normalize("NFC", text)))
     text = _TYPED_ROOT.sub(r"\\sqrt{\1}", _INVISIBLE.sub(" ", text))
-    text = _BASE_IN_WORDS.sub(_in_base, _TYPED_BINOM.sub(r"\\binom{\1}{\2}", text))
+    text = _TYPED_BINOM.sub(r"\\binom{\1}{\2}", text)
+    text = _BASE_IN_WORDS.sub(lambda base: f"{base[1] or base[2]}_{{{base[3]}}}", text)
     text = _unicode_scripts(text).translate(_SIGN_TABLE)
     text = _OLD_FONT.sub(" ", text.strip().strip("*`"))
     for pattern, replacement in _STEPS:
@@ -154,17 +171,6 @@ def canonical(text: str, *, fractions: bool = True) -> str:
     return _TRAILING.sub("", _MORE_DIGITS.sub(r"\1", text)).strip()
 
 
-def _in_base(match: re.Match[str]) -> str:
-    return f"{match[1] or match[2]}_{{{match[3]}}}"
-
-
-# 0.1\overline{6}, 0.(6), and 0.1666...: a block three times and dots
-_REPEATING = re.compile(
-    r"(?<![\d.])(\d{0,12})\.(\d{0,12}?)"
-    r"(?:\\(?:overline|bar|dot)\s*\{?(\d{1,12})\}?|(\d{1,6}?)\4{2,}\s*\.\.\.|(?<=\.)\((\d{1,12})\))(?![\d{])"
-)
-
-
 def _fraction(match: re.Match[str]) -> str:
     """Return a repeating decimal as a fraction."""
     whole, start = match[1] or "0", match[2]
@@ -172,16 +178,6 @@ def _fraction(match: re.Match[str]) -> str:
     bottom = 10 ** len(start) * (10 ** len(block) - 1)
     top = int(whole + start + block) - int(whole + start)
     return rf"\frac{{{top}}}{{{bottom}}}"
-
-
-_COUNTED = re.compile(r"([A-Za-z][A-Za-z .'-]*?)(\s*,(?:\s*and)?|\s+and)")  # 2 boys, [3 girls]
-_MEASURED = re.compile(r"(-?\d[\d.,]*) ([A-Za-z][^\d]*)")  # a number with its unit
-_ARGUMENTS = {r"\frac": 2, r"\sqrt": 1, r"\binom": 2, "^": 1, "_": 1}
-_ATOM = re.compile(r"\s*(\\[a-zA-Z]+|\\.|[^\s{}])", re.DOTALL)
-_NEEDS_BRACES = re.compile(
-    r"\\(?:frac|sqrt|binom)(?![a-zA-Z])\s*[^{\s]|\}\s*[^\s{]|[\^_]\s*\\|\^\s*\("
-)
-_MAX_BRACED = 40
 
 
 def _braced(text: str, depth: int = 0) -> str:
@@ -211,15 +207,16 @@ def _piece(text: str, position: int, depth: int) -> tuple[str, int]:
     for _ in range(count):
         at = len(text) - len(text[position:].lstrip())
         opening = text[at : at + 1]
-        closing = at
+        end = -1
         if opening == "{":
-            closing = _end(_BRACES, text, at)
+            end = end_of_group(text, at, _BRACES)
         elif opening == "(" and token in (r"\sqrt", "^"):  # as typed: sqrt(2), e^(2x)
-            closing = _end(_BRACKETS, text, at)
-        if closing > at:
-            out.append(f"{{{_braced(text[at + 1 : closing - 1], depth + 1)}}}")
-        if closing > at or opening in ("", "{", "}"):
-            position = closing
+            end = end_of_group(text, at)
+            end = end if text[end - 1] == ")" else -1
+        if end > at:
+            out.append(f"{{{_braced(text[at + 1 : end - 1], depth + 1)}}}")
+        if end > at or opening in ("", "{", "}"):
+            position = max(at, end)
             continue
         if token in "^_" and text[at] != "\\":
             break  # 2^-3 and x^2 stay as they are
@@ -228,18 +225,14 @@ def _piece(text: str, position: int, depth: int) -> tuple[str, int]:
     return "".join(out), position
 
 
-_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
-_BRACKETS = re.compile(r"[{(\[)\]}]")
-
-
-def _end(signs: re.Pattern[str], text: str, start: int) -> int:
-    """Return the position after the bracket that closes the one at `start`, or `start`."""
+def end_of_group(text: str, start: int, signs: re.Pattern[str] = _BRACKETS) -> int:
+    """Return the position after the bracket that closes the one at `start`; -1 if none does."""
     level = 0
     for match in signs.finditer(text, start):
         level += (match[0] in "{([") - (match[0] in "})]")
         if level == 0:
-            return match.end() if text[start] + match[0] in ("{}", "()") else start
-    return start
+            return match.end()
+    return -1
 
 
 def _text(match: re.Match[str]) -> str:
@@ -248,16 +241,13 @@ def _text(match: re.Match[str]) -> str:
         return " "
     if words.strip(" ,") in ("and", "or"):
         return f" {words.strip(' ,')} "
-    if (counted := _COUNTED.fullmatch(words)) and _between_numbers(match):
+    before, after = match.string[: match.start()].rstrip(), match.string[match.end() :].lstrip()
+    between_numbers = before[-1:].isdigit() and after[:1].isdigit()
+    if between_numbers and (counted := _COUNTED.fullmatch(words)):
         return rf"\text{{ {counted[1]}}}{' and ' if counted[2].strip(' ,') else ', '}"
     if measured := _MEASURED.fullmatch(words):
         return rf"{measured[1]}\text{{ {measured[2]}}}"
     return words if re.fullmatch(r"[\d\W]+", words) else rf"\text{{{words}}}"
-
-
-def _between_numbers(match: re.Match[str]) -> bool:
-    before, after = match.string[: match.start()], match.string[match.end() :]
-    return before.rstrip()[-1:].isdigit() and after.lstrip()[:1].isdigit()
 
 
 def squeeze(text: str) -> str:
@@ -279,7 +269,3 @@ def is_balanced(text: str) -> bool:
         if level < 0:
             return False
     return level == 0 == brackets
-
-
-_BRACKET = re.compile(r"\\[\\{}]|[{}()\[\]]")
-_CHOICE_MARK = re.compile(r"^\s*(?:\\text\{)?\s*[A-Ja-j]\s*\)(?=[^)]*$)")

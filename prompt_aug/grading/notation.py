@@ -25,6 +25,66 @@ _END = (
 _PRICE = re.compile(rf"{_SIGN}\s*({_MONEY}){_END}|(?<![\w.}}])({_MONEY})\s*{_SIGN}{_END}")
 _ANY_SIGN = re.compile(_SIGN)
 _WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{[^{}]*\}")
+_POWER_OF = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_AMOUNT = re.compile(
+    rf"(?<![\w.\\}}^_/,])(\d{{1,15}}(?:,\d{{3}})*(?:\.\d{{1,15}})?)\s*(\\text\{{)?\s*"
+    rf"({_MAGNITUDE}(?:\s+{_MAGNITUDE})*)(?![a-zA-Z-])",
+    re.IGNORECASE,
+)
+_ORDINAL = re.compile(
+    r"(?:\\text\{\s*)?(\d{1,9})\s*\^?(?:\s|\\text|[{}])*(st|nd|rd|th)[\s}]*", re.IGNORECASE
+)
+_CURRENCY_OF = {"USD": "dollars", "US": "dollars", "EUR": "euros", "GBP": "sterling", "JPY": "yen"}
+_CODE_FIRST = re.compile(
+    rf"(?:\\text\{{\s*)?({'|'.join(_CURRENCY_OF)})[\s}}]*({_DIGITS})"
+    r"(?:\\text\{ ?dollars\})?[\s}]*"
+)
+_UNIT_VECTOR = (
+    r"(?:(?:\\mathbf\s*\{)?\s*\\(?:hat|vec|overrightarrow)\s*\{?\s*(?:\\text\{)?\s*\\?([ijk])(?:math)?[\s}]*"
+    r"|\\text\{\s*(?:\\hat\s*)?([ijk])\s*\})"
+)
+_COMPONENT = re.compile(
+    rf"\s*([+-]?)\s*((?:\([^()]*\)|\{{[^{{}}]*\}}|[^-+(){{}}])*?)\s*(?:\\cdot\s*|\*\s*)?{_UNIT_VECTOR}\s*"
+)
+_INTEGER = re.compile(
+    r"\s*,?\s*(?:\\text\{\s*)?(?:where\s+|for\s+(?:any|all)\s+(?:integers?\s+)?)?\}?\s*\b([kmn])\s*"
+    r"(?:\\in\s*\\math(?:bb|bf)\s*\{?\s*Z\s*\}?|\\text\{\s*is an(?:y)? integer\s*\})[\s}.]*$"
+)
+_FREE = re.compile(r"(?<![\\a-zA-Z])[kmn](?![a-zA-Z])")
+_CONSTANT = re.compile(r"\+\s*([Cc])\s*$")
+# A remark on a letter: f(x) = 2x \text{ for all } x, all integers n > 3.
+_FOR_ALL = re.compile(
+    r"(?<=\S)\s*[,;]?\s*(?:\\text\{\s*,?\s*)?(?:for\s+(?:all|any|every|each)(?![a-z])|\\forall)"
+    r"(?:\s+(?:real|positive|natural|integers?|numbers?)(?![a-z]))*[\s}]*[a-z]?"
+    r"(?:\s*\\in\s*\\math(?:bb|bf)\s*\{?[RZNQ]\}?)?\s*$"
+    r"|^\\text\{\s*(?:for\s+)?all(?:\s+(?:real|integers?|numbers?))*\s*\}\s*(?=[a-z]\s*(?:[<>]|\\[lg]e))"
+)
+_INSIDE = r"(?:[^{}|:]|(?<!\\)\{(?:[^{}|:]|(?<!\\)\{[^{}|:]*\})*\})"  # \frac{\sqrt{3}}{2} too
+_BUILDER = re.compile(
+    r"\\\{\s*[a-z](?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*[|:]"
+    rf"\s*({_INSIDE}*(?:[<>]|\\[lg]e){_INSIDE}*)\\\}}"
+)
+_REALS = re.compile(
+    r"(?:[a-z]\s*(?:\\in|=|is)\s*)?(?:the set of )?(?:all|any) reals?(?: numbers?)?(?: [a-z])?",
+    re.IGNORECASE,
+)
+_RATIO_PART = r"\d{1,15}(?:\.\d{1,15})?"
+_TO = re.compile(rf"{_RATIO_PART}(?:\s+to\s+{_RATIO_PART}){{1,5}}")
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+    " sixteen seventeen eighteen nineteen"
+).split()
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_VALUES = {w: n for n, w in enumerate(_ONES)} | {w: 10 * n for n, w in enumerate(_TENS, 2)}
+_GROUPS = ("", "thousand", "million", "billion", "trillion")
+_LETTER_OF = re.compile(r"\s*[A-Za-z]\s*\\in(?![a-zA-Z])\s*")
+_BOUNDED = re.compile(r"\s*([\[\]])([^\[\](),;]+[,;][^\[\](),;]+)([\[\]])\s*")
+_SYSTEM = re.compile(
+    r"(?:\\\{)?\s*\\begin\s*\{(cases|array|aligned)\}(?:\{[lcr|]*\})?((?:(?!\\begin|\\end).)*)"
+    r"\\end\s*\{\1\}\s*\.?",
+    re.DOTALL,
+)
+_ASSIGNED = re.compile(r"\s*&?\s*[A-Za-z](?:_\{?\w\}?)?\s*&?\s*=[^=&]+")
 
 
 def currencies(text: str) -> str:
@@ -39,14 +99,6 @@ def currencies(text: str) -> str:
     text = _WORDS.sub(lambda m: _PRICE.sub(lambda price: worded(price, " {} "), m[0]), text)
     text = _PRICE.sub(lambda price: worded(price, r"\text{{ {}}}"), text)
     return _ANY_SIGN.sub(" ", text)
-
-
-_POWER_OF = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_AMOUNT = re.compile(
-    rf"(?<![\w.\\}}^_/,])(\d{{1,15}}(?:,\d{{3}})*(?:\.\d{{1,15}})?)\s*(\\text\{{)?\s*"
-    rf"({_MAGNITUDE}(?:\s+{_MAGNITUDE})*)(?![a-zA-Z-])",
-    re.IGNORECASE,
-)
 
 
 def amounts(text: str) -> str:
@@ -81,23 +133,6 @@ def whole(text: str) -> str:
     return text if value is None else str(value)
 
 
-_ORDINAL = re.compile(
-    r"(?:\\text\{\s*)?(\d{1,9})\s*\^?(?:\s|\\text|[{}])*(st|nd|rd|th)[\s}]*", re.IGNORECASE
-)
-_CURRENCY_OF = {"USD": "dollars", "US": "dollars", "EUR": "euros", "GBP": "sterling", "JPY": "yen"}
-_CODE_FIRST = re.compile(
-    rf"(?:\\text\{{\s*)?({'|'.join(_CURRENCY_OF)})[\s}}]*({_DIGITS})"
-    r"(?:\\text\{ ?dollars\})?[\s}]*"
-)
-_UNIT_VECTOR = (
-    r"(?:(?:\\mathbf\s*\{)?\s*\\(?:hat|vec|overrightarrow)\s*\{?\s*(?:\\text\{)?\s*\\?([ijk])(?:math)?[\s}]*"
-    r"|\\text\{\s*(?:\\hat\s*)?([ijk])\s*\})"
-)
-_COMPONENT = re.compile(
-    rf"\s*([+-]?)\s*((?:\([^()]*\)|\{{[^{{}}]*\}}|[^-+(){{}}])*?)\s*(?:\\cdot\s*|\*\s*)?{_UNIT_VECTOR}\s*"
-)
-
-
 def _suffix(number: int) -> str:
     if number % 100 in (11, 12, 13):
         return "th"
@@ -119,14 +154,6 @@ def _components(text: str) -> str:
     return f"({','.join(found.get(name, '0') for name in ('ijk' if 'k' in found else 'ij'))})"
 
 
-_INTEGER = re.compile(
-    r"\s*,?\s*(?:\\text\{\s*)?(?:where\s+|for\s+(?:any|all)\s+(?:integers?\s+)?)?\}?\s*\b([kmn])\s*"
-    r"(?:\\in\s*\\math(?:bb|bf)\s*\{?\s*Z\s*\}?|\\text\{\s*is an(?:y)? integer\s*\})[\s}.]*$"
-)
-_FREE = re.compile(r"(?<![\\a-zA-Z])[kmn](?![a-zA-Z])")
-_CONSTANT = re.compile(r"\+\s*([Cc])\s*$")
-
-
 def same_letters(gold: str, prediction: str) -> tuple[str, str]:
     r"""Return both texts, with the gold's letters for a free integer and a constant.
 
@@ -144,35 +171,6 @@ def same_letters(gold: str, prediction: str) -> tuple[str, str]:
         if not re.search(r"(?<![\\a-zA-Z])[cC](?![a-zA-Z])", before):
             return gold, f"{before}+C"
     return gold, prediction
-
-
-# A remark on a letter: f(x) = 2x \text{ for all } x, all integers n > 3.
-_FOR_ALL = re.compile(
-    r"(?<=\S)\s*[,;]?\s*(?:\\text\{\s*,?\s*)?(?:for\s+(?:all|any|every|each)(?![a-z])|\\forall)"
-    r"(?:\s+(?:real|positive|natural|integers?|numbers?)(?![a-z]))*[\s}]*[a-z]?"
-    r"(?:\s*\\in\s*\\math(?:bb|bf)\s*\{?[RZNQ]\}?)?\s*$"
-    r"|^\\text\{\s*(?:for\s+)?all(?:\s+(?:real|integers?|numbers?))*\s*\}\s*(?=[a-z]\s*(?:[<>]|\\[lg]e))"
-)
-_INSIDE = r"(?:[^{}|:]|(?<!\\)\{(?:[^{}|:]|(?<!\\)\{[^{}|:]*\})*\})"  # \frac{\sqrt{3}}{2} too
-_BUILDER = re.compile(
-    r"\\\{\s*[a-z](?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*[|:]"
-    rf"\s*({_INSIDE}*(?:[<>]|\\[lg]e){_INSIDE}*)\\\}}"
-)
-
-_REALS = re.compile(
-    r"(?:[a-z]\s*(?:\\in|=|is)\s*)?(?:the set of )?(?:all|any) reals?(?: numbers?)?(?: [a-z])?",
-    re.IGNORECASE,
-)
-_RATIO_PART = r"\d{1,15}(?:\.\d{1,15})?"
-_TO = re.compile(rf"{_RATIO_PART}(?:\s+to\s+{_RATIO_PART}){{1,5}}")
-
-_ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
-    " sixteen seventeen eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-_VALUES = {w: n for n, w in enumerate(_ONES)} | {w: 10 * n for n, w in enumerate(_TENS, 2)}
-_GROUPS = ("", "thousand", "million", "billion", "trillion")
 
 
 def _spelled(words: str) -> int | None:
@@ -207,10 +205,6 @@ def _below_thousand(tokens: list[str]) -> int | None:
     return None
 
 
-_LETTER_OF = re.compile(r"\s*[A-Za-z]\s*\\in(?![a-zA-Z])\s*")
-_BOUNDED = re.compile(r"\s*([\[\]])([^\[\](),;]+[,;][^\[\](),;]+)([\[\]])\s*")
-
-
 def _outward(text: str) -> str:
     """Rewrite `]1,2[`, a notation of open intervals, as `(1,2)`."""
     letter = _LETTER_OF.match(text)
@@ -222,14 +216,6 @@ def _outward(text: str) -> str:
     opened, closed = {"[": "[", "]": "("}, {"]": "]", "[": ")"}
     intervals = (f"{opened[part[1]]}{part[2]}{closed[part[3]]}" for part in found)
     return text[:start] + r"\cup ".join(intervals)
-
-
-_SYSTEM = re.compile(
-    r"(?:\\\{)?\s*\\begin\s*\{(cases|array|aligned)\}(?:\{[lcr|]*\})?((?:(?!\\begin|\\end).)*)"
-    r"\\end\s*\{\1\}\s*\.?",
-    re.DOTALL,
-)
-_ASSIGNED = re.compile(r"\s*&?\s*[A-Za-z](?:_\{?\w\}?)?\s*&?\s*=[^=&]+")
 
 
 def _cases(text: str) -> str:

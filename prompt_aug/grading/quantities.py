@@ -6,6 +6,7 @@ As in `equality`, True and False are proven here, None needs algebra.
 import re
 from collections.abc import Callable, Iterable
 from fractions import Fraction
+from functools import partial
 
 from prompt_aug.grading.arithmetic import TooBig, Unsupported
 from prompt_aug.grading.evaluate import Value, evaluate, same_digits, surely_different
@@ -29,20 +30,29 @@ NO_NUMBER = (
 _NO_FORMULA = (re.compile(rf"[\w)}}]\s*{TEXT_PATTERN}\s*[\d(\\]"), re.compile(r"\d\s*['\"]"))
 _OTHER_PERCENT = re.compile(r"%\s*%|[\w)}]\s*[-+][^%]*%")  # 100-50% is no half
 _LONG_DECIMAL = re.compile(r"-?\d{1,9}\.(\d{6,30})")
-_OPPOSED = (
-    "am/pm north/south east/west left/right up/down profit/loss gain/loss f/c more/less"
-    " increase/decrease boys/girls fahrenheit/celsius clockwise/counterclockwise"
-).split()
+_OPPOSED = [
+    pair.split("/")
+    for pair in (
+        "am/pm north/south east/west left/right up/down profit/loss gain/loss f/c more/less"
+        " increase/decrease boys/girls fahrenheit/celsius clockwise/counterclockwise"
+    ).split()
+]
 
 
-def all_of(results: Iterable[bool | None]) -> bool | None:
-    """Return False if any result is False, else None if any is None, else True."""
-    found: bool | None = True
+def all_of(results: Iterable[bool | None], deciding: bool = False) -> bool | None:
+    """Return `deciding` at the first result that is it, else None if any is None, else the other.
+
+    So False is decisive where all must be equal, and True where any may be (`any_of`).
+    """
+    found: bool | None = not deciding
     for result in results:
-        if result is False:
-            return False
+        if result is deciding:
+            return deciding
         found = None if result is None else found
     return found
+
+
+any_of = partial(all_of, deciding=True)
 
 
 def compare_ratios(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
@@ -81,19 +91,14 @@ def compare_quantities(gold: str, pred: str, oracle: Oracle | None) -> bool | No
         return False
     if squeeze(gold_text) == squeeze(pred_text):
         return True
-    if _OTHER_PERCENT.search(pred_text):
-        return False
-    return compare_numbers(gold_text, pred_text, oracle)
+    return not _OTHER_PERCENT.search(pred_text) and compare_numbers(gold_text, pred_text, oracle)
 
 
 def _opposed(gold: str, pred: str) -> bool:
     """Return whether one has "north" and the other "south", or another such pair."""
     golds, preds = (set(re.findall(r"[a-z]+", t.lower().replace(".", ""))) for t in (gold, pred))
-    pairs = [set(pair.split("/")) for pair in _OPPOSED]
-    return any(
-        len(golds & pair) == len(preds & pair) == 1 and golds & pair != preds & pair
-        for pair in pairs
-    )
+    said = [(golds & pair, preds & pair) for pair in map(set, _OPPOSED)]
+    return any(len(one) == len(other) == 1 and one != other for one, other in said)
 
 
 def compare_residues(gold: str, pred: str, oracle: Oracle | None) -> bool | None:

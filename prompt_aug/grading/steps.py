@@ -5,9 +5,8 @@ r"""Steps by which a formula computes its value, to find the question's steps in
     (x+2)(x-7)                     (+, x+2), (+, x-7), (*, (x+2)(x-7))           x, 2, x, 7
     (x + \frac{4}{2})(x-7) + 1 - 1 the same and (/, 2), (+, the whole)
 
-A sum or a product is one step in any order of its terms. Values are compared up to their sign, and
-letters have a value at one point. Respelling a number, adding 0 or multiplying by 1 adds steps and
-removes none.
+A sum or a product is one step in any order of its terms, and letters have a value at one point.
+Respelling a number, adding 0 or multiplying by 1 adds steps and removes none.
 """
 
 from dataclasses import dataclass
@@ -108,18 +107,14 @@ def _products(steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 def _contains(steps: tuple[Step, ...], wanted: tuple[Step, ...]) -> bool:
-    """Return whether `steps` has each of `wanted`, at least as often."""
+    """Return whether `steps` has each of `wanted`, up to its sign, at least as often."""
     left = list(steps)
-    for step in wanted:
-        found = next((i for i, other in enumerate(left) if _same(step, other)), None)
-        if found is None:
+    for operation, x in wanted:
+        for step in left:
+            bound = _CLOSE * max(abs(x), abs(step[1]))
+            if operation == step[0] and min(abs(x - step[1]), abs(x + step[1])) <= bound:
+                left.remove(step)
+                break
+        else:
             return False
-        del left[found]
     return True
-
-
-def _same(one: Step, other: Step) -> bool:
-    """Return whether two steps have the same operation and, up to its sign, value."""
-    (operation, x), (other_operation, y) = one, other
-    bound = _CLOSE * max(abs(x), abs(y))
-    return operation == other_operation and min(abs(x - y), abs(x + y)) <= bound

@@ -5,16 +5,15 @@ Evaluates nothing but the two sides of \approx. A text of unknown structure is a
 
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import cycle, product
 
 from prompt_aug.grading.evaluate import evaluate
+from prompt_aug.grading.normalize import end_of_group
 from prompt_aug.grading.notation import TEXT_PATTERN
 from prompt_aug.grading.units import UNSURE, in_one_unit, split_unit
 
 MAX_DEPTH = 12
 
-_OPEN, _CLOSE = "([{", ")]}"
 _RELATION = re.compile(
     r"\\(?:le|ge|ne|lt|gt|equiv|sim|in|notin|subset|mapsto|to)(?![a-zA-Z])|[=<>]"
 )
@@ -41,6 +40,21 @@ OR = re.compile(r"\s*,?\s*(?<![\\a-zA-Z])or(?![a-zA-Z])\s*")
 # After 1,2 it shows a list: 1,2/3 has no decimal comma. 1,2 \cdot 10^5 has one.
 _OPERATION = re.compile(r"\s*(?:[-+/*^!(]|\\(?:frac|sqrt|pi|div|(?:cdot|times)(?!\s*10))(?![a-z]))")
 _LIST_WORD = re.compile(r"\s*,?\s*(?<![\\a-zA-Z])(?:and|or)(?![a-zA-Z])\s*")
+_ACCENT = r"(?:\\(?:bar|hat|vec|tilde)\s*)?"
+_COORDINATE = rf"\s*{_ACCENT}(?:[A-Za-z]|\\[a-z]+)'*(?:_(?:\{{[^{{}}]*\}}|\w))?\s*"
+_NAMES = re.compile(rf"\(({_COORDINATE}(?:,{_COORDINATE})+)\)\s*=\s*(?=[(\[{{]|\\\{{)")
+_POINT = re.compile(r"([A-Z]'*(?:_\{?\d\}?)?)\s*(\([^()=]*\d[^()=]*,[^()=]*\))")
+_CHOOSE = re.compile(r"\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)")
+# A value, and after it its decimals, which are dropped.
+_ROUNDED = re.compile(
+    r"((?:(?!\\approx).)+)\\approx\s*([-+]?[\d.,]+(?:\s*\\times\s*10\^\{?-?\d+\}?)?)"
+    rf"\s*(?:%|\\degree|{TEXT_PATTERN}|[A-Za-z]{{1,12}}(?:\^\{{?\d\}}?)?)?\s*(?:\.\.\.)?\s*",
+    re.DOTALL,
+)
+_NEAR = 0.02
+_MAX_SIGNS = 3
+_PLUS_MINUS = re.compile(r"\\(?:(p)m|mp)(?![a-z])")
+_NAME_ONLY = re.compile(rf"\s*{_NAME}\s*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,15 +78,16 @@ class Node:
 
 def build(text: str, *, depth: int = 0) -> Node:
     """Return the structure of canonical LaTeX."""
-    text = _MEMBER.sub("", _peel(text))
+    text = _peel(text)
     if depth >= MAX_DEPTH:
         return Node(kind="leaf", text=text)
     if names := _NAMES.match(text):
         return _named(names[1], build(text[names.end() :], depth=depth + 1), text)
-    if (label := _label(text)) is not None:
+    label = _LABEL.match(text)
+    if label and not _NOT_A_LABEL.search(label[1]):
         node = build(text[label.end() :], depth=depth + 1)
         if not node.relation and node.kind != "list":
-            return replace(node, label="".join(label.group(1).split()))
+            return replace(node, label="".join(label[1].split()))
     if (number := _number(text, depth=depth)) is not None:
         return number
     if readings := in_one_unit(text):
@@ -86,9 +101,12 @@ def build(text: str, *, depth: int = 0) -> Node:
     return _bracketed(text, depth=depth) or _leaf(text, depth)
 
 
-_ACCENT = r"(?:\\(?:bar|hat|vec|tilde)\s*)?"
-_COORDINATE = rf"\s*{_ACCENT}(?:[A-Za-z]|\\[a-z]+)'*(?:_(?:\{{[^{{}}]*\}}|\w))?\s*"
-_NAMES = re.compile(rf"\(({_COORDINATE}(?:,{_COORDINATE})+)\)\s*=\s*(?=[(\[{{]|\\\{{)")
+def _peel(text: str) -> str:
+    """Remove braces that enclose the whole text, and the name of a member of a set."""
+    text = text.strip()
+    while text.startswith("{") and end_of_group(text, 0) == len(text):
+        text = text[1:-1].strip()
+    return _MEMBER.sub("", text)
 
 
 def _named(names: str, node: Node, text: str) -> Node:
@@ -121,11 +139,6 @@ def _group(kind: str, parts: list[str], text: str, *, depth: int) -> Node:
     return Node(kind=kind, text=text, items=items, relation=any(item.relation for item in items))
 
 
-def _label(text: str) -> re.Match[str] | None:
-    match = _LABEL.match(text)
-    return match if match and not _NOT_A_LABEL.search(match.group(1)) else None
-
-
 def _number(text: str, *, depth: int) -> Node | None:
     """Return the readings of a number with separators; None for any other text."""
     if _SPACED_THOUSANDS.fullmatch(text):
@@ -149,10 +162,6 @@ def _number(text: str, *, depth: int) -> Node | None:
     return Node(kind="either", text=text, items=tuple(readings))
 
 
-_POINT = re.compile(r"([A-Z]'*(?:_\{?\d\}?)?)\s*(\([^()=]*\d[^()=]*,[^()=]*\))")
-_CHOOSE = re.compile(r"\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)")
-
-
 def _point(name: str, coordinates: str, text: str, depth: int) -> Node:
     """Return the readings of `P(3,4)`: a point with its name; of `C(5,2)` also the binomial."""
     point = replace(build(coordinates, depth=depth + 1), label=name)
@@ -165,15 +174,8 @@ def _point(name: str, coordinates: str, text: str, depth: int) -> Node:
 
 def _bracketed(text: str, *, depth: int) -> Node | None:
     if matrix := _MATRIX.fullmatch(text):
-        rows = [split_top(row, "&") for row in split_top(matrix.group(2), r"\\") if row.strip()]
-        items = tuple(
-            Node(
-                kind="tuple",
-                text=" & ".join(row),
-                items=tuple(build(cell, depth=depth + 1) for cell in row),
-            )
-            for row in rows
-        )
+        rows = [split_top(row, "&") for row in split_top(matrix[2], r"\\") if row.strip()]
+        items = tuple(_group("tuple", row, " & ".join(row), depth=depth) for row in rows)
         return Node(kind="matrix", text=text, items=items)
     if nested := _NESTED_ROWS.fullmatch(text):
         table = [row.split(",") for row in re.split(r"\]\s*,\s*\[", nested[1])]
@@ -183,12 +185,16 @@ def _bracketed(text: str, *, depth: int) -> Node | None:
             return replace(build(typed, depth=depth + 1), text=text)
     if text.startswith(r"\{") and text.endswith(r"\}") and len(text) >= 4:
         inside = text[2:-2]
-        closes = _matching(text, 1) == len(text) - 1
-        if not closes or not inside.strip() or "|" in inside or ":" in inside:
+        if (
+            end_of_group(text, 1) < len(text)
+            or not inside.strip()
+            or "|" in inside
+            or ":" in inside
+        ):
             return None
         return _group("set", split_list(inside), text, depth=depth)
     text = re.sub(r"^\\langle\s*(.*)\\rangle$", r"(\1)", text)
-    if text[:1] in ("(", "[") and text[-1:] in (")", "]") and _matching(text, 0) == len(text) - 1:
+    if text[:1] in ("(", "[") and text[-1:] in (")", "]") and end_of_group(text, 0) == len(text):
         parts = split_top(text[1:-1], ",", ";")
         if len(parts) > 1:
             if len(points := _both_signs(text)) == 2 and depth + 1 < MAX_DEPTH:
@@ -213,16 +219,6 @@ def _leaf(text: str, depth: int) -> Node:
         node = build(sides[0], depth=depth + 1)
         return node if node.label else replace(node, label="".join(sides[1].split()))
     return Node(kind="leaf", text=text, relation=bool(_RELATION.search(text)))
-
-
-# A value, and after it its decimals, which are dropped.
-_ROUNDED = re.compile(
-    r"((?:(?!\\approx).)+)\\approx\s*([-+]?[\d.,]+(?:\s*\\times\s*10\^\{?-?\d+\}?)?)"
-    rf"\s*(?:%|\\degree|{TEXT_PATTERN}|[A-Za-z]{{1,12}}(?:\^\{{?\d\}}?)?)?\s*(?:\.\.\.)?\s*",
-    re.DOTALL,
-)
-_NEAR = 0.02
-_MAX_SIGNS = 3
 
 
 def _is_near(exact: str, decimals: str) -> bool:
@@ -268,31 +264,6 @@ def _is_arithmetic(side: str) -> bool:
     return bool(re.search(r"\d", side)) and not re.search(r"[A-Za-z]", plain)
 
 
-_PLUS_MINUS = re.compile(r"\\(?:(p)m|mp)(?![a-z])")
-_NAME_ONLY = re.compile(rf"\s*{_NAME}\s*")
-
-
-def _peel(text: str) -> str:
-    """Remove braces that enclose the whole text."""
-    text = text.strip()
-    while text.startswith("{") and _matching(text, 0) == len(text) - 1:
-        text = text[1:-1].strip()
-    return text
-
-
-def _matching(text: str, start: int) -> int:
-    """Return where a bracket of any kind closes the one at `start`; -1 if none does."""
-    level = 0
-    for position in range(start, len(text)):
-        if text[position] in _OPEN:
-            level += 1
-        elif text[position] in _CLOSE:
-            level -= 1
-            if level == 0:
-                return position
-    return -1
-
-
 def split_list(text: str) -> list[str]:
     """Split a bare list at commas, semicolons, "and" and "or" outside brackets."""
     parts = [part for piece in split_top(text, ",", ";") for part in split_at(_LIST_WORD, piece)]
@@ -301,19 +272,14 @@ def split_list(text: str) -> list[str]:
 
 def split_top(text: str, *separators: str) -> list[str]:
     """Split `text` at separators outside every bracket."""
-    return split_at(_any_of(separators), text)
-
-
-@lru_cache
-def _any_of(separators: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, separators)))
+    return split_at(re.compile("|".join(map(re.escape, separators))), text)
 
 
 def split_at(separator: re.Pattern[str], text: str) -> list[str]:
     parts, start, level = [], 0, 0
     for match in re.finditer(rf"({separator.pattern})|[(\[{{]|[)\]}}]|\\\\", text):
         if match[1] is None:
-            level += (match[0] in _OPEN) - (match[0] in _CLOSE)
+            level += (match[0] in "([{") - (match[0] in ")]}")
         elif level == 0:
             parts.append(text[start : match.start()].strip())
             start = match.end()

@@ -73,13 +73,25 @@ _SECOND_NUMBER = re.compile(  # 5 and six, 5 to six, 5, six
 # A digit in the words after a value, except the power of a unit (m3, m^3, s^{-1}).
 _NUMERAL = re.compile(r"(?<![a-zA-Z^{\d])(?<![\^{]-)\d")
 _TEXT_TAIL = re.compile(r"\s*\\text\{([^{}]*)\}\s*(\^\{?-?\d\}?)?\s*$")
+_PARTS_OF = {  # how many of the smaller unit make the larger one
+    ("year", "month"): 12,
+    ("week", "day"): 7,
+    ("day", "h"): 24,
+    ("h", "min"): 60,
+    ("min", "s"): 60,
+    ("ft", "in"): 12,
+    ("lb", "oz"): 16,
+}
+_LARGE_AND_SMALL = re.compile(
+    r"(\d{1,6})[\s~]*(?:\\text\{)?\s*([A-Za-z]+)\.?[\s,}]*(?:(?:\\text\{)?\s*and[\s}]*)?"
+    r"(\d{1,6})[\s~]*(?:\\text\{)?\s*([A-Za-z]+)\.?[\s}]*"
+)
 
 
 def split_unit(text: str) -> tuple[str, str | None]:
     r"""Return (the text without its unit, the unit): ("80", "cent") of `80\text{ cents}`.
 
-    The unit is None if there is none. It is "", which contradicts no unit, for an unknown word
-    ("apples") or several units. "cm^2" keeps its power.
+    The unit is None if there is none, and "" for an unknown word ("apples") or several units.
     """
     rest, words = text, ""
     while match := _TEXT_TAIL.search(rest):
@@ -98,21 +110,6 @@ def split_unit(text: str) -> tuple[str, str | None]:
     if _SECOND_NUMBER.match(words) or _NUMERAL.search(words):
         return text, None
     return rest.strip(), _unit_of(words)
-
-
-_PARTS_OF = {  # how many of the smaller unit make the larger one
-    ("year", "month"): 12,
-    ("week", "day"): 7,
-    ("day", "h"): 24,
-    ("h", "min"): 60,
-    ("min", "s"): 60,
-    ("ft", "in"): 12,
-    ("lb", "oz"): 16,
-}
-_LARGE_AND_SMALL = re.compile(
-    r"(\d{1,6})[\s~]*(?:\\text\{)?\s*([A-Za-z]+)\.?[\s,}]*(?:(?:\\text\{)?\s*and[\s}]*)?"
-    r"(\d{1,6})[\s~]*(?:\\text\{)?\s*([A-Za-z]+)\.?[\s}]*"
-)
 
 
 def in_one_unit(text: str) -> tuple[str, ...]:

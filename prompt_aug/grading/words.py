@@ -51,13 +51,18 @@ _EMPTY = re.compile(r"none|(?:there (?:is|are) )?no (?:real )?solutions?")
 _MISSING = re.compile(r"(?:(?:the )?limit )?does ?n(?:o|')t exist|dne")
 _TEXT_WORD = re.compile(r"\\text\{[^{}]*[A-Za-z]{2}[^{}]*\}")
 EMPTY_SIGN = re.compile(r"\\emptyset|\\\{\s*\\\}")
+LETTER_LABEL = re.compile(r"([A-Za-z]|\\[a-z]+)('*)(?:_(\{[^{}]*\}|\w))?")
+_OTHER_LABEL = re.compile(
+    r"(\\text\{[^{}]*\}|\\?[A-Za-z]+)('*)(?:_(\{[^{}]*\}|\w))?(?:\(([^()]*)\))?"
+)
+# (name, argument) of f(2), P(A), an angle or a side.
+_POINTED = re.compile(r"([A-Za-z]+(?=\()|\\angle|)((?:\(-?[\dA-Z.]+\)|[A-Z]{1,3}))")
+_VARIABLES = re.compile(r"[A-Za-z](?:,[A-Za-z])*")
+_ANY_NAME = re.compile(r"(?:the|final|our|my)*(?:answer|result|solution|value|total|ans)s?(?:is)?")
 
 
 def compare_choices(gold: str, pred: str) -> bool | None:
-    """Return whether the chosen letter is that of the gold; None if either is not a choice.
-
-    False if a second letter is marked, `(A)(B)` or `A. B.`; `C. larger than A or D` marks one.
-    """
+    """Return whether the chosen letter is that of the gold; None if either is not a choice."""
     choice = CHOICE_GOLD.fullmatch(gold)
     chosen = _CHOICE_PRED.fullmatch(_flat(pred)) if choice else None
     if choice is None or chosen is None:
@@ -148,16 +153,6 @@ def words_of(text: str, *, marked: bool = False) -> str:
     if len(runs) > 1 and runs[0].lower() in ("a", "an", "the"):
         runs = runs[1:]
     return " ".join(run if len(run) == 1 and run not in "Aa" else run.lower() for run in runs)
-
-
-LETTER_LABEL = re.compile(r"([A-Za-z]|\\[a-z]+)('*)(?:_(\{[^{}]*\}|\w))?")
-_OTHER_LABEL = re.compile(
-    r"(\\text\{[^{}]*\}|\\?[A-Za-z]+)('*)(?:_(\{[^{}]*\}|\w))?(?:\(([^()]*)\))?"
-)
-# (name, argument) of f(2), P(A), an angle or a side.
-_POINTED = re.compile(r"([A-Za-z]+(?=\()|\\angle|)((?:\(-?[\dA-Z.]+\)|[A-Z]{1,3}))")
-_VARIABLES = re.compile(r"[A-Za-z](?:,[A-Za-z])*")
-_ANY_NAME = re.compile(r"(?:the|final|our|my)*(?:answer|result|solution|value|total|ans)s?(?:is)?")
 
 
 def labels_contradict(one: str, other: str) -> bool:

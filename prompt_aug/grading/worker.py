@@ -24,7 +24,6 @@ import pkgutil
 import random
 import re
 import resource
-import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -152,8 +151,7 @@ def _polynomial(letter: Any, expression: Any) -> Callable[[int], int]:
 def _parse(text: str) -> Any | None:
     """Return all of `text` as one formula; None if any part cannot be read.
 
-    Uses latex2sympy only: `math_verify.parse` looks for a formula inside the text and ignores the
-    rest, so `< \\frac{3}{4}` would be 3/4.
+    `math_verify.parse` would look for a formula inside: `< \\frac{3}{4}` would be 3/4.
     """
     from latex2sympy2_extended import latex2sympy
     from math_verify.parser import should_treat_as_complex
@@ -218,8 +216,7 @@ def _same_curve(known: Any, target: Any) -> bool:
 def judge(gold: str, pred: str) -> dict[str, str]:
     """Return the verdict on one pair as a reply.
 
-    math-verify's own timeouts are off: handlers of `signal.alarm` cannot interrupt a C call, and
-    would overwrite the deadline.
+    math-verify's own timeouts are off: they cannot interrupt a C call, and overwrite the deadline.
     """
     from math_verify import verify
     from sympy import Expr, Integer, Symbol
@@ -340,28 +337,17 @@ def _ask(
     return None, b'{"status": "error", "detail": "no process could be kept"}\n'
 
 
-def _request_lines(parent: int) -> Iterator[bytes]:
-    """Yield requests until the caller closes the pipe or dies (another process may hold it)."""
-    buffer = b""
-    while True:
-        ready, _, _ = select.select([0], [], [], ORPHAN_CHECK_SECONDS)
-        if not ready:
-            if os.getppid() != parent:
-                return
-            continue
-        if not (chunk := os.read(0, 1 << 16)):
-            return
-        buffer += chunk
-        *lines, buffer = buffer.split(b"\n")
-        yield from (line + b"\n" for line in lines)
-
-
 def answer_requests(
     parent: int, replies: int, limits: Limits, serve: Serve = _serve, died: Died = int
 ) -> None:
-    """Pass the requests of stdin to a child and its replies to the descriptor `replies`."""
+    """Pass the requests of stdin to a child and its replies to the descriptor `replies`.
+
+    Ends with stdin or with the caller, since another process may hold the pipe.
+    """
+    signal.signal(signal.SIGALRM, lambda *_: os.getppid() == parent or os._exit(1))
+    signal.setitimer(signal.ITIMER_REAL, ORPHAN_CHECK_SECONDS, ORPHAN_CHECK_SECONDS)
     child: Child | None = None
-    for line in _request_lines(parent):
+    for line in sys.stdin.buffer:
         child, reply = _ask(child, line, limits, serve, died)
         os.write(replies, reply)
 

@@ -60,21 +60,18 @@ def call(function: Function, response: str, row: Mapping[str, Any]) -> Any:
     """Return the result of a function, also an async one, with our parameters or verl's."""
     gold = (row.get("reward_model") or {}).get("ground_truth")
     parameters = inspect.signature(function).parameters
-    if "solution_str" not in parameters:
-        return finished(function(response, gold, row))
-    given = {
-        "data_source": row["data_source"],
-        "solution_str": response,
-        "ground_truth": gold,
-        "extra_info": row.get("extra_info"),
-    }
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        given = {name: value for name, value in given.items() if name in parameters}
-    return finished(function(**given))
-
-
-def finished(result: Any) -> Any:
-    """Return the result of a coroutine, and others as they are."""
+    if "solution_str" in parameters:
+        given = {
+            "data_source": row["data_source"],
+            "solution_str": response,
+            "ground_truth": gold,
+            "extra_info": row.get("extra_info"),
+        }
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            given = {name: value for name, value in given.items() if name in parameters}
+        result = function(**given)
+    else:
+        result = function(response, gold, row)
     return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 

@@ -1,5 +1,7 @@
 """Multiple choice: the letter decides, and the text behind it must be that option's."""
 
+from pathlib import Path
+
 import pytest
 
 from prompt_aug.grading import grade, grade_many
@@ -8,39 +10,14 @@ OPTIONS = ("10^-11 eV", "10^-4 eV", "10^{-9} \\text{ eV}", "No, since the key is
 QUESTION = "Two states live 10^-4 s. Which energies tell them apart? (A) 10^-11 eV (B) 10^-4 eV"
 
 
-def status(answer: str, gold: str = "B") -> str:
-    return grade(rf"\boxed{{{answer}}}", gold, question=QUESTION, options=OPTIONS).status
+TABLE = Path(__file__).with_name("policy.tsv").read_text(encoding="utf-8").splitlines()
 
 
-RIGHT = (
-    *(
-        "B",
-        "(B)",
-        "B.",
-        r"\text{B}",
-        r"\mathbf{(B)}",
-        "Option B",
-        "(B) 10^-4 eV",
-        r"(B) $10^{-4}$ eV",
-    ),
-    *(r"\text{(B) 10^-4 eV}", r"B. 10^{-4}\,\text{eV}", "B: 10^-4 EV.", r"(B)\ 0.0001\text{ eV}"),
-)
-WRONG = (
-    *("C", "E", "B or C", "B, C", "B/C", "B?", "Both", "not B", "(B) 10^4 eV"),
-    *("10^-4 eV", "(B) 10^-11 eV", "(A) 10^-4 eV"),  # no letter, another option's text
-)
-
-
-@pytest.mark.parametrize("answer", [*RIGHT, *WRONG])
-def test_the_right_letter_is_right_alone_and_with_its_text(answer: str) -> None:
-    assert status(answer) == ("correct" if answer in RIGHT else "wrong")
-
-
-def test_text_may_end_after_a_word_of_the_option_but_not_within_one() -> None:
-    assert status("(D) No", "D") == "correct"
-    assert status("(D) No, since the key is -5", "D") == "correct"
-    assert status("(D) No, since the key is 5", "D") == "wrong"
-    assert status("(D) N", "D") == "wrong"
+@pytest.mark.parametrize("row", [line for line in TABLE if line.startswith("choice\t")])
+def test_the_right_letter_is_right_alone_and_with_its_text_or_the_start_of_it(row: str) -> None:
+    _, answer, gold, _, status = row.split("\t")
+    result = grade(rf"\boxed{{{answer}}}", gold, question=QUESTION, options=OPTIONS)
+    assert result.status == status
 
 
 @pytest.mark.parametrize(

@@ -5,21 +5,7 @@ import tracemalloc
 import pytest
 
 from prompt_aug.grading import Extraction, grade
-from prompt_aug.grading.extract import extract, last_boxed
-
-
-@pytest.mark.parametrize(
-    ("response", "gold"),
-    [
-        (r"\boxed{72}", "48 / 2 = 24, 48 + 24 = 72\n#### 72"),
-        (r"\boxed{72}", "We add. The final answer is $72$. I hope it is correct."),
-        (r"\boxed{1, 2}", r"$\boxed{1}\boxed{2}$"),
-        (r"\boxed{1, 2}", r"\\boxed{1 \\text{ and } 2"),
-    ],
-)
-def test_a_gold_may_be_a_worked_solution(response: str, gold: str) -> None:
-    assert grade(response, gold).correct
-    assert not grade(r"\boxed{24}", gold).correct
+from prompt_aug.grading.extract import extract, open_box
 
 
 @pytest.mark.parametrize("piece", ["$", r"\(", r"\[", "is ", "answer ", "Therefore ", "1, ", "= "])
@@ -43,7 +29,7 @@ def test_nested_boxes_cost_linear_memory() -> None:
     text = r"\boxed{" * depth + "1" + "}" * depth
     tracemalloc.start()
     try:
-        assert last_boxed(text) == text[len(r"\boxed{") : -1]
+        assert open_box(text) == text[len(r"\boxed{") : -1]
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

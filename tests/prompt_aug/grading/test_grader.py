@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from prompt_aug.grading import Extraction, Grade, grade, grade_answer, grade_many, grader
-from prompt_aug.grading.equality import compare
-from prompt_aug.grading.normalize import canonical
 from prompt_aug.grading.pool import PoolSettings, Verdict, WorkerPool
-from prompt_aug.grading.structure import build
 
 NEEDS_ALGEBRA = ("(x+3)(x-3)", "x^2-9")
 
@@ -83,9 +81,12 @@ def test_any_gold_may_match_and_blank_ones_are_ignored() -> None:
     assert grade_answer("6, 7", "\\boxed{6}\n\\boxed{7}").correct
 
 
-@pytest.mark.parametrize("gold", ["", "  ", [], ["", "\n"]])
-def test_an_empty_gold_is_refused(gold: str | list[str]) -> None:
-    with pytest.raises(ValueError, match="gold is empty"):
+@pytest.mark.parametrize(
+    ("gold", "message"),
+    [*((gold, "gold is empty") for gold in ("", "  ", [], ["", "\n"])), ([5], "gold must be text")],
+)
+def test_an_unusable_gold_is_refused(gold: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
         grade_answer("5", gold)
 
 
@@ -100,11 +101,6 @@ def test_a_verdict_does_not_depend_on_earlier_ones(monkeypatch: pytest.MonkeyPat
     gold = ", ".join(rf"\int_0^{n} f(x)dx" for n in range(1, 8))
     pred = ", ".join(rf"\int_0^{n} dxf(x)" for n in range(7, 0, -1))
     assert len({grade_answer(pred, gold).status for _ in range(4)}) == 1
-
-
-def test_a_gold_that_is_no_text_is_refused() -> None:
-    with pytest.raises(TypeError, match="gold must be text"):
-        grade_answer("5", [5])  # type: ignore[list-item]
 
 
 def test_the_answer_tag_is_a_setting() -> None:
@@ -156,16 +152,3 @@ def test_a_fork_grades_with_workers_of_its_own() -> None:
     os.waitpid(pid, 0)
     assert os.read(read, 1) == b"1"
     assert grade_answer("(x+6)(x-6)", "x^2-36").correct
-
-
-@pytest.mark.parametrize("verdict", [True, False])
-def test_negative_control_an_oracle_that_ignores_the_pair_gets_pairs_wrong(verdict: bool) -> None:
-    pairs = [((*NEEDS_ALGEBRA,), True), ((r"x^2 \ge 9", "x^2 > 9"), False)]
-    answers = [
-        compare(
-            build(canonical(gold)), build(canonical(prediction)), lambda _gold, _prediction: verdict
-        )
-        for (prediction, gold), _ in pairs
-    ]
-    assert answers != [truth for _, truth in pairs]
-    assert [grade_answer(*pair).correct for pair, _ in pairs] == [truth for _, truth in pairs]

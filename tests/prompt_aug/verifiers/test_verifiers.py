@@ -21,20 +21,7 @@ from prompt_aug.verifiers import (
 pytestmark = pytest.mark.config  # starts, and kills, worker processes
 
 LIMITS = VerifierLimits(cpu_seconds=0.5, wall_seconds=60.0, memory_gib=0.05)
-FUNCTIONS = (
-    *(
-        "awaited",
-        "letters",
-        "text_part",
-        "hangs",
-        "says",
-        "prints",
-        "leaks",
-        "too_big",
-        "raises",
-        "dies",
-    ),
-)
+FUNCTIONS = "awaited letters text_part hangs says prints leaks too_big raises dies".split()
 
 
 @pytest.fixture(scope="module")
