@@ -1,9 +1,6 @@
-r"""Answers to multiple-choice questions: the leading letter decides.
+r"""Answers to multiple-choice questions: the leading letter decides (GRADING.md has the rules).
 
-`B`, `(B)`, `\text{B. } 10^{-4}` and `(B) $10^{-4}$ eV` all choose B. Text after the letter must be
-the text of that option, also spelled otherwise, of the same value, or cut off after a word (prose
-ends at a full stop). `B or C`, and a letter with another option's text, choose nothing. The options
-are part of the question, so no answer is an echo.
+`B`, `\text{B. } 10^{-4}` and `(B) $10^{-4}$ eV` choose B; `B or C` chooses none.
 """
 
 import re

@@ -12,7 +12,6 @@ from prompt_aug.grading.arithmetic import TooBig, Unsupported, tokens_of
 from prompt_aug.grading.evaluate import evaluate, surely_different
 from prompt_aug.grading.formulas import (
     LETTER_ALONE,
-    MAX_QUESTION,
     ORDER,
     RELATION,
     formulas_of,
@@ -74,16 +73,15 @@ def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
     tokens = tokens_in(written)
     if any(tokens == tokens_in(gold) for gold in known):
         return False
-    asked = question[:MAX_QUESTION]
-    alike = formulas_of(asked).get(tokens, ()) if is_formula(written) else ()
+    alike = formulas_of(question).get(tokens, ()) if is_formula(written) else ()
     equation = bool(RELATION.search(written))  # any two equations of the same tokens are alike
     return (
         any(
             (equation and RELATION.search(text)) or not _differ(value_of(written), value_of(text))
             for text in alike  # 2(i+4) and 2+4i differ
         )
-        or _keeps_percent(written, known, asked)
-        or (_is_new(_REPEATED, last_side(prediction), golds) and bool(_REPEATED.search(asked)))
+        or _keeps_percent(written, known, question)
+        or (_is_new(_REPEATED, last_side(prediction), golds) and bool(_REPEATED.search(question)))
         or _left_undone(last_side(written), known, question)
     )
 
@@ -96,8 +94,12 @@ def is_unworked(prediction: str, golds: Sequence[str]) -> bool:
     value = value_of(whole(canonical(prediction)).partition(r"\approx")[0])
     if _SCIENTIFIC.fullmatch(value):
         return False
-    value = re.sub(TEXT_PATTERN, " ", value)
-    return len(_OPERATION.findall(_UNARY_MINUS.sub(" ", value))) > 1
+    return _has_operations(re.sub(TEXT_PATTERN, " ", value))
+
+
+def _has_operations(text: str) -> bool:
+    """Return whether a text has two operations or more; a sign before a value is none."""
+    return len(_OPERATION.findall(_UNARY_MINUS.sub(" ", text))) > 1
 
 
 def restates(prediction: str, stated: str | None, golds: Sequence[str], question: str) -> bool:
@@ -125,15 +127,13 @@ def _is_unread(written: str, golds: Sequence[str], question: str) -> bool:
 
     A question without operations has none to repeat.
     """
-    asked = map(steps_of, leaves_of_question(question[:MAX_QUESTION]))
+    asked = map(steps_of, leaves_of_question(question))
     if not any(steps and steps.made for steps in asked):
         return False
     if any(steps_of(leaf) is None for gold in golds for leaf in leaves_of(gold)):
         return False
-    return any(
-        steps_of(leaf) is None and len(_OPERATION.findall(_UNARY_MINUS.sub(" ", leaf))) > 1
-        for leaf in leaves_of(last_side(written))
-    )
+    leaves = leaves_of(last_side(written))
+    return any(steps_of(leaf) is None and _has_operations(leaf) for leaf in leaves)
 
 
 def does_its_work(answer: str, golds: Sequence[str], question: str) -> bool:
@@ -146,7 +146,7 @@ def does_its_work(answer: str, golds: Sequence[str], question: str) -> bool:
         _same_work(part, formula, known)
         for part in parts
         if is_formula(part)
-        for formula in leaves_of_question(question[:MAX_QUESTION])
+        for formula in leaves_of_question(question)
     )
 
 
@@ -189,7 +189,7 @@ def _is_unsolved(written: str, golds: Sequence[str]) -> bool:
 def _parts_of(written: str) -> list[str]:
     """Split at commas, "and", "or" and unions; {x | x > 2} gives its condition."""
     pieces = _PARTS.split(_BUILDER.sub(r"\1", written))
-    return [part for piece in pieces for part in split_top(piece, ",", ";")]
+    return [part for piece in pieces for part in split_top(piece, "[,;]")]
 
 
 def _ends_in(part: str, answers: list[str]) -> bool:
@@ -210,7 +210,7 @@ def _is_another_form(written: str, gold: str, question: str) -> bool:
     letter, value = asked[0].strip(), asked[1]
     if not _LETTER.search(value) or any(side.strip() == letter for side in sides):
         return False
-    equations = (split_top(piece, "=") for piece in pieces_of(question[:MAX_QUESTION]))
+    equations = (split_top(piece, "=") for piece in pieces_of(question))
     return any(len(e) == 2 and _is_solved_by(e, letter, value) for e in equations)
 
 
@@ -222,34 +222,30 @@ def _is_solved_by(equation: list[str], letter: str, value: str) -> bool:
         inside = ["(", *tokens_of(value), ")"]
         if letter in inside:
             return False
-        left, right = (
-            " ".join(
-                t for token in tokens_of(side) for t in (inside if token == letter else [token])
-            )
+        tokens = [
+            [part for token in tokens_of(side) for part in (inside if token == letter else [token])]
             for side in equation
-        )
-        return not surely_different(evaluate(left), evaluate(right))
-    except (Unsupported, TooBig):
+        ]
+    except Unsupported:
         return False
+    return _differ(*map(" ".join, tokens)) is False
 
 
 def _has_letters(gold: str) -> bool:
     """Return whether a gold is a formula with letters. The solved `x > 3` is none."""
     value = re.sub(r"^\s*[A-Za-z](?:_\{?\w+\}?)?\s*(?:=|\\in)(?![a-z])", "", split_unit(gold)[0])
     plain = re.sub(rf"{TEXT_PATTERN}|\b(?:and|or)\b", " ", value)
-    if not _LETTER_OR_GREEK.search(plain) or not RELATION.search(gold):
-        return bool(_LETTER_OR_GREEK.search(plain))
     ordered = all(ORDER.search(part) for part in _parts_of(gold) if part.strip())
-    return not ordered or _has_unsolved(gold)
+    solved = RELATION.search(gold) and ordered and not _has_unsolved(gold)
+    return bool(_LETTER_OR_GREEK.search(plain)) and not solved
 
 
 def _keeps_percent(written: str, golds: Sequence[str], question: str) -> bool:
     r"""Return whether it is a percentage of the question, as 40\%, and no gold has a percent."""
     if not written.endswith("%") or any("%" in gold for gold in golds):
         return False
-    asked = _PERCENT.findall(question)
-    value = written.rstrip("% ")
-    return any(_differ(value, share.replace(",", "").rstrip(".")) is False for share in asked)
+    asked = (share.replace(",", "").rstrip(".") for share in _PERCENT.findall(question))
+    return any(_differ(written.rstrip("% "), share) is False for share in asked)
 
 
 def _is_new(sign: re.Pattern[str], text: str, golds: Sequence[str]) -> bool:

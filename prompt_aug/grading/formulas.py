@@ -56,7 +56,7 @@ def pieces_of(question: str) -> tuple[str, ...]:
     """Return the formulas of the question, their parts between commas, and the sides of these."""
     spans = [next(group for group in match.groups() if group) for match in _MATH.finditer(question)]
     texts = [written_form(span) for span in (*spans, *_BARE.findall(_MATH.sub(" ; ", question)))]
-    parts = (part for text in texts for part in (text, *split_top(text, ",", ";", r"\\")))
+    parts = (part for text in texts for part in (text, *split_top(text, r"[,;]|\\\\")))
     return tuple(dict.fromkeys(piece for part in parts for piece in (part, *RELATION.split(part))))
 
 

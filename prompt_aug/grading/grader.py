@@ -4,9 +4,7 @@ r"""Grade responses: training, validation, evaluation and data checks call this 
                                  --exact path (here)--> correct | wrong
                                    `--undecided--> math-verify in a killable process
 
-The exact path compares spelling, structure, exact rationals and numerical values. Only formulas
-that may be equal but are spelled differently need a worker. GRADING.md has the policy for ambiguous
-answers and the statuses.
+Only formulas that may be equal but are spelled differently need a worker. GRADING.md has the rules.
 
 Safe to call from many threads at once, in Ray actors and after a fork. `grade` blocks while a
 worker computes, so a coroutine uses `await asyncio.to_thread(grade, response, gold)`.
@@ -31,7 +29,7 @@ from prompt_aug.grading.extract import (
     open_box,
     stated_value,
 )
-from prompt_aug.grading.formulas import DRAWING
+from prompt_aug.grading.formulas import DRAWING, MAX_QUESTION
 from prompt_aug.grading.normalize import canonical, is_balanced, squeeze
 from prompt_aug.grading.notation import same_letters, whole
 from prompt_aug.grading.pool import GraderError, Verdict, default_pool
@@ -129,18 +127,12 @@ def _judge_with_workers(undecided: list[tuple[Node, Node]]) -> tuple[Status, str
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grade:
-    """Result of grading one response.
+    """Result of grading one response; GRADING.md explains the statuses."""
 
-    extracted:  the answer found in the response, None without one; untrusted text
-    status:     see GRADING.md; "unworked" only without `pay_unworked`
-    detail:     more about the status
-    unworked:   the answer equals a gold, as arithmetic that is not worked out
-    """
-
-    extracted: str | None
-    status: Status
+    extracted: str | None  # the answer found in the response: untrusted text
+    status: Status  # "unworked" only without `pay_unworked`
     detail: str = ""
-    unworked: bool = False
+    unworked: bool = False  # the answer equals a gold, as arithmetic that is not worked out
 
     @property
     def correct(self) -> bool:
@@ -158,9 +150,8 @@ def grade(
 ) -> Grade:
     """Grade a whole response; any of several golds may match.
 
-    With `question`, an answer that only repeats it is `echo`. With the `options` of a
-    multiple-choice question the gold is a letter. Raises `TypeError` or `ValueError` for an
-    unusable gold.
+    With `question`, an answer that only repeats it is `echo`. With `options` the gold is a letter.
+    Raises `TypeError` or `ValueError` for an unusable gold.
     """
     golds = _golds(gold)
     if (answer := extract(response, extraction or Extraction())) is None:
@@ -250,7 +241,7 @@ def nesting(text: str) -> int:
 
 def _judge(answer: str, golds: list[str], question: str | None) -> tuple[Status, str]:
     """Return (status, detail)."""
-    value, question = stated_value(answer), DRAWING.sub(" ", question or "")
+    value, question = stated_value(answer), DRAWING.sub(" ", question or "")[:MAX_QUESTION]
     if question and (
         is_copied(answer, golds, question) or does_its_work(value or answer, golds, question)
     ):

@@ -25,9 +25,9 @@ def as_union(node: Node) -> tuple[str, Node] | None:
     if node.kind in ("union", "list") and all(_is_interval(item) for item in node.items):
         return "", replace(node, kind="union")
     if _is_interval(node):
-        return "", Node(kind="union", text=node.text, items=(node,))
+        return "", Node("union", node.text, (node,))
     if squeeze(node.text) == _REALS:
-        return "", Node(kind="union", text=_REALS, items=(_interval(_LOWEST, _HIGHEST, "()"),))
+        return "", Node("union", _REALS, (_interval(_LOWEST, _HIGHEST, "()"),))
     parts = node.items if node.kind == "list" else (node,)
     if not parts or not all(part.relation and not part.items for part in parts):
         return None
@@ -41,7 +41,7 @@ def as_union(node: Node) -> tuple[str, Node] | None:
         intervals = (common,)
     elif _AND.search(node.text):
         return None
-    return letters.pop(), Node(kind="union", text=node.text, items=intervals)
+    return letters.pop(), Node("union", node.text, intervals)
 
 
 def _intersection(rays: tuple[Node, ...]) -> Node | None:
@@ -87,4 +87,4 @@ def _solved(text: str) -> tuple[str, list[Node]]:
 
 def _interval(low: str, high: str, bounds: str) -> Node:
     text = f"{bounds[0]}{low},{high}{bounds[1]}"
-    return Node(kind="tuple", text=text, items=(build(low), build(high)), bounds=bounds)
+    return Node("tuple", text, (build(low), build(high)), bounds=bounds)

@@ -70,12 +70,13 @@ _REALS = re.compile(
 )
 _RATIO_PART = r"\d{1,15}(?:\.\d{1,15})?"
 _TO = re.compile(rf"{_RATIO_PART}(?:\s+to\s+{_RATIO_PART}){{1,5}}")
-_ONES = (
+ONES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
     " sixteen seventeen eighteen nineteen"
 ).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-_VALUES = {w: n for n, w in enumerate(_ONES)} | {w: 10 * n for n, w in enumerate(_TENS, 2)}
+TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_VALUES = {w: n for n, w in enumerate(ONES)} | {w: 10 * n for n, w in enumerate(TENS, 2)}
+_VALUES |= {f"{ten} {one}": _VALUES[ten] + _VALUES[one] for ten in TENS for one in ONES[1:10]}
 _GROUPS = ("", "thousand", "million", "billion", "trillion")
 _LETTER_OF = re.compile(r"\s*[A-Za-z]\s*\\in(?![a-zA-Z])\s*")
 _BOUNDED = re.compile(r"\s*([\[\]])([^\[\](),;]+[,;][^\[\](),;]+)([\[\]])\s*")
@@ -114,6 +115,11 @@ def amounts(text: str) -> str:
     return re.sub(r"\\text\{\s*\}", " ", _AMOUNT.sub(number, text))
 
 
+def flat(text: str) -> str:
+    r"""Return the text with the words of `\text{...}` as plain ones, and single blanks."""
+    return " ".join(TEXT.sub(r" \1 ", text).split())
+
+
 def whole(text: str) -> str:
     """Rewrite canonical LaTeX that is a whole answer in one of the notations known here."""
     text = _cases(_outward(_FOR_ALL.sub("", text)))
@@ -124,7 +130,7 @@ def whole(text: str) -> str:
     text = _components(text)
     if builder := _BUILDER.fullmatch(text):
         text = builder[1]
-    words = " ".join(TEXT.sub(r" \1 ", text).split()).rstrip(".")
+    words = flat(text).rstrip(".")
     if _REALS.fullmatch(words):
         return r"\mathbb{R}"
     if _TO.fullmatch(words):
@@ -192,17 +198,13 @@ def _spelled(words: str) -> int | None:
 
 
 def _below_thousand(tokens: list[str]) -> int | None:
-    if tokens[1:2] == ["hundred"]:
-        if not 1 <= _VALUES.get(tokens[0], 0) <= 9:
-            return None
-        rest = tokens[3:] if tokens[2:3] == ["and"] else tokens[2:]
-        more = _below_thousand(rest) if rest or len(tokens) > 2 else 0
-        return None if more is None or more >= 100 else 100 * _VALUES[tokens[0]] + more
-    if len(tokens) == 1:
-        return _VALUES.get(tokens[0])
-    if len(tokens) == 2 and tokens[0] in _TENS and 1 <= _VALUES.get(tokens[1], 0) <= 9:
-        return _VALUES[tokens[0]] + _VALUES[tokens[1]]
-    return None
+    if tokens[1:2] != ["hundred"]:
+        return _VALUES.get(" ".join(tokens))
+    rest = tokens[3:] if tokens[2:3] == ["and"] else tokens[2:]
+    more = _VALUES.get(" ".join(rest)) if len(tokens) > 2 else 0
+    if more is None or tokens[0] not in ONES[1:10]:
+        return None
+    return 100 * _VALUES[tokens[0]] + more
 
 
 def _outward(text: str) -> str:

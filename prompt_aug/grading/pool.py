@@ -81,7 +81,7 @@ class _Worker:
         # A fixed hash seed makes sympy's orderings, hence its verdicts, the same in every run.
         environment = {**(settings.environment or kept), "PYTHONHASHSEED": "0"}
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [_PYTHON, "-P", *settings.command, *map(str, limits)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -92,7 +92,6 @@ class _Worker:
             )
         except OSError as error:  # not a fault of the answer
             raise GraderError(f"the grading worker {_PYTHON} cannot start: {error}") from error
-        self.group = self._process.pid  # of the worker and the process that it forks
         self._buffer = b""
         self._check_ready()
 
@@ -103,7 +102,7 @@ class _Worker:
             self.kill()
             if self._own and not line:
                 raise GraderError(
-                    f"the process that imports the functions ended with {self._process.returncode} "
+                    f"the process that imports the functions ended with {self.process.returncode} "
                     f"or took over {_START_SECONDS:.0f} s: {' '.join(self._settings.command[2:])}. "
                     "Import their modules in a Python of your own to see why"
                 )
@@ -116,8 +115,8 @@ class _Worker:
 
     def _read_line(self, seconds: float) -> bytes | None:
         """Return one line; None if the worker is gone or the time is over."""
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
+        assert self.process.stdout is not None
+        descriptor = self.process.stdout.fileno()
         poll = select.poll()  # select() fails on descriptors of 1024 and more
         poll.register(descriptor, select.POLLIN)
         end = time.monotonic() + seconds
@@ -132,12 +131,12 @@ class _Worker:
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the reply; None if this worker is lost."""
-        assert self._process.stdin is not None
+        assert self.process.stdin is not None
         limit = self._settings.wall_seconds + _SLACK_SECONDS
         end = time.monotonic() + limit
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
             line = self._read_line(limit)
         except (OSError, ValueError):  # ValueError: `kill` has closed the pipe
             line = None
@@ -146,19 +145,15 @@ class _Worker:
             return {"status": "timeout", "detail": "wall"}
         return None if line is None else json.loads(line)
 
-    @property
-    def gone(self) -> bool:
-        return self._process.poll() is not None
-
     def kill(self) -> None:
         """End the worker and the process that it forked."""
         with suppress(ProcessLookupError):
-            os.killpg(self.group, signal.SIGKILL)
-        for pipe in (self._process.stdin, self._process.stdout):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 with suppress(OSError):
                     pipe.close()
-        self._process.wait()
+        self.process.wait()
 
 
 class WorkerPool:
@@ -186,7 +181,7 @@ class WorkerPool:
             except BaseException:
                 worker.kill()
                 raise
-            if not worker.gone:
+            if worker.process.poll() is None:
                 self._idle.append(worker)
             if self._closed:
                 self._kill_idle()
@@ -210,8 +205,8 @@ class WorkerPool:
         for _ in range(2):
             with self._worker() as worker:
                 reply = worker.ask(request)
-                if reply is None or worker.gone:  # it may reply that it was killed
-                    worker.kill()
+                if reply is None or worker.process.poll() is not None:
+                    worker.kill()  # it may reply that it was killed
             if reply is not None:
                 return reply
         return {"status": "error", "detail": "two workers were lost"}
@@ -240,8 +235,8 @@ class WorkerPool:
             self._kill_idle()
 
     def process_groups(self) -> list[int]:
-        """Return the process groups of the idle workers: each is a parent and its child."""
-        return [worker.group for worker in self._idle]
+        """Return the process groups of the idle workers: each is a worker and its child."""
+        return [worker.process.pid for worker in self._idle]
 
 
 _pool: WorkerPool | None = None

@@ -30,20 +30,14 @@ NO_NUMBER = (
 _NO_FORMULA = (re.compile(rf"[\w)}}]\s*{TEXT_PATTERN}\s*[\d(\\]"), re.compile(r"\d\s*['\"]"))
 _OTHER_PERCENT = re.compile(r"%\s*%|[\w)}]\s*[-+][^%]*%")  # 100-50% is no half
 _LONG_DECIMAL = re.compile(r"-?\d{1,9}\.(\d{6,30})")
-_OPPOSED = [
-    pair.split("/")
-    for pair in (
-        "am/pm north/south east/west left/right up/down profit/loss gain/loss f/c more/less"
-        " increase/decrease boys/girls fahrenheit/celsius clockwise/counterclockwise"
-    ).split()
-]
+_OPPOSED = (
+    "am/pm north/south east/west left/right up/down profit/loss gain/loss f/c more/less"
+    " increase/decrease boys/girls fahrenheit/celsius clockwise/counterclockwise"
+).split()
 
 
 def all_of(results: Iterable[bool | None], deciding: bool = False) -> bool | None:
-    """Return `deciding` at the first result that is it, else None if any is None, else the other.
-
-    So False is decisive where all must be equal, and True where any may be (`any_of`).
-    """
+    """Return `deciding` at the first result that is it, None if any is None, else the other."""
     found: bool | None = not deciding
     for result in results:
         if result is deciding:
@@ -97,7 +91,8 @@ def compare_quantities(gold: str, pred: str, oracle: Oracle | None) -> bool | No
 def _opposed(gold: str, pred: str) -> bool:
     """Return whether one has "north" and the other "south", or another such pair."""
     golds, preds = (set(re.findall(r"[a-z]+", t.lower().replace(".", ""))) for t in (gold, pred))
-    said = [(golds & pair, preds & pair) for pair in map(set, _OPPOSED)]
+    pairs = (set(pair.split("/")) for pair in _OPPOSED)
+    said = [(golds & pair, preds & pair) for pair in pairs]
     return any(len(one) == len(other) == 1 and one != other for one, other in said)
 
 

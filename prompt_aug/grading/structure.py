@@ -57,7 +57,7 @@ _PLUS_MINUS = re.compile(r"\\(?:(p)m|mp)(?![a-z])")
 _NAME_ONLY = re.compile(rf"\s*{_NAME}\s*")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Node:
     """A part of an answer.
 
@@ -76,29 +76,29 @@ class Node:
     relation: bool = False
 
 
-def build(text: str, *, depth: int = 0) -> Node:
+def build(text: str, depth: int = 0) -> Node:
     """Return the structure of canonical LaTeX."""
     text = _peel(text)
     if depth >= MAX_DEPTH:
-        return Node(kind="leaf", text=text)
+        return Node("leaf", text)
     if names := _NAMES.match(text):
-        return _named(names[1], build(text[names.end() :], depth=depth + 1), text)
+        return _named(names[1], build(text[names.end() :], depth + 1), text)
     label = _LABEL.match(text)
     if label and not _NOT_A_LABEL.search(label[1]):
-        node = build(text[label.end() :], depth=depth + 1)
+        node = build(text[label.end() :], depth + 1)
         if not node.relation and node.kind != "list":
             return replace(node, label="".join(label[1].split()))
-    if (number := _number(text, depth=depth)) is not None:
+    if (number := _number(text, depth)) is not None:
         return number
     if readings := in_one_unit(text):
-        items = tuple(Node(kind="leaf", text=reading) for reading in readings)
-        return Node(kind="either", text=text, items=items)
+        items = tuple(Node("leaf", reading) for reading in readings)
+        return Node("either", text, items)
     if point := _POINT.fullmatch(text):
         return _point(point[1], point[2], text, depth)
-    for kind, parts in (("union", split_top(text, r"\cup")), ("list", split_list(text))):
+    for kind, parts in (("union", split_top(text, r"\\cup")), ("list", split_list(text))):
         if len(parts) > 1:
-            return _group(kind, parts, text, depth=depth)
-    return _bracketed(text, depth=depth) or _leaf(text, depth)
+            return _group(kind, parts, text, depth)
+    return _bracketed(text, depth) or _leaf(text, depth)
 
 
 def _peel(text: str) -> str:
@@ -118,107 +118,100 @@ def _named(names: str, node: Node, text: str) -> Node:
     labeled = any(item.label for item in node.items)
     if node.kind != "tuple" or len(node.items) != len(letters) or labeled:
         named = node.text.startswith("(") and "=" in node.text
-        return node if named else Node(kind="leaf", text=text, relation=True)
+        return node if named else Node("leaf", text, relation=True)
     items = tuple(
         replace(item, label=letter) for item, letter in zip(node.items, letters, strict=True)
     )
     return replace(node, items=items, text=text)
 
 
-def _group(kind: str, parts: list[str], text: str, *, depth: int) -> Node:
+def _group(kind: str, parts: list[str], text: str, depth: int) -> Node:
     rows = split_top(text, ";")
     if len(rows) == 1 and "=" in text:
-        rows = split_at(OR, text)
+        rows = split_top(text, OR.pattern)
         rows = rows if all("," in row and "=" in row for row in rows) else []
     if kind == "list" and len(rows) > 1 and "," in text:
         parts = [f"({row})" for row in rows if row]  # a, b; c, d lists the pairs (a, b), (c, d)
-    items = tuple(build(part, depth=depth + 1) for part in parts)
+    items = tuple(build(part, depth + 1) for part in parts)
     if kind in ("list", "set") and any(item.kind == "list" for item in items):
         nested = (item.items if item.kind == "list" else (item,) for item in items)
         items = tuple(leaf for group in nested for leaf in group)
-    return Node(kind=kind, text=text, items=items, relation=any(item.relation for item in items))
+    return Node(kind, text, items, relation=any(item.relation for item in items))
 
 
-def _number(text: str, *, depth: int) -> Node | None:
+def _number(text: str, depth: int) -> Node | None:
     """Return the readings of a number with separators; None for any other text."""
     if _SPACED_THOUSANDS.fullmatch(text):
-        return Node(kind="leaf", text=text.replace(" ", ""))
+        return Node("leaf", text.replace(" ", ""))
     if mixed := _MIXED.fullmatch(text):
         whole, top, bottom = mixed.groups()
-        return Node(kind="leaf", text=rf"{whole}\frac{{{top}}}{{{bottom}}}")
+        return Node("leaf", rf"{whole}\frac{{{top}}}{{{bottom}}}")
     leading = _LEADING_NUMBER.match(text)
     if leading is None or "," in (tail := text[leading.end() :]):
         return None
-    body = leading[0]
-    if _THOUSANDS.fullmatch(body):
-        readings = [Node(kind="leaf", text=body.replace(",", "") + tail)]
-    elif _DECIMAL_COMMA.fullmatch(body) and not (_LIST_WORD.search(tail) or _OPERATION.match(tail)):
-        readings = [Node(kind="leaf", text=body.replace(",", ".") + tail)]
-    else:
+    body, listed = leading[0], _LIST_WORD.search(tail) or _OPERATION.match(tail)
+    thousands = _THOUSANDS.fullmatch(body)
+    if not thousands and (listed or not _DECIMAL_COMMA.fullmatch(body)):
         return None
+    readings = [Node("leaf", body.replace(",", "" if thousands else ".") + tail)]
     parts = body.split(",")
     if not tail and not any(_LEADING_ZERO.match(part) for part in parts):  # 276,000 is no list
-        readings.append(_group("list", parts, text, depth=depth))
-    return Node(kind="either", text=text, items=tuple(readings))
+        readings.append(_group("list", parts, text, depth))
+    return Node("either", text, tuple(readings))
 
 
 def _point(name: str, coordinates: str, text: str, depth: int) -> Node:
     """Return the readings of `P(3,4)`: a point with its name; of `C(5,2)` also the binomial."""
-    point = replace(build(coordinates, depth=depth + 1), label=name)
+    point = replace(build(coordinates, depth + 1), label=name)
     chosen = _CHOOSE.fullmatch(coordinates) if name == "C" else None
     if point.kind != "tuple" or not chosen:
         return point if point.kind == "tuple" else _leaf(text, depth)
-    binomial = Node(kind="leaf", text=rf"\binom{{{chosen[1]}}}{{{chosen[2]}}}")
-    return Node(kind="either", text=text, items=(point, binomial))
+    binomial = Node("leaf", rf"\binom{{{chosen[1]}}}{{{chosen[2]}}}")
+    return Node("either", text, (point, binomial))
 
 
-def _bracketed(text: str, *, depth: int) -> Node | None:
+def _bracketed(text: str, depth: int) -> Node | None:
     if matrix := _MATRIX.fullmatch(text):
-        rows = [split_top(row, "&") for row in split_top(matrix[2], r"\\") if row.strip()]
-        items = tuple(_group("tuple", row, " & ".join(row), depth=depth) for row in rows)
-        return Node(kind="matrix", text=text, items=items)
+        rows = [split_top(row, "&") for row in split_top(matrix[2], r"\\\\") if row.strip()]
+        items = tuple(_group("tuple", row, " & ".join(row), depth) for row in rows)
+        return Node("matrix", text, items)
     if nested := _NESTED_ROWS.fullmatch(text):
         table = [row.split(",") for row in re.split(r"\]\s*,\s*\[", nested[1])]
         if len({len(row) for row in table}) == 1:
             body = r" \\ ".join(" & ".join(row) for row in table)
             typed = rf"\begin{{matrix}}{body}\end{{matrix}}"
-            return replace(build(typed, depth=depth + 1), text=text)
+            return replace(build(typed, depth + 1), text=text)
     if text.startswith(r"\{") and text.endswith(r"\}") and len(text) >= 4:
         inside = text[2:-2]
-        if (
-            end_of_group(text, 1) < len(text)
-            or not inside.strip()
-            or "|" in inside
-            or ":" in inside
-        ):
-            return None
-        return _group("set", split_list(inside), text, depth=depth)
+        closed = end_of_group(text, 1) == len(text)
+        plain = closed and inside.strip() and not {"|", ":"} & set(inside)
+        return _group("set", split_list(inside), text, depth) if plain else None
     text = re.sub(r"^\\langle\s*(.*)\\rangle$", r"(\1)", text)
     if text[:1] in ("(", "[") and text[-1:] in (")", "]") and end_of_group(text, 0) == len(text):
-        parts = split_top(text[1:-1], ",", ";")
+        parts = split_top(text[1:-1], "[,;]")
         if len(parts) > 1:
             if len(points := _both_signs(text)) == 2 and depth + 1 < MAX_DEPTH:
-                return _group("list", points, text, depth=depth)
-            node = _group("tuple", parts, text, depth=depth)
+                return _group("list", points, text, depth)
+            node = _group("tuple", parts, text, depth)
             return replace(node, bounds=text[0] + text[-1])
         if text[0] == "(" and text[-1] == ")" and not _RELATION.search(text):
-            return build(text[1:-1], depth=depth + 1)
+            return build(text[1:-1], depth + 1)
     return None
 
 
 def _leaf(text: str, depth: int) -> Node:
     if _PLUS_MINUS.search(text):
-        return _group("list", _both_signs(text), text, depth=depth)
+        return _group("list", _both_signs(text), text, depth)
     name, sign, value = text.partition(r"\approx")
     if sign and _NAME_ONLY.fullmatch(name) and name.strip() != r"\pi" and value.strip():
-        return build(value, depth=depth + 1)
+        return build(value, depth + 1)
     if (shown := _ROUNDED.fullmatch(text)) and _is_near(shown[1], shown[2]):
-        return build(shown[1], depth=depth + 1)
+        return build(shown[1], depth + 1)
     sides = split_top(text, "=")
     if len(sides) == 2 and _NAME_ONLY.fullmatch(sides[1]) and _is_arithmetic(sides[0]):
-        node = build(sides[0], depth=depth + 1)
+        node = build(sides[0], depth + 1)
         return node if node.label else replace(node, label="".join(sides[1].split()))
-    return Node(kind="leaf", text=text, relation=bool(_RELATION.search(text)))
+    return Node("leaf", text, relation=bool(_RELATION.search(text)))
 
 
 def _is_near(exact: str, decimals: str) -> bool:
@@ -266,18 +259,16 @@ def _is_arithmetic(side: str) -> bool:
 
 def split_list(text: str) -> list[str]:
     """Split a bare list at commas, semicolons, "and" and "or" outside brackets."""
-    parts = [part for piece in split_top(text, ",", ";") for part in split_at(_LIST_WORD, piece)]
+    parts = [
+        part for piece in split_top(text, "[,;]") for part in split_top(piece, _LIST_WORD.pattern)
+    ]
     return [part for part in parts if part] or [text]
 
 
-def split_top(text: str, *separators: str) -> list[str]:
-    """Split `text` at separators outside every bracket."""
-    return split_at(re.compile("|".join(map(re.escape, separators))), text)
-
-
-def split_at(separator: re.Pattern[str], text: str) -> list[str]:
+def split_top(text: str, separator: str) -> list[str]:
+    """Split `text` at a regular expression outside every bracket."""
     parts, start, level = [], 0, 0
-    for match in re.finditer(rf"({separator.pattern})|[(\[{{]|[)\]}}]|\\\\", text):
+    for match in re.finditer(rf"({separator})|[(\[{{]|[)\]}}]|\\\\", text):
         if match[1] is None:
             level += (match[0] in "([{") - (match[0] in ")]}")
         elif level == 0:

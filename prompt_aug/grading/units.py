@@ -5,6 +5,8 @@ Units are compared, not converted, except in `in_one_unit`. A missing unit contr
 
 import re
 
+from prompt_aug.grading.notation import ONES, TENS
+
 # A unit and its other names.
 _UNITS = r"""
 degree degrees deg \degree | rad radian radians | nm | mm millimeter millimeters | AU
@@ -33,11 +35,8 @@ _PLAIN_SYMBOLS = frozenset("Hz kHz MHz GHz Pa kPa MPa GPa eV keV MeV GeV kW MW G
 _COMPOUND = re.compile(r"\s*([A-Za-z]+)\s*(?:/|\bper\b)\s*([A-Za-z]+)\s*")
 _SIGN_TAIL = re.compile(r"(?<=[\d}])\s*(?:\\mu\s*)?\\(?:Omega|mu)\s*(?:[a-zA-Z]\s*)?$")
 TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
-# Without \text a unit has two letters or more: "2 xy" and "3 RC" are products. See also
-# `_MIN_UNKNOWN_WORD`.
+# Without \text a unit has two letters or more: "2 xy" and "3 RC" are products.
 _PLAIN_UNITS = frozenset(name for name in _UNIT_OF if len(name) > 1 and name.isalpha())
-_LETTERS = re.compile(r"[a-z]+")
-_ANY_LETTERS = re.compile(r"[A-Za-z]+")
 _MIN_UNKNOWN_WORD = 4
 _WORD_TAIL = re.compile(r"\s*((?<![\\a-zA-Z])[A-Za-z][A-Za-z .,/'-]*(?:\^\{?-?\d\}?)?)$")
 _CURRENCIES = frozenset(("dollar", "cent", "euro", "sterling", "yen"))
@@ -67,8 +66,7 @@ _CHANGES_VALUE = re.compile(
 )
 _SECOND_NUMBER = re.compile(  # 5 and six, 5 to six, 5, six
     r"\W*(?:(?:and|to|through|then|but|also|rather|actually|with|over|vs)\s+)*"
-    r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven"
-    r"|eigh|nine)teen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)(?![a-zA-Z-]|\s+[a-z]{3})"
+    rf"(?:{'|'.join((*ONES[1:], *TENS))})(?![a-zA-Z-]|\s+[a-z]{{3}})"
 )
 # A digit in the words after a value, except the power of a unit (m3, m^3, s^{-1}).
 _NUMERAL = re.compile(r"(?<![a-zA-Z^{\d])(?<![\^{]-)\d")
@@ -127,10 +125,8 @@ def in_one_unit(text: str) -> tuple[str, ...]:
 
 def words_behind(text: str) -> str:
     """Return the words after a value without their plural s; "" without words."""
-    value, unit = split_unit(text)
-    if unit is None:
-        return ""
-    return " ".join(word.removesuffix("s") for word in _LETTERS.findall(text[len(value) :].lower()))
+    behind = text[len(split_unit(text)[0]) :].lower()
+    return " ".join(word.removesuffix("s") for word in re.findall(r"[a-z]+", behind))
 
 
 def _unit_of(words: str) -> str:
@@ -141,7 +137,7 @@ def _unit_of(words: str) -> str:
     if compound := _COMPOUND.match(words):
         parts = [_UNIT_OF.get(part.lower(), "") for part in compound.groups()]
         return "/".join(parts) if all(parts) else ""
-    said = _ANY_LETTERS.findall(words)
+    said = re.findall(r"[A-Za-z]+", words)
     known = {unit for word in said if (unit := _name_of(word, alone=len(said) == 1))}
     if len(known) != 1:
         return ""

@@ -2,7 +2,7 @@
 
 import re
 
-from prompt_aug.grading.notation import TEXT
+from prompt_aug.grading.notation import TEXT, flat
 from prompt_aug.grading.quantities import is_number
 
 _BASED = re.compile(r"(-?\d+(?:\.\d+)?)\s*_\s*\{?\s*(\d+)\s*\}?")
@@ -11,7 +11,7 @@ CHOICE_GOLD = re.compile(r"(?:\\text\{)?\s*\(?\s*([A-J])\s*\)?\s*\}?\)?")
 _CHOICE_MARKED = re.compile(r".*(?:\\text|\().*")
 _CHOICE_PRED = re.compile(
     r"(?:(?:option|choice|answer)\s*:?\s*)?"
-    r"(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])\s*[).:]|([A-Ja-j])$)(.*)",
+    r"(\(\s*)?([A-Ja-j])(?(1)\s*\)|(?:\s*[).:]|$))(.*)",
     re.IGNORECASE | re.DOTALL,
 )
 _OPTION = re.compile(
@@ -64,11 +64,11 @@ _ANY_NAME = re.compile(r"(?:the|final|our|my)*(?:answer|result|solution|value|to
 def compare_choices(gold: str, pred: str) -> bool | None:
     """Return whether the chosen letter is that of the gold; None if either is not a choice."""
     choice = CHOICE_GOLD.fullmatch(gold)
-    chosen = _CHOICE_PRED.fullmatch(_flat(pred)) if choice else None
+    chosen = _CHOICE_PRED.fullmatch(flat(pred)) if choice else None
     if choice is None or chosen is None:
         return None
-    letter = chosen[1] or chosen[2] or chosen[3]
-    if _SECOND_CHOICE.search(chosen[4]) or _denied(chosen[4], letter.upper()):
+    letter = chosen[2]
+    if _SECOND_CHOICE.search(chosen[3]) or _denied(chosen[3], letter.upper()):
         return False
     if not (_CHOICE_MARKED.fullmatch(gold) or letter.isupper()):
         return None
@@ -93,8 +93,8 @@ def option_of(gold: str) -> tuple[str, str] | None:
 
 def text_of_choice(pred: str) -> str:
     """Return the text after the letter of a choice, "" without any."""
-    chosen = _CHOICE_PRED.fullmatch(_flat(pred))
-    return chosen[4].strip(" .,:") if chosen else ""
+    chosen = _CHOICE_PRED.fullmatch(flat(pred))
+    return chosen[3].strip(" .,:") if chosen else ""
 
 
 def compare_words(gold: str, pred: str) -> bool | None:
@@ -106,13 +106,13 @@ def compare_words(gold: str, pred: str) -> bool | None:
         if not _DIGITS.fullmatch(digits[1]):
             return None
         return digits[0] == digits[1] and len(bases) == 1
-    said = [_flat(text).strip(" .").lower() for text in (gold, pred)]
+    said = [flat(text).strip(" .").lower() for text in (gold, pred)]
     if all(map(_MISSING.fullmatch, said)):
         return True
     empty = [EMPTY_SIGN.fullmatch(gold), EMPTY_SIGN.fullmatch(pred)]
     if all(sign or _EMPTY.fullmatch(words) for sign, words in zip(empty, said, strict=True)):
         return True
-    runs = ["".join(_flat(text).split()) for text in (gold, pred)]
+    runs = ["".join(flat(text).split()) for text in (gold, pred)]
     if all(map(_CAPITALS.fullmatch, runs)):
         return runs[0] == runs[1]  # as products of letters, IV would equal VI, and TH HT
     marked = any(map(_TEXT_WORD.search, (gold, pred)))
@@ -122,14 +122,10 @@ def compare_words(gold: str, pred: str) -> bool | None:
     return False if any(words) and is_number(pred if words[0] else gold) else None
 
 
-def _flat(text: str) -> str:
-    return " ".join(TEXT.sub(r" \1 ", text).split())
-
-
 def formula_of(text: str) -> str:
     r"""Remove \text from letters that are not words: `\text{mgR}`."""
-    flat = _flat(text)
-    return flat if _WORDS.fullmatch(flat) and not words_of(text) else text
+    plain = flat(text)
+    return plain if _WORDS.fullmatch(plain) and not words_of(text) else text
 
 
 def words_of(text: str, *, marked: bool = False) -> str:
@@ -138,15 +134,15 @@ def words_of(text: str, *, marked: bool = False) -> str:
     Single letters and short runs of them are a formula (`p - q`, `ab-c`, `mgR`), in which signs and
     case count. `marked` is True if \text marks this answer, or the one it is compared with.
     """
-    flat = _flat(text)
-    if not _WORDS.fullmatch(flat):
+    plain = flat(text)
+    if not _WORDS.fullmatch(plain):
         return ""
-    if _LETTER_LIST.fullmatch(flat):
-        return " ".join(re.findall(r"[A-Za-z]", re.sub(r"\b(?:and|or)\b", "", flat)))
+    if _LETTER_LIST.fullmatch(plain):
+        return " ".join(re.findall(r"[A-Za-z]", re.sub(r"\b(?:and|or)\b", "", plain)))
     marked = marked or bool(_TEXT_WORD.search(text))
-    runs = re.findall(r"[A-Za-z]+", flat.replace("'", ""))
+    runs = re.findall(r"[A-Za-z]+", plain.replace("'", ""))
     hyphen = _MARKED_HYPHEN if marked else _PLAIN_HYPHEN
-    if "-" in hyphen.sub(" ", flat) or not all(map(_SHORT.fullmatch, runs)):
+    if "-" in hyphen.sub(" ", plain) or not all(map(_SHORT.fullmatch, runs)):
         return ""
     if not any(map((_MARKED_WORD if marked else _PLAIN_WORD).fullmatch, runs)):
         return ""
@@ -182,11 +178,8 @@ def labels_contradict(one: str, other: str) -> bool:
         return primes != other_primes  # f' against f
     if (index or "").strip("{}") != (other_index or "").strip("{}"):
         return True
-    return (
-        bool(of and other_of)
-        and of != other_of
-        and not all(map(_VARIABLES.fullmatch, (of, other_of)))
-    )
+    variables = not (of and other_of) or all(map(_VARIABLES.fullmatch, (of, other_of)))
+    return of != other_of and not variables
 
 
 def _label_words(name: str) -> str:

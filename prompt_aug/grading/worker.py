@@ -316,27 +316,6 @@ def _cause_of_death(child: Child) -> dict[str, str]:
     return {"status": "error", "detail": f"exit code {os.WEXITSTATUS(status)}"}
 
 
-def _ask(
-    child: Child | None, line: bytes, limits: Limits, serve: Serve, died: Died
-) -> tuple[Child | None, bytes]:
-    """Send a request to the child; replace one that retired without a reply, once."""
-    for fresh in (False, True):
-        child = child if child and not fresh else _fork(limits, serve)
-        try:
-            child.requests.write(line)
-            child.requests.flush()
-            if reply := child.replies.readline():
-                return child, reply
-        except BrokenPipeError:
-            pass
-        cause = _cause_of_death(child)
-        died()
-        child = None
-        if cause["detail"] != "exit code 0":
-            return None, json.dumps(cause).encode() + b"\n"
-    return None, b'{"status": "error", "detail": "no process could be kept"}\n'
-
-
 def answer_requests(
     parent: int, replies: int, limits: Limits, serve: Serve = _serve, died: Died = int
 ) -> None:
@@ -348,7 +327,19 @@ def answer_requests(
     signal.setitimer(signal.ITIMER_REAL, ORPHAN_CHECK_SECONDS, ORPHAN_CHECK_SECONDS)
     child: Child | None = None
     for line in sys.stdin.buffer:
-        child, reply = _ask(child, line, limits, serve, died)
+        for _ in range(2):  # replaces a child that has retired without a reply
+            child, reply = child or _fork(limits, serve), b""
+            with suppress(BrokenPipeError):
+                child.requests.write(line)
+                child.requests.flush()
+                reply = child.replies.readline()
+            if reply:
+                break
+            cause = _cause_of_death(child)
+            died()
+            child, reply = None, json.dumps(cause).encode() + b"\n"
+            if cause["detail"] != "exit code 0":
+                break
         os.write(replies, reply)
 
 

@@ -16,7 +16,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,8 @@ class Verifiers:
         paths = json.dumps(sorted(set(functions.values())))
         # The user's modules are found as this process finds them, also with relative entries.
         places = os.pathsep.join(str(Path(place).absolute()) for place in sys.path)
-        settings = PoolSettings(
-            workers=PoolSettings.from_environment().workers,
+        settings = replace(
+            PoolSettings.from_environment(),
             cpu_seconds=limits.cpu_seconds,
             wall_seconds=limits.wall_seconds,
             memory_bytes=int(limits.memory_gib * 2**30),
@@ -126,23 +126,21 @@ def verifier_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
     `row` is verl-style, as `prompt_aug.questions.to_row` makes it, or as verl's data loader does.
     """
+
+    def plain(value: Any) -> Any:
+        return value.tolist() if hasattr(value, "tolist") else str(value)
+
     extra = dict(row["extra_info"])
     own = json.loads(extra.pop("row", None) or "{}")
-    prompt = row.get("prompt") if row.get("prompt") is not None else row.get("raw_prompt")
     made = {
         "data_source": row["data_source"],
-        "prompt": prompt,
+        "prompt": row.get("prompt") if row.get("prompt") is not None else row.get("raw_prompt"),
         "reward_model": row.get("reward_model"),
         "extra_info": extra,
     }
-    plain: dict[str, Any] = json.loads(json.dumps(made, default=_plain))
-    merged = {**plain["extra_info"], **own.get("extra_info", {})}
-    return {**plain, **own, "data_source": plain["data_source"], "extra_info": merged}
-
-
-def _plain(value: Any) -> Any:
-    """Return an array as a list, and what JSON does not have as text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    known = json.loads(json.dumps(made, default=plain))
+    merged = {**known["extra_info"], **own.get("extra_info", {})}
+    return {**known, **own, "data_source": known["data_source"], "extra_info": merged}
 
 
 def source_digest(path: str) -> str:

@@ -1,8 +1,7 @@
 """The process that calls the user's verifiers: `python -m prompt_aug.verifiers.worker PATHS ...`.
 
 As in `prompt_aug.grading.worker`, a parent imports the functions once, and a forked child calls
-them under limits of CPU, wall time and memory, so that killing it costs milliseconds. The functions
-are the user's code: they may read and write files, start processes and open sockets.
+them under limits. They are the user's code: they may write files, start processes and open sockets.
 
 Request:  {"function": dotted path, "response": str, "row": {...}}
 Reply:    {"status", "detail"}, and for "correct" and "wrong" {"score", "parts", "pred"}
