@@ -158,7 +158,10 @@ def _member(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
 def _unordered(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     golds, preds = list(gold.items), list(pred.items)
     if not gold.kind == pred.kind == "list" or len(golds) != len(preds):
-        golds, preds = _distinct(golds), _distinct(preds)  # but 3, 4, 4 is not 3, 3, 4
+        golds, preds = (  # but 3, 4, 4 is not 3, 3, 4
+            list({f"{item.label}={squeeze(item.text)}": item for item in items}.values())
+            for items in (golds, preds)
+        )
     if len(golds) != len(preds):
         return False
     if len(golds) > MAX_ITEMS:
@@ -195,10 +198,6 @@ def _counted(golds: list[Node], preds: list[Node]) -> list[tuple[Node, Node]]:
     if sorted(words) != sorted(others):
         return list(zip(golds, preds, strict=True))
     return [(item, preds[others.index(word)]) for item, word in zip(golds, words, strict=True)]
-
-
-def _distinct(items: list[Node]) -> list[Node]:
-    return list({item.label + "=" + squeeze(item.text): item for item in items}.values())
 
 
 def _compare_tuples(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
@@ -316,17 +315,13 @@ def _labels_contradict(gold: Node, pred: Node) -> bool:
 
 def _multiplies(gold: Node, pred: Node) -> bool:
     """Return whether a label, `xy` of `xy = 1`, is a product of letters of `y = 1/x`."""
-    return _is_product(gold, pred) or _is_product(pred, gold)
-
-
-def _is_product(one: Node, other: Node) -> bool:
-    letters = set(other.label + re.sub(r"\\[a-zA-Z]+", "", other.text))
-    return (
-        len(one.label) > 1
-        and one.label.isalpha()
-        and other.label in set(one.label)
-        and (len(one.label) == 2 or set(one.label) <= letters)
-    )
+    for one, other in ((gold, pred), (pred, gold)):
+        letters = set(one.label)
+        if len(one.label) > 1 and one.label.isalpha() and other.label in letters:
+            known = set(other.label + re.sub(r"\\[a-zA-Z]+", "", other.text))
+            if len(one.label) == 2 or letters <= known:
+                return True
+    return False
 
 
 def _last_side(pred: Node) -> Node:

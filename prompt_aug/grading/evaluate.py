@@ -42,7 +42,7 @@ _TRIGONOMETRIC = frozenset(rf"\{name}" for name in ("sin", "cos", "tan", "cot", 
 
 
 class Reader:
-    """Recursive descent over the tokens of canonical LaTeX; one instance per point."""
+    """Recursive descent over the tokens; one instance per point."""
 
     def __init__(self, tokens: list[str], *, point: int = 0, field: Field = DOUBLES) -> None:
         self._tokens = tokens
@@ -154,6 +154,13 @@ class Reader:
         r"""Return the value of a script: a group; a number, letter or command, signed or not."""
         return self._signed(self._script if self._peek() in ("+", "-") else self._atom)
 
+    def _argument(self) -> Number:
+        r"""Read like `_script`, but only one digit of a number: `\frac12` is one half."""
+        token = self._peek()
+        if token.isdigit() and len(token) > 1:
+            self._tokens[self._at : self._at + 1] = [token[0], token[1:]]
+        return self._script()
+
     def _group(self) -> Number:
         close = _BRACKETS[self._take()]
         value = self._sum()
@@ -178,15 +185,15 @@ class Reader:
         if token == r"\mixed":
             return self._group()
         if token == r"\frac":
-            top = self._script()
-            return self._done("/", self._combine(top, self._script(), "/"))
+            top = self._argument()
+            return self._done("/", self._combine(top, self._argument(), "/"))
         if token == r"\sqrt":
             degree = self._group() if self._peek() == "[" else Fraction(2)
-            return self._done("^", self._keep(root(self._script(), degree, self._field)))
+            return self._done("^", self._keep(root(self._argument(), degree, self._field)))
         if token == r"\pi":
             return self._field.pi
         if token == r"\binom":
-            return self._done("!", binomial(self._script(), self._script()))
+            return self._done("!", binomial(self._argument(), self._argument()))
         if token in FUNCTIONS:
             return self._done("f", self._function(token))
         raise Unsupported(token)
@@ -271,7 +278,7 @@ class Value:
 def evaluate(text: str) -> Value:
     """Return the value of `text`. Raises `Unsupported` or `TooBig`."""
     tokens = tokens_of(text)
-    first = Reader(tokens)
+    first = Reader(list(tokens))
     try:
         value = first.read()
     except RecursionError:
@@ -280,7 +287,7 @@ def evaluate(text: str) -> Value:
         return Value(text=text, exact=value, approximate=(_rounded(value),), scale=first.scale)
     values, scale = [DOUBLES.convert(value)], first.scale
     if first.used_letters or first.used_base:
-        other = Reader(tokens, point=1)
+        other = Reader(list(tokens), point=1)
         values.append(DOUBLES.convert(other.read()))
         scale = max(scale, other.scale)
     return Value(text=text, exact=None, approximate=tuple(values), scale=scale)

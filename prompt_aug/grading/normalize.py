@@ -33,7 +33,7 @@ _SIGNS = {
 }
 _SIGN_TABLE = str.maketrans(_SIGNS)
 _RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ", "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎"
-_SCRIPTS = re.compile(rf"([{_RAISED}]+)|([{_LOWERED}]+)")
+_SCRIPTS = re.compile(rf"([{_RAISED}]+)|([{_LOWERED}]+)|[\u00bc-\u00be\u2150-\u215e\u2189]")
 # A typed root covers the whole number after it; in TeX \sqrt16 covers one digit.
 _TYPED_ROOT = re.compile(r"(?:√|(?<![\\a-zA-Z])sqrt)\s*(\d+(?:\.\d+)?|[a-z](?![a-zA-Z]))")
 _INVISIBLE = re.compile(
@@ -46,7 +46,6 @@ _BASE_IN_WORDS = re.compile(
 )
 # TeX does not show these braces: {5}{6} is the number 56.
 _IDLE_BRACES = re.compile(r"(?<![a-zA-Z}^_\]\\])\{(\d[\d.]*)\}")
-_VULGAR = re.compile(r"[\u00bc-\u00be\u2150-\u215e\u2189]")
 _SQUARE_METRES = re.compile(r"(?<=\d)\s?([ckm]?m)(?=[²³])")  # never a variable
 
 _FONT = r"text|textbf|textit|textrm|textnormal|textsf|mathrm|mathbf|mathit|mathsf|mbox|hbox"
@@ -139,18 +138,13 @@ _BRACKET = re.compile(r"\\[\\{}]|[{}()\[\]]")
 _CHOICE_MARK = re.compile(r"^\s*(?:\\text\{)?\s*[A-Ja-j]\s*\)(?=[^)]*$)")
 
 
-def _unicode_scripts(text: str) -> str:
-    """Rewrite raised and lowered digits as scripts, and `⅝` as a fraction."""
-
-    def script(match: re.Match[str]) -> str:
-        plain = unicodedata.normalize("NFKC", match[0]).replace("\u2212", "-")
-        return f"^{{{plain}}}" if match[1] else f"_{{{plain}}}"
-
-    def fraction(match: re.Match[str]) -> str:
-        top, _, bottom = unicodedata.normalize("NFKC", match[0]).partition("\u2044")
-        return rf"\frac{{{top}}}{{{bottom}}}"
-
-    return _VULGAR.sub(fraction, _SCRIPTS.sub(script, text))
+def _script(match: re.Match[str]) -> str:
+    """Return raised and lowered digits as a script, and `⅝` as a fraction."""
+    plain = unicodedata.normalize("NFKC", match[0]).replace("\u2212", "-")
+    if match[1] or match[2]:
+        return f"{'^' if match[1] else '_'}{{{plain}}}"
+    top, _, bottom = plain.partition("\u2044")
+    return rf"\frac{{{top}}}{{{bottom}}}"
 
 
 @functools.lru_cache(maxsize=4096)  # hundreds of responses share a gold
@@ -160,7 +154,7 @@ def canonical(text: str, *, fractions: bool = True) -> str:
     text = _TYPED_ROOT.sub(r"\\sqrt{\1}", _INVISIBLE.sub(" ", text))
     text = _TYPED_BINOM.sub(r"\\binom{\1}{\2}", text)
     text = _BASE_IN_WORDS.sub(lambda base: f"{base[1] or base[2]}_{{{base[3]}}}", text)
-    text = _unicode_scripts(text).translate(_SIGN_TABLE)
+    text = _SCRIPTS.sub(_script, text).translate(_SIGN_TABLE)
     text = _OLD_FONT.sub(" ", text.strip().strip("*`"))
     for pattern, replacement in _STEPS:
         text = pattern.sub(replacement, text)

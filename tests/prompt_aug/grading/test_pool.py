@@ -166,48 +166,51 @@ print("end", int("2") + 2)
 """
 
 
-def test_the_sandbox_refuses_what_grading_does_not_need(tmp_path: Path) -> None:
-    code = SANDBOX.format(root=str(ROOT))
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60
+def run(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, timeout=60
     )
-    assert run.stdout == "end 4\n", run.stdout + run.stderr
+
+
+def test_the_sandbox_refuses_what_grading_does_not_need(tmp_path: Path) -> None:
+    ran = run(SANDBOX.format(root=str(ROOT)), tmp_path)
+    assert ran.stdout == "end 4\n", ran.stdout + ran.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_negative_control_without_the_sandbox_all_of_it_works(tmp_path: Path) -> None:
     lines = [line for line in SANDBOX.splitlines() if not line.startswith("worker._confine")]
     code = "\n".join(lines).format(root=str(ROOT)).replace("os.fork()", "os.getpid()")
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60
-    )
-    assert "got through: 0" in run.stdout
+    assert "got through: 0" in run(code, tmp_path).stdout
     assert (tmp_path / "leak").exists()
 
 
 ORPHAN = """
-import sys, time
+import os, sys, time
 sys.path.insert(0, {root!r})
 from prompt_aug.grading.pool import default_pool
 pool = default_pool()
 pool.verify("x", "x")
-print(*pool.process_groups(), flush=True)
+holder = os.fork()
+if holder:
+    print(*pool.process_groups(), holder, flush=True)
 time.sleep(60)
 """
 
 
-def test_workers_die_with_a_killed_parent() -> None:
+def test_workers_die_with_a_killed_parent_also_if_its_fork_holds_their_pipes() -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", ORPHAN.format(root=str(ROOT))], stdout=subprocess.PIPE, text=True
     )
     assert parent.stdout is not None
-    group = int(parent.stdout.readline())
+    group, holder = map(int, parent.stdout.readline().split())
     parent.kill()
     parent.wait()
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and _alive(group):
         time.sleep(0.05)
-    assert not _alive(group)
+    assert not _alive(group) and _alive(holder)
+    os.kill(holder, signal.SIGKILL)
 
 
 def _alive(pid: int) -> bool:

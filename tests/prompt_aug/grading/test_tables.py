@@ -123,7 +123,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "is_value": lambda text: is_value(text) and conclusion(text) is not None,
     "conclusion": lambda ending: conclusion(LONG + ending),
     "extract": lambda text: extract(text, Extraction()),
-    "exact": lambda text: evaluate(canonical(text)).exact,
+    "exact": lambda text: evaluate(text).exact,
     "approximate": approximate,
     "refusal": refusal,
 }
