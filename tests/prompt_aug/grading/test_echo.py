@@ -37,19 +37,3 @@ def test_the_longest_formula_of_a_real_question_is_not_paid(
     assert sum(result.status == "echo" for result in copied) > 0.5 * len(pairs)
     golds = grade_many([(rf"\boxed{{{gold}}}", gold, q) for q, gold in pairs])
     assert all(result.correct for result in golds)
-
-
-@pytest.mark.parametrize(
-    ("prediction", "gold", "question"),
-    [
-        (r"\int (3x^2+2)dx + C", "x^3+2x+C", r"Find $\int(3x^2+2)\,dx$."),
-        (r"\sum_{j=1}^n j", r"\frac{n(n+1)}{2}", r"Find $\sum_{k=1}^n k$."),
-        (r"\text{The value is }\sqrt{50}", r"5\sqrt2", r"Simplify $\sqrt{50}$."),
-        (r"\sqrt{50}\approx7.07", r"5\sqrt2", r"Simplify $\sqrt{50}$."),
-        (r"\sqrt{50}=\sqrt{50}", r"5\sqrt2", r"Simplify $\sqrt{50}$."),
-    ],
-)
-def test_a_copy_in_a_wrapper_is_an_echo(prediction: str, gold: str, question: str) -> None:
-    assert grade_answer(prediction, gold, question=question).status == "echo"
-    solved = f"{question.split('$')[1]}={gold}"  # who repeats the question and solves it is paid
-    assert grade_answer(solved, gold, question=question).correct

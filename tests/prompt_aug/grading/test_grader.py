@@ -103,13 +103,10 @@ def test_a_verdict_does_not_depend_on_earlier_ones(monkeypatch: pytest.MonkeyPat
     assert len({grade_answer(pred, gold).status for _ in range(4)}) == 1
 
 
-def test_the_answer_tag_is_a_setting() -> None:
-    response = "<result>5</result> <answer>6</answer>"
-    assert grade(response, "5", extraction=Extraction(answer_tag="result")).correct
+def test_settings_of_the_extraction() -> None:
+    tagged = "<result>5</result> <answer>6</answer>"
+    assert grade(tagged, "5", extraction=Extraction(answer_tag="result")).correct
     assert grade("<answer>6</answer>", "6").extracted == "6"
-
-
-def test_strict_wants_a_box_and_last_number_is_opt_in() -> None:
     assert grade("The answer is 5.", "5").correct
     assert grade("The answer is 5.", "5", extraction=Extraction(strict=True)).status == "no_answer"
     assert grade("we get 5", "5").status == "no_answer"

@@ -51,13 +51,10 @@ def test_the_columns_of_the_file_reach_the_function(verifiers: Verifiers) -> Non
     assert ask(verifiers, "letters", "ab", reward_model={"ground_truth": gold}, count=2).correct
 
 
-def test_verls_signature_as_it_is(verifiers: Verifiers) -> None:
+def test_verls_signature_as_it_is_and_an_async_function(verifiers: Verifiers) -> None:
     for least, score in ((3, 1.0), (4, -1.0)):
         graded = ask(verifiers, "verl", extra_info={"least": least})
         assert (graded.score, graded.correct) == (score, score == 1.0)
-
-
-def test_an_async_function_is_awaited(verifiers: Verifiers) -> None:
     assert [ask(verifiers, "awaited", text).score for text in ("7", "8")] == [1.0, 0.0]
 
 
