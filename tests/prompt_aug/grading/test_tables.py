@@ -72,7 +72,7 @@ ECHO = page("prediction", "gold", "question", "verdict")
 def test_the_tables_are_found() -> None:
     forms = [row[2] for row in PAIRS if row[0].startswith("forms_")]  # GRADING.md counts them
     assert [forms.count(verdict) for verdict in ("right", "refused", "wrong")] == [205, 10, 212]
-    assert len(EXTRACTION) >= 9 and len(EQUALITY) >= 35 and len(ECHO) >= 8 and len(KEPT) >= 150
+    assert len(EXTRACTION) >= 9 and len(EQUALITY) >= 20 and len(ECHO) >= 7 and len(KEPT) >= 170
 
 
 @pytest.mark.parametrize("row", [*EXTRACTION, *(row[:2] for row in kept("extraction"))])
