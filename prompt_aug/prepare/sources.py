@@ -26,6 +26,8 @@ JOINED = "rephrasings of one group"  # added to a row by `filters.join_rephrasin
 TEXT_COLUMNS = ("question", "problem", "prompt", "text")
 RENDERED = ("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|begin_of_text|>")
 ANSWER_COLUMNS = ("answer", "reward_model.ground_truth", "ground_truth", "final_answer")
+Numbered = list[tuple[int, Question]]  # with the row number in the source
+Refused = dict[int, str]  # why a row, by its number, is left out
 
 
 class Columns(Record):
