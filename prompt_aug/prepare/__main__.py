@@ -236,7 +236,7 @@ def prepare_as(options: argparse.Namespace) -> None:
             "preset was written: the data set has changed. Look at it, and replace the preset by "
             "--text-column and --answer-column."
         )
-    columns = complete(asked.columns, column_names(rows), asked.hub)
+    columns = complete(asked, column_names(rows), asked.hub)
     rows, joined = join_rephrasings(rows, columns) if columns.group else (rows, {})
     questions, report = prepare(
         rows,
@@ -259,7 +259,7 @@ def prepare_as(options: argparse.Namespace) -> None:
         "config": asked.config,
         "files": asked.files,
         "split": asked.split,
-        "columns": columns.model_dump(mode="json"),
+        "columns": columns.model_dump(mode="json", include={*Columns.model_fields}),
         "benchmarks": {key: len(texts) for key, texts in benchmarks.items()},
         "overlap": {"n": OVERLAP_N, "limit": options.overlap},
         "likeness": {"n": LIKENESS_N, "limit": LIKENESS_LIMIT},

@@ -21,7 +21,6 @@ from prompt_aug.templates import (
     BankError,
     Template,
     load_bank,
-    prompt_length,
     render,
 )
 from prompt_aug.templates.published import DIGESTS, digest, renderings
@@ -47,7 +46,7 @@ def _show(template: Template, question: str, tokenizer: Any) -> str:
     prompt = render(template, question, tokenizer).text
     size = f"{len(prompt)} characters"
     if tokenizer is not None:
-        size += f", {prompt_length(template, question, tokenizer)} tokens"
+        size += f", {len(tokenizer.encode(prompt, add_special_tokens=False))} tokens"
     rules = []
     for rule in template.format:
         checks = rule.model_dump(exclude_defaults=True, exclude={"weight"})

@@ -344,7 +344,7 @@ def test_real_rows_and_the_real_suite(shared_data: Path, tmp_path: Path) -> None
     assert counts == {"aime": 30, "amc": 83, "math": 500, "minerva": 272, "olympiad_bench": 675}
     file = shared_data / "math_level3to5" / "SimpleRL-simplelr_qwen_level3to5.train.parquet"
     rows = load_rows(str(file)).select(range(200))
-    columns = load_presets()["math-level3to5"].columns
+    columns = load_presets()["math-level3to5"]
     columns = complete(columns, column_names(rows), str(file))
     questions, report = prepare.prepare(rows, columns=columns, source="m", benchmarks=suite)
     assert report["rows"] == 200

@@ -101,7 +101,7 @@ def test_files_of_the_examples_name_the_command_that_makes_them() -> None:
 @pytest.mark.parametrize("name", load_presets())
 def test_presets(name: str) -> None:
     row, text, answer, level = PRESET_ROWS[name]
-    made = to_question(row, load_presets()[name].columns, name, "train")
+    made = to_question(row, load_presets()[name], name, "train")
     assert (made.text, made.answers, made.level, made.source) == (text, (answer,), level, name)
 
 
@@ -115,7 +115,7 @@ def test_presets(name: str) -> None:
 )
 def test_rows_that_a_preset_does_not_fit(name: str, row: dict[str, Any], message: str) -> None:
     with pytest.raises(QuestionError, match=message):
-        to_question(row, load_presets()[name].columns, name, "train")
+        to_question(row, load_presets()[name], name, "train")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from prompt_aug.templates import (
     RenderError,
     Template,
     load_bank,
-    prompt_length,
     render,
     tag_opened_twice,
 )
@@ -234,7 +233,6 @@ def test_rendering_never_changes_the_tokenizer() -> None:
         before = state(made)
         for template in load_bank().values():
             render(template, "Q", made)
-            prompt_length(template, "Q", made)
         Prompts.from_section({}).overlong([question("Q")], BANK.names, made, limit=1)
         assert state(made) == before
 
@@ -261,15 +259,6 @@ def question(text: str) -> Any:
     return make_question(text=text, answers=["1"], source="test")
 
 
-def test_length_by_hand() -> None:
-    # special tokens count one, bytes one each
-    text = "<|im_start|>system\nSYS<|im_end|>\n<|im_start|>user\nQ\nStep by step.<|im_end|>\n"
-    text += "<|im_start|>assistant\n<think>\n"
-    bytes_in_specials = 3 * len("<|im_start|>") + 2 * len("<|im_end|>")
-    assert prompt_length(FULL, "Q", qwen()) == len(text) - bytes_in_specials + 5
-    assert prompt_length(FULL, "é", qwen()) == prompt_length(FULL, "Q", qwen()) + 1
-
-
 SHORT = Template(name="short", category="c", prefill="")
 LONG = Template(name="long", category="c", system="x" * 100)
 
@@ -278,10 +267,11 @@ def test_overlong_under_the_longest_template(monkeypatch: pytest.MonkeyPatch) ->
     made, bank = qwen(), Bank([SHORT, LONG])
     record = {"source": None, "format": "strict", "validation_template": "short"}
     prompts = Prompts(bank=bank, form=Form(), **record)  # type: ignore[arg-type]
-    questions = [question("a" * n) for n in (10, 50, 90)]
-    limit = prompt_length(LONG, "a" * 50, made)
-    (found,) = prompts.overlong(questions, bank.names, made, limit)
-    assert (found.uid, found.template, found.length) == (questions[2].uid, "long", limit + 40)
+    questions = [question("é" * n) for n in (5, 25, 45)]
+    # special tokens count one, bytes one each: this is the longest prompt of the second question
+    text = f"*system\n{LONG.system}*\n*user\n{50 * 'b'}*\n*assistant\n"
+    (found,) = prompts.overlong(questions, bank.names, made, len(text))
+    assert (found.uid, found.template, found.length) == (questions[2].uid, "long", len(text) + 40)
     monkeypatch.setattr("prompt_aug.prompts.BATCH", 2)
-    several = prompts.overlong(questions, bank.names, made, limit - 1)
+    several = prompts.overlong(questions, bank.names, made, len(text) - 1)
     assert [o.uid for o in several] == [q.uid for q in questions[1:]]
