@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         ("--seed=x", "argument --seed"),
         ("--see=3", "unrecognized arguments: --see"),
         ("--start=3", "--start: renamed to --seed"),
-        *((f"--steps={t}", f"--steps {t}: neither") for t in "all,2 -1 two 2, 1.5 ²".split()),
+        *((f"--steps={t}", f"--steps {t}: neither") for t in "all,2 -1 two 2, 1.5 ٣".split()),
     ],
 )
 def test_wrong_usage_is_told_like_other_errors(

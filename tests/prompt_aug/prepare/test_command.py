@@ -9,7 +9,7 @@ import datasets
 import pytest
 from huggingface_hub import constants
 
-from prompt_aug.base.files import read_json
+from prompt_aug.base.files import read_json, write_lines
 from prompt_aug.prepare import __main__ as prepare
 from prompt_aug.prepare import sources
 from prompt_aug.prepare.sources import column_names, complete, load_presets, load_rows
@@ -36,7 +36,7 @@ BENCHMARK = [
 
 
 def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     return path
 
 
