@@ -102,6 +102,7 @@ def make_question(
 
 def to_row(question: Question, index: int = 0) -> dict[str, Any]:
     """Return the verl-style row; training and validation files have the same columns."""
+    extra = {name: index if name == "index" else getattr(question, name) for name in _EXTRA}
     return {
         "data_source": question.source,
         "prompt": [
@@ -110,17 +111,7 @@ def to_row(question: Question, index: int = 0) -> dict[str, Any]:
         ],
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": question.answers[0]},
-        "extra_info": {
-            "uid": question.uid,
-            "split": question.split,
-            "index": index,
-            "level": question.level,
-            "answers": list(question.answers),
-            "options": list(question.options),
-            "rephrasings": list(question.rephrasings),
-            "pass_rate": question.pass_rate,
-            "row": question.row,
-        },
+        "extra_info": {n: list(v) if isinstance(v, tuple) else v for n, v in extra.items()},
     }
 
 

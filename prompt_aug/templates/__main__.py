@@ -16,8 +16,9 @@ from typing import Any
 from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.files import write_json
 from prompt_aug.base.tokenizers import load_tokenizer
-from prompt_aug.templates import FORMAT_SETTINGS, BankError, Template, load_bank, render
+from prompt_aug.templates import BankError, Template, load_bank, render
 from prompt_aug.templates.published import DIGESTS, digest, renderings
+from prompt_aug.templates.template import FORMAT_SETTINGS
 from prompt_aug.typed import shown
 
 SAMPLE = "What is $1 + 1$?"

@@ -14,16 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question
-from prompt_aug.templates import (
-    Bank,
-    BankError,
-    Form,
-    RenderError,
-    Template,
-    load_bank,
-    render,
-    tag_opened_twice,
-)
+from prompt_aug.templates import Bank, BankError, Form, Template, load_bank, render
+from prompt_aug.templates.rendering import RenderError, tag_opened_twice
 
 QWEN = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\nQwen's own words<|im_end|>\n"
