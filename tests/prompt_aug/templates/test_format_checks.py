@@ -93,6 +93,10 @@ def test_by_hand(name: str, response: str, value: float) -> None:
     assert BANK[name].format_reward(response) == value
 
 
+def test_a_published_reward_is_rounded_to_1024ths() -> None:
+    assert PUBLISHED["deepseek-r1-teacher"].format_reward("a</think><answer>b") == 683 / 1024
+
+
 @settings(deadline=None)
 @given(st.text(alphabet="ab{}\\ \n", max_size=30), st.integers(0, 12))
 def test_rewards_are_dyadic_and_in_range(noise: str, which: int) -> None:

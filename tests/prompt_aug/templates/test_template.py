@@ -47,7 +47,6 @@ def test_the_bank_has_the_table() -> None:
 
 def test_published_bank_has_the_published_checks(shared_data: Path) -> None:
     bank = load_bank(shared_data / "published_templates.json", "published")
-    assert bank["deepseek-r1-teacher"].format_reward("</think><answer>") == 683 / 1024
     assert [(name, t.published) for name, t in bank.items()] == [
         (n, row[2]) for n, row in TABLE.items()
     ]
