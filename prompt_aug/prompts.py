@@ -18,16 +18,8 @@ import yaml
 from prompt_aug.base.files import FileError, read_text, write_text
 from prompt_aug.base.progress import track
 from prompt_aug.questions import Question
-from prompt_aug.templates import (
-    Bank,
-    BankError,
-    Form,
-    Overlong,
-    Rendered,
-    load_bank,
-    render,
-)
-from prompt_aug.templates.rendering import Shots
+from prompt_aug.templates import Bank, BankError, Form, Rendered, load_bank, render
+from prompt_aug.templates.rendering import Overlong, Shots
 from prompt_aug.typed import parse_yaml
 
 HEAD = ("source", "format", "style", "validation_template")

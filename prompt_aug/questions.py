@@ -81,17 +81,9 @@ def normalise(text: str) -> str:
 
 
 def make_question(
-    *,
-    text: str,
-    answers: Sequence[str],
-    source: str,
-    split: str = "train",
-    level: int | None = None,
-    rephrasings: Sequence[str] = (),
-    options: Sequence[str] = (),
-    system: str | None = None,
+    *, text: str, answers: Sequence[str], source: str, rephrasings: Sequence[str] = (), **more: Any
 ) -> Question:
-    """Return a question with its uid; text and answers are trimmed.
+    """Return a question with its uid; text and answers are trimmed. `more` are other fields.
 
     Raises QuestionError for an empty text, no answer, or an empty answer.
     """
@@ -103,21 +95,14 @@ def make_question(
     if not golds or not all(golds):
         raise QuestionError(f"no answer, or an empty one, for the question {text[:60]!r}")
     content = json.dumps([normalise(text), [normalise(answer) for answer in golds]])
-    return Question(
-        uid=hashlib.sha256(content.encode()).hexdigest()[:UID_LENGTH],
-        text=text,
-        answers=golds,
-        source=source,
-        split=split,
-        level=level,
-        rephrasings=tuple(text for text in rephrasings if text.strip()),
-        options=tuple(options),
-        system=system,
-    )
+    uid = hashlib.sha256(content.encode()).hexdigest()[:UID_LENGTH]
+    others = tuple(text for text in rephrasings if text.strip())
+    return Question(uid=uid, text=text, answers=golds, source=source, rephrasings=others, **more)
 
 
 def to_row(question: Question, index: int = 0) -> dict[str, Any]:
     """Return the verl-style row; training and validation files have the same columns."""
+    extra = {name: index if name == "index" else getattr(question, name) for name in _EXTRA}
     return {
         "data_source": question.source,
         "prompt": [
@@ -126,17 +111,7 @@ def to_row(question: Question, index: int = 0) -> dict[str, Any]:
         ],
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": question.answers[0]},
-        "extra_info": {
-            "uid": question.uid,
-            "split": question.split,
-            "index": index,
-            "level": question.level,
-            "answers": list(question.answers),
-            "options": list(question.options),
-            "rephrasings": list(question.rephrasings),
-            "pass_rate": question.pass_rate,
-            "row": question.row,
-        },
+        "extra_info": {n: list(v) if isinstance(v, tuple) else v for n, v in extra.items()},
     }
 
 
@@ -173,6 +148,7 @@ def from_row(row: Mapping[str, Any]) -> Question:
         rephrasings=answer_texts(extra.get("rephrasings")),
         options=_options(extra.get("options"), answers),
         system=system_text(row.get("prompt")),
+        pass_rate=_rate(rate),
     )
     chat = () if isinstance(row["prompt"], str) else row["prompt"]
     roles = [message.get("role") for message in chat]
@@ -181,7 +157,6 @@ def from_row(row: Mapping[str, Any]) -> Question:
             f"the column 'prompt' has the roles {', '.join(map(str, roles))}: a question is one "
             "user message after an optional system message. Write it as such or drop the row."
         )
-    made = replace(made, pass_rate=_rate(rate))
     ours = extra.get("uid") == made.uid and set(extra) <= _EXTRA.keys()
     return replace(made, row=extra.get("row") if ours else _columns(row, made))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rephrase_pipeline import command, lines, write_questions
+from rephrase_pipeline import command, write_questions
 from tiny_model import save_tiny
 from vllm_server import serving_model
 
@@ -83,7 +83,7 @@ def test_no_candidate_of_random_weights_is_accepted(
     options = command(questions, out, url, *more.split())
     options[options.index("scripted")] = "served"
     assert rephrase(options) == 0
-    candidates = lines(out.with_name("out.parquet.candidates.jsonl"))
+    candidates = read_lines(out.with_name("out.parquet.candidates.jsonl"))
     assert len(candidates) == 6 * 3
     assert {c["verdict"] for c in candidates} <= {"reject", "doubtful"}  # what is drawn varies
     assert all(c["reasons"] and c["source"]["model"] == "served" for c in candidates)
@@ -113,7 +113,7 @@ def test_a_model_that_is_never_right_gives_no_signal(url: str, tmp_path: Path) -
     for name in ("original", "rephrasings", "control"):
         assert report["all_equal"][name] == [1.0, 1.0, 1.0]
     assert Store(folder).spent.requests == 3 * (1 + N + N)  # each for G responses at once
-    answers = lines(folder / "answers.jsonl")
+    answers = read_lines(folder / "answers.jsonl")
     given = [a for a in answers if a["status"] == "answer" or a.get("empty")]  # empty: also drawn
     assert len(given) == 3 * (N + 1) * G + 3 * N * G
     assert (folder / "diagnosis.png").stat().st_size > 5_000

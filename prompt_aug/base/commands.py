@@ -65,16 +65,13 @@ def make_parser(prog: str, description: str | None, *, example: str) -> argparse
     return parser
 
 
-class _Renamed(argparse.Action):
-    """Action of a renamed option: fail with the new name, which is its `const`."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.error(f"{self.option_strings[0]}: renamed to {self.const}. Use the new name.")
-
-
 def add_renamed(parser: Any, old: str, new: str) -> None:
     """Add an option `old` that fails with the name of its replacement, `new`."""
-    parser.add_argument(old, action=_Renamed, const=new, help=argparse.SUPPRESS)
+
+    def fail(_: str) -> str:
+        return parser.error(f"{old}: renamed to {new}. Use the new name.")
+
+    parser.add_argument(old, type=fail, help=argparse.SUPPRESS)
 
 
 class _Steps(argparse.Action):

@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
 from tqdm import tqdm
 
@@ -104,9 +104,9 @@ class Progress:
                 self.say(self.line())
 
 
-def track(items: Collection[T], title: str, unit: str, **options: Any) -> Iterator[T]:
-    """Yield each item and count it in a `Progress`, which has `options`."""
-    with Progress(title, len(items), unit, **options) as bar:
+def track(items: Collection[T], title: str, unit: str) -> Iterator[T]:
+    """Yield each item and count it in a `Progress`."""
+    with Progress(title, len(items), unit) as bar:
         for item in items:
             yield item
             bar.update()

@@ -12,7 +12,7 @@ rows with their numbers (from 0), the near duplicates and the SHA-256 of the dat
 import argparse
 import hashlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.errors import UsageError, UserError
 from prompt_aug.base.files import read_json, read_text, sha256, write_json
 from prompt_aug.base.places import unwritable
-from prompt_aug.prepare.filters import Numbered, add_refused, join_rephrasings, prepare
+from prompt_aug.prepare.filters import join_rephrasings, prepare
 from prompt_aug.prepare.overlap import LIKENESS_LIMIT, LIKENESS_N, OVERLAP_LIMIT, OVERLAP_N
-from prompt_aug.prepare.pass_rates import checked_band, keep_band, read_pass_rates
+from prompt_aug.prepare.pass_rates import checked_band, read_pass_rates
 from prompt_aug.prepare.sources import (
     Columns,
+    Numbered,
     Preset,
     SourceError,
     column_names,
@@ -54,45 +55,38 @@ def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
     for specification in specifications:
         name, _, rest = specification.rpartition("=")
         source, _, split = rest.partition("@")
-        name = name or Path(source).stem
-        known = KNOWN / f"{source}.yaml"
-        place = known if known.is_file() and not Path(source).exists() else Path(source)
-        if source and (records := _records_of(place)):
-            for path in records:
-                part = name if len(records) == 1 else path.stem
-                if part in benchmarks:
-                    raise SourceError(f"two benchmarks are called {part}: write NAME={path}")
-                benchmarks[part] = _record_texts(path)
-            continue
-        listed = Path(source) / "dataset_dict.json"
-        parts = {name: split or "test"}
-        if listed.is_file() and not split:
-            splits = read_json(listed)
-            if not isinstance(splits, dict) or "splits" not in splits:
-                raise SourceError(f"{listed} does not list its splits")
-            parts = {f"{name}/{part}": part for part in splits["splits"]}
-        for part, part_split in parts.items():
+        for part, place, asked in _parts(name or Path(source).stem, source, split):
             if part in benchmarks:
-                raise SourceError(f"two benchmarks are called {part}: write NAME={source}")
-            rows = load_rows(source, split=part_split)
-            benchmarks[part] = _texts(rows, Columns(), source)
+                raise SourceError(f"two benchmarks are called {part}: write NAME={place}")
+            columns, rows = Columns(text=asked.pop("text", None)), load_rows(**asked)
+            columns = complete(columns, column_names(rows), asked["source"], answer=False)
+            benchmarks[part] = [question_text(row, columns) for row in rows]
     return benchmarks
 
 
-def _texts(rows: Any, columns: Columns, source: str) -> list[str]:
-    columns = complete(columns, column_names(rows), source, answer=False)
-    return [question_text(row, columns) for row in rows]
+def _parts(name: str, source: str, split: str) -> Iterator[tuple[str, object, dict[str, Any]]]:
+    """Yield (benchmark name, source or record, arguments of `load_rows` with the text column)."""
+    known = KNOWN / f"{source}.yaml"
+    place = known if known.is_file() and not Path(source).exists() else Path(source)
+    records = [place] if place.suffix in RECORD else []
+    if source and place.is_dir() and not records:
+        records = sorted(path for path in place.iterdir() if path.suffix in RECORD)
+    for path in records:
+        yield name if len(records) == 1 else path.stem, path, _record(path)
+    if records:
+        return
+    listed, parts = Path(source) / "dataset_dict.json", {name: split or "test"}
+    if listed.is_file() and not split:
+        splits = read_json(listed)
+        if not isinstance(splits, dict) or "splits" not in splits:
+            raise SourceError(f"{listed} does not list its splits")
+        parts = {f"{name}/{part}": part for part in splits["splits"]}
+    for part, part_split in parts.items():
+        yield part, source, {"source": source, "split": part_split}
 
 
-def _records_of(path: Path) -> list[Path]:
-    """Return the yaml files that `path` is, or that the folder `path` contains."""
-    if path.suffix in RECORD:
-        return [path]
-    return sorted(p for p in path.iterdir() if p.suffix in RECORD) if path.is_dir() else []
-
-
-def _record_texts(path: Path) -> list[str]:
-    """Return the question texts of a benchmark's record; keys as in eval.benchmarks."""
+def _record(path: Path) -> dict[str, Any]:
+    """Return what the record of a benchmark says; keys as in eval.benchmarks."""
     try:
         record = parse_yaml(read_text(path), str(path))
     except (OSError, UserError) as error:
@@ -100,9 +94,8 @@ def _record_texts(path: Path) -> list[str]:
     if not isinstance(record, Mapping) or not (record.get("hub") or record.get("file")):
         raise SourceError(f"{path} is no record of a benchmark: it has neither hub nor file")
     source = str(path.parent / record["file"]) if record.get("file") else str(record["hub"])
-    split, revision = record.get("split", "test"), record.get("revision")
-    rows = load_rows(source, record.get("config"), split, revision=revision)
-    return _texts(rows, Columns(text=record.get("text")), source)
+    asked = {key: record.get(key) for key in ("config", "revision", "text")}
+    return {"source": source, "split": record.get("split", "test")} | asked
 
 
 def write(
@@ -243,7 +236,7 @@ def prepare_as(options: argparse.Namespace) -> None:
             "preset was written: the data set has changed. Look at it, and replace the preset by "
             "--text-column and --answer-column."
         )
-    columns = complete(asked.columns, column_names(rows), asked.hub)
+    columns = complete(asked, column_names(rows), asked.hub)
     rows, joined = join_rephrasings(rows, columns) if columns.group else (rows, {})
     questions, report = prepare(
         rows,
@@ -254,10 +247,9 @@ def prepare_as(options: argparse.Namespace) -> None:
         overlap_limit=options.overlap,
         allow_text=options.allow_text,
         renamed=options.name is not None or name in load_presets(),
+        rates=rates,
+        band=band,
     )
-    if rates is not None:
-        questions, outside = keep_band(questions, rates, band)
-        report = add_refused(report, "pass_rate", outside)
     print_report(report := {**report, **joined})
     if not questions or (options.strict and report["kept"] < report["rows_of_wanted_levels"]):
         why = "rows were refused" if questions else "no row is left"
@@ -267,7 +259,7 @@ def prepare_as(options: argparse.Namespace) -> None:
         "config": asked.config,
         "files": asked.files,
         "split": asked.split,
-        "columns": columns.model_dump(mode="json"),
+        "columns": columns.model_dump(mode="json", include={*Columns.model_fields}),
         "benchmarks": {key: len(texts) for key, texts in benchmarks.items()},
         "overlap": {"n": OVERLAP_N, "limit": options.overlap},
         "likeness": {"n": LIKENESS_N, "limit": LIKENESS_LIMIT},

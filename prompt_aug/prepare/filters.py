@@ -1,60 +1,50 @@
 """The checks of `prompt_aug.prepare`, which refuse rows of a data set with a reason."""
 
-import dataclasses
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from prompt_aug.base.progress import track
 from prompt_aug.grading import grade_answer, grade_many
 from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex, near_duplicates
+from prompt_aug.prepare.pass_rates import Band, outside
 from prompt_aug.prepare.sources import (
     JOINED,
     Columns,
+    Numbered,
+    Refused,
     answers_of,
     kept_levels,
     question_text,
     to_question,
 )
-from prompt_aug.questions import Question, QuestionError, from_row, normalise
+from prompt_aug.questions import QuestionError, from_row, normalise
 
 GRADED_AT_ONCE = 512
 PROSE_WORDS = 4  # an answer of this many words without a number is prose
 _WORD, _COMMAND = re.compile(r"[A-Za-z]{2,}"), re.compile(r"\\[A-Za-z]+")
-REASONS = ("empty", "duplicate", "contradiction", "benchmark_overlap", "ungradable")
-Numbered = list[tuple[int, Question]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Refused:
-    """Row `row` of the source, left out for `reason`; `detail` explains."""
-
-    row: int
-    reason: str
-    detail: str
 
 
 def read_rows(
     rows: Any, columns: Columns, source: str, split: str, renamed: bool = True
-) -> tuple[Numbered, list[Refused]]:
+) -> tuple[Numbered, Refused]:
     """Return the questions of the requested levels, and the rows without question or answer.
 
     A verl-style row keeps all its fields, and unless `renamed` its data source.
     """
     questions: Numbered = []
-    refused = []
+    refused: Refused = {}
     for number, row in kept_levels(track(rows, "read", "rows"), columns):
         try:
             made = to_question(row, columns, source, split)
             if columns.whole_rows and row.get("data_source"):
                 made = from_row(row)
-                name = source if renamed else made.source
-                made = dataclasses.replace(made, split=split, source=name)
+                made = replace(made, split=split, source=source if renamed else made.source)
             questions.append((number, made))
         except QuestionError as error:
-            refused.append(Refused(row=number, reason="empty", detail=str(error)))
+            refused[number] = str(error)
     return questions, refused
 
 
@@ -97,42 +87,39 @@ def join_rephrasings(rows: Any, columns: Columns) -> tuple[list[dict[str, Any]],
     }
 
 
-def refuse_repeats(questions: Numbered) -> tuple[Numbered, dict[int, list[int]], list[Refused]]:
-    """Return (kept, rows that repeat a kept row, rows with contradicting answers)."""
+def repeats(questions: Numbered) -> tuple[dict[int, list[int]], Refused]:
+    """Return the rows that repeat an earlier row, by its number, and those that contradict."""
     groups: dict[str, Numbered] = {}
     for number, question in questions:
         groups.setdefault(normalise(question.text), []).append((number, question))
-    kept, duplicates, refused = [], {}, []
+    duplicates: dict[int, list[int]] = {}
+    refused: Refused = {}
     for (first, question), *others in groups.values():
-        golds = list(question.answers)
-        if all(
+        golds, rows = list(question.answers), [number for number, _ in others]
+        if not all(
             other.uid == question.uid
             or any(grade_answer(answer, golds).correct for answer in other.answers)
             for _, other in others
         ):
-            kept.append((first, question))
-            if others:
-                duplicates[first] = [number for number, _ in others]
-            continue
-        rows = [first, *(number for number, _ in others)]
-        detail = f"rows {rows} ask the same question with different answers"
-        refused += [Refused(row=row, reason="contradiction", detail=detail) for row in rows]
-    return kept, duplicates, refused
+            rows = [first, *rows]
+            detail = f"rows {rows} ask the same question with different answers"
+            refused |= dict.fromkeys(rows, detail)
+        elif others:
+            duplicates[first] = rows
+    return duplicates, refused
 
 
-def refuse_overlap(
-    questions: Numbered, index: OverlapIndex, limit: float
-) -> tuple[Numbered, list[Refused]]:
-    """Refuse questions whose overlap with a benchmark question is at least `limit`."""
-    kept, refused = [], []
-    for number, question in track(questions, "benchmark overlap", "questions"):
-        match = index.best(question.text)
-        if match is None or match.score < limit:
-            kept.append((number, question))
-            continue
-        detail = f"{match.score:.2f} of question {match.index} of {match.of}"
-        refused.append(Refused(row=number, reason="benchmark_overlap", detail=detail))
-    return kept, refused
+def overlapping(questions: Numbered, index: OverlapIndex, limit: float) -> Refused:
+    """Return the questions whose overlap with a benchmark question is at least `limit`."""
+    found = (
+        (number, index.best(question.text))
+        for number, question in track(questions, "benchmark overlap", "questions")
+    )
+    return {
+        number: f"{match.score:.2f} of question {match.index} of {match.of}"
+        for number, match in found
+        if match and match.score >= limit
+    }
 
 
 def is_prose(gold: str) -> bool:
@@ -141,10 +128,8 @@ def is_prose(gold: str) -> bool:
     return len(words) >= PROSE_WORDS and not re.search(r"[\d=$]", gold)
 
 
-def refuse_ungradable(
-    questions: Numbered, allow_text: bool = False
-) -> tuple[Numbered, list[Refused]]:
-    """Refuse questions with an answer that is not graded right against itself, or is prose."""
+def ungradable(questions: Numbered, allow_text: bool) -> Refused:
+    """Return the questions with an answer that is prose or not graded right against itself."""
     golds = [(number, gold) for number, question in questions for gold in question.answers]
     prose = () if allow_text else (pair for pair in golds if is_prose(pair[1]))
     bad = {number: f"{gold[:80]!r} is prose. Keep it with --allow-text." for number, gold in prose}
@@ -154,8 +139,7 @@ def refuse_ungradable(
         for (number, gold), grade in zip(part, grades, strict=True):
             if not grade.correct:
                 bad.setdefault(number, f"{gold[:80]!r} graded {grade.status!s} against itself")
-    kept = [(number, question) for number, question in questions if number not in bad]
-    return kept, [Refused(row=row, reason="ungradable", detail=bad[row]) for row in sorted(bad)]
+    return bad
 
 
 def prepare(
@@ -168,38 +152,46 @@ def prepare(
     overlap_limit: float = OVERLAP_LIMIT,
     allow_text: bool = False,
     renamed: bool = True,
+    rates: Mapping[str, float] | None = None,
+    band: Band = None,
 ) -> tuple[Numbered, dict[str, Any]]:
     """Return the questions kept, each with its row number, and the report for the manifest."""
-    questions, refused = read_rows(rows, columns, source, split, renamed)
-    read = len(questions) + len(refused)
-    questions, duplicates, contradictions = refuse_repeats(questions)
-    questions, overlaps = refuse_overlap(questions, OverlapIndex(benchmarks), overlap_limit)
-    questions, ungradable = refuse_ungradable(questions, allow_text)
-    refused += [*contradictions, *overlaps, *ungradable]
+    questions, empty = read_rows(rows, columns, source, split, renamed)
+    read, index = len(questions) + len(empty), OverlapIndex(benchmarks)
+    duplicates, contradictions = repeats(questions)
+    repeated = {row for rows in duplicates.values() for row in rows}
+    refused = {"empty": empty, "contradiction": contradictions}
+    questions = _without(questions, repeated | contradictions.keys())
+    refused["benchmark_overlap"] = overlapping(questions, index, overlap_limit)
+    questions = _without(questions, refused["benchmark_overlap"])
+    refused["ungradable"] = ungradable(questions, allow_text)
+    questions = _without(questions, refused["ungradable"])
     near = [
         {"rows": [questions[i][0], questions[j][0]], "likeness": round(score, 3)}
         for i, j, score in near_duplicates([question.text for _, question in questions])
     ]
-    counts = Counter(entry.reason for entry in refused)
-    counts["duplicate"] = sum(map(len, duplicates.values()))
-    report = {
+    if rates is not None:
+        refused["pass_rate"] = outside(questions, rates, band)
+        questions = [
+            (row, replace(question, pass_rate=rates.get(question.uid)))
+            for row, question in _without(questions, refused["pass_rate"])
+        ]
+    counts = {reason: len(found) for reason, found in refused.items()}
+    entries = [
+        {"row": row, "reason": reason, "detail": detail}
+        for reason, found in refused.items()
+        for row, detail in found.items()
+    ]
+    return questions, {
         "rows": len(rows),
         "rows_of_wanted_levels": read,
         "kept": len(questions),
-        "refused": {reason: counts[reason] for reason in REASONS},
-        "refused_rows": [dataclasses.asdict(r) for r in sorted(refused, key=lambda r: r.row)],
+        "refused": {"empty": len(empty), "duplicate": len(repeated)} | counts,
+        "refused_rows": sorted(entries, key=lambda entry: entry["row"]),
         "duplicates_of_row": duplicates,
         "near_duplicates": near,
     }
-    return questions, report
 
 
-def add_refused(report: Mapping[str, Any], reason: str, more: Sequence[Refused]) -> dict[str, Any]:
-    """Return the report of `prepare` with rows that a later check refused."""
-    rows = [*report["refused_rows"], *map(dataclasses.asdict, more)]
-    return {
-        **report,
-        "kept": report["kept"] - len(more),
-        "refused": {**report["refused"], reason: len(more)},
-        "refused_rows": sorted(rows, key=lambda row: row["row"]),
-    }
+def _without(questions: Numbered, rows: Container[int]) -> Numbered:
+    return [(number, question) for number, question in questions if number not in rows]

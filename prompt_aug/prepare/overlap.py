@@ -54,28 +54,26 @@ def grams(text: str, n: int) -> frozenset[Gram]:
 class OverlapIndex:
     """Index of the n-grams of benchmarks that finds the most similar benchmark question."""
 
-    def __init__(self, benchmarks: Mapping[str, Sequence[str]], n: int = OVERLAP_N) -> None:
-        self.n = n
+    def __init__(self, benchmarks: Mapping[str, Sequence[str]]) -> None:
         self.sizes: list[tuple[str, int, int]] = []
         self.places: dict[Gram, list[int]] = defaultdict(list)
         for name, texts in benchmarks.items():
             for index, text in enumerate(texts):
-                found = grams(text, n)
+                found = grams(text, OVERLAP_N)
                 for gram in found:
                     self.places[gram].append(len(self.sizes))
                 self.sizes.append((name, index, len(found)))
 
     def best(self, text: str) -> Match | None:
         """Return the benchmark question with the largest overlap; None without a shared n-gram."""
-        own = grams(text, self.n)
+        own = grams(text, OVERLAP_N)
         shared = Counter(place for gram in own for place in self.places.get(gram, ()))
-        best: Match | None = None
-        for place, count in shared.items():
-            name, index, size = self.sizes[place]
-            score = count / min(len(own), size)
-            if best is None or score > best.score:
-                best = Match(of=name, index=index, score=score)
-        return best
+        scores = {p: count / min(len(own), self.sizes[p][2]) for p, count in shared.items()}
+        if not scores:
+            return None
+        place = max(scores, key=scores.__getitem__)  # the first of equal ones
+        name, index, _ = self.sizes[place]
+        return Match(of=name, index=index, score=scores[place])
 
 
 def near_duplicates(

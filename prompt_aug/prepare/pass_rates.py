@@ -11,14 +11,13 @@ A band removes questions that never or rarely give GRPO a gradient. DAPO's dynam
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import iter_lines
-from prompt_aug.prepare.filters import Numbered, Refused
-from prompt_aug.prepare.sources import SourceError
+from prompt_aug.prepare.sources import Numbered, Refused, SourceError
 
+Band = tuple[float, float] | None
 GRADES = "grades.jsonl"  # in the folder of a benchmark
 
 
@@ -39,31 +38,25 @@ def read_pass_rates(place: Path) -> dict[str, float]:
     return {uid: sum(right) / len(right) for uid, right in verdicts.items()}
 
 
-def keep_band(
-    questions: Numbered, rates: Mapping[str, float], band: tuple[float, float] | None
-) -> tuple[Numbered, list[Refused]]:
-    """Return the questions with their pass rates, and those outside the `band` or without a rate.
-
-    Both ends belong to the band; None keeps every question.
-    """
+def outside(questions: Numbered, rates: Mapping[str, float], band: Band) -> Refused:
+    """Return the questions outside the `band` or without a rate; none without a band."""
     if not any(question.uid in rates for _, question in questions):
         raise SourceError(
             "--pass-rates: no question of SOURCE was measured. The sweep must have read the same "
             "questions and answers, for example the file that prompt_aug.prepare wrote."
         )
-    kept, refused = [], []
-    for number, question in questions:
-        rate = rates.get(question.uid)
-        if band is None or (rate is not None and band[0] <= rate <= band[1]):
-            kept.append((number, replace(question, pass_rate=rate)))
-            continue
-        why = "not measured" if rate is None else f"{rate:.3f}, not in {band[0]:g} to {band[1]:g}"
-        refused.append(Refused(row=number, reason="pass_rate", detail=why))
-    return kept, refused
+    if band is None:
+        return {}
+    found = ((number, rates.get(question.uid)) for number, question in questions)
+    return {
+        number: "not measured" if rate is None else f"{rate:.3f}, not in {band[0]:g} to {band[1]:g}"
+        for number, rate in found
+        if rate is None or not band[0] <= rate <= band[1]
+    }
 
 
-def checked_band(given: Sequence[float] | None, measured: bool) -> tuple[float, float] | None:
-    """Return the two numbers of --keep. Raises UsageError."""
+def checked_band(given: Sequence[float] | None, measured: bool) -> Band:
+    """Return the two numbers of --keep; both belong to the band. Raises UsageError."""
     if given is None:
         return None
     low, high = given

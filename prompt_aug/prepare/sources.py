@@ -26,6 +26,8 @@ JOINED = "rephrasings of one group"  # added to a row by `filters.join_rephrasin
 TEXT_COLUMNS = ("question", "problem", "prompt", "text")
 RENDERED = ("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|begin_of_text|>")
 ANSWER_COLUMNS = ("answer", "reward_model.ground_truth", "ground_truth", "final_answer")
+Numbered = list[tuple[int, Question]]  # with the row number in the source
+Refused = dict[int, str]  # why a row, by its number, is left out
 
 
 class Columns(Record):
@@ -61,11 +63,6 @@ class Preset(Columns):
     rows: Mapping[str, int] = Field(default_factory=dict)
     out: Mapping[str, str] = Field(default_factory=dict)
 
-    @property
-    def columns(self) -> Columns:
-        """The column map alone."""
-        return Columns(**{key: getattr(self, key) for key in Columns.model_fields})
-
 
 def command_for(path: str | Path) -> str:
     """Return the command that makes `path`, if it is one of the files that the examples read."""
@@ -77,9 +74,9 @@ def command_for(path: str | Path) -> str:
     return f"python -m prompt_aug.prepare SOURCE {path} --against BENCHMARKS"
 
 
-def load_presets(path: Path = PRESETS_FILE) -> dict[str, Preset]:
+def load_presets() -> dict[str, Preset]:
     """Return the presets by name."""
-    return read_typed(path, dict[str, Preset], SourceError)
+    return read_typed(PRESETS_FILE, dict[str, Preset], SourceError)
 
 
 def load_rows(

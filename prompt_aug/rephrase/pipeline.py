@@ -136,25 +136,25 @@ class Run:
 
     def _solve(self, asked: Sequence[Question]) -> None:
         """Apply the solver's answers to what the checks did not reject, and keep its pass rates."""
-        requests: dict[str, dict[str, Request]] = {}  # by uid and text
-        for question in asked:
-            fit = [c.text for c in self.listed[question.uid] if c.verdict != "reject"]
-            texts = [question.text, *fit] if fit else []
-            requests[question.uid] = {
-                t: self.solver.request(question.uid, t, samples=self.options.answers) for t in texts
-            }
-        self.send(self.solver, [r for by_text in requests.values() for r in by_text.values()])
-        for question in asked:
-            found = {
-                text: answers_of(question, self.solver.store.responses(request))
-                for text, request in requests[question.uid].items()
-            }
-            self.rates |= {(question.uid, text): answers[:2] for text, answers in found.items()}
-            self.listed[question.uid] = [
+        fit = {q.uid: [c.text for c in self.listed[q.uid] if c.verdict != "reject"] for q in asked}
+        own = {question.uid: question for question in asked if fit[question.uid]}
+        requests = {
+            (uid, text): self.solver.request(uid, text, samples=self.options.answers)
+            for uid, question in own.items()
+            for text in (question.text, *fit[uid])
+        }
+        self.send(self.solver, requests.values())
+        found = {
+            place: answers_of(own[place[0]], self.solver.store.responses(request))
+            for place, request in requests.items()
+        }
+        self.rates |= {place: answers[:2] for place, answers in found.items()}
+        for uid, question in own.items():
+            self.listed[uid] = [
                 c
                 if c.verdict == "reject"
-                else solved(c, found[question.text], found[c.text], self.options.agree)
-                for c in self.listed[question.uid]
+                else solved(c, found[uid, question.text], found[uid, c.text], self.options.agree)
+                for c in self.listed[uid]
             ]
 
     def _judge(self, asked: Sequence[Question]) -> None:

@@ -6,41 +6,8 @@ outside the loss and outside what the format check sees), stop strings and a for
 """
 
 from prompt_aug.templates.bank import load_bank
-from prompt_aug.templates.rendering import (
-    Form,
-    Overlong,
-    Rendered,
-    RenderError,
-    Style,
-    prompt_length,
-    render,
-    special_token,
-    tag_opened_twice,
-)
-from prompt_aug.templates.template import (
-    FORMAT_SETTINGS,
-    Bank,
-    BankError,
-    FormatSetting,
-    Template,
-    UnknownTemplateError,
-)
+from prompt_aug.templates.rendering import Form, Rendered, render
+from prompt_aug.templates.template import Bank, BankError, Template, UnknownTemplateError
 
-__all__ = [
-    "FORMAT_SETTINGS",
-    "Bank",
-    "BankError",
-    "Form",
-    "FormatSetting",
-    "Overlong",
-    "RenderError",
-    "Rendered",
-    "Style",
-    "Template",
-    "UnknownTemplateError",
-    "load_bank",
-    "prompt_length",
-    "render",
-    "special_token",
-    "tag_opened_twice",
-]
+__all__ = ["Bank", "BankError", "Form", "Rendered", "Template", "UnknownTemplateError"]
+__all__ += ["load_bank", "render"]

@@ -16,15 +16,9 @@ from typing import Any
 from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.files import write_json
 from prompt_aug.base.tokenizers import load_tokenizer
-from prompt_aug.templates import (
-    FORMAT_SETTINGS,
-    BankError,
-    Template,
-    load_bank,
-    prompt_length,
-    render,
-)
+from prompt_aug.templates import BankError, Template, load_bank, render
 from prompt_aug.templates.published import DIGESTS, digest, renderings
+from prompt_aug.templates.template import FORMAT_SETTINGS
 from prompt_aug.typed import shown
 
 SAMPLE = "What is $1 + 1$?"
@@ -47,7 +41,7 @@ def _show(template: Template, question: str, tokenizer: Any) -> str:
     prompt = render(template, question, tokenizer).text
     size = f"{len(prompt)} characters"
     if tokenizer is not None:
-        size += f", {prompt_length(template, question, tokenizer)} tokens"
+        size += f", {len(tokenizer.encode(prompt, add_special_tokens=False))} tokens"
     rules = []
     for rule in template.format:
         checks = rule.model_dump(exclude_defaults=True, exclude={"weight"})

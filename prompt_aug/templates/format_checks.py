@@ -143,8 +143,8 @@ def _between(text: str, opening: str, closing: str) -> str:
 
 def _in_tag(text: str, tag: str) -> str:
     """Return the text from <tag> to the first </tag>; "" if that one comes first."""
-    opened, closed = text.find(f"<{tag}>"), text.find(f"</{tag}>")
-    return text[opened:closed] if 0 <= opened < closed else ""
+    before, closed, _ = text.partition(f"</{tag}>")
+    return before.partition(f"<{tag}>")[2] if closed else ""
 
 
 def _ends_with(text: str, marker: str) -> bool:
@@ -152,5 +152,4 @@ def _ends_with(text: str, marker: str) -> bool:
 
 
 def _after(text: str, marker: str) -> str:
-    place = text.rfind(marker)
-    return text[place + len(marker) :] if place >= 0 else ""
+    return text.rpartition(marker)[2] if marker in text else ""

@@ -165,12 +165,6 @@ def tag_opened_twice(
     return f"<{opened[1]}>" if opened and template.requires(opened[1]) else None
 
 
-def prompt_length(template: Template, text: str, tokenizer: Any, form: Form = PLAIN) -> int:
-    """Return the tokens of the prompt of `text` under `template`, prefill included."""
-    prompt = render(template, text, tokenizer, form).text
-    return len(tokenizer.encode(prompt, add_special_tokens=False))
-
-
 def _chat_text(messages: Messages, tokenizer: Any, form: Form) -> tuple[str, Messages]:
     """Return the text up to the assistant's turn, and the messages that the template rendered."""
     arguments, style = form.chat, f"recipe.augment.style={form.style}"

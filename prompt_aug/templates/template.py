@@ -1,6 +1,6 @@
 """The record of a template, and a bank of templates by name."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -69,34 +69,26 @@ class Template(Record):
         return f"<{tag}>" in self.prefill or any(rule.requires(tag) for rule in self.format)
 
 
-class Bank(Mapping[str, Template]):
+class Bank(dict[str, Template]):
     """Templates by name, in file order."""
 
     def __init__(self, templates: Sequence[Template]) -> None:
-        self._templates = {template.name: template for template in templates}
+        super().__init__((template.name, template) for template in templates)
         if not templates:
             raise BankError("a bank needs at least one template")
-        if len(self._templates) != len(templates):
+        if len(self) != len(templates):
             raise BankError("a bank has two templates of one name")
 
-    def __getitem__(self, name: str) -> Template:
-        if name in self._templates:
-            return self._templates[name]
+    def __missing__(self, name: str) -> Template:
         raise UnknownTemplateError(
             f"unknown template {name!r}{closest(str(name), self.names) or '.'} The bank has: "
             f"{', '.join(self.names)}. Name one of these, or use a bank that has {name!r}."
         )
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._templates)
-
-    def __len__(self) -> int:
-        return len(self._templates)
-
     @property
     def names(self) -> tuple[str, ...]:
         """The names, in file order."""
-        return tuple(self._templates)
+        return tuple(self)
 
     def with_format(self, setting: FormatSetting) -> "Bank":
         """Return the same bank with the format checks "strict" or "published"."""

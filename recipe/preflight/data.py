@@ -15,7 +15,7 @@ from prompt_aug.base.files import read_json
 from prompt_aug.prepare.sources import command_for
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import SHOWN_ERRORS, Question, read_parquet, write_parquet
-from prompt_aug.templates import Overlong, special_token, tag_opened_twice
+from prompt_aug.templates.rendering import Overlong, special_token, tag_opened_twice
 from prompt_aug.typed import shown
 from recipe.errors import ConfigError
 from recipe.preflight.engine import ENOUGH_EPOCHS

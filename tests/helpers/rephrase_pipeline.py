@@ -1,12 +1,12 @@
 """Questions, and an endpoint's candidates to them, for the tests of the rephrasing pipeline."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from scripted_endpoint import Reply, chat, serving
 
+from prompt_aug.base.files import read_json, read_lines, write_lines
 from prompt_aug.questions import Question, make_question, read_parquet, write_parquet
 from prompt_aug.rephrase.__main__ import main
 
@@ -51,10 +51,6 @@ def command(questions: Path, out: Path, url: str, *more: str) -> list[str]:
     ]
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 class Pipeline:
     """A folder with questions: run the command on them, and read what it wrote."""
 
@@ -71,7 +67,7 @@ class Pipeline:
 
     def write(self, name: str, records: list[dict[str, Any]]) -> str:
         """Write a file of JSON lines and return its path."""
-        (self.folder / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+        write_lines(self.folder / name, records)
         return str(self.folder / name)
 
     def asked(self) -> list[Question]:
@@ -81,7 +77,7 @@ class Pipeline:
         return read_parquet(self.out)
 
     def candidates(self) -> list[dict[str, Any]]:
-        return lines(Path(f"{self.out}.candidates.jsonl"))
+        return read_lines(Path(f"{self.out}.candidates.jsonl"))
 
     def manifest(self) -> Any:
-        return json.loads(Path(f"{self.out}.manifest.json").read_text())
+        return read_json(Path(f"{self.out}.manifest.json"))

@@ -1,6 +1,7 @@
 """The record of a run's prompts: what it writes is what it reads, and what it does not know."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,51 +12,36 @@ from prompt_aug.templates import BankError, Form, UnknownTemplateError, load_ban
 PUBLISHED = "published_templates.json"
 
 
-@pytest.mark.parametrize("setting", ["strict", "published"])
-def test_what_is_written_is_what_is_read(tmp_path: Path, setting: str) -> None:
+@pytest.mark.parametrize(("setting", "bank"), [("strict", None), ("published", PUBLISHED)])
+def test_what_is_written_is_what_is_read(
+    tmp_path: Path, shared_data: Path, setting: str, bank: str | None
+) -> None:
     section = {"format": setting, "style": "raw", "validation_template": "deepseek-r1"}
     section |= {"instruction": "user", "system": "template"}
-    prompts = Prompts.from_section(section)
+    source = bank and str(shared_data / bank)
+    prompts = Prompts.from_section(section | {"bank": source})
     path = tmp_path / "prompts.yaml"
     prompts.write(path)
     again = Prompts.read(path)
-    assert list(again.bank.items()) == list(prompts.bank.items())
-    assert (again.form, again.format, again.source) == (prompts.form, setting, None)
+    assert again == prompts
     assert again.form == Form(style="raw", instruction="user", system="template")
+    assert (again.format, again.source) == (setting, source)
     assert again.validation_template == "deepseek-r1"
     assert again.to_yaml() == path.read_text(encoding="utf-8")
     # The file is a bank by itself, so a template is asked for in one way only.
-    assert list(load_bank(path, setting).items()) == list(prompts.bank.items())  # type: ignore[arg-type]
+    assert load_bank(path, setting) == prompts.bank  # type: ignore[arg-type]
 
 
-def test_a_published_bank_travels_whole(tmp_path: Path, shared_data: Path) -> None:
-    source = str(shared_data / PUBLISHED)
-    prompts = Prompts.from_section({"bank": source})
-    prompts.write(tmp_path / "prompts.yaml")
-    again = Prompts.read(tmp_path / "prompts.yaml")
-    assert again.source == source
-    for name, template in prompts.bank.items():
-        assert again.bank[name] == template
+def test_rendering_is_that_of_the_style() -> None:
+    def encode(text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(c) for c in text]
 
-
-def test_rendering_is_that_of_the_style(tmp_path: Path) -> None:
-    class Chat:
-        chat_template = "a template that opens a tag"
-        all_special_tokens = ()
-
-        def apply_chat_template(self, chat: list[dict[str, str]], **_: object) -> str:
-            return "".join(f"[{m['role']}]{m['content']}" for m in chat) + "<think>\n"
-
-        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-            return [ord(c) for c in text]
-
-    def prompt(style: str) -> str:
-        made = Prompts.from_section({"style": style}).render("deepseek-r1", "1 + 1?", Chat())
-        assert made.ids == tuple(ord(c) for c in made.rendered.text)
-        return made.rendered.text
-
-    assert prompt("auto") == prompt("chat") != prompt("raw")
-    assert prompt("auto").endswith("<think>\n") and "<think>\n" not in prompt("raw")[-20:]
+    tokenizer = SimpleNamespace(chat_template="{{ x }}", all_special_tokens=(), encode=encode)
+    tokenizer.apply_chat_template = lambda chat, **_: "".join(m["content"] for m in chat) + "CHAT"
+    for style, chat in (("auto", True), ("chat", True), ("raw", False)):
+        made = Prompts.from_section({"style": style}).render("deepseek-r1", "1 + 1?", tokenizer)
+        assert made.rendered.text.endswith("CHAT") == chat
+        assert made.ids == tuple(map(ord, made.rendered.text))
 
 
 @pytest.mark.parametrize(

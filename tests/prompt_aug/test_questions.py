@@ -38,7 +38,6 @@ def test_uid_by_hand() -> None:
 
 def test_uid_is_of_the_content_alone() -> None:
     assert ask().uid == ask(split="test", level=3, rephrasings=["1 + 1 = ?"]).uid
-    assert ask().uid == make_question(text="What is 1 + 1?", answers=["2"], source="x").uid
     assert len({ask().uid, ask(answer="3").uid, ask(text="What is 1 + 2?").uid}) == 3
     # NFC: an e with an accent is the same written in one code point or two
     assert ask(text="caf\u00e9").uid == ask(text="cafe\u0301").uid
@@ -68,19 +67,11 @@ def test_row_by_hand() -> None:
 def test_columns_that_no_field_holds_stay_in_the_row() -> None:
     made = from_row(to_row(ask()))
     assert made.row is None
-    given = {
-        **to_row(ask()),
-        "reward_model": {"ground_truth": {"tests": [1, 2]}},
-        "cases": [{"in": "1"}],
-        "extra_info": {"index": 3, "entry": 7, "pass_rate": 0.25},
-    }
-    made = from_row(given)
+    own = {"reward_model": {"ground_truth": {"tests": [1, 2]}}, "cases": [{"in": "1"}]}
+    extra = {"index": 3, "entry": 7, "pass_rate": 0.25}
+    made = from_row({**to_row(ask()), **own, "extra_info": extra})
     assert (made.pass_rate, made.answers) == (0.25, ('{"tests": [1, 2]}',))
-    kept = json.loads(str(made.row))
-    assert {key: kept[key] for key in ("cases", "reward_model")} == {
-        "cases": [{"in": "1"}],
-        "reward_model": {"ground_truth": {"tests": [1, 2]}},
-    }
+    assert json.loads(str(made.row)).items() >= own.items()
     assert from_row(to_row(made)) == made  # also through a second file
 
 
@@ -132,22 +123,19 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def foreign(content: str, gold: Any) -> dict[str, Any]:
-    return {
-        "data_source": "theirs",
-        "prompt": [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": content},
-        ],
-        "reward_model": {"style": "rule", "ground_truth": gold},
-    }
+    system, user = (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": content},
+    )
+    gold = {"style": "rule", "ground_truth": gold}
+    return {"data_source": "theirs", "prompt": [system, user], "reward_model": gold}
 
 
 def test_foreign_rows(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "f.parquet", [foreign("Q? ", "7"), foreign("R?", "8")])
-    assert read_parquet(path) == [
-        make_question(text="Q?", answers=["7"], source="theirs", system="Be brief."),
-        make_question(text="R?", answers=["8"], source="theirs", system="Be brief."),
-    ]
+    rest = {"source": "theirs", "system": "Be brief."}
+    wanted = [make_question(text=t, answers=[a], **rest) for t, a in (("Q?", "7"), ("R?", "8"))]
+    assert read_parquet(path) == wanted
     assert from_row(foreign("Q?", ["7", "seven"])).answers == ("7", "seven")
     assert from_row(foreign("Q?", 34)).answers == ("34",)
     assert from_row({**foreign("Q?", "7"), "images": []}).text == "Q?"
@@ -171,12 +159,8 @@ def test_options_of_other_files(options: Any, gold: str, read: tuple[str, ...]) 
 
 
 def test_answers_of_other_files_hold_the_gold() -> None:
-    for answers, golds in (
-        (["cat", "dog"], ("3",)),
-        (["three", "3"], ("three", "3")),
-        ("34", ("3",)),
-        ({"3": 1}, ("3",)),
-    ):
+    two = ("three", "3")
+    for answers, golds in ((["cat"], ("3",)), ([*two], two), ("34", ("3",)), ({"3": 1}, ("3",))):
         given = {**foreign("Q?", "3"), "extra_info": {"answers": answers}}
         assert from_row(given).answers == golds
 
@@ -236,6 +220,8 @@ def test_unusable_rows_are_named_by_number(tmp_path: Path) -> None:
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(QuestionError, match="no questions"):
+        write_parquet([], tmp_path / "none.parquet")
     with pytest.raises(QuestionError, match="no such file"):
         read_parquet(tmp_path / "none.parquet")
     (tmp_path / "text.parquet").write_text("not parquet")
@@ -260,12 +246,6 @@ def test_unreadable_files(tmp_path: Path) -> None:
 def test_impossible_questions(values: dict[str, Any], message: str) -> None:
     with pytest.raises(QuestionError, match=message):
         make_question(source="s", **values)
-
-
-def test_nothing_to_write(tmp_path: Path) -> None:
-    with pytest.raises(QuestionError, match="no questions"):
-        write_parquet([], tmp_path / "none.parquet")
-    assert not (tmp_path / "none.parquet").exists()
 
 
 def test_real_file(shared_data: Path) -> None:

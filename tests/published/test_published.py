@@ -35,9 +35,8 @@ def sha256(text: str) -> str:
 
 def bank(name: str, shared_data: Path) -> str:
     """A bank made of an authors' checkout: prompt augmentation's is in the shared data too."""
-    path = (
-        shared_data / "published_templates.json" if name == "prompt_aug" else MADE / f"{name}.json"
-    )
+    own = name == "prompt_aug"
+    path = shared_data / "published_templates.json" if own else MADE / f"{name}.json"
     if not path.is_file():
         pytest.skip(f"needs {path}, which `python -m prompt_aug.templates published` makes")
     return str(path)
@@ -61,60 +60,43 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.config
 @pytest.mark.parametrize(
-    ("layer", "own", "expected"),
+    ("name", "own", "expected"),
     [
         ("ta_grpo", None, "ta_grpo/train/box2"),
         ("ta_grpo", "ta_grpo", "ta_grpo/train/code"),
         ("cw_grpo", None, "cw_grpo/train"),
         ("prompt_aug", "prompt_aug", "prompt_aug/train/abel"),
-    ],
-)
-def test_a_dry_run_prints_the_authors_prompt(
-    files: tuple[Path, Path],
-    shared_data: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    layer: str,
-    own: str | None,
-    expected: str,
-) -> None:
-    model, questions = files
-    given = [f"recipe.augment.bank={bank(own, shared_data)}"] if own else []
-    given += [f"published={layer}", f"recipe.model_path={model}", f"recipe.run_dir={tmp_path}"]
-    given += [f"data.train_files=[{questions}]", f"data.val_files=[{questions}]"]
-    given += ["data.max_prompt_length=1024", "actor_rollout_ref.rollout.max_model_len=4200"]
-    code = train.main([layer, *given, "--dry-run"])
-    shown = capsys.readouterr()
-    assert code == 0, shown.err
-    assert f"sha256 {PROMPTS[expected]}" in shown.out
-
-
-@pytest.mark.parametrize(
-    ("preset", "own", "expected"),
-    [
         ("paper_ta_grpo", None, "ta_grpo/evaluation/box2"),
         ("paper_ta_grpo", "ta_grpo", "ta_grpo/evaluation/code"),
         ("paper_cw_grpo", "cw_grpo", "cw_grpo/evaluation"),
         ("paper_prompt_aug", None, "prompt_aug/evaluation"),
     ],
 )
-def test_a_plan_of_a_preset_prints_the_authors_prompt(
+def test_a_dry_run_of_a_layer_or_a_preset_prints_the_authors_prompt(
     files: tuple[Path, Path],
     shared_data: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    preset: str,
+    name: str,
     own: str | None,
     expected: str,
 ) -> None:
     model, questions = files
-    given = ["--bank", bank(own, shared_data)] if own else []
-    given += ["--model", str(model), "--out", str(tmp_path), "--benchmark", f"one={questions}"]
-    code = sweep.main([*given, "--preset", preset, "--dry-run"])
+    made = bank(own, shared_data) if own else None
+    if name.startswith("paper_"):
+        given = ["--bank", made] if made else []
+        given += ["--model", str(model), "--out", str(tmp_path), "--benchmark", f"one={questions}"]
+        code = sweep.main([*given, "--preset", name, "--dry-run"])
+        assert list(tmp_path.iterdir()) == []
+    else:
+        given = [f"recipe.augment.bank={made}"] if made else []
+        given += [f"published={name}", f"recipe.model_path={model}", f"recipe.run_dir={tmp_path}"]
+        given += [f"data.train_files=[{questions}]", f"data.val_files=[{questions}]"]
+        given += ["data.max_prompt_length=1024", "actor_rollout_ref.rollout.max_model_len=4200"]
+        code = train.main([name, *given, "--dry-run"])
     shown = capsys.readouterr()
     assert code == 0, shown.err
     assert f"sha256 {PROMPTS[expected]}" in shown.out
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -159,9 +141,7 @@ def test_a_checkout_becomes_a_bank(tmp_path: Path, capsys: pytest.CaptureFixture
     with pytest.raises(BankError, match=r"git clone https://.*\n.*templates published CHECKOUT .*"):
         load_bank(out)
     assert templates(["published", str(checkout(tmp_path / "there")), str(out)]) == 0
-    assert (
-        "NOT the prompts" in capsys.readouterr().out
-    )  # another checkout than the one compared with
+    assert "NOT the prompts" in capsys.readouterr().out  # another than the one compared with
     made = load_bank(out, "published")
     assert made["cw-grpo"].system == "Box {{}} it."  # its recipe is not formatted: the braces stay
     assert made["cw-grpo"].published == ("\n</think>\n",)

@@ -32,29 +32,27 @@ def test_what_a_user_can_mend_is_one_line(
 def parser() -> argparse.ArgumentParser:
     parser = make_parser("python -m x", "What ``it`` does.\n\n  kept as written", example="x")
     parser.add_argument("--seed", type=int, default=7, help="of the draw")
-    parser.add_argument("--quiet", action="store_true", help="say less")
+    add_renamed(parser, "--start", "--seed")
+    add_steps(parser)
     return parser
 
 
-def test_an_abbreviation_is_refused(parser: argparse.ArgumentParser) -> None:
-    with pytest.raises(SystemExit) as error:
-        parser.parse_args(["--see", "3"])
-    assert error.value.code == 2
-    assert parser.parse_args(["--seed", "3"]).seed == 3
-
-
-def test_wrong_usage_is_told_like_other_errors(
-    parser: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]
-) -> None:
-    add_renamed(parser, "--start", "--seed")
-    for given, told in (
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
         ("--seed=x", "argument --seed"),
+        ("--see=3", "unrecognized arguments: --see"),
         ("--start=3", "--start: renamed to --seed"),
-    ):
-        with pytest.raises(SystemExit) as error:
-            parser.parse_args([given])
-        assert error.value.code == 2
-        assert capsys.readouterr().err.startswith(f"x: {told}")
+        *((f"--steps={t}", f"--steps {t}: neither") for t in "all,2 -1 two 2, 1.5 ٣".split()),
+    ],
+)
+def test_wrong_usage_is_told_like_other_errors(
+    given: str, told: str, parser: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        parser.parse_args([given])
+    assert error.value.code == 2
+    assert capsys.readouterr().err.startswith(f"x: {told}")
     assert "--start" not in parser.format_help()
 
 
@@ -67,16 +65,7 @@ def test_wrong_usage_is_told_like_other_errors(
         (["--steps", "10,20", "0"], [10, 20, 0]),
     ],
 )
-def test_steps_are_written_in_one_way(given: list[str], steps: list[int] | None) -> None:
-    parser = make_parser("x", "x", example="x")
-    add_steps(parser)
+def test_steps_are_written_in_one_way(
+    given: list[str], steps: list[int] | None, parser: argparse.ArgumentParser
+) -> None:
     assert parser.parse_args(given).steps == steps
-
-
-@pytest.mark.parametrize("given", ["all,2", "-1", "two", "2,", "1.5", "²"])
-def test_what_is_no_step_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = make_parser("x", "x", example="x")
-    add_steps(parser)
-    with pytest.raises(SystemExit) as end:
-        parser.parse_args([f"--steps={given}"])
-    assert end.value.code == 2 and f"--steps {given}: neither" in capsys.readouterr().err

@@ -101,9 +101,7 @@ def test_lines_cut_anywhere_go_on_with_what_is_whole(tmp_path: Path) -> None:
     records = [{"a": 1, "b": {"c": "}"}}, {"a": "ä\n"}]
     write_lines(path, records)
     whole = path.read_bytes()
-    ends = [
-        i for i in range(len(whole)) if whole[i : i + 1] == b"\n"
-    ]  # a record is whole from here
+    ends = [i for i, byte in enumerate(whole) if byte == 0x0A]  # a record is whole from here
     for cut in range(len(whole) + 1):
         path.write_bytes(whole[:cut])
         kept = records[: sum(end <= cut for end in ends)]

@@ -1,6 +1,7 @@
 """Likeness of questions: by hand, against a slow exact search, and what must not match."""
 
 from itertools import combinations
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,35 +27,34 @@ def test_grams_by_hand() -> None:
 BENCH = "Find the smallest positive integer that is divisible by seven and has digit sum nine"
 
 
-def test_overlap_by_hand() -> None:
-    index = OverlapIndex({"other": ["nothing like it at all"], "bench": ["x", BENCH]})
-    same = index.best(BENCH.upper() + "!")
-    assert same is not None
-    assert (same.of, same.index, same.score) == ("bench", 1, 1.0)
-    longer = index.best("Here is a riddle for you, my friend. " + BENCH)  # contained: still 1
-    assert longer is not None
-    assert longer.score == 1.0
-    # 15 words, 8 8-grams; a change of the last word leaves 7, of the middle word (8th) none
-    changed = index.best(BENCH.replace("nine", "eight"))
-    assert changed is not None
-    assert changed.score == 7 / 8
-    assert index.best(BENCH.replace("divisible", "a multiple")) is None
-    assert index.best("Another question about triangles and their angles in a plane") is None
+TAIL = "where m and n are relatively prime positive integers. Find m + n."
+COIN = "A fair coin is tossed ten times and the probability that heads come up an even number of "
+CHORD = "Points P and Q lie on a circle of radius five so that the chord between them has length "
+COINS = f"{COIN}times is m/n, {TAIL}"
 
 
-def test_boilerplate_alone_is_not_an_overlap() -> None:
-    tail = "where m and n are relatively prime positive integers. Find m + n."
-    a = "A fair coin is tossed ten times and the probability that heads come up an even number of "
-    b = "Points P and Q lie on a circle of radius five so that the chord between them has length "
-    match = OverlapIndex({"bench": [a + "times is m/n, " + tail]}).best(b + "m/n, " + tail)
-    assert match is not None
-    assert match.score < 0.5
-
-
-def test_short_questions_match_whole_only() -> None:
-    index = OverlapIndex({"bench": ["Compute 3 + 4."]})
-    assert index.best("compute $3+4$") is not None
-    assert index.best("Compute 3 + 5.") is None
+@pytest.mark.parametrize(
+    ("text", "place", "score"),
+    [
+        (BENCH.upper() + "!", 1, 1.0),
+        ("Here is a riddle for you, my friend. " + BENCH, 1, 1.0),  # contained
+        # 15 words, 8 8-grams; a change of the last word leaves 7, of the 8th none
+        (BENCH.replace("nine", "eight"), 1, 7 / 8),
+        (BENCH.replace("divisible", "a multiple"), None, 0.0),
+        ("Another question about triangles and their angles in a plane", None, 0.0),
+        ("compute $3+4$", 3, 1.0),
+        ("Compute 3 + 5.", None, 0.0),  # short ones match as a whole
+        (f"{CHORD}m/n, {TAIL}", 2, pytest.approx(0.25, abs=0.25)),  # boilerplate, below the limit
+    ],
+)
+def test_overlap_by_hand(text: str, place: int | None, score: Any) -> None:
+    benchmarks = ["x", BENCH, COINS, "Compute 3 + 4."]
+    found = OverlapIndex({"other": ["nothing like it at all"], "bench": benchmarks}).best(text)
+    if place is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert (found.of, found.index, found.score) == ("bench", place, score)
 
 
 @pytest.mark.parametrize("limit", [0.3, 0.5, 0.8, 1.0])

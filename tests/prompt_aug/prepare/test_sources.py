@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,26 +35,22 @@ ROWS = [
 def test_sources(tmp_path: Path, kind: str) -> None:
     table = datasets.Dataset.from_list(ROWS)
     path = tmp_path / f"data.{kind}"
-    if kind == "parquet":
-        table.to_parquet(path)
-    elif kind in ("jsonl", "json"):
-        table.to_json(path)
+    if kind in ("parquet", "jsonl", "json"):
+        getattr(table, {"jsonl": "to_json"}.get(kind, f"to_{kind}"))(path)
     elif kind == "disk":
         table.save_to_disk(path)
     elif kind == "dict":
         datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(path)
+        assert list(load_rows(str(path), split="test")) == ROWS[:1]
+        with pytest.raises(SourceError, match=r"no split 'validation'.*'train', 'test'"):
+            load_rows(str(path), split="validation")
     elif kind == "folder":
-        path.mkdir()
-        pq.write_table(pa.Table.from_pylist(ROWS[:1]), path / "a.parquet")
-        pq.write_table(pa.Table.from_pylist(ROWS[1:2]), path / "b.parquet")
+        for place, name in enumerate("ab"):
+            table.select([place]).to_parquet(path / f"{name}.parquet")
     else:
         table.save_to_disk(tmp_path / "saved")
         path = next((tmp_path / "saved").glob("*.arrow"))
     assert list(load_rows(str(path))) == ROWS
-    if kind == "dict":
-        assert list(load_rows(str(path), split="test")) == ROWS[:1]
-        with pytest.raises(SourceError, match=r"no split 'validation'.*'train', 'test'"):
-            load_rows(str(path), split="validation")
 
 
 DAPO = (
@@ -101,23 +98,24 @@ def test_files_of_the_examples_name_the_command_that_makes_them() -> None:
     assert "SOURCE mine.parquet" in command_for("mine.parquet")
 
 
-def test_presets() -> None:
-    presets = load_presets()
-    assert set(presets) == set(PRESET_ROWS)
-    for name, (row, text, answer, level) in PRESET_ROWS.items():
-        made = to_question(row, presets[name].columns, name, "train")
-        assert (made.text, made.answers, made.level, made.source) == (text, (answer,), level, name)
+@pytest.mark.parametrize("name", load_presets())
+def test_presets(name: str) -> None:
+    row, text, answer, level = PRESET_ROWS[name]
+    made = to_question(row, load_presets()[name], name, "train")
+    assert (made.text, made.answers, made.level, made.source) == (text, (answer,), level, name)
 
 
-def test_rows_that_a_preset_does_not_fit() -> None:
-    presets = load_presets()
-    for name, row, message in (
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
         ("math-train", {"problem": "Q?", "solution": "7"}, "no .*boxed"),
         ("gsm8k", {"question": "Q?", "answer": "7"}, "no '####'"),
         ("dapo-math-17k", {"prompt": [{"role": "user", "content": "Q?"}]}, "before the question"),
-    ):
-        with pytest.raises(QuestionError, match=message):
-            to_question(row, presets[name].columns, name, "train")
+    ],
+)
+def test_rows_that_a_preset_does_not_fit(name: str, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(QuestionError, match=message):
+        to_question(row, load_presets()[name], name, "train")
 
 
 @pytest.mark.parametrize(
@@ -131,6 +129,8 @@ def test_rows_that_a_preset_does_not_fit() -> None:
         ("e.jsonl", "", "an empty file"),
         ("f.jsonl", "\n \n", "an empty file"),
         ("a.csv", "question,answer\n", "an empty file"),
+        ("b.csv", "question,answer\nWhere?\n", "row 0 has not as many columns"),
+        ("c.csv", "question,answer,answer\nWhere?,1,2\n", "two columns are called answer"),
         ("b.jsonl", '{"problem": "\udcff"}\n', "is not UTF-8 text"),
         ("a.parquet", "x", "local data cannot be loaded"),
     ],
@@ -152,15 +152,6 @@ def test_a_csv_is_text_as_it_stands(tmp_path: Path) -> None:
         {"question": "Which, then?", "answer": "1.50"},
         {"question": "Where?", "answer": "NA"},
     ]
-    path.write_text("question,answer\nWhere?\n")
-    with pytest.raises(SourceError, match="row 0 has not as many columns"):
-        load_rows(str(path))
-
-
-def test_a_csv_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "q.csv").write_text("question,answer,answer\nWhere?,1,2\n")
-    with pytest.raises(SourceError, match="two columns are called answer"):
-        load_rows(str(tmp_path / "q.csv"))
 
 
 def test_a_folder_with_splits_gives_the_requested_one(tmp_path: Path) -> None:
@@ -225,15 +216,14 @@ def test_records_of_json_have_fields(tmp_path: Path) -> None:
         (b"4", None),
         ([b"4"], None),
         ({"value": "2", "unit": "m"}, None),
+        # hostile lists are texts
+        *((text, (text,)) for text in ("[" * 10**5 + "]", "[__import__('os')]", "[1, 2]", "[]")),
     ],
 )
 def test_only_texts_and_numbers_are_answers(value: Any, answers: tuple[str, ...] | None) -> None:
     row = {"question": "Q?", "answer": value}
     columns = complete(Columns(), row, "s")
-    if answers is None:
-        with pytest.raises(QuestionError):
-            to_question(row, columns, "s", "train")
-    else:
+    with nullcontext() if answers else pytest.raises(QuestionError):
         assert to_question(row, columns, "s", "train").answers == answers
 
 
@@ -244,10 +234,3 @@ def test_an_empty_folder_and_equal_benchmarks(tmp_path: Path) -> None:
     path.write_text(json.dumps({"question": "Q?"}) + "\n")
     with pytest.raises(SourceError, match="two benchmarks are called b"):
         prepare.load_benchmarks([str(path), f"b={path}"])
-
-
-def test_hostile_answer_lists_are_texts() -> None:
-    for text in ("[" * 100_000 + "]", "[__import__('os')]", "[1, 2]", "[]"):
-        row = {"t": "Q?", "a": text}
-        made = to_question(row, Columns(text="t", answer="a"), "s", "train")
-        assert made.answers == (text,)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rephrase_pipeline import lines
 from scripted_endpoint import Reply, chat, serving
 
+from prompt_aug.base.files import read_lines, write_lines
 from prompt_aug.questions import make_question, read_parquet, write_parquet
 from prompt_aug.rephrase import decontaminate
 from prompt_aug.rephrase.solver import FIELDS
@@ -35,7 +35,7 @@ def test_paraphrases_are_removed(judge: object, kept: list[str] | None, tmp_path
     questions = [make_question(text=t, answers=["1"], source="own") for t in TEXTS]
     write_parquet(questions, tmp_path / "q.parquet")
     bench, out = tmp_path / "bench.jsonl", tmp_path / "out.parquet"
-    bench.write_text("".join(json.dumps({"question": text}) + "\n" for text in BENCHMARK))
+    write_lines(bench, ({"question": text} for text in BENCHMARK))
     arguments = [str(tmp_path / "q.parquet"), str(out), "--against", str(bench)]
     answer = json.dumps(dict.fromkeys(FIELDS, bool(judge)) | {"difference": ""})
     reply = Reply({}, status=400) if judge == "fails" else Reply(chat([answer]))
@@ -47,7 +47,7 @@ def test_paraphrases_are_removed(judge: object, kept: list[str] | None, tmp_path
     if kept is None:
         return
     assert [question.text for question in read_parquet(out)] == kept
-    listed = {line["texts"][0]: line for line in lines(Path(f"{out}.overlaps.jsonl"))}
+    listed = {line["texts"][0]: line for line in read_lines(Path(f"{out}.overlaps.jsonl"))}
     assert listed.keys() == {*TEXTS[:2], DOUBTFUL}
     assert listed[SAME]["verdict"] == "same"
     assert listed[DOUBTFUL]["verdict"] == ("same" if judge else "doubtful")

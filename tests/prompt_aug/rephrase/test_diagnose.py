@@ -13,7 +13,7 @@ from scripted_endpoint import Reply, chat, serving
 
 from prompt_aug.questions import make_question, write_parquet
 from prompt_aug.rephrase import diagnose
-from prompt_aug.rephrase.diagnose import Sampled, all_equal, distances, interval, summarise
+from prompt_aug.rephrase.diagnose import Sampled, all_equal, distances, summarise
 
 ONE = 2  # G of the hand values
 QUESTIONS = 40
@@ -47,16 +47,12 @@ def test_distances_within_and_between_rephrasings() -> None:
     )
 
 
-def test_an_interval_of_equal_values_is_a_point_and_one_of_many_is_near_the_normal_one() -> None:
-    assert interval([0.5] * 10) == [0.5, 0.5, 0.5]
-    mean, low, high = interval([0.0, 1.0] * 200)
-    assert mean == 0.5
-    assert (high - low) / 2 == pytest.approx(1.96 * 0.5 / 20, rel=0.1)
-
-
-def test_differences_are_paired() -> None:
-    rows = [{"original": x, "rephrasings": x + 0.1, "control": x} for x in (0.0, 0.5, 1.0)]
+def test_intervals_and_paired_differences() -> None:
+    """The interval of equal values is a point, that of many is near the normal one."""
+    rows = [{"original": x, "rephrasings": x + 0.1, "control": x} for x in (0.0, 1.0) * 200]
     found = summarise(rows)
+    mean, low, high = found["original"]
+    assert mean == 0.5 and (high - low) / 2 == pytest.approx(1.96 * 0.5 / 20, rel=0.1)
     assert found["rephrasings - original"] == pytest.approx([0.1] * 3)
     assert found["control - original"] == [0, 0, 0]
 

@@ -91,17 +91,13 @@ def test_responses_of_other_weights_under_the_same_name_are_not_mixed(tmp_path: 
 
 
 def test_another_prompt_temperature_or_model_is_another_request() -> None:
-    base = requests(1)[0].key
-    changed = [
-        Stage("test", Path("unused"), Endpoint(), prompt, sampling).request("u0", "question 0").key
-        for prompt, sampling in (
-            (Prompt("Say anew: {question}"), SAMPLING),
-            (PROMPT, Sampling(model="scripted", max_tokens=50, temperature=0.5)),
-            (PROMPT, Sampling(model="other", max_tokens=50)),
-        )
-    ]
-    assert len({base, *changed}) == 4
-    assert requests(1, samples=9)[0].key == base
+    def key(prompt: Prompt = PROMPT, samples: int = 1, **changed: Any) -> str:
+        stage = Stage("test", Path("unused"), Endpoint(), prompt, SAMPLING._replace(**changed))
+        return stage.request("u0", "question 0", samples=samples).key
+
+    assert key() == key(samples=9)
+    others = key(Prompt("Say anew: {question}")), key(temperature=0.5), key(model="other")
+    assert len({key(), *others}) == 4
 
 
 def test_at_most_the_allowed_number_is_in_flight(tmp_path: Path) -> None:
@@ -112,8 +108,7 @@ def test_at_most_the_allowed_number_is_in_flight(tmp_path: Path) -> None:
 
 def test_trouble_that_passes_is_retried_and_booked_as_what_it_cost(tmp_path: Path) -> None:
     """429 with and without Retry-After, then 500 and 503."""
-    trouble = [Reply({}, 429, {"retry-after": "0.03"}), Reply({}, 429), Reply({}, 500)]
-    trouble.append(Reply({}, 503))
+    trouble = [Reply({}, 429, {"retry-after": "0.03"}), *(Reply({}, s) for s in (429, 500, 503))]
     budget = Budget()
     with serving(lambda n, b: trouble[n] if n < 4 else answer(n, b)) as endpoint:
         store = ask(tmp_path, endpoint.url, requests(1), budget, retries=4, concurrency=1)
@@ -321,13 +316,6 @@ def test_a_usage_that_is_no_count_is_booked_as_the_reservation(count: Any, tmp_p
     assert len(store.answers) == 1 and store.spent.tokens_out == SAMPLING.max_tokens
 
 
-def test_retries_count_against_the_budget(tmp_path: Path) -> None:
-    with serving(always(Reply({}, status=500))) as endpoint:
-        with pytest.raises(BudgetError):
-            ask(tmp_path, endpoint.url, requests(4), Budget(max_requests=5), retries=10)
-        assert len(endpoint.bodies) == 5
-
-
 def test_a_known_model_has_a_price() -> None:
     assert price_of("no-such-model", None) is None
     known = price_of("gpt-4o", None)
@@ -337,9 +325,8 @@ def test_a_known_model_has_a_price() -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        Reply({"error": {"message": "cuda out of memory"}}, status=500),
+        *(Reply({"error": {"message": "cuda out of memory"}}, status) for status in (400, 500)),
         Reply(b"<html>cuda out of memory</html>", headers=HTML),
-        Reply({"error": {"message": "cuda out of memory"}}, status=400),
     ],
 )
 def test_equal_failures_in_a_row_end_the_run(reply: Reply, tmp_path: Path) -> None:
@@ -374,7 +361,7 @@ def test_a_signal_ends_the_retries(tmp_path: Path) -> None:
     assert time.monotonic() - sent < 40, "less than one wait"
 
 
-def test_a_torn_last_line_is_requested_again_and_a_broken_line_is_an_error(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_requested_again(tmp_path: Path) -> None:
     with serving(answer) as endpoint:
         ask(tmp_path, endpoint.url, requests(3))
         file = tmp_path / "answers.jsonl"
@@ -382,10 +369,6 @@ def test_a_torn_last_line_is_requested_again_and_a_broken_line_is_an_error(tmp_p
         store = ask(tmp_path, endpoint.url, requests(3))
         assert len(endpoint.bodies) == 4
     assert len(store.answers) == len(Store(tmp_path).answers) == 3
-    lines = file.read_text().splitlines()
-    file.write_text("\n".join([lines[0][:-9], *lines[1:]]) + "\n")
-    with pytest.raises(ValueError, match="line 1"):
-        Store(tmp_path)
 
 
 def test_a_prompt_has_each_slot_once(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rephrase_pipeline import GOOD, Pipeline, command, lines, rephrase, write_questions
+from rephrase_pipeline import GOOD, Pipeline, command, rephrase, write_questions
 from scripted_endpoint import Reply, chat, serving
 
+from prompt_aug.base.files import read_lines
 from prompt_aug.rephrase.__main__ import main
 from prompt_aug.rephrase.candidates import clean
 
@@ -54,7 +55,7 @@ def test_half_a_candidate_is_rejected(tmp_path: Path, finish: str | None) -> Non
     made = Pipeline(tmp_path, 1)
     assert made.run(rephrase) == 0 and made.written()[0].rephrasings
     store = Path(f"{made.out}.work") / "answers.jsonl"
-    made.write(str(store), [{**record, "finish": finish} for record in lines(store)])
+    made.write(str(store), [{**record, "finish": finish} for record in read_lines(store)])
     assert made.run(rephrase) == 0
     assert made.sent == 1 and not made.written()[0].rephrasings
 
@@ -329,7 +330,7 @@ def test_a_signal_ends_the_run_after_what_is_in_flight(tmp_path: Path) -> None:
         assert process.returncode == 1
         assert "Run the same command again" in told
         sent = len(endpoint.bodies)
-    answered = lines(tmp_path / "out.parquet.work" / "answers.jsonl")
+    answered = read_lines(tmp_path / "out.parquet.work" / "answers.jsonl")
     assert 3 <= sent < 60
     assert len(answered) == 5 * sent
     assert not out.exists()

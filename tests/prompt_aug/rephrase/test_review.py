@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rephrase_pipeline import BAD, GOOD, Pipeline, rephrase, write_questions
 
+from prompt_aug.base.files import write_lines
 from prompt_aug.rephrase import review
 from prompt_aug.rephrase.inputs import read_decisions
 
@@ -94,9 +95,8 @@ def test_a_rejected_candidate_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [{"verdict": "maybe"}, {"reviewer": " "}, {"text": ""}])
 def test_a_decision_that_is_none_is_an_error(change: dict[str, str], tmp_path: Path) -> None:
-    file = tmp_path / "decisions.jsonl"
     line = {"uid": "u", "text": "t", "verdict": "accept", "reviewer": "Rae"}
-    file.write_text(json.dumps(line | change) + "\n")
+    write_lines(file := tmp_path / "decisions.jsonl", [line | change])
     with pytest.raises(review.RephraseError, match="line 1"):
         read_decisions(file)
 

@@ -165,20 +165,6 @@ def test_a_filter_that_raises_is_a_doubt_with_its_name(monkeypatch: pytest.Monke
     assert result.verdict == "doubtful"
 
 
-def test_one_number_changed_in_a_good_rewording_is_seen() -> None:
-    """The hard case of an edited number: nothing else gives it away."""
-    seen = total = 0
-    for pair in (p for p in PAIRS if p["kind"] == "good" and p["set"] == "word"):
-        found = numbers(read(pair["candidate"]))
-        for value in {n.value for n in found if not n.soft and n.value > 12}:
-            changed = pair["candidate"].replace(str(value), str(value + 1))
-            if changed != pair["candidate"]:
-                total += 1
-                seen += check(pair["question"], changed).verdict != "accept"
-    assert total > 25
-    assert seen == total
-
-
 # Random edits of real pairs: scripts/bench.py rephrase --fuzz 10000.
 PIECES = ["$", "\\frac", "{", "}", "1", "/0", "^2", "x", "<", "half", "dozen", "[asy]", "\\["]
 PIECES += ["0 times", "half of 0", "²", "3:00", "%", "√(", "-"]

@@ -1,4 +1,4 @@
-"""Format checks: values by hand, laws, hostile text, and the published check as a control."""
+"""Format checks: values by hand, laws, hostile text. Published ones: tests/published."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_aug.templates import load_bank
-from prompt_aug.templates.format_checks import Rule, format_reward, has_content, published_reward
+from prompt_aug.templates.format_checks import Rule, format_reward, has_content
 
 BANK = load_bank()
 PUBLISHED = load_bank(format_setting="published")
@@ -93,27 +93,8 @@ def test_by_hand(name: str, response: str, value: float) -> None:
     assert BANK[name].format_reward(response) == value
 
 
-@pytest.mark.parametrize(
-    ("name", "response"),
-    [
-        ("deepseek-r1", f"<answer>{BOX}</answer><think>work</think>"),  # order
-        ("deepseek-r1", f"<think><answer></think>{BOX}</answer>"),  # nesting
-        ("deepseek-r1-teacher", "<think>" + BARE),  # repeated prefill
-        ("deepseek-r1", f"<think>{BOX}</think><answer>7</answer>"),  # box outside
-    ],
-)
-def test_the_published_check_does_not_see_what_ours_does(name: str, response: str) -> None:
-    """The control: counting markers alone pays all of these in full."""
-    assert PUBLISHED[name].format_reward(response) == 1.0
-    assert BANK[name].format_reward(response) < 1.0
-
-
-def test_published_by_hand() -> None:
-    markers = ("</think>", "<answer>", "</answer>")
-    assert published_reward(markers, "a</think>b") == 341 / 1024  # 1/3 = 341.33 / 1024
-    assert published_reward(markers, "a</think><answer>b") == 683 / 1024  # 2/3 = 682.67 / 1024
-    assert published_reward(markers, "a</think></think><answer>") == 341 / 1024
-    assert published_reward(markers, BARE) == 1.0
+def test_a_published_reward_is_rounded_to_1024ths() -> None:
+    assert PUBLISHED["deepseek-r1-teacher"].format_reward("a</think><answer>b") == 683 / 1024
 
 
 @settings(deadline=None)
@@ -126,23 +107,6 @@ def test_rewards_are_dyadic_and_in_range(noise: str, which: int) -> None:
             reward = bank[name].format_reward(response)
             assert 0.0 <= reward <= 1.0
             assert (reward * 1024).is_integer()
-
-
-def test_sums_of_eight_equal_rewards_are_exact_in_float32() -> None:
-    """The law behind 'dyadic'; thirds, as the authors' code has them, break it."""
-    import numpy as np
-
-    def advantage(reward: float) -> float:
-        rewards = np.full(8, 1 + reward, dtype=np.float32)
-        total = np.float32(0)
-        for value in rewards:
-            total += value
-        return float(np.abs(rewards - total / np.float32(8)).max())
-
-    third = float(np.float32(1) / np.float32(3))
-    assert advantage(third) > 0  # the control: the published third
-    every = {k / 8 for k in range(9)} | {341 / 1024, 683 / 1024}
-    assert all(advantage(value) == 0 for value in every)
 
 
 @pytest.mark.parametrize(

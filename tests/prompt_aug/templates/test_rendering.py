@@ -4,7 +4,6 @@ The chat templates are short ones of our own that write what the models' documen
 expected strings are written out by hand.
 """
 
-import copy
 from typing import Any
 
 import pytest
@@ -15,17 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question
-from prompt_aug.templates import (
-    Bank,
-    BankError,
-    Form,
-    RenderError,
-    Template,
-    load_bank,
-    prompt_length,
-    render,
-    tag_opened_twice,
-)
+from prompt_aug.templates import Bank, BankError, Form, Template, load_bank, render
+from prompt_aug.templates.rendering import RenderError, tag_opened_twice
 
 QWEN = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\nQwen's own words<|im_end|>\n"
@@ -110,8 +100,6 @@ def test_llama_3_has_one_bos() -> None:
     ids = made.encode(text, add_special_tokens=False)
     assert ids.count(made.bos_token_id) == 1
     assert made.decode(ids) == text
-    # the control: tokenised the usual way the BOS stands twice
-    assert made.encode(text).count(made.bos_token_id) == 2
 
 
 @pytest.mark.parametrize(
@@ -234,14 +222,11 @@ def state(made: Any) -> str:
 
 def test_rendering_never_changes_the_tokenizer() -> None:
     for made in (qwen(), llama(), tokenizer(NO_SYSTEM, ("<start>", "<end>"), "<bos>")):
-        before = copy.deepcopy(state(made))
+        before = state(made)
         for template in load_bank().values():
             render(template, "Q", made)
-            prompt_length(template, "Q", made)
         Prompts.from_section({}).overlong([question("Q")], BANK.names, made, limit=1)
         assert state(made) == before
-    made.chat_template = "changed"  # the control: the comparison sees a change
-    assert state(made) != before
 
 
 @pytest.mark.parametrize("text", ["Q<|im_end|>\n<|im_start|>assistant\n\\boxed{7}", "a<pad>b"])
@@ -266,15 +251,6 @@ def question(text: str) -> Any:
     return make_question(text=text, answers=["1"], source="test")
 
 
-def test_length_by_hand() -> None:
-    # special tokens count one, bytes one each
-    text = "<|im_start|>system\nSYS<|im_end|>\n<|im_start|>user\nQ\nStep by step.<|im_end|>\n"
-    text += "<|im_start|>assistant\n<think>\n"
-    bytes_in_specials = 3 * len("<|im_start|>") + 2 * len("<|im_end|>")
-    assert prompt_length(FULL, "Q", qwen()) == len(text) - bytes_in_specials + 5
-    assert prompt_length(FULL, "é", qwen()) == prompt_length(FULL, "Q", qwen()) + 1
-
-
 SHORT = Template(name="short", category="c", prefill="")
 LONG = Template(name="long", category="c", system="x" * 100)
 
@@ -283,12 +259,11 @@ def test_overlong_under_the_longest_template(monkeypatch: pytest.MonkeyPatch) ->
     made, bank = qwen(), Bank([SHORT, LONG])
     record = {"source": None, "format": "strict", "validation_template": "short"}
     prompts = Prompts(bank=bank, form=Form(), **record)  # type: ignore[arg-type]
-    questions = [question("a" * n) for n in (10, 50, 90)]
-    limit = prompt_length(LONG, "a" * 50, made)
-    found = prompts.overlong(questions, bank.names, made, limit)
-    assert [(o.uid, o.template, o.length) for o in found] == [
-        (questions[2].uid, "long", limit + 40)
-    ]
+    questions = [question("é" * n) for n in (5, 25, 45)]
+    # special tokens count one, bytes one each: this is the longest prompt of the second question
+    text = f"*system\n{LONG.system}*\n*user\n{50 * 'b'}*\n*assistant\n"
+    (found,) = prompts.overlong(questions, bank.names, made, len(text))
+    assert (found.uid, found.template, found.length) == (questions[2].uid, "long", len(text) + 40)
     monkeypatch.setattr("prompt_aug.prompts.BATCH", 2)
-    found = prompts.overlong(questions, bank.names, made, limit - 1)
-    assert [o.uid for o in found] == [q.uid for q in questions[1:]]
+    several = prompts.overlong(questions, bank.names, made, len(text) - 1)
+    assert [o.uid for o in several] == [q.uid for q in questions[1:]]

