@@ -173,6 +173,7 @@ def test_report_of_one_run(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     source = (run / "report" / "index.html").read_text()
     assert "hunter2" not in source + text and "max_tokens: 5" in source
     assert ATTACK[:20] not in text
+    assert "### By template" in text and "### Which text" not in text  # no table without rows
 
 
 def test_model_text_stays_text_in_the_page(run: Path) -> None:
