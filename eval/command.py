@@ -15,7 +15,6 @@ def text(value: str) -> str:
 
 
 def path(value: str) -> Path:
-    """Return a path that is not empty."""
     return Path(text(value))
 
 

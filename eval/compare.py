@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from eval import EvaluationError
 from eval.command import add_settings, path, run_command
-from eval.metrics import Difference, Estimate, accuracy, mean_over_questions, paired
+from eval.metrics import Difference, Estimate, of_means, over_questions, paired
 from eval.report.answers import archive
-from eval.report.data import CheckpointRow, RunData, asked, collect
+from eval.report.data import CheckpointRow, RunData, asked, collect, question_means
 from eval.report.page import Block, Page
 from eval.report.tables import Table, interval, p_value, points, share
-from eval.score import read_questions, require_one_grader
+from eval.score import Scored, require_one_grader
 from eval.settings import differences
 from prompt_aug.base.commands import existing, in_columns, make_parser
 from prompt_aug.base.errors import UsageError
@@ -38,17 +38,19 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Side:
-    """One of the two models: its label, files and scores."""
+@dataclass(frozen=True)
+class Side(Scored):
+    """One of the two models, with its label."""
 
     name: str
-    folder: EvaluationFolder
-    record: Mapping[str, Any]
+
+    @property
+    def picked_by(self) -> str | None:
+        """The validation questions by which a checkpoint of its run was picked."""
+        return self.selection["benchmark"] if self.selection.get("kind") == VALIDATION else None
 
 
-@dataclass(frozen=True)
-class Answered:
+class Answered(NamedTuple):
     """A question with its level, its template in A and B, and both shares of right samples."""
 
     benchmark: str
@@ -69,16 +71,13 @@ class ComparedGroup:
     better: int
     worse: int
 
-    def cells(self) -> list[str]:
-        counts, found = f"{self.better} / {self.worse}", self.difference
-        sides = [str(found.questions), share(self.a), share(self.b)]
-        return [self.group, *sides, points(found), interval(found), p_value(found), counts]
-
 
 def read_side(given: Path, settings: str | None) -> Side:
     """Return the result of a run, or the evaluated model of a folder."""
     folder = EvaluationFolder(given)
-    if not (folder.scores.exists() and folder.settings.exists()):
+    if folder.scores.exists() and folder.settings.exists():
+        found = Scored(folder, read_json(folder.scores))
+    else:
         below = sorted(p.parent for p in given.glob("*/*/scores.json") if p.parent.is_dir())
         if not (given / "config.yaml").exists() and below:
             raise EvaluationError(
@@ -87,35 +86,32 @@ def read_side(given: Path, settings: str | None) -> Side:
         run = collect(given, settings)
         if not run.rows:
             raise EvaluationError(f"{given} has no scores: run `python -m eval.sweep {given}`")
-        folder = run.evaluated[run.result.step]
-    record = read_json(folder.scores)
-    names = folder.root.resolve().parts
+        found = run.result.scored
+    names = found.folder.root.resolve().parts
     owner = names[-4] if names[-3] == "eval" else names[-3]
-    return Side(name=f"{owner}/{names[-1]}", folder=folder, record=record)
+    return Side(found.folder, found.record, f"{owner}/{names[-1]}")
 
 
 def answered(a: Side, b: Side) -> list[Answered]:
     """Return the questions of the benchmarks that both have. Raises EvaluationError."""
-    one, other = a.record["benchmarks"], b.record["benchmarks"]
     if not (names := shared_benchmarks(a, b)):
-        raise EvaluationError(f"no benchmark in common: {sorted(one)} and {sorted(other)}")
-    asked_a, asked_b = ({n: asked(side[n]) for n in names} for side in (one, other))
-    if changed := [n for n in names if asked_a[n]["sha256"] != asked_b[n]["sha256"]]:
         raise EvaluationError(
-            f"{', '.join(changed)}: the two were asked different questions. Evaluate both with the "
+            f"no benchmark in common: {sorted(a.benchmarks)} and {sorted(b.benchmarks)}"
+        )
+    changed = {n: differences(asked(a.benchmarks[n]), asked(b.benchmarks[n])) for n in names}
+    if other := [n for n in names if any(line.startswith("sha256:") for line in changed[n])]:
+        raise EvaluationError(
+            f"{', '.join(other)}: the two were asked different questions. Evaluate both with the "
             "same file and --max-questions."
         )
-    require_one_grader({f"{s.name}/{n}": s.record["benchmarks"][n]["grader"]
-                        for s in (a, b) for n in names})  # fmt: skip
+    require_one_grader({f"{s.name}/{n}": s.benchmarks[n]["grader"] for s in (a, b) for n in names})
+    found = []
     for name in names:
-        changed = differences(asked_a[name], asked_b[name])
-        if graded := [line for line in changed if line.startswith(GRADING)]:
+        if graded := [line for line in changed[name] if line.startswith(GRADING)]:
             raise EvaluationError(
                 f"{name}: the two were graded differently ({'; '.join(graded)}). Evaluate both "
                 "with the same options"
             )
-    found = []
-    for name in names:
         theirs = _questions(b, name)
         for key, (question, mean) in _questions(a, name).items():
             other_question, other_mean = theirs[key]
@@ -127,38 +123,32 @@ def answered(a: Side, b: Side) -> list[Answered]:
 
 def shared_benchmarks(a: Side, b: Side) -> list[str]:
     """Return the benchmarks that both have, without the one that picked a checkpoint."""
-    names = [name for name in a.record["benchmarks"] if name in b.record["benchmarks"]]
-    picked = {picked_by(a), picked_by(b)}
-    return [name for name in names if name not in picked] or names
-
-
-def picked_by(side: Side) -> str | None:
-    """Return the validation questions by which a checkpoint of this run was picked."""
-    path = side.folder.selection
-    selection = read_json(path) if path.exists() else {}
-    return selection["benchmark"] if selection.get("kind") == VALIDATION else None
+    names = [name for name in a.benchmarks if name in b.benchmarks]
+    return [name for name in names if name not in (a.picked_by, b.picked_by)] or names
 
 
 def notes_of(a: Side, b: Side) -> list[str]:
     """Return what differs between the two evaluations, and what is left out."""
-    one, other, names = a.record["benchmarks"], b.record["benchmarks"], shared_benchmarks(a, b)
+    one, other, names = set(a.benchmarks), set(b.benchmarks), shared_benchmarks(a, b)
     pairs = {"": (a.record["settings"], b.record["settings"])}
-    pairs |= {f"{name}: ": (asked(one[name]), asked(other[name])) for name in names}
+    pairs |= {f"{n}: ": (asked(a.benchmarks[n]), asked(b.benchmarks[n])) for n in names}
     notes = [f"{of}settings differ: {d}" for of, pair in pairs.items() for d in differences(*pair)]
-    for label, alone in (("A", set(one) - set(other)), ("B", set(other) - set(one))):
-        notes += [f"only in {label}: {', '.join(sorted(alone))}"] if alone else []
-    if left := set(one) & set(other) - set(names):
-        notes.append(f"left out, because a checkpoint was picked by it: {', '.join(sorted(left))}")
-    if kept := {picked_by(a), picked_by(b)} & set(names):
+    for said, found in (
+        ("only in A", one - other),
+        ("only in B", other - one),
+        ("left out, because a checkpoint was picked by it", one & other - set(names)),
+    ):
+        notes += [f"{said}: {', '.join(sorted(found))}"] if found else []
+    if kept := {a.picked_by, b.picked_by} & set(names):
         notes.append(f"a checkpoint was picked by {kept.pop()}: its score there is too high")
     return notes
 
 
 def _questions(side: Side, name: str) -> dict[tuple[str, int], tuple[dict[str, Any], float]]:
     """Return (question, mean) by (uid, index), where the index counts questions of equal uid."""
-    entry, seen = side.record["benchmarks"][name], Counter[str]()
-    lines, found = read_questions(side.folder.benchmark(name), entry), {}
-    for line, mean in zip(lines, entry["question_means"], strict=True):
+    seen = Counter[str]()
+    found = {}
+    for line, mean in side.means(name):
         found[line["uid"], seen[line["uid"]]] = (line, float(mean))
         seen[line["uid"]] += 1
     return found
@@ -169,8 +159,8 @@ def compare_group(group: str, questions: Sequence[Answered]) -> ComparedGroup:
     parts = [list(part) for _, part in groupby(questions, lambda q: q.benchmark)]
     return ComparedGroup(
         group=group,
-        a=mean_over_questions([[[q.a] for q in part] for part in parts]),
-        b=mean_over_questions([[[q.b] for q in part] for part in parts]),
+        a=over_questions([of_means([q.a for q in part]) for part in parts]),
+        b=over_questions([of_means([q.b for q in part]) for part in parts]),
         difference=paired([q.a for q in questions], [q.b for q in questions]),
         better=sum(q.b > q.a for q in questions),
         worse=sum(q.b < q.a for q in questions),
@@ -199,23 +189,24 @@ def compare(a: Side, b: Side) -> dict[str, list[ComparedGroup]]:
 
 def table(a: Side, b: Side, rows: Sequence[ComparedGroup]) -> Table:
     head = ["questions of", "n", f"A: {a.name}", f"B: {b.name}", "B - A", "95 % interval", "p"]
-    return [[*head, "better / worse"], *(row.cells() for row in rows)]
+    cells = [[*head, "better / worse"]]
+    for row in rows:
+        of, found = [row.group, str(row.difference.questions)], row.difference
+        gain = [points(found), interval(found), p_value(found)]
+        counts = f"{row.better} / {row.worse}"
+        cells.append([*of, share(row.a), share(row.b), *gain, counts])
+    return cells
 
 
 def _as_run(side: Side, names: Sequence[str]) -> RunData:
     """Convert a side to a `RunData` with one checkpoint, for the page of the report."""
-    step = int(side.record["step"] or 0)
-    entries = {name: side.record["benchmarks"][name] for name in names}
-    total = accuracy([[mean] for entry in entries.values() for mean in entry["question_means"]])
-    row = CheckpointRow(step=step, benchmarks=entries, total=total, gain=None)
-    return RunData(
-        name=side.name, config={}, environment={}, metrics=[], rows=[row],
-        eval_settings=side.record["settings"], evaluated={step: side.folder},
-    )  # fmt: skip
+    entries = {name: side.benchmarks[name] for name in names}
+    total = of_means(question_means(entries, entries))
+    row = CheckpointRow(int(side.record["step"] or 0), side, entries, total, gain=None)
+    return RunData(name=side.name, config={}, environment={}, metrics=[], rows=[row])
 
 
 def write_page(out: Path, a: Side, b: Side, rows: Mapping[str, Sequence[ComparedGroup]]) -> None:
-    """Write index.html with the tables and all answers, and comparison.json."""
     runs = [_as_run(side, shared_benchmarks(a, b)) for side in (a, b)]
     samples = archive(runs)
     for point in samples.index["checkpoints"]:
@@ -234,11 +225,10 @@ def _compare(options: argparse.Namespace) -> None:
     if a.folder.root.resolve() == b.folder.root.resolve():
         raise UsageError(f"A and B are the same evaluation: {a.folder.root}")
     if a.name == b.name:  # one model under two settings
-        roots = [side.folder.root.resolve() for side in (a, b)]
-        common = os.path.commonpath(roots)
-        a, b = (
-            replace(s, name=str(r.relative_to(common))) for s, r in zip((a, b), roots, strict=True)
-        )
+        one, other = (side.folder.root.resolve() for side in (a, b))
+        common = os.path.commonpath([one, other])
+        a = replace(a, name=str(one.relative_to(common)))
+        b = replace(b, name=str(other.relative_to(common)))
     rows = compare(a, b)
     for title, part in rows.items():
         print(f"{title}\n{in_columns(table(a, b, part), rule=True)}\n")

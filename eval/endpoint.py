@@ -87,7 +87,6 @@ class Server:
 
 
 def connect(url: str, concurrency: int, budget: Budget, settings: Settings) -> Server:
-    """Read the endpoint's list of models. Raises EndpointError or EvaluationError."""
     endpoint = Endpoint(base_url=url.rstrip("/"), concurrency=concurrency, timeout=TIMEOUT)
 
     async def listed() -> dict[str, dict[str, Any]]:
@@ -195,7 +194,6 @@ class RemoteEngine:
     async def _attempt(
         self, client: httpx.AsyncClient, request: Request
     ) -> tuple[dict[str, Any], Spending]:
-        """Send one request. Raises Failure or RefusedError."""
         path = "chat/completions" if self._chat else "completions"
         answer = await fetch(client, path, self.body(request))
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from eval import EvaluationError
-from eval.settings import Settings
+from eval.settings import SAMPLING, Settings
 from prompt_aug.templates.rendering import Messages
 from recipe.run import environment
 
@@ -132,11 +132,7 @@ class Engine:
         from vllm.sampling_params import RequestOutputKind
 
         parameters = SamplingParams(
-            temperature=self._settings.temperature,
-            top_p=self._settings.top_p,
-            top_k=self._settings.top_k,
-            min_p=self._settings.min_p,
-            repetition_penalty=self._settings.repetition_penalty,
+            **{name: getattr(self._settings, name) for name in SAMPLING},
             max_tokens=self._settings.max_tokens,
             seed=request_seed(self._settings.seed, request.key[0], request.key[2]),
             stop=list(request.stop) or None,

@@ -95,7 +95,6 @@ class Evaluation:
         return items
 
     def plan(self, tokenizer: Any) -> str:
-        """Describe the evaluation: its settings and the first prompt of every benchmark."""
         lines = [f"{key}: {value}" for key, value in self.identity.items()]
         for benchmark in self.benchmarks:
             prompt = PendingSamples(benchmark, self.prompts, tokenizer).prompts[0]

@@ -76,38 +76,31 @@ def right_counts(correct_Qn: ArrayLike) -> NDArray[np.int64]:  # noqa: N803
     return samples.sum(axis=1).astype(np.int64)
 
 
-def at_powers(correct_Qn: ArrayLike, table: Table) -> dict[int, float]:  # noqa: N803
-    """Return the mean over questions of a table of `prompt_aug.base.estimates`, for k of `powers`.
+def at_powers(correct_Qn: ArrayLike, table: Table) -> dict[str, float]:  # noqa: N803
+    """Return {k: mean over questions of a table of `prompt_aug.base.estimates`}, for k of `powers`.
 
     `pass_table` gives pass@k, `all_table` pass^k, `no_signal_table` the share of zero-variance
     groups of k responses.
     """
     right, samples = right_counts(correct_Qn), np.shape(correct_Qn)[1]
     ks = powers(samples)
-    return dict(zip(ks, table(samples, ks)[right].mean(axis=0).tolist(), strict=True))
+    return dict(zip(map(str, ks), table(samples, ks)[right].mean(axis=0).tolist(), strict=True))
 
 
-def mean_over_questions(parts: Sequence[ArrayLike]) -> Estimate:
-    """Average over the questions of all benchmarks; every question has the same weight.
-
-    Benchmarks are strata, not draws: differences between their means do not add to the error.
-    """
-    estimates = [accuracy(part) for part in parts]
-    return _stratified(estimates, [estimate.questions for estimate in estimates])
+def of_means(question_means: Sequence[float]) -> Estimate:
+    """Return `accuracy` by the share of right samples of each question."""
+    return accuracy(np.array(question_means)[:, None])
 
 
-def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
-    """Average over independent benchmarks with equal weights."""
-    return _stratified(estimates, [1] * len(estimates))
-
-
-def _stratified(estimates: Sequence[Estimate], sizes: Sequence[int]) -> Estimate:
+def over_benchmarks(estimates: Sequence[Estimate], sizes: Sequence[int] | None = None) -> Estimate:
     r"""Return :math:`\sum_b w_b x_b` with :math:`SE^2 = \sum_b w_b^2 SE_b^2`, w as `sizes`.
 
-    If one benchmark has no standard error, the average has none.
+    The default is equal weights. If one benchmark has no standard error, the average has none.
+    Benchmarks are strata, not draws: differences between their means do not add to the error.
     """
     if not estimates:
         raise ValueError("no benchmark to average")
+    sizes = sizes or [1] * len(estimates)
     errors = [e.standard_error for e in estimates if e.standard_error is not None]
     known, weights = len(errors) == len(estimates), np.array(sizes) / sum(sizes)
     return Estimate(
@@ -115,6 +108,11 @@ def _stratified(estimates: Sequence[Estimate], sizes: Sequence[int]) -> Estimate
         standard_error=float(np.sqrt(np.sum((weights * errors) ** 2))) if known else None,
         questions=sum(e.questions for e in estimates),
     )
+
+
+def over_questions(estimates: Sequence[Estimate]) -> Estimate:
+    """Return the average over benchmarks in which every question has the same weight."""
+    return over_benchmarks(estimates, [estimate.questions for estimate in estimates])
 
 
 def resample(correct_Qn: ArrayLike, seed: int = 0, draws: int = DRAWS) -> NDArray[np.int64]:  # noqa: N803

@@ -49,15 +49,12 @@ class Difficulty:
         return self.mean * (1 - self.mean) - self.variance
 
     def error(self, questions: int, samples: int) -> float:
-        """Return the standard error of an accuracy."""
         return math.sqrt((self.variance + self.within / samples) / questions)
 
     def gain_variance(self, samples: float) -> float:
-        """Return the variance of a question's paired difference."""
         return 2 * ((1 - self.correlation) * self.variance + self.within / samples)
 
     def gain_error(self, questions: int, samples: int) -> float:
-        """Return the standard error of a paired gain."""
         return math.sqrt(self.gain_variance(samples) / questions)
 
     def questions_for(self, gain: float, samples: int, power: float) -> int:
@@ -113,7 +110,6 @@ def size_of(request: str) -> tuple[str, int, int]:
 
 
 def plan(options: argparse.Namespace) -> None:
-    """Print a line per benchmark."""
     at_least(1, options, "samples")
     if not 0.5 <= options.gain < 100:
         raise UsageError(

@@ -8,8 +8,8 @@ import argparse
 import hashlib
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -148,26 +148,48 @@ def order_of(questions: Lines) -> str:
     return hashlib.sha256("\n".join(q["uid"] for q in questions).encode()).hexdigest()
 
 
-def read_questions(folder: BenchmarkFolder, entry: Mapping[str, Any]) -> Lines:
-    """Return the questions of `entry["question_means"]`, in their order.
+@dataclass(frozen=True)
+class Scored:
+    """A scored checkpoint. `record` is its scores.json."""
 
-    A sweep rewrites the questions before it samples, and the scores after grading. Raises
-    EvaluationError between the two.
-    """
-    questions = read_lines(folder.questions)
-    known = entry.get("order", order_of(questions))  # scores of older versions lack it
-    if (order_of(questions), len(questions)) != (known, len(entry["question_means"])):
-        raise EvaluationError(f"{folder.root}: its sweep is not finished. Run eval.sweep again.")
-    return questions
+    folder: EvaluationFolder
+    record: Mapping[str, Any]
 
+    @property
+    def benchmarks(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.record["benchmarks"]
 
-def read_scored(
-    folder: BenchmarkFolder, entry: Mapping[str, Any]
-) -> list[tuple[dict[str, Any], Lines]]:
-    """Return each question of a benchmark with its graded samples. `entry`: its scores.json."""
-    questions, samples = read_questions(folder, entry), SampleFiles(folder, entry["model"]).load()
-    table = join(questions, samples, read_lines(folder.grades)[1:], entry["settings"]["samples"])
-    return list(zip(questions, table, strict=True))
+    @property
+    def selection(self) -> Mapping[str, Any]:
+        """The result of eval.selection under these settings; empty without one."""
+        path = self.folder.selection
+        return read_json(path) if path.exists() else {}
+
+    def questions(self, benchmark: str) -> Lines:
+        """Return the questions of its `question_means`, in their order.
+
+        A sweep rewrites the questions before it samples, and the scores after grading. Raises
+        EvaluationError between the two.
+        """
+        folder, entry = self.folder.benchmark(benchmark), self.benchmarks[benchmark]
+        questions = read_lines(folder.questions)
+        known = entry.get("order", order_of(questions))  # scores of older versions lack it
+        if (order_of(questions), len(questions)) != (known, len(entry["question_means"])):
+            raise EvaluationError(
+                f"{folder.root}: its sweep is not finished. Run eval.sweep again."
+            )
+        return questions
+
+    def means(self, benchmark: str) -> Iterator[tuple[dict[str, Any], float]]:
+        """Yield each question with its share of right samples."""
+        means = self.benchmarks[benchmark]["question_means"]
+        return zip(self.questions(benchmark), means, strict=True)
+
+    def samples(self, benchmark: str) -> Iterator[tuple[dict[str, Any], Lines]]:
+        files, entry = self.folder.benchmark(benchmark), self.benchmarks[benchmark]
+        questions, samples = self.questions(benchmark), SampleFiles(files, entry["model"]).load()
+        table = join(questions, samples, read_lines(files.grades)[1:], entry["settings"]["samples"])
+        return zip(questions, table, strict=True)
 
 
 def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
@@ -186,11 +208,7 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
         for name, value in line.get("parts", {}).items():
             parts[name].append(value)
     part_means = {name: float(np.mean(values)) for name, values in sorted(parts.items())}
-
-    def by_text(values: Mapping[int, float]) -> dict[str, float]:
-        return {str(k): value for k, value in values.items()}
-
-    no_signal, ks = by_text(metrics.at_powers(correct, no_signal_table)), powers(len(table[0]))
+    no_signal, ks = metrics.at_powers(correct, no_signal_table), powers(len(table[0]))
     return {
         **asdict(metrics.accuracy(correct)),
         "samples": total,
@@ -199,10 +217,10 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
             for name in BESIDE
         },
         "interval": list(metrics.accuracy_interval(correct)),
-        "pass_at_k": by_text(metrics.at_powers(correct, pass_table)),
-        "pass_all_k": by_text(metrics.at_powers(correct, all_table)),
+        "pass_at_k": metrics.at_powers(correct, pass_table),
+        "pass_all_k": metrics.at_powers(correct, all_table),
         "no_signal_k": {k: v for k, v in no_signal.items() if k != "1"},  # one has no group
-        "majority_at_k": by_text({k: metrics.majority(answers, correct, k) for k in ks}),
+        "majority_at_k": {str(k): metrics.majority(answers, correct, k) for k in ks},
         "status_rates": {name: count / total for name, count in sorted(statuses.items())},
         **({"parts": part_means} if part_means else {}),
         "truncation_rate": sum(line["finish_reason"] == "length" for line in lines) / total,
@@ -244,8 +262,7 @@ def combine(
     while True:
         entries = _entries(folder, identity)
         require_one_grader({f"{folder.root.name}/{n}": e["grader"] for n, e in entries.items()})
-        means = [np.array(e["question_means"])[:, None] for e in entries.values()]
-        per_benchmark = metrics.mean_over_benchmarks([metrics.accuracy(part) for part in means])
+        parts = [metrics.of_means(entry["question_means"]) for entry in entries.values()]
         record = {
             "step": step,
             "model": model,
@@ -255,8 +272,8 @@ def combine(
             "benchmarks": entries,
             "average": {
                 "benchmarks": sorted(entries),
-                "per_question": asdict(metrics.mean_over_questions(means)),
-                "per_benchmark": asdict(per_benchmark),
+                "per_question": asdict(metrics.over_questions(parts)),
+                "per_benchmark": asdict(metrics.over_benchmarks(parts)),
             },
             "environment": environment.describe(),
         }
@@ -281,7 +298,6 @@ def require_one_grader(versions: Mapping[str, str]) -> None:
 
 
 def regrade(folder: EvaluationFolder) -> dict[str, Any]:
-    """Grade the stored samples of one checkpoint again and rewrite its scores."""
     bank, before = Prompts.read(folder.prompts).bank, read_json(folder.scores)
     for name, entry in _entries(folder, before["identity"]).items():
         files = folder.benchmark(name)

@@ -42,15 +42,13 @@ def pick_checkpoint(
     run: Path, benchmark: str, settings: str | None = None, on_test_set: bool = False
 ) -> dict[str, Any]:
     """Write selection.json beside the evaluation's settings, and return it."""
-    folders = scored_steps(run, settings)
-    last, entries = folders[max(folders)], {}
-    for step, folder in folders.items():
-        entry = read_json(folder.scores)["benchmarks"].get(benchmark)
-        if entry is None:
+    scored, entries = scored_steps(run, settings), {}
+    for step, one in scored.items():
+        if benchmark not in one.benchmarks:
             raise EvaluationError(f"step {step} is not evaluated on {benchmark}: run eval.sweep")
-        entries[step] = {benchmark: entry}
-    one = entries[max(entries)]
-    if other := [step for step in entries if asked_differently(one, entries[step])]:
+        entries[step] = {benchmark: one.benchmarks[benchmark]}
+    last = scored[max(scored)].folder
+    if other := [s for s in entries if asked_differently(entries[max(entries)], entries[s])]:
         raise EvaluationError(
             f"{benchmark} was asked or graded differently at the steps {other} than at step "
             f"{max(entries)}: run eval.sweep for all steps with the same options"

@@ -26,6 +26,8 @@ from prompt_aug.typed import Positive, Text, parse_typed
 from recipe.run.evaluation import EvaluationSection, Samples
 from recipe.run.folder import RunFolder, read_config, select
 
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # as vLLM names them
+
 
 class Settings(EvaluationSection):
     """One evaluation: the section `eval`, how prompts are rendered, how the engine runs.
@@ -49,7 +51,6 @@ class Settings(EvaluationSection):
 
     @property
     def form(self) -> Form:
-        """The form in which templates are rendered to prompts."""
         form = {name: getattr(self, name) for name in FORM}
         return Form(**form | ({} if self.system_prompt is None else {"system": "template"}))
 
@@ -72,7 +73,6 @@ class Settings(EvaluationSection):
 
     @property
     def greedy(self) -> bool:
-        """True if decoding always takes the most likely token."""
         return self.temperature == 0.0
 
 
@@ -100,7 +100,6 @@ def from_run(run: Path) -> Settings:
 
 @cache
 def presets() -> dict[str, dict[str, Any]]:
-    """Return the settings of published evaluations by name."""
     return dict(yaml.safe_load(read_text(Path(__file__).with_name("presets.yaml"))))
 
 
@@ -168,11 +167,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _digest(value: object) -> str:
-    def stable(value: object) -> str:
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        elif isinstance(value, BaseModel):
-            value = dict(value)
-        return json.dumps(value, sort_keys=True, default=stable)
+    def stable(value: object) -> str:  # a record within a record is a text of JSON
+        plain = dict(value) if isinstance(value, BaseModel) else value
+        return json.dumps(plain, sort_keys=True, default=stable)
 
     return hashlib.sha256(stable(value).encode()).hexdigest()

@@ -35,19 +35,16 @@ from prompt_aug.endpoint.budget import Budget
 from prompt_aug.extraction import EXTRACTIONS
 from prompt_aug.grading import VERSION
 from prompt_aug.templates.rendering import Style, System, Turn
-from recipe.run.evaluation import BenchmarkRequest, DType
+from recipe.run.evaluation import DType
 from recipe.run.folder import RunFolder, read_config, select
 
 WATCH_SECONDS = 30.0
 TRUNCATED = 0.05  # share of a benchmark's responses above which a warning is printed
 WARNED = (
-    (
-        "empty",
-        TRUNCATED,
-        "have no text. Check template, stop strings and the server's reasoning parser.",
-    ),
+    ("empty", TRUNCATED, "have no text. Check template, stop strings and the server's reasoning"
+     " parser."),
     ("filtered", 0.0, "were ended by the server's content filter and are graded as they are."),
-)
+)  # fmt: skip
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -146,31 +143,22 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
         raise UsageError("no benchmark: write --benchmark NAME=PATH (or set eval.benchmarks)")
     if len(set(names)) != len(names):
         raise EvaluationError(f"a benchmark is named twice: {names}")
-    for key in ("template", "shots"):
-        requests = _with_options(requests, options, key)
+    for key, option in (("template", "template_of"), ("shots", "shots")):
+        items = getattr(options, option)
+        values = dict(item.partition("=")[::2] for item in items)
+        if set(values) - set(names) or not all(values.values()):
+            raise EvaluationError(
+                f"--{option.replace('_', '-')} {' '.join(items)}: write BENCHMARK={key.upper()}, "
+                f"with a benchmark of {names}"
+            )
+        requests = [
+            request.model_copy(update={key: values.get(request.name, getattr(request, key))})
+            for request in requests
+        ]
     return settings.replaced(benchmarks=tuple(requests))
 
 
-def _with_options(
-    requests: Sequence[BenchmarkRequest], options: argparse.Namespace, key: str
-) -> list[BenchmarkRequest]:
-    """Return the requests with the values of ``--template-of`` or ``--shots``."""
-    option = {"template": "template_of"}.get(key, key)
-    names, items = [request.name for request in requests], getattr(options, option)
-    values = dict(item.partition("=")[::2] for item in items)
-    if set(values) - set(names) or not all(values.values()):
-        raise EvaluationError(
-            f"--{option.replace('_', '-')} {' '.join(items)}: write BENCHMARK={key.upper()}, with "
-            f"a benchmark of {names}"
-        )
-    return [
-        request.model_copy(update={key: values.get(request.name, getattr(request, key))})
-        for request in requests
-    ]
-
-
 def check_options(options: argparse.Namespace) -> None:
-    """Reject options that contradict each other. Raises UsageError."""
     if bool(options.runs) == bool(options.model):
         raise UsageError("give either run folders or --model HF_FOLDER")
     if options.model and (options.out is None or options.steps or options.watch):
@@ -191,9 +179,8 @@ def sweep(options: argparse.Namespace) -> None:
     for run in options.runs or [None]:
         root = options.out or RunFolder(run).evaluation
         settings = _settings(options, run)
-        keys = {"greedy": "greedy", "cyclic": "cyclic_options"}
-        keys |= {"max_questions": "max_questions", "samples": "samples"}
-        how: Any = {key: getattr(settings, name) for key, name in keys.items()}
+        keys = ("greedy", "cyclic_options", "max_questions", "samples")
+        how: Any = {key: getattr(settings, key) for key in keys}
         benchmarks = [load(request, **how) for request in settings.benchmarks]
         evaluation, cache = Evaluation(root, settings, benchmarks), root / ".digests.json"
         if options.dry_run:

@@ -54,8 +54,6 @@ FOLDER = Path(__file__).parent
 
 
 class Shot(Record):
-    """A solved example of a shots file."""
-
     question: Text
     answer: Text
 
@@ -124,7 +122,6 @@ class LoadedBenchmark:
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    """Read the yaml file of a benchmark."""
     benchmark = read_typed(path, Benchmark, EvaluationError)
     files = {"file": benchmark.file, "shots": benchmark.shots}
     found = {k: str((path.parent / v).resolve()) for k, v in files.items() if v is not None}
@@ -133,12 +130,10 @@ def read_benchmark(path: Path) -> Benchmark:
 
 @functools.cache
 def known_benchmarks() -> Mapping[str, Benchmark]:
-    """Return the benchmarks of this folder by name."""
     return {path.stem: read_benchmark(path) for path in sorted(FOLDER.glob("*.yaml"))}
 
 
 def parse_request(text: str) -> BenchmarkRequest:
-    """Parse ``name``, ``name=PATH`` or ``name=PATH:SAMPLES``."""
     if text in known_benchmarks():
         return BenchmarkRequest(name=text)
     # The name is a name of files, so it must not start with a dot or contain a slash.
@@ -166,13 +161,13 @@ def load(
     greedy: bool,
     max_questions: int | None = None,
     samples: int | None = None,
-    cyclic: bool = False,
+    cyclic_options: bool = False,
 ) -> LoadedBenchmark:
     """Read a benchmark, check its size and content, and take its first `max_questions`.
 
     Samples per question: those of the request, else `samples`, else one for greedy decoding and
-    the benchmark's own number for sampling. With `cyclic` it must be a multiple of the number of
-    options; the default is rounded up.
+    the benchmark's own number for sampling. With `cyclic_options` it must be a multiple of the
+    number of options; the default is rounded up.
     """
     name, path = request.name, None if request.path is None else Path(request.path)
     known = known_benchmarks().get(name)
@@ -197,11 +192,11 @@ def load(
         )
     kept = tuple(questions[:max_questions])
     counts = sorted({len(question.options) for question in kept})
-    if cyclic and len(counts) > 1:
+    if cyclic_options and len(counts) > 1:
         raise EvaluationError(
             f"{name}: cyclic_options=true: its questions have {counts} options. Remove the setting."
         )
-    orders = max(1, counts[0]) if cyclic else 1
+    orders = max(1, counts[0]) if cyclic_options else 1
     default = 1 if greedy else benchmark.samples
     wanted = request.samples or samples or -(-default // orders) * orders
     if wanted % orders:

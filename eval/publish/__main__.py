@@ -16,25 +16,22 @@ from eval.publish import Evaluated, card, harness, inspect_log, loggers
 from eval.report.data import scored_steps
 from prompt_aug.base.commands import add_steps, existing, make_parser
 from prompt_aug.base.errors import UsageError
-from prompt_aug.base.files import read_json
 
 
 def check_asked(options: argparse.Namespace) -> None:
-    """Reject a command without anything to do."""
     if not any((options.lm_eval, options.inspect, options.log, options.card, options.push)):
         raise UsageError("nothing to do: add --lm-eval, --inspect, --log, --card or --push")
 
 
 def publish(options: argparse.Namespace) -> None:
-    """Do what the options request, and print where each result is."""
     check_asked(options)
     run, steps = options.run, options.steps
-    folders = scored_steps(run, options.settings)
-    if missing := sorted(set(steps or ()) - set(folders)):
-        raise EvaluationError(f"{run} has no scores of the steps {missing}: {sorted(folders)}")
+    scored = scored_steps(run, options.settings)
+    if missing := sorted(set(steps or ()) - set(scored)):
+        raise EvaluationError(f"{run} has no scores of the steps {missing}: {sorted(scored)}")
     checkpoints = [
-        Evaluated(run, step, folder, read_json(folder.scores))
-        for step, folder in folders.items()
+        Evaluated(one.folder, one.record, run, step)
+        for step, one in scored.items()
         if steps is None or step in steps
     ]
     if options.push and len(checkpoints) != 1:

@@ -124,8 +124,7 @@ def model_card(checkpoint: Evaluated) -> str:
 
 def _picked(checkpoint: Evaluated) -> str:
     """Return a sentence about the score that picked this step; "" for any other step."""
-    path = checkpoint.folder.selection
-    selection = read_json(path) if path.exists() else {}
+    selection = checkpoint.selection
     if selection.get("step") != checkpoint.step:
         return ""
     named = f" The step was picked by its score on {selection['benchmark']}"
@@ -133,7 +132,6 @@ def _picked(checkpoint: Evaluated) -> str:
 
 
 def _license(card: Path) -> str | None:
-    """Return the license that a model card states, if there is a card."""
     loaded = ModelCard.load(card, ignore_metadata_errors=True) if card.is_file() else None
     return loaded.data.license if loaded else None
 
@@ -155,7 +153,6 @@ def base_model(config: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
 
 
 def _prompt(checkpoint: Evaluated, config: Mapping[str, Any]) -> str:
-    """Describe the template of the scores, as messages."""
     prompts = Prompts.read(checkpoint.folder.prompts)
     template = prompts.bank[checkpoint.record["settings"]["template"]]
     said, user = template.system, template.user

@@ -15,6 +15,7 @@ from typing import Any
 
 from eval.publish import Evaluated
 from eval.score import Lines
+from eval.settings import SAMPLING
 from prompt_aug.base.files import write_json, write_lines
 
 METRIC = "exact_match"
@@ -28,8 +29,7 @@ def write(checkpoint: Evaluated, out: Path, now: datetime) -> Path:
     """Write a checkpoint's files below `out` and return their folder."""
     date = now.replace(tzinfo=None).isoformat().replace(":", "-")
     folder, model, entries = out / checkpoint.model, checkpoint.model, checkpoint.benchmarks
-    same = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    keys = {key: key for key in same} | {"max_gen_toks": "max_tokens", "until": "stop"}
+    keys = {key: key for key in SAMPLING} | {"max_gen_toks": "max_tokens", "until": "stop"}
     generation, hashes = checkpoint.generation(**keys), {}
     for name in entries:
         lines = [

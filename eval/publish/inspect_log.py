@@ -25,7 +25,6 @@ STOPS = {"length": "max_tokens", TOO_LONG: "model_length"}  # everything else is
 
 
 def write(checkpoint: Evaluated, out: Path, now: datetime) -> list[Path]:
-    """Write a file per benchmark and return the files."""
     date, model = now.isoformat(timespec="seconds"), f"vllm/{checkpoint.model}"
     paths = []
     for name in checkpoint.benchmarks:

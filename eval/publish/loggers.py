@@ -12,7 +12,6 @@ SUFFIX = ".eval"  # of our event file, which a second call replaces
 
 
 def scalars(checkpoint: Evaluated) -> dict[str, float]:
-    """Return the scores of a checkpoint by tag."""
     found = {}
     for name, entry in checkpoint.benchmarks.items():
         found[f"eval/{name}/accuracy"] = float(entry["accuracy"])

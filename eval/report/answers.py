@@ -12,14 +12,13 @@ import base64
 import gzip
 import json
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from eval.report.data import CheckpointRow, RunData
 from eval.samples import as_asked
-from eval.score import Lines, read_scored
 from prompt_aug.base.files import iter_lines
 from recipe.run.folder import RunFolder
 
@@ -56,15 +55,16 @@ def archive(runs: Sequence[RunData]) -> Archive:
     found: dict[tuple[str, str, str], _Question] = {}
     for run in runs:
         for row in _kept(run, PAGE_SAMPLES // len(runs)):
-            for name, question, samples in _scored(run, row):
+            shown = ((name, *x) for name in row.benchmarks for x in row.scored.samples(name))
+            for name, question, samples in shown:
                 # Two runs may ask the same question with different prompts.
                 prompt = question["prompt_sha256"] if len(runs) == 1 else ""
-                entry = {"b": name, "u": question["uid"], "t": question["question"], "s": []}
-                entry["g"] = " | ".join(question["gold"])
-                known = found.setdefault((name, question["uid"], prompt), _Question(entry))
+                gold, uid = " | ".join(question["gold"]), question["uid"]
+                entry = {"b": name, "u": uid, "t": question["question"], "s": [], "g": gold}
+                known = found.setdefault((name, uid, prompt), _Question(entry))
                 for sample in samples:
-                    shown = as_asked(question, sample["sample"])["prompt"]
-                    place = known.prompts.setdefault(shown, len(known.prompts))
+                    text = as_asked(question, sample["sample"])["prompt"]
+                    place = known.prompts.setdefault(text, len(known.prompts))
                     status = statuses.setdefault(sample["status"], len(statuses))
                     facts = [len(checkpoints), sample["sample"], status, sample["tokens"]]
                     known.entry["s"].append(facts)
@@ -89,13 +89,6 @@ def archive(runs: Sequence[RunData]) -> Archive:
     return Archive(index, blocks)
 
 
-def _scored(run: RunData, row: CheckpointRow) -> Iterator[tuple[str, dict[str, Any], Lines]]:
-    """Yield (benchmark, question, its graded samples) of a checkpoint."""
-    for name, entry in row.benchmarks.items():
-        files = run.evaluated[row.step].benchmark(name)
-        yield from ((name, *scored) for scored in read_scored(files, entry))
-
-
 def _kept(run: RunData, most: int) -> list[CheckpointRow]:
     """Return all checkpoints; with more than `most` samples, evenly spaced ones and both ends."""
     rows = list(run.rows)
@@ -113,19 +106,6 @@ def _kept(run: RunData, most: int) -> list[CheckpointRow]:
 # ------------------------------------------------------------------------- rollouts
 
 
-@dataclass(frozen=True)
-class ShownRollout:
-    """One training rollout. `facts` are short name-value pairs, in the order shown."""
-
-    step: int
-    template: str
-    preview: str
-    prompt: str
-    response: str
-    correct: bool
-    facts: list[tuple[str, str]]
-
-
 def visible(text: object, limit: int = ROLLOUT_CHARACTERS) -> str:
     r"""Shorten `text` and spell out control and direction characters (``\u202e``).
 
@@ -141,38 +121,37 @@ def visible(text: object, limit: int = ROLLOUT_CHARACTERS) -> str:
 
 
 def rest(text: str, limit: int) -> str:
-    """Describe what follows the first `limit` characters."""
     return f"\n... and {len(text) - limit} more characters" if len(text) > limit else ""
 
 
-def rollouts(run: Path) -> list[ShownRollout]:
+def rollouts(run: Path) -> list[dict[str, Any]]:
     """Return a right and a wrong rollout per template of the first and the last recorded step."""
-    steps, picked = RunFolder(run).rollout_steps(), list[ShownRollout]()
+    steps, picked = RunFolder(run).rollout_steps(), list[dict[str, Any]]()
     for step in dict.fromkeys((min(steps), max(steps))) if steps else ():
-        first: dict[tuple[str, bool], ShownRollout] = {}
+        first: dict[tuple[str, bool], dict[str, Any]] = {}
         for line in iter_lines(steps[step]):
-            rollout = _rollout(step, line)
-            first.setdefault((rollout.template, rollout.correct), rollout)
+            template = visible(line.get("template", "no template"), 80)
+            correct = bool(line.get("accuracy"))
+            shown = {"step": step, "template": template, "correct": correct, **_texts(line)}
+            first.setdefault((template, correct), shown)
             if len(first) == MOST_ROLLOUTS:
                 break
-        picked += sorted(first.values(), key=lambda rollout: rollout.template)
+        picked += sorted(first.values(), key=lambda rollout: rollout["template"])
     return picked
 
 
-def _rollout(step: int, line: Mapping[str, Any]) -> ShownRollout:
-    response = line.get("response", "")
+def _texts(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return preview, prompt, response and (name, value) of the facts of a rollout."""
 
     def fact(value: object) -> str:
         if isinstance(value, float):
             return f"{value:g}"
         return visible(" | ".join(map(str, value)) if isinstance(value, list) else str(value), 300)
 
-    return ShownRollout(
-        step=step,
-        template=visible(line.get("template", "no template"), 80),
-        preview=visible(" ".join(str(response).split()), 100).split("\n")[0],
-        prompt=visible(line.get("prompt", "")),
-        response=visible(response),
-        correct=bool(line.get("accuracy")),
-        facts=[(name, fact(line[name])) for name in FACTS if line.get(name) is not None],
-    )
+    response = line.get("response", "")
+    return {
+        "preview": visible(" ".join(str(response).split()), 100).split("\n")[0],
+        "prompt": visible(line.get("prompt", "")),
+        "response": visible(response),
+        "facts": [(name, fact(line[name])) for name in FACTS if line.get(name) is not None],
+    }

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from eval import EvaluationError, metrics
 from eval.checkpoints import has_changed
 from eval.metrics import Difference, paired
-from eval.score import require_one_grader
+from eval.score import Scored, require_one_grader
 from eval.settings import differences
 from prompt_aug.base.files import MissingFileError, read_json, read_text
 from prompt_aug.questions import VALIDATION
@@ -26,11 +24,15 @@ Series = tuple[list[float], list[float]]
 Entries = Mapping[str, Mapping[str, Any]]  # scores.json of each benchmark
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CheckpointRow:
-    """An evaluated checkpoint: `total` over all questions, `gain` over the start model, paired."""
+    """A scored checkpoint: `total` over all questions, `gain` over the start model, paired.
+
+    `benchmarks` has its entries of the benchmarks that are shown.
+    """
 
     step: int
+    scored: Scored
     benchmarks: Entries
     total: metrics.Estimate
     gain: Difference | None
@@ -45,8 +47,6 @@ class RunData:
     environment: Mapping[str, Any]
     metrics: Sequence[Mapping[str, Any]]
     rows: Sequence[CheckpointRow]
-    eval_settings: Mapping[str, Any]
-    evaluated: Mapping[int, EvaluationFolder]
     date: str | None = None
     selection: Mapping[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -61,7 +61,6 @@ class RunData:
         return [step for step, _ in points], [value for _, value in points]
 
     def last(self, key: str) -> float | None:
-        """Return the latest value of the metric `key`, or None."""
         return next(iter(self.series(key)[1][::-1]), None)
 
     @property
@@ -71,12 +70,20 @@ class RunData:
         return next(row for row in self.rows if row.step == step)
 
     @property
+    def start_and_result(self) -> list[CheckpointRow]:
+        """The first checkpoint and `result`; one of them if they are the same, or none."""
+        rows = (self.rows[0], self.result) if self.rows else ()
+        return list({row.step: row for row in rows}.values())
+
+    @property
+    def eval_settings(self) -> Mapping[str, Any]:
+        return self.rows[-1].scored.record["settings"] if self.rows else {}
+
+    @property
     def model(self) -> str | None:
-        """The start model, as the configuration names it."""
         return select(self.config, "actor_rollout_ref.model.path")
 
     def keys(self, prefix: str) -> list[str]:
-        """Return the metric keys that start with `prefix`, sorted."""
         return sorted({key for line in self.metrics for key in line if key.startswith(prefix)})
 
 
@@ -92,25 +99,23 @@ def collect(run: Path, settings: str | None = None) -> RunData:
     lines = read_metrics(run)
     if not lines:
         notes.append("metrics.jsonl has no training step: there are no training curves")
-    evaluated = choose_evaluation(run, settings, notes)
-    scores = {step: read_json(path.scores) for step, path in evaluated.items()}
-    require_one_grader({f"step_{step}": record["grader"] for step, record in scores.items()})
-    if not scores:
+    scored = choose_evaluation(run, settings, notes)
+    require_one_grader({f"step_{step}": one.record["grader"] for step, one in scored.items()})
+    if not scored:
         notes.append(f"no checkpoint is evaluated yet: run `python -m eval.sweep {run}`")
-    if not scores and not lines:
+    if not scored and not lines:
         raise EvaluationError(
             f"{run} has neither metrics.jsonl nor eval/SETTINGS/step_N/scores.json: nothing to "
             "report; train first, then `python -m eval.sweep`"
         )
-    selection: dict[str, Any] = {}
-    if scores and (path := evaluated[max(evaluated)].selection).exists():
-        selection, entries = read_json(path), {s: r["benchmarks"] for s, r in scores.items()}
-        picked = selection["benchmark"]
-        now = {str(step): e.get(picked, {}).get("accuracy") for step, e in entries.items()}
+    selection = scored[max(scored)].selection if scored else {}
+    if selection:
+        name = selection["benchmark"]
+        now = {str(s): one.benchmarks.get(name, {}).get("accuracy") for s, one in scored.items()}
         if now != selection["scores"]:
             raise EvaluationError(
-                f"{path}: the scores have changed since this selection. Run `python -m "
-                "eval.selection` again, or delete the file"
+                f"{scored[max(scored)].folder.selection}: the scores have changed since this "
+                "selection. Run `python -m eval.selection` again, or delete the file"
             )
     written = time.gmtime(folder.metrics.stat().st_mtime) if folder.metrics.exists() else None
     return RunData(
@@ -118,48 +123,48 @@ def collect(run: Path, settings: str | None = None) -> RunData:
         config=texts.get(folder.config) or {},
         environment=texts.get(folder.environment) or {},
         metrics=lines,
-        rows=checkpoint_rows(scores, notes, selection),
+        rows=checkpoint_rows(scored, notes, selection),
         selection=selection,
-        eval_settings=scores[max(scores)]["settings"] if scores else {},
-        evaluated=evaluated,
         date=time.strftime("%Y-%m-%d %H:%M UTC", written) if written else None,
         notes=notes,
     )
 
 
 def checkpoint_rows(
-    scores: Mapping[int, Mapping[str, Any]], notes: list[str], selection: Mapping[str, Any]
+    scored: Mapping[int, Scored], notes: list[str], selection: Mapping[str, Any]
 ) -> list[CheckpointRow]:
     """Return a row per step, over the benchmarks that all steps have.
 
     The benchmark that picked a checkpoint is left out, unless it is the only one.
     """
-    if not scores:
+    if not scored:
         return []
-    common = set.intersection(*(set(record["benchmarks"]) for record in scores.values()))
-    if partial := set().union(*(record["benchmarks"] for record in scores.values())) - common:
+    common = set.intersection(*(set(one.benchmarks) for one in scored.values()))
+    if partial := set().union(*(one.benchmarks for one in scored.values())) - common:
         notes.append(f"left out, because not all checkpoints have it: {', '.join(sorted(partial))}")
     if not common:
         raise EvaluationError("the checkpoints have no benchmark in common: evaluate them again")
-    names = [name for name in scores[max(scores)]["benchmarks"] if name in common]
+    last = scored[max(scored)].benchmarks
+    names = [name for name in last if name in common]
     if selection.get("kind") == VALIDATION and len(names) > 1:
         names.remove(selection["benchmark"])
-    if min(scores) != 0:
+    if 0 not in scored:
         notes.append("the start model (step 0) is not evaluated: there is no gain over it")
-    start, rows = scores.get(0, {}).get("benchmarks"), []
-    for step in sorted(scores):
-        entries, gain = {name: scores[step]["benchmarks"][name] for name in names}, None
-        if step and start:
+    rows = []
+    for step in sorted(scored):
+        entries, gain = {name: scored[step].benchmarks[name] for name in names}, None
+        if step and 0 in scored:
+            start = scored[0].benchmarks
             if changed := asked_differently(start, entries):
                 note = f"{changed[0]} was asked differently of the start model: no gain is given"
                 notes += [note] if note not in notes else []
             else:
                 gain = paired(question_means(start, entries), question_means(entries, entries))
-        if changed := asked_differently(scores[max(scores)]["benchmarks"], entries):
+        if changed := asked_differently(last, entries):
             notes.append(f"{changed[0]} was asked differently at step {step} than at the last one")
-        parts = [np.array(entry["question_means"])[:, None] for entry in entries.values()]
-        total = metrics.mean_over_questions(parts)
-        rows.append(CheckpointRow(step=step, benchmarks=entries, total=total, gain=gain))
+        parts = [metrics.of_means(entry["question_means"]) for entry in entries.values()]
+        total = metrics.over_questions(parts)
+        rows.append(CheckpointRow(step, scored[step], entries, total, gain))
     return rows
 
 
@@ -222,25 +227,23 @@ def summary(data: RunData) -> dict[str, Any]:
     }
 
 
-def choose_evaluation(
-    run: Path, settings: str | None, notes: list[str]
-) -> dict[int, EvaluationFolder]:
+def choose_evaluation(run: Path, settings: str | None, notes: list[str]) -> dict[int, Scored]:
     """Return the scored checkpoints of `settings`, by step; a note names the other settings.
 
     None selects the settings with the most steps; ties go to the newest. Scores of weights that
     were exported anew since are left out with a note.
     """
-    root, found = RunFolder(run).evaluation, dict[str, dict[int, EvaluationFolder]]()
-    stale = list[str]()
+    root, found, stale = RunFolder(run).evaluation, dict[str, dict[int, Scored]](), list[str]()
     for folder in sorted(root.glob("*/")):
-        steps = {s: EvaluationFolder(path) for s, path in numbered(folder, "step_").items()}
-        for step, path in steps.items():
-            if not path.scores.exists():
+        for step, path in numbered(folder, "step_").items():
+            files = EvaluationFolder(path)
+            if not files.scores.exists():
                 continue
-            if has_changed(RunFolder(run).exported(step), read_json(path.scores)["identity"]):
+            one = Scored(files, read_json(files.scores))
+            if has_changed(RunFolder(run).exported(step), one.record["identity"]):
                 stale.append(f"{folder.name}/step_{step}")
             else:
-                found.setdefault(folder.name, {})[step] = path
+                found.setdefault(folder.name, {})[step] = one
     if stale:
         notes.append(
             f"scores left out, because the exports have other weights now: {', '.join(stale)}. Run "
@@ -252,7 +255,8 @@ def choose_evaluation(
         return {}
 
     def rank(name: str) -> tuple[int, float]:
-        return len(found[name]), max(p.scores.stat().st_mtime for p in found[name].values())
+        written = [one.folder.scores.stat().st_mtime for one in found[name].values()]
+        return len(written), max(written)
 
     chosen = settings or max(found, key=rank)
     if others := sorted(set(found) - {chosen}):
@@ -260,7 +264,7 @@ def choose_evaluation(
     return found[chosen]
 
 
-def scored_steps(run: Path, settings: str | None) -> dict[int, EvaluationFolder]:
+def scored_steps(run: Path, settings: str | None) -> dict[int, Scored]:
     """Return the scored checkpoints of a run by step, at least one; print which were chosen."""
     found = choose_evaluation(run, settings, notes := list[str]())
     for note in notes:

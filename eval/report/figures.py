@@ -81,7 +81,6 @@ class Figure:
     log_x: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """Return the data of the interactive figure."""
         return {**asdict(self), "y_range": self.y_range(), "csv": self.as_csv()}
 
     def y_range(self) -> tuple[float, float] | None:
@@ -156,7 +155,6 @@ def pass_at_k_curves(runs: Runs) -> Figure:
 
 
 def by_template(runs: Runs) -> Figure:
-    """Return accuracy and format reward by template, a panel each."""
     caption = "accuracy and format reward of the training rollouts drawn with each template"
     panels = [
         (name, "mean per rollout", {f"template/{name}/{p}": p for p in ("accuracy", "format")})
@@ -173,11 +171,10 @@ def template_names(data: RunData) -> list[str]:
 
 def step_time(runs: Runs) -> Figure:
     """Return the seconds of a training step; for one run its parts, stacked unless they overlap."""
-    name, title, caption = "step_time", "Step time", "without validation and saving"
+    about = ("step_time", "Step time", "without validation and saving")
     steps, whole = runs[0].series("timing_s/step")
     if len(runs) > 1 or not steps:
-        panel = (STEP_SECONDS, "seconds", {"timing_s/step": ""})
-        return _metrics(runs, name, title, caption, panel)
+        return _metrics(runs, *about, (STEP_SECONDS, "seconds", {"timing_s/step": ""}))
     by_step = {float(line["step"]): line for line in runs[0].metrics}
     parts = {}
     for part in STEP_PARTS:
@@ -189,7 +186,7 @@ def step_time(runs: Runs) -> Figure:
     stacked = all(left >= -0.05 * total for left, total in zip(rest, whole, strict=True))
     parts |= {"other": [max(left, 0.0) for left in rest]} if stacked else {"step": whole}
     curves = [Curve(part, steps, values) for part, values in parts.items()]
-    return Figure(name, title, caption, [Panel(STEP_SECONDS, "seconds", curves, stacked)])
+    return Figure(*about, [Panel(STEP_SECONDS, "seconds", curves, stacked)])
 
 
 def _metrics(

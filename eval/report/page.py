@@ -9,7 +9,7 @@ import base64
 import hashlib
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from eval import EvaluationError
 from eval.report import tables
-from eval.report.answers import Archive, ShownRollout
+from eval.report.answers import Archive
 from eval.report.data import RunData
 from eval.report.figures import Figure
 
@@ -85,11 +85,10 @@ def results(runs: Sequence[RunData], expected: str | None = None) -> list[Block]
         ]
     for source, table in tables.expected_tables(runs, expected):
         blocks.append(Block("Published", source, table))
-    return [block for block in blocks if block.table or block.level == 2 or not block.title]
+    return [b for b in blocks if len(b.table) > 1 or b.level == 2 or not b.title]
 
 
 def settings_blocks(run: RunData, several: bool) -> list[Block]:
-    """Return the blocks about how a run was evaluated and trained, and its notes."""
     settings, of = run.eval_settings.items(), f" of {run.name}" if several else ""
     head = ["name", "value"]
     found: dict[str, tables.Table] = {
@@ -125,13 +124,11 @@ class Page:
     runs: Sequence[RunData]
     blocks: Sequence[Block]
     samples: Archive
-    rollouts: Sequence[Sequence[ShownRollout]]
+    rollouts: Sequence[Sequence[Mapping[str, Any]]]
     headline: Sequence[tuple[str, str]] = ()
     figures: Sequence[Figure] = ()
 
     def html(self) -> str:
-        """Return index.html."""
-
         def own(file: str) -> str:
             return resources.files("eval.report").joinpath(file).read_text(encoding="utf-8")
 
@@ -160,7 +157,6 @@ class Page:
         )
 
     def markdown(self) -> str:
-        """Return report.md, which has no model texts."""
         parts = [f"# {self.name}", ", ".join(f"{key} {value}" for key, value in self.headline)]
         parts += [block.markdown() for block in self.blocks]
         parts += [

@@ -13,7 +13,6 @@ from eval import EvaluationError, metrics
 from eval.metrics import Difference, paired
 from eval.report.data import RunData, asked_differently, question_means
 from eval.report.figures import template_names
-from eval.score import read_questions
 from prompt_aug.base.estimates import wilson
 from prompt_aug.base.files import read_text
 from prompt_aug.base.progress import duration
@@ -157,7 +156,7 @@ def pass_at_k_table(data: RunData) -> Table:
         if len(entry["pass_at_k"]) > 1
     ]
     ks = sorted({k for _, _, values in rows for k in values}, key=int)
-    table = [["checkpoint", "benchmark", *(f"pass@{k}" for k in ks)]] if rows else []
+    table = [["checkpoint", "benchmark", *(f"pass@{k}" for k in ks)]]
     for step, name, values in rows:
         table.append([step, name, *(percent(values[k]) if k in values else "-" for k in ks)])
     return table
@@ -172,27 +171,24 @@ def extraction_table(data: RunData) -> Table:
             if len(set(under.values())) > 1:
                 cells = [percent(under["strict"]), percent(under["default"])]
                 table.append([step_name(row.step), name, *cells, entry["settings"]["extraction"]])
-    return table if len(table) > 1 else []
+    return table
 
 
 def level_table(data: RunData) -> Table:
     """Return the accuracy by level of difficulty, of the start and the result."""
-    if not data.rows:
-        return []
-    rows = list({row.step: row for row in (data.rows[0], data.result)}.values())
+    rows = data.start_and_result
     found: dict[tuple[str, int], list[list[float]]] = {}
     for column, row in enumerate(rows):
-        for name, entry in row.benchmarks.items():
-            questions = read_questions(data.evaluated[row.step].benchmark(name), entry)
-            for question, mean in zip(questions, entry["question_means"], strict=True):
+        for name in row.benchmarks:
+            for question, mean in row.scored.means(name):
                 if question["level"] is not None:
                     place = found.setdefault((name, question["level"]), [[] for _ in rows])
                     place[column].append(mean)
     table = [["benchmark", "level", *(step_name(row.step) for row in rows)]]
     for (name, level), columns in sorted(found.items()):
-        scores = [metrics.accuracy([[x] for x in means]) if means else None for means in columns]
+        scores = [metrics.of_means(means) if means else None for means in columns]
         table.append([name, str(level), *map(share, scores)])
-    return table if found else []
+    return table
 
 
 def template_table(data: RunData) -> Table:
@@ -201,7 +197,7 @@ def template_table(data: RunData) -> Table:
     for name in template_names(data):
         recent = [data.series(f"template/{name}/{part}")[1][-10:] for part in table[0][1:]]
         table.append([name, *(percent(sum(x) / len(x)) if x else "-" for x in recent)])
-    return table if len(table) > 1 else []
+    return table
 
 
 # ------------------------------------------------------------------------- facts of a run
@@ -224,7 +220,6 @@ def method(config: Mapping[str, Any]) -> str | None:
 
 
 def header_table(data: RunData) -> Table:
-    """Return model, method, data, command, commit and date, as far as they are recorded."""
     files = select(data.config, "data.train_files") or []
     commit = data.environment.get("commit")
     changed = " with uncommitted changes" if data.environment.get("uncommitted_changes") else ""
@@ -251,13 +246,11 @@ def environment_table(data: RunData) -> Table:
 
 
 def configuration(data: RunData) -> str:
-    """Return the main sections of config.yaml without secrets."""
     sections = {name: data.config[name] for name in CONFIG_SECTIONS if name in data.config}
     return yaml.safe_dump(without_secrets(sections), sort_keys=False, allow_unicode=True)
 
 
 def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the few numbers of the result at the top of the page."""
     facts: dict[str, str] = {}
     if data.rows:
         first, result = data.rows[0], data.result
@@ -277,7 +270,6 @@ def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]
 
 
 def chosen(data: RunData) -> str:
-    """Explain which checkpoint is the result, and how it was chosen."""
     picked = data.selection
     if not picked:
         return "The last checkpoint is the result. No checkpoint was picked by these scores."
@@ -352,7 +344,6 @@ def checkpoints_of_all(runs: Sequence[RunData]) -> list[tuple[str, Table]]:
 
 
 def expected_results() -> dict[str, dict[str, Any]]:
-    """Return the published results by name."""
     return dict(yaml.safe_load(read_text(Path(__file__).with_name("expected.yaml"))))
 
 
@@ -382,7 +373,7 @@ def expected_tables(runs: Sequence[RunData], asked: str | None) -> list[tuple[st
         rows = [["", *entry["benchmarks"]]]
         rows += [[row, *(f"{x:.1f}" for x in values)] for row, values in entry["rows"].items()]
         for run in fitting:
-            for row in {row.step: row for row in (run.rows[0], run.result)}.values():
+            for row in run.start_and_result:
                 cells = [cell(row.benchmarks.get(n), entry["metric"]) for n in entry["benchmarks"]]
                 rows.append([f"ours: {run.name}, step {row.step}", *cells])
         if fitting:

@@ -1,13 +1,16 @@
 """A model folder without weights, and small benchmarks."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_engine import Runner
 from tiny_model import save_tokenizer
 
 from eval.benchmarks import BenchmarkRequest, LoadedBenchmark, load
+from eval.checkpoints import from_model
 from prompt_aug.questions import make_question, write_parquet
 
 
@@ -36,3 +39,8 @@ def make_benchmark(tmp_path: Path) -> Callable[..., LoadedBenchmark]:
         return load(BenchmarkRequest(name=name, path=str(path), samples=samples), greedy=True)
 
     return make
+
+
+@pytest.fixture
+def run(tmp_path: Path, model: Path) -> Runner:
+    return Runner(tmp_path / "out", dataclasses.replace(from_model(str(model)), step=20))

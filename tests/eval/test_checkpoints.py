@@ -46,24 +46,17 @@ def test_only_exports_with_a_manifest_are_finished(tmp_path: Path) -> None:
 def test_a_manifest_may_name_weights_elsewhere(tmp_path: Path) -> None:
     model = export(tmp_path / "other", 7)
     files = read_json(model / "manifest.json")["files"]
-    for step, path in ((0, str(model)), (1, "../../../other/hf/step_7")):
+    for step, path in enumerate((str(model), "../../../other/hf/step_7", "some/model")):
         record = {"step": step, "model_path": path, "files": files}
         write_json(tmp_path / "run" / "hf" / f"step_{step}" / "manifest.json", record)
     found, _ = find(tmp_path / "run")
-    assert [Path(checkpoint.model) for checkpoint in found] == [model, model]
+    assert [Path(checkpoint.model) for checkpoint in found[:2]] == [model, model]
+    assert found[2].identity == {"model": "some/model"}  # a hub id has no files to verify
     for checkpoint in found:
         verify(checkpoint)
     (model / "tokenizer.json").unlink()
     with pytest.raises(EvaluationError, match=r"step_0: .*tokenizer\.json is missing"):
         verify(found[0])
-
-
-def test_a_hub_id_has_no_files_to_verify(tmp_path: Path) -> None:
-    manifest = {"step": 0, "model_path": "some/model"}
-    write_json(tmp_path / "hf" / "step_0" / "manifest.json", manifest)
-    (checkpoint,), _ = find(tmp_path)
-    verify(checkpoint)
-    assert checkpoint.identity == {"model": "some/model"}
 
 
 def test_other_weights_have_another_identity(tmp_path: Path) -> None:
@@ -75,7 +68,7 @@ def test_other_weights_have_another_identity(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_or_changed_file_is_rejected(tmp_path: Path, name: str) -> None:
+def test_a_missing_changed_or_added_file_is_rejected(tmp_path: Path, name: str) -> None:
     folder = export(tmp_path, 10)
     (checkpoint,), _ = find(tmp_path)
     verify(checkpoint)
@@ -85,11 +78,7 @@ def test_a_missing_or_changed_file_is_rejected(tmp_path: Path, name: str) -> Non
     (folder / name).write_bytes(FILES[name][::-1] + b"." * (FILES[name] == FILES[name][::-1]))
     with pytest.raises(EvaluationError, match=f"{name} has changed"):
         verify(checkpoint)
-
-
-def test_an_added_model_file_is_rejected(tmp_path: Path) -> None:
-    folder = export(tmp_path, 10)
-    (checkpoint,), _ = find(tmp_path)
+    (folder / name).write_bytes(FILES[name])
     (folder / "notes.md").write_text("no model reads this")
     verify(checkpoint)
     (folder / "special_tokens_map.json").write_text("{}")
@@ -125,20 +114,13 @@ def test_a_manifest_of_another_step_or_without_files_is_an_error(
         find(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("model", "name"),
-    [
-        ("some/model-1.5B", "some--model-1.5B"),
-        ("a b", "a--b"),
-        ("../x/..", "x"),  # no such folder
-        ("/../", "model"),
-        ("models/mine", "mine"),  # a folder
-        ("models/mine/..", "models"),
-    ],
-)
 def test_the_name_of_a_model_is_the_name_of_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "models" / "mine").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert checkpoints.Checkpoint(step=None, model=model, identity={}).name == name
+    names = {"some/model-1.5B": "some--model-1.5B", "a b": "a--b", "/../": "model"}
+    names |= {"../x/..": "x"}  # no such folder
+    names |= {"models/mine": "mine", "models/mine/..": "models"}
+    for model, name in names.items():
+        assert checkpoints.Checkpoint(step=None, model=model, identity={}).name == name

@@ -1,10 +1,9 @@
 """Two evaluated models over the same questions, from verdicts by hand."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from evaluated import write_checkpoint
+from evaluated import changing, write_checkpoint
 
 from eval import EvaluationError
 from eval.compare import compare, main, read_side
@@ -47,14 +46,13 @@ def test_other_questions_graders_and_the_same_folder_are_rejected(
     other = write_checkpoint(tmp_path / "three" / "s", 3, {"x": A["x"]}, grader="old").root
     with pytest.raises(EvaluationError, match=r"eval\.score"):
         compare(read_side(sides[0], None), read_side(other, None))
-    scores = read_json(sides[1] / "scores.json")
-    scores["benchmarks"]["x"]["settings"]["sha256"] = "changed"
-    changed = replace(read_side(sides[1], None), record=scores)
+    a, b = (read_side(side, None) for side in sides)
+    b.benchmarks["x"]["settings"]["sha256"] = "changed"
     with pytest.raises(EvaluationError, match="different questions"):
-        compare(read_side(sides[0], None), changed)
-    scores["benchmarks"]["x"]["settings"] |= {"sha256": "x", "extraction": "strict"}
+        compare(a, b)
+    b.benchmarks["x"]["settings"] |= {"sha256": "x", "extraction": "strict"}
     with pytest.raises(EvaluationError, match=r"x: the two were graded differently .extraction"):
-        compare(read_side(sides[0], None), changed)
+        compare(a, b)
     assert main([str(sides[0]), str(sides[0])]) == 2
     assert main([str(tmp_path / "one"), str(sides[1])]) == 1
     assert "step_1" in capsys.readouterr().err  # the evaluation that it holds
@@ -66,9 +64,9 @@ def test_an_interrupted_sweep_is_no_comparison(
 ) -> None:
     """It has written the new questions, and the scores are those of the old ones."""
     files = EvaluationFolder(sides[1]).benchmark("x")
-    questions, scores = read_lines(files.questions), read_json(sides[1] / "scores.json")
-    scores["benchmarks"]["x"]["order"] = order_of(questions)
-    write_json(sides[1] / "scores.json", scores)
+    questions = read_lines(files.questions)
+    with changing(sides[1] / "scores.json") as scores:
+        scores["benchmarks"]["x"]["order"] = order_of(questions)
     assert main([*map(str, sides)]) == 0
     changed = {"order": questions[::-1], "count": questions[1:]}
     changed["texts"] = [{**line, "uid": f"new {line['uid']}"} for line in questions]
@@ -88,9 +86,8 @@ def test_questions_that_picked_a_checkpoint_are_left_out(
     (total,) = compare(*(read_side(side, None) for side in sides))["All questions"]
     assert total.difference.questions == 4 and total.difference.mean == 0.25
     for side in sides:  # the only benchmark in common stays, with a note
-        scores = read_json(side / "scores.json")
-        scores["benchmarks"] = {"y": scores["benchmarks"]["y"]}
-        write_json(side / "scores.json", scores)
+        with changing(side / "scores.json") as scores:
+            scores["benchmarks"] = {"y": scores["benchmarks"]["y"]}
     assert main([*map(str, sides)]) == 0
     said = capsys.readouterr().out
     assert "picked by y: its score there is too high" in said and "only in" not in said
@@ -100,10 +97,9 @@ def test_questions_that_picked_a_checkpoint_are_left_out(
 def test_benchmarks_of_one_side_and_other_settings_are_noted(
     sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str], turned: bool
 ) -> None:
-    scores = read_json(sides[0] / "scores.json")
-    scores["benchmarks"] = {"x": scores["benchmarks"]["x"]}
-    scores["benchmarks"]["x"]["settings"]["shots"] = 4
-    write_json(sides[0] / "scores.json", scores)
+    with changing(sides[0] / "scores.json") as scores:
+        scores["benchmarks"] = {"x": scores["benchmarks"]["x"]}
+        scores["benchmarks"]["x"]["settings"]["shots"] = 4
     assert main([*map(str, sides[:: -1 if turned else 1])]) == 0
     said = capsys.readouterr().out
     assert f"note: only in {'A' if turned else 'B'}: y, z\n" in said and said.count("only in") == 1

@@ -60,17 +60,6 @@ def engine_at(
     return server.engine_for(checkpoint, "", 10, [])
 
 
-def test_half_an_answer_is_requested_again() -> None:
-    """Of a server that shuts down; it would be graded as wrong."""
-
-    def script(number: int, body: dict[str, Any]) -> Reply:
-        return completion("Let me th", "abort") if number < 2 else echo(number, body)
-
-    with server_of(script) as endpoint:
-        found = [response for _, response in engine_at(endpoint.url).stream(requests(3))]
-    assert [response["finish_reason"] for response in found] == ["stop"] * 3
-
-
 def test_a_request_has_all_settings_and_the_seed_of_the_engine() -> None:
     budget = Budget()
     with server_of(echo) as endpoint:
@@ -100,10 +89,14 @@ def test_other_servers_get_no_parameter_of_vllm_and_stop_strings_are_applied_her
 
 
 def test_what_passes_is_retried_and_what_stays_is_named_after_the_others() -> None:
+    """Half an answer, of a server that shuts down, would be graded as wrong."""
+
     def script(number: int, body: dict[str, Any]) -> Reply:
         if body["prompt"][0] == 3:
             return Reply({"error": {"message": "out of memory"}}, 500)
-        return Reply({}, 429) if number < 3 else echo(number, body)
+        if number < 6:
+            return completion("Let me th", "abort") if number < 3 else Reply({}, 429)
+        return echo(number, body)
 
     found = []
     with server_of(script) as endpoint:
@@ -111,36 +104,35 @@ def test_what_passes_is_retried_and_what_stays_is_named_after_the_others() -> No
         with pytest.raises(EvaluationError, match=r"1 requests failed.*out of memory"):
             found.extend(stream)
     assert sorted(request.question for request, _ in found) == [0, 1, 2, 4]
+    assert {response["finish_reason"] for _, response in found} == {"stop"}
 
 
 @pytest.mark.parametrize(
-    ("reply", "error", "message"),
+    ("reply", "count", "error", "message"),
     [
-        (Reply({"error": {"message": "no token ids"}}, 400), EndpointError, "no token ids"),
-        (Reply({}, 401), EndpointError, "refuses the key"),
+        (Reply({"error": {"message": "no token ids"}}, 400), 50, EndpointError, "no token ids"),
+        (Reply({}, 401), 50, EndpointError, "refuses the key"),
+        (Reply({"choices": []}), 1, EvaluationError, "not a completion"),  # no empty answer
     ],
 )
-def test_a_refusal_ends_it_at_once(reply: Reply, error: type, message: str) -> None:
+def test_a_refusal_ends_it_at_once(reply: Reply, count: int, error: type, message: str) -> None:
     with server_of(lambda n, b: reply) as endpoint:
         with pytest.raises(error, match=message):
-            list(engine_at(endpoint.url).stream(requests(50)))
+            list(engine_at(endpoint.url).stream(requests(count)))
         assert len(endpoint.bodies) < 10
 
 
-def test_a_response_without_a_text_is_a_failure_not_an_empty_answer() -> None:
-    script = server_of(lambda n, b: Reply({"choices": []}))
-    with script as endpoint, pytest.raises(EvaluationError, match="not a completion"):
-        list(engine_at(endpoint.url).stream(requests(1)))
-
-
-def chat_command(url: str, folder: Path) -> list[str]:
-    """Evaluate 20 questions, whose answer is 3, at a chat endpoint."""
-    path = folder / "q.parquet"
-    write_parquet(
-        [make_question(text=f"{i}?", answers=("3",), source="t") for i in range(20)], path
-    )
+def chat_command(url: str, folder: Path, count: int = 20, **fields: str) -> list[str]:
+    """Evaluate questions, whose answer is 3, at a chat endpoint."""
+    made = [make_question(text=f"{i}?", answers=("3",), source="t", **fields) for i in range(count)]
+    write_parquet(made, folder / "q.parquet")
     command = ["--endpoint", url, "--api=chat", "--model=tiny", "--max-tokens=9"]
-    return [*command, "--out", str(folder / "o"), f"--benchmark=q={path}"]
+    return [*command, "--out", str(folder / "o"), f"--benchmark=q={folder}/q.parquet"]
+
+
+def scores_in(folder: Path) -> dict[str, Any]:
+    (scores,) = folder.glob("o/*/tiny/scores.json")
+    return read_json(scores)["benchmarks"]["q"]
 
 
 @pytest.mark.parametrize(
@@ -194,8 +186,7 @@ def test_the_mean_of_tokens_is_over_the_reported_counts(tmp_path: Path) -> None:
         folder.mkdir()
         with server_of(script) as endpoint:
             assert main(chat_command(endpoint.url, folder)) == 0
-        (scores,) = folder.glob("o/*/tiny/scores.json")
-        assert read_json(scores)["benchmarks"]["q"]["mean_tokens"] == mean
+        assert scores_in(folder)["mean_tokens"] == mean
 
 
 def test_a_caller_that_stops_cancels_what_is_open() -> None:
@@ -212,24 +203,18 @@ def test_a_caller_that_stops_cancels_what_is_open() -> None:
 def test_the_command_stops_at_its_limit_and_resumes(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = [make_question(text=f"{i} + 1?", answers=(str(i + 1),), source="t") for i in range(6)]
-    write_parquet(made, tmp_path / "q.parquet")
-    with server_of(lambda n, b: completion(r"\boxed{3}")) as endpoint:
-        command = ["--endpoint", endpoint.url, "--model", "tiny", "--tokenizer", str(model)]
-        command += ["--out", str(tmp_path / "o"), f"--benchmark=q={tmp_path / 'q.parquet'}"]
-        command += ["--max-tokens=4", "--concurrency=2"]
-        assert main([*command, "--max-requests=4"]) == 1
+    with server_of(lambda n, b: completion(rf"\boxed{{{n}}}")) as endpoint:
+        command = chat_command(endpoint.url, tmp_path, 6)
+        command[2] = f"--tokenizer={model}"
+        assert main([*command, "--max-requests=4", "--concurrency=2"]) == 1
         assert "--max-requests 4 is reached" in capsys.readouterr().err
-        assert main(command) == 0
-        assert len(endpoint.bodies) == 6
-        assert main(command) == 0, "all is done"
-        assert len(endpoint.bodies) == 6
-        assert main([*command[:3], "other", *command[4:]]) == 1
+        for _ in range(2):
+            assert main(command) == 0 and len(endpoint.bodies) == 6
+        assert main([*command, "--model=other"]) == 1
         assert "Name one of: tiny" in capsys.readouterr().err
-    (scores,) = (tmp_path / "o").glob("*/tiny/scores.json")
-    entry = read_json(scores)["benchmarks"]["q"]
+    entry = scores_in(tmp_path)
     assert entry["accuracy"] == pytest.approx(1 / 6) and entry["model"]["endpoint"] == endpoint.url
-    (head, *_), *_ = [read_lines(path) for path in scores.parent.glob("q/samples-*")]
+    (head, *_), *_ = [read_lines(path) for path in tmp_path.glob("o/*/tiny/q/samples-*")]
     assert head["engine"]["owned_by"] == "vllm"
 
 
@@ -237,11 +222,8 @@ def test_other_weights_under_the_same_name_need_another_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As `vllm serve CHECKPOINT --served-model-name policy`, restarted for each checkpoint."""
-    path = tmp_path / "q.parquet"
-    write_parquet([make_question(text="2 + 1?", answers=("3",), source="t")], path)
-    with server_of(lambda n, b: Reply(chat([r"\boxed{3}"])), root="/ckpt/a") as endpoint:
-        command = ["--endpoint", endpoint.url, "--api=chat", "--model=tiny", "--max-tokens=9"]
-        command += ["--out", str(tmp_path / "o"), f"--benchmark=q={path}"]
+    with server_of(lambda n, b: Reply(chat(["3"])), root="/ckpt/a") as endpoint:
+        command = chat_command(endpoint.url, tmp_path, 1)
         assert main(command) == 0
         endpoint.models[0]["root"] = "/ckpt/b"
         assert main(command) == 1
@@ -255,19 +237,13 @@ def test_other_weights_under_the_same_name_need_another_folder(
 def test_a_chat_endpoint_gets_messages_and_needs_no_tokenizer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = [make_question(text="2 + 1?", answers=("3",), source="t", system="Be kind.")]
-    write_parquet(made, tmp_path / "q.parquet")
-    script = server_of(lambda n, b: Reply(chat([r"\boxed{3}"])), "me")
-    with script as endpoint:
-        command = ["--endpoint", endpoint.url, "--api=chat", "--model", "tiny", "--max-tokens=9"]
-        command += ["--out", str(tmp_path / "o"), f"--benchmark=q={tmp_path / 'q.parquet'}"]
+    with server_of(lambda n, b: Reply(chat([r"\boxed{3}"])), "me") as endpoint:
+        command = chat_command(endpoint.url, tmp_path, 1, system="Be kind.")
         assert main([*command, "--template=deepseek-r1-teacher"]) == 1
         assert "prefill" in capsys.readouterr().err
         assert main(command) == 0
         (body,) = endpoint.bodies
-    assert body["messages"] == [
-        {"role": "system", "content": "Be kind."}, {"role": "user", "content": "2 + 1?"},
-    ]  # fmt: skip
+    system, user = ("system", "Be kind."), ("user", "0?")
+    assert [(m["role"], m["content"]) for m in body["messages"]] == [system, user]
     assert "prompt" not in body and body["max_tokens"] == 9
-    (scores,) = (tmp_path / "o").glob("*/tiny/scores.json")
-    assert read_json(scores)["benchmarks"]["q"]["accuracy"] == 1.0
+    assert scores_in(tmp_path)["accuracy"] == 1.0

@@ -7,21 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, session
+from fake_engine import FakeEngine, Runner
 
 from eval import EvaluationError
 from eval.benchmarks import LoadedBenchmark
-from eval.checkpoints import Checkpoint, from_model
 from eval.engine import Request
-from eval.evaluate import Evaluation
 from eval.samples import as_asked
 from eval.score import regrade
-from eval.settings import Settings
 from prompt_aug.base.files import read_lines
 from prompt_aug.questions import Question, make_question
 from recipe.run.folder import EvaluationFolder
 
-SETTINGS = Settings(max_tokens=64, dtype="float32", temperature=1.0)
 MakeBenchmark = Callable[..., LoadedBenchmark]
 
 
@@ -31,37 +27,6 @@ def right(request: Request) -> str:
 
 def right_if_even(request: Request) -> str:
     return right(request) if request.question % 2 == 0 else r"\boxed{77}"
-
-
-@dataclasses.dataclass
-class Runner:
-    """Evaluates `checkpoint` into `root`; `scores` after that are of the checkpoint."""
-
-    root: Path
-    checkpoint: Checkpoint
-
-    def __call__(
-        self, engine: FakeEngine, *benchmarks: LoadedBenchmark, settings: Settings = SETTINGS
-    ) -> dict[str, Any]:
-        evaluation = Evaluation(self.root, settings, benchmarks)
-        evaluation.prepare()
-        scores: dict[str, Any] = {}
-        with session(engine, settings) as held:
-            for item in evaluation.items(self.checkpoint):
-                scores = evaluation.run(item, held)
-        return scores
-
-    def only(self, pattern: str) -> Path:
-        (path,) = self.root.glob(pattern)
-        return path
-
-    def contents(self, pattern: str = "*") -> dict[Path, bytes]:
-        return {path: path.read_bytes() for path in self.root.rglob(pattern) if path.is_file()}
-
-
-@pytest.fixture
-def run(tmp_path: Path, model: Path) -> Runner:
-    return Runner(tmp_path / "out", dataclasses.replace(from_model(str(model)), step=20))
 
 
 def benchmark_of(*questions: Question, **changes: Any) -> LoadedBenchmark:
@@ -128,14 +93,17 @@ def test_a_benchmark_may_have_its_own_template(run: Runner, make_benchmark: Make
 
 @pytest.mark.parametrize("repeats", [True, False])
 def test_greedy_samples_are_made_once_unless_the_engine_varies(
-    run: Runner, make_benchmark: MakeBenchmark, repeats: bool, capsys: pytest.CaptureFixture[str]
+    run: Runner,
+    make_benchmark: MakeBenchmark,
+    repeats: bool,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def answer(request: Request) -> str:
         return right(request) if repeats else f"{request.key[2]} {right(request)}"
 
-    engine, greedy = FakeEngine(answer), SETTINGS.replaced(temperature=0.0)
+    engine = FakeEngine(answer)
     benchmark = make_benchmark(questions=70, samples=5)
-    entry = run(engine, benchmark, settings=greedy)["benchmarks"]["toy"]
+    entry = run(engine, benchmark, temperature=0.0)["benchmarks"]["toy"]
     assert len(engine.asked) == (70 + 64 if repeats else 70 * 5)
     assert entry["samples"] == (70 if repeats else 350)
     assert entry["settings"]["samples"] == (1 if repeats else 5)
@@ -143,7 +111,7 @@ def test_greedy_samples_are_made_once_unless_the_engine_varies(
     assert f"{64 * repeats} of 64 repeated" in capsys.readouterr().out
     graded = run.only("*/step_20/toy/grades.jsonl")
     before = graded.stat().st_mtime_ns
-    run(engine, benchmark, settings=greedy)
+    run(engine, benchmark, temperature=0.0)
     assert len(engine.asked) == (70 + 64 if repeats else 70 * 5), "it is done"
     assert graded.stat().st_mtime_ns == before  # nor is it graded again
 
@@ -155,8 +123,8 @@ def test_sample_i_has_the_options_rotated_by_i_and_its_own_gold(run: Runner) -> 
         options=("x", "y", "z"),
     )  # fmt: skip
     benchmark = benchmark_of(question, samples=3, cyclic=True)
-    engine, settings = FakeEngine(lambda _: r"\boxed{A}"), SETTINGS.replaced(cyclic_options=True)
-    entry = run(engine, benchmark, settings=settings)["benchmarks"]["toy"]
+    engine = FakeEngine(lambda _: r"\boxed{A}")
+    entry = run(engine, benchmark, cyclic_options=True)["benchmarks"]["toy"]
     assert entry["accuracy"] == pytest.approx(1 / 3)
     assert len({request.prompt_token_ids for request in engine.asked}) == 3
     grades = read_lines(run.only("*/step_20/toy/grades.jsonl"))[1:]
@@ -165,21 +133,20 @@ def test_sample_i_has_the_options_rotated_by_i_and_its_own_gold(run: Runner) -> 
     assert [as_asked(line, i)["gold"] for i in range(4)] == [["B"], ["A"], ["C"], ["B"]]
     always_y = FakeEngine(lambda request: rf"\boxed{{{'BAC'[request.key[2]]}}}")
     other = dataclasses.replace(run, root=run.root / "y")
-    scores = other(always_y, benchmark, settings=settings)["benchmarks"]["toy"]
+    scores = other(always_y, benchmark, cyclic_options=True)["benchmarks"]["toy"]
     assert scores["accuracy"] == 1.0 and scores["majority_at_k"]["2"] == 1.0
 
 
 def test_shots_precede_the_question_and_stops_reach_the_engine(
     run: Runner, make_benchmark: MakeBenchmark
 ) -> None:
-    shots, settings = (("5 + 5?", "10"),), SETTINGS.replaced(stop=["\n\n"])
     engine, plain = FakeEngine(right), make_benchmark(questions=1)
-    run(engine, dataclasses.replace(plain, shots=shots), settings=settings)
+    run(engine, dataclasses.replace(plain, shots=(("5 + 5?", "10"),)), stop=["\n\n"])
     assert engine.asked[0].stop == ("\n\n",)
     (line,) = read_lines(run.only("*/step_20/toy/questions.jsonl"))
     turn = "<|im_start|>user\n5 + 5?<|im_end|>\n<|im_start|>assistant\n10<|im_end|>\n"
     assert f"{turn}<|im_start|>user\ntoy: what is 0 + 1?" in line["prompt"]
-    run(engine, plain, settings=settings)
+    run(engine, plain, stop=["\n\n"])
     assert len(engine.asked) == 2, "without shots it is another prompt"
 
 
@@ -194,9 +161,6 @@ def test_a_tolerance_pays_close_decimals_and_survives_regrading(run: Runner) -> 
     assert len(close.asked) == 2, "the stored samples are graded again"
     assert close.starts == close.stops == 1
     assert regrade(EvaluationFolder(run.only("*/step_20"))) == scores
-
-
-def test_a_tolerance_pays_no_copied_formula(run: Runner) -> None:
     question = make_question(text=r"Compute $13.6(1-\frac14)$.", answers=("10.2",), source="t")
     copied = FakeEngine(lambda request: r"\boxed{13.6(1-\frac{1}{4})}")
     entry = run(copied, benchmark_of(question, tolerance=0.01))["benchmarks"]["toy"]
@@ -242,16 +206,6 @@ def test_more_samples_generate_the_missing_ones_and_fewer_generate_none(
     less = run(engine, make_benchmark(questions=2, samples=1))
     assert less["benchmarks"]["toy"]["samples"] == 2 and len(engine.asked) == 6
     assert len(list(run.root.glob("*"))) == 1  # one folder of settings
-
-
-def test_other_settings_have_another_folder(run: Runner, make_benchmark: MakeBenchmark) -> None:
-    benchmark, engine = make_benchmark(), FakeEngine(right_if_even)
-    run(FakeEngine(right), benchmark)
-    before = run.contents()
-    scores = run(engine, benchmark, settings=SETTINGS.replaced(temperature=0.5))
-    assert scores["benchmarks"]["toy"]["accuracy"] == 0.5 and len(engine.asked) == 6
-    assert run.contents().items() >= before.items()
-    assert len(list(run.root.glob("*/step_20/scores.json"))) == 2
 
 
 def test_other_weights_are_sampled_again_and_old_samples_stay(
@@ -305,11 +259,11 @@ def test_the_context_fits_all_benchmarks_or_is_the_requested_one(
     run(engine, benchmark, make_benchmark("a_benchmark_of_a_longer_name"))
     longest = max(len(request.prompt_token_ids) for request in engine.asked)
     assert engine.context == longest + 64 and engine.starts == 1
-    run(engine, benchmark, settings=SETTINGS.replaced(max_model_len=900))
+    run(engine, benchmark, max_model_len=900)
     assert engine.context == 900
     for wrong in (2000, 10):
         with pytest.raises(EvaluationError, match="max_model_len"):
-            run(engine, benchmark, settings=SETTINGS.replaced(max_model_len=wrong))
+            run(engine, benchmark, max_model_len=wrong)
 
 
 def test_a_lost_completion_is_an_error(run: Runner, make_benchmark: MakeBenchmark) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluated import MODEL, write_checkpoint
+from evaluated import MODEL, changing, write_checkpoint
 
 from eval import EvaluationError
 from eval.engine import request_seed
@@ -27,9 +27,8 @@ def respond(folder: EvaluationFolder, *responses: str, **changes: object) -> Non
 
 def regraded(folder: EvaluationFolder, extraction: str) -> dict[str, Any]:
     """Grade again under another extraction."""
-    path = folder.benchmark("toy").scores
-    entry = read_json(path)
-    write_json(path, {**entry, "settings": {**entry["settings"], "extraction": extraction}})
+    with changing(folder.benchmark("toy").scores) as entry:
+        entry["settings"]["extraction"] = extraction
     return regrade(folder)["benchmarks"]["toy"]
 
 

@@ -4,14 +4,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from evaluated import write_checkpoint
+from evaluated import changing, write_checkpoint
 
 from eval import EvaluationError
 from eval.checkpoints import from_manifest
 from eval.report.data import collect, summary
 from eval.report.tables import chosen, headline
 from eval.selection import main, pick_checkpoint
-from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
+from prompt_aug.base.files import read_lines, write_json, write_lines
 from prompt_aug.questions import VALIDATION, Question, make_question, write_parquet
 from recipe.run.folder import RunFolder
 
@@ -35,8 +35,8 @@ def run(tmp_path: Path) -> Path:
         files = scored.benchmark("held")
         lines = zip(read_lines(files.questions), held, strict=True)
         write_lines(files.questions, [{**line, "uid": q.uid} for line, q in lines])
-        entry = read_json(files.scores)
-        write_json(files.scores, {**entry, "path": str(tmp_path / "held.parquet")})
+        with changing(files.scores) as entry:
+            entry["path"] = str(tmp_path / "held.parquet")
     return folder
 
 
@@ -58,9 +58,8 @@ def test_scores_of_other_weights_than_the_exported_ones_are_left_out(run: Path) 
     """A step that was rolled back and exported again; the export of step 30 is deleted."""
     for step, files in ((10, {"config.json": "new"}), (20, {"config.json": "a"})):
         write_json(RunFolder(run).manifest(step), {"step": step, "files": files})
-    path = run / "eval" / "s" / "step_20" / "scores.json"
-    exported = from_manifest(RunFolder(run).exported(20), 20)
-    write_json(path, {**read_json(path), "identity": exported.identity})
+    with changing(run / "eval" / "s" / "step_20" / "scores.json") as record:
+        record["identity"] = from_manifest(RunFolder(run).exported(20), 20).identity
     data = collect(run)
     assert [row.step for row in data.rows] == [0, 20, 30]
     assert [note for note in data.notes if "s/step_10" in note]
@@ -69,24 +68,26 @@ def test_scores_of_other_weights_than_the_exported_ones_are_left_out(run: Path) 
 
 @pytest.mark.parametrize("change", [{"extraction": "strict"}, {"questions": 2}])
 def test_scores_under_different_settings_pick_nothing(run: Path, change: dict[str, object]) -> None:
-    path = run / "eval" / "s" / "step_20" / "scores.json"
-    record = read_json(path)
-    record["benchmarks"]["held"]["settings"] |= change
-    write_json(path, record)
+    with changing(run / "eval" / "s" / "step_20" / "scores.json") as record:
+        record["benchmarks"]["held"]["settings"] |= change
     with pytest.raises(EvaluationError, match=r"differently at the steps \[20\] than at step 30"):
         pick_checkpoint(run, "held")
-    assert not list(run.rglob("selection.json"))
     notes = collect(run).notes
     assert "held was asked differently at step 20 than at the last one" in notes
+    shutil.rmtree(run / "eval" / "s" / "step_30")
+    write_checkpoint(run / "eval" / "s", 30, {"math500": [[1]] * 4})
+    with pytest.raises(EvaluationError, match="step 30 is not evaluated on held"):
+        pick_checkpoint(run, "held")
+    assert not list(run.rglob("selection.json"))
 
 
 def test_the_same_questions_in_another_order_give_no_gain(run: Path) -> None:
     for step, order in ((0, "a"), (10, "b"), (20, "a")):
-        path = run / "eval" / "s" / f"step_{step}" / "scores.json"
-        record = read_json(path)
-        record["benchmarks"]["held"]["order"] = order
-        write_json(path, record)
-    assert [row.gain is None for row in collect(run).rows] == [True, True, False, True]
+        with changing(run / "eval" / "s" / f"step_{step}" / "scores.json") as record:
+            record["benchmarks"]["held"]["order"] = order
+    data = collect(run)
+    assert [row.gain is None for row in data.rows] == [True, True, False, True]
+    assert "held was asked differently of the start model: no gain is given" in data.notes
 
 
 def test_a_test_set_needs_an_option_and_is_marked(
@@ -104,23 +105,17 @@ def test_a_test_set_needs_an_option_and_is_marked(
     assert summary(data)["selection"]["kind"] == "test"
 
 
-@pytest.mark.parametrize("fault", ["trained on", "another split", "no file", "no training file"])
-def test_other_questions_than_a_validation_split_are_rejected(
-    run: Path, tmp_path: Path, fault: str
-) -> None:
-    trained = RunFolder(run).data("train")
-    if fault == "trained on":
-        write_parquet([*questions(9, "train"), *questions(1, VALIDATION)], trained)
-    elif fault == "another split":
-        write_parquet(questions(4, "test", VALIDATION), tmp_path / "held.parquet")
-    else:
-        (tmp_path / "held.parquet" if fault == "no file" else trained).unlink()
-    with pytest.raises(EvaluationError, match="not a validation split"):
+def test_other_questions_than_a_validation_split_are_rejected(run: Path, tmp_path: Path) -> None:
+    trained, held = RunFolder(run).data("train"), tmp_path / "held.parquet"
+    write_parquet([*questions(9, "train"), *questions(1, VALIDATION)], trained)
+    with pytest.raises(EvaluationError, match="1 of its questions were trained on"):
         pick_checkpoint(run, "held")
-
-
-def test_every_checkpoint_must_be_evaluated(run: Path) -> None:
-    shutil.rmtree(run / "eval" / "s" / "step_30")
-    write_checkpoint(run / "eval" / "s", 30, {"math500": [[1]] * 4})
-    with pytest.raises(EvaluationError, match="step 30 is not evaluated on held"):
+    trained.unlink()
+    with pytest.raises(EvaluationError, match="lists the training questions, is missing"):
+        pick_checkpoint(run, "held")
+    write_parquet(questions(4, "test", VALIDATION), held)
+    with pytest.raises(EvaluationError, match="not of the split 'validation'"):
+        pick_checkpoint(run, "held")
+    held.unlink()
+    with pytest.raises(EvaluationError, match="not an existing parquet file"):
         pick_checkpoint(run, "held")

@@ -1,18 +1,13 @@
 """One engine for all checkpoints, and restarts where a reload of weights is not verified."""
 
-import dataclasses
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine, reference, session
 from transformers import AutoTokenizer
 
-from eval.benchmarks import LoadedBenchmark
 from eval.checkpoints import Checkpoint
-from eval.evaluate import Evaluation
 from eval.session import Session, signature
 from eval.settings import Settings
 
@@ -113,22 +108,3 @@ def test_a_signature_covers_what_an_engine_reads(model: Path, tmp_path: Path) ->
     generation["eos_token_id"] = 2
     assert of() != first
     assert signature("some/hub-id", tokenizer) == "some/hub-id"
-
-
-def test_every_checkpoint_is_answered_by_its_own_weights(
-    model: Path, tmp_path: Path, make_benchmark: Callable[..., LoadedBenchmark]
-) -> None:
-    engine = FakeEngine(lambda _: rf"\boxed{{{engine.served[-1]}}}")
-    evaluation = Evaluation(tmp_path / "out", SETTINGS, [make_benchmark(questions=3)])
-    evaluation.prepare()
-    made = Checkpoint(step=0, model="", identity={})
-    with session(engine, SETTINGS) as held:
-        for step in (1, 2, 3):
-            folder = str(shutil.copytree(model, tmp_path / f"m{step}"))
-            own = dataclasses.replace(made, step=step, model=folder, identity={"files": str(step)})
-            (item,) = evaluation.items(own)
-            scores = evaluation.run(item, held)
-            # Question i asks for i + 1, and the model of step s says s.
-            means = [float(i == step - 1) for i in range(3)]
-            assert scores["benchmarks"]["toy"]["question_means"] == means
-        assert (held.starts, held.swaps) == (1, 2)

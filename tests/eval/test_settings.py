@@ -10,7 +10,8 @@ from eval.benchmarks import BenchmarkRequest
 from eval.settings import Settings, differences, folder_name, from_run, presets, shared_identity
 from prompt_aug.base.errors import UserError
 from prompt_aug.prompts import FORM, Prompts
-from prompt_aug.templates import load_bank
+from prompt_aug.templates import Template, load_bank
+from prompt_aug.templates.format_checks import Rule
 
 
 def write_config(run: Path, text: str) -> Path:
@@ -91,19 +92,17 @@ def test_every_setting_that_can_change_a_response_is_compared(change: dict[str, 
     assert folder_name(old) != folder_name(new)
 
 
-def test_settings_of_the_machine_are_not_compared() -> None:
+def test_settings_of_the_machine_are_not_compared_but_the_template_is() -> None:
     template = load_bank()["qwen-math"]
     one, other = Settings(), Settings(gpu_memory_utilization=0.5, tensor_parallel=4, samples=8)
-    assert not differences(shared_identity(one, template), shared_identity(other, template))
+    old = shared_identity(one, template)
+    assert old == shared_identity(other, template)
     # Another name would orphan the samples of earlier versions.
-    assert folder_name(shared_identity(one, "a template")) == "qwen-math-t0-18adf3e8"
-
-
-def test_a_changed_template_of_the_same_name_is_another_one() -> None:
-    template = load_bank()["qwen-math"]
+    made = Template(name="n", category="c", format=(Rule(weight=1.0, boxed=True),))
+    assert folder_name(shared_identity(one, made)) == "qwen-math-t0-3b7d263b"
     changed = template.model_copy(update={"system": "Something else."})
-    old, new = (shared_identity(Settings(), t) for t in (template, changed))
-    assert [line.split(":")[0] for line in differences(old, new)] == ["template_sha256"]
+    found = differences(old, shared_identity(one, changed))
+    assert [line.split(":")[0] for line in found] == ["template_sha256"]
     json.dumps(old)  # must be storable
 
 

@@ -54,21 +54,15 @@ def test_a_run_is_swept_with_one_engine_and_again_with_none(
 ) -> None:
     assert sweep.main([str(run)]) == 0
     assert engine.starts == 1
-    assert capsys.readouterr().out.count("toy: accuracy 1.0000 +- 0.0000 (3 of 3 questions") == 3
+    said = capsys.readouterr().out
+    assert said.count("toy: accuracy 1.0000 +- 0.0000 (3 of 3 questions") == 3
+    assert "--max-tokens" not in said
     assert sorted(set(engine.models)) == [str(run / "hf" / f"step_{s}") for s in (1, 2, 3)]
     assert set(scores(run, 2)["benchmarks"]) == {"toy", "other"}
-    assert sweep.main([str(run)]) == 0
-    assert engine.starts == 1 and len(engine.asked) == 15
-
-
-def test_truncated_responses_are_warned_about(
-    run: Path, engine: FakeEngine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sweep.main([str(run), "--steps", "1"]) == 0
-    assert "--max-tokens" not in capsys.readouterr().out
     for file in run.glob("eval/*/step_1/toy/scores.json"):
         write_json(file, read_json(file) | {"truncation_rate": 1 / 3})
-    assert sweep.main([str(run), "--steps", "1"]) == 0
+    assert sweep.main([str(run)]) == 0
+    assert engine.starts == 1 and len(engine.asked) == 15
     said = capsys.readouterr().out
     assert said.count("--max-tokens=8: 33% of the responses were truncated. Raise it") == 1
 
@@ -163,12 +157,7 @@ def test_scores_of_another_grader_are_rejected_at_once(
     ],
 )
 def test_a_wrong_option_is_rejected_before_an_engine_starts(
-    run: Path,
-    engine: FakeEngine,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    code: int,
-    message: str,
+    run: Path, engine: FakeEngine, capsys: Any, arguments: list[str], code: int, message: str
 ) -> None:
     try:
         found = sweep.main([str(run) if a == "RUN" else a for a in arguments])
@@ -199,15 +188,12 @@ def test_a_preset_overrides_the_run_and_options_override_the_preset(
 def test_options_override_the_samples_of_the_runs_own_benchmarks(
     tmp_path: Path, given: list[str], samples: int
 ) -> None:
-    (tmp_path / "config.yaml").write_text(
-        "eval: {template: qwen-math, benchmarks: [{name: toy, path: x.parquet, samples: 1}]}\n"
-    )
-    settings = sweep._settings(sweep._parser().parse_args([str(tmp_path), *given]), tmp_path)
-    (request,) = settings.benchmarks
-    assert (request.samples or settings.samples) == samples
-    named = sweep._parser().parse_args([str(tmp_path), *given, "--benchmark", "toy=x.parquet:3"])
-    (request,) = sweep._settings(named, tmp_path).benchmarks
-    assert request.samples == 3
+    (tmp_path / "config.yaml").write_text("eval: {benchmarks: [{name: toy, path: x, samples: 1}]}")
+    for more, wanted in (([], samples), (["--benchmark", "toy=x.parquet:3"], 3)):
+        options = sweep._parser().parse_args([str(tmp_path), *given, *more])
+        settings = sweep._settings(options, tmp_path)
+        (request,) = settings.benchmarks
+        assert (request.samples or settings.samples) == wanted
 
 
 def test_dry_run_prints_settings_and_first_prompts(
@@ -220,27 +206,19 @@ def test_dry_run_prints_settings_and_first_prompts(
     assert engine.starts == 0 and not list(run.glob("eval/**/*"))
 
 
-def test_models_are_evaluated_side_by_side(run: Path, engine: FakeEngine, tmp_path: Path) -> None:
-    models = [str(run / "hf" / f"step_{step}") for step in (1, 2)]
-    command = [f"--benchmark=toy={tmp_path / 'toy.parquet'}", "--out", str(tmp_path / "out")]
-    assert sweep.main([*command, *(f"--model={model}" for model in models)]) == 0
-    found = sorted(path.parent.name for path in (tmp_path / "out").glob("*/*/scores.json"))
-    assert found == ["step_1", "step_2"]
-
-
-def test_another_model_of_the_same_name_needs_its_own_folder(
+def test_models_are_evaluated_side_by_side_if_their_names_differ(
     run: Path, engine: FakeEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every run's exports have the same names."""
-    other = tmp_path / "another_run" / "step_1"
-    shutil.copytree(run / "hf" / "step_2", other)
+    models = [f"--model={run / 'hf' / f'step_{step}'}" for step in (1, 2)]
     command = [f"--benchmark=toy={tmp_path / 'toy.parquet'}", "--out", str(tmp_path / "out")]
-    assert sweep.main([*command, f"--model={run / 'hf' / 'step_1'}"]) == 0
-    (path,) = (tmp_path / "out").glob("*/*/scores.json")
-    before = path.read_bytes()
+    assert sweep.main([*command, *models]) == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "out").glob("*/*/scores.json")}
+    assert sorted(path.parent.name for path in before) == ["step_1", "step_2"]
+    other = shutil.copytree(run / "hf" / "step_2", tmp_path / "another_run" / "step_1")
     assert sweep.main([*command, f"--model={other}"]) == 1
     assert "another model named step_1" in capsys.readouterr().err
-    assert path.read_bytes() == before
+    assert all(path.read_bytes() == content for path, content in before.items())
 
 
 def test_watch_evaluates_each_export_until_the_last_step(

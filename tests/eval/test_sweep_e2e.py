@@ -42,13 +42,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", *arguments]
-
-
-def finish(*arguments: str) -> str:
+def finish(*arguments: str, **variables: str) -> str:
+    command = [sys.executable, *arguments]
+    environment = {**os.environ, **variables}
     done = subprocess.run(
-        command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -64,9 +62,8 @@ def samples_in(folder: Path) -> dict[tuple[str, int], dict[str, object]]:
 
 def kill_in_the_middle(out: Path, *arguments: str) -> int:
     """Start a command, kill it once there are samples, and return how many there are."""
-    process = subprocess.Popen(
-        command(*arguments), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    command, null = [sys.executable, *arguments], subprocess.DEVNULL
+    process = subprocess.Popen(command, cwd=ROOT, stdout=null, stderr=null)
     try:
         for _ in range(6000):
             if list(out.glob("*/step_*/toy/samples-*.jsonl")):
@@ -84,12 +81,12 @@ def test_killed_and_with_one_engine_it_gives_what_a_fresh_engine_for_each_gives(
     run: Path, tmp_path: Path
 ) -> None:
     fresh = tmp_path / "fresh"
-    said = finish("eval.sweep", str(run), "--out", str(fresh), "--no-reload")
+    said = finish("-m", "eval.sweep", str(run), "--out", str(fresh), "--no-reload")
     assert "engine: 2 started, weights reloaded 0 times" in said
-    made = kill_in_the_middle(run / "eval", "eval.sweep", str(run))
+    made = kill_in_the_middle(run / "eval", "-m", "eval.sweep", str(run))
     assert 0 < made < len(STEPS) * 512
     assert len(list(run.glob("eval/*/step_*/scores.json"))) < len(STEPS)
-    said = finish("eval.sweep", str(run))
+    said = finish("-m", "eval.sweep", str(run))
     assert "engine: 1 started, weights reloaded 1 times" in said and "restarted" not in said
     answers = []
     for step in STEPS:
@@ -103,7 +100,7 @@ def test_killed_and_with_one_engine_it_gives_what_a_fresh_engine_for_each_gives(
     (head, *_), *_ = [read_lines(path) for path in fresh.glob("*/step_0/toy/samples-*.jsonl")]
     assert head["engine"]["dtype"] == "float32" and head["engine"]["vllm"]
 
-    out = finish("eval.report", str(run))
+    out = finish("-m", "eval.report", str(run))
     assert "start (step 0)" in out and "step 10" in out
     summary = read_json(run / "report" / "summary.json")
     assert [row["step"] for row in summary["checkpoints"]] == [10]
@@ -123,10 +120,6 @@ def test_the_old_head_of_a_reload_is_found_out_and_an_engine_started(
         "sys.exit(sweep.main(sys.argv[1:]))"
     )
     options = [str(run), "--out", str(tmp_path), "--max-questions", "2", "--steps", "0", "10"]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *options], env={**os.environ, "VERL_PLATFORM": ""},
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "nats per token away from" in done.stdout
-    assert "engine: 2 started, weights reloaded 0 times" in done.stdout
+    said = finish("-c", program, *options, VERL_PLATFORM="")
+    assert "nats per token away from" in said
+    assert "engine: 2 started, weights reloaded 0 times" in said

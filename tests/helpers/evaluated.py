@@ -1,12 +1,13 @@
 """Evaluated checkpoints written by hand: verdicts are given, nothing is sampled or graded."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from eval.samples import SampleFiles
 from eval.score import combine, join, score
-from prompt_aug.base.files import write_json, write_lines
+from prompt_aug.base.files import read_json, write_json, write_lines
 from prompt_aug.grading import VERSION
 from prompt_aug.prompts import Prompts
 from recipe.run.folder import EvaluationFolder
@@ -30,14 +31,12 @@ def write_checkpoint(
     Prompts.from_section({"validation_template": settings["template"]}).write(folder.prompts)
     for name, rows in outcomes.items():
         files = folder.benchmark(name)
-        keys = [{"uid": f"{name}-{q}", "prompt_sha256": "0"} for q in range(len(rows))]
-        same = {"gold": [gold], "template": "qwen-math", "prompt_tokens": 3, "asked": True}
-        questions = []
-        for q, key in enumerate(keys):
+        questions, samples, grades = [], [], []
+        for q, row in enumerate(rows):
+            key = {"uid": f"{name}-{q}", "prompt_sha256": "0"}
             asked = {"question": f"question {q}", "level": q % 2, "prompt": f"question {q}\n"}
+            same = {"gold": [gold], "template": "qwen-math", "prompt_tokens": 3, "asked": True}
             questions.append({**key, **same, **asked})
-        samples, grades = [], []
-        for key, row in zip(keys, rows, strict=True):
             for number, correct in enumerate(row):
                 end, status = ("stop", "correct") if correct else ("length", "no_answer")
                 place = {**key, "sample": number}
@@ -54,3 +53,11 @@ def write_checkpoint(
         write_json(files.scores, {**entry, **score(table)})
     combine(folder, step, "m", MODEL)
     return folder
+
+
+@contextlib.contextmanager
+def changing(path: Path) -> Iterator[Any]:
+    """Read a JSON file, and write it with the changes of the block."""
+    value = read_json(path)
+    yield value
+    write_json(path, value)

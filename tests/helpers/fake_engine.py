@@ -1,9 +1,14 @@
 """An engine without a model: answers by a function of the request, and counts what it does."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from eval.benchmarks import LoadedBenchmark
+from eval.checkpoints import Checkpoint
 from eval.engine import Request
+from eval.evaluate import Evaluation
 from eval.session import Session
 from eval.settings import Settings
 
@@ -59,3 +64,31 @@ def reference(model: str, prompts: Sequence[tuple[int, ...]], dtype: str) -> lis
 
 def session(engine: FakeEngine, settings: Settings) -> Session:
     return Session(settings, engine.open, reference)
+
+
+@dataclass
+class Runner:
+    """Evaluates `checkpoint` into `root` and returns its scores; keeps the `items` of a call."""
+
+    root: Path
+    checkpoint: Checkpoint
+    settings = Settings(max_tokens=64, dtype="float32", temperature=1.0)
+
+    def __call__(
+        self, engine: FakeEngine, *benchmarks: LoadedBenchmark, **changes: Any
+    ) -> dict[str, Any]:
+        settings = self.settings.replaced(**changes)
+        evaluation = Evaluation(self.root, settings, benchmarks)
+        evaluation.prepare()
+        self.items, scores = evaluation.items(self.checkpoint), {}
+        with session(engine, settings) as held:
+            for item in self.items:
+                scores = evaluation.run(item, held)
+        return scores
+
+    def only(self, pattern: str) -> Path:
+        (path,) = self.root.glob(pattern)
+        return path
+
+    def contents(self, pattern: str = "*") -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in self.root.rglob(pattern) if path.is_file()}

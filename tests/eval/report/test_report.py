@@ -17,14 +17,13 @@ import pytest
 from evaluated import write_checkpoint
 
 from eval import EvaluationError
-from eval.metrics import Difference
+from eval.metrics import Difference, Estimate
 from eval.report import answers, charts, figures, tables
 from eval.report.__main__ import build, main
 from eval.report.answers import rollouts, visible
 from eval.report.data import RunData, asked_differently, collect, summary
-from eval.score import order_of
 from prompt_aug.base.errors import UsageError
-from prompt_aug.base.files import dump_lines, read_lines, write_lines
+from prompt_aug.base.files import dump_lines
 from prompt_aug.grading import VERSION
 
 pytestmark = pytest.mark.config  # whole reports with their figures: half a second each
@@ -57,6 +56,7 @@ def run(tmp_path: Path) -> Path:
             "train/entropy": None if step == 3 else 1.0,  # as NaN is written
             "template/open-r1/accuracy": 0.5,
             "template/open-r1/format": 0.75,
+            "template/$a{$/accuracy": 0.25,  # between dollars matplotlib reads a formula
             **{"timing_s/step": 5.0, "timing_s/gen": 3.0, "timing_s/update_actor": 1.0},
             "grade/correct": 0.5,
             "train/optimizer_steps": 2 * step,
@@ -173,6 +173,7 @@ def test_report_of_one_run(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     source = (run / "report" / "index.html").read_text()
     assert "hunter2" not in source + text and "max_tokens: 5" in source
     assert ATTACK[:20] not in text
+    assert "### By template" in text and "### Which text" not in text  # no table without rows
 
 
 def test_model_text_stays_text_in_the_page(run: Path) -> None:
@@ -204,53 +205,32 @@ def test_missing_data_becomes_a_note(run: Path, tmp_path: Path) -> None:
     assert "no training curves" in notes and "config.yaml" in notes
     assert summary(collect(run))["optimizer_steps"] is None
     assert dangers((run / "report" / "index.html").read_text()) == []
-
-
-def test_a_folder_without_scores_and_metrics_is_an_error(tmp_path: Path) -> None:
-    assert main([str(tmp_path)]) == 1
+    assert main([str(tmp_path)]) == 1  # neither scores nor metrics
 
 
 # ------------------------------------------------------------------------- scores
 
 
-def test_averages_cover_the_benchmarks_of_all_checkpoints(run: Path) -> None:
+def test_averages_are_over_the_questions_of_the_benchmarks_of_all_checkpoints(run: Path) -> None:
     write_eval(run, 30, {"toy": [[1], [1], [1], [1]], "extra": [[0], [0]]})
     data = collect(run)
     assert [row.total.accuracy for row in data.rows] == [0.25, 0.75, 1.0]
     assert any("extra" in note for note in data.notes)
-
-
-def test_every_question_has_the_same_weight(run: Path) -> None:
+    data.result.benchmarks["toy"]["mean_tokens"] = None  # which no server reported
+    assert [row[-1] for row in tables.checkpoint_table(data)] == ["tokens", "10", "10", "-"]
     shutil.rmtree(run / "eval")
     write_eval(run, 0, {"a": [[1, 0], [1, 1]], "b": [[0], [0]]})
-    data = collect(run)
-    assert data.rows[0].total.accuracy == pytest.approx(1.5 / 4)
-    table = tables.checkpoint_table(data)
-    assert table[0][1:4] == ["a (2 x 2)", "b (2)", "all questions"]
-    assert table[1][1:4] == ["75.0 ±25.0", "0.0 [0.0, 65.8]", "37.5 ±12.5"]  # benchmarks are strata
-
-
-def test_tokens_that_no_server_reported_are_a_dash(run: Path) -> None:
-    data = collect(run)
-    data.result.benchmarks["toy"]["mean_tokens"] = None
-    assert [row[-1] for row in tables.checkpoint_table(data)] == ["tokens", "10", "-"]
-
-
-def test_other_questions_give_no_gain(run: Path) -> None:
-    write_eval(run, 30, {"toy": [[1], [1], [1]]})
-    data = collect(run)
-    assert any("toy was asked differently" in note for note in data.notes)
-    gains = {row.step: row.gain for row in data.rows}
-    assert gains[20] is not None and gains[30] is None
+    head, row = tables.checkpoint_table(collect(run))
+    assert head[1:4] == ["a (2 x 2)", "b (2)", "all questions"]
+    assert row[1:4] == ["75.0 ±25.0", "0.0 [0.0, 65.8]", "37.5 ±12.5"]  # benchmarks are strata
 
 
 def test_greedy_samples_that_were_spared_are_no_other_settings() -> None:
-    def entry(**settings: int) -> dict[str, Any]:
-        return {"toy": {"settings": settings}}
-
-    spared = entry(samples=1, samples_requested=5)
-    assert asked_differently(spared, entry(samples=5)) == []
-    assert asked_differently(spared, entry(samples=1)) == ["toy"]
+    spared, five, one = (
+        {"toy": {"settings": settings}}
+        for settings in ({"samples": 1, "samples_requested": 5}, {"samples": 5}, {"samples": 1})
+    )
+    assert (asked_differently(spared, five), asked_differently(spared, one)) == ([], ["toy"])
 
 
 def test_one_set_of_settings_per_report(run: Path) -> None:
@@ -288,19 +268,13 @@ def test_pictures_are_deterministic_and_show_the_data(run: Path) -> None:
     assert charts.png(figures.accuracy_by_step([collect(run)])) == first
     write_eval(run, 30, {"toy": [[1], [1], [1], [1]]})
     assert charts.png(figures.accuracy_by_step([collect(run)])) != first
-
-
-def test_a_template_name_with_dollars_is_drawn(run: Path) -> None:
-    line = {"step": 1, "template/$a{$/accuracy": 0.5, "template/$a{$/format": 0.5}
-    (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    assert charts.png(figures.by_template([collect(run)]))
+    assert charts.running_mean([1.0, 2.0, 6.0, 3.0], 3).tolist() == [1.5, 3.0, 11 / 3, 4.5]
 
 
 def test_parts_longer_than_the_step_are_not_stacked() -> None:
     def panel(gen: float) -> figures.Panel:
         lines = [{"step": s, "timing_s/step": 5.0, "timing_s/gen": gen} for s in (1, 2)]
-        empty: dict[str, Any] = {key: {} for key in ("config", "environment")}
-        data = RunData(name="r", metrics=lines, rows=[], eval_settings={}, evaluated={}, **empty)
+        data = RunData(name="r", config={}, environment={}, metrics=lines, rows=[])
         return figures.step_time([data]).panels[0]
 
     assert panel(4.0).stacked and [c.label for c in panel(4.0).curves] == ["gen", "other"]
@@ -315,12 +289,8 @@ def test_panels_of_one_unit_share_their_range(run: Path) -> None:
     shared = figures.by_template([collect(run)])
     assert shared.y_range() == pytest.approx((0.05, 1.15))
     assert figures.accuracy_by_step([collect(run)]).y_range() is None
-    other = [figures.Panel(p.title, p.title, p.curves) for p in shared.panels]
+    other = [dataclasses.replace(panel, unit=panel.title) for panel in shared.panels]
     assert dataclasses.replace(shared, panels=other).y_range() is None
-
-
-def test_running_mean_by_hand() -> None:
-    assert charts.running_mean([1.0, 2.0, 6.0, 3.0], 3).tolist() == [1.5, 3.0, 11 / 3, 4.5]
 
 
 # ------------------------------------------------------------------------- answers
@@ -356,14 +326,12 @@ def test_too_many_samples_omit_checkpoints_in_between(
     assert any("those of 0, 30, 50" in note for note in data.notes)
 
 
-def test_the_preview_of_a_rollout_is_its_response(run: Path) -> None:
+def test_a_rollout_is_shortened_and_its_control_characters_are_spelled_out(run: Path) -> None:
     rollout = {"prompt": "<|im_start|>system\n", "response": "one\ntwo", "accuracy": 1.0}
     (run / "rollouts" / "step_1.jsonl").write_text(dump_lines([rollout]))
-    assert rollouts(run)[0].preview == "one two"
-    assert [(r.step, r.correct) for r in rollouts(run)] == [(1, True), (20, False), (20, True)]
-
-
-def test_long_text_is_truncated_and_control_characters_are_spelled_out() -> None:
+    found = rollouts(run)
+    assert found[0]["preview"] == "one two"
+    assert [(r["step"], r["correct"]) for r in found] == [(1, True), (20, False), (20, True)]
     assert visible("a" * 10, limit=4) == "aaaa\n... and 6 more characters"
     assert visible("\x1b[31mred\u2066\n") == "\\u001b[31mred\\u2066\n"
 
@@ -421,7 +389,9 @@ def test_published_numbers_beside_a_run_of_the_same_model(run: Path) -> None:
     shutil.rmtree(run / "eval")
     write_eval(run, 0, {"amc": [[1, 0], [1, 1]]})
     ((title, table),) = tables.expected_tables([collect(run)], None)
-    names = tables.expected_results()["prompt_aug-1.5b"]["benchmarks"]
+    known = tables.expected_results()
+    assert all(len(x) == len(e["benchmarks"]) for e in known.values() for x in e["rows"].values())
+    names = known["prompt_aug-1.5b"]["benchmarks"]
     assert "2602.03190" in title and table[0] == ["", *names]
     assert table[1] == ["start model", "16.7", "43.4", "61.8", "15.1", "28.4"]
     assert table[-1] == ["ours: my <run>, step 0", "-", "75.0 ±25.0", "-", "-", "-"]
@@ -433,20 +403,6 @@ def test_published_numbers_beside_a_run_of_the_same_model(run: Path) -> None:
         tables.expected_tables([collect(run)], "nobody")
 
 
-def test_published_rows_agree_with_the_printed_averages() -> None:
-    means = {
-        ("prompt_aug-1.5b", "GRPO"): 42.6, ("prompt_aug-1.5b", "DAPO"): 44.1,
-        ("cw_grpo-1.5b", "CW-GRPO"): 55.3, ("cw_grpo-7b", "CW-GRPO"): 46.7,
-    }  # fmt: skip
-    for (name, row), mean in means.items():
-        values = tables.expected_results()[name]["rows"][row]
-        assert sum(values) / len(values) == pytest.approx(mean, abs=0.06)
-    competition = tables.expected_results()["ta_grpo-1.7b"]["rows"]["TA-GRPO"][:4]
-    assert sum(competition) / 4 == pytest.approx(59.69, abs=0.01)
-    for entry in tables.expected_results().values():
-        assert all(len(values) == len(entry["benchmarks"]) for values in entry["rows"].values())
-
-
 # ------------------------------------------------------------------------- tables
 
 
@@ -454,11 +410,10 @@ def test_cells() -> None:
     table = [["name", "x|y"], ["long name", "1"]]
     assert tables.markdown_table(table) == "| name | x\\|y |\n|---|---|\n| long name | 1 |"
     assert tables.share(None) == "-"
-    assert tables.share({"accuracy": 0.5, "standard_error": None, "questions": 1}) == "50.0"
+    assert tables.share(Estimate(accuracy=0.5, standard_error=None, questions=1)) == "50.0"
     # Wilson: z^2 / (30 + z^2) = 11.4 %, where the standard error is 0.
-    assert (
-        tables.share({"accuracy": 0.0, "standard_error": 0.0, "questions": 30}) == "0.0 [0.0, 11.4]"
-    )
+    zero = Estimate(accuracy=0.0, standard_error=0.0, questions=30)
+    assert tables.share(zero) == "0.0 [0.0, 11.4]"
     for value, shown in ((0.0001, "<0.001"), (0.001, "0.001"), (0.5, "0.5")):
         given = {"mean": 0.1, "standard_error": None, "low": 0.0, "high": 0.2, "questions": 4}
         assert tables.p_value(Difference(p_value=value, **given)) == shown
@@ -474,23 +429,13 @@ def test_levels_and_templates_have_tables(run: Path) -> None:
     ]
     assert tables.template_table(data) == [
         ["template", "share", "accuracy", "format"],
+        ["$a{$", "-", "25.0", "-"],
         ["open-r1", "-", "50.0", "75.0"],
     ]
 
 
-def test_levels_of_other_questions_than_the_scored_ones_have_no_table(run: Path) -> None:
-    data = collect(run)
-    files = data.evaluated[20].benchmark("toy")
-    questions = read_lines(files.questions)
-    data.result.benchmarks["toy"]["order"] = order_of(questions)
-    assert tables.level_table(data)
-    write_lines(files.questions, questions[::-1])
-    with pytest.raises(EvaluationError, match=r"Run eval\.sweep again"):
-        tables.level_table(data)
-
-
 def test_strict_and_default_extraction_are_shown_where_they_differ(run: Path) -> None:
-    assert tables.extraction_table(collect(run)) == []
+    assert len(tables.extraction_table(collect(run))) == 1
     (path, *_) = sorted((run / "eval").rglob("step_*/scores.json"))
     scores = json.loads(path.read_text())
     name, entry = next(iter(scores["benchmarks"].items()))
@@ -501,22 +446,29 @@ def test_strict_and_default_extraction_are_shown_where_they_differ(run: Path) ->
     assert row[1:] == [name, "12.5", "50.0", "strict"]
 
 
-def test_header_names_model_method_data_commit_and_date(run: Path) -> None:
+def test_the_facts_of_a_run_have_no_token(run: Path) -> None:
     (run / "config.yaml").write_text(
         "actor_rollout_ref: {model: {path: some/model}}\n"
         "recipe: {advantage: {name: grpo}, weights: {name: clip_cov}}\n"
         "data: {train_files: [a.parquet]}\n"
     )
-    environment = {"commit": COMMIT, "uncommitted_changes": True}
+    token = "hf_abcdefghij1234567890"
+    typed = f"python -m recipe.train toy +trainer.hub_token={token}"
+    environment = {"command": typed, "resumed": [{"command": typed, "commit": COMMIT}]}
+    environment |= {"commit": COMMIT, "uncommitted_changes": True, "host": {"cores": 2}}
     (run / "environment.json").write_text(json.dumps(environment))
     os.utime(run / "metrics.jsonl", (0, 86_400))
     assert tables.header_table(collect(run)) == [
         ["model", "some/model"],
         ["method", "advantage grpo, weights clip_cov"],
         ["data", "a.parquet"],
+        ["command", "(left out)"],
         ["commit", f"{COMMIT} with uncommitted changes"],
         ["date", "1970-01-02 00:00 UTC"],
     ]
+    shown = dict(tables.environment_table(collect(run)))
+    assert token not in str(shown) and (shown["commit"], shown["host cores"]) == (COMMIT, "2")
+    assert list(shown) == ["command", "resumed", "commit", "uncommitted_changes", "host cores"]
 
 
 FIXED = {"mode": "fixed", "templates": ["a"]}
@@ -558,15 +510,3 @@ def test_method_is_described_by_its_configuration(recipe: dict[str, Any], shown:
 def test_a_value_that_looks_like_a_token_is_hidden(run: Path, value: str, hidden: bool) -> None:
     (run / "config.yaml").write_text(f"recipe: {{remark: '{value}'}}\n")
     assert (value not in tables.configuration(collect(run))) == hidden
-
-
-def test_a_token_in_the_command_is_in_no_table(run: Path) -> None:
-    token = "hf_abcdefghij1234567890"
-    typed = f"python -m recipe.train toy +trainer.hub_token={token}"
-    resumed = [{"command": typed, "commit": COMMIT}]
-    environment = {"command": typed, "resumed": resumed, "commit": COMMIT, "host": {"cores": 2}}
-    (run / "environment.json").write_text(json.dumps(environment))
-    shown = tables.environment_table(collect(run))
-    assert token not in str(shown) and token not in str(tables.header_table(collect(run)))
-    assert ["commit", COMMIT] in shown and ["host cores", "2"] in shown
-    assert [row[0] for row in shown] == ["command", "resumed", "commit", "host cores"]
