@@ -101,10 +101,10 @@ def verdicts(experiment: Experiment, lines: Lines) -> str:
         verdict = "undecided"
         if claim.margin is not None:
             if abs(mean) + half < claim.margin:
-                verdict = f"**decided: equal within {claim.margin:g}**"
+                verdict = f"**equal within {claim.margin:g}**"
         elif corrected < 0.05:
             met = (mean > 0) == (claim.direction == "above")
-            verdict = "**decided: met**" if met else "**decided: the reverse**"
+            verdict = "**met**" if met else "**the reverse**"
         numbers = (f"{mean:+.3f}", _interval(effect), f"{p:.2g}", f"{corrected:.2g}")
         rows.append([claim.claim, *numbers, verdict])
     return markdown(rows)
@@ -159,15 +159,16 @@ def summary(experiment: Experiment, lines: Lines) -> str:
 
 
 def checkpoints(experiment: Experiment, lines: Lines) -> str:
-    """Return pass@1 of every checkpoint, mean and standard deviation over seeds."""
+    """Return pass@1 of every checkpoint, mean over seeds."""
     every = sorted({int(step) for line in lines.values() for step in line["measured"]})
     rows = [["pass@1", "template", *(f"step {s}" for s in every)]]
     for arm in experiment.arms:
         own = [line["measured"] for line in by_seed(arm.name, lines).values()]
         for template in experiment.measure.templates:
             at = [[m.get(str(step), {}).get(template) for m in own] for step in every]
-            cells = [_cell([n["pass@1"] for n in numbers if n]) for numbers in at]
-            if any(cells):
+            found = [[n["pass@1"] for n in numbers if n] for numbers in at]
+            if any(found):
+                cells = (f"{statistics.fmean(values):.3f}" if values else "" for values in found)
                 rows.append([arm.name, template, *cells])
     return markdown(rows)
 
@@ -265,12 +266,12 @@ def results(experiment: Experiment, lines: Lines, missing: int) -> str:
     asked = _asked(experiment, lines)
     steps = "Simulated steps" if experiment.simulated else "Steps"
     count = experiment.worlds
-    shared = f", which share {count} sets of questions with start model" if count else ""
+    shared = f" The seeds share {count} sets of questions and start models." if count else ""
     return (
         f"# {name}: what was measured\n\nWritten by `python scripts/experiment.py {name}`. {left}"
         f"{steps}: {experiment.steps}; checkpoints measured on {asked} test "
-        f"questions x {experiment.measure.samples} samples at temperature 1, each question in one "
-        f"wording. Mean ± standard deviation over seeds{shared}.\n\n"
+        f"questions x {experiment.measure.samples} samples at temperature 1. Mean ± standard "
+        f"deviation over seeds.{shared}\n\n"
         f"{body(experiment, lines)}{first}"
         f"{other_starts(experiment, lines)}\n\n## Appendix\n\n{CAUTION}\n\n"
         f"{checkpoints(experiment, lines)}\n\nTraining curves are "
@@ -295,7 +296,7 @@ def body(experiment: Experiment, lines: Lines) -> str:
         )
     return (
         f"{decided}## Arms\n\n{summary(experiment, lines)}\n\nOnly the claims are tests; the p "
-        "values of this table are not adjusted. An arm is shown once all of its runs are on record."
+        "values of this table are not adjusted. Arms with missing runs are left out."
     )
 
 
