@@ -37,7 +37,6 @@ from verl.trainer.ppo.v1.agent_loop_tq import (
     apply_greedy_sampling_params,
 )
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-from verl.workers.rollout.llm_server import LLMServerClient
 
 import recipe.rollout.agent_loop  # noqa: F401  (registers the agent loop in the worker's process)
 from recipe.rollout.client import GroupedClient
@@ -165,7 +164,7 @@ class GroupedAgentLoopWorker(_Worker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.llm_client: LLMServerClient = GroupedClient(self.llm_client)
+        self.llm_client: GroupedClient = GroupedClient(self.llm_client)
         self._agent_loops: dict[str, AgentLoopBase] = {}
         self._errors = ErrorLog()
 
@@ -213,14 +212,12 @@ class GroupedAgentLoopWorker(_Worker):
             apply_greedy_sampling_params(params)
         loop, uid = self._agent_loop(prompt.pop("agent_name")), prompt["uid"]
         log = partial(self._errors.log, f"rollout of question {uid}")
-        # Wait for all: otherwise a rollout could outlive its group in the engine.
-        results = await asyncio.gather(
-            *(
-                retry_once(partial(loop.run, params, session_id=i, **prompt), log)
-                for i in range(count)
-            ),
-            return_exceptions=True,
-        )
+        runs = (partial(loop.run, params, session_id=i, **prompt) for i in range(count))
+        with self.llm_client.group(uid):
+            # Wait for all: otherwise a rollout could outlive its group in the engine.
+            results = await asyncio.gather(
+                *(retry_once(run, log) for run in runs), return_exceptions=True
+            )
         errors = [r for r in results if isinstance(r, BaseException)]
         for error in errors:
             self._errors.log(f"retried rollout of question {uid}", error)

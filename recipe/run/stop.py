@@ -15,14 +15,13 @@ files, not messages, because they must reach a busy actor on any node.
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import write_text
@@ -34,9 +33,7 @@ from recipe.run.folder import RunFolder
 AGAIN = 75  # exit code, EX_TEMPFAIL of sysexits.h: ended early, the same command continues
 KILLED = 143
 SAME = 5.0  # seconds in which a second signal counts as an echo of the first
-GRACE = 20.0  # seconds from a signal that must end the process to its end, Ray's included
 EARLY = "ended early, the same command continues: "
-NOTHING_SAVED = "SIGTERM before the first step, nothing to save"
 # Seconds that the trainer may wait for a dead engine or actor. During rollouts it notices at once
 # and saves; while weights are sent it would wait forever.
 DEAD = 300.0
@@ -201,80 +198,44 @@ class Signals:
         leave: Callable[[int, str], object] = lambda code, _: os._exit(code),
     ) -> None:
         self.folder, self.say, self.leave = RunFolder(run_dir), say, leave
-        self.first: float | None = None  # when the first signal came
-        self.code: int | None = None  # the exit code that the handler raised
         old = (self.folder.stop_request, self.folder.stepping, self.folder.hung, self.folder.ends)
         for path in old:
             path.unlink(missing_ok=True)
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Handle SIGTERM inside, and end with the exit code of the handler.
+    def start(self) -> None:
+        """Handle SIGTERM from now on, in a thread: Python writes a signal's number into a pipe.
 
-        Its SystemExit may be raised inside ray.get, which replaces it by SystemExit(1). Ray's own
-        handler, set by ray.init until `listen` is called again, exits with the signal's number.
-        Raises StoppedError if there was no step to save, otherwise SystemExit.
+        A handler could not do it. What it raises is dropped inside a callback of a fork (ray.init
+        forks) or of a garbage collection, and inside ray.get it is replaced by SystemExit(1). Ray's
+        own handler exits with the signal's number, but later than the thread: a run waits for its
+        processes.
         """
-        over = threading.Event()
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
-        before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        threading.Thread(target=self._enforce, args=(read_end, over), daemon=True).start()
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        threading.Thread(target=self._handle, args=(read_end,), daemon=True).start()
         self.listen()
-        try:
-            yield
-        except SystemExit as end:
-            by_ray = self.code is None and end.code == signal.SIGTERM
-            if by_ray or self.code == AGAIN:
-                raise StoppedError(NOTHING_SAVED) from end
-            if self.code is None:
-                raise
-            raise SystemExit(self.code) from end
-        finally:
-            over.set()
-            signal.set_wakeup_fd(before)
-            os.close(write_end)
 
     def listen(self) -> None:
-        """Set the handler of SIGTERM; call it again after ray.init, which replaces it."""
-        signal.signal(signal.SIGTERM, self._handle)
+        """Let SIGTERM do nothing else; call it again after ray.init, which sets a handler."""
+        signal.signal(signal.SIGTERM, lambda *_: None)
 
-    def _handle(self, *_: Any) -> None:
-        now = time.monotonic()
-        if self.first is None:
-            self.first = now
-            if not self.folder.stepping.exists():
-                self._end(AGAIN)  # nothing to save
-            self._ask()
-        elif now - self.first > SAME:
-            self._end(KILLED)
-
-    def _ask(self) -> None:
-        """Ask the trainer to save and end."""
-        write_text(self.folder.stop_request, str(os.getpid()))
-        self.say("recipe.train: SIGTERM: saving, then the end")
-
-    def _end(self, code: int) -> NoReturn:
-        self.code = code
-        sys.exit(code)
-
-    def _enforce(self, read_end: int, over: threading.Event) -> None:
-        """In a thread: end the run if the exception of the handler was lost.
-
-        Python drops an exception raised inside a callback of a fork (ray.init forks) or of a
-        garbage collection. The interpreter writes every signal's number into the pipe.
-        """
+    def _handle(self, read_end: int) -> None:
+        first: float | None = None  # when the first signal came
         with os.fdopen(read_end, "rb", buffering=0) as signals:
             while number := signals.read(1):
-                if number[0] != signal.SIGTERM or over.wait(GRACE):
+                now = time.monotonic()
+                if number[0] != signal.SIGTERM:
                     continue
-                if self.code is None and self.folder.stepping.exists():
-                    if not self.folder.stop_request.exists():
-                        self._ask()
-                elif self.code == KILLED:
+                if first is None:
+                    first = now
+                    if not self.folder.stepping.exists():
+                        self.leave(AGAIN, f"{EARLY}SIGTERM before the first step, nothing to save")
+                    write_text(self.folder.stop_request, str(os.getpid()))  # for the trainer
+                    with suppress(OSError):  # the terminal may be gone
+                        self.say("recipe.train: SIGTERM: saving, then the end")
+                elif now - first > SAME:
                     self.leave(KILLED, "a second SIGTERM")
-                else:
-                    self.leave(AGAIN, EARLY + NOTHING_SAVED)
 
 
 class AfterRay:

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,8 @@ def run(config: DictConfig) -> None:
             progress.follow(config, out) as say,
         ):
             signals = stop.Signals(Path(run_dir), say, partial(leave, Path(run_dir), say))
-            with signals.listening():
-                _train(config, say, signals)
+            signals.start()
+            _train(config, say, signals)
     finally:
         processes.end(run_dir)
         # The reaper last: if this process is killed above, the reaper ends the others.
@@ -119,7 +120,8 @@ def leave(
 ) -> None:
     """From any thread: record and print the reason, then `end` this process."""
     ending.record(folder.RunFolder(run_dir), code, told)
-    say(f"recipe.train: {told}")
+    with suppress(OSError):  # the terminal may be gone
+        say(f"recipe.train: {told}")
     end(code)  # the reaper ends all others
 
 

@@ -1,20 +1,16 @@
-"""Check that the Ray actors of a run are alive while the trainer waits for them.
+"""Detect that Ray actors of a run have ended.
 
 verl's trainer submits questions and then polls TransferQueue. If a rollout worker or a storage unit
-of the queue has died, nothing arrives, and the watchdog would notice only after
+of the queue has died, nothing arrives, and the watchdog (`recipe.run.stop`) would notice only after
 ``recipe.rollout.hang_seconds``, an hour. Ray reports the death within seconds, on any node.
 """
 
-import time
 from collections.abc import Callable
 
 import ray
 from ray.exceptions import RayError
 from ray.util import list_named_actors
 
-from recipe.errors import LostEngineError
-
-EVERY = 10.0  # seconds between two queries to Ray
 QUEUE = "transfer_queue"  # the namespace of TransferQueue's controller
 
 
@@ -25,36 +21,17 @@ def named_actors() -> set[str]:
 
 
 class Liveness:
-    """Detects named actors that have ended.
+    """Remembers the named actors; `named` returns the live ones."""
 
-    `named` returns the names of the live ones, `clock` seconds.
-    """
-
-    def __init__(
-        self,
-        named: Callable[[], set[str]] = named_actors,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.named, self.clock = named, clock
+    def __init__(self, named: Callable[[], set[str]] = named_actors) -> None:
+        self.named = named
         self.known: set[str] = set()
-        self.alive: set[str] = set()
-        self.next = clock()
 
     def gone(self) -> list[str]:
-        """Return the actors that have ended, by a query every `EVERY` seconds; [] if it fails."""
-        if self.clock() >= self.next:
-            self.next = self.clock() + EVERY
-            try:
-                self.alive = self.named()
-            except RayError:  # Ray's head has died: the launching process ends the run
-                return []
-            self.known |= self.alive
-        return sorted(self.known - self.alive)
-
-    def require_all(self) -> None:
-        """Raise LostEngineError if an actor has ended."""
-        if gone := self.gone():
-            raise LostEngineError(
-                f"{', '.join(gone)} ended in the middle of a step: killed, perhaps for lack of "
-                "memory, or crashed. See logs/train.log."
-            )
+        """Return the actors that have ended; [] if the query to Ray fails."""
+        try:
+            alive = self.named()
+        except RayError:  # Ray's head has died: the launching process ends the run
+            return []
+        self.known |= alive
+        return sorted(self.known - alive)

@@ -44,16 +44,16 @@ class SavingTrainer(PPOTrainerSync):
       _setup              marks the start and the end of these stages
       on_init_end         reports that the engine has its weights
       on_train_begin      starts the watchdog; from here on a signal lets the trainer save
-      on_sample_end       restarts the watchdog's clock, as do the next two
+      on_validate_begin   the same watchdog, if a validation comes first
+      on_sample_end       restarts the watchdog's clock, as do all of these
       on_step_end         raises if an engine or actor has died: sending it weights would hang
-      on_validate_begin
       step                may end the run before, in or after a step; saves the last finished one
       _validate           saves the last finished step if the validation fails or would be cut off
       _save_checkpoint    checks the disk, adds our state, deletes older checkpoints afterwards
       _load_checkpoint    reads our state; metrics.jsonl continues from the step of the checkpoint
     """
 
-    warned_unscored = False
+    warned_unscored = watching = False
     # Set by the guard, for the next step:
     ending: guard.CollapseError | guard.RollbackError | None = None
     save_alarm = False
@@ -67,7 +67,6 @@ class SavingTrainer(PPOTrainerSync):
         self.saves = Path(config.trainer.default_local_dir)
         self.limit = Limit.of(self.run_dir)
         self.watchdog = Watchdog(float(config.recipe.rollout.hang_seconds))
-        self.liveness = Liveness()
         self.line: dict[str, Any] = {}  # metrics of the last finished step
         super().__init__(config)
 
@@ -88,12 +87,23 @@ class SavingTrainer(PPOTrainerSync):
     def on_train_begin(self) -> None:
         super().on_train_begin()
         steps_begin(self.run_dir)
-        # Not earlier: the limit for a step does not apply to the start of the engines.
-        self.watchdog.begin()
-        # A Liveness of its own, since it is used in another thread.
-        watched = (self.run_dir, Liveness().gone)
-        threading.Thread(target=self.watchdog.guard, args=watched, daemon=True).start()
+        self._watch()
         progress.reached(self.run_dir, progress.TRAINING, step=self.global_steps - 1)
+
+    def on_validate_begin(self) -> None:
+        self._watch()
+        super().on_validate_begin()
+
+    def _watch(self) -> None:
+        """Restart the watchdog's clock, and start its thread at the first call.
+
+        Not earlier: the limit for a step does not apply to the start of the engines.
+        """
+        self.watchdog.begin()
+        if not self.watching:
+            self.watching = True
+            watched = (self.run_dir, Liveness().gone)
+            threading.Thread(target=self.watchdog.guard, args=watched, daemon=True).start()
 
     # Parts of a step without polls. The watchdog's clock restarts before verl's hook, which blocks
     # during the engine's sleep or the transfer of weights.
@@ -103,15 +113,18 @@ class SavingTrainer(PPOTrainerSync):
         super().on_sample_end()
 
     def on_step_end(self) -> None:
-        if lost := self.watchdog.lost:
+        if self.watchdog.lost:
             self._save_unsaved(engine_responds=False)
-            raise LostEngineError(f"{lost} ended during a step: killed, or crashed")
+        self._require_alive()
         self.watchdog.begin()
         super().on_step_end()
 
-    def on_validate_begin(self) -> None:
-        self.watchdog.begin()
-        super().on_validate_begin()
+    def _require_alive(self) -> None:
+        if lost := self.watchdog.lost:
+            raise LostEngineError(
+                f"{lost} ended in the middle of a step: killed, perhaps for lack of memory, or "
+                "crashed. See logs/train.log."
+            )
 
     def _save_checkpoint(self, state: dict[str, Any] | None = None) -> None:
         """verl's checkpoint and our `state`; then delete older checkpoints that are not kept."""
@@ -193,7 +206,7 @@ class SavingTrainer(PPOTrainerSync):
     def check_progress(self, work: Any) -> None:
         """Check for hangs and dead actors; called at every poll for rollouts."""
         self.watchdog.see(work)
-        self.liveness.require_all()
+        self._require_alive()
 
     def check_stop(self) -> None:
         """Raise StoppedError if the run must end; called at every poll for rollouts."""

@@ -104,10 +104,15 @@ def request(client: LLMServerClient, *prompt_ids: int, group: str = "g1") -> Any
     return client.generate(group, prompt_ids=list(prompt_ids), sampling_params={})
 
 
-async def group(client: LLMServerClient, name: str, waits: list[int]) -> list[Any]:
-    """The answers to a group of requests, each of which takes its number of milliseconds."""
-    asked = [request(client, 1, w, group=name) for w in waits]
-    return await asyncio.gather(*asked, return_exceptions=True)
+async def asked(client: LLMServerClient, name: str, waits: list[int]) -> list[Any]:
+    """The answers to requests of one id, each of which takes its number of milliseconds."""
+    requests = [request(client, 1, w, group=name) for w in waits]
+    return await asyncio.gather(*requests, return_exceptions=True)
+
+
+async def group(client: GroupedClient, name: str, waits: list[int]) -> list[Any]:
+    with client.group(name):
+        return await asked(client, name, waits)
 
 
 def calls(balancer: Balancer) -> tuple[int, int]:
@@ -116,56 +121,34 @@ def calls(balancer: Balancer) -> tuple[int, int]:
     return balancer.acquire_server.calls, balancer.release_server.calls
 
 
-def test_a_group_acquires_once_and_releases_once(balancer: Balancer) -> None:
+def test_a_group_holds_one_slot_until_its_end(balancer: Balancer) -> None:
     async def run() -> None:
         client = grouped(balancer)
-        first, second = await asyncio.gather(
-            group(client, "g1", [5, 1, 3]), group(client, "g2", [2, 2])
-        )
+        both = asyncio.gather(group(client, "g1", [5, 1, 3]), group(client, "g2", [2, 2]))
+        first, second = await both
         assert [len({o.token_ids[0] for o in outputs}) for outputs in (first, second)] == [1, 1]
         assert {o.token_ids[0] for o in first + second} == {1, 2}  # one group on each server
         assert all(o.extra_fields["min_global_steps"] == 1 for o in first + second)
-        assert calls(balancer) == (2, 2)
-        await group(client, "g1", [1])  # a group that comes again acquires again
+        with client.group("g1"):  # a group that comes again acquires again
+            await asked(client, "g1", [1])
+            assert sum(balancer.open.values()) == 1
+            await asked(client, "g1", [1])  # a later request has the same slot
+            assert balancer.acquire_server.calls == 3
+            await asked(client, "other", [1, 1])  # not of a group: as in verl
+            with pytest.raises(ValueError, match="refused"):
+                await request(client, 0, 1)
 
     asyncio.run(run())
-    assert calls(balancer) == (3, 3)
+    assert calls(balancer) == (5, 5)
 
 
 def test_verl_acquires_for_every_request(balancer: Balancer) -> None:
     """The gap: fails when verl acquires once per group. Then delete `GroupedClient`."""
-    asyncio.run(group(LLMServerClient(CONFIG, balancer), "g1", [5, 1, 3]))  # type: ignore[arg-type]
+    asyncio.run(asked(LLMServerClient(CONFIG, balancer), "g1", [5, 1, 3]))  # type: ignore[arg-type]
     assert calls(balancer) == (3, 3)
 
 
-def test_the_slot_is_held_until_the_last_request_has_ended(balancer: Balancer) -> None:
-    async def run() -> None:
-        client = grouped(balancer)
-        running = asyncio.ensure_future(group(client, "g1", [1, 200]))
-        await asyncio.sleep(0.1)
-        assert sum(balancer.open.values()) == 1
-        await group(client, "g1", [1])  # a later request gets the same slot
-        assert balancer.acquire_server.calls == 1
-        await running
-
-    asyncio.run(run())
-    assert calls(balancer) == (1, 1)
-
-
-def test_a_failed_request_releases_its_slot(balancer: Balancer) -> None:
-    async def run() -> list[Any]:
-        client = grouped(balancer)
-        both = (request(client, 0, 1), request(client, 1, 5))
-        return await asyncio.gather(*both, return_exceptions=True)
-
-    bad, good = asyncio.run(run())
-    assert isinstance(bad, ValueError) and good.token_ids in ([1], [2])
-    assert calls(balancer) == (1, 1)
-
-
-def test_without_a_server_the_group_fails_and_the_next_one_acquires_again(
-    balancer: Balancer,
-) -> None:
+def test_without_a_server_the_requests_fail_and_a_retry_acquires_again(balancer: Balancer) -> None:
     answers = [RuntimeError("No available servers in load balancer"), ("a", Server(1))]
 
     async def acquire(request_id: str) -> Any:
@@ -178,7 +161,8 @@ def test_without_a_server_the_group_fails_and_the_next_one_acquires_again(
 
     async def run() -> tuple[list[Any], list[Any]]:
         client = grouped(balancer)
-        return await group(client, "g1", [1, 1]), await group(client, "g1", [1])
+        with client.group("g1"):
+            return await asked(client, "g1", [1, 1]), await asked(client, "g1", [1])
 
     failed, again = asyncio.run(run())
     assert [type(f) for f in failed] == [RuntimeError, RuntimeError]
@@ -193,11 +177,12 @@ def test_cancelled_requests_leave_the_server_to_the_others(
 
     async def run() -> list[Any]:
         client = grouped(balancer)
-        waiting = [asyncio.ensure_future(request(client, 1, w)) for w in (1, 5)]
-        await asyncio.sleep(0)  # both wait for the load balancer
-        for one in waiting[:cancelled]:
-            one.cancel()
-        results = await asyncio.gather(*waiting, return_exceptions=True)
+        with client.group("g1"):
+            waiting = [asyncio.ensure_future(request(client, 1, w)) for w in (1, 5)]
+            await asyncio.sleep(0)  # both wait for the load balancer
+            for one in waiting[:cancelled]:
+                one.cancel()
+            results = await asyncio.gather(*waiting, return_exceptions=True)
         await asyncio.sleep(0.05)
         return results
 
@@ -225,7 +210,8 @@ def two_groups(server: Grouped, *, one_dict: bool = False) -> list[Any]:
             client.generate(g, prompt_ids=ids, sampling_params=shared if one_dict else {"seed": i})
             for i, (g, ids) in enumerate(ASKED)
         ]
-        return await asyncio.wait_for(asyncio.gather(*made, return_exceptions=True), 5)
+        with client.group("g1"), client.group("g2"):
+            return await asyncio.wait_for(asyncio.gather(*made, return_exceptions=True), 5)
 
     return asyncio.run(run())
 
@@ -296,31 +282,22 @@ def test_a_failed_call_fails_every_request(call: Any, error: type[Exception]) ->
     assert [type(answer) for answer in two_groups(server)] == [error] * 5
 
 
-def test_later_requests_are_a_call_of_their_own() -> None:
+def test_later_requests_are_a_call_of_their_own_and_a_cancelled_one_harms_no_other() -> None:
     """A retried rollout, or the second turn of an agent, must not wait for others."""
     server = Grouped(7)
 
-    async def run() -> None:
-        client = grouped(Balancer({"a": server}))
-        first = asyncio.ensure_future(group(client, "g1", [1, 30]))
-        await asyncio.sleep(0.01)
-        await group(client, "g1", [2])
-        assert not first.done()
-        await first
-
-    asyncio.run(run())
-    assert server.groups == [[[1, 1], [1, 30]], [[1, 2]]]
-
-
-def test_a_request_cancelled_at_the_server_leaves_the_others_their_answers() -> None:
     async def run() -> Any:
-        client = grouped(Balancer({"a": Grouped(7)}))
-        first, second = (asyncio.ensure_future(request(client, 1, w)) for w in (20, 20))
-        await asyncio.sleep(0.01)  # both are at the server
-        first.cancel()
-        return await asyncio.wait_for(second, 5)
+        client = grouped(Balancer({"a": server}))
+        with client.group("g1"):
+            first, second = (asyncio.ensure_future(request(client, 1, w)) for w in (30, 31))
+            await asyncio.sleep(0.01)  # both are at the server
+            await asked(client, "g1", [2])
+            assert not first.done()
+            first.cancel()
+            return await asyncio.wait_for(second, 5)
 
     assert asyncio.run(run()).token_ids == [7]
+    assert server.groups == [[[1, 30], [1, 31]], [[1, 2]]]
 
 
 def test_a_request_has_only_arguments_of_verls_generate() -> None:

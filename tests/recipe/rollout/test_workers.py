@@ -2,6 +2,8 @@
 
 import asyncio
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,11 +65,24 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     return made
 
 
+class Client:
+    """Stands in for the engine's client: the open groups."""
+
+    def __init__(self) -> None:
+        self.open: set[str] = set()
+
+    @contextmanager
+    def group(self, request_id: str) -> Iterator[None]:
+        self.open.add(request_id)
+        yield
+        self.open.remove(request_id)
+
+
 def worker(cls: type) -> Any:
     made = object.__new__(cls)
     made.processor, made.distillation_enabled = None, False
     made.reward_loop_worker_handles, made._agent_loops = None, {}
-    made._errors = rollout.ErrorLog()
+    made._errors, made.llm_client = rollout.ErrorLog(), Client()
     rollouts = {"n": 3, "val_kwargs": {"n": 1}}
     made.config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollouts}})
     return made
@@ -97,13 +112,14 @@ def test_a_stored_row_is_verls_row(store: Store) -> None:
 class Loop:
     """An agent loop whose answer depends on the session; some sessions fail so many times."""
 
-    def __init__(self, fails: dict[int, int]) -> None:
-        self.fails, self.calls = dict(fails), 0
+    def __init__(self, fails: dict[int, int], client: Client) -> None:
+        self.fails, self.calls, self.client = dict(fails), 0, client
         self.params: dict[str, Any] = {}
 
     async def run(self, params: dict, session_id: int, **row: Any) -> AgentLoopOutput:
         self.calls += 1
         self.params = params
+        assert self.client.open == {"u1"}
         if self.fails.get(session_id, 0):
             self.fails[session_id] -= 1
             raise RuntimeError(f"engine busy {session_id}")
@@ -135,13 +151,13 @@ def run_question(
     greedy: bool = False,
 ) -> tuple[Loop, Grader]:
     ours = worker(rollout.GroupedAgentLoopWorker)
-    loop = ours._agent_loops["loop"] = Loop(fails)
+    loop = ours._agent_loops["loop"] = Loop(fails, ours.llm_client)
     grader = Grader(grader_fails)
     ours.reward_loop_worker_handles = [grader]
     prompt = {**ROW, "agent_name": "loop", "__do_sample__": not greedy}
     params = {"temperature": 0.5}  # of all questions of a batch
     asyncio.run(ours._run_prompt(prompt, params, {"validate": validate}))
-    assert params == {"temperature": 0.5}
+    assert params == {"temperature": 0.5} and not ours.llm_client.open
     return loop, grader
 
 

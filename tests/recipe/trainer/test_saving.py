@@ -1,6 +1,7 @@
 """What the trainer saves if a run ends before its last step, and what it deletes and restores."""
 
 import errno
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -251,10 +252,30 @@ def test_no_weights_are_sent_to_a_dead_engine(
     verl_validate(monkeypatch, tmp_path)
     trainer = Trainer(tmp_path, step=3)
     trainer.on_step_end()
+    trainer.check_progress(1)
     trainer.watchdog.overdue("engine 0")  # called by the watchdog's thread
+    with pytest.raises(LostEngineError, match="engine 0 ended in the middle of a step"):
+        trainer.check_progress(2)  # while it waits for rollouts
     with pytest.raises(LostEngineError, match="engine 0"):
         trainer.on_step_end()
     assert trainer.done == ["engine has weights", "save 3"]
+
+
+def test_the_watchdog_starts_once_with_the_first_validation_or_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("on_train_begin", "on_validate_begin"):
+        monkeypatch.setattr(PPOTrainerSync, name, lambda self: None)
+    for first in ("on_train_begin", "on_validate_begin"):
+        trainer, started = Trainer(tmp_path), list[Path]()
+        trainer.watchdog.guard = lambda run, gone, started=started: started.append(run)
+        for hook in (first, "on_train_begin", "on_validate_begin"):
+            trainer.watchdog.since = 0.0
+            getattr(trainer, hook)()
+            assert trainer.watchdog.since > 0
+        while not started:
+            time.sleep(0.01)
+        assert started == [tmp_path]
 
 
 def test_a_signal_during_a_validation_begins_no_step(tmp_path: Path) -> None:
