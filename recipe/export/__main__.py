@@ -23,14 +23,12 @@ from prompt_aug.base.progress import Progress
 from recipe.export.jobs import (
     DTYPES,
     ExportError,
-    Job,
     Lora,
     choose,
     choose_dtype,
     find,
     is_done,
     lora_of,
-    model_shards,
 )
 from recipe.run import checkpoints, environment
 from recipe.run.folder import MANIFEST, RunFolder, numbered, read_config, select
@@ -88,32 +86,31 @@ def check_source(source: Path, run: Path, dtype: str) -> int:
     return ranks
 
 
-def export_step(run: Path, config: dict[str, Any], job: Job, dtype: str) -> None:
+def export_step(run: Path, config: dict[str, Any], step: int, source: Path, dtype: str) -> None:
     """Merge, verify, rename, write the manifest; raises ExportError or what the merger raises."""
-    assert job.source is not None
-    lora = lora_of(config, job.source)
-    world_size = check_source(job.source, run, dtype)
-    target = RunFolder(run).exported(job.step)
+    lora = lora_of(config, source)
+    world_size = check_source(source, run, dtype)
+    target = RunFolder(run).exported(step)
     beside = _beside(target)
     beside.mkdir(parents=True)
     try:
-        parameters = convert(job.source, beside, dtype, world_size, lora)
+        parameters = convert(source, beside, dtype, world_size, lora)
         written = [path for path in beside.rglob("*") if path.is_file()]
         sync(written)  # a manifest must not outlive the files that it vouches for
         manifest = {
-            "step": job.step,
+            "step": step,
             "dtype": dtype,
-            "source": str(job.source.relative_to(run)),
+            "source": str(source.relative_to(run)),
             "parameters": parameters,
             "world_size": world_size,
             "files": digests(written, beside),
-            "shards": digests(model_shards(job.source), job.source),
+            "shards": digests(checkpoints.shard_paths(source, "model"), source),
         }
         _discard(target)
         beside.rename(target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    write_json(RunFolder(run).manifest(job.step), manifest)
+    write_json(RunFolder(run).manifest(step), manifest)
 
 
 def convert(source: Path, target: Path, dtype: str, world_size: int, lora: Lora | None) -> int:
@@ -135,41 +132,43 @@ def convert(source: Path, target: Path, dtype: str, world_size: int, lora: Lora 
     return export_verify.verify(source, target, precision, world_size, loader, lora)
 
 
-def export_one(run: Path, config: dict[str, Any], job: Job, dtype: str | None) -> None:
+def export_one(
+    run: Path, config: dict[str, Any], step: int, source: Path | None, dtype: str | None
+) -> None:
     """Export one step, unless it is done; delete what a kill left beside it."""
-    shutil.rmtree(_beside(RunFolder(run).exported(job.step)), ignore_errors=True)
-    if is_done(run, job, dtype):
+    shutil.rmtree(_beside(RunFolder(run).exported(step)), ignore_errors=True)
+    if is_done(run, step, source, dtype):
         return
-    if job.source is None:
+    if source is None:
         export_start(run, config)
     else:
-        export_step(run, config, job, choose_dtype(config, job, dtype))
+        export_step(run, config, step, source, choose_dtype(config, source, dtype))
 
 
 def export(options: argparse.Namespace) -> int:
     """Export the steps of a run; return 1 if one failed. ExportError if nothing can be done."""
     run, steps, failed = options.run.resolve(), options.steps, False
     config = read_config(run)
-    jobs, notes = find(run)
-    jobs = choose(run, jobs, steps)
-    with Progress("export", len(jobs), "steps") as bar:
+    sources, notes = find(run)
+    sources = choose(run, sources, steps)
+    with Progress("export", len(sources), "steps") as bar:
         for note in notes:
             bar.say(f"recipe.export: {note}")
-        for job in jobs:
+        for step, source in sources.items():
             why = None
             try:
                 # Jobs of an array skip steps that another one holds; a named step is awaited.
-                with lock(RunFolder(run).export_lock(job.step), wait=steps is not None):
-                    export_one(run, config, job, options.dtype)
+                with lock(RunFolder(run).export_lock(step), wait=steps is not None):
+                    export_one(run, config, step, source, options.dtype)
             except InUseError:
-                bar.say(f"recipe.export: step {job.step}: another export is at work on it")
+                bar.say(f"recipe.export: step {step}: another export is at work on it")
             except UserError as error:
                 why = str(error)
             except Exception as error:  # one bad checkpoint must not stop the others
                 logging.getLogger(__name__).error("export failed", exc_info=error)
                 why = f"{type(error).__name__}: {error}"
             if why is not None:
-                bar.say(f"recipe.export: step {job.step}: {why}")
+                bar.say(f"recipe.export: step {step}: {why}")
                 failed = True
             bar.update()
     exports = RunFolder(run).exports

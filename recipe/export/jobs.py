@@ -7,7 +7,7 @@ from typing import Any
 
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import FileError, digests, read_json
-from recipe.run.checkpoints import SHARDS, TRACKER, saved_steps, step_folder, tracked_step
+from recipe.run.checkpoints import TRACKER, saved_steps, shard_paths, step_folder, tracked_step
 from recipe.run.folder import RunFolder, select
 
 DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of an element
@@ -31,60 +31,48 @@ class Lora:
     start_model: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """One step to export: `source` holds its shards, None for the start model."""
-
-    step: int
-    source: Path | None
+Sources = dict[int, Path | None]  # step -> the folder of its shards; None: the start model
 
 
-def find(run: Path) -> tuple[list[Job], list[str]]:
-    """Return the finished checkpoints of a run by step, and a note for each unfinished one.
+def find(run: Path) -> tuple[Sources, list[str]]:
+    """Return what a run has to export, and a note for each unfinished checkpoint.
 
     verl records a checkpoint after writing it, so a step above the recorded one is incomplete. A
     finished one that was damaged later is an error of its step, not a note.
     """
     folder = RunFolder(run).checkpoints
     latest = tracked_step(folder) or 0
-    jobs, notes = [], []
+    sources: Sources = {0: None}
+    notes = []
     for step in saved_steps(folder):
         path = step_folder(folder, step)
         if step > latest:
             notes.append(f"{path} is ignored: {TRACKER} does not reach it ({latest}), so not whole")
-        else:
-            jobs.append(Job(step=step, source=path / "actor"))
-    return jobs, notes
+        elif step:
+            sources[step] = path / "actor"
+    return sources, notes
 
 
-def choose(run: Path, jobs: Sequence[Job], steps: Sequence[int] | None) -> list[Job]:
-    """Return the jobs of `steps`, None: all; ExportError for a step neither here nor done."""
-    known = {0: Job(step=0, source=None), **{job.step: job for job in jobs if job.step}}
-    if steps is None:
-        return list(known.values())
-    manifests = {step: RunFolder(run).manifest(step) for step in sorted(set(steps) - set(known))}
-    missing = [step for step, path in manifests.items() if not path.is_file()]
-    if missing:
-        raise ExportError(f"{run} has no whole checkpoint of the steps {missing}: {list(known)}")
-    return [known[step] for step in sorted(set(steps)) if step in known]
+def choose(run: Path, sources: Sources, steps: Sequence[int] | None) -> Sources:
+    """Return those of `steps`, None: all; ExportError for a step neither here nor done."""
+    wanted = sorted(sources if steps is None else set(steps))
+    lacking = [step for step in wanted if step not in sources]
+    if missing := [step for step in lacking if not RunFolder(run).manifest(step).is_file()]:
+        raise ExportError(f"{run} has no whole checkpoint of the steps {missing}: {list(sources)}")
+    return {step: sources[step] for step in wanted if step in sources}
 
 
-def choose_dtype(config: dict[str, Any], job: Job, asked: str | None) -> str:
+def choose_dtype(config: dict[str, Any], source: Path, asked: str | None) -> str:
     """`asked`, else the dtype of the run's rollouts, else that of the checkpoint's config.json."""
     value = asked or select(config, "actor_rollout_ref.rollout.dtype")
-    if value in (None, "auto") and job.source:
-        path = job.source / "huggingface" / "config.json"
+    if value in (None, "auto"):
+        path = source / "huggingface" / "config.json"
         model = read_json(path) if path.is_file() else {}
         value = model.get("dtype") or model.get("torch_dtype")
     value = ALIASES.get(str(value), str(value))
     if value not in DTYPES:
         raise ExportError(f"dtype {value} is not one of {', '.join(DTYPES)}: state it with --dtype")
     return value
-
-
-def model_shards(source: Path) -> list[Path]:
-    """Return the weight files in `source`, the folder ``actor`` of a checkpoint."""
-    return sorted(source.glob(f"{SHARDS['model']}_world_size_*_rank_*.pt"))
 
 
 def lora_of(config: dict[str, Any], source: Path) -> Lora | None:
@@ -103,27 +91,27 @@ def lora_of(config: dict[str, Any], source: Path) -> Lora | None:
     return Lora(rank=rank, alpha=alpha, start_model=str(model["path"]))
 
 
-def is_done(run: Path, job: Job, dtype: str | None) -> bool:
+def is_done(run: Path, step: int, source: Path | None, dtype: str | None) -> bool:
     """Return True if the manifest exists and still belongs to these shards.
 
     A resumed training may have written the step again, or a copy was restored: shards that changed
     after the manifest are compared by their sha256. ExportError if it exists with another dtype.
     """
-    path = RunFolder(run).manifest(job.step)
+    path = RunFolder(run).manifest(step)
     if not path.is_file():
         return False
     try:
         manifest = read_json(path)
     except FileError:
         return False
-    if job.source is None:
+    if source is None:
         return True
     if dtype and manifest.get("dtype") != dtype:
         raise ExportError(
             f"{path.parent} is done as {manifest.get('dtype')}: delete it to have it as {dtype}"
         )
-    shards = model_shards(job.source)
+    shards = shard_paths(source, "model")
     # Not st_mtime, which `rsync -a`, `cp -p` and tar set back.
     if all(shard.stat().st_ctime <= path.stat().st_ctime for shard in shards):
         return True
-    return bool(manifest.get("shards") == digests(shards, job.source))
+    return bool(manifest.get("shards") == digests(shards, source))

@@ -24,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from prompt_aug.base.commands import existing, make_parser, run
 from prompt_aug.base.files import read_json, replacing, write_json
 from recipe.errors import ConfigError
-from recipe.run.checkpoints import RANKS, SHARDS, shard_name
+from recipe.run.checkpoints import RANKS, SHARDS, shard_name, shard_paths
 
 # Types of numpy's random state, which a checkpoint's extra files contain.
 RANDOM: list[Any] = [np.zeros(1).__reduce__()[0], np.ndarray, np.dtype, np.dtypes.UInt32DType]
@@ -112,10 +112,9 @@ def reshard(folder: Path, ranks: int, device: str = "cpu", fsdp_size: int = -1) 
 
 def _delete(folder: Path, keep: int) -> None:
     """Delete the shards of other numbers of ranks than `keep`."""
-    for prefix in SHARDS.values():
-        for path in folder.glob(f"{prefix}_world_size_*_rank_*.pt"):
-            if f"_world_size_{keep}_rank_" not in path.name:
-                path.unlink()
+    for path in (path for kind in SHARDS for path in shard_paths(folder, kind)):
+        if f"_world_size_{keep}_rank_" not in path.name:
+            path.unlink()
 
 
 def _write(folder: Path, before: int, rank: int, mesh: DeviceMesh) -> None:
@@ -148,7 +147,7 @@ def restate(folder: Path, settings: dict[str, Any]) -> None:
     """Write `settings` (see `SETTINGS`) into the saved optimizer and its schedule."""
 
     def rewrite(kind: str, change: Callable[[Any], bool]) -> None:
-        for path in sorted(folder.glob(f"{SHARDS[kind]}_world_size_*.pt")):
+        for path in shard_paths(folder, kind):
             with torch.serialization.safe_globals(RANDOM):
                 state = torch.load(path, map_location="cpu", weights_only=True)
             if change(state):  # by replacement: it may be a hard link to another run's

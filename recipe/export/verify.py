@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from recipe.export import lora as adapters
 from recipe.export.jobs import Lora, MismatchError
@@ -33,40 +34,21 @@ def load_shards(source: Path, world_size: int) -> list[adapters.State]:
     return shards
 
 
-def region(
-    shape: tuple[int, ...],
-    mesh_shape: tuple[int, ...],
-    coordinate: tuple[int, ...],
-    placements: tuple[Placement, ...],
-) -> tuple[slice, ...]:
-    r"""Return the place in a tensor of `shape` of the piece at `coordinate` of the mesh.
-
-    Shard(d) over a mesh dimension of size :math:`m` cuts the :math:`n` rows of dimension d into
-    pieces of :math:`\lceil n/m \rceil`; the last ones may be shorter or empty (`torch.chunk`).
-    """
-    start, length = [0] * len(shape), list(shape)
-    for size, index, placement in zip(mesh_shape, coordinate, placements, strict=True):
-        if type(placement) is Replicate:
-            continue
-        if type(placement) is not Shard:
-            raise MismatchError(f"placement {placement} is not one that FSDP writes")
-        d = placement.dim
-        piece = -(-length[d] // size)
-        first = min(index * piece, length[d])
-        start[d] += first
-        length[d] = min(piece, length[d] - first)
-    return tuple(slice(s, s + n) for s, n in zip(start, length, strict=True))
-
-
-def _coordinate(tensor: DTensor, rank: int) -> tuple[int, ...]:
-    """The place of `rank` in the mesh; it must be the one that the writer of the shard had."""
-    places = (tensor.device_mesh.mesh == rank).nonzero()
-    own = tensor.device_mesh.get_coordinate()
-    if len(places) != 1 or own is None or list(own) != places[0].tolist():
+def _place(name: str, part: DTensor, rank: int) -> tuple[slice, ...]:
+    """The place in the whole tensor of the part that `rank` holds."""
+    mesh = part.device_mesh
+    # The mesh in a file is that of the process which wrote it.
+    if (mesh.mesh == rank).nonzero().tolist() != [list(mesh.get_coordinate() or ())]:
+        raise MismatchError(f"the shard of rank {rank} was written by another rank")
+    if odd := [p for p in part.placements if type(p) not in (Shard, Replicate)]:
+        raise MismatchError(f"placement {odd[0]} is not one that FSDP writes")
+    shape, start = compute_local_shape_and_global_offset(part.shape, mesh, part.placements)
+    if part._local_tensor.shape != shape:
         raise MismatchError(
-            f"the shard of rank {rank} was written by another rank (mesh place {own})"
+            f"{name}: rank {rank} holds {tuple(part._local_tensor.shape)}, which is not its part "
+            f"of {tuple(part.shape)}"
         )
-    return tuple(places[0].tolist())
+    return tuple(slice(s, s + n) for s, n in zip(start, shape, strict=True))
 
 
 def _pieces(
@@ -76,18 +58,10 @@ def _pieces(
     for rank, part in enumerate(parts):
         if part.shape != parts[0].shape or part.dtype != parts[0].dtype:
             raise MismatchError(f"{name}: rank {rank} has another shape or dtype than rank 0")
-        if not isinstance(part, DTensor):
+        if isinstance(part, DTensor):
+            yield _place(name, part, rank), part._local_tensor
+        else:
             yield tuple(slice(0, n) for n in part.shape), part
-            continue
-        mesh = tuple(part.device_mesh.mesh.shape)
-        place = region(tuple(part.shape), mesh, _coordinate(part, rank), part.placements)
-        local = part._local_tensor
-        if tuple(local.shape) != tuple(s.stop - s.start for s in place):
-            raise MismatchError(
-                f"{name}: rank {rank} holds {tuple(local.shape)}, which is not its part of "
-                f"{tuple(part.shape)}"
-            )
-        yield place, local
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -62,7 +62,6 @@ class Simulator:
         order = training_order(  # of the trainer's mini-batches
             [r.key for r in rollouts],
             [False] * len(rollouts),
-            size=int(self.config.actor_rollout_ref.rollout.n),
             seed=int(self.config.recipe.seed),
             step=self.steps,
         )

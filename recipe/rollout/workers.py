@@ -65,21 +65,6 @@ def failure(error: BaseException, *, lost: int, asked: int) -> dict[str, Any]:
     }
 
 
-class ErrorLog:
-    """Logs the first error of a kind with its traceback of a hundred lines, others in one line."""
-
-    def __init__(self) -> None:
-        self.logged: set[str] = set()
-
-    def log(self, what: str, error: BaseException) -> None:
-        """Log that `what` failed; causes that differ only in numbers are of one kind."""
-        cause = first_cause(error)
-        kind = re.sub(r"\d+", "#", cause)
-        known = kind in self.logged
-        self.logged.add(kind)
-        logger.error("%s failed: %s", what, cause, exc_info=None if known else error)
-
-
 async def retry_once(call: Callable[[], Awaitable[T]], log: Callable[[BaseException], None]) -> T:
     """Return the result of `call`; after an error, log it and call once more."""
     try:
@@ -166,7 +151,17 @@ class GroupedAgentLoopWorker(_Worker):
         super().__init__(*args, **kwargs)
         self.llm_client: GroupedClient = GroupedClient(self.llm_client)
         self._agent_loops: dict[str, AgentLoopBase] = {}
-        self._errors = ErrorLog()
+        self._logged: set[str] = set()  # kinds of errors
+
+    def _log(self, what: str, error: BaseException) -> None:
+        """Log that `what` failed, the first error of a kind with its traceback of a hundred lines.
+
+        Causes that differ only in numbers are of one kind.
+        """
+        cause = first_cause(error)
+        kind = re.sub(r"\d+", "#", cause)
+        logger.error("%s failed: %s", what, cause, exc_info=None if kind in self._logged else error)
+        self._logged.add(kind)
 
     def _agent_loop(self, name: str) -> AgentLoopBase:
         """The agent loop registered under `name`, created once; ours keep no state."""
@@ -199,7 +194,7 @@ class GroupedAgentLoopWorker(_Worker):
             tag = await self._run_group(prompt, dict(sampling_params), partition, count)
         except Exception as error:
             # Every group must end in some status, or the trainer waits forever.
-            self._errors.log(f"question {prompt['uid']}", error)
+            self._log(f"question {prompt['uid']}", error)
             tag = failure(error, lost=count, asked=count)
         # After its rows, since the replay buffer reads the rows of a group that has a final status.
         await tq.async_kv_put(key=prompt["uid"], partition_id=partition, tag=tag)
@@ -211,7 +206,7 @@ class GroupedAgentLoopWorker(_Worker):
         if not prompt.pop("__do_sample__", True) and partition == "train":
             apply_greedy_sampling_params(params)
         loop, uid = self._agent_loop(prompt.pop("agent_name")), prompt["uid"]
-        log = partial(self._errors.log, f"rollout of question {uid}")
+        log = partial(self._log, f"rollout of question {uid}")
         runs = (partial(loop.run, params, session_id=i, **prompt) for i in range(count))
         with self.llm_client.group(uid):
             # Wait for all: otherwise a rollout could outlive its group in the engine.
@@ -220,12 +215,12 @@ class GroupedAgentLoopWorker(_Worker):
             )
         errors = [r for r in results if isinstance(r, BaseException)]
         for error in errors:
-            self._errors.log(f"retried rollout of question {uid}", error)
+            self._log(f"retried rollout of question {uid}", error)
         if errors:
             return failure(errors[0], lost=len(errors), asked=count)
         await retry_once(
             partial(self._score, results, prompt),
-            partial(self._errors.log, f"grading of question {uid}"),
+            partial(self._log, f"grading of question {uid}"),
         )
         keys, fields, tags = to_rows(dict(enumerate(results)), prompt)
         await tq.async_kv_batch_put(

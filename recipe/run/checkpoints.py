@@ -58,6 +58,11 @@ def shard_name(kind: str, ranks: int, rank: int) -> str:
     return f"{SHARDS[kind]}_world_size_{ranks}_rank_{rank}.pt"
 
 
+def shard_paths(folder: Path, kind: str) -> list[Path]:
+    """Return the files of one kind in ``global_step_N/actor``, of any number of ranks."""
+    return sorted(folder.glob(f"{SHARDS[kind]}_world_size_*_rank_*.pt"))
+
+
 def shard_damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
     """Return why the shards cannot be loaded, or None. `contents`: verl's ``save_contents``."""
     ranks = saved_ranks(folder / "actor")

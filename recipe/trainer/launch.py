@@ -48,7 +48,7 @@ def run(config: DictConfig) -> None:
         ):
             signals = stop.Signals(Path(run_dir), say, partial(leave, Path(run_dir), say))
             signals.start()
-            _train(config, say, signals)
+            _train(config, signals)
     finally:
         processes.end(run_dir)
         # The reaper last: if this process is killed above, the reaper ends the others.
@@ -57,7 +57,7 @@ def run(config: DictConfig) -> None:
         reaper.wait()
 
 
-def _train(config: DictConfig, say: Callable[[str], None], signals: stop.Signals) -> None:
+def _train(config: DictConfig, signals: stop.Signals) -> None:
     run_dir = Path(config.recipe.run_dir)
     print(f"{ending.BEGINS}{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(sys.argv)}", flush=True)
     import ray
@@ -80,7 +80,8 @@ def _train(config: DictConfig, say: Callable[[str], None], signals: stop.Signals
 
     def ray_runs() -> None:
         signals.listen()
-        threading.Thread(target=watch_head, args=(config, say, over), daemon=True).start()
+        watched = (config, signals.leave, over)
+        threading.Thread(target=watch_head, args=watched, daemon=True).start()
         progress.reached(run_dir, "Ray started")
 
     try:
@@ -95,34 +96,26 @@ def _train(config: DictConfig, say: Callable[[str], None], signals: stop.Signals
 
 
 def watch_head(
-    config: DictConfig,
-    say: Callable[[str], None],
-    over: threading.Event,
-    end: Callable[[int], object] = os._exit,
+    config: DictConfig, leave: Callable[[int, str], object], over: threading.Event
 ) -> None:
-    """In a thread: when Ray's head process has ended, log the reason and call `end`."""
-    run_dir = Path(config.recipe.run_dir)
-    heads = processes.heads(str(run_dir))  # Ray itself ends this process a minute later, silently
+    """In a thread: when Ray's head process has ended, `leave` with the reason."""
+    heads = processes.heads(
+        str(config.recipe.run_dir)
+    )  # Ray itself ends this process a minute later, silently
     while not over.wait(POLL):
         # ray.shutdown ends it too, after `over` is set.
         if any(map(processes.is_dead, heads)) and not over.is_set():
             told = f"Ray's head process ({processes.HEAD}) has ended: it was killed, or has crashed"
-            leave(run_dir, say, 1, f"{told}\n{ending.how_to_go_on(config)}", end)
+            leave(1, f"{told}\n{ending.how_to_go_on(config)}")
             return
 
 
-def leave(
-    run_dir: Path,
-    say: Callable[[str], None],
-    code: int,
-    told: str,
-    end: Callable[[int], object] = os._exit,
-) -> None:
-    """From any thread: record and print the reason, then `end` this process."""
+def leave(run_dir: Path, say: Callable[[str], None], code: int, told: str) -> None:
+    """From any thread: record and print the reason, then end this process."""
     ending.record(folder.RunFolder(run_dir), code, told)
     with suppress(OSError):  # the terminal may be gone
         say(f"recipe.train: {told}")
-    end(code)  # the reaper ends all others
+    os._exit(code)  # the reaper ends all others
 
 
 def set_ray(config: DictConfig) -> None:

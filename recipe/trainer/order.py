@@ -25,29 +25,21 @@ def group_id(key: str) -> str:
 
 
 def training_order(
-    keys: Sequence[str], padding: Sequence[bool], *, size: int, seed: int, step: int
+    keys: Sequence[str], padding: Sequence[bool], *, seed: int, step: int
 ) -> list[int]:
     """Indices of the rows: groups in a random order, the rollouts of a group by their index.
 
-    `padding` marks the rows that verl appends. They pad groups to `size` rows, so that every
-    mini-batch starts with a new question; the remaining ones come last.
+    `padding` marks the rows that verl appends; they come last. All groups are whole
+    (`recipe.trainer.replay_buffer`), so every mini-batch starts with a new question.
     """
-    spare = sorted((i for i, pad in enumerate(padding) if pad), key=lambda i: _rollout(keys[i]))
-    groups: dict[str, list[int]] = {}
-    for i, key in enumerate(keys):
-        if not padding[i]:
-            groups.setdefault(group_id(key), []).append(i)
 
-    def draw(group: str) -> bytes:
-        return hashlib.blake2b(f"{seed}/{step}/{group}".encode(), digest_size=16).digest()
+    def place(i: int) -> tuple[bool, bytes, tuple[int, int]]:
+        _, session, turn = keys[i].rsplit("_", 2)
+        drawn = b"" if padding[i] else f"{seed}/{step}/{group_id(keys[i])}".encode()
+        digest = hashlib.blake2b(drawn, digest_size=16).digest()
+        return padding[i], digest, (int(session), int(turn))
 
-    order: list[int] = []
-    for group in sorted(groups, key=draw):
-        order += sorted(groups[group], key=lambda i: _rollout(keys[i]))
-        missing = max(0, size - len(groups[group]))
-        order += spare[:missing]
-        spare = spare[missing:]
-    return order + spare
+    return sorted(range(len(keys)), key=place)
 
 
 def distribute(
@@ -66,8 +58,3 @@ def distribute(
         for rank, part in zip(shares, parts, strict=True):
             rank += [rows[place] for place in part]
     return shares
-
-
-def _rollout(key: str) -> tuple[int, int]:
-    _, session, turn = key.rsplit("_", 2)
-    return int(session), int(turn)

@@ -139,16 +139,12 @@ class RecipeTrainer(SavingTrainer):
         # Only the padding of verl's call is used: it gives every rank whole mini-batches.
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
-        size = int(self.config.actor_rollout_ref.rollout.n)
-        order = training_order(
-            batch.keys,
-            [bool(tag.get("is_padding", False)) for tag in batch.tags],
-            size=size,
-            seed=int(self.config.recipe.seed),
-            step=self.global_steps,
-        )
+        padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
+        seed, step = int(self.config.recipe.seed), self.global_steps
+        order = training_order(batch.keys, padding, seed=seed, step=step)
         lengths = [int(tag["seq_len"]) for tag in batch.tags]
-        mini_batch = int(self.config.actor_rollout_ref.actor.ppo_mini_batch_size) * size
+        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        mini_batch = int(actor.ppo_mini_batch_size) * int(rollout.n)
         shares = distribute(order, lengths, mini_batch=mini_batch, ranks=ranks)
         metrics.update(log_seqlen_unbalance(lengths, shares, prefix="global_seqlen"))
         batch.reorder([i for rows in shares for i in rows])

@@ -1,6 +1,7 @@
 """How `recipe.train` starts, finds a finished run, and ends when Ray dies."""
 
 import copy
+import functools
 import os
 import shutil
 import subprocess
@@ -116,10 +117,12 @@ def test_the_death_of_rays_head_ends_the_run_with_a_reason(
     """At the end of a run, marked by `over`, its death is expected."""
     monkeypatch.setattr(launch, "POLL", 0.05)
     said, ended, over = list[str](), list[int](), threading.Event()
+    monkeypatch.setattr(launch.os, "_exit", ended.append)
     shutil.copy("/bin/sleep", tmp_path / "gcs_server")
     environment = {**os.environ, "RECIPE_RUN_DIR": config.recipe.run_dir}
     head = subprocess.Popen([tmp_path / "gcs_server", "60"], env=environment)
-    arguments = (config, said.append, over, ended.append)
+    leave = functools.partial(launch.leave, Path(config.recipe.run_dir), said.append)
+    arguments = (config, leave, over)
     watch = threading.Thread(target=launch.watch_head, args=arguments, daemon=True)
     try:
         while not processes.heads(config.recipe.run_dir):

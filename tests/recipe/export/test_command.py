@@ -11,8 +11,10 @@ import signal
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -52,12 +54,17 @@ def make_run(folder: Path, steps: tuple[int, ...] = (2, 4), latest: int = 4) -> 
     return run
 
 
+def shard_of(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"global_step_{step}" / "actor" / "model_world_size_1_rank_0.pt"
+
+
 def copy_weights(source: Path, target: Path, dtype: str, world_size: int, lora: object) -> int:
-    """The stand-in for merging and verifying: refuses a shard that says "damaged"."""
+    """The stand-in for merging and verifying: refuses what says "damaged", fails at "odd"."""
     text = read_shard(source / "model_world_size_1_rank_0.pt")
     (target / "model.safetensors").write_text(f"{text} as {dtype}")
     if text == "damaged":
         raise export.ExportError("the shard is damaged")
+    assert text != "odd", "as the merger's own checks do"
     return 7
 
 
@@ -103,7 +110,7 @@ SHA_OF_STEP_4 = "0ce7015515a19907ef5c2da5ed74b07a55ac521344b807406e6906ff3aa0228
 def test_shards_written_anew_are_exported_anew(tmp_path: Path, converted: list[int]) -> None:
     run = make_run(tmp_path)
     export.main([str(run)])
-    shard = run / "checkpoints" / "global_step_4" / "actor" / "model_world_size_1_rank_0.pt"
+    shard = shard_of(run, 4)
     os.utime(shard, (1, 1))  # restored with its old time, the same content: nothing to do
     export.main([str(run)])
     assert converted == [2, 4]
@@ -122,90 +129,79 @@ def test_a_checkpoint_that_is_not_finished_is_ignored_with_a_note(
     assert converted == [2, 4]
     assert "global_step_10 is ignored" in capsys.readouterr().err
     (run / "checkpoints" / "latest_checkpointed_iteration.txt").unlink()
-    assert export_jobs.find(run)[0] == []
+    assert export_jobs.find(run)[0] == {0: None}
 
 
-def test_a_damaged_checkpoint_leaves_the_others_done(
-    tmp_path: Path, converted: list[int], capsys: pytest.CaptureFixture[str]
+def written(name: str, text: str) -> Callable[[Path], object]:
+    """A change of the folder of a shard: another file `name`."""
+    return lambda shard: (shard.parent / name).write_text(text)
+
+
+def one_byte(shard: Path) -> None:
+    shard.write_bytes(shard.read_bytes().replace(b"weights of", b"weightt of"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "tried"),
+    [
+        (lambda shard: write_shard(shard, "damaged"), "step 2: the shard is damaged", True),
+        (lambda shard: write_shard(shard, "odd"), "step 2: AssertionError: as the merger's", True),
+        (one_byte, "differs from its checksum", False),
+        (written("fsdp_config.json", "{}"), "json is missing or cut: the checkpoint is", False),
+        (written("fsdp_config.json", '{"world_size": 2}'), "size_2_rank_0.pt is missing", False),
+        (written("model_world_size_1_rank_0.pt", "PK"), "rank_0.pt is cut: the", False),
+        (
+            written("lora_train_meta.json", '{"r": 8}'),
+            "r=8 and lora_alpha=None, but config.yaml has 0",
+            False,
+        ),
+    ],
+)
+def test_a_step_that_cannot_be_exported_leaves_the_others_done(
+    tmp_path: Path,
+    converted: list[int],
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[Path], object],
+    message: str,
+    tried: bool,
 ) -> None:
     run = make_run(tmp_path)
-    shard = run / "checkpoints" / "global_step_2" / "actor" / "model_world_size_1_rank_0.pt"
-    write_shard(shard, "damaged")
+    change(shard_of(run, 2))
     assert export.main([str(run)]) == 1
-    assert "step 2: the shard is damaged" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
+    assert converted == ([2, 4] if tried else [4])
     assert weights(run, 4) == "weights of 4 as float32"
     assert sorted(p.name for p in (run / "hf").iterdir()) == [".locks", "step_0", "step_4"]
 
 
-def test_a_changed_byte_of_a_shard_is_found(
-    tmp_path: Path, converted: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = make_run(tmp_path)
-    shard = run / "checkpoints" / "global_step_2" / "actor" / "model_world_size_1_rank_0.pt"
-    shard.write_bytes(shard.read_bytes().replace(b"weights of", b"weightt of"))
-    assert export.main([str(run)]) == 1
-    assert "differs from its checksum" in capsys.readouterr().err
-    assert converted == [4]
-
-
-def test_an_unforeseen_error_of_one_step_leaves_the_others_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make_run(tmp_path)
-
-    def convert(source: Path, *others: object) -> int:
-        assert "global_step_2" not in str(source), "as the merger's own checks do"
-        return copy_weights(source, *others)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(export, "convert", convert)
-    assert export.main([str(run)]) == 1
-    assert weights(run, 4) == "weights of 4 as float32"
-
-
-def test_the_dtype_is_the_stated_one_else_that_of_the_rollouts(tmp_path: Path) -> None:
-    job = export_jobs.find(make_run(tmp_path))[0][0]
-    rollouts = {"actor_rollout_ref": {"rollout": {"dtype": "float32"}}}
-    automatic = {"actor_rollout_ref": {"rollout": {"dtype": "auto"}}}
-    assert export_jobs.choose_dtype(rollouts, job, "bfloat16") == "bfloat16"
-    assert export_jobs.choose_dtype(rollouts, job, None) == "float32"
-    assert export_jobs.choose_dtype(automatic, job, None) == "bfloat16"  # of config.json
-    half = {"actor_rollout_ref": {"rollout": {"dtype": "float16"}}}
-    with pytest.raises(export.ExportError, match="float16 is not one of"):
-        export_jobs.choose_dtype(half, job, None)
-
-
-def test_another_dtype_than_the_exported_one_is_refused(
-    tmp_path: Path, converted: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = make_run(tmp_path)
-    export.main([str(run)])
-    assert export.main([str(run), "--steps", "4", "--dtype", "bfloat16"]) == 1
-    assert "is done as float32: delete it" in capsys.readouterr().err
-    assert converted == [2, 4]
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "message"),
-    [
-        ("fsdp_config.json", "{}", "actor/fsdp_config.json is missing or cut: the checkpoint is"),
-        ("fsdp_config.json", '{"world_size": 2}', "model_world_size_2_rank_0.pt is missing"),
-        ("model_world_size_1_rank_0.pt", "PK", "model_world_size_1_rank_0.pt is cut: the"),
-        ("lora_train_meta.json", '{"r": 8}', "r=8 and lora_alpha=None, but config.yaml has 0"),
-    ],
-)
-def test_what_cannot_be_merged_is_refused_before_the_conversion(
+def test_another_dtype_than_the_exported_one_and_a_full_disk_are_refused(
     tmp_path: Path,
     converted: list[int],
     capsys: pytest.CaptureFixture[str],
-    file: str,
-    text: str,
-    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = make_run(tmp_path)
-    (run / "checkpoints" / "global_step_2" / "actor" / file).write_text(text)
-    assert export.main([str(run)]) == 1
-    assert message in capsys.readouterr().err
+    export.main([str(run), "--steps", "4"])
+    assert export.main([str(run), "--steps", "4", "--dtype", "bfloat16"]) == 1
+    assert "is done as float32: delete it" in capsys.readouterr().err
+    usage = SimpleNamespace(free=3)  # a shard has more bytes
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    assert export.main([str(run), "--steps", "2"]) == 1
+    assert "GiB free in" in capsys.readouterr().err
     assert converted == [4]
+
+
+def test_the_dtype_is_the_stated_one_else_that_of_the_rollouts(tmp_path: Path) -> None:
+    source = export_jobs.find(make_run(tmp_path))[0][2]
+    assert source is not None
+    rollouts = {"actor_rollout_ref": {"rollout": {"dtype": "float32"}}}
+    automatic = {"actor_rollout_ref": {"rollout": {"dtype": "auto"}}}
+    assert export_jobs.choose_dtype(rollouts, source, "bfloat16") == "bfloat16"
+    assert export_jobs.choose_dtype(rollouts, source, None) == "float32"
+    assert export_jobs.choose_dtype(automatic, source, None) == "bfloat16"  # of config.json
+    half = {"actor_rollout_ref": {"rollout": {"dtype": "float16"}}}
+    with pytest.raises(export.ExportError, match="float16 is not one of"):
+        export_jobs.choose_dtype(half, source, None)
 
 
 def test_steps_that_are_not_there_and_folders_that_are_no_run(
@@ -251,16 +247,6 @@ def test_two_exports_exclude_each_other_by_step_and_not_the_training(
             held.close()
             assert task.result(timeout=60) == 0
     assert converted == [2, 2, 4]
-
-
-def test_a_full_disk_is_refused(
-    tmp_path: Path, converted: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make_run(tmp_path)
-    full = (0, 0, 3)  # total, used, free; a shard has more bytes
-    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": full[2]})())
-    assert export.main([str(run), "--steps", "2"]) == 1
-    assert converted == []
 
 
 # A process that kills itself, with SIGKILL, at the moment named by argv[2].

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from fake_shards import write
-from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Partial
 
-from recipe.export.verify import MismatchError, compare, load_shards, region
+from recipe.export.verify import MismatchError, compare, load_shards
 
 WHOLE = {
     "buffer": torch.tensor(3),
@@ -20,25 +21,6 @@ WHOLE = {
 def merged(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     kept = {"buffer": WHOLE["buffer"]}
     return {name: value.to(dtype) for name, value in WHOLE.items()} | kept
-
-
-@pytest.mark.parametrize(
-    ("coordinate", "rows"), [((0,), (0, 2)), ((1,), (2, 4)), ((2,), (4, 5)), ((3,), (5, 5))]
-)
-def test_a_piece_lies_where_torch_chunk_puts_it(
-    coordinate: tuple[int, ...], rows: tuple[int, int]
-) -> None:
-    # 5 rows over 4 ranks: ceil(5/4) = 2 rows each, so 2, 2, 1, 0.
-    assert region((5, 3), (4,), coordinate, (Shard(0),)) == (slice(*rows), slice(0, 3))
-
-
-def test_replicas_and_other_dimensions() -> None:
-    assert region((5, 3), (2, 2), (1, 1), (Replicate(), Shard(1))) == (slice(0, 5), slice(2, 3))
-
-
-def test_a_placement_that_fsdp_does_not_write_is_refused() -> None:
-    with pytest.raises(MismatchError, match="not one that FSDP writes"):
-        region((5,), (2,), (0,), (Partial(),))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -91,6 +73,19 @@ def test_a_file_of_another_rank_is_refused(tmp_path: Path) -> None:
     one.write_bytes(zero.read_bytes())
     with pytest.raises(MismatchError, match="rank 1 was written by another rank"):
         compare(load_shards(tmp_path, 2), merged(), torch.float32)
+
+
+def test_pieces_that_fsdp_does_not_write_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, WHOLE)
+    shards: Any = load_shards(tmp_path, 2)
+    spec = shards[1]["a.weight"]._spec
+    spec.placements, right = (Partial(),), spec.placements
+    with pytest.raises(MismatchError, match="not one that FSDP writes"):
+        compare(shards, merged(), torch.float32)
+    spec.placements = right
+    shards[1]["a.weight"]._local_tensor.resize_(1, 3)
+    with pytest.raises(MismatchError, match=r"rank 1 holds \(1, 3\), which is not its part of"):
+        compare(shards, merged(), torch.float32)
 
 
 def test_weights_that_are_not_finite_are_refused() -> None:

@@ -20,11 +20,11 @@ PATCHES = {
     "weight_socket.adapt": "test_weight_socket.py::test_verl_still_names_the_socket_so",
     "logprobs.adapt": "test_logprobs.py::test_verls_own_is_still_coarse",
     "lora_weights.adapt": "test_lora_weights.py::test_verls_own_are_still_bfloat16",
-    "cpu.cpu_platform.PlatformCPU": "test_cpu.py::test_verl_still_has_no_cpu_platform",
-    "cpu.adapters.adapt_process_group": "test_cpu.py::test_verl_still_names_the_cpu_twice",
-    "cpu.adapters.adapt_vllm_version": "test_cpu.py::test_verl_still_finds_no_vllm",
-    "cpu.adapters.register_engines": "test_cpu.py::test_verl_still_has_no_fsdp_engine_for_the_cpu",
-    "cpu.adapters.adapt_offload": "test_cpu.py::test_verl_still_pins_the_reference_models_memory",
+    "cpu.cpu_platform.PlatformCPU": "test_cpu.py::test_a_gap_of_verl_is_still_open",
+    "cpu.adapters.adapt_process_group": "test_cpu.py::test_a_gap_of_verl_is_still_open",
+    "cpu.adapters.adapt_vllm_version": "test_cpu.py::test_a_gap_of_verl_is_still_open",
+    "cpu.adapters.register_engines": "test_cpu.py::test_a_gap_of_verl_is_still_open",
+    "cpu.adapters.adapt_offload": "test_cpu.py::test_a_gap_of_verl_is_still_open",
     "cpu.adapters.adapt_critic": "test_cpu.py::test_verl_still_fixes_the_critics_attention",
     "cpu.vllm_plugin.register": "test_cpu.py::test_vllm_still_discards_linear_weights",
 }
@@ -85,21 +85,6 @@ def test_nothing_else_changes_foreign_code() -> None:
     assert {path.name for path in found & here} >= {"adapters.py", "logprobs.py", "vllm_plugin.py"}
     named = {path for path in paths if str(path.relative_to(ROOT)) in (patches.__doc__ or "")}
     assert found - here == named
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("import torch\ntorch.distributed.init_process_group = f", 1),
-        ("from verl.x import impl as a\na.F, b = f, g", 1),
-        ("from verl import impl\nsetattr(impl, name, f)", 1),
-        ("import wrapt\nwrapt.wrap_function_wrapper(m, 'f', g)", 1),
-        ("from recipe import train\ntrain.f = g", 0),
-        ("import os, sys, torch\nos.environ['A'] = 'b'\nsys.x = 1\nother.x = torch.x", 0),
-    ],
-)
-def test_a_change_of_foreign_code_is_found(source: str, found: int) -> None:
-    assert len(list(changes(source))) == found
 
 
 @pytest.mark.parametrize("name", PATCHES)

@@ -82,7 +82,7 @@ def worker(cls: type) -> Any:
     made = object.__new__(cls)
     made.processor, made.distillation_enabled = None, False
     made.reward_loop_worker_handles, made._agent_loops = None, {}
-    made._errors, made.llm_client = rollout.ErrorLog(), Client()
+    made._logged, made.llm_client = set(), Client()
     rollouts = {"n": 3, "val_kwargs": {"n": 1}}
     made.config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollouts}})
     return made
@@ -209,10 +209,10 @@ def test_an_incomplete_question_is_not_stored_and_reports_why(
 
 
 def test_one_traceback_for_each_kind_of_error(caplog: pytest.LogCaptureFixture) -> None:
-    errors = rollout.ErrorLog()
+    ours = worker(rollout.GroupedAgentLoopWorker)
     for i in range(1000):
-        errors.log(f"rollout of question u{i}", RuntimeError(f"request {i} failed"))
-    errors.log("rollout of question v", ValueError("too long"))
+        ours._log(f"rollout of question u{i}", RuntimeError(f"request {i} failed"))
+    ours._log("rollout of question v", ValueError("too long"))
     assert len(caplog.records) == 1001
     traced = [record.getMessage() for record in caplog.records if record.exc_info]
     assert [line.partition(" failed")[0][-1] for line in traced] == ["0", "v"]

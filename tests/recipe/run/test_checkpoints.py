@@ -1,36 +1,19 @@
 """Whole and damaged checkpoints, from which one a run goes on, and which ones are deleted."""
 
-import json
 from pathlib import Path
 
 import pytest
-import torch
+from saved_checkpoint import save
 
 from recipe.errors import ConfigError
 from recipe.run import checkpoints
-
-
-def save(folder: Path, step: int, ranks: int = 2) -> Path:
-    """A checkpoint as verl's FSDP engine writes it, of tiny tensors."""
-    made = folder / f"global_step_{step}"
-    (made / "actor").mkdir(parents=True)
-    for rank in range(ranks):
-        for kind in ("model", "optim", "extra_state"):
-            path = made / "actor" / f"{kind}_world_size_{ranks}_rank_{rank}.pt"
-            torch.save({"w": torch.full((100,), float(step))}, path)
-    (made / "actor" / "fsdp_config.json").write_text(
-        json.dumps({"FSDP_version": 2, "world_size": ranks})
-    )
-    torch.save({}, made / "data.pt")
-    (made / "recipe_state.json").write_text("{}")
-    return made
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Checkpoints of the steps 2, 10 and 12, the last one tracked."""
     for step in (2, 10, 12):
-        save(tmp_path, step)
+        save(tmp_path, step, ranks=2)
     (tmp_path / checkpoints.TRACKER).write_text("12")
     return tmp_path
 
@@ -123,25 +106,23 @@ def test_saving_over_an_old_try_is_never_taken_for_whole(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "every", "best", "gone"),
+    ("tracked", "last", "every", "best", "gone"),
     [
-        (None, None, None, []),
-        (1, None, None, [10, 20, 30, 40]),
-        (2, None, None, [10, 20, 30]),
-        (2, 20, None, [10, 30]),
-        (2, 20, 10, [30]),
-        (9, None, None, []),
+        (50, None, None, None, []),
+        (50, 1, None, None, [10, 20, 30, 40]),
+        (50, 2, None, None, [10, 20, 30]),
+        (50, 2, 20, None, [10, 30]),
+        (50, 2, 20, 10, [30]),
+        (50, 9, None, None, []),
+        (30, 1, None, None, [10, 20]),
+        (None, 1, None, None, []),
     ],
 )
-def test_retention(last: int | None, every: int | None, best: int | None, gone: list[int]) -> None:
-    # 60 is being written, or of a branch that was left: it is not touched.
-    assert checkpoints.surplus([30, 10, 50, 40, 20, 60], 50, last, every, best) == gone
-
-
-def test_the_tracked_checkpoint_is_never_deleted() -> None:
-    for tracked in (10, 20, 30, 40):
-        assert tracked not in checkpoints.surplus([10, 20, 30, 40], tracked, 1, None, None)
-    assert checkpoints.surplus([10, 20], None, 1, None, None) == []
+def test_retention(
+    tracked: int | None, last: int | None, every: int | None, best: int | None, gone: list[int]
+) -> None:
+    # Those after the tracked one are being written, or of a branch that was left: not touched.
+    assert checkpoints.surplus([30, 10, 50, 40, 20, 60], tracked, last, every, best) == gone
 
 
 def test_a_deletion_that_a_kill_cut_leaves_no_half_checkpoint(

@@ -10,7 +10,6 @@ import torch
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tensordict_utils import make_iterator
 
@@ -82,9 +81,11 @@ def test_mini_batches_are_not_sorted_by_length() -> None:
 def test_another_seed_or_step_is_another_order() -> None:
     keys = [f"q{i}_{session}_0" for i in range(9) for session in (10, 9)]
     draws = [(0, 1), (1, 1), (0, 2)]
-    orders = [training_order(keys, [False] * 18, size=2, seed=s, step=t) for s, t in draws]
+    padding = [key.startswith("q4") for key in keys]  # comes last, whatever is drawn
+    orders = [training_order(keys, padding, seed=s, step=t) for s, t in draws]
     assert len(set(map(tuple, orders))) == 3
     assert all(order[i] == order[i + 1] + 1 for order in orders for i in range(0, 18, 2))
+    assert {tuple(order[16:]) for order in orders} == {(9, 8)}
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -114,31 +115,3 @@ def test_the_work_of_every_mini_batch_is_distributed_evenly() -> None:
         work = [sum(lengths[i] for i in rows[start : start + 8]) for rows in shares]
         assert max(work) < 1.1 * min(work)
     assert sorted(i for rows in shares for i in rows) == list(range(64))
-
-
-def test_padding_replaces_failed_rollouts() -> None:
-    """Groups a and b of 3: a lost one rollout, b two; of verl's four rows one is left over."""
-    keys = ["b_1_0", "pad_3_0", "a_2_0", "pad_0_0", "a_0_0", "pad_1_0", "pad_2_0"]
-    padding = [key.startswith("pad") for key in keys]
-    order = " ".join(keys[i] for i in training_order(keys, padding, size=3, seed=0, step=1))
-    a_first = "a_0_0 a_2_0 pad_0_0 b_1_0 pad_1_0 pad_2_0 pad_3_0"
-    b_first = "b_1_0 pad_0_0 pad_1_0 a_0_0 a_2_0 pad_2_0 pad_3_0"
-    assert order == (a_first if order[0] == "a" else b_first)
-
-
-def test_failed_rollouts_leave_mini_batches_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a run, verl appends padding rows with a random id."""
-    lengths = lognormal()
-    kept = tuple(row for row in lengths if "7_3_0" not in row[0])  # of 7, 17, ... 47
-
-    def upsample(batch: KVBatchMeta, multiple: int, _: int) -> KVBatchMeta:
-        keys = [f"pad{random.random()}_{i}_0" for i in range(-len(batch) % multiple)]
-        tags = [{"seq_len": 3, "is_padding": True}] * len(keys)
-        return KVBatchMeta([*batch.keys, *keys], [*batch.tags, *tags], batch.partition_id)
-
-    monkeypatch.setattr(trainer_base, "upsample_batch_to_divisible_size", upsample)
-    whole, cut = mini_batches(lengths), mini_batches(kept)
-    there = {key for key, _ in kept}
-    assert len(kept) == len(lengths) - 5
-    for before, after in zip(whole, cut, strict=True):
-        assert [k for k in after if not k.startswith("pad")] == [k for k in before if k in there]

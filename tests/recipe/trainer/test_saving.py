@@ -84,24 +84,36 @@ def saved(trainer: Trainer, step: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("step", "tracked", "done"),
+    ("error", "step", "tracked", "done"),
     [
-        (10, 5, ["engine sleeps", "save 9"]),
-        (10, 9, []),  # already saved
-        (1, None, []),  # before the first step
+        (ExhaustedError, 10, 5, ["engine sleeps", "save 9"]),
+        (ExhaustedError, 10, 9, []),  # already saved
+        (ExhaustedError, 1, None, []),  # before the first step
+        (HungError, 2, None, ["save 1"]),  # only an engine that responds is called
+        (LostEngineError, 2, None, ["save 1"]),
+        (RolloutError, 2, None, ["engine sleeps", "save 1"]),  # an idle one releases its memory
+        (KeyError, 2, None, []),
     ],
 )
-def test_exhausted_sampling_saves_the_step_before(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: int, tracked: int | None, done: list
+def test_an_error_in_a_step_saves_the_step_before(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    error: type[Exception],
+    step: int,
+    tracked: int | None,
+    done: list[str],
 ) -> None:
-    verl_step(monkeypatch, ExhaustedError)
+    verl_step(monkeypatch, error)
     trainer = Trainer(tmp_path, step)
     if tracked:
         (trainer.saves / checkpoints.TRACKER).write_text(str(tracked))
     (trainer.saves / "global_step_9").mkdir()  # a folder that the tracker does not name
-    with pytest.raises(ExhaustedError, match="why"):
+    with pytest.raises(error, match="why"):
         trainer.step({}, {})
     assert trainer.done == done
+    if done:
+        fetched = 1 if error is ExhaustedError else 0
+        assert saved(trainer, step - 1) == (fetched, fetched)
 
 
 def test_a_signal_during_rollouts_saves_the_step_before_with_its_questions(
@@ -119,47 +131,31 @@ def test_a_signal_during_rollouts_saves_the_step_before_with_its_questions(
     assert trainer.train_dataloader.position == 2
 
 
-@pytest.mark.parametrize("where", ["step", "validation"])
 @pytest.mark.parametrize(
     ("error", "done"),
     [
-        (HungError, ["save"]),
-        (LostEngineError, ["save"]),
-        (RolloutError, ["engine sleeps", "save"]),  # an idle engine releases its memory
-        (KeyError, []),
+        *((HungError, ["save 1"]), (LostEngineError, ["save 1"])),
+        *((RolloutError, ["engine sleeps", "save 1"]), (KeyError, [])),
     ],
 )
-def test_only_an_engine_that_responds_is_called(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    error: type[Exception],
-    done: list[str],
-    where: str,
+def test_an_error_in_a_validation_saves_the_step_before_it_with_its_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: type[Exception], done: list[str]
 ) -> None:
     def validate(self: Any) -> dict[str, float]:
         raise error("why")
 
+    monkeypatch.setattr(PPOTrainerSync, "_validate", validate)
     trainer = Trainer(tmp_path, step=0)
-    if where == "step":
-        verl_step(monkeypatch, error)
-        trainer.global_steps = 2
-        with pytest.raises(error):
-            trainer.step({}, {})
-        batches = 0
-    else:
-        monkeypatch.setattr(PPOTrainerSync, "_validate", validate)
-        with pytest.raises(error):
-            trainer._validate()  # before the first step there is nothing to save
-        assert trainer.done == []
-        trainer.global_steps = 1
-        trainer.step({}, {})
-        with pytest.raises(error):
-            trainer._validate()
-        batches = 1
-    assert [word.removesuffix(" 1") for word in trainer.done] == done
+    with pytest.raises(error):
+        trainer._validate()  # before the first step there is nothing to save
+    assert trainer.done == []
+    trainer.global_steps = 1
+    trainer.step({}, {})
+    with pytest.raises(error):
+        trainer._validate()
+    assert trainer.done == done
     if done:
-        assert saved(trainer, 1) == (batches, batches)
-    if done and where == "validation":  # with its line, which verl writes after the validation
+        assert saved(trainer, 1) == (1, 1)
         Trainer(tmp_path, step=0)._load_checkpoint()
         assert [m["step"] for m in run_folder.read_metrics(tmp_path)] == [1]
 

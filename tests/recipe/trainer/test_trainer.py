@@ -23,6 +23,16 @@ OFF = {"enable": False, "candidates": 1, "target": 0.5, "decay": 0.5}
 RECIPE = OmegaConf.create({"history": OFF, "curriculum": OFF})
 
 
+def bare(config: Any = None, **attributes: Any) -> Any:
+    """A trainer without verl's __init__, which starts half a cluster."""
+    trainer: Any = object.__new__(RecipeTrainer)
+    counts = {"batches_fetched": 0, "optimizer_steps": 0, "earlier_seconds": 0.0, "started": 0.0}
+    for name, value in {**counts, "question_stats": QuestionStats(RECIPE), **attributes}.items():
+        setattr(trainer, name, value)
+    trainer.config = OmegaConf.create(config)
+    return trainer
+
+
 def fetched(
     batches: int, start: int = 0, recipe: Any = RECIPE
 ) -> list[tuple[list[str], list[int]]]:
@@ -33,12 +43,13 @@ def fetched(
         {"raw_prompt": q, "extra_info": [{"uid": uid, "pass_rate": rates[uid]} for uid in q]}
         for q in questions
     ]
-    trainer: Any = object.__new__(RecipeTrainer)
-    trainer.train_dataloader, trainer.train_dataloader_it = rows, None
-    trainer.batches_fetched = start
-    trainer.question_stats, trainer.value_model = QuestionStats(recipe), None
-    if start:
-        trainer.train_dataloader_it = iter(rows[start % 2 :])
+    trainer = bare(
+        train_dataloader=rows,
+        train_dataloader_it=iter(rows[start % 2 :]) if start else None,
+        batches_fetched=start,
+        question_stats=QuestionStats(recipe),
+        value_model=None,
+    )
     made = [trainer._fetch_one_gen_batch() for _ in range(batches)]
     return [(list(batch["uid"]), batch[EPOCH].tolist()) for batch in made]
 
@@ -60,16 +71,9 @@ def test_a_curriculum_takes_the_candidates_nearest_to_the_target() -> None:
 
 def test_counts_rates_and_an_adaptive_coefficient_are_resumed() -> None:
     """A batch of 8 with a KL of 0.5 gives 0.1 (1 + clip(0.5 / 0.1 - 1, -0.2, 0.2) 8 / 16)."""
-
-    def trainer() -> Any:
-        made: Any = object.__new__(RecipeTrainer)
-        made.kl_ctrl_in_reward = AdaptiveKLController(0.1, 0.1, 16)
-        made.batches_fetched = made.optimizer_steps = 0
-        made.earlier_seconds, made.started = 0.0, 0.0
-        made.question_stats = QuestionStats(RECIPE)
-        return made
-
-    first, second = trainer(), trainer()
+    first, second, third = (
+        bare(kl_ctrl_in_reward=AdaptiveKLController(0.1, 0.1, 16)) for _ in range(3)
+    )
     first.kl_ctrl_in_reward.update(current_kl=0.5, n_steps=8)
     assert abs(first.kl_ctrl_in_reward.value - 0.11) < 1e-12
     first.batches_fetched, first.optimizer_steps = 3, 12
@@ -79,7 +83,6 @@ def test_counts_rates_and_an_adaptive_coefficient_are_resumed() -> None:
     assert (second.batches_fetched, second.optimizer_steps) == (3, 12)
     assert second.question_stats.rates == {"q": 0.25}
     old = {key: value for key, value in first.own_state().items() if key != "kl_in_reward"}
-    third = trainer()
     third.load_own_state(old)  # a checkpoint of an older version
     assert third.kl_ctrl_in_reward.value == 0.1
 
@@ -90,10 +93,9 @@ def test_counts_rates_and_an_adaptive_coefficient_are_resumed() -> None:
 def test_the_actor_is_sent_only_what_it_reads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     sent: list[Any] = []
     monkeypatch.setattr(PPOTrainer, name, lambda self, batch, metrics: sent.append(batch.fields))
-    trainer: Any = object.__new__(RecipeTrainer)
     actor = {"ppo_mini_batch_size": 1, "ppo_epochs": 3}
-    trainer.config = OmegaConf.create({"actor_rollout_ref": {"actor": actor, "rollout": {"n": 1}}})
-    trainer.watchdog, trainer.optimizer_steps = SimpleNamespace(begin=lambda: None), 0
+    trainer = bare({"actor_rollout_ref": {"actor": actor, "rollout": {"n": 1}}})
+    trainer.watchdog = SimpleNamespace(begin=lambda: None)
 
     class Batch(list[str]):
         fields: list[str] | None = None
@@ -118,14 +120,11 @@ def test_the_pass_of_token_weights_has_the_adapter_that_the_reference_has_not(
         seen.append((batch.extra_info["no_lora_adapter"], batch.extra_info["temperature"]))
         raise PassedError
 
-    trainer: Any = object.__new__(RecipeTrainer)
-    trainer.ref_in_actor = True
-    trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=compute_log_prob)
     weights = {"name": "gaussian_covariance", "gaussian_covariance": {"logprob_temperature": 0.7}}
     rollout = {"rollout": {"temperature": 1.0}}
-    trainer.config = OmegaConf.create(
-        {"recipe": {"weights": weights}, "actor_rollout_ref": rollout}
-    )
+    trainer = bare({"recipe": {"weights": weights}, "actor_rollout_ref": rollout})
+    trainer.ref_in_actor = True
+    trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=compute_log_prob)
     batch = SimpleNamespace(extra_info={}, fields=None)
     for compute in (
         lambda: trainer._compute_ref_log_prob(batch, {}),
@@ -146,8 +145,7 @@ def test_only_a_repeatable_run_samples_in_rounds(
 ) -> None:
     monkeypatch.setattr(PPOTrainer, "_build_replay_buffer", lambda self: None)
     monkeypatch.setattr(BoundedReplayBuffer, "of", lambda _, **own: SimpleNamespace(**own))
-    trainer: Any = object.__new__(RecipeTrainer)
-    trainer.config, trainer.question_stats = toy_config.copy(), QuestionStats(RECIPE)
+    trainer = bare(toy_config.copy())
     trainer.config.recipe.rollout.request_seeds = repeatable
     assert trainer._build_replay_buffer().in_rounds is repeatable
 
@@ -157,13 +155,9 @@ def test_rollouts_are_saved_every_second_step(
 ) -> None:
     monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda *_, **__: None)
     monkeypatch.setattr(records, "lines", lambda *_, step, **__: [{"step": step}])
-    trainer: Any = object.__new__(RecipeTrainer)
-    trainer.use_critic = trainer.rollouts = trainer.rewards_B = trainer.tokenizer = None
-    trainer.optimizer_steps = trainer.batches_fetched = 0
-    trainer.earlier_seconds = trainer.started = 0.0
-    trainer.train_dataloader, trainer.run_dir = ["a"], tmp_path
+    none = dict.fromkeys(("use_critic", "rollouts", "rewards_B", "tokenizer"))
     recipe = {"guard": {"action": "off"}, "save_rollouts_every": 2}
-    trainer.config = OmegaConf.create({"recipe": recipe})
+    trainer = bare({"recipe": recipe}, train_dataloader=["a"], run_dir=tmp_path, **none)
     for step in range(1, 6):
         trainer.global_steps = step
         trainer._compute_metrics(None, {})
