@@ -27,18 +27,22 @@ def covariance_of(tokens: Tokens, *, centre: str, advantage_centre: str) -> torc
     real tokens not at all: arXiv 2605.11538), ``tokens`` (the group's real tokens: with centre
     ``group`` the mean of c is then the covariance over tokens), ``batch`` (all tokens of the
     batch). A scope of equal advantages, or of equal log-probabilities, has c = 0 exactly.
-    ValueError for an unknown scope.
+    Cached in `tokens`: do not modify it. ValueError for an unknown scope.
     """
     require_choice("centre", centre, CENTRES)
     require_choice("advantage_centre", advantage_centre, ADVANTAGE_CENTRES)
-    logp_B = tokens.mean(tokens.logprobs_BT, centre)
-    if advantage_centre == "responses":
-        mean_B = _mean_over_responses(tokens)
-    else:
-        scope = "group" if advantage_centre == "tokens" else "batch"
-        mean_B = tokens.mean(tokens.advantages_BT, scope)
-    c_BT = tokens.logprobs_BT - logp_B[:, None]
-    return c_BT.mul_(tokens.advantages_BT - mean_B[:, None]).mul_(tokens.mask_BT)
+    scopes = (centre, advantage_centre)
+    if scopes not in tokens.covariances:
+        logp_B = tokens.mean(tokens.logprobs_BT, centre)
+        if advantage_centre == "responses":
+            mean_B = _mean_over_responses(tokens)
+        else:
+            scope = "group" if advantage_centre == "tokens" else "batch"
+            mean_B = tokens.mean(tokens.advantages_BT, scope)
+        c_BT = tokens.logprobs_BT - logp_B[:, None]
+        c_BT.mul_(tokens.advantages_BT - mean_B[:, None]).mul_(tokens.mask_BT)
+        tokens.covariances[scopes] = c_BT
+    return tokens.covariances[scopes]
 
 
 def _mean_over_responses(tokens: Tokens) -> torch.Tensor:

@@ -5,7 +5,7 @@ response, a group or the batch. Its statistics are over its real tokens (mask no
 response by response, so they depend neither on the order of rows nor on the width of the padding.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -23,6 +23,10 @@ class Tokens:
     first_B: torch.Tensor  # position of the first real token; 0 without any
     group_B: torch.Tensor  # groups numbered from 0
     groups: int
+    # (centre, advantage_centre) -> covariances, which a step's metrics and weights both read
+    covariances: dict[tuple[str, str], torch.Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def scope(self, name: str) -> tuple[torch.Tensor, int]:
         """The scope of every row and the number of scopes: ``sequence``, ``group`` or ``batch``."""

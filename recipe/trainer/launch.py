@@ -99,9 +99,8 @@ def watch_head(
     config: DictConfig, leave: Callable[[int, str], object], over: threading.Event
 ) -> None:
     """In a thread: when Ray's head process has ended, `leave` with the reason."""
-    heads = processes.heads(
-        str(config.recipe.run_dir)
-    )  # Ray itself ends this process a minute later, silently
+    # Ray itself ends this process a minute later, silently.
+    heads = processes.heads(str(config.recipe.run_dir))
     while not over.wait(POLL):
         # ray.shutdown ends it too, after `over` is set.
         if any(map(processes.is_dead, heads)) and not over.is_set():

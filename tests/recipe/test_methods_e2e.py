@@ -104,6 +104,15 @@ def test_the_simulator_repeats_the_steps_of_every_method(runs: Runner, tmp_path:
         assert unequal(there) == {}, method
 
 
+def test_another_advantage_is_seen_in_the_comparison(runs: Runner, tmp_path: Path) -> None:
+    """Negative control."""
+    (line, *_) = runs.finish("dapo")
+    made = simulator(runs.base / "dapo", tmp_path)
+    made.config.recipe.advantage.name = "dr_grpo"
+    there = unequal(differences(runs.base / "dapo", tmp_path, 1, line, made.step()))
+    assert {"advantages", "actor/loss", "actor/grad_norm"} <= set(there)
+
+
 def test_every_method_is_run_or_listed_as_tested_elsewhere() -> None:
     assert sorted([*RUN_ALONE, *SHARING, *SEEN_ELSEWHERE]) == METHODS
 

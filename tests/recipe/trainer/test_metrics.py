@@ -60,6 +60,16 @@ def test_the_entropy_is_a_mean_over_tokens() -> None:
     assert entropy(rollouts(trained_B=torch.zeros(6, dtype=torch.bool))) == {}
 
 
+def test_the_entropy_of_the_whole_is_the_mean_of_its_parts_by_tokens() -> None:
+    """Templates a and b have 4 tokens each; without row 3 b has 3. By responses it would be 2/3."""
+    for left_out, (of_a, of_b) in ((None, (4, 4)), (3, (4, 3))):
+        trained = torch.tensor([row != left_out for row in range(6)])
+        batch = rollouts(trained_B=trained)
+        parts = group_metrics(batch, torch.tensor(REWARDS))
+        total = of_a * parts["template/a/entropy"] + of_b * parts["template/b/entropy"]
+        assert entropy(batch)["train/entropy"] == pytest.approx(total / (of_a + of_b))
+
+
 def test_rephrasing_metrics_by_hand() -> None:
     """Group 0: q^0 and q^1 have zero variance; group 1: only q^0 has variance.
 
